@@ -1,0 +1,87 @@
+"""LLM inference on JAX with vLLM's user API. Cheap to import: each name loads its module when first used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxllm.config import EngineArgs
+    from jaxllm.engine.llm_engine import LLMEngine
+    from jaxllm.inputs import PromptType, TextPrompt, TokensPrompt
+    from jaxllm.llm import LLM
+    from jaxllm.models.registry import register_model
+    from jaxllm.outputs import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        PoolingOutput,
+        PoolingRequestOutput,
+        RequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
+    from jaxllm.pooling_params import PoolingParams
+    from jaxllm.sampling_params import SamplingParams
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "EngineArgs",
+    "LLMEngine",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
+    "PromptType",
+    "RequestOutput",
+    "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
+    "TextPrompt",
+    "TokensPrompt",
+    "__version__",
+    "register_model",
+]
+
+_MODULES = {
+    "LLM": "jaxllm.llm",
+    "ClassificationOutput": "jaxllm.outputs",
+    "ClassificationRequestOutput": "jaxllm.outputs",
+    "CompletionOutput": "jaxllm.outputs",
+    "EmbeddingOutput": "jaxllm.outputs",
+    "EmbeddingRequestOutput": "jaxllm.outputs",
+    "EngineArgs": "jaxllm.config",
+    "LLMEngine": "jaxllm.engine.llm_engine",
+    "PoolingOutput": "jaxllm.outputs",
+    "PoolingParams": "jaxllm.pooling_params",
+    "PoolingRequestOutput": "jaxllm.outputs",
+    "PromptType": "jaxllm.inputs",
+    "RequestOutput": "jaxllm.outputs",
+    "SamplingParams": "jaxllm.sampling_params",
+    "ScoringOutput": "jaxllm.outputs",
+    "ScoringRequestOutput": "jaxllm.outputs",
+    "TextPrompt": "jaxllm.inputs",
+    "TokensPrompt": "jaxllm.inputs",
+    "register_model": "jaxllm.models.registry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load the module that holds `name` (PEP 562)."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'jaxllm' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(_MODULES))

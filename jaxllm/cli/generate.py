@@ -1,0 +1,315 @@
+"""`jaxllm generate`: prompts from flags or a file, one engine, results in input order."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from jaxllm.arguments import Integer, Kind, Number, Switch
+from jaxllm.cli.jobs import Job, Task, job_label, jobs_from_prompts, parse_job, read_jobs
+from jaxllm.cli.journal import Console, Journal
+from jaxllm.config import EngineArgs
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.outputs import RequestOutput
+from jaxllm.sampling_params import RequestOutputKind, SamplingParams
+from jaxllm.validation import INT32_MAX, shown
+
+QUEUE_LENGTH = 1024
+"""Prompts handed to the engine ahead of their turn; more would only delay the first results."""
+
+SAMPLING_FLAGS: Mapping[str, tuple[Kind, str]] = {
+    "n": (Integer(1, INT32_MAX), "outputs per prompt"),
+    "temperature": (Number(0.0, 2.0), "0 is greedy"),
+    "top_p": (Number(0.0, 1.0), "keep the most likely tokens up to this probability"),
+    "top_k": (Integer(-1, INT32_MAX), "keep this many of the most likely tokens"),
+    "min_p": (Number(0.0, 1.0), "keep tokens at least this likely relative to the best"),
+    "max_tokens": (Integer(-1, INT32_MAX, sized=True), "longest output; default 16, -1: to the end of the context"),
+    "min_tokens": (Integer(0, INT32_MAX), "shortest output"),
+    "logprobs": (Integer(-1, INT32_MAX), "log-probabilities of this many tokens per position"),
+    "ignore_eos": (Switch(), "go on after the end of sequence"),
+    "skip_special_tokens": (Switch(), "leave special tokens out of the text"),
+    "include_stop_str_in_output": (Switch(), "keep the stop string in the text"),
+}
+
+_ENGINE_ONLY = ("hf_token", "enforce_eager", "download_dir", "use_tqdm_on_load", "max_logprobs")
+"""Model and loading arguments that change no result, so that a resumed run may change them."""
+
+
+class Engine(Protocol):
+    """What is needed of an LLMEngine."""
+
+    @property
+    def config(self) -> Any: ...
+
+    def add_request(self, request_id: str, prompt: Any, params: SamplingParams, *, priority: int = 0) -> Any: ...
+
+    def step(self) -> list[RequestOutput]: ...
+
+    def require_tokenizer(self) -> Any: ...
+
+    def shutdown(self) -> None: ...
+
+
+@dataclasses.dataclass
+class Counts:
+    """What a run has done so far."""
+
+    failed: int = 0
+    cut_off: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "generate",
+        help="generate text for prompts or a file of them",
+        description="Generate text. A run with --output that was killed goes on where it stopped when started again.",
+        epilog="A .jsonl line is an object with prompt, prompt_token_ids or messages, and optionally id and any "
+        "sampling parameter. A prompt that fails gets a line with its error; the exit status is then 1.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("model_tag", metavar="MODEL", nargs="?", help="hub id, folder, or .gguf file")
+    parser.add_argument("--prompt", action="append", metavar="TEXT", help="a prompt; may be repeated")
+    parser.add_argument("--input", metavar="FILE", help="prompts: .jsonl, or .txt with one per line")
+    parser.add_argument("--output", metavar="FILE", help="results: .jsonl or .json; default: the terminal")
+    parser.add_argument("--chat", action="store_true", help="send each text prompt as a user's chat message")
+    parser.add_argument("--config", metavar="FILE.yaml", help="flags and their values; the command line wins")
+    sampling = parser.add_argument_group("sampling (--seed below makes it repeatable)")
+    for name, (kind, help_text) in SAMPLING_FLAGS.items():
+        words = {"help": help_text, "default": argparse.SUPPRESS} | kind.flag()
+        sampling.add_argument("--" + name.replace("_", "-"), **words)
+    sampling.add_argument("--stop", action="append", metavar="TEXT", help="end an output here; may be repeated")
+    sampling.add_argument("--stop-token-ids", type=int, nargs="+", metavar="ID", help="end an output at these tokens")
+    EngineArgs.add_cli_args(parser)
+    parser.set_defaults(run=run, disable_log_stats=True)
+    return parser
+
+
+def run(args: argparse.Namespace, make_engine: Callable[[EngineArgs], Engine] | None = None) -> int:
+    """Generate as the command line says; returns the exit status. Everything is checked before the model loads."""
+    if args.model_tag is not None:
+        args.model = args.model_tag
+    if args.model is None:
+        raise VLLMValidationError("say which MODEL to run: a hub id, a folder, or a .gguf file.", parameter="model")
+    engine_args = EngineArgs.from_cli_args(args)
+    flags = _sampling_flags(args)
+    SamplingParams(**flags)
+    jobs = _read_prompts(args)
+    output = _check_output(args)
+    settings = _settings(engine_args, flags, args.chat)
+    sink = Console(len(jobs), sys.stdout) if output is None else Journal(output, [job.key(settings) for job in jobs])
+    with sink:
+        todo = [job for job in jobs if job.index not in sink.done]
+        if len(todo) < len(jobs):
+            print(f"{len(jobs) - len(todo)} of {len(jobs)} prompts are done already.", file=sys.stderr)
+        counts = Counts()
+        if todo:
+            engine = (make_engine or _load_engine)(engine_args)
+            try:
+                counts = Run(engine, sink, flags, args.chat, len(jobs)).finish(todo)
+            except KeyboardInterrupt:
+                again = "" if output is None else " Start the same command again to go on."
+                print(f"interrupted: {len(sink.done)} of {len(jobs)} prompts are done.{again}", file=sys.stderr)
+                return 130
+            finally:
+                engine.shutdown()
+        sink.finish()
+    return _report(counts, len(jobs), "max_tokens" in flags)
+
+
+def _load_engine(engine_args: EngineArgs) -> Engine:
+    from jaxllm.engine.llm_engine import LLMEngine
+
+    return LLMEngine.from_engine_args(engine_args)
+
+
+class Run:
+    """Feeds prompts to the engine and its results to the sink."""
+
+    def __init__(
+        self, engine: Engine, sink: Journal | Console, flags: Mapping[str, Any], chat: bool, num_prompts: int
+    ) -> None:
+        self._engine = engine
+        self._sink = sink
+        self._chat = chat
+        self._num_prompts = num_prompts
+        self._sampling = {**engine.config.default_sampling_params, **flags}
+        self._tasks: dict[str, tuple[Job, Task]] = {}
+        self._counts = Counts()
+        self._renderer: Any = None
+
+    def finish(self, jobs: Sequence[Job]) -> Counts:
+        """Run all jobs; at most QUEUE_LENGTH (or twice the engine's batch) are in the engine at a time."""
+        limit = max(QUEUE_LENGTH, 2 * self._engine.config.max_num_seqs)
+        waiting = iter(jobs)
+        with Progress(self._num_prompts, self._num_prompts - len(jobs)) as advance:
+            while self._fill(waiting, limit, advance):
+                for output in self._engine.step():
+                    if output.finished:
+                        self._take(output)
+                        advance(1, self._counts)
+        return self._counts
+
+    def _fill(self, waiting: Iterator[Job], limit: int, advance: Callable[[int, Counts], None]) -> bool:
+        """Hand jobs to the engine until `limit` are in it; returns whether any is."""
+        while len(self._tasks) < limit:
+            job = next(waiting, None)
+            if job is None:
+                break
+            try:
+                self._submit(job)
+            except VLLMValidationError as error:
+                self._fail(job, error)
+                advance(1, self._counts)
+        return bool(self._tasks)
+
+    def _submit(self, job: Job) -> None:
+        task = parse_job(job, self._chat)
+        fields = {**self._sampling, **task.fields, "output_kind": RequestOutputKind.FINAL_ONLY}
+        params = SamplingParams(**fields)
+        if params.seed is None:
+            params.seed = self._seed(job.index)
+        request_id = str(job.index)
+        self._engine.add_request(request_id, self._prompt(task), params, priority=task.priority)
+        self._tasks[request_id] = (job, task)
+
+    def _seed(self, index: int) -> int:
+        """Return a seed that depends on the prompt's place only, so that a resumed run samples the same."""
+        from jaxllm.engine.input_processor import mix
+
+        return mix(self._engine.config.seed, index)
+
+    def _prompt(self, task: Task) -> Any:
+        if task.messages is None:
+            return task.prompt
+        from jaxllm.engine.chat import ChatRenderer
+
+        if self._renderer is None:
+            self._renderer = ChatRenderer(self._engine.require_tokenizer(), self._engine.config.chat_template)
+        rendered = self._renderer.render(task.messages, "messages")
+        return dataclasses.replace(rendered, salt=task.prompt.get("cache_salt"))
+
+    def _take(self, output: RequestOutput) -> None:
+        job, task = self._tasks.pop(output.request_id)
+        self._counts.prompt_tokens += len(output.prompt_token_ids or ())
+        self._counts.output_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+        if "max_tokens" not in task.fields:
+            self._counts.cut_off += any(completion.finish_reason == "length" for completion in output.outputs)
+        self._sink.put(job.index, make_record(job.index, task, output))
+
+    def _fail(self, job: Job, error: VLLMValidationError) -> None:
+        self._counts.failed += 1
+        record = {"index": job.index, "error": str(error), "parameter": error.parameter}
+        label = job_label(job)
+        self._sink.fail(job.index, record if label is None else {"id": label, **record})
+
+
+def make_record(index: int, task: Task, output: RequestOutput) -> dict[str, Any]:
+    """Return what the output file says of a finished prompt; nothing in it depends on timing."""
+    record: dict[str, Any] = {} if task.label is None else {"id": task.label}
+    record |= {"index": index, "prompt": output.prompt, "num_prompt_tokens": len(output.prompt_token_ids or ())}
+    record["outputs"] = [
+        {
+            "index": completion.index,
+            "text": completion.text,
+            "token_ids": list(completion.token_ids),
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+        }
+        | _logprobs(completion)
+        for completion in output.outputs
+    ]
+    return record
+
+
+def _logprobs(completion: Any) -> dict[str, Any]:
+    if completion.logprobs is None:
+        return {}
+    positions = [
+        [{"token_id": token_id, **dataclasses.asdict(logprob)} for token_id, logprob in position.items()]
+        for position in completion.logprobs
+    ]
+    return {"cumulative_logprob": completion.cumulative_logprob, "logprobs": positions}
+
+
+def _sampling_flags(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the sampling parameters that the command line or the config file gave."""
+    flags = {name: getattr(args, name) for name in SAMPLING_FLAGS if hasattr(args, name)}
+    flags |= {name: getattr(args, name) for name in ("stop", "stop_token_ids") if getattr(args, name) is not None}
+    if flags.get("max_tokens") == -1:
+        flags["max_tokens"] = None
+    return flags
+
+
+def _read_prompts(args: argparse.Namespace) -> list[Job]:
+    if bool(args.prompt) == bool(args.input):
+        raise VLLMValidationError(
+            "give prompts with either --prompt or --input.", parameter="prompt", value=args.prompt
+        )
+    return jobs_from_prompts(args.prompt) if args.prompt else read_jobs(args.input)
+
+
+def _check_output(args: argparse.Namespace) -> Path | None:
+    if args.output is None:
+        return None
+    output = Path(args.output).expanduser()
+    if output.suffix not in (".jsonl", ".json"):
+        message = f"--output must be a .jsonl or .json file, got {shown(args.output)}."
+    elif not output.parent.is_dir():
+        message = f"--output {args.output}: there is no folder {output.parent}."
+    elif args.input and output.resolve() == Path(args.input).expanduser().resolve():
+        message = "--output must not be the input file."
+    else:
+        return output
+    raise VLLMValidationError(message, parameter="output", value=args.output)
+
+
+def _settings(engine_args: EngineArgs, flags: Mapping[str, Any], chat: bool) -> bytes:
+    """Return all that a result depends on besides its line; scheduling and memory settings change none."""
+    kept = {
+        field.name: repr(getattr(engine_args, field.name))
+        for field in dataclasses.fields(engine_args)
+        if field.metadata["group"] in ("ModelConfig", "LoadConfig") and field.name not in _ENGINE_ONLY
+    }
+    return msgspec.json.encode([kept, sorted(flags.items()), chat])
+
+
+class Progress:
+    """A bar on standard error: prompts done of all, and tokens per second."""
+
+    def __init__(self, total: int, initial: int) -> None:
+        from tqdm import tqdm
+
+        # Lines of a log file stay where they are, so few of them; a terminal's line is drawn over.
+        wait = 0.2 if sys.stderr.isatty() else 10.0
+        self._bar = tqdm(total=total, initial=initial, desc="Prompts", unit="prompt", mininterval=wait, file=sys.stderr)
+        self._start = time.monotonic()
+
+    def __enter__(self) -> Callable[[int, Counts], None]:
+        return self._advance
+
+    def __exit__(self, *_error: object) -> None:
+        self._bar.close()
+
+    def _advance(self, num_done: int, counts: Counts) -> None:
+        seconds = max(time.monotonic() - self._start, 1e-6)
+        read, written = counts.prompt_tokens / seconds, counts.output_tokens / seconds
+        self._bar.set_postfix_str(f"input: {read:.0f} tok/s, output: {written:.0f} tok/s", refresh=False)
+        self._bar.update(num_done)
+
+
+def _report(counts: Counts, num_prompts: int, max_tokens_given: bool) -> int:
+    if counts.cut_off and not max_tokens_given:
+        print(f"{counts.cut_off} outputs were cut off at max_tokens; set --max-tokens for more.", file=sys.stderr)
+    if counts.failed:
+        print(f"{counts.failed} of {num_prompts} prompts failed; their lines hold the errors.", file=sys.stderr)
+    return 1 if counts.failed else 0

@@ -1,0 +1,133 @@
+"""From an input file's lines to prompts and their sampling parameters; a bad line is an error of that line only."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from jaxllm.exceptions import VLLMValidationError, unknown_parameter
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.sampling_rules import GONE
+from jaxllm.validation import check_int, shown
+
+_PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
+_OTHER_FIELDS = ("id", "index", "cache_salt", "priority", "sampling_params")
+_SAMPLING_FIELDS = tuple(
+    name
+    for name in SamplingParams.__struct_fields__
+    if not name.startswith("_") and name not in ("output_text_buffer_length", "output_kind", "skip_clone")
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Job:
+    """One prompt as the user gave it."""
+
+    index: int
+    line: bytes
+    is_json: bool
+
+    def key(self, settings: bytes) -> str:
+        """Return what this prompt's result depends on: place, line, and the run's settings."""
+        return hashlib.sha256(b"%d\0%s\0%s" % (self.index, settings, self.line)).hexdigest()[:32]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Task:
+    """One prompt, read: `messages` are still to be rendered; `fields` are keywords of SamplingParams."""
+
+    prompt: Mapping[str, Any]
+    messages: list[Any] | None
+    fields: Mapping[str, Any]
+    label: Any
+    """The line's "id", repeated in its result; None if it has none."""
+    priority: int
+
+
+def jobs_from_prompts(prompts: list[str]) -> list[Job]:
+    """Make one job per --prompt."""
+    return [Job(i, prompt.encode("utf-8", "surrogateescape"), False) for i, prompt in enumerate(prompts)]
+
+
+def read_jobs(name: str) -> list[Job]:
+    """Make one job per line of a .jsonl or .txt file; blank lines are skipped."""
+    path = Path(name).expanduser()
+    if path.suffix not in (".jsonl", ".txt"):
+        message = f"--input must be a .jsonl or .txt file, got {shown(name)}."
+        raise VLLMValidationError(message, parameter="input", value=name)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise VLLMValidationError(f"--input {name}: {error.strerror}.", parameter="input", value=name) from error
+    lines = [line for line in content.removeprefix(b"\xef\xbb\xbf").splitlines() if line.strip()]
+    if not lines:
+        raise VLLMValidationError(f"--input {name} has no prompts.", parameter="input", value=name)
+    return [Job(i, line, path.suffix == ".jsonl") for i, line in enumerate(lines)]
+
+
+def parse_job(job: Job, chat: bool) -> Task:
+    """Read a job's line; `chat` turns a text prompt into a user's message. Raises VLLMValidationError."""
+    line = _read_json(job.line) if job.is_json else {"prompt": _read_text(job.line)}
+    forms = [name for name in _PROMPT_FIELDS if line.get(name) is not None]
+    if len(forms) != 1:
+        message = f"a line needs one of {', '.join(_PROMPT_FIELDS)}; this one has {' and '.join(forms) or 'none'}."
+        raise VLLMValidationError(message, parameter="prompt", value=line)
+    messages: Any = line.get("messages")
+    prompt: dict[str, Any] = {}
+    if messages is None:
+        prompt = {forms[0]: line[forms[0]]}
+        if chat and forms[0] == "prompt":
+            messages, prompt = [{"role": "user", "content": line["prompt"]}], {}
+    elif not isinstance(messages, list) or not messages:
+        message = f"messages must be a list with at least one message, got {shown(messages)}."
+        raise VLLMValidationError(message, parameter="messages", value=messages)
+    if line.get("cache_salt") is not None:
+        prompt["cache_salt"] = line["cache_salt"]
+    priority = check_int("priority", line.get("priority") or 0, -(2**31), 2**31 - 1)
+    return Task(prompt, messages, _sampling_fields(line), line.get("id"), priority)
+
+
+def job_label(job: Job) -> Any:
+    """Return the "id" of a line, for an error record; None if it cannot be read."""
+    try:
+        return _read_json(job.line).get("id") if job.is_json else None
+    except VLLMValidationError:
+        return None
+
+
+def _read_text(line: bytes) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise VLLMValidationError(f"the line is not UTF-8: {error}.", parameter="prompt", value=shown(line)) from error
+
+
+def _read_json(line: bytes) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise VLLMValidationError(f"the line is not JSON: {error}.", parameter="prompt", value=shown(line)) from error
+    if not isinstance(value, dict):
+        message = f'the line must be a JSON object such as {{"prompt": "..."}}, got {shown(value)}.'
+        raise VLLMValidationError(message, parameter="prompt", value=shown(line))
+    return value
+
+
+def _sampling_fields(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a line's sampling parameters, from the top level and from "sampling_params", which wins."""
+    nested = line.get("sampling_params") or {}
+    if not isinstance(nested, dict):
+        message = f"sampling_params must be a JSON object, got {shown(nested)}."
+        raise VLLMValidationError(message, parameter="sampling_params", value=nested)
+    top = {name: line[name] for name in line if name not in _PROMPT_FIELDS and name not in _OTHER_FIELDS}
+    known = (*_PROMPT_FIELDS, *_OTHER_FIELDS, *_SAMPLING_FIELDS)
+    for fields, names in ((top, known), (nested, _SAMPLING_FIELDS)):
+        for name, value in fields.items():
+            if name not in _SAMPLING_FIELDS:
+                raise unknown_parameter("the line", name, value, names, GONE)
+    return top | nested

@@ -1,0 +1,157 @@
+"""Where results go while a run lasts: a file that a killed run finds again, merged in input order at the end."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+import msgspec
+
+from jaxllm.exceptions import VLLMValidationError
+
+
+class _Entry(msgspec.Struct):
+    index: int
+    key: str
+    record: msgspec.Raw
+
+
+class Journal:
+    """Finished records next to the output file, one JSON line each; only one run at a time may hold it.
+
+    A record counts on resume if the prompt at its index still has the same key.
+    """
+
+    def __init__(self, output: Path, keys: Sequence[str]) -> None:
+        self._output = output
+        self._keys = keys
+        self.path = output.with_name(output.name + ".partial.jsonl")
+        self._places: dict[int, tuple[int, int]] = {}
+        self._failed: dict[int, bytes] = {}
+
+    def __enter__(self) -> Self:
+        self._file: BinaryIO = self.path.open("a+b")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.close()
+            message = f"another run is writing {self.path}; wait for it or choose another --output."
+            raise VLLMValidationError(message, parameter="output", value=str(self._output)) from error
+        self._load()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def _load(self) -> None:
+        """Find the records that count, and cut off a line that a kill left unfinished."""
+        self._file.seek(0)
+        end = 0
+        for line in self._file:
+            if not line.endswith(b"\n"):
+                break
+            self._remember(line, end)
+            end += len(line)
+        self._file.truncate(end)
+        self._file.seek(0, os.SEEK_END)
+
+    def _remember(self, line: bytes, start: int) -> None:
+        try:
+            entry = msgspec.json.decode(line, type=_Entry)
+        except msgspec.DecodeError:
+            return
+        if 0 <= entry.index < len(self._keys) and entry.key == self._keys[entry.index]:
+            self._places[entry.index] = (start, len(line))
+
+    @property
+    def done(self) -> frozenset[int]:
+        """Indices of the prompts that have a result."""
+        return frozenset(self._places)
+
+    def put(self, index: int, record: dict[str, Any]) -> None:
+        """Keep a prompt's result; it survives a kill of this process from here on."""
+        raw = msgspec.Raw(msgspec.json.encode(record))
+        line = msgspec.json.encode(_Entry(index, self._keys[index], raw)) + b"\n"
+        start = self._file.tell()
+        self._file.write(line)
+        self._file.flush()
+        self._places[index] = (start, len(line))
+
+    def fail(self, index: int, record: dict[str, Any]) -> None:
+        """Keep a prompt's error for the output only: a resumed run tries it again."""
+        self._failed[index] = msgspec.json.encode(record)
+
+    def finish(self) -> None:
+        """Write the output file in input order, in one move, and remove the journal."""
+        temporary = self._output.with_name(self._output.name + ".tmp")
+        as_array = self._output.suffix == ".json"
+        with temporary.open("wb") as out:
+            out.write(b"[\n" if as_array else b"")
+            for position, raw in enumerate(self._records()):
+                out.write((b",\n" if as_array else b"\n") if position else b"")
+                out.write(raw)
+            out.write(b"\n]\n" if as_array else b"\n")
+            out.flush()
+            os.fsync(out.fileno())
+        temporary.replace(self._output)
+        self.path.unlink()
+
+    def _records(self) -> Iterator[bytes]:
+        for index in range(len(self._keys)):
+            if index in self._failed:
+                yield self._failed[index]
+            else:
+                start, length = self._places[index]
+                self._file.seek(start)
+                yield bytes(msgspec.json.decode(self._file.read(length), type=_Entry).record)
+
+
+class Console:
+    """Results on standard output, in input order, each as soon as those before it are there."""
+
+    def __init__(self, num_prompts: int, stream: Any) -> None:
+        self._num_prompts = num_prompts
+        self._stream = stream
+        self._waiting: dict[int, str] = {}
+        self._next = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    @property
+    def done(self) -> frozenset[int]:
+        """Nothing is known from an earlier run."""
+        return frozenset()
+
+    def put(self, index: int, record: dict[str, Any]) -> None:
+        """Show a prompt's outputs."""
+        texts = [output["text"] for output in record["outputs"]]
+        self._show(index, record["prompt"], texts)
+
+    def fail(self, index: int, record: dict[str, Any]) -> None:
+        """Show a prompt's error."""
+        self._show(index, None, ["error: " + record["error"]])
+
+    def _show(self, index: int, prompt: str | None, texts: list[str]) -> None:
+        alone = self._num_prompts == 1 and len(texts) == 1
+        title = f"[{index}]" if prompt is None else f"[{index}] {prompt!r}"
+        lines = texts if alone else [title, *(f"  -> {text!r}" for text in texts)]
+        self._waiting[index] = "\n".join(lines) + "\n"
+        while self._next in self._waiting:
+            self._stream.write(self._waiting.pop(self._next))
+            self._next += 1
+        self._stream.flush()
+
+    def finish(self) -> None:
+        """Nothing is left to do."""

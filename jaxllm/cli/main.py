@@ -1,0 +1,55 @@
+"""The command line: picks the subcommand and turns what users do wrong into one line and exit status 2."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+
+import jaxllm
+from jaxllm.cli import collect_env, generate
+from jaxllm.cli.config_file import apply_config_file
+from jaxllm.exceptions import VLLMValidationError
+
+
+def make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """Return the whole parser, and each subcommand's own by name."""
+    parser = argparse.ArgumentParser(
+        prog="jaxllm", description="LLM inference on JAX, with vLLM's names.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=jaxllm.__version__)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    return parser, {
+        "generate": generate.add_parser(commands),
+        "collect-env": collect_env.add_parser(commands),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status: 0 done, 1 some prompts failed, 2 misuse, 130 interrupted."""
+    parser, commands = make_parser()
+    words = list(sys.argv[1:] if argv is None else argv)
+    name = words[0] if words and words[0] in commands else None
+    try:
+        if name is not None:
+            apply_config_file(commands[name], words[1:])
+        args = parser.parse_args(words)
+        _log_to_stderr()
+        return args.run(args)
+    except VLLMValidationError as error:
+        print(f"jaxllm: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _log_to_stderr() -> None:
+    """Show the engine's log, unless the embedding program or the engine set its own handlers."""
+    logger = logging.getLogger("jaxllm")
+    if not logger.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)

@@ -1,0 +1,214 @@
+"""Settings: `EngineArgs` as the user gives them, `EngineConfig` as the engine runs by them.
+
+The only place that reads the environment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from jaxllm import resolution
+from jaxllm.engine_arguments import EngineArguments
+from jaxllm.exceptions import VLLMValidationError
+
+if TYPE_CHECKING:
+    from jaxllm.loading.checkpoint import Checkpoint
+    from jaxllm.models.config import ModelConfig
+
+logger = logging.getLogger(__name__)
+
+PLATFORMS = ("cpu", "gpu", "tpu")
+DEFAULT_BLOCK_SIZE: Mapping[str, int] = {"cpu": 128, "gpu": 64, "tpu": 64}
+DEFAULT_NUM_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 512, "gpu": 2048, "tpu": 2048}
+DEFAULT_NUM_SEQS = 256
+
+
+def default_cache_dir() -> str:
+    """Return where compiled programs and fetched files are kept: JAXLLM_CACHE, or jaxllm in the user's cache folder."""
+    own = os.environ.get("JAXLLM_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return str(Path(own or Path(base, "jaxllm")).expanduser())
+
+
+def environment(prefixes: tuple[str, ...]) -> dict[str, str]:
+    """Return the environment variables whose names start with one of `prefixes`, sorted by name."""
+    return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(prefixes)}
+
+
+def detect_platform() -> str:
+    """Return "cpu", "gpu" or "tpu": where JAX will run. Initialises JAX."""
+    import jax
+
+    backend = jax.default_backend()
+    platform = {"cuda": "gpu", "rocm": "gpu"}.get(backend, backend)
+    if platform not in PLATFORMS:
+        raise VLLMValidationError(
+            f"jaxllm runs on cpu, gpu and tpu, but JAX's default backend is {backend!r}; set JAX_PLATFORMS.",
+            parameter="platform",
+            value=backend,
+        )
+    return platform
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Everything that the engine depends on, checked and resolved."""
+
+    model: str
+    tokenizer: str | None
+    """Where the tokenizer is from; None is the checkpoint's own."""
+    tokenizer_revision: str | None
+    skip_tokenizer_init: bool
+    revision: str | None
+    hf_token: str | bool | None = dataclasses.field(repr=False)
+    download_dir: str | None
+    load_format: str
+    checkpoint: Checkpoint
+    model_config: ModelConfig
+    dtype: str
+    """ "float32", "bfloat16" or "float16"."""
+    max_model_len: int
+    max_model_len_can_shrink: bool
+    """Not asked for by the user, so the engine may lower it to what the KV cache holds."""
+    seed: int
+    max_logprobs: int
+    """At most the vocabulary's size."""
+    enforce_eager: bool
+    block_size: int
+    enable_prefix_caching: bool
+    gpu_memory_utilization: float
+    kv_cache_memory_bytes: int | None
+    num_gpu_blocks_override: int | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    long_prefill_token_threshold: int
+    enable_chunked_prefill: bool
+    scheduling_policy: str
+    scheduler_cls: type | None
+    async_scheduling: bool
+    generation_config: Mapping[str, Any]
+    """The HF generation config in force; its eos_token_id ends outputs."""
+    default_sampling_params: Mapping[str, Any]
+    """Keywords of SamplingParams for requests that bring none."""
+    chat_template: str | None
+    """The template's text; None is the tokenizer's own."""
+    disable_log_stats: bool
+    use_tqdm_on_load: bool
+    platform: str
+    """ "cpu", "gpu" or "tpu"."""
+    cache_dir: str
+
+
+COPIED = (
+    "model",
+    "tokenizer",
+    "tokenizer_revision",
+    "skip_tokenizer_init",
+    "revision",
+    "hf_token",
+    "download_dir",
+    "load_format",
+    "seed",
+    "enforce_eager",
+    "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
+    "num_gpu_blocks_override",
+    "long_prefill_token_threshold",
+    "scheduling_policy",
+    "disable_log_stats",
+    "use_tqdm_on_load",
+)
+"""Arguments that the engine takes as they are given."""
+
+
+@dataclasses.dataclass
+class EngineArgs(EngineArguments):
+    """vLLM's engine arguments: made from keywords or a command line, turned into an EngineConfig."""
+
+    def create_engine_config(self) -> EngineConfig:
+        """Open the checkpoint (headers and config only) and settle everything.
+
+        Checked in this order: argument values, checkpoint, architecture, then dtype and length.
+        """
+        from jaxllm.loading.checkpoint import open_checkpoint
+        from jaxllm.loading.dtype import resolve_dtype
+
+        self.check()
+        scheduler_cls = resolution.load_class("scheduler_cls", self.scheduler_cls)
+        chat_template = resolution.read_chat_template(self.chat_template)
+        checkpoint = open_checkpoint(
+            self.model,
+            load_format=self.load_format,
+            revision=self.revision,
+            token=self.hf_token,
+            download_dir=self.download_dir,
+        )
+        model_config = resolution.read_model_config(self.model, checkpoint, self.hf_overrides)
+        generation_config, default_sampling_params = _resolve_sampling(self, checkpoint)
+        requested = cast(int | None, self.max_model_len)  # check() has read strings
+        max_model_len, can_shrink = resolution.resolve_max_model_len(requested, resolution.context_length(model_config))
+        platform = detect_platform()
+        copied = {name: getattr(self, name) for name in COPIED}
+        return EngineConfig(
+            **copied,
+            **_resolve_limits(self, platform, max_model_len),
+            checkpoint=checkpoint,
+            model_config=model_config,
+            dtype=resolve_dtype(self.dtype, checkpoint, platform),
+            max_model_len=max_model_len,
+            max_model_len_can_shrink=can_shrink,
+            max_logprobs=_resolve_max_logprobs(self.max_logprobs, model_config.vocab_size),
+            scheduler_cls=scheduler_cls,
+            chat_template=chat_template,
+            generation_config=generation_config,
+            default_sampling_params=default_sampling_params,
+            platform=platform,
+            cache_dir=default_cache_dir(),
+        )
+
+
+def _resolve_sampling(args: EngineArgs, checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return (HF generation config, default sampling parameters); warn of what is left out."""
+    generation_config = resolution.read_generation_config(args.generation_config, checkpoint)
+    defaults, lacking = resolution.default_sampling_params(
+        args.generation_config, generation_config, args.override_generation_config
+    )
+    for name in lacking:
+        logger.warning(
+            "%s asks for %s by default, which is not supported yet: it is left out of the default sampling.",
+            args.model,
+            name,
+        )
+    return generation_config, defaults
+
+
+def _resolve_max_logprobs(requested: int, vocab_size: int) -> int:
+    return vocab_size if requested == -1 else min(requested, vocab_size)
+
+
+def _resolve_limits(args: EngineArgs, platform: str, max_model_len: int) -> dict[str, Any]:
+    """Fill in the limits that depend on the platform and on one another."""
+    chunked = args.enable_chunked_prefill is not False
+    tokens = args.max_num_batched_tokens
+    if tokens is None:
+        tokens = max(DEFAULT_NUM_BATCHED_TOKENS[platform], args.max_num_seqs or 0, 0 if chunked else max_model_len)
+    elif not chunked and tokens < max_model_len:
+        raise VLLMValidationError(
+            f"max_num_batched_tokens={tokens} must be at least max_model_len={max_model_len} with "
+            "enable_chunked_prefill=False.",
+            parameter="max_num_batched_tokens",
+            value=tokens,
+        )
+    return {
+        "block_size": args.block_size or DEFAULT_BLOCK_SIZE[platform],
+        "max_num_batched_tokens": tokens,
+        "max_num_seqs": args.max_num_seqs or min(DEFAULT_NUM_SEQS, tokens),
+        "enable_prefix_caching": args.enable_prefix_caching is not False,
+        "enable_chunked_prefill": chunked,
+        "async_scheduling": args.async_scheduling is not False,
+    }

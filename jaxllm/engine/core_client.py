@@ -1,0 +1,77 @@
+"""The one way to the engine core: what crosses it are the types of `messages`, here within the process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from jaxllm.engine.messages import EngineCoreOutputs, EngineCoreRequest
+
+
+class CoreClient(Protocol):
+    """An engine core, wherever it runs."""
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest sequence, once the KV cache has its size."""
+        ...
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queue a request."""
+        ...
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """End requests and free their blocks at once; unknown ids are ignored."""
+        ...
+
+    def step(self) -> EngineCoreOutputs:
+        """Do one step; returns at once when there is nothing to do."""
+        ...
+
+    def has_unfinished_requests(self) -> bool:
+        """Say whether a step has something to do."""
+        ...
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False when blocks are in use."""
+        ...
+
+    def shutdown(self) -> None:
+        """Release the device; may be called twice."""
+        ...
+
+
+class InprocClient:
+    """Calls an engine core in the same process and thread."""
+
+    def __init__(self, core: CoreClient) -> None:
+        self._core = core
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest sequence, once the KV cache has its size."""
+        return self._core.max_model_len
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queue a request."""
+        self._core.add_request(request)
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """End requests and free their blocks at once; unknown ids are ignored."""
+        self._core.abort_requests(list(request_ids))
+
+    def step(self) -> EngineCoreOutputs:
+        """Do one step; returns at once when there is nothing to do."""
+        return self._core.step()
+
+    def has_unfinished_requests(self) -> bool:
+        """Say whether a step has something to do."""
+        return self._core.has_unfinished_requests()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False when blocks are in use."""
+        return self._core.reset_prefix_cache()
+
+    def shutdown(self) -> None:
+        """Release the device; may be called twice."""
+        self._core.shutdown()

@@ -1,0 +1,76 @@
+"""What crosses the engine-core client: every type here round-trips through msgpack."""
+
+from __future__ import annotations
+
+import msgspec
+
+from jaxllm.sampling_params import SamplingParams
+
+
+class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence to generate. Complete: nothing is looked up or defaulted after this point."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    eos_token_id: int | None
+    """The tokenizer's EOS, or None when the request ignores it."""
+    max_tokens: int
+    """At least 1; already cut to the model's context."""
+    seed: int
+    """In [0, 2**64): all of the request's randomness comes from it and the position."""
+    arrival_time: float
+    """Seconds, time.time()."""
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
+    """Log-probabilities at one position: the sampled token first, then the most likely ones in falling order."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+    """Rank of the sampled token in the vocabulary, from 1."""
+
+
+class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step did to one request."""
+
+    request_id: str
+    new_token_ids: list[int]
+    new_logprobs: list[TokenLogprobs] | None = None
+    finish_reason: str | None = None
+    """None while the request goes on; else "stop", "length" or "abort"."""
+    stop_reason: int | None = None
+    """The stop token id that ended the request (None for EOS)."""
+    num_cached_tokens: int = 0
+    """Prompt tokens taken from the prefix cache when the request was first scheduled."""
+    queued_ts: float = 0.0
+    scheduled_ts: float = 0.0
+    """time.monotonic() when the request entered the queue and when it was first scheduled."""
+
+
+class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
+    """The scheduler at the end of a step; counters count from the engine's start."""
+
+    num_running_reqs: int
+    num_waiting_reqs: int
+    num_blocks: int
+    num_blocks_in_use: int
+    num_preemptions: int
+    prefix_cache_queries: int
+    """Prompt tokens looked up."""
+    prefix_cache_hits: int
+    """Prompt tokens found."""
+    num_steps: int
+    num_scheduled_tokens: int
+
+
+class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True):
+    """What one call of EngineCore.step returns."""
+
+    outputs: list[EngineCoreOutput]
+    stats: SchedulerStats
+    timestamp: float
+    """time.monotonic() when the step's tokens reached the host."""

@@ -1,0 +1,206 @@
+"""What the core puts out, made into what users see: text, log-probabilities, n outputs in one `RequestOutput`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from jaxllm.engine.detokenizer import make_detokenizer
+from jaxllm.engine.input_processor import ProcessedRequest
+from jaxllm.engine.logprobs import LogprobsCollector
+from jaxllm.engine.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+from jaxllm.engine.metrics import EngineMetrics
+from jaxllm.engine.tokenizer import Tokenizer
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.outputs import CompletionOutput, RequestOutput, RequestStateStats
+from jaxllm.sampling_params import RequestOutputKind
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedOutputs:
+    """What one step gives to users, and what the core must stop: sequences that a stop string ended."""
+
+    outputs: list[RequestOutput]
+    aborts: list[str]
+
+
+class _Sequence:
+    """One of a request's outputs, growing."""
+
+    def __init__(self, owner: _Request, index: int, request: EngineCoreRequest, tokenizer: Tokenizer | None) -> None:
+        params = request.sampling_params
+        self.owner = owner
+        self.index = index
+        self.detokenizer = make_detokenizer(tokenizer, request.prompt_token_ids, params)
+        shown_by = tokenizer if params.detokenize else None
+        self.logprobs = None if params.logprobs is None else LogprobsCollector(params.logprobs, shown_by)
+        self.stats = RequestStateStats(arrival_time=request.arrival_time)
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.num_cached_tokens: int | None = None
+        self._shown_tokens = 0
+        self._shown_text = 0
+
+    def update(self, output: EngineCoreOutput) -> bool:
+        """Take in a step; say whether a stop string ended the sequence."""
+        detokenizer = self.detokenizer
+        num_before = len(detokenizer.token_ids)
+        stop = detokenizer.update(
+            output.new_token_ids,
+            finished=output.finish_reason is not None,
+            ends_in_stop_token=output.finish_reason == "stop",
+        )
+        num_new = len(detokenizer.token_ids) - num_before
+        if self.logprobs is not None and output.new_logprobs is not None:
+            for position in output.new_logprobs[:num_new]:
+                self.logprobs.append(position)
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = output.num_cached_tokens
+        self.finish_reason = "stop" if stop is not None else output.finish_reason
+        self.stop_reason = stop if stop is not None else output.stop_reason
+        return stop is not None
+
+    def completion(self, delta: bool) -> CompletionOutput:
+        """Return the output so far, or what is new since the last call."""
+        detokenizer, logprobs = self.detokenizer, self.logprobs
+        visible = detokenizer.visible_length(finished=self.finish_reason is not None)
+        first_token = self._shown_tokens if delta else 0
+        text = detokenizer.text[self._shown_text if delta else 0 : visible]
+        self._shown_tokens, self._shown_text = len(detokenizer.token_ids), max(visible, self._shown_text)
+        return CompletionOutput(
+            index=self.index,
+            text=text,
+            token_ids=detokenizer.token_ids[first_token:],
+            cumulative_logprob=None if logprobs is None else logprobs.cumulative,
+            logprobs=None if logprobs is None else logprobs.positions[first_token:],
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
+
+class _Request:
+    """A user's request with its n sequences."""
+
+    def __init__(self, request: ProcessedRequest, tokenizer: Tokenizer | None) -> None:
+        self.request = request
+        self.kind = request.params.output_kind
+        self.sequences = [_Sequence(self, i, each, tokenizer) for i, each in enumerate(request.sequences)]
+        self.num_unfinished = len(self.sequences)
+
+    def output(self, changed: list[_Sequence]) -> RequestOutput | None:
+        """Return what to show after `changed` sequences went on, if anything."""
+        finished = self.num_unfinished == 0
+        if self.kind is RequestOutputKind.FINAL_ONLY and not finished:
+            return None
+        delta = self.kind is RequestOutputKind.DELTA
+        shown = sorted(changed, key=lambda sequence: sequence.index) if delta else self.sequences
+        return RequestOutput(
+            request_id=self.request.request_id,
+            prompt=self.request.prompt,
+            prompt_token_ids=self.request.prompt_token_ids,
+            prompt_logprobs=None,
+            outputs=[sequence.completion(delta) for sequence in shown],
+            finished=finished,
+            metrics=_merge_stats([sequence.stats for sequence in self.sequences]),
+            num_cached_tokens=self.sequences[0].num_cached_tokens,
+        )
+
+
+class OutputProcessor:
+    """Holds every unfinished request's output."""
+
+    def __init__(self, tokenizer: Tokenizer | None, metrics: EngineMetrics) -> None:
+        self._tokenizer = tokenizer
+        self._metrics = metrics
+        self._requests: dict[str, _Request] = {}
+        self._sequences: dict[str, _Sequence] = {}
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        """How many requests are not finished; n outputs count once."""
+        return len(self._requests)
+
+    def add_request(self, request: ProcessedRequest) -> None:
+        """Expect outputs for a request. Raises VLLMValidationError if its id is in use."""
+        ids = [sequence.request_id for sequence in request.sequences]
+        if request.request_id in self._requests or any(each in self._sequences for each in ids):
+            message = f"request_id {request.request_id!r} is in use by an unfinished request; choose another."
+            raise VLLMValidationError(message, parameter="request_id", value=request.request_id)
+        state = _Request(request, self._tokenizer)
+        self._requests[request.request_id] = state
+        self._sequences.update(zip(ids, state.sequences, strict=True))
+
+    def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
+        """Forget requests; return the ids that the core knows them by. Unknown ids are ignored."""
+        aborted: list[str] = []
+        for request_id in request_ids:
+            state = self._requests.pop(request_id, None)
+            for sequence in state.request.sequences if state is not None else ():
+                if self._sequences.pop(sequence.request_id, None) is not None:
+                    aborted.append(sequence.request_id)
+        return aborted
+
+    def process_outputs(self, step: EngineCoreOutputs) -> ProcessedOutputs:
+        """Take in one step of the core; sequences that are not known (any more) are ignored."""
+        changed: dict[str, list[_Sequence]] = {}
+        aborts: list[str] = []
+        num_new_tokens = 0
+        now = time.time()
+        for output in step.outputs:
+            sequence = self._sequences.get(output.request_id)
+            if sequence is None:
+                continue
+            if sequence.update(output) and output.finish_reason is None:
+                aborts.append(output.request_id)
+            num_new_tokens += len(output.new_token_ids)
+            self._record_tokens(sequence, output, step.timestamp, now)
+            if sequence.finish_reason is not None:
+                self._finish(output.request_id, sequence, now)
+            changed.setdefault(sequence.owner.request.request_id, []).append(sequence)
+        self._metrics.on_step(step.stats, num_new_tokens)
+        outputs = [sequences[0].owner.output(sequences) for sequences in changed.values()]
+        return ProcessedOutputs([output for output in outputs if output is not None], aborts)
+
+    def _record_tokens(self, sequence: _Sequence, output: EngineCoreOutput, timestamp: float, now: float) -> None:
+        stats = sequence.stats
+        if not output.new_token_ids:
+            return
+        if stats.num_generation_tokens == 0:
+            stats.queued_ts, stats.scheduled_ts = output.queued_ts, output.scheduled_ts
+            stats.first_token_ts = timestamp
+            stats.first_token_latency = now - stats.arrival_time
+            num_prompt_tokens = len(sequence.owner.request.prompt_token_ids)
+            self._metrics.on_first_token(stats.first_token_latency, num_prompt_tokens, output.num_cached_tokens)
+        else:
+            self._metrics.on_next_token(timestamp - stats.last_token_ts)
+        stats.last_token_ts = timestamp
+        stats.num_generation_tokens = len(sequence.detokenizer.token_ids)
+
+    def _finish(self, request_id: str, sequence: _Sequence, now: float) -> None:
+        owner = sequence.owner
+        del self._sequences[request_id]
+        owner.num_unfinished -= 1
+        request = owner.request
+        self._metrics.on_finished_sequence(sequence.finish_reason or "", sequence.stats, now)
+        if owner.num_unfinished == 0:
+            del self._requests[request.request_id]
+            num_tokens = sum(each.stats.num_generation_tokens for each in owner.sequences)
+            self._metrics.on_finished_request(
+                len(request.prompt_token_ids), num_tokens, request.params.n, request.params.max_tokens
+            )
+
+
+def _merge_stats(stats: list[RequestStateStats]) -> RequestStateStats:
+    """Return a copy: of several sequences the earliest beginning, the latest end, and all tokens."""
+    started = [each for each in stats if each.num_generation_tokens] or stats[:1]
+    first = started[0] if len(started) == 1 else min(started, key=lambda each: each.first_token_ts)
+    return RequestStateStats(
+        num_generation_tokens=sum(each.num_generation_tokens for each in started),
+        arrival_time=first.arrival_time,
+        queued_ts=first.queued_ts,
+        scheduled_ts=first.scheduled_ts,
+        first_token_ts=first.first_token_ts,
+        last_token_ts=max(each.last_token_ts for each in started),
+        first_token_latency=first.first_token_latency,
+    )

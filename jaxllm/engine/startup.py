@@ -1,0 +1,162 @@
+"""From a configuration to a core that is ready for its first step: names checked, weights loaded, pool sized."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import math
+import platform as host
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from jaxllm import __version__
+from jaxllm.engine.core import EngineCore
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.execution.kv_pool import PoolRequest, count_blocks, most_tokens
+from jaxllm.execution.model_runner import ModelRunner, RunnerConfig
+from jaxllm.loading.load import check_names, init_dummy, load_params
+from jaxllm.models.model import Model, ParamSpec
+from jaxllm.scheduling.config import SchedulerConfig
+from jaxllm.scheduling.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from jaxllm.config import EngineConfig
+
+logger = logging.getLogger(__name__)
+
+
+def make_core(config: EngineConfig) -> EngineCore:
+    """Load the model and return its core. Log one line that says what runs where.
+
+    Raises VLLMValidationError for a checkpoint that does not fit its architecture, or a KV cache that is too small.
+    """
+    started = time.monotonic()
+    use_compile_cache(config.cache_dir)
+    model = Model(config.model_config, config.dtype)
+    specs = model.param_specs(config.checkpoint.tensors)
+    if config.load_format != "dummy":
+        check_names(specs, config.checkpoint, ignored=model.ignored_tensors)
+    num_blocks, max_model_len = size_pool(config, specs)
+    params = _load(config, specs)
+    runner = ModelRunner(_runner_config(config, num_blocks, max_model_len), model, params)
+    scheduler = (config.scheduler_cls or Scheduler)(_scheduler_config(config, num_blocks, max_model_len))
+    device = jax.devices()[0]
+    logger.info(
+        "jaxllm %s: %s (%s) on %s (%s) in %s, %d KV blocks of %d tokens, context %d; loaded in %.1f s",
+        __version__,
+        config.model,
+        config.model_config.architecture,
+        device.platform,
+        device.device_kind,
+        config.dtype,
+        num_blocks,
+        config.block_size,
+        max_model_len,
+        time.monotonic() - started,
+    )
+    return EngineCore(scheduler, runner, max_model_len=max_model_len, overlap=config.async_scheduling)
+
+
+def size_pool(config: EngineConfig, specs: Mapping[str, ParamSpec]) -> tuple[int, int]:
+    """Return the number of KV blocks and the context length, lowered to what they hold if the user left it open.
+
+    Both follow from the configuration and the device's total memory alone, so every start gives the same.
+    """
+    request = PoolRequest(
+        model_config=config.model_config,
+        dtype=config.dtype,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=config.max_model_len,
+        num_gpu_blocks_override=config.num_gpu_blocks_override,
+        kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+        memory_limit=_memory_limit(config),
+    )
+    used_bytes = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs.values())
+    if request.memory_limit is not None:
+        used_bytes += _scratch_bytes(config)
+    if config.max_model_len_can_shrink:
+        fits = most_tokens(request, used_bytes=used_bytes)
+        if 0 < fits < config.max_model_len:
+            logger.warning(
+                "max_model_len lowered from %d to %d, which is what the KV cache holds; give it more memory for more.",
+                config.max_model_len,
+                fits,
+            )
+            request = dataclasses.replace(request, max_model_len=fits)
+    return count_blocks(request, used_bytes=used_bytes), request.max_model_len
+
+
+def use_compile_cache(cache_dir: str) -> None:
+    """Keep compiled programs on disk, in a folder per CPU model: code for another CPU must be a clean miss."""
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(Path(cache_dir, "xla", _host_fingerprint())))
+    # Loading takes 0.05 s where the smallest program takes 1 s to compile.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+
+def _load(config: EngineConfig, specs: Mapping[str, ParamSpec]) -> Any:
+    if config.load_format == "dummy":
+        return init_dummy(specs, config.seed)
+    config.checkpoint.fetch()
+    return load_params(specs, config.checkpoint, progress=config.use_tqdm_on_load)
+
+
+def _memory_limit(config: EngineConfig) -> int | None:
+    if config.platform == "cpu":
+        return None
+    stats = jax.devices()[0].memory_stats() or {}
+    if "bytes_limit" not in stats:
+        raise VLLMValidationError(
+            "This device does not tell how much memory it has: set kv_cache_memory_bytes.",
+            parameter="kv_cache_memory_bytes",
+            value=None,
+        )
+    return int(stats["bytes_limit"] * config.gpu_memory_utilization)
+
+
+def _scratch_bytes(config: EngineConfig) -> int:
+    """Return the scratch memory of the largest step; it does not depend on the number of blocks, so 2 will do."""
+    return 0
+
+
+def _runner_config(config: EngineConfig, num_blocks: int, max_model_len: int) -> RunnerConfig:
+    return RunnerConfig(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        max_logprobs=config.max_logprobs,
+        compile_ahead=not config.enforce_eager,
+        platform=config.platform,
+    )
+
+
+def _scheduler_config(config: EngineConfig, num_blocks: int, max_model_len: int) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        enable_prefix_caching=config.enable_prefix_caching,
+        policy=config.scheduling_policy,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+    )
+
+
+def _host_fingerprint() -> str:
+    """Return a short name for this CPU model and its instruction sets."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        facts = sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
+    except OSError:
+        facts = [host.machine(), host.processor()]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]

@@ -1,0 +1,39 @@
+"""The errors that users see; every one caused by their input is a `VLLMValidationError`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+class VLLMValidationError(ValueError):
+    """A value that cannot be used: `parameter` names it, `value` is what was given."""
+
+    def __init__(self, message: str, *, parameter: str | None = None, value: Any = None) -> None:
+        super().__init__(message)
+        self.parameter = parameter
+        self.value = value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), str(self), self.parameter, self.value)
+
+
+class UnknownParameterError(VLLMValidationError, TypeError):
+    """A keyword that nothing here accepts; a TypeError too, as Python raises for unknown keywords."""
+
+
+def _rebuild(kind: type[VLLMValidationError], message: str, parameter: str | None, value: Any) -> VLLMValidationError:
+    """Rebuild an error from a pickle; exceptions do not carry keyword arguments by themselves."""
+    return kind(message, parameter=parameter, value=value)
+
+
+def unknown_parameter(
+    owner: str, name: str, value: Any, known: Iterable[str], gone: Mapping[str, str]
+) -> UnknownParameterError:
+    """Make the error for keyword `name` of `owner`: what replaced it (`gone`), or the nearest known name."""
+    if name in gone:
+        return UnknownParameterError(f"{owner} has no {name!r} any more: {gone[name]}.", parameter=name, value=value)
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return UnknownParameterError(f"{owner} has no argument {name!r}.{hint}", parameter=name, value=value)

@@ -1,0 +1,1 @@
+"""From a step's plan to its tokens: fixed-shape batches, compiled programs, the KV pool."""

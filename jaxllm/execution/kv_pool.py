@@ -1,0 +1,94 @@
+"""How many blocks the KV pool gets, and the pool itself."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.models.config import ModelConfig
+from pallas_kernels.paged_attention import KVPool, kv_pool_spec
+
+logger = logging.getLogger(__name__)
+
+CPU_POOL_BYTES = 2**30  # the host's memory is not ours to fill
+COARSE_BLOCKS = 16  # the count is an argument shape: a few blocks more or less must not miss the compile cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolRequest:
+    """What decides the size of the pool."""
+
+    model_config: ModelConfig
+    dtype: str
+    block_size: int
+    max_num_seqs: int
+    max_model_len: int
+    num_gpu_blocks_override: int | None
+    kv_cache_memory_bytes: int | None
+    memory_limit: int | None
+    """Bytes of one device that the engine may use; None for the CPU's own rule."""
+
+
+def block_bytes(request: PoolRequest) -> int:
+    """Return the bytes of one block over all layers."""
+    cfg = request.model_config
+    spec = kv_pool_spec(cfg.num_layers, 1, request.block_size, cfg.num_kv_heads, cfg.head_dim, jnp.dtype(request.dtype))
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in spec)
+
+
+def count_blocks(request: PoolRequest, *, used_bytes: int) -> int:
+    """Return the number of blocks, the null block counted; `used_bytes` is what parameters and scratch take.
+
+    Raises VLLMValidationError when the pool would not hold one request of `max_model_len` tokens.
+    """
+    blocks, parameter = _available(request, used_bytes)
+    needed = blocks_per_request(request) + 1
+    if blocks >= needed:
+        return blocks
+    fits = most_tokens(request, used_bytes=used_bytes)
+    raise VLLMValidationError(
+        f"The KV cache has room for {fits} tokens, less than max_model_len={request.max_model_len}: "
+        f"raise {parameter} (one request needs {needed} blocks, {needed * block_bytes(request) / 2**20:.0f} MiB) "
+        f"or set max_model_len to {fits} or less.",
+        parameter=parameter,
+        value=getattr(request, parameter, None),
+    )
+
+
+def most_tokens(request: PoolRequest, *, used_bytes: int) -> int:
+    """Return the length of the longest request that the pool can hold."""
+    blocks, _ = _available(request, used_bytes)
+    return max(0, blocks - 1) * request.block_size
+
+
+def blocks_per_request(request: PoolRequest) -> int:
+    """Return the blocks of a request of `max_model_len` tokens."""
+    return -(-request.max_model_len // request.block_size)
+
+
+def make_pool(cfg: ModelConfig, num_blocks: int, block_size: int, dtype: str) -> KVPool:
+    """Allocate the pool, all zeros."""
+    spec = kv_pool_spec(cfg.num_layers, num_blocks, block_size, cfg.num_kv_heads, cfg.head_dim, jnp.dtype(dtype))
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), spec)
+
+
+def _available(request: PoolRequest, used_bytes: int) -> tuple[int, str]:
+    """Return how many blocks there is room for, and the setting that decides it."""
+    if request.num_gpu_blocks_override is not None:
+        return request.num_gpu_blocks_override, "num_gpu_blocks_override"
+    most = request.max_num_seqs * blocks_per_request(request) + 1
+    if request.kv_cache_memory_bytes is not None:
+        return min(request.kv_cache_memory_bytes // block_bytes(request), most), "kv_cache_memory_bytes"
+    if request.memory_limit is None:
+        return min(_coarse(CPU_POOL_BYTES // block_bytes(request)), most), "kv_cache_memory_bytes"
+    free = max(0, request.memory_limit - used_bytes)
+    return min(_coarse(free // block_bytes(request)), most), "gpu_memory_utilization"
+
+
+def _coarse(blocks: int) -> int:
+    return blocks // COARSE_BLOCKS * COARSE_BLOCKS if blocks >= 4 * COARSE_BLOCKS else blocks

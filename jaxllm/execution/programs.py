@@ -1,0 +1,69 @@
+"""Compiled programs: built ahead in the background, in an order that a waiting step may jump."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+class Programs[Key: Hashable]:
+    """Programs by key. One background thread compiles them in the order given; `get` compiles a missing one at once.
+
+    What is compiled when never changes a result, only when it is there.
+    """
+
+    def __init__(self, compile_one: Callable[[Key], Any], keys: Sequence[Key], *, ahead: bool) -> None:
+        self._compile = compile_one
+        self._keys = tuple(keys)
+        self._done: dict[Key, Any] = {}
+        self._lock = threading.Lock()
+        self._building: dict[Key, threading.Lock] = {}
+        self._stop = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        if ahead:
+            # A daemon: a compile cannot be interrupted and must not hold the process's exit.
+            self._thread = threading.Thread(target=self._run_ahead, name="jaxllm-compile", daemon=True)
+            self._thread.start()
+
+    def get(self, key: Key) -> Any:
+        """Return a program, compiling it now if it is not there."""
+        program = self._done.get(key)
+        return self._build(key) if program is None else program
+
+    def wait(self) -> None:
+        """Block until every program is compiled."""
+        for key in self._keys:
+            self.get(key)
+
+    def __len__(self) -> int:
+        return len(self._done)
+
+    def stop(self) -> None:
+        """Compile nothing further ahead; waits for the one being compiled."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run_ahead(self) -> None:
+        for key in self._keys:
+            if self._stop.is_set():
+                return
+            try:
+                self._build(key)
+            except Exception:
+                # The step that needs it compiles it again and raises to its caller.
+                logger.exception("compiling %s ahead failed", key)
+                return
+
+    def _build(self, key: Key) -> Any:
+        with self._lock:
+            building = self._building.setdefault(key, threading.Lock())
+        with building:
+            if key not in self._done:
+                self._done[key] = self._compile(key)
+            return self._done[key]

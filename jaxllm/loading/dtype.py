@@ -1,0 +1,54 @@
+"""Which dtype the model computes in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.loading.checkpoint import Checkpoint
+
+DTYPE_ALIASES: Mapping[str, str] = {
+    "float32": "float32",
+    "float": "float32",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "half": "float16",
+}
+
+
+def resolve_dtype(requested: str, checkpoint: Checkpoint, platform: str) -> str:
+    """Return "float32", "bfloat16" or "float16" for `requested` on `platform` ("cpu", "gpu" or "tpu").
+
+    "auto" is the checkpoint's dtype; where that is block-quantized, bfloat16 if the device multiplies it fast.
+    """
+    if requested != "auto":
+        if requested not in DTYPE_ALIASES:
+            raise VLLMValidationError(
+                f"dtype={requested!r} is not supported. Choose one of auto, {', '.join(DTYPE_ALIASES)}.",
+                parameter="dtype",
+                value=requested,
+            )
+        return DTYPE_ALIASES[requested]
+    if checkpoint.quantized:
+        return "bfloat16" if multiplies_bfloat16_fast(platform) else "float32"
+    if checkpoint.dtype not in DTYPE_ALIASES:
+        raise VLLMValidationError(
+            f'the checkpoint states dtype {checkpoint.dtype!r}; set dtype="bfloat16" or "float32".',
+            parameter="dtype",
+            value=requested,
+        )
+    # No TPU multiplies float16.
+    return "bfloat16" if (platform, checkpoint.dtype) == ("tpu", "float16") else DTYPE_ALIASES[checkpoint.dtype]
+
+
+def multiplies_bfloat16_fast(platform: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether bfloat16 matmuls have hardware here: every GPU and TPU, and CPUs with AVX512-BF16 or AMX-BF16."""
+    if platform != "cpu":
+        return True
+    try:
+        text = cpuinfo.read_text()
+    except OSError:
+        return False
+    flags = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    return bool({"avx512_bf16", "amx_bf16"} & set(flags.split()))

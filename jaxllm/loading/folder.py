@@ -1,0 +1,200 @@
+"""A checkpoint in a local folder: config.json, tokenizer files, and safetensors, single or by index."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype
+from jaxllm.loading.safetensors import SafetensorsFile
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+
+
+class FolderCheckpoint(Checkpoint):
+    """A folder of safetensors. Raises VLLMValidationError, naming the file, if anything in it is missing or corrupt."""
+
+    def __init__(self, folder: Path, *, source: str = "") -> None:
+        self.source = source or str(folder)
+        self._folder = folder
+        self.config = read_config(folder, self.source)
+        self.generation_config = read_generation_config(folder, self.source)
+        self._files: dict[str, SafetensorsFile] = {}
+        self.tensors: Mapping[str, TensorInfo] = self._open_files()
+        self.quantized = False
+        self.dtype = dominant_dtype(self.tensors.values(), self.config)
+
+    def read(self, name: str) -> np.ndarray:
+        return self._files[name].read(name)
+
+    def release(self, name: str) -> None:
+        self._files[name].release(name)
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        return folder_tokenizer(self._folder, self.source)
+
+    def _open_files(self) -> dict[str, TensorInfo]:
+        """Map every weight file, and return the tensors by name."""
+        tensors: dict[str, TensorInfo] = {}
+        weight_map = read_index(self._folder, self.source)
+        for file_name in weight_files(self._folder, weight_map, self.source):
+            file = open_safetensors(self._folder / file_name, self.source)
+            for name, entry in file.entries.items():
+                if weight_map.get(name, file_name) != file_name:
+                    continue
+                if name in self._files:
+                    raise _error(f"tensor {name!r} is in two files, {file_name} the second", self.source)
+                self._files[name] = file
+                tensors[name] = TensorInfo(entry.shape, entry.dtype.name, entry.num_bytes)
+        for name, file_name in weight_map.items():
+            if name not in tensors:
+                raise _error(f"{INDEX_NAME} places {name!r} in {file_name}, which does not hold it", self.source)
+        return tensors
+
+
+class DummyCheckpoint(Checkpoint):
+    """A checkpoint whose weights are never read: config and tokenizer only."""
+
+    def __init__(self, inner: Checkpoint) -> None:
+        self._inner = inner
+        self.source = inner.source
+        self.config = inner.config
+        self.generation_config = inner.generation_config
+        self.tensors = {}
+        self.quantized = inner.quantized
+        self.dtype = inner.dtype
+
+    def read(self, name: str) -> np.ndarray:
+        raise ValueError(f'load_format="dummy" has no tensor {name!r}: its weights are random')
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        return self._inner.tokenizer()
+
+
+class ConfigCheckpoint(Checkpoint):
+    """A folder of which only config and tokenizer are wanted."""
+
+    def __init__(self, folder: Path, *, source: str = "") -> None:
+        self.source = source or str(folder)
+        self._folder = folder
+        self.config = read_config(folder, self.source)
+        self.generation_config = read_generation_config(folder, self.source)
+        self.tensors = {}
+        self.quantized = False
+        self.dtype = dominant_dtype((), self.config)
+
+    def read(self, name: str) -> np.ndarray:
+        raise ValueError(f"{self.source} was opened without its weights, so it has no tensor {name!r}")
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        return folder_tokenizer(self._folder, self.source)
+
+
+def open_folder(folder: Path, *, load_format: str = "auto", source: str = "") -> Checkpoint:
+    """Open a local folder in the given format; "auto" takes safetensors, or the only GGUF file of a folder without."""
+    source = source or str(folder)
+    ggufs = sorted(path for path in folder.glob("*.gguf") if path.is_file())
+    has_safetensors = any(folder.glob("*.safetensors")) or (folder / INDEX_NAME).exists()
+    if load_format == "gguf" or (load_format == "auto" and ggufs and not has_safetensors):
+        if len(ggufs) != 1:
+            found = ", ".join(path.name for path in ggufs) or "none"
+            raise _error(f"expected one .gguf file in the folder, found {found}; give the path of the file", source)
+        from jaxllm.loading.gguf_checkpoint import GGUFCheckpoint
+
+        return GGUFCheckpoint(ggufs[0], source=source)
+    if load_format == "dummy":
+        return DummyCheckpoint(ConfigCheckpoint(folder, source=source))
+    return FolderCheckpoint(folder, source=source)
+
+
+def read_json(path: Path, source: str) -> dict[str, Any]:
+    """Read a file that has to hold one JSON object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise _error(f"{path.name} cannot be read: {error}", source) from None
+    if not isinstance(value, dict):
+        raise _error(f"{path.name} holds {type(value).__name__}, not an object", source)
+    return value
+
+
+def read_config(folder: Path, source: str) -> dict[str, Any]:
+    """Read config.json; its absence means that this is no model."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise _error("there is no config.json, so this is not a model in the Hugging Face form", source)
+    return read_json(path, source)
+
+
+def read_generation_config(folder: Path, source: str) -> dict[str, Any]:
+    """Read generation_config.json, or {} where there is none."""
+    path = folder / "generation_config.json"
+    return read_json(path, source) if path.is_file() else {}
+
+
+def read_index(folder: Path, source: str) -> dict[str, str]:
+    """Return tensor name -> file name from the index, or {} where there is none."""
+    path = folder / INDEX_NAME
+    if not path.is_file():
+        return {}
+    weight_map = read_json(path, source).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(value, str) for value in weight_map.values()):
+        raise _error(f"{INDEX_NAME} has no weight_map from tensor names to file names", source)
+    for file_name in set(weight_map.values()):
+        if "/" in file_name or "\\" in file_name or file_name.startswith("."):
+            raise _error(f"{INDEX_NAME} names the file {file_name!r}, outside of the folder", source)
+    return weight_map
+
+
+def weight_files(folder: Path, weight_map: Mapping[str, str], source: str) -> list[str]:
+    """Return the names of the weight files; one that is missing is an error that names it."""
+    if weight_map:
+        names = sorted(set(weight_map.values()))
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing:
+            raise _error(f"{INDEX_NAME} names {', '.join(missing)}, which are not there: fetch them again", source)
+        return names
+    if (folder / SINGLE_NAME).is_file():
+        return [SINGLE_NAME]
+    names = sorted(path.name for path in folder.glob("*.safetensors") if path.is_file())
+    if names:
+        return names
+    others = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".npz", ".h5"))
+    hint = f"; convert {others[0]} to safetensors first" if others else ""
+    raise _error(f'there are no .safetensors files (load_format="dummy" needs none){hint}', source)
+
+
+def open_safetensors(path: Path, source: str) -> SafetensorsFile:
+    """Open one file; whatever is wrong with it is an error that names it."""
+    try:
+        return SafetensorsFile(path)
+    except (OSError, ValueError) as error:
+        raise _error(f"{path.name}: {error}", source) from error
+
+
+def folder_tokenizer(folder: Path, source: str) -> PreTrainedTokenizerFast:
+    """Load the tokenizer of a folder with transformers, refusing any that needs code from the checkpoint."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+    except Exception as error:  # noqa: BLE001 (the library raises every kind here)
+        raise VLLMValidationError(
+            f"{source}: its tokenizer cannot be loaded ({error}). Give another with tokenizer=..., "
+            "or set skip_tokenizer_init=True and pass token ids.",
+            parameter="tokenizer",
+            value=source,
+        ) from error
+
+
+def _error(message: str, source: str) -> VLLMValidationError:
+    return VLLMValidationError(f"{source}: {message}.", parameter="model", value=source)

@@ -1,0 +1,212 @@
+"""GGUF metadata -> a config in the form of HF's config.json, and GGUF tensor names -> HF names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxllm.loading.gguf import GGUFFile
+from jaxllm.loading.gguf_rope import ROPE_FACTORS_NAME, rope_scaling
+
+ARCHITECTURES: Mapping[str, tuple[str, str]] = {
+    "llama": ("llama", "LlamaForCausalLM"),
+    "qwen2": ("qwen2", "Qwen2ForCausalLM"),
+    "qwen3": ("qwen3", "Qwen3ForCausalLM"),
+    "gemma2": ("gemma2", "Gemma2ForCausalLM"),
+    "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
+}
+"""GGUF architecture -> HF model type and class."""
+
+IGNORED_NAMES = (ROPE_FACTORS_NAME,)
+PERMUTED_ARCHITECTURES = ("llama",)
+"""Those whose query and key rows the converter interleaves, as the original Llama code had them."""
+OFFSET_NORM_ARCHITECTURES = ("gemma2", "gemma3")
+"""Those whose norm weights the converter stores plus one."""
+
+_GLOBAL_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_GEMMA_LAYER_NAMES = _LAYER_NAMES | {
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+# Chat formats whose turns end with a token that older files do not declare.
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
+
+
+def architecture(file: GGUFFile) -> str:
+    """Return the GGUF architecture; one that is not supported is a ValueError naming those that are."""
+    name = file.value("general.architecture", str, "")
+    if name not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise ValueError(f"the GGUF architecture {name!r} is not supported; supported: {known}")
+    return name
+
+
+def hf_name(name: str, arch: str) -> str:
+    """Return the HF name of a GGUF tensor; one without a counterpart keeps its own, to be reported as unexpected."""
+    if name in _GLOBAL_NAMES:
+        return _GLOBAL_NAMES[name]
+    match = re.fullmatch(r"blk\.(\d+)\.([a-z_]+)\.(weight|bias)", name)
+    table = _GEMMA_LAYER_NAMES if arch in OFFSET_NORM_ARCHITECTURES else _LAYER_NAMES
+    if match is None or match[2] not in table:
+        return name
+    return f"model.layers.{int(match[1])}.{table[match[2]]}.{match[3]}"
+
+
+def hf_config(file: GGUFFile) -> dict[str, Any]:
+    """Return the config. Raises ValueError for a missing key or an architecture that is not supported."""
+    arch = architecture(file)
+    model_type, class_name = ARCHITECTURES[arch]
+    numbers = _Numbers(file, arch)
+    hidden_size = numbers.count("embedding_length")
+    num_heads = numbers.count("attention.head_count")
+    config: dict[str, Any] = {
+        "architectures": [class_name],
+        "model_type": model_type,
+        "vocab_size": _vocab_size(file),
+        "hidden_size": hidden_size,
+        "intermediate_size": numbers.count("feed_forward_length"),
+        "num_hidden_layers": numbers.count("block_count"),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": numbers.count("attention.head_count_kv", num_heads),
+        "head_dim": _head_dim(numbers, hidden_size, num_heads),
+        "max_position_embeddings": numbers.count("context_length"),
+        "rms_norm_eps": numbers.number("attention.layer_norm_rms_epsilon", 1e-6),
+        "rope_theta": numbers.number("rope.freq_base", 10000.0),
+        "rope_scaling": rope_scaling(file, arch),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "bos_token_id": file.value("tokenizer.ggml.bos_token_id", int),
+        "eos_token_id": file.value("tokenizer.ggml.eos_token_id", int),
+        "pad_token_id": file.value("tokenizer.ggml.padding_token_id", int),
+    }
+    return config | _family_config(file, arch, numbers, config)
+
+
+def generation_config(file: GGUFFile) -> dict[str, Any]:
+    """Return the ids that begin and end a text, in the form of HF's generation_config.json."""
+    config: dict[str, Any] = {}
+    bos = file.value("tokenizer.ggml.bos_token_id", int)
+    if bos is not None:
+        config["bos_token_id"] = bos
+    ids = [file.value(f"tokenizer.ggml.{key}", int) for key in ("eos_token_id", "eot_token_id")]
+    if ids[1] is None:
+        ids.extend(_turn_end_ids(file))
+    ends = list(dict.fromkeys(end for end in ids if end is not None))
+    if ends:
+        config["eos_token_id"] = ends if len(ends) > 1 else ends[0]
+    return config
+
+
+def _turn_end_ids(file: GGUFFile) -> list[int]:
+    """Return the turn-ending tokens that the file's own chat template writes."""
+    template = file.value("tokenizer.chat_template", str, "")
+    wanted = [token for token in _TURN_ENDS if token in template]
+    if not wanted or not file.is_array("tokenizer.ggml.tokens"):
+        return []
+    tokens = file.strings("tokenizer.ggml.tokens")
+    return [tokens.index(token) for token in wanted if token in tokens]
+
+
+class _Numbers:
+    """The numbers under one architecture's prefix."""
+
+    def __init__(self, file: GGUFFile, arch: str) -> None:
+        self._file = file
+        self._arch = arch
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """Return a positive integer; an array of equal ones, which some files hold per layer, counts as one."""
+        full = f"{self._arch}.{key}"
+        if self._file.is_array(full):
+            values = np.unique(self._file.array(full))
+            if len(values) != 1:
+                raise ValueError(f"the metadata key {full!r} differs between layers, which is not supported")
+            value: int | None = int(values[0])
+        else:
+            value = self._file.value(full, int, default)
+        if value is None or value <= 0:
+            raise ValueError(f"the metadata key {full!r} is missing or not positive")
+        return value
+
+    def number(self, key: str, default: float | None) -> Any:
+        """Return a float or `default`."""
+        value = self._file.value(f"{self._arch}.{key}", (int, float), default)
+        return default if value is None else float(value)
+
+    def __contains__(self, key: str) -> bool:
+        return f"{self._arch}.{key}" in self._file
+
+
+def _vocab_size(file: GGUFFile) -> int:
+    """Return the embedding's rows: vocabularies may be padded beyond their tokens."""
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise ValueError("the file has no token_embd.weight of two dimensions")
+    return embedding.shape[0]
+
+
+def _head_dim(numbers: _Numbers, hidden_size: int, num_heads: int) -> int:
+    default = numbers.count("rope.dimension_count", max(1, hidden_size // num_heads))
+    return numbers.count("attention.key_length", default)
+
+
+def _family_config(file: GGUFFile, arch: str, numbers: _Numbers, config: dict[str, Any]) -> dict[str, Any]:
+    """Return what one family has beyond the common keys."""
+    if arch == "gemma2":
+        return _gemma_config(numbers, config, large_layers=46, pattern=2) | {
+            "sliding_window": numbers.count("attention.sliding_window", 4096),
+            "attn_logit_softcapping": numbers.number("attn_logit_softcapping", 50.0),
+            "final_logit_softcapping": numbers.number("final_logit_softcapping", 30.0),
+        }
+    if arch == "gemma3":
+        return _gemma_config(numbers, config, large_layers=62, pattern=6) | {
+            "sliding_window": numbers.count("attention.sliding_window"),
+            "rope_local_base_freq": numbers.number("rope.freq_base_swa", 10000.0),
+            "final_logit_softcapping": numbers.number("final_logit_softcapping", None),
+            "attn_logit_softcapping": None,
+        }
+    family: dict[str, Any] = {"hidden_act": "silu"}
+    if arch in ("llama", "qwen3"):
+        family["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+    if arch == "llama":
+        family["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
+        if "attention.sliding_window" in numbers:
+            window = numbers.count("attention.sliding_window")
+            family |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
+    return family
+
+
+def _gemma_config(numbers: _Numbers, config: dict[str, Any], *, large_layers: int, pattern: int) -> dict[str, Any]:
+    """Return what Gemma 2 and 3 share: every `pattern`-th layer is global, the others slide."""
+    num_layers = config["num_hidden_layers"]
+    # The file does not hold the score scale: the largest model alone has hidden size / heads, not the head size.
+    large = num_layers == large_layers
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "attention_bias": False,
+        "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"] if large else config["head_dim"],
+        "sliding_window_pattern": pattern,
+        "layer_types": [
+            "full_attention" if (layer + 1) % pattern == 0 else "sliding_attention" for layer in range(num_layers)
+        ],
+    }

@@ -1,0 +1,75 @@
+"""Compare the tensors that a model needs with those that a checkpoint has, before any of them is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.loading.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from jaxllm.models.model import ParamSpec
+
+FLOAT_DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+
+def check_names(specs: Mapping[str, ParamSpec], checkpoint: Checkpoint, *, ignored: Collection[str] = ()) -> None:
+    """Raise one VLLMValidationError that lists every missing, misshapen and unexpected tensor, if there is any.
+
+    `ignored` are glob patterns of tensors that the checkpoint may hold for nothing.
+    """
+    wanted = {source: spec for spec in specs.values() for source in spec.sources}
+    tensors = checkpoint.tensors
+    problems: list[str] = []
+    problems += _listed("missing", (name for name in wanted if name not in tensors))
+    wrong = (_mismatch(name, spec, checkpoint) for name, spec in wanted.items() if name in tensors)
+    problems += _listed("wrong", (text for text in wrong if text))
+    extra = (name for name in tensors if name not in wanted)
+    problems += _listed("unexpected", (name for name in extra if not any(fnmatchcase(name, p) for p in ignored)))
+    if problems:
+        raise VLLMValidationError(
+            f"{checkpoint.source}: its tensors do not fit the model that its config describes "
+            f"({', '.join(checkpoint.config.get('architectures') or ['no architecture'])}):\n  "
+            + "\n  ".join(problems)
+            + "\nCheck that config and weights belong together, and that the download is complete.",
+            parameter="model",
+            value=checkpoint.source,
+        )
+
+
+def _mismatch(name: str, spec: ParamSpec, checkpoint: Checkpoint) -> str:
+    """Say how the tensor differs from what the spec needs, or ""."""
+    info = checkpoint.tensors[name]
+    if tuple(info.shape) != tuple(spec.hf_shape):
+        return f"{name} has shape {list(info.shape)}, the model needs {list(spec.hf_shape)}"
+    if info.dtype not in FLOAT_DTYPES:
+        return f"{name} has dtype {info.dtype}, the model needs one of {', '.join(FLOAT_DTYPES)}"
+    return ""
+
+
+def _listed(label: str, names: Iterable[str]) -> list[str]:
+    """Return one line for all names that differ in their first number only, as layers do."""
+    groups: dict[str, list[int]] = {}
+    for name in names:
+        match = re.search(r"\d+", name.split(" ", 1)[0])
+        number = int(match[0]) if match else -1
+        pattern = name[: match.start()] + "{}" + name[match.end() :] if match else name.replace("{", "{{")
+        groups.setdefault(pattern, []).append(number)
+    return [f"{label}: {_fill(pattern, numbers)}" for pattern, numbers in groups.items()]
+
+
+def _fill(pattern: str, numbers: list[int]) -> str:
+    """Put the numbers into the pattern's place: "7", or "0-3,5" in braces."""
+    if numbers == [-1]:
+        return pattern.replace("{{", "{")
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    text = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return pattern.replace("{}", text if len(numbers) == 1 else f"{{{text}}}", 1)

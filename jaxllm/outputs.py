@@ -1,0 +1,168 @@
+"""What comes back: vLLM's `RequestOutput` and its parts, field for field."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import MutableSequence, Sequence
+from typing import Any
+
+
+@dataclasses.dataclass(slots=True)
+class Logprob:
+    """One token's log-probability at one position."""
+
+    logprob: float
+    rank: int | None = None
+    """Place of the token among all, from 1."""
+    decoded_token: str | None = None
+    """The token's text; None without detokenizing."""
+
+
+SampleLogprobs = list[dict[int, Logprob]]
+"""Per output token: token id -> Logprob, the sampled token first, then the most likely ones."""
+PromptLogprobs = list[dict[int, Logprob] | None]
+"""The same per prompt token; the first has none."""
+
+
+@dataclasses.dataclass(slots=True)
+class RequestStateStats:
+    """When things happened to a request. `arrival_time` is time.time(); the `_ts` are time.monotonic(), in seconds."""
+
+    num_generation_tokens: int = 0
+    arrival_time: float = 0.0
+    queued_ts: float = 0.0
+    scheduled_ts: float = 0.0
+    first_token_ts: float = 0.0
+    last_token_ts: float = 0.0
+    first_token_latency: float = 0.0
+    is_corrupted: bool = False
+
+
+@dataclasses.dataclass(slots=True)
+class CompletionOutput:
+    """One of a request's n outputs."""
+
+    index: int
+    text: str
+    token_ids: Sequence[int]
+    cumulative_logprob: float | None
+    """Sum over the output's tokens; None unless logprobs were asked for."""
+    logprobs: SampleLogprobs | None
+    routed_experts: Any | None = None
+    finish_reason: str | None = None
+    """None while it goes on; else "stop", "length", "abort", "error" or "repetition"."""
+    stop_reason: int | str | None = None
+    """The stop string or stop token id that ended it; None for the end of sequence."""
+    lora_request: Any | None = None
+    sampling_mask: Any | None = None
+
+    def finished(self) -> bool:
+        """Say whether this output is complete."""
+        return self.finish_reason is not None
+
+
+@dataclasses.dataclass(slots=True)
+class RequestOutput:
+    """Everything generated for one prompt, so far or since the last one (`SamplingParams.output_kind`)."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int] | None
+    prompt_logprobs: PromptLogprobs | None
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestStateStats | None = None
+    lora_request: Any | None = None
+    encoder_prompt: str | None = None
+    encoder_prompt_token_ids: list[int] | None = None
+    num_cached_tokens: int | None = None
+    """Prompt tokens taken from the prefix cache."""
+    num_cache_creation_tokens: int | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: dict[str, Any] | None = None
+
+    def add(self, next_output: RequestOutput, aggregate: bool) -> None:
+        """Take in a later output of the same request: append its deltas if `aggregate`, else let it replace ours."""
+        self.finished |= next_output.finished
+        self.metrics = next_output.metrics or self.metrics
+        places = {completion.index: i for i, completion in enumerate(self.outputs)}
+        for completion in next_output.outputs:
+            if completion.index not in places:
+                self.outputs.append(completion)
+            elif aggregate:
+                _append(self.outputs[places[completion.index]], completion)
+            else:
+                self.outputs[places[completion.index]] = completion
+
+
+def _append(completion: CompletionOutput, delta: CompletionOutput) -> None:
+    completion.text += delta.text
+    if not isinstance(completion.token_ids, MutableSequence):
+        completion.token_ids = list(completion.token_ids)
+    completion.token_ids.extend(delta.token_ids)
+    if delta.logprobs:
+        completion.logprobs = (completion.logprobs or []) + delta.logprobs
+    completion.cumulative_logprob = delta.cumulative_logprob
+    completion.finish_reason = delta.finish_reason
+    completion.stop_reason = delta.stop_reason
+
+
+@dataclasses.dataclass(slots=True)
+class PoolingOutput:
+    """Pooled hidden states as the model gives them."""
+
+    data: Any
+
+
+@dataclasses.dataclass(slots=True)
+class PoolingRequestOutput[Output]:
+    """The pooled output of one prompt."""
+
+    request_id: str
+    outputs: Output
+    prompt_token_ids: list[int]
+    num_cached_tokens: int
+    finished: bool
+
+
+@dataclasses.dataclass(slots=True)
+class EmbeddingOutput:
+    """One embedding vector."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """The vector's length."""
+        return len(self.embedding)
+
+
+@dataclasses.dataclass(slots=True)
+class ClassificationOutput:
+    """One probability per class."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return len(self.probs)
+
+
+@dataclasses.dataclass(slots=True)
+class ScoringOutput:
+    """One similarity score."""
+
+    score: float
+
+
+class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
+    """What `LLM.embed` returns per prompt."""
+
+
+class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
+    """What `LLM.classify` returns per prompt."""
+
+
+class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
+    """What `LLM.score` returns per pair."""

@@ -1,0 +1,391 @@
+"""How to generate: vLLM's `SamplingParams`, field for field. Checked and normalised when made, and again by `clone`."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import logging
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from jaxllm.exceptions import VLLMValidationError, unknown_parameter
+from jaxllm.sampling_rules import (
+    GONE,
+    MAX_ALLOWED_TOKEN_IDS,
+    MAX_BAD_WORD_LENGTH,
+    MAX_BAD_WORDS,
+    MAX_GRAMMAR_LENGTH,
+    MAX_LOGPROB_TOKEN_IDS,
+    MAX_N,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    MIN_TEMPERATURE,
+    NOT_SUPPORTED_YET,
+    SAMPLING_EPS,
+    check_logit_bias,
+)
+from jaxllm.validation import (
+    INT32_MAX,
+    check_bool,
+    check_choice,
+    check_float,
+    check_int,
+    check_ints,
+    check_kind,
+    check_str,
+    check_strings,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class SamplingType(enum.IntEnum):
+    """How a request picks its next token."""
+
+    GREEDY = 0
+    RANDOM = 1
+    RANDOM_SEED = 2
+
+
+class RequestOutputKind(enum.Enum):
+    """What each `RequestOutput` of an unfinished request holds."""
+
+    CUMULATIVE = 0
+    """All output so far."""
+    DELTA = 1
+    """Only what is new."""
+    FINAL_ONLY = 2
+    """Nothing until the request is finished."""
+
+
+_CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
+class StructuredOutputsParams(msgspec.Struct, omit_defaults=True):
+    """What the output must match: exactly one of json, regex, choice, grammar, json_object, structural_tag."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    structural_tag: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise VLLMValidationError(
+                f"StructuredOutputsParams takes exactly one of {', '.join(_CONSTRAINTS)}; "
+                f"got {', '.join(given) if given else 'none'}.",
+                parameter="structured_outputs",
+                value=given,
+            )
+        for name in ("regex", "grammar", "structural_tag", "whitespace_pattern"):
+            if getattr(self, name) is not None:
+                check_str(name, getattr(self, name), MAX_GRAMMAR_LENGTH)
+        if self.choice is not None:
+            self.choice = check_strings("choice", self.choice, MAX_GRAMMAR_LENGTH, MAX_GRAMMAR_LENGTH)
+
+    def all_constraints_none(self) -> bool:
+        """Say whether no constraint is set."""
+        return all(getattr(self, name) is None for name in _CONSTRAINTS)
+
+
+class RepetitionDetectionParams(msgspec.Struct, omit_defaults=True):
+    """End a generation that repeats a pattern of min_pattern_size..max_pattern_size tokens min_count times."""
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+    def __post_init__(self) -> None:
+        self.max_pattern_size = check_int("max_pattern_size", self.max_pattern_size, 0, INT32_MAX)
+        self.min_pattern_size = check_int("min_pattern_size", self.min_pattern_size, 0, self.max_pattern_size)
+        self.min_count = check_int("min_count", self.min_count, 2 if self.max_pattern_size else 0, INT32_MAX)
+
+
+class BeamSearchParams(msgspec.Struct, omit_defaults=True):
+    """How `LLM.beam_search` searches."""
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+    structured_outputs: StructuredOutputsParams | None = None
+
+    def __post_init__(self) -> None:
+        self.beam_width = check_int("beam_width", self.beam_width, 1, MAX_N)
+        self.max_tokens = check_int("max_tokens", self.max_tokens, 1, INT32_MAX)
+        check_bool("ignore_eos", self.ignore_eos)
+        self.temperature = check_float("temperature", self.temperature, 0.0, 2.0)
+        self.length_penalty = check_float("length_penalty", self.length_penalty, -math.inf, math.inf)
+        check_bool("include_stop_str_in_output", self.include_stop_str_in_output)
+
+
+class _SamplingParamsMeta(msgspec.StructMeta):
+    """Turns an unknown keyword into an error that says what to use instead."""
+
+    if not TYPE_CHECKING:  # a __call__ seen by type checkers would hide the fields from them
+
+        def __call__(cls, *args, **kwargs):  # noqa: N805
+            for name, value in kwargs.items():
+                if name not in cls.__struct_fields__:
+                    known = [field for field in cls.__struct_fields__ if field not in _INTERNAL]
+                    raise unknown_parameter("SamplingParams", name, value, known, GONE)
+            return super().__call__(*args, **kwargs)
+
+
+class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_SamplingParamsMeta):
+    """How to generate one request's output. Unset fields keep vLLM's defaults; note max_tokens=16."""
+
+    n: int = 1
+    """Outputs per prompt; all equal when greedy."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens already in the output; in [-2, 2]."""
+    frequency_penalty: float = 0.0
+    """Subtracted once per occurrence in the output; in [-2, 2]."""
+    repetition_penalty: float = 1.0
+    """Divides the positive logits (multiplies the negative ones) of tokens in prompt or output; above 0."""
+    temperature: float = 1.0
+    """In [0, 2]; 0 is greedy."""
+    top_p: float = 1.0
+    """Keep the most likely tokens whose probabilities sum to this; in (0, 1], 1 keeps all."""
+    top_k: int = 0
+    """Keep this many of the most likely tokens; 0 or -1 keeps all."""
+    min_p: float = 0.0
+    """Keep tokens at least this likely relative to the most likely one; in [0, 1]."""
+    seed: int | None = None
+    """Makes the request's randomness reproducible, in any batch. None or -1: taken from the engine's seed."""
+    stop: str | list[str] | None = None
+    """Strings that end the output; a list once made."""
+    stop_token_ids: list[int] | None = None
+    """Token ids that end the output."""
+    ignore_eos: bool = False
+    """Go on after the end-of-sequence token."""
+    max_tokens: int | None = 16
+    """Longest output in tokens; None runs to the model's context."""
+    min_tokens: int = 0
+    """No end of sequence or stop token before this many tokens."""
+    logprobs: int | None = None
+    """Log-probabilities of this many most likely tokens besides the sampled one; -1 is the whole vocabulary."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens."""
+    logprob_token_ids: list[int] | None = None
+    """Token ids whose log-probabilities to return."""
+    flat_logprobs: bool = False
+    """Return log-probabilities as flat lists."""
+    detokenize: bool = True
+    """Make text from the tokens; without it `text` stays empty."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    spaces_between_special_tokens: bool = True
+    """Put spaces between special tokens in the text."""
+    include_stop_str_in_output: bool = False
+    """Keep the stop string in the text."""
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    """What outputs before the last one hold."""
+    stream_interval: int | None = None
+    """New tokens per streamed output."""
+    skip_clone: bool = False
+    """`clone` returns this very object: promise that nobody changes it."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """What the text must match."""
+    logit_bias: dict[int, float] | None = None
+    """Added to the logits of these token ids; in [-100, 100]."""
+    allowed_token_ids: list[int] | None = None
+    """Sample from these token ids only."""
+    extra_args: dict[str, Any] | None = None
+    """For plugins."""
+    routed_experts_prompt_start: int = 0
+    """First prompt token whose routing is returned."""
+    bad_words: list[str] | None = None
+    """Words that are never generated."""
+    skip_reading_prefix_cache: bool | None = None
+    """Compute the whole prompt anew."""
+    thinking_token_budget: int | None = None
+    """Longest reasoning in tokens; None or -1 is unlimited."""
+    repetition_detection: RepetitionDetectionParams | None = None
+    """End an output that repeats itself."""
+    prompt_logprob_token_ids: list[int] | None = None
+    """Token ids to score at prompt positions."""
+    prompt_logprob_start: int | None = None
+    """First prompt position to score."""
+    trace_decode_token_ids: list[int] | None = None
+    """Emit these token ids instead of sampling."""
+    output_text_buffer_length: int = 0
+    """Derived: characters held back until no stop string can start in them."""
+    _eos_token_id: int | None = None
+    _all_stop_token_ids: set[int] = msgspec.field(default_factory=set)
+    _bad_words_token_ids: list[list[int]] | None = None
+
+    @staticmethod
+    def from_optional(**fields: Any) -> SamplingParams:
+        """Make params from fields of which any may be None for its default; max_tokens=None stays unlimited."""
+        kept = ((name, value) for name, value in fields.items() if value is not None or name == "max_tokens")
+        given: dict[str, Any] = dict(kept)
+        return SamplingParams(**given)
+
+    def __post_init__(self) -> None:
+        """Normalise and check every field; also runs when decoded from msgpack, so it changes nothing twice."""
+        self._check_random()
+        self._check_lengths()
+        self._check_text()
+        self._check_logprobs()
+        self._check_token_rules()
+        self._refuse_unsupported()
+        if self.sampling_type is SamplingType.GREEDY:
+            self.temperature, self.top_p, self.top_k, self.min_p = 0.0, 1.0, 0, 0.0
+        self._all_stop_token_ids.update(self.stop_token_ids or ())
+
+    def _check_random(self) -> None:
+        self.n = check_int("n", self.n, 1, MAX_N)
+        self.presence_penalty = check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        self.frequency_penalty = check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        self.repetition_penalty = check_float(
+            "repetition_penalty", self.repetition_penalty, 0.0, math.inf, above_low=True
+        )
+        self.temperature = check_float("temperature", self.temperature, 0.0, 2.0)
+        if SAMPLING_EPS <= self.temperature < MIN_TEMPERATURE:
+            logger.warning(
+                "temperature %s is raised to %s, the lowest that samples.", self.temperature, MIN_TEMPERATURE
+            )
+            self.temperature = MIN_TEMPERATURE
+        self.top_p = check_float("top_p", self.top_p, 0.0, 1.0, above_low=True)
+        self.top_k = max(0, check_int("top_k", self.top_k, -1, INT32_MAX))
+        self.min_p = check_float("min_p", self.min_p, 0.0, 1.0)
+        if self.seed is not None:
+            self.seed = check_int("seed", self.seed, -(2**63), 2**64 - 1)
+            self.seed = None if self.seed == -1 else self.seed
+
+    def _check_lengths(self) -> None:
+        if self.max_tokens is not None:
+            self.max_tokens = check_int("max_tokens", self.max_tokens, 1, INT32_MAX)
+        self.min_tokens = check_int("min_tokens", self.min_tokens, 0, INT32_MAX)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise VLLMValidationError(
+                f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}.",
+                parameter="min_tokens",
+                value=self.min_tokens,
+            )
+        check_bool("ignore_eos", self.ignore_eos)
+        if self.stream_interval is not None:
+            self.stream_interval = check_int("stream_interval", self.stream_interval, 1, INT32_MAX)
+        if self.thinking_token_budget is not None:
+            budget = check_int("thinking_token_budget", self.thinking_token_budget, -1, INT32_MAX)
+            self.thinking_token_budget = None if budget == -1 else budget
+
+    def _check_text(self) -> None:
+        for name in ("detokenize", "skip_special_tokens", "spaces_between_special_tokens"):
+            check_bool(name, getattr(self, name))
+        for name in ("include_stop_str_in_output", "skip_clone", "flat_logprobs"):
+            check_bool(name, getattr(self, name))
+        if not isinstance(self.output_kind, RequestOutputKind):
+            check_choice("output_kind", self.output_kind, tuple(RequestOutputKind))
+        stop = [] if self.stop is None else [self.stop] if isinstance(self.stop, str) else self.stop
+        self.stop = check_strings("stop", stop, MAX_STOP_STRINGS, MAX_STOP_LENGTH)
+        if self.stop and not self.detokenize:
+            raise VLLMValidationError(
+                "stop strings need detokenize=True; use stop_token_ids without it.", parameter="stop", value=self.stop
+            )
+        hold_back = bool(self.stop) and not self.include_stop_str_in_output
+        self.output_text_buffer_length = max(map(len, self.stop)) - 1 if hold_back else 0
+
+    def _check_logprobs(self) -> None:
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:  # True means 1, as in vLLM
+                setattr(self, name, 1 if value is True else check_int(name, value, -1, INT32_MAX))
+        for name in ("logprob_token_ids", "prompt_logprob_token_ids"):
+            if getattr(self, name) is not None:
+                setattr(self, name, check_ints(name, getattr(self, name), 0, INT32_MAX, MAX_LOGPROB_TOKEN_IDS))
+        if self.prompt_logprob_start is not None:
+            check_int("prompt_logprob_start", self.prompt_logprob_start, 0, INT32_MAX)
+        check_int("routed_experts_prompt_start", self.routed_experts_prompt_start, 0, INT32_MAX)
+        if self.skip_reading_prefix_cache is None:
+            self.skip_reading_prefix_cache = self.prompt_logprobs is not None
+        check_bool("skip_reading_prefix_cache", self.skip_reading_prefix_cache)
+
+    def _check_token_rules(self) -> None:
+        ids = [] if self.stop_token_ids is None else self.stop_token_ids
+        self.stop_token_ids = check_ints("stop_token_ids", ids, 0, INT32_MAX, MAX_STOP_TOKEN_IDS)
+        words = [] if self.bad_words is None else self.bad_words
+        self.bad_words = check_strings("bad_words", words, MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH)
+        if self.allowed_token_ids is not None:
+            name = "allowed_token_ids"
+            self.allowed_token_ids = check_ints(name, self.allowed_token_ids, 0, INT32_MAX, MAX_ALLOWED_TOKEN_IDS)
+        if self.logit_bias is not None:
+            self.logit_bias = check_logit_bias(self.logit_bias)
+        check_kind("structured_outputs", self.structured_outputs, StructuredOutputsParams)
+        check_kind("repetition_detection", self.repetition_detection, RepetitionDetectionParams)
+        check_kind("extra_args", self.extra_args, dict)
+
+    def _refuse_unsupported(self) -> None:
+        for name, only in NOT_SUPPORTED_YET.items():
+            value = getattr(self, name)
+            if value != only:
+                raise VLLMValidationError(
+                    f"{name} is not supported yet; leave it at its default ({only!r}).", parameter=name, value=value
+                )
+
+    @property
+    def sampling_type(self) -> SamplingType:
+        """Greedy, random, or random with a seed of its own."""
+        if self.temperature < SAMPLING_EPS:
+            return SamplingType.GREEDY
+        return SamplingType.RANDOM if self.seed is None else SamplingType.RANDOM_SEED
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The end-of-sequence id that ends the output; None when ignored or not resolved yet."""
+        return self._eos_token_id
+
+    @property
+    def all_stop_token_ids(self) -> set[int]:
+        """Every id that min_tokens forbids: stop_token_ids and, once resolved, the model's EOS ids."""
+        return self._all_stop_token_ids
+
+    @property
+    def bad_words_token_ids(self) -> list[list[int]] | None:
+        """Token sequences of bad_words; None until resolved with a tokenizer."""
+        return self._bad_words_token_ids
+
+    def update_from_generation_config(
+        self, generation_config: Mapping[str, Any], eos_token_id: int | None = None
+    ) -> None:
+        """Add the tokenizer's EOS and the further EOS ids of a generation config."""
+        extra = generation_config.get("eos_token_id")
+        eos_ids = {extra} if isinstance(extra, int) else set(extra or ())
+        eos_ids.discard(eos_token_id)
+        self._all_stop_token_ids |= eos_ids
+        if eos_token_id is not None:
+            self._all_stop_token_ids.add(eos_token_id)
+        if not self.ignore_eos:
+            self._eos_token_id = eos_token_id
+            self.stop_token_ids = sorted(eos_ids.union(self.stop_token_ids or ()))
+
+    def clone(self) -> SamplingParams:
+        """Copy deeply and check again, since fields may have been assigned; itself when skip_clone."""
+        if self.skip_clone:
+            return self
+        copied = copy.copy(self)  # __post_init__ makes the plain lists anew
+        copied._all_stop_token_ids = set(self._all_stop_token_ids)
+        for name in ("structured_outputs", "extra_args", "repetition_detection", "_bad_words_token_ids"):
+            setattr(copied, name, copy.deepcopy(getattr(self, name)))
+        copied.__post_init__()
+        return copied
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name not in _INTERNAL)
+        return f"SamplingParams({shown})"
+
+
+_INTERNAL = frozenset({"output_text_buffer_length", "_eos_token_id", "_all_stop_token_ids", "_bad_words_token_ids"})

@@ -1,0 +1,63 @@
+"""The scheduler's settings, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+SchedulingPolicy = Literal["fcfs", "priority"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Limits of a step and of the block pool. Raise ValueError when they cannot work together."""
+
+    max_num_seqs: int
+    """Requests that may hold blocks at the same time."""
+    max_num_batched_tokens: int
+    """Tokens of one step, over all its chunks."""
+    max_model_len: int
+    """Prompt and output tokens of one request."""
+    block_size: int
+    """Tokens per block."""
+    num_blocks: int
+    """All blocks of the pool, the null block 0 counted."""
+    enable_prefix_caching: bool = True
+    policy: SchedulingPolicy = "fcfs"
+    long_prefill_token_threshold: int = 0
+    """The most tokens that one request gets in one step; 0 for no such limit."""
+    enable_chunked_prefill: bool = True
+    """False: a prompt waits for a step that takes it whole."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.policy not in ("fcfs", "priority"):
+            raise ValueError(f"policy must be 'fcfs' or 'priority', got {self.policy!r}.")
+        if self.long_prefill_token_threshold < 0:
+            raise ValueError(
+                f"long_prefill_token_threshold must be 0 (off) or more, got {self.long_prefill_token_threshold}."
+            )
+        # One request alone must always fit: otherwise preempting all the others could still leave it stuck.
+        if self.max_blocks_per_request > self.num_blocks - 1:
+            raise ValueError(
+                f"max_model_len={self.max_model_len} needs {self.max_blocks_per_request} blocks of {self.block_size} "
+                f"tokens, but the pool has {self.num_blocks - 1} beside the null block: give the KV cache more memory "
+                f"or lower max_model_len."
+            )
+        if not self.enable_chunked_prefill:
+            self._check_whole_prompts()
+
+    def _check_whole_prompts(self) -> None:
+        if self.max_num_batched_tokens < self.max_model_len:
+            raise ValueError(
+                f"enable_chunked_prefill=False needs max_num_batched_tokens >= max_model_len, "
+                f"got {self.max_num_batched_tokens} < {self.max_model_len}."
+            )
+        if self.long_prefill_token_threshold:
+            raise ValueError("long_prefill_token_threshold cuts prompts into chunks: it needs enable_chunked_prefill.")
+
+    @property
+    def max_blocks_per_request(self) -> int:
+        return -(-self.max_model_len // self.block_size)

@@ -1,0 +1,68 @@
+"""What passes between the scheduler and the execution: a step's plan on the way out, its result on the way back."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+import msgspec
+
+from jaxllm.engine.messages import TokenLogprobs
+from jaxllm.sampling_params import SamplingParams
+
+
+class Chunk(msgspec.Struct, frozen=True, gc=False):
+    """One request's tokens in one step."""
+
+    # A struct because hundreds are made per step: a frozen dataclass takes five times as long.
+
+    request_id: str
+    start: int
+    """Position of the chunk's first token."""
+    token_ids: array[int]
+    """int32, one per token of the chunk; 0 where the host does not know the id yet (see previous_row)."""
+    previous_row: int | None
+    """Row of the step in flight whose sampled token is this chunk's only token; None when token_ids is complete."""
+    block_ids: array[int]
+    """int32, a copy of all the request's blocks; they cover start + num_tokens positions."""
+    samples: bool
+    """Whether the chunk ends at the request's last token, so that the step samples the next one."""
+    num_prompt_tokens: int
+    params: SamplingParams
+    seed: int
+    """In [0, 2**64)."""
+    num_output_tokens: int
+    """Outputs before the token that this chunk samples, those in flight counted."""
+    banned_token_ids: tuple[int, ...]
+    """Ids that must not be sampled here: EOS and the stop ids while num_output_tokens < min_tokens, else none."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The work of one step. Every plan that the scheduler returns must be run, in order, and committed."""
+
+    step_id: int
+    chunks: tuple[Chunk, ...]
+    """Never empty; the one-token chunks (decode rows) first, then the longer ones."""
+    num_preempted: int
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(chunk.token_ids) for chunk in self.chunks)
+
+    @property
+    def num_decodes(self) -> int:
+        """Count the leading one-token chunks."""
+        return sum(len(chunk.token_ids) == 1 for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step sampled: row i belongs to chunks[i]. Rows of chunks that do not sample hold values to be ignored."""
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs | None]

@@ -1,0 +1,57 @@
+"""Who goes first: the order that a policy gives requests, and the queue of those that wait."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+from jaxllm.engine.messages import EngineCoreRequest
+from jaxllm.scheduling.config import SchedulingPolicy
+from jaxllm.scheduling.request import Request
+
+
+def order_of(source: EngineCoreRequest, arrival: int, policy: SchedulingPolicy) -> tuple[float, ...]:
+    """Return the request's sort key, unique because `arrival` counts the requests."""
+    if policy == "priority":
+        return (source.priority, source.arrival_time, arrival)
+    return (arrival,)
+
+
+class RequestQueue:
+    """Waiting requests, the first in order on top. A preempted request comes back to its old place in line."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[tuple[float, ...], Request]] = []
+        self._waiting: dict[str, Request] = {}
+
+    def push(self, request: Request) -> None:
+        self._waiting[request.request_id] = request
+        heapq.heappush(self._heap, (request.order, request))
+
+    def peek(self) -> Request | None:
+        """Return the first request, or None if nobody waits."""
+        # An aborted request stays in the heap until it surfaces: removing it at once would cost a search.
+        while self._heap and self._waiting.get(self._heap[0][1].request_id) is not self._heap[0][1]:
+            heapq.heappop(self._heap)
+        return self._heap[0][1] if self._heap else None
+
+    def pop(self) -> Request:
+        """Remove and return the first request; raise IndexError if nobody waits."""
+        if self.peek() is None:
+            raise IndexError("pop from an empty request queue")
+        _, request = heapq.heappop(self._heap)
+        del self._waiting[request.request_id]
+        return request
+
+    def remove(self, request: Request) -> None:
+        """Drop a waiting request; raise KeyError if it does not wait."""
+        del self._waiting[request.request_id]
+
+    def __contains__(self, request: Request) -> bool:
+        return self._waiting.get(request.request_id) is request
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._waiting.values())
+
+    def __len__(self) -> int:
+        return len(self._waiting)

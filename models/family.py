@@ -1,0 +1,74 @@
+"""What a family of models says about itself: how to read its config, its layer, and its tensors' HF names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from flax import nnx
+
+from .config import ModelConfig
+from .layers import DecoderLayer
+
+
+class TensorName(NamedTuple):
+    """Where a parameter comes from.
+
+    `name` is HF's, with `{body}` and `{head}` for the family's prefixes and `{l}` for the layer; `layout` goes from
+    HF's axes to ours, as in "(n h) d -> d n h".
+    """
+
+    name: str
+    layout: str
+
+
+class Prefixes(NamedTuple):
+    """What HF's names start with: those of the decoder, and that of the output head."""
+
+    body: str
+    head: str
+
+
+DECODER_PREFIXES = Prefixes("model.", "")
+# A multimodal wrapper's text part: as on the hub, and as later versions of HF name it.
+WRAPPER_PREFIXES = (Prefixes("language_model.model.", "language_model."), Prefixes("model.language_model.", ""))
+
+
+# What checkpoints may hold that no decoder needs.
+BUFFERS = ("*rotary_emb.inv_freq",)
+OTHER_MODALITIES = ("*vision_tower.*", "*multi_modal_projector.*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One family of decoders; `is_wrapper` says that its checkpoints hold other modalities around the decoder."""
+
+    config_from_hf: Callable[[Mapping[str, Any]], ModelConfig]
+    names: Mapping[str, TensorName]
+    layer: Callable[..., nnx.Module] = DecoderLayer
+    is_wrapper: bool = False
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Glob patterns of tensors that the family knowingly leaves out."""
+        return BUFFERS + (OTHER_MODALITIES if self.is_wrapper else ())
+
+    def read_config(self, hf: Mapping[str, Any], tensor_names: Collection[str] = ()) -> ModelConfig:
+        """Read a config.json; for a wrapper the checkpoint's tensor names, if given, say whether it has a head.
+
+        HF's defaults for wrappers have changed over time, and it too unties what a checkpoint holds separately.
+        """
+        config = self.config_from_hf(hf)
+        if self.is_wrapper and tensor_names:
+            return replace(
+                config, tie_word_embeddings=not any(name.endswith("lm_head.weight") for name in tensor_names)
+            )
+        return config
+
+    def find_prefixes(self, tensor_names: Collection[str]) -> Prefixes:
+        """Return the prefixes under which the checkpoint has its embedding; the usual ones if under none."""
+        prefixes = WRAPPER_PREFIXES if self.is_wrapper else (DECODER_PREFIXES,)
+        embed = self.names["embed.table"].name
+        found = [each for each in prefixes if embed.format(**each._asdict()) in tensor_names]
+        return (found or prefixes)[0]

@@ -1,0 +1,51 @@
+"""Llama 2, 3, 3.1, 3.2 and everything of that shape: SmolLM2, TinyLlama, Vicuna."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from .config import ModelConfig, read_decoder
+from .family import Family, TensorName
+
+LLAMA_NAMES = MappingProxyType(
+    {
+        "embed.table": TensorName("{body}embed_tokens.weight", "v d -> v d"),
+        "final_norm.scale": TensorName("{body}norm.weight", "d -> d"),
+        "lm_head.table": TensorName("{head}lm_head.weight", "v d -> v d"),
+        "layers.attn_norm.scale": TensorName("{body}layers.{l}.input_layernorm.weight", "d -> d"),
+        "layers.attn.q": TensorName("{body}layers.{l}.self_attn.q_proj.weight", "(n h) d -> d n h"),
+        "layers.attn.k": TensorName("{body}layers.{l}.self_attn.k_proj.weight", "(k h) d -> d k h"),
+        "layers.attn.v": TensorName("{body}layers.{l}.self_attn.v_proj.weight", "(k h) d -> d k h"),
+        "layers.attn.o": TensorName("{body}layers.{l}.self_attn.o_proj.weight", "d (n h) -> n h d"),
+        "layers.attn.q_bias": TensorName("{body}layers.{l}.self_attn.q_proj.bias", "(n h) -> n h"),
+        "layers.attn.k_bias": TensorName("{body}layers.{l}.self_attn.k_proj.bias", "(k h) -> k h"),
+        "layers.attn.v_bias": TensorName("{body}layers.{l}.self_attn.v_proj.bias", "(k h) -> k h"),
+        "layers.attn.o_bias": TensorName("{body}layers.{l}.self_attn.o_proj.bias", "d -> d"),
+        "layers.attn.q_norm.scale": TensorName("{body}layers.{l}.self_attn.q_norm.weight", "h -> h"),
+        "layers.attn.k_norm.scale": TensorName("{body}layers.{l}.self_attn.k_norm.weight", "h -> h"),
+        "layers.mlp_norm.scale": TensorName("{body}layers.{l}.post_attention_layernorm.weight", "d -> d"),
+        "layers.mlp.gate": TensorName("{body}layers.{l}.mlp.gate_proj.weight", "f d -> d f"),
+        "layers.mlp.up": TensorName("{body}layers.{l}.mlp.up_proj.weight", "f d -> d f"),
+        "layers.mlp.down": TensorName("{body}layers.{l}.mlp.down_proj.weight", "d f -> f d"),
+        "layers.mlp.gate_bias": TensorName("{body}layers.{l}.mlp.gate_proj.bias", "f -> f"),
+        "layers.mlp.up_bias": TensorName("{body}layers.{l}.mlp.up_proj.bias", "f -> f"),
+        "layers.mlp.down_bias": TensorName("{body}layers.{l}.mlp.down_proj.bias", "d -> d"),
+    }
+)
+
+
+def llama_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read a Llama config.json."""
+    attention_bias = bool(hf.get("attention_bias", False))
+    return read_decoder(
+        hf,
+        architecture="LlamaForCausalLM",
+        qkv_bias=attention_bias,
+        o_bias=attention_bias,
+        mlp_bias=bool(hf.get("mlp_bias", False)),
+    )
+
+
+LLAMA = Family(config_from_hf=llama_config, names=LLAMA_NAMES)

@@ -1,0 +1,217 @@
+"""A model as pure functions over a plain nested dict of parameters, and the specs that loading works from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+
+from pallas_kernels.paged_attention import AttentionBatch, KVPool, paged_attention
+
+from .config import ModelConfig
+from .family import Prefixes, TensorName
+from .layers import Embedding, LayerData, RMSNorm, run_layers, soft_cap
+from .registry import get_family
+from .rope import rope_tables
+
+NO_WINDOW = 2**30
+
+Params = Mapping[str, Any]
+
+
+class TokenBatch(NamedTuple):
+    """The tokens of a step, int32 [t] each.
+
+    `rope_lengths_t` is max(prompt length, position + 1): the sequence length that dynamic RoPE scales by.
+    """
+
+    token_ids_t: Array
+    positions_t: Array
+    rope_lengths_t: Array
+
+
+@dataclass(frozen=True)
+class ParamSpec:
+    """One parameter: its array, and the HF tensors it is made of (one per layer, in order, if it is stacked).
+
+    `layout` takes one HF tensor of `hf_shape` to one layer of ours; `axes` names a logical axis per dimension.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    axes: tuple[str | None, ...]
+    sources: tuple[str, ...]
+    layout: str
+    hf_shape: tuple[int, ...]
+
+    @property
+    def stacked(self) -> bool:
+        """Whether the first dimension counts layers."""
+        return self.axes[0] == "layers"
+
+
+class Frame(nnx.Module):
+    """What surrounds the layers."""
+
+    def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        self.embed = Embedding(cfg, dtype)
+        self.final_norm = RMSNorm(cfg.hidden_size, "embed", cfg, dtype)
+        self.tied = cfg.tie_word_embeddings
+        if not cfg.tie_word_embeddings:
+            self.lm_head = Embedding(cfg, dtype)
+
+    def logits(self, hidden_sd: Array) -> Array:
+        """Return float32 logits [s, v]."""
+        return (self.embed if self.tied else self.lm_head).logits(hidden_sd)
+
+
+class Model:
+    """The functions of one model; it holds no arrays. With `stacked` the layers' weights have a leading layer axis."""
+
+    def __init__(self, config: ModelConfig, dtype: DTypeLike, *, stacked: bool = True) -> None:
+        self.config, self.dtype, self.stacked = config, jnp.dtype(dtype), stacked
+        self.family = get_family(config.architecture)
+        self._frame_def, self._frame_state = _abstract(partial(Frame, config, self.dtype))
+        self._layer_def, self._layer_state = _abstract(partial(self.family.layer, config, self.dtype))
+
+    @property
+    def ignored_tensors(self) -> tuple[str, ...]:
+        """Glob patterns of checkpoint tensors that this model knowingly leaves out."""
+        return self.family.ignored + (("*lm_head.weight",) if self.config.tie_word_embeddings else ())
+
+    def param_specs(self, tensor_names: Collection[str] = ()) -> dict[str, ParamSpec]:
+        """Return a spec per parameter path, as "layers.attn.q"; "layers.0.attn.q" if the layers are not stacked.
+
+        `tensor_names` are the checkpoint's; they settle which of a family's name prefixes it uses.
+        """
+        prefixes = self.family.find_prefixes(tensor_names)
+        num_layers = self.config.num_layers
+        specs = {path: _spec(param, *self._source(path, prefixes, None)) for path, param in _flat(self._frame_state)}
+        for path, param in _flat(self._layer_state):
+            sources = [self._source(f"layers.{path}", prefixes, layer) for layer in range(num_layers)]
+            singles = [_spec(param, *source) for source in sources]
+            if self.stacked:
+                specs[f"layers.{path}"] = _stack(singles)
+            else:
+                specs |= {f"layers.{layer}.{path}": spec for layer, spec in enumerate(singles)}
+        return specs
+
+    def forward(
+        self,
+        params: Params,
+        kv_pool: KVPool,
+        tokens: TokenBatch,
+        attention: AttentionBatch,
+        *,
+        implementation: str | None = None,
+    ) -> tuple[Array, KVPool]:
+        """Run the step's tokens through all layers; return normed hidden states [t, d] and the pool."""
+        cfg = self.config
+        frame = nnx.merge(self._frame_def, {name: value for name, value in params.items() if name != "layers"})
+        cos_rth, sin_rth = rope_tables(cfg.ropes, cfg.head_dim, tokens.positions_t, tokens.rope_lengths_t)
+
+        def body(carry: tuple[Array, KVPool], layer_params: Params, data: LayerData) -> tuple[Array, KVPool]:
+            def attend(q_tnh: Array, k_tkh: Array, v_tkh: Array, kv_pool: KVPool) -> tuple[Array, KVPool]:
+                return paged_attention(
+                    q_tnh,
+                    k_tkh,
+                    v_tkh,
+                    kv_pool,
+                    attention,
+                    layer=data.layer,
+                    num_layers=cfg.num_layers,
+                    window=data.window,
+                    scale=cfg.scale,
+                    soft_cap=cfg.attn_soft_cap,
+                    implementation=implementation,
+                )
+
+            # A model with one table needs no gather in its layers.
+            table = 0 if len(cfg.ropes) == 1 else data.rope
+            layer: Callable[..., tuple[Array, KVPool]] = nnx.merge(self._layer_def, dict(layer_params))
+            return layer(*carry, cos_rth[table], sin_rth[table], attend)
+
+        carry = (frame.embed.embed(tokens.token_ids_t, cfg.embed_scale), kv_pool)
+        x_td, kv_pool = run_layers(body, params["layers"], carry, _layer_data(cfg))
+        return frame.final_norm(x_td), kv_pool
+
+    def logits(self, params: Params, hidden_sd: Array) -> Array:
+        """Return float32 logits [s, v] of hidden states from `forward`, the final soft cap applied."""
+        frame = nnx.merge(self._frame_def, {name: value for name, value in params.items() if name != "layers"})
+        return soft_cap(frame.logits(hidden_sd), self.config.final_soft_cap)
+
+    def _source(self, path: str, prefixes: Prefixes, layer: int | None) -> tuple[str, str]:
+        if path not in self.family.names:
+            raise ValueError(f"{self.config.architecture}: no HF tensor name for parameter {path!r}")
+        source: TensorName = self.family.names[path]
+        return source.name.format(body=prefixes.body, head=prefixes.head, l=layer), source.layout
+
+
+def unflatten[T](flat: Mapping[str, T]) -> dict[str, Any]:
+    """Turn "layers.attn.q"-style paths into the nested dict that `forward` takes; numbers make a tuple of layers."""
+    nested: dict[str, Any] = {}
+    for path, value in flat.items():
+        *parents, leaf = path.split(".")
+        node = nested
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = value
+    layers = nested.get("layers", {})
+    if layers and all(name.isdigit() for name in layers):
+        nested["layers"] = tuple(layers[str(index)] for index in range(len(layers)))
+    return nested
+
+
+def _abstract(build: Callable[[], nnx.Module]) -> tuple[Any, nnx.State]:
+    # Flax would shard at construction; there is nothing to shard yet.
+    with nnx.use_eager_sharding(False):
+        return nnx.split(nnx.eval_shape(build))
+
+
+def _flat(state: nnx.State) -> list[tuple[str, nnx.Variable[Any]]]:
+    return [(".".join(map(str, path)), variable) for path, variable in nnx.to_flat_state(state)]
+
+
+def _spec(variable: nnx.Variable[Any], source: str, layout: str) -> ParamSpec:
+    shape = tuple(variable.shape)
+    return ParamSpec(
+        shape=shape,
+        dtype=variable.dtype,
+        axes=tuple(variable.get_metadata()["out_sharding"]),
+        sources=(source,),
+        layout=layout,
+        hf_shape=_hf_shape(layout, shape),
+    )
+
+
+def _stack(specs: list[ParamSpec]) -> ParamSpec:
+    first = specs[0]
+    return ParamSpec(
+        shape=(len(specs), *first.shape),
+        dtype=first.dtype,
+        axes=("layers", *first.axes),
+        sources=tuple(spec.sources[0] for spec in specs),
+        layout=first.layout,
+        hf_shape=first.hf_shape,
+    )
+
+
+def _hf_shape(layout: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the HF tensor's shape for `layout` = "(n h) d -> d n h" and our shape."""
+    theirs, ours = layout.split("->")
+    sizes = dict(zip(ours.split(), shape, strict=True))
+    groups = re.findall(r"\(([^)]*)\)|(\S+)", theirs)
+    return tuple(prod(sizes[axis] for axis in (group or single).split()) for group, single in groups)
+
+
+def _layer_data(cfg: ModelConfig) -> list[LayerData]:
+    windows = (NO_WINDOW if window is None else window for window in cfg.layer_windows)
+    return [LayerData(*each) for each in zip(range(cfg.num_layers), windows, cfg.layer_ropes, strict=True)]

@@ -1,0 +1,30 @@
+"""Qwen2 and Qwen2.5: Llama with a bias on q, k and v, and an optional sliding window on the upper layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .config import ModelConfig, read_decoder, read_int, read_layer_types, windows_of
+from .family import Family
+from .llama import LLAMA_NAMES
+
+# HF's values for keys that a config.json leaves out.
+DEFAULTS = {"max_position_embeddings": 32_768, "sliding_window": 4096, "max_window_layers": 28}
+
+
+def qwen2_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read a Qwen2 config.json."""
+    hf = DEFAULTS | dict(hf)
+    return read_decoder(hf, architecture="Qwen2ForCausalLM", qkv_bias=True, layer_windows=qwen_windows(hf))
+
+
+def qwen_windows(hf: Mapping[str, Any]) -> tuple[int | None, ...]:
+    """Return each layer's window: none unless `use_sliding_window`, then from layer `max_window_layers` up."""
+    num_layers, first = read_int(hf, "num_hidden_layers"), read_int(hf, "max_window_layers")
+    default = tuple("sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers))
+    window = hf["sliding_window"] if hf.get("use_sliding_window") else None
+    return windows_of(read_layer_types(hf, default), window)
+
+
+QWEN2 = Family(config_from_hf=qwen2_config, names=LLAMA_NAMES)

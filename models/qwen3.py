@@ -1,0 +1,28 @@
+"""Qwen3: Llama with a norm on each head of q and k, and a head size of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .config import ModelConfig, read_decoder
+from .family import Family
+from .llama import LLAMA_NAMES
+from .qwen2 import DEFAULTS, qwen_windows
+
+
+def qwen3_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read a Qwen3 config.json."""
+    hf = DEFAULTS | {"head_dim": 128} | dict(hf)
+    bias = bool(hf.get("attention_bias", False))
+    return read_decoder(
+        hf,
+        architecture="Qwen3ForCausalLM",
+        qk_norm=True,
+        qkv_bias=bias,
+        o_bias=bias,
+        layer_windows=qwen_windows(hf),
+    )
+
+
+QWEN3 = Family(config_from_hf=qwen3_config, names=LLAMA_NAMES)

@@ -1,0 +1,97 @@
+"""Rotary position embeddings: cos and sin of the distinct tables, computed once per step outside the layers.
+
+The formulas follow `transformers.modeling_rope_utils`, in float32 as there.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from .config import RopeConfig
+
+
+def rope_tables(
+    ropes: tuple[RopeConfig, ...], head_dim: int, positions_t: Array, rope_lengths_t: Array
+) -> tuple[Array, Array]:
+    """Return cos and sin, each float32 [len(ropes), t, head_dim / 2], for the tokens' positions.
+
+    `rope_lengths_t` is the sequence length that dynamic scaling sees for each token.
+    """
+    positions_t1 = positions_t.astype(jnp.float32)[:, None]
+    cos, sin = [], []
+    for rope in ropes:
+        if rope.rope_type == "dynamic":
+            angles = positions_t1 * _dynamic_frequencies(rope, head_dim, rope_lengths_t)
+        else:
+            angles = positions_t1 * jnp.asarray(frequencies(rope, head_dim))[None, :]
+        cos.append(jnp.cos(angles) * rope.attention_factor)
+        sin.append(jnp.sin(angles) * rope.attention_factor)
+    return jnp.stack(cos), jnp.stack(sin)
+
+
+def rotate(x_tnh: Array, cos_th: Array, sin_th: Array) -> Array:
+    """Rotate the halves of each head, in float32; `cos_th` and `sin_th` are [t, h / 2]."""
+    first, second = jnp.split(x_tnh.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos_th[:, None, :], sin_th[:, None, :]
+    return jnp.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1).astype(x_tnh.dtype)
+
+
+def frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
+    """Return the inverse frequencies, float32 [head_dim / 2], of a table that does not depend on the sequence."""
+    base = _default_frequencies(rope.theta, head_dim)
+    match rope.rope_type:
+        case "linear":
+            return base / np.float32(rope.factor)
+        case "llama3":
+            return _llama3_frequencies(rope, base)
+        case "yarn":
+            return _yarn_frequencies(rope, head_dim)
+        case _:
+            return base
+
+
+def _exponents(head_dim: int) -> np.ndarray:
+    return np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+
+
+def _default_frequencies(theta: float, head_dim: int) -> np.ndarray:
+    return np.float32(1.0) / np.power(np.float32(theta), _exponents(head_dim))
+
+
+def _dynamic_frequencies(rope: RopeConfig, head_dim: int, lengths_t: Array) -> Array:
+    """Return [t, head_dim / 2]: the base grows once a sequence is longer than the model was trained for."""
+    trained = rope.max_position_embeddings
+    lengths = jnp.maximum(lengths_t, trained).astype(jnp.float32)
+    growth = rope.factor * lengths / trained - (rope.factor - 1.0)
+    theta_t1 = (rope.theta * growth ** (head_dim / (head_dim - 2)))[:, None]
+    return 1.0 / theta_t1 ** jnp.asarray(_exponents(head_dim))[None, :]
+
+
+def _llama3_frequencies(rope: RopeConfig, base: np.ndarray) -> np.ndarray:
+    trained, low, high = rope.original_max_position_embeddings, rope.low_freq_factor, rope.high_freq_factor
+    factor = np.float32(rope.factor)
+    wavelengths = np.float32(2 * math.pi) / base
+    smooth = (np.float32(trained) / wavelengths - np.float32(low)) / np.float32(high - low)
+    blended = (1 - smooth) * base / factor + smooth * base
+    scaled = np.where(wavelengths > trained / low, base / factor, blended)
+    return np.where(wavelengths < trained / high, base, scaled).astype(np.float32)
+
+
+def _yarn_frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
+    def correction(num_rotations: float) -> float:
+        turns = rope.original_max_position_embeddings / (num_rotations * 2 * math.pi)
+        return head_dim * math.log(turns) / (2 * math.log(rope.theta))
+
+    low, high = correction(rope.beta_fast), correction(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    # Equal ends would divide by zero.
+    span = (high - low) or 0.001
+    ramp = np.clip((np.arange(head_dim // 2, dtype=np.float32) - np.float32(low)) / np.float32(span), 0, 1)
+    base = _default_frequencies(rope.theta, head_dim)
+    return (base / np.float32(rope.factor) * ramp + base * (1 - ramp)).astype(np.float32)

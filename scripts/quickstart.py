@@ -1,0 +1,45 @@
+"""What quickstart.sh runs: one chat prompt and a small batch, through jaxllm's public API only."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from jaxllm import LLM, SamplingParams
+
+QUESTION = "What is the capital of France? Answer in one sentence."
+PROMPTS = [
+    "The three primary colours are",
+    "Water boils at",
+    "def fibonacci(n):",
+    "The opposite of hot is",
+    "Once upon a time",
+    "A haiku has three lines of",
+    "The largest planet in the solar system is",
+    "To make a cup of tea, first",
+]
+
+
+def main(model: str) -> None:
+    print(f"model: {Path(model).name}")
+    llm = LLM(model=model)
+
+    [answer] = llm.chat(
+        [{"role": "user", "content": QUESTION}], SamplingParams(temperature=0, max_tokens=64), use_tqdm=False
+    )
+    print(f"\n> {QUESTION}\n{answer.outputs[0].text.strip()}\n")
+
+    start = time.perf_counter()
+    outputs = llm.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=32), use_tqdm=False)
+    seconds = time.perf_counter() - start
+    for output in outputs:
+        print(f"{output.prompt!r} -> {output.outputs[0].text!r}")
+    num_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+    print(
+        f"\n{len(PROMPTS)} prompts at once: {num_tokens} tokens in {seconds:.1f} s, {num_tokens / seconds:.0f} tokens/s"
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

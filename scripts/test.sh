@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# test.sh [PYTEST ARGUMENTS]: lint, types and tests, in the environment that quickstart.sh makes plus the test extras.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/lib.sh
+
+SECONDS=0
+report=()
+part() { # NAME COMMAND...: run one part, show and keep its time; the script goes on, and fails at its end if a part did
+  local name=$1 start=$SECONDS status=0
+  shift
+  say "$name"
+  "$@" || status=$?
+  [ "$status" = 0 ] && report+=("$name: ok, $((SECONDS - start)) s") || report+=("$name: FAILED ($status), $((SECONDS - start)) s")
+  return "$status"
+}
+
+fetch_models() { # a missing model is for the tests to judge: some fail, some skip
+  local name
+  for name in smollm2 gemma; do .venv/bin/python scripts/fetch_models.py "$name" || true; done
+}
+
+ensure_env test
+failed=0
+part "model files" fetch_models
+part "ruff check" .venv/bin/ruff check . || failed=1
+part "ruff format" .venv/bin/ruff format --check . || failed=1
+part "pyright" .venv/bin/pyright --warnings || failed=1
+part "pytest" .venv/bin/python -m pytest --durations=15 "$@" || failed=1
+
+for line in "${report[@]}" "in all: $SECONDS s"; do say "$line"; done
+exit "$failed"

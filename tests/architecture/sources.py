@@ -1,0 +1,96 @@
+"""The product's source files as syntax trees, and the modules each one imports."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module under its absolute name; `name` is what is taken out of it, if anything."""
+
+    module: str
+    name: str | None
+    line: int
+    top_level: bool  # outside functions, so it runs when the importing module is imported
+
+    @property
+    def top(self) -> str:
+        return self.module.partition(".")[0]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One Python file of the product. `module` is its import name: models/llama.py is jaxllm.models.llama."""
+
+    path: Path
+    module: str
+
+    @property
+    def where(self) -> str:
+        return str(self.path.relative_to(ROOT))
+
+    @cached_property
+    def text(self) -> str:
+        return self.path.read_text()
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, self.where)
+
+    @cached_property
+    def imports(self) -> list[Import]:
+        inside = {id(node) for function in ast.walk(self.tree) if is_function(function) for node in ast.walk(function)}
+        found: list[Import] = []
+        for node in ast.walk(self.tree):
+            top_level = id(node) not in inside
+            if isinstance(node, ast.Import):
+                found += [Import(alias.name, None, node.lineno, top_level) for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                module = self.absolute(node)
+                found += [Import(module, alias.name, node.lineno, top_level) for alias in node.names]
+        return found
+
+    def absolute(self, node: ast.ImportFrom) -> str:
+        """The absolute name of the module that `from ... import` names."""
+        if node.level == 0:
+            return node.module or ""
+        package = self.module.split(".") if self.path.name == "__init__.py" else self.module.split(".")[:-1]
+        base = package[: len(package) - node.level + 1]
+        return ".".join([*base, *([node.module] if node.module else [])])
+
+
+def is_function(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+
+
+def sources(folder: str) -> list[Source]:
+    """Every Python file under one top-level folder, without following the link jaxllm/models."""
+    return [Source(path, module_name(path)) for path in python_files(ROOT / folder)]
+
+
+def product() -> list[Source]:
+    return sources("jaxllm") + sources("models") + sources("pallas_kernels")
+
+
+def python_files(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        if path.is_symlink():
+            continue
+        if path.is_dir():
+            yield from python_files(path)
+        elif path.suffix == ".py":
+            yield path
+
+
+def module_name(path: Path) -> str:
+    parts = list(path.relative_to(ROOT).with_suffix("").parts)
+    if parts[0] == "models":
+        parts.insert(0, "jaxllm")
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

@@ -1,0 +1,127 @@
+"""Who may import whom: jaxllm -> models -> pallas_kernels, and nothing heavy at the front door."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from tests.architecture.sources import ROOT, Import, Source, product, sources
+
+HEAVY = {"flax", "jax", "jaxlib", "torch", "transformers"}
+HOST_ONLY_MODULES = [
+    "jaxllm.exceptions",
+    "jaxllm.outputs",
+    "jaxllm.sampling_params",
+    "jaxllm.engine.messages",
+    "jaxllm.scheduling.scheduler",
+]
+
+
+def offences(files: list[Source], is_wrong) -> list[str]:
+    return [
+        f"{source.where}:{imported.line} imports {imported.module}"
+        for source in files
+        for imported in source.imports
+        if is_wrong(imported)
+    ]
+
+
+def inside(imported: Import, package: str) -> bool:
+    """Whether an import reaches into a package, as `import package.x` or as `from above import package`."""
+    full = f"{imported.module}.{imported.name}" if imported.name else imported.module
+    return any(name == package or name.startswith(package + ".") for name in (imported.module, full))
+
+
+def test_kernels_import_only_jax_and_themselves():
+    allowed = {"jax", "numpy", "pallas_kernels"} | sys.stdlib_module_names
+    assert not offences(sources("pallas_kernels"), lambda imported: imported.top not in allowed)
+
+
+def test_models_import_only_kernels_and_themselves():
+    """Checked under their import name, so a relative import that climbs out of models shows as jaxllm."""
+
+    def is_wrong(imported: Import) -> bool:
+        return imported.top == "models" or (imported.top == "jaxllm" and not inside(imported, "jaxllm.models"))
+
+    assert not offences(sources("models"), is_wrong)
+
+
+def test_models_use_relative_imports_for_themselves():
+    lines = [
+        f"{source.where}:{number}"
+        for source in sources("models")
+        for number, line in enumerate(source.text.splitlines(), 1)
+        if re.match(r"\s*(from|import) (jaxllm\.)?models\b", line)
+    ]
+    assert not lines
+
+
+def test_jaxllm_imports_models_by_their_installed_name():
+    assert not offences(sources("jaxllm"), lambda imported: imported.top == "models")
+    assert (ROOT / "jaxllm" / "models").readlink().as_posix() == "../models"
+
+
+def test_scheduling_imports_neither_jax_nor_numpy():
+    banned = HEAVY | {"numpy", "ml_dtypes"}
+    assert not offences(sources("jaxllm/scheduling"), lambda imported: imported.top in banned)
+
+
+def test_no_import_cycles():
+    """Among what runs when a module is imported. Parent packages count only where they are named."""
+    files = {source.module: source for source in product()}
+    graph = {name: imported_modules(source, set(files)) - {name} for name, source in files.items()}
+    while leaves := {name for name, needs in graph.items() if not needs}:
+        graph = {name: needs - leaves for name, needs in graph.items() if name not in leaves}
+    while unneeded := set(graph) - set().union(*graph.values()):
+        graph = {name: needs for name, needs in graph.items() if name not in unneeded}
+    assert not graph, f"these modules import each other: {graph}"
+
+
+def imported_modules(source: Source, known: set[str]) -> set[str]:
+    found = set()
+    for imported in source.imports:
+        if not imported.top_level:
+            continue
+        submodule = f"{imported.module}.{imported.name}"
+        found.add(submodule if submodule in known else imported.module)
+    return found & known
+
+
+def test_third_party_imports_are_declared_dependencies():
+    declared_only = {"jinja2"}  # transformers loads it for chat templates
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {re.split(r"[\[<>=!~ ]", line, maxsplit=1)[0].replace("-", "_") for line in project["dependencies"]}
+    declared = {"yaml" if name == "pyyaml" else name for name in declared}
+    ours = {"jaxllm", "pallas_kernels"} | sys.stdlib_module_names
+    imported = {imported.top for source in product() for imported in source.imports} - ours
+    assert imported == declared - declared_only
+
+
+def modules_after(statement: str) -> tuple[float, set[str]]:
+    """Seconds that `statement` takes in a fresh interpreter, and the top-level modules then loaded."""
+    program = (
+        "import json, sys, time; start = time.perf_counter()\n"
+        f"{statement}\n"
+        "seconds = time.perf_counter() - start\n"
+        "print(json.dumps([seconds, sorted({name.partition('.')[0] for name in sys.modules})]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    seconds, modules = json.loads(done.stdout)
+    return seconds, set(modules)
+
+
+def test_import_jaxllm_is_quick_and_light():
+    runs = [modules_after("import jaxllm") for _ in range(3)]
+    assert not runs[0][1] & HEAVY
+    assert min(seconds for seconds, _ in runs) < 1.0
+
+
+@pytest.mark.parametrize("module", HOST_ONLY_MODULES)
+def test_host_modules_load_without_jax_or_numpy(module: str):
+    _, modules = modules_after(f"import {module}")
+    assert not modules & (HEAVY | {"numpy"})

@@ -1,0 +1,62 @@
+"""What every test stands on: the CPU platform, caches inside the repository, and the real models' paths.
+
+Environment variables are set here, before jax is first imported; so are they for the processes that tests start.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import hypothesis
+import pytest
+from fetch_models import MODELS, default_dir, is_present
+from hypothesis.database import DirectoryBasedExampleDatabase
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+CACHE = REPOSITORY / ".cache"
+MODEL_DIR = default_dir()  # where scripts/test.sh puts the models: read before the next lines move jaxllm's cache
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["JAXLLM_CACHE"] = str(CACHE / "jaxllm")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / "jax")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+
+hypothesis.settings.register_profile(
+    "jaxllm",
+    deadline=None,  # a first example may compile
+    print_blob=True,
+    database=DirectoryBasedExampleDatabase(CACHE / "hypothesis"),
+)
+hypothesis.settings.load_profile("jaxllm")
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The repository's root."""
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> str:
+    """SmolLM2-135M-Instruct as GGUF. Tests that need it fail without it."""
+    model = MODELS["smollm2"]
+    if not is_present(model, MODEL_DIR):
+        pytest.fail(f"{model.name} is not in {MODEL_DIR}; run scripts/fetch_models.py smollm2")
+    return str(MODEL_DIR / model.name)
+
+
+@pytest.fixture(scope="session")
+def gemma_path() -> str:
+    """Gemma 3 270M as GGUF. Tests that need it skip without it, but fail in CI."""
+    model = MODELS["gemma"]
+    if not is_present(model, MODEL_DIR):
+        absent = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
+        absent(f"{model.name} is not in {MODEL_DIR}; run scripts/fetch_models.py gemma")
+    return str(MODEL_DIR / model.name)
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Fail the test after which torch is loaded: jaxllm never needs it at run time."""
+    assert "torch" not in sys.modules, f"torch was imported during {item.nodeid}"

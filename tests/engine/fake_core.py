@@ -1,0 +1,161 @@
+"""An engine core without a model: each request's tokens come from a script. And a client that sends all as bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from jaxllm.engine.core_client import CoreClient
+from jaxllm.engine.messages import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    SchedulerStats,
+    TokenLogprobs,
+)
+
+type Script = Callable[[EngineCoreRequest], list[int]]
+
+
+class FakeCore:
+    """One token per request and step; EOS, stop ids, min_tokens and max_tokens as the scheduler treats them."""
+
+    def __init__(self, script: Script, *, max_model_len: int = 128, vocab_size: int = 1000, running: int = 64) -> None:
+        self.max_model_len = max_model_len
+        self.requests: dict[str, EngineCoreRequest] = {}
+        self.seen: list[EngineCoreRequest] = []
+        self.aborted: list[str] = []
+        self.num_steps = self.num_tokens = self.num_resets = self.num_shutdowns = 0
+        self.before_step: Callable[[int], None] = lambda step: None
+        self._script = script
+        self._vocab_size = vocab_size
+        self._running = running
+        self._outputs: dict[str, list[int]] = {}
+        self._entered: dict[str, float] = {}
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        assert request.request_id not in self.requests
+        assert request.max_tokens >= 1
+        assert len(request.prompt_token_ids) + request.max_tokens <= self.max_model_len
+        self.requests[request.request_id] = request
+        self.seen.append(request)
+        self._outputs[request.request_id] = []
+        self._entered[request.request_id] = time.monotonic()
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            if self.requests.pop(request_id, None) is not None:
+                self.aborted.append(request_id)
+
+    def step(self) -> EngineCoreOutputs:
+        self.before_step(self.num_steps)
+        self.num_steps += 1
+        rows = list(self.requests.values())[: self._running]
+        outputs = [self._advance(request) for request in rows]
+        self.num_tokens += len(rows)
+        stats = SchedulerStats(
+            num_running_reqs=min(self._running, len(self.requests)),
+            num_waiting_reqs=max(0, len(self.requests) - self._running),
+            num_blocks=100,
+            num_blocks_in_use=len(rows),
+            num_preemptions=0,
+            prefix_cache_queries=8,
+            prefix_cache_hits=2,
+            num_steps=self.num_steps,
+            num_scheduled_tokens=self.num_tokens,
+        )
+        return EngineCoreOutputs(outputs=outputs, stats=stats, timestamp=time.monotonic())
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.requests)
+
+    def reset_prefix_cache(self) -> bool:
+        self.num_resets += 1
+        return not self.requests
+
+    def shutdown(self) -> None:
+        self.num_shutdowns += 1
+
+    def _advance(self, request: EngineCoreRequest) -> EngineCoreOutput:
+        out = self._outputs[request.request_id]
+        token_id = self._script(request)[len(out)]
+        out.append(token_id)
+        params = request.sampling_params
+        reason, stop_reason = None, None
+        if len(out) >= params.min_tokens and token_id == request.eos_token_id:
+            reason = "stop"
+        elif len(out) >= params.min_tokens and token_id in (params.stop_token_ids or ()):
+            reason, stop_reason = "stop", token_id
+        elif len(out) == request.max_tokens:
+            reason = "length"
+        if reason is not None:
+            del self.requests[request.request_id]
+        entered = self._entered[request.request_id]
+        return EngineCoreOutput(
+            request_id=request.request_id,
+            new_token_ids=[token_id],
+            new_logprobs=None if params.logprobs is None else [self._logprobs(token_id, params.logprobs)],
+            finish_reason=reason,
+            stop_reason=stop_reason,
+            num_cached_tokens=3,
+            queued_ts=entered,
+            scheduled_ts=entered,
+        )
+
+    def _logprobs(self, token_id: int, k: int) -> TokenLogprobs:
+        """Make the sampled token the most likely one if its id is even, else the fifth, at -5."""
+        num = self._vocab_size if k < 0 else k
+        others = [each for each in range(self._vocab_size) if each != token_id]
+        top = [token_id, *others] if token_id % 2 == 0 else [*others[:4], token_id, *others[4:]]
+        rank = 1 if token_id % 2 == 0 else 5
+        return TokenLogprobs([token_id, *top[:num]], [-float(rank), *(-1.0 - i for i in range(num))], rank)
+
+
+class BytesClient:
+    """Sends every message through msgpack, typed both ways, as a client in another process does."""
+
+    def __init__(self, core: CoreClient) -> None:
+        self._core = core
+        self._requests = msgspec.msgpack.Decoder(EngineCoreRequest)
+        self._ids = msgspec.msgpack.Decoder(list[str])
+        self._outputs = msgspec.msgpack.Decoder(EngineCoreOutputs)
+
+    @property
+    def max_model_len(self) -> int:
+        return self._core.max_model_len
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        received = self._requests.decode(msgspec.msgpack.encode(request))
+        assert received == request
+        self._core.add_request(received)
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        self._core.abort_requests(self._ids.decode(msgspec.msgpack.encode(list(request_ids))))
+
+    def step(self) -> EngineCoreOutputs:
+        outputs = self._core.step()
+        received = self._outputs.decode(msgspec.msgpack.encode(outputs))
+        assert received == outputs
+        return received
+
+    def has_unfinished_requests(self) -> bool:
+        return self._core.has_unfinished_requests()
+
+    def reset_prefix_cache(self) -> bool:
+        return self._core.reset_prefix_cache()
+
+    def shutdown(self) -> None:
+        self._core.shutdown()
+
+
+def hashed_tokens(request: EngineCoreRequest, low: int = 300, high: int = 330) -> list[int]:
+    """Tokens that depend on the prompt, and on the seed unless the request is greedy."""
+    seed = request.seed if request.sampling_params.temperature else 0
+    tokens: list[int] = []
+    for position in range(request.max_tokens):
+        digest = hashlib.sha256(repr((request.prompt_token_ids, seed, position)).encode()).digest()
+        tokens.append(low + digest[0] % (high - low))
+    return tokens

@@ -1,0 +1,130 @@
+"""Plans become padded arrays: compared with a plain loop over tokens."""
+
+from array import array
+
+import numpy as np
+import pytest
+
+from jaxllm.execution.batch import BatchShape, build, float_fields, int_fields, unpack
+from jaxllm.execution.buckets import Bucket, make_buckets, pick_bucket
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.scheduling.plan import Chunk, StepPlan
+
+BLOCK_SIZE = 4
+
+
+def make_chunk(request_id: str, start: int, ids: list[int], blocks: list[int], **kwargs) -> Chunk:
+    defaults = dict(
+        previous_row=None, samples=True, num_prompt_tokens=start + len(ids), params=SamplingParams(), seed=0,
+        num_output_tokens=0, banned_token_ids=(),
+    )  # fmt: skip
+    return Chunk(
+        request_id=request_id, start=start, token_ids=array("i", ids), block_ids=array("i", blocks), **{**defaults, **kwargs}
+    )
+
+
+def step(*chunks: Chunk, bucket: Bucket = Bucket(16, 8), query_tile: int = 4):
+    shape = BatchShape(bucket, max_blocks=6, query_tile=query_tile)
+    inputs = build(StepPlan(step_id=0, chunks=chunks, num_preempted=0), shape, BLOCK_SIZE, vocab_size=70)
+    return inputs, unpack(inputs.ints, int_fields(shape)), unpack(inputs.floats, float_fields(shape))
+
+
+def test_tokens_lie_end_to_end_and_padding_is_neutral() -> None:
+    _, ints, _ = step(
+        make_chunk("a", 9, [50], [3, 1, 7], num_prompt_tokens=4),
+        make_chunk("b", 2, [60, 61, 62, 63, 64, 65], [2, 9], num_prompt_tokens=20, samples=False),
+    )
+    np.testing.assert_array_equal(ints["token_ids"], [50, 60, 61, 62, 63, 64, 65] + [0] * 9)
+    np.testing.assert_array_equal(ints["positions"], [9, 2, 3, 4, 5, 6, 7] + [0] * 9)
+    np.testing.assert_array_equal(ints["rope_lengths"], [10] + [20] * 6 + [0] * 9)
+    np.testing.assert_array_equal(ints["slots"], [7 * 4 + 1, 2 * 4 + 2, 2 * 4 + 3, 36, 37, 38, 39] + [0] * 9)
+    np.testing.assert_array_equal(ints["context_lens"], [10, 8] + [0] * 6)
+    np.testing.assert_array_equal(ints["query_ends"], [1] + [7] * 7)
+    np.testing.assert_array_equal(ints["block_tables"][:2], [[3, 1, 7, 0, 0, 0], [2, 9, 0, 0, 0, 0]])
+    assert not ints["block_tables"][2:].any()
+    assert (ints["num_decodes"], ints["num_seqs"], ints["num_tiles"]) == (1, 2, 2)
+    np.testing.assert_array_equal(ints["tile_seqs"][:2], [1, 1])
+    np.testing.assert_array_equal(ints["tile_rows"][:2], [1, 5])
+
+
+def test_a_row_in_flight_points_at_its_row() -> None:
+    _, ints, _ = step(
+        make_chunk("a", 4, [0], [1, 2], previous_row=5), make_chunk("b", 4, [9], [3, 4]), make_chunk("c", 5, [0], [5, 6], previous_row=0)
+    )  # fmt: skip
+    np.testing.assert_array_equal(ints["previous_rows"][:3], [5, 0, 0])
+    np.testing.assert_array_equal(ints["from_previous"][:4], [1, 0, 1, 0])
+
+
+def test_sampling_settings() -> None:
+    params = SamplingParams(temperature=0.5, top_k=7, top_p=0.9, min_p=0.1)
+    inputs, ints, floats = step(make_chunk("a", 3, [1], [1], params=params, seed=2**64 - 2), make_chunk("b", 0, [1, 2], [2], seed=5))
+    np.testing.assert_array_equal(ints["seeds"][:2].view(np.uint32), [[2**32 - 1, 2**32 - 2], [0, 5]])
+    np.testing.assert_array_equal(ints["sampled_positions"][:2], [4, 2])
+    assert ints["top_k"][0] == 7
+    assert [floats[name][0] for name in ("temperature", "top_p", "min_p")] == pytest.approx([0.5, 0.9, 0.1])
+    assert inputs.is_full
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "full"),
+    [
+        ({}, False),
+        ({"params": SamplingParams(temperature=0.0)}, False),
+        ({"params": SamplingParams(seed=3)}, False),
+        ({"params": SamplingParams(top_k=5)}, True),
+        ({"params": SamplingParams(top_p=0.5)}, True),
+        ({"params": SamplingParams(min_p=0.5)}, True),
+        ({"params": SamplingParams(logprobs=0)}, True),
+        ({"params": SamplingParams(logprobs=5), "samples": False}, False),
+        ({"banned_token_ids": (3,)}, True),
+    ],
+)
+def test_the_plain_program_is_left_only_when_needed(kwargs: dict, full: bool) -> None:
+    inputs, *_ = step(make_chunk("a", 0, [1], [1], **kwargs))
+    assert inputs.is_full is full
+
+
+def test_banned_ids_are_the_only_zero_bits() -> None:
+    inputs, *_ = step(make_chunk("a", 0, [1], [1], banned_token_ids=(0, 31, 69)), make_chunk("b", 0, [1], [2]))
+    assert inputs.allowed_bits_sw is not None
+    bits = np.unpackbits(inputs.allowed_bits_sw.view(np.uint8), axis=1, bitorder="little")
+    assert set(np.flatnonzero(bits[0] == 0)) == {0, 31, 69}
+    assert bits[1:].all()
+    assert step(make_chunk("a", 0, [1], [1]))[0].allowed_bits_sw is None
+
+
+def test_random_plans_equal_a_loop() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        sizes = sorted(rng.integers(1, 9, rng.integers(1, 6)).tolist(), key=lambda size: size > 1)
+        chunks, expected = [], []
+        for size in sizes:
+            start = int(rng.integers(0, 12))
+            blocks = rng.permutation(np.arange(1, 40))[: -(-(start + size) // BLOCK_SIZE)].tolist()
+            ids = rng.integers(0, 70, size).tolist()
+            chunks.append(make_chunk(str(len(chunks)), start, ids, blocks))
+            expected += [(i, p, blocks[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE) for i, p in zip(ids, range(start, start + size), strict=True)]  # fmt: skip
+        _, ints, _ = step(*chunks, bucket=Bucket(64, 8), query_tile=3)
+        got = zip(ints["token_ids"].tolist(), ints["positions"].tolist(), ints["slots"].tolist(), strict=True)
+        assert list(got)[: len(expected)] == expected
+        rows = [(int(s), int(r)) for s, r in zip(ints["tile_seqs"], ints["tile_rows"], strict=True)][: int(ints["num_tiles"])]
+        covered = [row for seq, first in rows for row in range(first, min(first + 3, int(ints["query_ends"][seq])))]
+        assert covered == list(range(int(ints["num_decodes"]), len(expected)))
+
+
+@pytest.mark.parametrize(("tokens", "seqs"), [(512, 256), (8, 4), (1, 1), (100, 7), (2048, 256), (24, 300)])
+def test_buckets_cover_every_step(tokens: int, seqs: int) -> None:
+    buckets = make_buckets(tokens, seqs)
+    assert buckets[0].num_tokens == 8
+    assert buckets[-1].num_tokens == max(8, -(-tokens // 8) * 8)
+    for num_tokens in range(1, tokens + 1):
+        num_seqs = min(num_tokens, seqs)
+        bucket = pick_bucket(buckets, num_tokens, num_seqs)
+        assert bucket.num_tokens >= num_tokens and bucket.num_seqs >= num_seqs
+        assert bucket.num_tokens <= max(8, 2 * num_tokens - 1)
+    with pytest.raises(ValueError, match="larger than any"):
+        pick_bucket(buckets, buckets[-1].num_tokens + 1, 1)
+
+
+def test_few_programs_by_default() -> None:
+    assert len(make_buckets(512, 256)) <= 10

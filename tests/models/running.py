@@ -1,0 +1,125 @@
+"""Running a model on its own, without an engine: parameters from HF tensors, one sequence at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxllm.models import Model, ModelConfig, ParamSpec, TokenBatch, get_family
+from jaxllm.models.model import unflatten
+from pallas_kernels.paged_attention import AttentionBatch, KVPool, Tiles, kv_pool_spec
+from tests.models.tiny import BLOCK_SIZE, CASES, Golden, read_hf_config, read_tensors
+
+ROWS = 80
+"""Rows of the one program that runs whole sequences, chunks and decodes; the longest golden has 75."""
+# Half the compile time, which is most of these tests' time.
+QUICK_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+# Out of order, so that a model that ignored the table would be found out. Block 0 is the null block.
+BLOCK_IDS = (3, 1, 5, 2, 4)
+
+
+def build_model(case: str, *, dtype: Any = jnp.float32, stacked: bool = True) -> Model:
+    """Return the model of a tiny case."""
+    assert case in CASES
+    hf = read_hf_config(case)
+    family = get_family(hf["architectures"][0])
+    return Model(family.read_config(hf, read_tensors(case)), dtype, stacked=stacked)
+
+
+def load(model: Model, tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return parameters made of HF tensors."""
+    specs = model.param_specs(tensors)
+    return unflatten({path: jnp.asarray(_read(spec, tensors), spec.dtype) for path, spec in specs.items()})
+
+
+def to_ours(layout: str, shape: tuple[int, ...], tensor: np.ndarray) -> np.ndarray:
+    """Apply a layout such as "(n h) d -> d n h", giving an array of `shape`."""
+    theirs, ours = layout.replace("(", "").replace(")", "").split("->")
+    sizes = dict(zip(ours.split(), shape, strict=True))
+    axes = theirs.split()
+    return tensor.reshape([sizes[axis] for axis in axes]).transpose([axes.index(axis) for axis in ours.split()])
+
+
+class Runner:
+    """Runs one sequence in blocks of 16 over a pool whose unwritten slots are NaN."""
+
+    def __init__(self, model: Model, params: Mapping[str, Any]) -> None:
+        self.model, self.params = model, params
+        step = jax.jit(self._step).lower(params, empty_pool(model.config), *chunk_inputs(np.zeros(1, np.int32), 0, 1))
+        self.step = step.compile(compiler_options=QUICK_COMPILE)
+
+    def whole(self, golden: Golden) -> np.ndarray:
+        """Return log-probabilities [tokens, v] of prompt and decodes run as one chunk."""
+        logprobs, _ = self.run(empty_pool(self.model.config), golden.sequence, 0, len(golden.prompt))
+        return logprobs
+
+    def incremental(self, golden: Golden, chunk: int) -> tuple[np.ndarray, np.ndarray]:
+        """Run the prompt in chunks, then decode greedily; return log-probabilities [decodes, v] and tokens."""
+        pool, prompt_len = empty_pool(self.model.config), len(golden.prompt)
+        logprobs = np.zeros((0, 0), np.float32)
+        for start in range(0, prompt_len, chunk):
+            logprobs, pool = self.run(pool, golden.prompt[start : start + chunk], start, prompt_len)
+        steps, tokens = [logprobs[-1]], [int(logprobs[-1].argmax())]
+        while len(tokens) < len(golden.tokens):
+            position = prompt_len + len(tokens) - 1
+            logprobs, pool = self.run(pool, np.asarray(tokens[-1:]), position, prompt_len)
+            steps.append(logprobs[0])
+            tokens.append(int(logprobs[0].argmax()))
+        return np.stack(steps), np.asarray(tokens)
+
+    def run(self, pool: KVPool, token_ids: np.ndarray, start: int, prompt_len: int) -> tuple[np.ndarray, KVPool]:
+        """Run one chunk; return log-probabilities [tokens, v] and the pool."""
+        tokens, attention = chunk_inputs(token_ids, start, prompt_len)
+        logprobs, pool = self.step(self.params, pool, tokens, attention)
+        return np.asarray(logprobs)[: len(token_ids)], pool
+
+    def _step(
+        self, params: Mapping[str, Any], pool: KVPool, tokens: TokenBatch, attention: AttentionBatch
+    ) -> tuple[Array, KVPool]:
+        hidden_td, pool = self.model.forward(params, pool, tokens, attention)
+        return jax.nn.log_softmax(self.model.logits(params, hidden_td)), pool
+
+
+def empty_pool(config: ModelConfig, dtype: Any = jnp.float32) -> KVPool:
+    """Return a pool of NaN."""
+    spec = kv_pool_spec(config.num_layers, 1 + len(BLOCK_IDS), BLOCK_SIZE, config.num_kv_heads, config.head_dim, dtype)
+    return KVPool(*(jnp.full(array.shape, jnp.nan, array.dtype) for array in spec))
+
+
+def chunk_inputs(token_ids: np.ndarray, start: int, prompt_len: int) -> tuple[TokenBatch, AttentionBatch]:
+    """Return the inputs of one sequence's chunk, padded to the program's rows."""
+    count = len(token_ids)
+    positions = np.arange(start, start + count)
+    blocks = np.asarray(BLOCK_IDS)[positions // BLOCK_SIZE]
+
+    def padded(values: np.ndarray) -> np.ndarray:
+        return np.pad(values, (0, ROWS - count)).astype(np.int32)
+
+    tokens = TokenBatch(padded(token_ids), padded(positions), padded(np.maximum(prompt_len, positions + 1)))
+    tile_rows = np.arange(0, 0 if count == 1 else count, Tiles().query)
+    max_tiles = -(-ROWS // Tiles().query)
+    attention = AttentionBatch(
+        slots_t=padded(blocks * BLOCK_SIZE + positions % BLOCK_SIZE),
+        block_tables_sm=np.asarray([BLOCK_IDS], np.int32),
+        context_lens_s=np.asarray([start + count], np.int32),
+        query_ends_s=np.asarray([count], np.int32),
+        num_decodes=np.asarray(int(count == 1), np.int32),
+        tile_seqs_i=np.zeros(max_tiles, np.int32),
+        tile_rows_i=np.pad(tile_rows, (0, max_tiles - len(tile_rows))).astype(np.int32),
+        num_tiles=np.asarray(len(tile_rows), np.int32),
+    )
+    return jax.tree.map(jnp.asarray, (tokens, attention))
+
+
+def _read(spec: ParamSpec, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+    shape = spec.shape[1:] if spec.stacked else spec.shape
+    layers = []
+    for source in spec.sources:
+        assert tensors[source].shape == spec.hf_shape, source
+        layers.append(to_ours(spec.layout, shape, tensors[source]))
+    return np.stack(layers) if spec.stacked else layers[0]

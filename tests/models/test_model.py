@@ -1,0 +1,144 @@
+"""Parameters and programs: no memory for the abstract tree, nothing unread in a checkpoint, size free of depth."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fnmatch import fnmatch
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxllm.models import Model, ModelConfig, ParamSpec, get_family, supported_architectures
+from jaxllm.models.config import read_decoder
+from jaxllm.models.model import unflatten
+from tests.models.running import build_model, chunk_inputs, empty_pool
+from tests.models.tiny import CASES, read_hf_config, read_tensors
+
+LLAMA_70B = {
+    "vocab_size": 128_256,
+    "hidden_size": 8192,
+    "intermediate_size": 28_672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+}
+
+
+def abstract(spec: ParamSpec) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(spec.shape, spec.dtype)
+
+
+def abstract_params(model: Model) -> dict[str, Any]:
+    return unflatten({path: abstract(spec) for path, spec in model.param_specs().items()})
+
+
+def forward_args(model: Model) -> tuple[Any, ...]:
+    pool = jax.eval_shape(partial(empty_pool, model.config, model.dtype))
+    return abstract_params(model), pool, *chunk_inputs(np.zeros(3, np.int32), 0, 3)
+
+
+def deepened(config: ModelConfig, num_layers: int) -> ModelConfig:
+    def repeated[T](values: tuple[T, ...]) -> tuple[T, ...]:
+        return (values * num_layers)[-num_layers:]
+
+    return replace(
+        config,
+        num_layers=num_layers,
+        layer_windows=repeated(config.layer_windows),
+        layer_ropes=repeated(config.layer_ropes),
+    )
+
+
+def test_abstract_tree_allocates_nothing() -> None:
+    before = len(jax.live_arrays())
+    model = Model(get_family("LlamaForCausalLM").read_config(LLAMA_70B), jnp.bfloat16)
+    specs = model.param_specs()
+    assert len(jax.live_arrays()) == before
+    assert sum(np.prod(spec.shape) for spec in specs.values()) == 70_553_706_496
+    assert specs["layers.attn.k"].shape == (80, 8192, 8, 128)
+    assert specs["layers.attn.k"].axes == ("layers", "embed", "kv_heads", "head_dim")
+    assert specs["layers.attn.k"].hf_shape == (1024, 8192)
+    assert specs["layers.attn.k"].sources[79] == "model.layers.79.self_attn.k_proj.weight"
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize("case", CASES)
+def test_every_tensor_is_used_or_ignored_on_purpose(case: str, stacked: bool) -> None:
+    tensors = read_tensors(case)
+    model = build_model(case, stacked=stacked)
+    specs = model.param_specs(tensors)
+    used = [source for spec in specs.values() for source in spec.sources]
+    assert len(used) == len(set(used))
+    assert set(used) <= set(tensors)
+    unused = set(tensors) - set(used)
+    assert all(any(fnmatch(name, pattern) for pattern in model.ignored_tensors) for name in unused)
+    assert bool(unused) == model.family.is_wrapper
+    assert not any(fnmatch(name, pattern) for pattern in model.ignored_tensors for name in used)
+    for spec in specs.values():
+        assert len(spec.axes) == len(spec.shape)
+        assert spec.stacked == (stacked and len(spec.sources) > 1)
+        assert {tensors[source].shape for source in spec.sources} == {spec.hf_shape}
+
+
+@pytest.mark.parametrize("case", ["mistral3", "gemma3_multimodal"])
+def test_wrappers_are_found_under_later_names_too(case: str) -> None:
+    model = build_model(case)
+    old = model.param_specs(read_tensors(case))
+    renamed = {later_name(name): tensor for name, tensor in read_tensors(case).items()}
+    new = model.param_specs(renamed)
+    assert [spec.sources for spec in old.values()] != [spec.sources for spec in new.values()]
+    for path, spec in new.items():
+        assert set(spec.sources) <= set(renamed)
+        assert spec.sources == tuple(map(later_name, old[path].sources))
+
+
+def later_name(name: str) -> str:
+    if name.startswith("language_model.lm_head"):
+        return name.removeprefix("language_model.")
+    if name.startswith("language_model.model."):
+        return "model.language_model." + name.removeprefix("language_model.model.")
+    return f"model.{name}"
+
+
+@pytest.mark.parametrize("architecture", supported_architectures())
+def test_every_optional_parameter_has_a_name(architecture: str) -> None:
+    hf = dict.fromkeys(LLAMA_70B, 4)
+    options = dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias", "qk_norm"), True)
+    post_norms = "layers.post_mlp_norm.scale" in get_family(architecture).names
+    specs = Model(
+        read_decoder(hf, architecture=architecture, head_dim=2, post_norms=post_norms, **options), jnp.float32
+    ).param_specs()
+    assert len(specs) == (23 if post_norms else 21)
+
+
+@pytest.mark.parametrize("case", ["llama3_tied", "gemma2", "gemma3"])
+def test_program_size_does_not_grow_with_depth(case: str) -> None:
+    def num_lines(num_layers: int) -> int:
+        model = Model(deepened(build_model(case).config, num_layers), jnp.float32)
+        return len(jax.jit(model.forward).lower(*forward_args(model)).as_text().splitlines())
+
+    assert num_lines(2) == num_lines(6)
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize("case", ["llama_bias", "gemma3"])
+def test_bfloat16_stays_bfloat16_until_the_logits(case: str, stacked: bool) -> None:
+    model = build_model(case, dtype=jnp.bfloat16, stacked=stacked)
+    args = forward_args(model)
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        hidden, pool = jax.eval_shape(model.forward, *args)
+        logits = jax.eval_shape(model.logits, args[0], hidden)
+    assert hidden.dtype == pool.k.dtype == jnp.bfloat16
+    assert logits.dtype == jnp.float32
+    assert logits.shape == (hidden.shape[0], model.config.vocab_size)
+
+
+def test_configs_are_hashable() -> None:
+    for case in CASES:
+        hf = read_hf_config(case)
+        family = get_family(hf["architectures"][0])
+        assert hash(family.read_config(hf)) == hash(family.read_config(hf))

@@ -1,0 +1,354 @@
+"""What plan decides: order, chunks, rows continued on the device, cache hits, preemption."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxllm.scheduling.plan import StepPlan
+from jaxllm.scheduling.request import RequestStatus
+from tests.scheduling.simulation import EOS, Simulation, make_config, make_request
+
+
+def shape(plan: StepPlan | None) -> list[tuple[str, int, int]]:
+    """List (request, start, tokens) of each row."""
+    return [(chunk.request_id, chunk.start, chunk.num_tokens) for chunk in plan.chunks] if plan else []
+
+
+def test_nothing_to_do():
+    simulation = Simulation(make_config())
+    assert simulation.scheduler.plan() is None
+    assert not simulation.scheduler.has_unfinished_requests()
+    assert simulation.scheduler.stats().num_steps == 0
+
+
+def test_a_prompt_then_one_token_a_step():
+    simulation = Simulation(make_config())
+    simulation.add(make_request("a", 6, max_tokens=3))
+    shapes = []
+    while simulation.scheduler.has_unfinished_requests():
+        shapes.append(shape(simulation.plan()))
+        simulation.commit()
+    assert shapes == [[("a", 0, 6)], [("a", 6, 1)], [("a", 7, 1)]]
+
+
+def test_a_long_prompt_is_cut_to_the_budget_and_samples_at_its_end_only():
+    simulation = Simulation(make_config(max_num_batched_tokens=16))
+    simulation.add(make_request("a", 40))
+    samples = []
+    for expected in ([("a", 0, 16)], [("a", 16, 16)], [("a", 32, 8)]):
+        plan = simulation.plan()
+        assert plan is not None
+        assert shape(plan) == expected
+        samples.append(plan.chunks[0].samples)
+        simulation.commit()
+    assert samples == [False, False, True]
+
+
+def test_one_request_gets_at_most_the_threshold():
+    simulation = Simulation(make_config(max_num_batched_tokens=16, long_prefill_token_threshold=6))
+    for name in "abc":
+        simulation.add(make_request(name, 20))
+    assert shape(simulation.plan()) == [("a", 0, 6), ("b", 0, 6), ("c", 0, 4)]
+
+
+def test_a_long_prompt_leaves_a_token_to_those_behind_it():
+    simulation = Simulation(make_config(max_num_batched_tokens=16, long_prefill_token_threshold=15))
+    simulation.add(make_request("long", 60))
+    simulation.add(make_request("short", 1))
+    assert shape(simulation.plan()) == [("short", 0, 1), ("long", 0, 15)]
+    simulation.commit()
+    for start in (15, 30, 45):
+        assert ("long", start, 15) in shape(plan := simulation.plan())
+        assert plan is not None
+        assert plan.chunks[0].request_id == "short"
+        simulation.commit()
+
+
+def test_decode_rows_come_first_each_kind_in_order():
+    simulation = Simulation(make_config())
+    simulation.add(make_request("a", 5))
+    simulation.add(make_request("b", 5))
+    simulation.step()
+    simulation.add(make_request("c", 5))
+    simulation.add(make_request("d", 1))
+    simulation.add(make_request("e", 2))
+    plan = simulation.plan()
+    assert plan is not None
+    assert [chunk.request_id for chunk in plan.chunks] == ["a", "b", "d", "c", "e"]
+    assert (plan.num_decodes, plan.num_tokens) == (3, 10)
+
+
+def test_sequence_slots_limit_admission():
+    simulation = Simulation(make_config(max_num_seqs=2))
+    for name in "abc":
+        simulation.add(make_request(name, 3))
+    assert len(shape(simulation.plan())) == 2
+    stats = simulation.scheduler.stats()
+    assert (stats.num_running_reqs, stats.num_waiting_reqs) == (2, 1)
+    simulation.run()
+
+
+def test_whole_prompts_wait_for_a_step_that_takes_them_whole():
+    simulation = Simulation(make_config(max_num_batched_tokens=64, enable_chunked_prefill=False))
+    simulation.add(make_request("a", 40))
+    simulation.add(make_request("b", 30))
+    simulation.add(make_request("c", 2))
+    assert shape(simulation.plan()) == [("a", 0, 40)]
+    simulation.commit()
+    assert shape(simulation.plan()) == [("a", 40, 1), ("b", 0, 30), ("c", 0, 2)]
+
+
+def test_priority_goes_before_arrival():
+    simulation = Simulation(make_config(policy="priority", max_num_seqs=1))
+    simulation.add(make_request("late", 3, priority=1, arrival_time=0.0))
+    simulation.add(make_request("second", 3, priority=0, arrival_time=2.0))
+    simulation.add(make_request("first", 3, priority=0, arrival_time=1.0))
+    order = []
+    while simulation.scheduler.has_unfinished_requests():
+        order += [request_id for request_id, _, _ in shape(simulation.plan())]
+        simulation.commit()
+    assert list(dict.fromkeys(order)) == ["first", "second", "late"]
+
+
+# -- steps in flight ---------------------------------------------------------------------------------------------------
+
+
+def test_a_row_continues_the_row_in_flight():
+    simulation = Simulation(make_config())
+    simulation.add(make_request("a", 9))
+    simulation.add(make_request("b", 1))
+    assert shape(simulation.plan()) == [("b", 0, 1), ("a", 0, 9)]
+    plan = simulation.plan()
+    assert plan is not None
+    assert shape(plan) == [("a", 9, 1), ("b", 1, 1)]
+    assert [chunk.previous_row for chunk in plan.chunks] == [1, 0]
+    assert [list(chunk.token_ids) for chunk in plan.chunks] == [[0], [0]]
+    assert [chunk.num_output_tokens for chunk in plan.chunks] == [1, 1]
+
+
+def test_a_prompt_is_planned_ahead_of_its_chunk_in_flight():
+    simulation = Simulation(make_config(max_num_batched_tokens=4))
+    simulation.add(make_request("a", 10))
+    plans = [simulation.plan() for _ in range(2)]
+    assert [shape(plan) for plan in plans] == [[("a", 0, 4)], [("a", 4, 4)]]
+    simulation.commit()
+    plan = simulation.plan()
+    assert plan is not None
+    assert (shape(plan), plan.chunks[0].previous_row, plan.chunks[0].samples) == ([("a", 8, 2)], None, True)
+
+
+@pytest.mark.parametrize(("prompt", "max_tokens"), [(5, 1), (62, 2)], ids=["max_tokens", "max_model_len"])
+def test_a_request_that_ends_with_the_token_in_flight_gets_no_further_row(prompt: int, max_tokens: int):
+    simulation = Simulation(make_config())
+    simulation.add(make_request("a", prompt, max_tokens=max_tokens))
+    for _ in range(max_tokens - 1):
+        simulation.step()
+    assert simulation.plan() is not None
+    assert simulation.plan() is None
+    assert simulation.commit()[0].finish_reason == "length"
+
+
+def test_a_token_of_an_older_step_in_flight_is_waited_for():
+    simulation = Simulation(make_config(max_num_seqs=1, max_num_batched_tokens=1, num_blocks=65))
+    simulation = Simulation(make_config(max_num_batched_tokens=1))
+    simulation.add(make_request("a", 1))
+    simulation.add(make_request("b", 2))
+    assert shape(simulation.plan()) == [("a", 0, 1)]
+    assert shape(simulation.plan()) == [("a", 1, 1)]
+    simulation.abort(["a"])
+    assert shape(simulation.plan()) == [("b", 0, 1)]
+    simulation.run()
+
+
+def test_in_flight_must_be_what_is_uncommitted():
+    simulation = Simulation(make_config())
+    simulation.add(make_request("a", 3))
+    plan = simulation.plan()
+    assert plan is not None
+    with pytest.raises(ValueError, match="in_flight must name"):
+        simulation.scheduler.plan()
+    simulation.commit()
+    with pytest.raises(ValueError, match="in_flight must name"):
+        simulation.scheduler.plan([plan])
+
+
+# -- prefix cache ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("num_tokens", "num_cached"), [(12, 8), (13, 12), (11, 8), (4, 0), (5, 4), (1, 0)])
+def test_a_hit_is_whole_blocks_and_leaves_the_last_token(num_tokens: int, num_cached: int):
+    simulation = Simulation(make_config())
+    prompt = list(range(1, 21))
+    simulation.add(make_request("a", prompt, max_tokens=1))
+    simulation.run()
+    simulation.add(make_request("b", prompt[:num_tokens], max_tokens=1))
+    assert shape(simulation.plan()) == [("b", num_cached, num_tokens - num_cached)]
+    (output,) = simulation.commit()
+    assert output.num_cached_tokens == num_cached
+    stats = simulation.scheduler.stats()
+    assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (20 + num_tokens, num_cached)
+
+
+def test_generated_tokens_are_found_too():
+    simulation = Simulation(make_config())
+    simulation.add(make_request("a", 3, max_tokens=10))
+    simulation.run(overlap=1)
+    truth = simulation.truths["a"]
+    simulation.add(make_request("b", truth.request.prompt_token_ids + truth.outputs + [1]))
+    assert shape(simulation.plan()) == [("b", 12, 2)]
+
+
+def test_a_block_is_found_while_the_step_that_fills_it_is_in_flight():
+    simulation = Simulation(make_config())
+    prompt = list(range(1, 11))
+    simulation.add(make_request("a", prompt))
+    simulation.plan()
+    simulation.add(make_request("b", prompt))
+    assert ("b", 8, 2) in shape(simulation.plan())
+    simulation.run(overlap=1)
+
+
+def test_requests_of_one_step_do_not_share():
+    simulation = Simulation(make_config())
+    prompt = list(range(1, 11))
+    simulation.add(make_request("a", prompt))
+    simulation.add(make_request("b", prompt))
+    assert shape(simulation.plan()) == [("a", 0, 10), ("b", 0, 10)]
+    simulation.run()
+
+
+@pytest.mark.parametrize(
+    ("salts", "num_cached"), [(("x", "x"), 8), (("x", "y"), 0), ((None, "x"), 0), (("x", None), 0)]
+)
+def test_a_salt_keeps_caches_apart(salts: tuple[str | None, str | None], num_cached: int):
+    simulation = Simulation(make_config())
+    prompt = list(range(1, 11))
+    for name, salt in zip("ab", salts, strict=True):
+        simulation.add(make_request(name, prompt, salt=salt, max_tokens=1))
+        assert shape(simulation.plan())[0][1] == (0 if name == "a" else num_cached)
+        simulation.commit()
+
+
+def test_the_cache_can_be_off():
+    simulation = Simulation(make_config(enable_prefix_caching=False))
+    for name in "ab":
+        simulation.add(make_request(name, list(range(1, 11)), max_tokens=1))
+        simulation.run()
+    assert simulation.scheduler.stats().prefix_cache_hits == 0
+    assert simulation.scheduler.cache.pool.num_cached == 0
+
+
+def test_reset_prefix_cache_refuses_while_blocks_are_in_use():
+    simulation = Simulation(make_config())
+    prompt = list(range(1, 11))
+    simulation.add(make_request("a", prompt, max_tokens=2))
+    simulation.step()
+    assert not simulation.scheduler.reset_prefix_cache()
+    simulation.run()
+    assert simulation.scheduler.reset_prefix_cache()
+    simulation.add(make_request("b", prompt))
+    assert shape(simulation.plan()) == [("b", 0, 10)]
+
+
+# -- preemption --------------------------------------------------------------------------------------------------------
+
+
+def crowd(policy: str = "fcfs") -> Simulation:
+    """Three requests of 16 tokens that fill a pool of 16 blocks to within 4 of them, none in flight."""
+    simulation = Simulation(make_config(num_blocks=17, policy=policy))
+    for name, priority in zip("abc", (1, 2, 0), strict=True):
+        simulation.add(make_request(name, 15, max_tokens=40, priority=priority))
+    simulation.step()
+    return simulation
+
+
+def run_until_preemption(simulation: Simulation, overlap: int) -> StepPlan:
+    for _ in range(100):
+        plan = simulation.plan()
+        if plan is not None and plan.num_preempted:
+            return plan
+        while len(simulation.in_flight) > (overlap if plan else 0):
+            simulation.commit()
+    raise AssertionError("nothing was preempted")
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize(("policy", "victim"), [("fcfs", "c"), ("priority", "b")])
+def test_the_last_in_order_is_preempted(policy: str, victim: str, overlap: int):
+    simulation = crowd(policy)
+    plan = run_until_preemption(simulation, overlap)
+    assert simulation.scheduler.status_of(victim) is RequestStatus.PREEMPTED
+    assert victim not in [chunk.request_id for chunk in plan.chunks]
+    assert simulation.scheduler.stats().num_preemptions == plan.num_preempted == 1
+    simulation.run(overlap)
+
+
+def test_a_step_that_preempts_admits_nobody():
+    simulation = crowd()
+    simulation.add(make_request("d", 1))
+    simulation.scheduler._waiting.remove(simulation.scheduler._requests["d"])
+    held_back = simulation.scheduler._requests["d"]
+    while True:
+        simulation.scheduler._waiting.push(held_back)
+        break
+    plan = run_until_preemption(simulation, 0)
+    assert "c" not in [chunk.request_id for chunk in plan.chunks]
+
+
+def test_a_preempted_request_recomputes_what_the_cache_lost_and_keeps_its_tokens():
+    simulation = crowd()
+    run_until_preemption(simulation, 0)
+    simulation.commit()
+    num_seen = len(simulation.seen["c"].token_ids)
+    assert num_seen > 1
+    simulation.abort(["b"])
+    plan = simulation.plan()
+    assert plan is not None
+    chunk = next(chunk for chunk in plan.chunks if chunk.request_id == "c")
+    assert 0 < chunk.start < 15, "its first blocks are still there"
+    assert chunk.start + chunk.num_tokens == 15 + num_seen
+    assert (chunk.samples, chunk.num_output_tokens) == (True, num_seen)
+    simulation.run()
+
+
+def test_a_request_with_rows_in_flight_keeps_its_blocks():
+    simulation = crowd()
+    for _ in range(100):
+        in_flight = {chunk.request_id for plan, _ in simulation.in_flight for chunk in plan.chunks}
+        plan = simulation.plan()
+        running = {request.request_id for request in simulation.scheduler._running}
+        assert in_flight & set(simulation.live) <= running
+        while len(simulation.in_flight) > (1 if plan else 0):
+            simulation.commit()
+    assert simulation.scheduler.stats().num_preemptions > 0
+
+
+def test_a_prompt_is_admitted_only_when_all_of_it_fits():
+    simulation = Simulation(make_config(num_blocks=17, max_num_batched_tokens=8, max_num_seqs=4))
+    simulation.add(make_request("a", 40, max_tokens=2))
+    simulation.add(make_request("b", 40, max_tokens=2))
+    simulation.add(make_request("c", 1, max_tokens=2))
+    for _ in range(5):
+        assert [request_id for request_id, _, _ in shape(simulation.plan())] == ["a"]
+        simulation.commit()
+    simulation.run()
+
+
+# -- min_tokens --------------------------------------------------------------------------------------------------------
+
+
+def test_ending_tokens_are_banned_until_min_tokens():
+    simulation = Simulation(make_config())
+    simulation.add(make_request("a", 3, max_tokens=5, min_tokens=2, eos=EOS, stop_token_ids=[7, 9]))
+    simulation.add(make_request("b", 3, max_tokens=5, min_tokens=2))
+    banned = []
+    for _ in range(3):
+        plan = simulation.plan()
+        assert plan is not None
+        assert plan.chunks[1].banned_token_ids == ()
+        banned.append(plan.chunks[0].banned_token_ids)
+        simulation.step() if False else simulation.commit()
+        if "a" not in simulation.live:
+            break
+    assert banned[:2] == [(EOS, 7, 9), (EOS, 7, 9)]
+    assert banned[2:] in ([()], [])

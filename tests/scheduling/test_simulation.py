@@ -1,0 +1,118 @@
+"""Whole workloads: the tokens equal the sequential result, whatever the scheduler had to do."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from jaxllm.engine.messages import EngineCoreRequest
+from tests.scheduling.simulation import EOS, Simulation, make_config, make_request
+
+TINY = {"num_blocks": 17, "max_num_seqs": 6, "max_num_batched_tokens": 12}
+"""16 blocks of 4 tokens: one request of 64 tokens, or six that must fight."""
+
+
+def workload(seed: int, num_requests: int = 14) -> list[EngineCoreRequest]:
+    """Return requests with shared prefixes, several ways to end, salts and priorities."""
+    rng = random.Random(seed)
+    stems = [[rng.randrange(50) for _ in range(40)] for _ in range(3)]
+    requests = []
+    for i in range(num_requests):
+        prompt = rng.choice(stems)[: rng.randrange(1, 40)] + [rng.randrange(50) for _ in range(rng.randrange(8))]
+        max_tokens = rng.randrange(1, 65 - len(prompt))
+        request = make_request(
+            str(i),
+            prompt,
+            max_tokens=max_tokens,
+            eos=rng.choice([EOS, None]),
+            priority=rng.randrange(3),
+            salt=rng.choice([None, None, "salt"]),
+            seed=rng.choice([0, 1, 2**64 - 1]),
+            arrival_time=rng.random(),
+            stop_token_ids=rng.choice([[], [3], [3, 7]]),
+            min_tokens=rng.randrange(min(max_tokens, 6) + 1),
+        )
+        requests.append(request)
+    return requests
+
+
+@pytest.mark.parametrize("overlap", [0, 1, 2])
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        TINY,
+        {**TINY, "long_prefill_token_threshold": 3},
+        {**TINY, "max_num_batched_tokens": 1},
+        {**TINY, "max_num_batched_tokens": 64, "enable_chunked_prefill": False},
+        {**TINY, "block_size": 1, "num_blocks": 65},
+        {**TINY, "block_size": 16, "num_blocks": 5},
+        {**TINY, "max_num_seqs": 1},
+    ],
+    ids=["roomy", "tiny", "threshold", "budget-1", "whole-prompts", "block-1", "block-16", "alone"],
+)
+def test_tokens_equal_the_sequential_result(changes: dict, caching: bool, policy: str, overlap: int):
+    for seed in range(3):
+        simulation = Simulation(make_config(enable_prefix_caching=caching, policy=policy, **changes))
+        rng = random.Random(seed)
+        pending = workload(seed)
+        while pending:
+            for request in pending[: rng.randrange(1, 5)]:
+                simulation.add(pending.pop(0))
+                assert request.request_id in simulation.seen
+            for _ in range(rng.randrange(6)):
+                simulation.step(overlap)
+                simulation.check()
+        simulation.run(overlap)
+
+
+def test_the_tiny_pool_makes_the_scheduler_work():
+    """The workloads above are only worth something if they preempt, chunk and hit."""
+    num_preemptions = num_hits = num_chunked = 0
+    for seed in range(3):
+        simulation = Simulation(make_config(**TINY))
+        for request in workload(seed):
+            simulation.add(request)
+        simulation.run(overlap=1)
+        stats = simulation.scheduler.stats()
+        num_preemptions += stats.num_preemptions
+        num_hits += stats.prefix_cache_hits
+        num_chunked += sum(
+            simulation.num_chunks[request_id] > len(truth.outputs) for request_id, truth in simulation.truths.items()
+        )
+    assert num_preemptions >= 10
+    assert num_hits >= 50
+    assert num_chunked >= 10
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_a_second_run_hits_everything_that_it_can(overlap: int):
+    simulation = Simulation(make_config(num_blocks=1025))
+    requests = [request for request in workload(0) if request.cache_salt is None]
+    for turn in range(2):
+        for request in requests:
+            simulation.add(make_request(f"{turn} {request.request_id}", request.prompt_token_ids, max_tokens=2))
+        before = simulation.scheduler.stats()
+        simulation.run(overlap)
+    after = simulation.scheduler.stats()
+    possible = sum((len(request.prompt_token_ids) - 1) // 4 * 4 for request in requests)
+    assert after.prefix_cache_hits - before.prefix_cache_hits == possible > 0
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_the_first_in_line_is_never_held_up(policy: str, overlap: int):
+    """With the smallest pool and many rivals, the first request takes a step per token and at most twice that in all."""
+    simulation = Simulation(make_config(policy=policy, num_blocks=17, max_num_seqs=8, max_num_batched_tokens=16))
+    for i in range(8):
+        simulation.add(make_request(str(i), 8, max_tokens=56, priority=i))
+    num_steps = 0
+    while simulation.seen["0"].finish_reason is None:
+        simulation.step(overlap)
+        num_steps += 1
+    assert num_steps <= 2 * 57
+    assert simulation.scheduler.stats().num_preemptions > 0
+    simulation.run(overlap)
