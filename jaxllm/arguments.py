@@ -14,7 +14,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.validation import check_bool, check_choice, check_float, check_int, check_kind, check_str, shown
 
 MAX_TEXT = 65_536
-_SIZE = re.compile(r"(-?\d+(?:\.\d+)?)([kmgtKMGT]?)")
+_SIZE = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)([kmgtKMGT]?)")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 

@@ -58,8 +58,12 @@ class Family:
         """Read a config.json; for a wrapper the checkpoint's tensor names, if given, say whether it has a head.
 
         HF's defaults for wrappers have changed over time, and it too unties what a checkpoint holds separately.
+        What is malformed or not supported raises ValueError that names it.
         """
-        config = self.config_from_hf(hf)
+        try:
+            config = self.config_from_hf(hf)
+        except ValueError as error:
+            raise ValueError(f"config.json: {error}") from error
         if self.is_wrapper and tensor_names:
             return replace(
                 config, tie_word_embeddings=not any(name.endswith("lm_head.weight") for name in tensor_names)

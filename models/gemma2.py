@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from .config import ModelConfig, read_decoder, read_float, read_int, read_layer_types, read_optional_float, windows_of
+from .config import ModelConfig
 from .family import Family, TensorName
+from .fields import read_bool, read_float, read_int, read_optional_float, read_optional_int
 from .llama import LLAMA_NAMES
+from .reading import read_decoder, read_layer_types, read_num_layers, windows_of
 
 # Gemma calls "post_attention" what comes after attention, where Llama means the norm before the MLP.
 GEMMA_NAMES = MappingProxyType(
@@ -42,14 +44,14 @@ DEFAULTS = {
 def gemma2_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a Gemma 2 config.json."""
     hf = DEFAULTS | dict(hf)
-    num_layers = read_int(hf, "num_hidden_layers")
+    num_layers = read_num_layers(hf)
     alternating = tuple("full_attention" if layer % 2 else "sliding_attention" for layer in range(num_layers))
     return read_gemma(hf, "Gemma2ForCausalLM", read_layer_types(hf, alternating))
 
 
 def read_gemma(hf: Mapping[str, Any], architecture: str, layer_types: tuple[str, ...], **overrides: Any) -> ModelConfig:
     """Read what Gemma 2 and 3 share; `hf` has the family's defaults filled in."""
-    bias = bool(hf.get("attention_bias", False))
+    bias = read_bool(hf, "attention_bias")
     fields: dict[str, Any] = {
         "qkv_bias": bias,
         "o_bias": bias,
@@ -59,7 +61,7 @@ def read_gemma(hf: Mapping[str, Any], architecture: str, layer_types: tuple[str,
         "embed_scale": read_int(hf, "hidden_size") ** 0.5,
         "attn_soft_cap": read_optional_float(hf, "attn_logit_softcapping"),
         "final_soft_cap": read_optional_float(hf, "final_logit_softcapping"),
-        "layer_windows": windows_of(layer_types, hf["sliding_window"]),
+        "layer_windows": windows_of(layer_types, read_optional_int(hf, "sliding_window")),
     }
     return read_decoder(hf, architecture=architecture, act_key="hidden_activation", **(fields | overrides))
 

@@ -1,22 +1,16 @@
-"""Gemma 3 text: Gemma 2 with norms on q and k for soft caps; five sliding layers to a global one, each kind its own RoPE."""
+"""Gemma 3 text: Gemma 2 with norms on q and k for soft caps; sliding and global layers, each kind its own RoPE."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from .config import (
-    LAYER_TYPES,
-    ModelConfig,
-    is_tied_wrapper,
-    read_int,
-    read_layer_types,
-    read_rope,
-    read_text_config,
-)
+from .config import ModelConfig
 from .family import Family
+from .fields import read_int, read_mapping
 from .gemma2 import DEFAULTS as GEMMA2_DEFAULTS
 from .gemma2 import GEMMA_NAMES, read_gemma
+from .reading import LAYER_TYPES, is_tied_wrapper, read_layer_types, read_num_layers, read_rope, read_text_config
 
 # HF's values for keys that a config.json leaves out, as Gemma's own do.
 DEFAULTS = GEMMA2_DEFAULTS | {
@@ -34,14 +28,14 @@ def gemma3_config(hf: Mapping[str, Any]) -> ModelConfig:
 
 def gemma3_multimodal_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the text part of a multimodal Gemma 3 config.json."""
-    text = read_text_config(hf, ("gemma3_text",))
+    text = read_text_config(hf, "gemma3_text")
     return _read("Gemma3ForConditionalGeneration", text, tie_word_embeddings=is_tied_wrapper(DEFAULTS | dict(hf), text))
 
 
 def _read(architecture: str, hf: Mapping[str, Any], **overrides: Any) -> ModelConfig:
     hf = DEFAULTS | dict(hf)
-    num_layers = read_int(hf, "num_hidden_layers")
-    period = read_int(hf, "sliding_window_pattern", hf.get("_sliding_window_pattern", 6))
+    num_layers = read_num_layers(hf)
+    period = read_int(hf, "sliding_window_pattern", read_int(hf, "_sliding_window_pattern", 6))
     pattern = tuple("sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(num_layers))
     layer_types = read_layer_types(hf, pattern)
     settings = _rope_settings(hf)
@@ -59,12 +53,12 @@ def _read(architecture: str, hf: Mapping[str, Any], **overrides: Any) -> ModelCo
 
 def _rope_settings(hf: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return RoPE settings by layer type; scaling in the old keys applies to the global layers only."""
-    given = hf.get("rope_parameters") or {}
+    given = read_mapping(hf, "rope_parameters")
     flat = sorted(set(given) - set(LAYER_TYPES))
     if flat:
-        raise ValueError(f"config.json: Gemma 3's rope_parameters are per layer type, but there is {', '.join(flat)}")
-    settings = {kind: dict(given.get(kind) or {}) for kind in LAYER_TYPES}
-    settings["full_attention"].update(hf.get("rope_scaling") or {})
+        raise ValueError(f"Gemma 3's rope_parameters are per layer type, but there is {', '.join(flat)}")
+    settings = {kind: read_mapping(given, kind) for kind in LAYER_TYPES}
+    settings["full_attention"].update(read_mapping(hf, "rope_scaling"))
     settings["full_attention"].setdefault("rope_theta", hf.get("rope_theta", 1_000_000.0))
     settings["sliding_attention"].setdefault("rope_theta", hf.get("rope_local_base_freq", 10_000.0))
     return settings

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from .config import ModelConfig, read_decoder
+from .config import ModelConfig
 from .family import Family, TensorName
+from .fields import read_bool
+from .reading import read_decoder
 
 LLAMA_NAMES = MappingProxyType(
     {
@@ -38,13 +40,13 @@ LLAMA_NAMES = MappingProxyType(
 
 def llama_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a Llama config.json."""
-    attention_bias = bool(hf.get("attention_bias", False))
+    attention_bias = read_bool(hf, "attention_bias")
     return read_decoder(
         hf,
         architecture="LlamaForCausalLM",
         qkv_bias=attention_bias,
         o_bias=attention_bias,
-        mlp_bias=bool(hf.get("mlp_bias", False)),
+        mlp_bias=read_bool(hf, "mlp_bias"),
     )
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .config import ModelConfig, read_decoder, read_int, read_layer_types, windows_of
+from .config import ModelConfig
 from .family import Family
+from .fields import read_bool, read_int, read_optional_int
 from .llama import LLAMA_NAMES
+from .reading import read_decoder, read_layer_types, read_num_layers, windows_of
 
 # HF's values for keys that a config.json leaves out.
 DEFAULTS = {"max_position_embeddings": 32_768, "sliding_window": 4096, "max_window_layers": 28}
@@ -21,9 +23,9 @@ def qwen2_config(hf: Mapping[str, Any]) -> ModelConfig:
 
 def qwen_windows(hf: Mapping[str, Any]) -> tuple[int | None, ...]:
     """Return each layer's window: none unless `use_sliding_window`, then from layer `max_window_layers` up."""
-    num_layers, first = read_int(hf, "num_hidden_layers"), read_int(hf, "max_window_layers")
+    num_layers, first = read_num_layers(hf), read_int(hf, "max_window_layers", minimum=0)
     default = tuple("sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers))
-    window = hf["sliding_window"] if hf.get("use_sliding_window") else None
+    window = read_optional_int(hf, "sliding_window") if read_bool(hf, "use_sliding_window") else None
     return windows_of(read_layer_types(hf, default), window)
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .config import ModelConfig, read_decoder
+from .config import ModelConfig
 from .family import Family
+from .fields import read_bool
 from .llama import LLAMA_NAMES
 from .qwen2 import DEFAULTS, qwen_windows
+from .reading import read_decoder
 
 
 def qwen3_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a Qwen3 config.json."""
     hf = DEFAULTS | {"head_dim": 128} | dict(hf)
-    bias = bool(hf.get("attention_bias", False))
+    bias = read_bool(hf, "attention_bias")
     return read_decoder(
         hf,
         architecture="Qwen3ForCausalLM",

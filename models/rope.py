@@ -59,7 +59,9 @@ def _exponents(head_dim: int) -> np.ndarray:
 
 
 def _default_frequencies(theta: float, head_dim: int) -> np.ndarray:
-    return np.float32(1.0) / np.power(np.float32(theta), _exponents(head_dim))
+    # numpy's float32 power is off by an ulp here and there, which far positions multiply; torch's is exact.
+    powers = np.power(np.float64(theta), _exponents(head_dim).astype(np.float64)).astype(np.float32)
+    return np.float32(1.0) / powers
 
 
 def _dynamic_frequencies(rope: RopeConfig, head_dim: int, lengths_t: Array) -> Array:

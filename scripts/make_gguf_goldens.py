@@ -140,7 +140,7 @@ def main() -> None:
     write_quants(args.out)
     for path in args.models:
         goldens = {"tokenizer": tokenizer_goldens(path), "weights": weight_digests(path)}
-        text = json.dumps(goldens, indent=0, separators=(",", ":"))
+        text = json.dumps(goldens, separators=(",", ":"))
         (args.out / f"{path.stem}.json").write_text(text + "\n")
 
 

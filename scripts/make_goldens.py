@@ -46,7 +46,7 @@ def texts() -> list[str]:
     """Return long texts of several kinds: prose, code and other scripts."""
     licence = (Path(__file__).parent.parent / "LICENSE").read_text(encoding="utf-8")
     code = inspect.getsource(json.decoder)
-    words = "sea wind 山 river μικρός light дом stone été night 川 fire über moon".split()
+    words = ["sea", "wind", "山", "river", "μικρός", "light", "дом", "stone", "été", "night", "川", "fire", "über", "moon"]
     rng = random.Random(0)
     return [licence, code, " ".join(rng.choice(words) for _ in range(3000))]
 
@@ -94,7 +94,9 @@ def main() -> None:
         # A chat template's text has its own beginning-of-sequence token.
         is_chat = index >= len(LONG) + len(SHORT) and tokenizer.chat_template is not None
         prompt_ids = tokenizer(prompt, add_special_tokens=not is_chat).input_ids
-        rows.append({"prompt": prompt, "is_chat": is_chat, "prompt_ids": prompt_ids} | continue_greedily(model, prompt_ids))
+        rows.append(
+            {"prompt": prompt, "is_chat": is_chat, "prompt_ids": prompt_ids} | continue_greedily(model, prompt_ids)
+        )
         print(f"{index + 1}: {len(prompt_ids)} tokens", flush=True)
     made_by = {"torch": torch.__version__, "transformers": transformers.__version__, "dtype": "float32"}
     golden = {"model": args.model.name, "made_by": made_by, "rows": rows}

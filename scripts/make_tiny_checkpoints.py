@@ -43,6 +43,7 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 SMALL: dict[str, Any] = dict(SIZES, hidden_size=32, intermediate_size=48, num_attention_heads=2, num_key_value_heads=1)
+VISION: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
 
 
 class Case(NamedTuple):
@@ -65,11 +66,10 @@ def llama_rope(max_positions: int = 256, **rope: Any) -> Case:
 
 def mistral3() -> Any:
     """Return a multimodal config around a Mistral text model; its vision tower is as small as it gets."""
-    vision: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "head_dim": 8}
     text = transformers.MistralConfig(**(SIZES | {"num_key_value_heads": 1, "sliding_window": None}))
     return transformers.Mistral3Config(
         text_config=text,
-        vision_config=transformers.PixtralVisionConfig(**vision, image_size=28, patch_size=14),
+        vision_config=transformers.PixtralVisionConfig(**VISION, head_dim=8, image_size=28, patch_size=14),
         image_token_index=3,
         tie_word_embeddings=False,
     )
@@ -88,10 +88,9 @@ def gemma3_text() -> Any:
 
 def gemma3() -> Any:
     """Return a multimodal Gemma 3 config; its vision tower is as small as it gets."""
-    vision: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     return transformers.Gemma3Config(
         text_config=gemma3_text(),
-        vision_config=transformers.SiglipVisionConfig(**vision, image_size=28, patch_size=14),
+        vision_config=transformers.SiglipVisionConfig(**VISION, image_size=28, patch_size=14),
         mm_tokens_per_image=4,
         image_token_index=3,
         boi_token_index=4,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from pathlib import Path
@@ -22,8 +23,12 @@ PROMPTS = [
 
 
 def main(model: str) -> None:
-    print(f"model: {Path(model).name}")
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("jaxllm").setLevel(logging.INFO)  # the engine says what runs where
+    print(f"model: {Path(model).name}", flush=True)
+    start = time.perf_counter()
     llm = LLM(model=model)
+    print(f"ready in {time.perf_counter() - start:.1f} s; a first run compiles, later ones load what it compiled")
 
     [answer] = llm.chat(
         [{"role": "user", "content": QUESTION}], SamplingParams(temperature=0, max_tokens=64), use_tqdm=False
@@ -36,9 +41,8 @@ def main(model: str) -> None:
     for output in outputs:
         print(f"{output.prompt!r} -> {output.outputs[0].text!r}")
     num_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
-    print(
-        f"\n{len(PROMPTS)} prompts at once: {num_tokens} tokens in {seconds:.1f} s, {num_tokens / seconds:.0f} tokens/s"
-    )
+    speed = f"{num_tokens} tokens in {seconds:.1f} s, {num_tokens / seconds:.0f} tokens/s"
+    print(f"\n{len(PROMPTS)} prompts at once: {speed}")
 
 
 if __name__ == "__main__":

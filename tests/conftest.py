@@ -5,7 +5,9 @@ Environment variables are set here, before jax is first imported; so are they fo
 
 from __future__ import annotations
 
+import hashlib
 import os
+import platform
 import sys
 from pathlib import Path
 
@@ -18,9 +20,18 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 CACHE = REPOSITORY / ".cache"
 MODEL_DIR = default_dir()  # where scripts/test.sh puts the models: read before the next lines move jaxllm's cache
 
+
+def cpu_fingerprint() -> str:
+    """Name this machine's kind of CPU: programs compiled for another one must not be loaded."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    features = {line for line in lines if line.startswith(("flags", "Features", "model name"))}
+    return hashlib.sha256("\n".join([platform.machine(), *sorted(features)]).encode()).hexdigest()[:12]
+
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAXLLM_CACHE"] = str(CACHE / "jaxllm")
-os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / "jax")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / "jax" / cpu_fingerprint())
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 hypothesis.settings.register_profile(

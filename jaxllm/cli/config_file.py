@@ -15,6 +15,20 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.validation import shown
 
 
+class Repeat(argparse.Action):
+    """Collects a repeated flag in a list; what the config file gave is replaced, not added to."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002 (argparse calls it so)
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,  # noqa: ARG002
+    ) -> None:
+        before = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, [values] if before is self.default else [*before, values])
+
+
 def apply_config_file(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """Make the values in the file named by --config in `words`, if there is one, the parser's defaults."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
@@ -62,7 +76,7 @@ def _convert(action: argparse.Action, value: Any, label: str) -> Any:
                 f"{label} must be true or false, got {shown(value)}.", parameter=label, value=value
             )
         return value
-    if isinstance(action, argparse._AppendAction) or action.nargs in ("+", "*"):
+    if isinstance(action, Repeat) or action.nargs in ("+", "*"):
         items = value if isinstance(value, list) else [value]
         return [_convert_one(action, item, label) for item in items]
     return _convert_one(action, value, label)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from jaxllm.arguments import Integer, Kind, Number, Switch
+from jaxllm.cli.config_file import Repeat
 from jaxllm.cli.jobs import Job, Task, job_label, jobs_from_prompts, parse_job, read_jobs
 from jaxllm.cli.journal import Console, Journal
 from jaxllm.config import EngineArgs
@@ -78,7 +79,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("model_tag", metavar="MODEL", nargs="?", help="hub id, folder, or .gguf file")
-    parser.add_argument("--prompt", action="append", metavar="TEXT", help="a prompt; may be repeated")
+    parser.add_argument("--prompt", action=Repeat, metavar="TEXT", help="a prompt; may be repeated")
     parser.add_argument("--input", metavar="FILE", help="prompts: .jsonl, or .txt with one per line")
     parser.add_argument("--output", metavar="FILE", help="results: .jsonl or .json; default: the terminal")
     parser.add_argument("--chat", action="store_true", help="send each text prompt as a user's chat message")
@@ -87,7 +88,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     for name, (kind, help_text) in SAMPLING_FLAGS.items():
         words = {"help": help_text, "default": argparse.SUPPRESS} | kind.flag()
         sampling.add_argument("--" + name.replace("_", "-"), **words)
-    sampling.add_argument("--stop", action="append", metavar="TEXT", help="end an output here; may be repeated")
+    sampling.add_argument("--stop", action=Repeat, metavar="TEXT", help="end an output here; may be repeated")
     sampling.add_argument("--stop-token-ids", type=int, nargs="+", metavar="ID", help="end an output at these tokens")
     EngineArgs.add_cli_args(parser)
     parser.set_defaults(run=run, disable_log_stats=True)
@@ -151,7 +152,8 @@ class Run:
         """Run all jobs; at most QUEUE_LENGTH (or twice the engine's batch) are in the engine at a time."""
         limit = max(QUEUE_LENGTH, 2 * self._engine.config.max_num_seqs)
         waiting = iter(jobs)
-        with Progress(self._num_prompts, self._num_prompts - len(jobs)) as advance:
+        num_done = self._num_prompts - len(jobs)
+        with Progress(self._num_prompts, num_done, shown=self._sink.is_silent) as advance:
             while self._fill(waiting, limit, advance):
                 for output in self._engine.step():
                     if output.finished:
@@ -208,7 +210,8 @@ class Run:
 
     def _fail(self, job: Job, error: VLLMValidationError) -> None:
         self._counts.failed += 1
-        record = {"index": job.index, "error": str(error), "parameter": error.parameter}
+        message = str(error).encode("utf-8", "backslashreplace").decode()
+        record = {"index": job.index, "error": message, "parameter": error.parameter}
         label = job_label(job)
         self._sink.fail(job.index, record if label is None else {"id": label, **record})
 
@@ -216,7 +219,10 @@ class Run:
 def make_record(index: int, task: Task, output: RequestOutput) -> dict[str, Any]:
     """Return what the output file says of a finished prompt; nothing in it depends on timing."""
     record: dict[str, Any] = {} if task.label is None else {"id": task.label}
-    record |= {"index": index, "prompt": output.prompt, "num_prompt_tokens": len(output.prompt_token_ids or ())}
+    record["index"] = index
+    if task.messages is not None:
+        record["messages"] = task.messages
+    record |= {"prompt": output.prompt, "num_prompt_tokens": len(output.prompt_token_ids or ())}
     record["outputs"] = [
         {
             "index": completion.index,
@@ -286,12 +292,20 @@ def _settings(engine_args: EngineArgs, flags: Mapping[str, Any], chat: bool) -> 
 class Progress:
     """A bar on standard error: prompts done of all, and tokens per second."""
 
-    def __init__(self, total: int, initial: int) -> None:
+    def __init__(self, total: int, initial: int, *, shown: bool) -> None:
         from tqdm import tqdm
 
         # Lines of a log file stay where they are, so few of them; a terminal's line is drawn over.
         wait = 0.2 if sys.stderr.isatty() else 10.0
-        self._bar = tqdm(total=total, initial=initial, desc="Prompts", unit="prompt", mininterval=wait, file=sys.stderr)
+        self._bar = tqdm(
+            total=total,
+            initial=initial,
+            desc="Prompts",
+            unit="prompt",
+            mininterval=wait,
+            file=sys.stderr,
+            disable=not shown,
+        )
         self._start = time.monotonic()
 
     def __enter__(self) -> Callable[[int, Counts], None]:
@@ -309,7 +323,7 @@ class Progress:
 
 def _report(counts: Counts, num_prompts: int, max_tokens_given: bool) -> int:
     if counts.cut_off and not max_tokens_given:
-        print(f"{counts.cut_off} outputs were cut off at max_tokens; set --max-tokens for more.", file=sys.stderr)
+        print(f"Prompts cut off at max_tokens: {counts.cut_off}; set --max-tokens for more.", file=sys.stderr)
     if counts.failed:
-        print(f"{counts.failed} of {num_prompts} prompts failed; their lines hold the errors.", file=sys.stderr)
+        print(f"{counts.failed} of {num_prompts} prompts failed; their places hold the errors.", file=sys.stderr)
     return 1 if counts.failed else 0

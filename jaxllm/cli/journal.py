@@ -20,11 +20,26 @@ class _Entry(msgspec.Struct):
     record: msgspec.Raw
 
 
+_LINE_ENDS = ("\u0085", "\u2028", "\u2029")
+"""What str.splitlines takes for the end of a line, and JSON does not escape."""
+
+
+def _encode(record: dict[str, Any]) -> bytes:
+    """Return the record as one line of JSON, for every notion of a line."""
+    line = msgspec.json.encode(record)
+    for end in _LINE_ENDS:
+        line = line.replace(end.encode(), b"\\u%04x" % ord(end))
+    return line
+
+
 class Journal:
     """Finished records next to the output file, one JSON line each; only one run at a time may hold it.
 
     A record counts on resume if the prompt at its index still has the same key.
     """
+
+    is_silent = True
+    """Shows nothing itself, so a progress bar is wanted."""
 
     def __init__(self, output: Path, keys: Sequence[str]) -> None:
         self._output = output
@@ -76,7 +91,7 @@ class Journal:
 
     def put(self, index: int, record: dict[str, Any]) -> None:
         """Keep a prompt's result; it survives a kill of this process from here on."""
-        raw = msgspec.Raw(msgspec.json.encode(record))
+        raw = msgspec.Raw(_encode(record))
         line = msgspec.json.encode(_Entry(index, self._keys[index], raw)) + b"\n"
         start = self._file.tell()
         self._file.write(line)
@@ -85,7 +100,7 @@ class Journal:
 
     def fail(self, index: int, record: dict[str, Any]) -> None:
         """Keep a prompt's error for the output only: a resumed run tries it again."""
-        self._failed[index] = msgspec.json.encode(record)
+        self._failed[index] = _encode(record)
 
     def finish(self) -> None:
         """Write the output file in input order, in one move, and remove the journal."""
@@ -115,6 +130,8 @@ class Journal:
 class Console:
     """Results on standard output, in input order, each as soon as those before it are there."""
 
+    is_silent = False
+
     def __init__(self, num_prompts: int, stream: Any) -> None:
         self._num_prompts = num_prompts
         self._stream = stream
@@ -137,13 +154,14 @@ class Console:
     def put(self, index: int, record: dict[str, Any]) -> None:
         """Show a prompt's outputs."""
         texts = [output["text"] for output in record["outputs"]]
-        self._show(index, record["prompt"], texts)
+        asked = record["messages"][-1].get("content") if "messages" in record else record["prompt"]
+        self._show(index, asked, texts)
 
     def fail(self, index: int, record: dict[str, Any]) -> None:
         """Show a prompt's error."""
         self._show(index, None, ["error: " + record["error"]])
 
-    def _show(self, index: int, prompt: str | None, texts: list[str]) -> None:
+    def _show(self, index: int, prompt: Any, texts: list[str]) -> None:
         alone = self._num_prompts == 1 and len(texts) == 1
         title = f"[{index}]" if prompt is None else f"[{index}] {prompt!r}"
         lines = texts if alone else [title, *(f"  -> {text!r}" for text in texts)]

@@ -64,7 +64,9 @@ class ChatRenderer:
                 raise VLLMValidationError(message, parameter="chat_template_kwargs", value=name)
         template = self._template(chat_template, tools)
         if content_format == "auto":
-            content_format = self._formats.setdefault(template, self._detect_format(template))
+            if template not in self._formats:
+                self._formats[template] = self._detect_format(template)
+            content_format = self._formats[template]
         messages = parse_conversation(conversation, label, content_format)
         options |= {
             "add_generation_prompt": add_generation_prompt,
@@ -74,16 +76,21 @@ class ChatRenderer:
         return ParsedPrompt(self._apply(messages, template, options, label), is_templated=True)
 
     def _template(self, chat_template: str | None, tools: list[dict[str, Any]] | None) -> str:
+        """Return the template's text: the one given, or named, or the default, or the tokenizer's own."""
         given = chat_template if chat_template is not None else self._default
-        if given is not None and ("{" in given or "\n" in given):
+        if given is not None and "{" in given:
             return given
+        named = self._tokenizer.hf.chat_template
+        if given is not None and not (isinstance(named, Mapping) and given in named):
+            message = (
+                f"chat_template={shown(given)} is neither a Jinja template nor the name of one that the model has."
+            )
+            raise VLLMValidationError(message, parameter="chat_template", value=given)
         try:
             return self._tokenizer.hf.get_chat_template(given, tools)
         except ValueError as error:
-            message = "the tokenizer has no chat template: pass chat_template=..., or use generate()"
-            if given is not None:
-                message = f"chat_template={shown(given)} is neither a template nor the name of one that the model has"
-            raise VLLMValidationError(f"{message}.", parameter="chat_template", value=given) from error
+            message = "the tokenizer has no chat template: pass chat_template=..., or use generate()."
+            raise VLLMValidationError(message, parameter="chat_template", value=given) from error
 
     def _detect_format(self, template: str) -> str:
         """Try whether the template shows content that is a string; templates of some models only take parts."""

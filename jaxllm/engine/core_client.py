@@ -36,6 +36,10 @@ class CoreClient(Protocol):
         """Forget all cached prefixes; False when blocks are in use."""
         ...
 
+    def warm_up(self) -> None:
+        """Wait until every program is compiled."""
+        ...
+
     def shutdown(self) -> None:
         """Release the device; may be called twice."""
         ...
@@ -71,6 +75,10 @@ class InprocClient:
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False when blocks are in use."""
         return self._core.reset_prefix_cache()
+
+    def warm_up(self) -> None:
+        """Wait until every program is compiled."""
+        self._core.warm_up()
 
     def shutdown(self) -> None:
         """Release the device; may be called twice."""

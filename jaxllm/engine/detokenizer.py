@@ -56,16 +56,13 @@ class TextStream:
         return text
 
     def _let_out(self) -> str:
-        """Put out the held tokens up to the last place where no character can be cut."""
-        whole = self._decode(self._held)
-        for cut in range(len(self._held) - 1, len(self._held) - 9, -1):
-            if self._decode(self._held[:cut]) + self._decode(self._held[cut:]) == whole:
-                text, self._held = self._after_context(self._held[:cut]), self._held[cut:]
-                self._restart(self._context)
-                for token_id in self._held:
-                    self._stream.step(self._backend, token_id)
-                return text
-        return ""
+        """Put out the held tokens up to where a cut breaks the fewest characters: each one broken adds some."""
+        cuts = range(len(self._held) - 8, len(self._held))
+        cut = min(cuts, key=lambda i: (len(self._decode(self._held[:i])) + len(self._decode(self._held[i:])), -i))
+        text, rest = self._after_context(self._held[:cut]), self._held[cut:]
+        self._held = []
+        self._restart(self._context)
+        return text + "".join(map(self.push, rest))
 
     def _after_context(self, token_ids: list[int]) -> str:
         """Decode tokens as they read after the text before them; some decoders treat a first token differently."""

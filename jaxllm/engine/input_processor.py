@@ -185,7 +185,7 @@ class InputProcessor:
 
     def _check_ids(self, token_ids: Sequence[Any] | None, label: str) -> list[int]:
         """Return the ids as plain ints within the vocabulary; at least one."""
-        if not token_ids:
+        if token_ids is None or len(token_ids) == 0:
             raise _refuse(label, "the prompt is empty; it needs at least one token", "prompt", token_ids)
         ids = list(token_ids)
         if set(map(type, ids)) != {int}:

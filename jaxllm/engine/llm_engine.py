@@ -158,6 +158,10 @@ class LLMEngine:
         """Return counts and times since the engine's start."""
         return self._metrics.snapshot()
 
+    def warm_up(self) -> None:
+        """Wait until every program is compiled, so that no step has to."""
+        self._core.warm_up()
+
     def shutdown(self) -> None:
         """Release the device; may be called twice."""
         self._core.shutdown()

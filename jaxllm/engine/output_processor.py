@@ -94,7 +94,7 @@ class _Request:
         if self.kind is RequestOutputKind.FINAL_ONLY and not finished:
             return None
         delta = self.kind is RequestOutputKind.DELTA
-        shown = sorted(changed, key=lambda sequence: sequence.index) if delta else self.sequences
+        shown = self.sequences if not delta else sorted(changed, key=_index) if len(changed) > 1 else changed
         return RequestOutput(
             request_id=self.request.request_id,
             prompt=self.request.prompt,
@@ -191,16 +191,24 @@ class OutputProcessor:
             )
 
 
+def _index(sequence: _Sequence) -> int:
+    return sequence.index
+
+
 def _merge_stats(stats: list[RequestStateStats]) -> RequestStateStats:
     """Return a copy: of several sequences the earliest beginning, the latest end, and all tokens."""
     started = [each for each in stats if each.num_generation_tokens] or stats[:1]
-    first = started[0] if len(started) == 1 else min(started, key=lambda each: each.first_token_ts)
-    return RequestStateStats(
-        num_generation_tokens=sum(each.num_generation_tokens for each in started),
-        arrival_time=first.arrival_time,
-        queued_ts=first.queued_ts,
-        scheduled_ts=first.scheduled_ts,
-        first_token_ts=first.first_token_ts,
-        last_token_ts=max(each.last_token_ts for each in started),
-        first_token_latency=first.first_token_latency,
+    first = min(started, key=lambda each: each.first_token_ts) if len(started) > 1 else started[0]
+    merged = RequestStateStats(
+        first.num_generation_tokens,
+        first.arrival_time,
+        first.queued_ts,
+        first.scheduled_ts,
+        first.first_token_ts,
+        first.last_token_ts,
+        first.first_token_latency,
     )
+    if len(started) > 1:
+        merged.num_generation_tokens = sum(each.num_generation_tokens for each in started)
+        merged.last_token_ts = max(each.last_token_ts for each in started)
+    return merged

@@ -10,10 +10,10 @@ from jaxllm.outputs import RequestOutput
 
 
 class Progress:
-    """Counts finished outputs on a bar; without one it does nothing."""
+    """Counts finished requests on a bar; without one it does nothing."""
 
     def __init__(self, use_tqdm: bool | Callable[..., Any], total: int) -> None:
-        """Make a bar for `total` outputs with tqdm, or with a callable that takes tqdm's arguments."""
+        """Make a bar for `total` requests with tqdm, or with a callable that takes tqdm's arguments."""
         self._bar: Any = None
         self._start = time.monotonic()
         self._num_in = self._num_out = 0
@@ -29,7 +29,7 @@ class Progress:
         self._num_in += len(output.prompt_token_ids or ()) * len(output.outputs)
         self._num_out += sum(len(completion.token_ids) for completion in output.outputs)
         self._bar.postfix = self._speeds()
-        self._bar.update(len(output.outputs))
+        self._bar.update(1)
 
     def close(self) -> None:
         """Leave the bar as it stands."""

@@ -14,8 +14,8 @@ from jax import Array
 
 from jaxllm.engine.messages import TokenLogprobs
 from jaxllm.models.model import Model
-from jaxllm.scheduling.plan import Chunk, StepPlan, StepResult
 from jaxllm.sampling.sampler import Logprobs
+from jaxllm.scheduling.plan import Chunk, StepPlan, StepResult
 from pallas_kernels.paged_attention import KVPool
 from pallas_kernels.paged_attention.tiles import DEFAULT_TILES
 
@@ -76,7 +76,10 @@ class ModelRunner:
         self.buckets = make_buckets(config.max_num_batched_tokens, config.max_num_seqs)
         self._pool = make_pool(model.config, config.num_blocks, config.block_size, jnp.dtype(model.dtype).name)
         self._previous_tokens = jnp.zeros(self._max_rows, jnp.int32)
-        self._all_allowed: dict[int, Array] = {}
+        # Neutral, and the same array each step: nothing is sent for what nobody uses.
+        self._all_allowed = {
+            bucket: jax.device_put(np.full(self._allowed_spec(bucket).shape, -1, np.int32)) for bucket in self.buckets
+        }
         self.programs = Programs(self._compile, self.program_keys(), ahead=config.compile_ahead)
 
     def run(self, plan: StepPlan) -> RunningStep:
@@ -148,13 +151,8 @@ class ModelRunner:
     def _allowed_bits(self, inputs: StepInputs) -> list[Array | np.ndarray]:
         if not inputs.is_full:
             return []
-        if inputs.allowed_bits_sw is not None:
-            return [inputs.allowed_bits_sw]
-        # Neutral, and the same array each step: nothing is sent for what nobody uses.
-        bucket = inputs.shape.bucket
-        if bucket.num_seqs not in self._all_allowed:
-            self._all_allowed[bucket.num_seqs] = jnp.asarray(np.full(self._allowed_spec(bucket).shape, -1, np.int32))
-        return [self._all_allowed[bucket.num_seqs]]
+        bits_sw = inputs.allowed_bits_sw
+        return [self._all_allowed[inputs.shape.bucket] if bits_sw is None else bits_sw]
 
 
 def _to_host(chunks: Sequence[Chunk], token_ids: list[int], logprobs: Logprobs) -> list[TokenLogprobs | None]:

@@ -51,8 +51,24 @@ def run_step(
 ) -> tuple[KVPool, StepOutput]:
     """Run one step; `previous_tokens` are the last step's `tokens_s`, `allowed_bits_sw` is there if the step is full."""
     i = unpack(ints, int_fields(shape.batch))
-    f = unpack(floats, float_fields(shape.batch))
     s = shape.batch.bucket.num_seqs
+    tokens, attention, sampling = _batches(i, unpack(floats, float_fields(shape.batch)), previous_tokens, s)
+    hidden_td, kv_pool = model.forward(params, kv_pool, tokens, attention, implementation=implementation)
+    hidden_sd = hidden_td[jnp.maximum(i["query_ends"] - 1, 0)]
+
+    def sample(hidden_rd: Array, sampling: SamplingBatch, *allowed: Array) -> tuple[Array, Logprobs | None]:
+        logits_rv = model.logits(params, hidden_rd)
+        if shape.is_full:
+            return sample_full(logits_rv, sampling, *allowed, num_logprobs=shape.num_logprobs)
+        return sample_plain(logits_rv, sampling), None
+
+    tokens_s, logprobs = map_row_tiles(sample, (hidden_sd, sampling, *allowed_bits_sw), i["num_seqs"], LOGITS_TILE)
+    return kv_pool, StepOutput(jnp.pad(tokens_s, (0, shape.max_rows - s)), logprobs)
+
+
+def _batches(
+    i: dict[str, Array], f: dict[str, Array], previous_tokens: Array, s: int
+) -> tuple[TokenBatch, AttentionBatch, SamplingBatch]:
     # A row that continues a step in flight has its token on the device only. Such rows are decodes: row i is token i.
     sampled_s = previous_tokens[i["previous_rows"]]
     first_ids_s = jnp.where(i["from_previous"] == 1, sampled_s, i["token_ids"][:s])
@@ -79,17 +95,7 @@ def run_step(
         top_p_s=f["top_p"],
         min_p_s=f["min_p"],
     )
-    hidden_td, kv_pool = model.forward(params, kv_pool, tokens, attention, implementation=implementation)
-    hidden_sd = hidden_td[jnp.maximum(i["query_ends"] - 1, 0)]
-
-    def sample(hidden_rd: Array, sampling: SamplingBatch, *allowed: Array) -> tuple[Array, Logprobs | None]:
-        logits_rv = model.logits(params, hidden_rd)
-        if shape.is_full:
-            return sample_full(logits_rv, sampling, *allowed, num_logprobs=shape.num_logprobs)
-        return sample_plain(logits_rv, sampling), None
-
-    tokens_s, logprobs = map_row_tiles(sample, (hidden_sd, sampling, *allowed_bits_sw), i["num_seqs"], LOGITS_TILE)
-    return kv_pool, StepOutput(jnp.pad(tokens_s, (0, shape.max_rows - s)), logprobs)
+    return tokens, attention, sampling
 
 
 def map_row_tiles(function: Callable[..., Any], arrays: Any, num_rows: Array, tile: int) -> Any:

@@ -187,7 +187,7 @@ def folder_tokenizer(folder: Path, source: str) -> PreTrainedTokenizerFast:
 
     try:
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-    except Exception as error:  # noqa: BLE001 (the library raises every kind here)
+    except Exception as error:  # the library raises every kind here
         raise VLLMValidationError(
             f"{source}: its tokenizer cannot be loaded ({error}). Give another with tokenizer=..., "
             "or set skip_tokenizer_init=True and pass token ids.",

@@ -202,7 +202,7 @@ class _Reader:
         num_tensors, num_values = self._unpack(_U64), self._unpack(_U64)
         # Least sizes: a tensor info of an empty name and no dims, a value of an empty key and one byte.
         if num_tensors * 24 + num_values * 13 > self.file.size - self.position:
-            raise ValueError(f"{num_tensors} tensors and {num_values} values do not fit a file of {self.file.size} bytes")
+            raise ValueError(f"{num_tensors} tensors and {num_values} values do not fit {self.file.size} bytes")
         return num_tensors, num_values
 
     def read_value(self) -> Any:
@@ -286,7 +286,7 @@ def _place_tensors(
         if name in tensors:
             raise ValueError(f"tensor {name!r} appears twice")
         if shape[-1] % kind.block_size:
-            raise ValueError(f"tensor {name!r} has rows of {shape[-1]}, not a multiple of {kind.name}'s {kind.block_size}")
+            raise ValueError(f"tensor {name!r} has rows of {shape[-1]}, no multiple of {kind.name}'s {kind.block_size}")
         num_bytes = math.prod(shape) // kind.block_size * kind.num_bytes
         if offset != expected:
             raise ValueError(f"tensor {name!r} starts at offset {offset}, not at {expected} where the one before ends")

@@ -81,7 +81,7 @@ class GGUFCheckpoint(Checkpoint):
 
     @staticmethod
     def _unpermute(data: np.ndarray, num_rows: int, num_heads: int) -> np.ndarray:
-        """Undo the converter's interleaving of each head's two halves; `data` is [rows, bytes], or one row of a bias."""
+        """Undo the converter's interleaving of each head's halves; `data` is [rows, bytes], or one row of a bias."""
         shape = data.shape
         if num_rows % (2 * num_heads):
             raise ValueError(f"{num_rows} rows are not {num_heads} heads of an even size")

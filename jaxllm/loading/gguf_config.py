@@ -173,13 +173,13 @@ def _head_dim(numbers: _Numbers, hidden_size: int, num_heads: int) -> int:
 def _family_config(file: GGUFFile, arch: str, numbers: _Numbers, config: dict[str, Any]) -> dict[str, Any]:
     """Return what one family has beyond the common keys."""
     if arch == "gemma2":
-        return _gemma_config(numbers, config, large_layers=46, pattern=2) | {
+        return _gemma_config(config, large_layers=46, pattern=2) | {
             "sliding_window": numbers.count("attention.sliding_window", 4096),
             "attn_logit_softcapping": numbers.number("attn_logit_softcapping", 50.0),
             "final_logit_softcapping": numbers.number("final_logit_softcapping", 30.0),
         }
     if arch == "gemma3":
-        return _gemma_config(numbers, config, large_layers=62, pattern=6) | {
+        return _gemma_config(config, large_layers=62, pattern=6) | {
             "sliding_window": numbers.count("attention.sliding_window"),
             "rope_local_base_freq": numbers.number("rope.freq_base_swa", 10000.0),
             "final_logit_softcapping": numbers.number("final_logit_softcapping", None),
@@ -196,15 +196,16 @@ def _family_config(file: GGUFFile, arch: str, numbers: _Numbers, config: dict[st
     return family
 
 
-def _gemma_config(numbers: _Numbers, config: dict[str, Any], *, large_layers: int, pattern: int) -> dict[str, Any]:
+def _gemma_config(config: dict[str, Any], *, large_layers: int, pattern: int) -> dict[str, Any]:
     """Return what Gemma 2 and 3 share: every `pattern`-th layer is global, the others slide."""
     num_layers = config["num_hidden_layers"]
     # The file does not hold the score scale: the largest model alone has hidden size / heads, not the head size.
-    large = num_layers == large_layers
+    largest = num_layers == large_layers
+    scalar = config["hidden_size"] // config["num_attention_heads"] if largest else config["head_dim"]
     return {
         "hidden_activation": "gelu_pytorch_tanh",
         "attention_bias": False,
-        "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"] if large else config["head_dim"],
+        "query_pre_attn_scalar": scalar,
         "sliding_window_pattern": pattern,
         "layer_types": [
             "full_attention" if (layer + 1) % pattern == 0 else "sliding_attention" for layer in range(num_layers)

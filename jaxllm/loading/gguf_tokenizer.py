@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,7 @@ _LLAMA3 = _Splitting(_LLAMA3_SPLIT, ignore_merges=True, adds_bos=True)
 _QWEN2 = _Splitting(_QWEN2_SPLIT, compose=True)
 _SPLITTINGS: Mapping[str, _Splitting] = {
     **dict.fromkeys(("default", "gpt-2", "phi-2", "mpt", "olmo", "jais", "exaone4"), _GPT2),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b", "granite-docling"), _DIGITS),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "minerva-7b"), _DIGITS),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), _QWEN2),
     "tekken": _Splitting(_TEKKEN_SPLIT, ignore_merges=True),
@@ -57,7 +57,7 @@ _SPLITTINGS: Mapping[str, _Splitting] = {
 
 
 class GGUFTokenizer(PreTrainedTokenizerFast):
-    """transformers' wrapper around a tokenizer as it is: passed as an argument it would be copied, in a second or more."""
+    """transformers' wrapper; a tokenizer passed as an argument would be copied, which takes a second or more."""
 
     def __init__(self, *, backend: Tokenizer, **kwargs: Any) -> None:
         self._tokenizer = backend
@@ -123,14 +123,15 @@ def _merge(line: str) -> tuple[str, str]:
     return left, right
 
 
-def _sentencepiece(file: GGUFFile, tokens: Sequence[str]) -> Tokenizer:
+def _sentencepiece(file: GGUFFile, tokens: list[str]) -> Tokenizer:
     """Build an SPM BPE: spaces spelled as U+2581, bytes as <0x..> where no token fits, merges after the scores."""
     # Files spell runs of spaces as such, the tokenizer with its own mark.
     spelled = [token.replace(" ", _SPACE) if token.isspace() and " " in token else token for token in tokens]
     vocab = _vocabulary(spelled)
     merges = _merges(vocab, spelled, _merge_order(file, len(tokens)))
     unknown = _token(file, tokens, "unknown_token_id")
-    tokenizer = _checked(lambda: Tokenizer(models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)))
+    options: dict[str, Any] = {"unk_token": unknown} if unknown is not None else {}
+    tokenizer = _checked(lambda: Tokenizer(models.BPE(vocab, merges, fuse_unk=True, byte_fallback=True, **options)))
     prefix = file.value(_PREFIX + "add_space_prefix", bool, True)
     replace = normalizers.Replace(" ", _SPACE)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), replace]) if prefix else replace
@@ -188,14 +189,14 @@ def _add_whole_tokens(tokenizer: Tokenizer, tokens: Sequence[str], types: Sequen
     tokenizer.add_tokens(by_type[_USER_DEFINED])
 
 
-def _special_tokens(file: GGUFFile, tokens: Sequence[str]) -> dict[str, str]:
+def _special_tokens(file: GGUFFile, tokens: list[str]) -> dict[str, str]:
     """Return transformers' names of the special tokens that the file declares."""
     keys = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id"}
     found = {f"{name}_token": _token(file, tokens, key) for name, key in keys.items()}
     return {name: token for name, token in found.items() if token is not None}
 
 
-def _token(file: GGUFFile, tokens: Sequence[str], key: str) -> str | None:
+def _token(file: GGUFFile, tokens: list[str], key: str) -> str | None:
     index = file.value(_PREFIX + key, int)
     if index is None:
         return None
@@ -214,9 +215,9 @@ def _chat_template(file: GGUFFile) -> str | dict[str, str] | None:
     return named | ({"default": default} if default is not None else {})
 
 
-def _checked(build: Any) -> Tokenizer:
+def _checked(build: Callable[[], Tokenizer]) -> Tokenizer:
     """Call `build`; the library raises bare Exceptions for vocabularies that contradict themselves."""
     try:
         return build()
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         raise ValueError(f"the tokenizer's vocabulary cannot be used: {error}") from error

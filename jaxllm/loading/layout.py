@@ -40,7 +40,9 @@ def parse_layout(text: str) -> Layout:
     return layout
 
 
-def write_tensor(tensor: np.ndarray, layout: Layout, sizes: tuple[int, ...], out: np.ndarray, index: Index = ()) -> None:
+def write_tensor(
+    tensor: np.ndarray, layout: Layout, sizes: tuple[int, ...], out: np.ndarray, index: Index = ()
+) -> None:
     """Write `tensor` into `out`, C-contiguous, in our order and out's dtype; `sizes` are our whole axes.
 
     With `index`, a slice per axis of ours, `out` holds that part only.

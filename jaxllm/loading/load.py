@@ -51,8 +51,8 @@ def load_params(
     """
     started = time.perf_counter()
     total = sum(checkpoint.tensors[source].num_bytes for spec in specs.values() for source in spec.sources)
-    # disable=None: shown on a terminal only.
-    with tqdm(total=total, desc="Loading weights", unit="B", unit_scale=True, disable=None if progress else True) as bar:
+    hidden = None if progress else True  # None: shown on a terminal only
+    with tqdm(total=total, desc="Loading weights", unit="B", unit_scale=True, disable=hidden) as bar:
         placed = {}
         for path, spec in specs.items():
             sharding = sharding_for(path) if sharding_for else None

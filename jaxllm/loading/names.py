@@ -52,19 +52,19 @@ def _mismatch(name: str, spec: ParamSpec, checkpoint: Checkpoint) -> str:
 
 def _listed(label: str, names: Iterable[str]) -> list[str]:
     """Return one line for all names that differ in their first number only, as layers do."""
-    groups: dict[str, list[int]] = {}
+    groups: dict[tuple[str, str], list[int]] = {}
+    lines: list[str] = []
     for name in names:
-        match = re.search(r"\d+", name.split(" ", 1)[0])
-        number = int(match[0]) if match else -1
-        pattern = name[: match.start()] + "{}" + name[match.end() :] if match else name.replace("{", "{{")
-        groups.setdefault(pattern, []).append(number)
-    return [f"{label}: {_fill(pattern, numbers)}" for pattern, numbers in groups.items()]
+        match = re.search(r"\.(\d+)\.", name)
+        if match:
+            groups.setdefault((name[: match.start(1)], name[match.end(1) :]), []).append(int(match[1]))
+        else:
+            lines.append(f"{label}: {name}")
+    return lines + [f"{label}: {before}{_runs(numbers)}{after}" for (before, after), numbers in groups.items()]
 
 
-def _fill(pattern: str, numbers: list[int]) -> str:
-    """Put the numbers into the pattern's place: "7", or "0-3,5" in braces."""
-    if numbers == [-1]:
-        return pattern.replace("{{", "{")
+def _runs(numbers: list[int]) -> str:
+    """Write numbers as "7", or as "{0-3,5}"."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:
@@ -72,4 +72,4 @@ def _fill(pattern: str, numbers: list[int]) -> str:
         else:
             runs.append([number, number])
     text = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-    return pattern.replace("{}", text if len(numbers) == 1 else f"{{{text}}}", 1)
+    return text if len(numbers) == 1 else f"{{{text}}}"

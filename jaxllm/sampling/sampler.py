@@ -90,7 +90,9 @@ def _draw(weights_sv: Array, uniforms_s: Array) -> Array:
     sums_si = jnp.cumsum(weights_sij.sum(axis=2), axis=1)
     target_s = uniforms_s * sums_si[:, -1]
     tile_s = _first_above(sums_si, target_s)
-    before_s = jnp.where(tile_s > 0, jnp.take_along_axis(sums_si, jnp.maximum(tile_s - 1, 0)[:, None], axis=1)[:, 0], 0.0)
+    before_s = jnp.where(
+        tile_s > 0, jnp.take_along_axis(sums_si, jnp.maximum(tile_s - 1, 0)[:, None], axis=1)[:, 0], 0.0
+    )
     weights_sj = jnp.take_along_axis(weights_sij, tile_s[:, None, None], axis=1)[:, 0]
     # Rounding may leave the target at the tile's very end: stay on an id that has weight.
     sums_sj = jnp.cumsum(weights_sj, axis=1)

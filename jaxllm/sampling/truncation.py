@@ -33,7 +33,9 @@ def truncate(weights_sv: Array, top_k_s: Array, top_p_s: Array, min_p_s: Array) 
 
     wanted_s = top_p_s * weights_sv.sum(axis=1)
     return _cut(
-        weights_sv, top_p_s < 1.0, lambda bits_sv, at_s1: jnp.where(bits_sv >= at_s1, weights_sv, 0.0).sum(axis=1) >= wanted_s
+        weights_sv,
+        top_p_s < 1.0,
+        lambda bits_sv, at_s1: jnp.where(bits_sv >= at_s1, weights_sv, 0.0).sum(axis=1) >= wanted_s,
     )
 
 

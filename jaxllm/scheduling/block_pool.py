@@ -160,10 +160,10 @@ class BlockPool:
         cached = [block_id for block_id in unheld if block_id in self._content]
         num_free = len(unheld) - len(cached)
         assert len(unheld) == len(set(unheld)) == len(self._unheld), "the free list holds a block twice"
-        assert NULL_BLOCK not in holders and NULL_BLOCK not in unheld, "the null block is in circulation"
+        assert not {NULL_BLOCK} & (holders.keys() | set(unheld)), "the null block is in circulation"
         assert not holders.keys() & set(unheld), "a block is both held and free"
         assert num_free + len(cached) + len(holders) == self.num_blocks - 1, "a block is lost"
-        assert len(cached) == self.num_cached and len(holders) == self.num_in_use, "the counts are off"
+        assert (len(cached), len(holders)) == (self.num_cached, self.num_in_use), "the counts are off"
         for block_id in range(self.num_blocks):
             assert self._num_holders[block_id] == holders[block_id], f"block {block_id}: wrong number of holders"
         assert self._block_by_hash == {h: block_id for block_id, (h, _) in self._content.items()}, "a hash is stale"

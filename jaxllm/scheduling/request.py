@@ -21,18 +21,18 @@ class Request:
     """One sequence being generated. Its tokens and its end change in commit and abort only."""
 
     __slots__ = (
-        "source",
-        "request_id",
-        "params",
-        "order",
-        "token_ids",
-        "num_prompt_tokens",
-        "block_hashes",
         "banned_token_ids",
-        "queued_ts",
-        "scheduled_ts",
-        "num_cached_tokens",
+        "block_hashes",
         "finish_reason",
+        "num_cached_tokens",
+        "num_prompt_tokens",
+        "order",
+        "params",
+        "queued_ts",
+        "request_id",
+        "scheduled_ts",
+        "source",
+        "token_ids",
     )
 
     def __init__(self, source: EngineCoreRequest, order: tuple[float, ...], queued_ts: float) -> None:

@@ -17,7 +17,9 @@ from .xla import xla_paged_attention
 __all__ = ["IMPLEMENTATIONS", "AttentionBatch", "KVPool", "Tiles", "kv_pool_spec", "paged_attention"]
 
 # One entry per way of running the op; each has the signature of `paged_attention` without `implementation`.
-IMPLEMENTATIONS: MappingProxyType[str, Callable[..., tuple[Array, KVPool]]] = MappingProxyType({"xla": xla_paged_attention})
+IMPLEMENTATIONS: MappingProxyType[str, Callable[..., tuple[Array, KVPool]]] = MappingProxyType(
+    {"xla": xla_paged_attention}
+)
 
 
 def paged_attention(
@@ -80,4 +82,6 @@ def _check_shapes(q_tnh: Array, k_tkh: Array, v_tkh: Array, kv_pool: KVPool, num
     if n % k:
         raise ValueError(f"paged_attention: {n} query heads are not a multiple of {k} kv heads")
     if kv_pool.k.shape[1:3] != (k, h) or kv_pool.k.shape[0] % num_layers:
-        raise ValueError(f"paged_attention: a pool of {kv_pool.k.shape} does not hold {num_layers} layers of k={k}, h={h}")
+        raise ValueError(
+            f"paged_attention: a pool of {kv_pool.k.shape} does not hold {num_layers} layers of k={k}, h={h}"
+        )

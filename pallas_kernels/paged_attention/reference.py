@@ -33,7 +33,9 @@ def reference_paged_attention(
     out_tnh = np.zeros(q_tnh.shape, np.float32)
     group = q_tnh.shape[1] // k_tkh.shape[1]
     first_row = 0
-    for seq, (end, length) in enumerate(zip(np.asarray(batch.query_ends_s), np.asarray(batch.context_lens_s), strict=True)):
+    for seq, (end, length) in enumerate(
+        zip(np.asarray(batch.query_ends_s), np.asarray(batch.context_lens_s), strict=True)
+    ):
         if length == 0:
             continue
         positions = np.arange(length)

@@ -141,7 +141,7 @@ def _attend(
         scores = jnp.einsum("skrh,skhc->skrc", q_skrh, k_skhc, preferred_element_type=jnp.float32) * scale
         if soft_cap is not None:
             scores = soft_cap * jnp.tanh(scores / soft_cap)
-        ahead_src = positions_sr[:, :, None] - kv_positions
+        ahead_src = positions_sr[:, :, None] - kv_positions[None, None]
         scores = jnp.where(((ahead_src >= 0) & (ahead_src < window))[:, None], scores, MASKED)
         max_skr = jnp.maximum(state.max_skr, scores.max(axis=-1))
         # MASKED - MASKED is 0: rows that have seen nothing yet must not count masked entries as exp(0).
@@ -149,15 +149,14 @@ def _attend(
         decay_skr = jnp.exp(state.max_skr - max_skr)
         # Slots beyond the length may hold anything, and 0 x NaN is NaN.
         v_skch = blocks_of(kv_pool.v, i).transpose(0, 2, 1, 3, 4).reshape(s, k, tile, h)
-        v_skch = jnp.where((kv_positions < lengths_s[:, None])[:, None, :, None], v_skch, 0)
+        is_live_sc = kv_positions[None] < lengths_s[:, None]
+        v_skch = jnp.where(is_live_sc[:, None, :, None], v_skch, 0)
         acc = jnp.einsum("skrc,skch->skrh", probs.astype(v_skch.dtype), v_skch, preferred_element_type=jnp.float32)
         return _Softmax(
             max_skr, state.sum_skr * decay_skr + probs.sum(axis=-1), state.acc_skrh * decay_skr[..., None] + acc
         )
 
-    nothing = _Softmax(
-        jnp.full((s, k, rows), MASKED), jnp.zeros((s, k, rows)), jnp.zeros((s, k, rows, h))
-    )
+    nothing = _Softmax(jnp.full((s, k, rows), MASKED), jnp.zeros((s, k, rows)), jnp.zeros((s, k, rows, h)))
     state = lax.fori_loop(first_tile, last_tile, body, nothing)
     out = state.acc_skrh / jnp.maximum(state.sum_skr, 1e-30)[..., None]
     return out[:, :, :r].astype(q_skrh.dtype)

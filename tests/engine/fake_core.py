@@ -76,6 +76,9 @@ class FakeCore:
         self.num_resets += 1
         return not self.requests
 
+    def warm_up(self) -> None:
+        """Nothing to compile."""
+
     def shutdown(self) -> None:
         self.num_shutdowns += 1
 
@@ -146,6 +149,9 @@ class BytesClient:
 
     def reset_prefix_cache(self) -> bool:
         return self._core.reset_prefix_cache()
+
+    def warm_up(self) -> None:
+        self._core.warm_up()
 
     def shutdown(self) -> None:
         self._core.shutdown()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
-from tokenizers import trainers
 from transformers import PreTrainedTokenizerFast
 
 from jaxllm.config import EngineConfig
@@ -23,7 +22,11 @@ TEMPLATE = (
     "<|im_end|>\n{% endfor -%}"
     "{%- if add_generation_prompt %}<|im_start|>assistant\n{{ prefix or '' }}{% endif -%}"
 )
-CORPUS = ["The quick brown fox jumps over the lazy dog. END of the story, the END.", "hello world " * 9, "héllo wörld 你好"]
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog. END of the story, the END.",
+    "hello world " * 9,
+    "héllo wörld 你好",
+]
 
 
 def byte_level(bos: bool = False) -> Tokenizer:

@@ -10,17 +10,30 @@ from hypothesis import strategies as st
 
 from jaxllm.engine.detokenizer import IncrementalDetokenizer, TextStream, TokenCollector, first_stop, make_detokenizer
 from jaxllm.engine.tokenizer import Tokenizer
+from jaxllm.loading.checkpoint import open_checkpoint
 from jaxllm.sampling_params import SamplingParams
 from tests.engine.support import byte_fallback, byte_level
 
 FAMILIES: dict[str, Callable[[], Tokenizer]] = {"byte_level": byte_level, "byte_fallback": byte_fallback}
 HALF = "\N{REPLACEMENT CHARACTER}"
-TEXTS = st.text(st.one_of(st.sampled_from("heloEND .é你🎉\N{ZERO WIDTH JOINER}"), st.characters(codec="utf-8")), max_size=40)
+TEXTS = st.text(
+    st.one_of(st.sampled_from("heloEND .é你🎉\N{ZERO WIDTH JOINER}"), st.characters(codec="utf-8")), max_size=40
+)
 
 
 @pytest.fixture(scope="module", params=list(FAMILIES))
 def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     return FAMILIES[request.param]()
+
+
+@pytest.fixture(scope="module")
+def byte_tokenizer() -> Tokenizer:
+    return byte_level()
+
+
+@pytest.fixture(scope="module")
+def real(smollm2_path: str) -> Tokenizer:
+    return Tokenizer(open_checkpoint(smollm2_path).tokenizer())
 
 
 def pieces(tokenizer: Tokenizer, prompt: list[int], token_ids: list[int], skip: bool = True) -> list[str]:
@@ -43,25 +56,26 @@ def after(tokenizer: Tokenizer, prompt: list[int], token_ids: list[int], skip: b
 @example(text="👩‍👩‍👧‍👦" * 3)
 def test_stream_equals_decoding_at_once(tokenizer: Tokenizer, text: str) -> None:
     prompt = tokenizer.encode(["he "])[0]
-    ids = tokenizer.hf.backend_tokenizer.encode(text, add_special_tokens=False).ids
+    ids = tokenizer.backend.encode(text, add_special_tokens=False).ids
     assert "".join(pieces(tokenizer, prompt, ids)) == after(tokenizer, prompt, ids)
     assert "".join(pieces(tokenizer, [], ids)) == after(tokenizer, [], ids)
 
 
 @settings(max_examples=300)
-@given(data=st.data())
-def test_any_byte_level_tokens(data: st.DataObject) -> None:
+@given(ids=st.lists(st.one_of(st.integers(0, 450), st.integers(100, 220)), max_size=90))
+def test_any_byte_level_tokens(byte_tokenizer: Tokenizer, ids: list[int]) -> None:
     """Random tokens: broken characters, special tokens, ids that the tokenizer does not know."""
-    tokenizer = byte_level_once()
-    ids = data.draw(st.lists(st.integers(0, 450), max_size=90))
+    tokenizer = byte_tokenizer
     for skip in (True, False):
         assert "".join(pieces(tokenizer, [], ids, skip)) == after(tokenizer, [], ids, skip)
 
 
-def byte_level_once(cache: list[Tokenizer] = []) -> Tokenizer:  # noqa: B006 (made once per run)
-    if not cache:
-        cache.append(byte_level())
-    return cache[0]
+@settings(max_examples=100)
+@given(text=TEXTS, ids=st.lists(st.integers(0, 49_151), max_size=40))
+def test_a_real_tokenizer(real: Tokenizer, text: str, ids: list[int]) -> None:
+    prompt = real.encode(["The answer is"])[0]
+    for token_ids in (real.encode([text])[0], ids):
+        assert "".join(pieces(real, prompt, token_ids)) == after(real, prompt, token_ids)
 
 
 def test_no_half_characters(tokenizer: Tokenizer) -> None:
@@ -108,6 +122,13 @@ def test_endless_broken_bytes_are_let_out() -> None:
     out = pieces(tokenizer, [], ids)
     assert "".join(out) == tokenizer.backend.decode(ids)
     assert max(map(len, out)) <= 64
+
+
+def test_nothing_is_lost_where_broken_bytes_are_let_out() -> None:
+    tokenizer = byte_fallback()
+    vocab = tokenizer.hf.get_vocab()
+    ids = [vocab["<0xFF>"]] * 61 + [vocab[f"<0x{byte:02X}>"] for byte in "語".encode()] + [vocab["a"]]
+    assert "".join(pieces(tokenizer, [], ids)) == HALF * 61 + "語a"
 
 
 def test_endless_skipped_tokens_keep_the_next_space() -> None:

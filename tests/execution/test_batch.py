@@ -14,12 +14,16 @@ BLOCK_SIZE = 4
 
 
 def make_chunk(request_id: str, start: int, ids: list[int], blocks: list[int], **kwargs) -> Chunk:
-    defaults = dict(
-        previous_row=None, samples=True, num_prompt_tokens=start + len(ids), params=SamplingParams(), seed=0,
-        num_output_tokens=0, banned_token_ids=(),
-    )  # fmt: skip
+    defaults = {
+        "previous_row": None, "samples": True, "num_prompt_tokens": start + len(ids), "params": SamplingParams(), "seed": 0,
+        "num_output_tokens": 0, "banned_token_ids": (),
+    }  # fmt: skip
     return Chunk(
-        request_id=request_id, start=start, token_ids=array("i", ids), block_ids=array("i", blocks), **{**defaults, **kwargs}
+        request_id=request_id,
+        start=start,
+        token_ids=array("i", ids),
+        block_ids=array("i", blocks),
+        **{**defaults, **kwargs},
     )
 
 
@@ -57,7 +61,9 @@ def test_a_row_in_flight_points_at_its_row() -> None:
 
 def test_sampling_settings() -> None:
     params = SamplingParams(temperature=0.5, top_k=7, top_p=0.9, min_p=0.1)
-    inputs, ints, floats = step(make_chunk("a", 3, [1], [1], params=params, seed=2**64 - 2), make_chunk("b", 0, [1, 2], [2], seed=5))
+    inputs, ints, floats = step(
+        make_chunk("a", 3, [1], [1], params=params, seed=2**64 - 2), make_chunk("b", 0, [1, 2], [2], seed=5)
+    )
     np.testing.assert_array_equal(ints["seeds"][:2].view(np.uint32), [[2**32 - 1, 2**32 - 2], [0, 5]])
     np.testing.assert_array_equal(ints["sampled_positions"][:2], [4, 2])
     assert ints["top_k"][0] == 7
@@ -107,7 +113,9 @@ def test_random_plans_equal_a_loop() -> None:
         _, ints, _ = step(*chunks, bucket=Bucket(64, 8), query_tile=3)
         got = zip(ints["token_ids"].tolist(), ints["positions"].tolist(), ints["slots"].tolist(), strict=True)
         assert list(got)[: len(expected)] == expected
-        rows = [(int(s), int(r)) for s, r in zip(ints["tile_seqs"], ints["tile_rows"], strict=True)][: int(ints["num_tiles"])]
+        rows = [(int(s), int(r)) for s, r in zip(ints["tile_seqs"], ints["tile_rows"], strict=True)][
+            : int(ints["num_tiles"])
+        ]
         covered = [row for seq, first in rows for row in range(first, min(first + 3, int(ints["query_ends"][seq])))]
         assert covered == list(range(int(ints["num_decodes"]), len(expected)))
 
@@ -120,7 +128,8 @@ def test_buckets_cover_every_step(tokens: int, seqs: int) -> None:
     for num_tokens in range(1, tokens + 1):
         num_seqs = min(num_tokens, seqs)
         bucket = pick_bucket(buckets, num_tokens, num_seqs)
-        assert bucket.num_tokens >= num_tokens and bucket.num_seqs >= num_seqs
+        assert bucket.num_tokens >= num_tokens
+        assert bucket.num_seqs >= num_seqs
         assert bucket.num_tokens <= max(8, 2 * num_tokens - 1)
     with pytest.raises(ValueError, match="larger than any"):
         pick_bucket(buckets, buckets[-1].num_tokens + 1, 1)

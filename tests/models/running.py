@@ -91,29 +91,34 @@ def empty_pool(config: ModelConfig, dtype: Any = jnp.float32) -> KVPool:
     return KVPool(*(jnp.full(array.shape, jnp.nan, array.dtype) for array in spec))
 
 
+def int32(values: Any) -> Array:
+    """Return a device array of int32."""
+    return jnp.asarray(values, jnp.int32)
+
+
 def chunk_inputs(token_ids: np.ndarray, start: int, prompt_len: int) -> tuple[TokenBatch, AttentionBatch]:
     """Return the inputs of one sequence's chunk, padded to the program's rows."""
     count = len(token_ids)
     positions = np.arange(start, start + count)
     blocks = np.asarray(BLOCK_IDS)[positions // BLOCK_SIZE]
 
-    def padded(values: np.ndarray) -> np.ndarray:
-        return np.pad(values, (0, ROWS - count)).astype(np.int32)
+    def padded(values: np.ndarray) -> Array:
+        return int32(np.pad(values, (0, ROWS - count)))
 
     tokens = TokenBatch(padded(token_ids), padded(positions), padded(np.maximum(prompt_len, positions + 1)))
     tile_rows = np.arange(0, 0 if count == 1 else count, Tiles().query)
     max_tiles = -(-ROWS // Tiles().query)
     attention = AttentionBatch(
         slots_t=padded(blocks * BLOCK_SIZE + positions % BLOCK_SIZE),
-        block_tables_sm=np.asarray([BLOCK_IDS], np.int32),
-        context_lens_s=np.asarray([start + count], np.int32),
-        query_ends_s=np.asarray([count], np.int32),
-        num_decodes=np.asarray(int(count == 1), np.int32),
-        tile_seqs_i=np.zeros(max_tiles, np.int32),
-        tile_rows_i=np.pad(tile_rows, (0, max_tiles - len(tile_rows))).astype(np.int32),
-        num_tiles=np.asarray(len(tile_rows), np.int32),
+        block_tables_sm=int32([BLOCK_IDS]),
+        context_lens_s=int32([start + count]),
+        query_ends_s=int32([count]),
+        num_decodes=int32(count == 1),
+        tile_seqs_i=int32(np.zeros(max_tiles)),
+        tile_rows_i=int32(np.pad(tile_rows, (0, max_tiles - len(tile_rows)))),
+        num_tiles=int32(len(tile_rows)),
     )
-    return jax.tree.map(jnp.asarray, (tokens, attention))
+    return tokens, attention
 
 
 def _read(spec: ParamSpec, tensors: Mapping[str, np.ndarray]) -> np.ndarray:

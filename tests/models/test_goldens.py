@@ -58,6 +58,10 @@ def with_plain_rope(cfg: ModelConfig) -> ModelConfig:
     return replace(cfg, ropes=tuple(RopeConfig(theta=rope.theta) for rope in cfg.ropes))
 
 
+def without_attention_factor(cfg: ModelConfig) -> ModelConfig:
+    return replace(cfg, ropes=tuple(replace(rope, attention_factor=1.0) for rope in cfg.ropes))
+
+
 def with_one_rope(cfg: ModelConfig) -> ModelConfig:
     assert len(cfg.ropes) == 2
     return replace(cfg, ropes=cfg.ropes[:1], layer_ropes=(0,) * cfg.num_layers)

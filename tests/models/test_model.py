@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from jaxllm.models import Model, ModelConfig, ParamSpec, get_family, supported_architectures
-from jaxllm.models.config import read_decoder
 from jaxllm.models.model import unflatten
+from jaxllm.models.reading import read_decoder
+from tests.models.dense import dense_attention
 from tests.models.running import build_model, chunk_inputs, empty_pool
 from tests.models.tiny import CASES, read_hf_config, read_tensors
 
@@ -126,7 +127,8 @@ def test_program_size_does_not_grow_with_depth(case: str) -> None:
 
 @pytest.mark.parametrize("stacked", [True, False])
 @pytest.mark.parametrize("case", ["llama_bias", "gemma3"])
-def test_bfloat16_stays_bfloat16_until_the_logits(case: str, stacked: bool) -> None:
+def test_bfloat16_stays_bfloat16_until_the_logits(case: str, stacked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxllm.models.model.paged_attention", dense_attention)
     model = build_model(case, dtype=jnp.bfloat16, stacked=stacked)
     args = forward_args(model)
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):

@@ -17,7 +17,14 @@ NO_WINDOW = 2**30
 
 
 def make_step(
-    rng: np.random.Generator, chunks: list[tuple[int, int]], block_size: int, n: int, k: int, h: int, dtype, padding: int = 3
+    rng: np.random.Generator,
+    chunks: list[tuple[int, int]],
+    block_size: int,
+    n: int,
+    k: int,
+    h: int,
+    dtype,
+    padding: int = 3,
 ):
     """Build a step of (context length, chunk length) sequences: q, k, v, a pool whose unused slots are NaN, batch."""
     width = max(-(-length // block_size) for length, _ in chunks) + 1
@@ -64,7 +71,7 @@ RAGGED = [(1, 1), (16, 1), (17, 1), (49, 1), (130, 1), (300, 1), (2, 2), (33, 33
 
 
 def run(step, **kwargs):
-    *arrays, _ = step
+    *_arrays, _ = step
     function = partial(paged_attention, num_layers=NUM_LAYERS, scale=0.25, **kwargs)
     options = {"xla_allow_excess_precision": False}
     return jax.jit(lambda *a: function(*a[:-2], layer=a[-2], window=a[-1]), compiler_options=options)
@@ -73,7 +80,13 @@ def run(step, **kwargs):
 @pytest.mark.parametrize("block_size", [16, 128])
 @pytest.mark.parametrize(
     ("heads", "window", "soft_cap"),
-    [((2, 2), NO_WINDOW, None), ((9, 3), NO_WINDOW, None), ((4, 1), 24, None), ((8, 1), NO_WINDOW, 5.0), ((3, 3), 200, 2.0)],
+    [
+        ((2, 2), NO_WINDOW, None),
+        ((9, 3), NO_WINDOW, None),
+        ((4, 1), 24, None),
+        ((8, 1), NO_WINDOW, 5.0),
+        ((3, 3), 200, 2.0),
+    ],
 )
 def test_matches_reference(block_size: int, heads: tuple[int, int], window: int, soft_cap: float | None) -> None:
     rng = np.random.default_rng(hash((block_size, heads, window)) % 2**32)
@@ -107,7 +120,9 @@ def test_bfloat16_error_is_at_most_twice_that_of_its_inputs() -> None:
 def assert_same(got, expected, dtype) -> None:
     """Bitwise in bfloat16; XLA:CPU's float32 matmuls may differ in the last bit from one row count to another."""
     tolerance = 0 if dtype == jnp.bfloat16 else 1e-6
-    np.testing.assert_allclose(np.asarray(got, np.float32), np.asarray(expected, np.float32), rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(
+        np.asarray(got, np.float32), np.asarray(expected, np.float32), rtol=tolerance, atol=tolerance
+    )
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -116,7 +131,7 @@ def test_a_row_does_not_depend_on_its_batch(dtype) -> None:
     rng = np.random.default_rng(2)
     lengths = [5, 40, 129, 200, 31, 77]
     whole = make_step(rng, [(length, length) for length in lengths], 16, 6, 3, 16, dtype)
-    q, key, value, pool, batch, _ = whole
+    q, key, value, _pool, batch, _ = whole
     out, filled = run(whole)(*whole[:-1], LAYER, NO_WINDOW)
     ends = np.cumsum(lengths)
     for picked in ([0], [3], [1, 2, 4], list(range(6))):

@@ -66,7 +66,9 @@ def test_truncation_equals_a_sort(name: str) -> None:
     weights = np.exp(logits - logits.max())
     ks, ps, ms = (np.array(column) for column in zip(*settings, strict=True))
     rows = jnp.broadcast_to(jnp.asarray(weights), (len(settings), V))
-    got = np.asarray(jax.jit(truncate)(rows, jnp.asarray(ks), jnp.asarray(ps, jnp.float32), jnp.asarray(ms, jnp.float32)))
+    got = np.asarray(
+        jax.jit(truncate)(rows, jnp.asarray(ks), jnp.asarray(ps, jnp.float32), jnp.asarray(ms, jnp.float32))
+    )
     for row, (k, p, m) in zip(got, settings, strict=True):
         must, may = kept_by_sort(weights.astype(np.float64), k, np.float32(p), np.float32(m))
         kept = row > 0
@@ -87,7 +89,9 @@ def test_draws_follow_the_distribution(settings: dict[str, float]) -> None:
     allowed = jnp.full((draws, 2), -1, jnp.int32)
     tokens = np.asarray(jax.jit(lambda *a: sample_full(*a, num_logprobs=1)[0])(rows, batch, allowed))
     weights = np.exp((logits - logits.max()) / settings.get("temperature", 1.0)).astype(np.float64)
-    kept, _ = kept_by_sort(weights, int(settings.get("top_k", 0)), settings.get("top_p", 1.0), settings.get("min_p", 0.0))
+    kept, _ = kept_by_sort(
+        weights, int(settings.get("top_k", 0)), settings.get("top_p", 1.0), settings.get("min_p", 0.0)
+    )
     expected = np.where(kept, weights, 0) / weights[kept].sum() * draws
     counts = np.bincount(tokens, minlength=v)
     assert counts[~kept].sum() == 0

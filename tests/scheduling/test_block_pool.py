@@ -50,6 +50,14 @@ def test_a_released_block_is_found_until_it_is_taken():
     assert pool.num_cached == 0
 
 
+def test_blocks_without_content_are_taken_first():
+    pool = BlockPool(3)
+    (known, _), (unknown,) = fill(pool, b"abcd"), pool.take(1)
+    pool.release([known])
+    pool.release([unknown])
+    assert list(pool.take(2)) == [unknown, known]
+
+
 def test_eviction_is_least_recently_used_and_tail_first():
     pool = BlockPool(5)
     first, second = pool.take(2), pool.take(2)

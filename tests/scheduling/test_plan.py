@@ -6,6 +6,7 @@ import pytest
 
 from jaxllm.scheduling.plan import StepPlan
 from jaxllm.scheduling.request import RequestStatus
+from jaxllm.scheduling.step_draft import InFlight, tally
 from tests.scheduling.simulation import EOS, Simulation, make_config, make_request
 
 
@@ -52,16 +53,14 @@ def test_one_request_gets_at_most_the_threshold():
 
 
 def test_a_long_prompt_leaves_a_token_to_those_behind_it():
-    simulation = Simulation(make_config(max_num_batched_tokens=16, long_prefill_token_threshold=15))
-    simulation.add(make_request("long", 60))
-    simulation.add(make_request("short", 1))
-    assert shape(simulation.plan()) == [("short", 0, 1), ("long", 0, 15)]
-    simulation.commit()
-    for start in (15, 30, 45):
-        assert ("long", start, 15) in shape(plan := simulation.plan())
-        assert plan is not None
-        assert plan.chunks[0].request_id == "short"
+    simulation = Simulation(make_config(policy="priority", max_num_batched_tokens=16))
+    simulation.add(make_request("short", 1, priority=1, max_tokens=20))
+    simulation.step()
+    simulation.add(make_request("long", 60, priority=0))
+    for start in (0, 15, 30, 45):
+        assert shape(simulation.plan()) == [("short", start // 15 + 1, 1), ("long", start, 15)]
         simulation.commit()
+    simulation.run()
 
 
 def test_decode_rows_come_first_each_kind_in_order():
@@ -148,16 +147,33 @@ def test_a_request_that_ends_with_the_token_in_flight_gets_no_further_row(prompt
     assert simulation.commit()[0].finish_reason == "length"
 
 
-def test_a_token_of_an_older_step_in_flight_is_waited_for():
-    simulation = Simulation(make_config(max_num_seqs=1, max_num_batched_tokens=1, num_blocks=65))
-    simulation = Simulation(make_config(max_num_batched_tokens=1))
-    simulation.add(make_request("a", 1))
-    simulation.add(make_request("b", 2))
-    assert shape(simulation.plan()) == [("a", 0, 1)]
-    assert shape(simulation.plan()) == [("a", 1, 1)]
+def test_only_rows_of_the_latest_step_in_flight_can_be_continued():
+    simulation = Simulation(make_config())
+    simulation.add(make_request("a", 3))
+    simulation.add(make_request("b", 1))
+    older, latest = simulation.plan(), simulation.plan()
+    assert older is not None
+    assert latest is not None
+    b, a = simulation.scheduler._in_flight[older.step_id]
+    without_b = StepPlan(latest.step_id, latest.chunks[:1], 0)
+    assert latest.chunks[0].request_id == "a"
+    assert tally([(older, [b, a]), (without_b, [a])]) == {b: InFlight(1, 1, None), a: InFlight(4, 2, 0)}
+
+
+def test_a_plan_does_not_change_when_its_requests_do():
+    simulation = Simulation(make_config())
+    simulation.add(make_request("a", 4))
+    first = simulation.plan()
+    assert first is not None
+    block_ids = list(first.chunks[0].block_ids)
+    second = simulation.plan()
+    assert second is not None
+    assert list(first.chunks[0].block_ids) == block_ids == list(second.chunks[0].block_ids)[:1]
+    token_ids = list(first.chunks[0].token_ids)
+    simulation.commit()
     simulation.abort(["a"])
-    assert shape(simulation.plan()) == [("b", 0, 1)]
-    simulation.run()
+    assert list(first.chunks[0].token_ids) == token_ids
+    assert len(second.chunks[0].block_ids) == 2
 
 
 def test_in_flight_must_be_what_is_uncommitted():
@@ -284,15 +300,15 @@ def test_the_last_in_order_is_preempted(policy: str, victim: str, overlap: int):
 
 
 def test_a_step_that_preempts_admits_nobody():
-    simulation = crowd()
-    simulation.add(make_request("d", 1))
-    simulation.scheduler._waiting.remove(simulation.scheduler._requests["d"])
-    held_back = simulation.scheduler._requests["d"]
-    while True:
-        simulation.scheduler._waiting.push(held_back)
-        break
+    simulation = Simulation(make_config(num_blocks=17, max_num_seqs=3, policy="priority"))
+    for name in "abc":
+        simulation.add(make_request(name, 15, max_tokens=40, priority=1))
+    simulation.step()
+    simulation.add(make_request("first", 1, max_tokens=2, priority=0))
     plan = run_until_preemption(simulation, 0)
-    assert "c" not in [chunk.request_id for chunk in plan.chunks]
+    assert [chunk.request_id for chunk in plan.chunks] == ["a", "b"]
+    simulation.commit()
+    assert [request_id for request_id, _, _ in shape(simulation.plan())] == ["a", "b", "first"]
 
 
 def test_a_preempted_request_recomputes_what_the_cache_lost_and_keeps_its_tokens():
@@ -305,7 +321,7 @@ def test_a_preempted_request_recomputes_what_the_cache_lost_and_keeps_its_tokens
     plan = simulation.plan()
     assert plan is not None
     chunk = next(chunk for chunk in plan.chunks if chunk.request_id == "c")
-    assert 0 < chunk.start < 15, "its first blocks are still there"
+    assert chunk.start == 16, "its full blocks are still there; the last one was not full"
     assert chunk.start + chunk.num_tokens == 15 + num_seen
     assert (chunk.samples, chunk.num_output_tokens) == (True, num_seen)
     simulation.run()
@@ -324,13 +340,13 @@ def test_a_request_with_rows_in_flight_keeps_its_blocks():
 
 
 def test_a_prompt_is_admitted_only_when_all_of_it_fits():
-    simulation = Simulation(make_config(num_blocks=17, max_num_batched_tokens=8, max_num_seqs=4))
-    simulation.add(make_request("a", 40, max_tokens=2))
-    simulation.add(make_request("b", 40, max_tokens=2))
+    simulation = Simulation(make_config(num_blocks=17, long_prefill_token_threshold=8))
+    simulation.add(make_request("a", 48, max_tokens=3))
+    while not simulation.seen["a"].token_ids:
+        simulation.step()
+    simulation.add(make_request("b", 60, max_tokens=2))
     simulation.add(make_request("c", 1, max_tokens=2))
-    for _ in range(5):
-        assert [request_id for request_id, _, _ in shape(simulation.plan())] == ["a"]
-        simulation.commit()
+    assert shape(simulation.plan()) == [("a", 48, 1)], "the first chunk of b would fit, b would not; c waits behind it"
     simulation.run()
 
 
@@ -347,7 +363,7 @@ def test_ending_tokens_are_banned_until_min_tokens():
         assert plan is not None
         assert plan.chunks[1].banned_token_ids == ()
         banned.append(plan.chunks[0].banned_token_ids)
-        simulation.step() if False else simulation.commit()
+        simulation.commit()
         if "a" not in simulation.live:
             break
     assert banned[:2] == [(EOS, 7, 9), (EOS, 7, 9)]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from typing import Literal
 
 import hypothesis.internal.conjecture.engine
 import hypothesis.stateful
@@ -24,8 +23,7 @@ MAX_MODEL_LEN = 24
 STEMS = ([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3], [2, 7, 1, 8, 2, 8, 1, 8, 2, 8, 4, 5, 9, 0, 4, 5])
 LENGTHS = st.sampled_from([1, 2, 5, 9, 13, 24])
 
-Event = Literal["add", "plan", "commit", "step", "abort", "reset cache"]
-EVENTS: tuple[Event, ...] = ("add",) * 4 + ("plan",) * 8 + ("commit",) * 8 + ("step",) * 4 + ("abort", "reset cache")
+EVENTS = 4 * ["add"] + 8 * ["plan"] + 8 * ["commit"] + 4 * ["step"] + ["abort", "reset cache"]
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -71,7 +69,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     # One rule, not one per event: Hypothesis switches rules off for whole runs, and then most runs have no work to do.
     @rule(event=st.sampled_from(EVENTS), data=st.data())
-    def happen(self, event: Event, data: st.DataObject) -> None:
+    def happen(self, event: str, data: st.DataObject) -> None:
         match event:
             case "add" if len(self.simulation.live) < 12:
                 self.add(data.draw(st.booleans()), data.draw(LENGTHS), data.draw(LENGTHS), data.draw(st.integers(0, 7)))
@@ -151,7 +149,7 @@ def test_the_laws_hold_in_any_order_of_events(monkeypatch: pytest.MonkeyPatch):
             max_examples=NUM_RUNS,
             stateful_step_count=NUM_STEPS,
             deadline=None,
-            suppress_health_check=list(HealthCheck),
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
         ),
         _min_steps=NUM_STEPS,
     )

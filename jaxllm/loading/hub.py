@@ -1,0 +1,247 @@
+"""A checkpoint on the Hugging Face hub, in two stages: config, tokenizer and tensor headers; then the weights.
+
+Offline switch, cache folder, token and endpoint follow the hub library's own environment variables.
+"""
+
+from __future__ import annotations
+
+import glob
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.loading import folder as local
+from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype
+from jaxllm.loading.gguf_checkpoint import GGUFCheckpoint
+from jaxllm.loading.safetensors import DTYPES
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+    from transformers import PreTrainedTokenizerFast
+
+logger = logging.getLogger(__name__)
+
+SMALL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+    local.INDEX_NAME,
+)
+"""What opening brings here; never code, never other formats of the weights."""
+NUM_HEADER_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """One repository of the hub, as the user asked for it."""
+
+    name: str
+    revision: str | None
+    token: str | bool | None
+    cache_dir: str | None
+
+    def download(self, patterns: Sequence[str], commit: str | None = None) -> Path:
+        """Bring the matching files here, and return their folder, which is named after the commit."""
+        from huggingface_hub import snapshot_download
+
+        with translated_errors(self):
+            return Path(
+                snapshot_download(
+                    self.name,
+                    revision=commit or self.revision,
+                    token=self.token,
+                    cache_dir=self.cache_dir,
+                    allow_patterns=list(patterns),
+                )
+            )
+
+    def ask[T](self, question: Callable[[HfApi], T]) -> T:
+        """Put a question to the hub's API."""
+        from huggingface_hub import HfApi
+
+        with translated_errors(self):
+            return question(HfApi(token=self.token))
+
+    def files(self, commit: str) -> list[str]:
+        """List all files of one commit."""
+        return self.ask(lambda api: api.list_repo_files(self.name, revision=commit))
+
+
+def open_hub(
+    model: str, *, load_format: str, revision: str | None, token: str | bool | None, download_dir: str | None
+) -> Checkpoint:
+    """Open "org/name", or "org/name:QUANT" for the GGUF file of that quantization; no safetensors are fetched yet."""
+    name, _, quant = model.partition(":")
+    repository = Repository(name, revision, token, download_dir)
+    small = repository.download(SMALL_FILES)
+    if quant or load_format == "gguf" or not (small / "config.json").is_file():
+        return _open_gguf(repository, model, quant, load_format, small.name)
+    if load_format == "dummy":
+        return local.DummyCheckpoint(local.ConfigCheckpoint(small, source=model))
+    weight_map = local.read_index(small, model)
+    names = sorted(set(weight_map.values())) or [local.SINGLE_NAME]
+    if all((small / each).is_file() for each in names):
+        return local.FolderCheckpoint(small, source=model)
+    if not weight_map:
+        _check_has_safetensors(repository, model, small.name)
+    return HubCheckpoint(repository, model, small, names)
+
+
+def fetch_small_files(name: str, *, revision: str | None, token: str | bool | None, download_dir: str | None) -> Path:
+    """Bring config and tokenizer files of a repository here, and return their folder."""
+    return Repository(name, revision, token, download_dir).download(SMALL_FILES)
+
+
+class HubCheckpoint(Checkpoint):
+    """Safetensors on the hub: known by their headers, here after `fetch`."""
+
+    def __init__(self, repository: Repository, source: str, small: Path, names: Sequence[str]) -> None:
+        self.source = source
+        self._repository = repository
+        self._small = small
+        self._names = list(names)
+        self._fetched: local.FolderCheckpoint | None = None
+        self.config = local.read_config(small, source)
+        self.generation_config = local.read_generation_config(small, source)
+        self.tensors: Mapping[str, TensorInfo] = self._read_headers()
+        self.quantized = False
+        self.dtype = dominant_dtype(self.tensors.values(), self.config)
+
+    def read(self, name: str) -> np.ndarray:
+        return self._here().read(name)
+
+    def release(self, name: str) -> None:
+        self._here().release(name)
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        return local.folder_tokenizer(self._small, self.source)
+
+    def fetch(self) -> None:
+        if self._fetched is not None:
+            return
+        size = sum(info.num_bytes for info in self.tensors.values())
+        logger.info("Fetching %d files, %.2f GB, of %s", len(self._names), size / 1e9, self.source)
+        patterns = [glob.escape(name) for name in self._names]
+        folder = self._repository.download(patterns, commit=self._small.name)
+        self._fetched = local.FolderCheckpoint(folder, source=self.source)
+
+    def _here(self) -> local.FolderCheckpoint:
+        if self._fetched is None:
+            raise RuntimeError(f"the weights of {self.source} are read before fetch()")
+        return self._fetched
+
+    def _read_headers(self) -> dict[str, TensorInfo]:
+        """Ask for the first bytes of every weight file."""
+        ask = partial(_read_header, self._repository, self._small.name)
+        with ThreadPoolExecutor(NUM_HEADER_THREADS) as pool:
+            headers = list(pool.map(ask, self._names))
+        return {name: info for header in headers for name, info in header.items()}
+
+
+def _read_header(repository: Repository, commit: str, file_name: str) -> dict[str, TensorInfo]:
+    """Return the tensors of one file on the hub, by name."""
+    header = repository.ask(
+        lambda api: api.parse_safetensors_file_metadata(repository.name, file_name, revision=commit)
+    )
+    tensors: dict[str, TensorInfo] = {}
+    for name, tensor in header.tensors.items():
+        start, stop = tensor.data_offsets
+        dtype = DTYPES[tensor.dtype].name if tensor.dtype in DTYPES else tensor.dtype
+        tensors[name] = TensorInfo(tuple(tensor.shape), dtype, stop - start)
+    return tensors
+
+
+def _check_has_safetensors(repository: Repository, source: str, commit: str) -> None:
+    """Refuse a repository that has neither an index nor a single safetensors file."""
+    names = repository.files(commit)
+    if local.SINGLE_NAME in names:
+        return
+    others = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".npz", ".gguf"))]
+    hint = f"it has {', '.join(others[:3])}" if others else "it has no weights at all"
+    raise VLLMValidationError(
+        f"{source}: the repository has no {local.SINGLE_NAME} and no index of several; {hint}. "
+        "Look for a safetensors version of it, or convert it.",
+        parameter="model",
+        value=source,
+    )
+
+
+def _open_gguf(repository: Repository, source: str, quant: str, load_format: str, commit: str) -> Checkpoint:
+    """Fetch the one GGUF file that is meant, and open it."""
+    names = [name for name in repository.files(commit) if name.endswith(".gguf")]
+    chosen = [name for name in names if quant.lower() in name.lower()]
+    if len(chosen) != 1 or load_format == "safetensors":
+        found = ", ".join(sorted(names)) or "none"
+        hint = f'say which one, as in "{repository.name}:Q4_K_M"' if names else "and no config.json either"
+        raise VLLMValidationError(
+            f"{source}: expected one GGUF file, the repository has: {found}; {hint}.", parameter="model", value=source
+        )
+    logger.info("Fetching %s of %s", chosen[0], repository.name)
+    path = repository.download([glob.escape(chosen[0])], commit=commit) / chosen[0]
+    checkpoint = GGUFCheckpoint(path, source=source)
+    return local.DummyCheckpoint(checkpoint) if load_format == "dummy" else checkpoint
+
+
+@contextmanager
+def translated_errors(repository: Repository) -> Iterator[None]:
+    """Turn whatever the hub library raises into an error that says what to do."""
+    from huggingface_hub import errors
+    from huggingface_hub.utils import HFValidationError
+
+    name = repository.name
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        text = f"the repository is gated. Accept its terms at {_page(name)}, then set HF_TOKEN or hf_token=..."
+        raise _error(name, text) from error
+    except errors.RevisionNotFoundError as error:
+        raise VLLMValidationError(
+            f"model={name!r} has no revision {repository.revision!r}: give a branch, a tag or a commit.",
+            parameter="revision",
+            value=repository.revision,
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        text = (
+            f"there is no such folder here, and no such repository at {_page(name)}, or it is private. "
+            "Check the spelling; for a private one set HF_TOKEN or hf_token=..."
+        )
+        raise _error(name, text) from error
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        text = (
+            "its files are not all in the cache, and the hub cannot be reached or HF_HUB_OFFLINE is set. "
+            "Connect and run again, or give a local folder"
+        )
+        raise _error(name, text) from error
+    except HFValidationError as error:
+        raise _error(name, f"there is no such folder here, and it is no hub id ({error})") from error
+    except VLLMValidationError:
+        raise
+    except Exception as error:  # whichever HTTP client is underneath
+        raise _error(name, f"the hub did not give it: {type(error).__name__}: {error}") from error
+
+
+def _page(name: str) -> str:
+    from huggingface_hub import constants
+
+    return f"{constants.ENDPOINT}/{name}"
+
+
+def _error(name: str, text: str) -> VLLMValidationError:
+    return VLLMValidationError(f"model={name!r}: {text}.", parameter="model", value=name)

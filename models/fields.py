@@ -1,0 +1,66 @@
+"""Typed fields of a config.json, which may hold anything: what is missing or malformed raises ValueError by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+MAX_INT = 2**31 - 1
+
+
+def read_int(
+    values: Mapping[str, Any], name: str, default: int | None = None, *, minimum: int = 1, maximum: int = MAX_INT
+) -> int:
+    """Return an integer in [minimum, maximum]; `default` stands in for a field that is missing or null."""
+    value = _required(values, name, default)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} is {value!r}, expected an integer")
+    if not minimum <= value <= maximum:
+        raise ValueError(f"{name} is {value}, expected {minimum} to {maximum}")
+    return value
+
+
+def read_float(values: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    """Return a positive finite number; `default` stands in for a field that is missing or null."""
+    value = _required(values, name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name} is {value!r}, expected a number")
+    if not 0 < value < math.inf or value > 1e30:
+        raise ValueError(f"{name} is {value}, expected a positive number")
+    return float(value)
+
+
+def read_optional_int(values: Mapping[str, Any], name: str) -> int | None:
+    """Return a positive integer, or None for a field that is missing or null."""
+    return None if values.get(name) is None else read_int(values, name)
+
+
+def read_optional_float(values: Mapping[str, Any], name: str) -> float | None:
+    """Return a positive finite number, or None for a field that is missing or null."""
+    return None if values.get(name) is None else read_float(values, name)
+
+
+def read_bool(values: Mapping[str, Any], name: str, default: bool = False) -> bool:
+    """Return a truth value; `default` stands in for a field that is missing or null."""
+    value = _required(values, name, default)
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}, expected true or false")
+    return value
+
+
+def read_mapping(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return an object, empty for a field that is missing or null."""
+    value = values.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name} is {value!r}, expected an object")
+    return dict(value)
+
+
+def _required(values: Mapping[str, Any], name: str, default: Any) -> Any:
+    value = default if values.get(name) is None else values[name]
+    if value is None:
+        raise ValueError(f"{name} is missing")
+    return value

@@ -1,0 +1,153 @@
+"""Reading HF's config.json: what the families share. Whatever is malformed or unsupported raises ValueError by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from .config import ModelConfig, RopeConfig
+from .fields import read_bool, read_float, read_int, read_mapping, read_optional_float
+
+LAYER_TYPES = ("full_attention", "sliding_attention")
+# Far above any model; a config.json that says more would only cost memory.
+MAX_LAYERS = 1000
+
+
+def read_decoder(
+    hf: Mapping[str, Any], *, architecture: str, act_key: str = "hidden_act", **family: Any
+) -> ModelConfig:
+    """Read the fields that all decoders share; `family` holds the rest, or overrides them."""
+    _refuse_unsupported(hf)
+    num_layers, num_heads = read_num_layers(hf), read_int(hf, "num_attention_heads")
+    hidden_size = read_int(hf, "hidden_size")
+    head_dim = read_int(hf, "head_dim", hidden_size // num_heads)
+    fields: dict[str, Any] = {
+        "architecture": architecture,
+        "vocab_size": read_int(hf, "vocab_size"),
+        "hidden_size": hidden_size,
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "num_kv_heads": read_int(hf, "num_key_value_heads", num_heads),
+        "head_dim": head_dim,
+        "intermediate_size": read_int(hf, "intermediate_size"),
+        "max_position_embeddings": read_int(hf, "max_position_embeddings", 2048),
+        "rms_norm_eps": read_float(hf, "rms_norm_eps", 1e-6),
+        "tie_word_embeddings": read_bool(hf, "tie_word_embeddings"),
+        "hidden_act": str(hf.get(act_key, "silu")),
+        "scale": head_dim**-0.5,
+        "layer_windows": (None,) * num_layers,
+        "layer_ropes": (0,) * num_layers,
+    }
+    if "ropes" not in family:
+        fields["ropes"] = (read_rope(hf, _flat_rope_settings(hf)),)
+    return ModelConfig(**(fields | family))
+
+
+def read_num_layers(hf: Mapping[str, Any]) -> int:
+    """Return the number of layers."""
+    return read_int(hf, "num_hidden_layers", maximum=MAX_LAYERS)
+
+
+def read_layer_types(hf: Mapping[str, Any], default: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the kind of attention of each layer, full or sliding."""
+    layer_types = default if hf.get("layer_types") is None else hf["layer_types"]
+    if not isinstance(layer_types, list | tuple):
+        raise ValueError(f"layer_types is {layer_types!r}, expected a list")
+    unknown = sorted({str(kind) for kind in layer_types} - set(LAYER_TYPES))
+    if unknown:
+        raise ValueError(f"layer_types {', '.join(unknown)} are not supported, only {', '.join(LAYER_TYPES)}")
+    return tuple(layer_types)
+
+
+def windows_of(layer_types: tuple[str, ...], window: int | None) -> tuple[int | None, ...]:
+    """Return each layer's window in tokens, the token itself counted; None where attention is global."""
+    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+
+
+def read_rope(hf: Mapping[str, Any], settings: Mapping[str, Any]) -> RopeConfig:
+    """Build one RoPE table from its settings; `hf` supplies the context lengths."""
+    rope_type = settings.get("rope_type") or settings.get("type") or "default"
+    for source in (hf, settings):
+        if source.get("partial_rotary_factor") not in (None, 1):
+            raise ValueError(f"partial_rotary_factor is {source['partial_rotary_factor']}; only 1 is supported")
+    if settings.get("mrope_section") is not None:
+        raise ValueError("mrope_section (multimodal RoPE) is not supported")
+    positions = read_int(hf, "max_position_embeddings", 2048)
+    fields: dict[str, Any] = {"rope_type": rope_type, "theta": read_float(settings, "rope_theta", 10_000.0)}
+    match rope_type:
+        case "linear":
+            fields["factor"] = read_float(settings, "factor")
+        case "dynamic":
+            fields |= {"factor": read_float(settings, "factor"), "max_position_embeddings": positions}
+        case "llama3":
+            fields |= {name: read_float(settings, name) for name in ("factor", "low_freq_factor", "high_freq_factor")}
+            fields["original_max_position_embeddings"] = _trained_positions(hf, settings, positions)
+        case "yarn":
+            fields |= _yarn_fields(settings, positions, _trained_positions(hf, settings, positions))
+    return RopeConfig(**fields)
+
+
+def is_tied_wrapper(hf: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
+    """Return what a multimodal config.json says about tied embeddings, in its own keys or in its text part's."""
+    return read_bool(hf, "tie_word_embeddings", read_bool(text, "tie_word_embeddings"))
+
+
+def read_text_config(hf: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
+    """Return the text part of a multimodal config.json, which must be of one type."""
+    text = read_mapping(hf, "text_config")
+    if not text:
+        raise ValueError("text_config is missing")
+    if text.get("model_type", model_type) != model_type:
+        raise ValueError(f"text_config is of type {text['model_type']!r}; only {model_type} is supported")
+    return text
+
+
+def _flat_rope_settings(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the RoPE settings of a config that has one table, from the old keys or from `rope_parameters`."""
+    parameters = read_mapping(hf, "rope_parameters")
+    settings = read_mapping(hf, "rope_scaling") or dict(parameters)
+    nested = sorted(key for key, value in settings.items() if isinstance(value, Mapping))
+    if nested:
+        raise ValueError(f"rope_parameters per layer type ({', '.join(nested)}) do not fit this architecture")
+    settings.setdefault("rope_theta", parameters.get("rope_theta", hf.get("rope_theta")))
+    return settings
+
+
+def _trained_positions(hf: Mapping[str, Any], settings: Mapping[str, Any], positions: int) -> int:
+    name = "original_max_position_embeddings"
+    return read_int(hf, name, read_int(settings, name, positions))
+
+
+def _yarn_fields(settings: Mapping[str, Any], positions: int, trained: int) -> dict[str, Any]:
+    factor = read_float(settings, "factor", positions / trained)
+    return {
+        "factor": factor,
+        "original_max_position_embeddings": trained,
+        "beta_fast": read_float(settings, "beta_fast", 32.0),
+        "beta_slow": read_float(settings, "beta_slow", 1.0),
+        "truncate": read_bool(settings, "truncate", True),
+        "attention_factor": _yarn_attention_factor(settings, factor),
+    }
+
+
+def _yarn_attention_factor(settings: Mapping[str, Any], factor: float) -> float:
+    """Return what cos and sin are multiplied with, given or inferred from the scaling factor."""
+
+    def mscale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    given = read_optional_float(settings, "attention_factor")
+    if given is not None:
+        return given
+    # 0 means "not given" here, as in HF.
+    if settings.get("mscale") and settings.get("mscale_all_dim"):
+        return mscale(read_float(settings, "mscale")) / mscale(read_float(settings, "mscale_all_dim"))
+    return mscale(1.0)
+
+
+def _refuse_unsupported(hf: Mapping[str, Any]) -> None:
+    if hf.get("quantization_config"):
+        raise ValueError("quantization_config is not supported; use an unquantized checkpoint or a GGUF file")
+    if hf.get("use_bidirectional_attention"):
+        raise ValueError("use_bidirectional_attention is not supported, only causal attention")

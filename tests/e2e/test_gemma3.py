@@ -1,0 +1,17 @@
+"""Gemma 3 270M from its GGUF (Q4_K, Q6_K), against HF Transformers in float32: sliding and global layers, 262 k ids."""
+
+from jaxllm import LLM
+from tests.e2e.goldens import assert_equal_to_hf, assert_top5_close, generate_rows, load_rows
+
+ROWS = load_rows("gemma-3-270m-q4_k_m")
+
+
+def test_float32_equals_hf(gemma_path: str) -> None:
+    with LLM(gemma_path, dtype="float32") as llm:
+        assert_equal_to_hf(generate_rows(llm, ROWS, logprobs=5), ROWS)
+
+
+def test_bfloat16_is_close_to_hf(gemma_path: str) -> None:
+    rows = [row for row in ROWS if len(row["prompt_ids"]) <= 600]
+    with LLM(gemma_path, dtype="bfloat16") as llm:
+        assert_top5_close(generate_rows(llm, rows, logprobs=5), rows)

@@ -1,0 +1,30 @@
+"""SmolLM2-135M-Instruct from its GGUF, against HF Transformers in float32."""
+
+from pathlib import Path
+
+from jaxllm import LLM
+from tests.e2e.goldens import assert_equal_to_hf, assert_top5_close, generate_rows, load_rows
+
+ROWS = load_rows("smollm2-135m-instruct-q4_1")
+
+
+def test_the_goldens_cover_what_they_should() -> None:
+    lengths = [len(row["prompt_ids"]) for row in ROWS]
+    assert len(ROWS) == 32
+    assert min(lengths) <= 3
+    assert max(lengths) >= 1490
+    assert sum(length > 3 * 128 for length in lengths) >= 10
+    assert sum(row["is_chat"] for row in ROWS) == 5
+
+
+def test_float32_equals_hf(smollm2_path: Path) -> None:
+    llm = LLM(str(smollm2_path), dtype="float32")
+    assert_equal_to_hf(generate_rows(llm, ROWS, logprobs=5), ROWS)
+    llm.shutdown()
+
+
+def test_bfloat16_is_close_to_hf(smollm2_path: Path) -> None:
+    llm = LLM(str(smollm2_path), dtype="bfloat16")
+    rows = [row for row in ROWS if len(row["prompt_ids"]) <= 600]
+    assert_top5_close(generate_rows(llm, rows, logprobs=5), rows)
+    llm.shutdown()

@@ -1,0 +1,213 @@
+"""What users ask for is completed, or refused by name before anything runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxllm.engine.input_processor import InputLimits, InputProcessor, mix
+from jaxllm.engine.prompts import is_single_prompt
+from jaxllm.engine.tokenizer import Tokenizer
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.sampling_params import RequestOutputKind, SamplingParams
+from tests.engine.support import byte_level
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return byte_level()
+
+
+def processor(tokenizer: Tokenizer | None, generation_config: dict[str, Any] | None = None, **limits: Any):
+    fields: dict[str, Any] = {"vocab_size": 1000, "max_model_len": 32, "max_logprobs": 20, "priorities": False}
+    return InputProcessor(tokenizer, InputLimits(**(fields | limits)), generation_config or {}, seed=7)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["hello", {"prompt": "hello"}, [5, 6, 7], {"prompt_token_ids": [5, 6, 7]}, (5, 6, 7), np.array([5, 6, 7])],
+)
+def test_forms_of_a_prompt(tokenizer: Tokenizer, prompt: Any) -> None:
+    request = processor(tokenizer).process("r", prompt, SamplingParams())
+    text = isinstance(prompt, str) or (isinstance(prompt, dict) and "prompt" in prompt)
+    assert request.prompt == ("hello" if text else None)
+    assert request.prompt_token_ids == (tokenizer.encode(["hello"])[0] if text else [5, 6, 7])
+    assert all(type(token_id) is int for token_id in request.prompt_token_ids)
+
+
+def test_text_of_a_token_prompt_is_passed_through(tokenizer: Tokenizer) -> None:
+    prompt = {"prompt": "shown", "prompt_token_ids": [1, 2], "cache_salt": "mine"}
+    request = processor(tokenizer).process("r", prompt, SamplingParams())
+    assert (request.prompt, request.prompt_token_ids) == ("shown", [1, 2])
+    assert request.sequences[0].cache_salt == "mine"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "match", "parameter"),
+    [
+        ("", "prompt is empty", "prompt"),
+        ([], "prompt is empty", "prompt"),
+        ({"prompt_token_ids": []}, "prompt is empty", "prompt"),
+        ([1, 1000], r"token id 1000 at position 1 is not in \[0, 1000\)", "prompt_token_ids"),
+        ([-1], "token id -1 at position 0", "prompt_token_ids"),
+        ([1, 2.0], "token ids must be integers.*position 1", "prompt_token_ids"),
+        ([True], "token ids must be integers", "prompt_token_ids"),
+        ([1, "a"], "token ids must be integers", "prompt_token_ids"),
+        ([10**30], "token id .* at position 0", "prompt_token_ids"),
+        ([1] * 32, "32 tokens, but max_model_len=32 leaves room for at most 31", "prompt"),
+        ({"prompt": 3}, "'prompt' must be a str", "prompt"),
+        ({"prompt_token_ids": "abc"}, "must be a list of integers", "prompt_token_ids"),
+        ({}, "needs 'prompt' or 'prompt_token_ids'", "prompt"),
+        ({"prompt": "a", "multi_modal_data": {"image": 1}}, "'multi_modal_data' is not supported", "multi_modal_data"),
+        ({"prompt_embeds": 1}, "'prompt_embeds' is not supported", "prompt_embeds"),
+        ({"prompt": "a", "cache_salt": ""}, "cache_salt", "cache_salt"),
+        (b"bytes", "a prompt is a str", "prompt"),
+        (5, "a prompt is a str", "prompt"),
+        ("\ud800", "lone surrogates", "prompt"),
+    ],
+)
+def test_refused_prompts(tokenizer: Tokenizer, prompt: Any, match: str, parameter: str) -> None:
+    with pytest.raises(VLLMValidationError, match=match) as error:
+        processor(tokenizer).process("r", prompt, SamplingParams())
+    assert error.value.parameter == parameter
+    assert str(error.value).startswith("prompt: ")
+
+
+def test_a_batch_names_the_index(tokenizer: Tokenizer) -> None:
+    inputs = processor(tokenizer)
+    with pytest.raises(VLLMValidationError, match=r"^prompts\[2\]: the prompt is empty"):
+        inputs.process_batch(["0", "1", "2"], ["a", [1], ""], [SamplingParams()] * 3)
+    params = [SamplingParams(), SamplingParams(stop_token_ids=[1000])]
+    with pytest.raises(VLLMValidationError, match=r"^sampling_params\[1\]: stop_token_ids"):
+        inputs.process_batch(["0", "1"], ["a", "b"], params)
+    with pytest.raises(VLLMValidationError, match=r"^sampling_params: must be SamplingParams, got None"):
+        inputs.process_batch(["0"], ["a"], [None])
+
+
+def test_a_batch_equals_its_parts(tokenizer: Tokenizer) -> None:
+    prompts = ["hello", [1, 2], "the dog", {"prompt": "END"}]
+    params = SamplingParams(max_tokens=None)
+    batch = processor(tokenizer).process_batch(list("0123"), prompts, [params] * 4)
+    single = processor(tokenizer)
+    for i, request in enumerate(batch):
+        alone = single.process(str(i), prompts[i], params, arrival_time=request.arrival_time)
+        assert alone == request
+
+
+def test_special_tokens_and_truncation() -> None:
+    inputs = processor(byte_level(bos=True))
+    ids = inputs.process("r", "hello world", SamplingParams()).prompt_token_ids
+    assert ids[0] == 3
+    plain = inputs.process("r", "hello world", SamplingParams(), tokenization_kwargs={"add_special_tokens": False})
+    assert plain.prompt_token_ids == ids[1:]
+    cut = inputs.process(
+        "r", "hello " * 99, SamplingParams(), tokenization_kwargs={"truncation": True, "max_length": 9}
+    )
+    assert len(cut.prompt_token_ids) == 9
+    assert inputs.process("r", "hello world", SamplingParams()).prompt_token_ids == ids  # nothing stays switched on
+    for bad in ({"padding": True}, {"truncation": 1}, {"max_length": 0}):
+        with pytest.raises(VLLMValidationError):
+            inputs.process("r", "hello", SamplingParams(), tokenization_kwargs=bad)
+
+
+def test_max_tokens(tokenizer: Tokenizer) -> None:
+    inputs = processor(tokenizer)
+    assert inputs.process("r", [1] * 30, SamplingParams()).sequences[0].max_tokens == 2
+    assert inputs.process("r", [1] * 31, SamplingParams(max_tokens=None)).sequences[0].max_tokens == 1
+    assert inputs.process("r", [1] * 10, SamplingParams(max_tokens=None)).sequences[0].max_tokens == 22
+    assert inputs.process("r", [1] * 10, SamplingParams(max_tokens=5)).sequences[0].max_tokens == 5
+    with pytest.raises(VLLMValidationError, match="min_tokens=23 is more than the 22 tokens") as error:
+        inputs.process("r", [1] * 10, SamplingParams(max_tokens=None, min_tokens=23))
+    assert error.value.parameter == "min_tokens"
+
+
+def test_logprobs_limit(tokenizer: Tokenizer) -> None:
+    inputs = processor(tokenizer)
+    inputs.process("r", "a", SamplingParams(logprobs=20))
+    with pytest.raises(VLLMValidationError, match="logprobs=21 is more than max_logprobs=20"):
+        inputs.process("r", "a", SamplingParams(logprobs=21))
+    with pytest.raises(VLLMValidationError, match=r"logprobs=all \(-1\)"):
+        inputs.process("r", "a", SamplingParams(logprobs=-1))
+    processor(tokenizer, max_logprobs=1000).process("r", "a", SamplingParams(logprobs=-1))
+
+
+def test_eos_and_stop_ids(tokenizer: Tokenizer) -> None:
+    assert tokenizer.eos_token_id == 0
+    params = SamplingParams(stop_token_ids=[9])
+    inputs = processor(tokenizer, {"eos_token_id": [0, 2]})
+    sequence = inputs.process("r", "a", params).sequences[0]
+    assert sequence.eos_token_id == 0
+    assert sequence.sampling_params.stop_token_ids == [2, 9]
+    assert params.stop_token_ids == [9]
+    sequence = inputs.process("r", "a", SamplingParams(ignore_eos=True)).sequences[0]
+    assert sequence.eos_token_id is None
+    assert sequence.sampling_params.stop_token_ids == []
+    sequence = processor(tokenizer, {"eos_token_id": 2}).process("r", "a", SamplingParams()).sequences[0]
+    assert (sequence.eos_token_id, sequence.sampling_params.stop_token_ids) == (0, [2])
+
+
+def test_users_params_are_never_changed(tokenizer: Tokenizer) -> None:
+    for params in (SamplingParams(seed=3), SamplingParams(seed=3, skip_clone=True)):
+        before = repr(params), set(params.all_stop_token_ids)
+        inputs = processor(tokenizer, {"eos_token_id": [0, 2]})
+        batch = inputs.process_batch(["0"], ["a"], [params], output_kind=RequestOutputKind.FINAL_ONLY)
+        assert batch[0].params.output_kind is RequestOutputKind.FINAL_ONLY
+        assert (repr(params), params.all_stop_token_ids) == before
+
+
+def test_params_changed_after_they_were_made_are_checked_again(tokenizer: Tokenizer) -> None:
+    params = SamplingParams()
+    params.top_p = 7.0
+    with pytest.raises(VLLMValidationError, match="top_p"):
+        processor(tokenizer).process("r", "a", params)
+
+
+def test_n_sequences(tokenizer: Tokenizer) -> None:
+    request = processor(tokenizer).process("12", "a", SamplingParams(n=3, seed=2**64 - 2))
+    assert [sequence.request_id for sequence in request.sequences] == ["0_12", "1_12", "2_12"]
+    assert [sequence.seed for sequence in request.sequences] == [2**64 - 2, 2**64 - 1, 0]
+
+
+def test_seeds(tokenizer: Tokenizer) -> None:
+    def seeds(*params: SamplingParams) -> list[int]:
+        inputs = processor(tokenizer)
+        return [inputs.process(str(i), "a", each).sequences[0].seed for i, each in enumerate(params)]
+
+    unseeded = seeds(*[SamplingParams()] * 4)
+    assert len(set(unseeded)) == 4
+    assert unseeded == seeds(*[SamplingParams()] * 4)
+    assert unseeded == [mix(7, i) for i in range(4)]
+    assert all(0 <= seed < 2**64 for seed in unseeded)
+    assert seeds(SamplingParams(seed=5), SamplingParams(seed=-3)) == [5, 2**64 - 3]
+    assert mix(0, 1) != mix(1, 0)
+    assert mix(0, 0) == 12035550249420947055  # a change would change every unseeded output
+
+
+def test_priorities(tokenizer: Tokenizer) -> None:
+    assert (
+        processor(tokenizer, priorities=True).process("r", "a", SamplingParams(), priority=-4).sequences[0].priority
+        == -4
+    )
+    with pytest.raises(VLLMValidationError, match="scheduling_policy='priority'"):
+        processor(tokenizer).process("r", "a", SamplingParams(), priority=1)
+    with pytest.raises(VLLMValidationError, match=r"priority\[1\] must be an integer"):
+        processor(tokenizer).process_batch(["0", "1"], ["a", "b"], [SamplingParams()] * 2, priorities=[0, 1.5])  # type: ignore[list-item]
+
+
+def test_without_a_tokenizer() -> None:
+    inputs = processor(None, {"eos_token_id": [4]})
+    sequence = inputs.process("r", [1, 2], SamplingParams()).sequences[0]
+    assert (sequence.eos_token_id, sequence.sampling_params.stop_token_ids) == (None, [4])
+    with pytest.raises(VLLMValidationError, match="text needs a tokenizer"):
+        inputs.process("r", "text", SamplingParams())
+    with pytest.raises(VLLMValidationError, match="stop strings need a tokenizer"):
+        inputs.process("r", [1], SamplingParams(stop=["a"]))
+
+
+def test_one_prompt_or_many() -> None:
+    assert all(is_single_prompt(prompt) for prompt in ("a", {"prompt": "a"}, [1, 2], (1,), np.array([1, 2])))
+    assert not any(is_single_prompt(prompts) for prompts in ([], ["a"], [[1]], [{"prompt": "a"}], [np.array([1])]))
+    with pytest.raises(VLLMValidationError, match="prompts must be"):
+        is_single_prompt(3)

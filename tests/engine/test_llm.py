@@ -1,0 +1,340 @@
+"""The facade: batches in order, defaults, refusals that run nothing, interrupts that leave the engine usable."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from jaxllm.config import EngineArgs
+from jaxllm.engine.tokenizer import Tokenizer
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.llm import LLM
+from jaxllm.llm_refused import RefusedMethods
+from jaxllm.sampling_params import RequestOutputKind, SamplingParams
+from tests.engine.fake_core import FakeCore, hashed_tokens
+from tests.engine.support import byte_level, make_config, make_llm
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return byte_level()
+
+
+@pytest.fixture
+def core() -> FakeCore:
+    return FakeCore(lambda request: hashed_tokens(request, 260, 320), running=4)
+
+
+@pytest.fixture
+def llm(core: FakeCore, tokenizer: Tokenizer) -> LLM:
+    return make_llm(core, tokenizer)
+
+
+def test_one_prompt_and_many(llm: LLM) -> None:
+    (single,) = llm.generate("hello", use_tqdm=False)
+    assert (single.request_id, single.prompt, single.finished) == ("0", "hello", True)
+    assert len(single.outputs[0].token_ids) == 16
+    assert len(llm.generate([1, 2, 3], use_tqdm=False)) == 1
+    assert llm.generate([], use_tqdm=False) == []
+    # Later requests finish first, and only four run at a time.
+    params = [SamplingParams(max_tokens=30 - 3 * i) for i in range(10)]
+    outputs = llm.generate([f"prompt {i}" for i in range(10)], params, use_tqdm=False)
+    assert [output.request_id for output in outputs] == [str(i) for i in range(2, 12)]
+    assert [output.prompt for output in outputs] == [f"prompt {i}" for i in range(10)]
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [30 - 3 * i for i in range(10)]
+    assert all(each.output_kind is RequestOutputKind.CUMULATIVE for each in params)
+
+
+def test_default_params(core: FakeCore, tokenizer: Tokenizer) -> None:
+    llm = make_llm(core, tokenizer, default_sampling_params={"temperature": 0.6, "top_p": 0.9, "max_tokens": 5})
+    assert llm.get_default_sampling_params() == SamplingParams(temperature=0.6, top_p=0.9, max_tokens=5)
+    (output,) = llm.generate("hello", use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 5
+    assert core.seen[0].sampling_params.temperature == 0.6
+    llm.generate("hello", SamplingParams(), use_tqdm=False)
+    assert core.seen[1].sampling_params.temperature == 1.0
+
+
+def test_lengths_must_agree(llm: LLM, core: FakeCore) -> None:
+    with pytest.raises(VLLMValidationError, match=r"prompts \(2\) and sampling_params \(3\)"):
+        llm.generate(["a", "b"], [SamplingParams()] * 3)
+    with pytest.raises(VLLMValidationError, match=r"prompts \(2\) and priority \(1\)"):
+        llm.generate(["a", "b"], priority=[1])
+    assert core.seen == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "match"),
+    [("", r"prompts\[3\]: the prompt is empty"), ([5000], r"prompts\[3\]: token id 5000"), (None, r"prompts\[3\]")],
+)
+def test_a_bad_prompt_stops_the_batch_before_it_runs(llm: LLM, core: FakeCore, bad: Any, match: str) -> None:
+    with pytest.raises(VLLMValidationError, match=match):
+        llm.generate(["a", "b", "c", bad, "d"])
+    assert core.seen == []
+    assert not llm.llm_engine.has_unfinished_requests()
+    assert [output.request_id for output in llm.generate(["a", "b"], use_tqdm=False)] == ["0", "1"]
+
+
+def test_a_core_that_fails_while_requests_are_added(llm: LLM, core: FakeCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    add = core.add_request
+
+    def fail_third(request: Any) -> None:
+        if len(core.seen) == 2:
+            raise RuntimeError("full")
+        add(request)
+
+    monkeypatch.setattr(core, "add_request", fail_third)
+    with pytest.raises(RuntimeError, match="full"):
+        llm.generate(["a", "b", "c", "d"])
+    assert not core.requests
+    assert not llm.llm_engine.has_unfinished_requests()
+
+
+def test_unsupported_arguments_are_refused(llm: LLM, core: FakeCore) -> None:
+    with pytest.raises(VLLMValidationError, match="lora_request is not supported"):
+        llm.generate("a", lora_request=[None, object()])
+    with pytest.raises(VLLMValidationError, match="mm_processor_kwargs is not supported"):
+        llm.generate("a", mm_processor_kwargs={"x": 1})
+    with pytest.raises(VLLMValidationError, match="tokenization_kwargs has no 'padding'"):
+        llm.generate("a", tokenization_kwargs={"padding": True})
+    llm.generate("a", lora_request=[None], use_tqdm=False)
+
+
+@pytest.mark.parametrize("method", [name for name in vars(RefusedMethods) if not name.startswith("_")])
+def test_refused_methods(llm: LLM, method: str) -> None:
+    with pytest.raises(
+        VLLMValidationError, match=rf"LLM\.{method}\(\) is (not supported yet|only supported for)"
+    ) as error:
+        getattr(llm, method)("anything", at="all")
+    assert error.value.parameter == method
+
+
+def test_every_method_of_vllm_is_there() -> None:
+    names = (
+        "generate chat beam_search encode embed classify score enqueue enqueue_chat wait_for_completion collective_rpc "
+        "apply_model start_profile stop_profile reset_prefix_cache reset_mm_cache sleep wake_up get_metrics "
+        "get_tokenizer get_world_size get_default_sampling_params init_weight_transfer_engine start_weight_update "
+        "start_draft_weight_update update_weights finish_weight_update update_weight_version get_weight_version "
+        "from_engine_args"
+    )
+    assert [name for name in names.split() if not callable(getattr(LLM, name, None))] == []
+
+
+def test_signatures_are_vllms() -> None:
+    def names(method: Any) -> list[str]:
+        return list(inspect.signature(method).parameters)[1:]
+
+    assert " ".join(names(LLM.generate)) == (
+        "prompts sampling_params use_tqdm lora_request priority tokenization_kwargs mm_processor_kwargs"
+    )
+    assert " ".join(names(LLM.chat)) == (
+        "messages sampling_params use_tqdm lora_request chat_template chat_template_content_format "
+        "add_generation_prompt continue_final_message tools chat_template_kwargs tokenization_kwargs "
+        "mm_processor_kwargs"
+    )
+    arguments = inspect.signature(LLM.__init__).parameters
+    assert list(arguments)[:4] == ["self", "model", "runner", "convert"]
+    assert set(arguments) - {"self", "kwargs"} <= set(EngineArgs.__dataclass_fields__)
+
+
+def test_the_constructor_packs_engine_args(
+    core: FakeCore, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    startup = ModuleType("jaxllm.engine.startup")
+    startup.make_core = lambda config: core  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "jaxllm.engine.startup", startup)
+    monkeypatch.setattr("jaxllm.engine.llm_engine.load_tokenizer", lambda config: tokenizer)
+    seen: list[EngineArgs] = []
+
+    def create(args: EngineArgs) -> Any:
+        seen.append(args)
+        return make_config(model=args.model, seed=args.seed)
+
+    monkeypatch.setattr(EngineArgs, "create_engine_config", create)
+    llm = LLM("some/model", seed=3, dtype="float32", max_num_seqs=8, hf_overrides=None)
+    assert (seen[0].model, seen[0].seed, seen[0].dtype, seen[0].max_num_seqs) == ("some/model", 3, "float32", 8)
+    assert len(llm.generate("hello", use_tqdm=False)) == 1
+    again = LLM.from_engine_args(EngineArgs(model="other"))
+    assert again.llm_engine.config.model == "other"
+    with pytest.raises(VLLMValidationError, match="has no argument 'max_num_seq'"):
+        LLM("some/model", max_num_seq=8)
+    with pytest.raises(VLLMValidationError, match="trust_remote_code"):
+        LLM("some/model", trust_remote_code=True)
+
+
+def test_enqueue_and_wait(llm: LLM) -> None:
+    first = llm.enqueue(["a", "b"], SamplingParams(max_tokens=3))
+    second = llm.enqueue("c", SamplingParams(max_tokens=30))
+    assert (first, second) == (["0", "1"], ["2"])
+    # A call in between returns its own outputs only; what was enqueued is kept.
+    (between,) = llm.generate("d", SamplingParams(max_tokens=8), use_tqdm=False)
+    assert between.request_id == "3"
+    assert [output.prompt for output in llm.wait_for_completion(use_tqdm=False)] == ["a", "b", "c"]
+    assert llm.wait_for_completion(use_tqdm=False) == []
+
+
+def test_streaming_by_hand(llm: LLM) -> None:
+    engine = llm.llm_engine
+    params = SamplingParams(max_tokens=6, output_kind=RequestOutputKind.DELTA)
+    assert engine.add_request("mine", "hello", params) == "mine"
+    text, steps = "", 0
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            text += output.outputs[0].text
+            steps += 1
+    assert steps == 6
+    assert len(text) > 6
+
+
+class Bar:
+    """What tqdm is asked to do."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+        self.postfix: str = options["postfix"]
+        self.n = 0
+        self.closed = False
+
+    def update(self, count: int) -> None:
+        self.n += count
+
+    def refresh(self) -> None: ...
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_progress(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    bars: list[Bar] = []
+
+    def make(**options: Any) -> Bar:
+        bars.append(Bar(**options))
+        return bars[-1]
+
+    llm.generate(["a", "b", "c"], SamplingParams(n=2), use_tqdm=make)
+    (bar,) = bars
+    assert (bar.options["total"], bar.n, bar.closed) == (3, 3, True)
+    assert bar.postfix.startswith("est. speed input: ")
+    assert "output: 0.00" not in bar.postfix
+    llm.generate(["a"], use_tqdm=True)
+    assert "Processed prompts: 100%" in capsys.readouterr().err
+    llm.generate(["a"], use_tqdm=False)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("how", ["raised in a step", "Ctrl-C"])
+def test_interrupt_leaves_the_engine_usable(llm: LLM, core: FakeCore, how: str) -> None:
+    kept = llm.enqueue("kept", SamplingParams(max_tokens=20))
+
+    def interrupt(step: int) -> None:
+        if step == 5:
+            core.before_step = lambda step: None
+            if how == "raised in a step":
+                raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGINT)
+
+    core.before_step = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["a", "b", "c", "d", "e"], SamplingParams(n=2, max_tokens=30), use_tqdm=False)
+    assert core.num_steps == (6 if how == "Ctrl-C" else 5)  # Ctrl-C waits for the step's end
+    assert list(core.requests) == kept
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    (output,) = llm.generate("after", SamplingParams(max_tokens=4), use_tqdm=False)
+    assert len(output.outputs[0].token_ids) == 4
+    assert [output.prompt for output in llm.wait_for_completion(use_tqdm=False)] == ["kept"]
+
+
+def test_second_interrupt_comes_at_once(llm: LLM, core: FakeCore) -> None:
+    reached: list[int] = []
+
+    def interrupt_twice(step: int) -> None:
+        core.before_step = lambda step: None
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        reached.append(step)
+
+    core.before_step = interrupt_twice
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("a", use_tqdm=False)
+    assert reached == []
+    assert not llm.llm_engine.has_unfinished_requests()
+
+
+def test_failing_step_aborts_the_call(llm: LLM, core: FakeCore) -> None:
+    def fail(step: int) -> None:
+        if step == 2:
+            core.before_step = lambda step: None
+            raise RuntimeError("device")
+
+    core.before_step = fail
+    with pytest.raises(RuntimeError, match="device"):
+        llm.generate(["a", "b"], use_tqdm=False)
+    assert not core.requests
+    assert len(llm.generate(["a", "b"], use_tqdm=False)) == 2
+
+
+def test_priorities_reach_the_core(core: FakeCore, tokenizer: Tokenizer) -> None:
+    llm = make_llm(core, tokenizer, scheduling_policy="priority")
+    llm.generate(["a", "b"], priority=[3, -1], use_tqdm=False)
+    assert [request.priority for request in core.seen] == [3, -1]
+
+
+def test_same_seed_same_output(core: FakeCore, tokenizer: Tokenizer) -> None:
+    def tokens(llm: LLM, **params: Any) -> list[list[int]]:
+        outputs = llm.generate(["a", "a"], SamplingParams(max_tokens=9, **params), use_tqdm=False)
+        return [list(completion.token_ids) for output in outputs for completion in output.outputs]
+
+    llm = make_llm(core, tokenizer, seed=11)
+    first, second = tokens(llm)
+    assert first != second
+    assert tokens(llm) != [first, second]
+    assert tokens(make_llm(core, tokenizer, seed=11)) == [first, second]
+    assert tokens(make_llm(core, tokenizer, seed=12)) != [first, second]
+    seeded = tokens(llm, seed=4, n=2)
+    assert seeded[:2] == seeded[2:]
+    assert seeded[0] != seeded[1]
+    greedy = tokens(llm, temperature=0.0, n=3)
+    assert all(each == greedy[0] for each in greedy)
+
+
+def test_odds_and_ends(llm: LLM, core: FakeCore, tokenizer: Tokenizer) -> None:
+    assert llm.get_tokenizer() is tokenizer.hf
+    assert llm.get_world_size() == 1
+    assert llm.reset_prefix_cache() is True
+    assert core.num_resets == 1
+    assert llm.reset_mm_cache() is None
+    with llm:
+        pass
+    assert core.num_shutdowns == 1
+    LLM.__new__(LLM).__del__()  # half made
+    bare = make_llm(core, None)
+    assert bare.generate([1, 2], use_tqdm=False)[0].outputs[0].text == ""
+    with pytest.raises(VLLMValidationError, match="no tokenizer"):
+        bare.get_tokenizer()
+
+
+def test_metrics(llm: LLM, tokenizer: Tokenizer) -> None:
+    llm.generate(["hello", "a b"], SamplingParams(n=2, max_tokens=4), use_tqdm=False)
+    metrics = llm.get_metrics()
+    values = {(metric.name, metric.labels.get("finished_reason")): getattr(metric, "value", None) for metric in metrics}
+    num_prompt_tokens = sum(map(len, tokenizer.encode(["hello", "a b"])))
+    assert values["jaxllm:prompt_tokens", None] == 2 * num_prompt_tokens
+    assert values["jaxllm:generation_tokens", None] == 16
+    assert values["jaxllm:request_success", "length"] == 4
+    assert values["jaxllm:request_success", "abort"] == 0
+    assert values["jaxllm:num_requests_running", None] == 0
+    assert values["jaxllm:kv_cache_usage_perc", None] == 0.04
+    assert values["jaxllm:prefix_cache_hits", None] == 2
+    histograms: dict[str, Any] = {metric.name: metric for metric in metrics if hasattr(metric, "buckets")}
+    assert histograms["jaxllm:time_to_first_token_seconds"].count == 4
+    assert histograms["jaxllm:inter_token_latency_seconds"].count == 12
+    generated = histograms["jaxllm:request_generation_tokens"]
+    assert (generated.count, generated.sum) == (2, 16)
+    assert (generated.buckets["5.0"], generated.buckets["10.0"], generated.buckets["+Inf"]) == (0, 2, 2)
+    assert histograms["jaxllm:iteration_tokens_total"].sum == 16

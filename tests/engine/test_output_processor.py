@@ -1,0 +1,229 @@
+"""Outputs of n sequences merged, streamed in each kind, with log-probabilities, times and stop reasons."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from jaxllm.engine.llm_engine import LLMEngine
+from jaxllm.engine.tokenizer import Tokenizer
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.outputs import RequestOutput
+from jaxllm.sampling_params import RequestOutputKind, SamplingParams
+from tests.engine.fake_core import FakeCore, hashed_tokens
+from tests.engine.support import byte_level, make_engine
+
+CUMULATIVE, DELTA, FINAL = RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return byte_level()
+
+
+def says(tokenizer: Tokenizer, text: str, eos: bool = True) -> FakeCore:
+    """A core that answers every prompt with `text`, one token per character."""
+    ids = [token_id for letter in text for token_id in tokenizer.backend.encode(letter).ids]
+    return FakeCore(lambda _request: ids + [0] * 200 if eos else (ids * 200)[:200])
+
+
+def drain(engine: LLMEngine) -> list[RequestOutput]:
+    outputs: list[RequestOutput] = []
+    while engine.has_unfinished_requests():
+        outputs += engine.step()
+    return outputs
+
+
+def run(core: FakeCore, tokenizer: Tokenizer | None, prompt: Any = "hello", **params: Any) -> list[RequestOutput]:
+    engine = make_engine(core, tokenizer)
+    engine.add_request("r", prompt, SamplingParams.from_optional(**params))
+    outputs = drain(engine)
+    assert not core.requests
+    assert engine.step() == []
+    return outputs
+
+
+def test_final_only(tokenizer: Tokenizer) -> None:
+    (output,) = run(says(tokenizer, "hi all"), tokenizer, max_tokens=None, output_kind=FINAL)
+    assert (output.request_id, output.prompt, output.finished) == ("r", "hello", True)
+    assert output.prompt_token_ids == tokenizer.encode(["hello"])[0]
+    assert output.num_cached_tokens == 3
+    (completion,) = output.outputs
+    assert (completion.text, completion.finish_reason, completion.stop_reason) == ("hi all", "stop", None)
+    assert completion.token_ids[-1] == 0
+    assert completion.logprobs is None
+    assert completion.cumulative_logprob is None
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.0}, {"stop": ["a", "he"]}, {"logprobs": 2}])
+def test_all_kinds_agree(tokenizer: Tokenizer, n: int, params: dict[str, Any]) -> None:
+    """Deltas added up, and the last cumulative output, are the final output."""
+    common = {"n": n, "max_tokens": 12, "seed": 5, **params}
+
+    def streamed(kind: RequestOutputKind) -> list[RequestOutput]:
+        core = FakeCore(lambda request: hashed_tokens(request, 250, 399))
+        return run(core, tokenizer, output_kind=kind, **common)
+
+    (final,) = streamed(FINAL)
+    cumulative, deltas = streamed(CUMULATIVE), streamed(DELTA)
+    assert cumulative[-1].outputs == final.outputs
+    added = copy.deepcopy(deltas[0])
+    for delta in deltas[1:]:
+        added.add(delta, aggregate=True)
+    added.outputs.sort(key=lambda completion: completion.index)
+    assert added.outputs == final.outputs
+    assert added.finished
+    for outputs in (cumulative, deltas):
+        assert len(outputs) > 1
+        assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+    assert [completion.index for completion in final.outputs] == list(range(n))
+    for output in cumulative:
+        assert [completion.index for completion in output.outputs] == list(range(n))
+    texts = {completion.text for completion in final.outputs}
+    assert len(texts) == 1 if params.get("temperature") == 0.0 or n == 1 else len(texts) > 1
+
+
+def test_cumulative_outputs_do_not_change_later(tokenizer: Tokenizer) -> None:
+    outputs = run(says(tokenizer, "abcdef"), tokenizer, logprobs=1)
+    lengths = [len(output.outputs[0].token_ids) for output in outputs]
+    assert lengths == [1, 2, 3, 4, 5, 6, 7]
+    assert [len(output.outputs[0].logprobs or ()) for output in outputs] == lengths
+    assert [output.metrics and output.metrics.num_generation_tokens for output in outputs] == lengths
+    assert [output.outputs[0].text for output in outputs][:3] == ["a", "ab", "abc"]
+
+
+def test_stop_string_aborts_in_the_core(tokenizer: Tokenizer) -> None:
+    core = says(tokenizer, "say END and more")
+    (output,) = run(core, tokenizer, max_tokens=None, stop=["END", "zzz"], output_kind=FINAL)
+    assert core.aborted == ["r"]
+    completion = output.outputs[0]
+    assert (completion.text, completion.finish_reason, completion.stop_reason) == ("say ", "stop", "END")
+    core = says(tokenizer, "say END and more")
+    kept = run(core, tokenizer, max_tokens=None, stop="END", include_stop_str_in_output=True, output_kind=FINAL)
+    assert kept[0].outputs[0].text == "say END"
+
+
+def test_stop_string_with_the_last_token_needs_no_abort(tokenizer: Tokenizer) -> None:
+    core = says(tokenizer, "abEND!!")
+    (output,) = run(core, tokenizer, max_tokens=5, stop="END", output_kind=FINAL)
+    assert core.aborted == []
+    assert (output.outputs[0].text, output.outputs[0].stop_reason) == ("ab", "END")
+
+
+def test_stop_ends_one_of_n(tokenizer: Tokenizer) -> None:
+    ids = {letter: tokenizer.backend.encode(letter).ids[0] for letter in "ax"}
+    core = FakeCore(lambda request: [ids["x" if request.request_id[0] == "1" else "a"]] * 20)
+    (output,) = run(core, tokenizer, n=3, max_tokens=4, stop="xx", output_kind=FINAL)
+    assert [completion.text for completion in output.outputs] == ["aaaa", "", "aaaa"]
+    assert [completion.finish_reason for completion in output.outputs] == ["length", "stop", "length"]
+    assert core.aborted == ["1_r"]
+    assert output.metrics is not None
+    assert output.metrics.num_generation_tokens == 10
+
+
+def test_stop_token_id(tokenizer: Tokenizer) -> None:
+    letter = tokenizer.backend.encode("c").ids[0]
+    (output,) = run(says(tokenizer, "abcde"), tokenizer, stop_token_ids=[letter], output_kind=FINAL)
+    completion = output.outputs[0]
+    assert (completion.text, completion.finish_reason, completion.stop_reason) == ("ab", "stop", letter)
+    (output,) = run(says(tokenizer, "abcabcde"), tokenizer, stop_token_ids=[letter], min_tokens=4, output_kind=FINAL)
+    assert output.outputs[0].text == "abcab"
+
+
+def test_length_and_ignore_eos(tokenizer: Tokenizer) -> None:
+    (output,) = run(says(tokenizer, "ab"), tokenizer, ignore_eos=True, max_tokens=6, output_kind=FINAL)
+    completion = output.outputs[0]
+    assert (completion.text, completion.finish_reason, len(completion.token_ids)) == ("ab", "length", 6)
+    shown = run(
+        says(tokenizer, "ab"), tokenizer, ignore_eos=True, max_tokens=4, skip_special_tokens=False, output_kind=FINAL
+    )
+    assert shown[0].outputs[0].text == "ab<|end|><|end|>"
+
+
+def test_character_cut_off_at_the_end(tokenizer: Tokenizer) -> None:
+    deltas = run(says(tokenizer, "é🎉"), tokenizer, max_tokens=4, output_kind=DELTA)
+    assert [output.outputs[0].text for output in deltas] == ["", "é", "", "\N{REPLACEMENT CHARACTER}"]
+
+
+def test_without_detokenizing(tokenizer: Tokenizer) -> None:
+    (output,) = run(says(tokenizer, "abc"), tokenizer, detokenize=False, logprobs=1, output_kind=FINAL)
+    completion = output.outputs[0]
+    assert (completion.text, len(completion.token_ids)) == ("", 4)
+    assert all(each.decoded_token is None for entry in completion.logprobs or () for each in entry.values())
+    (output,) = run(FakeCore(lambda _request: [9] * 99), None, prompt=[1, 2], max_tokens=3, output_kind=FINAL)
+    assert (output.prompt, output.outputs[0].text, output.outputs[0].token_ids) == (None, "", [9, 9, 9])
+
+
+def test_logprobs(tokenizer: Tokenizer) -> None:
+    core = FakeCore(lambda _request: [300, 301, 302])
+    (output,) = run(core, tokenizer, logprobs=3, max_tokens=3, output_kind=FINAL)
+    completion = output.outputs[0]
+    assert completion.logprobs is not None
+    assert completion.cumulative_logprob == -1.0 - 5.0 - 1.0
+    first, second, _ = completion.logprobs
+    assert list(first) == [300, 0, 1]  # the sampled token is among the three
+    assert [each.rank for each in first.values()] == [1, 2, 3]
+    assert list(second) == [301, 0, 1, 2]
+    assert [each.rank for each in second.values()] == [5, 1, 2, 3]
+    assert second[301].logprob == -5.0
+    assert second[301].decoded_token == tokenizer.backend.decode([301])
+    assert second[0].decoded_token == "<|end|>"
+    only = run(FakeCore(lambda _request: [301]), tokenizer, logprobs=0, max_tokens=1, output_kind=FINAL)
+    assert list((only[0].outputs[0].logprobs or [{}])[0]) == [301]
+
+
+def test_all_logprobs(tokenizer: Tokenizer) -> None:
+    engine = make_engine(FakeCore(lambda _request: [300], vocab_size=1000), tokenizer, max_logprobs=1000)
+    engine.add_request("r", "a", SamplingParams(logprobs=-1, max_tokens=1))
+    assert len((drain(engine)[-1].outputs[0].logprobs or [{}])[0]) == 1000
+
+
+def test_metrics_of_a_request(tokenizer: Tokenizer) -> None:
+    engine = make_engine(says(tokenizer, "abc"), tokenizer)
+    engine.add_request("r", "hello", SamplingParams(output_kind=FINAL), arrival_time=1000.0)
+    metrics = drain(engine)[0].metrics
+    assert metrics is not None
+    assert (metrics.num_generation_tokens, metrics.arrival_time) == (4, 1000.0)
+    assert 0 < metrics.queued_ts <= metrics.scheduled_ts <= metrics.first_token_ts < metrics.last_token_ts
+    assert metrics.first_token_latency > 1e8
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_abort(tokenizer: Tokenizer, n: int) -> None:
+    core = says(tokenizer, "ab", eos=False)
+    engine = make_engine(core, tokenizer)
+    for name in ("a", "b", "c"):
+        engine.add_request(name, "hello", SamplingParams(n=n, max_tokens=9, output_kind=FINAL))
+    engine.step()
+    engine.abort_request("a")
+    engine.abort_request(["c", "unknown", "a"])
+    assert len(core.aborted) == 2 * n
+    assert engine.get_num_unfinished_requests() == 1
+    assert [output.request_id for output in drain(engine)] == ["b"]
+    assert not core.requests
+
+
+def test_outputs_of_aborted_requests_are_dropped(tokenizer: Tokenizer) -> None:
+    """A step in flight, or the core's own report of the abort, may still name them."""
+    core = says(tokenizer, "ab", eos=False)
+    engine = make_engine(core, tokenizer)
+    engine.add_request("a", "hello", SamplingParams(max_tokens=9))
+    core.abort_requests = lambda request_ids: None  # the core goes on for a while
+    engine.abort_request("a")
+    assert engine.step() == []
+
+
+def test_request_ids_are_unique(tokenizer: Tokenizer) -> None:
+    engine = make_engine(says(tokenizer, "ab"), tokenizer)
+    engine.add_request("a", "hello", SamplingParams())
+    with pytest.raises(VLLMValidationError, match="request_id 'a' is in use"):
+        engine.add_request("a", "hello", SamplingParams())
+    assert len(drain(engine)) == 3
+    engine.add_request("a", "hello", SamplingParams())
+    with pytest.raises(VLLMValidationError, match="request_id must be a string"):
+        engine.add_request(3, "hello", SamplingParams())  # type: ignore[arg-type]
+    with pytest.raises(VLLMValidationError, match="lora_request is not supported"):
+        engine.add_request("b", "hello", SamplingParams(), lora_request=object())

@@ -1,0 +1,48 @@
+"""A runner over dummy weights of a small model, without an engine around it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxllm.execution.model_runner import ModelRunner, RunnerConfig
+from jaxllm.loading.load import init_dummy
+from jaxllm.models import Model, ModelConfig, get_family
+
+HF_CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+}
+
+
+def model_config(num_layers: int = 2) -> ModelConfig:
+    """Return the config of a small Llama."""
+    return get_family("LlamaForCausalLM").read_config(HF_CONFIG | {"num_hidden_layers": num_layers})
+
+
+def make_runner(num_layers: int = 2, *, dtype: Any = jnp.float32, **changes: Any) -> ModelRunner:
+    """Return a runner that compiles nothing ahead, with 33 blocks of 16."""
+    model = Model(model_config(num_layers), dtype)
+    config = RunnerConfig(
+        max_num_seqs=64,
+        max_num_batched_tokens=256,
+        max_model_len=512,
+        block_size=16,
+        num_blocks=33,
+        max_logprobs=5,
+        compile_ahead=False,
+        platform="cpu",
+    )
+    return ModelRunner(replace(config, **changes), model, init_dummy(model.param_specs(), 0))

@@ -1,0 +1,73 @@
+"""Compiling ahead: order, jumping the queue, one compile per program, failure and stop."""
+
+import threading
+import time
+
+import pytest
+
+from jaxllm.execution.programs import Programs
+
+
+def test_all_are_compiled_ahead_in_order() -> None:
+    order: list[int] = []
+    programs = Programs(lambda key: order.append(key) or key * 10, [3, 1, 2], ahead=True)
+    programs.wait()
+    assert order == [3, 1, 2]
+    assert [programs.get(key) for key in (1, 2, 3)] == [10, 20, 30]
+    assert len(programs) == 3
+    programs.stop()
+
+
+def test_a_waiting_step_jumps_the_queue_and_nothing_is_compiled_twice() -> None:
+    compiled: list[int] = []
+    first_started, go_on = threading.Event(), threading.Event()
+
+    def compile_one(key: int) -> int:
+        if key == 0:
+            first_started.set()
+            assert go_on.wait(10)
+        compiled.append(key)
+        return key
+
+    programs = Programs(compile_one, [0, 1, 2, 3], ahead=True)
+    assert first_started.wait(10)
+    assert programs.get(3) == 3
+    assert compiled == [3]
+    go_on.set()
+    programs.wait()
+    assert sorted(compiled) == [0, 1, 2, 3]
+    programs.stop()
+
+
+def test_eager_compiles_only_what_is_asked_for() -> None:
+    compiled: list[int] = []
+    programs = Programs(lambda key: compiled.append(key) or key, [1, 2, 3], ahead=False)
+    time.sleep(0.05)
+    assert not compiled
+    assert programs.get(2) == 2
+    assert compiled == [2]
+
+
+def test_a_failure_reaches_the_step_that_needs_the_program(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(key: int) -> int:
+        raise RuntimeError(f"cannot compile {key}")
+
+    programs = Programs(fail, [1], ahead=True)
+    with pytest.raises(RuntimeError, match="cannot compile 1"):
+        programs.get(1)
+    programs.stop()
+
+
+def test_stop_leaves_the_rest_uncompiled() -> None:
+    started, go_on = threading.Event(), threading.Event()
+
+    def compile_one(key: int) -> int:
+        started.set()
+        assert go_on.wait(10)
+        return key
+
+    programs = Programs(compile_one, list(range(100)), ahead=True)
+    assert started.wait(10)
+    threading.Timer(0.05, go_on.set).start()
+    programs.stop()
+    assert len(programs) <= 2

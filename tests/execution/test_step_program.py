@@ -1,0 +1,91 @@
+"""The compiled step: its size, its memory, how many there are, and that none is compiled late."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxllm import LLM, SamplingParams
+from jaxllm.execution.kv_pool import PoolRequest, block_bytes
+from tests.execution.support import make_runner, model_config
+from tests.models.tiny import folder
+
+COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+def pool_bytes(num_blocks: int, itemsize: int) -> int:
+    request = PoolRequest(
+        model_config=model_config(), dtype={2: "bfloat16", 4: "float32"}[itemsize], block_size=16, max_num_seqs=64,
+        max_model_len=512, num_gpu_blocks_override=None, kv_cache_memory_bytes=None, memory_limit=None,
+    )  # fmt: skip
+    return num_blocks * block_bytes(request)
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_program_size_does_not_grow_with_depth(is_full: bool) -> None:
+    sizes = []
+    for num_layers in (2, 12):
+        runner = make_runner(num_layers)
+        shape = next(key for key in runner.program_keys() if key.is_full is is_full)
+        sizes.append(len(runner.lower(shape).as_text().splitlines()))
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_pool_is_aliased_and_scratch_does_not_depend_on_it(dtype: jnp.dtype) -> None:
+    runner = make_runner(dtype=dtype)
+    # The largest bucket and the smallest stand for all; each costs two compiles.
+    keys = runner.program_keys()
+    plain, full = [key for key in keys if not key.is_full], [key for key in keys if key.is_full]
+    for shape in (plain[0], plain[1], full[0]) if dtype == jnp.float32 else (plain[1], full[0]):
+        temps = []
+        for num_blocks in (33, 1025):
+            memory = runner.compile(shape, num_blocks=num_blocks).memory_analysis()
+            assert memory is not None
+            assert memory.alias_size_in_bytes >= pool_bytes(num_blocks, jnp.dtype(dtype).itemsize)
+            temps.append(memory.temp_size_in_bytes)
+        assert abs(temps[1] - temps[0]) <= 0.01 * temps[0], (shape.batch.bucket, temps)
+
+
+def test_few_plain_programs_on_cpu_by_default() -> None:
+    runner = make_runner(max_num_batched_tokens=512, max_num_seqs=256)
+    assert sum(not key.is_full for key in runner.program_keys()) <= 10
+
+
+def test_nothing_compiles_after_warm_up() -> None:
+    """Over a workload that touches every bucket and every sampling feature, with chunks, decodes and hits."""
+    llm = LLM(
+        str(folder("llama3_tied")), dtype="float32", skip_tokenizer_init=True, block_size=16, max_num_batched_tokens=32,
+        max_num_seqs=16,
+    )  # fmt: skip
+    features = [
+        SamplingParams(temperature=0),
+        SamplingParams(temperature=0.7, seed=5),
+        SamplingParams(n=3),
+        SamplingParams(top_k=3, top_p=0.9, min_p=0.01),
+        SamplingParams(logprobs=3),
+        SamplingParams(min_tokens=3, stop_token_ids=[7, 8]),
+        SamplingParams(stop_token_ids=[5], ignore_eos=True),
+    ]
+    llm.llm_engine.warm_up()
+    compiled: list[str] = []
+
+    def listen(event: str, duration: float, **_: object) -> None:
+        if event == COMPILED:
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        jax.jit(lambda x: x * 3 + 1)(1.0)
+        assert compiled, "the listener must see compiles, or it proves nothing"
+        compiled.clear()
+        for params in features:
+            params.max_tokens, params.detokenize = 6, False
+            for num_prompts, length in ((1, 3), (2, 7), (3, 40), (16, 5), (40, 20)):
+                prompts = [{"prompt_token_ids": [i % 250 + 1] * length} for i in range(num_prompts)]
+                llm.generate(prompts, params, use_tqdm=False)
+        assert not compiled
+    finally:
+        jax.monitoring.clear_event_listeners()
+        llm.shutdown()

@@ -1,0 +1,71 @@
+"""Which dtype the model computes in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.loading.checkpoint import TensorInfo, dominant_dtype
+from jaxllm.loading.dtype import multiplies_bfloat16_fast, resolve_dtype
+
+
+def checkpoint(dtype: str = "bfloat16", *, quantized: bool = False) -> Any:
+    return SimpleNamespace(dtype=dtype, quantized=quantized)
+
+
+@pytest.mark.parametrize(
+    ("requested", "expected"),
+    [("float", "float32"), ("half", "float16"), ("bfloat16", "bfloat16"), ("float16", "float16")],
+)
+def test_what_is_asked_for_is_taken(requested: str, expected: str):
+    assert resolve_dtype(requested, checkpoint(quantized=True), "cpu") == expected
+
+
+@pytest.mark.parametrize("requested", ["float64", "int8", "fp8", ""])
+def test_others_are_refused_by_name(requested: str):
+    with pytest.raises(VLLMValidationError, match=f"dtype='{requested}'") as error:
+        resolve_dtype(requested, checkpoint(), "cpu")
+    assert (error.value.parameter, error.value.value) == ("dtype", requested)
+
+
+def test_auto_is_the_checkpoints():
+    assert resolve_dtype("auto", checkpoint("float32"), "cpu") == "float32"
+    assert resolve_dtype("auto", checkpoint("float16"), "gpu") == "float16"
+    assert resolve_dtype("auto", checkpoint("float16"), "tpu") == "bfloat16"
+    with pytest.raises(VLLMValidationError, match="float8"):
+        resolve_dtype("auto", checkpoint("float8_e4m3fn"), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("flags", "fast"),
+    [("fpu avx512_bf16", True), ("amx_bf16", True), ("fpu avx512f", False), ("not_avx512_bf16", False)],
+)
+def test_bfloat16_on_cpu_needs_its_instructions(tmp_path: Path, flags: str, fast: bool):
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\nmodel name\t: avx512_bf16\nflags\t\t: {flags}\nbugs\t: none\n")
+    assert multiplies_bfloat16_fast("cpu", cpuinfo) is fast
+
+
+def test_bfloat16_elsewhere(tmp_path: Path):
+    assert multiplies_bfloat16_fast("gpu")
+    assert multiplies_bfloat16_fast("tpu")
+    assert not multiplies_bfloat16_fast("cpu", tmp_path / "absent")
+
+
+def test_auto_for_quantized_weights():
+    expected = "bfloat16" if multiplies_bfloat16_fast("cpu") else "float32"
+    assert resolve_dtype("auto", checkpoint("float32", quantized=True), "cpu") == expected
+    assert resolve_dtype("auto", checkpoint("float32", quantized=True), "gpu") == "bfloat16"
+
+
+def test_the_dominant_dtype():
+    tensors = [TensorInfo((10, 10), "bfloat16"), TensorInfo((50,), "float32"), TensorInfo((1000,), "int8")]
+    assert dominant_dtype(tensors, {}) == "bfloat16"
+    assert dominant_dtype([], {"torch_dtype": "float16"}) == "float16"
+    assert dominant_dtype([], {"text_config": {"dtype": "bfloat16"}}) == "bfloat16"
+    assert dominant_dtype([], {}) == "float32"
+    assert dominant_dtype([TensorInfo((2,), "float64")], {}) == "float32"

@@ -1,0 +1,121 @@
+"""Bytes from strangers: only ValueError comes out, and nothing larger than the file is allocated."""
+
+from __future__ import annotations
+
+import tempfile
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxllm.loading.gguf import GGUFFile
+from jaxllm.loading.gguf_checkpoint import GGUFCheckpoint
+from jaxllm.loading.safetensors import SafetensorsFile
+from tests.loading.files import Q8_0, gguf_bytes, gguf_f32, llama_metadata, safetensors_bytes
+
+SLACK_BYTES = 1 << 20
+NUM_EXAMPLES = 150
+
+SAFETENSORS = safetensors_bytes({"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(4, np.int8)})
+GGUF = gguf_bytes(
+    llama_metadata() | {"tokenizer.ggml.tokens": ["a", "bc"], "tokenizer.ggml.scores": [0.0, -1.0]},
+    gguf_f32({"token_embd.weight": np.ones((6, 8)), "rope_freqs.weight": np.ones(2)})
+    | {"blk.0.attn_q.weight": (Q8_0, (8, 32), b"\1" * 272)},
+)
+# Numbers that length, offset and count fields break on.
+EXTREMES = (0, 1, 7, 0x7F, 0x80, 0xFF, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
+
+
+@st.composite
+def mutated(draw: st.DrawFn, valid: bytes) -> bytes:
+    """A valid file with some bytes overwritten, put in, taken out or cut off."""
+    data = bytearray(valid)
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, max(len(data) - 1, 0)))
+        kind = draw(st.sampled_from(("byte", "number", "insert", "delete", "cut")))
+        if kind == "byte":
+            data[at : at + 1] = bytes([draw(st.integers(0, 255))])
+        elif kind == "number":
+            width = draw(st.sampled_from((1, 4, 8)))
+            data[at : at + width] = (draw(st.sampled_from(EXTREMES)) % 256**width).to_bytes(width, "little")
+        elif kind == "insert":
+            data[at:at] = draw(st.binary(max_size=16))
+        elif kind == "delete":
+            del data[at : at + draw(st.integers(1, 16))]
+        else:
+            del data[at:]
+    return bytes(data)
+
+
+def read_safetensors(path: Path) -> None:
+    file = SafetensorsFile(path)
+    for name in file.entries:
+        np.array(file.read(name))
+        file.release(name)
+
+
+def read_gguf(path: Path) -> None:
+    file = GGUFFile(path)
+    for key in file.keys:
+        if file.is_array(key):
+            try:
+                file.strings(key)
+            except ValueError:
+                file.array(key)
+    for name in file.tensors:
+        file.data(name).sum()
+        file.release(name)
+
+
+def read_gguf_model(path: Path) -> None:
+    checkpoint = GGUFCheckpoint(path)
+    for name in checkpoint.tensors:
+        checkpoint.read(name)
+
+
+def survives(read: Callable[[Path], None], data: bytes, allowance: int) -> None:
+    """Assert that reading `data` raises nothing but ValueError, and stays within `allowance` bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.gguf"
+        path.write_bytes(data)
+        tracemalloc.start()
+        try:
+            read(path)
+        except ValueError:
+            pass
+        finally:
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+    assert peak <= allowance
+
+
+@settings(max_examples=NUM_EXAMPLES)
+@given(data=st.one_of(st.binary(max_size=200), mutated(SAFETENSORS)))
+def test_safetensors(data: bytes):
+    survives(read_safetensors, data, len(data) + SLACK_BYTES)
+
+
+@settings(max_examples=NUM_EXAMPLES)
+@given(data=st.one_of(st.binary(max_size=200).map(lambda rest: b"GGUF\3\0\0\0" + rest), mutated(GGUF)))
+def test_gguf(data: bytes):
+    survives(read_gguf, data, len(data) + SLACK_BYTES)
+
+
+@settings(max_examples=NUM_EXAMPLES)
+@given(data=mutated(GGUF))
+def test_gguf_as_a_model(data: bytes):
+    # A block-quantized tensor grows at most 13 times when it becomes float32.
+    survives(read_gguf_model, data, 13 * len(data) + SLACK_BYTES)
+
+
+def test_the_files_that_are_mutated_are_valid(tmp_path: Path):
+    for name, data, read in (
+        ("a", SAFETENSORS, read_safetensors),
+        ("b", GGUF, read_gguf),
+        ("b", GGUF, read_gguf_model),
+    ):
+        (tmp_path / name).write_bytes(data)
+        read(tmp_path / name)

@@ -1,0 +1,218 @@
+"""GGUF metadata as a HF config: families, names, RoPE scaling, and values brought back to HF's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.loading.gguf_checkpoint import GGUFCheckpoint
+from tests.loading.files import F16, Q8_0, gguf_bytes, gguf_f32, llama_metadata
+
+EMBED = {"token_embd.weight": np.ones((6, 8))}
+LAYER = "model.layers.0."
+
+
+def open_gguf(
+    folder: Path, metadata: Mapping[str, Any], tensors: Mapping[str, np.ndarray] | None = None, **raw: Any
+) -> GGUFCheckpoint:
+    path = folder / "x.gguf"
+    path.write_bytes(gguf_bytes(metadata, gguf_f32(EMBED | dict(tensors or {})) | raw.get("raw", {})))
+    return GGUFCheckpoint(path)
+
+
+def test_llama(tmp_path: Path):
+    config = open_gguf(tmp_path, llama_metadata()).config
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert (config["vocab_size"], config["hidden_size"], config["head_dim"]) == (6, 8, 4)
+    assert config["tie_word_embeddings"] is True
+    assert config["attention_bias"] is False
+
+
+def test_head_size_defaults(tmp_path: Path):
+    metadata = llama_metadata()
+    del metadata["llama.attention.key_length"]
+    assert open_gguf(tmp_path, metadata).config["head_dim"] == 4
+    assert open_gguf(tmp_path, metadata | {"llama.rope.dimension_count": 6}).config["head_dim"] == 6
+
+
+def test_untied_embeddings_and_biases(tmp_path: Path):
+    tensors = {"output.weight": np.ones((6, 8)), "blk.0.attn_q.bias": np.ones(8), "blk.0.ffn_up.bias": np.ones(12)}
+    checkpoint = open_gguf(tmp_path, llama_metadata(), tensors)
+    assert checkpoint.config["tie_word_embeddings"] is False
+    assert checkpoint.config["attention_bias"] is True
+    assert checkpoint.config["mlp_bias"] is True
+    assert set(checkpoint.tensors) == {
+        "model.embed_tokens.weight",
+        "lm_head.weight",
+        LAYER + "self_attn.q_proj.bias",
+        LAYER + "mlp.up_proj.bias",
+    }
+
+
+def test_a_window_makes_it_mistral(tmp_path: Path):
+    config = open_gguf(tmp_path, llama_metadata(more={"attention.sliding_window": 16})).config
+    assert (config["architectures"], config["sliding_window"]) == (["MistralForCausalLM"], 16)
+
+
+@pytest.mark.parametrize(("arch", "name"), [("qwen2", "Qwen2ForCausalLM"), ("qwen3", "Qwen3ForCausalLM")])
+def test_qwen(tmp_path: Path, arch: str, name: str):
+    rows = np.arange(64.0).reshape(8, 8)
+    tensors = {"blk.0.attn_q.weight": rows, "blk.0.attn_q_norm.weight": np.ones(4)}
+    checkpoint = open_gguf(tmp_path, llama_metadata(arch), tensors)
+    assert checkpoint.config["architectures"] == [name]
+    # Only Llama's converter interleaves, and only Gemma's adds one.
+    np.testing.assert_array_equal(checkpoint.read(LAYER + "self_attn.q_proj.weight"), rows)
+    np.testing.assert_array_equal(checkpoint.read(LAYER + "self_attn.q_norm.weight"), np.ones(4))
+
+
+def test_gemma2(tmp_path: Path):
+    tensors = {
+        "blk.0.ffn_norm.weight": np.full(8, 1.5),
+        "blk.0.post_attention_norm.weight": np.full(8, 0.5),
+        "blk.0.post_ffw_norm.weight": np.ones(8),
+        "output_norm.weight": np.full(8, 3.0),
+    }
+    checkpoint = open_gguf(tmp_path, llama_metadata("gemma2", {"attention.sliding_window": 16}), tensors)
+    assert checkpoint.read(LAYER + "pre_feedforward_layernorm.weight").tolist() == [0.5] * 8
+    assert checkpoint.read(LAYER + "post_attention_layernorm.weight").tolist() == [-0.5] * 8
+    assert checkpoint.read(LAYER + "post_feedforward_layernorm.weight").tolist() == [0.0] * 8
+    assert checkpoint.read("model.norm.weight").tolist() == [2.0] * 8
+    config = checkpoint.config
+    assert (config["attn_logit_softcapping"], config["final_logit_softcapping"]) == (50, 30)
+    assert (config["sliding_window"], config["layer_types"]) == (16, ["sliding_attention"])
+    assert config["query_pre_attn_scalar"] == 4
+
+
+@pytest.mark.parametrize("values", [np.arange(64.0).reshape(8, 8), np.arange(8.0)], ids=["weight", "bias"])
+def test_queries_are_brought_back_from_interleaving(tmp_path: Path, values: np.ndarray):
+    """The converter takes HF's rows (head, half, i) to (head, i, half)."""
+    interleaved = values.reshape(2, 2, 2, -1).swapaxes(1, 2).reshape(values.shape)
+    assert not np.array_equal(interleaved, values)
+    kind = "weight" if values.ndim == 2 else "bias"
+    checkpoint = open_gguf(tmp_path, llama_metadata(), {f"blk.0.attn_q.{kind}": interleaved})
+    np.testing.assert_array_equal(checkpoint.read(f"{LAYER}self_attn.q_proj.{kind}"), values)
+
+
+def test_unquantized_files_keep_their_dtype(tmp_path: Path):
+    half = np.arange(32, dtype=np.float16).reshape(4, 8)
+    brain = half.astype(ml_dtypes.bfloat16)
+    raw = {
+        "blk.0.attn_v.weight": (F16, (4, 8), half.tobytes()),
+        "blk.0.ffn_up.weight": (30, (4, 8), brain.tobytes()),
+        "blk.0.ffn_gate.weight": (30, (4, 8), brain.tobytes()),
+    }
+    checkpoint = open_gguf(tmp_path, llama_metadata(), raw=raw)
+    assert (checkpoint.quantized, checkpoint.dtype) == (False, "bfloat16")
+    assert checkpoint.read(LAYER + "self_attn.v_proj.weight").tobytes() == half.tobytes()
+    assert checkpoint.read(LAYER + "mlp.up_proj.weight").dtype == ml_dtypes.bfloat16
+
+
+def llama3_factors(head_dim: int, theta: float, scaling: Mapping[str, float]) -> np.ndarray:
+    """How the converter makes rope_freqs.weight."""
+    factors = []
+    for frequency in 1 / theta ** (np.arange(0, head_dim, 2) / head_dim):
+        wavelength = 2 * np.pi / frequency
+        if wavelength < scaling["context"] / scaling["high"]:
+            factors.append(1.0)
+        elif wavelength > scaling["context"] / scaling["low"]:
+            factors.append(scaling["factor"])
+        else:
+            smooth = (scaling["context"] / wavelength - scaling["low"]) / (scaling["high"] - scaling["low"])
+            factors.append(1 / ((1 - smooth) / scaling["factor"] + smooth))
+    return np.array(factors, np.float32)
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"factor": 8.0, "low": 1.0, "high": 4.0, "context": 8192},
+        {"factor": 32.0, "low": 1.0, "high": 4.0, "context": 8192},
+        {"factor": 5.0, "low": 2.0, "high": 3.5, "context": 512},
+    ],
+)
+def test_llama3_rope_scaling_is_recovered(tmp_path: Path, scaling: Mapping[str, float]):
+    factors = llama3_factors(128, 500000.0, scaling)
+    metadata = llama_metadata(more={"rope.freq_base": 500000.0, "attention.key_length": 128})
+    checkpoint = open_gguf(tmp_path, metadata, {"rope_freqs.weight": factors})
+    assert "rope_freqs.weight" not in checkpoint.tensors
+    found = checkpoint.config["rope_scaling"]
+    assert found["rope_type"] == "llama3"
+    assert found["factor"] == scaling["factor"]
+    again = {
+        "factor": found["factor"],
+        "low": found["low_freq_factor"],
+        "high": found["high_freq_factor"],
+        "context": found["original_max_position_embeddings"],
+    }
+    np.testing.assert_allclose(llama3_factors(128, 500000.0, again), factors, rtol=1e-4)
+    if scaling["context"] == 8192:
+        assert again == scaling
+
+
+def test_other_rope_factors_are_refused(tmp_path: Path):
+    with pytest.raises(VLLMValidationError, match="rope_freqs"):
+        open_gguf(tmp_path, llama_metadata(), {"rope_freqs.weight": np.array([3.0, 2.0])})
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"rope.scaling.type": "none"}, None),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"rope.scale_linear": 2.0}, {"rope_type": "linear", "factor": 2.0}),
+        (
+            {
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 32,
+                "rope.scaling.yarn_beta_fast": 16.0,
+            },
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 16.0},
+        ),
+    ],
+)
+def test_rope_scaling(tmp_path: Path, keys: Mapping[str, Any], expected: Mapping[str, Any] | None):
+    assert open_gguf(tmp_path, llama_metadata(more=keys)).config["rope_scaling"] == expected
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"general.architecture": "mamba"}, "'mamba' is not supported; supported: llama"),
+        ({}, "'' is not supported"),
+        (llama_metadata(more={"block_count": 0}), "llama.block_count"),
+        (llama_metadata(more={"attention.head_count_kv": [1, 2]}), "differs between layers"),
+        (llama_metadata(more={"rope.scaling.type": "longrope", "rope.scaling.factor": 2.0}), "longrope"),
+    ],
+)
+def test_what_is_not_supported_is_named(tmp_path: Path, metadata: Mapping[str, Any], message: str):
+    with pytest.raises(VLLMValidationError, match=message) as error:
+        open_gguf(tmp_path, metadata)
+    assert error.value.parameter == "model"
+    assert "x.gguf" in str(error.value)
+
+
+def test_unknown_tensors_keep_their_name_to_be_reported(tmp_path: Path):
+    checkpoint = open_gguf(tmp_path, llama_metadata(), {"blk.0.ssm_a.weight": np.ones(8), "odd": np.ones(8)})
+    assert {"blk.0.ssm_a.weight", "odd"} <= set(checkpoint.tensors)
+
+
+def test_ends_of_text(tmp_path: Path):
+    tokens = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "a", "b"]
+    metadata = llama_metadata() | {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.eos_token_id": 1}
+    assert open_gguf(tmp_path, metadata).generation_config == {"eos_token_id": 1}
+    declared = metadata | {"tokenizer.ggml.eot_token_id": 4}
+    assert open_gguf(tmp_path, declared).generation_config == {"eos_token_id": [1, 4]}
+    templated = metadata | {"tokenizer.chat_template": "{{ '<|im_end|>' }}"}
+    assert open_gguf(tmp_path, templated).generation_config == {"eos_token_id": [1, 3]}
+
+
+def test_a_quantized_tensor_makes_the_checkpoint_quantized(tmp_path: Path):
+    checkpoint = open_gguf(tmp_path, llama_metadata(), raw={"blk.0.attn_v.weight": (Q8_0, (1, 32), b"\0" * 34)})
+    assert checkpoint.quantized

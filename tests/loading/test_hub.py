@@ -1,0 +1,179 @@
+"""The hub, over real HTTP to a stand-in: what is fetched and when, and what its errors say."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.loading.files import gguf_bytes, gguf_f32, llama_metadata, safetensors_bytes
+from tests.loading.hub_server import COMMIT, HubServer, serving
+
+CONFIG = json.dumps({"architectures": ["LlamaForCausalLM"], "torch_dtype": "float32"}).encode()
+BIG = {"a": np.arange(200_000, dtype=np.float32)}
+SHARD_NAMES = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+INDEX = json.dumps({"weight_map": {"a": SHARD_NAMES[0], "b": SHARD_NAMES[1]}}).encode()
+GGUF = gguf_bytes(llama_metadata(), gguf_f32({"token_embd.weight": np.ones((6, 8))}))
+CLUTTER = {
+    "README.md": b"x",
+    "pytorch_model.bin": b"x" * 1000,
+    "modeling_evil.py": b"raise SystemExit",
+    "original/consolidated.00.pth": b"x",
+    "original/model.safetensors": b"x",
+    "onnx/model.onnx": b"x",
+}
+REPOSITORIES: Mapping[str, Mapping[str, bytes]] = {
+    "org/single": {
+        "config.json": CONFIG,
+        "tokenizer.json": b"{}",
+        "model.safetensors": safetensors_bytes(BIG),
+        **CLUTTER,
+    },
+    "org/sharded": {
+        "config.json": CONFIG,
+        "generation_config.json": b'{"eos_token_id": 7}',
+        "model.safetensors.index.json": INDEX,
+        SHARD_NAMES[0]: safetensors_bytes(BIG),
+        SHARD_NAMES[1]: safetensors_bytes({"b": np.ones(3, np.float16)}),
+        "consolidated.safetensors": b"x" * 10_000,
+    },
+    "org/bin": {"config.json": CONFIG, "pytorch_model.bin": b"x"},
+    "org/gated": {"config.json": CONFIG, "model.safetensors": safetensors_bytes({"a": np.ones(2, np.float32)})},
+    "org/gguf": {"m.Q4_K_M.gguf": GGUF, "m.Q8_0.gguf": GGUF[:50]},
+}
+
+CLIENT = """
+import json, sys
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.loading.checkpoint import open_checkpoint
+for model, options, fetch in json.loads(sys.argv[1]):
+    try:
+        checkpoint = open_checkpoint(model, **options)
+        infos = checkpoint.tensors.items()
+        found = {
+            "tensors": {name: [list(info.shape), info.dtype, info.num_bytes] for name, info in infos},
+            "generation_config": checkpoint.generation_config,
+            "dtype": checkpoint.dtype,
+        }
+        if fetch:
+            checkpoint.fetch()
+            found["sums"] = {name: float(checkpoint.read(name).sum()) for name in checkpoint.tensors}
+    except VLLMValidationError as error:
+        found = {"error": str(error), "parameter": error.parameter}
+    print(json.dumps(found))
+assert "jax" not in sys.modules and "transformers" not in sys.modules
+"""
+Call = tuple[str, dict[str, Any], bool]
+
+
+def client(server: HubServer | None, home: Path, calls: list[Call], **environment: str) -> list[dict[str, Any]]:
+    """Make the calls in a process of its own, and return what each gave."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING_FACE"))}
+    endpoint = {"HF_ENDPOINT": server.url if server else "http://127.0.0.1:9"}
+    result = subprocess.run(
+        [sys.executable, "-c", CLIENT, json.dumps(calls)],
+        cwd=Path(__file__).resolve().parents[2],
+        env=kept | endpoint | {"HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def received(server: HubServer) -> dict[str, int]:
+    """Return the bytes sent of each file of a repository."""
+    totals: dict[str, int] = {}
+    for _, path, size in server.requests:
+        if f"/resolve/{COMMIT}/" in path and size:
+            name = path.partition(f"/resolve/{COMMIT}/")[2]
+            totals[name] = totals.get(name, 0) + size
+    return totals
+
+
+def test_opening_reads_headers_and_fetching_brings_the_weights(tmp_path: Path):
+    with serving(REPOSITORIES) as server:
+        (opened,) = client(server, tmp_path, [("org/sharded", {}, False)])
+        assert opened["tensors"] == {"a": [[200_000], "float32", 800_000], "b": [[3], "float16", 6]}
+        assert opened["generation_config"] == {"eos_token_id": 7}
+        assert opened["dtype"] == "float32"
+        before = received(server)
+        assert set(before) == {"config.json", "generation_config.json", "model.safetensors.index.json", *SHARD_NAMES}
+        assert before[SHARD_NAMES[0]] < 150_000  # a header's worth of 800,000
+        (fetched,) = client(server, tmp_path, [("org/sharded", {}, True)])
+        assert fetched["sums"] == {"a": float(BIG["a"].sum()), "b": 3.0}
+        assert "consolidated.safetensors" not in received(server)
+        server.requests.clear()
+        (again,) = client(server, tmp_path, [("org/sharded", {}, True)])
+        assert again["sums"] == fetched["sums"]
+        assert received(server) == {}
+    (offline,) = client(None, tmp_path, [("org/sharded", {}, True)], HF_HUB_OFFLINE="1")
+    assert offline["sums"] == fetched["sums"]
+    (unreachable,) = client(None, tmp_path, [("org/sharded", {}, True)])
+    assert unreachable["sums"] == fetched["sums"]
+
+
+def test_only_the_files_needed_are_fetched(tmp_path: Path):
+    with serving(REPOSITORIES) as server:
+        calls: list[Call] = [
+            ("org/single", {"download_dir": str(tmp_path / "own")}, True),
+            ("org/bin", {"load_format": "dummy"}, False),
+        ]
+        single, dummy = client(server, tmp_path / "home", calls)
+        assert single["sums"] == {"a": float(BIG["a"].sum())}
+        assert dummy["tensors"] == {}
+        assert set(received(server)) == {"config.json", "tokenizer.json", "model.safetensors"}
+    assert not list((tmp_path / "home").rglob("*.safetensors"))
+    assert list((tmp_path / "own").rglob("model.safetensors"))
+
+
+def test_a_gguf_file_of_a_repository(tmp_path: Path):
+    calls: list[Call] = [("org/gguf:q4_k_m", {}, True), ("org/gguf", {}, False)]
+    with serving(REPOSITORIES) as server:
+        chosen, several = client(server, tmp_path, calls)
+        assert set(received(server)) == {"m.Q4_K_M.gguf"}
+    assert chosen["sums"] == {"model.embed_tokens.weight": 48.0}
+    for words in ("m.Q4_K_M.gguf, m.Q8_0.gguf", '"org/gguf:Q4_K_M"'):
+        assert words in several["error"]
+
+
+def test_errors_say_what_to_do(tmp_path: Path):
+    calls: list[Call] = [
+        ("org/absent", {}, False),
+        ("org/gated", {}, False),
+        ("org/gated", {"token": "hf_wrong"}, False),
+        ("org/single", {"revision": "nope"}, False),
+        ("org/bin", {}, False),
+        ("not a/hub id", {}, False),
+        ("org/gated", {"token": HubServer.TOKEN}, True),
+    ]
+    with serving(REPOSITORIES, gated=frozenset({"org/gated"})) as server:
+        absent, gated, wrong, revision, other, invalid, allowed = client(server, tmp_path, calls)
+        page = server.url
+    assert all(each["parameter"] == "model" for each in (absent, gated, wrong, other, invalid))
+    for words in ("'org/absent'", "no such repository", f"{page}/org/absent", "HF_TOKEN"):
+        assert words in absent["error"]
+    for each in (gated, wrong):
+        for words in ("'org/gated'", "is gated", f"{page}/org/gated", "hf_token="):
+            assert words in each["error"]
+    assert revision["parameter"] == "revision"
+    assert "'nope'" in revision["error"]
+    assert "pytorch_model.bin" in other["error"]
+    assert "no hub id" in invalid["error"]
+    assert allowed["sums"] == {"a": 2.0}
+
+
+def test_offline_without_a_cache(tmp_path: Path):
+    (offline,) = client(None, tmp_path, [("org/single", {}, False)], HF_HUB_OFFLINE="1")
+    assert offline["parameter"] == "model"
+    assert "HF_HUB_OFFLINE" in offline["error"]
+    (unreachable,) = client(None, tmp_path, [("org/single", {}, False)])
+    assert "cannot be reached" in unreachable["error"]

@@ -1,0 +1,288 @@
+"""Names checked, then weights streamed into place: values, layouts, dtypes, sharding, memory."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.loading import load
+from jaxllm.loading.checkpoint import open_checkpoint
+from jaxllm.loading.layout import parse_layout, write_tensor
+from jaxllm.loading.load import check_names, init_dummy, load_params
+from jaxllm.models.model import ParamSpec
+from tests.loading.files import spec, write_folder
+
+RNG = np.random.default_rng(0)
+D, N, H, F, V = 6, 2, 3, 5, 7
+NUM_LAYERS = 2
+
+
+def tensors(dtype: Any = np.float32) -> dict[str, np.ndarray]:
+    shapes: dict[str, tuple[int, ...]] = {"embed": (V, D)}
+    for layer in range(NUM_LAYERS):
+        shapes |= {f"layers.{layer}.q": (N * H, D), f"layers.{layer}.o": (D, N * H), f"layers.{layer}.norm": (D,)}
+    return {name: RNG.standard_normal(shape).astype(dtype) for name, shape in shapes.items()}
+
+
+def specs(dtype: Any = np.float32, *, stacked: bool = True) -> dict[str, ParamSpec]:
+    layers = {
+        "attn.q": ("q", (D, N, H), "(n h) d -> d n h", (N * H, D)),
+        "attn.o": ("o", (N, H, D), "d (n h) -> n h d", (D, N * H)),
+        "norm.scale": ("norm", (D,), "d -> d", (D,)),
+    }
+    found = {"embed.table": spec((V, D), ["embed"], "v d -> v d", (V, D), stacked=False, dtype=dtype)}
+    for path, (name, shape, layout, hf_shape) in layers.items():
+        sources = [f"layers.{layer}.{name}" for layer in range(NUM_LAYERS)]
+        if stacked:
+            whole = (NUM_LAYERS, *shape)
+            found[f"layers.{path}"] = spec(whole, sources, layout, hf_shape, stacked=True, dtype=dtype)
+        else:
+            for layer, source in enumerate(sources):
+                found[f"layers.{layer}.{path}"] = spec(shape, [source], layout, hf_shape, stacked=False, dtype=dtype)
+    return found
+
+
+def expected_q(hf: dict[str, np.ndarray], layer: int) -> np.ndarray:
+    """By the definition of "(n h) d -> d n h"."""
+    return np.einsum("nhd->dnh", hf[f"layers.{layer}.q"].reshape(N, H, D))
+
+
+@pytest.mark.parametrize("device_path", [False, True], ids=["cpu", "other devices"])
+def test_stacked_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device_path: bool):
+    if device_path:
+        monkeypatch.setattr(jax, "local_devices", lambda: [type("Device", (), {"platform": "gpu"})()])
+    hf = tensors()
+    checkpoint = open_checkpoint(str(write_folder(tmp_path, hf)))
+    params = load_params(specs(), checkpoint)
+    assert isinstance(params["embed"]["table"], jax.Array)
+    np.testing.assert_array_equal(params["embed"]["table"], hf["embed"])
+    for layer in range(NUM_LAYERS):
+        np.testing.assert_array_equal(params["layers"]["attn"]["q"][layer], expected_q(hf, layer))
+        o = np.einsum("dnh->nhd", hf[f"layers.{layer}.o"].reshape(D, N, H))
+        np.testing.assert_array_equal(params["layers"]["attn"]["o"][layer], o)
+        np.testing.assert_array_equal(params["layers"]["norm"]["scale"][layer], hf[f"layers.{layer}.norm"])
+
+
+def test_unstacked_layers_are_a_tuple(tmp_path: Path):
+    hf = tensors()
+    params = load_params(specs(stacked=False), open_checkpoint(str(write_folder(tmp_path, hf))))
+    assert isinstance(params["layers"], tuple)
+    for layer in range(NUM_LAYERS):
+        np.testing.assert_array_equal(params["layers"][layer]["attn"]["q"], expected_q(hf, layer))
+
+
+DTYPES = (np.float32, np.float16, ml_dtypes.bfloat16)
+
+
+@pytest.mark.parametrize(("stored", "wanted"), list(itertools.product((*DTYPES, np.float64), DTYPES)))
+def test_casts(tmp_path: Path, stored: Any, wanted: Any):
+    hf = tensors() if stored is np.float64 else tensors(stored)
+    hf = {name: tensor.astype(stored) for name, tensor in hf.items()}
+    params = load_params(specs(wanted), open_checkpoint(str(write_folder(tmp_path, hf))))
+    found = np.asarray(params["layers"]["attn"]["q"][1])
+    assert found.dtype == wanted
+    assert found.tobytes() == np.ascontiguousarray(expected_q(hf, 1)).astype(wanted).tobytes()
+
+
+def test_dtype_replaces_the_specs(tmp_path: Path):
+    params = load_params(specs(), open_checkpoint(str(write_folder(tmp_path, tensors()))), dtype="bfloat16")
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(ml_dtypes.bfloat16)}
+
+
+def test_cpu_parameters_are_not_copied():
+    out = load.aligned_empty((1000, 7), np.dtype(np.float32))
+    out[...] = 1
+    array = jax.device_put(out)
+    assert array.unsafe_buffer_pointer() == out.ctypes.data
+
+
+@pytest.mark.parametrize(
+    ("layout", "einsum"),
+    [
+        ("a b -> a b", "ab->ab"),
+        ("a b -> b a", "ab->ba"),
+        ("(a b) c -> c a b", "abc->cab"),
+        ("a (b c) -> b c a", "abc->bca"),
+        ("(a b) c -> b a c", "abc->bac"),
+    ],
+)
+def test_layouts(layout: str, einsum: str):
+    parsed = parse_layout(layout)
+    sizes = {"a": 300, "b": 5, "c": 1100}
+    source = RNG.standard_normal([sizes[letter] for letter in parsed.theirs]).astype(np.float32)
+    expected = np.einsum(einsum, source)
+    out = np.empty(expected.shape, np.float32)
+    write_tensor(source.reshape(source.shape[0], -1), parsed, expected.shape, out)
+    np.testing.assert_array_equal(out, expected)
+    index = tuple(slice(size // 3, size - 1) for size in expected.shape)
+    part = np.empty(expected[index].shape, np.float32)
+    write_tensor(source, parsed, expected.shape, part, index)
+    np.testing.assert_array_equal(part, expected[index])
+
+
+@pytest.mark.parametrize("layout", ["a b", "a b -> a", "a a -> a a", "a -> a b", "a b -> a c"])
+def test_layouts_that_are_none(layout: str):
+    with pytest.raises(ValueError, match="layout"):
+        parse_layout(layout)
+
+
+def check_error(folder: Path, hf: dict[str, np.ndarray], ignored: tuple[str, ...] = ()) -> str:
+    checkpoint = open_checkpoint(str(write_folder(folder, hf)))
+    with pytest.raises(VLLMValidationError) as error:
+        check_names(specs(), checkpoint, ignored=ignored)
+    assert error.value.parameter == "model"
+    return str(error.value)
+
+
+def test_names_that_fit(tmp_path: Path):
+    hf = tensors() | {"layers.0.rotary_emb.inv_freq": np.ones(2, np.float32)}
+    check_names(specs(), open_checkpoint(str(write_folder(tmp_path, hf))), ignored=("*rotary_emb.inv_freq",))
+
+
+def test_one_error_lists_everything(tmp_path: Path):
+    hf = tensors()
+    del hf["embed"], hf["layers.0.q"], hf["layers.1.q"]
+    hf |= {"layers.1.o": np.ones((D, D + 1), np.float32), "layers.0.norm": np.ones(D, np.int8)}
+    hf |= {f"layers.{layer}.bias": np.ones(1, np.float32) for layer in (0, 1, 2, 5)}
+    hf |= {"vision.x": np.ones(1, np.float32)}
+    text = check_error(tmp_path, hf, ignored=("nothing*",))
+    for line in (
+        "missing: embed",
+        "missing: layers.{0-1}.q",
+        f"wrong: layers.1.o has shape [{D}, {D + 1}], the model needs [{D}, {N * H}]",
+        "wrong: layers.0.norm has dtype int8",
+        "unexpected: layers.{0-2,5}.bias",
+        "unexpected: vision.x",
+        "LlamaForCausalLM",
+    ):
+        assert line in text
+
+
+def test_dummy_is_deterministic_and_small():
+    first, again, other = (init_dummy(specs(), seed) for seed in (0, 0, 1))
+    assert jax.tree.map(np.shape, first) == jax.tree.map(np.shape, init_dummy(specs(), 0))
+    for one, two in zip(jax.tree.leaves(first), jax.tree.leaves(again), strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert not np.array_equal(first["layers"]["attn"]["q"], other["layers"]["attn"]["q"])
+    assert not np.array_equal(first["layers"]["attn"]["q"][0], first["layers"]["attn"]["q"][1])
+    assert np.abs(first["embed"]["table"]).max() < 0.2
+    assert np.abs(np.asarray(first["layers"]["norm"]["scale"]) - 1).max() < 0.2
+    large = spec((2000, 1000), ["x"], "v d -> v d", (2000, 1000), stacked=False, dtype=np.float32)
+    table = np.asarray(init_dummy({"table": large}, 0)["table"])
+    assert abs(table.std() - 0.02) < 1e-3
+    assert len(np.unique(table[:, 0])) > 1000
+
+
+SHARDED = """
+import sys
+import jax, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+sys.path.insert(0, sys.argv[1])
+from tests.loading.test_load import specs
+from jaxllm.loading.checkpoint import open_checkpoint
+from jaxllm.loading.load import init_dummy, load_params
+assert jax.device_count() == 4
+mesh = jax.make_mesh((2, 2), ("model", "data"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+parts = {"layers.attn.q": P(None, None, "model"), "layers.attn.o": P("data", None, None, "model"), "embed.table": P()}
+sharding_for = lambda path: NamedSharding(mesh, parts[path]) if path in parts else None
+reads = []
+class Counting(type(open_checkpoint(sys.argv[2]))):
+    def read(self, name):
+        reads.append(name)
+        return super().read(name)
+checkpoint = open_checkpoint(sys.argv[2])
+checkpoint.__class__ = Counting
+read = lambda f: load_params(specs(), checkpoint, sharding_for=f)
+invent = lambda f: init_dummy(specs(), 3, sharding_for=f)
+for make in (read, invent):
+    reads.clear()
+    found = make(sharding_for)
+    assert reads.count("embed") <= 1, reads
+    assert reads.count("layers.0.q") in (0, 2), reads
+    q = found["layers"]["attn"]["q"]
+    assert q.sharding.spec == parts["layers.attn.q"]
+    assert q.addressable_shards[0].data.shape == (2, 6, 1, 3)
+    for one, two in zip(jax.tree.leaves(found), jax.tree.leaves(make(None)), strict=True):
+        np.testing.assert_array_equal(one, two)
+print("sharded as unsharded")
+"""
+
+
+def run_python(code: str, *arguments: str, **environment: str) -> str:
+    """Run `code` in a process of its own, and return what it printed."""
+    result = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=os.environ | {"JAX_PLATFORMS": "cpu"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_each_device_gets_its_part(tmp_path: Path, repository: Path):
+    folder = write_folder(tmp_path, tensors())
+    flags = "--xla_force_host_platform_device_count=4"
+    assert "sharded as unsharded" in run_python(SHARDED, str(repository), str(folder), XLA_FLAGS=flags)
+
+
+MEMORY = """
+import sys, threading, time
+import jax, numpy as np
+sys.path.insert(0, sys.argv[1])
+from tests.loading.files import spec
+from jaxllm.loading.checkpoint import open_checkpoint
+from jaxllm.loading.load import load_params
+
+def anonymous():
+    line = next(line for line in open("/proc/self/status") if line.startswith("RssAnon"))
+    return int(line.split()[1]) * 1024
+
+shape, layers = (2048, 3072), 12
+sources = [f"layers.{layer}.w" for layer in range(layers)]
+specs = {"layers.w": spec((layers, *shape[::-1]), sources, "f d -> d f", shape, stacked=True, dtype=sys.argv[3])}
+checkpoint = open_checkpoint(sys.argv[2])
+jax.device_put(np.zeros(3)).block_until_ready()
+before, peak, stop = anonymous(), 0, threading.Event()
+def watch():
+    global peak
+    while not stop.wait(0.002):
+        peak = max(peak, anonymous())
+thread = threading.Thread(target=watch)
+thread.start()
+params = load_params(specs, checkpoint)
+stop.set()
+thread.join()
+assert float(params["layers"]["w"][3, 1, 2]) == 3.0
+print((peak - before) / 1e6, sum(array.nbytes for array in jax.tree.leaves(params)) / 1e6)
+"""
+
+
+@pytest.fixture(scope="module")
+def large_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """302 MB of weights."""
+    hf = {f"layers.{layer}.w": np.full((2048, 3072), layer, np.float32) for layer in range(12)}
+    return write_folder(tmp_path_factory.mktemp("large"), hf)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_peak_memory_is_the_parameters_and_one_tensor(large_folder: Path, repository: Path, dtype: str):
+    tensor_mb = 2048 * 3072 * 4 / 1e6
+    output = run_python(MEMORY, str(repository), str(large_folder), dtype)
+    peak_mb, params_mb = map(float, output.split())
+    print(f"{dtype}: peak {peak_mb:.0f} MB for {params_mb:.0f} MB of parameters and tensors of {tensor_mb:.0f} MB")
+    # The watch itself and the allocator's own need a little; a copy of the parameters would be far above.
+    assert params_mb * 0.9 < peak_mb < params_mb + tensor_mb + 8

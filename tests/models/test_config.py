@@ -1,0 +1,162 @@
+"""Reading config.json: old and new keys, HF's defaults, and refusals that name what is not supported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxllm.models import ModelConfig, RopeConfig, get_family
+from tests.models.tiny import CASES, read_hf_config
+
+SIZES = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 4096,
+}
+LLAMA3_SCALING = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def read(architecture: str, **hf: Any) -> ModelConfig:
+    return get_family(architecture).read_config({**SIZES, **hf})
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"rope_theta": 5e5}, {"rope_type": "default", "rope_theta": 5e5}),
+        (
+            {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3_SCALING}},
+            {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3_SCALING},
+        ),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, {"rope_type": "linear", "factor": 4.0}),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2}}, {"rope_type": "dynamic", "factor": 2.0}),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 4.0}, "original_max_position_embeddings": 1024},
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024},
+        ),
+    ],
+)
+def test_old_and_new_rope_keys_agree(old: dict[str, Any], new: dict[str, Any]) -> None:
+    config = read("LlamaForCausalLM", **old)
+    assert config == read("LlamaForCausalLM", rope_parameters=new)
+    assert config.ropes[0].rope_type == new["rope_type"]
+    assert config.ropes[0].theta == new.get("rope_theta", 10_000.0)
+
+
+def test_gemma3_old_and_new_rope_keys_agree() -> None:
+    old = {"rope_theta": 2e6, "rope_local_base_freq": 2e4, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}
+    new = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+    }
+    config = read("Gemma3ForCausalLM", num_hidden_layers=7, **old)
+    assert config == read("Gemma3ForCausalLM", num_hidden_layers=7, rope_parameters=new)
+    assert config.ropes == (RopeConfig(rope_type="linear", theta=2e6, factor=8.0), RopeConfig(theta=2e4))
+    assert config.layer_ropes == (1, 1, 1, 1, 1, 0, 1)
+    assert config.layer_windows == (4096,) * 5 + (None, 4096)
+
+
+def test_gemma3_4b_relies_on_defaults() -> None:
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10_240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    hf = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    config = get_family("Gemma3ForConditionalGeneration").read_config(hf)
+    assert (config.vocab_size, config.num_heads, config.num_kv_heads, config.head_dim) == (262_208, 8, 4, 256)
+    assert config.tie_word_embeddings
+    assert config.scale == 256**-0.5
+    assert config.layer_windows[:6] == (1024,) * 5 + (None,)
+    assert [rope.theta for rope in config.ropes] == [1e6, 1e4]
+    assert config.max_position_embeddings == 131_072
+
+
+def test_windows() -> None:
+    assert read("MistralForCausalLM", num_key_value_heads=2).layer_windows == (4096,) * 4
+    assert read("MistralForCausalLM", num_key_value_heads=2, sliding_window=None).layer_windows == (None,) * 4
+    upper = read("Qwen2ForCausalLM", use_sliding_window=True, sliding_window=32, max_window_layers=3)
+    assert upper.layer_windows == (None, None, None, 32)
+    assert read("Qwen2ForCausalLM", sliding_window=32, max_window_layers=0).layer_windows == (None,) * 4
+    assert read("Gemma2ForCausalLM", sliding_window=32).layer_windows == (32, None, 32, None)
+    given = read("Gemma2ForCausalLM", layer_types=["full_attention"] * 4)
+    assert given.layer_windows == (None,) * 4
+
+
+def test_wrapper_follows_the_checkpoint_on_tying() -> None:
+    hf = read_hf_config("mistral3") | {"tie_word_embeddings": True}
+    family = get_family("Mistral3ForConditionalGeneration")
+    assert family.read_config(hf).tie_word_embeddings
+    assert family.read_config(hf, ["language_model.model.norm.weight"]).tie_word_embeddings
+    assert not family.read_config(hf, ["language_model.lm_head.weight"]).tie_word_embeddings
+
+
+@pytest.mark.parametrize(
+    ("architecture", "hf", "message"),
+    [
+        ("LlamaForCausalLM", {"rope_scaling": {"type": "longrope", "factor": 2.0}}, "RoPE type 'longrope'"),
+        ("LlamaForCausalLM", {"rope_scaling": {"type": "linear"}}, "factor is missing"),
+        ("LlamaForCausalLM", {"rope_scaling": "linear"}, "rope_scaling is 'linear'"),
+        ("LlamaForCausalLM", {"rope_parameters": {"full_attention": {}}}, "per layer type"),
+        ("LlamaForCausalLM", {"rope_scaling": {"mrope_section": [2, 2]}}, "mrope_section"),
+        ("LlamaForCausalLM", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ("LlamaForCausalLM", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ("LlamaForCausalLM", {"rope_theta": -1.0}, "rope_theta"),
+        ("LlamaForCausalLM", {"hidden_act": "relu2"}, "activation 'relu2'"),
+        ("LlamaForCausalLM", {"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        ("LlamaForCausalLM", {"vocab_size": None}, "vocab_size is missing"),
+        ("LlamaForCausalLM", {"vocab_size": "many"}, "vocab_size is 'many'"),
+        ("LlamaForCausalLM", {"num_hidden_layers": -1}, "num_hidden_layers is -1"),
+        ("LlamaForCausalLM", {"num_attention_heads": 0}, "num_attention_heads is 0"),
+        ("LlamaForCausalLM", {"num_key_value_heads": 3}, "not a multiple of 3"),
+        ("LlamaForCausalLM", {"head_dim": 15}, "even"),
+        ("MistralForCausalLM", {"num_key_value_heads": 2, "sliding_window": 0}, "sliding_window is 0"),
+        ("Mistral3ForConditionalGeneration", {}, "text_config is missing"),
+        ("Mistral3ForConditionalGeneration", {"text_config": {"model_type": "ministral3"}}, "'ministral3'"),
+        ("Qwen2ForCausalLM", {"layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
+        ("Qwen2ForCausalLM", {"layer_types": ["full_attention"] * 3}, "exactly 4 layers"),
+        ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("Gemma3ForCausalLM", {"rope_parameters": {"rope_type": "default"}}, "per layer type"),
+        ("Gemma3ForCausalLM", {"sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
+    ],
+)
+def test_refusals_name_what_is_wrong(architecture: str, hf: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read(architecture, **hf)
+
+
+JUNK = (None, True, -1, 0, 1, 1.5, 10**30, 1e300, float("nan"), "x", [], [1], {}, {"x": 1})
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_any_value_gives_a_config_or_value_error(case: str) -> None:
+    hf = read_hf_config(case)
+    family = get_family(hf["architectures"][0])
+    refusals: list[str] = []
+    objects = [hf, *(value for value in hf.values() if isinstance(value, dict))]
+    objects += [value for each in objects[1:] for value in each.values() if isinstance(value, dict)]
+    for values in objects:
+        for name, original in list(values.items()):
+            for junk in JUNK:
+                values[name] = junk
+                try:
+                    config = family.read_config(hf)
+                except ValueError as error:
+                    refusals.append(str(error))
+                else:
+                    assert hash(config) == hash(family.read_config(hf))
+            values[name] = original
+    assert refusals
+    assert all(refusal.startswith("config.json: ") for refusal in refusals)
