@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from jaxllm import resolution
 from jaxllm.engine_arguments import EngineArguments
@@ -88,7 +88,7 @@ class EngineConfig:
     max_num_batched_tokens: int
     long_prefill_token_threshold: int
     enable_chunked_prefill: bool
-    scheduling_policy: str
+    scheduling_policy: Literal["fcfs", "priority"]
     scheduler_cls: type | None
     async_scheduling: bool
     generation_config: Mapping[str, Any]

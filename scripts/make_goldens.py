@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Write the goldens of a real model: prompts, and HF Transformers' float32 greedy tokens and log-probabilities.
 
 Runs in an environment of its own that has torch, transformers and gguf (`scripts/peers.sh DIR hf`):
@@ -46,7 +45,22 @@ def texts() -> list[str]:
     """Return long texts of several kinds: prose, code and other scripts."""
     licence = (Path(__file__).parent.parent / "LICENSE").read_text(encoding="utf-8")
     code = inspect.getsource(json.decoder)
-    words = ["sea", "wind", "山", "river", "μικρός", "light", "дом", "stone", "été", "night", "川", "fire", "über", "moon"]
+    words = [
+        "sea",
+        "wind",
+        "山",
+        "river",
+        "μικρός",
+        "light",
+        "дом",
+        "stone",
+        "été",
+        "night",
+        "川",
+        "fire",
+        "über",
+        "moon",
+    ]
     rng = random.Random(0)
     return [licence, code, " ".join(rng.choice(words) for _ in range(3000))]
 

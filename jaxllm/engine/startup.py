@@ -17,9 +17,11 @@ import jax
 from jaxllm import __version__
 from jaxllm.engine.core import EngineCore
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.execution.compiler import StepCompiler, StepConfig
 from jaxllm.execution.kv_pool import PoolRequest, count_blocks, most_tokens
-from jaxllm.execution.model_runner import ModelRunner, RunnerConfig
+from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.loading.load import check_names, init_dummy, load_params
+from jaxllm.models.config import ModelConfig
 from jaxllm.models.model import Model, ParamSpec
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.scheduler import Scheduler
@@ -41,9 +43,10 @@ def make_core(config: EngineConfig) -> EngineCore:
     specs = model.param_specs(config.checkpoint.tensors)
     if config.load_format != "dummy":
         check_names(specs, config.checkpoint, ignored=model.ignored_tensors)
-    num_blocks, max_model_len = size_pool(config, specs)
+    num_blocks, max_model_len = size_pool(config, model, specs)
     params = _load(config, specs)
-    runner = ModelRunner(_runner_config(config, num_blocks, max_model_len), model, params)
+    compiler = StepCompiler(_step_config(config, max_model_len), model)
+    runner = ModelRunner(compiler, params, num_blocks, compile_ahead=not config.enforce_eager)
     scheduler = (config.scheduler_cls or Scheduler)(_scheduler_config(config, num_blocks, max_model_len))
     device = jax.devices()[0]
     logger.info(
@@ -62,7 +65,7 @@ def make_core(config: EngineConfig) -> EngineCore:
     return EngineCore(scheduler, runner, max_model_len=max_model_len, overlap=config.async_scheduling)
 
 
-def size_pool(config: EngineConfig, specs: Mapping[str, ParamSpec]) -> tuple[int, int]:
+def size_pool(config: EngineConfig, model: Model, specs: Mapping[str, ParamSpec]) -> tuple[int, int]:
     """Return the number of KV blocks and the context length, lowered to what they hold if the user left it open.
 
     Both follow from the configuration and the device's total memory alone, so every start gives the same.
@@ -79,7 +82,7 @@ def size_pool(config: EngineConfig, specs: Mapping[str, ParamSpec]) -> tuple[int
     )
     used_bytes = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs.values())
     if request.memory_limit is not None:
-        used_bytes += _scratch_bytes(config)
+        used_bytes += StepCompiler(_step_config(config, config.max_model_len), model).scratch_bytes()
     if config.max_model_len_can_shrink:
         fits = most_tokens(request, used_bytes=used_bytes)
         if 0 < fits < config.max_model_len:
@@ -120,20 +123,13 @@ def _memory_limit(config: EngineConfig) -> int | None:
     return int(stats["bytes_limit"] * config.gpu_memory_utilization)
 
 
-def _scratch_bytes(config: EngineConfig) -> int:
-    """Return the scratch memory of the largest step; it does not depend on the number of blocks, so 2 will do."""
-    return 0
-
-
-def _runner_config(config: EngineConfig, num_blocks: int, max_model_len: int) -> RunnerConfig:
-    return RunnerConfig(
+def _step_config(config: EngineConfig, max_model_len: int) -> StepConfig:
+    return StepConfig(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=max_model_len,
         block_size=config.block_size,
-        num_blocks=num_blocks,
         max_logprobs=config.max_logprobs,
-        compile_ahead=not config.enforce_eager,
         platform=config.platform,
     )
 
@@ -145,11 +141,16 @@ def _scheduler_config(config: EngineConfig, num_blocks: int, max_model_len: int)
         max_model_len=max_model_len,
         block_size=config.block_size,
         num_blocks=num_blocks,
-        enable_prefix_caching=config.enable_prefix_caching,
+        enable_prefix_caching=config.enable_prefix_caching and not _keys_depend_on_the_prompt(config.model_config),
         policy=config.scheduling_policy,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         enable_chunked_prefill=config.enable_chunked_prefill,
     )
+
+
+def _keys_depend_on_the_prompt(model_config: ModelConfig) -> bool:
+    """Say whether the same tokens have other keys in a longer prompt, as with dynamic RoPE: they cannot be shared."""
+    return any(rope.rope_type == "dynamic" for rope in model_config.ropes)
 
 
 def _host_fingerprint() -> str:

@@ -49,7 +49,7 @@ def run_step(
     shape: StepShape,
     implementation: str | None = None,
 ) -> tuple[KVPool, StepOutput]:
-    """Run one step; `previous_tokens` are the last step's `tokens_s`, `allowed_bits_sw` is there if the step is full."""
+    """Run one step: `previous_tokens` are the last one's `tokens_s`; `allowed_bits_sw` is given if the step is full."""
     i = unpack(ints, int_fields(shape.batch))
     s = shape.batch.bucket.num_seqs
     tokens, attention, sampling = _batches(i, unpack(floats, float_fields(shape.batch)), previous_tokens, s)

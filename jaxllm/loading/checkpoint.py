@@ -111,30 +111,6 @@ def open_checkpoint(
     return open_hub(model, load_format=load_format, revision=revision, token=token, download_dir=download_dir)
 
 
-def load_tokenizer(
-    name: str,
-    *,
-    revision: str | None = None,
-    token: str | bool | None = None,
-    download_dir: str | None = None,
-) -> PreTrainedTokenizerFast:
-    """Load the tokenizer of a folder, a .gguf file or a hub id; there need be no config or weights beside it.
-
-    Raises VLLMValidationError if it cannot be found or built.
-    """
-    path = Path(name).expanduser()
-    if path.is_file() or _looks_like_path(name):
-        return open_checkpoint(name).tokenizer()
-    from jaxllm.loading.folder import folder_tokenizer, open_folder
-
-    if path.is_dir():
-        only_gguf = any(path.glob("*.gguf")) and not any(path.glob("tokenizer*"))
-        return open_folder(path, load_format="gguf").tokenizer() if only_gguf else folder_tokenizer(path, name)
-    from jaxllm.loading.hub import fetch_small_files
-
-    return folder_tokenizer(fetch_small_files(name, revision=revision, token=token, download_dir=download_dir), name)
-
-
 def _open_file(path: Path, load_format: str) -> Checkpoint:
     """Open a single file, which has to be GGUF: it alone carries its own config and tokenizer."""
     with path.open("rb") as file:

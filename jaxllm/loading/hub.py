@@ -104,11 +104,6 @@ def open_hub(
     return HubCheckpoint(repository, model, small, names)
 
 
-def fetch_small_files(name: str, *, revision: str | None, token: str | bool | None, download_dir: str | None) -> Path:
-    """Bring config and tokenizer files of a repository here, and return their folder."""
-    return Repository(name, revision, token, download_dir).download(SMALL_FILES)
-
-
 class HubCheckpoint(Checkpoint):
     """Safetensors on the hub: known by their headers, here after `fetch`."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax import Array
@@ -16,8 +16,9 @@ class KVPool(NamedTuple):
     Block 0 of every layer is the null block, where padding writes.
     """
 
-    k: Array
-    v: Array
+    # Arrays of JAX, of numpy in the reference, or their specs.
+    k: Any
+    v: Any
 
 
 class AttentionBatch(NamedTuple):

@@ -10,7 +10,7 @@ class Tiles(NamedTuple):
 
     decode: int = 32
     """Decode rows attended together; a group runs as long as its longest row."""
-    query: int = 32
+    query: int = 64
     """Query rows of one sequence attended together in prefill."""
     kv: int = 128
     """Tokens of K and V read at a time (at least one block)."""

@@ -19,9 +19,9 @@ def load_rows(name: str) -> list[dict[str, Any]]:
     return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))["rows"]
 
 
-def generate_rows(llm: LLM, rows: list[dict[str, Any]], **params: Any) -> list[RequestOutput]:
+def generate_rows(llm: LLM, rows: list[dict[str, Any]], max_tokens: int = NUM_TOKENS) -> list[RequestOutput]:
     """Run all rows in one call, as text where that is what HF was given."""
-    sampling = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, **params)
+    sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=5)
     return llm.generate([_prompt(row) for row in rows], sampling, use_tqdm=False)
 
 
@@ -66,8 +66,8 @@ def assert_top5_close(outputs: list[RequestOutput], rows: list[dict[str, Any]]) 
     for index, (output, row) in enumerate(zip(outputs, rows, strict=True)):
         completion = output.outputs[0]
         assert completion.logprobs is not None
-        for step, token in enumerate(completion.token_ids):
-            ours = sorted(completion.logprobs[step], key=lambda i: -completion.logprobs[step][i].logprob)[:5]
+        for step, (token, logprobs) in enumerate(zip(completion.token_ids, completion.logprobs, strict=True)):
+            ours = sorted(logprobs, key=lambda i: -logprobs[i].logprob)[:5]
             assert token in row["top_ids"][step], f"row {index}, step {step}: our token is not in HF's top 5"
             assert row["token_ids"][step] in ours, f"row {index}, step {step}: HF's token is not in our top 5"
             if token != row["token_ids"][step]:

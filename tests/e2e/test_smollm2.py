@@ -1,7 +1,5 @@
 """SmolLM2-135M-Instruct from its GGUF, against HF Transformers in float32."""
 
-from pathlib import Path
-
 from jaxllm import LLM
 from tests.e2e.goldens import assert_equal_to_hf, assert_top5_close, generate_rows, load_rows
 
@@ -17,14 +15,13 @@ def test_the_goldens_cover_what_they_should() -> None:
     assert sum(row["is_chat"] for row in ROWS) == 5
 
 
-def test_float32_equals_hf(smollm2_path: Path) -> None:
-    llm = LLM(str(smollm2_path), dtype="float32")
-    assert_equal_to_hf(generate_rows(llm, ROWS, logprobs=5), ROWS)
-    llm.shutdown()
+def test_float32_equals_hf(smollm2_path: str) -> None:
+    with LLM(smollm2_path, dtype="float32") as llm:
+        assert_equal_to_hf(generate_rows(llm, ROWS), ROWS)
 
 
-def test_bfloat16_is_close_to_hf(smollm2_path: Path) -> None:
-    llm = LLM(str(smollm2_path), dtype="bfloat16")
-    rows = [row for row in ROWS if len(row["prompt_ids"]) <= 600]
-    assert_top5_close(generate_rows(llm, rows, logprobs=5), rows)
+def test_bfloat16_is_close_to_hf(smollm2_path: str) -> None:
+    llm = LLM(smollm2_path, dtype="bfloat16")
+    rows = [row for row in ROWS if len(row["prompt_ids"]) <= 300]
+    assert_top5_close(generate_rows(llm, rows, max_tokens=16), rows)
     llm.shutdown()

@@ -1,4 +1,4 @@
-"""A runner over dummy weights of a small model, without an engine around it."""
+"""A small model's steps, without an engine around them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxllm.execution.model_runner import ModelRunner, RunnerConfig
+from jaxllm.execution.compiler import StepCompiler, StepConfig
+from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.loading.load import init_dummy
 from jaxllm.models import Model, ModelConfig, get_family
 
@@ -32,17 +33,21 @@ def model_config(num_layers: int = 2) -> ModelConfig:
     return get_family("LlamaForCausalLM").read_config(HF_CONFIG | {"num_hidden_layers": num_layers})
 
 
-def make_runner(num_layers: int = 2, *, dtype: Any = jnp.float32, **changes: Any) -> ModelRunner:
-    """Return a runner that compiles nothing ahead, with 33 blocks of 16."""
-    model = Model(model_config(num_layers), dtype)
-    config = RunnerConfig(
+def make_compiler(num_layers: int = 2, *, dtype: Any = jnp.float32, **changes: Any) -> StepCompiler:
+    """Return the compiler of a small Llama's steps."""
+    config = StepConfig(
         max_num_seqs=64,
         max_num_batched_tokens=256,
         max_model_len=512,
         block_size=16,
-        num_blocks=33,
         max_logprobs=5,
-        compile_ahead=False,
         platform="cpu",
     )
-    return ModelRunner(replace(config, **changes), model, init_dummy(model.param_specs(), 0))
+    return StepCompiler(replace(config, **changes), Model(model_config(num_layers), dtype))
+
+
+def make_runner(num_blocks: int = 33, **changes: Any) -> ModelRunner:
+    """Return a runner with dummy weights that compiles nothing ahead."""
+    compiler = make_compiler(**changes)
+    params = init_dummy(compiler.model.param_specs(), 0)
+    return ModelRunner(compiler, params, num_blocks, compile_ahead=False)

@@ -1,7 +1,9 @@
 """Plans become padded arrays: compared with a plain loop over tokens."""
 
 from array import array
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,22 +15,25 @@ from jaxllm.scheduling.plan import Chunk, StepPlan
 BLOCK_SIZE = 4
 
 
-def make_chunk(request_id: str, start: int, ids: list[int], blocks: list[int], **kwargs) -> Chunk:
-    defaults = {
-        "previous_row": None, "samples": True, "num_prompt_tokens": start + len(ids), "params": SamplingParams(), "seed": 0,
-        "num_output_tokens": 0, "banned_token_ids": (),
-    }  # fmt: skip
-    return Chunk(
+def make_chunk(request_id: str, start: int, ids: list[int], blocks: list[int], **kwargs: Any) -> Chunk:
+    chunk = Chunk(
         request_id=request_id,
         start=start,
         token_ids=array("i", ids),
+        previous_row=None,
         block_ids=array("i", blocks),
-        **{**defaults, **kwargs},
+        samples=True,
+        num_prompt_tokens=start + len(ids),
+        params=SamplingParams(),
+        seed=0,
+        num_output_tokens=0,
+        banned_token_ids=(),
     )
+    return msgspec.structs.replace(chunk, **kwargs)
 
 
-def step(*chunks: Chunk, bucket: Bucket = Bucket(16, 8), query_tile: int = 4):
-    shape = BatchShape(bucket, max_blocks=6, query_tile=query_tile)
+def step(*chunks: Chunk, bucket: tuple[int, int] = (16, 8), query_tile: int = 4):
+    shape = BatchShape(Bucket(*bucket), max_blocks=6, query_tile=query_tile)
     inputs = build(StepPlan(step_id=0, chunks=chunks, num_preempted=0), shape, BLOCK_SIZE, vocab_size=70)
     return inputs, unpack(inputs.ints, int_fields(shape)), unpack(inputs.floats, float_fields(shape))
 
@@ -53,8 +58,10 @@ def test_tokens_lie_end_to_end_and_padding_is_neutral() -> None:
 
 def test_a_row_in_flight_points_at_its_row() -> None:
     _, ints, _ = step(
-        make_chunk("a", 4, [0], [1, 2], previous_row=5), make_chunk("b", 4, [9], [3, 4]), make_chunk("c", 5, [0], [5, 6], previous_row=0)
-    )  # fmt: skip
+        make_chunk("a", 4, [0], [1, 2], previous_row=5),
+        make_chunk("b", 4, [9], [3, 4]),
+        make_chunk("c", 5, [0], [5, 6], previous_row=0),
+    )
     np.testing.assert_array_equal(ints["previous_rows"][:3], [5, 0, 0])
     np.testing.assert_array_equal(ints["from_previous"][:4], [1, 0, 1, 0])
 
@@ -109,8 +116,10 @@ def test_random_plans_equal_a_loop() -> None:
             blocks = rng.permutation(np.arange(1, 40))[: -(-(start + size) // BLOCK_SIZE)].tolist()
             ids = rng.integers(0, 70, size).tolist()
             chunks.append(make_chunk(str(len(chunks)), start, ids, blocks))
-            expected += [(i, p, blocks[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE) for i, p in zip(ids, range(start, start + size), strict=True)]  # fmt: skip
-        _, ints, _ = step(*chunks, bucket=Bucket(64, 8), query_tile=3)
+            for position, token_id in enumerate(ids, start):
+                slot = blocks[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+                expected.append((token_id, position, slot))
+        _, ints, _ = step(*chunks, bucket=(64, 8), query_tile=3)
         got = zip(ints["token_ids"].tolist(), ints["positions"].tolist(), ints["slots"].tolist(), strict=True)
         assert list(got)[: len(expected)] == expected
         rows = [(int(s), int(r)) for s, r in zip(ints["tile_seqs"], ints["tile_rows"], strict=True)][

@@ -6,7 +6,7 @@ import pytest
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.kv_pool import CPU_POOL_BYTES, PoolRequest, block_bytes, count_blocks, make_pool, most_tokens
-from tests.execution.support import model_config
+from tests.execution.support import make_compiler, model_config
 
 BASE = PoolRequest(
     model_config=model_config(), dtype="float32", block_size=16, max_num_seqs=4, max_model_len=100,
@@ -18,7 +18,7 @@ BLOCK_BYTES = 2 * 2 * 2 * 16 * 16 * 4  # layers, K and V, kv heads, head dim, bl
 def test_bytes_of_a_block() -> None:
     assert block_bytes(BASE) == BLOCK_BYTES
     assert block_bytes(replace(BASE, dtype="bfloat16")) == BLOCK_BYTES // 2
-    pool = make_pool(BASE.model_config, 9, 16, "float32")
+    pool = make_pool(make_compiler().model, 9, 16)
     assert sum(array.nbytes for array in pool) == 9 * BLOCK_BYTES
 
 

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxllm import LLM, SamplingParams
+from jaxllm import LLM, SamplingParams, TokensPrompt
 from jaxllm.execution.kv_pool import PoolRequest, block_bytes
-from tests.execution.support import make_runner, model_config
+from tests.execution.support import make_compiler, model_config
 from tests.models.tiny import folder
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -26,22 +26,22 @@ def pool_bytes(num_blocks: int, itemsize: int) -> int:
 def test_program_size_does_not_grow_with_depth(is_full: bool) -> None:
     sizes = []
     for num_layers in (2, 12):
-        runner = make_runner(num_layers)
-        shape = next(key for key in runner.program_keys() if key.is_full is is_full)
-        sizes.append(len(runner.lower(shape).as_text().splitlines()))
+        compiler = make_compiler(num_layers)
+        shape = next(shape for shape in compiler.shapes() if shape.is_full is is_full)
+        sizes.append(len(compiler.lower(shape, 33).as_text().splitlines()))
     assert sizes[0] == sizes[1]
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_the_pool_is_aliased_and_scratch_does_not_depend_on_it(dtype: jnp.dtype) -> None:
-    runner = make_runner(dtype=dtype)
+    compiler = make_compiler(dtype=dtype)
     # The largest bucket and the smallest stand for all; each costs two compiles.
-    keys = runner.program_keys()
-    plain, full = [key for key in keys if not key.is_full], [key for key in keys if key.is_full]
+    shapes = compiler.shapes()
+    plain, full = [shape for shape in shapes if not shape.is_full], [shape for shape in shapes if shape.is_full]
     for shape in (plain[0], plain[1], full[0]) if dtype == jnp.float32 else (plain[1], full[0]):
         temps = []
         for num_blocks in (33, 1025):
-            memory = runner.compile(shape, num_blocks=num_blocks).memory_analysis()
+            memory = compiler.compile(shape, num_blocks).memory_analysis()
             assert memory is not None
             assert memory.alias_size_in_bytes >= pool_bytes(num_blocks, jnp.dtype(dtype).itemsize)
             temps.append(memory.temp_size_in_bytes)
@@ -49,8 +49,8 @@ def test_the_pool_is_aliased_and_scratch_does_not_depend_on_it(dtype: jnp.dtype)
 
 
 def test_few_plain_programs_on_cpu_by_default() -> None:
-    runner = make_runner(max_num_batched_tokens=512, max_num_seqs=256)
-    assert sum(not key.is_full for key in runner.program_keys()) <= 10
+    compiler = make_compiler(max_num_batched_tokens=512, max_num_seqs=256)
+    assert sum(not shape.is_full for shape in compiler.shapes()) <= 10
 
 
 def test_nothing_compiles_after_warm_up() -> None:
@@ -71,7 +71,7 @@ def test_nothing_compiles_after_warm_up() -> None:
     llm.llm_engine.warm_up()
     compiled: list[str] = []
 
-    def listen(event: str, duration: float, **_: object) -> None:
+    def listen(event: str, duration_secs: float, **_: object) -> None:
         if event == COMPILED:
             compiled.append(event)
 
@@ -83,7 +83,7 @@ def test_nothing_compiles_after_warm_up() -> None:
         for params in features:
             params.max_tokens, params.detokenize = 6, False
             for num_prompts, length in ((1, 3), (2, 7), (3, 40), (16, 5), (40, 20)):
-                prompts = [{"prompt_token_ids": [i % 250 + 1] * length} for i in range(num_prompts)]
+                prompts = [TokensPrompt(prompt_token_ids=[i % 250 + 1] * length) for i in range(num_prompts)]
                 llm.generate(prompts, params, use_tqdm=False)
         assert not compiled
     finally:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.loading.checkpoint import load_tokenizer, open_checkpoint
+from jaxllm.loading.checkpoint import open_checkpoint
 from tests.loading.files import gguf_bytes, gguf_f32, llama_metadata, write_folder, write_sharded_folder
 
 A = {"a": np.arange(4, dtype=np.float32), "b": np.ones((2, 3), np.float16)}
@@ -150,17 +149,3 @@ def test_a_tokenizer_that_needs_code_is_refused(tmp_path: Path):
     with pytest.raises(VLLMValidationError, match="tokenizer=") as error:
         open_checkpoint(str(tmp_path)).tokenizer()
     assert error.value.parameter == "tokenizer"
-
-
-def test_a_tokenizer_needs_neither_config_nor_weights(tmp_path: Path):
-    backend = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    backend.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = load_tokenizer(str(tmp_path))
-    assert tokenizer("a b b")["input_ids"] == [0, 1, 1]
-    with pytest.raises(VLLMValidationError, match="neither a folder nor a file"):
-        load_tokenizer("./absent")
-
-
-def test_a_tokenizer_from_gguf(smollm2_path: str):
-    assert load_tokenizer(smollm2_path).decode([1, 2]) == "<|im_start|><|im_end|>"

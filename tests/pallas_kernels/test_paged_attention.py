@@ -77,6 +77,23 @@ def run(step, **kwargs):
     return jax.jit(lambda *a: function(*a[:-2], layer=a[-2], window=a[-1]), compiler_options=options)
 
 
+def reference(q, key, value, pool, batch, *, window: int = NO_WINDOW, soft_cap: float | None = None):
+    """Run the reference on the same step, in float32."""
+    q, key, value, *pool = (np.asarray(x, np.float32) for x in (q, key, value, *pool))
+    return reference_paged_attention(
+        q,
+        key,
+        value,
+        KVPool(*pool),
+        batch,
+        layer=LAYER,
+        num_layers=NUM_LAYERS,
+        window=window,
+        scale=0.25,
+        soft_cap=soft_cap,
+    )
+
+
 @pytest.mark.parametrize("block_size", [16, 128])
 @pytest.mark.parametrize(
     ("heads", "window", "soft_cap"),
@@ -91,12 +108,9 @@ def run(step, **kwargs):
 def test_matches_reference(block_size: int, heads: tuple[int, int], window: int, soft_cap: float | None) -> None:
     rng = np.random.default_rng(hash((block_size, heads, window)) % 2**32)
     step = make_step(rng, RAGGED, block_size, *heads, 16, jnp.float32)
-    *arrays, num_tokens = step
-    out, pool = run(step, soft_cap=soft_cap)(*arrays, LAYER, window)
-    expected, expected_pool = reference_paged_attention(
-        *[np.asarray(x) for x in arrays[:3]], *arrays[3:], layer=LAYER, num_layers=NUM_LAYERS, window=window, scale=0.25,
-        soft_cap=soft_cap,
-    )  # fmt: skip
+    q, key, value, pool, batch, num_tokens = step
+    expected, expected_pool = reference(q, key, value, pool, batch, window=window, soft_cap=soft_cap)
+    out, pool = run(step, soft_cap=soft_cap)(*step[:-1], LAYER, window)
     np.testing.assert_allclose(out[:num_tokens], expected[:num_tokens], rtol=1e-5, atol=1e-5)
     assert np.isfinite(out).all(), "padding rows must stay finite, they flow through the layers"
     np.testing.assert_array_equal(pool.k, expected_pool.k)
@@ -105,13 +119,9 @@ def test_matches_reference(block_size: int, heads: tuple[int, int], window: int,
 
 def test_bfloat16_error_is_at_most_twice_that_of_its_inputs() -> None:
     step = make_step(np.random.default_rng(1), RAGGED, 16, 4, 2, 64, jnp.bfloat16)
-    *arrays, num_tokens = step
-    out, _ = run(step)(*arrays, LAYER, NO_WINDOW)
-    as_float = [np.asarray(x.astype(jnp.float32)) for x in arrays[:3]]
-    pool = KVPool(*[np.asarray(x.astype(jnp.float32)) for x in arrays[3]])
-    exact, _ = reference_paged_attention(
-        *as_float, pool, arrays[4], layer=LAYER, num_layers=NUM_LAYERS, window=NO_WINDOW, scale=0.25
-    )
+    q, key, value, pool, batch, num_tokens = step
+    exact, _ = reference(q, key, value, pool, batch)
+    out, _ = run(step)(*step[:-1], LAYER, NO_WINDOW)
     rounded = exact.astype(jnp.bfloat16).astype(np.float32)
     error = np.abs(np.asarray(out, np.float32) - exact)[:num_tokens].max()
     assert error <= 2 * max(np.abs(rounded - exact)[:num_tokens].max(), 2**-8)
@@ -190,7 +200,7 @@ def test_refuses_what_does_not_fit() -> None:
         call(q[:, :3], key, value)
     with pytest.raises(ValueError, match="do not fit together"):
         call(q, key[:2], value)
-    with pytest.raises(ValueError, match="no implementation 'cuda'.*xla"):
+    with pytest.raises(ValueError, match=r"no implementation 'cuda'.*xla"):
         call(q, key, value, implementation="cuda")
 
 

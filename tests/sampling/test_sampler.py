@@ -1,5 +1,7 @@
 """The sampler against float64 oracles: truncation masks, distributions, greedy ties, logprobs, bit masks."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,16 @@ from jaxllm.sampling.truncation import truncate
 V = 300
 
 
-def make_batch(s: int, *, seed=0, position=7, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> SamplingBatch:
+def make_batch(
+    s: int,
+    *,
+    seed: Any = 0,
+    position: Any = 7,
+    temperature: Any = 1.0,
+    top_k: Any = 0,
+    top_p: Any = 1.0,
+    min_p: Any = 0.0,
+) -> SamplingBatch:
     def full(value, dtype):
         return jnp.broadcast_to(jnp.asarray(value, dtype), (s,))
 
@@ -70,7 +81,7 @@ def test_truncation_equals_a_sort(name: str) -> None:
         jax.jit(truncate)(rows, jnp.asarray(ks), jnp.asarray(ps, jnp.float32), jnp.asarray(ms, jnp.float32))
     )
     for row, (k, p, m) in zip(got, settings, strict=True):
-        must, may = kept_by_sort(weights.astype(np.float64), k, np.float32(p), np.float32(m))
+        must, may = kept_by_sort(weights.astype(np.float64), k, float(np.float32(p)), float(np.float32(m)))
         kept = row > 0
         must, may = must & (weights > 0), may & (weights > 0)
         assert (kept | ~must).all(), f"dropped too much at top_k={k} top_p={p} min_p={m}"
@@ -78,8 +89,16 @@ def test_truncation_equals_a_sort(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}, {"temperature": 0.5}, {"top_k": 20, "top_p": 0.7, "min_p": 0.02}]
-)  # fmt: skip
+    "settings",
+    [
+        {},
+        {"top_k": 5},
+        {"top_p": 0.8},
+        {"min_p": 0.1},
+        {"temperature": 0.5},
+        {"top_k": 20, "top_p": 0.7, "min_p": 0.02},
+    ],
+)
 def test_draws_follow_the_distribution(settings: dict[str, float]) -> None:
     """Chi-square at p = 1e-4 over 20,000 draws, each with its own seed."""
     draws, v = 20_000, 40
