@@ -123,8 +123,6 @@ def instrument(engine: Any, watch: Stopwatch, *, beside_device: bool) -> None:
 
 def measure(engine: Any, watch: Stopwatch, num_seqs: int, num_steps: int) -> list[dict[str, float]]:
     """Return each part's seconds for `num_steps` steps in which all sequences decode, after some to warm up."""
-    from jaxllm.execution import model_runner
-
     steps: list[dict[str, float]] = []
     show_every = max(1, num_steps // 10)
     while len(steps) < WARM_UP_STEPS + num_steps:
@@ -137,7 +135,6 @@ def measure(engine: Any, watch: Stopwatch, num_seqs: int, num_steps: int) -> lis
                 print(f"{len(steps)} of {WARM_UP_STEPS + num_steps} steps", file=sys.stderr)
         elif steps:
             raise RuntimeError(f"a step gave {len(outputs)} outputs and planned {plan.num_decodes} decodes")
-    assert isinstance(engine._core._core._in_flight, model_runner.RunningStep)
     return steps[WARM_UP_STEPS:]
 
 

@@ -39,7 +39,18 @@ class EngineCore:
         return self._scheduler.has_unfinished_requests() or self._in_flight is not None or bool(self._aborted)
 
     def step(self) -> EngineCoreOutputs:
-        """Send the next step to the device, then wait for the one before and return what it did."""
+        """Send the next step to the device, then wait for the one before and return what it did.
+
+        If a step fails, the error is raised and all requests end with it; the engine itself goes on if the device does.
+        """
+        try:
+            return self._step()
+        except BaseException:
+            self._in_flight = None
+            self._aborted += self._scheduler.abandon()
+            raise
+
+    def _step(self) -> EngineCoreOutputs:
         finished, self._in_flight = self._in_flight, None
         launched = self._launch(finished)
         if self._overlap:
@@ -49,7 +60,7 @@ class EngineCore:
         outputs, self._aborted = self._aborted, []
         if finished is not None:
             outputs += self._scheduler.commit(finished.plan, finished.result())
-        elif self._in_flight is None and self._scheduler.has_unfinished_requests():
+        elif launched is None and self._scheduler.has_unfinished_requests():
             raise RuntimeError("the scheduler has requests and plans nothing: this is a bug in jaxllm")
         return EngineCoreOutputs(outputs=outputs, stats=self._scheduler.stats(), timestamp=time.monotonic())
 

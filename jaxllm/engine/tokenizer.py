@@ -84,7 +84,7 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer | None:
         return Tokenizer(config.checkpoint.tokenizer())
     if config.tokenizer.endswith(".gguf"):
         return Tokenizer(open_checkpoint(config.tokenizer).tokenizer())
-    from transformers import AutoTokenizer
+    from jaxllm.loading.hf import AutoTokenizer
 
     try:
         hf = AutoTokenizer.from_pretrained(

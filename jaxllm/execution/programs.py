@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -23,12 +24,13 @@ class Programs[Key: Hashable]:
         self._lock = threading.Lock()
         self._building: dict[Key, threading.Lock] = {}
         self._stop = threading.Event()
-        self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
         if ahead:
-            # A daemon: a compile cannot be interrupted and must not hold the process's exit.
+            # A daemon, so that exit does not wait for the whole list; but it crashes a process that dies under it, so
+            # exit does wait for the one program that is being compiled.
             self._thread = threading.Thread(target=self._run_ahead, name="jaxllm-compile", daemon=True)
             self._thread.start()
+            atexit.register(self.stop)
 
     def get(self, key: Key) -> Any:
         """Return a program, compiling it now if it is not there."""
@@ -44,7 +46,8 @@ class Programs[Key: Hashable]:
         return len(self._done)
 
     def stop(self) -> None:
-        """Compile nothing further ahead; waits for the one being compiled."""
+        """Compile nothing further ahead; waits for the one being compiled. May be called twice."""
+        atexit.unregister(self.stop)
         self._stop.set()
         if self._thread is not None:
             self._thread.join()

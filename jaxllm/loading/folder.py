@@ -183,7 +183,7 @@ def open_safetensors(path: Path, source: str) -> SafetensorsFile:
 
 def folder_tokenizer(folder: Path, source: str) -> PreTrainedTokenizerFast:
     """Load the tokenizer of a folder with transformers, refusing any that needs code from the checkpoint."""
-    from transformers import AutoTokenizer
+    from jaxllm.loading.hf import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from jaxllm.loading.gguf import GGUFFile
+from jaxllm.loading.hf import PreTrainedTokenizerFast
 
 _PREFIX = "tokenizer.ggml."
 _CONTROL, _USER_DEFINED = 3, 4

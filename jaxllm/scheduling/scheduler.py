@@ -82,6 +82,13 @@ class Scheduler:
             outputs.append(_output(request, [], None, "abort", None))
         return outputs
 
+    def abandon(self) -> list[EngineCoreOutput]:
+        """End all requests, forget the steps in flight and all cached prefixes: what a failed step wrote is unknown."""
+        outputs = self.abort_requests(list(self._requests))
+        self._in_flight.clear()
+        self.cache.pool.forget_all()
+        return outputs
+
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
 

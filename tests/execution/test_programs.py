@@ -1,7 +1,10 @@
 """Compiling ahead: order, jumping the queue, one compile per program, failure and stop."""
 
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -71,3 +74,23 @@ def test_stop_leaves_the_rest_uncompiled() -> None:
     threading.Timer(0.05, go_on.set).start()
     programs.stop()
     assert len(programs) <= 2
+
+
+def test_a_process_may_end_while_compiling() -> None:
+    """Ending under a running XLA compile crashes the process, so exit waits for that one program, and for no other."""
+    code = """
+import time, jax, jax.numpy as jnp
+from jaxllm.execution.programs import Programs
+jax.config.update("jax_enable_compilation_cache", False)
+def compile_one(key):
+    def step(x):
+        for i in range(key):
+            x = jnp.sort(jnp.sin(x * i))
+        return x
+    return jax.jit(step).lower(jnp.ones((8, 8))).compile()
+programs = Programs(compile_one, [12] * 1 + list(range(13, 60)), ahead=True)
+time.sleep(0.5)
+"""
+    started = time.monotonic()
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=Path(__file__).parents[2])
+    assert time.monotonic() - started < 30
