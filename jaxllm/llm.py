@@ -306,9 +306,11 @@ class LLM(RefusedMethods):
         """Step until these requests are finished; outputs of enqueued ones are kept for `wait_for_completion`."""
         waiting = set(request_ids)
         done: list[RequestOutput] = []
-        progress = Progress(use_tqdm, len(waiting))
         try:
-            with deferred_interrupts() as raise_if_interrupted:
+            with (
+                deferred_interrupts() as raise_if_interrupted,
+                contextlib.closing(Progress(use_tqdm, len(waiting))) as progress,
+            ):
                 while waiting and self.llm_engine.has_unfinished_requests():
                     for output in self.llm_engine.step():
                         if output.request_id in self._enqueued and output.finished:
@@ -321,8 +323,6 @@ class LLM(RefusedMethods):
         except BaseException:
             self.llm_engine.abort_request(waiting)
             raise
-        finally:
-            progress.close()
         return _in_order(done)
 
 

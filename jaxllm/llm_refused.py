@@ -15,6 +15,15 @@ def _not_yet(method: str, instead: str) -> NoReturn:
     _refuse(method, f"LLM.{method}() is not supported yet; {instead}.")
 
 
+def _only_pooling(method: str) -> NoReturn:
+    # vLLM's words, then ours.
+    _refuse(
+        method,
+        f"LLM.{method}() is only supported for pooling models. Try passing `--runner pooling` to use the model as a "
+        "pooling model. jaxllm runs models that generate so far; pooling models are yet to come.",
+    )
+
+
 class RefusedMethods:
     """The part of `LLM` that refuses by name."""
 
@@ -24,23 +33,23 @@ class RefusedMethods:
 
     def encode(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         """Refuse: this model generates text."""
-        _refuse("encode", "LLM.encode() is only supported for pooling models. This model generates text.")
+        _only_pooling("encode")
 
     def embed(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         """Refuse: this model generates text."""
-        _refuse("embed", "LLM.embed() is only supported for embedding models. This model generates text.")
+        _only_pooling("embed")
 
     def classify(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         """Refuse: this model generates text."""
-        _refuse("classify", "LLM.classify() is only supported for classification models. This model generates text.")
+        _only_pooling("classify")
 
     def reward(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         """Refuse: this model generates text."""
-        _refuse("reward", "LLM.reward() is only supported for reward models. This model generates text.")
+        _only_pooling("reward")
 
     def score(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         """Refuse: this model generates text."""
-        _refuse("score", "LLM.score() is only supported for scoring and embedding models. This model generates text.")
+        _only_pooling("score")
 
     def start_profile(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         """Refuse: there is no profiler_config."""

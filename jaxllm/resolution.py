@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 from collections.abc import Mapping
@@ -59,9 +60,11 @@ def read_model_config(model: str, checkpoint: Checkpoint, overrides: Mapping[str
         hint = remote if "auto_map" in config else ""
         raise VLLMValidationError(f"model={model!r}: {error}.{hint}", parameter="model", value=model) from error
     try:
-        return family.read_config(config, checkpoint.tensors)
+        model_config = family.read_config(config, checkpoint.tensors)
     except ValueError as error:
         raise VLLMValidationError(f"model={model!r}: {error}.", parameter="model", value=model) from error
+    # A registered family may read its config with a built-in one's function, and would be taken for that one later.
+    return dataclasses.replace(model_config, architecture=architecture)
 
 
 def context_length(config: ModelConfig) -> int:

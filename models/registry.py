@@ -37,7 +37,12 @@ def get_family(architecture: str) -> Family:
 
 
 def register_model(architecture: str, family: Family) -> None:
-    """Add an architecture, or replace one; ValueError if it has no tensor name for the embedding."""
+    """Add an architecture, or replace one; TypeError or ValueError if it is no Family, or does not name the embedding.
+
+    `architecture` is what a config.json says; the family's own config function may name another one.
+    """
+    if not isinstance(family, Family):
+        raise TypeError(f"register_model({architecture!r}): expected a Family, got {type(family).__name__}")
     if "embed.table" not in family.names:
         raise ValueError(f"register_model({architecture!r}): the family's names lack 'embed.table'")
     _registered[architecture] = family

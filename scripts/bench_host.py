@@ -9,7 +9,7 @@ are DELTA, the dearest kind: every step makes a RequestOutput per sequence.
 from __future__ import annotations
 
 import argparse
-import datetime
+import datetime as dt
 import json
 import os
 import platform
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from fetch_models import MODELS, default_dir
@@ -34,6 +34,7 @@ PARTS = {
     "output": "detokenize, look for stop strings, log-probabilities, RequestOutputs",
     "other": "the rest of LLMEngine.step",
 }
+QUANTILES = {"p50": 50, "p99": 99, "max": 100}
 HOST = "host"
 TARGET_MS = 2.0
 STOP = ["[[END OF THE ANSWER]]", "[[NOTHING FOLLOWS]]"]
@@ -70,7 +71,7 @@ class Stopwatch:
 
 
 def make_engine(args: argparse.Namespace) -> Any:
-    """Load the model, and queue the sequences; prompts of different lengths, so that they fill blocks at different steps."""
+    """Load the model and queue the sequences. Their lengths differ, so that they fill blocks at different steps."""
     from jaxllm import SamplingParams
     from jaxllm.config import EngineArgs
     from jaxllm.engine.llm_engine import LLMEngine
@@ -94,8 +95,8 @@ def instrument(engine: Any, watch: Stopwatch, *, beside_device: bool) -> None:
 
     from jaxllm.execution import model_runner
 
-    core = engine._core._core
-    run, result = core._runner.run, model_runner.RunningStep.result
+    core, running_step = engine._core._core, cast("Any", model_runner.RunningStep)
+    run, result = core._runner.run, running_step.result
     wait = watch.timed(jax.block_until_ready, "device")
 
     def run_and_wait(plan: Any) -> Any:
@@ -108,12 +109,12 @@ def instrument(engine: Any, watch: Stopwatch, *, beside_device: bool) -> None:
         wait(step._output)
         return result(step)
 
-    core._runner.run, model_runner.RunningStep.result = run_and_wait, wait_for_result
+    core._runner.run, running_step.result = run_and_wait, wait_for_result
     for owner, name, part in (
         (core._scheduler, "plan", "plan"),
         (model_runner, "build", "build"),
         (core._runner, "run", "dispatch"),
-        (model_runner.RunningStep, "result", "fetch"),
+        (running_step, "result", "fetch"),
         (core._scheduler, "commit", "commit"),
         (engine._outputs, "process_outputs", "output"),
         (engine, "step", "other"),
@@ -139,12 +140,12 @@ def measure(engine: Any, watch: Stopwatch, num_seqs: int, num_steps: int) -> lis
 
 
 def summarize(steps: list[dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Return p50 and p99 in milliseconds of each part, of their total, and of the total without dispatch."""
+    """Return p50, p99 and the most, in milliseconds, of each part, of their total, and of the total less dispatch."""
     columns = {part: np.array([step[part] for step in steps]) for part in PARTS}
     columns["total"] = sum(columns.values(), np.zeros(len(steps)))
     columns[HOST] = columns["total"] - columns["dispatch"]
     return {
-        part: {name: round(float(np.percentile(seconds, q) * 1e3), 3) for name, q in (("p50", 50), ("p99", 99))}
+        part: {name: round(float(np.percentile(seconds, q) * 1e3), 3) for name, q in QUANTILES.items()}
         for part, seconds in columns.items()
     }
 
@@ -161,7 +162,7 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
         cpu = None
     packages = ("jax", "jaxlib", "numpy", "msgspec", "tokenizers")
     return {
-        "date": datetime.date.today().isoformat(),
+        "date": dt.date.today().isoformat(),
         "machine": {
             "cpu": cpu[1] if cpu else platform.processor(),
             "cores": os.cpu_count(),
@@ -195,9 +196,9 @@ def main() -> int:
     instrument(engine, watch, beside_device=args.beside_device)
     figures = summarize(measure(engine, watch, args.seqs, args.steps))
     engine.shutdown()
-    print(f"{'ms per step':12}{'p50':>8}{'p99':>8}")
+    print(f"{'ms per step':12}" + "".join(f"{name:>8}" for name in QUANTILES))
     for part, row in figures.items():
-        print(f"{part:12}{row['p50']:8.3f}{row['p99']:8.3f}  {PARTS.get(part, '')}")
+        print(f"{part:12}" + "".join(f"{row[name]:8.3f}" for name in QUANTILES) + f"  {PARTS.get(part, '')}".rstrip())
     verdict = "under" if figures[HOST]["p50"] < TARGET_MS else "OVER"
     print(f"host = total less dispatch; its p50 is {verdict} the target of {TARGET_MS:g} ms")
     if args.json:

@@ -62,6 +62,8 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self.path.exists() and self.path.stat().st_size == 0:
+            self.path.unlink()  # nothing to go on from, as when the model could not be loaded
         self._file.close()
 
     def _load(self) -> None:

@@ -21,13 +21,19 @@ class EngineCore:
 
     def __init__(self, scheduler: Scheduler, runner: ModelRunner, *, max_model_len: int, overlap: bool = True) -> None:
         self.max_model_len = max_model_len
-        self._scheduler, self._runner = scheduler, runner
+        self._scheduler = scheduler
+        self._runner: ModelRunner | None = runner
+        """None once shut down."""
         self._overlap = overlap
         self._in_flight: RunningStep | None = None
         self._aborted: list[EngineCoreOutput] = []
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Queue a request."""
+        """Queue a request. Raises RuntimeError after `shutdown`."""
+        if self._runner is None:
+            raise RuntimeError("This engine was shut down: make a new one.")
+        # The id is free again, though the end of the request that had it may not be reported yet.
+        self._aborted = [output for output in self._aborted if output.request_id != request.request_id]
         self._scheduler.add_request(request)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
@@ -70,12 +76,19 @@ class EngineCore:
 
     def warm_up(self) -> None:
         """Wait until every program is compiled."""
-        self._runner.warm_up()
+        if self._runner is not None:
+            self._runner.warm_up()
 
     def shutdown(self) -> None:
-        """Stop background work. May be called twice."""
+        """End all requests, stop background work, free parameters and KV cache. May be called twice."""
+        if self._runner is None:
+            return
         self._runner.shutdown()
+        self._runner = self._in_flight = None
+        self._aborted += self._scheduler.abandon()
 
     def _launch(self, before: RunningStep | None) -> RunningStep | None:
+        if self._runner is None:
+            return None
         plan = self._scheduler.plan((before.plan,) if before is not None else ())
         return None if plan is None else self._runner.run(plan)

@@ -143,7 +143,8 @@ class IncrementalDetokenizer:
             text = self._stream.push(token_id) if i < num_texts else ""
             if text and (found := self._append(text)):
                 return found
-        return self._append(self._stream.flush()) if finished else None
+        # A character that the end cut in two is left out, as in vLLM: nothing more of it will come.
+        return self._append(self._stream.flush().rstrip(_HALF)) if finished else None
 
     def visible_length(self, *, finished: bool) -> int:
         """Return how many characters may be shown: a stop string may still complete in the last ones."""

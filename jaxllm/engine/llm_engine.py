@@ -12,6 +12,7 @@ from jaxllm.engine.metrics import EngineMetrics, Metric, StatsLogger
 from jaxllm.engine.output_processor import OutputProcessor
 from jaxllm.engine.tokenizer import Tokenizer, load_tokenizer
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.log import show_log
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -45,6 +46,7 @@ class LLMEngine:
         """Load the model and make an engine, its core in this process."""
         from jaxllm.engine.startup import make_core
 
+        show_log()
         config = engine_args.create_engine_config()
         tokenizer = load_tokenizer(config)
         return cls(config, InprocClient(make_core(config)), tokenizer)

@@ -85,20 +85,15 @@ class ModelRunner:
 
 def _to_host(chunks: Sequence[Chunk], token_ids: list[int], logprobs: Logprobs) -> list[TokenLogprobs | None]:
     """Turn device arrays into one value per row that asked: one conversion an array, however many rows."""
-    num_rows = len(chunks)
-    sampled, ranks, top_ids, top = (np.asarray(x)[:num_rows].tolist() for x in logprobs)
-    results: list[TokenLogprobs | None] = []
-    for row, chunk in enumerate(chunks):
-        count = chunk.params.logprobs
-        if count is None or not chunk.samples:
-            results.append(None)
-            continue
-        count = len(top[row]) if count < 0 else count
-        results.append(
-            TokenLogprobs(
-                token_ids=[token_ids[row], *top_ids[row][:count]],
-                logprobs=[sampled[row], *top[row][:count]],
-                rank=ranks[row],
-            )
-        )
-    return results
+    num_rows, num_columns = len(chunks), logprobs.top_sk.shape[1]
+    asked = [chunk.params.logprobs if chunk.samples else None for chunk in chunks]
+    counts = [num_columns if count == -1 else count for count in asked]
+    # Python numbers are dear: no more columns than some row wants.
+    most = max((count for count in counts if count is not None), default=0)
+    sampled, ranks, top_ids, top = (np.asarray(x)[:num_rows] for x in logprobs)
+    ids = np.column_stack((token_ids, top_ids[:, :most])).tolist()
+    values = np.column_stack((sampled, top[:, :most])).tolist()
+    return [
+        None if count is None else TokenLogprobs(row_ids[: count + 1], row_values[: count + 1], rank)
+        for count, row_ids, row_values, rank in zip(counts, ids, values, ranks.tolist(), strict=True)
+    ]

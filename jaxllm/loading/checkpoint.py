@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.validation import shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -40,8 +41,8 @@ class Checkpoint(ABC):
     """In the form of a HF config.json, `architectures` filled."""
     generation_config: dict[str, Any]
     tensors: Mapping[str, TensorInfo]
-    quantized: bool
-    """Some tensor is block-quantized in the file, so that its own dtype says nothing about computing."""
+    is_gguf: bool
+    """Its dtypes were chosen to store the weights, and say nothing about computing."""
     dtype: str
     """The floating-point dtype that most of the weights have, e.g. "bfloat16"."""
 
@@ -93,22 +94,33 @@ def open_checkpoint(
             parameter="load_format",
             value=load_format,
         )
-    path = Path(model).expanduser()
+    path = _local_path(model)
+    if path is None:
+        from jaxllm.loading.hub import open_hub
+
+        return open_hub(model, load_format=load_format, revision=revision, token=token, download_dir=download_dir)
     if path.is_dir():
         from jaxllm.loading.folder import open_folder
 
         return open_folder(path, load_format=load_format)
-    if path.is_file():
-        return _open_file(path, load_format)
+    return _open_file(path, load_format)
+
+
+def _local_path(model: str) -> Path | None:
+    """Return the folder or file that `model` names, or None if it can only be meant as a hub id."""
+    try:
+        path = Path(model).expanduser()
+        if path.is_dir() or path.is_file():
+            return path
+    except (OSError, RuntimeError):  # too long for a name, or the home folder of an unknown user
+        pass
     if _looks_like_path(model):
         raise VLLMValidationError(
-            f"model={model!r} is neither a folder nor a file here, nor the form of a hub id (org/name).",
+            f"model={shown(model)} is neither a folder nor a file here, nor the form of a hub id (org/name).",
             parameter="model",
             value=model,
         )
-    from jaxllm.loading.hub import open_hub
-
-    return open_hub(model, load_format=load_format, revision=revision, token=token, download_dir=download_dir)
+    return None
 
 
 def _open_file(path: Path, load_format: str) -> Checkpoint:

@@ -20,7 +20,7 @@ DTYPE_ALIASES: Mapping[str, str] = {
 def resolve_dtype(requested: str, checkpoint: Checkpoint, platform: str) -> str:
     """Return "float32", "bfloat16" or "float16" for `requested` on `platform` ("cpu", "gpu" or "tpu").
 
-    "auto" is the checkpoint's dtype; where that is block-quantized, bfloat16 if the device multiplies it fast.
+    "auto" is the checkpoint's dtype; for GGUF bfloat16 if the device multiplies it fast, else float32.
     """
     if requested != "auto":
         if requested not in DTYPE_ALIASES:
@@ -30,7 +30,7 @@ def resolve_dtype(requested: str, checkpoint: Checkpoint, platform: str) -> str:
                 value=requested,
             )
         return DTYPE_ALIASES[requested]
-    if checkpoint.quantized:
+    if checkpoint.is_gguf:
         return "bfloat16" if multiplies_bfloat16_fast(platform) else "float32"
     if checkpoint.dtype not in DTYPE_ALIASES:
         raise VLLMValidationError(

@@ -30,7 +30,7 @@ class FolderCheckpoint(Checkpoint):
         self.generation_config = read_generation_config(folder, self.source)
         self._files: dict[str, SafetensorsFile] = {}
         self.tensors: Mapping[str, TensorInfo] = self._open_files()
-        self.quantized = False
+        self.is_gguf = False
         self.dtype = dominant_dtype(self.tensors.values(), self.config)
 
     def read(self, name: str) -> np.ndarray:
@@ -70,7 +70,7 @@ class DummyCheckpoint(Checkpoint):
         self.config = inner.config
         self.generation_config = inner.generation_config
         self.tensors = {}
-        self.quantized = inner.quantized
+        self.is_gguf = inner.is_gguf
         self.dtype = inner.dtype
 
     def read(self, name: str) -> np.ndarray:
@@ -89,7 +89,7 @@ class ConfigCheckpoint(Checkpoint):
         self.config = read_config(folder, self.source)
         self.generation_config = read_generation_config(folder, self.source)
         self.tensors = {}
-        self.quantized = False
+        self.is_gguf = False
         self.dtype = dominant_dtype((), self.config)
 
     def read(self, name: str) -> np.ndarray:

@@ -39,7 +39,7 @@ class GGUFCheckpoint(Checkpoint):
             if name not in gguf_config.IGNORED_NAMES
         }
         self.tensors = {name: self._info(theirs) for name, theirs in self._names.items()}
-        self.quantized = any(tensor.type.name not in _FLOATS for tensor in self._file.tensors.values())
+        self.is_gguf = True
         self.dtype = dominant_dtype(self.tensors.values(), self.config)
 
     def read(self, name: str) -> np.ndarray:

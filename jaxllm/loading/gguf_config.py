@@ -86,7 +86,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         "vocab_size": _vocab_size(file),
         "hidden_size": hidden_size,
         "intermediate_size": numbers.count("feed_forward_length"),
-        "num_hidden_layers": numbers.count("block_count"),
+        "num_hidden_layers": _num_layers(file, numbers),
         "num_attention_heads": num_heads,
         "num_key_value_heads": numbers.count("attention.head_count_kv", num_heads),
         "head_dim": _head_dim(numbers, hidden_size, num_heads),
@@ -139,6 +139,8 @@ class _Numbers:
         full = f"{self._arch}.{key}"
         if self._file.is_array(full):
             values = np.unique(self._file.array(full))
+            if values.dtype.kind not in "iu":
+                raise ValueError(f"the metadata key {full!r} holds {values.dtype.name}, not integers")
             if len(values) != 1:
                 raise ValueError(f"the metadata key {full!r} differs between layers, which is not supported")
             value: int | None = int(values[0])
@@ -163,6 +165,14 @@ def _vocab_size(file: GGUFFile) -> int:
     if embedding is None or len(embedding.shape) != 2:
         raise ValueError("the file has no token_embd.weight of two dimensions")
     return embedding.shape[0]
+
+
+def _num_layers(file: GGUFFile, numbers: _Numbers) -> int:
+    """Return the number of layers, which lists are made of: a file cannot claim more than it has tensors."""
+    num_layers = numbers.count("block_count")
+    if num_layers > len(file.tensors):
+        raise ValueError(f"the file claims {num_layers} layers and has {len(file.tensors)} tensors")
+    return num_layers
 
 
 def _head_dim(numbers: _Numbers, hidden_size: int, num_heads: int) -> int:

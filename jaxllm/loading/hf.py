@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING, Any
 
 logging.getLogger("transformers").addFilter(lambda record: "PyTorch was not found" not in record.getMessage())
 
-from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: E402 (the notice comes with the import)
+from transformers import PreTrainedTokenizerFast  # noqa: E402 (the notice comes with the import)
+
+if TYPE_CHECKING:
+    from transformers import AutoTokenizer
 
 __all__ = ["AutoTokenizer", "PreTrainedTokenizerFast"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import AutoTokenizer when it is asked for: it brings PyTorch along wherever that is installed."""
+    if name != "AutoTokenizer":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer

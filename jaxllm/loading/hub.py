@@ -116,7 +116,7 @@ class HubCheckpoint(Checkpoint):
         self.config = local.read_config(small, source)
         self.generation_config = local.read_generation_config(small, source)
         self.tensors: Mapping[str, TensorInfo] = self._read_headers()
-        self.quantized = False
+        self.is_gguf = False
         self.dtype = dominant_dtype(self.tensors.values(), self.config)
 
     def read(self, name: str) -> np.ndarray:
@@ -170,9 +170,11 @@ def _check_has_safetensors(repository: Repository, source: str, commit: str) -> 
         return
     others = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".npz", ".gguf"))]
     hint = f"it has {', '.join(others[:3])}" if others else "it has no weights at all"
+    way_out = "Look for a safetensors version of it, or convert it"
+    if any(name.endswith(".gguf") for name in others):
+        way_out = f'Say which GGUF file, as in "{repository.name}:Q4_K_M"'
     raise VLLMValidationError(
-        f"{source}: the repository has no {local.SINGLE_NAME} and no index of several; {hint}. "
-        "Look for a safetensors version of it, or convert it.",
+        f"{source}: the repository has no {local.SINGLE_NAME} and no index of several; {hint}. {way_out}.",
         parameter="model",
         value=source,
     )

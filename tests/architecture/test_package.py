@@ -1,4 +1,4 @@
-"""The wheel holds what users import: jaxllm with its models, the kernels, and the typing marker."""
+"""The wheel holds what users import: jaxllm with its models, the kernels and their data, and the typing marker."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ def test_wheel_contents(tmp_path: Path):
     expected = {str(source.path.relative_to(ROOT)) for source in product()}
     expected = {f"jaxllm/{name}" if name.startswith("models/") else name for name in expected}
     assert expected <= names
-    assert {"jaxllm/py.typed", "pallas_kernels/py.typed"} <= names
+    assert {"jaxllm/py.typed", "pallas_kernels/py.typed", "pallas_kernels/targets/h100.txtpb"} <= names
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"jaxllm", "pallas_kernels"}

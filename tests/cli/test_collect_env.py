@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import jaxllm
 from jaxllm.cli import collect_env
 from jaxllm.cli.main import main
 
@@ -17,7 +18,7 @@ def test_report(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
     assert main(["collect-env"]) == 0
     shown = capsys.readouterr().out
     facts = dict(line.split(": ", 1) for line in shown.splitlines())
-    assert facts["jaxllm"] == "0.1.0"
+    assert facts["jaxllm"] == jaxllm.__version__
     assert facts["backend"] == "cpu"
     assert facts["cache"] == "some-folder"
     assert facts["env HF_TOKEN"] == "(hidden)"

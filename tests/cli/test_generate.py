@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import jaxllm
 from jaxllm.cli import generate
 from jaxllm.cli.main import main
 from jaxllm.exceptions import VLLMValidationError
@@ -250,7 +251,7 @@ def test_version(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as caught:
         main(["--version"])
     assert caught.value.code == 0
-    assert capsys.readouterr().out == "0.1.0\n"
+    assert capsys.readouterr().out == f"{jaxllm.__version__}\n"
 
 
 def test_help_names_flags_but_not_what_is_unsupported(capsys: pytest.CaptureFixture[str]):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from jaxllm.cli.journal import Journal
+from jaxllm.cli.main import main
 from jaxllm.exceptions import VLLMValidationError
 from tests.cli.fake_engine import FakeEngine
 from tests.cli.running import read_jsonl, run_generate, write_jsonl
@@ -151,6 +152,19 @@ def test_a_crash_keeps_the_old_output(source: Path, output: Path):
         run_generate(engine, "m", "--input", source, "--output", output)
     assert output.read_text() == "old\n"
     assert engine.num_shutdowns == 1
+
+
+def test_a_model_that_cannot_be_loaded_leaves_nothing(source: Path, output: Path, capsys: pytest.CaptureFixture[str]):
+    command = ["generate", "./no-such-model", "--input", str(source), "--output", str(output)]
+    assert main(command) == 2
+    assert "no-such-model" in capsys.readouterr().err
+    assert list(output.parent.iterdir()) == [source]
+
+
+def test_a_mistyped_model_keeps_what_is_done(source: Path, output: Path):
+    kill_after(5, source, output)
+    assert main(["generate", "./no-such-model", "--input", str(source), "--output", str(output)]) == 2
+    assert len(resume(source, output)) == 15
 
 
 def test_two_runs_cannot_share_an_output(source: Path, output: Path):

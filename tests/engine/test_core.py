@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 
 from jaxllm.engine.core import EngineCore
@@ -116,6 +118,34 @@ def test_an_abort_is_reported_once() -> None:
     assert [(output.request_id, output.finish_reason) for output in outputs] == [("a", "abort")]
     assert not core.has_unfinished_requests()
     assert scheduler.stats().num_blocks_in_use == 0
+
+
+def test_an_id_may_be_used_again_before_its_abort_is_reported() -> None:
+    core, _, scheduler = make_core()
+    add(core, "a", max_tokens=20)
+    core.step()
+    core.abort_requests(["a"])
+    add(core, "a")
+    outputs = [output for _ in range(6) for output in core.step().outputs]
+    assert [output.finish_reason for output in outputs] == [None, None, "length"]
+    scheduler.check()
+
+
+def test_shutdown_ends_the_requests_and_drops_the_device() -> None:
+    core, runner, scheduler = make_core()
+    held = weakref.ref(runner)
+    add(core, "a", max_tokens=20)
+    core.step()
+    del runner
+    core.shutdown()
+    core.shutdown()
+    assert held() is None
+    assert [(output.request_id, output.finish_reason) for output in core.step().outputs] == [("a", "abort")]
+    assert not core.has_unfinished_requests()
+    assert scheduler.stats().num_blocks_in_use == 0
+    core.warm_up()
+    with pytest.raises(RuntimeError, match="shut down"):
+        add(core, "b")
 
 
 def test_an_idle_core_does_nothing() -> None:

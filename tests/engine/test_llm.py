@@ -279,6 +279,24 @@ def test_failing_step_aborts_the_call(llm: LLM, core: FakeCore) -> None:
     assert len(llm.generate(["a", "b"], use_tqdm=False)) == 2
 
 
+def test_failing_progress_bar_aborts_the_call(llm: LLM, core: FakeCore) -> None:
+    def refuse(**options: Any) -> Bar:
+        raise RuntimeError("no terminal")
+
+    with pytest.raises(RuntimeError, match="no terminal"):
+        llm.generate(["a", "b"], use_tqdm=refuse)
+    assert not core.requests
+    assert not llm.llm_engine.has_unfinished_requests()
+    assert len(llm.generate("a", use_tqdm=False)) == 1
+
+
+def test_pooling_methods_refuse_in_vllms_words(llm: LLM) -> None:
+    for method in ("encode", "embed", "classify", "score"):
+        words = rf"LLM\.{method}\(\) is only supported for pooling models\. Try passing `--runner pooling` to use the "
+        with pytest.raises(VLLMValidationError, match=words + "model as a pooling model"):
+            getattr(llm, method)("a", "b")
+
+
 def test_priorities_reach_the_core(core: FakeCore, tokenizer: Tokenizer) -> None:
     llm = make_llm(core, tokenizer, scheduling_policy="priority")
     llm.generate(["a", "b"], priority=[3, -1], use_tqdm=False)

@@ -143,9 +143,13 @@ def test_length_and_ignore_eos(tokenizer: Tokenizer) -> None:
     assert shown[0].outputs[0].text == "ab<|end|><|end|>"
 
 
-def test_character_cut_off_at_the_end(tokenizer: Tokenizer) -> None:
-    deltas = run(says(tokenizer, "é🎉"), tokenizer, max_tokens=4, output_kind=DELTA)
-    assert [output.outputs[0].text for output in deltas] == ["", "é", "", "\N{REPLACEMENT CHARACTER}"]
+def test_half_a_character_at_the_end_is_not_shown(tokenizer: Tokenizer) -> None:
+    for max_tokens in range(2, 6):  # of the last one's four bytes none to three
+        deltas = run(says(tokenizer, "é🎉"), tokenizer, max_tokens=max_tokens, output_kind=DELTA)
+        assert [output.outputs[0].text for output in deltas] == ["", "é", "", "", ""][:max_tokens]
+        (final,) = run(says(tokenizer, "é🎉"), tokenizer, max_tokens=max_tokens, output_kind=FINAL)
+        assert final.outputs[0].text == "é"
+        assert len(final.outputs[0].token_ids) == max_tokens
 
 
 def test_without_detokenizing(tokenizer: Tokenizer) -> None:

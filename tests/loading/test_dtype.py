@@ -13,8 +13,8 @@ from jaxllm.loading.checkpoint import TensorInfo, dominant_dtype
 from jaxllm.loading.dtype import multiplies_bfloat16_fast, resolve_dtype
 
 
-def checkpoint(dtype: str = "bfloat16", *, quantized: bool = False) -> Any:
-    return SimpleNamespace(dtype=dtype, quantized=quantized)
+def checkpoint(dtype: str = "bfloat16", *, gguf: bool = False) -> Any:
+    return SimpleNamespace(dtype=dtype, is_gguf=gguf)
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def checkpoint(dtype: str = "bfloat16", *, quantized: bool = False) -> Any:
     [("float", "float32"), ("half", "float16"), ("bfloat16", "bfloat16"), ("float16", "float16")],
 )
 def test_what_is_asked_for_is_taken(requested: str, expected: str):
-    assert resolve_dtype(requested, checkpoint(quantized=True), "cpu") == expected
+    assert resolve_dtype(requested, checkpoint(gguf=True), "cpu") == expected
 
 
 @pytest.mark.parametrize("requested", ["float64", "int8", "fp8", ""])
@@ -56,10 +56,11 @@ def test_bfloat16_elsewhere(tmp_path: Path):
     assert not multiplies_bfloat16_fast("cpu", tmp_path / "absent")
 
 
-def test_auto_for_quantized_weights():
+def test_auto_for_gguf():
     expected = "bfloat16" if multiplies_bfloat16_fast("cpu") else "float32"
-    assert resolve_dtype("auto", checkpoint("float32", quantized=True), "cpu") == expected
-    assert resolve_dtype("auto", checkpoint("float32", quantized=True), "gpu") == "bfloat16"
+    for stored in ("float32", "float16", "bfloat16"):
+        assert resolve_dtype("auto", checkpoint(stored, gguf=True), "cpu") == expected
+    assert resolve_dtype("auto", checkpoint("float32", gguf=True), "gpu") == "bfloat16"
 
 
 def test_the_dominant_dtype():

@@ -32,7 +32,7 @@ def test_single_file(tmp_path: Path):
         "b": ((2, 3), "float16", 12),
     }
     assert checkpoint.config == {"architectures": ["LlamaForCausalLM"]}
-    assert (checkpoint.quantized, checkpoint.dtype) == (False, "float16")
+    assert (checkpoint.is_gguf, checkpoint.dtype) == (False, "float16")
     assert checkpoint.generation_config == {}
     checkpoint.fetch()
     np.testing.assert_array_equal(checkpoint.read("a"), A["a"])
@@ -134,6 +134,11 @@ def test_a_single_safetensors_file_is_no_model(tmp_path: Path):
 @pytest.mark.parametrize("model", ["./absent", "/absent/model", "~/absent", "a/b/c", "absent.gguf", "org/absent.gguf"])
 def test_paths_that_are_not_there(model: str):
     refused(model, "neither a folder nor a file")
+
+
+def test_names_that_the_system_does_not_take():
+    refused("~no-such-user/model", "neither a folder nor a file")
+    refused("./" + "x" * 300, "neither a folder nor a file")
 
 
 @pytest.mark.parametrize("name", ["pt", "npcache", "bitsandbytes", "sharded_state", "runai_streamer", "mistral", "x"])

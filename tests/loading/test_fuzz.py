@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxllm.loading.gguf import GGUFFile
 from jaxllm.loading.gguf_checkpoint import GGUFCheckpoint
+from jaxllm.loading.names import check_names
 from jaxllm.loading.safetensors import SafetensorsFile
+from jaxllm.models import Model
+from jaxllm.resolution import read_model_config
 from tests.loading.files import Q8_0, gguf_bytes, gguf_f32, llama_metadata, safetensors_bytes
 
 SLACK_BYTES = 1 << 20
@@ -119,3 +125,53 @@ def test_the_files_that_are_mutated_are_valid(tmp_path: Path):
     ):
         (tmp_path / name).write_bytes(data)
         read(tmp_path / name)
+
+
+TOKENIZERS: dict[str, dict[str, Any]] = {
+    "llama": {"scores": [0.0, 0.0, -1.0, -2.0, -3.0, -4.0], "unknown_token_id": 0},
+    "gpt2": {"merges": ["a b"], "pre": "qwen2"},
+}
+TOKENS = {"tokens": ["<s>", "</s>", "a", "b", "ab", "\u2581"], "token_type": [3, 3, 1, 1, 1, 1], "bos_token_id": 0}
+VALUES = st.one_of(
+    st.sampled_from((0, 1, 2, 7, 1000, 2**31 - 1, 2**31, 2**32 - 1, -1, -(2**31), "", "x", "yarn", "llama")),
+    st.booleans(),
+    st.floats(width=32),
+    st.lists(st.integers(-2, 2**31), min_size=1, max_size=3),
+    st.lists(st.floats(width=32), min_size=1, max_size=2),
+    st.lists(st.text(max_size=3), min_size=1, max_size=8),
+)
+
+
+@st.composite
+def contradicting_models(draw: st.DrawFn) -> bytes:
+    """A whole GGUF file in which some metadata say something else, or are missing."""
+    arch = draw(st.sampled_from(("llama", "qwen2", "qwen3", "gemma2", "gemma3")))
+    kind = draw(st.sampled_from(tuple(TOKENIZERS)))
+    tokenizer = TOKENS | TOKENIZERS[kind] | {"model": kind, "eos_token_id": 1}
+    more = {"attention.sliding_window": 16, "rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}
+    metadata = llama_metadata(arch, more) | {f"tokenizer.ggml.{key}": value for key, value in tokenizer.items()}
+    for key in draw(st.lists(st.sampled_from(sorted(metadata)), min_size=1, max_size=3)):
+        if key == "general.architecture" or draw(st.booleans()):
+            metadata.pop(key, None)
+        else:
+            metadata[key] = draw(VALUES)
+    return gguf_bytes(metadata, gguf_f32({"token_embd.weight": np.ones((6, 8)), "output_norm.weight": np.ones(8)}))
+
+
+def read_settings(path: Path) -> None:
+    """Do all that is done before weights are read; config and tokenizer may fail one without the other."""
+    checkpoint = GGUFCheckpoint(path)
+    with contextlib.suppress(ValueError):
+        checkpoint.tokenizer()
+    model_config = read_model_config("x.gguf", checkpoint, {})
+    check_names(Model(model_config, "float32").param_specs(checkpoint.tensors), checkpoint)
+
+
+@settings(max_examples=NUM_EXAMPLES)
+@given(data=contradicting_models())
+def test_gguf_metadata(data: bytes):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.gguf"
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=r"."):  # at least its tensors are missing
+            read_settings(path)

@@ -12,7 +12,7 @@ import pytest
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.gguf_checkpoint import GGUFCheckpoint
-from tests.loading.files import F16, Q8_0, gguf_bytes, gguf_f32, llama_metadata
+from tests.loading.files import F16, gguf_bytes, gguf_f32, llama_metadata
 
 EMBED = {"token_embd.weight": np.ones((6, 8))}
 LAYER = "model.layers.0."
@@ -108,7 +108,7 @@ def test_unquantized_files_keep_their_dtype(tmp_path: Path):
         "blk.0.ffn_gate.weight": (30, (4, 8), brain.tobytes()),
     }
     checkpoint = open_gguf(tmp_path, llama_metadata(), raw=raw)
-    assert (checkpoint.quantized, checkpoint.dtype) == (False, "bfloat16")
+    assert (checkpoint.is_gguf, checkpoint.dtype) == (True, "bfloat16")
     assert checkpoint.read(LAYER + "self_attn.v_proj.weight").tobytes() == half.tobytes()
     assert checkpoint.read(LAYER + "mlp.up_proj.weight").dtype == ml_dtypes.bfloat16
 
@@ -213,6 +213,14 @@ def test_ends_of_text(tmp_path: Path):
     assert open_gguf(tmp_path, templated).generation_config == {"eos_token_id": [1, 3]}
 
 
-def test_a_quantized_tensor_makes_the_checkpoint_quantized(tmp_path: Path):
-    checkpoint = open_gguf(tmp_path, llama_metadata(), raw={"blk.0.attn_v.weight": (Q8_0, (1, 32), b"\0" * 34)})
-    assert checkpoint.quantized
+@pytest.mark.parametrize("arch", ["llama", "gemma2", "gemma3", "qwen2", "qwen3"])
+def test_a_file_cannot_claim_layers_that_it_does_not_have(tmp_path: Path, arch: str):
+    """Lists of what each layer is would fill the memory."""
+    claimed = llama_metadata(arch, {"block_count": 2**31 - 1, "attention.sliding_window": 8})
+    with pytest.raises(VLLMValidationError, match=r"claims 2147483647 layers and has 1 tensors"):
+        open_gguf(tmp_path, claimed)
+
+
+def test_counts_are_integers(tmp_path: Path):
+    with pytest.raises(VLLMValidationError, match=r"attention\.head_count_kv.*not integers"):
+        open_gguf(tmp_path, llama_metadata(more={"attention.head_count_kv": [float("inf")]}))

@@ -32,3 +32,8 @@ def test_register_model_adds_and_replaces(monkeypatch: pytest.MonkeyPatch) -> No
 def test_register_model_checks_the_names() -> None:
     with pytest.raises(ValueError, match=r"embed\.table"):
         register_model("MyForCausalLM", replace(LLAMA, names={}))
+
+
+def test_register_model_takes_families_only() -> None:
+    with pytest.raises(TypeError, match=r"MyForCausalLM.*expected a Family, got str"):
+        register_model("MyForCausalLM", "my_package.my_module:MyModel")  # type: ignore[arg-type]

@@ -1,0 +1,147 @@
+"""Engines made with odd limits give the same tokens; they live and die side by side; a second start compiles nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from jaxllm import LLM, EngineArgs, SamplingParams
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.scheduling.scheduler import Scheduler
+from tests.e2e.inside import scheduler_of
+from tests.models.tiny import folder
+
+SMALL: dict[str, Any] = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "skip_tokenizer_init": True,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 8,
+    "max_model_len": 64,
+    "block_size": 16,
+    "use_tqdm_on_load": False,
+}
+
+
+def make(case: str = "qwen3", **changes: Any) -> LLM:
+    return LLM(str(folder(case)), **(SMALL | changes))
+
+
+def tokens(llm: LLM) -> list[list[int]]:
+    """Tokens of a few prompts, the first one five times."""
+    params = [SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, detokenize=False, n=n) for n in (5, 1, 1)]
+    prompts = [list(range(1, 20)), [7], list(range(30, 70))]
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+    return [list(completion.token_ids) for output in outputs for completion in output.outputs]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    with make() as llm:
+        result = tokens(llm)
+    assert all(each == result[0] for each in result[:5])
+    return result
+
+
+ODD: list[dict[str, Any]] = [
+    {"max_num_batched_tokens": 1, "max_num_seqs": None},
+    {"max_num_batched_tokens": 7, "max_num_seqs": 2, "kv_cache_memory_bytes": "1m"},
+    {"block_size": 128, "max_num_seqs": 1},
+    {"num_gpu_blocks_override": 5},
+    {"async_scheduling": False, "enable_prefix_caching": False, "long_prefill_token_threshold": 3},
+    {"enable_chunked_prefill": False, "max_num_batched_tokens": 64},
+]
+
+
+@pytest.mark.parametrize("changes", ODD, ids=lambda changes: next(iter(changes)))
+def test_odd_limits_change_no_token(changes: dict[str, Any], expected: list[list[int]]) -> None:
+    with make(**changes) as llm:
+        assert tokens(llm) == expected
+        scheduler = scheduler_of(llm)
+        scheduler.check()
+        stats = scheduler.stats()
+    assert stats.num_blocks_in_use == 0
+    if "num_gpu_blocks_override" in changes:
+        assert stats.num_preemptions > 0
+
+
+class CountingScheduler(Scheduler):
+    """A scheduler that a user brings."""
+
+    num_plans = 0
+
+    def plan(self, *args: Any, **kwargs: Any) -> Any:
+        type(self).num_plans += 1
+        return super().plan(*args, **kwargs)
+
+
+def test_priorities_and_a_scheduler_of_ones_own() -> None:
+    args = EngineArgs(
+        str(folder("qwen3")),
+        **SMALL | {"max_num_seqs": 1},
+        scheduling_policy="priority",
+        scheduler_cls=CountingScheduler,
+    )
+    with LLM.from_engine_args(args) as llm:
+        params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, detokenize=False)
+        for request_id, priority in (("last", 5), ("second", 0), ("first", -1)):
+            llm.llm_engine.add_request(request_id, [1, 2, 3], params, priority=priority)
+        ended: list[str] = []
+        while llm.llm_engine.has_unfinished_requests():
+            ended += [output.request_id for output in llm.llm_engine.step() if output.finished]
+        assert ended == ["first", "second", "last"]
+        assert CountingScheduler.num_plans > 5
+    with pytest.raises(VLLMValidationError, match=r"nowhere\.Scheduler"):
+        make(scheduler_cls="nowhere.Scheduler")
+
+
+def test_engines_live_side_by_side_and_leave_nothing(expected: list[list[int]]) -> None:
+    def used() -> int:
+        return sum(array.nbytes for array in jax.live_arrays())
+
+    before = used()
+    first = make()
+    alone = used()
+    second = make("llama2")
+    assert tokens(first) == expected != tokens(second)
+    del second
+    assert used() == alone
+    first.shutdown()
+    assert used() == before, "parameters and KV cache outlive shutdown"
+    with pytest.raises(RuntimeError, match="shut down"):
+        tokens(first)
+    with make() as again:
+        assert tokens(again) == expected
+
+
+SECOND_START = """
+import json, sys
+import jax
+events = []
+jax.monitoring.register_event_listener(lambda name, **_: events.append(name))
+from jaxllm import LLM, SamplingParams
+llm = LLM(sys.argv[1], **json.loads(sys.argv[2]))
+llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2, detokenize=False, logprobs=1), use_tqdm=False)
+names = ["cache_misses", "cache_hits"]
+print(json.dumps([sum(event.endswith("compilation_cache/" + name) for event in events) for name in names]))
+"""
+
+
+def test_a_second_start_compiles_nothing_and_says_what_runs(tmp_path: Path, repository: Path) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("JAX_COMPILATION")}
+    env |= {"JAXLLM_CACHE": str(tmp_path), "PYTHONPATH": str(repository)}
+    command = [sys.executable, "-c", SECOND_START, str(folder("qwen3")), json.dumps(SMALL)]
+    runs = [subprocess.run(command, env=env, capture_output=True, text=True, check=True) for _ in range(2)]
+    (first_misses, _), (misses, hits) = (json.loads(run.stdout) for run in runs)
+    assert first_misses > 1
+    assert (misses, hits) == (0, first_misses)
+    line = next(line for line in runs[1].stderr.splitlines() if "KV blocks" in line)
+    for part in ("jaxllm 0.", str(folder("qwen3")), "on cpu", "float32", "33 KV blocks of 16", "context 64"):
+        assert part in line

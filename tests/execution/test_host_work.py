@@ -1,0 +1,166 @@
+"""What the host does per step, counted rather than timed: transfers, and Python instructions."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from array import array
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+import pytest
+
+from jaxllm.engine.messages import TokenLogprobs
+from jaxllm.execution.batch import build
+from jaxllm.execution.model_runner import ModelRunner, RunningStep
+from jaxllm.execution.programs import Programs
+from jaxllm.execution.step import StepOutput, StepShape
+from jaxllm.sampling.sampler import Logprobs
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.scheduling.plan import Chunk, StepPlan
+from tests.execution.support import make_compiler, make_runner
+
+
+def make_plan(*num_tokens: int, params: SamplingParams | None = None, banned: tuple[int, ...] = ()) -> StepPlan:
+    """Return a step of chunks so long, each from its request's start."""
+    chunks = tuple(
+        Chunk(
+            request_id=str(i),
+            start=0,
+            token_ids=array("i", range(1, count + 1)),
+            previous_row=None,
+            block_ids=array("i", range(1, -(-count // 16) + 1)),
+            samples=True,
+            num_prompt_tokens=count,
+            params=params or SamplingParams(),
+            seed=i,
+            num_output_tokens=0,
+            banned_token_ids=banned,
+        )
+        for i, count in enumerate(num_tokens)
+    )
+    return StepPlan(step_id=0, chunks=chunks, num_preempted=0)
+
+
+class FakePrograms(Programs[StepShape]):
+    """Programs that compute nothing and keep what they are given."""
+
+    def __init__(self, num_rows: int) -> None:
+        super().__init__(lambda shape: None, (), ahead=False)
+        self.arguments: tuple[Any, ...] = ()
+        row_s, row_sk = jnp.zeros(num_rows), jnp.zeros((num_rows, 5))
+        self._plain = StepOutput(row_s.astype(jnp.int32), None)
+        self._full = StepOutput(row_s.astype(jnp.int32), Logprobs(row_s, row_s, row_sk, row_sk))
+
+    def get(self, key: StepShape) -> Any:
+        def program(params: Any, pool: Any, *arguments: Any) -> tuple[Any, StepOutput]:
+            self.arguments = arguments
+            return pool, self._full if key.is_full else self._plain
+
+        return program
+
+
+def arguments_of(runner: ModelRunner, plan: StepPlan) -> tuple[Any, ...]:
+    """Return what a step gives to its program besides parameters and pool, having sent nothing on its own."""
+    programs = FakePrograms(runner.compiler.max_rows)
+    runner.programs = programs
+    with jax.transfer_guard_host_to_device("disallow_explicit"):
+        runner.run(plan)
+    return programs.arguments
+
+
+@pytest.mark.parametrize("num_tokens", [(2,), (200,), (1,) * 64, (1,) * 40 + (9, 70, 3)])
+def test_two_arrays_are_sent_whatever_the_step(num_tokens: tuple[int, ...]) -> None:
+    runner = make_runner()
+    full = SamplingParams(logprobs=2, top_k=3)
+    masks = []
+    for plan in (make_plan(*num_tokens), make_plan(*num_tokens, params=full), make_plan(*num_tokens, params=full)):
+        previous, ints, floats, *mask = arguments_of(runner, plan)
+        assert isinstance(previous, jax.Array)
+        assert [type(ints), type(floats)] == [np.ndarray, np.ndarray]
+        masks.append(mask)
+    assert masks[0] == []
+    # On the device since the start, and the same array each time.
+    assert isinstance(masks[1][0], jax.Array)
+    assert masks[1][0] is masks[2][0]
+
+
+def test_a_mask_is_sent_only_when_used() -> None:
+    runner = make_runner()
+    plan = make_plan(5, 3, banned=(1, 2))
+    assert sum(isinstance(argument, np.ndarray) for argument in arguments_of(runner, plan)) == 3
+
+
+def test_the_transfer_guard_sees_what_a_step_would_send() -> None:
+    with jax.transfer_guard_host_to_device("disallow_explicit"), pytest.raises(Exception, match="host-to-device"):
+        jax.device_put(np.ones(3))
+
+
+def count_instructions(function: Callable[[], Any]) -> int:
+    """Return how many bytecode instructions a call executes: a comprehension calls nothing, yet it loops."""
+    count, thread = 0, threading.get_ident()
+
+    def note(code: CodeType, offset: int) -> None:
+        nonlocal count
+        count += threading.get_ident() == thread
+
+    monitoring, tool = sys.monitoring, 3
+    monitoring.use_tool_id(tool, "count_instructions")
+    monitoring.register_callback(tool, monitoring.events.INSTRUCTION, note)
+    monitoring.set_events(tool, monitoring.events.INSTRUCTION)
+    try:
+        function()
+    finally:
+        monitoring.set_events(tool, monitoring.events.NO_EVENTS)
+        monitoring.free_tool_id(tool)
+    return count
+
+
+def count_build(plan: StepPlan) -> int:
+    """Return the instructions that `build` executes for a step."""
+    compiler = make_compiler(max_num_batched_tokens=512)
+    shape = compiler.batch_shape(plan.num_tokens, len(plan.chunks))
+    build(plan, shape, 16, 300)
+    return count_instructions(lambda: build(plan, shape, 16, 300))
+
+
+def test_build_has_no_loop_over_tokens_or_blocks() -> None:
+    assert count_build(make_plan(2)) == count_build(make_plan(512))
+    assert count_build(make_plan(2, 2, 2)) == count_build(make_plan(2, 100, 400))
+
+
+def test_build_does_little_per_sequence() -> None:
+    few, many = (count_build(make_plan(*[1] * n, params=SamplingParams(logprobs=1))) for n in (8, 64))
+    assert (many - few) / (64 - 8) < 200
+
+
+def test_the_counter_sees_a_loop() -> None:
+    tokens = array("i", range(100))
+    assert count_instructions(lambda: [token for token in tokens]) > 100  # noqa: C416
+
+
+def test_each_row_gets_the_logprobs_it_asked_for() -> None:
+    chunks = [
+        msgspec.structs.replace(chunk, params=SamplingParams(logprobs=asked), samples=samples)
+        for chunk, (asked, samples) in zip(
+            make_plan(1, 1, 1, 1, 1).chunks,
+            [(None, True), (0, True), (2, True), (-1, True), (1, False)],
+            strict=True,
+        )
+    ]
+    top_ids_sk = np.arange(8 * 3).reshape(8, 3)
+    logprobs = Logprobs(jnp.arange(8) - 0.5, jnp.arange(8) + 1, jnp.array(top_ids_sk), jnp.array(-1.0 - top_ids_sk))
+    step = RunningStep(StepPlan(0, tuple(chunks), 0), StepOutput(jnp.arange(8) + 100, logprobs))
+    assert step.result().token_ids == [100, 101, 102, 103, 104]
+    assert step.result().logprobs == [
+        None,
+        TokenLogprobs([101], [0.5], 2),
+        TokenLogprobs([102, 6, 7], [1.5, -7.0, -8.0], 3),
+        TokenLogprobs([103, 9, 10, 11], [2.5, -10.0, -11.0, -12.0], 4),
+        None,
+    ]

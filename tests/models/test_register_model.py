@@ -1,0 +1,104 @@
+"""An architecture from outside of jaxllm, end to end: its own config keys, tensor names, layouts and layer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from jax import Array
+
+from jaxllm import LLM, SamplingParams, register_model
+from jaxllm.models import Family, ModelConfig, TensorName, registry
+from jaxllm.models.layers import DecoderLayer
+from jaxllm.models.reading import read_decoder
+from tests.loading.files import safetensors_bytes
+from tests.models.tiny import read_goldens, read_hf_config, read_tensors
+
+SOURCE = "llama3_tied"
+KEYS = {
+    "n_vocab": "vocab_size",
+    "width": "hidden_size",
+    "depth": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_width": "head_dim",
+    "mlp_width": "intermediate_size",
+    "context": "max_position_embeddings",
+    "norm_eps": "rms_norm_eps",
+    "tied": "tie_word_embeddings",
+    "rope": "rope_parameters",
+}
+# Weights are stored [in, out], so that every layout differs from Llama's.
+PARTS: Mapping[str, tuple[str, str, str]] = {
+    "layers.attn_norm.scale": ("input_layernorm", "norm_1", "d -> d"),
+    "layers.attn.q": ("self_attn.q_proj", "q", "d (n h) -> d n h"),
+    "layers.attn.k": ("self_attn.k_proj", "k", "d (k h) -> d k h"),
+    "layers.attn.v": ("self_attn.v_proj", "v", "d (k h) -> d k h"),
+    "layers.attn.o": ("self_attn.o_proj", "o", "(n h) d -> n h d"),
+    "layers.mlp_norm.scale": ("post_attention_layernorm", "norm_2", "d -> d"),
+    "layers.mlp.gate": ("mlp.gate_proj", "gate", "d f -> d f"),
+    "layers.mlp.up": ("mlp.up_proj", "up", "d f -> d f"),
+    "layers.mlp.down": ("mlp.down_proj", "down", "f d -> f d"),
+}
+
+
+class TheirLayer(DecoderLayer):
+    """Llama's layer, counting the times that it is traced."""
+
+    num_calls = 0
+
+    def __call__(self, x_td: Array, kv_pool: Any, cos_th: Array, sin_th: Array, attend: Any) -> tuple[Array, Any]:
+        TheirLayer.num_calls += 1
+        return super().__call__(x_td, kv_pool, cos_th, sin_th, attend)
+
+
+def their_config(hf: Mapping[str, Any]) -> ModelConfig:
+    # The name of a built-in architecture, as somebody has it who starts from that one's file.
+    return read_decoder({KEYS[key]: hf[key] for key in KEYS}, architecture="LlamaForCausalLM")
+
+
+THEIR_FAMILY = Family(
+    config_from_hf=their_config,
+    layer=TheirLayer,
+    names={
+        "embed.table": TensorName("tokens.table", "v d -> v d"),
+        "final_norm.scale": TensorName("last_norm", "d -> d"),
+        **{path: TensorName(f"layer.{{l}}.{name}", layout) for path, (_, name, layout) in PARTS.items()},
+    },
+)
+
+
+def write_their_checkpoint(folder: Path) -> Path:
+    """Write the tiny Llama under other names, transposed, with a config.json of other keys."""
+    hf, tensors = read_hf_config(SOURCE), read_tensors(SOURCE)
+    config = {"architectures": ["TheirForCausalLM"], "model_type": "theirs", "dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(config | {theirs: hf[ours] for theirs, ours in KEYS.items()}))
+    theirs = {"tokens.table": tensors["model.embed_tokens.weight"], "last_norm": tensors["model.norm.weight"]}
+    for layer in range(hf["num_hidden_layers"]):
+        for ours, name, _ in PARTS.values():
+            tensor = tensors[f"model.layers.{layer}.{ours}.weight"]
+            theirs[f"layer.{layer}.{name}"] = np.ascontiguousarray(tensor.T)
+    (folder / "model.safetensors").write_bytes(safetensors_bytes(theirs))
+    return folder
+
+
+def test_an_architecture_from_outside_generates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(TheirLayer, "num_calls", 0)
+    register_model("TheirForCausalLM", THEIR_FAMILY)
+    golden = read_goldens(SOURCE)[0]
+    with LLM(
+        str(write_their_checkpoint(tmp_path)),
+        dtype="float32",
+        skip_tokenizer_init=True,
+        max_num_batched_tokens=8,
+        enforce_eager=True,
+    ) as llm:
+        params = SamplingParams(temperature=0, max_tokens=len(golden.tokens), ignore_eos=True, detokenize=False)
+        [output] = llm.generate([{"prompt_token_ids": golden.prompt.tolist()}], params, use_tqdm=False)
+    assert output.outputs[0].token_ids == golden.tokens.tolist()
+    assert TheirLayer.num_calls > 0

