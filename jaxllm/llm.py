@@ -255,10 +255,11 @@ class LLM(RefusedMethods):
         """Queue one conversation or many for their final outputs."""
         single = is_single_conversation(messages)
         renderer = self._chat_renderer()
-        rendered = [
-            renderer.render(conversation, "messages" if single else f"messages[{i}]", **template_options)
-            for i, conversation in enumerate([messages] if single else messages)
-        ]
+        with deferred_interrupts():
+            rendered = [
+                renderer.render(conversation, "messages" if single else f"messages[{i}]", **template_options)
+                for i, conversation in enumerate([messages] if single else messages)
+            ]
         return self._add(rendered, sampling_params, priority, options, "messages")
 
     def _chat_renderer(self) -> ChatRenderer:
@@ -277,17 +278,35 @@ class LLM(RefusedMethods):
             _check_same_length(label, len(prompts), "priority", priority)
         request_ids = [str(self._num_requests + i) for i in range(len(prompts))]
         if prompts:
-            self.llm_engine.add_requests(
-                request_ids,
-                prompts,
-                params,
-                priorities=priority,
-                tokenization_kwargs=options,
-                output_kind=RequestOutputKind.FINAL_ONLY,
-                label=label,
-            )
+            self._add_all_or_none(request_ids, prompts, params, priority, options, label)
         self._num_requests += len(prompts)
         return request_ids
+
+    def _add_all_or_none(
+        self,
+        request_ids: list[str],
+        prompts: list[Any],
+        params: list[SamplingParams],
+        priority: list[int] | None,
+        options: dict[str, Any] | None,
+        label: str,
+    ) -> None:
+        try:
+            # Not only for order's sake: JAX runs code in the garbage collector, where a KeyboardInterrupt gets lost.
+            with deferred_interrupts():
+                self.llm_engine.add_requests(
+                    request_ids,
+                    prompts,
+                    params,
+                    priorities=priority,
+                    tokenization_kwargs=options,
+                    output_kind=RequestOutputKind.FINAL_ONLY,
+                    label=label,
+                )
+        except KeyboardInterrupt:
+            with deferred_interrupts():
+                self.llm_engine.abort_request(request_ids)
+            raise
 
     def _spread_params(self, sampling_params: Params, num_prompts: int, label: str) -> list[SamplingParams]:
         """Return one SamplingParams per prompt."""
@@ -321,7 +340,8 @@ class LLM(RefusedMethods):
                             progress.update(output)
                     raise_if_interrupted()
         except BaseException:
-            self.llm_engine.abort_request(waiting)
+            with deferred_interrupts():  # impatient fingers must not leave half of them running
+                self.llm_engine.abort_request(waiting)
             raise
         return _in_order(done)
 

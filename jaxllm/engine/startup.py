@@ -50,7 +50,7 @@ def make_core(config: EngineConfig) -> EngineCore:
     scheduler = (config.scheduler_cls or Scheduler)(_scheduler_config(config, num_blocks, max_model_len))
     device = jax.devices()[0]
     logger.info(
-        "jaxllm %s: %s (%s) on %s (%s) in %s, %d KV blocks of %d tokens, context %d, %d step programs; loaded in %.1f s",
+        "jaxllm %s: %s (%s) on %s (%s) in %s, %d KV blocks of %d tokens, context %d, %d programs; loaded in %.1f s",
         __version__,
         config.model,
         config.model_config.architecture,

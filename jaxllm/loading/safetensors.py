@@ -18,6 +18,8 @@ from jaxllm.loading.mapped_file import MappedFile
 
 MAX_HEADER_BYTES = 100_000_000
 """As the format's own reader has it."""
+MAX_ENTRY_BYTES = 4096
+"""Of one tensor in the header; a list of millions of sizes would take more memory than the file."""
 
 DTYPES: Mapping[str, np.dtype] = {
     "BOOL": np.dtype(np.bool_),
@@ -74,7 +76,7 @@ def parse_header(header: bytes, data_size: int) -> dict[str, Entry]:
     try:
         raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
         raw.pop("__metadata__", None)
-        entries = {name: _entry(name, msgspec.json.decode(value, type=_Entry)) for name, value in raw.items()}
+        entries = {name: _entry(name, value) for name, value in raw.items()}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"the safetensors header cannot be read: {error}") from None
     end = 0
@@ -88,8 +90,11 @@ def parse_header(header: bytes, data_size: int) -> dict[str, Entry]:
     return entries
 
 
-def _entry(name: str, entry: _Entry) -> Entry:
-    """Check one tensor's dtype, shape and byte range against each other."""
+def _entry(name: str, raw: msgspec.Raw) -> Entry:
+    """Read one tensor's entry, and check its dtype, shape and byte range against each other."""
+    if memoryview(raw).nbytes > MAX_ENTRY_BYTES:
+        raise ValueError(f"the entry of tensor {name!r} is longer than {MAX_ENTRY_BYTES} bytes")
+    entry = msgspec.json.decode(raw, type=_Entry)
     dtype = DTYPES.get(entry.dtype)
     if dtype is None:
         raise ValueError(f"tensor {name!r} has dtype {entry.dtype!r}; known are {', '.join(DTYPES)}")

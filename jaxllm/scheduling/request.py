@@ -87,5 +87,7 @@ def _ending_token_ids(source: EngineCoreRequest) -> tuple[int, ...]:
     """List EOS and the stop ids if min_tokens ever bans them, else nothing."""
     if not source.sampling_params.min_tokens:
         return ()
+    params = source.sampling_params
     eos = () if source.eos_token_id is None else (source.eos_token_id,)
-    return tuple(dict.fromkeys(eos + tuple(source.sampling_params.stop_token_ids or ())))
+    # As in vLLM min_tokens holds EOS back even where ignore_eos would let it pass.
+    return tuple(dict.fromkeys((*eos, *(params.stop_token_ids or ()), *sorted(params.all_stop_token_ids))))

@@ -65,7 +65,7 @@ def make_job(seed: int, length: int, max_tokens: int, n: int = 1) -> Job:
     rng = random.Random(seed)
     prompt = [rng.randrange(4, 256) for _ in range(length)]
     params = SamplingParams(
-        temperature=1.0, seed=seed, max_tokens=max_tokens, n=n, logprobs=NUM_LOGPROBS, ignore_eos=True, detokenize=False
+        temperature=1.5, seed=seed, max_tokens=max_tokens, n=n, logprobs=NUM_LOGPROBS, ignore_eos=True, detokenize=False
     )
     return Job(prompt, params)
 
@@ -224,8 +224,7 @@ def test_ctrl_c_leaves_the_engine_usable(engine: Engine, num_steps: int, num_pre
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     scheduler.check()
     kept = llm.wait_for_completion(use_tqdm=False)
-    print(kept)
-    if num_presses == 1:
+    if num_presses == 1 or kept[0].outputs[0].finish_reason != "abort":
         assert differences(undisturbed[:1], kept) == {}
     assert_idle(engine)
     assert differences(undisturbed, run_together(llm, jobs)) == {}

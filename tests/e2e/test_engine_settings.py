@@ -1,4 +1,4 @@
-"""Engines made with odd limits give the same tokens; they live and die side by side; a second start compiles nothing."""
+"""Odd limits change no token; engines live side by side and leave nothing; a second start compiles nothing."""
 
 from __future__ import annotations
 
@@ -83,12 +83,8 @@ class CountingScheduler(Scheduler):
 
 
 def test_priorities_and_a_scheduler_of_ones_own() -> None:
-    args = EngineArgs(
-        str(folder("qwen3")),
-        **SMALL | {"max_num_seqs": 1},
-        scheduling_policy="priority",
-        scheduler_cls=CountingScheduler,
-    )
+    settings: dict[str, Any] = {**SMALL, "max_num_seqs": 1, "scheduling_policy": "priority"}
+    args = EngineArgs(str(folder("qwen3")), **settings, scheduler_cls=CountingScheduler)
     with LLM.from_engine_args(args) as llm:
         params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, detokenize=False)
         for request_id, priority in (("last", 5), ("second", 0), ("first", -1)):

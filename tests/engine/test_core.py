@@ -49,7 +49,7 @@ def make_core(*, overlap: bool = True) -> tuple[EngineCore, FakeRunner, Schedule
         SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64, block_size=4, num_blocks=40)
     )
     runner = FakeRunner()
-    return EngineCore(scheduler, runner, max_model_len=64, overlap=overlap), runner, scheduler  # pyright: ignore
+    return EngineCore(scheduler, runner, max_model_len=64, overlap=overlap), runner, scheduler  # pyright: ignore[reportArgumentType]
 
 
 def add(core: EngineCore, request_id: str, max_tokens: int = 3) -> None:

@@ -266,6 +266,36 @@ def test_second_interrupt_comes_at_once(llm: LLM, core: FakeCore) -> None:
     assert not llm.llm_engine.has_unfinished_requests()
 
 
+def test_interrupt_while_requests_are_added(llm: LLM, core: FakeCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = llm.enqueue("kept", SamplingParams(max_tokens=2))
+    add = core.add_request
+
+    def interrupt_third(request: Any) -> None:
+        add(request)
+        if len(core.seen) == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(core, "add_request", interrupt_third)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["a", "b", "c", "d", "e"], use_tqdm=False)
+    assert list(core.requests) == kept
+    assert [output.request_id for output in llm.generate(["a", "b"], use_tqdm=False)] == ["1", "2"]
+
+
+def test_interrupts_while_requests_are_aborted(llm: LLM, core: FakeCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    abort = core.abort_requests
+
+    def interrupt(request_ids: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        abort(request_ids)
+
+    monkeypatch.setattr(core, "abort_requests", interrupt)
+    core.before_step = lambda step: os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["a", "b"], use_tqdm=False)
+    assert not core.requests
+
+
 def test_failing_step_aborts_the_call(llm: LLM, core: FakeCore) -> None:
     def fail(step: int) -> None:
         if step == 2:

@@ -80,6 +80,7 @@ BAD = {
     "product beyond 64 bits": with_header({"a": entry("F32", [2**40, 2**40], 0, 4)}, b"\0" * 4),
     "size beyond 64 bits": with_header({"a": entry("F32", [2**80], 0, 4)}, b"\0" * 4),
     "no shape": with_header({"a": {"dtype": "I8", "data_offsets": [0, 1]}}, b"\0"),
+    "millions of sizes": with_header({"a": entry("I8", [0] * 500_000, 0, 0)}, b""),
     "unknown field": with_header({"a": entry("I8", [1], 0, 1) | {"code": "x"}}, b"\0"),
     "deep nesting": struct.pack("<Q", 50_005) + b'{"a":' + b"[" * 50_000,
     "text that is not UTF-8": struct.pack("<Q", 6) + b'{"\xff":1}'[:6],
@@ -88,8 +89,9 @@ BAD = {
 
 @pytest.mark.parametrize("data", BAD.values(), ids=BAD.keys())
 def test_malformed_files_are_value_errors(tmp_path: Path, data: bytes):
-    with pytest.raises(ValueError, match=r".{10,}"):
+    with pytest.raises(ValueError, match=r".{10,}") as error:
         SafetensorsFile(write(tmp_path / "x.safetensors", data))
+    assert len(str(error.value)) < 1000
 
 
 def test_empty_tensors_are_allowed(tmp_path: Path):

@@ -7,7 +7,9 @@ import time
 import pytest
 
 from jaxllm.engine.messages import EngineCoreRequest, TokenLogprobs
+from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.plan import StepResult
+from jaxllm.scheduling.request import Request
 from jaxllm.scheduling.scheduler import Scheduler
 from tests.scheduling.simulation import EOS, make_config, make_request
 
@@ -138,3 +140,19 @@ def test_an_id_in_use_is_refused():
     scheduler = start(make_request("a", 3))
     with pytest.raises(ValueError, match="'a' is in use"):
         scheduler.add_request(make_request("a", 3))
+
+
+def test_min_tokens_holds_eos_back_even_where_it_is_ignored() -> None:
+    params = SamplingParams(min_tokens=2, max_tokens=4, ignore_eos=True, stop_token_ids=[7])
+    params.update_from_generation_config({}, 5)
+    source = EngineCoreRequest(
+        request_id="a",
+        prompt_token_ids=[1, 2],
+        sampling_params=params,
+        eos_token_id=params.eos_token_id,
+        max_tokens=4,
+        seed=0,
+        arrival_time=0.0,
+    )
+    assert source.eos_token_id is None
+    assert set(Request(source, (0, 0), queued_ts=0.0).banned_token_ids) == {5, 7}
