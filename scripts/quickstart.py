@@ -27,7 +27,8 @@ def main(model: str) -> None:
     logging.getLogger("jaxllm").setLevel(logging.INFO)  # the engine says what runs where
     print(f"model: {Path(model).name}", flush=True)
     start = time.perf_counter()
-    llm = LLM(model=model)
+    # Eager: these few prompts need two of the programs that a long run would have compiled ahead.
+    llm = LLM(model=model, enforce_eager=True)
     print(f"ready in {time.perf_counter() - start:.1f} s; a first run compiles, later ones load what it compiled")
 
     [answer] = llm.chat(

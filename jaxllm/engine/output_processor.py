@@ -13,7 +13,7 @@ from jaxllm.engine.messages import EngineCoreOutput, EngineCoreOutputs, EngineCo
 from jaxllm.engine.metrics import EngineMetrics
 from jaxllm.engine.tokenizer import Tokenizer
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.outputs import CompletionOutput, RequestOutput, RequestStateStats
+from jaxllm.outputs import CompletionOutput, Logprob, RequestOutput, RequestStateStats
 from jaxllm.sampling_params import RequestOutputKind
 
 
@@ -86,10 +86,17 @@ class _Sequence:
             text=text,
             token_ids=detokenizer.token_ids[first_token:],
             cumulative_logprob=None if logprobs is None else logprobs.cumulative,
-            logprobs=None if logprobs is None else logprobs.positions[first_token:],
+            logprobs=None if logprobs is None else self._positions(logprobs, delta),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
         )
+
+    def _positions(self, logprobs: LogprobsCollector, delta: bool) -> list[dict[int, Logprob]]:
+        """Return the positions so far, or those since the last call, which are then forgotten."""
+        if not delta:
+            return logprobs.positions[:]
+        new, logprobs.positions = logprobs.positions, []
+        return new
 
 
 class _Request:
