@@ -7,11 +7,11 @@ ROWS = load_rows("gemma-3-270m-q4_k_m")
 
 
 def test_float32_equals_hf(gemma_path: str) -> None:
-    with LLM(gemma_path, dtype="float32") as llm:
+    with LLM(gemma_path, dtype="float32", enforce_eager=True) as llm:
         assert_equal_to_hf(generate_rows(llm, ROWS), ROWS)
 
 
 def test_bfloat16_is_close_to_hf(gemma_path: str) -> None:
     rows = [row for row in ROWS if len(row["prompt_ids"]) <= 300]
-    with LLM(gemma_path, dtype="bfloat16") as llm:
+    with LLM(gemma_path, dtype="bfloat16", enforce_eager=True) as llm:
         assert_top5_close(generate_rows(llm, rows, max_tokens=16), rows)
