@@ -7,13 +7,14 @@ import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.validation import check_bool, check_choice, check_float, check_int, check_kind, check_str, shown
 
 MAX_TEXT = 65_536
+MAX_NAMES = 64
 _SIZE = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)([kmgtKMGT]?)")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -168,6 +169,47 @@ class Json:
         if not isinstance(value, dict):
             raise ValueError(f"{shown(text)} is not a JSON object")
         return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Group[T]:
+    """A dataclass of settings, or a dict with some of them; JSON on the command line; None leaves all as they are."""
+
+    made: type[T]
+
+    def check(self, name: str, value: Any) -> T | None:
+        if value is None or isinstance(value, self.made):
+            return value
+        if not isinstance(value, Mapping):
+            message = f"{name} must be a dict or {self.made.__name__}, got {shown(value)} ({type(value).__name__})."
+            raise VLLMValidationError(message, parameter=name, value=value)
+        known = [field.name for field in dataclasses.fields(cast(Any, self.made))]
+        for key in value:
+            if key not in known:
+                message = f"{name} has no {shown(key)}; it takes {', '.join(known)}."
+                raise VLLMValidationError(message, parameter=name, value=key)
+        return self.made(**value)
+
+    def flag(self) -> dict[str, Any]:
+        return Json().flag()
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """A list of things by name, or of the things themselves."""
+
+    metavar: str
+
+    def check(self, name: str, value: Any) -> list[Any] | None:
+        if value is None:
+            return None
+        if isinstance(value, (str, Mapping)) or not isinstance(value, Sequence) or len(value) > MAX_NAMES:
+            message = f"{name} must be a list of at most {MAX_NAMES}, got {shown(value)} ({type(value).__name__})."
+            raise VLLMValidationError(message, parameter=name, value=value)
+        return [check_str(name, each, MAX_TEXT) if isinstance(each, str) else each for each in value]
+
+    def flag(self) -> dict[str, Any]:
+        return {"nargs": "+", "metavar": self.metavar}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,21 +6,20 @@ The only place that reads the environment.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from jaxllm import resolution
+from jaxllm.config_groups import ReasoningConfig, StructuredOutputsConfig
 from jaxllm.engine_arguments import EngineArguments
 from jaxllm.exceptions import VLLMValidationError
 
 if TYPE_CHECKING:
     from jaxllm.loading.checkpoint import Checkpoint
     from jaxllm.models.config import ModelConfig
-
-logger = logging.getLogger(__name__)
+    from jaxllm.sampling.processors import LogitsProcessor
 
 PLATFORMS = ("cpu", "gpu", "tpu")
 DEFAULT_BLOCK_SIZE: Mapping[str, int] = {"cpu": 128, "gpu": 64, "tpu": 64}
@@ -78,6 +77,16 @@ class EngineConfig:
     seed: int
     max_logprobs: int
     """At most the vocabulary's size."""
+    logprobs_mode: str
+    """ "raw_logprobs", "processed_logprobs", "raw_logits" or "processed_logits"."""
+    logits_processors: tuple[LogitsProcessor, ...]
+    batch_invariant: bool
+    """Outputs do not depend, to the bit, on what else runs."""
+    structured_outputs_config: StructuredOutputsConfig
+    reasoning_config: ReasoningConfig | None
+    """None: <think> and </think>, if the tokenizer has them."""
+    stream_interval: int
+    """Fewest new tokens per streamed output."""
     enforce_eager: bool
     block_size: int
     enable_prefix_caching: bool
@@ -114,6 +123,9 @@ COPIED = (
     "download_dir",
     "load_format",
     "seed",
+    "logprobs_mode",
+    "reasoning_config",
+    "stream_interval",
     "enforce_eager",
     "gpu_memory_utilization",
     "kv_cache_memory_bytes",
@@ -136,10 +148,10 @@ class EngineArgs(EngineArguments):
         Checked in this order: argument values, checkpoint, architecture, then dtype and length.
         """
         from jaxllm.loading.checkpoint import open_checkpoint
-        from jaxllm.loading.dtype import resolve_dtype
 
         self.check()
         scheduler_cls = resolution.load_class("scheduler_cls", self.scheduler_cls)
+        logits_processors = _load_processors(self.logits_processors)
         chat_template = resolution.read_chat_template(self.chat_template)
         checkpoint = open_checkpoint(
             self.model,
@@ -149,7 +161,10 @@ class EngineArgs(EngineArguments):
             download_dir=self.download_dir,
         )
         model_config = resolution.read_model_config(self.model, checkpoint, self.hf_overrides)
-        generation_config, default_sampling_params = _resolve_sampling(self, checkpoint)
+        generation_config = resolution.read_generation_config(self.generation_config, checkpoint)
+        default_sampling_params = resolution.default_sampling_params(
+            self.generation_config, generation_config, self.override_generation_config
+        )
         requested = cast(int | None, self.max_model_len)  # check() has read strings
         max_model_len, can_shrink = resolution.resolve_max_model_len(requested, resolution.context_length(model_config))
         platform = detect_platform()
@@ -159,7 +174,9 @@ class EngineArgs(EngineArguments):
             **_resolve_limits(self, platform, max_model_len),
             checkpoint=checkpoint,
             model_config=model_config,
-            dtype=resolve_dtype(self.dtype, checkpoint, platform),
+            **_resolve_numerics(self, checkpoint, platform),
+            logits_processors=logits_processors,
+            structured_outputs_config=self.structured_outputs_config or StructuredOutputsConfig(),
             max_model_len=max_model_len,
             max_model_len_can_shrink=can_shrink,
             max_logprobs=_resolve_max_logprobs(self.max_logprobs, model_config.vocab_size),
@@ -172,19 +189,23 @@ class EngineArgs(EngineArguments):
         )
 
 
-def _resolve_sampling(args: EngineArgs, checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (HF generation config, default sampling parameters); warn of what is left out."""
-    generation_config = resolution.read_generation_config(args.generation_config, checkpoint)
-    defaults, lacking = resolution.default_sampling_params(
-        args.generation_config, generation_config, args.override_generation_config
-    )
-    for name in lacking:
-        logger.warning(
-            "%s asks for %s by default, which is not supported yet: it is left out of the default sampling.",
-            args.model,
-            name,
-        )
-    return generation_config, defaults
+def _resolve_numerics(args: EngineArgs, checkpoint: Checkpoint, platform: str) -> dict[str, Any]:
+    """Settle the dtype, and whether outputs may depend on the batch."""
+    import jax
+
+    from jaxllm.loading.dtype import resolve_dtype
+
+    dtype = resolve_dtype(args.dtype, checkpoint, platform)
+    invariant = resolution.resolve_batch_invariant(args.batch_invariant, platform, dtype, jax.__version_info__)
+    return {"dtype": dtype, "batch_invariant": invariant}
+
+
+def _load_processors(given: list[Any] | None) -> tuple[LogitsProcessor, ...]:
+    if not given:
+        return ()  # and JAX need not be imported yet
+    from jaxllm.sampling.processors import load_processors
+
+    return load_processors(given)
 
 
 def _resolve_max_logprobs(requested: int, vocab_size: int) -> int:

@@ -14,8 +14,10 @@ from jaxllm.arguments import (
     Choice,
     ClassName,
     Dtype,
+    Group,
     Integer,
     Json,
+    Names,
     Number,
     Switch,
     Text,
@@ -26,10 +28,12 @@ from jaxllm.arguments import (
     required,
     unsupported,
 )
+from jaxllm.config_groups import ReasoningConfig, StructuredOutputsConfig
 from jaxllm.exceptions import VLLMValidationError, unknown_parameter
 from jaxllm.validation import INT32_MAX
 
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256, 512)
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 MAX_NUM_SEQS = 65_536
 MAX_NUM_BATCHED_TOKENS = 2**20
 
@@ -93,12 +97,25 @@ class EngineArguments:
     )
     override_generation_config: dict[str, Any] = argument({}, Json(), _MODEL, "values to replace in generation_config")
     max_logprobs: int = argument(20, Integer(-1, INT32_MAX), _MODEL, "most logprobs a request may ask for; -1: all")
-    logprobs_mode: str = unsupported("raw_logprobs")
+    logprobs_mode: str = argument(
+        "raw_logprobs",
+        Choice(LOGPROBS_MODES),
+        _MODEL,
+        "logprobs of the model's logits, or of what is sampled",
+    )
+    batch_invariant: bool | None = argument(
+        None,
+        Switch(optional=True),
+        _MODEL,
+        "outputs do not depend, to the bit, on what else runs; default: where it costs nothing (bfloat16 on CPU)",
+    )
     enforce_eager: bool = argument(False, Switch(), _MODEL, "compile nothing ahead of its first use")
     served_model_name: str | list[str] | None = unsupported(None)
     quantization: str | None = unsupported(None, "GGUF files say themselves how they are quantized", aliases=("-q",))
     quantization_config: Any = unsupported(None)
-    logits_processors: Any = unsupported(None)
+    logits_processors: list[Any] | None = argument(
+        None, Names("MODULE:FUNCTION"), _MODEL, "functions (logits_sv, state) -> logits_sv, traced into each step"
+    )
     pooler_config: Any = unsupported(None)
     override_pooler_config: Any = unsupported(None)
     disable_sliding_window: bool = unsupported(False)
@@ -181,11 +198,19 @@ class EngineArguments:
     )
     max_num_partial_prefills: int = unsupported(1)
     max_long_partial_prefills: int = unsupported(1)
-    stream_interval: int = unsupported(1)
+    stream_interval: int = argument(1, Integer(1, INT32_MAX), _SCHEDULER, "fewest new tokens per streamed output")
     watermark: float = unsupported(0, also=(0.0,))
     scheduler_reserve_full_isl: bool | None = unsupported(None)
-    structured_outputs_config: Any = unsupported(None)
-    reasoning_parser: str = unsupported("")
+    structured_outputs_config: StructuredOutputsConfig | None = argument(
+        None, Group(StructuredOutputsConfig), "StructuredOutputsConfig", "settings of structured outputs, as JSON"
+    )
+    reasoning_config: ReasoningConfig | None = argument(
+        None,
+        Group(ReasoningConfig),
+        "StructuredOutputsConfig",
+        "reasoning_start_str and reasoning_end_str, as JSON; default: <think> and </think> if the tokenizer has them",
+    )
+    reasoning_parser: str = unsupported("", "outputs are not split; for thinking_token_budget see reasoning_config")
     speculative_config: Any = unsupported(None)
     spec_method: str | None = unsupported(None)
     spec_model: str | None = unsupported(None)

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+from jaxllm.beam_search import BeamSearcher, BeamSearchOutput
 from jaxllm.config import EngineArgs
 from jaxllm.engine.chat import ChatRenderer, is_single_conversation
 from jaxllm.engine.interrupts import deferred_interrupts
@@ -17,7 +18,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.inputs import PromptType
 from jaxllm.llm_refused import RefusedMethods
 from jaxllm.outputs import RequestOutput
-from jaxllm.sampling_params import RequestOutputKind, SamplingParams
+from jaxllm.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -141,6 +142,27 @@ class LLM(RefusedMethods):
         }
         request_ids = self._add_chats(messages, sampling_params, None, tokenization_kwargs, template_options)
         return self._run(request_ids, use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        params: BeamSearchParams,
+        lora_request: Any = None,
+        use_tqdm: UseTqdm = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """Search for the likeliest texts, `beam_width` per prompt, as Hugging Face's generate(num_beams=...) does.
+
+        Beams share their KV blocks. At most concurrency_limit prompts are searched at once; with None, all.
+        """
+        refuse_given(lora_request=lora_request)
+        batch = [prompts] if is_single_prompt(prompts) else list(prompts)
+        request_ids = [str(self._num_requests + i) for i in range(len(batch))]
+        self._num_requests += len(batch)
+        with deferred_interrupts():
+            searcher = BeamSearcher(self.llm_engine, request_ids, batch, params, concurrency_limit)
+        searcher.run(self._step, use_tqdm)
+        return searcher.outputs(self.llm_engine.tokenizer)
 
     def enqueue(
         self,
@@ -322,7 +344,7 @@ class LLM(RefusedMethods):
         return request_ids
 
     def _run(self, request_ids: Sequence[str], use_tqdm: UseTqdm) -> list[RequestOutput]:
-        """Step until these requests are finished; outputs of enqueued ones are kept for `wait_for_completion`."""
+        """Step until these requests are finished."""
         waiting = set(request_ids)
         done: list[RequestOutput] = []
         try:
@@ -331,9 +353,7 @@ class LLM(RefusedMethods):
                 contextlib.closing(Progress(use_tqdm, len(waiting))) as progress,
             ):
                 while waiting and self.llm_engine.has_unfinished_requests():
-                    for output in self.llm_engine.step():
-                        if output.request_id in self._enqueued and output.finished:
-                            self._enqueued[output.request_id] = output
+                    for output in self._step():
                         if output.request_id in waiting and output.finished:
                             waiting.discard(output.request_id)
                             done.append(output)
@@ -344,6 +364,14 @@ class LLM(RefusedMethods):
                 self.llm_engine.abort_request(waiting)
             raise
         return _in_order(done)
+
+    def _step(self) -> list[RequestOutput]:
+        """Do one step; outputs of enqueued requests are kept for `wait_for_completion`."""
+        outputs = self.llm_engine.step()
+        for output in outputs:
+            if output.request_id in self._enqueued and output.finished:
+                self._enqueued[output.request_id] = output
+        return outputs
 
 
 def _in_order(outputs: list[RequestOutput]) -> list[RequestOutput]:

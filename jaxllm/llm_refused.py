@@ -27,10 +27,6 @@ def _only_pooling(method: str) -> NoReturn:
 class RefusedMethods:
     """The part of `LLM` that refuses by name."""
 
-    def beam_search(self, *_args: Any, **_kwargs: Any) -> NoReturn:
-        """Refuse."""
-        _not_yet("beam_search", "use generate() with n > 1 and pick by cumulative_logprob")
-
     def encode(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         """Refuse: this model generates text."""
         _only_pooling("encode")

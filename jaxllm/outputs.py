@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import MutableSequence, Sequence
-from typing import Any
+from collections.abc import Iterable, MutableSequence, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, overload
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclasses.dataclass(slots=True)
@@ -18,10 +21,92 @@ class Logprob:
     """The token's text; None without detokenizing."""
 
 
-SampleLogprobs = list[dict[int, Logprob]]
-"""Per output token: token id -> Logprob, the sampled token first, then the most likely ones."""
-PromptLogprobs = list[dict[int, Logprob] | None]
-"""The same per prompt token; the first has none."""
+LogprobsOnePosition = dict[int, Logprob]
+"""Token id -> Logprob: the token itself first, then the most likely ones in falling order, then those asked for."""
+
+
+@dataclasses.dataclass
+class FlatLogprobs(MutableSequence[LogprobsOnePosition]):
+    """What a list of positions holds, in six long lists: position i is entries start_indices[i] to end_indices[i].
+
+    Made for programs that would rather not have thousands of small dicts. Reads and grows as such a list does, but
+    no position can be changed.
+    """
+
+    start_indices: list[int] = dataclasses.field(default_factory=list)
+    end_indices: list[int] = dataclasses.field(default_factory=list)
+    token_ids: list[int] = dataclasses.field(default_factory=list)
+    logprobs: list[float] = dataclasses.field(default_factory=list)
+    ranks: list[int | None] = dataclasses.field(default_factory=list)
+    decoded_tokens: list[str | None] = dataclasses.field(default_factory=list)
+
+    def append(self, value: LogprobsOnePosition | None) -> None:
+        """Add a position; None is one without entries."""
+        entries = (value or {}).values()
+        self.append_fast(
+            list(value or ()),
+            [entry.logprob for entry in entries],
+            [entry.rank for entry in entries],
+            [entry.decoded_token for entry in entries],
+        )
+
+    def append_fast(
+        self,
+        token_ids: Iterable[int],
+        logprobs: Iterable[float],
+        ranks: Iterable[int | None],
+        decoded_tokens: Iterable[str | None],
+    ) -> None:
+        """Add a position from its columns, which have one length."""
+        self.start_indices.append(len(self.token_ids))
+        self.token_ids.extend(token_ids)
+        self.logprobs.extend(logprobs)
+        self.ranks.extend(ranks)
+        self.decoded_tokens.extend(decoded_tokens)
+        self.end_indices.append(len(self.token_ids))
+
+    def extend(self, values: Iterable[LogprobsOnePosition | None]) -> None:
+        """Add positions."""
+        for value in values:
+            self.append(value)
+
+    def __len__(self) -> int:
+        return len(self.start_indices)
+
+    @overload
+    def __getitem__(self, index: int) -> LogprobsOnePosition: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> FlatLogprobs: ...
+
+    def __getitem__(self, index: int | slice) -> LogprobsOnePosition | FlatLogprobs:
+        if isinstance(index, slice):
+            chosen = FlatLogprobs()
+            for start, end in zip(self.start_indices[index], self.end_indices[index], strict=True):
+                one = slice(start, end)
+                chosen.append_fast(self.token_ids[one], self.logprobs[one], self.ranks[one], self.decoded_tokens[one])
+            return chosen
+        return {
+            self.token_ids[i]: Logprob(self.logprobs[i], self.ranks[i], self.decoded_tokens[i])
+            for i in range(self.start_indices[index], self.end_indices[index])
+        }
+
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+        raise TypeError("positions of FlatLogprobs cannot be replaced")
+
+    def __delitem__(self, index: Any) -> NoReturn:
+        raise TypeError("positions of FlatLogprobs cannot be deleted")
+
+    def insert(self, index: int, value: Any) -> NoReturn:
+        """Refuse: positions are only added at the end."""
+        del index, value
+        raise TypeError("positions can only be appended to FlatLogprobs")
+
+
+SampleLogprobs = list[LogprobsOnePosition] | FlatLogprobs
+"""Per output token."""
+PromptLogprobs = list[LogprobsOnePosition | None] | FlatLogprobs
+"""Per prompt token; the first has none."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -46,13 +131,13 @@ class CompletionOutput:
     text: str
     token_ids: Sequence[int]
     cumulative_logprob: float | None
-    """Sum over the output's tokens; None unless logprobs were asked for."""
+    """Sum of what `logprobs` says of the output's own tokens; None unless they were asked for."""
     logprobs: SampleLogprobs | None
     routed_experts: Any | None = None
     finish_reason: str | None = None
     """None while it goes on; else "stop", "length", "abort", "error" or "repetition"."""
     stop_reason: int | str | None = None
-    """The stop string or stop token id that ended it; None for the end of sequence."""
+    """The stop string or stop token id that ended it; None for the end of sequence; what went wrong for "error"."""
     lora_request: Any | None = None
     sampling_mask: Any | None = None
 
@@ -80,6 +165,8 @@ class RequestOutput:
     num_cache_creation_tokens: int | None = None
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None
+    prompt_token_id_logprobs: np.ndarray | None = dataclasses.field(default=None, compare=False)
+    """[rows, prompt_logprob_token_ids] float32: row i is of prompt position prompt_logprob_start + i + 1."""
 
     def add(self, next_output: RequestOutput, aggregate: bool) -> None:
         """Take in a later output of the same request: append its deltas if `aggregate`, else let it replace ours."""
@@ -100,8 +187,10 @@ def _append(completion: CompletionOutput, delta: CompletionOutput) -> None:
     if not isinstance(completion.token_ids, MutableSequence):
         completion.token_ids = list(completion.token_ids)
     completion.token_ids.extend(delta.token_ids)
-    if delta.logprobs:
-        completion.logprobs = (completion.logprobs or []) + delta.logprobs
+    if completion.logprobs is None:
+        completion.logprobs = delta.logprobs
+    elif delta.logprobs:
+        completion.logprobs.extend(delta.logprobs)
     completion.cumulative_logprob = delta.cumulative_logprob
     completion.finish_reason = delta.finish_reason
     completion.stop_reason = delta.stop_reason

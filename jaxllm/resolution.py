@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.sampling_rules import NOT_SUPPORTED_YET
 from jaxllm.validation import shown
 
 if TYPE_CHECKING:
@@ -121,8 +120,8 @@ def read_generation_config(choice: str, checkpoint: Checkpoint) -> dict[str, Any
 
 def default_sampling_params(
     choice: str, generation_config: Mapping[str, Any], override: Mapping[str, Any]
-) -> tuple[dict[str, Any], list[str]]:
-    """Return (sampling parameters that differ from vLLM's defaults, names the model asks for but jaxllm lacks)."""
+) -> dict[str, Any]:
+    """Return the sampling parameters that differ from vLLM's defaults: the model's, then the user's."""
     unknown = sorted(set(override) - set(GENERATION_KEYS))
     if unknown:
         raise VLLMValidationError(
@@ -132,12 +131,10 @@ def default_sampling_params(
             value=override,
         )
     from_model = {} if choice == "vllm" else _sampling_fields(generation_config)
-    lacking = [name for name in from_model if name in NOT_SUPPORTED_YET and from_model[name] != NOT_SUPPORTED_YET[name]]
-    supported = {name: value for name, value in from_model.items() if name not in lacking}
-    _check_defaults(supported, "generation_config", "pass generation_config='vllm' to leave the checkpoint's out")
+    _check_defaults(from_model, "generation_config", "pass generation_config='vllm' to leave the checkpoint's out")
     from_user = _sampling_fields(override)
     _check_defaults(from_user, "override_generation_config", "change it")
-    return supported | from_user, [name for name in lacking if name not in from_user]
+    return from_model | from_user
 
 
 def _sampling_fields(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,6 +149,23 @@ def _check_defaults(fields: Mapping[str, Any], parameter: str, way_out: str) -> 
         raise VLLMValidationError(
             f"{parameter}: {error} Or {way_out}.", parameter=parameter, value=dict(fields)
         ) from error
+
+
+def resolve_batch_invariant(requested: bool | None, platform: str, dtype: str, jax_version: tuple[int, ...]) -> bool:
+    """Return whether steps are compiled so that a row never depends on the others; refuse it where it is unproven."""
+    if requested is None:
+        return platform == "cpu" and dtype == "bfloat16"
+    reason = None
+    if platform != "cpu":
+        reason = f"it is only assured on CPU so far, and this is a {platform}"
+    elif dtype not in ("bfloat16", "float32"):
+        reason = f"it is only assured in bfloat16 and float32, not in {dtype}"
+    elif dtype == "float32" and jax_version < (0, 12):
+        reason = "in float32 it needs jax 0.12 or newer; use that, or dtype='bfloat16'"
+    if requested and reason is not None:
+        message = f"batch_invariant=True is not supported here: {reason}. Or leave it out."
+        raise VLLMValidationError(message, parameter="batch_invariant", value=requested)
+    return requested
 
 
 def read_chat_template(template: str | None) -> str | None:

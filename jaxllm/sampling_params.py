@@ -15,19 +15,22 @@ from jaxllm.exceptions import VLLMValidationError, unknown_parameter
 from jaxllm.sampling_rules import (
     GONE,
     MAX_ALLOWED_TOKEN_IDS,
-    MAX_BAD_WORD_LENGTH,
-    MAX_BAD_WORDS,
-    MAX_GRAMMAR_LENGTH,
     MAX_LOGPROB_TOKEN_IDS,
     MAX_N,
+    MAX_PATTERN_SIZE,
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     MIN_TEMPERATURE,
-    NOT_SUPPORTED_YET,
+    REPETITION_PENALTIES,
     SAMPLING_EPS,
+    check_bad_words,
+    check_extra_args,
     check_logit_bias,
+    check_prompt_scores,
+    refuse_without_meaning,
 )
+from jaxllm.structured_outputs import StructuredOutputsParams
 from jaxllm.validation import (
     INT32_MAX,
     check_bool,
@@ -36,7 +39,6 @@ from jaxllm.validation import (
     check_int,
     check_ints,
     check_kind,
-    check_str,
     check_strings,
 )
 
@@ -62,51 +64,18 @@ class RequestOutputKind(enum.Enum):
     """Nothing until the request is finished."""
 
 
-_CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
-
-
-class StructuredOutputsParams(msgspec.Struct, omit_defaults=True):
-    """What the output must match: exactly one of json, regex, choice, grammar, json_object, structural_tag."""
-
-    json: str | dict[str, Any] | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-    disable_any_whitespace: bool = False
-    disable_additional_properties: bool = False
-    whitespace_pattern: str | None = None
-    structural_tag: str | None = None
-
-    def __post_init__(self) -> None:
-        given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise VLLMValidationError(
-                f"StructuredOutputsParams takes exactly one of {', '.join(_CONSTRAINTS)}; "
-                f"got {', '.join(given) if given else 'none'}.",
-                parameter="structured_outputs",
-                value=given,
-            )
-        for name in ("regex", "grammar", "structural_tag", "whitespace_pattern"):
-            if getattr(self, name) is not None:
-                check_str(name, getattr(self, name), MAX_GRAMMAR_LENGTH)
-        if self.choice is not None:
-            self.choice = check_strings("choice", self.choice, MAX_GRAMMAR_LENGTH, MAX_GRAMMAR_LENGTH)
-
-    def all_constraints_none(self) -> bool:
-        """Say whether no constraint is set."""
-        return all(getattr(self, name) is None for name in _CONSTRAINTS)
-
-
 class RepetitionDetectionParams(msgspec.Struct, omit_defaults=True):
-    """End a generation that repeats a pattern of min_pattern_size..max_pattern_size tokens min_count times."""
+    """End a generation that repeats a pattern of min_pattern_size..max_pattern_size tokens min_count times.
+
+    max_pattern_size=0 looks for none; min_pattern_size=0 means 1.
+    """
 
     max_pattern_size: int = 0
     min_pattern_size: int = 0
     min_count: int = 0
 
     def __post_init__(self) -> None:
-        self.max_pattern_size = check_int("max_pattern_size", self.max_pattern_size, 0, INT32_MAX)
+        self.max_pattern_size = check_int("max_pattern_size", self.max_pattern_size, 0, MAX_PATTERN_SIZE)
         self.min_pattern_size = check_int("min_pattern_size", self.min_pattern_size, 0, self.max_pattern_size)
         self.min_count = check_int("min_count", self.min_count, 2 if self.max_pattern_size else 0, INT32_MAX)
 
@@ -154,7 +123,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
     frequency_penalty: float = 0.0
     """Subtracted once per occurrence in the output; in [-2, 2]."""
     repetition_penalty: float = 1.0
-    """Divides the positive logits (multiplies the negative ones) of tokens in prompt or output; above 0."""
+    """Divides the positive logits (multiplies the negative ones) of tokens in prompt or output; in [0.001, 1000]."""
     temperature: float = 1.0
     """In [0, 2]; 0 is greedy."""
     top_p: float = 1.0
@@ -180,21 +149,21 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens."""
     logprob_token_ids: list[int] | None = None
-    """Token ids whose log-probabilities to return."""
+    """Token ids whose log-probabilities to return at each output token, besides the `logprobs` most likely ones."""
     flat_logprobs: bool = False
-    """Return log-probabilities as flat lists."""
+    """Return log-probabilities as `FlatLogprobs`: a few long lists instead of many small dicts."""
     detokenize: bool = True
     """Make text from the tokens; without it `text` stays empty."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     spaces_between_special_tokens: bool = True
-    """Put spaces between special tokens in the text."""
+    """Without it, neighbouring special tokens that are shown stand together even where the decoder spaces them."""
     include_stop_str_in_output: bool = False
     """Keep the stop string in the text."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     """What outputs before the last one hold."""
     stream_interval: int | None = None
-    """New tokens per streamed output."""
+    """New tokens per streamed output, at least the engine's stream_interval; the first and the last come at once."""
     skip_clone: bool = False
     """`clone` returns this very object: promise that nobody changes it."""
     structured_outputs: StructuredOutputsParams | None = None
@@ -204,23 +173,23 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
     allowed_token_ids: list[int] | None = None
     """Sample from these token ids only."""
     extra_args: dict[str, Any] | None = None
-    """For plugins."""
+    """Numbers for the engine's logits processors, by name."""
     routed_experts_prompt_start: int = 0
-    """First prompt token whose routing is returned."""
+    """Refused: no routing is returned."""
     bad_words: list[str] | None = None
-    """Words that are never generated."""
+    """Words that are never generated, at the beginning of a word or after a space."""
     skip_reading_prefix_cache: bool | None = None
-    """Compute the whole prompt anew."""
+    """Compute the whole prompt anew; the default, and a must, with log-probabilities of the prompt."""
     thinking_token_budget: int | None = None
-    """Longest reasoning in tokens; None or -1 is unlimited."""
+    """Longest reasoning in tokens, then its end is forced; None or -1 is unlimited."""
     repetition_detection: RepetitionDetectionParams | None = None
     """End an output that repeats itself."""
     prompt_logprob_token_ids: list[int] | None = None
-    """Token ids to score at prompt positions."""
+    """Token ids to score at each prompt position; `RequestOutput.prompt_token_id_logprobs` has the values."""
     prompt_logprob_start: int | None = None
-    """First prompt position to score."""
+    """First prompt position after which prompt_logprob_token_ids are scored; 0 unless given."""
     trace_decode_token_ids: list[int] | None = None
-    """Emit these token ids instead of sampling."""
+    """Refused: outputs are sampled."""
     output_text_buffer_length: int = 0
     """Derived: characters held back until no stop string can start in them."""
     _eos_token_id: int | None = None
@@ -241,7 +210,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
         self._check_text()
         self._check_logprobs()
         self._check_token_rules()
-        self._refuse_unsupported()
+        refuse_without_meaning(self)
         if self.sampling_type is SamplingType.GREEDY:
             self.temperature, self.top_p, self.top_k, self.min_p = 0.0, 1.0, 0, 0.0
         self._all_stop_token_ids.update(self.stop_token_ids or ())
@@ -250,9 +219,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
         self.n = check_int("n", self.n, 1, MAX_N)
         self.presence_penalty = check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         self.frequency_penalty = check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        self.repetition_penalty = check_float(
-            "repetition_penalty", self.repetition_penalty, 0.0, math.inf, above_low=True
-        )
+        self.repetition_penalty = check_float("repetition_penalty", self.repetition_penalty, *REPETITION_PENALTIES)
         self.temperature = check_float("temperature", self.temperature, 0.0, 2.0)
         if SAMPLING_EPS <= self.temperature < MIN_TEMPERATURE:
             logger.warning(
@@ -304,37 +271,29 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
             value = getattr(self, name)
             if value is not None:  # True means 1, as in vLLM
                 setattr(self, name, 1 if value is True else check_int(name, value, -1, INT32_MAX))
-        for name in ("logprob_token_ids", "prompt_logprob_token_ids"):
-            if getattr(self, name) is not None:
-                setattr(self, name, check_ints(name, getattr(self, name), 0, INT32_MAX, MAX_LOGPROB_TOKEN_IDS))
-        if self.prompt_logprob_start is not None:
-            check_int("prompt_logprob_start", self.prompt_logprob_start, 0, INT32_MAX)
-        check_int("routed_experts_prompt_start", self.routed_experts_prompt_start, 0, INT32_MAX)
-        if self.skip_reading_prefix_cache is None:
-            self.skip_reading_prefix_cache = self.prompt_logprobs is not None
-        check_bool("skip_reading_prefix_cache", self.skip_reading_prefix_cache)
+        if self.logprob_token_ids is not None:
+            name = "logprob_token_ids"
+            self.logprob_token_ids = check_ints(name, self.logprob_token_ids, 0, INT32_MAX, MAX_LOGPROB_TOKEN_IDS)
+        check_prompt_scores(self)
 
     def _check_token_rules(self) -> None:
         ids = [] if self.stop_token_ids is None else self.stop_token_ids
         self.stop_token_ids = check_ints("stop_token_ids", ids, 0, INT32_MAX, MAX_STOP_TOKEN_IDS)
-        words = [] if self.bad_words is None else self.bad_words
-        self.bad_words = check_strings("bad_words", words, MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH)
+        self.bad_words = check_bad_words(self.bad_words)
         if self.allowed_token_ids is not None:
-            name = "allowed_token_ids"
-            self.allowed_token_ids = check_ints(name, self.allowed_token_ids, 0, INT32_MAX, MAX_ALLOWED_TOKEN_IDS)
+            name, ids = "allowed_token_ids", self.allowed_token_ids
+            self.allowed_token_ids = check_ints(name, ids, 0, INT32_MAX, MAX_ALLOWED_TOKEN_IDS)
+            if not self.allowed_token_ids:
+                message = f"{name} cannot be empty: nothing could be sampled. Leave it out to allow every token."
+                raise VLLMValidationError(message, parameter=name, value=ids)
         if self.logit_bias is not None:
             self.logit_bias = check_logit_bias(self.logit_bias)
         check_kind("structured_outputs", self.structured_outputs, StructuredOutputsParams)
         check_kind("repetition_detection", self.repetition_detection, RepetitionDetectionParams)
-        check_kind("extra_args", self.extra_args, dict)
-
-    def _refuse_unsupported(self) -> None:
-        for name, only in NOT_SUPPORTED_YET.items():
-            value = getattr(self, name)
-            if value != only:
-                raise VLLMValidationError(
-                    f"{name} is not supported yet; leave it at its default ({only!r}).", parameter=name, value=value
-                )
+        if self.repetition_detection is not None:
+            self.repetition_detection.__post_init__()  # its fields may have been assigned since
+        if self.extra_args is not None:
+            self.extra_args = check_extra_args(self.extra_args)
 
     @property
     def sampling_type(self) -> SamplingType:
@@ -342,6 +301,18 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
         if self.temperature < SAMPLING_EPS:
             return SamplingType.GREEDY
         return SamplingType.RANDOM if self.seed is None else SamplingType.RANDOM_SEED
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many log-probabilities come with each output token besides its own; -1 is all, None means none at all."""
+        return self.logprobs if self.logprobs is not None else len(self.logprob_token_ids or ()) or None
+
+    @property
+    def first_scored_position(self) -> int | None:
+        """The first prompt position whose token gets a log-probability, at least 1; None when none does."""
+        if self.prompt_logprobs is not None:
+            return 1
+        return None if self.prompt_logprob_token_ids is None else (self.prompt_logprob_start or 0) + 1
 
     @property
     def eos_token_id(self) -> int | None:

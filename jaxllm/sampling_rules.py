@@ -1,4 +1,4 @@
-"""The limits of `SamplingParams`, and the tables of fields that are gone or not supported yet."""
+"""The limits of `SamplingParams`, the tables of fields that are gone or refused, and the checks of single fields."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.validation import INT32_MAX, check_float, check_int
+from jaxllm.validation import (
+    INT32_MAX,
+    check_bool,
+    check_float,
+    check_int,
+    check_ints,
+    check_str,
+    check_strings,
+    shown,
+)
 
 SAMPLING_EPS = 1e-5
 """Temperatures below it mean greedy."""
@@ -20,10 +29,22 @@ MAX_STOP_LENGTH = 4_096
 MAX_STOP_TOKEN_IDS = 4_096
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_LENGTH = 4_096
+MAX_BAD_WORDS_LENGTH = 16_384
+"""Characters of all bad words together: they are tokenized in two spellings before anything else is known of them."""
+MAX_BAD_WORD_TOKENS = 1_024
+"""Tokens of all bad words together, in both spellings."""
 MAX_LOGIT_BIASES = 1_024
 MAX_LOGPROB_TOKEN_IDS = 128
-MAX_ALLOWED_TOKEN_IDS = 2**20
+MAX_ALLOWED_TOKEN_IDS = 300_000
+"""More than any vocabulary has."""
 MAX_GRAMMAR_LENGTH = 2**20
+MAX_EXTRA_ARGS = 32
+MAX_EXTRA_ARG_NAME = 128
+REPETITION_PENALTIES = (1e-3, 1e3)
+"""Beyond these, float32 logits overflow sooner or later."""
+MAX_PATTERN_SIZE = 1_024
+"""Each size up to it is looked for after every token."""
+FLOAT32_MAX = 3.4028234663852886e38
 
 GONE: Mapping[str, str] = {
     "best_of": "generate n outputs and pick by cumulative_logprob",
@@ -36,36 +57,85 @@ GONE: Mapping[str, str] = {
     "use_beam_width": "beam search has its own BeamSearchParams",
 }
 
-NOT_SUPPORTED_YET: Mapping[str, object] = {
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-    "prompt_logprobs": None,
-    "logprob_token_ids": None,
-    "flat_logprobs": False,
-    "spaces_between_special_tokens": True,
-    "stream_interval": None,
-    "structured_outputs": None,
-    "logit_bias": None,
-    "allowed_token_ids": None,
-    "extra_args": None,
-    "routed_experts_prompt_start": 0,
-    "bad_words": [],
-    "skip_reading_prefix_cache": False,
-    "thinking_token_budget": None,
-    "repetition_detection": None,
-    "prompt_logprob_token_ids": None,
-    "prompt_logprob_start": None,
-    "trace_decode_token_ids": None,
+REFUSED: Mapping[str, tuple[object, str]] = {
+    "routed_experts_prompt_start": (0, "which experts a token went to is not returned"),
+    "trace_decode_token_ids": (
+        None,
+        "outputs are sampled, not prescribed; to score a given text, make it the prompt and ask for prompt_logprobs",
+    ),
 }
-"""Fields that only take this value so far; anything else is an error that names the field."""
+"""Fields that only take their default -> (the default, why)."""
+
+
+def refuse_without_meaning(params: Any) -> None:
+    """Refuse fields of SamplingParams that have no meaning here."""
+    for name, (only, reason) in REFUSED.items():
+        value = getattr(params, name)
+        if value != only or type(value) is not type(only):
+            raise VLLMValidationError(
+                f"{name}={shown(value)} is not supported: {reason}. Leave it at {only!r}.", parameter=name, value=value
+            )
+
+
+def check_bad_words(words: Any) -> list[str]:
+    """Return the distinct words, in order."""
+    name = "bad_words"
+    checked = check_strings(name, [] if words is None else words, MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH)
+    length = sum(map(len, checked))
+    if length > MAX_BAD_WORDS_LENGTH:
+        message = f"{name} must have at most {MAX_BAD_WORDS_LENGTH} characters together, got {length}."
+        raise VLLMValidationError(message, parameter=name, value=length)
+    blank = next((word for word in checked if word.isspace()), None)
+    if blank is not None:
+        message = f"{name} cannot contain words of spaces only, got {shown(blank)}."
+        raise VLLMValidationError(message, parameter=name, value=blank)
+    return checked
+
+
+def check_extra_args(given: Any) -> dict[str, int | float]:
+    """Return {name: number}: what the logits processors may be given."""
+    name = "extra_args"
+    if not isinstance(given, Mapping) or len(given) > MAX_EXTRA_ARGS:
+        message = f"{name} must be a dict with at most {MAX_EXTRA_ARGS} entries, got {shown(given)}."
+        raise VLLMValidationError(message, parameter=name, value=given)
+    checked: dict[str, int | float] = {}
+    for key, value in given.items():
+        check_str(name, key, MAX_EXTRA_ARG_NAME)
+        if isinstance(value, int) and not isinstance(value, bool):
+            checked[key] = check_int(f"{name}[{key!r}]", value, -INT32_MAX - 1, INT32_MAX, parameter=name)
+        else:
+            checked[key] = check_float(f"{name}[{key!r}]", value, -FLOAT32_MAX, FLOAT32_MAX, parameter=name)
+    return checked
+
+
+def check_prompt_scores(params: Any) -> None:
+    """Check what SamplingParams say of the prompt's log-probabilities, and settle whether the prefix cache is read."""
+    name, ids = "prompt_logprob_token_ids", params.prompt_logprob_token_ids
+    if ids is not None:
+        params.prompt_logprob_token_ids = check_ints(name, ids, 0, INT32_MAX, MAX_LOGPROB_TOKEN_IDS)
+        if not len(params.prompt_logprob_token_ids) == len(ids) > 0:
+            message = f"{name} must have at least one entry, and none twice; got {shown(ids)}."
+            raise VLLMValidationError(message, parameter=name, value=ids)
+    name, start = "prompt_logprob_start", params.prompt_logprob_start
+    if start is not None:
+        params.prompt_logprob_start = check_int(name, start, 0, INT32_MAX)
+        if ids is None:
+            message = f"{name} only applies to prompt_logprob_token_ids; give those, or leave it out."
+            raise VLLMValidationError(message, parameter=name, value=start)
+    name, skip = "skip_reading_prefix_cache", params.skip_reading_prefix_cache
+    is_scored = params.prompt_logprobs is not None or ids is not None
+    params.skip_reading_prefix_cache = is_scored if skip is None else check_bool(name, skip)
+    if is_scored and not params.skip_reading_prefix_cache:
+        message = f"{name}=False cannot go with log-probabilities of the prompt: cached tokens have none. Leave it out."
+        raise VLLMValidationError(message, parameter=name, value=skip)
 
 
 def check_logit_bias(biases: Any) -> dict[int, float]:
     """Return {token id: bias clamped to [-100, 100]}; ids may be numerals, as JSON keys are."""
     name = "logit_bias"
     if not isinstance(biases, Mapping) or len(biases) > MAX_LOGIT_BIASES:
-        message = f"{name} must be a mapping from token id to bias with at most {MAX_LOGIT_BIASES} entries."
+        wanted = f"a dict from token id to bias with at most {MAX_LOGIT_BIASES} entries"
+        message = f"{name} must be {wanted}, got {shown(biases)}."
         raise VLLMValidationError(message, parameter=name, value=biases)
     checked: dict[int, float] = {}
     for key, bias in biases.items():

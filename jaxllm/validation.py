@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+import reprlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -13,70 +14,81 @@ from jaxllm.exceptions import VLLMValidationError
 INT32_MAX = 2**31 - 1
 
 
+class _Brief(reprlib.Repr):
+    """Short `repr`s of anything, at a cost that its size does not change."""
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Show an integer; Python itself refuses to write out very long ones."""
+        del level
+        return f"an integer of {x.bit_length()} bits" if x.bit_length() > 256 else repr(x)
+
+
 def shown(value: object) -> str:
     """Show a user's value in an error, briefly whatever its size."""
-    if isinstance(value, int) and value.bit_length() > 256:
-        return f"an integer of {value.bit_length()} bits"
     if isinstance(value, str):
         return repr(value) if len(value) <= 80 else f"{value[:60]!r}... ({len(value)} characters)"
-    if isinstance(value, Collection):
-        return f"{type(value).__name__} of {len(value)}" if len(value) > 8 else repr(value)[:80]
-    return repr(value)[:80]
+    if isinstance(value, Collection) and len(value) > 8:
+        return f"{type(value).__name__} of {len(value)}"
+    brief = _Brief()
+    brief.maxlevel = 2
+    text = brief.repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
-def check_int(name: str, value: Any, low: int, high: int) -> int:
-    """Return `value` as an int in [low, high]; booleans and floats are refused."""
+def check_int(name: str, value: Any, low: int, high: int, *, parameter: str | None = None) -> int:
+    """Return `value` as an int in [low, high]; booleans and floats are refused. Errors: `parameter`'s, or `name`'s."""
+    parameter = parameter or name
     if type(value) is not int:
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-            raise VLLMValidationError(
-                f"{name} must be an integer, got {shown(value)} ({type(value).__name__}).", parameter=name, value=value
-            )
+            message = f"{name} must be an integer, got {shown(value)} ({type(value).__name__})."
+            raise VLLMValidationError(message, parameter=parameter, value=value)
         value = operator.index(value)
-    if value < low:
-        raise VLLMValidationError(f"{name} must be at least {low}, got {shown(value)}.", parameter=name, value=value)
-    if value > high:
-        raise VLLMValidationError(f"{name} must be at most {high}, got {shown(value)}.", parameter=name, value=value)
+    if not low <= value <= high:
+        wanted = f"at least {low}" if value < low else f"at most {high}"
+        raise VLLMValidationError(f"{name} must be {wanted}, got {shown(value)}.", parameter=parameter, value=value)
     return value
 
 
-def check_float(name: str, value: Any, low: float, high: float, *, above_low: bool = False) -> float:
-    """Return `value` as a finite float in [low, high], or in (low, high] when `above_low`."""
+def check_float(
+    name: str, value: Any, low: float, high: float, *, above_low: bool = False, parameter: str | None = None
+) -> float:
+    """Return `value` as a finite float in [low, high], or in (low, high] when `above_low`; errors as in check_int."""
+    parameter = parameter or name
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise VLLMValidationError(
-            f"{name} must be a number, got {shown(value)} ({type(value).__name__}).", parameter=name, value=value
-        )
+        message = f"{name} must be a number, got {shown(value)} ({type(value).__name__})."
+        raise VLLMValidationError(message, parameter=parameter, value=value)
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise VLLMValidationError(f"{name} must be a finite number, got {shown(value)}.", parameter=name, value=value)
+        message = f"{name} must be a finite number, got {shown(value)}."
+        raise VLLMValidationError(message, parameter=parameter, value=value)
     if not low <= number <= high or (above_low and number == low):
         wanted = f"{'(' if above_low else '['}{low:g}, {high:g}{']' if math.isfinite(high) else ')'}"
-        raise VLLMValidationError(f"{name} must be in {wanted}, got {shown(value)}.", parameter=name, value=value)
+        raise VLLMValidationError(f"{name} must be in {wanted}, got {shown(value)}.", parameter=parameter, value=value)
     return number
 
 
-def check_bool(name: str, value: Any) -> bool:
-    """Return `value` if it is True or False; 0, 1 and strings are refused."""
+def check_bool(name: str, value: Any, *, parameter: str | None = None) -> bool:
+    """Return `value` if it is True or False; 0, 1 and strings are refused. Errors: `parameter`'s, or `name`'s."""
     if not isinstance(value, bool):
-        raise VLLMValidationError(f"{name} must be True or False, got {shown(value)}.", parameter=name, value=value)
+        message = f"{name} must be True or False, got {shown(value)}."
+        raise VLLMValidationError(message, parameter=parameter or name, value=value)
     return value
 
 
-def check_str(name: str, value: Any, max_length: int) -> str:
-    """Return `value` if it is a non-empty string of at most `max_length` characters."""
+def check_str(name: str, value: Any, max_length: int, *, parameter: str | None = None) -> str:
+    """Return `value` if it is a non-empty string of at most `max_length` characters; errors as in check_bool."""
     if not isinstance(value, str):
-        raise VLLMValidationError(
-            f"{name} must be a string, got {shown(value)} ({type(value).__name__}).", parameter=name, value=value
-        )
-    if not value:
-        raise VLLMValidationError(f"{name} cannot contain an empty string.", parameter=name, value=value)
-    if len(value) > max_length:
-        raise VLLMValidationError(
-            f"{name} must have at most {max_length} characters, got {len(value)}.", parameter=name, value=value
-        )
-    return value
+        message = f"{name} must be a string, got {shown(value)} ({type(value).__name__})."
+    elif not value:
+        message = f"{name} cannot contain an empty string."
+    elif len(value) > max_length:
+        message = f"{name} must have at most {max_length} characters, got {len(value)}."
+    else:
+        return value
+    raise VLLMValidationError(message, parameter=parameter or name, value=value)
 
 
 def check_strings(name: str, value: Any, max_count: int, max_length: int) -> list[str]:
@@ -87,7 +99,12 @@ def check_strings(name: str, value: Any, max_count: int, max_length: int) -> lis
 
 def check_ints(name: str, value: Any, low: int, high: int, max_count: int) -> list[int]:
     """Return the distinct integers of `value` in order; each is in [low, high]."""
-    items = _check_collection(name, value, max_count)
+    items: Any = _check_collection(name, value, max_count)
+    if hasattr(items, "tolist"):
+        items = items.tolist()  # numpy's integers are slow to look at one by one
+    # Hundreds of thousands of ids are allowed: a call of check_int for each would take too long.
+    if set(map(type, items)) == {int} and min(items) >= low and max(items) <= high:
+        return list(dict.fromkeys(items))
     return list(dict.fromkeys(check_int(name, item, low, high) for item in items))
 
 

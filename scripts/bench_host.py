@@ -89,10 +89,10 @@ class Replay:
         del key
         return self._run
 
-    def _run(self, params: Any, pool: Any, previous_tokens: Any, *inputs: Any) -> tuple[Any, Any]:
+    def _run(self, params: Any, state: Any, previous_tokens: Any, *inputs: Any) -> tuple[Any, Any]:
         del params, previous_tokens
         jax.device_put(inputs)  # as a real program sends them
-        return pool, self._make()
+        return state, self._make()
 
 
 def make_engine(args: argparse.Namespace) -> Any:
@@ -115,8 +115,8 @@ def instrument(engine: Any, watch: Stopwatch) -> list[Any]:
     run, result = core._runner.run, watch.timed(running_step.result, "fetch")
     answers: list[Any] = []
 
-    def run_and_wait(plan: Any) -> Any:
-        step = run(plan)
+    def run_and_wait(plan: Any, masks: Any) -> Any:
+        step = run(plan, masks)
         wait(step._output)
         return step
 

@@ -10,39 +10,71 @@ from typing import TYPE_CHECKING
 from jaxllm.engine.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 
 if TYPE_CHECKING:
+    from jaxllm.constraints.token_masks import TokenMasks
     from jaxllm.execution.model_runner import ModelRunner, RunningStep
     from jaxllm.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
+COMPILE_WAIT = 0.05  # seconds; how long an idle step waits for a grammar to compile
+
 
 class EngineCore:
     """Runs steps with one in flight: step N + 1 is planned and sent while the device computes step N."""
 
-    def __init__(self, scheduler: Scheduler, runner: ModelRunner, *, max_model_len: int, overlap: bool = True) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        masks: TokenMasks,
+        *,
+        max_model_len: int,
+        overlap: bool = True,
+    ) -> None:
         self.max_model_len = max_model_len
         self._scheduler = scheduler
         self._runner: ModelRunner | None = runner
         """None once shut down."""
+        self._masks = masks
         self._overlap = overlap
         self._in_flight: RunningStep | None = None
-        self._aborted: list[EngineCoreOutput] = []
+        self._compiling: dict[str, EngineCoreRequest] = {}
+        """Requests whose grammar is being compiled, in order of arrival."""
+        self._ended: list[EngineCoreOutput] = []
+        """What ended between steps, for the next one to report."""
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Queue a request. Raises RuntimeError after `shutdown`."""
+        """Queue a request. Raises RuntimeError after `shutdown`, ValueError for one that cannot run."""
         if self._runner is None:
             raise RuntimeError("This engine was shut down: make a new one.")
         # The id is free again, though the end of the request that had it may not be reported yet.
-        self._aborted = [output for output in self._aborted if output.request_id != request.request_id]
-        self._scheduler.add_request(request)
+        self._ended = [output for output in self._ended if output.request_id != request.request_id]
+        self._masks.add(request)
+        if not self._masks.is_ready(request.request_id):
+            self._compiling[request.request_id] = request
+            return
+        try:
+            self._scheduler.add_request(request)
+        except ValueError:
+            self._masks.remove([request.request_id])
+            raise
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests and free their blocks; the next `step` reports them."""
-        self._aborted += self._scheduler.abort_requests(request_ids)
+        ids = list(request_ids)
+        self._ended += self._drop_compiling(ids)
+        self._ended += self._scheduler.abort_requests(ids)
+        self._masks.remove(ids)
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        """Give up the blocks that ended requests have kept for forks."""
+        self._scheduler.release(request_ids)
 
     def has_unfinished_requests(self) -> bool:
         """Say whether `step` has something to do or to report."""
-        return self._scheduler.has_unfinished_requests() or self._in_flight is not None or bool(self._aborted)
+        return bool(
+            self._scheduler.has_unfinished_requests() or self._in_flight is not None or self._ended or self._compiling
+        )
 
     def step(self) -> EngineCoreOutputs:
         """Send the next step to the device, then wait for the one before and return what it did.
@@ -53,21 +85,27 @@ class EngineCore:
             return self._step()
         except BaseException:
             self._in_flight = None
-            self._aborted += self._scheduler.abandon()
+            self._abandon()
             raise
 
     def _step(self) -> EngineCoreOutputs:
-        finished, self._in_flight = self._in_flight, None
-        launched = self._launch(finished)
+        self._admit_compiled()
+        before, self._in_flight = self._in_flight, None
+        if before is not None and self._scheduler.waits_for_commit():
+            self._ended += self._commit(before)
+            before, did_commit = None, True
+        else:
+            did_commit = before is not None
+        launched = self._launch(before)
+        if before is not None:
+            self._ended += self._commit(before)
         if self._overlap:
             self._in_flight = launched
-        else:
-            finished = launched
-        outputs, self._aborted = self._aborted, []
-        if finished is not None:
-            outputs += self._scheduler.commit(finished.plan, finished.result())
-        elif launched is None and self._scheduler.has_unfinished_requests():
-            raise RuntimeError("the scheduler has requests and plans nothing: this is a bug in jaxllm")
+        elif launched is not None:
+            self._ended += self._commit(launched)
+        outputs, self._ended = self._ended, []
+        if launched is None and not did_commit and not outputs:
+            self._rest()
         return EngineCoreOutputs(outputs=outputs, stats=self._scheduler.stats(), timestamp=time.monotonic())
 
     def reset_prefix_cache(self) -> bool:
@@ -85,10 +123,67 @@ class EngineCore:
             return
         self._runner.shutdown()
         self._runner = self._in_flight = None
-        self._aborted += self._scheduler.abandon()
+        self._abandon()
 
     def _launch(self, before: RunningStep | None) -> RunningStep | None:
         if self._runner is None:
             return None
         plan = self._scheduler.plan((before.plan,) if before is not None else ())
-        return None if plan is None else self._runner.run(plan)
+        if plan is None:
+            return None
+        row = self._masks.row
+        masks = [row(chunk.request_id, chunk.num_output_tokens) if chunk.samples else None for chunk in plan.chunks]
+        return self._runner.run(plan, masks)
+
+    def _commit(self, step: RunningStep) -> list[EngineCoreOutput]:
+        """Wait for a step and record it; requests that their masks have brought to an end get nothing of it."""
+        outputs = self._end_masked()
+        outputs += self._scheduler.commit(step.plan, step.result())
+        for output in outputs:
+            if output.finish_reason is not None:
+                self._masks.remove([output.request_id])
+            elif output.new_token_ids:
+                self._masks.accept(output.request_id, output.new_token_ids)
+        return outputs
+
+    def _end_masked(self) -> list[EngineCoreOutput]:
+        outputs: list[EngineCoreOutput] = []
+        for request_id, reason in self._masks.dead_ends().items():
+            outputs += self._scheduler.end(request_id, "error", reason)
+        for request_id in self._masks.completed():
+            outputs += self._scheduler.end(request_id, "stop")
+        return outputs
+
+    def _admit_compiled(self) -> None:
+        """Hand over the requests whose grammars are ready; those that did not compile end."""
+        failed = self._masks.dead_ends()
+        for request_id in list(self._compiling):
+            if request_id in failed:
+                del self._compiling[request_id]
+                self._masks.remove([request_id])
+                self._ended.append(_ending(request_id, "error", failed[request_id]))
+            elif self._masks.is_ready(request_id):
+                self._scheduler.add_request(self._compiling.pop(request_id))
+
+    def _drop_compiling(self, request_ids: Iterable[str]) -> list[EngineCoreOutput]:
+        dropped = [each for each in request_ids if self._compiling.pop(each, None) is not None]
+        return [_ending(request_id, "abort") for request_id in dropped]
+
+    def _rest(self) -> None:
+        """Nothing could be planned: there is a grammar to wait for, or nothing at all to do."""
+        if self._compiling:
+            self._masks.wait(COMPILE_WAIT)
+        elif self._scheduler.has_unfinished_requests():
+            raise RuntimeError("the scheduler has requests and plans nothing: this is a bug in jaxllm")
+
+    def _abandon(self) -> None:
+        self._ended += self._drop_compiling(list(self._compiling))
+        ended = self._scheduler.abandon()
+        self._ended += ended
+        self._masks.remove([output.request_id for output in self._ended])
+
+
+def _ending(request_id: str, finish_reason: str, stop_reason: str | None = None) -> EngineCoreOutput:
+    return EngineCoreOutput(
+        request_id=request_id, new_token_ids=[], finish_reason=finish_reason, stop_reason=stop_reason
+    )

@@ -24,6 +24,10 @@ class CoreClient(Protocol):
         """End requests and free their blocks at once; unknown ids are ignored."""
         ...
 
+    def release(self, request_ids: Iterable[str]) -> None:
+        """Give up the blocks that ended requests have kept for forks; unknown ids are ignored."""
+        ...
+
     def step(self) -> EngineCoreOutputs:
         """Do one step; returns at once when there is nothing to do."""
         ...
@@ -63,6 +67,10 @@ class InprocClient:
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests and free their blocks at once; unknown ids are ignored."""
         self._core.abort_requests(list(request_ids))
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        """Give up the blocks that ended requests have kept for forks; unknown ids are ignored."""
+        self._core.release(list(request_ids))
 
     def step(self) -> EngineCoreOutputs:
         """Do one step; returns at once when there is nothing to do."""

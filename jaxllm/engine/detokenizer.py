@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from tokenizers.decoders import DecodeStream
@@ -19,16 +20,35 @@ _MAX_HELD = 64
 
 
 class TextStream:
-    """Decodes a growing token sequence; what it has put out is never taken back."""
+    """Decodes a growing token sequence; what it has put out is never taken back.
 
-    def __init__(self, backend: Backend, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> None:
+    Of neighbouring `unspaced` tokens, each but the first shows as its string there, not as the decoder writes it.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        prompt_token_ids: Sequence[int],
+        skip_special_tokens: bool,
+        unspaced: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
         self._backend = backend
         self._skip = skip_special_tokens
+        self._unspaced = unspaced
+        self._after_unspaced = False
         self._held: list[int] = []
         self._restart(self._clean_suffix(prompt_token_ids))
 
     def push(self, token_id: int) -> str:
         """Add a token and return the text that became final, often ""."""
+        text = self._push(token_id)
+        if not self._unspaced:
+            return text
+        follows, string = self._after_unspaced, self._unspaced.get(token_id)
+        self._after_unspaced = string is not None
+        return string if text and follows and string is not None else text
+
+    def _push(self, token_id: int) -> str:
         self._held.append(token_id)
         try:
             text = self._stream.step(self._backend, token_id)
@@ -62,7 +82,7 @@ class TextStream:
         text, rest = self._after_context(self._held[:cut]), self._held[cut:]
         self._held = []
         self._restart(self._context)
-        return text + "".join(map(self.push, rest))
+        return text + "".join(map(self._push, rest))
 
     def _after_context(self, token_ids: list[int]) -> str:
         """Decode tokens as they read after the text before them; some decoders treat a first token differently."""
@@ -123,10 +143,12 @@ class TokenCollector:
 class IncrementalDetokenizer:
     """Makes text from tokens and looks for stop strings in it."""
 
-    def __init__(self, backend: Backend, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         self.token_ids: list[int] = []
         self.text = ""
-        self._stream = TextStream(backend, prompt_token_ids, params.skip_special_tokens)
+        skip = params.skip_special_tokens
+        unspaced = {} if skip or params.spaces_between_special_tokens else tokenizer.added_tokens
+        self._stream = TextStream(tokenizer.backend, prompt_token_ids, skip, unspaced)
         self._stop: list[str] = [params.stop] if isinstance(params.stop, str) else params.stop or []
         self._keep_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
@@ -181,4 +203,4 @@ def make_detokenizer(
     """Make what the request asks for; without a tokenizer there is no text."""
     if tokenizer is None or not params.detokenize:
         return TokenCollector()
-    return IncrementalDetokenizer(tokenizer.backend, prompt_token_ids, params)
+    return IncrementalDetokenizer(tokenizer, prompt_token_ids, params)

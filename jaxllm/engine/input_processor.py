@@ -10,26 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxllm.engine.messages import EngineCoreRequest
+from jaxllm.engine.params_resolver import CheckGrammar, InputLimits, ParamsResolver, refusal
 from jaxllm.engine.prompts import ParsedPrompt, parse_prompt
 from jaxllm.engine.tokenizer import Tokenizer, check_encode_options
-from jaxllm.exceptions import VLLMValidationError
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.validation import check_int, shown
 
 _MASK = 2**64 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class InputLimits:
-    """What the engine can take."""
-
-    vocab_size: int
-    """The width of the logits; every token id is below it."""
-    max_model_len: int
-    max_logprobs: int
-    """The vocabulary's size: no limit."""
-    priorities: bool
-    """The scheduling policy looks at priorities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +36,17 @@ class InputProcessor:
     """Turns prompts and params into complete requests, or refuses them with an error that names the argument."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, limits: InputLimits, generation_config: Mapping[str, Any], seed: int
+        self,
+        tokenizer: Tokenizer | None,
+        limits: InputLimits,
+        generation_config: Mapping[str, Any],
+        seed: int,
+        check_grammar: CheckGrammar | None = None,
     ) -> None:
+        """Check structured outputs with `check_grammar`; without it, only their form."""
         self._tokenizer = tokenizer
         self._limits = limits
-        self._generation_config = generation_config
+        self._params = ParamsResolver(tokenizer, limits, generation_config, check_grammar)
         self._seed = seed
         self._num_arrivals = 0
 
@@ -69,7 +62,7 @@ class InputProcessor:
     ) -> ProcessedRequest:
         """Check and complete one request."""
         when = time.time() if arrival_time is None else arrival_time
-        params = self._resolve_params(params, "params", None)
+        params = self._params.resolve(params, "params", None)
         ids, text, salt = self._tokenize([parse_prompt(prompt, "prompt")], ["prompt"], tokenization_kwargs)[0]
         max_tokens = self._check_lengths(ids, params, "prompt")
         checked = self._check_priority(priority, "priority")
@@ -110,44 +103,8 @@ class InputProcessor:
         for i, each in enumerate(params):
             if id(each) not in resolved:
                 name = "sampling_params" if same else f"sampling_params[{i}]"
-                resolved[id(each)] = self._resolve_params(each, name, output_kind)
+                resolved[id(each)] = self._params.resolve(each, name, output_kind)
         return [resolved[id(each)] for each in params]
-
-    def _resolve_params(self, given: Any, label: str, output_kind: RequestOutputKind | None) -> SamplingParams:
-        """Copy params and complete them with the model's EOS ids; refuse what this model cannot do."""
-        if not isinstance(given, SamplingParams):
-            kind = type(given).__name__
-            raise _refuse(label, f"must be SamplingParams, got {shown(given)} ({kind})", "sampling_params", given)
-        params = given.clone()
-        if params is given:  # skip_clone: still not ours to change
-            params = copy.copy(given)
-            params._all_stop_token_ids = set(given._all_stop_token_ids)
-        for token_id in params.stop_token_ids or ():
-            if token_id >= self._limits.vocab_size:
-                message = (
-                    f"stop_token_ids must be below the vocabulary's size {self._limits.vocab_size}, got {token_id}"
-                )
-                raise _refuse(label, message, "stop_token_ids", token_id)
-        self._check_logprobs(params, label)
-        if params.stop and self._tokenizer is None:
-            message = "stop strings need a tokenizer; use stop_token_ids with skip_tokenizer_init=True"
-            raise _refuse(label, message, "stop", params.stop)
-        eos_token_id = self._tokenizer.eos_token_id if self._tokenizer is not None else None
-        params.update_from_generation_config(self._generation_config, eos_token_id)
-        if output_kind is not None:
-            params.output_kind = output_kind
-        return params
-
-    def _check_logprobs(self, params: SamplingParams, label: str) -> None:
-        limit, asked = self._limits.max_logprobs, params.logprobs
-        if asked is None or limit >= self._limits.vocab_size:
-            return
-        if asked < 0 or asked > limit:
-            wanted = "all (-1)" if asked < 0 else str(asked)
-            message = (
-                f"logprobs={wanted} is more than max_logprobs={limit}; start the engine with a larger max_logprobs"
-            )
-            raise _refuse(label, message + " (-1 for no limit)", "logprobs", asked)
 
     def _tokenize(
         self, prompts: Sequence[ParsedPrompt], labels: Sequence[str], options: Mapping[str, Any] | None
@@ -157,19 +114,21 @@ class InputProcessor:
         places = [i for i, prompt in enumerate(prompts) if prompt.token_ids is None]
         if places and self._tokenizer is None:
             message = "text needs a tokenizer; with skip_tokenizer_init=True pass {'prompt_token_ids': [...]}"
-            raise _refuse(labels[places[0]], message, "prompt", prompts[places[0]].text)
+            raise refusal(labels[places[0]], message, "prompt", prompts[places[0]].text)
+        given = {
+            i: self._check_ids(prompt.token_ids, labels[i])
+            for i, prompt in enumerate(prompts)
+            if prompt.token_ids is not None
+        }
         texts = {
             without_specials: [i for i in places if prompts[i].is_templated is without_specials]
             for without_specials in (False, True)
         }
-        encoded: dict[int, list[int]] = {}
+        encoded = given
         for without_specials, rows in texts.items():
             defaults = {"add_special_tokens": False} if without_specials else {}
             encoded |= self._encode(prompts, rows, labels, {**defaults, **(options or {})})
-        return [
-            (self._check_ids(prompt.token_ids, labels[i]) if i not in encoded else encoded[i], prompt.text, prompt.salt)
-            for i, prompt in enumerate(prompts)
-        ]
+        return [(encoded[i], prompt.text, prompt.salt) for i, prompt in enumerate(prompts)]
 
     def _encode(
         self, prompts: Sequence[ParsedPrompt], rows: list[int], labels: Sequence[str], options: Mapping[str, Any]
@@ -179,21 +138,21 @@ class InputProcessor:
         texts = [prompts[i].text or "" for i in rows]
         for i, text in zip(rows, texts, strict=True):
             if not text.isascii() and not _is_encodable(text):
-                raise _refuse(labels[i], "the text has lone surrogates, which are not Unicode", "prompt", shown(text))
+                raise refusal(labels[i], "the text has lone surrogates, which are not Unicode", "prompt", shown(text))
         ids = self._tokenizer.encode(texts, options)
         return {i: self._check_ids(each, labels[i]) for i, each in zip(rows, ids, strict=True)}
 
     def _check_ids(self, token_ids: Sequence[Any] | None, label: str) -> list[int]:
         """Return the ids as plain ints within the vocabulary; at least one."""
         if token_ids is None or len(token_ids) == 0:
-            raise _refuse(label, "the prompt is empty; it needs at least one token", "prompt", token_ids)
+            raise refusal(label, "the prompt is empty; it needs at least one token", "prompt", token_ids)
         ids = list(token_ids)
         if set(map(type, ids)) != {int}:
             ids = [_as_int(token_id, label, i) for i, token_id in enumerate(ids)]
         if min(ids) < 0 or max(ids) >= self._limits.vocab_size:
             i = next(i for i, token_id in enumerate(ids) if not 0 <= token_id < self._limits.vocab_size)
             message = f"token id {shown(ids[i])} at position {i} is not in [0, {self._limits.vocab_size})"
-            raise _refuse(label, message, "prompt_token_ids", ids[i])
+            raise refusal(label, message, "prompt_token_ids", ids[i])
         return ids
 
     def _check_lengths(self, ids: Sequence[int], params: SamplingParams, label: str) -> int:
@@ -204,7 +163,7 @@ class InputProcessor:
                 f"the prompt has {len(ids)} tokens, but max_model_len={limit} leaves room for at most {limit - 1} "
                 "and one to generate; shorten it, or start the engine with a larger max_model_len"
             )
-            raise _refuse(label, message, "prompt", len(ids))
+            raise refusal(label, message, "prompt", len(ids))
         room = limit - len(ids)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         if params.min_tokens > max_tokens:
@@ -212,14 +171,18 @@ class InputProcessor:
                 f"min_tokens={params.min_tokens} is more than the {max_tokens} tokens that can follow "
                 f"a prompt of {len(ids)} within max_model_len={limit}"
             )
-            raise _refuse(label, message, "min_tokens", params.min_tokens)
+            raise refusal(label, message, "min_tokens", params.min_tokens)
+        start = params.prompt_logprob_start or 0
+        if start >= len(ids):
+            message = f"prompt_logprob_start={start} is beyond the prompt of {len(ids)} tokens"
+            raise refusal(label, message, "prompt_logprob_start", start)
         return max_tokens
 
     def _check_priority(self, priority: Any, label: str) -> int:
         checked = check_int(label, priority, -(2**31), 2**31 - 1)
         if checked and not self._limits.priorities:
             message = "needs scheduling_policy='priority'; the engine runs first come, first served"
-            raise _refuse(label, message, "priority", priority)
+            raise refusal(label, message, "priority", priority)
         return checked
 
     def _complete(
@@ -233,24 +196,36 @@ class InputProcessor:
         priority: int,
         arrival_time: float,
     ) -> ProcessedRequest:
-        """Make the core's requests; the i-th output's seed is the request's plus i."""
+        """Make the core's requests; the i-th output's seed is the request's plus i, and the first scores the prompt."""
         seed = mix(self._seed, self._num_arrivals) if params.seed is None else params.seed
         self._num_arrivals += 1
+        request_ids = [request_id] if params.n == 1 else [f"{index}_{request_id}" for index in range(params.n)]
+        of_forks = _without_prompt_scores(params)
         sequences = tuple(
             EngineCoreRequest(
-                request_id=request_id if params.n == 1 else f"{index}_{request_id}",
+                request_id=each,
                 prompt_token_ids=ids,
-                sampling_params=params,
+                sampling_params=of_forks if index else params,
                 eos_token_id=params.eos_token_id,
                 max_tokens=max_tokens,
                 seed=(seed + index) & _MASK,
                 arrival_time=arrival_time,
                 priority=priority,
                 cache_salt=salt,
+                fork_of=request_ids[0] if index else None,
             )
-            for index in range(params.n)
+            for index, each in enumerate(request_ids)
         )
         return ProcessedRequest(request_id, text, ids, params, arrival_time, sequences)
+
+
+def _without_prompt_scores(params: SamplingParams) -> SamplingParams:
+    """Return the params of a request's further sequences: the first one scores the prompt for all."""
+    if params.first_scored_position is None:
+        return params
+    plain = copy.copy(params)
+    plain.prompt_logprobs = plain.prompt_logprob_token_ids = plain.prompt_logprob_start = None
+    return plain
 
 
 def mix(seed: int, counter: int) -> int:
@@ -265,10 +240,6 @@ def _split_mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _refuse(label: str, message: str, parameter: str, value: object) -> VLLMValidationError:
-    return VLLMValidationError(f"{label}: {message}.", parameter=parameter, value=value)
-
-
 def _is_encodable(text: str) -> bool:
     try:
         text.encode()
@@ -281,4 +252,4 @@ def _as_int(value: object, label: str, position: int) -> int:
     if not isinstance(value, bool) and hasattr(value, "__index__"):
         return operator.index(value)  # type: ignore[arg-type]
     message = f"token ids must be integers, got {shown(value)} ({type(value).__name__}) at position {position}"
-    raise _refuse(label, message, "prompt_token_ids", value)
+    raise refusal(label, message, "prompt_token_ids", value)

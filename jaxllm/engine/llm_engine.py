@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.engine.core_client import CoreClient, InprocClient
-from jaxllm.engine.input_processor import InputLimits, InputProcessor, ProcessedRequest
+from jaxllm.engine.input_processor import InputProcessor, ProcessedRequest
 from jaxllm.engine.metrics import EngineMetrics, Metric, StatsLogger
 from jaxllm.engine.output_processor import OutputProcessor
+from jaxllm.engine.params_resolver import CheckGrammar, InputLimits
+from jaxllm.engine.reasoning import thinking_tokens
 from jaxllm.engine.tokenizer import Tokenizer, load_tokenizer
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.log import show_log
@@ -20,26 +22,31 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from jaxllm.config import EngineArgs, EngineConfig
+    from jaxllm.constraints.compiler import GrammarCompiler
     from jaxllm.models.config import ModelConfig
 
 
 class LLMEngine:
     """Runs requests, many at a time; not safe to use from several threads."""
 
-    def __init__(self, config: EngineConfig, core: CoreClient, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        core: CoreClient,
+        tokenizer: Tokenizer | None,
+        check_grammar: CheckGrammar | None = None,
+        *,
+        has_thinking_tokens: bool = False,
+    ) -> None:
+        """Check structured outputs with `check_grammar`; without it, only their form."""
         self.config = config
         self.tokenizer = tokenizer
         self._core = core
         self._metrics = EngineMetrics(config.model)
         self._stats_logger = None if config.disable_log_stats else StatsLogger(self._metrics)
         self._outputs = OutputProcessor(tokenizer, self._metrics)
-        limits = InputLimits(
-            vocab_size=config.model_config.vocab_size,
-            max_model_len=core.max_model_len,
-            max_logprobs=config.max_logprobs,
-            priorities=config.scheduling_policy == "priority",
-        )
-        self._inputs = InputProcessor(tokenizer, limits, config.generation_config, config.seed)
+        limits = InputLimits.of(config, max_model_len=core.max_model_len, has_thinking_tokens=has_thinking_tokens)
+        self._inputs = InputProcessor(tokenizer, limits, config.generation_config, config.seed, check_grammar)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
@@ -49,7 +56,11 @@ class LLMEngine:
         show_log()
         config = engine_args.create_engine_config()
         tokenizer = load_tokenizer(config)
-        return cls(config, InprocClient(make_core(config)), tokenizer)
+        grammars = None if tokenizer is None else _make_grammar_compiler(config, tokenizer)
+        thinking = thinking_tokens(config, tokenizer)
+        core = InprocClient(make_core(config, grammars, thinking))
+        check_grammar = None if grammars is None else grammars.check
+        return cls(config, core, tokenizer, check_grammar, has_thinking_tokens=thinking is not None)
 
     @property
     def model_config(self) -> ModelConfig:
@@ -85,7 +96,7 @@ class LLMEngine:
             priority=priority,
             tokenization_kwargs=tokenization_kwargs,
         )
-        self._enqueue(request)
+        self.enqueue(request)
         return request_id
 
     def add_requests(
@@ -112,10 +123,26 @@ class LLMEngine:
         queued: list[str] = []
         try:
             for request in processed:
-                self._enqueue(request)
+                self.enqueue(request)
                 queued.append(request.request_id)
         except BaseException:
             self.abort_request(queued)
+            raise
+
+    def process_requests(
+        self, request_ids: Sequence[str], prompts: Sequence[Any], params: Sequence[SamplingParams]
+    ) -> list[ProcessedRequest]:
+        """Check and complete many requests without queueing any, for final outputs; errors name the index."""
+        return self._inputs.process_batch(request_ids, prompts, params, output_kind=RequestOutputKind.FINAL_ONLY)
+
+    def enqueue(self, request: ProcessedRequest) -> None:
+        """Queue a request that is complete already."""
+        self._outputs.add_request(request)
+        try:
+            for sequence in request.sequences:
+                self._core.add_request(sequence)
+        except BaseException:
+            self.abort_request(request.request_id)
             raise
 
     def step(self) -> list[RequestOutput]:
@@ -132,6 +159,10 @@ class LLMEngine:
         ids = [request_ids] if isinstance(request_ids, str) else request_ids
         if aborted := self._outputs.abort_requests(ids):
             self._core.abort_requests(aborted)
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        """Give up the blocks that ended requests have kept for forks; unknown ids are ignored."""
+        self._core.release(request_ids)
 
     def has_unfinished_requests(self) -> bool:
         """Say whether a step can give outputs."""
@@ -168,14 +199,15 @@ class LLMEngine:
         """Release the device; may be called twice."""
         self._core.shutdown()
 
-    def _enqueue(self, request: ProcessedRequest) -> None:
-        self._outputs.add_request(request)
-        try:
-            for sequence in request.sequences:
-                self._core.add_request(sequence)
-        except BaseException:
-            self.abort_request(request.request_id)
-            raise
+
+def _make_grammar_compiler(config: EngineConfig, tokenizer: Tokenizer) -> GrammarCompiler:
+    """Make the compiler of structured outputs, which the engine's front and core share; it starts nothing yet."""
+    from jaxllm.constraints.compiler import GrammarCompiler
+
+    more = config.generation_config.get("eos_token_id")
+    ids = [tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])]
+    eos_token_ids = list(dict.fromkeys(token_id for token_id in ids if token_id is not None))
+    return GrammarCompiler(tokenizer, config.model_config.vocab_size, eos_token_ids)
 
 
 def refuse_given(**arguments: Any) -> None:

@@ -23,15 +23,29 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds, time.time()."""
     priority: int = 0
     cache_salt: str | None = None
+    fork_of: str | None = None
+    """Another request that begins with the same tokens: this one waits for its prompt, then shares its blocks."""
+    keeps_blocks: bool = False
+    """Whether the blocks stay for forks after the request has ended, until `release` or until blocks run short."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
-    """Log-probabilities at one position: the sampled token first, then the most likely ones in falling order."""
+    """Log-probabilities at one position: of the token itself, then of the `logprobs` most likely ones in falling order,
+    then of `logprob_token_ids`.
+    """
 
     token_ids: list[int]
     logprobs: list[float]
     rank: int
-    """Rank of the sampled token in the vocabulary, from 1."""
+    """Rank of the token itself in the vocabulary, from 1."""
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, gc=False):
+    """Log-probabilities of some prompt tokens that follow one another."""
+
+    start: int
+    """Position of the first one in the prompt."""
+    positions: list[TokenLogprobs]
 
 
 class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,11 +53,14 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     new_token_ids: list[int]
+    """Empty when a chunk of the prompt was scored, and at an abort or error."""
     new_logprobs: list[TokenLogprobs] | None = None
+    new_prompt_logprobs: PromptLogprobs | None = None
+    """A preempted request reports positions again."""
     finish_reason: str | None = None
-    """None while the request goes on; else "stop", "length" or "abort"."""
-    stop_reason: int | None = None
-    """The stop token id that ended the request (None for EOS)."""
+    """None while the request goes on; else "stop", "length", "repetition", "abort" or "error"."""
+    stop_reason: int | str | None = None
+    """The stop token id that ended the request (None for EOS); for "error", what went wrong."""
     num_cached_tokens: int = 0
     """Prompt tokens taken from the prefix cache when the request was first scheduled."""
     queued_ts: float = 0.0

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from jaxllm.engine.detokenizer import make_detokenizer
 from jaxllm.engine.input_processor import ProcessedRequest
-from jaxllm.engine.logprobs import LogprobsCollector
+from jaxllm.engine.logprobs import LogprobsCollector, PromptCollector
 from jaxllm.engine.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from jaxllm.engine.metrics import EngineMetrics
 from jaxllm.engine.tokenizer import Tokenizer
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.outputs import CompletionOutput, Logprob, RequestOutput, RequestStateStats
+from jaxllm.outputs import CompletionOutput, RequestOutput, RequestStateStats
 from jaxllm.sampling_params import RequestOutputKind
 
 
@@ -47,7 +47,7 @@ class _Sequence:
         self.index = index
         self.detokenizer = make_detokenizer(tokenizer, request.prompt_token_ids, params)
         shown_by = tokenizer if params.detokenize else None
-        self.logprobs = None if params.logprobs is None else LogprobsCollector(params.logprobs, shown_by)
+        self.logprobs = None if params.num_logprobs is None else LogprobsCollector(params, shown_by)
         self.stats = RequestStateStats(arrival_time=request.arrival_time)
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
@@ -74,6 +74,13 @@ class _Sequence:
         self.stop_reason = stop if stop is not None else output.stop_reason
         return stop is not None
 
+    def is_due(self, stream_interval: int) -> bool:
+        """Say whether there is something to show: the first token, the end, or `stream_interval` new tokens."""
+        if self.finish_reason is not None:
+            return True
+        num_tokens = len(self.detokenizer.token_ids)
+        return num_tokens - self._shown_tokens >= (stream_interval if self._shown_tokens else 1)
+
     def completion(self, delta: bool) -> CompletionOutput:
         """Return the output so far, or what is new since the last call."""
         detokenizer, logprobs = self.detokenizer, self.logprobs
@@ -86,37 +93,45 @@ class _Sequence:
             text=text,
             token_ids=detokenizer.token_ids[first_token:],
             cumulative_logprob=None if logprobs is None else logprobs.cumulative,
-            logprobs=None if logprobs is None else self._positions(logprobs, delta),
+            logprobs=None if logprobs is None else logprobs.take() if delta else logprobs.copy(),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
         )
-
-    def _positions(self, logprobs: LogprobsCollector, delta: bool) -> list[dict[int, Logprob]]:
-        """Return the positions so far, or those since the last call, which are then forgotten."""
-        if not delta:
-            return logprobs.positions[:]
-        new, logprobs.positions = logprobs.positions, []
-        return new
 
 
 class _Request:
     """A user's request with its n sequences."""
 
-    __slots__ = ("kind", "num_unfinished", "request", "sequences")
+    __slots__ = ("kind", "num_unfinished", "prompt_logprobs", "request", "sequences", "stream_interval")
 
     def __init__(self, request: ProcessedRequest, tokenizer: Tokenizer | None) -> None:
         self.request = request
         self.kind = request.params.output_kind
         self.sequences = [_Sequence(self, i, each, tokenizer) for i, each in enumerate(request.sequences)]
         self.num_unfinished = len(self.sequences)
+        params = request.params
+        self.stream_interval = params.stream_interval or 1
+        self.prompt_logprobs: PromptCollector | None = None
+        """Fed by the first sequence, the only one that scores the prompt."""
+        if params.first_scored_position is not None:
+            shown_by = tokenizer if params.detokenize else None
+            self.prompt_logprobs = PromptCollector(params, len(request.prompt_token_ids), shown_by)
 
     def output(self, changed: list[_Sequence]) -> RequestOutput | None:
         """Return what to show after `changed` sequences went on, if anything."""
         finished = self.num_unfinished == 0
         if self.kind is RequestOutputKind.FINAL_ONLY and not finished:
             return None
+        due = [sequence for sequence in changed if sequence.is_due(self.stream_interval)]
+        if not due:
+            return None
         delta = self.kind is RequestOutputKind.DELTA
-        shown = self.sequences if not delta else sorted(changed, key=_index) if len(changed) > 1 else changed
+        output = self._output(sorted(due, key=_index) if delta else self.sequences, delta, finished)
+        if self.prompt_logprobs is not None:
+            self.prompt_logprobs.show(output, delta=delta)
+        return output
+
+    def _output(self, shown: list[_Sequence], delta: bool, finished: bool) -> RequestOutput:
         return RequestOutput(
             request_id=self.request.request_id,
             prompt=self.request.prompt,
@@ -173,6 +188,8 @@ class OutputProcessor:
             sequence = self._sequences.get(output.request_id)
             if sequence is None:
                 continue
+            if output.new_prompt_logprobs is not None and sequence.owner.prompt_logprobs is not None:
+                sequence.owner.prompt_logprobs.add(output.new_prompt_logprobs)
             if sequence.update(output) and output.finish_reason is None:
                 aborts.append(output.request_id)
             num_new_tokens += len(output.new_token_ids)

@@ -24,10 +24,15 @@ class Progress:
 
     def update(self, output: RequestOutput) -> None:
         """Count a finished request."""
+        num_in = len(output.prompt_token_ids or ()) * len(output.outputs)
+        self.count(num_in, sum(len(completion.token_ids) for completion in output.outputs))
+
+    def count(self, num_in: int, num_out: int) -> None:
+        """Count something finished, by its tokens."""
         if self._bar is None:
             return
-        self._num_in += len(output.prompt_token_ids or ()) * len(output.outputs)
-        self._num_out += sum(len(completion.token_ids) for completion in output.outputs)
+        self._num_in += num_in
+        self._num_out += num_out
         self._bar.postfix = self._speeds()
         self._bar.update(1)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from jaxllm import __version__
+from jaxllm.constraints.token_masks import TokenMasks
 from jaxllm.engine.core import EngineCore
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.compiler import StepCompiler, StepConfig
@@ -28,13 +29,18 @@ from jaxllm.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from jaxllm.config import EngineConfig
+    from jaxllm.constraints.compiler import GrammarCompiler
+    from jaxllm.constraints.thinking import ThinkingTokens
 
 logger = logging.getLogger(__name__)
 
 
-def make_core(config: EngineConfig) -> EngineCore:
+def make_core(
+    config: EngineConfig, grammars: GrammarCompiler | None = None, thinking: ThinkingTokens | None = None
+) -> EngineCore:
     """Load the model and return its core. Log one line that says what runs where.
 
+    Without `grammars` there are no structured outputs, without `thinking` no thinking budgets.
     Raises VLLMValidationError for a checkpoint that does not fit its architecture, or a KV cache that is too small.
     """
     started = time.monotonic()
@@ -47,7 +53,9 @@ def make_core(config: EngineConfig) -> EngineCore:
     params = _load(config, specs)
     compiler = StepCompiler(_step_config(config, max_model_len), model)
     runner = ModelRunner(compiler, params, num_blocks, compile_ahead=not config.enforce_eager)
-    scheduler = (config.scheduler_cls or Scheduler)(_scheduler_config(config, num_blocks, max_model_len))
+    masks = TokenMasks(config.model_config.vocab_size, grammars, thinking)
+    scheduler_config = _scheduler_config(config, num_blocks, max_model_len, compiler.max_rows)
+    scheduler = (config.scheduler_cls or Scheduler)(scheduler_config)
     device = jax.devices()[0]
     logger.info(
         "jaxllm %s: %s (%s) on %s (%s) in %s, %d KV blocks of %d tokens, context %d, %d programs; loaded in %.1f s",
@@ -60,10 +68,10 @@ def make_core(config: EngineConfig) -> EngineCore:
         num_blocks,
         config.block_size,
         max_model_len,
-        len(compiler.shapes()),
+        len(compiler.programs()),
         time.monotonic() - started,
     )
-    return EngineCore(scheduler, runner, max_model_len=max_model_len, overlap=config.async_scheduling)
+    return EngineCore(scheduler, runner, masks, max_model_len=max_model_len, overlap=config.async_scheduling)
 
 
 def size_pool(config: EngineConfig, model: Model, specs: Mapping[str, ParamSpec]) -> tuple[int, int]:
@@ -83,7 +91,9 @@ def size_pool(config: EngineConfig, model: Model, specs: Mapping[str, ParamSpec]
     )
     used_bytes = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs.values())
     if request.memory_limit is not None:
-        used_bytes += StepCompiler(_step_config(config, config.max_model_len), model).scratch_bytes()
+        compiler = StepCompiler(_step_config(config, config.max_model_len), model)
+        counts = compiler.counts_spec()
+        used_bytes += compiler.scratch_bytes() + math.prod(counts.shape) * counts.dtype.itemsize
     if config.max_model_len_can_shrink:
         fits = most_tokens(request, used_bytes=used_bytes)
         if 0 < fits < config.max_model_len:
@@ -132,10 +142,13 @@ def _step_config(config: EngineConfig, max_model_len: int) -> StepConfig:
         block_size=config.block_size,
         max_logprobs=config.max_logprobs,
         platform=config.platform,
+        logprobs_mode=config.logprobs_mode,
+        processors=tuple(config.logits_processors),
+        batch_invariant=config.batch_invariant,
     )
 
 
-def _scheduler_config(config: EngineConfig, num_blocks: int, max_model_len: int) -> SchedulerConfig:
+def _scheduler_config(config: EngineConfig, num_blocks: int, max_model_len: int, max_rows: int) -> SchedulerConfig:
     return SchedulerConfig(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -146,6 +159,8 @@ def _scheduler_config(config: EngineConfig, num_blocks: int, max_model_len: int)
         policy=config.scheduling_policy,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         enable_chunked_prefill=config.enable_chunked_prefill,
+        max_rows=max_rows,
+        tracks_all_tokens=bool(config.logits_processors),
     )
 
 

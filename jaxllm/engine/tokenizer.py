@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.exceptions import VLLMValidationError
@@ -37,6 +38,11 @@ class Tokenizer:
         """The id that ends a sequence."""
         eos = self.hf.eos_token_id
         return eos if isinstance(eos, int) else None
+
+    @cached_property
+    def added_tokens(self) -> dict[int, str]:
+        """The tokens that were added to the vocabulary as whole strings: special ones and others."""
+        return {token_id: token.content for token_id, token in self.backend.get_added_tokens_decoder().items()}
 
     def encode(self, texts: Sequence[str], options: Mapping[str, Any] | None = None) -> list[list[int]]:
         """Turn texts into token ids; `options`: add_special_tokens (True), truncation (False), max_length."""

@@ -16,8 +16,7 @@ import numpy as np
 from jaxllm.scheduling.plan import Chunk, StepPlan
 
 from .buckets import Bucket
-
-Fields = tuple[tuple[str, tuple[int, ...]], ...]
+from .rows import ExtraArgs, Fields, RareInputs, fill_rare, fill_rows, float_row_fields, int_row_fields, needs_full
 
 
 class BatchShape(NamedTuple):
@@ -28,6 +27,8 @@ class BatchShape(NamedTuple):
     """Blocks of the longest request."""
     query_tile: int
     """Rows of a prefill tile."""
+    extra_args: ExtraArgs = ()
+    """What the logits processors take."""
 
     @property
     def max_tiles(self) -> int:
@@ -42,11 +43,9 @@ class StepInputs(NamedTuple):
     shape: BatchShape
     ints: np.ndarray
     floats: np.ndarray
-    allowed_bits_sw: np.ndarray | None
-    """Packed bits, 32 ids a word: which ids each row may sample; None when every row may sample all."""
+    rare: RareInputs
     is_full: bool
     """Whether some row needs more than the `plain` program does."""
-    num_seqs: int
 
 
 def int_fields(shape: BatchShape) -> Fields:
@@ -64,19 +63,15 @@ def int_fields(shape: BatchShape) -> Fields:
         ("tile_rows", (tiles,)),
         ("previous_rows", (s,)),
         ("from_previous", (s,)),
-        ("seeds", (s, 2)),
-        ("sampled_positions", (s,)),
-        ("top_k", (s,)),
         ("num_decodes", ()),
         ("num_tiles", ()),
-        ("num_seqs", ()),
+        *int_row_fields(s, shape.extra_args),
     )
 
 
 def float_fields(shape: BatchShape) -> Fields:
     """Return name and shape of what the float32 buffer holds, in order."""
-    s = shape.bucket.num_seqs
-    return (("temperature", (s,)), ("top_p", (s,)), ("min_p", (s,)))
+    return float_row_fields(shape.bucket.num_seqs, shape.extra_args)
 
 
 def buffer_size(fields: Fields) -> int:
@@ -94,32 +89,25 @@ def unpack(buffer: Any, fields: Fields) -> dict[str, Any]:
     return views
 
 
-def build(plan: StepPlan, shape: BatchShape, block_size: int, vocab_size: int) -> StepInputs:
-    """Pad and pack one plan. Buffers are new each time: the device may still be reading the last step's."""
+def build(
+    plan: StepPlan, shape: BatchShape, block_size: int, vocab_size: int, masks: Sequence[np.ndarray | None]
+) -> StepInputs:
+    """Pad and pack one plan; `masks` are the packed bits of what each chunk's row may sample, None for everything.
+
+    Buffers are new each time: the device may still be reading the last step's.
+    """
     ints, int_views = _allocate(int_fields(shape), np.int32)
     floats, float_views = _allocate(float_fields(shape), np.float32)
     lengths = np.array([len(chunk.token_ids) for chunk in plan.chunks])
     _fill_sequences(int_views, plan.chunks, lengths)
     _fill_tokens(int_views, plan.chunks, lengths, block_size)
     _fill_tiles(int_views, lengths, shape.query_tile)
-    _fill_sampling(int_views, float_views, plan.chunks)
-    return StepInputs(
-        shape=shape,
-        ints=ints,
-        floats=floats,
-        allowed_bits_sw=_allowed_bits(plan.chunks, shape.bucket.num_seqs, vocab_size),
-        is_full=any(needs_full(chunk) for chunk in plan.chunks),
-        num_seqs=len(plan.chunks),
-    )
-
-
-def needs_full(chunk: Chunk) -> bool:
-    """Say whether a chunk's sampling is beyond greedy, temperature and seed."""
-    params = chunk.params
-    if not chunk.samples:
-        return False
-    truncates = params.temperature > 0 and (params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0)
-    return truncates or params.logprobs is not None or bool(chunk.banned_token_ids)
+    fill_rows(int_views, float_views, plan.chunks, shape.extra_args)
+    is_full = any(map(needs_full, plan.chunks, masks))
+    rare = RareInputs(None, None, None, None)
+    if is_full:
+        rare = fill_rare(int_views, plan.chunks, masks, shape.bucket.num_seqs, vocab_size)
+    return StepInputs(shape=shape, ints=ints, floats=floats, rare=rare, is_full=is_full)
 
 
 def _allocate(fields: Fields, dtype: type) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -135,7 +123,6 @@ def _fill_sequences(fields: dict[str, np.ndarray], chunks: Sequence[Chunk], leng
     fields["query_ends"][:num_seqs] = np.cumsum(lengths)
     fields["query_ends"][num_seqs:] = fields["query_ends"][num_seqs - 1]
     fields["num_decodes"][...] = np.count_nonzero(lengths == 1)
-    fields["num_seqs"][...] = num_seqs
     owners, places = _spread(np.array([len(chunk.block_ids) for chunk in chunks]))
     fields["block_tables"][owners, places] = _join([chunk.block_ids for chunk in chunks])
     previous_rows = np.array([-1 if chunk.previous_row is None else chunk.previous_row for chunk in chunks])
@@ -163,18 +150,6 @@ def _fill_tiles(fields: dict[str, np.ndarray], lengths: np.ndarray, query_tile: 
     fields["num_tiles"][...] = len(seqs)
 
 
-def _fill_sampling(ints: dict[str, np.ndarray], floats: dict[str, np.ndarray], chunks: Sequence[Chunk]) -> None:
-    num_seqs = len(chunks)
-    params = [chunk.params for chunk in chunks]
-    floats["temperature"][:num_seqs] = [p.temperature for p in params]
-    floats["top_p"][:num_seqs] = [p.top_p for p in params]
-    floats["min_p"][:num_seqs] = [p.min_p for p in params]
-    ints["top_k"][:num_seqs] = np.maximum([p.top_k for p in params], 0)  # 0 and -1 are vLLM's two ways to say "all"
-    ints["sampled_positions"][:num_seqs] = ints["context_lens"][:num_seqs]
-    seeds = np.array([chunk.seed for chunk in chunks], np.dtype("<u8"))
-    ints["seeds"][:num_seqs] = seeds.view(np.dtype("<i4")).reshape(num_seqs, 2)[:, ::-1]  # the high word first
-
-
 def _join(arrays: Sequence[array[int]]) -> np.ndarray:
     """Return int32 arrays end to end; several times faster than np.concatenate, which makes an array of each first."""
     return np.frombuffer(b"".join(arrays), np.int32)
@@ -184,13 +159,3 @@ def _spread(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return, for items that lie end to end, `counts` of them per owner, each one's owner and its place there."""
     owners = np.repeat(np.arange(len(counts)), counts)
     return owners, np.arange(len(owners)) - (np.cumsum(counts) - counts)[owners]
-
-
-def _allowed_bits(chunks: Sequence[Chunk], num_rows: int, vocab_size: int) -> np.ndarray | None:
-    if not any(chunk.banned_token_ids for chunk in chunks):
-        return None
-    bits_sw = np.full((num_rows, -(-vocab_size // 32)), -1, np.int32)
-    for row, chunk in enumerate(chunks):
-        for token_id in chunk.banned_token_ids:
-            bits_sw[row, token_id // 32] &= np.int32(~np.uint32(1 << token_id % 32).view(np.int32))
-    return bits_sw

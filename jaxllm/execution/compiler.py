@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,15 +12,31 @@ import jax
 import jax.numpy as jnp
 
 from jaxllm.models.model import Model, unflatten
-from pallas_kernels.paged_attention import kv_pool_spec
+from jaxllm.sampling.processors import LogitsProcessor, extra_args
+from jaxllm.sampling.token_counts import set_row
+from pallas_kernels.paged_attention import KVPool, copy_blocks, kv_pool_spec
 from pallas_kernels.paged_attention.tiles import DEFAULT_TILES
 
 from .batch import BatchShape, buffer_size, float_fields, int_fields
 from .buckets import Bucket, make_buckets, pick_bucket
-from .step import StepShape, run_step
+from .options import compiler_options
+from .rows import RareInputs, rare_shapes
+from .step import DeviceState, StepShape, run_step
 
-# Without it XLA keeps bfloat16 intermediates in float32 where it likes, and a row's value depends on its bucket.
-CPU_COMPILER_OPTIONS = {"xla_allow_excess_precision": False}
+# Blocks that one run of the copy program moves; further ones take further runs.
+COPIES = 8
+
+
+class Upkeep(enum.Enum):
+    """Small programs that run between steps."""
+
+    COPY_BLOCKS = "copy blocks"
+    """(pool, sources [COPIES], targets [COPIES]) -> pool"""
+    SET_COUNTS = "set counts"
+    """(token counts, row index, row [v]) -> token counts"""
+
+
+type ProgramKey = StepShape | Upkeep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +50,9 @@ class StepConfig:
     max_logprobs: int
     """At most the vocabulary."""
     platform: str
+    logprobs_mode: str = "raw_logprobs"
+    processors: tuple[LogitsProcessor, ...] = ()
+    batch_invariant: bool = False
     implementation: str | None = None
     """Of paged attention; None picks."""
 
@@ -48,11 +69,17 @@ class StepCompiler:
         """Rows of a step's tokens, whatever its bucket."""
         return self.buckets[-1].num_seqs
 
-    def shapes(self) -> list[StepShape]:
+    def programs(self) -> list[ProgramKey]:
         """Return all programs, in the order in which a fresh engine will want them."""
-        # Its first steps are its largest, then come the decodes.
-        order = [self.buckets[-1], *self.buckets[:-1]]
-        return [self.step_shape(bucket, is_full=is_full) for is_full in (False, True) for bucket in order]
+        return [*self._shapes(is_full=False), *Upkeep, *self._shapes(is_full=True)]
+
+    def shapes(self) -> list[StepShape]:
+        """Return the programs that are steps, in that order."""
+        return self._shapes(is_full=False) + self._shapes(is_full=True)
+
+    def _shapes(self, *, is_full: bool) -> list[StepShape]:
+        # The first steps are the largest, then come the decodes.
+        return [self.step_shape(bucket, is_full=is_full) for bucket in (self.buckets[-1], *self.buckets[:-1])]
 
     def batch_shape(self, num_tokens: int, num_seqs: int) -> BatchShape:
         """Return the smallest shape that holds a step."""
@@ -61,33 +88,62 @@ class StepCompiler:
     def step_shape(self, bucket: Bucket, *, is_full: bool) -> StepShape:
         """Return the program of a bucket."""
         num_logprobs = max(1, self.config.max_logprobs) if is_full else 0
-        return StepShape(self._batch_shape(bucket), is_full, num_logprobs, self.max_rows)
+        return StepShape(self._batch_shape(bucket), is_full, num_logprobs, self.config.logprobs_mode, self.max_rows)
 
-    def allowed_spec(self, bucket: Bucket) -> jax.ShapeDtypeStruct:
-        """Return shape and dtype of the packed bits that say which ids each row may sample."""
-        return jax.ShapeDtypeStruct((bucket.num_seqs, -(-self.model.config.vocab_size // 32)), jnp.int32)
-
-    def lower(self, shape: StepShape, num_blocks: int) -> jax.stages.Lowered:
-        """Lower a program for a pool of `num_blocks` blocks; the pool is donated."""
-        cfg, model = self.config, self.model.config
-        pool = kv_pool_spec(
-            model.num_layers, num_blocks, cfg.block_size, model.num_kv_heads, model.head_dim, self.model.dtype
+    def pool_spec(self, num_blocks: int) -> KVPool:
+        """Return shape and dtype of the KV pool."""
+        model = self.model.config
+        return kv_pool_spec(
+            model.num_layers,
+            num_blocks,
+            self.config.block_size,
+            model.num_kv_heads,
+            model.head_dim,
+            self.model.dtype,
         )
-        allowed = [self.allowed_spec(shape.batch.bucket)] if shape.is_full else []
-        step = partial(run_step, model=self.model, shape=shape, implementation=cfg.implementation)
-        return jax.jit(step, donate_argnums=1).lower(
+
+    def counts_spec(self) -> jax.ShapeDtypeStruct:
+        """Return shape and dtype of the token counts: a row for those that count nothing, and one per slot."""
+        return jax.ShapeDtypeStruct((self.config.max_num_seqs + 1, self.model.config.vocab_size), jnp.uint16)
+
+    def lower(self, key: ProgramKey, num_blocks: int) -> jax.stages.Lowered:
+        """Lower a program for a pool of `num_blocks` blocks; pool and token counts are donated."""
+        pool, counts = self.pool_spec(num_blocks), self.counts_spec()
+        if key is Upkeep.COPY_BLOCKS:
+            ids = jax.ShapeDtypeStruct((COPIES,), jnp.int32)
+            return _lower(partial(copy_blocks, num_layers=self.model.config.num_layers), 0, pool, ids, ids)
+        if key is Upkeep.SET_COUNTS:
+            row = jax.ShapeDtypeStruct(counts.shape[1:], counts.dtype)
+            return _lower(set_row, 0, counts, jax.ShapeDtypeStruct((), jnp.int32), row)
+        assert isinstance(key, StepShape)
+        step = partial(
+            run_step,
+            model=self.model,
+            shape=key,
+            processors=self.config.processors,
+            implementation=self.config.implementation,
+        )
+        return _lower(
+            step,
+            1,
             self._params_spec(),
-            pool,
+            DeviceState(pool, counts if key.is_full else None),
             jax.ShapeDtypeStruct((self.max_rows,), jnp.int32),
-            jax.ShapeDtypeStruct((buffer_size(int_fields(shape.batch)),), jnp.int32),
-            jax.ShapeDtypeStruct((buffer_size(float_fields(shape.batch)),), jnp.float32),
-            *allowed,
+            jax.ShapeDtypeStruct((buffer_size(int_fields(key.batch)),), jnp.int32),
+            jax.ShapeDtypeStruct((buffer_size(float_fields(key.batch)),), jnp.float32),
+            self.rare_spec(key.batch.bucket) if key.is_full else None,
         )
 
-    def compile(self, shape: StepShape, num_blocks: int) -> jax.stages.Compiled:
+    def rare_spec(self, bucket: Bucket) -> RareInputs:
+        """Return shape and dtype of each rare input."""
+        shapes = rare_shapes(bucket.num_seqs, self.model.config.vocab_size)
+        return RareInputs(*(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in shapes))
+
+    def compile(self, key: ProgramKey, num_blocks: int) -> jax.stages.Compiled:
         """Compile a program for a pool of `num_blocks` blocks."""
-        options = CPU_COMPILER_OPTIONS if self.config.platform == "cpu" else None
-        return self.lower(shape, num_blocks).compile(compiler_options=options)
+        config = self.config
+        options = compiler_options(config.platform, self.model.dtype, config.batch_invariant)
+        return self.lower(key, num_blocks).compile(compiler_options=options)
 
     def scratch_bytes(self) -> int:
         """Return the scratch memory of the largest step; it does not depend on the number of blocks, so 2 will do."""
@@ -99,8 +155,12 @@ class StepCompiler:
 
     def _batch_shape(self, bucket: Bucket) -> BatchShape:
         max_blocks = -(-self.config.max_model_len // self.config.block_size)
-        return BatchShape(bucket, max_blocks, DEFAULT_TILES.query)
+        return BatchShape(bucket, max_blocks, DEFAULT_TILES.query, tuple(extra_args(self.config.processors).items()))
 
     def _params_spec(self) -> dict[str, Any]:
         specs = self.model.param_specs()
         return unflatten({path: jax.ShapeDtypeStruct(spec.shape, spec.dtype) for path, spec in specs.items()})
+
+
+def _lower(function: Callable[..., Any], donated: int, *specs: Any) -> jax.stages.Lowered:
+    return jax.jit(function, donate_argnums=donated).lower(*specs)

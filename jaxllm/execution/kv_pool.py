@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.model import Model
 from pallas_kernels.paged_attention import KVPool, kv_pool_spec
 
 logger = logging.getLogger(__name__)
@@ -72,10 +71,8 @@ def blocks_per_request(request: PoolRequest) -> int:
     return -(-request.max_model_len // request.block_size)
 
 
-def make_pool(model: Model, num_blocks: int, block_size: int) -> KVPool:
+def make_pool(spec: KVPool) -> KVPool:
     """Allocate the pool, all zeros."""
-    cfg = model.config
-    spec = kv_pool_spec(cfg.num_layers, num_blocks, block_size, cfg.num_kv_heads, cfg.head_dim, model.dtype)
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), spec)
 
 

@@ -1,4 +1,4 @@
-"""Owns parameters, KV pool and compiled programs, and runs plans on the device."""
+"""Owns parameters, KV pool, token counts and compiled programs, and runs plans on the device."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxllm.engine.messages import TokenLogprobs
-from jaxllm.sampling.sampler import Logprobs
-from jaxllm.scheduling.plan import Chunk, StepPlan, StepResult
+from jaxllm.sampling.token_counts import count_row
+from jaxllm.scheduling.plan import StepPlan, StepResult
 
 from .batch import StepInputs, build
-from .compiler import StepCompiler
+from .compiler import COPIES, StepCompiler, Upkeep
+from .host_logprobs import read_logprobs
 from .kv_pool import make_pool
 from .programs import Programs
-from .step import StepOutput
+from .rows import RareInputs, neutral_array, rare_shapes
+from .step import DeviceState, StepOutput
 
 
 class RunningStep:
@@ -28,16 +29,19 @@ class RunningStep:
     def __init__(self, plan: StepPlan, output: StepOutput) -> None:
         self.plan = plan
         self._output = output
-        for array in jax.tree.leaves(output):
+        arrays = output.logprobs
+        # The whole vocabulary's values are fetched only if some row asks.
+        for array in jax.tree.leaves((output.tokens_s, None if arrays is None else arrays._replace(all_sv=None))):
             array.copy_to_host_async()
 
     def result(self) -> StepResult:
         """Wait for the tokens and return them as plain Python values."""
-        num_rows = len(self.plan.chunks)
-        token_ids = np.asarray(self._output.tokens_s)[:num_rows].tolist()
+        chunks = self.plan.chunks
+        rows = np.asarray(self._output.tokens_s)[: self.plan.num_rows].tolist()
         if self._output.logprobs is None:
-            return StepResult(token_ids=token_ids, logprobs=[None] * num_rows)
-        return StepResult(token_ids, _to_host(self.plan.chunks, token_ids, self._output.logprobs))
+            return StepResult(rows, [None] * len(chunks), [[]] * len(chunks))
+        logprobs, prompt_logprobs = read_logprobs(chunks, rows, self._output.logprobs)
+        return StepResult(rows[: len(chunks)], logprobs, prompt_logprobs)
 
 
 class ModelRunner:
@@ -46,25 +50,33 @@ class ModelRunner:
     def __init__(self, compiler: StepCompiler, params: Any, num_blocks: int, *, compile_ahead: bool) -> None:
         self.compiler, self.num_blocks = compiler, num_blocks
         self._params = params
-        self._pool = make_pool(compiler.model, num_blocks, compiler.config.block_size)
+        self._pool = make_pool(compiler.pool_spec(num_blocks))
+        self._counts: Array | None = None
+        """Made by the first step that needs it."""
         self._previous_tokens = jnp.zeros(compiler.max_rows, jnp.int32)
-        # Neutral, and the same array each step: nothing is sent for what nobody uses.
-        self._all_allowed = {
-            bucket: jax.device_put(np.full(compiler.allowed_spec(bucket).shape, -1, np.int32))
-            for bucket in compiler.buckets
-        }
+        self._neutral: dict[int, RareInputs] = {}
+        """By rows: the same arrays each step, so that nothing is sent for what nobody uses."""
         compile_one = partial(compiler.compile, num_blocks=num_blocks)
-        self.programs = Programs(compile_one, compiler.shapes(), ahead=compile_ahead)
+        self.programs = Programs(compile_one, compiler.programs(), ahead=compile_ahead)
 
-    def run(self, plan: StepPlan) -> RunningStep:
-        """Start a step and return at once, unless its program has yet to be compiled."""
+    def run(self, plan: StepPlan, masks: Sequence[np.ndarray | None]) -> RunningStep:
+        """Start a step and return at once, unless its program has yet to be compiled.
+
+        `masks` are the packed bits of the ids that each chunk's row may sample; None stands for all.
+        """
         compiler = self.compiler
-        shape = compiler.batch_shape(plan.num_tokens, len(plan.chunks))
-        inputs = build(plan, shape, compiler.config.block_size, compiler.model.config.vocab_size)
+        shape = compiler.batch_shape(plan.num_tokens, plan.num_rows)
+        inputs = build(plan, shape, compiler.config.block_size, compiler.model.config.vocab_size, masks)
+        self._copy_blocks(plan.copies)
+        self._set_counts(plan)
         program = self.programs.get(compiler.step_shape(shape.bucket, is_full=inputs.is_full))
-        self._pool, output = program(
-            self._params, self._pool, self._previous_tokens, inputs.ints, inputs.floats, *self._allowed_bits(inputs)
+        state = DeviceState(self._pool, self._get_counts() if inputs.is_full else None)
+        state, output = program(
+            self._params, state, self._previous_tokens, inputs.ints, inputs.floats, self._rare(inputs)
         )
+        self._pool = state.kv_pool
+        if inputs.is_full:
+            self._counts = state.counts_cv
         self._previous_tokens = output.tokens_s
         return RunningStep(plan, output)
 
@@ -76,24 +88,37 @@ class ModelRunner:
         """Stop compiling ahead."""
         self.programs.stop()
 
-    def _allowed_bits(self, inputs: StepInputs) -> list[Array | np.ndarray]:
+    def _copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        for start in range(0, len(copies), COPIES):
+            pairs = np.zeros((2, COPIES), np.int32)
+            some = copies[start : start + COPIES]
+            pairs[:, : len(some)] = np.array(some, np.int32).T
+            self._pool = self.programs.get(Upkeep.COPY_BLOCKS)(self._pool, *pairs)
+
+    def _set_counts(self, plan: StepPlan) -> None:
+        """Fill the slots of requests that have just got one."""
+        vocab_size = self.compiler.model.config.vocab_size
+        for chunk in plan.chunks:
+            if chunk.history is None or chunk.slot is None:
+                continue
+            row_v = count_row(chunk.history, chunk.num_prompt_tokens, vocab_size)
+            index = np.int32(chunk.slot + 1)
+            self._counts = self.programs.get(Upkeep.SET_COUNTS)(self._get_counts(), index, row_v)
+
+    def _get_counts(self) -> Array:
+        if self._counts is None:
+            spec = self.compiler.counts_spec()
+            self._counts = jnp.zeros(spec.shape, spec.dtype)
+        return self._counts
+
+    def _rare(self, inputs: StepInputs) -> RareInputs | None:
         if not inputs.is_full:
-            return []
-        bits_sw = inputs.allowed_bits_sw
-        return [self._all_allowed[inputs.shape.bucket] if bits_sw is None else bits_sw]
-
-
-def _to_host(chunks: Sequence[Chunk], token_ids: list[int], logprobs: Logprobs) -> list[TokenLogprobs | None]:
-    """Turn device arrays into one value per row that asked: one conversion an array, however many rows."""
-    num_rows, num_columns = len(chunks), logprobs.top_sk.shape[1]
-    asked = [chunk.params.logprobs if chunk.samples else None for chunk in chunks]
-    counts = [num_columns if count == -1 else count for count in asked]
-    # Python numbers are dear: no more columns than some row wants.
-    most = max((count for count in counts if count is not None), default=0)
-    sampled, ranks, top_ids, top = (np.asarray(x)[:num_rows] for x in logprobs)
-    ids = np.column_stack((token_ids, top_ids[:, :most])).tolist()
-    values = np.column_stack((sampled, top[:, :most])).tolist()
-    return [
-        None if count is None else TokenLogprobs(row_ids[: count + 1], row_values[: count + 1], rank)
-        for count, row_ids, row_values, rank in zip(counts, ids, values, ranks.tolist(), strict=True)
-    ]
+            return None
+        num_rows = inputs.shape.bucket.num_seqs
+        if num_rows not in self._neutral:
+            shapes = rare_shapes(num_rows, self.compiler.model.config.vocab_size)
+            self._neutral[num_rows] = RareInputs(*(jax.device_put(neutral_array(spec)) for spec in shapes))
+        neutral = self._neutral[num_rows]
+        return RareInputs(
+            *(unused if used is None else used for used, unused in zip(inputs.rare, neutral, strict=True))
+        )

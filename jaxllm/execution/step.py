@@ -11,17 +11,30 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxllm.models.model import Model, TokenBatch
-from jaxllm.sampling.sampler import Logprobs, SamplingBatch, sample_full, sample_plain
+from jaxllm.sampling.logprobs import Logprobs
+from jaxllm.sampling.processors import LogitsProcessor
+from jaxllm.sampling.sampler import Rules, SamplingBatch, Uses, sample_full, sample_plain
+from jaxllm.sampling.token_counts import add_tokens
 from pallas_kernels.paged_attention import AttentionBatch, KVPool
 
 from .batch import BatchShape, float_fields, int_fields, unpack
+from .rows import EXTRA, RareInputs
 
 # Rows of logits that exist at a time. Steps rarely fill their rows, and nothing is computed for tiles without any.
 LOGITS_TILE = 64
 
 
+class DeviceState(NamedTuple):
+    """What stays on the device from step to step; donated."""
+
+    kv_pool: KVPool
+    counts_cv: Any
+    """Token counts (`sampling.token_counts`): row 0 for those that count nothing, then one per slot. None in
+    plain steps."""
+
+
 class StepOutput(NamedTuple):
-    """What comes back from the device; rows beyond the step's sequences hold garbage."""
+    """What comes back from the device; rows beyond the step's own hold garbage."""
 
     tokens_s: Array
     """As many rows as the largest bucket has, so that the next step can read it whatever its bucket."""
@@ -34,41 +47,57 @@ class StepShape(NamedTuple):
     batch: BatchShape
     is_full: bool
     num_logprobs: int
+    logprobs_mode: str
     max_rows: int
     """Rows of `tokens_s`."""
 
 
 def run_step(
     params: Any,
-    kv_pool: KVPool,
+    state: DeviceState,
     previous_tokens: Array,
     ints: Array,
     floats: Array,
-    *allowed_bits_sw: Array,
+    rare: RareInputs | None,
+    *,
     model: Model,
     shape: StepShape,
+    processors: tuple[LogitsProcessor, ...] = (),
     implementation: str | None = None,
-) -> tuple[KVPool, StepOutput]:
-    """Run one step: `previous_tokens` are the last one's `tokens_s`; `allowed_bits_sw` is given if the step is full."""
-    i = unpack(ints, int_fields(shape.batch))
-    s = shape.batch.bucket.num_seqs
-    tokens, attention, sampling = _batches(i, unpack(floats, float_fields(shape.batch)), previous_tokens, s)
-    hidden_td, kv_pool = model.forward(params, kv_pool, tokens, attention, implementation=implementation)
-    hidden_sd = hidden_td[jnp.maximum(i["query_ends"] - 1, 0)]
+) -> tuple[DeviceState, StepOutput]:
+    """Run one step: `previous_tokens` are the last one's `tokens_s`; `rare` and token counts are a full step's."""
+    i, f = unpack(ints, int_fields(shape.batch)), unpack(floats, float_fields(shape.batch))
+    tokens, attention = _batches(i, previous_tokens, shape.batch.bucket.num_seqs)
+    hidden_td, kv_pool = model.forward(params, state.kv_pool, tokens, attention, implementation=implementation)
+    rows = (hidden_td[i["logit_tokens"]], _sampling(i, f))
+    logits = partial(model.logits, params)
+    if rare is None:
+        tokens_s = map_row_tiles(lambda x, batch: sample_plain(logits(x), batch), rows, i["num_rows"], LOGITS_TILE)
+        return DeviceState(kv_pool, None), StepOutput(_pad(tokens_s, shape.max_rows), None)
 
-    def sample(hidden_rd: Array, sampling: SamplingBatch, *allowed: Array) -> tuple[Array, Logprobs | None]:
-        logits_rv = model.logits(params, hidden_rd)
-        if shape.is_full:
-            return sample_full(logits_rv, sampling, *allowed, num_logprobs=shape.num_logprobs)
-        return sample_plain(logits_rv, sampling), None
+    def sample(hidden_rd: Array, batch: SamplingBatch, rules: Rules) -> tuple[Array, Logprobs]:
+        return sample_full(
+            logits(hidden_rd),
+            batch,
+            rules,
+            _uses(i),
+            state.counts_cv,
+            num_logprobs=shape.num_logprobs,
+            logprobs_mode=shape.logprobs_mode,
+            processors=processors,
+        )
 
-    tokens_s, logprobs = map_row_tiles(sample, (hidden_sd, sampling, *allowed_bits_sw), i["num_seqs"], LOGITS_TILE)
-    return kv_pool, StepOutput(jnp.pad(tokens_s, (0, shape.max_rows - s)), logprobs)
+    rules = _rules(i, f, rare, shape.batch)
+    tokens_s, logprobs = map_row_tiles(sample, (*rows, rules), i["num_rows"], LOGITS_TILE)
+    counts_cv = add_tokens(state.counts_cv, i["count_rows"], tokens_s)
+    return DeviceState(kv_pool, counts_cv), StepOutput(_pad(tokens_s, shape.max_rows), logprobs)
 
 
-def _batches(
-    i: dict[str, Array], f: dict[str, Array], previous_tokens: Array, s: int
-) -> tuple[TokenBatch, AttentionBatch, SamplingBatch]:
+def _pad(tokens_s: Array, num_rows: int) -> Array:
+    return jnp.pad(tokens_s, (0, num_rows - tokens_s.shape[0]))
+
+
+def _batches(i: dict[str, Array], previous_tokens: Array, s: int) -> tuple[TokenBatch, AttentionBatch]:
     # A row that continues a step in flight has its token on the device only. Such rows are decodes: row i is token i.
     sampled_s = previous_tokens[i["previous_rows"]]
     first_ids_s = jnp.where(i["from_previous"] == 1, sampled_s, i["token_ids"][:s])
@@ -87,7 +116,11 @@ def _batches(
         tile_rows_i=i["tile_rows"],
         num_tiles=i["num_tiles"],
     )
-    sampling = SamplingBatch(
+    return tokens, attention
+
+
+def _sampling(i: dict[str, Array], f: dict[str, Array]) -> SamplingBatch:
+    return SamplingBatch(
         seeds_s2=i["seeds"],
         positions_s=i["sampled_positions"],
         temperature_s=f["temperature"],
@@ -95,7 +128,32 @@ def _batches(
         top_p_s=f["top_p"],
         min_p_s=f["min_p"],
     )
-    return tokens, attention, sampling
+
+
+def _uses(i: dict[str, Array]) -> Uses:
+    return Uses(
+        num_biases=i["num_biases"],
+        penalties=i["uses_penalties"],
+        truncation=i["uses_truncation"],
+        logprobs=i["uses_logprobs"],
+    )
+
+
+def _rules(i: dict[str, Array], f: dict[str, Array], rare: RareInputs, shape: BatchShape) -> Rules:
+    return Rules(
+        is_scored_s=i["is_scored"],
+        scored_ids_s=i["scored_ids"],
+        presence_s=f["presence"],
+        frequency_s=f["frequency"],
+        repetition_s=f["repetition"],
+        num_outputs_s=i["num_outputs"],
+        bias_ids_sn=rare.bias_ids_sn,
+        bias_sn=rare.bias_sn,
+        allowed_bits_sw=rare.allowed_bits_sw,
+        logprob_ids_sn=rare.logprob_ids_sn,
+        count_rows_s=i["count_rows"],
+        extra_args={name: (i | f)[EXTRA + name] for name, _ in shape.extra_args},
+    )
 
 
 def map_row_tiles(function: Callable[..., Any], arrays: Any, num_rows: Array, tile: int) -> Any:

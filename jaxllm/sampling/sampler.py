@@ -1,25 +1,30 @@
 """Pick the next token of every row.
 
-Order of operations, as in vLLM: log-probabilities of the raw logits; allowed ids; greedy pick, or temperature, min_p,
-top_k, top_p and a draw. A row's randomness is `fold_in(key(seed), position)` and nothing else.
+Order of operations, as in vLLM: values of the raw logits for logprobs; masks; logit_bias; custom logits processors;
+repetition, frequency and presence penalties; greedy pick, or temperature, min_p, top_k, top_p and a draw. Everything is
+float32, and no row looks at another.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
+from .draw import draw, uniforms
+from .logprobs import Logprobs, gather_logprobs
+from .penalties import add_biases, mask, penalize
+from .processors import LogitsProcessor, LogitsState, process
+from .tiles import most_likely, tile_maxima
+from .token_counts import in_prompt, output_counts
 from .truncation import truncate
-
-GREEDY_TEMPERATURE = 1e-5
-DRAW_TILE = 256
+from .weights import Weighing, is_greedy
 
 
 class SamplingBatch(NamedTuple):
-    """Settings of each row."""
+    """Settings of each row that both programs read, and those of truncation."""
 
     seeds_s2: Array
     """int32 bits of the high and low word of each row's 64-bit seed."""
@@ -27,96 +32,143 @@ class SamplingBatch(NamedTuple):
     """int32 position of the token to be sampled."""
     temperature_s: Array
     top_k_s: Array
-    """int32; 0 keeps all."""
+    """int32; 0 and -1 keep all."""
     top_p_s: Array
     min_p_s: Array
 
 
-class Logprobs(NamedTuple):
-    """Log-probabilities of the raw logits of each row."""
+class Rules(NamedTuple):
+    """Settings of each row that only `sample_full` reads."""
 
-    sampled_s: Array
-    rank_s: Array
-    """int32 count of ids at least as likely as the sampled one."""
-    top_ids_sk: Array
-    top_sk: Array
+    is_scored_s: Array
+    """bool or int32: rows of prompt positions "pick" `scored_ids_s`, by unprocessed logits."""
+    scored_ids_s: Array
+    count_rows_s: Array
+    """int32 row of the token counts; UNCOUNTED_ROW counts nothing."""
+    presence_s: Array
+    frequency_s: Array
+    repetition_s: Array
+    num_outputs_s: Array
+    """int32 count of output tokens before the one to be sampled."""
+    bias_ids_sn: Array
+    """int32; unused entries are 0, and 0.0 in `bias_sn`."""
+    bias_sn: Array
+    allowed_bits_sw: Array
+    """int32 words of 32 ids; bit i % 32 of word i // 32 says whether id i may be sampled."""
+    logprob_ids_sn: Array
+    extra_args: dict[str, Array]
+    """Arguments of the custom logits processors, one value per row."""
+
+
+class Uses(NamedTuple):
+    """int32 scalars: what some row uses. The rest is skipped."""
+
+    num_biases: Array
+    """Columns of `bias_sn`."""
+    penalties: Array
+    truncation: Array
+    logprobs: Array
 
 
 def sample_plain(logits_sv: Array, batch: SamplingBatch) -> Array:
     """Return one token per row, by its temperature and seed only."""
-    weights_sv = _weights(logits_sv, batch.temperature_s)
-    drawn_s = _draw(weights_sv, _uniforms(batch))
-    return jnp.where(batch.temperature_s < GREEDY_TEMPERATURE, greedy(logits_sv), drawn_s)
+    return _pick(logits_sv, batch)[0]
 
 
 def sample_full(
-    logits_sv: Array, batch: SamplingBatch, allowed_bits_sw: Array, *, num_logprobs: int
+    logits_sv: Array,
+    batch: SamplingBatch,
+    rules: Rules,
+    uses: Uses,
+    counts_cv: Array,
+    *,
+    num_logprobs: int,
+    logprobs_mode: str,
+    processors: tuple[LogitsProcessor, ...],
 ) -> tuple[Array, Logprobs]:
-    """Return one token per row with every feature, and the log-probabilities of it and of the most likely ids."""
-    allowed_logits_sv = jnp.where(_unpack_bits(allowed_bits_sw, logits_sv.shape[1]), logits_sv, -jnp.inf)
-    weights_sv = truncate(_weights(allowed_logits_sv, batch.temperature_s), batch.top_k_s, batch.top_p_s, batch.min_p_s)
-    drawn_s = _draw(weights_sv, _uniforms(batch))
-    tokens_s = jnp.where(batch.temperature_s < GREEDY_TEMPERATURE, greedy(allowed_logits_sv), drawn_s)
-    return tokens_s, _logprobs(logits_sv, tokens_s, num_logprobs)
+    """Return one token per row with every feature, and what its logprobs show.
 
+    Args:
+      logits_sv: float32.
+      counts_cv: the token counts of all requests, uint16; read only.
+      num_logprobs: how many of the most likely ids to show, at least 1.
+      logprobs_mode: one of `logprobs.MODES`.
+    """
 
-def greedy(logits_sv: Array) -> Array:
-    """Return the least id among the most likely ones; 6 times faster than jnp.argmax on XLA:CPU."""
-    ids_v = jnp.arange(logits_sv.shape[1], dtype=jnp.int32)
-    best_s1 = logits_sv.max(axis=1, keepdims=True)
-    return jnp.where(logits_sv == best_s1, ids_v, logits_sv.shape[1] - 1).min(axis=1)
+    edit = partial(_edit, logits_sv, batch, rules, uses, counts_cv, processors)
+    is_edited = (uses.num_biases > 0) | (uses.penalties > 0) | (rules.allowed_bits_sw != -1).any()
+    # The only cond that returns logits: it copies them where nobody edits. The rest in either branch would copy
+    # nothing, but compile twice.
+    edited_sv = edit() if processors else lax.cond(is_edited, edit, lambda: logits_sv)
 
+    tokens_s, weighing = _pick(edited_sv, batch, uses)
+    is_scored_s = rules.is_scored_s > 0
+    tokens_s = jnp.where(is_scored_s, rules.scored_ids_s, tokens_s)
 
-def _weights(logits_sv: Array, temperature_s: Array) -> Array:
-    """Return unnormalised probabilities, the largest of a row being 1."""
-    scale_s1 = 1.0 / jnp.maximum(temperature_s, GREEDY_TEMPERATURE)[:, None]
-    return jnp.exp((logits_sv - logits_sv.max(axis=1, keepdims=True)) * scale_s1)
-
-
-def _uniforms(batch: SamplingBatch) -> Array:
-    """Return one number in [0, 1) per row."""
-
-    def one(seed_2: Array, position: Array) -> Array:
-        key = jax.random.wrap_key_data(seed_2.astype(jnp.uint32), impl="threefry2x32")
-        return jax.random.uniform(jax.random.fold_in(key, position))
-
-    return jax.vmap(one)(batch.seeds_s2, batch.positions_s)
-
-
-def _draw(weights_sv: Array, uniforms_s: Array) -> Array:
-    """Draw by the inverse of the cumulative sum, in two levels: the tile of ids first, then the id within it."""
-    s, v = weights_sv.shape
-    weights_sij = jnp.pad(weights_sv, ((0, 0), (0, -v % DRAW_TILE))).reshape(s, -1, DRAW_TILE)
-    sums_si = jnp.cumsum(weights_sij.sum(axis=2), axis=1)
-    target_s = uniforms_s * sums_si[:, -1]
-    tile_s = _first_above(sums_si, target_s)
-    before_s = jnp.where(
-        tile_s > 0, jnp.take_along_axis(sums_si, jnp.maximum(tile_s - 1, 0)[:, None], axis=1)[:, 0], 0.0
+    shown_sv = logits_sv
+    if logprobs_mode.startswith("processed"):
+        # As drawn from: greedy rows without temperature and truncation, prompt rows without any change.
+        shown_sv = jnp.where(is_greedy(batch.temperature_s)[:, None], edited_sv, weighing.scaled(edited_sv))
+        shown_sv = jnp.where(is_scored_s[:, None], logits_sv, shown_sv)
+    logprobs = gather_logprobs(
+        shown_sv,
+        tokens_s,
+        rules.logprob_ids_sn,
+        num_logprobs=num_logprobs,
+        normalizes=logprobs_mode.endswith("logprobs"),
+        is_used=uses.logprobs > 0,
     )
-    weights_sj = jnp.take_along_axis(weights_sij, tile_s[:, None, None], axis=1)[:, 0]
-    # Rounding may leave the target at the tile's very end: stay on an id that has weight.
-    sums_sj = jnp.cumsum(weights_sj, axis=1)
-    last_s = DRAW_TILE - 1 - jnp.argmax((weights_sj > 0)[:, ::-1], axis=1)
-    return tile_s * DRAW_TILE + jnp.minimum(_first_above(sums_sj, target_s - before_s), last_s)
+    return tokens_s, logprobs
 
 
-def _first_above(sums_si: Array, target_s: Array) -> Array:
-    count_s = (sums_si <= target_s[:, None]).sum(axis=1, dtype=jnp.int32)
-    return jnp.minimum(count_s, sums_si.shape[1] - 1)
-
-
-def _unpack_bits(bits_sw: Array, num_ids: int) -> Array:
-    bits_sw32 = (bits_sw[:, :, None] >> jnp.arange(32)) & 1
-    return bits_sw32.reshape(bits_sw.shape[0], -1)[:, :num_ids] == 1
-
-
-def _logprobs(logits_sv: Array, tokens_s: Array, num_logprobs: int) -> Logprobs:
-    total_s1 = jax.nn.logsumexp(logits_sv, axis=1, keepdims=True)
-    sampled_s1 = jnp.take_along_axis(logits_sv, tokens_s[:, None], axis=1)
-    top_sk, top_ids_sk = jax.lax.top_k(logits_sv, num_logprobs)
-    return Logprobs(
-        sampled_s=(sampled_s1 - total_s1)[:, 0],
-        rank_s=(logits_sv >= sampled_s1).sum(axis=1, dtype=jnp.int32),
-        top_ids_sk=top_ids_sk,
-        top_sk=top_sk - total_s1,
+def _edit(
+    logits_sv: Array,
+    batch: SamplingBatch,
+    rules: Rules,
+    uses: Uses,
+    counts_cv: Array,
+    processors: tuple[LogitsProcessor, ...],
+) -> Array:
+    """Return the logits after masks, biases, custom processors and penalties."""
+    logits_sv = mask(logits_sv, rules.allowed_bits_sw)
+    logits_sv = add_biases(logits_sv, rules.bias_ids_sn, rules.bias_sn, uses.num_biases)
+    if processors:
+        counts_sv = counts_cv[rules.count_rows_s]
+        state = LogitsState(
+            num_outputs_s=rules.num_outputs_s,
+            positions_s=batch.positions_s,
+            output_counts_sv=output_counts(counts_sv),
+            in_prompt_sv=in_prompt(counts_sv),
+            extra_args=rules.extra_args,
+        )
+        logits_sv = process(logits_sv, state, processors)
+    return penalize(
+        logits_sv,
+        counts_cv,
+        rules.count_rows_s,
+        rules.presence_s,
+        rules.frequency_s,
+        rules.repetition_s,
+        is_used=uses.penalties > 0,
     )
+
+
+def _pick(logits_sv: Array, batch: SamplingBatch, uses: Uses | None = None) -> tuple[Array, Weighing]:
+    """Return one token per row, and by which weights; without `uses` there is no truncation."""
+    maxima_si = tile_maxima(logits_sv)
+    greedy_s = most_likely(logits_sv, maxima_si)
+    largest_s = maxima_si.max(axis=1)
+    everything = Weighing(batch.temperature_s, largest_s, jnp.full_like(largest_s, -jnp.inf))
+
+    def sample() -> tuple[Array, Weighing]:
+        weighing = everything
+        if uses is not None:
+            settings = (batch.top_k_s, batch.top_p_s, batch.min_p_s)
+            weighing = weighing._replace(
+                min_logit_s=truncate(logits_sv, everything, *settings, is_used=uses.truncation > 0)
+            )
+        return draw(logits_sv, weighing, uniforms(batch.seeds_s2, batch.positions_s)), weighing
+
+    is_greedy_s = is_greedy(batch.temperature_s)
+    drawn_s, weighing = lax.cond(is_greedy_s.all(), lambda: (greedy_s, everything), sample)
+    return jnp.where(is_greedy_s, greedy_s, drawn_s), weighing

@@ -1,55 +1,140 @@
-"""top_k, top_p and min_p by thresholds on the weights, found by bisection: no sort.
+"""top_k, top_p and min_p by thresholds found by bisection: no sort.
 
-The bits of non-negative floats order as the floats do, so bisecting the bits ends at the exact threshold. Ids as likely
-as the threshold are all kept.
+The bits of floats, seen as integers, order as the floats do, so bisecting the bits ends at the exact threshold. Ids as
+likely as the threshold are all kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from .weights import Weighing
+
+INF_BITS = 0x7F800000
 ONE_BITS = 0x3F800000  # of 1.0, the largest weight
-NUM_STEPS = 30  # halvings of [0, ONE_BITS]
+MASS_TOLERANCE = 5e-7  # of a row's mass: float32 sums of a vocabulary are no better
+NUM_PARTS = 8
 
 
-def truncate(weights_sv: Array, top_k_s: Array, top_p_s: Array, min_p_s: Array) -> Array:
-    """Zero the weights (in [0, 1], each row's largest 1) that the row's settings cut off: min_p, top_k, then top_p.
+class _Bounds(NamedTuple):
+    """Where each row's threshold is, as integers, and what would be kept at either bound."""
+
+    low_s: Array
+    kept_at_low_s: Array
+    high_s: Array
+    kept_at_high_s: Array
+
+
+def truncate(
+    logits_sv: Array, weighing: Weighing, top_k_s: Array, top_p_s: Array, min_p_s: Array, *, is_used: Array
+) -> Array:
+    """Return each row's least logit that min_p, top_k and then top_p keep.
 
     Args:
-      weights_sv: unnormalised probabilities, float32.
-      top_k_s: keep the k largest; 0 keeps all.
+      logits_sv: float32.
+      weighing: of untruncated logits.
+      top_k_s: keep the k largest; 0 and less keep all.
       top_p_s: keep the fewest largest whose sum reaches this part of what the other two left.
-      min_p_s: drop what is below this part of the largest.
+      min_p_s: drop what is less likely than this part of the most likely id's probability.
+      is_used: whether any row truncates; nothing is computed otherwise.
     """
-    weights_sv = jnp.where(weights_sv >= min_p_s[:, None], weights_sv, 0.0)
+    arrays = (logits_sv, weighing, top_k_s, top_p_s, min_p_s)
+    num_rows = logits_sv.shape[0]
 
-    uses_k_s = (top_k_s > 0) & (top_k_s < weights_sv.shape[1])
-    weights_sv = _cut(
-        weights_sv, uses_k_s, lambda bits_sv, at_s1: (bits_sv >= at_s1).sum(axis=1, dtype=jnp.int32) >= top_k_s
+    def one_row(row: Array, least_s: Array) -> Array:
+        found_s = _truncate(*jax.tree.map(lambda array: lax.dynamic_slice_in_dim(array, row, 1), arrays))
+        return lax.dynamic_update_slice_in_dim(least_s, found_s, row, 0)
+
+    # Row by row on CPU: a row stays in the core's cache and stops when it is done. At 64 x 49k and 16 halvings 5 ms,
+    # against 27 for all rows at once.
+    return lax.platform_dependent(
+        cpu=lambda: lax.fori_loop(0, jnp.where(is_used, num_rows, 0), one_row, jnp.full(num_rows, -jnp.inf)),
+        default=lambda: _truncate(*arrays),
     )
 
-    wanted_s = top_p_s * weights_sv.sum(axis=1)
-    return _cut(
-        weights_sv,
+
+def _truncate(logits_sv: Array, weighing: Weighing, top_k_s: Array, top_p_s: Array, min_p_s: Array) -> Array:
+    v = logits_sv.shape[1]
+    keys_s = _bisect(
+        (top_k_s > 0) & (top_k_s < v),
+        (~INF_BITS, INF_BITS + 1),
+        lambda keys_s: _sum(jnp.where(logits_sv >= _from_key(keys_s)[:, None], 1.0, 0.0)),
+        wanted_s=top_k_s.astype(jnp.float32),
+        slack=lambda _: jnp.float32(1.0),
+    )
+    weights_sv = weighing._replace(min_logit_s=_from_key(keys_s)).weights(logits_sv)
+    # Computed once, not at every halving.
+    weights_sv = lax.optimization_barrier(jnp.where(weights_sv >= min_p_s[:, None], weights_sv, 0.0))
+    total_s = _sum(weights_sv)
+    bits_s = _bisect(
         top_p_s < 1.0,
-        lambda bits_sv, at_s1: jnp.where(bits_sv >= at_s1, weights_sv, 0.0).sum(axis=1) >= wanted_s,
+        (0, ONE_BITS + 1),
+        lambda bits_s: _sum(jnp.where(weights_sv >= _from_bits(bits_s)[:, None], weights_sv, 0.0)),
+        wanted_s=top_p_s * total_s,
+        # Less than two ids of this weight, or no more than rounding hides.
+        slack=lambda bits_s: jnp.maximum(1.5 * _from_bits(bits_s), MASS_TOLERANCE * total_s),
     )
+    least_weight_s1 = jnp.maximum(min_p_s, _from_bits(bits_s))[:, None]
+    kept_sv = (weights_sv >= least_weight_s1) & (logits_sv >= _from_key(keys_s)[:, None])
+    return jnp.where(kept_sv, logits_sv, jnp.inf).min(axis=1)
 
 
-def _cut(weights_sv: Array, uses_s: Array, is_enough: Callable[[Array, Array], Array]) -> Array:
-    """Drop all below the largest threshold at which what is kept `is_enough`, in the rows that use it."""
-    bits_sv = lax.bitcast_convert_type(weights_sv, jnp.int32)
+def _bisect(
+    uses_s: Array,
+    bounds: tuple[int, int],
+    kept_at: Callable[[Array], Array],
+    *,
+    wanted_s: Array,
+    slack: Callable[[Array], Array],
+) -> Array:
+    """Return the largest integer in [low, high) at which each row keeps what is wanted; `low` if it does not use this.
 
-    def halve(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-        enough_s, too_high_s = bounds
-        middle_s = enough_s + (too_high_s - enough_s) // 2
-        is_enough_s = is_enough(bits_sv, middle_s[:, None])
-        return jnp.where(is_enough_s, middle_s, enough_s), jnp.where(is_enough_s, too_high_s, middle_s)
+    It may be a lower one if no more than `slack` lies between: no other id.
+    """
 
-    s = weights_sv.shape[0]
-    bounds = (jnp.zeros(s, jnp.int32), jnp.full(s, ONE_BITS + 1, jnp.int32))
-    threshold_s, _ = lax.fori_loop(0, jnp.where(uses_s.any(), NUM_STEPS, 0), halve, bounds)
-    return jnp.where((bits_sv >= threshold_s[:, None]) | ~uses_s[:, None], weights_sv, 0.0)
+    def is_open(at: _Bounds) -> Array:
+        between_s = at.kept_at_low_s - at.kept_at_high_s
+        return uses_s & (at.low_s + 1 < at.high_s) & ~(between_s <= slack(at.low_s))
+
+    def halve(at: _Bounds) -> _Bounds:
+        # Their sum may be more than an int32 holds.
+        middle_s = (at.low_s >> 1) + (at.high_s >> 1) + (at.low_s & at.high_s & 1)
+        kept_s = kept_at(middle_s)
+        # A row's result must not depend on how long others go on.
+        is_open_s = is_open(at)
+        is_low_s = is_open_s & (kept_s >= wanted_s)
+        is_high_s = is_open_s & ~is_low_s
+        return _Bounds(
+            jnp.where(is_low_s, middle_s, at.low_s),
+            jnp.where(is_low_s, kept_s, at.kept_at_low_s),
+            jnp.where(is_high_s, middle_s, at.high_s),
+            jnp.where(is_high_s, kept_s, at.kept_at_high_s),
+        )
+
+    low_s, high_s = (jnp.full(uses_s.shape, bound, jnp.int32) for bound in bounds)
+    start = _Bounds(low_s, jnp.full(uses_s.shape, jnp.inf), high_s, jnp.zeros(uses_s.shape))
+    return lax.while_loop(lambda at: is_open(at).any(), halve, start).low_s
+
+
+def _sum(values_sv: Array) -> Array:
+    """Add up rows. In parts first, element by element: XLA:CPU adds one number after the other otherwise."""
+    parts_sv = jnp.pad(values_sv, ((0, 0), (0, -values_sv.shape[1] % NUM_PARTS)))
+    width = parts_sv.shape[1] // NUM_PARTS
+    total_sv = parts_sv[:, :width]
+    for start in range(width, parts_sv.shape[1], width):
+        total_sv = total_sv + parts_sv[:, start : start + width]
+    return lax.optimization_barrier(total_sv).sum(axis=1)
+
+
+def _from_key(keys: Array) -> Array:
+    """Return the float of an integer; such integers order as their floats do, the negative ones too."""
+    return _from_bits(jnp.where(keys >= 0, keys, jnp.int32(-(2**31)) | ~keys))
+
+
+def _from_bits(bits: Array) -> Array:
+    return lax.bitcast_convert_type(bits, jnp.float32)

@@ -86,6 +86,10 @@ class BlockPool:
     def is_held(self, block_id: int) -> bool:
         return self._num_holders[block_id] > 0
 
+    def is_private(self, block_id: int) -> bool:
+        """Say whether nobody but one holder can come upon a block."""
+        return self._num_holders[block_id] == 1 and block_id not in self._content
+
     def hash_block(self, parent: bytes | None, token_bytes: bytes, extra_key: bytes = b"") -> bytes:
         """Hash a block's content and, through the parent's hash, all that precedes it (None: nothing precedes it)."""
         # Parent and token bytes have fixed lengths, so what follows them can only be the extra key.

@@ -28,6 +28,10 @@ class SchedulerConfig:
     """The most tokens that one request gets in one step; 0 for no such limit."""
     enable_chunked_prefill: bool = True
     """False: a prompt waits for a step that takes it whole."""
+    max_rows: int | None = None
+    """Rows of logits of one step, scored prompt tokens counted; None: max_num_seqs, as many as its chunks need."""
+    tracks_all_tokens: bool = False
+    """Whether every request gets a slot of the device's token counts, not just those with penalties."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"):
@@ -39,6 +43,8 @@ class SchedulerConfig:
             raise ValueError(
                 f"long_prefill_token_threshold must be 0 (off) or more, got {self.long_prefill_token_threshold}."
             )
+        if self.num_rows < self.max_num_seqs:
+            raise ValueError(f"max_rows must be at least max_num_seqs={self.max_num_seqs}, got {self.max_rows}.")
         # One request alone must always fit: otherwise preempting all the others could still leave it stuck.
         if self.max_blocks_per_request > self.num_blocks - 1:
             raise ValueError(
@@ -57,6 +63,10 @@ class SchedulerConfig:
             )
         if self.long_prefill_token_threshold:
             raise ValueError("long_prefill_token_threshold cuts prompts into chunks: it needs enable_chunked_prefill.")
+
+    @property
+    def num_rows(self) -> int:
+        return self.max_num_seqs if self.max_rows is None else self.max_rows
 
     @property
     def max_blocks_per_request(self) -> int:

@@ -1,9 +1,14 @@
-"""Block tables: which blocks hold each running request's keys and values, and how much of them is computed."""
+"""Block tables: which blocks hold each request's keys and values, and how much of them is computed.
+
+A request starts with a `Beginning`: blocks of the prefix cache, or of a donor, another request that begins with the
+same tokens. Full blocks are shared, since nobody writes to them again. A block that is not full has one writer: a
+second request gets a copy.
+"""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from jaxllm.scheduling.block_pool import BlockPool
@@ -21,37 +26,94 @@ class BlockTable:
     """Leading full blocks that were offered to the prefix cache."""
 
 
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """The leading tokens of a request that others have computed."""
+
+    block_ids: array[int]
+    """Blocks to hold too."""
+    num_tokens: int
+    copied_block: int | None = None
+    """The block with the tokens after those in `block_ids`, if a copy of it is to follow them."""
+
+
 class KVCacheManager:
-    """Open, grow and close block tables, and find prefixes that are already computed."""
+    """Open, grow, close and park block tables, and find beginnings that are already computed."""
 
     def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = BlockPool(num_blocks)
         self.tables: dict[str, BlockTable] = {}
+        """Those of the running requests, by id."""
+        self.parked: dict[str, tuple[Request, BlockTable]] = {}
+        """Those of ended requests, kept for forks, by id, oldest first. A cache: any may go at any time."""
 
-    def find_prefix(self, request: Request) -> array[int]:
-        """Return the cached blocks of the request's longest known prefix; its last token is always left to compute."""
+    # -- beginnings ----------------------------------------------------------------------------------------------------
+
+    def find_beginning(self, request: Request, num_donated: int, takes_over: bool) -> Beginning:
+        """Return the longest beginning to be had; the request's last token is always left to compute.
+
+        num_donated: leading tokens of the donor that are computed or planned. takes_over: whether the donor ends with
+        this fork, so that its last block needs no copy.
+        """
+        if request.is_scored:
+            return Beginning(array("i"), 0)
+        num_wanted = request.num_tokens - 1
+        donated = self._find_donated(request, min(num_donated, num_wanted), takes_over)
+        if donated.num_tokens == num_wanted or not (self.enable_prefix_caching and request.reads_cache):
+            return donated
+        cached = self._find_cached(request, num_wanted // self.block_size)
+        num_cached = len(cached) * self.block_size
+        return Beginning(cached, num_cached) if num_cached > donated.num_tokens else donated
+
+    def _find_cached(self, request: Request, max_blocks: int) -> array[int]:
         found = array("i")
-        if not self.enable_prefix_caching:
-            return found
-        for index in range((request.num_tokens - 1) // self.block_size):
+        for index in range(max_blocks):
             block_id = self.pool.find(self._hash(request, index), self._token_bytes(request, index))
             if block_id is None:
                 break
             found.append(block_id)
         return found
 
-    def fits(self, num_tokens: int, prefix: Sequence[int]) -> bool:
-        """Say whether num_tokens positions, of which the prefix is cached, fit in the blocks now available."""
-        num_revived = sum(not self.pool.is_held(block_id) for block_id in prefix)
-        return self._num_blocks(num_tokens) - len(prefix) + num_revived <= self.pool.num_available
+    def _find_donated(self, request: Request, max_tokens: int, takes_over: bool) -> Beginning:
+        donor = request.donor
+        table = None if donor is None else self.table_of(donor)
+        if donor is None or table is None or donor.source.cache_salt != request.source.cache_salt:
+            return Beginning(array("i"), 0)
+        num_tokens = common_length(request.token_ids, donor.token_ids, max_tokens)
+        num_full, rest = divmod(num_tokens, self.block_size)
+        shared = table.block_ids[:num_full]
+        if not rest:
+            return Beginning(shared, num_tokens)
+        block_id = table.block_ids[num_full]
+        if takes_over and self.pool.is_private(block_id):
+            shared.append(block_id)
+            return Beginning(shared, num_tokens)
+        return Beginning(shared, num_tokens, block_id)
 
-    def open_table(self, request: Request, prefix: array[int]) -> BlockTable:
-        """Give the request a table that starts with the cached prefix."""
-        self.pool.share(prefix)
-        table = BlockTable(prefix, len(prefix) * self.block_size, len(prefix))
+    def table_of(self, request: Request) -> BlockTable | None:
+        """Return a request's table, running or parked."""
+        if request.finish_reason is None:
+            return self.tables.get(request.request_id)
+        parked, table = self.parked.get(request.request_id, (None, None))
+        return table if parked is request else None
+
+    # -- tables --------------------------------------------------------------------------------------------------------
+
+    def fits(self, num_tokens: int, beginning: Beginning) -> bool:
+        """Say whether num_tokens positions fit in the blocks now available, after this beginning."""
+        shared = beginning.block_ids
+        num_revived = sum(not self.pool.is_held(block_id) for block_id in shared)
+        return self._num_blocks(num_tokens) - len(shared) + num_revived <= self.pool.num_available
+
+    def open_table(self, request: Request, beginning: Beginning, num_tokens: int) -> BlockTable:
+        """Give the request a table that covers num_tokens positions, more than its beginning; they must fit."""
+        block_ids, num_begun = beginning.block_ids[:], beginning.num_tokens
+        self.pool.share(block_ids)
+        table = BlockTable(block_ids, num_begun, num_begun // self.block_size)
         self.tables[request.request_id] = table
+        self.grow(table, num_tokens)
         return table
 
     def grow(self, table: BlockTable, num_tokens: int) -> bool:
@@ -78,17 +140,43 @@ class KVCacheManager:
         """Release the request's blocks; those that were registered can still be found."""
         self.pool.release(self.tables.pop(request.request_id).block_ids)
 
-    def check(self, requests: Iterable[Request]) -> None:
-        """Assert the laws of pool and tables; `requests` are those that should have a table."""
-        requests = list(requests)
-        assert self.tables.keys() == {request.request_id for request in requests}, "tables and running differ"
-        for request in requests:
-            table = self.tables[request.request_id]
+    # -- parked tables -------------------------------------------------------------------------------------------------
+
+    def park(self, request: Request) -> None:
+        """Keep the table of a request that has ended, in place of one kept under the same id."""
+        self.close_parked(request.request_id)
+        self.parked[request.request_id] = request, self.tables.pop(request.request_id)
+
+    def close_parked(self, request_id: str) -> None:
+        """Release the blocks that are parked under this id, if any."""
+        if request_id in self.parked:
+            _, table = self.parked.pop(request_id)
+            self.pool.release(table.block_ids)
+
+    def give_up_parked(self, spared: Collection[Request]) -> bool:
+        """Close the oldest parked table that is not of a spared request; return False if there is none."""
+        for request, _ in self.parked.values():
+            if request not in spared:
+                self.close_parked(request.request_id)
+                return True
+        return False
+
+    def check(self, running: Mapping[Request, int]) -> None:
+        """Assert the laws of pool and tables; `running` maps each running request to its tokens in flight."""
+        assert self.tables.keys() == {request.request_id for request in running}, "tables and running differ"
+        assert all(request.finish_reason for request, _ in self.parked.values()), "a live request is parked"
+        owned = [(request, self.tables[request.request_id]) for request in running] + list(self.parked.values())
+        for request, table in owned:
             num_full = table.num_computed_tokens // self.block_size
             assert len(table.block_ids) >= self._num_blocks(table.num_computed_tokens), "computed beyond the table"
-            assert table.num_computed_tokens < request.num_tokens, "a running request has nothing to compute"
+            assert table.num_computed_tokens < request.num_tokens, "a request has nothing to compute"
             assert not self.enable_prefix_caching or table.num_registered >= num_full, "a full block is not registered"
-        self.pool.check(table.block_ids for table in self.tables.values())
+        for request, num_in_flight in running.items():
+            table = self.tables[request.request_id]
+            first_written = (table.num_computed_tokens + num_in_flight) // self.block_size
+            for block_id in table.block_ids[first_written:]:
+                assert self.pool.is_private(block_id), f"block {block_id} will be written to and has two holders"
+        self.pool.check(table.block_ids for _, table in owned)
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -106,3 +194,17 @@ class KVCacheManager:
             salt = "" if hashes else request.source.cache_salt or ""
             hashes.append(self.pool.hash_block(parent, self._token_bytes(request, len(hashes)), salt.encode()))
         return hashes[index]
+
+
+def common_length(left: array[int], right: array[int], at_most: int) -> int:
+    """Count the leading items in which two arrays agree, up to a limit."""
+    low, high = 0, min(len(left), len(right), at_most)
+    if left[:high] == right[:high]:
+        return high
+    while low + 1 < high:  # they agree up to low and differ before high
+        middle = (low + high) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

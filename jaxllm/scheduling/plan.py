@@ -33,8 +33,15 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     """In [0, 2**64)."""
     num_output_tokens: int
     """Outputs before the token that this chunk samples, those in flight counted."""
-    banned_token_ids: tuple[int, ...]
-    """Ids that must not be sampled here: EOS and the stop ids while num_output_tokens < min_tokens, else none."""
+    slot: int | None = None
+    """The request's row in the device's token counts, if it needs them."""
+    history: array[int] | None = None
+    """int32, all tokens of the request when it got its slot; given once, for the slot to be filled."""
+    score_start: int = 0
+    """Position of the first prompt token to score."""
+    scored_ids: array[int] = msgspec.field(default_factory=lambda: array("i"))
+    """int32, the prompt tokens from score_start on whose log-probabilities are wanted; this chunk's tokens predict
+    them."""
 
     @property
     def num_tokens(self) -> int:
@@ -49,10 +56,17 @@ class StepPlan:
     chunks: tuple[Chunk, ...]
     """Never empty; the one-token chunks (decode rows) first, then the longer ones."""
     num_preempted: int
+    copies: tuple[tuple[int, int], ...] = ()
+    """(source, target) blocks to copy before the step runs; no target is another's source."""
 
     @property
     def num_tokens(self) -> int:
         return sum(len(chunk.token_ids) for chunk in self.chunks)
+
+    @property
+    def num_rows(self) -> int:
+        """Count the rows of logits: one per chunk, then one per scored prompt token, chunk by chunk."""
+        return sum(1 + len(chunk.scored_ids) for chunk in self.chunks)
 
     @property
     def num_decodes(self) -> int:
@@ -66,3 +80,5 @@ class StepResult:
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None]
+    prompt_logprobs: list[list[TokenLogprobs]]
+    """One per scored prompt token of each chunk; empty lists where none was asked for."""

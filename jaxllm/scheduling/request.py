@@ -6,6 +6,8 @@ import enum
 from array import array
 
 from jaxllm.engine.messages import EngineCoreRequest
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.scheduling.repetition import repeats
 
 
 class RequestStatus(enum.Enum):
@@ -18,12 +20,13 @@ class RequestStatus(enum.Enum):
 
 
 class Request:
-    """One sequence being generated. Its tokens and its end change in commit and abort only."""
+    """One sequence being generated. Its tokens change in commit only."""
 
     __slots__ = (
-        "banned_token_ids",
         "block_hashes",
+        "donor",
         "finish_reason",
+        "keeps_blocks",
         "num_cached_tokens",
         "num_prompt_tokens",
         "order",
@@ -31,11 +34,15 @@ class Request:
         "queued_ts",
         "request_id",
         "scheduled_ts",
+        "score_start",
         "source",
         "token_ids",
+        "waits_for_last_token",
     )
 
-    def __init__(self, source: EngineCoreRequest, order: tuple[float, ...], queued_ts: float) -> None:
+    def __init__(
+        self, source: EngineCoreRequest, order: tuple[float, ...], queued_ts: float, donor: Request | None = None
+    ) -> None:
         self.source = source
         self.request_id = source.request_id
         self.params = source.sampling_params
@@ -46,15 +53,20 @@ class Request:
         self.num_prompt_tokens = len(source.prompt_token_ids)
         self.block_hashes: list[bytes] = []
         """The hash chain of the leading full blocks, as far as anyone has asked for it."""
-        self.banned_token_ids = _ending_token_ids(source)
-        """What must not be sampled while there are fewer than min_tokens outputs."""
+        self.donor = donor
+        """The request whose blocks this one shares where their tokens agree; None once this one has ended."""
+        self.keeps_blocks = source.keeps_blocks
+        """Whether its table outlives it, whether or not a fork is waiting for it."""
+        self.score_start = self.params.first_scored_position
+        """The first prompt position that is scored, if any is."""
+        self.waits_for_last_token = waits_for_last_token(self.params)
         self.queued_ts = queued_ts
         self.scheduled_ts: float | None = None
         """time.monotonic() when first scheduled; None before."""
         self.num_cached_tokens = 0
-        """Prompt tokens found in the prefix cache when first scheduled."""
+        """Prompt tokens that were found, in the prefix cache or at the donor, when first scheduled."""
         self.finish_reason: str | None = None
-        """"stop", "length" or "abort" once it has ended."""
+        """As in EngineCoreOutput, once it has ended."""
 
     @property
     def num_tokens(self) -> int:
@@ -64,6 +76,22 @@ class Request:
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
 
+    @property
+    def is_scored(self) -> bool:
+        """Say whether its prompt must still be scored, and so be computed from the first token on."""
+        return self.score_start is not None and not self.num_output_tokens
+
+    @property
+    def reads_cache(self) -> bool:
+        """Say whether the prefix cache may spare it work. Once there are outputs, all was computed anew before."""
+        return not self.params.skip_reading_prefix_cache or self.num_output_tokens > 0
+
+    def scored_positions(self, start: int, num_tokens: int) -> range:
+        """Return the prompt positions to be scored that the tokens from `start` on predict."""
+        if self.score_start is None or self.num_output_tokens:
+            return range(0)
+        return range(max(start + 1, self.score_start), min(start + num_tokens + 1, self.num_prompt_tokens))
+
     def reaches_length(self, num_tokens: int, max_model_len: int) -> bool:
         """Say whether the request ends, at the latest, once it has num_tokens tokens."""
         return num_tokens >= self.num_prompt_tokens + self.source.max_tokens or num_tokens >= max_model_len
@@ -72,7 +100,8 @@ class Request:
 def find_end(request: Request, max_model_len: int) -> tuple[str, int | None] | None:
     """Return (finish_reason, stop_reason) if the request ends with its last token, else None."""
     source, params = request.source, request.params
-    if request.num_output_tokens >= params.min_tokens:
+    may_stop = request.num_output_tokens >= params.min_tokens
+    if may_stop:
         token_id = request.token_ids[-1]
         if token_id == source.eos_token_id:
             return "stop", None
@@ -80,14 +109,19 @@ def find_end(request: Request, max_model_len: int) -> tuple[str, int | None] | N
             return "stop", token_id
     if request.reaches_length(len(request.token_ids), max_model_len):
         return "length", None
+    detection = params.repetition_detection
+    if detection is not None and may_stop and repeats(request.token_ids, request.num_prompt_tokens, detection):
+        return "repetition", None
     return None
 
 
-def _ending_token_ids(source: EngineCoreRequest) -> tuple[int, ...]:
-    """List EOS and the stop ids if min_tokens ever bans them, else nothing."""
-    if not source.sampling_params.min_tokens:
-        return ()
-    params = source.sampling_params
-    eos = () if source.eos_token_id is None else (source.eos_token_id,)
-    # As in vLLM min_tokens holds EOS back even where ignore_eos would let it pass.
-    return tuple(dict.fromkeys((*eos, *(params.stop_token_ids or ()), *sorted(params.all_stop_token_ids))))
+def waits_for_last_token(params: SamplingParams) -> bool:
+    """Say whether what may be sampled depends on the token before it, so that the host must know that first."""
+    if params.structured_outputs is not None or params.thinking_token_budget is not None:
+        return True
+    return any(len(word) > 1 for word in params.bad_words_token_ids or ())
+
+
+def needs_token_counts(params: SamplingParams) -> bool:
+    """Say whether a penalty reads how often each token has come."""
+    return bool(params.presence_penalty or params.frequency_penalty) or params.repetition_penalty != 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator
 
 from jaxllm.engine.messages import EngineCoreRequest
@@ -23,9 +24,13 @@ class RequestQueue:
     def __init__(self) -> None:
         self._heap: list[tuple[tuple[float, ...], Request]] = []
         self._waiting: dict[str, Request] = {}
+        self._set_aside: list[Request] = []
+        self._num_forks: Counter[Request] = Counter()
 
     def push(self, request: Request) -> None:
         self._waiting[request.request_id] = request
+        if request.donor is not None:
+            self._num_forks[request.donor] += 1
         heapq.heappush(self._heap, (request.order, request))
 
     def peek(self) -> Request | None:
@@ -40,12 +45,31 @@ class RequestQueue:
         if self.peek() is None:
             raise IndexError("pop from an empty request queue")
         _, request = heapq.heappop(self._heap)
-        del self._waiting[request.request_id]
+        self.remove(request)
         return request
 
     def remove(self, request: Request) -> None:
         """Drop a waiting request; raise KeyError if it does not wait."""
         del self._waiting[request.request_id]
+        if request.donor is not None:
+            self._num_forks[request.donor] -= 1
+            if not self._num_forks[request.donor]:
+                del self._num_forks[request.donor]
+
+    def set_aside(self) -> None:
+        """Let those behind the first request pass it, until `restore`; it waits all the same."""
+        _, request = heapq.heappop(self._heap)
+        self._set_aside.append(request)
+
+    def restore(self) -> None:
+        """Put those that were set aside back in line."""
+        for request in self._set_aside:
+            heapq.heappush(self._heap, (request.order, request))
+        self._set_aside.clear()
+
+    def num_forks(self, donor: Request) -> int:
+        """Count the waiting requests that have this donor."""
+        return self._num_forks.get(donor, 0)
 
     def __contains__(self, request: Request) -> bool:
         return self._waiting.get(request.request_id) is request
@@ -55,3 +79,11 @@ class RequestQueue:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def check(self) -> None:
+        """Assert that nobody is set aside and that the forks are counted right."""
+        assert not self._set_aside, "a request is still set aside"
+        donors = [request.donor for request in self if request.donor is not None]
+        assert self._num_forks == Counter(donors), "the count of forks is off"
+        queued = [request for _, request in self._heap]
+        assert all(queued.count(request) == 1 for request in self), "a waiting request is not in line once"

@@ -2,8 +2,12 @@
 and every step closes a part of the gap within one token budget. A new prompt, a chunk of a long one, a decode and the
 return of a preempted request are all this one rule.
 
-`plan` decides and may change the queues, the block tables and the pool. `commit` alone (and abort) changes a request's
-tokens, its computed count and its end. So a step can be planned while the one before it still runs.
+`plan` decides and may change the queues, the block tables, the slots and the pool. `commit` alone (and an end from
+outside) changes a request's tokens, its computed count and its end. So a step can be planned while the one before it
+still runs.
+
+A fork is a request that names a donor, another one with the same beginning. It waits until the donor's prompt is
+planned, then shares its blocks. That is a cache too: what a fork computes never depends on what became of the donor.
 """
 
 from __future__ import annotations
@@ -14,13 +18,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from jaxllm.engine.messages import EngineCoreOutput, EngineCoreRequest, SchedulerStats, TokenLogprobs
+from jaxllm.engine.messages import EngineCoreOutput, EngineCoreRequest, PromptLogprobs, SchedulerStats
 from jaxllm.scheduling.config import SchedulerConfig
-from jaxllm.scheduling.kv_cache_manager import BlockTable, KVCacheManager
+from jaxllm.scheduling.kv_cache_manager import Beginning, KVCacheManager
+from jaxllm.scheduling.outputs import make_output
 from jaxllm.scheduling.plan import StepPlan, StepResult
-from jaxllm.scheduling.request import Request, RequestStatus, find_end
+from jaxllm.scheduling.request import Request, RequestStatus, find_end, needs_token_counts
 from jaxllm.scheduling.request_queue import RequestQueue, order_of
 from jaxllm.scheduling.step_draft import NOTHING_IN_FLIGHT, StepDraft, tally
+from jaxllm.scheduling.token_count_slots import TokenCountSlots
 
 
 @dataclass(slots=True)
@@ -45,8 +51,9 @@ class Scheduler:
         self._waiting = RequestQueue()
         self._running: list[Request] = []
         """Those with a block table, in the policy's order: the last one is preempted first."""
-        self._in_flight: dict[int, list[Request]] = {}
-        """Step id -> the requests of its rows, for the plans not committed yet, oldest first."""
+        self._slots = TokenCountSlots(config.max_num_seqs)
+        self._in_flight: dict[int, tuple[StepPlan, list[Request]]] = {}
+        """The plans not committed yet with the requests of their rows, by step id, oldest first."""
         self._counters = Counters()
 
     # -- requests come and go ------------------------------------------------------------------------------------------
@@ -61,33 +68,75 @@ class Scheduler:
                 f"max_model_len={self.config.max_model_len} allows 1 to that many."
             )
         order = order_of(request, self._counters.num_arrivals, self.config.policy)
+        donor = None if request.fork_of is None else self._find_donor(request.fork_of)
+        entry = Request(request, order, queued_ts=time.monotonic(), donor=donor)
+        if entry.is_scored and self.config.num_rows < 2:
+            raise ValueError(
+                f"Request {request.request_id!r} wants prompt_logprobs, which needs max_rows of at least 2."
+            )
         self._counters.num_arrivals += 1
-        entry = Request(request, order, queued_ts=time.monotonic())
         self._requests[request.request_id] = entry
         self._waiting.push(entry)
 
+    def _find_donor(self, request_id: str) -> Request | None:
+        parked, _ = self.cache.parked.get(request_id, (None, None))
+        return self._requests.get(request_id, parked)
+
     def abort_requests(self, request_ids: Iterable[str]) -> list[EngineCoreOutput]:
         """End requests and free their blocks at once, also with a step in flight; ignore ids that are unknown."""
-        outputs = []
+        return [output for request_id in request_ids for output in self.end(request_id, "abort")]
+
+    def end(self, request_id: str, finish_reason: str, error: str | None = None) -> list[EngineCoreOutput]:
+        """End a request now and return its last output; none if the id is unknown. `error` says what went wrong."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return []
+        if request not in self._waiting:
+            self._running.remove(request)
+        self._end(request, finish_reason)
+        return [make_output(request, [], finish_reason=finish_reason, stop_reason=error)]
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        """Keep no blocks of these requests beyond end and last waiting fork; ignore ids that are unknown."""
         for request_id in request_ids:
-            request = self._requests.get(request_id)
-            if request is None:
-                continue
-            if request in self._waiting:
-                self._waiting.remove(request)
-            else:
-                self._running.remove(request)
-                self.cache.close_table(request)
-            self._end(request, "abort")
-            outputs.append(_output(request, [], None, "abort", None))
-        return outputs
+            parked, _ = self.cache.parked.get(request_id, (None, None))
+            for request in (self._requests.get(request_id), parked):
+                if request is not None:
+                    request.keeps_blocks = False
+                    self._close_unwanted(request)
 
     def abandon(self) -> list[EngineCoreOutput]:
         """End all requests, forget the steps in flight and all cached prefixes: what a failed step wrote is unknown."""
         outputs = self.abort_requests(list(self._requests))
         self._in_flight.clear()
-        self.cache.pool.forget_all()
+        self.reset_prefix_cache()
         return outputs
+
+    def _end(self, request: Request, finish_reason: str) -> None:
+        """Take a request out of everything but the running list."""
+        if request in self._waiting:
+            self._waiting.remove(request)
+            request.finish_reason = finish_reason
+        else:
+            request.finish_reason = finish_reason
+            self._slots.release(request)
+            if finish_reason not in ("abort", "error") and self._is_wanted(request):
+                self.cache.park(request)
+            else:
+                self.cache.close_table(request)
+        del self._requests[request.request_id]
+        donor, request.donor = request.donor, None
+        if donor is not None:
+            self._close_unwanted(donor)
+
+    def _is_wanted(self, donor: Request) -> bool:
+        """Say whether anyone may still want an ended request's blocks."""
+        return donor.keeps_blocks or self._waiting.num_forks(donor) > 0
+
+    def _close_unwanted(self, donor: Request) -> None:
+        """Close the donor's table if it is parked to no purpose."""
+        if donor.finish_reason is not None and not self._is_wanted(donor) and self.cache.table_of(donor) is not None:
+            self.cache.close_parked(donor.request_id)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
@@ -109,19 +158,27 @@ class Scheduler:
         """Return the next step, or None if nothing can run now; in_flight: the uncommitted plans, oldest first."""
         if [plan.step_id for plan in in_flight] != list(self._in_flight):
             raise ValueError(f"in_flight must name the uncommitted steps {list(self._in_flight)}, oldest first.")
-        steps = [(plan, self._in_flight[plan.step_id]) for plan in in_flight]
-        draft = StepDraft(self.config.max_num_batched_tokens, tally(steps))
+        draft = StepDraft(self.config, tally(self._in_flight.values()), self._slots.by_request)
         if self._plan_running(draft):
             self._plan_waiting(draft)
         finished = draft.finish(self._counters.num_steps)
         if finished is None:
             return None
         plan, requests = finished
-        self._in_flight[plan.step_id] = requests
+        self._in_flight[plan.step_id] = finished
         self._counters.num_steps += 1
-        self._counters.num_scheduled_tokens += self.config.max_num_batched_tokens - draft.budget
+        self._counters.num_scheduled_tokens += self.config.max_num_batched_tokens - draft.num_tokens
         self._register_planned(plan, requests)
         return plan
+
+    def waits_for_commit(self) -> bool:
+        """Say whether more running requests wait for a token in flight than could go on: then commit before `plan`."""
+        waiting = [request for request in self._running if request.waits_for_last_token]
+        if not waiting:
+            return False
+        in_flight = tally(self._in_flight.values())
+        num_held = sum(in_flight.get(request, NOTHING_IN_FLIGHT).num_sampled > 0 for request in waiting)
+        return 2 * num_held > len(self._running)
 
     def _plan_running(self, draft: StepDraft) -> bool:
         """Give running requests their tokens, in order; say whether there is room for others."""
@@ -132,24 +189,31 @@ class Scheduler:
             index += 1
             ahead = draft.in_flight.get(request, NOTHING_IN_FLIGHT)
             num_tokens = len(request.token_ids) + ahead.num_sampled
-            if ahead.num_sampled and (ahead.row is None or request.reaches_length(num_tokens, max_model_len)):
+            if ahead.num_sampled and (
+                ahead.row is None or request.waits_for_last_token or request.reaches_length(num_tokens, max_model_len)
+            ):
                 continue  # its last token cannot be read yet, or ends it
             table = self.cache.tables[request.request_id]
             start = table.num_computed_tokens + ahead.num_tokens
-            # One token is kept back for each request behind, so that a long prompt never stops the others' decoding.
             num_new = num_tokens - start
             if num_new > 1:
-                num_new = self._limit(num_new, draft.budget - (len(running) - index))
-            if not self._make_room(draft, request, table, start + num_new):
+                # Something is kept back for each request behind: a long prompt never stops the others' decoding.
+                num_new = draft.limit(request, start, num_new, num_behind=len(running) - index)
+                if not num_new:
+                    continue
+            if not self.cache.grow(table, start + num_new) and not self._make_room(draft, request, start + num_new):
                 return False
             draft.add(request, table, start, num_new)
-            if not draft.budget:
+            if draft.is_full:
                 return False
         return not draft.num_preempted
 
-    def _make_room(self, draft: StepDraft, request: Request, table: BlockTable, num_tokens: int) -> bool:
-        """Grow the table, preempting from the end of the line; return False if the request must wait for blocks."""
+    def _make_room(self, draft: StepDraft, request: Request, num_tokens: int) -> bool:
+        """Grow a table, giving up parked ones, then preempting the last in line; return False if blocks are short."""
+        table = self.cache.tables[request.request_id]
         while not self.cache.grow(table, num_tokens):
+            if self.cache.give_up_parked(spared=()):
+                continue
             last = self._running[-1]
             # A request with rows in flight keeps its blocks. Nobody behind `request` is planned in this step, so the
             # next plan finds the last one free to preempt: the first in line always gets on.
@@ -162,52 +226,92 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         """Take a running request's blocks away and put it back in line; what it computed may still be found."""
         self._running.remove(request)
+        self._slots.release(request)
         self.cache.close_table(request)
         self._waiting.push(request)
         self._counters.num_preemptions += 1
 
     def _plan_waiting(self, draft: StepDraft) -> None:
-        """Admit waiting requests, in order, while budget, sequence slots and blocks remain."""
-        while draft.budget and len(self._running) < self.config.max_num_seqs:
+        """Admit waiting requests, in order, while the step, sequence slots and blocks have room."""
+        while not draft.is_full and len(self._running) < self.config.max_num_seqs:
             request = self._waiting.peek()
             if request is None:
-                return
-            prefix = self.cache.find_prefix(request)
-            start = len(prefix) * self.config.block_size
+                break
+            if self._waits_for_donor(request, draft):
+                self._waiting.set_aside()
+                continue
+            beginning = self._find_beginning(request, draft)
+            start = beginning.num_tokens
             num_missing = request.num_tokens - start
-            num_new = self._limit(num_missing, draft.budget)
-            if num_new < num_missing and not self.config.enable_chunked_prefill:
-                return
+            if num_missing > draft.num_tokens and not self.config.enable_chunked_prefill:
+                break
             # All its tokens must fit, not just the first chunk: half-read prompts would crowd each other out.
-            if not self.cache.fits(request.num_tokens, prefix):
-                return
-            self._admit(request, start)
-            table = self.cache.open_table(request, prefix)
-            self.cache.grow(table, start + num_new)
-            draft.add(request, table, start, num_new)
+            if not self.cache.fits(request.num_tokens, beginning):
+                if self._give_up_parked(request, draft):
+                    continue
+                break
+            num_new = draft.limit(request, start, num_missing)
+            if not num_new:
+                break
+            self._admit(request, beginning, num_new, draft)
+        self._waiting.restore()
+        for donor in draft.donors:
+            self._close_unwanted(donor)
 
-    def _admit(self, request: Request, num_cached_tokens: int) -> None:
-        """Move the first waiting request to its place among the running."""
+    def _waits_for_donor(self, request: Request, draft: StepDraft) -> bool:
+        """Say whether a fork should wait until its donor's prompt is planned in steps before this one."""
+        donor = request.donor
+        if donor is None or donor.finish_reason is not None or request.is_scored or donor.order > request.order:
+            return False  # a fork ahead of its donor does not wait for one that may be kept waiting by others
+        return self._num_donated(donor, draft) < donor.num_prompt_tokens
+
+    def _num_donated(self, donor: Request, draft: StepDraft) -> int:
+        """Count the donor's tokens whose keys and values are there before this step runs."""
+        table = self.cache.table_of(donor)
+        if table is None:
+            return 0
+        return table.num_computed_tokens + draft.in_flight.get(donor, NOTHING_IN_FLIGHT).num_tokens
+
+    def _find_beginning(self, request: Request, draft: StepDraft) -> Beginning:
+        donor = request.donor
+        if donor is None:
+            return self.cache.find_beginning(request, 0, takes_over=False)
+        is_last = donor.finish_reason is not None and not donor.keeps_blocks and self._waiting.num_forks(donor) == 1
+        return self.cache.find_beginning(request, self._num_donated(donor, draft), takes_over=is_last)
+
+    def _give_up_parked(self, request: Request, draft: StepDraft) -> bool:
+        """Close a parked table for a waiting request, its own donor's last; return False if there is none to close."""
+        give_up, spared = self.cache.give_up_parked, draft.donors
+        if request.donor is None:
+            return give_up(spared)
+        return give_up({**spared, request.donor: None}) or give_up(spared)
+
+    def _admit(self, request: Request, beginning: Beginning, num_new: int, draft: StepDraft) -> None:
+        """Move the first waiting request to its place among the running and plan its first chunk."""
+        start = beginning.num_tokens
         self._waiting.pop()
         insort(self._running, request, key=attrgetter("order"))
         if request.scheduled_ts is None:
             request.scheduled_ts = time.monotonic()
-            request.num_cached_tokens = num_cached_tokens
+            request.num_cached_tokens = start
             self._counters.num_queried_tokens += request.num_prompt_tokens
-            self._counters.num_hit_tokens += num_cached_tokens
-
-    def _limit(self, num_missing: int, budget: int) -> int:
-        """Cut a chunk to what one request may have of a step's budget, at least one token."""
-        threshold = self.config.long_prefill_token_threshold
-        if threshold:
-            num_missing = min(num_missing, threshold)
-        return min(num_missing, max(1, budget))
+            self._counters.num_hit_tokens += start
+        if self.config.tracks_all_tokens or needs_token_counts(request.params):
+            self._slots.take(request)
+        table = self.cache.open_table(request, beginning, start + num_new)
+        if beginning.copied_block is not None:
+            draft.copies.append((beginning.copied_block, table.block_ids[len(beginning.block_ids)]))
+        if request.donor is not None:
+            draft.donors[request.donor] = None
+        draft.add(request, table, start, num_new, is_admitted=True)
 
     def _register_planned(self, plan: StepPlan, requests: list[Request]) -> None:
         # Steps run in order on the device: a later plan may share a block as soon as the step that fills it is planned.
         for chunk, request in zip(plan.chunks, requests, strict=True):
-            num_known = min(chunk.start + len(chunk.token_ids), len(request.token_ids))
-            self.cache.register(request, self.cache.tables[request.request_id], num_known)
+            if chunk.previous_row is not None:
+                continue  # its token is not known
+            end = chunk.start + len(chunk.token_ids)
+            self.cache.register(request, self.cache.tables[request.request_id], end)
 
     # -- commit --------------------------------------------------------------------------------------------------------
 
@@ -215,37 +319,39 @@ class Scheduler:
         """Record what the oldest step in flight computed; return an output for each request that got a token."""
         if plan.step_id != next(iter(self._in_flight), None):
             raise ValueError(f"Step {plan.step_id} is not the oldest uncommitted one of {list(self._in_flight)}.")
-        requests = self._in_flight.pop(plan.step_id)
+        _, requests = self._in_flight.pop(plan.step_id)
         outputs, num_ended = [], 0
-        for chunk, request, token_id, logprobs in zip(
-            plan.chunks, requests, result.token_ids, result.logprobs, strict=True
+        for chunk, request, token_id, logprobs, prompt_logprobs in zip(
+            plan.chunks, requests, result.token_ids, result.logprobs, result.prompt_logprobs, strict=True
         ):
             if request.finish_reason is not None:
                 continue  # ended while this step was in flight
             table = self.cache.tables[request.request_id]
             table.num_computed_tokens += len(chunk.token_ids)
+            scores = PromptLogprobs(chunk.score_start, prompt_logprobs) if prompt_logprobs else None
             if not chunk.samples:
+                if scores is not None:
+                    outputs.append(make_output(request, [], None, scores))
                 continue
             request.token_ids.append(token_id)
             self.cache.register(request, table, table.num_computed_tokens)
             finish_reason, stop_reason = find_end(request, self.config.max_model_len) or (None, None)
             if finish_reason is not None:
-                self.cache.close_table(request)
                 self._end(request, finish_reason)
                 num_ended += 1
-            outputs.append(_output(request, [token_id], logprobs, finish_reason, stop_reason))
+            outputs.append(make_output(request, [token_id], logprobs, scores, finish_reason, stop_reason))
         if num_ended:
             self._running = [request for request in self._running if request.finish_reason is None]
         return outputs
 
-    def _end(self, request: Request, finish_reason: str) -> None:
-        request.finish_reason = finish_reason
-        del self._requests[request.request_id]
-
     # -- the state, seen from outside ----------------------------------------------------------------------------------
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; return False, and forget nothing, while any block is in use."""
+        """Forget all cached prefixes and parked tables; return False, and forget nothing, while any request runs."""
+        if self._running:
+            return False
+        while self.cache.give_up_parked(spared=()):
+            pass
         return self.cache.pool.forget_all()
 
     def stats(self) -> SchedulerStats:
@@ -263,31 +369,15 @@ class Scheduler:
         )
 
     def check(self) -> None:
-        """Assert the laws of queues, tables and pool, recomputed from the live block tables."""
+        """Assert the laws of queues, slots, tables and pool, recomputed from the live block tables."""
         waiting, running = list(self._waiting), self._running
         assert len(waiting) + len(running) == len(self._requests), "a request is lost or in line twice"
         assert {*waiting, *running} == set(self._requests.values()), "the queues hold a stranger"
         assert all(request.finish_reason is None for request in self._requests.values()), "an ended request is kept"
         assert running == sorted(running, key=attrgetter("order")), "the running requests are out of order"
         assert len(running) <= self.config.max_num_seqs, "too many running requests"
-        self.cache.check(running)
-
-
-def _output(
-    request: Request,
-    new_token_ids: list[int],
-    logprobs: TokenLogprobs | None,
-    finish_reason: str | None,
-    stop_reason: int | None,
-) -> EngineCoreOutput:
-    new_logprobs = None if logprobs is None or request.params.logprobs is None else [logprobs]
-    return EngineCoreOutput(
-        request_id=request.request_id,
-        new_token_ids=new_token_ids,
-        new_logprobs=new_logprobs,
-        finish_reason=finish_reason,
-        stop_reason=stop_reason,
-        num_cached_tokens=request.num_cached_tokens,
-        queued_ts=request.queued_ts,
-        scheduled_ts=request.scheduled_ts or 0.0,
-    )
+        self._waiting.check()
+        self._slots.check([r for r in running if self.config.tracks_all_tokens or needs_token_counts(r.params)])
+        assert all(self._is_wanted(request) for request, _ in self.cache.parked.values()), "parked to no purpose"
+        in_flight = tally(self._in_flight.values())
+        self.cache.check({r: in_flight.get(r, NOTHING_IN_FLIGHT).num_tokens for r in running})

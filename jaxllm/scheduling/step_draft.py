@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.kv_cache_manager import BlockTable
 from jaxllm.scheduling.plan import Chunk, StepPlan
 from jaxllm.scheduling.request import Request
@@ -42,44 +43,81 @@ def tally(steps: Iterable[tuple[StepPlan, list[Request]]]) -> dict[Request, InFl
 
 
 class StepDraft:
-    """Collect a step's chunks until its token budget is spent."""
+    """Collect a step's chunks until its tokens or its rows of logits are spent."""
 
-    def __init__(self, budget: int, in_flight: Mapping[Request, InFlight]) -> None:
-        self.budget = budget
-        """Tokens that the step may still take."""
+    def __init__(
+        self, config: SchedulerConfig, in_flight: Mapping[Request, InFlight], slots: Mapping[Request, int]
+    ) -> None:
         self.in_flight = in_flight
+        self.num_tokens = config.max_num_batched_tokens
+        """Tokens that the step may still take."""
+        self.num_rows = config.num_rows
+        """Rows of logits that the step may still take."""
         self.num_preempted = 0
+        self.copies: list[tuple[int, int]] = []
+        """(source, target) blocks."""
+        self.donors: dict[Request, None] = {}
+        """Donors of the forks that this step admits, in order. Their blocks stay until it is planned: a block that is
+        copied must not become the target of another copy."""
+        self._threshold = config.long_prefill_token_threshold or config.max_num_batched_tokens
+        self._slots = slots
+        self._nothing = array("i")
+        """The scored ids of all chunks that have none: making one for each takes time."""
         self._decodes: list[tuple[Request, Chunk]] = []
         self._longer: list[tuple[Request, Chunk]] = []
 
-    def add(self, request: Request, table: BlockTable, start: int, num_tokens: int) -> None:
-        """Plan num_tokens tokens of the request from position `start`, which its table covers."""
+    @property
+    def is_full(self) -> bool:
+        return not (self.num_tokens and self.num_rows)
+
+    def limit(self, request: Request, start: int, num_missing: int, num_behind: int = 0) -> int:
+        """Cut a request's missing tokens to what it may have of a step that is not full; 0 if its rows do not fit.
+
+        A token and a row are kept back for each request behind, as long as this one gets at least a token.
+        """
+        num_tokens = min(num_missing, self._threshold, max(1, self.num_tokens - num_behind))
+        scored = request.scored_positions(start, num_tokens)
+        num_free = self.num_rows - 1
+        num_scored = max(min(1, num_free), num_free - num_behind)
+        # The token before a position predicts it: stop short of the one that predicts the first position too many.
+        return num_tokens if len(scored) <= num_scored else scored[num_scored] - 1 - start
+
+    def add(self, request: Request, table: BlockTable, start: int, num_tokens: int, is_admitted: bool = False) -> None:
+        """Plan num_tokens tokens of the request, which may be just admitted, from position `start`."""
         ahead = self.in_flight.get(request, NOTHING_IN_FLIGHT)
         num_known = len(request.token_ids)
         is_known = start < num_known
-        samples = start + num_tokens == num_known + ahead.num_sampled
-        num_output_tokens = num_known - request.num_prompt_tokens + ahead.num_sampled
-        params = request.params
+        slot = self._slots.get(request) if self._slots else None
+        score_start, scored_ids = 0, self._nothing
+        if request.is_scored:
+            scored = request.scored_positions(start, num_tokens)
+            score_start, scored_ids = scored.start, request.token_ids[scored.start : scored.stop]
+            self.num_rows -= len(scored)
         chunk = Chunk(
             request.request_id,
             start,
             request.token_ids[start : start + num_tokens] if is_known else array("i", (0,)),
             None if is_known else ahead.row,
             table.block_ids[:],
-            samples,
+            start + num_tokens == num_known + ahead.num_sampled,
             request.num_prompt_tokens,
-            params,
+            request.params,
             request.source.seed,
-            num_output_tokens,
-            request.banned_token_ids if samples and num_output_tokens < params.min_tokens else (),
+            num_known - request.num_prompt_tokens + ahead.num_sampled,
+            slot,
+            request.token_ids[:] if is_admitted and slot is not None else None,
+            score_start,
+            scored_ids,
         )
         (self._decodes if num_tokens == 1 else self._longer).append((request, chunk))
-        self.budget -= num_tokens
+        self.num_tokens -= num_tokens
+        self.num_rows -= 1
 
     def finish(self, step_id: int) -> tuple[StepPlan, list[Request]] | None:
         """Return the plan and the requests of its rows, or None if it is empty."""
         rows = self._decodes + self._longer
         if not rows:
             return None
-        plan = StepPlan(step_id, tuple([chunk for _, chunk in rows]), self.num_preempted)
+        chunks = tuple([chunk for _, chunk in rows])
+        plan = StepPlan(step_id, chunks, self.num_preempted, tuple(self.copies))
         return plan, [request for request, _ in rows]

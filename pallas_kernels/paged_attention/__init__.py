@@ -10,11 +10,19 @@ from types import MappingProxyType
 
 from jax import Array
 
-from .layout import AttentionBatch, KVPool, kv_pool_spec
+from .layout import AttentionBatch, KVPool, copy_blocks, kv_pool_spec
 from .tiles import Tiles
 from .xla import xla_paged_attention
 
-__all__ = ["IMPLEMENTATIONS", "AttentionBatch", "KVPool", "Tiles", "kv_pool_spec", "paged_attention"]
+__all__ = [
+    "IMPLEMENTATIONS",
+    "AttentionBatch",
+    "KVPool",
+    "Tiles",
+    "copy_blocks",
+    "kv_pool_spec",
+    "paged_attention",
+]
 
 # One entry per way of running the op; each has the signature of `paged_attention` without `implementation`.
 IMPLEMENTATIONS: MappingProxyType[str, Callable[..., tuple[Array, KVPool]]] = MappingProxyType(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
@@ -54,3 +55,14 @@ def kv_pool_spec(
         k=jax.ShapeDtypeStruct((rows, num_kv_heads, head_dim, block_size), dtype),
         v=jax.ShapeDtypeStruct((rows, num_kv_heads, block_size, head_dim), dtype),
     )
+
+
+def copy_blocks(kv_pool: KVPool, sources_c: Array, targets_c: Array, *, num_layers: int) -> KVPool:
+    """Copy block `sources_c[i]` to `targets_c[i]` in every layer; donate the pool. A pair of null blocks does nothing.
+
+    No target may be another's source.
+    """
+    num_blocks = kv_pool.k.shape[0] // num_layers
+    first_l1 = num_blocks * jnp.arange(num_layers, dtype=jnp.int32)[:, None]
+    sources, targets = (first_l1 + sources_c).reshape(-1), (first_l1 + targets_c).reshape(-1)
+    return KVPool(*(x.at[targets].set(x[sources]) for x in kv_pool))

@@ -12,6 +12,7 @@ import pytest
 
 from jaxllm.arguments import Unsupported, parse_size
 from jaxllm.config import EngineArgs
+from jaxllm.config_groups import ReasoningConfig, StructuredOutputsConfig
 from jaxllm.engine import arg_utils
 from jaxllm.engine_arguments import GONE
 from jaxllm.exceptions import UnknownParameterError, VLLMValidationError
@@ -29,7 +30,6 @@ VLLM_VALUES: dict[str, Any] = {
     "model_impl": "transformers",
     "runner": "pooling",
     "convert": "embed",
-    "logprobs_mode": "processed_logprobs",
     "served_model_name": ["name"],
     "quantization": "awq",
     "allowed_local_media_path": "media",
@@ -46,7 +46,6 @@ VLLM_VALUES: dict[str, Any] = {
     "kv_cache_dtype": "fp8",
     "cpu_offload_gb": 4,
     "kv_offloading_backend": "lmcache",
-    "stream_interval": 8,
     "watermark": 0.1,
     "reasoning_parser": "qwen3",
     "lora_dtype": "bfloat16",
@@ -89,6 +88,19 @@ BAD_VALUES: dict[str, tuple[Any, ...]] = {
     "scheduler_cls": ("NoModule", "", 3, "module."),
     "async_scheduling": (1, "yes"),
     "disable_log_stats": (1, None),
+    "logprobs_mode": ("logprobs", None, 3, [], "raw"),
+    "logits_processors": ("module:function", 3, {"a": 1}, [""], ["m:f"] * 65),
+    "batch_invariant": (1, 0, "yes"),
+    "stream_interval": (0, -1, 2**31, 1.5, None, True),
+    "structured_outputs_config": (
+        *("guidance", 3, [1], {"backend": "xgrammar"}, {"backend": 3}, {"backends": "auto"}),
+        *({"disable_any_whitespace": 1}, {"reasoning_parser": "qwen3"}, {"reasoning_parser_plugin": "a.py"}),
+    ),
+    "reasoning_config": (
+        *("qwen3", 3, {}, {"reasoning_start_str": "<think>"}, {"reasoning_start_str": "", "reasoning_end_str": "b"}),
+        *({"reasoning_start_str": 3, "reasoning_end_str": "b"}, {"reasoning_start_str": "a" * 5000}),
+        *({"start": "a"}, {"reasoning_parser": "qwen3", "reasoning_start_str": "a", "reasoning_end_str": "b"}),
+    ),
 }
 
 
@@ -172,6 +184,11 @@ def test_unsupported_numbers_are_not_taken_for_booleans():
         ({"hf_overrides": None}, {}),
         ({"max_num_seqs": np.int64(4)}, 4),
         ({"hf_token": True}, True),
+        ({"logits_processors": (math.sqrt, "a:b")}, [math.sqrt, "a:b"]),
+        ({"batch_invariant": None}, None),
+        ({"structured_outputs_config": {"backend": "guidance"}}, StructuredOutputsConfig("guidance")),
+        ({"structured_outputs_config": StructuredOutputsConfig()}, StructuredOutputsConfig()),
+        ({"reasoning_config": {"reasoning_start_str": "a", "reasoning_end_str": "b"}}, ReasoningConfig("", "a", "b")),
     ],
 )
 def test_accepted_spellings(fields: dict[str, Any], expected: Any):
@@ -229,6 +246,9 @@ def test_flags():
     args = parse(
         *("--model", "m", "--max-model-len", "8k", "--dtype", "bfloat16", "--seed", "3", "--no-enable-prefix-caching"),
         *("--enforce-eager", "--gpu-memory-utilization", "0.5", "--hf-overrides", '{"rope_theta": 5.0}'),
+        *("--logits-processors", "a:b", "c:d", "--logprobs-mode", "raw_logits", "--batch-invariant"),
+        *("--reasoning-config", '{"reasoning_start_str": "<", "reasoning_end_str": ">"}', "--stream-interval", "8"),
+        *("--structured-outputs-config", '{"disable_any_whitespace": true}'),
         *("--scheduling-policy", "priority", "--block-size", "32", "--kv-cache-memory-bytes", "1M", "-tp", "1"),
     )
     assert args == EngineArgs(
@@ -243,6 +263,12 @@ def test_flags():
         scheduling_policy="priority",
         block_size=32,
         kv_cache_memory_bytes=2**20,
+        logits_processors=["a:b", "c:d"],
+        logprobs_mode="raw_logits",
+        batch_invariant=True,
+        reasoning_config=ReasoningConfig(reasoning_start_str="<", reasoning_end_str=">"),
+        stream_interval=8,
+        structured_outputs_config=StructuredOutputsConfig(disable_any_whitespace=True),
     )
 
 
@@ -255,6 +281,8 @@ def test_flags():
         (("--enable-lora",), "enable_lora"),
         (("--speculative-config", '{"method": "ngram"}'), "speculative_config"),
         (("--block-size", "24"), "block_size"),
+        (("--reasoning-parser", "qwen3"), "reasoning_parser"),
+        (("--logprobs-mode", "all"), "logprobs_mode"),
     ],
 )
 def test_flags_are_refused_by_name(words: tuple[str, ...], name: str):

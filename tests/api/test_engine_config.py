@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,16 @@ import pytest
 
 from jaxllm import config as config_module
 from jaxllm.config import EngineArgs, default_cache_dir, environment
+from jaxllm.config_groups import ReasoningConfig, StructuredOutputsConfig
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.models.config import ModelConfig, RopeConfig
-from jaxllm.resolution import apply_overrides, context_length, default_sampling_params, resolve_max_model_len
+from jaxllm.resolution import (
+    apply_overrides,
+    context_length,
+    default_sampling_params,
+    resolve_batch_invariant,
+    resolve_max_model_len,
+)
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -242,18 +249,18 @@ def test_generation_config_from_another_folder(make_model: MakeModel, tmp_path: 
         resolve(make_model(), generation_config="no-such-folder")
 
 
-def test_what_the_model_asks_for_in_vain_is_said(make_model: MakeModel, caplog: pytest.LogCaptureFixture):
-    with caplog.at_level(logging.WARNING):
-        config = resolve(make_model({"repetition_penalty": 1.1, "top_k": 20}))
-    assert config.default_sampling_params == {"top_k": 20}
-    assert "repetition_penalty" in caplog.text
+def test_a_model_s_repetition_penalty_counts(make_model: MakeModel):
+    config = resolve(make_model({"repetition_penalty": 1.1, "top_k": 20}))
+    assert config.default_sampling_params == {"repetition_penalty": 1.1, "top_k": 20}
 
 
 def test_override_is_checked():
     with pytest.raises(VLLMValidationError, match=r"override_generation_config.*top_p"):
         default_sampling_params("auto", {}, {"top_p": 3})
-    with pytest.raises(VLLMValidationError, match="repetition_penalty is not supported yet"):
-        default_sampling_params("auto", {}, {"repetition_penalty": 1.5})
+    assert default_sampling_params("auto", {"top_k": 3}, {"repetition_penalty": 1.5}) == {
+        "top_k": 3,
+        "repetition_penalty": 1.5,
+    }
     with pytest.raises(VLLMValidationError, match="'num_beams'"):
         default_sampling_params("auto", {}, {"num_beams": 4})
     with pytest.raises(VLLMValidationError, match="generation_config='vllm'"):
@@ -283,6 +290,64 @@ def test_all_logprobs_are_the_vocabulary(make_model: MakeModel):
     assert resolve(model, max_logprobs=-1).max_logprobs == 64
     assert resolve(model, max_logprobs=1000).max_logprobs == 64
     assert resolve(model, max_logprobs=0).max_logprobs == 0
+
+
+def test_sampling_settings(make_model: MakeModel):
+    model = make_model()
+    config = resolve(model)
+    assert (config.logprobs_mode, config.logits_processors, config.stream_interval) == ("raw_logprobs", (), 1)
+    assert (config.structured_outputs_config, config.reasoning_config) == (StructuredOutputsConfig(), None)
+    reasoning = ReasoningConfig(reasoning_start_str="<a>", reasoning_end_str="</a>")
+    config = resolve(model, logprobs_mode="processed_logits", stream_interval=4, reasoning_config=reasoning)
+    assert (config.logprobs_mode, config.stream_interval) == ("processed_logits", 4)
+    assert config.reasoning_config is reasoning
+
+
+def test_logits_processors_are_loaded(make_model: MakeModel):
+    def plain(logits_sv: Any, _state: Any) -> Any:
+        return logits_sv
+
+    model = make_model()
+    assert resolve(model, logits_processors=[plain]).logits_processors == (plain,)
+    assert resolve(model, logits_processors=["operator:add"]).logits_processors == (operator.add,)
+    for given in ([3], ["operator:no_such"], ["no_such_module:f"]):
+        with pytest.raises(VLLMValidationError, match="logits_processors") as caught:
+            resolve(model, logits_processors=given)
+        assert caught.value.parameter == "logits_processors"
+
+
+@pytest.mark.parametrize(
+    ("requested", "platform", "dtype", "version", "expected"),
+    [
+        (None, "cpu", "bfloat16", (0, 12, 0), True),
+        (None, "cpu", "float32", (0, 12, 0), False),
+        (None, "cpu", "float16", (0, 12, 0), False),
+        (None, "tpu", "bfloat16", (0, 12, 0), False),
+        (False, "cpu", "bfloat16", (0, 12, 0), False),
+        (False, "gpu", "float16", (0, 11, 2), False),
+        (True, "cpu", "bfloat16", (0, 11, 2), True),
+        (True, "cpu", "float32", (0, 12, 0), True),
+        (True, "cpu", "float32", (0, 11, 2), "jax 0.12"),
+        (True, "cpu", "float16", (0, 12, 0), "not in float16"),
+        (True, "gpu", "bfloat16", (0, 12, 0), "this is a gpu"),
+    ],
+)
+def test_batch_invariance(
+    requested: bool | None, platform: str, dtype: str, version: tuple[int, ...], expected: bool | str
+):
+    if isinstance(expected, bool):
+        assert resolve_batch_invariant(requested, platform, dtype, version) is expected
+        return
+    with pytest.raises(VLLMValidationError, match=expected) as caught:
+        resolve_batch_invariant(requested, platform, dtype, version)
+    assert caught.value.parameter == "batch_invariant"
+
+
+def test_the_default_dtype_is_batch_invariant(make_model: MakeModel):
+    model = make_model()
+    assert resolve(model).batch_invariant
+    assert not resolve(model, dtype="float32").batch_invariant
+    assert not resolve(model, batch_invariant=False).batch_invariant
 
 
 def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -23,7 +23,7 @@ from jaxllm.sampling_params import (
     SamplingType,
     StructuredOutputsParams,
 )
-from jaxllm.sampling_rules import GONE, MAX_STOP_LENGTH, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, NOT_SUPPORTED_YET
+from jaxllm.sampling_rules import GONE, MAX_STOP_LENGTH, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS, REFUSED
 
 # vLLM's fields in vLLM's order with vLLM's defaults, as given to the constructor.
 VLLM_DEFAULTS: dict[str, Any] = {
@@ -75,8 +75,8 @@ BAD_VALUES: dict[str, tuple[Any, ...]] = {
     "n": (0, -1, 16_385, 2**63, HUGE, True, 1.0, "2", None, NAN),
     "presence_penalty": (2.1, -2.1, NAN, INF, "0", None, True),
     "frequency_penalty": (2.1, -2.1, NAN, -INF, "0", None),
-    "repetition_penalty": (0, -1.0, NAN, INF, "1", None),
-    "temperature": (-0.1, 2.1, NAN, INF, HUGE, "1", None, False),
+    "repetition_penalty": (0, -1.0, 1e-300, 1e300, NAN, INF, "1", None),
+    "temperature": (-0.1, 2.1, NAN, INF, HUGE, [HUGE], "1", None, False),
     "top_p": (0, 0.0, 1.1, -1, NAN, "1", None, True),
     "top_k": (-2, 2**31, 2**63, HUGE, 1.0, "1", None, True, NAN),
     "min_p": (-0.1, 1.1, NAN, "0", None),
@@ -99,15 +99,22 @@ BAD_VALUES: dict[str, tuple[Any, ...]] = {
     "stream_interval": (0, -1, 1.5, 2**63),
     "structured_outputs": ({"json": {}}, "json"),
     "logit_bias": ([1], {"a": 1.0}, {1: NAN}, {1: "x"}, {-1: 1.0}, dict.fromkeys(range(1025), 1.0)),
-    "allowed_token_ids": ([-1], 3, ["a"]),
-    "extra_args": ([1], "x"),
-    "routed_experts_prompt_start": (-1, 1.5, None),
-    "bad_words": ([""], [1], "word", ["a" + str(i) for i in range(129)]),
+    "allowed_token_ids": ([-1], 3, ["a"], [], [[1]], {1: 2}),
+    "extra_args": ([1], "x", {1: 1}, {"": 1}, {"a": "b"}, {"a": NAN}, {"a": 2**31}, {"a": 1e300}, {"a": True}),
+    "routed_experts_prompt_start": (1, -1, 1.5, None, False),
+    "bad_words": (
+        [""],
+        [" "],
+        [1],
+        "word",
+        ["a" + str(i) for i in range(129)],
+        ["ab" * 2000 + str(i) for i in range(9)],
+    ),
     "skip_reading_prefix_cache": (1, "yes"),
     "thinking_token_budget": (-2, 1.5, True),
     "repetition_detection": ({"min_count": 2}, 3),
-    "prompt_logprob_token_ids": ([-1], 3),
-    "prompt_logprob_start": (-1, 1.5),
+    "prompt_logprob_token_ids": ([-1], 3, [], [1, 1], [[1], [2]], list(range(129))),
+    "prompt_logprob_start": (-1, 1.5, 1),
     "trace_decode_token_ids": (3, [1]),
 }
 
@@ -172,7 +179,24 @@ def test_every_field_has_bad_values():
         {"detokenize": False, "stop_token_ids": [3]},
         {"top_k": np.int64(3), "top_p": np.float32(0.5), "temperature": np.float64(0.5)},
         {"stop": None, "stop_token_ids": None, "logprobs": None, "seed": None, "bad_words": None},
-        *({name: only} for name, only in NOT_SUPPORTED_YET.items()),
+        {"presence_penalty": -2.0, "frequency_penalty": 2, "repetition_penalty": 1e3},
+        {"prompt_logprobs": -1},
+        {"prompt_logprobs": True, "flat_logprobs": True},
+        {"logprob_token_ids": list(range(128)), "logprobs": 3},
+        {"logprob_token_ids": []},
+        {"prompt_logprob_token_ids": list(range(128)), "prompt_logprob_start": 5},
+        {"spaces_between_special_tokens": False, "stream_interval": 2**31 - 1},
+        {"structured_outputs": StructuredOutputsParams(regex="a+")},
+        {"logit_bias": dict.fromkeys(range(1024), -100.0)},
+        {"logit_bias": {"12": 3}},
+        {"logit_bias": {}},
+        {"allowed_token_ids": np.arange(300_000)},
+        {"extra_args": {"a": 1, "b": 0.5}},
+        {"bad_words": ("a", "b" * 4096)},
+        {"skip_reading_prefix_cache": True},
+        {"thinking_token_budget": 0},
+        {"repetition_detection": RepetitionDetectionParams(1024, 0, 2)},
+        *({name: only} for name, (only, _) in REFUSED.items()),
     ],
 )
 def test_good_values(fields: dict[str, Any]):
@@ -192,35 +216,34 @@ def test_lists_are_bounded(name: str, value: Any):
         SamplingParams(**{name: value})
 
 
-NOT_YET = {
-    "presence_penalty": 0.5,
-    "frequency_penalty": 0.5,
-    "repetition_penalty": 1.1,
-    "prompt_logprobs": 1,
-    "logprob_token_ids": [1],
-    "flat_logprobs": True,
-    "spaces_between_special_tokens": False,
-    "stream_interval": 2,
-    "structured_outputs": StructuredOutputsParams(regex="a+"),
-    "logit_bias": {1: 1.0},
-    "allowed_token_ids": [1],
-    "extra_args": {"a": 1},
-    "routed_experts_prompt_start": 1,
-    "bad_words": ["word"],
-    "skip_reading_prefix_cache": True,
-    "thinking_token_budget": 5,
-    "repetition_detection": RepetitionDetectionParams(3, 1, 2),
-    "prompt_logprob_token_ids": [1],
-    "prompt_logprob_start": 1,
-    "trace_decode_token_ids": [1],
-}
-
-
-@pytest.mark.parametrize("name", NOT_SUPPORTED_YET)
-def test_unsupported_fields_are_refused_by_name(name: str):
-    with pytest.raises(VLLMValidationError, match=f"^{name} is not supported yet") as caught:
-        SamplingParams(**{name: NOT_YET[name]})
+@pytest.mark.parametrize(("name", "value"), [("routed_experts_prompt_start", 1), ("trace_decode_token_ids", [1])])
+def test_fields_without_a_meaning_are_refused_with_the_reason(name: str, value: Any):
+    assert set(REFUSED) == {"routed_experts_prompt_start", "trace_decode_token_ids"}
+    with pytest.raises(VLLMValidationError, match=f"^{name}=.* is not supported: {REFUSED[name][1][:10]}") as caught:
+        SamplingParams(**{name: value})
     assert caught.value.parameter == name
+
+
+def test_the_prefix_cache_is_not_read_where_the_prompt_is_scored():
+    assert SamplingParams().skip_reading_prefix_cache is False
+    for fields in ({"prompt_logprobs": 0}, {"prompt_logprob_token_ids": [1]}):
+        assert SamplingParams(**fields).skip_reading_prefix_cache is True
+        with pytest.raises(VLLMValidationError, match="Leave it out") as caught:
+            SamplingParams(**fields, skip_reading_prefix_cache=False)
+        assert caught.value.parameter == "skip_reading_prefix_cache"
+
+
+def test_what_is_scored():
+    assert SamplingParams().first_scored_position is None
+    assert SamplingParams(prompt_logprobs=0).first_scored_position == 1
+    assert SamplingParams(prompt_logprob_token_ids=[3]).first_scored_position == 1
+    asked = {"prompt_logprob_token_ids": [3], "prompt_logprob_start": 4}
+    assert SamplingParams(**asked).first_scored_position == 5
+    assert SamplingParams(**asked, prompt_logprobs=0).first_scored_position == 1
+    assert SamplingParams().num_logprobs is None
+    assert SamplingParams(logprobs=0).num_logprobs == 0
+    assert SamplingParams(logprob_token_ids=[4, 5]).num_logprobs == 2
+    assert SamplingParams(logprob_token_ids=[4, 5], logprobs=-1).num_logprobs == -1
 
 
 @pytest.mark.parametrize("name", ["best_of", "guided_decoding", "logits_processors", "truncate_prompt_tokens"])
@@ -376,6 +399,14 @@ def test_structured_outputs():
 def test_repetition_detection_checks(fields: dict[str, Any]):
     with pytest.raises(VLLMValidationError):
         RepetitionDetectionParams(**fields)
+
+
+def test_repetition_detection_is_checked_again():
+    params = SamplingParams(repetition_detection=RepetitionDetectionParams(3, 1, 2))
+    assert params.repetition_detection is not None
+    params.repetition_detection.max_pattern_size = 10**9
+    with pytest.raises(VLLMValidationError, match="max_pattern_size"):
+        params.clone()
 
 
 def test_beam_search_params():

@@ -28,6 +28,8 @@ class FakeCore:
         self.requests: dict[str, EngineCoreRequest] = {}
         self.seen: list[EngineCoreRequest] = []
         self.aborted: list[str] = []
+        self.parked: set[str] = set()
+        """Ended requests whose blocks are kept."""
         self.num_steps = self.num_tokens = self.num_resets = self.num_shutdowns = 0
         self.before_step: Callable[[int], None] = lambda step: None
         self._script = script
@@ -49,6 +51,9 @@ class FakeCore:
         for request_id in request_ids:
             if self.requests.pop(request_id, None) is not None:
                 self.aborted.append(request_id)
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        self.parked.difference_update(request_ids)
 
     def step(self) -> EngineCoreOutputs:
         self.before_step(self.num_steps)
@@ -96,11 +101,15 @@ class FakeCore:
             reason = "length"
         if reason is not None:
             del self.requests[request.request_id]
+            if request.keeps_blocks:
+                self.parked.add(request.request_id)
         entered = self._entered[request.request_id]
         return EngineCoreOutput(
             request_id=request.request_id,
             new_token_ids=[token_id],
-            new_logprobs=None if params.logprobs is None else [self._logprobs(token_id, params.logprobs)],
+            new_logprobs=None
+            if params.num_logprobs is None
+            else [self._logprobs(token_id, params.logprobs or 0, params.logprob_token_ids or [])],
             finish_reason=reason,
             stop_reason=stop_reason,
             num_cached_tokens=3,
@@ -108,13 +117,14 @@ class FakeCore:
             scheduled_ts=entered,
         )
 
-    def _logprobs(self, token_id: int, k: int) -> TokenLogprobs:
-        """Make the sampled token the most likely one if its id is even, else the fifth, at -5."""
+    def _logprobs(self, token_id: int, k: int, asked_ids: list[int]) -> TokenLogprobs:
+        """Make the sampled token the most likely one if its id is even, else the fifth, at -5; ids asked for at -id."""
         num = self._vocab_size if k < 0 else k
         others = [each for each in range(self._vocab_size) if each != token_id]
         top = [token_id, *others] if token_id % 2 == 0 else [*others[:4], token_id, *others[4:]]
         rank = 1 if token_id % 2 == 0 else 5
-        return TokenLogprobs([token_id, *top[:num]], [-float(rank), *(-1.0 - i for i in range(num))], rank)
+        values = [-float(rank), *(-1.0 - i for i in range(num)), *(-float(each) for each in asked_ids)]
+        return TokenLogprobs([token_id, *top[:num], *asked_ids], values, rank)
 
 
 class BytesClient:
@@ -137,6 +147,9 @@ class BytesClient:
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         self._core.abort_requests(self._ids.decode(msgspec.msgpack.encode(list(request_ids))))
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        self._core.release(self._ids.decode(msgspec.msgpack.encode(list(request_ids))))
 
     def step(self) -> EngineCoreOutputs:
         outputs = self._core.step()

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from jaxllm.config import EngineConfig
+from jaxllm.config_groups import StructuredOutputsConfig
 from jaxllm.engine.core_client import CoreClient
 from jaxllm.engine.llm_engine import LLMEngine
 from jaxllm.engine.tokenizer import Tokenizer
@@ -82,6 +83,9 @@ def make_config(**changes: Any) -> EngineConfig:
         "default_sampling_params": {},
         "disable_log_stats": False,
         "skip_tokenizer_init": False,
+        "logits_processors": (),
+        "structured_outputs_config": StructuredOutputsConfig(),
+        "stream_interval": 1,
     }
     return EngineConfig(**(fields | changes))
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable, Sequence
 
 import pytest
 
+from jaxllm.constraints.token_masks import TokenMasks
 from jaxllm.engine.core import EngineCore
 from jaxllm.engine.messages import EngineCoreRequest
 from jaxllm.sampling_params import SamplingParams
@@ -20,8 +22,11 @@ class FakeRunner:
     def __init__(self) -> None:
         self.events: list[str] = []
         self.fail_at: int | None = None
+        self.masks: list[object] = []
 
-    def run(self, plan: StepPlan) -> FakeStep:
+    def run(self, plan: StepPlan, masks: Sequence[object]) -> FakeStep:
+        assert len(masks) == len(plan.chunks)
+        self.masks += masks
         self.events.append(f"launch {plan.step_id}")
         return FakeStep(self, plan)
 
@@ -41,15 +46,54 @@ class FakeStep:
         if self.runner.fail_at == self.plan.step_id:
             raise RuntimeError("the device fell over")
         count = len(self.plan.chunks)
-        return StepResult(token_ids=[self.plan.step_id + 1] * count, logprobs=[None] * count)
+        tokens = [self.plan.step_id + 1] * count
+        return StepResult(token_ids=tokens, logprobs=[None] * count, prompt_logprobs=[[] for _ in tokens])
 
 
-def make_core(*, overlap: bool = True) -> tuple[EngineCore, FakeRunner, Scheduler]:
+class ScriptedMasks(TokenMasks):
+    """Masks as told: which requests have one, still compile, are at a dead end or complete."""
+
+    def __init__(self) -> None:
+        super().__init__(1000, None, None)
+        self.compiling: set[str] = set()
+        self.ends: dict[str, str] = {}
+        self.complete: list[str] = []
+        self.accepted: dict[str, list[int]] = {}
+        self.removed: list[str] = []
+        self.num_waits = 0
+
+    def is_ready(self, request_id: str) -> bool:
+        return request_id not in self.compiling and request_id not in self.ends
+
+    def wait(self, timeout: float) -> None:
+        assert 0 < timeout < 1
+        self.num_waits += 1
+
+    def accept(self, request_id: str, token_ids: Sequence[int]) -> None:
+        self.accepted.setdefault(request_id, []).extend(token_ids)
+
+    def dead_ends(self) -> dict[str, str]:
+        return dict(self.ends)
+
+    def completed(self) -> list[str]:
+        return list(self.complete)
+
+    def remove(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self.removed.append(request_id)
+            self.ends.pop(request_id, None)
+            if request_id in self.complete:
+                self.complete.remove(request_id)
+
+
+def make_core(*, overlap: bool = True, masks: TokenMasks | None = None) -> tuple[EngineCore, FakeRunner, Scheduler]:
     scheduler = Scheduler(
         SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64, block_size=4, num_blocks=40)
     )
     runner = FakeRunner()
-    return EngineCore(scheduler, runner, max_model_len=64, overlap=overlap), runner, scheduler  # pyright: ignore[reportArgumentType]
+    masks = masks or TokenMasks(1000, None, None)
+    core = EngineCore(scheduler, runner, masks, max_model_len=64, overlap=overlap)  # pyright: ignore[reportArgumentType]
+    return core, runner, scheduler
 
 
 def add(core: EngineCore, request_id: str, max_tokens: int = 3) -> None:
@@ -152,3 +196,68 @@ def test_an_idle_core_does_nothing() -> None:
     core, runner, _ = make_core()
     assert core.step().outputs == []
     assert runner.events == []
+
+
+def test_requests_wait_for_their_grammars_and_others_do_not() -> None:
+    masks = ScriptedMasks()
+    masks.compiling = {"slow", "bad"}
+    core, runner, _ = make_core(masks=masks)
+    add(core, "slow")
+    add(core, "bad")
+    assert core.step().outputs == []
+    assert masks.num_waits == 1
+    add(core, "plain")
+    assert set(run_until(core, "plain")) == {"plain"}
+    assert masks.num_waits == 1
+    masks.compiling, masks.ends = {"slow"}, {"bad": "no such rule"}
+    (output,) = core.step().outputs
+    assert (output.request_id, output.finish_reason, output.stop_reason) == ("bad", "error", "no such rule")
+    masks.compiling = set()
+    assert len(run_all(core)["slow"]) == 3
+    assert set(masks.accepted) == {"slow", "plain"}
+    assert runner.masks == [None] * len(runner.masks)
+
+
+def test_requests_that_wait_for_grammars_can_be_aborted() -> None:
+    masks = ScriptedMasks()
+    masks.compiling = {"slow", "other"}
+    core, runner, _ = make_core(masks=masks)
+    add(core, "slow")
+    add(core, "other")
+    core.abort_requests(["slow"])
+    assert [(output.request_id, output.finish_reason) for output in core.step().outputs] == [("slow", "abort")]
+    core.shutdown()
+    assert [(output.request_id, output.finish_reason) for output in core.step().outputs] == [("other", "abort")]
+    assert set(masks.removed) >= {"slow", "other"}
+    assert runner.events == []
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_masks_end_only_their_own_requests(overlap: bool) -> None:
+    masks = ScriptedMasks()
+    core, _, scheduler = make_core(masks=masks, overlap=overlap)
+    for request_id in ("stuck", "complete", "plain"):
+        add(core, request_id, max_tokens=6)
+    while not masks.accepted.get("plain"):
+        core.step()
+    masks.ends, masks.complete = {"stuck": "nothing may follow"}, ["complete"]
+    ended = {}
+    for _ in range(20):
+        for output in core.step().outputs:
+            if output.finish_reason is not None:
+                ended[output.request_id] = output.finish_reason, output.stop_reason
+    assert ended == {"stuck": ("error", "nothing may follow"), "complete": ("stop", None), "plain": ("length", None)}
+    assert len(masks.accepted["plain"]) == 5  # the sixth ended it
+    scheduler.check()
+    assert scheduler.stats().num_blocks_in_use == 0
+
+
+def run_until(core: EngineCore, request_id: str) -> dict[str, list[int]]:
+    """Step until a request ends; return everyone's tokens."""
+    tokens: dict[str, list[int]] = {}
+    for _ in range(20):
+        for output in core.step().outputs:
+            tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
+            if output.request_id == request_id and output.finish_reason is not None:
+                return tokens
+    raise AssertionError(f"{request_id} does not end")

@@ -7,6 +7,9 @@ from collections.abc import Callable
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
+from transformers import PreTrainedTokenizerFast
 
 from jaxllm.engine.detokenizer import IncrementalDetokenizer, TextStream, TokenCollector, first_stop, make_detokenizer
 from jaxllm.engine.tokenizer import Tokenizer
@@ -139,7 +142,7 @@ def test_endless_skipped_tokens_keep_the_next_space() -> None:
 
 
 def detokenizer(tokenizer: Tokenizer, **params: object) -> IncrementalDetokenizer:
-    return IncrementalDetokenizer(tokenizer.backend, [], SamplingParams.from_optional(**params))
+    return IncrementalDetokenizer(tokenizer, [], SamplingParams.from_optional(**params))
 
 
 def run_text(tokenizer: Tokenizer, ids: list[int], **params: object) -> tuple[str, str | None, list[str]]:
@@ -229,3 +232,19 @@ def test_without_detokenizing() -> None:
     assert state.update([5, 6], finished=False, ends_in_stop_token=False) is None
     assert (state.text, state.token_ids, state.visible_length(finished=True)) == ("", [5, 6], 0)
     assert isinstance(make_detokenizer(None, [1], SamplingParams()), TokenCollector)
+
+
+def test_spaces_between_special_tokens() -> None:
+    """A backend without a decoder joins tokens by spaces; neighbouring added tokens need not be."""
+    backend = Backend(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+    backend.add_special_tokens(["<x>", "<y>"])
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+    a, b, x, y = (backend.token_to_id(token) for token in ("a", "b", "<x>", "<y>"))
+    ids = [x, y, a, x, x, y, b, y]
+
+    def text(**params: object) -> str:
+        return run_text(tokenizer, ids, **params)[0]
+
+    assert text(skip_special_tokens=False) == "<x> <y> a <x> <x> <y> b <y>"
+    assert text(skip_special_tokens=False, spaces_between_special_tokens=False) == "<x><y> a <x><x><y> b <y>"
+    assert text(spaces_between_special_tokens=False) == text() == "a b"

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxllm.engine.input_processor import InputLimits, InputProcessor, mix
+from jaxllm.engine.input_processor import InputProcessor, mix
+from jaxllm.engine.params_resolver import InputLimits
 from jaxllm.engine.prompts import is_single_prompt
 from jaxllm.engine.tokenizer import Tokenizer
 from jaxllm.exceptions import VLLMValidationError
@@ -123,16 +124,6 @@ def test_max_tokens(tokenizer: Tokenizer) -> None:
     assert error.value.parameter == "min_tokens"
 
 
-def test_logprobs_limit(tokenizer: Tokenizer) -> None:
-    inputs = processor(tokenizer)
-    inputs.process("r", "a", SamplingParams(logprobs=20))
-    with pytest.raises(VLLMValidationError, match="logprobs=21 is more than max_logprobs=20"):
-        inputs.process("r", "a", SamplingParams(logprobs=21))
-    with pytest.raises(VLLMValidationError, match=r"logprobs=all \(-1\)"):
-        inputs.process("r", "a", SamplingParams(logprobs=-1))
-    processor(tokenizer, max_logprobs=1000).process("r", "a", SamplingParams(logprobs=-1))
-
-
 def test_eos_and_stop_ids(tokenizer: Tokenizer) -> None:
     assert tokenizer.eos_token_id == 0
     params = SamplingParams(stop_token_ids=[9])
@@ -168,6 +159,18 @@ def test_n_sequences(tokenizer: Tokenizer) -> None:
     request = processor(tokenizer).process("12", "a", SamplingParams(n=3, seed=2**64 - 2))
     assert [sequence.request_id for sequence in request.sequences] == ["0_12", "1_12", "2_12"]
     assert [sequence.seed for sequence in request.sequences] == [2**64 - 2, 2**64 - 1, 0]
+    assert [sequence.fork_of for sequence in request.sequences] == [None, "0_12", "0_12"]
+    assert processor(tokenizer).process("12", "a", SamplingParams()).sequences[0].fork_of is None
+
+
+def test_only_the_first_sequence_scores_the_prompt(tokenizer: Tokenizer) -> None:
+    params = SamplingParams(n=3, prompt_logprobs=2, prompt_logprob_token_ids=[1], prompt_logprob_start=1)
+    request = processor(tokenizer).process("12", [1, 2, 3], params)
+    assert [each.sampling_params.first_scored_position for each in request.sequences] == [1, None, None]
+    first, second, third = (each.sampling_params for each in request.sequences)
+    assert second is third
+    assert first is request.params
+    assert (first.prompt_logprob_token_ids, second.prompt_logprob_token_ids) == ([1], None)
 
 
 def test_seeds(tokenizer: Tokenizer) -> None:

@@ -27,14 +27,20 @@ def make_chunk(request_id: str, start: int, ids: list[int], blocks: list[int], *
         params=SamplingParams(),
         seed=0,
         num_output_tokens=0,
-        banned_token_ids=(),
     )
     return msgspec.structs.replace(chunk, **kwargs)
 
 
-def step(*chunks: Chunk, bucket: tuple[int, int] = (16, 8), query_tile: int = 4):
-    shape = BatchShape(Bucket(*bucket), max_blocks=6, query_tile=query_tile)
-    inputs = build(StepPlan(step_id=0, chunks=chunks, num_preempted=0), shape, BLOCK_SIZE, vocab_size=70)
+def step(
+    *chunks: Chunk,
+    bucket: tuple[int, int] = (16, 8),
+    query_tile: int = 4,
+    masks: dict[int, np.ndarray] | None = None,
+    extra_args: Any = (),
+):
+    shape = BatchShape(Bucket(*bucket), max_blocks=6, query_tile=query_tile, extra_args=extra_args)
+    plan = StepPlan(step_id=0, chunks=chunks, num_preempted=0)
+    inputs = build(plan, shape, BLOCK_SIZE, 70, [(masks or {}).get(row) for row in range(len(chunks))])
     return inputs, unpack(inputs.ints, int_fields(shape)), unpack(inputs.floats, float_fields(shape))
 
 
@@ -51,7 +57,7 @@ def test_tokens_lie_end_to_end_and_padding_is_neutral() -> None:
     np.testing.assert_array_equal(ints["query_ends"], [1] + [7] * 7)
     np.testing.assert_array_equal(ints["block_tables"][:2], [[3, 1, 7, 0, 0, 0], [2, 9, 0, 0, 0, 0]])
     assert not ints["block_tables"][2:].any()
-    assert (ints["num_decodes"], ints["num_seqs"], ints["num_tiles"]) == (1, 2, 2)
+    assert (ints["num_decodes"], ints["num_rows"], ints["num_tiles"]) == (1, 2, 2)
     np.testing.assert_array_equal(ints["tile_seqs"][:2], [1, 1])
     np.testing.assert_array_equal(ints["tile_rows"][:2], [1, 5])
 
@@ -89,7 +95,11 @@ def test_sampling_settings() -> None:
         ({"params": SamplingParams(min_p=0.5)}, True),
         ({"params": SamplingParams(logprobs=0)}, True),
         ({"params": SamplingParams(logprobs=5), "samples": False}, False),
-        ({"banned_token_ids": (3,)}, True),
+        ({"slot": 0}, True),
+        ({"slot": 0, "samples": False}, False),
+        ({"params": SamplingParams(logit_bias={3: 1.0})}, True),
+        ({"params": SamplingParams(logprob_token_ids=[3])}, True),
+        ({"scored_ids": array("i", [7]), "samples": False}, True),
     ],
 )
 def test_the_plain_program_is_left_only_when_needed(kwargs: dict, full: bool) -> None:
@@ -97,13 +107,12 @@ def test_the_plain_program_is_left_only_when_needed(kwargs: dict, full: bool) ->
     assert inputs.is_full is full
 
 
-def test_banned_ids_are_the_only_zero_bits() -> None:
-    inputs, *_ = step(make_chunk("a", 0, [1], [1], banned_token_ids=(0, 31, 69)), make_chunk("b", 0, [1], [2]))
-    assert inputs.allowed_bits_sw is not None
-    bits = np.unpackbits(inputs.allowed_bits_sw.view(np.uint8), axis=1, bitorder="little")
-    assert set(np.flatnonzero(bits[0] == 0)) == {0, 31, 69}
-    assert bits[1:].all()
-    assert step(make_chunk("a", 0, [1], [1]))[0].allowed_bits_sw is None
+def test_a_mask_makes_a_step_full_and_reaches_its_row() -> None:
+    mask = np.array([5, -7, 3], np.int32)
+    inputs, *_ = step(make_chunk("a", 0, [1], [1]), make_chunk("b", 0, [1], [2]), masks={1: mask})
+    assert inputs.is_full
+    np.testing.assert_array_equal(inputs.rare.allowed_bits_sw[:3], [[-1] * 3, mask, [-1] * 3])
+    assert step(make_chunk("a", 0, [1], [1]))[0].rare.allowed_bits_sw is None
 
 
 def test_random_plans_equal_a_loop() -> None:

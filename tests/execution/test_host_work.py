@@ -20,13 +20,13 @@ from jaxllm.execution.batch import build
 from jaxllm.execution.model_runner import ModelRunner, RunningStep
 from jaxllm.execution.programs import Programs
 from jaxllm.execution.step import StepOutput, StepShape
-from jaxllm.sampling.sampler import Logprobs
+from jaxllm.sampling.logprobs import Logprobs
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.plan import Chunk, StepPlan
 from tests.execution.support import make_compiler, make_runner
 
 
-def make_plan(*num_tokens: int, params: SamplingParams | None = None, banned: tuple[int, ...] = ()) -> StepPlan:
+def make_plan(*num_tokens: int, params: SamplingParams | None = None) -> StepPlan:
     """Return a step of chunks so long, each from its request's start."""
     chunks = tuple(
         Chunk(
@@ -40,7 +40,6 @@ def make_plan(*num_tokens: int, params: SamplingParams | None = None, banned: tu
             params=params or SamplingParams(),
             seed=i,
             num_output_tokens=0,
-            banned_token_ids=banned,
         )
         for i, count in enumerate(num_tokens)
     )
@@ -55,45 +54,56 @@ class FakePrograms(Programs[StepShape]):
         self.arguments: tuple[Any, ...] = ()
         row_s, row_sk = jnp.zeros(num_rows), jnp.zeros((num_rows, 5))
         self._plain = StepOutput(row_s.astype(jnp.int32), None)
-        self._full = StepOutput(row_s.astype(jnp.int32), Logprobs(row_s, row_s, row_sk, row_sk))
+        self._full = StepOutput(row_s.astype(jnp.int32), Logprobs(row_s, row_s, row_sk, row_sk, row_sk, None))
 
     def get(self, key: StepShape) -> Any:
-        def program(params: Any, pool: Any, *arguments: Any) -> tuple[Any, StepOutput]:
+        def program(params: Any, state: Any, *arguments: Any) -> tuple[Any, StepOutput]:
             self.arguments = arguments
-            return pool, self._full if key.is_full else self._plain
+            return state, self._full if key.is_full else self._plain
 
         return program
 
 
-def arguments_of(runner: ModelRunner, plan: StepPlan) -> tuple[Any, ...]:
-    """Return what a step gives to its program besides parameters and pool, having sent nothing on its own."""
+def arguments_of(runner: ModelRunner, plan: StepPlan, masks: Any = None) -> tuple[Any, ...]:
+    """Return what a step gives to its program besides parameters and state, having sent nothing on its own."""
     programs = FakePrograms(runner.compiler.max_rows)
     runner.programs = programs
     with jax.transfer_guard_host_to_device("disallow_explicit"):
-        runner.run(plan)
+        runner.run(plan, masks or [None] * len(plan.chunks))
     return programs.arguments
 
 
 @pytest.mark.parametrize("num_tokens", [(2,), (200,), (1,) * 64, (1,) * 40 + (9, 70, 3)])
 def test_two_arrays_are_sent_whatever_the_step(num_tokens: tuple[int, ...]) -> None:
     runner = make_runner()
-    full = SamplingParams(logprobs=2, top_k=3)
-    masks = []
-    for plan in (make_plan(*num_tokens), make_plan(*num_tokens, params=full), make_plan(*num_tokens, params=full)):
-        previous, ints, floats, *mask = arguments_of(runner, plan)
+    full = make_plan(*num_tokens, params=SamplingParams(logprobs=2, top_k=3))
+    runner.run(full, [None] * len(num_tokens)).result()  # makes what every later one finds on the device
+    rare = []
+    for plan in (make_plan(*num_tokens), full, full):
+        previous, ints, floats, unused = arguments_of(runner, plan)
         assert isinstance(previous, jax.Array)
         assert [type(ints), type(floats)] == [np.ndarray, np.ndarray]
-        masks.append(mask)
-    assert masks[0] == []
+        rare.append(unused)
+    assert rare[0] is None
     # On the device since the start, and the same array each time.
-    assert isinstance(masks[1][0], jax.Array)
-    assert masks[1][0] is masks[2][0]
+    assert all(isinstance(x, jax.Array) and x is y for x, y in zip(rare[1], rare[2], strict=True))
 
 
-def test_a_mask_is_sent_only_when_used() -> None:
+@pytest.mark.parametrize(
+    ("params", "num_sent"),
+    [
+        ({"logit_bias": {1: 2.0}}, 2),
+        ({"logprob_token_ids": [3]}, 1),
+        ({"logprobs": 1}, 0),
+    ],
+)
+def test_rare_arrays_are_sent_only_when_used(params: dict[str, Any], num_sent: int) -> None:
     runner = make_runner()
-    plan = make_plan(5, 3, banned=(1, 2))
-    assert sum(isinstance(argument, np.ndarray) for argument in arguments_of(runner, plan)) == 3
+    plan = make_plan(5, 3, params=SamplingParams(**params))
+    runner.run(plan, [None, None]).result()
+    assert sum(isinstance(x, np.ndarray) for x in arguments_of(runner, plan)[-1]) == num_sent
+    mask = np.full(10, -1, np.int32)
+    assert sum(isinstance(x, np.ndarray) for x in arguments_of(runner, plan, [mask, None])[-1]) == num_sent + 1
 
 
 def test_the_transfer_guard_sees_what_a_step_would_send() -> None:
@@ -125,8 +135,9 @@ def count_build(plan: StepPlan) -> int:
     """Return the instructions that `build` executes for a step."""
     compiler = make_compiler(max_num_batched_tokens=512)
     shape = compiler.batch_shape(plan.num_tokens, len(plan.chunks))
-    build(plan, shape, 16, 300)
-    return count_instructions(lambda: build(plan, shape, 16, 300))
+    masks = [None] * len(plan.chunks)
+    build(plan, shape, 16, 300, masks)
+    return count_instructions(lambda: build(plan, shape, 16, 300, masks))
 
 
 def test_build_has_no_loop_over_tokens_or_blocks() -> None:
@@ -154,7 +165,14 @@ def test_each_row_gets_the_logprobs_it_asked_for() -> None:
         )
     ]
     top_ids_sk = np.arange(8 * 3).reshape(8, 3)
-    logprobs = Logprobs(jnp.arange(8) - 0.5, jnp.arange(8) + 1, jnp.array(top_ids_sk), jnp.array(-1.0 - top_ids_sk))
+    logprobs = Logprobs(
+        sampled_s=jnp.arange(8) - 0.5,
+        rank_s=jnp.arange(8) + 1,
+        asked_sn=jnp.zeros((8, 4)),
+        top_ids_sk=jnp.array(top_ids_sk),
+        top_sk=jnp.array(-1.0 - top_ids_sk),
+        all_sv=None,
+    )
     step = RunningStep(StepPlan(0, tuple(chunks), 0), StepOutput(jnp.arange(8) + 100, logprobs))
     assert step.result().token_ids == [100, 101, 102, 103, 104]
     assert step.result().logprobs == [

@@ -18,7 +18,7 @@ BLOCK_BYTES = 2 * 2 * 2 * 16 * 16 * 4  # layers, K and V, kv heads, head dim, bl
 def test_bytes_of_a_block() -> None:
     assert block_bytes(BASE) == BLOCK_BYTES
     assert block_bytes(replace(BASE, dtype="bfloat16")) == BLOCK_BYTES // 2
-    pool = make_pool(make_compiler().model, 9, 16)
+    pool = make_pool(make_compiler().pool_spec(9))
     assert sum(array.nbytes for array in pool) == 9 * BLOCK_BYTES
 
 

@@ -2,7 +2,8 @@
 
 The keys and values of a position depend on all tokens up to it. Here they are one number, a digest of those tokens (and
 of the cache salt, so that sharing across salts shows). The device keeps them in slots, as the real pool does, and every
-row reads back its whole context: a slot that holds anything but the right digest fails at once.
+row reads back its whole context: a slot that holds anything but the right digest fails at once. Token counts are lists
+of tokens by slot, and a prompt token's log-probability is the digest that predicts it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from jaxllm.engine.messages import EngineCoreOutput, EngineCoreRequest, TokenLog
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.plan import Chunk, StepPlan, StepResult
+from jaxllm.scheduling.request import needs_token_counts, waits_for_last_token
 from jaxllm.scheduling.scheduler import Scheduler
 
 VOCAB_SIZE = 50
@@ -47,6 +49,8 @@ def make_request(
     salt: str | None = None,
     seed: int = 0,
     arrival_time: float = 0.0,
+    fork_of: str | None = None,
+    keeps_blocks: bool = False,
     **params: object,
 ) -> EngineCoreRequest:
     """Return a request; an int as prompt means that many tokens that no other request shares."""
@@ -62,6 +66,8 @@ def make_request(
         arrival_time=arrival_time,
         priority=priority,
         cache_salt=salt,
+        fork_of=fork_of,
+        keeps_blocks=keeps_blocks,
     )
 
 
@@ -73,7 +79,12 @@ def extend_digest(digest: int, token_id: int) -> int:
     return zlib.crc32(token_id.to_bytes(4, "little"), digest)
 
 
-def sample(digest: int, seed: int, banned: tuple[int, ...]) -> int:
+def ending_ids(request: EngineCoreRequest) -> list[int]:
+    eos = [] if request.eos_token_id is None else [request.eos_token_id]
+    return eos + list(request.sampling_params.stop_token_ids or [])
+
+
+def sample(digest: int, seed: int, banned: list[int]) -> int:
     """Return the token that follows a context: the fake model."""
     token_id = zlib.crc32(digest.to_bytes(4, "little") + seed.to_bytes(8, "little")) % VOCAB_SIZE
     while token_id in banned:
@@ -92,6 +103,23 @@ class Truth:
     finish_reason: str
     stop_reason: int | None
 
+    @property
+    def token_ids(self) -> list[int]:
+        return self.request.prompt_token_ids + self.outputs
+
+    @property
+    def scores(self) -> dict[int, TokenLogprobs]:
+        """What the scored positions must give."""
+        params, prompt = self.request.sampling_params, self.request.prompt_token_ids
+        if params.prompt_logprobs is None and params.prompt_logprob_token_ids is None:
+            return {}
+        first = 1 if params.prompt_logprobs is not None else 1 + (params.prompt_logprob_start or 0)
+        return {p: score(prompt[p], self.digests[p - 1]) for p in range(first, len(prompt))}
+
+
+def score(token_id: int, digest: int) -> TokenLogprobs:
+    return TokenLogprobs([token_id], [-float(digest)], 1)
+
 
 def generate_alone(request: EngineCoreRequest, max_model_len: int) -> Truth:
     """Generate one request by itself, written independently of the scheduler's code."""
@@ -99,12 +127,11 @@ def generate_alone(request: EngineCoreRequest, max_model_len: int) -> Truth:
     for token_id in request.prompt_token_ids:
         digest = extend_digest(digest, token_id)
         digests.append(digest)
-    stop_ids = list(request.sampling_params.stop_token_ids or [])
-    endings = stop_ids if request.eos_token_id is None else [request.eos_token_id, *stop_ids]
+    endings = ending_ids(request)
     end: tuple[str, int | None] | None = None
     while end is None:
         is_early = len(outputs) < request.sampling_params.min_tokens
-        outputs.append(sample(digest, request.seed, tuple(endings) if is_early else ()))
+        outputs.append(sample(digest, request.seed, endings if is_early else []))
         digest = extend_digest(digest, outputs[-1])
         digests.append(digest)
         if outputs[-1] in endings:
@@ -112,7 +139,7 @@ def generate_alone(request: EngineCoreRequest, max_model_len: int) -> Truth:
         elif len(outputs) == request.max_tokens or len(digests) == max_model_len:
             end = "length", None
     for _ in range(MAX_OVERLAP):
-        digest = extend_digest(digest, sample(digest, request.seed, ()))
+        digest = extend_digest(digest, sample(digest, request.seed, []))
         digests.append(digest)
     return Truth(request, outputs, digests, *end)
 
@@ -125,27 +152,47 @@ class FakeDevice:
         num_slots = config.num_blocks * config.block_size
         self.digests = array("q", [-1]) * num_slots
         self.token_ids = array("i", [-1]) * num_slots
+        self.counts: list[list[int]] = [[] for _ in range(config.max_num_seqs)]
+        """The tokens in each slot of the token counts."""
         self._previous: list[int] = []
 
     def run(self, plan: StepPlan, truths: dict[str, Truth]) -> StepResult:
         self._check_shape(plan)
+        self._copy(plan.copies)
         inputs = [self._inputs(chunk) for chunk in plan.chunks]
         written: set[int] = set()
         for chunk, token_ids in zip(plan.chunks, inputs, strict=True):
             self._write(chunk, token_ids, truths[chunk.request_id].request.cache_salt, written)
-        sampled = [self._attend(chunk, truths[chunk.request_id]) for chunk in plan.chunks]
+        contexts = [self._attend(chunk, truths[chunk.request_id]) for chunk in plan.chunks]
+        scores = [self._score(chunk, context) for chunk, context in zip(plan.chunks, contexts, strict=True)]
+        sampled = [
+            self._sample(chunk, context, truths[chunk.request_id])
+            for chunk, context in zip(plan.chunks, contexts, strict=True)
+        ]
         self._previous = sampled
-        return StepResult(sampled, [TokenLogprobs([token_id], [-1.0], 1) for token_id in sampled])
+        return StepResult(sampled, [TokenLogprobs([token_id], [-1.0], 1) for token_id in sampled], scores)
 
     def _check_shape(self, plan: StepPlan) -> None:
         lengths = [chunk.num_tokens for chunk in plan.chunks]
         assert 0 < sum(lengths) == plan.num_tokens <= self.config.max_num_batched_tokens
         assert len(lengths) <= self.config.max_num_seqs
+        assert plan.num_rows == sum(1 + len(chunk.scored_ids) for chunk in plan.chunks) <= self.config.num_rows
+        slots = [chunk.slot for chunk in plan.chunks if chunk.slot is not None]
+        assert len(set(slots)) == len(slots), "two rows have one slot"
         assert len({chunk.request_id for chunk in plan.chunks}) == len(lengths), "a request has two rows"
         assert all(length == 1 for length in lengths[: plan.num_decodes])
         assert all(length > 1 for length in lengths[plan.num_decodes :]), "one-token chunks come first"
         if self.config.long_prefill_token_threshold:
             assert max(lengths) <= self.config.long_prefill_token_threshold
+
+    def _copy(self, copies: tuple[tuple[int, int], ...]) -> None:
+        targets = {target for _, target in copies}
+        assert len(targets) == len(copies), "a block is copied to twice"
+        assert not targets & {0, *(source for source, _ in copies)}, "a target is a source or the null block"
+        size = self.config.block_size
+        for source, target in copies:
+            for content in (self.digests, self.token_ids):
+                content[target * size : (target + 1) * size] = content[source * size : (source + 1) * size]
 
     def _inputs(self, chunk: Chunk) -> list[int]:
         if chunk.previous_row is None:
@@ -167,7 +214,8 @@ class FakeDevice:
             digest = extend_digest(digest, token_id)
             self.digests[slot], self.token_ids[slot] = digest, token_id
 
-    def _attend(self, chunk: Chunk, truth: Truth) -> int:
+    def _attend(self, chunk: Chunk, truth: Truth) -> array[int]:
+        """Return the content of the positions up to the chunk's end."""
         size, end = self.config.block_size, chunk.start + chunk.num_tokens
         context = array("q")
         for block_id in chunk.block_ids:
@@ -176,10 +224,32 @@ class FakeDevice:
         request = truth.request
         assert chunk.params is request.sampling_params
         assert (chunk.seed, chunk.num_prompt_tokens) == (request.seed, len(request.prompt_token_ids))
+        return context[:end]
+
+    def _score(self, chunk: Chunk, context: array[int]) -> list[TokenLogprobs]:
+        if chunk.scored_ids:
+            assert chunk.start < chunk.score_start <= chunk.start + chunk.num_tokens + 1 - len(chunk.scored_ids)
+        return [score(token_id, context[p - 1]) for p, token_id in enumerate(chunk.scored_ids, chunk.score_start)]
+
+    def _sample(self, chunk: Chunk, context: array[int], truth: Truth) -> int:
+        request, end = truth.request, len(context)
+        counts = None if chunk.slot is None else self.counts[chunk.slot]
+        needs_counts = self.config.tracks_all_tokens or needs_token_counts(chunk.params)
+        assert (counts is not None) == needs_counts
+        if chunk.history is not None:
+            assert counts is not None
+            counts[:] = chunk.history
         if not chunk.samples:
             return NOT_SAMPLED
         assert chunk.num_output_tokens == end - chunk.num_prompt_tokens
-        return sample(context[end - 1], chunk.seed, chunk.banned_token_ids)
+        is_early = chunk.num_output_tokens < chunk.params.min_tokens
+        token_id = sample(context[end - 1], chunk.seed, ending_ids(request) if is_early else [])
+        if counts is not None:
+            # Rows in flight go on after the request's end, where there is no truth to compare with.
+            assert counts[: len(truth.token_ids)] == truth.token_ids[:end], f"{chunk.request_id} counts wrong tokens"
+            assert len(counts) == end
+            counts.append(token_id)
+        return token_id
 
 
 @dataclass
@@ -188,6 +258,7 @@ class Seen:
 
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+    scores: dict[int, TokenLogprobs] = field(default_factory=dict)
 
 
 class Simulation:
@@ -217,8 +288,13 @@ class Simulation:
         if plan is None:
             assert self.in_flight or not self.scheduler.has_unfinished_requests(), "stuck: nothing runs and nothing can"
             return None
+        # Params are one object per request, while an id may come again.
+        sampled = {id(chunk.params) for plan, _ in self.in_flight for chunk in plan.chunks if chunk.samples}
         for chunk in plan.chunks:
             self.num_chunks[chunk.request_id] = self.num_chunks.get(chunk.request_id, 0) + 1
+            assert not waits_for_last_token(chunk.params) or id(chunk.params) not in sampled, (
+                "it needs a token in flight"
+            )
         self.in_flight.append((plan, self.device.run(plan, self.truths)))
         return plan
 
@@ -227,7 +303,13 @@ class Simulation:
         for output in outputs:
             truth, seen = self.truths[output.request_id], self.seen[output.request_id]
             assert seen.finish_reason is None, "an output after the end"
+            if output.new_prompt_logprobs is not None:
+                scores = output.new_prompt_logprobs
+                seen.scores |= dict(enumerate(scores.positions, scores.start))
+                assert seen.scores.items() <= truth.scores.items(), f"{output.request_id} is scored wrong"
+                assert scores.positions
             seen.token_ids += output.new_token_ids
+            assert seen.scores == truth.scores or not seen.token_ids, "a position was not scored"
             seen.finish_reason = output.finish_reason
             assert seen.token_ids == truth.outputs[: len(seen.token_ids)], f"{output.request_id} differs"
             is_last = len(seen.token_ids) == len(truth.outputs)
@@ -242,6 +324,11 @@ class Simulation:
         for output in outputs:
             assert (output.finish_reason, output.new_token_ids) == ("abort", [])
             self.seen[output.request_id].finish_reason = "abort"
+
+    def end(self, request_id: str, finish_reason: str, error: str | None = None) -> None:
+        (output,) = self.scheduler.end(request_id, finish_reason, error)
+        assert (output.finish_reason, output.stop_reason, output.new_token_ids) == (finish_reason, error, [])
+        self.seen[request_id].finish_reason = finish_reason
 
     def step(self, overlap: int = 0) -> None:
         """Plan once, then commit until at most `overlap` steps are in flight (all of them if nothing could run)."""
@@ -260,7 +347,8 @@ class Simulation:
             num_steps += 1
             assert num_steps <= max_steps, "the workload does not come to an end"
         assert not self.live
-        assert self.scheduler.stats().num_blocks_in_use == 0
+        parked = {block_id for _, table in self.scheduler.cache.parked.values() for block_id in table.block_ids}
+        assert self.scheduler.stats().num_blocks_in_use == len(parked)
         return num_steps
 
     def check(self) -> None:

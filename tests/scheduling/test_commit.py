@@ -7,9 +7,7 @@ import time
 import pytest
 
 from jaxllm.engine.messages import EngineCoreRequest, TokenLogprobs
-from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.plan import StepResult
-from jaxllm.scheduling.request import Request
 from jaxllm.scheduling.scheduler import Scheduler
 from tests.scheduling.simulation import EOS, make_config, make_request
 
@@ -20,7 +18,7 @@ def give(scheduler: Scheduler, token_id: int):
     """Plan a step for the only request, commit `token_id`, and return the output."""
     plan = scheduler.plan()
     assert plan is not None
-    (output,) = scheduler.commit(plan, StepResult([token_id], [LOGPROBS]))
+    (output,) = scheduler.commit(plan, StepResult([token_id], [LOGPROBS], [[]]))
     return output
 
 
@@ -79,7 +77,7 @@ def test_a_chunk_that_does_not_sample_gives_no_output():
     scheduler = start(make_request("a", 10), max_num_batched_tokens=8)
     plan = scheduler.plan()
     assert plan is not None
-    assert scheduler.commit(plan, StepResult([5], [None])) == []
+    assert scheduler.commit(plan, StepResult([5], [None], [[]])) == []
     assert give(scheduler, 5).new_token_ids == [5]
 
 
@@ -89,9 +87,9 @@ def test_rows_of_a_request_that_ended_are_dropped():
     assert first is not None
     second = scheduler.plan([first])
     assert second is not None
-    assert scheduler.commit(first, StepResult([EOS], [None]))[0].finish_reason == "stop"
+    assert scheduler.commit(first, StepResult([EOS], [None], [[]]))[0].finish_reason == "stop"
     scheduler.add_request(make_request("a", 3))  # the same id again, while the old row is in flight
-    assert scheduler.commit(second, StepResult([5], [None])) == []
+    assert scheduler.commit(second, StepResult([5], [None], [[]])) == []
     assert give(scheduler, 7).new_token_ids == [7]
 
 
@@ -101,7 +99,7 @@ def test_steps_are_committed_in_order_and_once():
     assert first is not None
     second = scheduler.plan([first])
     assert second is not None
-    result = StepResult([5], [None])
+    result = StepResult([5], [None], [[]])
     with pytest.raises(ValueError, match="not the oldest"):
         scheduler.commit(second, result)
     scheduler.commit(first, result)
@@ -114,7 +112,7 @@ def test_a_result_of_the_wrong_length_is_refused():
     plan = scheduler.plan()
     assert plan is not None
     with pytest.raises(ValueError, match="zip"):
-        scheduler.commit(plan, StepResult([5, 6], [None, None]))
+        scheduler.commit(plan, StepResult([5, 6], [None, None], [[], []]))
 
 
 def test_times_and_counts():
@@ -140,19 +138,3 @@ def test_an_id_in_use_is_refused():
     scheduler = start(make_request("a", 3))
     with pytest.raises(ValueError, match="'a' is in use"):
         scheduler.add_request(make_request("a", 3))
-
-
-def test_min_tokens_holds_eos_back_even_where_it_is_ignored() -> None:
-    params = SamplingParams(min_tokens=2, max_tokens=4, ignore_eos=True, stop_token_ids=[7])
-    params.update_from_generation_config({}, 5)
-    source = EngineCoreRequest(
-        request_id="a",
-        prompt_token_ids=[1, 2],
-        sampling_params=params,
-        eos_token_id=params.eos_token_id,
-        max_tokens=4,
-        seed=0,
-        arrival_time=0.0,
-    )
-    assert source.eos_token_id is None
-    assert set(Request(source, (0, 0), queued_ts=0.0).banned_token_ids) == {5, 7}

@@ -7,7 +7,7 @@ import pytest
 from jaxllm.scheduling.plan import StepPlan
 from jaxllm.scheduling.request import RequestStatus
 from jaxllm.scheduling.step_draft import InFlight, tally
-from tests.scheduling.simulation import EOS, Simulation, make_config, make_request
+from tests.scheduling.simulation import Simulation, make_config, make_request
 
 
 def shape(plan: StepPlan | None) -> list[tuple[str, int, int]]:
@@ -154,7 +154,7 @@ def test_only_rows_of_the_latest_step_in_flight_can_be_continued():
     older, latest = simulation.plan(), simulation.plan()
     assert older is not None
     assert latest is not None
-    b, a = simulation.scheduler._in_flight[older.step_id]
+    _, (b, a) = simulation.scheduler._in_flight[older.step_id]
     without_b = StepPlan(latest.step_id, latest.chunks[:1], 0)
     assert latest.chunks[0].request_id == "a"
     assert tally([(older, [b, a]), (without_b, [a])]) == {b: InFlight(1, 1, None), a: InFlight(4, 2, 0)}
@@ -348,23 +348,3 @@ def test_a_prompt_is_admitted_only_when_all_of_it_fits():
     simulation.add(make_request("c", 1, max_tokens=2))
     assert shape(simulation.plan()) == [("a", 48, 1)], "the first chunk of b would fit, b would not; c waits behind it"
     simulation.run()
-
-
-# -- min_tokens --------------------------------------------------------------------------------------------------------
-
-
-def test_ending_tokens_are_banned_until_min_tokens():
-    simulation = Simulation(make_config())
-    simulation.add(make_request("a", 3, max_tokens=5, min_tokens=2, eos=EOS, stop_token_ids=[7, 9]))
-    simulation.add(make_request("b", 3, max_tokens=5, min_tokens=2))
-    banned = []
-    for _ in range(3):
-        plan = simulation.plan()
-        assert plan is not None
-        assert plan.chunks[1].banned_token_ids == ()
-        banned.append(plan.chunks[0].banned_token_ids)
-        simulation.commit()
-        if "a" not in simulation.live:
-            break
-    assert banned[:2] == [(EOS, 7, 9), (EOS, 7, 9)]
-    assert banned[2:] in ([()], [])

@@ -15,15 +15,18 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from jaxllm.scheduling.plan import StepPlan
 from tests.scheduling.simulation import EOS, Simulation, make_config, make_request
 
 IS_LONG = bool(os.environ.get("JAXLLM_LONG_TESTS"))
 NUM_RUNS, NUM_STEPS = (200, 5_000) if IS_LONG else (20, 500)
 MAX_MODEL_LEN = 24
 STEMS = ([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3], [2, 7, 1, 8, 2, 8, 1, 8, 2, 8, 4, 5, 9, 0, 4, 5])
+KINDS = st.integers(0, 63)
 LENGTHS = st.sampled_from([1, 2, 5, 9, 13, 24])
 
-EVENTS = 4 * ["add"] + 8 * ["plan"] + 8 * ["commit"] + 4 * ["step"] + ["abort", "reset cache"]
+EVENTS = 4 * ["add", "fork"] + 10 * ["plan"] + 10 * ["commit"] + 5 * ["step"]
+EVENTS += 2 * ["abort", "release", "end"] + ["reset cache"]
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -40,6 +43,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.integers(1, 24),
         threshold=st.sampled_from([0, 0, 1, 5]),
         mode=st.sampled_from(["chunked", "chunked", "chunked", "whole", "uncached"]),
+        num_spare_rows=st.sampled_from([0, 1, 3, 30]),
+        tracks_all=st.booleans(),
     )
     def start(
         self,
@@ -50,6 +55,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget: int,
         threshold: int,
         mode: str,
+        num_spare_rows: int,
+        tracks_all: bool,
     ) -> None:
         is_whole = mode == "whole"
         config = make_config(
@@ -62,6 +69,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             long_prefill_token_threshold=0 if is_whole else threshold,
             enable_chunked_prefill=not is_whole,
             enable_prefix_caching=mode != "uncached",
+            max_rows=max(2, max_num_seqs + num_spare_rows),
+            tracks_all_tokens=tracks_all,
         )
         self.simulation = Simulation(config)
         self.num_added = 0
@@ -72,7 +81,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def happen(self, event: str, data: st.DataObject) -> None:
         match event:
             case "add" if len(self.simulation.live) < 12:
-                self.add(data.draw(st.booleans()), data.draw(LENGTHS), data.draw(LENGTHS), data.draw(st.integers(0, 7)))
+                self.add(data.draw(st.booleans()), data.draw(LENGTHS), data.draw(LENGTHS), data.draw(KINDS))
+            case "fork" if len(self.simulation.live) < 12 and self.simulation.seen:
+                self.fork(
+                    data.draw(st.integers(0, 3)), data.draw(LENGTHS), data.draw(st.integers(1, 6)), data.draw(KINDS)
+                )
             case "plan" if len(self.simulation.in_flight) < 2:
                 self.plan()
             case "commit" if self.simulation.in_flight:
@@ -82,24 +95,60 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.simulation.step(overlap=1)
             case "abort" if self.simulation.live:
                 self.abort(data.draw(st.integers(0, 11)))
+            case "end" if self.simulation.live:
+                self.end(data.draw(st.integers(0, 11)), data.draw(st.booleans()))
+            case "release" if self.simulation.seen:
+                self.release(data.draw(st.integers(0, 5)))
             case "reset cache":
                 self.reset_cache()
 
     def add(self, is_id_reused: bool, num_shared: int, max_tokens: int, kind: int) -> None:
-        self.num_added += 1
         prompt = STEMS[kind & 1][:num_shared] + [self.num_added % 50] * (kind & 3)
-        max_tokens = min(max_tokens, MAX_MODEL_LEN - len(prompt))
         ended = [request_id for request_id, seen in self.simulation.seen.items() if seen.finish_reason is not None]
+        request_id = ended[-1] if is_id_reused and ended else str(self.num_added)
+        self.send(request_id, prompt, max_tokens, kind, None)
+
+    def fork(self, age: int, num_shared: int, num_forks: int, kind: int) -> None:
+        """Add forks of a recent request: of its prompt, or of some of its tokens and one of their own."""
+        donor_id = list(self.simulation.seen)[-1 - age % len(self.simulation.seen)]
+        donor = self.simulation.truths[donor_id]
+        num_forks = min(num_forks, 12 - len(self.simulation.live))
+        self.seen[f"fork of a {self.state_of(donor_id)} request"] += num_forks
+        for i in range(num_forks):
+            prompt = donor.request.prompt_token_ids
+            if kind & 1:
+                prompt = [*donor.token_ids[:num_shared], (num_shared + i) % 50]
+            max_tokens = 1 if kind & 1 else 7
+            self.send(f"{donor_id[:9]}/{self.num_added}", prompt[:MAX_MODEL_LEN], max_tokens, kind | i << 6, donor_id)
+
+    def state_of(self, request_id: str) -> str:
+        if request_id in self.simulation.live:
+            return self.simulation.scheduler.status_of(request_id).value
+        return "parked" if request_id in self.simulation.scheduler.cache.parked else "gone"
+
+    def send(self, request_id: str, prompt: list[int], max_tokens: int, kind: int, fork_of: str | None) -> None:
+        self.num_added += 1
+        max_tokens = max(1, min(max_tokens, MAX_MODEL_LEN - len(prompt)))
+        scoring = {}
+        if kind & 24 == 8:
+            scoring = (
+                {"prompt_logprobs": 1} if kind & 1 else {"prompt_logprob_token_ids": [1], "prompt_logprob_start": 3}
+            )
         request = make_request(
-            ended[-1] if is_id_reused and ended else str(self.num_added),
+            request_id,
             prompt,
             max_tokens=max_tokens,
             priority=kind % 3,
             eos=EOS if kind & 1 else None,
-            salt="salt" if kind == 5 else None,
+            salt="salt" if kind & 7 == 5 and fork_of is None else None,
             seed=kind,
             stop_token_ids=[3, 7, 11] if kind & 2 else [],
             min_tokens=min(kind & 4, max_tokens),
+            fork_of=fork_of,
+            keeps_blocks=bool(kind & 16),
+            presence_penalty=float(kind & 7 == 3),
+            thinking_token_budget=9 if kind & 40 == 32 else None,
+            **scoring,
         )
         self.simulation.add(request)
         with pytest.raises(ValueError, match="is in use"):
@@ -113,6 +162,28 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.seen["preemption"] += plan.num_preempted
             self.seen["row continued on the device"] += sum(chunk.previous_row is not None for chunk in plan.chunks)
 
+            self.seen["copy"] += len(plan.copies)
+            self.seen["table taken over"] += self.num_taken_over(plan)
+            self.seen["scored row"] += plan.num_rows - len(plan.chunks)
+            self.seen["slot filled"] += sum(chunk.history is not None for chunk in plan.chunks)
+            self.seen["commit wanted"] += self.simulation.scheduler.waits_for_commit()
+
+    def num_taken_over(self, plan: StepPlan) -> int:
+        """Count the forks that go on in a block that is not full without having copied it."""
+        size, targets = self.simulation.config.block_size, {target for _, target in plan.copies}
+        first = [chunk for chunk in plan.chunks if self.simulation.num_chunks[chunk.request_id] == 1]
+        return sum(c.start % size > 0 and c.block_ids[c.start // size] not in targets for c in first)
+
+    def end(self, position: int, is_error: bool) -> None:
+        live = self.simulation.live
+        self.simulation.end(live[position % len(live)], *(("error", "why") if is_error else ("stop", None)))
+
+    def release(self, age: int) -> None:
+        simulation = self.simulation
+        request_id = list(simulation.seen)[-1 - age % len(simulation.seen)]
+        self.seen[f"release of a {self.state_of(request_id)} request"] += 1
+        simulation.scheduler.release([request_id, "unknown", request_id])
+
     def abort(self, position: int) -> None:
         live = self.simulation.live
         request_id = live[position % len(live)]
@@ -120,7 +191,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.simulation.abort([request_id, "unknown", request_id])
 
     def reset_cache(self) -> None:
-        is_idle = self.simulation.scheduler.stats().num_blocks_in_use == 0
+        is_idle = self.simulation.scheduler.stats().num_running_reqs == 0
         assert self.simulation.scheduler.reset_prefix_cache() == is_idle
         assert not is_idle or self.simulation.scheduler.cache.pool.num_cached == 0
         self.seen["cache reset" if is_idle else "cache reset refused"] += 1
@@ -134,6 +205,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "simulation"):
             self.simulation.run(overlap=1)
+            self.simulation.scheduler.release(list(self.simulation.seen))
+            assert self.simulation.scheduler.stats().num_blocks_in_use == 0
             self.seen["prefix hit"] += self.simulation.scheduler.stats().prefix_cache_hits
 
 
@@ -166,5 +239,12 @@ def test_the_laws_hold_in_any_order_of_events(monkeypatch: pytest.MonkeyPatch):
         "abort of a waiting request",
         "abort of a running request",
         "cache reset refused",
+        "copy",
+        "scored row",
+        "slot filled",
+        "commit wanted",
+        "table taken over",
+        *(f"fork of a {state} request" for state in ("waiting", "running", "parked", "gone")),
+        *(f"release of a {state} request" for state in ("waiting", "running", "parked", "gone")),
     } - (+seen).keys()
     assert not never

@@ -1,0 +1,34 @@
+"""Words that must not be generated, as token sequences: the last token of one is banned where the output ends with
+the tokens before it. Prompt tokens do not count as the beginning of a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+class BadWords:
+    """The banned sequences of one request, indexed by the token that the output must end with. Never changes."""
+
+    def __init__(self, sequences: Iterable[Sequence[int]]) -> None:
+        always: dict[int, None] = {}
+        self._by_last: dict[int, list[tuple[list[int], int]]] = {}
+        """Last token of the prefix -> (prefix, token banned after it)."""
+        self.num_recent = 0
+        """Output tokens that `banned` needs to see, at most; 0 when nothing depends on them."""
+        for sequence in sequences:
+            *prefix, banned = sequence
+            if not prefix:
+                always[banned] = None
+                continue
+            self._by_last.setdefault(prefix[-1], []).append((prefix, banned))
+            self.num_recent = max(self.num_recent, len(prefix))
+        self.always = tuple(always)
+        """Words of one token: banned whatever the output."""
+
+    def banned(self, output_ids: Sequence[int]) -> list[int]:
+        """List the ids banned after this output (its last num_recent tokens will do), besides `always`."""
+        if not output_ids:
+            return []
+        words = self._by_last.get(output_ids[-1], ())
+        return [banned for prefix, banned in words if list(output_ids[-len(prefix) :]) == prefix]

@@ -1,0 +1,158 @@
+"""Compiles grammars off the engine's thread, within a deadline, each once, and keeps the latest ones."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from jaxllm.constraints.grammar import grammar_key, grammar_text
+from jaxllm.constraints.limits import refuse
+from jaxllm.constraints.matcher import Grammar, Vocabulary, brief_error
+from jaxllm.constraints.workers import BigStackThread, DeadlineThread
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.structured_outputs import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from jaxllm.engine.tokenizer import Tokenizer
+
+DEADLINE_SECONDS = 5.0
+CACHE_BYTES = 128 << 20
+_TOKENIZER_SECONDS = 120.0
+_ONE_OF_ERROR = "oneOf constraints are not supported"
+
+
+class GrammarCompiler:
+    """Turns params into grammars. `vocab_size` is the logits' width; `eos_token_ids` may end a complete output."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        *,
+        cache_bytes: int = CACHE_BYTES,
+        deadline_seconds: float = DEADLINE_SECONDS,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = list(eos_token_ids)
+        self._deadline_seconds = deadline_seconds
+        self._cache = _Cache(cache_bytes)
+        self._lock = threading.Lock()
+        self._in_flight: dict[bytes, Future[Grammar]] = {}
+        self._vocabulary: Future[Vocabulary] | None = None
+        self._special_tokens: dict[str, int] = {}
+        self._compile_thread: DeadlineThread | None = None
+        self._match_thread: BigStackThread | None = None
+
+    def check(self, params: StructuredOutputsParams) -> None:
+        """Compile now. Raises VLLMValidationError, naming the keyword or limit, when that fails or takes too long."""
+        self.start(params).result()
+
+    def start(self, params: StructuredOutputsParams) -> Future[Grammar]:
+        """Begin to compile, unless that is under way or done; the future fails with a VLLMValidationError."""
+        key = grammar_key(params)
+        with self._lock:
+            grammar = self._cache.get(key)
+            if grammar is not None:
+                done: Future[Grammar] = Future()
+                done.set_result(grammar)
+                return done
+            if key in self._in_flight:
+                return self._in_flight[key]
+            future: Future[Grammar] = Future()
+            future.set_running_or_notify_cancel()  # shared: nobody may cancel it
+            self._in_flight[key] = future
+            inner = self._submit(params)
+        inner.add_done_callback(lambda inner: self._finish(key, params.kind, inner, future))
+        return future
+
+    def submit[T](self, run: Callable[[], T]) -> Future[T]:
+        """Run what uses matchers on their thread, after the calls before it."""
+        with self._lock:
+            if self._match_thread is None:
+                self._match_thread = BigStackThread("jaxllm-matchers")
+            return self._match_thread.submit(run)
+
+    def _submit(self, params: StructuredOutputsParams) -> Future[Grammar]:
+        if self._compile_thread is None:
+            self._compile_thread = DeadlineThread("jaxllm-grammars")
+        if self._vocabulary is None:
+            late = f"the tokenizer could not be prepared in {_TOKENIZER_SECONDS:.0f} s"
+            self._vocabulary = self._compile_thread.submit(self._load_vocabulary, _TOKENIZER_SECONDS, late)
+        vocabulary = self._vocabulary
+        late = f"it did not compile in {self._deadline_seconds:g} s; make it smaller or simpler"
+        return self._compile_thread.submit(
+            lambda: self._compile(vocabulary.result(), params), self._deadline_seconds, late
+        )
+
+    def _finish(self, key: bytes, kind: str, inner: Future[Grammar], future: Future[Grammar]) -> None:
+        error = inner.exception()
+        with self._lock:
+            del self._in_flight[key]
+            if error is None:
+                self._cache.put(key, inner.result())
+        if error is None:
+            future.set_result(inner.result())
+        elif isinstance(error, VLLMValidationError):
+            future.set_exception(error)
+        else:
+            reason = str(error) if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
+            future.set_exception(refuse(kind, f"{brief_error(reason)}."))
+
+    def _load_vocabulary(self) -> Vocabulary:
+        from llguidance import LLTokenizer
+
+        backend = self._tokenizer.backend
+        num_tokens = backend.get_vocab_size(with_added_tokens=True)
+        added = backend.get_added_tokens_decoder()
+        self._special_tokens = {token.content: token_id for token_id, token in added.items() if token.special}
+        try:
+            num_ids = max(self._vocab_size, num_tokens, 1 + max(added, default=0))
+            tokenizer = LLTokenizer(backend.to_str(), n_vocab=num_ids, eos_token=self._eos_token_ids or None)
+        except Exception as error:
+            message = f"structured_outputs cannot be used with this model's tokenizer: {brief_error(str(error))}"
+            raise VLLMValidationError(message, parameter="structured_outputs") from error
+        return Vocabulary(tokenizer, max(num_tokens, 1 + max(added, default=0)), self._vocab_size)
+
+    def _compile(self, vocabulary: Vocabulary, params: StructuredOutputsParams) -> Grammar:
+        from llguidance import LLMatcher, LLParserLimits
+
+        limits = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)  # a state takes 1 to 2 KB
+        text = grammar_text(params, self._special_tokens)
+        start = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=limits)
+        if _ONE_OF_ERROR in start.get_error():
+            text = grammar_text(params, self._special_tokens, expands_one_of=True)
+            start = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=limits)
+        if start.is_error():
+            raise refuse(params.kind, brief_error(start.get_error()))
+        grammar = Grammar(vocabulary, start, num_bytes=200_000 + 8 * len(text))
+        error = grammar.first_error()
+        if error is not None:
+            raise refuse(params.kind, f"no output matches it: {error}")
+        return grammar
+
+
+class _Cache:
+    """The most recently used grammars, up to a number of bytes."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._grammars: OrderedDict[bytes, Grammar] = OrderedDict()
+        self.num_bytes = 0
+
+    def get(self, key: bytes) -> Grammar | None:
+        grammar = self._grammars.get(key)
+        if grammar is not None:
+            self._grammars.move_to_end(key)
+        return grammar
+
+    def put(self, key: bytes, grammar: Grammar) -> None:
+        self._grammars[key] = grammar
+        self.num_bytes += grammar.num_bytes + len(key)
+        while self.num_bytes > self._max_bytes:
+            key, grammar = self._grammars.popitem(last=False)
+            self.num_bytes -= grammar.num_bytes + len(key)

@@ -1,0 +1,46 @@
+"""From `StructuredOutputsParams` to the text that llguidance compiles."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import msgspec
+
+from jaxllm.constraints.gbnf import gbnf_to_lark
+from jaxllm.constraints.json_schema import schema_text
+from jaxllm.constraints.lark import check_lark, is_gbnf, literal
+from jaxllm.constraints.limits import check_parentheses
+from jaxllm.constraints.structural_tag import structural_tag_grammar
+from jaxllm.structured_outputs import StructuredOutputsParams
+
+
+def grammar_key(params: StructuredOutputsParams) -> bytes:
+    """Return a digest that equal params share; the order of a schema's keys matters."""
+    return hashlib.sha256(msgspec.msgpack.encode(params)).digest()
+
+
+def grammar_text(
+    params: StructuredOutputsParams, special_tokens: Mapping[str, int], *, expands_one_of: bool = False
+) -> str:
+    """Write the grammar for llguidance. Raises VLLMValidationError for what is out of bounds or not understood."""
+    from llguidance import LLMatcher
+
+    kind = params.kind
+    if kind == "json":
+        return LLMatcher.grammar_from_json_schema(
+            schema_text("json", params.json, params, expands_one_of=expands_one_of)
+        )
+    if kind == "json_object":
+        return LLMatcher.grammar_from_json_schema(schema_text("json_object", {"type": "object"}, params))
+    if kind == "regex":
+        check_parentheses("regex", params.regex or "")
+        return LLMatcher.grammar_from_regex(params.regex or "")
+    if kind == "choice":
+        return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {' | '.join(map(literal, params.choice or ()))}")
+    if kind == "grammar":
+        text = params.grammar or ""
+        text = gbnf_to_lark(text) if is_gbnf(text) else text
+        check_lark("grammar", text)
+        return LLMatcher.grammar_from_lark(text)
+    return structural_tag_grammar(params, special_tokens, expands_one_of=expands_one_of)

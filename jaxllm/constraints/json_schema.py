@@ -1,0 +1,221 @@
+"""JSON Schemas on their way to llguidance: read, bounded, options written in.
+
+llguidance refuses keywords that it cannot enforce, by name, but it follows references without a bound; here every
+reachable subschema is visited once, and references must stay inside the schema.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote, urldefrag, urljoin
+
+from jaxllm.constraints.limits import (
+    MAX_ENUM_VALUES,
+    MAX_JSON_NESTING,
+    MAX_PROPERTIES,
+    MAX_SCHEMA_NODES,
+    check_depth,
+    check_parentheses,
+    refuse,
+)
+from jaxllm.constraints.schema_rewrites import Rewriter
+from jaxllm.structured_outputs import StructuredOutputsParams
+
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
+_SCHEMAS = (
+    *("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains"),
+    *("additionalProperties", "unevaluatedProperties", "propertyNames"),
+    *("not", "if", "then", "else", "allOf", "anyOf", "oneOf", "contentSchema"),
+)
+_DEFINITIONS = ("$defs", "definitions")  # reached by reference only
+
+_WHITESPACE = r"[ \t]|\r?\n[ \t]{0,40}"  # what JSON is written with; without a bound, small models never stop
+
+type Schema = dict[str, Any]
+
+
+def schema_text(parameter: str, schema: Any, params: StructuredOutputsParams, *, expands_one_of: bool = False) -> str:
+    """Return a schema (JSON text, dict or bool) as JSON text for llguidance, with the options of `params`.
+
+    `expands_one_of`: llguidance could not see that the branches of a oneOf exclude each other; write that out. Raises VLLMValidationError, naming `parameter`, when it is no schema, is too big or refers to what is not in it.
+    """
+    if isinstance(schema, str):
+        schema = parse_json(parameter, schema)
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise refuse(parameter, f"a JSON Schema is an object, got {json.dumps(schema)[:80]}.")
+    check_nesting(parameter, schema)
+    _check_schema(parameter, schema)
+    if params.disable_additional_properties:
+        schema = copy.deepcopy(schema)
+        _close_objects(schema)
+    schema = Rewriter(parameter, expands_one_of=expands_one_of).rewrite(schema)
+    given = schema.get("x-guidance")
+    schema["x-guidance"] = _whitespace(params, given if isinstance(given, dict) else {})
+    return json.dumps(schema)
+
+
+def parse_json(parameter: str, text: str) -> Any:
+    """Read JSON; NaN and infinities, which Python would read too, are refused."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise refuse(parameter, f"not valid JSON: {error}.") from error
+
+
+def check_nesting(parameter: str, value: Any) -> None:
+    """Refuse JSON with more than MAX_JSON_NESTING brackets inside each other."""
+    level = [value]
+    for _ in range(MAX_JSON_NESTING):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return
+    raise refuse(parameter, f"more than {MAX_JSON_NESTING} levels of nesting.")
+
+
+def _inside(value: Any) -> list[Any]:
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [inner for inner in values if isinstance(inner, (dict, list))]
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _whitespace(params: StructuredOutputsParams, given: dict[str, Any]) -> dict[str, Any]:
+    """Return llguidance's options: those in the schema, then the params'."""
+    if params.disable_any_whitespace:
+        return {**given, "whitespace_flexible": False}
+    if params.whitespace_pattern is not None:
+        check_parentheses("whitespace_pattern", params.whitespace_pattern)
+        return {**given, "whitespace_pattern": params.whitespace_pattern}
+    return {"whitespace_pattern": _WHITESPACE, **given} if given.get("whitespace_flexible", True) else given
+
+
+def _close_objects(schema: Schema) -> None:
+    """Forbid other properties wherever some are listed and nothing is said about others."""
+    pending = [schema]
+    while pending:
+        node = pending.pop()
+        pending.extend(inner for key, inner in _subschemas(node, definitions=True))
+        if "additionalProperties" not in node and any(
+            isinstance(node.get(key), dict) for key in ("properties", "patternProperties")
+        ):
+            node["additionalProperties"] = False
+
+
+def _subschemas(node: Schema, *, definitions: bool) -> Iterator[tuple[str, Schema]]:
+    """Yield the schemas directly inside one, each with its keyword; those of $defs only with `definitions`."""
+    for key, value in node.items():
+        if key in _MAPS and isinstance(value, dict) and (definitions or key not in _DEFINITIONS):
+            inside = list(value.values())
+        elif key in _SCHEMAS:
+            inside = value if isinstance(value, list) else [value]
+        else:
+            continue
+        yield from ((key, inner) for inner in inside if isinstance(inner, dict))
+
+
+def _check_schema(parameter: str, schema: Schema) -> None:
+    """Check every reachable subschema and how deep they lie inside each other."""
+    references = _References(parameter, schema)
+    graph: dict[int, list[int]] = {}
+    pending = [schema]
+    while pending:
+        node = pending.pop()
+        if id(node) in graph:
+            continue
+        _check_keywords(parameter, node)
+        inside = [inner for _, inner in _subschemas(node, definitions=False)]
+        target = references.target(node)
+        if target is not None:
+            inside.append(target)
+        graph[id(node)] = [id(inner) for inner in inside]
+        if len(graph) > MAX_SCHEMA_NODES:
+            raise refuse(parameter, f"more than {MAX_SCHEMA_NODES} subschemas.")
+        pending.extend(inside)
+    check_depth(parameter, "subschemas", graph)
+
+
+def _check_keywords(parameter: str, node: Schema) -> None:
+    enum = node.get("enum")
+    if isinstance(enum, list) and len(enum) > MAX_ENUM_VALUES:
+        raise refuse(parameter, f"enum has {len(enum)} values; at most {MAX_ENUM_VALUES} are possible.")
+    for key in ("properties", "patternProperties", "required"):
+        named = node.get(key)
+        if isinstance(named, (dict, list)) and len(named) > MAX_PROPERTIES:
+            raise refuse(parameter, f"{key} has {len(named)} entries; at most {MAX_PROPERTIES} are possible.")
+    for pattern in (node.get("pattern"), *(node.get("patternProperties") or ())):
+        if isinstance(pattern, str):
+            check_parentheses(parameter, pattern)
+    fewest, required = node.get("minProperties"), node.get("required")
+    num_required = len(set(map(str, required))) if isinstance(required, list) else 0
+    if isinstance(fewest, (int, float)) and fewest > num_required + 1:
+        message = "minProperties can ask for at most one property more than `required` names: other names may repeat."
+        raise refuse(parameter, message)
+
+
+def _joined(base: str, own: str) -> str:
+    try:
+        return urldefrag(urljoin(base, own)).url
+    except ValueError:
+        return base
+
+
+class _References:
+    """Where `$ref`s of one schema lead: a fragment of the schema itself, of a subschema's `$id`, or an `$anchor`."""
+
+    def __init__(self, parameter: str, schema: Schema) -> None:
+        self._parameter = parameter
+        self._bases: dict[int, str] = {}
+        self._resources: dict[str, Schema] = {"": schema}
+        self._anchors: dict[tuple[str, str], Schema] = {}
+        pending: list[tuple[Any, str]] = [(schema, "")]
+        while pending:
+            node, base = pending.pop()
+            if isinstance(node, dict):
+                own = node.get("$id")
+                if isinstance(own, str) and not own.startswith("#"):
+                    base = _joined(base, own)
+                    self._resources.setdefault(base, node)
+                if isinstance(node.get("$anchor"), str):
+                    self._anchors[base, node["$anchor"]] = node
+                self._bases[id(node)] = base
+            pending.extend((inner, base) for inner in _inside(node))
+
+    def target(self, node: Schema) -> Schema | None:
+        """Return the schema that `node`'s $ref names; None without one, or when it is `true` or `false`."""
+        reference = node.get("$ref")
+        if not isinstance(reference, str):
+            return None
+        base = self._bases[id(node)]
+        try:
+            url, fragment = urldefrag(base + reference if reference.startswith("#") else urljoin(base, reference))
+        except ValueError as error:
+            raise refuse(self._parameter, f"$ref {reference[:200]!r} is no reference: {error}.") from error
+        resource = self._resources.get(url)
+        if resource is None:
+            message = f"$ref {reference[:200]!r} is not inside the schema; remote references are not fetched."
+            raise refuse(self._parameter, message)
+        fragment = unquote(fragment)
+        found = self._pointed(resource, fragment) if fragment[:1] in ("", "/") else self._anchors.get((url, fragment))
+        if found is None:
+            raise refuse(self._parameter, f"$ref {reference[:200]!r} leads nowhere.")
+        return found if isinstance(found, dict) else None
+
+    @staticmethod
+    def _pointed(resource: Schema, pointer: str) -> Any:
+        found: Any = resource
+        for part in pointer.split("/")[1:]:
+            part = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, dict):
+                found = found.get(part)
+            elif isinstance(found, list) and part.isdecimal() and int(part) < len(found):
+                found = found[int(part)]
+            else:
+                return None
+        return found

@@ -1,0 +1,97 @@
+"""Where one output stands in its grammar. Everything here must run on `GrammarCompiler.submit`'s thread."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxllm.constraints.bits import all_ids, num_words
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+
+class Vocabulary:
+    """The tokens that grammars speak of, and the width of the masks."""
+
+    def __init__(self, tokenizer: LLTokenizer, num_tokens: int, vocab_size: int) -> None:
+        self.tokenizer = tokenizer
+        self.num_words = num_words(vocab_size)
+        self.num_filled_words = num_words(tokenizer.vocab_size)
+        known_w = all_ids(min(num_tokens, vocab_size))
+        self.known_w = np.pad(known_w, (0, self.num_words - known_w.size))
+
+
+class Grammar:
+    """A compiled grammar. `num_bytes` is an estimate of its memory."""
+
+    def __init__(self, vocabulary: Vocabulary, start: LLMatcher, num_bytes: int) -> None:
+        self._vocabulary = vocabulary
+        self._start = start
+        self.num_bytes = num_bytes
+
+    def first_error(self) -> str | None:
+        """Say why no output matches, or None. Makes the first mask once for all matchers."""
+        bits_w = np.empty(self._vocabulary.num_words, np.int32)
+        first = Matcher(self._vocabulary, self._start)
+        first.fill(bits_w)
+        return first.error or (None if bits_w.any() else "no token can begin it")
+
+    def matcher(self) -> Matcher:
+        """Begin an output; matchers of one grammar are independent."""
+        return Matcher(self._vocabulary, self._start.deep_copy())
+
+
+class Matcher:
+    """The tokens of one output so far, and which may follow."""
+
+    def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher) -> None:
+        self._vocabulary = vocabulary
+        self._matcher = matcher
+
+    def accept(self, token_id: int) -> bool:
+        """Append a token. False if it may not follow: then nothing may any more."""
+        return self._matcher.consume_token(token_id)
+
+    def fill(self, bits_w: np.ndarray) -> None:
+        """Set the bit of every token that may follow and clear the others: int32 [ceil(v/32)], contiguous."""
+        vocabulary = self._vocabulary
+        fits = vocabulary.num_filled_words == vocabulary.num_words
+        filled = bits_w if fits else np.empty(vocabulary.num_filled_words, np.int32)
+        self._matcher.unsafe_compute_mask_ptr(filled.ctypes.data, filled.nbytes)
+        if self.error is not None:
+            bits_w[:] = 0  # llguidance asks for the end here, which would show broken output as complete
+            return
+        if not fits:
+            common = min(filled.size, bits_w.size)
+            bits_w[:common] = filled[:common]
+            bits_w[common:] = 0
+        bits_w &= vocabulary.known_w  # a grammar can name any id below the logits' width
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the output so far matches the grammar."""
+        return self._matcher.is_accepting()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the output matches the grammar and nothing but its end may follow."""
+        return self._matcher.is_stopped() and self._matcher.is_accepting()
+
+    @property
+    def error(self) -> str | None:
+        """Why nothing may follow although the output is not complete, or None. Known after `accept` or `fill`."""
+        if self._matcher.is_error():
+            return brief_error(self._matcher.get_error())
+        if self._matcher.is_stopped() and not self._matcher.is_accepting():
+            return "no text that the grammar allows can follow"
+        return None
+
+
+def brief_error(message: str) -> str:
+    """Return what llguidance says, without the dump of its state."""
+    text = message.partition("<state>")[0].partition("; no error message")[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    text = " ".join(lines)
+    return text if len(text) <= 400 else f"{text[:400]}..."

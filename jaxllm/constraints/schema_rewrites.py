@@ -1,0 +1,208 @@
+"""Keywords of JSON Schema that llguidance lacks, said with those that it has.
+
+A rewritten schema allows nothing that the original forbids, but it may allow less: the items that `contains` asks for
+come first, for example. What cannot be said stays, and llguidance refuses it by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from jaxllm.constraints.limits import MAX_SCHEMA_NODES, refuse
+from jaxllm.constraints.schema_negation import Schema, all_of, any_of, negated
+
+_COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties", "minContains")
+_MAX_CONTAINS = 64
+_POINTER = r"(?:/(?:[^~/]|~[01])*)*"
+_FORMATS: dict[str, dict[str, str]] = {
+    "idn-email": {"format": "email"},
+    "idn-hostname": {"format": "hostname"},
+    "iri": {"format": "uri"},
+    "json-pointer": {"pattern": f"^{_POINTER}$"},
+    "relative-json-pointer": {"pattern": f"^(?:0|[1-9][0-9]*)(?:#|{_POINTER})$"},
+    "uri-reference": {"pattern": "^[A-Za-z0-9/._~-]*$"},
+    "iri-reference": {"pattern": "^[A-Za-z0-9/._~-]*$"},
+    "uri-template": {"pattern": "^[A-Za-z0-9/._~-]*$"},
+}
+_IN_PLACE = ("$ref", "$dynamicRef", "anyOf", "oneOf", "if", "dependentSchemas", "dependencies")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_SCHEMAS = ("items", "prefixItems", "additionalItems", "additionalProperties", "allOf", "anyOf", "oneOf")
+
+
+class Rewriter:
+    """Rewrites one schema. With `expands_one_of`, oneOf becomes anyOf of what matches one branch and no other."""
+
+    def __init__(self, parameter: str, *, expands_one_of: bool) -> None:
+        self._parameter = parameter
+        self._expands_one_of = expands_one_of
+        self._num_nodes = 0
+
+    def rewrite(self, schema: Any) -> Any:
+        """Return a schema without the keywords that could be said otherwise; the given one is not changed."""
+        if not isinstance(schema, dict):
+            return schema
+        self._num_nodes += 1
+        if self._num_nodes > MAX_SCHEMA_NODES:
+            raise refuse(
+                self._parameter, f"more than {MAX_SCHEMA_NODES} subschemas once not, if and oneOf are resolved."
+            )
+        node = dict(schema)
+        extra = [part for part in self._extracted(node) if part is not True]
+        if extra:
+            given = node.get("allOf")
+            node["allOf"] = [*(given if isinstance(given, list) else []), *extra]
+        for key in _MAPS:
+            if isinstance(node.get(key), dict):
+                node[key] = {name: self.rewrite(inner) for name, inner in node[key].items()}
+        for key in _SCHEMAS:
+            value = node.get(key)
+            node |= {} if value is None else {key: self._each(value)}
+        return node
+
+    def _each(self, value: Any) -> Any:
+        return [self.rewrite(inner) for inner in value] if isinstance(value, list) else self.rewrite(value)
+
+    def _extracted(self, node: dict[str, Any]) -> Iterator[Schema]:
+        """Take what llguidance lacks out of `node`; yield schemas that must hold as well."""
+        for key in _COUNTS:
+            if isinstance(node.get(key), float) and node[key].is_integer():
+                node[key] = int(node[key])
+        if isinstance(node.get("format"), str):
+            node |= _FORMATS.get(node["format"], {})
+            if "pattern" in _FORMATS.get(node["format"], {}):
+                del node["format"]
+        yield from _take_unevaluated(node)
+        yield from _take_not(node)
+        yield from _take_if(node)
+        yield from _take_dependencies(node)
+        yield from _take_contains(node)
+        yield from _take_property_names(node)
+        if self._expands_one_of:
+            yield from _take_one_of(node)
+        if node.get("uniqueItems") is False or (node.get("uniqueItems") and node.get("maxItems", 2) <= 1):
+            del node["uniqueItems"]
+
+
+def _take_not(node: dict[str, Any]) -> Iterator[Schema]:
+    opposite = negated(node["not"]) if "not" in node else None
+    if opposite is not None:
+        del node["not"]
+        yield opposite
+
+
+def _take_if(node: dict[str, Any]) -> Iterator[Schema]:
+    if "if" not in node:
+        node.pop("then", None)
+        node.pop("else", None)
+        return
+    opposite = negated(node["if"])
+    if "then" not in node and "else" not in node:
+        del node["if"]
+    elif opposite is not None:
+        condition, then, otherwise = node.pop("if"), node.pop("then", True), node.pop("else", True)
+        yield any_of([all_of([condition, then]), all_of([opposite, otherwise])])
+
+
+def _take_one_of(node: dict[str, Any]) -> Iterator[Schema]:
+    branches = node.get("oneOf")
+    if not isinstance(branches, list):
+        return
+    opposites = [negated(branch) for branch in branches]
+    known = [opposite for opposite in opposites if opposite is not None]
+    if len(known) < len(opposites):
+        return
+    del node["oneOf"]
+    yield any_of(
+        all_of([branch, *(other for at, other in enumerate(known) if at != index)])
+        for index, branch in enumerate(branches)
+    )
+
+
+def _take_dependencies(node: dict[str, Any]) -> Iterator[Schema]:
+    for key in ("dependentRequired", "dependentSchemas", "dependencies"):
+        if not isinstance(node.get(key), dict):
+            continue
+        for name, needs in node.pop(key).items():
+            present: Schema = {"required": [name, *needs]} if isinstance(needs, list) else {"required": [name]}
+            with_needs = present if isinstance(needs, list) else all_of([present, needs])
+            yield any_of([{"properties": {name: False}}, with_needs])
+
+
+def _take_contains(node: dict[str, Any]) -> Iterator[Schema]:
+    """Let the first items be those that `contains` asks for, and with maxContains no others."""
+    if "contains" not in node:
+        node.pop("minContains", None)
+        node.pop("maxContains", None)
+        return
+    count, most = node.get("minContains", 1), node.get("maxContains")
+    others = negated(node["contains"]) if most is not None else True
+    if not isinstance(count, int) or count > _MAX_CONTAINS or others is None or (most is not None and most < count):
+        return
+    wanted = node.pop("contains")
+    node.pop("minContains", None)
+    node.pop("maxContains", None)
+    yield {"prefixItems": [wanted] * count, "items": others, "minItems": count} if count else {"items": others}
+
+
+def _take_property_names(node: dict[str, Any]) -> Iterator[Schema]:
+    names = node.get("propertyNames")
+    if isinstance(names, bool):
+        del node["propertyNames"]
+        yield True if names else {"maxProperties": 0}
+        return
+    patterns = _name_patterns(names) if isinstance(names, dict) else None
+    if patterns is None:
+        return
+    del node["propertyNames"]
+    yield from ({"patternProperties": {pattern: True}, "additionalProperties": False} for pattern in patterns)
+
+
+def _name_patterns(names: dict[str, Any]) -> list[str] | None:
+    """Say in patterns, all of which must match, what a schema asks of a name; None if that cannot be said."""
+    shortest, longest = names.get("minLength", 0), names.get("maxLength")
+    patterns = [names["pattern"]] if "pattern" in names else []
+    if "minLength" in names or "maxLength" in names:
+        patterns.append(f"^(?s:.{{{int(shortest)},{'' if longest is None else int(longest)}}})$")
+    values = [names["const"]] if "const" in names else names.get("enum")
+    if values is not None:
+        escaped = [re.escape(value) for value in values if isinstance(value, str)]
+        patterns.append(f"^(?:{'|'.join(escaped)})$" if escaped else "^[^\\s\\S]$")
+    known = {"pattern", "minLength", "maxLength", "const", "enum"}
+    known |= {"type"} if names.get("type") == "string" else set()
+    return patterns if set(names) <= known else None
+
+
+def _take_unevaluated(node: dict[str, Any]) -> Iterator[Schema]:
+    """Say unevaluatedProperties and unevaluatedItems as additionalProperties and items, where all is in plain sight."""
+    is_plain = not any(key in node for key in _IN_PLACE)
+    rest = node.get("unevaluatedProperties", True)
+    if "unevaluatedProperties" in node and (rest is True or is_plain):
+        seen = _seen_properties(node)
+        if rest is True or seen is not None:
+            del node["unevaluatedProperties"]
+        if rest is not True and seen is not None and "additionalProperties" not in seen:
+            yield {**seen, "additionalProperties": rest}
+    rest = node.get("unevaluatedItems", True)
+    if "unevaluatedItems" in node and (rest is True or (is_plain and "allOf" not in node and "contains" not in node)):
+        del node["unevaluatedItems"]
+        node.setdefault("items", rest)
+
+
+def _seen_properties(node: dict[str, Any]) -> dict[str, Any] | None:
+    """Collect the names that a schema and its allOf evaluate; None when that depends on the instance."""
+    seen: dict[str, Any] = {"properties": {}, "patternProperties": {}}
+    if any(key in node for key in _IN_PLACE):
+        return None
+    for key in ("properties", "patternProperties"):
+        seen[key] |= dict.fromkeys(node.get(key) or {}, True)
+    seen |= {"additionalProperties": True} if "additionalProperties" in node else {}
+    for branch in node.get("allOf") or ():
+        inner = _seen_properties(branch) if isinstance(branch, dict) else {}
+        if inner is None:
+            return None
+        for key in ("properties", "patternProperties"):
+            seen[key] |= inner.get(key, {})
+        seen |= {"additionalProperties": True} if "additionalProperties" in inner else {}
+    return seen

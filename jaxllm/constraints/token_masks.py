@@ -1,0 +1,242 @@
+"""Which tokens may be sampled next: all rules of each request, on the host, as one row of packed bits.
+
+The rules are ANDed, but min_tokens yields where it would leave nothing, and a complete grammar ends the request
+whatever else is asked.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
+
+import numpy as np
+
+from jaxllm.constraints import bits
+from jaxllm.constraints.bad_words import BadWords
+from jaxllm.constraints.compiler import GrammarCompiler
+from jaxllm.constraints.grammar_mask import DeadEndError, GrammarMask, Place
+from jaxllm.constraints.thinking import ThinkingState, ThinkingTokens
+from jaxllm.engine.messages import EngineCoreRequest
+
+
+class TokenMasks:
+    """The rules of every request that has some. For one thread; no method raises for what a request asks."""
+
+    def __init__(self, vocab_size: int, grammars: GrammarCompiler | None, thinking: ThinkingTokens | None) -> None:
+        """Without `grammars` structured outputs end in an error; without `thinking` budgets have no effect."""
+        self._vocab_size = vocab_size
+        self._grammars = grammars
+        self._thinking = thinking
+        self._rules: dict[str, _Rules] = {}
+        self._compiling: dict[str, GrammarMask] = {}
+        self._dead_ends: dict[str, str] = {}
+        self._completed: dict[str, None] = {}
+
+    def add(self, request: EngineCoreRequest) -> None:
+        """Take on a request; its grammar starts to compile."""
+        request_id, params = request.request_id, request.sampling_params
+        self.remove([request_id])
+        grammar = None
+        if params.structured_outputs is not None:
+            if self._grammars is None:
+                self._dead_ends[request_id] = "structured_outputs need a tokenizer, which this engine does not have"
+                return
+            grammar = GrammarMask(self._grammars, params.structured_outputs, self._vocab_size)
+            self._compiling[request_id] = grammar
+        thinking, budget = None, params.thinking_token_budget
+        if budget is not None and self._thinking is not None:
+            thinking = ThinkingState(self._thinking, request.prompt_token_ids, budget)
+        if (
+            grammar
+            or thinking
+            or params.min_tokens
+            or params.bad_words_token_ids
+            or params.allowed_token_ids is not None
+        ):
+            try:
+                self._rules[request_id] = _Rules(request, self._vocab_size, grammar, thinking)
+            except DeadEndError as end:
+                self._dead_ends[request_id] = str(end)
+
+    def is_ready(self, request_id: str) -> bool:
+        """Say whether rows can be asked for: False while the grammar compiles, and at a dead end."""
+        grammar = self._compiling.get(request_id)
+        if grammar is not None and grammar.is_ready:
+            del self._compiling[request_id]
+            try:
+                grammar.check_compiled()
+            except DeadEndError as end:
+                self._dead_ends[request_id] = str(end)
+            else:
+                grammar.prepare()
+        return request_id not in self._compiling and request_id not in self._dead_ends
+
+    def wait(self, timeout: float) -> None:
+        """Return when some grammar is compiled, or after `timeout` seconds; at once if none is being compiled."""
+        wait([grammar.compiled for grammar in self._compiling.values()], timeout, FIRST_COMPLETED)
+
+    def accept(self, request_id: str, token_ids: Sequence[int]) -> None:
+        """Append committed output tokens; the next mask starts to be made in the background."""
+        rules = self._rules.get(request_id)
+        if rules is not None:
+            rules.accept(token_ids)
+
+    def row(self, request_id: str, num_output_tokens: int) -> np.ndarray | None:
+        """Return what may be sampled after num_output_tokens outputs, those in flight counted; None for everything.
+
+        int32 [ceil(v/32)], not to be written to. Waits for the background. A request that turns out to be at its end is
+        from now on in `dead_ends` or `completed`, and what this step samples for it must be dropped.
+        """
+        rules = self._rules.get(request_id)
+        if rules is None or request_id in self._dead_ends or request_id in self._completed:
+            return None
+        try:
+            if not rules.are_at_end(num_output_tokens):
+                return rules.row(num_output_tokens)
+            self._completed[request_id] = None
+        except DeadEndError as end:
+            self._dead_ends[request_id] = str(end)
+        return None
+
+    def dead_ends(self) -> dict[str, str]:
+        """Return {request id: why no token may follow}, until they are removed. Does not wait."""
+        for request_id in list(self._compiling):
+            self.is_ready(request_id)
+        return dict(self._dead_ends)
+
+    def completed(self) -> list[str]:
+        """List the requests whose grammar is complete and that no EOS will end: it is ignored, banned or unknown, or
+        would come before min_tokens. They stay until they are removed. Does not wait.
+        """
+        return list(self._completed)
+
+    def remove(self, request_ids: Iterable[str]) -> None:
+        """Forget requests; unknown ids do no harm."""
+        for request_id in request_ids:
+            for table in (self._rules, self._compiling, self._dead_ends, self._completed):
+                table.pop(request_id, None)
+
+
+class _Rules:
+    """One request's rules: the static ones as rows made once, and what moves with the output."""
+
+    def __init__(
+        self, request: EngineCoreRequest, vocab_size: int, grammar: GrammarMask | None, thinking: ThinkingState | None
+    ) -> None:
+        params = request.sampling_params
+        self._vocab_size = vocab_size
+        self._params = params
+        self._eos_token_id = request.eos_token_id
+        self._ending_ids = _ending_ids(request, vocab_size)
+        self._bad_words = BadWords(params.bad_words_token_ids or ())
+        self._recent: list[int] = []
+        """The last output tokens, as many as the bad words need."""
+        self._grammar = grammar
+        self._thinking = thinking
+        self._grammar_rests = grammar is not None and thinking is not None and thinking.is_open
+        """A thinking budget lets the section that the prompt has opened come before the grammar."""
+        self._static_w = self._static_row()
+        self._early_w = self._hold_back(self._static_w) if params.min_tokens else self._static_w
+        """The same while there are fewer than min_tokens outputs."""
+        self._end_w = None if grammar is None else self._end_row()
+        """What may follow a complete grammar."""
+
+    def accept(self, token_ids: Sequence[int]) -> None:
+        """Append committed output tokens."""
+        if self._bad_words.num_recent:
+            self._recent += token_ids
+            del self._recent[: -self._bad_words.num_recent]
+        first = self._accept_thinking(token_ids)
+        if self._grammar is not None and first < len(token_ids):
+            self._grammar.accept(token_ids[first:])
+
+    def are_at_end(self, num_output_tokens: int) -> bool:
+        """Say whether the grammar is complete and EOS would not end the request. Waits; raises DeadEndError."""
+        place = self._place()
+        if place is None or not place.is_complete:
+            return False
+        return self._end_w is None or num_output_tokens + 1 < self._params.min_tokens
+
+    def row(self, num_output_tokens: int) -> np.ndarray | None:
+        """As TokenMasks.row, before the end. Raises DeadEndError."""
+        is_early = num_output_tokens < self._params.min_tokens
+        place = self._place()
+        if place is not None and place.is_complete:
+            return self._end_w
+        parts = [] if place is None else [place.bits_w]
+        parts += self._moving_parts()
+        if not parts:
+            return self._early_w if is_early else self._static_w
+        if self._static_w is not None:
+            parts.append(self._static_w)
+        bits_w = functools.reduce(np.bitwise_and, parts)
+        if bits.is_empty(bits_w):
+            raise self._conflict("structured_outputs", "thinking_token_budget", "allowed_token_ids", "bad_words")
+        return self._hold_back(bits_w) if is_early else bits_w
+
+    def _accept_thinking(self, token_ids: Sequence[int]) -> int:
+        """Follow the thinking sections; return how many of the tokens come before the grammar."""
+        num_before = 0
+        if self._thinking is not None:
+            for token_id in token_ids:
+                self._thinking.accept(token_id)
+                if self._grammar_rests:
+                    num_before += 1
+                    self._grammar_rests = self._thinking.is_open
+        return num_before
+
+    def _place(self) -> Place | None:
+        """Return where the output stands in the grammar that rules now, if one does. Waits; raises DeadEndError."""
+        return None if self._grammar is None or self._grammar_rests else self._grammar.place()
+
+    def _moving_parts(self) -> list[np.ndarray]:
+        parts = []
+        forced = None if self._thinking is None else self._thinking.forced_token_id
+        if forced is not None:
+            parts.append(bits.only([forced], self._vocab_size))
+        banned = self._bad_words.banned(self._recent)
+        if banned:
+            parts.append(bits.without(bits.all_ids(self._vocab_size), banned, self._vocab_size))
+        return parts
+
+    def _end_row(self) -> np.ndarray | None:
+        """Allow EOS alone; None if it would not end the request, or is banned."""
+        # Other stop ids are not offered: they can be ordinary text, which the output would then end with.
+        eos = self._eos_token_id
+        if eos is None or eos >= self._vocab_size or (self._static_w is not None and not bits.has(self._static_w, eos)):
+            return None
+        return bits.only([eos], self._vocab_size)
+
+    def _static_row(self) -> np.ndarray | None:
+        """Return what allowed_token_ids and the bad words of one token leave; None for all. Raises DeadEndError."""
+        allowed, always = self._params.allowed_token_ids, self._bad_words.always
+        if allowed is None and not always:
+            return None
+        bits_w = bits.all_ids(self._vocab_size) if allowed is None else bits.only(allowed, self._vocab_size)
+        bits_w = bits.without(bits_w, always, self._vocab_size)
+        if bits.is_empty(bits_w):
+            raise self._conflict("allowed_token_ids", "bad_words")
+        bits_w.flags.writeable = False
+        return bits_w
+
+    def _hold_back(self, bits_w: np.ndarray | None) -> np.ndarray | None:
+        """Clear what would end the output, unless nothing would be left."""
+        if not self._ending_ids:
+            return bits_w
+        all_w = bits.all_ids(self._vocab_size) if bits_w is None else bits_w
+        left_w = bits.without(all_w, self._ending_ids, self._vocab_size)
+        return bits_w if bits.is_empty(left_w) else left_w
+
+    def _conflict(self, *names: str) -> DeadEndError:
+        given = [name for name in names if getattr(self._params, name) not in (None, [])]
+        return DeadEndError(f"{' and '.join(given)} leave no token that may follow; loosen one of them")
+
+
+def _ending_ids(request: EngineCoreRequest, vocab_size: int) -> tuple[int, ...]:
+    """List what min_tokens holds back: EOS, even if it is ignored, and all stop ids."""
+    params = request.sampling_params
+    ids = {*params.all_stop_token_ids, *(params.stop_token_ids or ())}
+    if request.eos_token_id is not None:
+        ids.add(request.eos_token_id)
+    return tuple(sorted(each for each in ids if each < vocab_size))

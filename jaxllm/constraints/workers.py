@@ -1,0 +1,114 @@
+"""Threads that llguidance runs on. Its compiler and parser recurse with the grammar, and a stack overflow in Rust ends
+the process, so both get stacks far larger than any accepted grammar needs.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import Any, NamedTuple
+
+STACK_BYTES = 512 << 20
+"""Reserved, not touched: compiling takes about 6 KB per level, and limits.MAX_DEPTH bounds the levels."""
+MAX_ABANDONED = 4
+
+_STACK_SIZE_LOCK = threading.Lock()  # threading.stack_size is the process's, not the thread's
+
+
+class _Call(NamedTuple):
+    run: Callable[[], Any]
+    future: Future[Any]
+    seconds: float
+    late: str
+
+
+class BigStackThread:
+    """A daemon thread with a big stack that runs calls one after another; it ends when nobody holds this object."""
+
+    def __init__(self, name: str) -> None:
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=_work, args=(self._calls,), name=name, daemon=True)
+        with _STACK_SIZE_LOCK:
+            before = threading.stack_size(STACK_BYTES)
+            try:
+                self.thread.start()
+            finally:
+                threading.stack_size(before)
+        weakref.finalize(self, self._calls.put, None)
+
+    def submit[T](self, run: Callable[[], T]) -> Future[T]:
+        """Run `run` after the calls before it."""
+        future = _running_future()
+        self._calls.put(_Call(run, future, 0.0, ""))
+        return future
+
+
+class DeadlineThread:
+    """Runs calls one after another on a `BigStackThread`, each for a limited time.
+
+    A call that is late fails with a TimeoutError and its thread, which cannot be stopped, is left to itself; the next
+    call gets a new one. While MAX_ABANDONED of them still run, calls fail at once.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        thread = threading.Thread(target=_supervise, args=(self._calls, name), name=f"{name}-deadlines", daemon=True)
+        thread.start()
+        weakref.finalize(self, self._calls.put, None)
+
+    def submit[T](self, run: Callable[[], T], seconds: float, late: str) -> Future[T]:
+        """Run `run` after the calls before it, for at most `seconds`; `late` is the message when it takes longer."""
+        future = _running_future()
+        self._calls.put(_Call(run, future, seconds, late))
+        return future
+
+
+def _running_future() -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()  # callers share it: none of them may cancel it
+    return future
+
+
+def _work(calls: queue.SimpleQueue[_Call | None]) -> None:
+    while (call := calls.get()) is not None:
+        try:
+            result = call.run()
+        except BaseException as error:  # noqa: BLE001 - a Rust panic is no Exception, and the caller must see it
+            call.future.set_exception(error)
+        else:
+            call.future.set_result(result)
+            del result
+        del call  # an idle thread keeps nothing alive
+
+
+def _supervise(calls: queue.SimpleQueue[_Call | None], name: str) -> None:
+    worker: BigStackThread | None = None
+    abandoned: list[threading.Thread] = []
+    while (call := calls.get()) is not None:
+        abandoned = [thread for thread in abandoned if thread.is_alive()]
+        if len(abandoned) >= MAX_ABANDONED:
+            call.future.set_exception(TimeoutError(f"{len(abandoned)} calls before it still run past their deadline"))
+            continue
+        worker = worker or BigStackThread(name)
+        if not _run_in_time(call, worker):
+            abandoned.append(worker.thread)
+            worker = None
+        del call  # an idle thread keeps nothing alive
+
+
+def _run_in_time(call: _Call, worker: BigStackThread) -> bool:
+    """Run a call on `worker` and settle its future; False when the worker is still at it after the deadline."""
+    inner = worker.submit(call.run)
+    done, _ = wait([inner], call.seconds)
+    if not done:
+        call.future.set_exception(TimeoutError(call.late))
+        return False
+    error = inner.exception()
+    if error is None:
+        call.future.set_result(inner.result())
+    else:
+        call.future.set_exception(error)
+    return True

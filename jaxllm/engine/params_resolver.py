@@ -1,0 +1,224 @@
+"""From a user's `SamplingParams` to those that the engine runs by: checked against the model, and complete."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+from jaxllm.config_groups import StructuredOutputsConfig
+from jaxllm.engine.tokenizer import Tokenizer
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from jaxllm.sampling_rules import FLOAT32_MAX, MAX_BAD_WORD_TOKENS
+from jaxllm.validation import INT32_MAX, check_float, check_int, shown
+
+if TYPE_CHECKING:
+    from jaxllm.config import EngineConfig
+
+type CheckGrammar = Callable[[StructuredOutputsParams], None]
+"""Raises VLLMValidationError for a constraint that does not compile."""
+
+_ID_FIELDS = ("stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_token_ids", "prompt_logprob_token_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class InputLimits:
+    """What the engine can take."""
+
+    vocab_size: int
+    """The width of the logits; every token id is below it."""
+    max_model_len: int
+    max_logprobs: int
+    """The vocabulary's size: no limit."""
+    priorities: bool
+    """The scheduling policy looks at priorities."""
+    stream_interval: int = 1
+    """Fewest new tokens per streamed output."""
+    has_thinking_tokens: bool = False
+    """It is known how the model marks its reasoning."""
+    extra_args: Mapping[str, int | float] = field(default_factory=dict)
+    """What the logits processors take, with the defaults."""
+    structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
+
+    @classmethod
+    def of(cls, config: EngineConfig, *, max_model_len: int, has_thinking_tokens: bool) -> Self:
+        """Return the limits of an engine; its KV cache may have made max_model_len smaller than the config's."""
+        taken: Mapping[str, int | float] = {}
+        if config.logits_processors:
+            from jaxllm.sampling.processors import extra_args
+
+            taken = extra_args(config.logits_processors)
+        return cls(
+            vocab_size=config.model_config.vocab_size,
+            max_model_len=max_model_len,
+            max_logprobs=config.max_logprobs,
+            priorities=config.scheduling_policy == "priority",
+            stream_interval=config.stream_interval,
+            has_thinking_tokens=has_thinking_tokens,
+            extra_args=taken,
+            structured_outputs=config.structured_outputs_config,
+        )
+
+
+class ParamsResolver:
+    """Copies params, completes the copies, and refuses what this model or this engine cannot do."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        limits: InputLimits,
+        generation_config: Mapping[str, Any],
+        check_grammar: CheckGrammar | None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._generation_config = generation_config
+        self._check_grammar = check_grammar
+
+    def resolve(self, given: Any, label: str, output_kind: RequestOutputKind | None) -> SamplingParams:
+        """Return a private, complete copy; cheap checks go first, and errors begin with `label`."""
+        if not isinstance(given, SamplingParams):
+            kind = type(given).__name__
+            raise refusal(label, f"must be SamplingParams, got {shown(given)} ({kind})", "sampling_params", given)
+        params = given.clone()
+        if params is given:  # skip_clone: still not ours to change
+            params = copy.copy(given)
+        self._check_ids(params, label)
+        self._check_logprobs(params, label)
+        self._check_lengths(params, label)
+        self._check_needs(params, label)
+        self._check_extra_args(params, label)
+        self._resolve_stops(params)
+        params._bad_words_token_ids = self._resolve_bad_words(params, label)
+        self._resolve_structured_outputs(params, label)
+        params.stream_interval = max(params.stream_interval or 1, self._limits.stream_interval)
+        if output_kind is not None:
+            params.output_kind = output_kind
+        return params
+
+    def _check_ids(self, params: SamplingParams, label: str) -> None:
+        for name in _ID_FIELDS:
+            ids = getattr(params, name)
+            if ids and (largest := max(ids)) >= self._limits.vocab_size:
+                message = f"{name} must be below the vocabulary's size {self._limits.vocab_size}, got {largest}"
+                raise refusal(label, message, name, largest)
+
+    def _check_logprobs(self, params: SamplingParams, label: str) -> None:
+        limit = self._limits.max_logprobs
+        if limit >= self._limits.vocab_size:
+            return
+        ids = params.prompt_logprob_token_ids
+        asked = {
+            "logprobs": params.logprobs,
+            "prompt_logprobs": params.prompt_logprobs,
+            "prompt_logprob_token_ids": None if ids is None else len(ids),
+        }
+        for name, count in asked.items():
+            if count is not None and not 0 <= count <= limit:
+                what = "all (-1)" if count < 0 else f"{count}" if name != "prompt_logprob_token_ids" else f"{count} ids"
+                message = f"{name}={what} is more than max_logprobs={limit}; start the engine with a larger"
+                raise refusal(label, f"{message} max_logprobs (-1 for no limit)", name, count)
+
+    def _check_lengths(self, params: SamplingParams, label: str) -> None:
+        """Refuse what fits no prompt at all."""
+        longest = self._limits.max_model_len - 1
+        for name in ("min_tokens", "prompt_logprob_start"):
+            value = getattr(params, name) or 0
+            if value > longest:
+                message = f"{name}={value} does not fit max_model_len={longest + 1}; it must be at most {longest}"
+                raise refusal(label, message, name, value)
+
+    def _check_needs(self, params: SamplingParams, label: str) -> None:
+        """Refuse what needs something that this engine was started without."""
+        if self._tokenizer is None:
+            instead = {
+                "stop": "use stop_token_ids",
+                "bad_words": "use logit_bias or allowed_token_ids",
+                "structured_outputs": "use allowed_token_ids",
+            }
+            for name, way_out in instead.items():
+                if getattr(params, name):
+                    what = "stop strings need" if name == "stop" else f"{name} needs"
+                    message = f"{what} a tokenizer; {way_out} with skip_tokenizer_init=True"
+                    raise refusal(label, message, name, getattr(params, name))
+        if params.thinking_token_budget is not None and not self._limits.has_thinking_tokens:
+            message = (
+                "thinking_token_budget needs to know how the model marks its reasoning; start the engine with "
+                "reasoning_config={'reasoning_start_str': ..., 'reasoning_end_str': ...}"
+            )
+            raise refusal(label, message, "thinking_token_budget", params.thinking_token_budget)
+
+    def _check_extra_args(self, params: SamplingParams, label: str) -> None:
+        """Check each value against the kind of its default: an integer, or a number."""
+        if not params.extra_args:
+            return
+        taken, checked = self._limits.extra_args, {}
+        for name, value in params.extra_args.items():
+            if name not in taken:
+                known = f"they take {', '.join(taken)}" if taken else "no logits processor takes any"
+                raise refusal(label, f"extra_args has no {shown(name)}; {known}", "extra_args", name)
+            what = f"{label}: extra_args[{name!r}]"
+            if isinstance(taken[name], int):
+                checked[name] = check_int(what, value, -INT32_MAX - 1, INT32_MAX, parameter="extra_args")
+            else:
+                checked[name] = check_float(what, value, -FLOAT32_MAX, FLOAT32_MAX, parameter="extra_args")
+        params.extra_args = checked
+
+    def _resolve_stops(self, params: SamplingParams) -> None:
+        """Add the model's EOS ids, leaving out any that the model itself lacks."""
+        params._eos_token_id = None
+        params._all_stop_token_ids = set(params.stop_token_ids or ())
+        eos_token_id = None if self._tokenizer is None else self._tokenizer.eos_token_id
+        params.update_from_generation_config(self._generation_config, eos_token_id)
+        known = range(self._limits.vocab_size)
+        params._all_stop_token_ids = {each for each in params._all_stop_token_ids if each in known}
+        params.stop_token_ids = [each for each in params.stop_token_ids or () if each in known]
+
+    def _resolve_bad_words(self, params: SamplingParams, label: str) -> list[list[int]] | None:
+        """Return the token sequences that spell the words, at the beginning and after a space."""
+        if not params.bad_words or self._tokenizer is None:
+            return None
+        bare = [word.lstrip() for word in params.bad_words]
+        encoded = self._tokenizer.encode(bare + [" " + word for word in bare], {"add_special_tokens": False})
+        sequences: list[list[int]] = []
+        for word, first, spaced in zip(bare, encoded[: len(bare)], encoded[len(bare) :], strict=True):
+            if not first:
+                raise refusal(label, f"bad_words: {shown(word)} makes no token", "bad_words", word)
+            sequences.append(first)
+            # As in vLLM: the space must make another first token, not a token of its own before the word's.
+            if spaced and spaced[0] != first[0] and len(spaced) == len(first):
+                sequences.append(spaced)
+        count, largest = sum(map(len, sequences)), max(map(max, sequences))
+        if count > MAX_BAD_WORD_TOKENS:
+            message = f"bad_words must make at most {MAX_BAD_WORD_TOKENS} tokens together, got {count}"
+            raise refusal(label, message, "bad_words", count)
+        if largest >= self._limits.vocab_size:
+            message = f"bad_words make token {largest}, which the model lacks: it has {self._limits.vocab_size}"
+            raise refusal(label, message, "bad_words", largest)
+        return sequences
+
+    def _resolve_structured_outputs(self, params: SamplingParams, label: str) -> None:
+        """Put the engine's settings in, then see whether the constraint compiles."""
+        constraint = params.structured_outputs
+        if constraint is None:
+            return
+        defaults = self._limits.structured_outputs
+        if defaults.disable_any_whitespace or defaults.disable_additional_properties:
+            constraint = params.structured_outputs = constraint.with_defaults(
+                disable_any_whitespace=defaults.disable_any_whitespace,
+                disable_additional_properties=defaults.disable_additional_properties,
+            )
+        if self._check_grammar is None:
+            return
+        try:
+            self._check_grammar(constraint)
+        except VLLMValidationError as error:
+            message = str(error).removesuffix(".")
+            raise refusal(label, message, error.parameter or "structured_outputs", error.value) from error
+
+
+def refusal(label: str, message: str, parameter: str, value: object) -> VLLMValidationError:
+    """Make the error for one of many inputs: `label` says which."""
+    return VLLMValidationError(f"{label}: {message}.", parameter=parameter, value=value)

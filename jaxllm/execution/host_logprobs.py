@@ -1,0 +1,91 @@
+"""Log-probabilities from the device's arrays to plain Python values, one `TokenLogprobs` per row that asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxllm.engine.messages import TokenLogprobs
+from jaxllm.sampling.logprobs import Logprobs
+from jaxllm.scheduling.plan import Chunk
+
+
+class _Wish(NamedTuple):
+    """What one row asked for."""
+
+    num_top: int
+    """-1 is the whole vocabulary."""
+    asked_ids: list[int]
+
+
+def read_logprobs(
+    chunks: Sequence[Chunk], token_ids: Sequence[int], logprobs: Logprobs
+) -> tuple[list[TokenLogprobs | None], list[list[TokenLogprobs]]]:
+    """Return what each chunk's own row asked for, and one entry per prompt token that each chunk scored.
+
+    `token_ids` are the tokens of all rows.
+    """
+    rows = _read_rows(list(_wishes(chunks)), token_ids, logprobs)
+    own, rest = rows[: len(chunks)], iter(rows[len(chunks) :])
+    return own, [[entry for _ in chunk.scored_ids if (entry := next(rest)) is not None] for chunk in chunks]
+
+
+def _wishes(chunks: Sequence[Chunk]) -> Iterator[_Wish | None]:
+    for chunk in chunks:
+        params = chunk.params
+        asked = chunk.samples and (params.logprobs is not None or params.logprob_token_ids)
+        yield _Wish(params.logprobs or 0, params.logprob_token_ids or []) if asked else None
+    for chunk in chunks:
+        params = chunk.params
+        for _ in chunk.scored_ids:
+            yield _Wish(params.prompt_logprobs or 0, params.prompt_logprob_token_ids or [])
+
+
+def _read_rows(
+    wishes: Sequence[_Wish | None], token_ids: Sequence[int], logprobs: Logprobs
+) -> list[TokenLogprobs | None]:
+    """One conversion an array, however many rows; and no more columns than some row wants: Python numbers are dear."""
+    top_ids, top = _top(wishes, logprobs)
+    num_rows, most_asked = len(wishes), max((len(wish.asked_ids) for wish in wishes if wish is not None), default=0)
+    sampled, ranks = (np.asarray(x)[:num_rows] for x in (logprobs.sampled_s, logprobs.rank_s))
+    parts = [sampled, top]
+    if most_asked:
+        parts.append(np.asarray(logprobs.asked_sn)[:num_rows, :most_asked])
+    ids, values = np.column_stack((token_ids, top_ids)).tolist(), np.column_stack(parts).tolist()
+    num_columns = top.shape[1]
+    entries: list[TokenLogprobs | None] = []
+    for wish, row_ids, row_values, rank in zip(wishes, ids, values, ranks.tolist(), strict=True):
+        if wish is None:
+            entries.append(None)
+            continue
+        end = 1 + (num_columns if wish.num_top < 0 else wish.num_top)
+        if wish.asked_ids:
+            first = 1 + num_columns
+            row_ids = row_ids[:end] + wish.asked_ids
+            row_values = row_values[:end] + row_values[first : first + len(wish.asked_ids)]
+            entries.append(TokenLogprobs(row_ids, row_values, rank))
+        else:
+            entries.append(TokenLogprobs(row_ids[:end], row_values[:end], rank))
+    return entries
+
+
+def _top(wishes: Sequence[_Wish | None], logprobs: Logprobs) -> tuple[np.ndarray, np.ndarray]:
+    """Return ids and values of each row's most likely ids, as many columns as the row that wants most."""
+    num_rows = len(wishes)
+    counts = [wish.num_top for wish in wishes if wish is not None]
+    wants_all, most = min(counts, default=0) < 0, max(counts, default=0)
+    if logprobs.all_sv is None:
+        top_ids, top = np.asarray(logprobs.top_ids_sk)[:num_rows], np.asarray(logprobs.top_sk)[:num_rows]
+        columns = top.shape[1] if wants_all else most
+        return top_ids[:, :columns], top[:, :columns]
+    # Only an engine whose max_logprobs is large gets here: the device returns all values, the host sorts them.
+    all_sv = np.asarray(logprobs.all_sv)
+    columns = all_sv.shape[1] if wants_all else most
+    top_ids, top = np.zeros((num_rows, columns), np.int32), np.zeros((num_rows, columns), np.float32)
+    for row, wish in enumerate(wishes):
+        if wish is not None and wish.num_top:
+            ids = np.argsort(-all_sv[row], kind="stable")[:columns]
+            top_ids[row], top[row] = ids, all_sv[row, ids]
+    return top_ids, top

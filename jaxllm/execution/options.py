@@ -1,0 +1,32 @@
+"""What the XLA compiler is told, per platform."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+# Which operations XLA:CPU hands to its YNNPACK library; by default matmuls, elementwise chains and reductions.
+YNN_OPERATIONS = "xla_cpu_experimental_ynn_fusion_type"
+# The library sums a row in another order when there are few rows, and multiplies float32 rows in another order from 64
+# rows on. Its bfloat16 matmuls are the same for any number of rows, and much faster than the ones it replaces.
+INVARIANT_OPERATIONS = {"bfloat16": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT", "float32": ""}
+
+
+def compiler_options(platform: str, dtype: DTypeLike, batch_invariant: bool) -> dict[str, Any] | None:
+    """Return the options of a step's compilation; None if there are none.
+
+    Raises ValueError where it is not known how a row is kept from depending on the others; configurations are checked
+    before they get here.
+    """
+    name = jnp.dtype(dtype).name
+    if batch_invariant and (platform != "cpu" or name not in INVARIANT_OPERATIONS):
+        raise ValueError(f"batch invariance is not assured in {name} on {platform}")
+    if platform != "cpu":
+        return None
+    # Else XLA keeps bfloat16 intermediates in float32 where it likes, and a row's value depends on its bucket.
+    options: dict[str, Any] = {"xla_allow_excess_precision": False}
+    if batch_invariant:
+        options[YNN_OPERATIONS] = INVARIANT_OPERATIONS[name]
+    return options

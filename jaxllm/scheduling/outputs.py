@@ -1,0 +1,28 @@
+"""What the scheduler reports of a request."""
+
+from __future__ import annotations
+
+from jaxllm.engine.messages import EngineCoreOutput, PromptLogprobs, TokenLogprobs
+from jaxllm.scheduling.request import Request
+
+
+def make_output(
+    request: Request,
+    new_token_ids: list[int],
+    logprobs: TokenLogprobs | None = None,
+    prompt_logprobs: PromptLogprobs | None = None,
+    finish_reason: str | None = None,
+    stop_reason: int | str | None = None,
+) -> EngineCoreOutput:
+    """Return what one step did to a request; `logprobs` are those of its new token."""
+    return EngineCoreOutput(
+        request_id=request.request_id,
+        new_token_ids=new_token_ids,
+        new_logprobs=None if logprobs is None or request.params.num_logprobs is None else [logprobs],
+        new_prompt_logprobs=prompt_logprobs,
+        finish_reason=finish_reason,
+        stop_reason=stop_reason,
+        num_cached_tokens=request.num_cached_tokens,
+        queued_ts=request.queued_ts,
+        scheduled_ts=request.scheduled_ts or 0.0,
+    )

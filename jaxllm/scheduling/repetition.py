@@ -1,0 +1,46 @@
+"""Says when an output goes round in circles."""
+
+from __future__ import annotations
+
+from array import array
+
+from jaxllm.sampling_params import RepetitionDetectionParams
+
+
+def repeats(token_ids: array[int], num_prompt_tokens: int, params: RepetitionDetectionParams) -> bool:
+    """Say whether the output ends with min_count copies in a row of one pattern of an allowed size.
+
+    token_ids is the prompt and the output; the prompt is not looked at.
+    """
+    # A pattern of size p repeats c times where the last p * (c - 1) tokens equal those p before them. So for every
+    # size alike the last min_size * (c - 1) tokens must stand p tokens earlier: a search in C finds these p, and unless
+    # a small pattern does repeat they are few. Work is O(max_size * c) in C and O(max_size) in Python, at worst.
+    copies = params.min_count - 1
+    smallest = max(1, params.min_pattern_size)
+    largest = min(
+        params.max_pattern_size, (len(token_ids) - num_prompt_tokens) // params.min_count if copies > 0 else 0
+    )
+    if largest < smallest:
+        return False
+    width = token_ids.itemsize
+    tail = token_ids[-largest * params.min_count :].tobytes()
+    common = smallest * copies * width
+    ending = tail[-common:]
+    stop = len(tail) - smallest * width
+    found = tail.find(ending, len(tail) - common - largest * width, stop)
+    while found >= 0:
+        size, rest = divmod(len(tail) - common - found, width)
+        if rest == 0 and _ends_alike(tail, size * width, size * copies * width):
+            return True
+        found = tail.find(ending, found + 1, stop)
+    return False
+
+
+def _ends_alike(tail: bytes, shift: int, length: int) -> bool:
+    """Say whether the last `length` bytes equal those `shift` bytes before them."""
+    end, tried = len(tail), 64
+    while tried < length:  # most candidates differ soon: do not copy all of them
+        if tail[end - tried :] != tail[end - tried - shift : end - shift]:
+            return False
+        tried *= 8
+    return tail[end - length :] == tail[end - length - shift : end - shift]

@@ -1,0 +1,378 @@
+"""The rows of TokenMasks against sets of ids, with grammars that are lists of words."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxllm.constraints.compiler import GrammarCompiler
+from jaxllm.constraints.thinking import ThinkingTokens
+from jaxllm.constraints.token_masks import TokenMasks
+from jaxllm.engine.messages import EngineCoreRequest
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.structured_outputs import StructuredOutputsParams
+
+V = 40
+EOS = 39
+START, END = 37, 38
+THINKING = ThinkingTokens((START,), (END,))
+
+
+class WordMatcher:
+    """Allows a finite set of token sequences; EOS after a whole one."""
+
+    def __init__(self, words: list[tuple[int, ...]]) -> None:
+        self.words = words
+        self.output: tuple[int, ...] = ()
+        self.error: str | None = None
+
+    def allowed(self) -> set[int]:
+        size = len(self.output)
+        following = {word[size] for word in self.words if len(word) > size and word[:size] == self.output}
+        return following | ({EOS} if self.output in self.words else set())
+
+    @property
+    def may_end(self) -> bool:
+        return self.output in self.words or self.output[-1:] == (EOS,)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.may_end and not self.allowed() - {EOS}
+
+    def accept(self, token_id: int) -> bool:
+        assert threading.current_thread() is not threading.main_thread()
+        is_allowed = token_id in self.allowed()
+        self.output += (token_id,)
+        return is_allowed
+
+    def fill(self, bits_w: np.ndarray) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        bits_w[:] = pack(self.allowed())
+
+
+class Words:
+    def __init__(self, words: list[tuple[int, ...]]) -> None:
+        self.words = words
+
+    def matcher(self) -> WordMatcher:
+        return WordMatcher(self.words)
+
+
+class WordGrammars:
+    """In place of the compiler: a choice of "3 4" stands for the token sequence (3, 4)."""
+
+    def __init__(self) -> None:
+        self.executor = ThreadPoolExecutor(1)
+        self.held: list[tuple[Future[Words], Words]] | None = None
+        """Grammars that are "being compiled"; None compiles at once."""
+
+    def start(self, params: StructuredOutputsParams) -> Future[Words]:
+        future: Future[Words] = Future()
+        grammar = Words([tuple(map(int, choice.split())) for choice in params.choice or ()])
+        if self.held is None:
+            future.set_result(grammar)
+        else:
+            self.held.append((future, grammar))
+        return future
+
+    def submit[T](self, run: Callable[[], T]) -> Future[T]:
+        return self.executor.submit(run)
+
+
+def masks_of(grammars: WordGrammars, thinking: ThinkingTokens | None = None) -> TokenMasks:
+    return TokenMasks(V, cast("GrammarCompiler", grammars), thinking)
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Iterator[WordGrammars]:
+    made = WordGrammars()
+    yield made
+    made.executor.shutdown()
+
+
+@pytest.fixture
+def masks(grammars: WordGrammars) -> TokenMasks:
+    grammars.held = None
+    return masks_of(grammars, THINKING)
+
+
+def pack(ids: set[int]) -> np.ndarray:
+    flags = np.zeros(64, np.uint8)
+    flags[list(ids)] = 1
+    return np.packbits(flags, bitorder="little").view(np.int32)
+
+
+def unpack(row: np.ndarray | None) -> set[int]:
+    if row is None:
+        return set(range(V))
+    assert row.dtype == np.int32
+    assert row.shape == (2,)
+    return set(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist())
+
+
+def choose(*words: Sequence[int]) -> StructuredOutputsParams:
+    return StructuredOutputsParams(choice=[" ".join(map(str, word)) for word in words])
+
+
+def request(
+    name: str = "r", prompt: Sequence[int] = (1,), bad: list[list[int]] | None = None, **fields: Any
+) -> EngineCoreRequest:
+    params = SamplingParams(max_tokens=64, **fields)
+    params.update_from_generation_config({}, EOS)
+    params._bad_words_token_ids = bad
+    return EngineCoreRequest(
+        request_id=name,
+        prompt_token_ids=list(prompt),
+        sampling_params=params,
+        eos_token_id=params.eos_token_id,
+        max_tokens=64,
+        seed=0,
+        arrival_time=0.0,
+    )
+
+
+def allowed(masks: TokenMasks, num_outputs: int, name: str = "r") -> set[int]:
+    return unpack(masks.row(name, num_outputs))
+
+
+WORD = st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple)
+
+
+@settings(max_examples=100)
+@given(
+    words=st.none() | st.lists(WORD, min_size=1, max_size=4),
+    allow=st.none() | st.lists(st.sampled_from([0, 1, 2, 3, EOS]), min_size=1, max_size=5),
+    bad=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3), max_size=3),
+    min_tokens=st.integers(0, 4),
+    stop=st.lists(st.integers(0, 4), max_size=2),
+    ignore_eos=st.booleans(),
+    choices=st.randoms(use_true_random=False),
+)
+def test_rows_are_what_all_rules_leave(
+    grammars: WordGrammars,
+    words: list[tuple[int, ...]] | None,
+    allow: list[int] | None,
+    bad: list[list[int]],
+    min_tokens: int,
+    stop: list[int],
+    ignore_eos: bool,
+    choices: random.Random,
+):
+    grammars.held = None
+    masks = masks_of(grammars)
+    fields = {"allowed_token_ids": allow, "min_tokens": min_tokens, "stop_token_ids": stop, "ignore_eos": ignore_eos}
+    masks.add(request(bad=bad, structured_outputs=None if words is None else choose(*words), **fields))
+    output: list[int] = []
+    static = (set(range(V)) if allow is None else set(allow)) - {word[0] for word in bad if len(word) == 1}
+    while len(output) < 6 and (not static or masks.is_ready("r")):
+        row = allowed(masks, len(output))
+        matcher = WordMatcher(words or [])
+        matcher.output = tuple(output)
+        if words is not None and matcher.is_complete:
+            ends = not ignore_eos and EOS in static and len(output) + 1 >= min_tokens
+            assert (masks.completed() == []) == ends
+            assert not ends or row == {EOS}
+            return
+        banned = {word[-1] for word in bad if [*output, word[-1]][-len(word) :] == word}
+        left = static - banned if words is None else (static - banned) & matcher.allowed()
+        assert masks.completed() == []
+        assert bool(masks.dead_ends()) == (not left)
+        if not left:
+            return
+        early = left - {EOS, *stop} if len(output) < min_tokens else left
+        assert row == (early or left)
+        output.append(choices.choice(sorted(row)))
+        masks.accept("r", output[-1:])
+
+
+def test_no_rules_no_row(masks: TokenMasks):
+    masks.add(request(thinking_token_budget=None))
+    assert masks.is_ready("r")
+    assert masks.row("r", 0) is None
+    masks.accept("r", [5])
+    assert masks.row("unheard of", 0) is None
+    assert masks.dead_ends() == {}
+
+
+def test_static_rows_are_made_once(masks: TokenMasks):
+    masks.add(request(allowed_token_ids=[3, EOS], min_tokens=2))
+    assert masks.row("r", 0) is masks.row("r", 1)
+    assert masks.row("r", 2) is masks.row("r", 3)
+    assert (allowed(masks, 1), allowed(masks, 2)) == ({3}, {3, EOS})
+
+
+def test_min_tokens_alone(masks: TokenMasks):
+    masks.add(request(min_tokens=1, stop_token_ids=[4, 1000], ignore_eos=True))
+    assert allowed(masks, 0) == set(range(V)) - {4, EOS}, "1000 is no id of this model"
+    assert masks.row("r", 1) is None
+
+
+def test_the_grammar_compiles_in_the_background(masks: TokenMasks, grammars: WordGrammars):
+    grammars.held = []
+    masks.add(request(structured_outputs=choose([3])))
+    assert not masks.is_ready("r")
+    masks.wait(0.01)
+    assert not masks.is_ready("r")
+    timer = threading.Timer(0.02, lambda: grammars.held and grammars.held[0][0].set_result(grammars.held[0][1]))
+    timer.start()
+    masks.wait(60)
+    assert masks.is_ready("r")
+    assert allowed(masks, 0) == {3}
+
+
+def test_a_grammar_that_does_not_compile_is_a_dead_end(masks: TokenMasks, grammars: WordGrammars):
+    grammars.held = []
+    masks.add(request(structured_outputs=choose([3])))
+    grammars.held[0][0].set_exception(ValueError("too deep"))
+    masks.wait(60)
+    assert masks.dead_ends() == {"r": "structured_outputs did not compile: too deep"}
+    assert not masks.is_ready("r")
+    assert masks.row("r", 0) is None
+    masks.remove(["r", "unheard of"])
+    assert masks.dead_ends() == {}
+
+
+def test_without_a_compiler_structured_outputs_are_a_dead_end():
+    masks = TokenMasks(V, None, None)
+    masks.add(request(structured_outputs=choose([3])))
+    assert "need a tokenizer" in masks.dead_ends()["r"]
+    assert not masks.is_ready("r")
+
+
+def test_accept_returns_before_the_matcher_has_worked(masks: TokenMasks, grammars: WordGrammars):
+    masks.add(request(structured_outputs=choose([3, 4])))
+    assert allowed(masks, 0) == {3}
+    gate = threading.Event()
+    grammars.executor.submit(gate.wait)
+    masks.accept("r", [3])  # hangs here if the engine's thread does the work
+    gate.set()
+    assert allowed(masks, 1) == {4}
+
+
+@pytest.mark.parametrize("broken", ["accept", "fill", "matcher"])
+def test_a_failing_matcher_is_a_dead_end(masks: TokenMasks, monkeypatch: pytest.MonkeyPatch, broken: str):
+    class Panic(BaseException):
+        """As a panic in Rust arrives: no Exception."""
+
+    def fail(*args: object):
+        raise Panic("boom")
+
+    masks.add(request("good", allowed_token_ids=[1, 2]))
+    monkeypatch.setattr(Words if broken == "matcher" else WordMatcher, broken, fail)
+    masks.add(request(structured_outputs=choose([3, 4])))
+    masks.accept("r", [3])
+    masks.accept("r", [4])
+    assert masks.row("r", 2) is None
+    assert masks.dead_ends() == {"r": "structured_outputs failed: boom"}
+    assert allowed(masks, 0, "good") == {1, 2}
+
+
+def test_a_matcher_that_gives_up_is_a_dead_end(masks: TokenMasks, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(WordMatcher, "fill", lambda self, bits_w: setattr(self, "error", "lexer too complex"))
+    masks.add(request(structured_outputs=choose([3, 4])))
+    assert masks.row("r", 0) is None
+    assert masks.dead_ends() == {"r": "structured_outputs came to an end: lexer too complex"}
+
+
+def test_a_token_that_the_grammar_forbids_is_a_dead_end(masks: TokenMasks):
+    masks.add(request(structured_outputs=choose([3, 4])))
+    masks.accept("r", [9])
+    assert masks.row("r", 1) is None
+    assert "token 9" in masks.dead_ends()["r"]
+
+
+def test_a_compiler_that_was_shut_down_is_a_dead_end():
+    compiler = WordGrammars()
+    masks = masks_of(compiler)
+    masks.add(request(structured_outputs=choose([3, 4])))
+    assert allowed(masks, 0) == {3}
+    compiler.executor.shutdown()
+    masks.accept("r", [3])
+    assert masks.row("r", 1) is None
+    assert "shutdown" in masks.dead_ends()["r"]
+
+
+def test_rules_that_exclude_each_other_are_named(masks: TokenMasks):
+    masks.add(request("static", bad=[[3]], bad_words=["x"], allowed_token_ids=[3]))
+    masks.add(request("moving", structured_outputs=choose([3]), allowed_token_ids=[4]))
+    assert masks.row("static", 0) is None
+    assert masks.row("moving", 0) is None
+    assert masks.dead_ends() == {
+        "static": "allowed_token_ids and bad_words leave no token that may follow; loosen one of them",
+        "moving": "structured_outputs and allowed_token_ids leave no token that may follow; loosen one of them",
+    }
+    assert not masks.is_ready("static")
+
+
+def test_forks_have_their_own_place(masks: TokenMasks):
+    for name in ("a", "b"):
+        masks.add(request(name, structured_outputs=choose([3, 5], [4, 6])))
+    masks.accept("a", [3])
+    assert (allowed(masks, 1, "a"), allowed(masks, 0, "b")) == ({5}, {3, 4})
+    masks.accept("b", [4])
+    assert (allowed(masks, 1, "a"), allowed(masks, 1, "b")) == ({5}, {6})
+
+
+def test_an_id_can_be_used_again(masks: TokenMasks):
+    masks.add(request(structured_outputs=choose([3])))
+    masks.accept("r", [9])
+    masks.row("r", 1)
+    masks.add(request(allowed_token_ids=[7]))
+    assert masks.dead_ends() == {}
+    assert allowed(masks, 0) == {7}
+
+
+def test_eos_that_min_tokens_let_through_does_not_go_on(masks: TokenMasks):
+    """The grammar lets nothing but EOS follow though min_tokens is far: the output ends all the same."""
+    masks.add(request(structured_outputs=choose([3, 4], [3]), min_tokens=9, allowed_token_ids=[3, EOS]))
+    masks.accept("r", [3])
+    assert allowed(masks, 1) == {EOS}, "min_tokens yields"
+    masks.accept("r", [EOS])
+    assert masks.row("r", 2) is None
+    assert masks.completed() == ["r"]
+
+
+def test_the_thinking_budget_forces_the_end(masks: TokenMasks):
+    masks.add(request(prompt=[1, START], thinking_token_budget=2, allowed_token_ids=[5, END]))
+    for num_outputs in range(2):
+        assert allowed(masks, num_outputs) == {5, END}
+        masks.accept("r", [5])
+    assert allowed(masks, 2) == {END}
+    masks.accept("r", [END])
+    assert allowed(masks, 3) == {5, END}
+
+
+def test_min_tokens_yields_to_a_forced_token(masks: TokenMasks):
+    masks.add(request(prompt=[START], thinking_token_budget=0, min_tokens=5, stop_token_ids=[END]))
+    assert allowed(masks, 0) == {END}
+
+
+def test_a_thinking_section_comes_before_the_grammar(masks: TokenMasks):
+    masks.add(request(prompt=[START], thinking_token_budget=2, structured_outputs=choose([3, 4])))
+    assert masks.row("r", 0) is None
+    masks.accept("r", [8])
+    masks.accept("r", [9])
+    assert allowed(masks, 2) == {END}
+    masks.accept("r", [END])
+    assert allowed(masks, 3) == {3}
+    masks.accept("r", [3])
+    assert allowed(masks, 4) == {4}
+
+
+def test_several_tokens_at_once_end_the_section_and_begin_the_grammar(masks: TokenMasks):
+    masks.add(request(prompt=[START], thinking_token_budget=9, structured_outputs=choose([3, 4])))
+    masks.accept("r", [8, END, 3])
+    assert allowed(masks, 3) == {4}
+
+
+def test_without_a_budget_the_grammar_rules_from_the_first_token(masks: TokenMasks):
+    masks.add(request(prompt=[START], structured_outputs=choose([3, 4])))
+    assert allowed(masks, 0) == {3}

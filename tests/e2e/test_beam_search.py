@@ -1,0 +1,178 @@
+"""Beam search on real engines: HF's beams on SmolLM2, an oracle that sees the whole vocabulary, shared blocks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from jaxllm import LLM, SamplingParams
+from jaxllm.beam_search import BeamSearchOutput
+from jaxllm.sampling_params import BeamSearchParams
+from jaxllm.scheduling.scheduler import Scheduler
+from tests.e2e.goldens import FOLDER, TOLERANCE
+from tests.e2e.inside import scheduler_of
+from tests.e2e.tiny_engine import CASE, RecordingScheduler, tiny_llm
+
+GOLDEN: dict[str, Any] = json.loads((FOLDER / "smollm2-135m-instruct-q4_1-beams.json").read_text())
+PROMPTS = [[5, 6, 7], list(range(20, 57)), list(range(100, 116)), [9]]
+END = 178  # the tiny model says it often
+
+
+def generated(output: BeamSearchOutput) -> list[list[int]]:
+    return [each.tokens[len(each.orig_prompt["prompt_token_ids"]) :] for each in output.sequences]
+
+
+def assert_nothing_left(scheduler: Scheduler) -> None:
+    scheduler.check()
+    stats = scheduler.stats()
+    assert (stats.num_blocks_in_use, stats.num_running_reqs, stats.num_waiting_reqs) == (0, 0, 0)
+    assert not scheduler.cache.parked
+
+
+def test_equals_hf(smollm2_path: str) -> None:
+    prompts = [{"prompt_token_ids": ids} for ids in GOLDEN["prompts"]]
+    num_prompt_tokens = sum(map(len, GOLDEN["prompts"]))
+    ended = 0
+    with LLM(smollm2_path, dtype="float32", enforce_eager=True, enable_prefix_caching=False) as llm:
+        for search in GOLDEN["searches"]:
+            width, penalty = search["width"], search["length_penalty"]
+            params = BeamSearchParams(beam_width=width, max_tokens=search["max_tokens"], length_penalty=penalty)
+            before = scheduler_of(llm).stats().num_scheduled_tokens
+            outputs = llm.beam_search(prompts, params)
+            num_tokens = scheduler_of(llm).stats().num_scheduled_tokens - before
+            for number, (output, hf) in enumerate(zip(outputs, search["found"], strict=True)):
+                where = f"prompt {number}, width {width}, length penalty {penalty}"
+                assert generated(output) == hf["beams"], where
+                # Scores without their length penalty, per token: HF adds up in float32, and 32 tokens' errors add up too.
+                for beam, hf_score in zip(output.sequences, hf["scores"], strict=True):
+                    length = len(beam.logprobs)
+                    expected = hf_score * length ** (penalty - 1)
+                    assert beam.cum_logprob / length == pytest.approx(expected, abs=TOLERANCE), where
+                ended += sum(each.finish_reason == "stop" for each in output.sequences)
+            # The prompts once, then one token per beam and step: nothing is computed twice.
+            assert num_tokens <= num_prompt_tokens + len(prompts) * width * (search["max_tokens"] - 1)
+            assert (num_tokens - num_prompt_tokens) % width == 0
+        assert ended > 10
+        assert_nothing_left(scheduler_of(llm))
+
+
+class Oracle:
+    """Beam search by the book: every continuation of every beam, from log-probabilities of the whole vocabulary."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self._known: dict[tuple[int, ...], dict[int, float]] = {}
+
+    def logprobs(self, sequences: list[list[int]]) -> list[dict[int, float]]:
+        unknown = [ids for ids in sequences if tuple(ids) not in self._known]
+        params = SamplingParams(temperature=0, max_tokens=1, logprobs=-1, ignore_eos=True, detokenize=False)
+        for ids, output in zip(unknown, self._llm.generate(unknown, params, use_tqdm=False), strict=True):
+            [position] = output.outputs[0].logprobs or []
+            assert len(position) == 256
+            self._known[tuple(ids)] = {token_id: entry.logprob for token_id, entry in position.items()}
+        return [self._known[tuple(ids)] for ids in sequences]
+
+    def search(self, prompt: list[int], width: int, max_tokens: int, penalty: float) -> list[list[int]]:
+        live: list[tuple[float, list[int]]] = [(0.0, [])]
+        done: list[tuple[float, list[int]]] = []
+        for length in range(1, max_tokens + 1):
+            rows = self.logprobs([prompt + ids for _, ids in live])
+            grown = [
+                (total + value, [*ids, token_id])
+                for (total, ids), row in zip(live, rows, strict=True)
+                for token_id, value in row.items()
+            ]
+            grown.sort(key=lambda pair: -pair[0])
+            ends = [ids[-1] == END or length == max_tokens for _, ids in grown]
+            for (total, ids), end in list(zip(grown, ends, strict=True))[:width]:
+                if end:
+                    done.append((total / length**penalty, ids))
+            done = sorted(done, key=lambda pair: -pair[0])[:width]
+            live = [pair for pair, end in zip(grown, ends, strict=True) if not end][:width]
+            if len(done) == width and (not live or live[0][0] / length**penalty <= done[-1][0]):
+                break
+        return [ids for _, ids in done]
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Iterator[Oracle]:
+    with tiny_llm(CASE, max_num_seqs=16, max_logprobs=-1, enable_prefix_caching=False) as (llm, _):
+        yield Oracle(llm)
+
+
+def search_tiny(llm: LLM, width: int, penalty: float, max_tokens: int = 12) -> list[list[list[int]]]:
+    params = BeamSearchParams(beam_width=width, max_tokens=max_tokens, length_penalty=penalty)
+    return [generated(output) for output in llm.beam_search(PROMPTS, params)]
+
+
+ENGINES: dict[str, dict[str, Any]] = {
+    "usual": {"max_num_seqs": 16},
+    "no prefix cache": {"max_num_seqs": 16, "enable_prefix_caching": False},
+    "small steps": {"max_num_seqs": 4, "max_num_batched_tokens": 8},
+    "few blocks": {"max_num_seqs": 16, "max_num_batched_tokens": 16, "num_gpu_blocks_override": 6, "max_model_len": 64},
+}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_equals_the_oracle(name: str, oracle: Oracle) -> None:
+    ends = {"override_generation_config": {"eos_token_id": [END]}}
+    with tiny_llm(CASE, max_logprobs=16, **ENGINES[name], **ends) as (llm, scheduler):
+        for width, penalty in ((1, 1.0), (2, 0.0), (3, 1.0), (4, 2.0)):
+            found = search_tiny(llm, width, penalty)
+            assert found == [oracle.search(prompt, width, 12, penalty) for prompt in PROMPTS], (width, penalty)
+            assert_nothing_left(scheduler)
+        if name == "few blocks":
+            assert scheduler.stats().num_preemptions > 0 or any(len(plan.copies) for plan in scheduler.plans)
+
+
+def test_blocks_are_shared_and_copied() -> None:
+    """Each prompt is computed once, each beam's step is one token, and no beam holds a prompt of its own."""
+    prompt, width, max_tokens = list(range(1, 101)), 4, 24  # 6 full blocks of 16 and a quarter of one
+    most_blocks = 0
+
+    with tiny_llm(CASE, max_num_seqs=16, max_logprobs=16, enable_prefix_caching=False) as (llm, scheduler):
+
+        def watch() -> None:
+            nonlocal most_blocks
+            most_blocks = max(most_blocks, scheduler.stats().num_blocks_in_use)
+            scheduler.check()
+
+        scheduler.before_plan = watch
+        llm.beam_search(prompt, BeamSearchParams(beam_width=width, max_tokens=max_tokens, ignore_eos=True))
+        chunks = [chunk for plan in scheduler.plans for chunk in plan.chunks]
+        assert sum(len(chunk.token_ids) for chunk in chunks) == len(prompt) + width * (max_tokens - 1)
+        assert all(len(chunk.token_ids) == 1 for chunk in chunks if chunk.start >= len(prompt))
+        copies = sum(len(plan.copies) for plan in scheduler.plans)
+        # The first step gives a part-filled block to each beam; later ones only where two beams grow from one.
+        assert width - 1 <= copies < width * (max_tokens - 1)
+        # Old and new beams at once: the prompt's full blocks, and what lies beyond them for each.
+        assert most_blocks <= 6 + 2 * width * 2
+        assert_nothing_left(scheduler)
+
+
+def test_others_run_on_and_an_interrupt_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, detokenize=False)
+    params = BeamSearchParams(beam_width=3, max_tokens=10)
+    with tiny_llm(CASE, max_num_seqs=8, max_logprobs=16) as (llm, scheduler):
+        alone = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, greedy, use_tqdm=False)]
+        searched = [generated(output) for output in llm.beam_search(PROMPTS, params)]
+        llm.enqueue(PROMPTS, greedy)
+        assert [generated(output) for output in llm.beam_search(PROMPTS, params)] == searched
+        together = llm.wait_for_completion(use_tqdm=False)
+        assert [output.outputs[0].token_ids for output in together] == alone
+
+        def interrupt(scheduler: RecordingScheduler = scheduler, start: int = len(scheduler.plans)) -> None:
+            if len(scheduler.plans) == start + 4:
+                raise KeyboardInterrupt
+
+        llm.enqueue(PROMPTS, greedy)
+        scheduler.before_plan = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            llm.beam_search(PROMPTS, params)
+        scheduler.before_plan = lambda: None
+        llm.wait_for_completion(use_tqdm=False)
+        assert_nothing_left(scheduler)
+        assert [generated(output) for output in llm.beam_search(PROMPTS, params)] == searched

@@ -1,0 +1,221 @@
+"""SamplingParams are checked against the model and completed before any prompt is tokenized."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxllm.config_groups import ReasoningConfig, StructuredOutputsConfig
+from jaxllm.engine.input_processor import InputProcessor
+from jaxllm.engine.params_resolver import InputLimits
+from jaxllm.engine.reasoning import thinking_tokens
+from jaxllm.engine.tokenizer import Tokenizer
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.sampling_params import SamplingParams, StructuredOutputsParams
+from tests.engine.support import byte_fallback, byte_level, make_config
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return byte_level()
+
+
+def processor(
+    tokenizer: Tokenizer | None, generation_config: dict[str, Any] | None = None, check: Any = None, **limits: Any
+) -> InputProcessor:
+    fields: dict[str, Any] = {"vocab_size": 400, "max_model_len": 32, "max_logprobs": 20, "priorities": False}
+    return InputProcessor(tokenizer, InputLimits(**(fields | limits)), generation_config or {}, 7, check)
+
+
+def resolved(inputs: InputProcessor, **fields: Any) -> SamplingParams:
+    return inputs.process("r", [1, 2], SamplingParams(**fields)).params
+
+
+@pytest.mark.parametrize(
+    "name", ["stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_token_ids", "prompt_logprob_token_ids"]
+)
+def test_ids_are_below_the_logits_width(tokenizer: Tokenizer, name: str) -> None:
+    def value(token_id: int) -> Any:
+        return {3: 1.0, token_id: 1.0} if name == "logit_bias" else [3, token_id]
+
+    resolved(processor(tokenizer), **{name: value(399)})
+    with pytest.raises(VLLMValidationError, match=f"^params: {name} must be below .* 400, got 400") as error:
+        resolved(processor(tokenizer), **{name: value(400)})
+    assert (error.value.parameter, error.value.value) == (name, 400)
+
+
+def test_one_bad_request_refuses_the_batch_before_it_is_tokenized(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = processor(tokenizer)
+    monkeypatch.setattr(tokenizer, "encode", lambda *_: pytest.fail("tokenized"))
+    with pytest.raises(VLLMValidationError, match=r"^sampling_params\[1\]: logit_bias"):
+        inputs.process_batch(["0", "1"], ["a", "b"], [SamplingParams(), SamplingParams(logit_bias={400: 1})])
+    with pytest.raises(VLLMValidationError, match=r"^prompts\[1\]: token id 400"):
+        inputs.process_batch(["0", "1"], ["a", [400]], [SamplingParams()] * 2)
+
+
+def test_limits_of_log_probabilities(tokenizer: Tokenizer) -> None:
+    asked: list[tuple[dict[str, Any], str]] = [
+        ({"logprobs": 21}, "logprobs=21 is more"),
+        ({"logprobs": -1}, r"logprobs=all \(-1\)"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs=21"),
+        ({"prompt_logprobs": -1}, r"prompt_logprobs=all \(-1\)"),
+        ({"prompt_logprob_token_ids": list(range(21))}, "prompt_logprob_token_ids=21 ids"),
+    ]
+    for fields, match in asked:
+        with pytest.raises(VLLMValidationError, match=match) as error:
+            resolved(processor(tokenizer), **fields)
+        assert [error.value.parameter] == list(fields)
+        resolved(processor(tokenizer, max_logprobs=400), **fields)
+    resolved(processor(tokenizer), logprob_token_ids=list(range(128)))
+    with pytest.raises(VLLMValidationError, match="prompt_logprob_start=2 is beyond the prompt of 2 tokens"):
+        resolved(processor(tokenizer), prompt_logprob_token_ids=[1], prompt_logprob_start=2)
+
+
+def test_bad_words_in_both_spellings(tokenizer: Tokenizer) -> None:
+    def ids(text: str) -> list[int]:
+        return tokenizer.encode([text], {"add_special_tokens": False})[0]
+
+    assert len(ids("hello")) == len(ids(" world")) == 1
+    assert ids(" hello")[0] != ids("hello")[0]
+    assert resolved(processor(tokenizer), bad_words=["hello"]).bad_words_token_ids == [ids("hello"), ids(" hello")]
+    # A leading space changes nothing; a spelling of another length is left out, as in vLLM.
+    assert resolved(processor(tokenizer), bad_words=["  hello"]).bad_words_token_ids == [ids("hello"), ids(" hello")]
+    assert len(ids(" Q")) == 2
+    assert resolved(processor(tokenizer), bad_words=["Q"]).bad_words_token_ids == [ids("Q")]
+    assert resolved(processor(tokenizer)).bad_words_token_ids is None
+
+
+def test_bad_words_are_bounded(tokenizer: Tokenizer) -> None:
+    with pytest.raises(VLLMValidationError, match="at most 1024 tokens together, got 1025") as error:
+        resolved(processor(tokenizer), bad_words=["Q" * 1025])
+    assert error.value.parameter == "bad_words"
+    with pytest.raises(VLLMValidationError, match="which the model lacks"):
+        resolved(processor(tokenizer, vocab_size=20), bad_words=["hello"])
+
+
+def test_ids_that_the_model_lacks_end_nothing(tokenizer: Tokenizer) -> None:
+    params = resolved(processor(tokenizer, {"eos_token_id": [0, 5, 400]}), stop_token_ids=[9])
+    assert (params.stop_token_ids, params.all_stop_token_ids) == ([5, 9], {0, 5, 9})
+
+
+@pytest.mark.parametrize("name", ["stop", "bad_words", "structured_outputs"])
+def test_what_needs_a_tokenizer(name: str) -> None:
+    value = StructuredOutputsParams(regex="a") if name == "structured_outputs" else ["a"]
+    with pytest.raises(VLLMValidationError, match=r"needs? a tokenizer; use .* with skip_tokenizer_init") as error:
+        resolved(processor(None), **{name: value})
+    assert error.value.parameter == name
+
+
+def test_thinking_budget_needs_to_know_the_marks(tokenizer: Tokenizer) -> None:
+    with pytest.raises(VLLMValidationError, match="reasoning_config") as error:
+        resolved(processor(tokenizer), thinking_token_budget=3)
+    assert error.value.parameter == "thinking_token_budget"
+    known = processor(tokenizer, has_thinking_tokens=True)
+    assert resolved(known, thinking_token_budget=3).thinking_token_budget == 3
+    assert resolved(processor(tokenizer), thinking_token_budget=-1).thinking_token_budget is None
+
+
+def test_extra_args_are_those_of_the_processors(tokenizer: Tokenizer) -> None:
+    inputs = processor(tokenizer, extra_args={"scale": 1.0, "shift": 2})
+    params = SamplingParams(extra_args={"scale": 3, "shift": 4})
+    args = inputs.process("r", [1], params).params.extra_args
+    assert args == {"scale": 3.0, "shift": 4}
+    assert [type(value) for value in args.values()] == [float, int]
+    assert params.extra_args == {"scale": 3, "shift": 4}
+    for given, match in (
+        ({"sale": 1}, r"extra_args has no 'sale'; they take scale, shift"),
+        ({"shift": 0.5}, r"extra_args\['shift'\] must be an integer"),
+    ):
+        with pytest.raises(VLLMValidationError, match=match) as error:
+            resolved(inputs, extra_args=given)
+        assert error.value.parameter == "extra_args"
+    with pytest.raises(VLLMValidationError, match="no logits processor takes any"):
+        resolved(processor(tokenizer), extra_args={"a": 1})
+    assert resolved(processor(tokenizer), extra_args={}).extra_args == {}
+
+
+def test_stream_interval_is_at_least_the_engine_s(tokenizer: Tokenizer) -> None:
+    for asked, engine, expected in ((None, 1, 1), (None, 4, 4), (2, 4, 4), (8, 4, 8)):
+        inputs = processor(tokenizer, stream_interval=engine)
+        assert resolved(inputs, stream_interval=asked).stream_interval == expected
+
+
+def test_grammars_are_checked_with_the_engine_s_settings(tokenizer: Tokenizer) -> None:
+    seen: list[StructuredOutputsParams] = []
+    compact = StructuredOutputsConfig(disable_any_whitespace=True)
+    inputs = processor(tokenizer, check=seen.append, structured_outputs=compact)
+    schema = StructuredOutputsParams(json={"type": "object"})
+    result = resolved(inputs, structured_outputs=schema)
+    assert [each.disable_any_whitespace for each in seen] == [True]
+    assert result.structured_outputs == seen[0]
+    assert not schema.disable_any_whitespace
+    resolved(inputs, structured_outputs=StructuredOutputsParams(regex="a"))  # takes no such setting
+    assert resolved(inputs).structured_outputs is None
+    assert len(seen) == 2
+
+    def refuse(params: StructuredOutputsParams) -> None:
+        raise VLLMValidationError("regex: unbalanced parenthesis.", parameter="structured_outputs", value=params.regex)
+
+    inputs = processor(tokenizer, check=refuse)
+    params = [SamplingParams(), SamplingParams(structured_outputs=StructuredOutputsParams(regex="("))]
+    with pytest.raises(VLLMValidationError, match=r"^sampling_params\[1\]: regex: unbalanced") as error:
+        inputs.process_batch(["0", "1"], ["a", "b"], params)
+    assert (error.value.parameter, error.value.value) == ("structured_outputs", "(")
+
+
+def test_params_that_are_not_cloned_are_not_changed_either(tokenizer: Tokenizer) -> None:
+    inputs = processor(
+        tokenizer,
+        {"eos_token_id": [5]},
+        stream_interval=3,
+        extra_args={"a": 1.0},
+        structured_outputs=StructuredOutputsConfig(disable_any_whitespace=True),
+    )
+    constraint = StructuredOutputsParams(json_object=True)
+    params = SamplingParams(
+        skip_clone=True, n=2, bad_words=["hello"], extra_args={"a": 1}, prompt_logprobs=1, structured_outputs=constraint
+    )
+    before = repr(params), params.bad_words_token_ids, set(params.all_stop_token_ids)
+    inputs.process("r", [1, 2], params)
+    assert (repr(params), params.bad_words_token_ids, params.all_stop_token_ids) == before
+
+
+def test_marks_of_reasoning(tokenizer: Tokenizer) -> None:
+    def marks(tokenizer: Tokenizer | None, **config: Any) -> Any:
+        found = thinking_tokens(make_config(**config), tokenizer)
+        return None if found is None else (found.start_ids, found.end_ids)
+
+    assert marks(tokenizer) is None
+    assert marks(None) is None
+    thinking = byte_level()
+    thinking.backend.add_tokens(["<think>", "</think>"])
+    ids = (thinking.backend.token_to_id("<think>"),), (thinking.backend.token_to_id("</think>"),)
+    assert marks(thinking) == ids
+    half = byte_level()
+    half.backend.add_tokens(["<think>"])
+    assert marks(half) is None
+    own = ReasoningConfig(reasoning_start_str="hello", reasoning_end_str="the END")
+    start, end = thinking.encode(["hello", "the END"])
+    assert marks(thinking, reasoning_config=own) == (tuple(start), tuple(end))
+    with pytest.raises(VLLMValidationError, match="reasoning_config needs a tokenizer"):
+        marks(None, reasoning_config=own)
+    empty = byte_fallback()
+    empty.encode = lambda *_: [[], [1]]  # type: ignore[method-assign]
+    with pytest.raises(VLLMValidationError, match="makes no token"):
+        marks(empty, reasoning_config=own)
+
+
+def test_limits_of_an_engine() -> None:
+    def scale(logits_sv: Any, _state: Any) -> Any:
+        return logits_sv
+
+    scale.extra_args = {"by": 2.0}  # type: ignore[attr-defined]
+    config = make_config(logits_processors=(scale,), stream_interval=3, scheduling_policy="priority")
+    limits = InputLimits.of(config, max_model_len=77, has_thinking_tokens=True)
+    assert (limits.vocab_size, limits.max_model_len, limits.max_logprobs) == (1000, 77, 20)
+    assert (limits.priorities, limits.stream_interval, limits.has_thinking_tokens) == (True, 3, True)
+    assert limits.extra_args == {"by": 2.0}
+    assert limits.structured_outputs == StructuredOutputsConfig()

@@ -1,0 +1,56 @@
+"""The thresholds of top_k, top_p and min_p against a sort in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxllm.sampling.truncation import truncate
+from jaxllm.sampling.weights import Weighing
+from tests.sampling.oracle import Row, adversarial_logits, kept_by_sort, make_batch
+
+V = 300
+SETTINGS = [(k, p, m) for k in (-1, 0, 1, 2, 5, 50, V) for p in (1.0, 0.99, 0.5, 1e-6) for m in (0.0, 0.05, 1.0)]
+
+
+@pytest.fixture(scope="module")
+def program():
+    def least(logits_sv, batch):
+        weighing = Weighing(batch.temperature_s, logits_sv.max(axis=1), jnp.full(len(logits_sv), -jnp.inf))
+        return truncate(logits_sv, weighing, batch.top_k_s, batch.top_p_s, batch.min_p_s, is_used=jnp.array(True))
+
+    return jax.jit(least)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
+@pytest.mark.parametrize("name", sorted(adversarial_logits(V)))
+def test_it_equals_a_sort(program, name: str, temperature: float) -> None:
+    logits = adversarial_logits(V)[name]
+    rows = [Row(temperature=temperature, top_k=k, top_p=p, min_p=m) for k, p, m in SETTINGS]
+    least_s = np.asarray(program(jnp.asarray(np.tile(logits, (len(rows), 1))), make_batch(rows)))
+    for row, least in zip(rows, least_s, strict=True):
+        must, may = kept_by_sort(logits.astype(np.float64), row)
+        kept = logits >= least
+        assert kept.any(), f"nothing is left by {row}"
+        assert (kept | ~must).all(), f"dropped too much at {row}"
+        assert (may | ~kept).all(), f"kept too much at {row}"
+
+
+def test_top_k_is_exact_where_probabilities_vanish(program) -> None:
+    """Weights of e**-200 are 0 in float32, and yet the third of these ids is not the tenth."""
+    logits = np.arange(V, dtype=np.float32)[::-1] * -200.0
+    rows = [Row(temperature=1.0, top_k=k) for k in range(1, 6)]
+    least_s = np.asarray(program(jnp.asarray(np.tile(logits, (len(rows), 1))), make_batch(rows)))
+    assert [(logits >= least).sum() for least in least_s] == [1, 2, 3, 4, 5]
+
+
+def test_a_wide_vocabulary(program) -> None:
+    """Sums of 50k weights round; what is kept stays within the tolerance."""
+    logits = (np.random.default_rng(1).standard_normal(50_257) * 2).astype(np.float32)
+    rows = [Row(temperature=1.0, top_p=p, top_k=k) for p, k in ((0.5, 0), (0.95, 0), (0.999, 0), (1.0, 1000))]
+    least_s = np.asarray(program(jnp.asarray(np.tile(logits, (len(rows), 1))), make_batch(rows)))
+    for row, least in zip(rows, least_s, strict=True):
+        must, may = kept_by_sort(logits.astype(np.float64), row)
+        kept = logits >= least
+        assert (kept | ~must).all()
+        assert (may | ~kept).all()
