@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import enum
 import logging
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import msgspec
 from jaxllm.exceptions import VLLMValidationError, unknown_parameter
 from jaxllm.sampling_rules import (
     GONE,
+    LENGTH_PENALTIES,
     MAX_ALLOWED_TOKEN_IDS,
     MAX_LOGPROB_TOKEN_IDS,
     MAX_N,
@@ -88,7 +88,9 @@ class BeamSearchParams(msgspec.Struct, omit_defaults=True):
     ignore_eos: bool = False
     temperature: float = 0.0
     length_penalty: float = 1.0
+    """A text's score is its log-probability divided by its length in tokens to the power of this; in [-32, 32]."""
     include_stop_str_in_output: bool = False
+    """Keep the end-of-sequence token in the text; it always is among the tokens."""
     structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
@@ -96,7 +98,7 @@ class BeamSearchParams(msgspec.Struct, omit_defaults=True):
         self.max_tokens = check_int("max_tokens", self.max_tokens, 1, INT32_MAX)
         check_bool("ignore_eos", self.ignore_eos)
         self.temperature = check_float("temperature", self.temperature, 0.0, 2.0)
-        self.length_penalty = check_float("length_penalty", self.length_penalty, -math.inf, math.inf)
+        self.length_penalty = check_float("length_penalty", self.length_penalty, *LENGTH_PENALTIES)
         check_bool("include_stop_str_in_output", self.include_stop_str_in_output)
 
 

@@ -44,6 +44,8 @@ REPETITION_PENALTIES = (1e-3, 1e3)
 """Beyond these, float32 logits overflow sooner or later."""
 MAX_PATTERN_SIZE = 1_024
 """Each size up to it is looked for after every token."""
+LENGTH_PENALTIES = (-32.0, 32.0)
+"""A length of 2**31 raised to these is still a float."""
 FLOAT32_MAX = 3.4028234663852886e38
 
 GONE: Mapping[str, str] = {

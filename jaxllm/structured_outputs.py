@@ -108,6 +108,9 @@ def _check_json(schema: Any) -> str | dict[str, Any]:
     if not isinstance(schema, dict):
         message = f"json must be a dict, a JSON string or a Pydantic model class, got {type(schema).__name__}."
         raise VLLMValidationError(message, parameter="json", value=schema)
+    if not _is_bounded(schema):
+        message = f"json must be a schema of at most {MAX_GRAMMAR_LENGTH} characters as JSON."
+        raise VLLMValidationError(message, parameter="json", value=None)
     try:
         length = len(json_text.dumps(schema, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
@@ -117,6 +120,20 @@ def _check_json(schema: Any) -> str | dict[str, Any]:
         message = f"json must have at most {MAX_GRAMMAR_LENGTH} characters, got {length}."
         raise VLLMValidationError(message, parameter="json", value=schema)
     return schema
+
+
+def _is_bounded(schema: dict[str, Any]) -> bool:
+    """Say whether a value has at most MAX_GRAMMAR_LENGTH parts; one that repeats or holds itself can be endless."""
+    num_parts = 0
+    pending: list[Any] = [schema]
+    while pending:
+        value = pending.pop()
+        num_parts += 1 + len(value)
+        if num_parts > MAX_GRAMMAR_LENGTH:
+            return False
+        inside = value.values() if isinstance(value, dict) else value
+        pending.extend(part for part in inside if isinstance(part, (dict, list, tuple)))
+    return True
 
 
 def _check_choices(choices: Any) -> list[str]:

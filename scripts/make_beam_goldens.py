@@ -23,8 +23,8 @@ from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
 LENGTHS = (3, 24, 90, 200)
-NUM_TOKENS = 32
-SEARCHES = ((2, 1.0), (4, 0.0), (4, 1.0), (4, 2.0), (8, 1.0))
+NUM_TOKENS = 20
+SEARCHES = ((2, 1.0), (4, 0.0), (4, 2.0), (8, 1.0))
 """Widths and length penalties."""
 NUM_CASES = 240
 VOCAB_SIZE = 14

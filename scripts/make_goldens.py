@@ -13,6 +13,7 @@ the file carries them, so that the tests need neither torch nor the texts.
 from __future__ import annotations
 
 import argparse
+import copy
 import inspect
 import json
 import random
@@ -108,21 +109,29 @@ def continue_greedily(model: Any, prompt_ids: list[int], num_tokens: int) -> dic
 
 
 @torch.inference_mode()
-def score_prompt(model: Any, prompt_ids: list[int]) -> dict[str, Any]:
+def score_prompt(model: Any, exact: Any, prompt_ids: list[int]) -> dict[str, Any]:
     """Return each prompt token's log-probability, ranks and the TOP most likely ids, from the second token on.
 
-    Ranks are two: the best and the worst place the token takes if log-probabilities move by NEAR.
+    Ranks are two: the best and the worst place the token takes if log-probabilities move by NEAR. `prompt_errors` are
+    how far HF's float32 is from its float64, at the indices where that is over NEAR.
     """
-    logprobs_tv = torch.log_softmax(model(input_ids=torch.tensor([prompt_ids])).logits[0, :-1].double(), dim=-1)
-    own_t1 = logprobs_tv.gather(1, torch.tensor(prompt_ids[1:])[:, None])
-    best_t = (logprobs_tv > own_t1 + NEAR).sum(dim=1) + 1
-    worst_t = (logprobs_tv >= own_t1 - NEAR).sum(dim=1)
-    values_tk, top_tk = logprobs_tv.topk(TOP)
+    ids, own_t1 = torch.tensor([prompt_ids]), torch.tensor(prompt_ids[1:])[:, None]
+    logprobs_tv, exact_tv = (
+        torch.log_softmax(each(input_ids=ids).logits[0, :-1].double(), dim=-1) for each in (model, exact)
+    )
+    top_tk = logprobs_tv.topk(TOP).indices
+    shown_tk = torch.cat((own_t1, top_tk), dim=1)
+    error_t = (logprobs_tv - exact_tv).gather(1, shown_tk).abs().max(dim=1).values
+    error_t[error_t <= NEAR] = 0
+    values_t1, near_t1 = logprobs_tv.gather(1, own_t1), NEAR + error_t[:, None]
+    best_t = (logprobs_tv > values_t1 + near_t1).sum(dim=1) + 1
+    worst_t = (logprobs_tv >= values_t1 - near_t1).sum(dim=1)
     return {
-        "prompt_logprobs": rounded(own_t1[:, 0]),
+        "prompt_logprobs": rounded(values_t1[:, 0]),
         "prompt_ranks": torch.stack((best_t, worst_t), dim=1).tolist(),
         "prompt_top_ids": top_tk.tolist(),
-        "prompt_top_logprobs": [rounded(values) for values in values_tk],
+        "prompt_top_logprobs": [rounded(values) for values in logprobs_tv.gather(1, top_tk)],
+        "prompt_errors": {index: round(error, 6) for index, error in enumerate(error_t.tolist()) if error},
     }
 
 
@@ -143,9 +152,10 @@ def greedy_rows(model: Any, tokenizer: Any) -> Iterator[dict[str, Any]]:
 
 def logprob_rows(model: Any, tokenizer: Any) -> Iterator[dict[str, Any]]:
     """Yield a row of scored prompt and greedy tokens per prompt."""
+    exact = copy.deepcopy(model).double()
     for prompt_ids in cut_prompts(tokenizer, SCORED, random.Random(2)):
         found = continue_greedily(model, prompt_ids, NUM_SCORED_TOKENS)
-        yield {"prompt_ids": prompt_ids} | score_prompt(model, prompt_ids) | found
+        yield {"prompt_ids": prompt_ids} | score_prompt(model, exact, prompt_ids) | found
 
 
 def load(path: Path) -> tuple[Any, Any]:

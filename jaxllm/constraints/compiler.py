@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 DEADLINE_SECONDS = 5.0
 CACHE_BYTES = 128 << 20
 _TOKENIZER_SECONDS = 120.0
+_NESTING_ERROR = "recursion limit exceeded"
 _ONE_OF_ERROR = "oneOf constraints are not supported"
 
 
@@ -77,6 +78,11 @@ class GrammarCompiler:
                 self._match_thread = BigStackThread("jaxllm-matchers")
             return self._match_thread.submit(run)
 
+    @property
+    def cached_bytes(self) -> int:
+        """Estimate the memory of the grammars kept."""
+        return self._cache.num_bytes
+
     def _submit(self, params: StructuredOutputsParams) -> Future[Grammar]:
         if self._compile_thread is None:
             self._compile_thread = DeadlineThread("jaxllm-grammars")
@@ -128,7 +134,9 @@ class GrammarCompiler:
             text = grammar_text(params, self._special_tokens, expands_one_of=True)
             start = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=limits)
         if start.is_error():
-            raise refuse(params.kind, brief_error(start.get_error()))
+            nested = "nested too deep; not, if, oneOf and contains count more than once: "
+            error = brief_error(start.get_error())
+            raise refuse(params.kind, nested + error if _NESTING_ERROR in error else error)
         grammar = Grammar(vocabulary, start, num_bytes=200_000 + 8 * len(text))
         error = grammar.first_error()
         if error is not None:

@@ -40,7 +40,8 @@ type Schema = dict[str, Any]
 def schema_text(parameter: str, schema: Any, params: StructuredOutputsParams, *, expands_one_of: bool = False) -> str:
     """Return a schema (JSON text, dict or bool) as JSON text for llguidance, with the options of `params`.
 
-    `expands_one_of`: llguidance could not see that the branches of a oneOf exclude each other; write that out. Raises VLLMValidationError, naming `parameter`, when it is no schema, is too big or refers to what is not in it.
+    `expands_one_of` is for a oneOf whose branches llguidance cannot see to exclude each other. Raises
+    VLLMValidationError, naming `parameter`, when it is no schema, is too big or refers to what is not in it.
     """
     if isinstance(schema, str):
         schema = parse_json(parameter, schema)

@@ -91,7 +91,7 @@ class Matcher:
 
 def brief_error(message: str) -> str:
     """Return what llguidance says, without the dump of its state."""
-    text = message.partition("<state>")[0].partition("; no error message")[0]
+    text = message.partition("<state>")[0].partition("; no error message")[0].replace("<non-verbose/>", "")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     text = " ".join(lines)
     return text if len(text) <= 400 else f"{text[:400]}..."

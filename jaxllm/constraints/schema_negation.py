@@ -11,6 +11,7 @@ from typing import Any
 type Schema = dict[str, Any] | bool
 
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
+_MAX_LETTERS = 10_000
 _NUMBERS = {
     "minimum": "exclusiveMaximum",
     "maximum": "exclusiveMinimum",
@@ -94,7 +95,11 @@ def _negated_enum(values: Any) -> Schema | None:
         found += [{"const": value} for value in (True, False) if not any(value is other for other in values)]
     if "string" in kinds:
         strings = [value for value in values if isinstance(value, str)]
-        found.append({"type": "string", "pattern": f"^(?:{_other_strings(strings)})$"})
+        longest = max(map(len, strings))
+        if longest * len(strings) > _MAX_LETTERS or longest > _MAX_LETTERS // 100:
+            found.append({"type": "string", "minLength": longest + 1})
+        else:
+            found.append({"type": "string", "pattern": f"^(?:{_other_strings(strings)})$"})
     if "number" in kinds:
         numbers = [value for value in values if _type_of(value) == "number"]
         found.append({"type": "number", "exclusiveMinimum": max(numbers)})

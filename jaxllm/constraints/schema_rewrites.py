@@ -6,15 +6,20 @@ come first, for example. What cannot be said stays, and llguidance refuses it by
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
-from jaxllm.constraints.limits import MAX_SCHEMA_NODES, refuse
+from jaxllm.constraints.limits import refuse
 from jaxllm.constraints.schema_negation import Schema, all_of, any_of, negated
 
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties", "minContains")
 _MAX_CONTAINS = 64
+_MAX_BRANCHES = 64
+"""Of a oneOf: each is combined with all the others."""
+_MAX_LENGTH = 2**23
+"""Of a rewritten schema, in characters; `not`, `if`, `oneOf` and `contains` repeat parts of it."""
 _POINTER = r"(?:/(?:[^~/]|~[01])*)*"
 _FORMATS: dict[str, dict[str, str]] = {
     "idn-email": {"format": "email"},
@@ -37,17 +42,16 @@ class Rewriter:
     def __init__(self, parameter: str, *, expands_one_of: bool) -> None:
         self._parameter = parameter
         self._expands_one_of = expands_one_of
-        self._num_nodes = 0
+        self._length = 0
 
     def rewrite(self, schema: Any) -> Any:
         """Return a schema without the keywords that could be said otherwise; the given one is not changed."""
         if not isinstance(schema, dict):
             return schema
-        self._num_nodes += 1
-        if self._num_nodes > MAX_SCHEMA_NODES:
-            raise refuse(
-                self._parameter, f"more than {MAX_SCHEMA_NODES} subschemas once not, if and oneOf are resolved."
-            )
+        self._length += 2 + sum(map(_length, schema.items()))
+        if self._length > _MAX_LENGTH:
+            message = f"more than {_MAX_LENGTH} characters once not, if, oneOf and contains are written out."
+            raise refuse(self._parameter, message)
         node = dict(schema)
         extra = [part for part in self._extracted(node) if part is not True]
         if extra:
@@ -85,6 +89,14 @@ class Rewriter:
             del node["uniqueItems"]
 
 
+def _length(item: tuple[str, Any]) -> int:
+    """Measure a keyword, less the subschemas in it."""
+    key, value = item
+    if isinstance(value, str):
+        return len(key) + len(value)
+    return len(key) + (len(json.dumps(value)) if key in ("enum", "const", "default", "examples") else 6)
+
+
 def _take_not(node: dict[str, Any]) -> Iterator[Schema]:
     opposite = negated(node["not"]) if "not" in node else None
     if opposite is not None:
@@ -107,7 +119,7 @@ def _take_if(node: dict[str, Any]) -> Iterator[Schema]:
 
 def _take_one_of(node: dict[str, Any]) -> Iterator[Schema]:
     branches = node.get("oneOf")
-    if not isinstance(branches, list):
+    if not isinstance(branches, list) or len(branches) > _MAX_BRANCHES:
         return
     opposites = [negated(branch) for branch in branches]
     known = [opposite for opposite in opposites if opposite is not None]

@@ -160,6 +160,7 @@ def _scheduler_config(config: EngineConfig, num_blocks: int, max_model_len: int,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         enable_chunked_prefill=config.enable_chunked_prefill,
         max_rows=max_rows,
+        keys_depend_on_prompt=_keys_depend_on_the_prompt(config.model_config),
         tracks_all_tokens=bool(config.logits_processors),
     )
 

@@ -1,7 +1,7 @@
 """The vocabulary in tiles: the largest of each tile says where to look, so that most passes read a tile, not a row.
 
-On XLA:CPU at 64 x 49k this finds the most likely id in 0.8 ms, where a max and a search for its index take 5.7, and
-the 20 most likely ones in 1.6 ms, where `lax.top_k` takes 9.
+On XLA:CPU at 64 x 49k this finds the most likely id in a sixth of the time of a max and a search for its index, which
+takes 5 ms, and the 20 most likely ones in a fifth of the time of `lax.top_k`.
 """
 
 from __future__ import annotations

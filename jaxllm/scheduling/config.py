@@ -23,13 +23,19 @@ class SchedulerConfig:
     num_blocks: int
     """All blocks of the pool, the null block 0 counted."""
     enable_prefix_caching: bool = True
+    keys_depend_on_prompt: bool = False
+    """Whether the same tokens have other keys in a longer prompt, as with dynamic RoPE: then only prompts of one length
+    share blocks, and the prefix cache must be off."""
     policy: SchedulingPolicy = "fcfs"
     long_prefill_token_threshold: int = 0
     """The most tokens that one request gets in one step; 0 for no such limit."""
     enable_chunked_prefill: bool = True
     """False: a prompt waits for a step that takes it whole."""
     max_rows: int | None = None
-    """Rows of logits of one step, scored prompt tokens counted; None: max_num_seqs, as many as its chunks need."""
+    """Rows of logits of one step: one per chunk and one per scored prompt token; None for max_num_seqs.
+
+    With one more than max_num_seqs a prompt that is scored gets on in every step, whatever else runs.
+    """
     tracks_all_tokens: bool = False
     """Whether every request gets a slot of the device's token counts, not just those with penalties."""
 
@@ -37,14 +43,17 @@ class SchedulerConfig:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.keys_depend_on_prompt and self.enable_prefix_caching:
+            raise ValueError("keys_depend_on_prompt needs enable_prefix_caching=False.")
         if self.policy not in ("fcfs", "priority"):
             raise ValueError(f"policy must be 'fcfs' or 'priority', got {self.policy!r}.")
         if self.long_prefill_token_threshold < 0:
             raise ValueError(
                 f"long_prefill_token_threshold must be 0 (off) or more, got {self.long_prefill_token_threshold}."
             )
-        if self.num_rows < self.max_num_seqs:
-            raise ValueError(f"max_rows must be at least max_num_seqs={self.max_num_seqs}, got {self.max_rows}.")
+        max_chunks = min(self.max_num_seqs, self.max_num_batched_tokens)
+        if self.num_rows < max_chunks:
+            raise ValueError(f"max_rows must be at least {max_chunks}, one row per chunk, got {self.max_rows}.")
         # One request alone must always fit: otherwise preempting all the others could still leave it stuck.
         if self.max_blocks_per_request > self.num_blocks - 1:
             raise ValueError(

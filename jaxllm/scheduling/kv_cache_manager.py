@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from jaxllm.scheduling.block_pool import BlockPool
+from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.request import Request
 
 
@@ -40,10 +41,11 @@ class Beginning:
 class KVCacheManager:
     """Open, grow, close and park block tables, and find beginnings that are already computed."""
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
-        self.block_size = block_size
-        self.enable_prefix_caching = enable_prefix_caching
-        self.pool = BlockPool(num_blocks)
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.block_size = config.block_size
+        self.enable_prefix_caching = config.enable_prefix_caching
+        self.pool = BlockPool(config.num_blocks)
+        self._keys_depend_on_prompt = config.keys_depend_on_prompt
         self.tables: dict[str, BlockTable] = {}
         """Those of the running requests, by id."""
         self.parked: dict[str, tuple[Request, BlockTable]] = {}
@@ -79,7 +81,7 @@ class KVCacheManager:
     def _find_donated(self, request: Request, max_tokens: int, takes_over: bool) -> Beginning:
         donor = request.donor
         table = None if donor is None else self.table_of(donor)
-        if donor is None or table is None or donor.source.cache_salt != request.source.cache_salt:
+        if donor is None or table is None or not self._may_share(request, donor):
             return Beginning(array("i"), 0)
         num_tokens = common_length(request.token_ids, donor.token_ids, max_tokens)
         num_full, rest = divmod(num_tokens, self.block_size)
@@ -91,6 +93,11 @@ class KVCacheManager:
             shared.append(block_id)
             return Beginning(shared, num_tokens)
         return Beginning(shared, num_tokens, block_id)
+
+    def _may_share(self, request: Request, donor: Request) -> bool:
+        if self._keys_depend_on_prompt and donor.num_prompt_tokens != request.num_prompt_tokens:
+            return False
+        return donor.source.cache_salt == request.source.cache_salt
 
     def table_of(self, request: Request) -> BlockTable | None:
         """Return a request's table, running or parked."""

@@ -29,8 +29,8 @@ def repeats(token_ids: array[int], num_prompt_tokens: int, params: RepetitionDet
     stop = len(tail) - smallest * width
     found = tail.find(ending, len(tail) - common - largest * width, stop)
     while found >= 0:
-        size, rest = divmod(len(tail) - common - found, width)
-        if rest == 0 and _ends_alike(tail, size * width, size * copies * width):
+        size = (len(tail) - common - found) // width  # a match out of step with the tokens only costs a comparison
+        if _ends_alike(tail, size * width, size * copies * width):
             return True
         found = tail.find(ending, found + 1, stop)
     return False

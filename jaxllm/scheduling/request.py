@@ -97,7 +97,7 @@ class Request:
         return num_tokens >= self.num_prompt_tokens + self.source.max_tokens or num_tokens >= max_model_len
 
 
-def find_end(request: Request, max_model_len: int) -> tuple[str, int | None] | None:
+def find_end(request: Request, max_model_len: int) -> tuple[str, int | str | None] | None:
     """Return (finish_reason, stop_reason) if the request ends with its last token, else None."""
     source, params = request.source, request.params
     may_stop = request.num_output_tokens >= params.min_tokens
@@ -111,7 +111,7 @@ def find_end(request: Request, max_model_len: int) -> tuple[str, int | None] | N
         return "length", None
     detection = params.repetition_detection
     if detection is not None and may_stop and repeats(request.token_ids, request.num_prompt_tokens, detection):
-        return "repetition", None
+        return "repetition", "repetition_detected"
     return None
 
 

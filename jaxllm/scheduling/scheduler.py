@@ -46,7 +46,7 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self.cache = KVCacheManager(config.num_blocks, config.block_size, config.enable_prefix_caching)
+        self.cache = KVCacheManager(config)
         self._requests: dict[str, Request] = {}
         self._waiting = RequestQueue()
         self._running: list[Request] = []
@@ -300,7 +300,7 @@ class Scheduler:
             self._slots.take(request)
         table = self.cache.open_table(request, beginning, start + num_new)
         if beginning.copied_block is not None:
-            draft.copies.append((beginning.copied_block, table.block_ids[len(beginning.block_ids)]))
+            draft.copy(beginning.copied_block, table.block_ids[len(beginning.block_ids)])
         if request.donor is not None:
             draft.donors[request.donor] = None
         draft.add(request, table, start, num_new, is_admitted=True)

@@ -54,8 +54,8 @@ class StepDraft:
         self.num_rows = config.num_rows
         """Rows of logits that the step may still take."""
         self.num_preempted = 0
-        self.copies: list[tuple[int, int]] = []
-        """(source, target) blocks."""
+        self._copies: dict[int, int] = {}
+        """Target -> source block."""
         self.donors: dict[Request, None] = {}
         """Donors of the forks that this step admits, in order. Their blocks stay until it is planned: a block that is
         copied must not become the target of another copy."""
@@ -113,11 +113,18 @@ class StepDraft:
         self.num_tokens -= num_tokens
         self.num_rows -= 1
 
+    def copy(self, source: int, target: int) -> None:
+        """Copy a block before the step runs."""
+        # The donor itself may have been admitted a moment ago: then its block will be a copy, of the same tokens.
+        self._copies[target] = self._copies.get(source, source)
+
     def finish(self, step_id: int) -> tuple[StepPlan, list[Request]] | None:
         """Return the plan and the requests of its rows, or None if it is empty."""
         rows = self._decodes + self._longer
         if not rows:
             return None
         chunks = tuple([chunk for _, chunk in rows])
-        plan = StepPlan(step_id, chunks, self.num_preempted, tuple(self.copies))
+        plan = StepPlan(
+            step_id, chunks, self.num_preempted, tuple([(source, target) for target, source in self._copies.items()])
+        )
         return plan, [request for request, _ in rows]

@@ -77,7 +77,7 @@ BAD_LINES: list[tuple[Any, str]] = [
     ({"prompt": "a", "sampling_params": {"top_p": 2}}, "top_p"),
     ({"prompt": "a", "sampling_params": 3}, "sampling_params"),
     ({"prompt": "a", "sampling_params": {"prompt": "b"}}, "prompt"),
-    ({"prompt": "a", "bad_words": ["b"]}, "bad_words"),
+    ({"prompt": "a", "bad_words": [""]}, "bad_words"),
     ({"prompt": "a", "output_kind": 1}, "output_kind"),
     ({"prompt": "a", "priority": "high"}, "priority"),
     ({"prompt": "x" * 200}, "prompt"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from jaxllm.structured_outputs import StructuredOutputsParams
 
 CLOSERS = ('"', "}", "]", '"}', '"]', "}}", "]}", "0", "1", ",", ":", '":')
 VOCAB_SIZE = 49_152
+EOS = 2
 
 
 class Walk(NamedTuple):
@@ -34,38 +34,39 @@ def smollm2_tokenizer(path: str) -> Tokenizer:
 
 
 @functools.cache
-def closers(tokenizer: Tokenizer) -> frozenset[int]:
+def closers(tokenizer: Tokenizer) -> np.ndarray:
     ids = (tokenizer.backend.token_to_id(text) for text in CLOSERS)
-    return frozenset(token_id for token_id in ids if token_id is not None)
+    return np.array([token_id for token_id in ids if token_id is not None])
 
 
 def make_compiler(path: str, **options: float) -> GrammarCompiler:
-    return GrammarCompiler(smollm2_tokenizer(path), VOCAB_SIZE, [2], **options)  # type: ignore[arg-type]
+    return GrammarCompiler(smollm2_tokenizer(path), VOCAB_SIZE, [EOS], **options)  # type: ignore[arg-type]
 
 
-def allowed(matcher: Matcher, vocab_size: int = VOCAB_SIZE) -> list[int]:
+def allowed(matcher: Matcher, vocab_size: int = VOCAB_SIZE) -> np.ndarray:
+    """The mask of what may follow, as bool [32 * ceil(v/32)]."""
     bits_w = np.full(num_words(vocab_size), -1, np.int32)
     matcher.fill(bits_w)
-    return np.flatnonzero(np.unpackbits(bits_w.view(np.uint8), bitorder="little")).tolist()
+    return np.unpackbits(bits_w.view(np.uint8), bitorder="little").astype(bool)
 
 
-def random_walk(
-    matcher: Matcher, tokenizer: Tokenizer, seed: int, *, max_tokens: int = 200, eos_ids: Sequence[int] = (2,)
-) -> Walk:
+def random_walk(matcher: Matcher, tokenizer: Tokenizer, seed: int, *, max_tokens: int = 100) -> Walk:
     """Walk until the end is drawn or forced; run it on the matchers' thread."""
     rng = random.Random(seed)
     taken: list[int] = []
     ended = False
-    while len(taken) < max_tokens and not ended:
-        ids = allowed(matcher)
+    while len(taken) < max_tokens:
+        may = allowed(matcher)
         assert matcher.error is None, (matcher.error, tokenizer.backend.decode(taken))
-        going_on = [token_id for token_id in ids if token_id not in eos_ids]
-        assert matcher.may_end == (len(going_on) < len(ids)) or matcher.is_complete
-        if len(going_on) < len(ids) and (not going_on or rng.random() < 0.5):
+        assert matcher.may_end == may[EOS]
+        may[EOS] = False
+        going_on = np.flatnonzero(may)
+        if matcher.may_end and (not going_on.size or rng.random() < 0.5):
             ended = True
             break
-        closing = [token_id for token_id in going_on if token_id in closers(tokenizer)]
-        token_id = rng.choice(closing if closing and rng.random() < 0.6 else going_on)
+        closing = closers(tokenizer)[may[closers(tokenizer)]]
+        choices = closing if closing.size and rng.random() < 0.6 else going_on
+        token_id = int(choices[rng.randrange(choices.size)])
         assert matcher.accept(token_id)
         taken.append(token_id)
     return Walk(tokenizer.backend.decode(taken, skip_special_tokens=False), taken, ended)

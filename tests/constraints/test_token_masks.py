@@ -368,9 +368,16 @@ def test_a_thinking_section_comes_before_the_grammar(masks: TokenMasks):
 
 
 def test_several_tokens_at_once_end_the_section_and_begin_the_grammar(masks: TokenMasks):
-    masks.add(request(prompt=[START], thinking_token_budget=9, structured_outputs=choose([3, 4])))
-    masks.accept("r", [8, END, 3])
-    assert allowed(masks, 3) == {4}
+    masks.add(request(prompt=[START], thinking_token_budget=9, structured_outputs=choose([3, 4, 5])))
+    masks.accept("r", [8, END, 3, 4])
+    assert allowed(masks, 4) == {5}
+
+
+def test_what_follows_a_complete_output_is_not_the_grammars(masks: TokenMasks):
+    masks.add(request(structured_outputs=choose([3]), ignore_eos=True))
+    masks.accept("r", [3, 7])
+    assert masks.row("r", 2) is None
+    assert (masks.completed(), masks.dead_ends()) == (["r"], {})
 
 
 def test_without_a_budget_the_grammar_rules_from_the_first_token(masks: TokenMasks):

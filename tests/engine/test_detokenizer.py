@@ -239,8 +239,8 @@ def test_spaces_between_special_tokens() -> None:
     backend = Backend(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
     backend.add_special_tokens(["<x>", "<y>"])
     tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
-    a, b, x, y = (backend.token_to_id(token) for token in ("a", "b", "<x>", "<y>"))
-    ids = [x, y, a, x, x, y, b, y]
+    vocab = backend.get_vocab()
+    ids = [vocab[token] for token in ["<x>", "<y>", "a", "<x>", "<x>", "<y>", "b", "<y>"]]
 
     def text(**params: object) -> str:
         return run_text(tokenizer, ids, **params)[0]

@@ -123,6 +123,7 @@ def test_extra_args_are_those_of_the_processors(tokenizer: Tokenizer) -> None:
     params = SamplingParams(extra_args={"scale": 3, "shift": 4})
     args = inputs.process("r", [1], params).params.extra_args
     assert args == {"scale": 3.0, "shift": 4}
+    assert args is not None
     assert [type(value) for value in args.values()] == [float, int]
     assert params.extra_args == {"scale": 3, "shift": 4}
     for given, match in (

@@ -1,12 +1,13 @@
 """Every feature of a row against the float64 oracle, alone and all at once, and what it must not touch."""
 
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from jaxllm.sampling import sampler
 from tests.sampling.oracle import (
@@ -62,25 +63,25 @@ def logits_rows(name: str, num_rows: int = len(FEATURES)) -> np.ndarray:
     return np.stack([np.roll(base, 37 * row) for row in range(num_rows)])
 
 
-def mismatches(program: Sampler, logits_sv: np.ndarray, *, steers: bool = True) -> dict[str, str]:
+def mismatches(program: Sampler, logits_sv: np.ndarray) -> dict[str, str]:
     """Return which rows differ from the oracle, and how."""
     rows = list(FEATURES.values())
     tokens, logprobs = program(logits_sv, rows)
     assert logprobs.all_sv is not None
     found: dict[str, str] = {}
     for name, row, logits, token, shown in zip(FEATURES, rows, logits_sv, tokens, logprobs.all_sv, strict=True):
-        problem = mismatch(logits, row, int(token), shown, steers=steers)
+        problem = mismatch(logits, row, int(token), shown)
         if problem:
             found[name] = problem
     return found
 
 
-def mismatch(logits: np.ndarray, row: Row, token: int, shown: Any, *, steers: bool) -> str | None:
+def mismatch(logits: np.ndarray, row: Row, token: int, shown: Any) -> str | None:
     """Compare one row; None if it is as it must be."""
     if row.scored is not None:
         right = token == row.scored and np.array_equal(shown, logits)
         return None if right else "a prompt row is not raw"
-    values = edited(logits, row, steers=steers)
+    values = edited(logits, row, steers=True)
     everything_kept = np.ones(V, bool)
     must, may = (everything_kept, everything_kept) if row.temperature == 0 else kept_by_sort(values, row)
     kept = shown > -np.inf
@@ -103,9 +104,16 @@ def test_every_row_equals_the_oracle(program: Sampler, name: str) -> None:
     assert mismatches(program, logits_rows(name)) == {}
 
 
-def test_without_a_processor_too() -> None:
-    program = make_sampler("processed_logits", V)
-    assert mismatches(program, logits_rows("random"), steers=False) == {}
+def test_other_platforms_do_the_same_for_all_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[None] = []
+
+    def take_default(*, cpu: Callable[[], Any], default: Callable[[], Any]) -> Any:
+        taken.append(None)
+        return default()
+
+    monkeypatch.setattr(lax, "platform_dependent", take_default)
+    assert mismatches(make_sampler("processed_logits", V, steer), logits_rows("random")) == {}
+    assert len(taken) == 2
 
 
 @pytest.mark.parametrize("stage", sorted(STAGES))
@@ -152,21 +160,3 @@ def test_a_broken_row_touches_no_other(program: Sampler, poison: float) -> None:
         assert expected[1].all_sv is not None
         np.testing.assert_array_equal(tokens[others], expected[0][others])
         np.testing.assert_array_equal(logprobs.all_sv[others], expected[1].all_sv[others])
-
-
-def test_results_do_not_depend_on_the_number_of_rows() -> None:
-    """Bitwise, alone and among 64, at a width that fills no whole tile."""
-    v = 1111
-    rng = np.random.default_rng(6)
-    logits = (rng.standard_normal((64, v)) * 4).astype(np.float32)
-    rows = [replace(row, scored=None) for row in FEATURES.values()]
-    rows = [replace(rows[i % len(rows)], seed=i, asked=(i, 2 * i)) for i in range(64)]
-    program = make_sampler("processed_logprobs", 5, steer)
-    tokens, logprobs = program(logits, rows)
-    for count in (1, 16):
-        start = 64 - count - 5
-        got = program(logits[start : start + count], rows[start : start + count])
-        np.testing.assert_array_equal(got[0], tokens[start : start + count])
-        for name, value in got[1]._asdict().items():
-            if value is not None:
-                np.testing.assert_array_equal(value, getattr(logprobs, name)[start : start + count], err_msg=name)

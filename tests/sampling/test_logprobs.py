@@ -2,11 +2,12 @@
 
 from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm.sampling.logprobs import MAX_TOP_IDS, MODES, gather_logprobs
+from jaxllm.sampling.logprobs import MAX_TOP_IDS, MODES, Logprobs, gather_logprobs
 from tests.sampling.oracle import (
     Row,
     adversarial_logits,
@@ -69,37 +70,57 @@ def test_values_equal_the_oracle(mode: str) -> None:
             assert (values >= values[token] + margin).sum() <= rank <= (values >= values[token] - margin).sum()
 
 
+def test_results_do_not_depend_on_the_number_of_rows() -> None:
+    """Bitwise, alone and in company, at a width that fills no whole tile."""
+    program = make_sampler("processed_logprobs", 8)
+    logits = np.stack([np.roll(adversarial_logits(V)["random"], 37 * row) for row in range(len(ROWS))])
+    tokens, logprobs = program(logits, ROWS)
+    for index, row in enumerate(ROWS):
+        alone = program(logits[index : index + 1], [row])
+        assert alone[0][0] == tokens[index]
+        for name, value in alone[1]._asdict().items():
+            if value is not None:
+                np.testing.assert_array_equal(value[0], getattr(logprobs, name)[index], err_msg=name)
+
+
+def gather(values: np.ndarray, tokens: list[int], asked: list[list[int]], num_logprobs: int) -> Logprobs:
+    """Return the log-probabilities of `values`."""
+    program = jax.jit(partial(gather_logprobs, num_logprobs=num_logprobs, normalizes=True, is_used=jnp.array(True)))
+    return program(jnp.asarray(values), jnp.asarray(tokens), jnp.asarray(asked))
+
+
 def test_rank_counts_ties() -> None:
-    logits = np.array([[1.0, 3.0, 3.0, 2.0, 3.0], [0.0, 0.0, 0.0, 0.0, 0.0], [5.0, 4.0, 3.0, 2.0, 1.0]], np.float32)
-    rows = [Row(), Row(), Row(scored=3)]
-    tokens, logprobs = make_sampler("raw_logprobs", 2)(logits, rows)
-    assert tokens.tolist() == [1, 0, 3]
-    assert logprobs.rank_s.tolist() == [3, 5, 4]
+    values = np.array([[1.0, 3.0, 3.0, 2.0, 3.0], [0.0, 0.0, 0.0, 0.0, 0.0], [5.0, 4.0, 3.0, 2.0, 1.0]], np.float32)
+    assert gather(values, [1, 0, 3], [[0], [0], [0]], 2).rank_s.tolist() == [3, 5, 4]
 
 
-@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
-def test_many_logprobs_come_as_the_whole_vocabulary(mode: str) -> None:
-    logits = np.stack([np.roll(adversarial_logits(V)["random"], row) for row in range(len(ROWS))])
-    _, logprobs = make_sampler(mode, MAX_TOP_IDS + 1)(logits, ROWS)
+def test_many_logprobs_come_as_the_whole_vocabulary() -> None:
+    values = np.stack([adversarial_logits(V)[name] for name in ("random", "forbidden", "one-hot")])
+    logprobs = gather(values, [0, 1, 2], [[0], [0], [0]], MAX_TOP_IDS + 1)
     assert logprobs.top_sk is None
     assert logprobs.top_ids_sk is None
     assert logprobs.all_sv is not None
-    for index, row in enumerate(ROWS):
-        values = expected_values(logits[index], row, mode)
-        np.testing.assert_allclose(logprobs.all_sv[index], values, atol=2e-5, rtol=2e-6)
+    for row, shown in zip(values, logprobs.all_sv, strict=True):
+        np.testing.assert_allclose(shown, log_softmax(row.astype(np.float64)), atol=2e-5, rtol=2e-6)
 
 
 def test_impossible_ids_stay_at_minus_infinity() -> None:
     """Never NaN, even where no id is possible."""
-    values = jnp.asarray([[-jnp.inf, 1.0, -jnp.inf], [-jnp.inf, -jnp.inf, -jnp.inf]])
-    logprobs = gather_logprobs(
-        values,
-        jnp.asarray([0, 0]),
-        jnp.asarray([[1, 2], [0, 1]]),
-        num_logprobs=3,
-        normalizes=True,
-        is_used=jnp.array(True),
-    )
+    values = np.array([[-np.inf, 1.0, -np.inf], [-np.inf, -np.inf, -np.inf]], np.float32)
+    logprobs = gather(values, [0, 0], [[1, 2], [0, 1]], 3)
     np.testing.assert_array_equal(logprobs.sampled_s, [-np.inf, -np.inf])
     np.testing.assert_array_equal(logprobs.asked_sn, [[0.0, -np.inf], [-np.inf, -np.inf]])
     np.testing.assert_array_equal(logprobs.top_sk, [[0.0, -np.inf, -np.inf], [-np.inf] * 3])
+
+
+def test_nothing_is_computed_unless_used() -> None:
+    values = jnp.ones((2, 9))
+    logprobs = gather_logprobs(
+        values,
+        jnp.asarray([0, 1]),
+        jnp.zeros((2, 1), jnp.int32),
+        num_logprobs=2,
+        normalizes=True,
+        is_used=jnp.array(False),
+    )
+    assert not any(np.asarray(value).any() for value in jax.tree.leaves(logprobs))

@@ -272,6 +272,7 @@ class Simulation:
         self.seen: dict[str, Seen] = {}
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.num_chunks: dict[str, int] = {}
+        self.num_copies = 0
 
     @property
     def live(self) -> list[str]:
@@ -295,6 +296,7 @@ class Simulation:
             assert not waits_for_last_token(chunk.params) or id(chunk.params) not in sampled, (
                 "it needs a token in flight"
             )
+        self.num_copies += len(plan.copies)
         self.in_flight.append((plan, self.device.run(plan, self.truths)))
         return plan
 

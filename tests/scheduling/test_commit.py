@@ -7,6 +7,7 @@ import time
 import pytest
 
 from jaxllm.engine.messages import EngineCoreRequest, TokenLogprobs
+from jaxllm.sampling_params import RepetitionDetectionParams
 from jaxllm.scheduling.plan import StepResult
 from jaxllm.scheduling.scheduler import Scheduler
 from tests.scheduling.simulation import EOS, make_config, make_request
@@ -138,3 +139,34 @@ def test_an_id_in_use_is_refused():
     scheduler = start(make_request("a", 3))
     with pytest.raises(ValueError, match="'a' is in use"):
         scheduler.add_request(make_request("a", 3))
+
+
+def test_a_repetition_ends_a_request_unless_min_tokens_holds_it():
+    detection = RepetitionDetectionParams(max_pattern_size=2, min_pattern_size=1, min_count=3)
+    for min_tokens, num_tokens in ((0, 3), (5, 5)):
+        scheduler = start(make_request("a", 3, max_tokens=9, min_tokens=min_tokens, repetition_detection=detection))
+        outputs = [give(scheduler, 5)]
+        while outputs[-1].finish_reason is None:
+            outputs.append(give(scheduler, 5))
+        assert (outputs[-1].finish_reason, outputs[-1].stop_reason, len(outputs)) == ("repetition", "repetition_detected", num_tokens)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("num_steps", [0, 1])
+def test_end_reports_the_reason_and_drops_rows_in_flight(num_steps: int, overlap: bool):
+    scheduler = start(make_request("a", 3, presence_penalty=1.0))
+    for _ in range(num_steps):
+        give(scheduler, 5)
+    plan = scheduler.plan() if overlap else None
+    (output,) = scheduler.end("a", "error", "nothing may follow")
+    assert (output.finish_reason, output.stop_reason, output.new_token_ids) == ("error", "nothing may follow", [])
+    assert scheduler.end("a", "stop") == []
+    if plan is not None:
+        assert scheduler.commit(plan, StepResult([5], [None], [[]])) == []
+    scheduler.check()
+    assert (scheduler.has_unfinished_requests(), scheduler.stats().num_blocks_in_use) == (False, 0)
+
+
+def test_logprob_token_ids_ask_for_logprobs_too():
+    scheduler = start(make_request("a", 3, logprob_token_ids=[3]))
+    assert give(scheduler, 5).new_logprobs == [LOGPROBS]

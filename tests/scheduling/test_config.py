@@ -13,6 +13,8 @@ from tests.scheduling.simulation import make_config
         ({"max_num_seqs": 0}, "max_num_seqs must be at least 1"),
         ({"block_size": -1}, "block_size must be at least 1"),
         ({"policy": "lifo"}, "policy must be"),
+        ({"max_num_seqs": 8, "max_rows": 7}, "max_rows must be at least 8"),
+        ({"keys_depend_on_prompt": True}, "needs enable_prefix_caching=False"),
         ({"long_prefill_token_threshold": -1}, "long_prefill_token_threshold must be"),
         ({"max_model_len": 64, "block_size": 4, "num_blocks": 16}, "needs 16 blocks of 4 tokens, but the pool has 15"),
         ({"enable_chunked_prefill": False, "max_num_batched_tokens": 63}, "max_num_batched_tokens >= max_model_len"),

@@ -52,3 +52,29 @@ def test_removed_requests_never_surface():
         queue.pop()
     with pytest.raises(KeyError):
         queue.remove(entries[1])
+
+
+def test_one_that_is_set_aside_still_waits_and_comes_back_to_its_place():
+    queue = RequestQueue()
+    entries = [make_entry(i) for i in range(3)]
+    for entry in entries:
+        queue.push(entry)
+    queue.set_aside()
+    assert queue.peek() is entries[1]
+    assert queue.pop() is entries[1]
+    assert entries[0] in queue
+    queue.restore()
+    queue.check()
+    assert [queue.pop(), queue.pop()] == [entries[0], entries[2]]
+
+
+def test_forks_are_counted_while_they_wait():
+    queue, donor = RequestQueue(), make_entry(0)
+    forks = [Request(make_request(str(i), [1]), (i,), queued_ts=0.0, donor=donor) for i in (1, 2, 3)]
+    for fork in forks:
+        queue.push(fork)
+    assert queue.num_forks(donor) == 3
+    queue.pop()
+    queue.remove(forks[2])
+    assert (queue.num_forks(donor), queue.num_forks(forks[0])) == (1, 0)
+    queue.check()

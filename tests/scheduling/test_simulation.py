@@ -9,25 +9,35 @@ import pytest
 from jaxllm.engine.messages import EngineCoreRequest
 from tests.scheduling.simulation import EOS, Simulation, make_config, make_request
 
-TINY = {"num_blocks": 17, "max_num_seqs": 6, "max_num_batched_tokens": 12}
+TINY = {"num_blocks": 17, "max_num_seqs": 6, "max_num_batched_tokens": 12, "max_rows": 8}
 """16 blocks of 4 tokens: one request of 64 tokens, or six that must fight."""
 
 
 def workload(seed: int, num_requests: int = 14) -> list[EngineCoreRequest]:
-    """Return requests with shared prefixes, several ways to end, salts and priorities."""
+    """Return requests with shared prefixes, several ways to end, salts, priorities, forks and scored prompts."""
     rng = random.Random(seed)
     stems = [[rng.randrange(50) for _ in range(40)] for _ in range(3)]
     requests = []
     for i in range(num_requests):
         prompt = rng.choice(stems)[: rng.randrange(1, 40)] + [rng.randrange(50) for _ in range(rng.randrange(8))]
         max_tokens = rng.randrange(1, 65 - len(prompt))
+        donor = rng.choice(requests[-4:]) if requests and rng.random() < 0.4 else None
+        if donor is not None:
+            common = donor.prompt_token_ids
+            prompt = common if rng.random() < 0.5 else [*common[: rng.randrange(len(common) + 1)], rng.randrange(50)]
+            max_tokens = rng.randrange(1, 65 - len(prompt))
         request = make_request(
             str(i),
             prompt,
+            fork_of=None if donor is None else donor.request_id,
+            keeps_blocks=rng.random() < 0.3,
+            prompt_logprobs=1 if rng.random() < 0.2 else None,
+            repetition_penalty=rng.choice([1.0, 1.5]),
+            thinking_token_budget=9 if rng.random() < 0.2 else None,
             max_tokens=max_tokens,
             eos=rng.choice([EOS, None]),
             priority=rng.randrange(3),
-            salt=rng.choice([None, None, "salt"]),
+            salt=rng.choice([None, None, "salt"]) if donor is None else donor.cache_salt,
             seed=rng.choice([0, 1, 2**64 - 1]),
             arrival_time=rng.random(),
             stop_token_ids=rng.choice([[], [3], [3, 7]]),
@@ -71,12 +81,13 @@ def test_tokens_equal_the_sequential_result(changes: dict, caching: bool, policy
 
 def test_the_tiny_pool_makes_the_scheduler_work():
     """The workloads above are only worth something if they preempt, chunk and hit."""
-    num_preemptions = num_hits = num_chunked = 0
+    num_preemptions = num_hits = num_chunked = num_copies = 0
     for seed in range(3):
         simulation = Simulation(make_config(**TINY))
         for request in workload(seed):
             simulation.add(request)
         simulation.run(overlap=1)
+        num_copies += simulation.num_copies
         stats = simulation.scheduler.stats()
         num_preemptions += stats.num_preemptions
         num_hits += stats.prefix_cache_hits
@@ -86,12 +97,13 @@ def test_the_tiny_pool_makes_the_scheduler_work():
     assert num_preemptions >= 10
     assert num_hits >= 50
     assert num_chunked >= 10
+    assert num_copies >= 3
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_a_second_run_hits_everything_that_it_can(overlap: int):
     simulation = Simulation(make_config(num_blocks=1025))
-    requests = [request for request in workload(0) if request.cache_salt is None]
+    requests = [request for request in workload(0) if request.cache_salt is None and request.fork_of is None]
     num_hits = []
     for turn in range(2):
         for request in requests:

@@ -1,0 +1,107 @@
+"""The compiler around llguidance: compiled once, kept up to a number of bytes, late calls given up."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+
+import pytest
+
+from jaxllm.constraints.compiler import GrammarCompiler
+from jaxllm.constraints.workers import MAX_ABANDONED, BigStackThread, DeadlineThread
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.structured_outputs import StructuredOutputsParams
+from tests.constraints.grammar_walks import make_compiler, smollm2_tokenizer
+
+
+def test_the_cache_is_bounded_in_bytes(smollm2_path: str):
+    compiler = make_compiler(smollm2_path, cache_bytes=5_000_000)
+    most = 0
+    for number in range(300):
+        compiler.check(StructuredOutputsParams(regex=f"a{{{number}}}"))
+        most = max(most, compiler.cached_bytes)
+    assert 4_000_000 < most <= 5_000_000
+    last, first = StructuredOutputsParams(regex="a{299}"), StructuredOutputsParams(regex="a{0}b?")
+    assert compiler.start(last).done()
+    assert not compiler.start(first).done()
+
+
+def test_equal_params_share_one_grammar(smollm2_path: str):
+    compiler = make_compiler(smollm2_path)
+    schema = {"type": "object", "properties": {"b": {}, "a": {}}}
+    futures = [compiler.start(StructuredOutputsParams(json=dict(schema))) for _ in range(5)]
+    assert len(set(map(id, futures))) == 1
+    assert not futures[0].cancel()
+    grammar = futures[0].result()
+    assert compiler.start(StructuredOutputsParams(json=schema)).result() is grammar
+    assert compiler.start(StructuredOutputsParams(json=schema, disable_any_whitespace=True)).result() is not grammar
+
+
+def test_a_late_grammar_is_refused(smollm2_path: str):
+    compiler = make_compiler(smollm2_path, deadline_seconds=1e-4)
+    choices = StructuredOutputsParams(choice=[f"choice {number}" for number in range(3000)])
+    with pytest.raises(VLLMValidationError, match=r"did not compile in 0\.0001 s") as raised:
+        compiler.check(choices)
+    assert raised.value.parameter == "choice"
+
+
+def test_an_unusable_tokenizer_is_refused(smollm2_path: str):
+    compiler = GrammarCompiler(smollm2_tokenizer(smollm2_path), 49_152, [2**30])
+    for _ in range(2):
+        with pytest.raises(VLLMValidationError, match="tokenizer"):
+            compiler.check(StructuredOutputsParams(regex="a"))
+
+
+def test_late_calls_are_abandoned_up_to_a_bound():
+    stop = threading.Event()
+    thread = DeadlineThread("test-deadlines")
+    late = [thread.submit(stop.wait, 0.02, "too late") for _ in range(MAX_ABANDONED)]
+    for future in late:
+        with pytest.raises(TimeoutError, match="too late"):
+            future.result(10)
+    with pytest.raises(TimeoutError, match="past their deadline"):
+        thread.submit(lambda: 1, 1.0, "").result(10)
+    stop.set()
+    deadline = time.monotonic() + 10
+    while True:  # the abandoned threads end in their own time
+        try:
+            assert thread.submit(lambda: 2, 1.0, "").result(10) == 2
+            break
+        except TimeoutError:
+            assert time.monotonic() < deadline
+
+
+def test_a_timeout_inside_a_call_is_not_lateness():
+    def fail() -> None:
+        raise TimeoutError("inner")
+
+    thread = DeadlineThread("test-deadlines")
+    for _ in range(MAX_ABANDONED + 2):
+        with pytest.raises(TimeoutError, match="inner"):
+            thread.submit(fail, 5.0, "late").result(10)
+
+
+def test_the_stack_is_deep_and_others_stay_as_they_were():
+    before = threading.stack_size()
+
+    def depth(levels: int) -> int:
+        return 0 if levels == 0 else 1 + max(map(depth, [levels - 1]))  # through C at each level
+
+    assert BigStackThread("test-stack").submit(lambda: depth(300)).result(10) == 300
+    assert threading.stack_size() == before
+
+
+def test_threads_end_with_their_owner(smollm2_path: str):
+    before = set(threading.enumerate())
+    compiler = make_compiler(smollm2_path)
+    compiler.check(StructuredOutputsParams(regex="a"))
+    compiler.submit(int).result()
+    started = set(threading.enumerate()) - before
+    assert {thread.name for thread in started} == {"jaxllm-grammars-deadlines", "jaxllm-grammars", "jaxllm-matchers"}
+    assert all(thread.daemon for thread in started)
+    del compiler
+    gc.collect()
+    for thread in started:
+        thread.join(10)
+        assert not thread.is_alive()

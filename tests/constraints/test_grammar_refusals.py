@@ -1,0 +1,96 @@
+"""What cannot be constrained is refused, by the name of the option, keyword or limit."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from jaxllm.constraints.compiler import GrammarCompiler
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.structured_outputs import StructuredOutputsParams
+from tests.constraints.grammar_walks import make_compiler
+
+
+@pytest.fixture(scope="module")
+def compiler(smollm2_path: str) -> GrammarCompiler:
+    return make_compiler(smollm2_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({}, "exactly one"),
+        ({"regex": "a", "choice": ["a"]}, "exactly one"),
+        ({"json": 3}, "json must be"),
+        ({"json": {"a": math.nan}}, "json"),
+        ({"json": {"a": {1, 2}}}, "json"),
+        ({"json": dict}, "Pydantic"),
+        ({"json": "x" * (2**20 + 1)}, "json"),
+        ({"json": {"description": "x" * 2**20}}, "json"),
+        ({"json": ""}, "json"),
+        ({"choice": []}, "choice"),
+        ({"choice": "abc"}, "choice"),
+        ({"choice": [3]}, "choice"),
+        ({"choice": [""]}, "choice"),
+        ({"choice": ["x" * 2**19, "y" * 2**19, "z"]}, "choice"),
+        ({"choice": [str(i) for i in range(2**16 + 1)]}, "choice"),
+        ({"regex": ""}, "regex"),
+        ({"regex": 3}, "regex"),
+        ({"json_object": False}, "json_object"),
+        ({"json_object": 1}, "json_object"),
+        ({"regex": "a", "disable_any_whitespace": True}, "disable_any_whitespace"),
+        ({"choice": ["a"], "whitespace_pattern": " "}, "whitespace_pattern"),
+        ({"grammar": "start: A", "disable_additional_properties": True}, "disable_additional_properties"),
+        ({"json_object": True, "whitespace_pattern": " ", "disable_any_whitespace": True}, "whitespace_pattern"),
+        ({"json_object": True, "disable_any_whitespace": 1}, "disable_any_whitespace"),
+    ],
+)
+def test_params(fields: dict[str, Any], named: str):
+    with pytest.raises(VLLMValidationError, match=named):
+        StructuredOutputsParams(**fields)
+
+
+def test_with_defaults_keeps_what_was_asked_for():
+    on = {"disable_any_whitespace": True, "disable_additional_properties": True}
+    assert StructuredOutputsParams(json_object=True).with_defaults(**on).disable_any_whitespace
+    spaced = StructuredOutputsParams(json_object=True, whitespace_pattern=" ").with_defaults(**on)
+    assert not spaced.disable_any_whitespace
+    assert spaced.disable_additional_properties
+    assert StructuredOutputsParams(regex="a").with_defaults(**on) == StructuredOutputsParams(regex="a")
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"json": {"uniqueItems": True}}, "uniqueItems"),
+        ({"json": {"$dynamicRef": "#x"}}, r"\$dynamicRef"),
+        ({"json": {"type": "string", "format": "regex"}}, "format"),
+        ({"json": {"type": "string", "pattern": "(?=a)b"}}, "look-around"),
+        ({"json": {"type": "what"}}, "what"),
+        ({"json": {"$ref": "http://example.com/schema"}}, "remote references"),
+        ({"json": {"$ref": "#/$defs/x"}}, "leads nowhere"),
+        ({"json": {"$id": "http://a/", "$ref": "http://[bad"}}, "no reference|remote references"),
+        ({"json": {"$ref": "#"}}, "no output matches"),
+        ({"json": {"type": "object", "minProperties": 3}}, "minProperties"),
+        ({"json": {"type": "integer", "minimum": 3, "maximum": 2}}, "minimum"),
+        ({"json": "[1]"}, "an object"),
+        ({"json": "{"}, "not valid JSON"),
+        ({"json": '{"minimum": NaN}'}, "NaN"),
+        ({"regex": r"(a)\1"}, "backreferences"),
+        ({"regex": "("}, "unclosed group"),
+        ({"regex": r"[^\s\S]"}, "no output matches"),
+        ({"grammar": "start: missing"}, "missing"),
+        ({"grammar": "start: ("}, "grammar"),
+        ({"json_object": True, "whitespace_pattern": "("}, "unclosed|group"),
+        ({"structural_tag": "[]"}, "object"),
+        ({"structural_tag": "{}"}, "format"),
+    ],
+)
+def test_grammars(compiler: GrammarCompiler, fields: dict[str, Any], named: str):
+    with pytest.raises(VLLMValidationError, match=named) as raised:
+        compiler.check(StructuredOutputsParams(**fields))
+    assert raised.value.parameter == next(iter(fields))
+    assert f"structured_outputs.{raised.value.parameter}" in str(raised.value)
+    assert len(str(raised.value)) < 600

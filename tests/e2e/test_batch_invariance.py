@@ -1,0 +1,257 @@
+"""With batch invariance a request's outputs are the same to the bit: tokens, log-probabilities, ranks, prompt's too.
+
+Alone or among 64, prompt whole or in chunks of any size, prefix cached or not, preempted or not, decoded or prefilled.
+Without it some bit differs, so these tests can fail.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import pytest
+
+from jaxllm import LLM, RequestOutput, SamplingParams
+from jaxllm.outputs import Logprob
+from jaxllm.sampling_params import StructuredOutputsParams
+from tests.e2e.tiny_engine import CONTEXT, NUM_LOGPROBS, Job, RecordingScheduler, run_together, tiny_llm
+from tests.e2e.tiny_tokenizer import save_tokenizer
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "ages": {"type": "array", "items": {"type": "integer"}}},
+    "required": ["name", "ages"],
+}
+# One request of each kind per round; a new kind of request is one more line.
+KINDS: Mapping[str, Mapping[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "seeded": {"temperature": 0.9},
+    "truncated": {"temperature": 1.3, "top_k": 40, "top_p": 0.9, "min_p": 0.01},
+    "penalties": {"temperature": 0.8, "presence_penalty": 0.5, "frequency_penalty": 0.7, "repetition_penalty": 1.3},
+    "bad_words": {"temperature": 1.5, "bad_words": ["a", "the", "e"]},
+    "prompt_logprobs": {"temperature": 0.0, "prompt_logprobs": 3},
+    "json": {"temperature": 1.0, "structured_outputs": StructuredOutputsParams(json=SCHEMA)},
+    "biased": {"temperature": 1.0, "logit_bias": {20: 4.0, 21: -3.0}, "min_tokens": 6},
+}
+PLAIN = ("greedy", "seeded")
+NUM_JOBS = 64
+WHOLE = 512  # tokens a step
+MAX_TOKENS = 16
+LENGTHS = (330, 64, 60, 50, 40, 35, 8, 3)
+"""Of the prompts of each round."""
+
+
+class Setting(NamedTuple):
+    """A model and how it runs; the two differ in much: windows, norms, matmuls."""
+
+    case: str
+    dtype: str
+    invariant: bool | None
+    """What `batch_invariant` is for invariance; the opposite must show differences."""
+
+
+SETTINGS = (Setting("gemma3", "bfloat16", None), Setting("llama3_tied", "float32", True))
+
+
+class Engines:
+    """Makes engines of one setting."""
+
+    def __init__(self, setting: Setting, tokenizer: str) -> None:
+        self.setting, self.tokenizer = setting, tokenizer
+
+    def __call__(self, **arguments: Any) -> Any:
+        defaults = {
+            "dtype": self.setting.dtype,
+            "batch_invariant": self.setting.invariant,
+            "tokenizer": self.tokenizer,
+            "skip_tokenizer_init": False,
+            "max_num_batched_tokens": WHOLE,
+            "max_num_seqs": NUM_JOBS,
+            "num_gpu_blocks_override": 1600,
+            "hf_overrides": {"max_position_embeddings": CONTEXT},
+        }
+        return tiny_llm(self.setting.case, **(defaults | arguments))
+
+
+def make_jobs() -> list[Job]:
+    """Return 64 jobs, all kinds in turn; each round has its prompt lengths, and its prompts begin alike."""
+    rng = random.Random(64)
+    jobs = []
+    for start, length in zip(range(0, NUM_JOBS, len(KINDS)), LENGTHS, strict=True):
+        shared = [rng.randrange(7, 256) for _ in range(length // 2)]
+        for index, fields in enumerate(KINDS.values(), start):
+            prompt = shared + [rng.randrange(7, 256) for _ in range(length - len(shared))]
+            params = SamplingParams(**fields, seed=index, max_tokens=MAX_TOKENS, logprobs=NUM_LOGPROBS, ignore_eos=True)
+            jobs.append(Job(prompt, params))
+    return jobs
+
+
+JOBS = make_jobs()
+LONG = range(len(KINDS))
+SHORT = range(6 * len(KINDS), 7 * len(KINDS))
+"""A round of prompts that alone take the smallest bucket, and together one with 8 times the rows."""
+
+
+def shown(entries: Mapping[int, Logprob] | None) -> list[tuple[int, str, int | None]] | None:
+    """Return one position's log-probabilities, exactly."""
+    if entries is None:
+        return None
+    return [(token, entry.logprob.hex(), entry.rank) for token, entry in entries.items()]
+
+
+def bits(output: RequestOutput) -> tuple[Any, ...]:
+    """Return all that was computed, exactly."""
+    completion = output.outputs[0]
+    assert completion.logprobs is not None
+    return (
+        list(completion.token_ids),
+        completion.text,
+        (completion.finish_reason, completion.stop_reason),
+        [shown(entries) for entries in completion.logprobs],
+        [shown(entries) for entries in output.prompt_logprobs or ()],
+    )
+
+
+def differing(expected: Sequence[RequestOutput], got: Sequence[RequestOutput]) -> list[str]:
+    """Name the jobs whose outputs differ in any bit."""
+    pairs = enumerate(zip(expected, got, strict=True))
+    return [f"{index}: {kind_of(index)}" for index, (left, right) in pairs if bits(left) != bits(right)]
+
+
+def kind_of(index: int) -> str:
+    """Return the kind of a job."""
+    return list(KINDS)[index % len(KINDS)]
+
+
+def run_alone(llm: LLM, jobs: Sequence[Job]) -> list[RequestOutput]:
+    """Run jobs one after the other, each with an empty prefix cache."""
+    outputs = []
+    for job in jobs:
+        assert llm.reset_prefix_cache()
+        outputs += run_together(llm, [job])
+    return outputs
+
+
+@contextmanager
+def limited(scheduler: RecordingScheduler, budget: int, num_blocks: int | None = None) -> Iterator[None]:
+    """Give steps fewer tokens, and take blocks away; without, prefixes are not cached: that would make chunks fewer.
+
+    Engines of other sizes would do the same with more programs to compile.
+    """
+    config, cache, taken = scheduler.config, scheduler.cache, array("i")
+    scheduler.config = replace(config, max_num_batched_tokens=budget)
+    if num_blocks is None:
+        cache.enable_prefix_caching = False
+    else:
+        taken = cache.pool.take(cache.pool.num_available - num_blocks)
+    try:
+        yield
+    finally:
+        cache.pool.release(taken)
+        cache.enable_prefix_caching = True
+        scheduler.config = config
+
+
+Engine = tuple[LLM, RecordingScheduler]
+
+
+@pytest.fixture(scope="module", params=SETTINGS, ids=lambda setting: setting.dtype)
+def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engines:
+    """A setting's engines."""
+    return Engines(request.param, save_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+@pytest.fixture(scope="module")
+def whole(engines: Engines) -> Iterator[Engine]:
+    """An engine that takes every prompt whole, 64 requests at a time, with blocks in plenty."""
+    with engines() as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def reference(whole: Engine) -> list[RequestOutput]:
+    """Every job alone, its prompt whole but where its scored positions take too many rows."""
+    llm, scheduler = whole
+    outputs = run_alone(llm, JOBS)
+    assert all(len(plan.chunks) == 1 for plan in scheduler.plans)
+    assert all(output.num_cached_tokens == 0 for output in outputs)
+    assert all(len(output.outputs[0].token_ids) >= 6 for output in outputs)
+    return outputs
+
+
+def test_alone_and_among_64(whole: Engine, reference: list[RequestOutput]) -> None:
+    llm, scheduler = whole
+    assert llm.reset_prefix_cache()
+    scheduler.plans.clear()
+    outputs = run_together(llm, JOBS)
+    # Requests with a grammar sit out every other step: they wait for their last token.
+    assert max(len(plan.chunks) for plan in scheduler.plans) >= NUM_JOBS * 7 // 8
+    assert differing(reference, outputs) == []
+
+
+def test_prefix_hit_and_miss(whole: Engine, reference: list[RequestOutput]) -> None:
+    llm, _ = whole
+    outputs = run_together(llm, JOBS)
+    hits = [index for index, output in enumerate(outputs) if output.num_cached_tokens]
+    assert {kind_of(index) for index in hits} == KINDS.keys() - {"prompt_logprobs"}  # whose prompts must be computed
+    assert differing(reference, outputs) == []
+
+
+@pytest.mark.parametrize("budget", [16, 64, 256])
+def test_chunked(budget: int, whole: Engine, reference: list[RequestOutput]) -> None:
+    llm, scheduler = whole
+    with limited(scheduler, budget):
+        outputs = run_together(llm, JOBS)
+    assert all(scheduler.num_prompt_chunks(outputs[index].request_id) >= 330 / budget for index in LONG)
+    assert differing(reference, outputs) == []
+
+
+def test_preempted(whole: Engine, reference: list[RequestOutput]) -> None:
+    llm, scheduler = whole
+    assert llm.reset_prefix_cache()
+    before = scheduler.stats().num_preemptions
+    with limited(scheduler, 64, num_blocks=CONTEXT // 16):
+        outputs = run_together(llm, JOBS)
+    assert scheduler.stats().num_preemptions - before >= 5
+    assert differing(reference, outputs) == []
+
+
+def test_decoded_and_prefilled(whole: Engine, reference: list[RequestOutput]) -> None:
+    """A token's log-probability when it was generated is its log-probability in a prompt."""
+    llm, _ = whole
+    scoring = SamplingParams(max_tokens=1, prompt_logprobs=NUM_LOGPROBS)
+    jobs = [
+        Job([*job.prompt, *output.outputs[0].token_ids], scoring) for job, output in zip(JOBS, reference, strict=True)
+    ]
+    for job, output, scored in zip(JOBS, reference, run_together(llm, jobs), strict=True):
+        generated, prompt = output.outputs[0].logprobs, scored.prompt_logprobs
+        assert generated is not None
+        assert prompt is not None
+        assert [shown(entries) for entries in prompt[len(job.prompt) :]] == [shown(entries) for entries in generated]
+
+
+def test_neighbours_that_use_no_feature(whole: Engine, reference: list[RequestOutput]) -> None:
+    """The program for steps without any feature draws what the one with all features does."""
+    llm, _ = whole
+    indices = [index for index in range(SHORT.start, NUM_JOBS) if kind_of(index) in PLAIN]
+    jobs = []
+    for index in indices:
+        fields = {**KINDS[kind_of(index)], "seed": index, "max_tokens": MAX_TOKENS, "ignore_eos": True}
+        jobs.append(Job(JOBS[index].prompt, SamplingParams(**fields)))
+    got = [output.outputs[0].token_ids for output in run_together(llm, jobs)]
+    assert got == [reference[index].outputs[0].token_ids for index in indices]
+
+
+def test_would_differ_without(engines: Engines) -> None:
+    """The negative control: the float32 default, and bfloat16 with invariance turned off."""
+    jobs = [JOBS[index] for index in SHORT]
+    with engines(batch_invariant=None if engines.setting.invariant else False) as (llm, _):
+        alone = run_alone(llm, jobs)
+        assert llm.reset_prefix_cache()
+        together = run_together(llm, jobs)
+        assert llm.llm_engine.config.batch_invariant is False
+    assert differing(alone, together) != []

@@ -1,0 +1,26 @@
+"""What the compiler is told; that it is enough is shown by tests/e2e/test_batch_invariance.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxllm.execution.options import YNN_OPERATIONS, compiler_options
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_cpu_rounds_to_the_dtype_in_any_case(dtype: str) -> None:
+    for batch_invariant in (False, True):
+        options = compiler_options("cpu", dtype, batch_invariant) or {}
+        assert options["xla_allow_excess_precision"] is False
+        assert (YNN_OPERATIONS in options) is batch_invariant
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_other_platforms_have_none(platform: str) -> None:
+    assert compiler_options(platform, "bfloat16", batch_invariant=False) is None
+
+
+@pytest.mark.parametrize(("platform", "dtype"), [("gpu", "bfloat16"), ("tpu", "float32"), ("cpu", "float16")])
+def test_unproven_invariance_is_refused(platform: str, dtype: str) -> None:
+    with pytest.raises(ValueError, match=f"{dtype} on {platform}"):
+        compiler_options(platform, dtype, batch_invariant=True)
