@@ -161,6 +161,10 @@ class EngineArgs(EngineArguments):
             download_dir=self.download_dir,
         )
         model_config = resolution.read_model_config(self.model, checkpoint, self.hf_overrides)
+        if logits_processors:
+            from jaxllm.sampling.processors import check_traceable
+
+            check_traceable(logits_processors, model_config.vocab_size)
         generation_config = resolution.read_generation_config(self.generation_config, checkpoint)
         default_sampling_params = resolution.default_sampling_params(
             self.generation_config, generation_config, self.override_generation_config

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pytest
@@ -188,8 +189,10 @@ def test_alone_and_among_64(whole: Engine, reference: list[RequestOutput]) -> No
     assert llm.reset_prefix_cache()
     scheduler.plans.clear()
     outputs = run_together(llm, JOBS)
-    # Requests with a grammar sit out every other step: they wait for their last token.
-    assert max(len(plan.chunks) for plan in scheduler.plans) >= NUM_JOBS * 7 // 8
+    # Those with a grammar or a bad word of several tokens sit out every other step: they wait for their last token.
+    rows = [{chunk.request_id for chunk in plan.chunks} for plan in scheduler.plans]
+    assert max(map(len, rows)) >= NUM_JOBS * 3 // 4
+    assert any(len(one | other) == NUM_JOBS for one, other in pairwise(rows))
     assert differing(reference, outputs) == []
 
 

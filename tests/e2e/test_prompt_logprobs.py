@@ -35,7 +35,7 @@ def test_the_goldens_cover_what_they_should() -> None:
     ranks = [rank for row in ROWS for rank in row["prompt_ranks"]]
     assert max(worst for _, worst in ranks) > 10_000
     assert sum(best == worst == 1 for best, worst in ranks) > 200
-    # Where HF's own float32 is not sure of its fourth decimal, its error adds to the tolerance.
+    # Where HF's own float32 is further than the tolerance from its float64, that error is added to the tolerance.
     assert sum(len(row["prompt_errors"]) for row in ROWS) <= 1
 
 

@@ -49,7 +49,8 @@ def make(core: FakeCore, **config: Any) -> LLM:
 
 
 def params(**changes: Any) -> BeamSearchParams:
-    return BeamSearchParams(**({"beam_width": WIDTH, "max_tokens": MAX_TOKENS} | changes))
+    fields: dict[str, Any] = {"beam_width": WIDTH, "max_tokens": MAX_TOKENS}
+    return BeamSearchParams(**(fields | changes))
 
 
 def expected(prompt: list[int], end_ids: frozenset[int] = frozenset({END}), max_tokens: int = MAX_TOKENS) -> list[Any]:

@@ -7,7 +7,7 @@ import threading
 from array import array
 from collections.abc import Callable
 from types import CodeType
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +67,7 @@ class FakePrograms(Programs[StepShape]):
 def arguments_of(runner: ModelRunner, plan: StepPlan, masks: Any = None) -> tuple[Any, ...]:
     """Return what a step gives to its program besides parameters and state, having sent nothing on its own."""
     programs = FakePrograms(runner.compiler.max_rows)
-    runner.programs = programs
+    runner.programs = cast(Any, programs)
     with jax.transfer_guard_host_to_device("disallow_explicit"):
         runner.run(plan, masks or [None] * len(plan.chunks))
     return programs.arguments

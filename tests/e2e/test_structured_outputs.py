@@ -1,0 +1,196 @@
+"""Structured outputs of a real model at temperature 1, in full batches, with prompts in chunks and preemptions."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from jaxllm import LLM, RequestOutput, SamplingParams
+from jaxllm.constraints.compiler import GrammarCompiler
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.sampling_params import StructuredOutputsParams
+from tests.constraints.grammar_walks import make_compiler
+from tests.constraints.schema_corpus import Case, corpus
+from tests.e2e.inside import scheduler_of
+
+NUM_SEQS = 64
+CHUNK = 16
+"""Tokens of a prompt in one step; every prompt has more."""
+BLOCK_SIZE = 16
+NUM_BLOCKS = 120
+"""Too few for NUM_SEQS sequences of three blocks."""
+MAX_TOKENS = 80
+
+PATTERNS = (
+    r"[a-z]{2,8}",
+    r"\d{3}-\d{4}",
+    r"(Mr|Ms)\. [A-Z][a-z]{1,8}",
+    r"#[0-9a-f]{6}",
+    r"(yes|no|maybe)(, (yes|no|maybe)){0,2}",
+    r"[01]{8}",
+    r"v\d{1,2}\.\d{1,2}\.\d{1,2}",
+    r'"[^"\\\n]{0,12}"',
+)
+CHOICES = (
+    ("positive", "negative", "neutral"),
+    ("A", "AB", "ABC", "B"),
+    ("a longer sentence, with a comma", "a longer word"),
+    ("日本", "Ελλάδα", "🙂"),
+    ('say "hi"', "back\\slash", "tab\t"),
+    (" leading space", "trailing space "),
+    ("0", "1", "10", "100"),
+    ("one",),
+)
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2_path: str) -> Iterator[LLM]:
+    with LLM(
+        smollm2_path,
+        max_model_len=256,
+        max_num_seqs=NUM_SEQS,
+        max_num_batched_tokens=NUM_SEQS,
+        long_prefill_token_threshold=CHUNK,
+        block_size=BLOCK_SIZE,
+        num_gpu_blocks_override=NUM_BLOCKS,
+        disable_log_stats=True,
+    ) as llm:
+        yield llm
+
+
+def prompt(number: int, what: str) -> str:
+    """Ask for something; every prompt takes more than one chunk."""
+    return f"Question {number}. Reply with a short {what}, nothing else, and no explanation at all.\nAnswer: "
+
+
+def sampled(constraint: StructuredOutputsParams, seed: int, **more: Any) -> SamplingParams:
+    return SamplingParams(temperature=1.0, seed=seed, max_tokens=MAX_TOKENS, structured_outputs=constraint, **more)
+
+
+def generate(llm: LLM, what: Sequence[str], params: Sequence[SamplingParams]) -> list[RequestOutput]:
+    """Run all at once; the run must have preempted."""
+    before = scheduler_of(llm).stats().num_preemptions
+    prompts = [prompt(number, text) for number, text in enumerate(what)]
+    outputs = llm.generate(prompts, list(params), use_tqdm=False)
+    assert scheduler_of(llm).stats().num_preemptions > before
+    return outputs
+
+
+def refusal(compiler: GrammarCompiler, case: Case) -> str | None:
+    """Return why a schema is refused, or None."""
+    try:
+        compiler.check(StructuredOutputsParams(json=case.schema))
+    except VLLMValidationError as error:
+        return str(error) if error.parameter == "json" else f"about {error.parameter}: {error}"
+    return None
+
+
+def test_json_schemas(llm: LLM, smollm2_path: str) -> None:
+    compiler = make_compiler(smollm2_path)
+    taken: list[Case] = []
+    refused: dict[str, str] = {}
+    for case in corpus():
+        if (why := refusal(compiler, case)) is None:
+            taken.append(case)
+        else:
+            refused[case.name] = why
+
+    params = [sampled(StructuredOutputsParams(json=case.schema), seed) for seed, case in enumerate(taken)]
+    outputs = [request.outputs[0] for request in generate(llm, ["JSON value"] * len(taken), params)]
+    cut_off = [case.name for case, out in zip(taken, outputs, strict=True) if out.finish_reason == "length"]
+    wrong = {
+        case.name: (out.finish_reason, out.text)
+        for case, out in zip(taken, outputs, strict=True)
+        if out.finish_reason != "length" and (out.finish_reason != "stop" or not case.is_valid(out.text))
+    }
+    print(f"\n{len(taken)} of {len(taken) + len(refused)} schemas taken, {len(cut_off)} outputs cut off: {cut_off}")
+    print("refused:", *(f"{name}: {why}" for name, why in refused.items()), sep="\n  ")
+    assert wrong == {}
+    assert len(refused) <= 0.15 * (len(taken) + len(refused))
+    assert len(cut_off) <= 0.05 * len(taken)
+
+
+def test_regex_and_choice(llm: LLM) -> None:
+    patterns = [PATTERNS[index % len(PATTERNS)] for index in range(NUM_SEQS)]
+    choices = [CHOICES[index % len(CHOICES)] for index in range(NUM_SEQS)]
+    params = [sampled(StructuredOutputsParams(regex=pattern), seed) for seed, pattern in enumerate(patterns)]
+    params += [sampled(StructuredOutputsParams(choice=list(texts)), seed) for seed, texts in enumerate(choices)]
+    outputs = [request.outputs[0] for request in generate(llm, ["text"] * len(params), params)]
+    assert {out.finish_reason for out in outputs} == {"stop"}
+    for pattern, out in zip(patterns, outputs[:NUM_SEQS], strict=True):
+        assert re.fullmatch(pattern, out.text)
+    for texts, out in zip(choices, outputs[NUM_SEQS:], strict=True):
+        assert out.text in texts
+
+
+def test_beside_other_parameters(llm: LLM) -> None:
+    """n > 1, penalties, min_tokens, bad words, stop strings and truncation keep the output within its grammar."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 10},
+            "ages": {"type": "array", "items": {"enum": [1, 22, 333]}, "maxItems": 3},
+        },
+        "required": ["name", "ages"],
+        "additionalProperties": False,
+    }
+    case = Case("beside others", schema)
+    beside: list[dict[str, Any]] = [
+        {"n": 4},
+        {"presence_penalty": 1.5, "frequency_penalty": 1.5, "repetition_penalty": 1.2},
+        {"min_tokens": 40},  # yields where the grammar is complete
+        {"bad_words": ["name"]},  # the grammar's only way on: the bad word's last token is not forced by text
+        {"top_p": 0.9, "top_k": 50, "min_p": 0.01, "logprobs": 3},
+        {"logit_bias": {2: 50.0}},  # EOS wanted, but not allowed before the end
+        {"ignore_eos": True},
+        {"stop": ["]"], "include_stop_str_in_output": True},
+    ]
+    params = [sampled(StructuredOutputsParams(json=schema), seed, **more) for seed, more in enumerate(beside * 8)]
+    outputs = generate(llm, ["JSON object"] * len(params), params)
+    num_cut = 0
+    for index, request in enumerate(outputs):
+        for out in request.outputs:
+            more = beside[index % len(beside)]
+            if out.finish_reason == "length":
+                num_cut += 1
+                continue
+            assert out.finish_reason == "stop", (more, out)
+            text = out.text + "}" if "stop" in more else out.text
+            assert case.is_valid(text), (more, out)
+    assert num_cut <= 0.05 * sum(len(request.outputs) for request in outputs)
+
+
+def test_json_object_and_grammars(llm: LLM) -> None:
+    gbnf = 'root ::= "[" item ("," item)* "]"\nitem ::= [0-9]{1,3} | root'
+    lark = 'start: WORD ("-" WORD)~1..2\nWORD: /[a-z]{1,6}/'
+    tag = {
+        "type": "triggered_tags",
+        "triggers": ["<n>"],
+        "tags": [{"begin": "<n>", "content": {"type": "json_schema", "json_schema": {"enum": [1, 2]}}, "end": "</n>"}],
+        "at_least_one": True,
+        "stop_after_first": True,
+    }
+    kinds = [
+        (StructuredOutputsParams(json_object=True), lambda text: isinstance(json.loads(text), dict)),
+        (StructuredOutputsParams(grammar=gbnf), lambda text: isinstance(json.loads(text), list) or "[0" in text),
+        (StructuredOutputsParams(grammar=lark), re.compile("[a-z]{1,6}(-[a-z]{1,6}){1,2}").fullmatch),
+        (StructuredOutputsParams(structural_tag=json.dumps({"format": tag})), re.compile("<n>[12]</n>").fullmatch),
+    ]
+    params = [sampled(kinds[index % len(kinds)][0], index) for index in range(NUM_SEQS)]
+    outputs = [request.outputs[0] for request in generate(llm, ["text"] * NUM_SEQS, params)]
+    ended = [(index, out.text) for index, out in enumerate(outputs) if out.finish_reason == "stop"]
+    assert len(ended) > NUM_SEQS // 2  # free JSON has no bound
+    assert {index % len(kinds) for index, _ in ended} >= {2, 3}
+    assert all(kinds[index % len(kinds)][1](text) for index, text in ended), ended
+
+
+def test_a_refused_schema_stops_nobody(llm: LLM) -> None:
+    bad = sampled(StructuredOutputsParams(json={"type": "array", "uniqueItems": True}), 0)
+    good = sampled(StructuredOutputsParams(choice=["a", "b"]), 0)
+    with pytest.raises(VLLMValidationError, match="uniqueItems"):
+        llm.generate(["x", "y"], [good, bad], use_tqdm=False)
+    assert llm.generate("x", good, use_tqdm=False)[0].outputs[0].text in ("a", "b")
