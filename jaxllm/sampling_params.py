@@ -100,6 +100,7 @@ class BeamSearchParams(msgspec.Struct, omit_defaults=True):
         self.temperature = check_float("temperature", self.temperature, 0.0, 2.0)
         self.length_penalty = check_float("length_penalty", self.length_penalty, *LENGTH_PENALTIES)
         check_bool("include_stop_str_in_output", self.include_stop_str_in_output)
+        check_kind("structured_outputs", self.structured_outputs, StructuredOutputsParams)
 
 
 class _SamplingParamsMeta(msgspec.StructMeta):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -303,16 +302,18 @@ def test_sampling_settings(make_model: MakeModel):
     assert config.reasoning_config is reasoning
 
 
-def test_logits_processors_are_loaded(make_model: MakeModel):
-    def plain(logits_sv: Any, _state: Any) -> Any:
-        return logits_sv
+def unchanged(logits_sv: Any, _state: Any) -> Any:
+    return logits_sv
 
+
+def test_logits_processors_are_loaded(make_model: MakeModel):
     model = make_model()
-    assert resolve(model, logits_processors=[plain]).logits_processors == (plain,)
-    assert resolve(model, logits_processors=["operator:add"]).logits_processors == (operator.add,)
-    for given in ([3], ["operator:no_such"], ["no_such_module:f"]):
+    for given in (unchanged, f"{__name__}:unchanged"):
+        assert resolve(model, logits_processors=[given]).logits_processors == (unchanged,)
+    # operator.add adds the state to the logits: nothing that a step could trace
+    for wrong in (3, "operator:no_such", "no_such_module:f", "operator:add"):
         with pytest.raises(VLLMValidationError, match="logits_processors") as caught:
-            resolve(model, logits_processors=given)
+            resolve(model, logits_processors=[wrong])
         assert caught.value.parameter == "logits_processors"
 
 
