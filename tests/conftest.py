@@ -19,7 +19,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 REPOSITORY = Path(__file__).resolve().parents[1]
 CACHE = REPOSITORY / ".cache"
 # Where scripts/test.sh puts the models: read before the next lines move jaxllm's cache, and kept for child processes.
-MODEL_DIR = Path(os.environ.setdefault("JAXLLM_TEST_MODELS", str(default_dir())))
+MODEL_DIR = Path(os.environ.setdefault("TEST_MODELS", str(default_dir())))
 
 
 def cpu_fingerprint() -> str:
