@@ -152,30 +152,33 @@ def measure_steps(model: str, repeats: int) -> Table:
     # enforce_eager: no thread compiles what is not needed while we measure.
     engine: Any = LLMEngine.from_engine_args(EngineArgs(model=model, max_num_seqs=ROWS, enforce_eager=True))
     runner = engine._core._core._runner
-    sampled = SamplingParams(temperature=0.8)
-    nucleus = SamplingParams(temperature=0.8, top_p=0.9)
-    greedy = SamplingParams(temperature=0.0)
+    block_size, vocab_size = runner.compiler.config.block_size, runner.compiler.model.config.vocab_size
+
+    def case(sampler: Callable[[Array, SamplingBatch], Array] | None = None, **params: Any) -> StepCase:
+        plan = decode_plan(SamplingParams(**params), block_size, runner.num_blocks, vocab_size)
+        return StepCase(runner, plan, sampler=sampler)
+
     cases = {
-        "bare argmax": StepCase(runner, greedy, sampler=lambda logits_sv, _: jnp.argmax(logits_sv, axis=1)),
-        "greedy": StepCase(runner, greedy),
-        "temperature": StepCase(runner, sampled),
-        "temperature, top_p": StepCase(runner, nucleus),
-        "temperature, top_p, logprobs": StepCase(runner, SamplingParams(temperature=0.8, top_p=0.9, logprobs=1)),
+        "bare argmax": case(lambda logits_sv, _: jnp.argmax(logits_sv, axis=1), temperature=0.0),
+        "greedy": case(temperature=0.0),
+        "temperature": case(temperature=0.8),
+        "temperature, top_p": case(temperature=0.8, top_p=0.9),
+        "temperature, top_p, logprobs": case(temperature=0.8, top_p=0.9, logprobs=1),
     }
     return measure({name: case.run for name, case in cases.items()}, "greedy", repeats)
 
 
 class StepCase:
-    """One decode step at 64 rows, again and again; all cases take turns with the runner's KV pool."""
+    """One step, again and again; all cases of a runner take turns with its KV pool."""
 
     def __init__(
-        self, runner: Any, params: SamplingParams, *, sampler: Callable[[Array, SamplingBatch], Array] | None = None
+        self, runner: Any, plan: StepPlan, *, sampler: Callable[[Array, SamplingBatch], Array] | None = None
     ) -> None:
         compiler = runner.compiler
-        plan = decode_plan(params, compiler.config.block_size, runner.num_blocks, compiler.model.config.vocab_size)
         shape = compiler.batch_shape(plan.num_tokens, plan.num_rows)
+        masks = [None] * len(plan.chunks)
         self._runner = runner
-        self._inputs = build(plan, shape, compiler.config.block_size, compiler.model.config.vocab_size, [None] * ROWS)
+        self._inputs = build(plan, shape, compiler.config.block_size, compiler.model.config.vocab_size, masks)
         key = compiler.step_shape(shape.bucket, is_full=self._inputs.is_full)
         self._program = runner.programs.get(key)
         if sampler is not None:
