@@ -6,6 +6,7 @@ The only place that reads the environment.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,11 +21,19 @@ if TYPE_CHECKING:
     from jaxllm.loading.checkpoint import Checkpoint
     from jaxllm.models.config import ModelConfig
     from jaxllm.sampling.processors import LogitsProcessor
+    from pallas_kernels.paged_attention import PagedAttention
 
 PLATFORMS = ("cpu", "gpu", "tpu")
 DEFAULT_BLOCK_SIZE: Mapping[str, int] = {"cpu": 128, "gpu": 64, "tpu": 64}
 DEFAULT_NUM_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 512, "gpu": 2048, "tpu": 2048}
 DEFAULT_NUM_SEQS = 256
+KV_DTYPES: Mapping[str, str] = {
+    "fp8": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+}
+
+logger = logging.getLogger(__name__)
 
 
 def default_cache_dir() -> str:
@@ -71,6 +80,8 @@ class EngineConfig:
     model_config: ModelConfig
     dtype: str
     """ "float32", "bfloat16" or "float16"."""
+    attention: PagedAttention
+    """The attention op, and the form of the KV cache."""
     max_model_len: int
     max_model_len_can_shrink: bool
     """Not asked for by the user, so the engine may lower it to what the KV cache holds."""
@@ -111,6 +122,11 @@ class EngineConfig:
     platform: str
     """ "cpu", "gpu" or "tpu"."""
     cache_dir: str
+
+    @property
+    def unrolls_layers(self) -> bool:
+        """Whether layers are separate arrays in an unrolled loop: a GPU runs that as one CUDA graph, a scan not."""
+        return self.platform == "gpu" or self.attention.implementation == "gpu"
 
 
 COPIED = (
@@ -172,13 +188,15 @@ class EngineArgs(EngineArguments):
         requested = cast(int | None, self.max_model_len)  # check() has read strings
         max_model_len, can_shrink = resolution.resolve_max_model_len(requested, resolution.context_length(model_config))
         platform = detect_platform()
+        limits, numerics = _resolve_limits(self, platform, max_model_len), _resolve_numerics(self, checkpoint, platform)
         copied = {name: getattr(self, name) for name in COPIED}
         return EngineConfig(
             **copied,
-            **_resolve_limits(self, platform, max_model_len),
+            **limits,
             checkpoint=checkpoint,
             model_config=model_config,
-            **_resolve_numerics(self, checkpoint, platform),
+            **numerics,
+            attention=_resolve_attention(self, model_config, platform, numerics["dtype"], limits["block_size"]),
             logits_processors=logits_processors,
             structured_outputs_config=self.structured_outputs_config or StructuredOutputsConfig(),
             max_model_len=max_model_len,
@@ -202,6 +220,33 @@ def _resolve_numerics(args: EngineArgs, checkpoint: Checkpoint, platform: str) -
     dtype = resolve_dtype(args.dtype, checkpoint, platform)
     invariant = resolution.resolve_batch_invariant(args.batch_invariant, platform, dtype, jax.__version_info__)
     return {"dtype": dtype, "batch_invariant": invariant}
+
+
+def _resolve_attention(
+    args: EngineArgs, model_config: ModelConfig, platform: str, dtype: str, block_size: int
+) -> PagedAttention:
+    """Settle how attention is computed, and the dtype of the KV cache."""
+    import jax.numpy as jnp
+
+    from pallas_kernels.paged_attention import AttentionShape, pick
+
+    shape = AttentionShape(
+        num_heads=model_config.num_heads,
+        num_kv_heads=model_config.num_kv_heads,
+        head_dim=model_config.head_dim,
+        block_size=block_size,
+        dtype=jnp.dtype(dtype),
+        kv_dtype=jnp.dtype(KV_DTYPES.get(args.kv_cache_dtype, dtype)),
+    )
+    backend = None if args.attention_config is None else args.attention_config.backend
+    try:
+        attention, reason = pick(shape, platform, backend)
+    except ValueError as error:
+        message = f"attention_config: {error}. Leave backend out, or use 'xla'."
+        raise VLLMValidationError(message, parameter="attention_config", value=backend) from error
+    if reason is not None:
+        logger.warning("attention runs in plain XLA, not in the %s's own kernels: %s", platform, reason)
+    return attention
 
 
 def _load_processors(given: list[Any] | None) -> tuple[LogitsProcessor, ...]:

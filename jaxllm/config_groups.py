@@ -41,6 +41,21 @@ class StructuredOutputsConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class AttentionConfig:
+    """How attention is computed."""
+
+    backend: str | None = None
+    """ "xla", "tpu" or "gpu"; None is the platform's own kernels, or "xla" where they cannot run a model. A CPU runs
+    the kernels of a TPU or GPU in their interpreters: slow, for tests."""
+
+    def __post_init__(self) -> None:
+        if self.backend not in (None, "xla", "tpu", "gpu"):
+            group = "attention_config"
+            message = f"{group}: backend={shown(self.backend)} is not supported; use 'xla', 'tpu' or 'gpu'."
+            raise VLLMValidationError(message, parameter=group, value=self.backend)
+
+
+@dataclasses.dataclass(frozen=True)
 class ReasoningConfig:
     """How a model marks its reasoning; needed for thinking_token_budget."""
 

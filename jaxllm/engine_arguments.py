@@ -28,11 +28,12 @@ from jaxllm.arguments import (
     required,
     unsupported,
 )
-from jaxllm.config_groups import ReasoningConfig, StructuredOutputsConfig
+from jaxllm.config_groups import AttentionConfig, ReasoningConfig, StructuredOutputsConfig
 from jaxllm.exceptions import VLLMValidationError, unknown_parameter
 from jaxllm.validation import INT32_MAX
 
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256, 512)
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 MAX_NUM_SEQS = 65_536
 MAX_NUM_BATCHED_TOKENS = 2**20
@@ -166,7 +167,9 @@ class EngineArguments:
         True, Switch(optional=True), _CACHE, "reuse the KV blocks of equal prompt beginnings"
     )
     prefix_caching_hash_algo: str = unsupported("sha256")
-    kv_cache_dtype: str = unsupported("auto")
+    kv_cache_dtype: str = argument(
+        "auto", Choice(KV_CACHE_DTYPES), _CACHE, "dtype of the KV cache; auto: the model's; fp8 is fp8_e4m3"
+    )
     calculate_kv_scales: bool = unsupported(False)
     kv_sharing_fast_prefill: bool = unsupported(False)
     cpu_offload_gb: float = unsupported(0, also=(0.0,))
@@ -223,7 +226,9 @@ class EngineArguments:
     limit_mm_per_prompt: Any = unsupported(None, also=({},))
     mm_processor_kwargs: Any = unsupported(None)
     compilation_config: Any = unsupported(None, "XLA compiles; there are no torch settings", aliases=("-O",))
-    attention_config: Any = unsupported(None)
+    attention_config: AttentionConfig | None = argument(
+        None, Group(AttentionConfig), "AttentionConfig", 'as JSON; {"backend": "xla"} turns the Pallas kernels off'
+    )
     kv_transfer_config: Any = unsupported(None)
     kv_events_config: Any = unsupported(None)
     ec_transfer_config: Any = unsupported(None)

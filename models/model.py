@@ -14,7 +14,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from pallas_kernels.paged_attention import AttentionBatch, KVPool, paged_attention
+from pallas_kernels.paged_attention import AttentionBatch, KVPool, PagedAttention
 
 from .config import ModelConfig
 from .family import Prefixes, TensorName
@@ -109,9 +109,9 @@ class Model:
         params: Params,
         kv_pool: KVPool,
         tokens: TokenBatch,
-        attention: AttentionBatch,
+        batch: AttentionBatch,
         *,
-        implementation: str | None = None,
+        attention: PagedAttention,
     ) -> tuple[Array, KVPool]:
         """Run the step's tokens through all layers; return normed hidden states [t, d] and the pool."""
         cfg = self.config
@@ -120,18 +120,17 @@ class Model:
 
         def body(carry: tuple[Array, KVPool], layer_params: Params, data: LayerData) -> tuple[Array, KVPool]:
             def attend(q_tnh: Array, k_tkh: Array, v_tkh: Array, kv_pool: KVPool) -> tuple[Array, KVPool]:
-                return paged_attention(
+                return attention(
                     q_tnh,
                     k_tkh,
                     v_tkh,
                     kv_pool,
-                    attention,
+                    batch,
                     layer=data.layer,
                     num_layers=cfg.num_layers,
                     window=data.window,
                     scale=cfg.scale,
                     soft_cap=cfg.attn_soft_cap,
-                    implementation=implementation,
                 )
 
             # A model with one table needs no gather in its layers.

@@ -175,7 +175,7 @@ class StepCase:
         self, runner: Any, plan: StepPlan, *, sampler: Callable[[Array, SamplingBatch], Array] | None = None
     ) -> None:
         compiler = runner.compiler
-        shape = compiler.batch_shape(plan.num_tokens, plan.num_rows)
+        shape = compiler.batch_shape(plan)
         masks = [None] * len(plan.chunks)
         self._runner = runner
         self._inputs = build(plan, shape, compiler.config.block_size, compiler.model.config.vocab_size, masks)

@@ -45,7 +45,7 @@ def make_core(
     """
     started = time.monotonic()
     use_compile_cache(config.cache_dir)
-    model = Model(config.model_config, config.dtype)
+    model = Model(config.model_config, config.dtype, stacked=not config.unrolls_layers)
     specs = model.param_specs(config.checkpoint.tensors)
     if config.load_format != "dummy":
         check_names(specs, config.checkpoint, ignored=model.ignored_tensors)
@@ -58,13 +58,15 @@ def make_core(
     scheduler = (config.scheduler_cls or Scheduler)(scheduler_config)
     device = jax.devices()[0]
     logger.info(
-        "jaxllm %s: %s (%s) on %s (%s) in %s, %d KV blocks of %d tokens, context %d, %d programs; loaded in %.1f s",
+        "jaxllm %s: %s (%s) on %s (%s) in %s, attention %s, %d KV blocks of %d tokens, context %d, %d programs; "
+        "loaded in %.1f s",
         __version__,
         config.model,
         config.model_config.architecture,
         device.platform,
         device.device_kind,
         config.dtype,
+        config.attention.implementation,
         num_blocks,
         config.block_size,
         max_model_len,
@@ -81,8 +83,7 @@ def size_pool(config: EngineConfig, model: Model, specs: Mapping[str, ParamSpec]
     """
     request = PoolRequest(
         model_config=config.model_config,
-        dtype=config.dtype,
-        block_size=config.block_size,
+        attention=config.attention,
         max_num_seqs=config.max_num_seqs,
         max_model_len=config.max_model_len,
         num_gpu_blocks_override=config.num_gpu_blocks_override,
@@ -139,7 +140,7 @@ def _step_config(config: EngineConfig, max_model_len: int) -> StepConfig:
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=max_model_len,
-        block_size=config.block_size,
+        attention=config.attention,
         max_logprobs=config.max_logprobs,
         platform=config.platform,
         logprobs_mode=config.logprobs_mode,
@@ -154,6 +155,7 @@ def _scheduler_config(config: EngineConfig, num_blocks: int, max_model_len: int,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=max_model_len,
         block_size=config.block_size,
+        row_alignment=config.attention.row_alignment,
         num_blocks=num_blocks,
         enable_prefix_caching=config.enable_prefix_caching and not _keys_depend_on_the_prompt(config.model_config),
         policy=config.scheduling_policy,

@@ -27,6 +27,8 @@ class BatchShape(NamedTuple):
     """Blocks of the longest request."""
     query_tile: int
     """Rows of a prefill tile."""
+    row_alignment: int
+    """Chunks of two tokens or more start at a multiple of this row."""
     extra_args: ExtraArgs = ()
     """What the logits processors take."""
 
@@ -58,6 +60,7 @@ def int_fields(shape: BatchShape) -> Fields:
         ("slots", (t,)),
         ("block_tables", (s, m)),
         ("context_lens", (s,)),
+        ("query_starts", (s,)),
         ("query_ends", (s,)),
         ("tile_seqs", (tiles,)),
         ("tile_rows", (tiles,)),
@@ -99,7 +102,7 @@ def build(
     ints, int_views = _allocate(int_fields(shape), np.int32)
     floats, float_views = _allocate(float_fields(shape), np.float32)
     lengths = np.array([len(chunk.token_ids) for chunk in plan.chunks])
-    _fill_sequences(int_views, plan.chunks, lengths)
+    _fill_sequences(int_views, plan.chunks, lengths, first_rows(lengths, shape.row_alignment))
     _fill_tokens(int_views, plan.chunks, lengths, block_size)
     _fill_tiles(int_views, lengths, shape.query_tile)
     fill_rows(int_views, float_views, plan.chunks, shape.extra_args)
@@ -117,11 +120,31 @@ def _allocate(fields: Fields, dtype: type) -> tuple[np.ndarray, dict[str, np.nda
     return buffer, unpack(buffer, fields)
 
 
-def _fill_sequences(fields: dict[str, np.ndarray], chunks: Sequence[Chunk], lengths: np.ndarray) -> None:
+def first_rows(lengths: np.ndarray, alignment: int) -> np.ndarray:
+    """Return each chunk's first row among the step's tokens: decodes end to end, then longer chunks, aligned."""
+    is_longer = lengths > 1
+    num_rows = np.where(is_longer, -(-lengths // alignment) * alignment, 1)
+    num_decodes = len(lengths) - np.count_nonzero(is_longer)
+    return np.cumsum(num_rows) - num_rows + is_longer * (-num_decodes % alignment)
+
+
+def count_rows(plan: StepPlan, alignment: int) -> int:
+    """Return how many rows of tokens a plan takes."""
+    if alignment == 1:
+        return plan.num_tokens
+    lengths = np.array([len(chunk.token_ids) for chunk in plan.chunks])
+    return int(first_rows(lengths, alignment)[-1] + lengths[-1])
+
+
+def _fill_sequences(
+    fields: dict[str, np.ndarray], chunks: Sequence[Chunk], lengths: np.ndarray, starts: np.ndarray
+) -> None:
     num_seqs = len(chunks)
     fields["context_lens"][:num_seqs] = lengths + [chunk.start for chunk in chunks]
-    fields["query_ends"][:num_seqs] = np.cumsum(lengths)
-    fields["query_ends"][num_seqs:] = fields["query_ends"][num_seqs - 1]
+    fields["query_starts"][:num_seqs] = starts
+    fields["query_ends"][:num_seqs] = starts + lengths
+    for name in ("query_starts", "query_ends"):
+        fields[name][num_seqs:] = fields["query_ends"][num_seqs - 1]
     fields["num_decodes"][...] = np.count_nonzero(lengths == 1)
     owners, places = _spread(np.array([len(chunk.block_ids) for chunk in chunks]))
     fields["block_tables"][owners, places] = _join([chunk.block_ids for chunk in chunks])
@@ -132,21 +155,21 @@ def _fill_sequences(fields: dict[str, np.ndarray], chunks: Sequence[Chunk], leng
 
 def _fill_tokens(fields: dict[str, np.ndarray], chunks: Sequence[Chunk], lengths: np.ndarray, block_size: int) -> None:
     seqs, places = _spread(lengths)
-    num_tokens = len(seqs)
+    rows = fields["query_starts"][seqs] + places
     positions = (fields["context_lens"][: len(chunks)] - lengths)[seqs] + places
     blocks = fields["block_tables"][seqs, positions // block_size]
-    fields["token_ids"][:num_tokens] = _join([chunk.token_ids for chunk in chunks])
-    fields["positions"][:num_tokens] = positions
-    fields["slots"][:num_tokens] = blocks * block_size + positions % block_size
+    fields["token_ids"][rows] = _join([chunk.token_ids for chunk in chunks])
+    fields["positions"][rows] = positions
+    fields["slots"][rows] = blocks * block_size + positions % block_size
     prompt_lens = np.array([chunk.num_prompt_tokens for chunk in chunks])
-    fields["rope_lengths"][:num_tokens] = np.maximum(prompt_lens[seqs], positions + 1)
+    fields["rope_lengths"][rows] = np.maximum(prompt_lens[seqs], positions + 1)
 
 
 def _fill_tiles(fields: dict[str, np.ndarray], lengths: np.ndarray, query_tile: int) -> None:
     """Cut the chunks of two tokens or more into tiles."""
     seqs, places = _spread(np.where(lengths > 1, -(-lengths // query_tile), 0))
     fields["tile_seqs"][: len(seqs)] = seqs
-    fields["tile_rows"][: len(seqs)] = (fields["query_ends"][: len(lengths)] - lengths)[seqs] + places * query_tile
+    fields["tile_rows"][: len(seqs)] = fields["query_starts"][seqs] + places * query_tile
     fields["num_tiles"][...] = len(seqs)
 
 

@@ -15,14 +15,14 @@ class Bucket(NamedTuple):
     num_seqs: int
 
 
-def make_buckets(max_num_batched_tokens: int, max_num_seqs: int) -> tuple[Bucket, ...]:
-    """Return powers of two from 8 up to the token budget, each with as many sequences as it can hold."""
-    most_seqs = _round_up(max_num_seqs)
-    sizes = [MIN_TOKENS]
+def make_buckets(max_num_batched_tokens: int, max_num_seqs: int, alignment: int = 1) -> tuple[Bucket, ...]:
+    """Return powers of two from 8, or from `alignment`, up to the token budget, with as many sequences as they hold."""
+    most_seqs, least = _round_up(max_num_seqs), max(MIN_TOKENS, alignment)
+    sizes = [least]
     while sizes[-1] < max_num_batched_tokens:
         sizes.append(2 * sizes[-1])
     # A budget that is no power of two would pad its fullest steps for nothing.
-    sizes[-1] = max(MIN_TOKENS, -(-min(sizes[-1], max_num_batched_tokens) // MIN_TOKENS) * MIN_TOKENS)
+    sizes[-1] = max(least, -(-min(sizes[-1], max_num_batched_tokens) // least) * least)
     return tuple(Bucket(size, min(size, most_seqs)) for size in sizes)
 
 

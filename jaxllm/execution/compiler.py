@@ -14,15 +14,17 @@ import jax.numpy as jnp
 from jaxllm.models.model import Model, unflatten
 from jaxllm.sampling.processors import LogitsProcessor, extra_args
 from jaxllm.sampling.token_counts import set_row
-from pallas_kernels.paged_attention import KVPool, copy_blocks, kv_pool_spec
-from pallas_kernels.paged_attention.tiles import DEFAULT_TILES
+from jaxllm.scheduling.plan import StepPlan
+from pallas_kernels.paged_attention import KVPool, PagedAttention, copy_blocks
 
-from .batch import BatchShape, buffer_size, float_fields, int_fields
+from .batch import BatchShape, buffer_size, count_rows, float_fields, int_fields
 from .buckets import Bucket, make_buckets, pick_bucket
 from .options import compiler_options
 from .rows import RareInputs, rare_shapes
 from .step import DeviceState, StepShape, run_step
 
+# Rows of logits that exist at a time. Steps rarely fill their rows, and nothing is computed for tiles without any.
+LOGITS_TILE = 64
 # Blocks that one run of the copy program moves; further ones take further runs.
 COPIES = 8
 
@@ -46,15 +48,17 @@ class StepConfig:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
-    block_size: int
+    attention: PagedAttention
     max_logprobs: int
     """At most the vocabulary."""
     platform: str
     logprobs_mode: str = "raw_logprobs"
     processors: tuple[LogitsProcessor, ...] = ()
     batch_invariant: bool = False
-    implementation: str | None = None
-    """Of paged attention; None picks."""
+
+    @property
+    def block_size(self) -> int:
+        return self.attention.shape.block_size
 
 
 class StepCompiler:
@@ -62,7 +66,8 @@ class StepCompiler:
 
     def __init__(self, config: StepConfig, model: Model) -> None:
         self.config, self.model = config, model
-        self.buckets = make_buckets(config.max_num_batched_tokens, config.max_num_seqs)
+        alignment = config.attention.row_alignment
+        self.buckets = make_buckets(config.max_num_batched_tokens, config.max_num_seqs, alignment)
 
     @property
     def max_rows(self) -> int:
@@ -81,9 +86,10 @@ class StepCompiler:
         # The first steps are the largest, then come the decodes.
         return [self.step_shape(bucket, is_full=is_full) for bucket in (self.buckets[-1], *self.buckets[:-1])]
 
-    def batch_shape(self, num_tokens: int, num_seqs: int) -> BatchShape:
+    def batch_shape(self, plan: StepPlan) -> BatchShape:
         """Return the smallest shape that holds a step."""
-        return self._batch_shape(pick_bucket(self.buckets, num_tokens, num_seqs))
+        num_tokens = count_rows(plan, self.config.attention.row_alignment)
+        return self._batch_shape(pick_bucket(self.buckets, num_tokens, plan.num_rows))
 
     def step_shape(self, bucket: Bucket, *, is_full: bool) -> StepShape:
         """Return the program of a bucket."""
@@ -92,15 +98,7 @@ class StepCompiler:
 
     def pool_spec(self, num_blocks: int) -> KVPool:
         """Return shape and dtype of the KV pool."""
-        model = self.model.config
-        return kv_pool_spec(
-            model.num_layers,
-            num_blocks,
-            self.config.block_size,
-            model.num_kv_heads,
-            model.head_dim,
-            self.model.dtype,
-        )
+        return self.config.attention.pool_spec(self.model.config.num_layers, num_blocks)
 
     def counts_spec(self) -> jax.ShapeDtypeStruct:
         """Return shape and dtype of the token counts: a row for those that count nothing, and one per slot."""
@@ -121,7 +119,9 @@ class StepCompiler:
             model=self.model,
             shape=key,
             processors=self.config.processors,
-            implementation=self.config.implementation,
+            attention=self.config.attention,
+            # On a GPU a loop would be driven from the host, and the step no longer be one CUDA graph.
+            logits_tile=self.max_rows if self.config.platform == "gpu" else LOGITS_TILE,
         )
         return _lower(
             step,
@@ -155,7 +155,9 @@ class StepCompiler:
 
     def _batch_shape(self, bucket: Bucket) -> BatchShape:
         max_blocks = -(-self.config.max_model_len // self.config.block_size)
-        return BatchShape(bucket, max_blocks, DEFAULT_TILES.query, tuple(extra_args(self.config.processors).items()))
+        attention = self.config.attention
+        arguments = tuple(extra_args(self.config.processors).items())
+        return BatchShape(bucket, max_blocks, attention.tiles.query, attention.row_alignment, arguments)
 
     def _params_spec(self) -> dict[str, Any]:
         specs = self.model.param_specs()

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.models.config import ModelConfig
-from pallas_kernels.paged_attention import KVPool, kv_pool_spec
+from pallas_kernels.paged_attention import KVPool, PagedAttention
 
 logger = logging.getLogger(__name__)
 
@@ -24,8 +24,7 @@ class PoolRequest:
     """What decides the size of the pool."""
 
     model_config: ModelConfig
-    dtype: str
-    block_size: int
+    attention: PagedAttention
     max_num_seqs: int
     max_model_len: int
     num_gpu_blocks_override: int | None
@@ -33,11 +32,14 @@ class PoolRequest:
     memory_limit: int | None
     """Bytes of one device that the engine may use; None for the CPU's own rule."""
 
+    @property
+    def block_size(self) -> int:
+        return self.attention.shape.block_size
+
 
 def block_bytes(request: PoolRequest) -> int:
     """Return the bytes of one block over all layers."""
-    cfg = request.model_config
-    spec = kv_pool_spec(cfg.num_layers, 1, request.block_size, cfg.num_kv_heads, cfg.head_dim, jnp.dtype(request.dtype))
+    spec = request.attention.pool_spec(request.model_config.num_layers, 1)
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in spec)
 
 

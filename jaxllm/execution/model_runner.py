@@ -65,7 +65,7 @@ class ModelRunner:
         `masks` are the packed bits of the ids that each chunk's row may sample; None stands for all.
         """
         compiler = self.compiler
-        shape = compiler.batch_shape(plan.num_tokens, plan.num_rows)
+        shape = compiler.batch_shape(plan)
         inputs = build(plan, shape, compiler.config.block_size, compiler.model.config.vocab_size, masks)
         self._copy_blocks(plan.copies)
         self._set_counts(plan)

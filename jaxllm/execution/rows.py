@@ -187,7 +187,7 @@ def _fill_scored(ints: dict[str, np.ndarray], chunks: Sequence[Chunk]) -> None:
         count = len(chunk.scored_ids)
         if not count:
             continue
-        first_token = int(ints["query_ends"][index]) - len(chunk.token_ids)
+        first_token = int(ints["query_starts"][index])
         rows = slice(row, row + count)
         ints["logit_tokens"][rows] = first_token + chunk.score_start - 1 - chunk.start + np.arange(count)
         ints["is_scored"][rows] = 1

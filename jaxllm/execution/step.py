@@ -15,13 +15,10 @@ from jaxllm.sampling.logprobs import Logprobs
 from jaxllm.sampling.processors import LogitsProcessor
 from jaxllm.sampling.sampler import Rules, SamplingBatch, Uses, sample_full, sample_plain
 from jaxllm.sampling.token_counts import add_tokens
-from pallas_kernels.paged_attention import AttentionBatch, KVPool
+from pallas_kernels.paged_attention import AttentionBatch, KVPool, PagedAttention
 
 from .batch import BatchShape, float_fields, int_fields, unpack
 from .rows import EXTRA, RareInputs
-
-# Rows of logits that exist at a time. Steps rarely fill their rows, and nothing is computed for tiles without any.
-LOGITS_TILE = 64
 
 
 class DeviceState(NamedTuple):
@@ -63,16 +60,20 @@ def run_step(
     model: Model,
     shape: StepShape,
     processors: tuple[LogitsProcessor, ...] = (),
-    implementation: str | None = None,
+    attention: PagedAttention,
+    logits_tile: int,
 ) -> tuple[DeviceState, StepOutput]:
-    """Run one step: `previous_tokens` are the last one's `tokens_s`; `rare` and token counts are a full step's."""
+    """Run one step: `previous_tokens` are the last one's `tokens_s`; `rare` and token counts are a full step's.
+
+    `logits_tile` rows of logits exist at a time.
+    """
     i, f = unpack(ints, int_fields(shape.batch)), unpack(floats, float_fields(shape.batch))
-    tokens, attention = _batches(i, previous_tokens, shape.batch.bucket.num_seqs)
-    hidden_td, kv_pool = model.forward(params, state.kv_pool, tokens, attention, implementation=implementation)
+    tokens, batch = _batches(i, previous_tokens, shape.batch.bucket.num_seqs)
+    hidden_td, kv_pool = model.forward(params, state.kv_pool, tokens, batch, attention=attention)
     rows = (hidden_td[i["logit_tokens"]], _sampling(i, f))
     logits = partial(model.logits, params)
     if rare is None:
-        tokens_s = map_row_tiles(lambda x, batch: sample_plain(logits(x), batch), rows, i["num_rows"], LOGITS_TILE)
+        tokens_s = map_row_tiles(lambda x, batch: sample_plain(logits(x), batch), rows, i["num_rows"], logits_tile)
         return DeviceState(kv_pool, None), StepOutput(_pad(tokens_s, shape.max_rows), None)
 
     def sample(hidden_rd: Array, batch: SamplingBatch, rules: Rules) -> tuple[Array, Logprobs]:
@@ -88,7 +89,7 @@ def run_step(
         )
 
     rules = _rules(i, f, rare, shape.batch)
-    tokens_s, logprobs = map_row_tiles(sample, (*rows, rules), i["num_rows"], LOGITS_TILE)
+    tokens_s, logprobs = map_row_tiles(sample, (*rows, rules), i["num_rows"], logits_tile)
     counts_cv = add_tokens(state.counts_cv, i["count_rows"], tokens_s)
     return DeviceState(kv_pool, counts_cv), StepOutput(_pad(tokens_s, shape.max_rows), logprobs)
 
@@ -110,6 +111,7 @@ def _batches(i: dict[str, Array], previous_tokens: Array, s: int) -> tuple[Token
         slots_t=i["slots"],
         block_tables_sm=i["block_tables"],
         context_lens_s=i["context_lens"],
+        query_starts_s=i["query_starts"],
         query_ends_s=i["query_ends"],
         num_decodes=i["num_decodes"],
         tile_seqs_i=i["tile_seqs"],

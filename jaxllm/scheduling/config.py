@@ -36,11 +36,14 @@ class SchedulerConfig:
 
     With one more than max_num_seqs a prompt that is scored gets on in every step, whatever else runs.
     """
+    row_alignment: int = 1
+    """The rows of a chunk of two tokens or more start at a multiple of this; those left out count for the step's size,
+    which is max_num_batched_tokens rounded up to a multiple."""
     tracks_all_tokens: bool = False
     """Whether every request gets a slot of the device's token counts, not just those with penalties."""
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "row_alignment"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if self.keys_depend_on_prompt and self.enable_prefix_caching:

@@ -243,7 +243,7 @@ class Scheduler:
             beginning = self._find_beginning(request, draft)
             start = beginning.num_tokens
             num_missing = request.num_tokens - start
-            if num_missing > draft.num_tokens and not self.config.enable_chunked_prefill:
+            if num_missing > draft.room() and not self.config.enable_chunked_prefill:
                 break
             # All its tokens must fit, not just the first chunk: half-read prompts would crowd each other out.
             if not self.cache.fits(request.num_tokens, beginning):

@@ -50,7 +50,10 @@ class StepDraft:
     ) -> None:
         self.in_flight = in_flight
         self.num_tokens = config.max_num_batched_tokens
-        """Tokens that the step may still take."""
+        """Tokens that the step may still take, if their rows have room."""
+        self._alignment = config.row_alignment
+        self._row_room = self._aligned(self.num_tokens)
+        """Rows of tokens that are left beside the longer chunks; decodes come out of it as well."""
         self.num_rows = config.num_rows
         """Rows of logits that the step may still take."""
         self.num_preempted = 0
@@ -68,14 +71,22 @@ class StepDraft:
 
     @property
     def is_full(self) -> bool:
-        return not (self.num_tokens and self.num_rows)
+        return not (self.num_tokens and self.num_rows and self._aligned(len(self._decodes) + 1) <= self._row_room)
+
+    def _aligned(self, num_rows: int) -> int:
+        return -(-num_rows // self._alignment) * self._alignment
+
+    def room(self, num_behind: int = 0) -> int:
+        """Return the most tokens that the next chunk may have, with a token kept back for each request behind."""
+        rows = self._row_room - self._aligned(len(self._decodes) + num_behind)
+        return max(1, min(self.num_tokens - num_behind, rows))
 
     def limit(self, request: Request, start: int, num_missing: int, num_behind: int = 0) -> int:
         """Cut a request's missing tokens to what it may have of a step that is not full; 0 if its rows do not fit.
 
         A token and a row are kept back for each request behind, as long as this one gets at least a token.
         """
-        num_tokens = min(num_missing, self._threshold, max(1, self.num_tokens - num_behind))
+        num_tokens = min(num_missing, self._threshold, self.room(num_behind))
         scored = request.scored_positions(start, num_tokens)
         num_free = self.num_rows - 1
         num_scored = max(min(1, num_free), num_free - num_behind)
@@ -109,7 +120,11 @@ class StepDraft:
             score_start,
             scored_ids,
         )
-        (self._decodes if num_tokens == 1 else self._longer).append((request, chunk))
+        if num_tokens == 1:
+            self._decodes.append((request, chunk))
+        else:
+            self._longer.append((request, chunk))
+            self._row_room -= self._aligned(num_tokens)
         self.num_tokens -= num_tokens
         self.num_rows -= 1
 

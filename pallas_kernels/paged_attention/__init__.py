@@ -5,91 +5,141 @@ One call serves decodes and prefill chunks of many sequences at once. `reference
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import MappingProxyType
+from dataclasses import dataclass
 
+import jax.numpy as jnp
 from jax import Array
 
-from .layout import AttentionBatch, KVPool, copy_blocks, kv_pool_spec
+from .implementations import FLOAT8, IMPLEMENTATIONS, Implementation
+from .layout import AttentionBatch, AttentionShape, FusedPool, KVPool, SplitPool, copy_blocks
 from .tiles import Tiles
-from .xla import xla_paged_attention
 
 __all__ = [
     "IMPLEMENTATIONS",
     "AttentionBatch",
+    "AttentionShape",
+    "FusedPool",
     "KVPool",
+    "PagedAttention",
+    "SplitPool",
     "Tiles",
     "copy_blocks",
-    "kv_pool_spec",
-    "paged_attention",
+    "pick",
 ]
 
-# One entry per way of running the op; each has the signature of `paged_attention` without `implementation`.
-IMPLEMENTATIONS: MappingProxyType[str, Callable[..., tuple[Array, KVPool]]] = MappingProxyType(
-    {"xla": xla_paged_attention}
-)
 
+@dataclass(frozen=True)
+class PagedAttention:
+    """The op for one shape in one implementation; make it with `pick`."""
 
-def paged_attention(
-    q_tnh: Array,
-    k_tkh: Array,
-    v_tkh: Array,
-    kv_pool: KVPool,
-    batch: AttentionBatch,
-    *,
-    layer: Array | int,
-    num_layers: int,
-    window: Array | int,
-    scale: float,
-    soft_cap: float | None = None,
-    implementation: str | None = None,
-) -> tuple[Array, KVPool]:
-    """Write `k_tkh`, `v_tkh` at the batch's slots of `layer`, then attend causally over each sequence's blocks.
+    shape: AttentionShape
+    implementation: str = "xla"
+    interpret: bool = False
+    """Run a TPU's or GPU's kernels in their interpreter, on a CPU. Slow; for tests."""
 
-    Args:
-      q_tnh: queries of all tokens of the step, RoPE applied; n is a multiple of k.
-      k_tkh, v_tkh: keys and values of the same tokens.
-      kv_pool: the pool of all layers; donate it, the result takes its place.
-      batch: where every token lives, from `AttentionBatch`.
-      layer: index of the layer, may be traced.
-      num_layers: layers in the pool.
-      window: a token attends to itself and the `window - 1` tokens before it; may be traced.
-      scale: factor on the scores, before `soft_cap`.
-      soft_cap: scores become `soft_cap * tanh(scores / soft_cap)`.
-      implementation: a name of `IMPLEMENTATIONS`; None picks one.
+    @property
+    def _entry(self) -> Implementation:
+        return IMPLEMENTATIONS[self.implementation]
 
-    Returns:
-      The attention output [t, n, h] in q's dtype (rows of padding hold finite garbage), and the pool.
+    @property
+    def tiles(self) -> Tiles:
+        """How the host cuts chunks for it, and how it cuts its work."""
+        return self._entry.tiles(self.shape)
 
-    Raises:
-      ValueError: for shapes that do not fit together or an unknown implementation.
-    """
-    _check_shapes(q_tnh, k_tkh, v_tkh, kv_pool, num_layers)
-    name = "xla" if implementation is None else implementation
-    if name not in IMPLEMENTATIONS:
-        raise ValueError(f"paged_attention: no implementation {name!r}; there are {sorted(IMPLEMENTATIONS)}")
-    return IMPLEMENTATIONS[name](
-        q_tnh,
-        k_tkh,
-        v_tkh,
-        kv_pool,
-        batch,
-        layer=layer,
-        num_layers=num_layers,
-        window=window,
-        scale=scale,
-        soft_cap=soft_cap,
-    )
+    @property
+    def row_alignment(self) -> int:
+        """Longer chunks must start at a multiple of this row."""
+        return self._entry.row_alignment
 
+    def pool_spec(self, num_layers: int, num_blocks: int) -> KVPool:
+        """Return shape and dtype of a pool of `num_blocks` blocks per layer, the null block counted."""
+        return self._entry.pool_spec(self.shape, num_layers, num_blocks)
 
-def _check_shapes(q_tnh: Array, k_tkh: Array, v_tkh: Array, kv_pool: KVPool, num_layers: int) -> None:
-    t, n, h = q_tnh.shape
-    k = k_tkh.shape[1]
-    if k_tkh.shape != (t, k, h) or v_tkh.shape != k_tkh.shape:
-        raise ValueError(f"paged_attention: q {q_tnh.shape}, k {k_tkh.shape} and v {v_tkh.shape} do not fit together")
-    if n % k:
-        raise ValueError(f"paged_attention: {n} query heads are not a multiple of {k} kv heads")
-    if kv_pool.k.shape[1:3] != (k, h) or kv_pool.k.shape[0] % num_layers:
-        raise ValueError(
-            f"paged_attention: a pool of {kv_pool.k.shape} does not hold {num_layers} layers of k={k}, h={h}"
+    def __call__(
+        self,
+        q_tnh: Array,
+        k_tkh: Array,
+        v_tkh: Array,
+        kv_pool: KVPool,
+        batch: AttentionBatch,
+        *,
+        layer: Array | int,
+        num_layers: int,
+        window: Array | int,
+        scale: float,
+        soft_cap: float | None = None,
+        sinks_n: Array | None = None,
+    ) -> tuple[Array, KVPool]:
+        """Write `k_tkh`, `v_tkh` at the batch's slots of `layer`, then attend causally over each sequence's blocks.
+
+        Args:
+          q_tnh: queries of all tokens of the step, RoPE applied.
+          k_tkh, v_tkh: keys and values of the same tokens.
+          kv_pool: the pool of all layers, of `pool_spec`; donate it, the result takes its place.
+          batch: where every token lives.
+          layer: index of the layer, may be traced.
+          num_layers: layers in the pool.
+          window: a token attends to itself and the `window - 1` tokens before it; may be traced.
+          scale: factor on the scores, before `soft_cap`.
+          soft_cap: scores become `soft_cap * tanh(scores / soft_cap)`.
+          sinks_n: one more score per head, which takes part in the softmax and has no value.
+
+        Returns:
+          The attention output [t, n, h] in q's dtype (rows of padding hold finite garbage), and the pool.
+
+        Raises:
+          ValueError: for arrays that are not of this shape.
+        """
+        self._check(q_tnh, k_tkh, v_tkh, kv_pool, num_layers)
+        if self.shape.kv_dtype in FLOAT8:  # out of range they would become NaN
+            most = float(jnp.finfo(self.shape.kv_dtype).max)
+            k_tkh, v_tkh = jnp.clip(k_tkh, -most, most), jnp.clip(v_tkh, -most, most)
+        k_tkh, v_tkh = k_tkh.astype(self.shape.kv_dtype), v_tkh.astype(self.shape.kv_dtype)
+        return self._entry.load()(
+            q_tnh,
+            k_tkh,
+            v_tkh,
+            kv_pool,
+            batch,
+            layer=layer,
+            num_layers=num_layers,
+            window=window,
+            scale=scale,
+            soft_cap=soft_cap,
+            sinks_n=sinks_n,
+            tiles=self.tiles,
+            interpret=self.interpret,
         )
+
+    def _check(self, q_tnh: Array, k_tkh: Array, v_tkh: Array, kv_pool: KVPool, num_layers: int) -> None:
+        shape, t = self.shape, q_tnh.shape[0]
+        kv_shape = (t, shape.num_kv_heads, shape.head_dim)
+        if q_tnh.shape[1:] != (shape.num_heads, shape.head_dim) or {k_tkh.shape, v_tkh.shape} != {kv_shape}:
+            raise ValueError(
+                f"paged_attention: q {q_tnh.shape}, k {k_tkh.shape} and v {v_tkh.shape} are not of {self.shape}"
+            )
+        spec = self.pool_spec(num_layers, kv_pool[0].shape[0] // num_layers)
+        if [(x.shape, x.dtype) for x in kv_pool] != [(x.shape, x.dtype) for x in spec]:
+            raise ValueError(
+                f"paged_attention: a pool of {[x.shape for x in kv_pool]} does not hold {num_layers} layers of {shape}"
+            )
+
+
+def pick(shape: AttentionShape, platform: str, name: str | None = None) -> tuple[PagedAttention, str | None]:
+    """Return the op for a platform ("cpu", "tpu" or "gpu"), and why it is not the platform's own kernels if it is not.
+
+    `name` is one of `IMPLEMENTATIONS`; a CPU runs the kernels of other platforms in their interpreters. Raises
+    ValueError for a name that does not exist, or that cannot run this shape on this platform.
+    """
+    own = next((each for each, entry in IMPLEMENTATIONS.items() if entry.platform == platform), "xla")
+    reason = IMPLEMENTATIONS[name or own].refusal(shape) if name in (None, *IMPLEMENTATIONS) else None
+    if name is None:
+        return PagedAttention(shape, own if reason is None else "xla"), reason
+    if name not in IMPLEMENTATIONS:
+        raise ValueError(f"paged attention: there is no implementation {name!r}, only {', '.join(IMPLEMENTATIONS)}")
+    if reason is not None:
+        raise ValueError(f"paged attention: {name!r} cannot run this model: {reason}")
+    belongs_to = IMPLEMENTATIONS[name].platform
+    if belongs_to not in (None, platform) and platform != "cpu":
+        raise ValueError(f"paged attention: {name!r} does not run on a {platform}")
+    return PagedAttention(shape, name, interpret=belongs_to not in (None, platform)), None

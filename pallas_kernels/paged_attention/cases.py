@@ -1,8 +1,12 @@
-"""Named shapes of real models, shared by tests and benchmarks."""
+"""Named shapes of real models, shared by tests, compile checks and benchmarks."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from .layout import AttentionShape
 
 
 class Case(NamedTuple):
@@ -13,6 +17,12 @@ class Case(NamedTuple):
     head_dim: int
     window: int | None = None
     soft_cap: float | None = None
+    has_sinks: bool = False
+
+    def shape(self, block_size: int = 64, dtype: Any = jnp.bfloat16, kv_dtype: Any = None) -> AttentionShape:
+        """Return what the op is compiled for; the pool is of `dtype` unless `kv_dtype` says otherwise."""
+        dtype, kv_dtype = jnp.dtype(dtype), jnp.dtype(dtype if kv_dtype is None else kv_dtype)
+        return AttentionShape(self.num_heads, self.num_kv_heads, self.head_dim, block_size, dtype, kv_dtype)
 
 
 CASES: dict[str, Case] = {
@@ -23,4 +33,5 @@ CASES: dict[str, Case] = {
     "gemma-2-2b-sliding": Case(8, 4, 256, window=4096, soft_cap=50.0),
     "gemma-3-270m-sliding": Case(4, 1, 256, window=512),
     "llama-2-7b": Case(32, 32, 128),
+    "gpt-oss-20b-sliding": Case(64, 8, 64, window=128, has_sinks=True),
 }

@@ -1,4 +1,4 @@
-"""The block pool's layout, and what the host tells the kernels about one step."""
+"""The block pool's layouts, and what the host tells the kernels about one step."""
 
 from __future__ import annotations
 
@@ -7,14 +7,31 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.typing import DTypeLike
 
 
-class KVPool(NamedTuple):
-    """Keys [l * b, k, h, o] and values [l * b, k, o, h] of all layers; layer i owns blocks [i * b, (i + 1) * b).
+class AttentionShape(NamedTuple):
+    """What the op is compiled for, besides the batch. Dtypes are numpy's, so that equal shapes are one."""
 
-    Head-major, so that a block of one head is a matmul operand as it lies: q @ K and probabilities @ V.
-    Block 0 of every layer is the null block, where padding writes.
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: Any
+    """Of queries, new keys and values, and the output."""
+    kv_dtype: Any
+    """Of the pool."""
+
+    @property
+    def group(self) -> int:
+        """Query heads per kv head."""
+        return self.num_heads // self.num_kv_heads
+
+
+class SplitPool(NamedTuple):
+    """The XLA path's: keys [l * b, k, h, o] and values [l * b, k, o, h] of all layers; 8-bit floats as uint8.
+
+    Layer i owns blocks [i * b, (i + 1) * b), and block 0 of every layer is the null block, where padding writes.
+    A block of one head is a matmul operand as it lies: q @ K and probabilities @ V.
     """
 
     # Arrays of JAX, of numpy in the reference, or their specs.
@@ -22,10 +39,42 @@ class KVPool(NamedTuple):
     v: Any
 
 
-class AttentionBatch(NamedTuple):
-    """Where the tokens of one step live. Tokens of a sequence lie end to end, decode rows (one token) first.
+class FusedPool(NamedTuple):
+    """The kernels': [l * b, k, o, 2 * h], a token's key and value side by side; layers and null blocks as above.
 
-    All int32. Padding rows point at slot 0 and padding sequences have context_lens 0.
+    One DMA brings both; at h = 64 they fill a TPU's 128 lanes.
+    """
+
+    kv: Any
+
+    @staticmethod
+    def of(pool: SplitPool) -> FusedPool:
+        """Return the same keys and values in this layout."""
+        return FusedPool(jnp.concatenate([pool.k.swapaxes(-1, -2), pool.v], axis=-1))
+
+
+type KVPool = SplitPool | FusedPool
+
+
+def split_pool_spec(shape: AttentionShape, num_layers: int, num_blocks: int) -> SplitPool:
+    """Return shape and dtype of a pool of `num_blocks` blocks per layer, the null block counted."""
+    rows, k, h, o = num_layers * num_blocks, shape.num_kv_heads, shape.head_dim, shape.block_size
+    # A compiler without 8-bit floats would widen the whole pool to scatter into it.
+    dtype = jnp.uint8 if jnp.dtype(shape.kv_dtype).itemsize == 1 else shape.kv_dtype
+    return SplitPool(*(jax.ShapeDtypeStruct((rows, k, *block), dtype) for block in ((h, o), (o, h))))
+
+
+def fused_pool_spec(shape: AttentionShape, num_layers: int, num_blocks: int) -> FusedPool:
+    """The same for the kernels' layout."""
+    dims = (num_layers * num_blocks, shape.num_kv_heads, shape.block_size, 2 * shape.head_dim)
+    return FusedPool(jax.ShapeDtypeStruct(dims, shape.kv_dtype))
+
+
+class AttentionBatch(NamedTuple):
+    """Where the tokens of one step live. Decode rows (sequences of one token) come first, then the longer chunks.
+
+    All int32. Rows of padding, at the end and between chunks, point at slot 0; padding sequences have context_lens 0
+    and no rows.
     """
 
     slots_t: Array
@@ -34,8 +83,10 @@ class AttentionBatch(NamedTuple):
     """Block ids of each sequence, in order; unused entries are 0."""
     context_lens_s: Array
     """Tokens of each sequence in the pool once this step's are written."""
+    query_starts_s: Array
+    """Each sequence's first row in t; of longer chunks a multiple of the implementation's `row_alignment`."""
     query_ends_s: Array
-    """One past each sequence's last row in t."""
+    """One past its last row."""
     num_decodes: Array
     """Leading sequences with one token each; sequence i < num_decodes is row i."""
     tile_seqs_i: Array
@@ -46,23 +97,14 @@ class AttentionBatch(NamedTuple):
     """Tiles in use."""
 
 
-def kv_pool_spec(
-    num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: DTypeLike
-) -> KVPool:
-    """Return shape and dtype of a pool of `num_blocks` blocks per layer, the null block counted."""
-    rows = num_layers * num_blocks
-    return KVPool(
-        k=jax.ShapeDtypeStruct((rows, num_kv_heads, head_dim, block_size), dtype),
-        v=jax.ShapeDtypeStruct((rows, num_kv_heads, block_size, head_dim), dtype),
-    )
-
-
-def copy_blocks(kv_pool: KVPool, sources_c: Array, targets_c: Array, *, num_layers: int) -> KVPool:
+def copy_blocks[Pool: (SplitPool, FusedPool)](
+    kv_pool: Pool, sources_c: Array, targets_c: Array, *, num_layers: int
+) -> Pool:
     """Copy block `sources_c[i]` to `targets_c[i]` in every layer; donate the pool. A pair of null blocks does nothing.
 
     No target may be another's source.
     """
-    num_blocks = kv_pool.k.shape[0] // num_layers
+    num_blocks = kv_pool[0].shape[0] // num_layers
     first_l1 = num_blocks * jnp.arange(num_layers, dtype=jnp.int32)[:, None]
     sources, targets = (first_l1 + sources_c).reshape(-1), (first_l1 + targets_c).reshape(-1)
-    return KVPool(*(x.at[targets].set(x[sources]) for x in kv_pool))
+    return type(kv_pool)(*(x.at[targets].set(x[sources]) for x in kv_pool))

@@ -6,14 +6,14 @@ import math
 
 import numpy as np
 
-from .layout import AttentionBatch, KVPool
+from .layout import AttentionBatch, SplitPool
 
 
 def reference_paged_attention(
     q_tnh: np.ndarray,
     k_tkh: np.ndarray,
     v_tkh: np.ndarray,
-    kv_pool: KVPool,
+    kv_pool: SplitPool,
     batch: AttentionBatch,
     *,
     layer: int,
@@ -21,8 +21,9 @@ def reference_paged_attention(
     window: int,
     scale: float,
     soft_cap: float | None = None,
-) -> tuple[np.ndarray, KVPool]:
-    """See `paged_attention`; takes and returns numpy arrays, rows of padding are 0."""
+    sinks_n: np.ndarray | None = None,
+) -> tuple[np.ndarray, SplitPool]:
+    """See `PagedAttention`; takes and returns numpy arrays, rows of padding are 0."""
     key_pool, value_pool = np.array(kv_pool.k), np.array(kv_pool.v)
     block_size = key_pool.shape[-1]
     first_block = layer * (key_pool.shape[0] // num_layers)
@@ -32,24 +33,23 @@ def reference_paged_attention(
 
     out_tnh = np.zeros(q_tnh.shape, np.float32)
     group = q_tnh.shape[1] // k_tkh.shape[1]
-    first_row = 0
-    for seq, (end, length) in enumerate(
-        zip(np.asarray(batch.query_ends_s), np.asarray(batch.context_lens_s), strict=True)
-    ):
+    sequences = zip(*map(np.asarray, (batch.query_starts_s, batch.query_ends_s, batch.context_lens_s)), strict=True)
+    for seq, (start, end, length) in enumerate(sequences):
         if length == 0:
             continue
         positions = np.arange(length)
         blocks = first_block + np.asarray(batch.block_tables_sm)[seq][positions // block_size]
         keys = key_pool[blocks, :, :, positions % block_size].astype(np.float32)
         values = value_pool[blocks, :, positions % block_size].astype(np.float32)
-        for row in range(first_row, end):
+        for row in range(start, end):
             position = length - end + row
             seen = slice(max(0, position - window + 1), position + 1)
             for head in range(q_tnh.shape[1]):
                 scores = keys[seen, head // group] @ q_tnh[row, head].astype(np.float32) * scale
                 if soft_cap is not None:
                     scores = soft_cap * np.tanh(scores / soft_cap)
-                weights = [math.exp(score - scores.max()) for score in scores]
-                out_tnh[row, head] = np.asarray(weights) @ values[seen, head // group] / sum(weights)
-        first_row = end
-    return out_tnh, KVPool(key_pool, value_pool)
+                largest = scores.max() if sinks_n is None else max(scores.max(), sinks_n[head])
+                weights = [math.exp(score - largest) for score in scores]
+                total = sum(weights) + (0.0 if sinks_n is None else math.exp(sinks_n[head] - largest))
+                out_tnh[row, head] = np.asarray(weights) @ values[seen, head // group] / total
+    return out_tnh, SplitPool(key_pool, value_pool)

@@ -1,4 +1,4 @@
-"""Tile sizes. The same for every step, so that a row's sums never depend on its batch."""
+"""Tile sizes. The same for every step of an engine, so that a row's sums never depend on its batch."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 
 class Tiles(NamedTuple):
-    """How the XLA path cuts its work."""
+    """How an implementation cuts its work."""
 
-    decode: int = 32
-    """Decode rows attended together; a group runs as long as its longest row."""
-    query: int = 64
+    decode: int
+    """Decode rows attended together."""
+    query: int
     """Query rows of one sequence attended together in prefill."""
-    kv: int = 128
+    kv: int
     """Tokens of K and V read at a time (at least one block)."""
 
 
-DEFAULT_TILES = Tiles()
+XLA_TILES = Tiles(decode=32, query=64, kv=128)

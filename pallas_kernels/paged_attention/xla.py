@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .layout import AttentionBatch, KVPool
-from .tiles import DEFAULT_TILES, Tiles
+from .layout import AttentionBatch, SplitPool
+from .tiles import XLA_TILES, Tiles
 
 Attend = Callable[[Array, Array, Array], Array]
 MAX_POSITION = 2**30
@@ -34,7 +34,7 @@ def xla_paged_attention(
     q_tnh: Array,
     k_tkh: Array,
     v_tkh: Array,
-    kv_pool: KVPool,
+    kv_pool: SplitPool,
     batch: AttentionBatch,
     *,
     layer: Array | int,
@@ -42,16 +42,27 @@ def xla_paged_attention(
     window: Array | int,
     scale: float,
     soft_cap: float | None = None,
-    tiles: Tiles = DEFAULT_TILES,
-) -> tuple[Array, KVPool]:
-    """See `paged_attention`."""
+    sinks_n: Array | None = None,
+    tiles: Tiles = XLA_TILES,
+    interpret: bool = False,
+) -> tuple[Array, SplitPool]:
+    """See `PagedAttention`; there is nothing to interpret."""
+    del interpret
     first_block = layer * (kv_pool.k.shape[0] // num_layers)
     kv_pool = _write(kv_pool, k_tkh, v_tkh, first_block, batch.slots_t)
     t, n, h = q_tnh.shape
     k = k_tkh.shape[1]
     q_tkgh = q_tnh.reshape(t, k, n // k, h)
     attend = partial(
-        _attend, kv_pool=kv_pool, first_block=first_block, window=window, scale=scale, soft_cap=soft_cap, tile=tiles.kv
+        _attend,
+        kv_pool=kv_pool,
+        first_block=first_block,
+        window=window,
+        scale=scale,
+        soft_cap=soft_cap,
+        sinks_kg=None if sinks_n is None else sinks_n.astype(jnp.float32).reshape(k, n // k),
+        kv_dtype=k_tkh.dtype,
+        tile=tiles.kv,
     )
     # Rows are written in groups and tiles, the last of which may reach beyond t.
     out = jnp.zeros((t + max(tiles.decode, tiles.query), k, n // k, h), q_tnh.dtype)
@@ -60,12 +71,13 @@ def xla_paged_attention(
     return out[:t].reshape(t, n, h), kv_pool
 
 
-def _write(kv_pool: KVPool, k_tkh: Array, v_tkh: Array, first_block: Array | int, slots_t: Array) -> KVPool:
+def _write(kv_pool: SplitPool, k_tkh: Array, v_tkh: Array, first_block: Array | int, slots_t: Array) -> SplitPool:
     block_size = kv_pool.k.shape[-1]
     blocks_t, offsets_t = first_block + slots_t // block_size, slots_t % block_size
-    return KVPool(
-        kv_pool.k.at[blocks_t, :, :, offsets_t].set(k_tkh.astype(kv_pool.k.dtype)),
-        kv_pool.v.at[blocks_t, :, offsets_t].set(v_tkh.astype(kv_pool.v.dtype)),
+    if k_tkh.dtype != kv_pool.k.dtype:
+        k_tkh, v_tkh = (lax.bitcast_convert_type(x, kv_pool.k.dtype) for x in (k_tkh, v_tkh))
+    return SplitPool(
+        kv_pool.k.at[blocks_t, :, :, offsets_t].set(k_tkh), kv_pool.v.at[blocks_t, :, offsets_t].set(v_tkh)
     )
 
 
@@ -111,14 +123,19 @@ def _attend(
     tables_sm: Array,
     positions_sr: Array,
     *,
-    kv_pool: KVPool,
+    kv_pool: SplitPool,
     first_block: Array | int,
     window: Array | int,
     scale: float,
     soft_cap: float | None,
+    sinks_kg: Array | None,
+    kv_dtype: Any,
     tile: int,
 ) -> Array:
-    """Attend each query row to the positions up to its own; a row at position -1 attends to nothing and gives 0."""
+    """Attend each query row to the positions up to its own; a row at position -1 attends to nothing and gives 0.
+
+    Rows of a kv head are g query heads of one token after the other.
+    """
     s, k, r, h = q_skrh.shape
     block_size = kv_pool.k.shape[-1]
     blocks = max(1, tile // block_size)
@@ -133,7 +150,9 @@ def _attend(
     last_tile = (lengths_s.max() + tile - 1) // tile
 
     def blocks_of(pool: Array, i: Array) -> Array:
-        return pool[first_block + lax.dynamic_slice_in_dim(tables_sm, i * blocks, blocks, axis=1)]
+        found = pool[first_block + lax.dynamic_slice_in_dim(tables_sm, i * blocks, blocks, axis=1)]
+        # 8-bit floats are no operands of a matmul.
+        return (found if found.dtype == kv_dtype else lax.bitcast_convert_type(found, kv_dtype)).astype(q_skrh.dtype)
 
     def body(i: Array, state: _Softmax) -> _Softmax:
         kv_positions = i * tile + jnp.arange(tile)
@@ -157,6 +176,9 @@ def _attend(
         )
 
     nothing = _Softmax(jnp.full((s, k, rows), MASKED), jnp.zeros((s, k, rows)), jnp.zeros((s, k, rows, h)))
+    if sinks_kg is not None:  # one more score per head, which has no value
+        sinks_kr = jnp.pad(jnp.tile(sinks_kg, (1, r // sinks_kg.shape[1])), ((0, 0), (0, rows - r)))
+        nothing = nothing._replace(max_skr=jnp.broadcast_to(sinks_kr, (s, k, rows)), sum_skr=jnp.ones((s, k, rows)))
     state = lax.fori_loop(first_tile, last_tile, body, nothing)
     out = state.acc_skrh / jnp.maximum(state.sum_skr, 1e-30)[..., None]
     return out[:, :, :r].astype(q_skrh.dtype)

@@ -11,6 +11,7 @@ from jaxllm.execution.compiler import StepCompiler, StepConfig
 from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.loading.load import init_dummy
 from jaxllm.models import Model, ModelConfig, get_family
+from pallas_kernels.paged_attention import AttentionShape, PagedAttention
 
 HF_CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -33,13 +34,18 @@ def model_config(num_layers: int = 2) -> ModelConfig:
     return get_family("LlamaForCausalLM").read_config(HF_CONFIG | {"num_hidden_layers": num_layers})
 
 
+def make_attention(dtype: Any = jnp.float32) -> PagedAttention:
+    """Return the attention of a small Llama in plain XLA."""
+    return PagedAttention(AttentionShape(4, 2, 16, 16, jnp.dtype(dtype), jnp.dtype(dtype)))
+
+
 def make_compiler(num_layers: int = 2, *, dtype: Any = jnp.float32, **changes: Any) -> StepCompiler:
     """Return the compiler of a small Llama's steps."""
     config = StepConfig(
         max_num_seqs=64,
         max_num_batched_tokens=256,
         max_model_len=512,
-        block_size=16,
+        attention=make_attention(dtype),
         max_logprobs=5,
         platform="cpu",
     )

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from jaxllm.execution.batch import BatchShape, build, float_fields, int_fields, unpack
+from jaxllm.execution.batch import BatchShape, build, count_rows, float_fields, int_fields, unpack
 from jaxllm.execution.buckets import Bucket, make_buckets, pick_bucket
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.plan import Chunk, StepPlan
@@ -35,10 +35,11 @@ def step(
     *chunks: Chunk,
     bucket: tuple[int, int] = (16, 8),
     query_tile: int = 4,
+    row_alignment: int = 1,
     masks: dict[int, np.ndarray] | None = None,
     extra_args: Any = (),
 ):
-    shape = BatchShape(Bucket(*bucket), max_blocks=6, query_tile=query_tile, extra_args=extra_args)
+    shape = BatchShape(Bucket(*bucket), 6, query_tile, row_alignment, extra_args)
     plan = StepPlan(step_id=0, chunks=chunks, num_preempted=0)
     inputs = build(plan, shape, BLOCK_SIZE, 70, [(masks or {}).get(row) for row in range(len(chunks))])
     return inputs, unpack(inputs.ints, int_fields(shape)), unpack(inputs.floats, float_fields(shape))
@@ -54,6 +55,7 @@ def test_tokens_lie_end_to_end_and_padding_is_neutral() -> None:
     np.testing.assert_array_equal(ints["rope_lengths"], [10] + [20] * 6 + [0] * 9)
     np.testing.assert_array_equal(ints["slots"], [7 * 4 + 1, 2 * 4 + 2, 2 * 4 + 3, 36, 37, 38, 39] + [0] * 9)
     np.testing.assert_array_equal(ints["context_lens"], [10, 8] + [0] * 6)
+    np.testing.assert_array_equal(ints["query_starts"], [0, 1] + [7] * 6)
     np.testing.assert_array_equal(ints["query_ends"], [1] + [7] * 7)
     np.testing.assert_array_equal(ints["block_tables"][:2], [[3, 1, 7, 0, 0, 0], [2, 9, 0, 0, 0, 0]])
     assert not ints["block_tables"][2:].any()
@@ -115,40 +117,47 @@ def test_a_mask_makes_a_step_full_and_reaches_its_row() -> None:
     assert step(make_chunk("a", 0, [1], [1]))[0].rare.allowed_bits_sw is None
 
 
-def test_random_plans_equal_a_loop() -> None:
+@pytest.mark.parametrize("alignment", [1, 16])
+def test_random_plans_equal_a_loop(alignment: int) -> None:
     rng = np.random.default_rng(0)
     for _ in range(50):
         sizes = sorted(rng.integers(1, 9, rng.integers(1, 6)).tolist(), key=lambda size: size > 1)
-        chunks, expected = [], []
+        chunks, expected, covered = [], {}, []
         for size in sizes:
             start = int(rng.integers(0, 12))
             blocks = rng.permutation(np.arange(1, 40))[: -(-(start + size) // BLOCK_SIZE)].tolist()
             ids = rng.integers(0, 70, size).tolist()
             chunks.append(make_chunk(str(len(chunks)), start, ids, blocks))
-            for position, token_id in enumerate(ids, start):
+            row = 1 + max(expected, default=-1)
+            row = row if size == 1 else -(-row // alignment) * alignment
+            for index, (position, token_id) in enumerate(enumerate(ids, start)):
                 slot = blocks[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
-                expected.append((token_id, position, slot))
-        _, ints, _ = step(*chunks, bucket=(64, 8), query_tile=3)
+                expected[row + index] = (token_id, position, slot)
+            covered += list(range(row, row + size)) if size > 1 else []
+        inputs, ints, _ = step(*chunks, bucket=(128, 8), query_tile=3, row_alignment=alignment)
+        plan = StepPlan(step_id=0, chunks=tuple(chunks), num_preempted=0)
+        assert count_rows(plan, inputs.shape.row_alignment) == max(expected) + 1
         got = zip(ints["token_ids"].tolist(), ints["positions"].tolist(), ints["slots"].tolist(), strict=True)
-        assert list(got)[: len(expected)] == expected
+        assert list(got) == [expected.get(row, (0, 0, 0)) for row in range(128)]
         rows = [(int(s), int(r)) for s, r in zip(ints["tile_seqs"], ints["tile_rows"], strict=True)][
             : int(ints["num_tiles"])
         ]
-        covered = [row for seq, first in rows for row in range(first, min(first + 3, int(ints["query_ends"][seq])))]
-        assert covered == list(range(int(ints["num_decodes"]), len(expected)))
+        ends = ints["query_ends"].tolist()
+        assert covered == [row for seq, first in rows for row in range(first, min(first + 3, ends[seq]))]
 
 
+@pytest.mark.parametrize("alignment", [1, 16])
 @pytest.mark.parametrize(("tokens", "seqs"), [(512, 256), (8, 4), (1, 1), (100, 7), (2048, 256), (24, 300)])
-def test_buckets_cover_every_step(tokens: int, seqs: int) -> None:
-    buckets = make_buckets(tokens, seqs)
-    assert buckets[0].num_tokens == 8
-    assert buckets[-1].num_tokens == max(8, -(-tokens // 8) * 8)
+def test_buckets_cover_every_step(tokens: int, seqs: int, alignment: int) -> None:
+    buckets, least = make_buckets(tokens, seqs, alignment), max(8, alignment)
+    assert buckets[0].num_tokens == least
+    assert buckets[-1].num_tokens == max(least, -(-tokens // least) * least)
     for num_tokens in range(1, tokens + 1):
         num_seqs = min(num_tokens, seqs)
         bucket = pick_bucket(buckets, num_tokens, num_seqs)
         assert bucket.num_tokens >= num_tokens
         assert bucket.num_seqs >= num_seqs
-        assert bucket.num_tokens <= max(8, 2 * num_tokens - 1)
+        assert bucket.num_tokens <= max(least, 2 * num_tokens - 1)
     with pytest.raises(ValueError, match="larger than any"):
         pick_bucket(buckets, buckets[-1].num_tokens + 1, 1)
 

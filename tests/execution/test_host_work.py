@@ -134,7 +134,7 @@ def count_instructions(function: Callable[[], Any]) -> int:
 def count_build(plan: StepPlan) -> int:
     """Return the instructions that `build` executes for a step."""
     compiler = make_compiler(max_num_batched_tokens=512)
-    shape = compiler.batch_shape(plan.num_tokens, len(plan.chunks))
+    shape = compiler.batch_shape(plan)
     masks = [None] * len(plan.chunks)
     build(plan, shape, 16, 300, masks)
     return count_instructions(lambda: build(plan, shape, 16, 300, masks))

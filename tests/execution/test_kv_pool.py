@@ -2,14 +2,15 @@
 
 from dataclasses import replace
 
+import jax.numpy as jnp
 import pytest
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.kv_pool import CPU_POOL_BYTES, PoolRequest, block_bytes, count_blocks, make_pool, most_tokens
-from tests.execution.support import make_compiler, model_config
+from tests.execution.support import make_attention, make_compiler, model_config
 
 BASE = PoolRequest(
-    model_config=model_config(), dtype="float32", block_size=16, max_num_seqs=4, max_model_len=100,
+    model_config=model_config(), attention=make_attention(), max_num_seqs=4, max_model_len=100,
     num_gpu_blocks_override=None, kv_cache_memory_bytes=None, memory_limit=None,
 )  # fmt: skip
 BLOCK_BYTES = 2 * 2 * 2 * 16 * 16 * 4  # layers, K and V, kv heads, head dim, block size, bytes
@@ -17,7 +18,7 @@ BLOCK_BYTES = 2 * 2 * 2 * 16 * 16 * 4  # layers, K and V, kv heads, head dim, bl
 
 def test_bytes_of_a_block() -> None:
     assert block_bytes(BASE) == BLOCK_BYTES
-    assert block_bytes(replace(BASE, dtype="bfloat16")) == BLOCK_BYTES // 2
+    assert block_bytes(replace(BASE, attention=make_attention(jnp.bfloat16))) == BLOCK_BYTES // 2
     pool = make_pool(make_compiler().pool_spec(9))
     assert sum(array.nbytes for array in pool) == 9 * BLOCK_BYTES
 

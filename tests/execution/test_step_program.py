@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 from jaxllm import LLM, SamplingParams, TokensPrompt
 from jaxllm.execution.kv_pool import PoolRequest, block_bytes
-from tests.execution.support import make_compiler, model_config
+from tests.execution.support import make_attention, make_compiler, model_config
 from tests.models.tiny import folder
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
-def pool_bytes(num_blocks: int, itemsize: int) -> int:
+def pool_bytes(num_blocks: int, dtype: Any) -> int:
     request = PoolRequest(
-        model_config=model_config(), dtype={2: "bfloat16", 4: "float32"}[itemsize], block_size=16, max_num_seqs=64,
-        max_model_len=512, num_gpu_blocks_override=None, kv_cache_memory_bytes=None, memory_limit=None,
+        model_config=model_config(), attention=make_attention(dtype), max_num_seqs=64, max_model_len=512,
+        num_gpu_blocks_override=None, kv_cache_memory_bytes=None, memory_limit=None,
     )  # fmt: skip
     return num_blocks * block_bytes(request)
 
@@ -43,7 +45,7 @@ def test_the_pool_is_aliased_and_scratch_does_not_depend_on_it(dtype: jnp.dtype)
         for num_blocks in (33, 1025):
             memory = compiler.compile(shape, num_blocks).memory_analysis()
             assert memory is not None
-            assert memory.alias_size_in_bytes >= pool_bytes(num_blocks, jnp.dtype(dtype).itemsize)
+            assert memory.alias_size_in_bytes >= pool_bytes(num_blocks, dtype)
             temps.append(memory.temp_size_in_bytes)
         assert abs(temps[1] - temps[0]) <= 0.01 * temps[0], (shape.batch.bucket, temps)
 

@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pallas_kernels.paged_attention import AttentionBatch, KVPool
+from pallas_kernels.paged_attention import AttentionBatch, SplitPool
 
 
 def dense_attention(
     q_tnh: Array,
     k_tkh: Array,
     v_tkh: Array,
-    kv_pool: KVPool,
+    kv_pool: SplitPool,
     batch: AttentionBatch,
     *,
     layer: Array | int,
@@ -21,13 +21,12 @@ def dense_attention(
     window: Array | int,
     scale: float,
     soft_cap: float | None = None,
-    implementation: str | None = None,
-) -> tuple[Array, KVPool]:
-    """Write, then attend, as `paged_attention` does."""
+) -> tuple[Array, SplitPool]:
+    """Write, then attend, as `PagedAttention` does."""
     first_block = layer * (kv_pool.k.shape[0] // num_layers)
     block_size = kv_pool.k.shape[-1]
     blocks_t, offsets_t = first_block + batch.slots_t // block_size, batch.slots_t % block_size
-    kv_pool = KVPool(
+    kv_pool = SplitPool(
         kv_pool.k.at[blocks_t, :, :, offsets_t].set(k_tkh), kv_pool.v.at[blocks_t, :, :, offsets_t].set(v_tkh)
     )
     keys_kch, values_kch = (_read(pool, first_block + batch.block_tables_sm[0]) for pool in kv_pool)

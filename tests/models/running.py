@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -12,7 +12,8 @@ from jax import Array
 
 from jaxllm.models import Model, ModelConfig, ParamSpec, TokenBatch, get_family
 from jaxllm.models.model import unflatten
-from pallas_kernels.paged_attention import AttentionBatch, KVPool, Tiles, kv_pool_spec
+from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, KVPool, PagedAttention
+from pallas_kernels.paged_attention.tiles import XLA_TILES
 from tests.models.tiny import BLOCK_SIZE, CASES, Golden, read_hf_config, read_tensors
 
 ROWS = 80
@@ -48,8 +49,11 @@ def to_ours(layout: str, shape: tuple[int, ...], tensor: np.ndarray) -> np.ndarr
 class Runner:
     """Runs one sequence in blocks of 16 over a pool whose unwritten slots are NaN."""
 
-    def __init__(self, model: Model, params: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: Model, params: Mapping[str, Any], attention: Callable[..., tuple[Array, KVPool]] | None = None
+    ) -> None:
         self.model, self.params = model, params
+        self.attention: Any = attention or attention_of(model.config)
         step = jax.jit(self._step).lower(params, empty_pool(model.config), *chunk_inputs(np.zeros(1, np.int32), 0, 1))
         self.step = step.compile(compiler_options=QUICK_COMPILE)
 
@@ -81,14 +85,22 @@ class Runner:
     def _step(
         self, params: Mapping[str, Any], pool: KVPool, tokens: TokenBatch, attention: AttentionBatch
     ) -> tuple[Array, KVPool]:
-        hidden_td, pool = self.model.forward(params, pool, tokens, attention)
+        hidden_td, pool = self.model.forward(params, pool, tokens, attention, attention=self.attention)
         return jax.nn.log_softmax(self.model.logits(params, hidden_td)), pool
 
 
 def empty_pool(config: ModelConfig, dtype: Any = jnp.float32) -> KVPool:
     """Return a pool of NaN."""
-    spec = kv_pool_spec(config.num_layers, 1 + len(BLOCK_IDS), BLOCK_SIZE, config.num_kv_heads, config.head_dim, dtype)
-    return KVPool(*(jnp.full(array.shape, jnp.nan, array.dtype) for array in spec))
+    spec = attention_of(config, dtype).pool_spec(config.num_layers, 1 + len(BLOCK_IDS))
+    return jax.tree.map(lambda array: jnp.full(array.shape, jnp.nan, array.dtype), spec)
+
+
+def attention_of(config: ModelConfig, dtype: Any = jnp.float32) -> PagedAttention:
+    """Return a model's attention in plain XLA."""
+    dtype = jnp.dtype(dtype)
+    return PagedAttention(
+        AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, BLOCK_SIZE, dtype, dtype)
+    )
 
 
 def int32(values: Any) -> Array:
@@ -106,12 +118,13 @@ def chunk_inputs(token_ids: np.ndarray, start: int, prompt_len: int) -> tuple[To
         return int32(np.pad(values, (0, ROWS - count)))
 
     tokens = TokenBatch(padded(token_ids), padded(positions), padded(np.maximum(prompt_len, positions + 1)))
-    tile_rows = np.arange(0, 0 if count == 1 else count, Tiles().query)
-    max_tiles = -(-ROWS // Tiles().query)
+    tile_rows = np.arange(0, 0 if count == 1 else count, XLA_TILES.query)
+    max_tiles = -(-ROWS // XLA_TILES.query)
     attention = AttentionBatch(
         slots_t=padded(blocks * BLOCK_SIZE + positions % BLOCK_SIZE),
         block_tables_sm=int32([BLOCK_IDS]),
         context_lens_s=int32([start + count]),
+        query_starts_s=int32([0]),
         query_ends_s=int32([count]),
         num_decodes=int32(count == 1),
         tile_seqs_i=int32(np.zeros(max_tiles)),

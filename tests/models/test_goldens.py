@@ -109,21 +109,19 @@ FEATURES: dict[tuple[str, str], Change] = {
 
 
 @pytest.mark.parametrize(("case", "feature"), FEATURES)
-def test_missing_feature_is_noticed(case: str, feature: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxllm.models.model.paged_attention", dense_attention)
+def test_missing_feature_is_noticed(case: str, feature: str) -> None:
     golden = read_goldens(case)[-1]
     model = Model(FEATURES[case, feature](build_model(case).config), jnp.float32)
-    logprobs = Runner(model, load(model, read_tensors(case))).whole(golden)
+    logprobs = Runner(model, load(model, read_tensors(case)), dense_attention).whole(golden)
     difference = np.abs(logprobs[len(golden.prompt) - 1 :] - golden.logprobs).max()
     assert difference > NOTICED, f"{case} without {feature} moves log-probabilities by {difference:.1e} only"
 
 
 @pytest.mark.parametrize("case", ["llama3_tied", "gemma3"])
-def test_stand_in_matches_hf(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxllm.models.model.paged_attention", dense_attention)
+def test_stand_in_matches_hf(case: str) -> None:
     golden = read_goldens(case)[-1]
     model = build_model(case)
-    logprobs = Runner(model, load(model, read_tensors(case))).whole(golden)
+    logprobs = Runner(model, load(model, read_tensors(case)), dense_attention).whole(golden)
     np.testing.assert_allclose(logprobs[len(golden.prompt) - 1 :], golden.logprobs, rtol=0, atol=TOLERANCE)
 
 
@@ -138,11 +136,10 @@ def test_dynamic_rope_depends_on_the_prompt_length() -> None:
 
 
 @pytest.mark.parametrize("case", ["llama3_tied", "gemma3"])
-def test_unrolled_layers_equal_scanned_ones(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxllm.models.model.paged_attention", dense_attention)
+def test_unrolled_layers_equal_scanned_ones(case: str) -> None:
     golden = read_goldens(case)[-1]
     model = build_model(case, stacked=False)
     params = load(model, read_tensors(case))
     assert isinstance(params["layers"], tuple)
-    unrolled = Runner(model, params).whole(golden)
+    unrolled = Runner(model, params, dense_attention).whole(golden)
     np.testing.assert_allclose(unrolled, runner(case).whole(golden), rtol=0, atol=2e-5)

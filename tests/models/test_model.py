@@ -16,7 +16,7 @@ from jaxllm.models import Model, ModelConfig, ParamSpec, get_family, supported_a
 from jaxllm.models.model import unflatten
 from jaxllm.models.reading import read_decoder
 from tests.models.dense import dense_attention
-from tests.models.running import build_model, chunk_inputs, empty_pool
+from tests.models.running import attention_of, build_model, chunk_inputs, empty_pool
 from tests.models.tiny import CASES, read_hf_config, read_tensors
 
 LLAMA_70B = {
@@ -120,19 +120,23 @@ def test_every_optional_parameter_has_a_name(architecture: str) -> None:
 def test_program_size_does_not_grow_with_depth(case: str) -> None:
     def num_lines(num_layers: int) -> int:
         model = Model(deepened(build_model(case).config, num_layers), jnp.float32)
-        return len(jax.jit(model.forward).lower(*forward_args(model)).as_text().splitlines())
+        return len(
+            jax.jit(partial(model.forward, attention=attention_of(model.config)))
+            .lower(*forward_args(model))
+            .as_text()
+            .splitlines()
+        )
 
     assert num_lines(2) == num_lines(6)
 
 
 @pytest.mark.parametrize("stacked", [True, False])
 @pytest.mark.parametrize("case", ["llama_bias", "gemma3"])
-def test_bfloat16_stays_bfloat16_until_the_logits(case: str, stacked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxllm.models.model.paged_attention", dense_attention)
+def test_bfloat16_stays_bfloat16_until_the_logits(case: str, stacked: bool) -> None:
     model = build_model(case, dtype=jnp.bfloat16, stacked=stacked)
     args = forward_args(model)
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        hidden, pool = jax.eval_shape(model.forward, *args)
+        hidden, pool = jax.eval_shape(partial(model.forward, attention=dense_attention), *args)
         logits = jax.eval_shape(model.logits, args[0], hidden)
     assert hidden.dtype == pool.k.dtype == jnp.bfloat16
     assert logits.dtype == jnp.float32

@@ -1,6 +1,5 @@
-"""Every implementation of paged attention against the float32 reference, on ragged batches in a poisoned pool."""
+"""Paged attention in plain XLA against the float32 reference, on ragged batches in a poisoned pool."""
 
-from functools import partial
 from itertools import pairwise
 
 import jax
@@ -8,123 +7,96 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.paged_attention import AttentionBatch, KVPool, kv_pool_spec, paged_attention
-from pallas_kernels.paged_attention.reference import reference_paged_attention
-from pallas_kernels.paged_attention.tiles import DEFAULT_TILES
-
-NUM_LAYERS, LAYER = 3, 1
-NO_WINDOW = 2**30
-
-
-def make_step(
-    rng: np.random.Generator,
-    chunks: list[tuple[int, int]],
-    block_size: int,
-    n: int,
-    k: int,
-    h: int,
-    dtype,
-    padding: int = 3,
-):
-    """Build a step of (context length, chunk length) sequences: q, k, v, a pool whose unused slots are NaN, batch."""
-    width = max(-(-length // block_size) for length, _ in chunks) + 1
-    blocks_each = [-(-length // block_size) for length, _ in chunks]
-    num_blocks = sum(blocks_each) + 2
-    ids = rng.permutation(np.arange(1, num_blocks)).tolist()
-    tables = np.zeros((len(chunks) + padding, width), np.int32)
-    slots: list[int] = []
-    spec = kv_pool_spec(NUM_LAYERS, num_blocks, block_size, k, h, np.float32)
-    keys, values = (np.full(x.shape, np.nan, np.float32) for x in spec)
-    for i, (length, chunk) in enumerate(chunks):
-        tables[i, : blocks_each[i]] = [ids.pop() for _ in range(blocks_each[i])]
-        slot = [int(tables[i, p // block_size]) * block_size + p % block_size for p in range(length)]
-        for p in slot[: length - chunk]:
-            block, offset = LAYER * num_blocks + p // block_size, p % block_size
-            keys[block, :, :, offset], values[block, :, offset] = rng.standard_normal((2, k, h))
-        slots += slot[length - chunk :]
-    t = len(slots) + padding
-    ends = np.cumsum([chunk for _, chunk in chunks])
-    num_decodes = sum(chunk == 1 for _, chunk in chunks)
-    tiles = [
-        (i, row)
-        for i, (end, (_, chunk)) in enumerate(zip(ends, chunks, strict=True))
-        for row in range(end - chunk, end, DEFAULT_TILES.query)
-        if chunk > 1
-    ]
-    ints = lambda *x: jnp.asarray(np.array(x, np.int32))  # noqa: E731
-    batch = AttentionBatch(
-        slots_t=ints(*slots, *[0] * padding),
-        block_tables_sm=jnp.asarray(tables),
-        context_lens_s=ints(*[length for length, _ in chunks], *[0] * padding),
-        query_ends_s=ints(*ends, *[t] * padding),
-        num_decodes=jnp.int32(num_decodes),
-        tile_seqs_i=ints(*[seq for seq, _ in tiles], 0),
-        tile_rows_i=ints(*[row for _, row in tiles], 0),
-        num_tiles=jnp.int32(len(tiles)),
-    )
-    q, key, value = (rng.standard_normal((t, heads, h)).astype(np.float32) for heads in (n, k, k))
-    to = partial(jnp.asarray, dtype=dtype)
-    return to(q), to(key), to(value), KVPool(to(keys), to(values)), batch, len(slots)
-
+from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, PagedAttention, SplitPool, pick
+from pallas_kernels.paged_attention.cases import CASES
+from pallas_kernels.paged_attention.tiles import XLA_TILES
+from tests.pallas_kernels.steps import LAYER, NO_WINDOW, NUM_LAYERS, SCALE, Step, make_step, reference
 
 RAGGED = [(1, 1), (16, 1), (17, 1), (49, 1), (130, 1), (300, 1), (2, 2), (33, 33), (64, 20), (150, 47), (290, 3)]
 
 
-def run(step, **kwargs):
-    *_arrays, _ = step
-    function = partial(paged_attention, num_layers=NUM_LAYERS, scale=0.25, **kwargs)
-    options = {"xla_allow_excess_precision": False}
-    return jax.jit(lambda *a: function(*a[:-2], layer=a[-2], window=a[-1]), compiler_options=options)
+def attention(n: int, k: int, h: int, block_size: int = 16, dtype=jnp.float32, kv_dtype=None) -> PagedAttention:
+    dtype, kv_dtype = jnp.dtype(dtype), jnp.dtype(kv_dtype or dtype)
+    return PagedAttention(AttentionShape(n, k, h, block_size, dtype, kv_dtype))
 
 
-def reference(q, key, value, pool, batch, *, window: int = NO_WINDOW, soft_cap: float | None = None):
-    """Run the reference on the same step, in float32."""
-    q, key, value, *pool = (np.asarray(x, np.float32) for x in (q, key, value, *pool))
-    return reference_paged_attention(
-        q,
-        key,
-        value,
-        KVPool(*pool),
-        batch,
-        layer=LAYER,
-        num_layers=NUM_LAYERS,
-        window=window,
-        scale=0.25,
-        soft_cap=soft_cap,
-    )
+def make(seed: int, chunks: list[tuple[int, int]], op: PagedAttention, **kwargs) -> Step:
+    return make_step(np.random.default_rng(seed), chunks, op.shape, query_tile=XLA_TILES.query, **kwargs)
+
+
+def run(op: PagedAttention, step: Step, batch: AttentionBatch | None = None, window: int = NO_WINDOW, **kwargs):
+    """Run a step, or another batch over its arrays; layer and window are traced."""
+
+    def function(q, k, v, pool, batch, layer, window):
+        return op(q, k, v, pool, batch, layer=layer, num_layers=NUM_LAYERS, window=window, scale=SCALE, **kwargs)
+
+    bits = step.pool
+    if op.shape.kv_dtype.itemsize == 1:
+        bits = SplitPool(*(jax.lax.bitcast_convert_type(x, jnp.uint8) for x in step.pool))
+    jitted = jax.jit(function, compiler_options={"xla_allow_excess_precision": False})
+    return jitted(step.q, step.k, step.v, bits, step.batch if batch is None else batch, LAYER, window)
 
 
 @pytest.mark.parametrize("block_size", [16, 128])
 @pytest.mark.parametrize(
-    ("heads", "window", "soft_cap"),
+    ("heads", "window", "soft_cap", "has_sinks"),
     [
-        ((2, 2), NO_WINDOW, None),
-        ((9, 3), NO_WINDOW, None),
-        ((4, 1), 24, None),
-        ((8, 1), NO_WINDOW, 5.0),
-        ((3, 3), 200, 2.0),
+        ((2, 2), NO_WINDOW, None, False),
+        ((9, 3), NO_WINDOW, None, True),
+        ((4, 1), 24, None, False),
+        ((8, 1), NO_WINDOW, 5.0, False),
+        ((3, 3), 200, 2.0, True),
     ],
 )
-def test_matches_reference(block_size: int, heads: tuple[int, int], window: int, soft_cap: float | None) -> None:
-    rng = np.random.default_rng(hash((block_size, heads, window)) % 2**32)
-    step = make_step(rng, RAGGED, block_size, *heads, 16, jnp.float32)
-    q, key, value, pool, batch, num_tokens = step
-    expected, expected_pool = reference(q, key, value, pool, batch, window=window, soft_cap=soft_cap)
-    out, pool = run(step, soft_cap=soft_cap)(*step[:-1], LAYER, window)
-    np.testing.assert_allclose(out[:num_tokens], expected[:num_tokens], rtol=1e-5, atol=1e-5)
+def test_matches_reference(
+    block_size: int, heads: tuple[int, int], window: int, soft_cap: float | None, has_sinks: bool
+) -> None:
+    op = attention(*heads, 16, block_size)
+    # Rows of chunks may start anywhere, or where the kernels of other platforms want them.
+    step = make(hash((block_size, heads, window)) % 2**32, RAGGED, op, row_alignment=16 if has_sinks else 1)
+    sinks = np.random.default_rng(0).standard_normal(heads[0]).astype(np.float32) if has_sinks else None
+    settings = {"window": window, "soft_cap": soft_cap, "sinks_n": sinks}
+    expected, expected_pool = reference(step, **settings)
+    out, pool = run(op, step, **settings)
+    np.testing.assert_allclose(out[step.rows], expected[step.rows], rtol=1e-5, atol=1e-5)
     assert np.isfinite(out).all(), "padding rows must stay finite, they flow through the layers"
-    np.testing.assert_array_equal(pool.k, expected_pool.k)
-    np.testing.assert_array_equal(pool.v, expected_pool.v)
+    assert_pools_equal(pool, expected_pool)
+
+
+def assert_pools_equal(pool: SplitPool, expected: SplitPool) -> None:
+    """But for the null block, where padding goes."""
+    num_blocks = expected.k.shape[0] // NUM_LAYERS
+    for got, want in zip(pool, expected, strict=True):
+        got, want = (np.delete(np.asarray(x, np.float32), LAYER * num_blocks, axis=0) for x in (got, want))
+        np.testing.assert_array_equal(got, want)
 
 
 def test_bfloat16_error_is_at_most_twice_that_of_its_inputs() -> None:
-    step = make_step(np.random.default_rng(1), RAGGED, 16, 4, 2, 64, jnp.bfloat16)
-    q, key, value, pool, batch, num_tokens = step
-    exact, _ = reference(q, key, value, pool, batch)
-    out, _ = run(step)(*step[:-1], LAYER, NO_WINDOW)
+    op = attention(4, 2, 64, dtype=jnp.bfloat16)
+    step = make(1, RAGGED, op)
+    exact, _ = reference(step)
+    out, _ = run(op, step)
     rounded = exact.astype(jnp.bfloat16).astype(np.float32)
-    error = np.abs(np.asarray(out, np.float32) - exact)[:num_tokens].max()
-    assert error <= 2 * max(np.abs(rounded - exact)[:num_tokens].max(), 2**-8)
+    error = np.abs(np.asarray(out, np.float32) - exact)[step.rows].max()
+    assert error <= 2 * max(np.abs(rounded - exact)[step.rows].max(), 2**-8)
+
+
+@pytest.mark.parametrize("kv_dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2])
+def test_a_pool_of_8_bits_holds_rounded_values(kv_dtype) -> None:
+    op = attention(4, 2, 16, kv_dtype=kv_dtype)
+    step = make(6, RAGGED, op)
+    expected, expected_pool = reference(step)
+    out, pool = run(op, step)
+    np.testing.assert_allclose(out[step.rows], expected[step.rows], rtol=1e-5, atol=1e-5)
+    assert_pools_equal(SplitPool(*(jax.lax.bitcast_convert_type(x, kv_dtype) for x in pool)), expected_pool)
+
+
+def test_values_beyond_8_bits_are_clipped() -> None:
+    op = attention(1, 1, 16, kv_dtype=jnp.float8_e4m3fn)
+    step = make(7, [(3, 3)], op)
+    step = step._replace(v=step.v.at[0].set(1e4))
+    out, _ = run(op, step)
+    np.testing.assert_allclose(out[0], 448.0)
 
 
 def assert_same(got, expected, dtype) -> None:
@@ -138,42 +110,40 @@ def assert_same(got, expected, dtype) -> None:
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_row_does_not_depend_on_its_batch(dtype) -> None:
     """Decoded alone or among others, and as decode or as the last row of a chunk."""
-    rng = np.random.default_rng(2)
+    op = attention(6, 3, 16, dtype=dtype)
     lengths = [5, 40, 129, 200, 31, 77]
-    whole = make_step(rng, [(length, length) for length in lengths], 16, 6, 3, 16, dtype)
-    q, key, value, _pool, batch, _ = whole
-    out, filled = run(whole)(*whole[:-1], LAYER, NO_WINDOW)
-    ends = np.cumsum(lengths)
+    whole = make(2, [(length, length) for length in lengths], op)
+    batch, ends = whole.batch, np.cumsum(lengths)
+    out, filled = run(op, whole)
     for picked in ([0], [3], [1, 2, 4], list(range(6))):
-        rows = [ends[i] - 1 for i in picked]
+        index = np.array([ends[i] - 1 for i in picked])
         alone = AttentionBatch(
-            slots_t=batch.slots_t[np.array(rows)],
+            slots_t=batch.slots_t[index],
             block_tables_sm=batch.block_tables_sm[np.array(picked)],
             context_lens_s=batch.context_lens_s[np.array(picked)],
+            query_starts_s=jnp.arange(len(picked)),
             query_ends_s=jnp.arange(1, len(picked) + 1),
             num_decodes=jnp.int32(len(picked)),
             tile_seqs_i=jnp.zeros(1, jnp.int32),
             tile_rows_i=jnp.zeros(1, jnp.int32),
             num_tiles=jnp.int32(0),
         )
-        index = np.array(rows)
-        decoded, _ = run(whole)(q[index], key[index], value[index], filled, alone, LAYER, NO_WINDOW)
+        step = Step(whole.q[index], whole.k[index], whole.v[index], filled, alone, index)
+        decoded, _ = run(op, step)
         assert_same(decoded, out[index], dtype)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_chunks_equal_the_whole(dtype) -> None:
-    rng = np.random.default_rng(3)
-    whole = make_step(rng, [(150, 150)], 16, 4, 2, 16, dtype, padding=0)
-    q, key, value, pool, batch, _ = whole
-    out, _ = run(whole)(*whole[:-1], LAYER, 40)
-    edges = [0, 7, 8, 60, 64, 149, 150]
-    parts = []
-    for start, end in pairwise(edges):
+    op = attention(4, 2, 16, dtype=dtype)
+    whole = make(3, [(150, 150)], op, padding=0)
+    out, _ = run(op, whole, window=40)
+    pool, parts = whole.pool, []
+    for start, end in pairwise([0, 7, 8, 60, 64, 149, 150]):
         chunk = end - start
-        starts = list(range(0, chunk, DEFAULT_TILES.query)) if chunk > 1 else []
-        part = batch._replace(
-            slots_t=batch.slots_t[start:end],
+        starts = list(range(0, chunk, XLA_TILES.query)) if chunk > 1 else []
+        part = whole.batch._replace(
+            slots_t=whole.batch.slots_t[start:end],
             context_lens_s=jnp.array([end]),
             query_ends_s=jnp.array([chunk]),
             num_decodes=jnp.int32(chunk == 1),
@@ -181,30 +151,52 @@ def test_chunks_equal_the_whole(dtype) -> None:
             tile_rows_i=jnp.array(starts + [0] * (8 - len(starts)), jnp.int32),
             num_tiles=jnp.int32(len(starts)),
         )
-        got, pool = run(whole)(q[start:end], key[start:end], value[start:end], pool, part, LAYER, 40)
+        q, k, v = (x[start:end] for x in (whole.q, whole.k, whole.v))
+        got, pool = run(op, Step(q, k, v, pool, part, whole.rows), window=40)
         parts.append(np.asarray(got, np.float32))
     assert_same(np.concatenate(parts), out, dtype)
 
 
 def test_the_same_call_twice_is_bitwise_equal() -> None:
-    step = make_step(np.random.default_rng(4), RAGGED, 16, 4, 2, 16, jnp.bfloat16)
-    function = run(step)
-    first, second = (np.asarray(function(*step[:-1], LAYER, NO_WINDOW)[0], np.float32) for _ in range(2))
+    op = attention(4, 2, 16, dtype=jnp.bfloat16)
+    step = make(4, RAGGED, op)
+    first, second = (np.asarray(run(op, step)[0], np.float32) for _ in range(2))
     np.testing.assert_array_equal(first, second)
 
 
-def test_refuses_what_does_not_fit() -> None:
-    q, key, value, pool, batch, _ = make_step(np.random.default_rng(5), [(5, 5)], 16, 4, 2, 16, jnp.float32)
-    call = partial(paged_attention, kv_pool=pool, batch=batch, layer=0, num_layers=NUM_LAYERS, window=5, scale=1.0)
-    with pytest.raises(ValueError, match="multiple of 2 kv heads"):
-        call(q[:, :3], key, value)
-    with pytest.raises(ValueError, match="do not fit together"):
-        call(q, key[:2], value)
-    with pytest.raises(ValueError, match=r"no implementation 'cuda'.*xla"):
-        call(q, key, value, implementation="cuda")
+def test_refuses_arrays_of_another_shape() -> None:
+    op = attention(4, 2, 16, block_size=32)
+    step = make(5, [(5, 5)], op)
+    with pytest.raises(ValueError, match="are not of"):
+        run(op, step._replace(q=step.q[:, :3]))
+    with pytest.raises(ValueError, match="are not of"):
+        run(op, step._replace(k=step.k[:2]))
+    with pytest.raises(ValueError, match="does not hold 3 layers"):
+        run(op, step._replace(pool=SplitPool(step.pool.v, step.pool.k)))
 
 
-def test_pool_spec_has_layers_end_to_end() -> None:
-    spec = kv_pool_spec(30, 9, 128, 3, 64, jnp.bfloat16)
-    assert (spec.k.shape, spec.v.shape) == ((270, 3, 64, 128), (270, 3, 128, 64))
-    assert spec.k.dtype == jnp.bfloat16
+def test_pool_specs_have_layers_end_to_end() -> None:
+    shape = CASES["smollm2-135m"].shape(block_size=128)
+    keys, values = PagedAttention(shape).pool_spec(30, 9)
+    assert (keys.shape, values.shape, keys.dtype) == ((270, 3, 64, 128), (270, 3, 128, 64), jnp.bfloat16)
+    (fused,) = PagedAttention(shape, "tpu").pool_spec(30, 9)
+    assert (fused.shape, fused.dtype) == ((270, 3, 128, 128), jnp.bfloat16)
+
+
+def test_each_platform_gets_its_own_kernels_where_they_can_run() -> None:
+    shape = CASES["llama-3-8b"].shape()
+    assert [pick(shape, platform)[0].implementation for platform in ("cpu", "tpu", "gpu")] == ["xla", "tpu", "gpu"]
+    assert pick(shape, "cpu", "tpu")[0].interpret
+    assert not pick(shape, "tpu", "tpu")[0].interpret
+    op, reason = pick(shape._replace(head_dim=80), "tpu")
+    assert (op.implementation, reason) == ("xla", "head_dim must be 64, 128 or 256, not 80")
+    assert pick(shape._replace(dtype=jnp.dtype("float32"), kv_dtype=jnp.dtype("float32")), "gpu")[1] is not None
+    for platform, name, wrong, match in (
+        ("cpu", "cuda", {}, r"no implementation 'cuda', only xla, tpu, gpu"),
+        ("gpu", "tpu", {}, r"'tpu' does not run on a gpu"),
+        ("tpu", "tpu", {"block_size": 8}, r"'tpu' cannot run this model: block_size must be 16, 32, 64, 128, not 8"),
+        ("tpu", "tpu", {"kv_dtype": jnp.dtype("float32")}, "same dtype or float8"),
+        ("cpu", "gpu", {"num_heads": 8 * 65}, "at most 64 query heads"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            pick(shape._replace(**wrong), platform, name)

@@ -175,6 +175,10 @@ class FakeDevice:
     def _check_shape(self, plan: StepPlan) -> None:
         lengths = [chunk.num_tokens for chunk in plan.chunks]
         assert 0 < sum(lengths) == plan.num_tokens <= self.config.max_num_batched_tokens
+        alignment = self.config.row_alignment
+        rows = [lengths.count(1), *(length for length in lengths if length > 1)]
+        most_rows = -(-self.config.max_num_batched_tokens // alignment)
+        assert sum(-(-num // alignment) for num in rows) <= most_rows
         assert len(lengths) <= self.config.max_num_seqs
         assert plan.num_rows == sum(1 + len(chunk.scored_ids) for chunk in plan.chunks) <= self.config.num_rows
         slots = [chunk.slot for chunk in plan.chunks if chunk.slot is not None]

@@ -61,8 +61,27 @@ def workload(seed: int, num_requests: int = 14) -> list[EngineCoreRequest]:
         {**TINY, "block_size": 1, "num_blocks": 65},
         {**TINY, "block_size": 16, "num_blocks": 5},
         {**TINY, "max_num_seqs": 1},
+        {"row_alignment": 8, "max_num_batched_tokens": 28},
+        {
+            **TINY,
+            "row_alignment": 8,
+            "max_num_batched_tokens": 59,
+            "enable_chunked_prefill": False,
+            "max_model_len": 59,
+        },
     ],
-    ids=["roomy", "tiny", "threshold", "budget-1", "whole-prompts", "block-1", "block-16", "alone"],
+    ids=[
+        "roomy",
+        "tiny",
+        "threshold",
+        "budget-1",
+        "whole-prompts",
+        "block-1",
+        "block-16",
+        "alone",
+        "aligned",
+        "aligned-whole",
+    ],
 )
 def test_tokens_equal_the_sequential_result(changes: dict, caching: bool, policy: str, overlap: int):
     for seed in range(3):

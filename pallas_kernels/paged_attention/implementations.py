@@ -1,0 +1,91 @@
+"""The ways of running the op: what each can do, and which one a platform gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from .layout import AttentionShape, KVPool, fused_pool_spec, split_pool_spec
+from .tiles import XLA_TILES, Tiles
+
+FLOAT8 = (jnp.dtype(jnp.float8_e4m3fn), jnp.dtype(jnp.float8_e5m2))
+
+
+class Implementation(NamedTuple):
+    """One way of running the op."""
+
+    load: Callable[[], Callable[..., tuple[Array, Any]]]
+    """Import the function; it has the signature of `PagedAttention.__call__` with q, k, v, pool, batch first, `tiles`
+    and `interpret`."""
+    platform: str | None
+    """Where it runs; None is everywhere. A CPU interprets what belongs elsewhere, slowly."""
+    pool_spec: Callable[[AttentionShape, int, int], KVPool]
+    tiles: Callable[[AttentionShape], Tiles]
+    row_alignment: int
+    """Longer chunks start at a multiple of this row."""
+    refusal: Callable[[AttentionShape], str | None]
+    """Why it cannot run a shape, or None."""
+
+
+def _load_xla() -> Callable[..., tuple[Array, Any]]:
+    from .xla import xla_paged_attention
+
+    return xla_paged_attention
+
+
+def _load_tpu() -> Callable[..., tuple[Array, Any]]:
+    from .tpu import tpu_paged_attention
+
+    return tpu_paged_attention
+
+
+def _load_gpu() -> Callable[..., tuple[Array, Any]]:
+    from .gpu import gpu_paged_attention
+
+    return gpu_paged_attention
+
+
+def _tpu_tiles(shape: AttentionShape) -> Tiles:
+    from .tpu import tpu_tiles
+
+    return tpu_tiles(shape)
+
+
+def _gpu_tiles(shape: AttentionShape) -> Tiles:
+    from .gpu import gpu_tiles
+
+    return gpu_tiles(shape)
+
+
+def _refuse(shape: AttentionShape, dtypes: tuple[Any, ...], block_sizes: tuple[int, ...]) -> str | None:
+    if shape.head_dim not in (64, 128, 256):
+        return f"head_dim must be 64, 128 or 256, not {shape.head_dim}"
+    if shape.dtype not in dtypes:
+        return f"dtype must be {' or '.join(jnp.dtype(x).name for x in dtypes)}, not {jnp.dtype(shape.dtype).name}"
+    if shape.kv_dtype != shape.dtype and shape.kv_dtype not in FLOAT8:
+        return f"the pool must be of the same dtype or float8, not {jnp.dtype(shape.kv_dtype).name}"
+    if shape.block_size not in block_sizes:
+        return f"block_size must be {', '.join(map(str, block_sizes))}, not {shape.block_size}"
+    return None
+
+
+def _refuse_on_tpu(shape: AttentionShape) -> str | None:
+    # A float8 tile has 32 rows.
+    block_sizes = (32, 64, 128) if shape.kv_dtype in FLOAT8 else (16, 32, 64, 128)
+    return _refuse(shape, (jnp.bfloat16, jnp.float32), block_sizes)
+
+
+def _refuse_on_gpu(shape: AttentionShape) -> str | None:
+    if shape.group > 64:
+        return f"a kv head can serve at most 64 query heads, not {shape.group}"
+    return _refuse(shape, (jnp.bfloat16,), (16, 32, 64, 128))
+
+
+IMPLEMENTATIONS: Mapping[str, Implementation] = {
+    "xla": Implementation(_load_xla, None, split_pool_spec, lambda _: XLA_TILES, 1, lambda _: None),
+    "tpu": Implementation(_load_tpu, "tpu", fused_pool_spec, _tpu_tiles, 16, _refuse_on_tpu),
+    "gpu": Implementation(_load_gpu, "gpu", fused_pool_spec, _gpu_tiles, 16, _refuse_on_gpu),
+}
