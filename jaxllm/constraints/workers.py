@@ -4,16 +4,20 @@ the process, so both get stacks far larger than any accepted grammar needs.
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 STACK_BYTES = 512 << 20
 """Reserved, not touched: compiling takes about 6 KB per level, and limits.MAX_DEPTH bounds the levels."""
 MAX_ABANDONED = 4
+_EXIT_SECONDS = 2.0
 
 _STACK_SIZE_LOCK = threading.Lock()  # threading.stack_size is the process's, not the thread's
 
@@ -25,12 +29,33 @@ class _Call(NamedTuple):
     late: str
 
 
+type _Calls = queue.SimpleQueue[_Call | None]
+
+_CALLS: weakref.WeakKeyDictionary[threading.Thread, _Calls] = weakref.WeakKeyDictionary()
+"""What each thread, the supervisors too, has to do."""
+
+
+@atexit.register
+def _end_all() -> None:
+    """Let calls end before Python does: a thread that comes back from Rust later than that crashes the process."""
+    threads = list(_CALLS.items())
+    for _, calls in threads:
+        with suppress(queue.Empty):
+            while True:
+                calls.get_nowait()
+        calls.put(None)
+    deadline = time.monotonic() + _EXIT_SECONDS
+    for thread, _ in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
 class BigStackThread:
     """A daemon thread with a big stack that runs calls one after another; it ends when nobody holds this object."""
 
     def __init__(self, name: str) -> None:
-        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._calls: _Calls = queue.SimpleQueue()
         self.thread = threading.Thread(target=_work, args=(self._calls,), name=name, daemon=True)
+        _CALLS[self.thread] = self._calls
         with _STACK_SIZE_LOCK:
             before = threading.stack_size(STACK_BYTES)
             try:
@@ -54,8 +79,9 @@ class DeadlineThread:
     """
 
     def __init__(self, name: str) -> None:
-        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._calls: _Calls = queue.SimpleQueue()
         thread = threading.Thread(target=_supervise, args=(self._calls, name), name=f"{name}-deadlines", daemon=True)
+        _CALLS[thread] = self._calls
         thread.start()
         weakref.finalize(self, self._calls.put, None)
 
@@ -72,7 +98,7 @@ def _running_future() -> Future[Any]:
     return future
 
 
-def _work(calls: queue.SimpleQueue[_Call | None]) -> None:
+def _work(calls: _Calls) -> None:
     while (call := calls.get()) is not None:
         try:
             result = call.run()
@@ -84,7 +110,7 @@ def _work(calls: queue.SimpleQueue[_Call | None]) -> None:
         del call  # an idle thread keeps nothing alive
 
 
-def _supervise(calls: queue.SimpleQueue[_Call | None], name: str) -> None:
+def _supervise(calls: _Calls, name: str) -> None:
     worker: BigStackThread | None = None
     abandoned: list[threading.Thread] = []
     while (call := calls.get()) is not None:

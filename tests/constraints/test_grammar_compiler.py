@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -105,3 +108,19 @@ def test_threads_end_with_their_owner(smollm2_path: str):
     for thread in started:
         thread.join(10)
         assert not thread.is_alive()
+
+
+def test_a_process_can_end_while_grammars_compile(repository: Path):
+    program = """
+import time
+from llguidance import LLMatcher, LLTokenizer
+from jaxllm.constraints.workers import DeadlineThread
+tokenizer = LLTokenizer("byte")
+text = LLMatcher.grammar_from_lark("start: A\\nA: " + " | ".join(f'"value {i}"' for i in range(3000)))
+thread = DeadlineThread("grammars")
+for _ in range(100):
+    thread.submit(lambda: LLMatcher(tokenizer, text), 5.0, "late")
+time.sleep(0.2)
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=False, cwd=repository, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
