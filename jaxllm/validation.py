@@ -7,7 +7,7 @@ import numbers
 import operator
 import reprlib
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from jaxllm.exceptions import VLLMValidationError
 
@@ -27,7 +27,7 @@ def shown(value: object) -> str:
     """Show a user's value in an error, briefly whatever its size."""
     if isinstance(value, str):
         return repr(value) if len(value) <= 80 else f"{value[:60]!r}... ({len(value)} characters)"
-    if isinstance(value, Collection) and len(value) > 8:
+    if _has_length(value) and len(value) > 8:
         return f"{type(value).__name__} of {len(value)}"
     brief = _Brief()
     brief.maxlevel = 2
@@ -86,9 +86,20 @@ def check_str(name: str, value: Any, max_length: int, *, parameter: str | None =
         message = f"{name} cannot contain an empty string."
     elif len(value) > max_length:
         message = f"{name} must have at most {max_length} characters, got {len(value)}."
+    elif not is_unicode(value):
+        message = f"{name} must be Unicode text: {shown(value)} has lone surrogates."
     else:
         return value
     raise VLLMValidationError(message, parameter=parameter or name, value=value)
+
+
+def is_unicode(text: str) -> bool:
+    """Say whether a string is without lone surrogates, which no tokenizer and no encoding takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_strings(name: str, value: Any, max_count: int, max_length: int) -> list[str]:
@@ -127,7 +138,7 @@ def check_kind(name: str, value: Any, kind: type) -> None:
 
 
 def _check_collection(name: str, value: Any, max_count: int) -> Collection[Any]:
-    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Collection):
+    if isinstance(value, (str, bytes, Mapping)) or not _has_length(value):
         raise VLLMValidationError(
             f"{name} must be a list, got {shown(value)} ({type(value).__name__}).", parameter=name, value=value
         )
@@ -136,3 +147,8 @@ def _check_collection(name: str, value: Any, max_count: int) -> Collection[Any]:
             f"{name} must have at most {max_count} entries, got {len(value)}.", parameter=name, value=value
         )
     return value
+
+
+def _has_length(value: object) -> TypeGuard[Collection[Any]]:
+    """Say whether a value is a collection; arrays without dimensions look like one."""
+    return isinstance(value, Collection) and getattr(value, "shape", None) != ()

@@ -14,7 +14,7 @@ from jaxllm.engine.params_resolver import CheckGrammar, InputLimits, ParamsResol
 from jaxllm.engine.prompts import ParsedPrompt, parse_prompt
 from jaxllm.engine.tokenizer import Tokenizer, check_encode_options
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
-from jaxllm.validation import check_int, shown
+from jaxllm.validation import check_int, is_unicode, shown
 
 _MASK = 2**64 - 1
 
@@ -137,7 +137,7 @@ class InputProcessor:
             return {}
         texts = [prompts[i].text or "" for i in rows]
         for i, text in zip(rows, texts, strict=True):
-            if not text.isascii() and not _is_encodable(text):
+            if not is_unicode(text):
                 raise refusal(labels[i], "the text has lone surrogates, which are not Unicode", "prompt", shown(text))
         ids = self._tokenizer.encode(texts, options)
         return {i: self._check_ids(each, labels[i]) for i, each in zip(rows, ids, strict=True)}
@@ -238,14 +238,6 @@ def _split_mix(value: int) -> int:
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
     return value ^ (value >> 31)
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _as_int(value: object, label: str, position: int) -> int:
