@@ -112,12 +112,14 @@ def _check_json(schema: Any) -> str | dict[str, Any]:
         message = f"json must be a schema of at most {MAX_GRAMMAR_LENGTH} characters as JSON."
         raise VLLMValidationError(message, parameter="json", value=None)
     try:
-        length = len(json_text.dumps(schema, allow_nan=False))
-    except (TypeError, ValueError, RecursionError) as error:
+        text = json_text.dumps(schema, allow_nan=False, ensure_ascii=False)
+        schema = json_text.loads(text)  # lists for tuples, strings for keys, and nobody else's to change
+        msgspec.msgpack.encode(schema)  # as it will travel: no lone surrogates, integers of 64 bits
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         message = f"json must be a schema that can be written as JSON: {error}."
         raise VLLMValidationError(message, parameter="json", value=schema) from error
-    if length > MAX_GRAMMAR_LENGTH:
-        message = f"json must have at most {MAX_GRAMMAR_LENGTH} characters, got {length}."
+    if len(text) > MAX_GRAMMAR_LENGTH:
+        message = f"json must have at most {MAX_GRAMMAR_LENGTH} characters, got {len(text)}."
         raise VLLMValidationError(message, parameter="json", value=schema)
     return schema
 

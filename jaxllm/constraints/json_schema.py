@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -23,13 +23,22 @@ from jaxllm.constraints.limits import (
 )
 from jaxllm.constraints.schema_rewrites import Rewriter
 from jaxllm.structured_outputs import StructuredOutputsParams
+from jaxllm.validation import shown
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
+_COUNTED = ("Length", "Items", "Properties", "Contains")
 _SCHEMAS = (
     *("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains"),
     *("additionalProperties", "unevaluatedProperties", "propertyNames"),
     *("not", "if", "then", "else", "allOf", "anyOf", "oneOf", "contentSchema"),
 )
+_KINDS: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
+    **dict.fromkeys((*_MAPS, "dependentRequired"), ("an object", dict)),
+    **dict.fromkeys(("enum", "required", "prefixItems", "allOf", "anyOf", "oneOf"), ("an array", list)),
+    **dict.fromkeys(("$ref", "pattern", "format"), ("a string", str)),
+    **dict.fromkeys((f"{m}{of}" for m in ("min", "max") for of in _COUNTED), ("a number", (int, float))),
+}
+"""Keyword -> what its value must be; what else there is, llguidance checks."""
 _DEFINITIONS = ("$defs", "definitions")  # reached by reference only
 
 _WHITESPACE = r"[ \t]|\r?\n[ \t]{0,40}"  # what JSON is written with; without a bound, small models never stop
@@ -143,19 +152,20 @@ def _check_schema(parameter: str, schema: Schema) -> None:
 
 
 def _check_keywords(parameter: str, node: Schema) -> None:
-    enum = node.get("enum")
-    if isinstance(enum, list) and len(enum) > MAX_ENUM_VALUES:
+    for key, (what, kind) in _KINDS.items():
+        if key in node and not isinstance(node[key], kind):
+            raise refuse(parameter, f"{key} must be {what}, got {shown(node[key])}.")
+    enum = node.get("enum", ())
+    if len(enum) > MAX_ENUM_VALUES:
         raise refuse(parameter, f"enum has {len(enum)} values; at most {MAX_ENUM_VALUES} are possible.")
     for key in ("properties", "patternProperties", "required"):
-        named = node.get(key)
-        if isinstance(named, (dict, list)) and len(named) > MAX_PROPERTIES:
+        named = node.get(key, ())
+        if len(named) > MAX_PROPERTIES:
             raise refuse(parameter, f"{key} has {len(named)} entries; at most {MAX_PROPERTIES} are possible.")
     for pattern in (node.get("pattern"), *(node.get("patternProperties") or ())):
         if isinstance(pattern, str):
             check_parentheses(parameter, pattern)
-    fewest, required = node.get("minProperties"), node.get("required")
-    num_required = len(set(map(str, required))) if isinstance(required, list) else 0
-    if isinstance(fewest, (int, float)) and fewest > num_required + 1:
+    if node.get("minProperties", 0) > len(set(map(str, node.get("required", ())))) + 1:
         message = "minProperties can ask for at most one property more than `required` names: other names may repeat."
         raise refuse(parameter, message)
 

@@ -90,8 +90,10 @@ class Matcher:
 
 
 def brief_error(message: str) -> str:
-    """Return what llguidance says, without the dump of its state."""
-    text = message.partition("<state>")[0].partition("; no error message")[0].replace("<non-verbose/>", "")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    text = " ".join(lines)
+    """Return what llguidance says, without the dump of its state or its stack."""
+    for mark in ("<state>", "<backtrace>", "; no error message"):
+        message = message.partition(mark)[0]
+    text = " ".join(message.replace("<non-verbose/>", "").split())
+    if text.startswith("panic"):
+        text = f"make it smaller or simpler: llguidance cannot take it ({text})"
     return text if len(text) <= 400 else f"{text[:400]}..."

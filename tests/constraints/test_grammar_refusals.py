@@ -26,6 +26,10 @@ def compiler(smollm2_path: str) -> GrammarCompiler:
         ({"json": 3}, "json must be"),
         ({"json": {"a": math.nan}}, "json"),
         ({"json": {"a": {1, 2}}}, "json"),
+        ({"json": {"maximum": 2**70}}, "json.*2\\*\\*64"),
+        ({"json": {"const": "\ud800"}}, "json.*surrogates"),
+        ({"regex": "\ud800"}, "regex.*surrogates"),
+        ({"choice": ["a", "\ud800"]}, "choice.*surrogates"),
         ({"json": dict}, "Pydantic"),
         ({"json": "x" * (2**20 + 1)}, "json"),
         ({"json": {"description": "x" * 2**20}}, "json"),
@@ -52,6 +56,14 @@ def test_params(fields: dict[str, Any], named: str):
         StructuredOutputsParams(**fields)
 
 
+def test_a_schema_is_read_as_json():
+    """So nothing in it, a tuple say, is passed over by what looks for lists, and later changes do not reach it."""
+    given = {"enum": ("a", 1), "properties": {1: True}}
+    params = StructuredOutputsParams(json=given)
+    given["type"] = "object"
+    assert params.json == {"enum": ["a", 1], "properties": {"1": True}}
+
+
 def test_with_defaults_keeps_what_was_asked_for():
     on = {"disable_any_whitespace": True, "disable_additional_properties": True}
     assert StructuredOutputsParams(json_object=True).with_defaults(**on).disable_any_whitespace
@@ -69,6 +81,10 @@ def test_with_defaults_keeps_what_was_asked_for():
         ({"json": {"type": "string", "format": "regex"}}, "format"),
         ({"json": {"type": "string", "pattern": "(?=a)b"}}, "look-around"),
         ({"json": {"type": "what"}}, "what"),
+        ({"json": {"enum": 5}}, "enum must be an array"),
+        ({"json": {"unevaluatedProperties": False, "properties": 5}}, "properties must be an object"),
+        ({"json": {"propertyNames": {"minLength": "x"}}}, "minLength must be a number"),
+        ({"json": {"uniqueItems": True, "maxItems": "x"}}, "maxItems must be a number"),
         ({"json": {"$ref": "http://example.com/schema"}}, "remote references"),
         ({"json": {"$ref": "#/$defs/x"}}, "leads nowhere"),
         ({"json": {"$id": "http://a/", "$ref": "http://[bad"}}, "no reference|remote references"),
@@ -84,6 +100,7 @@ def test_with_defaults_keeps_what_was_asked_for():
         ({"grammar": "start: missing"}, "missing"),
         ({"grammar": "start: ("}, "grammar"),
         ({"json_object": True, "whitespace_pattern": "("}, "unclosed|group"),
+        ({"grammar": "start: " + " ".join(f'"{i}" A' for i in range(40_000)) + "\nA: /a/"}, "smaller or simpler"),
         ({"structural_tag": "[]"}, "object"),
         ({"structural_tag": "{}"}, "format"),
     ],
