@@ -5,7 +5,7 @@ Row i belongs to chunk i and to its last token; after them comes one row per sco
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,15 +13,13 @@ import numpy as np
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.sampling_rules import MAX_LOGIT_BIASES, MAX_LOGPROB_TOKEN_IDS
 from jaxllm.scheduling.plan import Chunk
+from jaxllm.scheduling.request import needs_token_counts
 
 type Fields = tuple[tuple[str, tuple[int, ...]], ...]
 type ExtraArgs = tuple[tuple[str, int | float], ...]
 """Names of the logits processors' arguments, with their defaults, whose types are the fields' types."""
 
 EXTRA = "extra_args."
-
-# Which parameters make penalties, and their neutral values.
-PENALTIES: Mapping[str, float] = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 
 
 class RareInputs(NamedTuple):
@@ -84,8 +82,7 @@ def needs_full(chunk: Chunk, mask_w: np.ndarray | None) -> bool:
         mask_w is not None
         or chunk.slot is not None
         or _truncates(params)
-        or params.logprobs is not None
-        or bool(params.logprob_token_ids)
+        or _wants_logprobs(params)
         or bool(params.logit_bias)
     )
 
@@ -176,7 +173,7 @@ def _fill_penalties(ints: dict[str, np.ndarray], floats: dict[str, np.ndarray], 
         floats["presence"][row] = params.presence_penalty
         floats["frequency"][row] = params.frequency_penalty
         floats["repetition"][row] = params.repetition_penalty
-        if any(getattr(params, name) != neutral for name, neutral in PENALTIES.items()):
+        if needs_token_counts(params):
             ints["uses_penalties"][...] = 1
 
 
