@@ -173,9 +173,13 @@ class OutputProcessor:
         aborted: list[str] = []
         for request_id in request_ids:
             state = self._requests.pop(request_id, None)
-            for sequence in state.request.sequences if state is not None else ():
-                if self._sequences.pop(sequence.request_id, None) is not None:
-                    aborted.append(sequence.request_id)
+            if state is None:
+                continue
+            for sequence, core_request in zip(state.sequences, state.request.sequences, strict=True):
+                # The id of a sequence that has ended may have been given to another request since.
+                if self._sequences.get(core_request.request_id) is sequence:
+                    del self._sequences[core_request.request_id]
+                    aborted.append(core_request.request_id)
         return aborted
 
     def process_outputs(self, step: EngineCoreOutputs) -> ProcessedOutputs:

@@ -210,6 +210,19 @@ def test_abort(tokenizer: Tokenizer, n: int) -> None:
     assert not core.requests
 
 
+def test_an_abort_spares_who_took_over_a_sequence_id(tokenizer: Tokenizer) -> None:
+    """The id is free once that sequence has ended, though the others of its request go on."""
+    a, b = (tokenizer.backend.encode(letter).ids[0] for letter in "ab")
+    core = FakeCore(lambda request: [a if request.request_id == "0_r" else b] * 200)
+    engine = make_engine(core, tokenizer)
+    engine.add_request("r", "hello", SamplingParams(n=2, max_tokens=9, stop_token_ids=[a]))
+    engine.step()
+    engine.add_request("0_r", "hello", SamplingParams(max_tokens=2, output_kind=FINAL))
+    engine.abort_request("r")
+    assert core.aborted == ["1_r"]
+    assert [output.request_id for output in drain(engine)] == ["0_r"]
+
+
 def test_outputs_of_aborted_requests_are_dropped(tokenizer: Tokenizer) -> None:
     """A step in flight, or the core's own report of the abort, may still name them."""
     core = says(tokenizer, "ab", eos=False)
