@@ -86,6 +86,8 @@ class EngineCore:
         except BaseException:
             self._in_flight = None
             self._abandon()
+            if self._runner is not None:
+                self._runner.reset()
             raise
 
     def _step(self) -> EngineCoreOutputs:

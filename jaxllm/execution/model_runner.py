@@ -80,6 +80,14 @@ class ModelRunner:
         self._previous_tokens = output.tokens_s
         return RunningStep(plan, output)
 
+    def reset(self) -> None:
+        """Make the device's state anew: a step that failed or was cut off may have lost what was donated to it."""
+        for array in jax.tree.leaves(self._pool):
+            array.delete()  # there may be no room for two
+        self._pool = make_pool(self.compiler.pool_spec(self.num_blocks))
+        self._counts = None
+        self._previous_tokens = jnp.zeros(self.compiler.max_rows, jnp.int32)
+
     def warm_up(self) -> None:
         """Wait until every program is compiled."""
         self.programs.wait()

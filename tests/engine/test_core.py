@@ -30,6 +30,9 @@ class FakeRunner:
         self.events.append(f"launch {plan.step_id}")
         return FakeStep(self, plan)
 
+    def reset(self) -> None:
+        self.events.append("reset")
+
     def warm_up(self) -> None:
         """Nothing to compile."""
 
@@ -142,6 +145,7 @@ def test_a_failed_step_ends_its_requests_and_leaves_a_usable_engine(overlap: boo
     runner.fail_at = 3
     with pytest.raises(RuntimeError, match="fell over"):
         run_all(core)
+    assert runner.events[-1] == "reset"
     aborted = core.step().outputs
     assert {output.request_id: output.finish_reason for output in aborted} == {"a": "abort", "b": "abort"}
     scheduler.check()

@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxllm.execution.compiler import COPIES, Upkeep
+from jaxllm.execution.programs import Programs
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.plan import StepPlan
 from pallas_kernels.paged_attention import KVPool, copy_blocks
 from tests.execution.support import make_compiler, make_runner
 from tests.execution.test_batch import make_chunk
+
+
+class CutOff:
+    """Programs of which each is interrupted once it has taken its arguments."""
+
+    def __init__(self, programs: Programs) -> None:
+        self._programs = programs
+
+    def get(self, key: Any) -> Callable[..., None]:
+        program = self._programs.get(key)
+
+        def cut_off(*arguments: Any) -> None:
+            program(*arguments)
+            raise KeyboardInterrupt
+
+        return cut_off
 
 
 def random_pool(num_layers: int, num_blocks: int) -> KVPool:
@@ -84,3 +104,20 @@ def test_counts_follow_a_request_through_its_slot() -> None:
     other = make_chunk("b", 0, [1, 2], [4], params=params, slot=2, history=array("i", [1, 2]), samples=False)
     runner.run(StepPlan(2, (other,), 0), [None]).result()
     assert counts(2) == {1: prompt, 2: prompt}, "the next request in a slot starts with its own tokens"
+
+
+def test_the_state_is_made_anew_after_a_step_that_was_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its inputs are gone: they were donated to it."""
+    runner = make_runner()
+    params = SamplingParams(temperature=0, frequency_penalty=1.0)
+    chunk = make_chunk("a", 0, [5, 9], [3], params=params, slot=2, history=array("i", [5, 9]))
+    plan = StepPlan(0, (chunk,), 0)
+    expected = runner.run(plan, [None]).result()
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "programs", CutOff(runner.programs))
+        with pytest.raises(KeyboardInterrupt):
+            runner.run(plan, [None])
+    with pytest.raises(RuntimeError, match="deleted"):
+        runner.run(plan, [None])
+    runner.reset()
+    assert runner.run(plan, [None]).result() == expected
