@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from jaxllm.constraints.limits import MAX_JSON_NESTING
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.sampling_rules import MAX_GRAMMAR_LENGTH
 from jaxllm.validation import check_bool, check_str, check_strings
@@ -109,7 +110,8 @@ def _check_json(schema: Any) -> str | dict[str, Any]:
         message = f"json must be a dict, a JSON string or a Pydantic model class, got {type(schema).__name__}."
         raise VLLMValidationError(message, parameter="json", value=schema)
     if not _is_bounded(schema):
-        message = f"json must be a schema of at most {MAX_GRAMMAR_LENGTH} characters as JSON."
+        limits = f"{MAX_GRAMMAR_LENGTH} characters as JSON and {MAX_JSON_NESTING} levels of nesting"
+        message = f"json must be a schema of at most {limits}."
         raise VLLMValidationError(message, parameter="json", value=None)
     try:
         text = json_text.dumps(schema, allow_nan=False, ensure_ascii=False)
@@ -125,16 +127,18 @@ def _check_json(schema: Any) -> str | dict[str, Any]:
 
 
 def _is_bounded(schema: dict[str, Any]) -> bool:
-    """Say whether a value has at most MAX_GRAMMAR_LENGTH parts; one that repeats or holds itself can be endless."""
+    """Say whether a value has at most MAX_GRAMMAR_LENGTH parts in MAX_JSON_NESTING levels: it must be safe to copy, and
+    one that repeats or holds itself can be endless.
+    """
     num_parts = 0
-    pending: list[Any] = [schema]
+    pending: list[tuple[Any, int]] = [(schema, 1)]
     while pending:
-        value = pending.pop()
+        value, level = pending.pop()
         num_parts += 1 + len(value)
-        if num_parts > MAX_GRAMMAR_LENGTH:
+        if num_parts > MAX_GRAMMAR_LENGTH or level > MAX_JSON_NESTING:
             return False
         inside = value.values() if isinstance(value, dict) else value
-        pending.extend(part for part in inside if isinstance(part, (dict, list, tuple)))
+        pending.extend((part, level + 1) for part in inside if isinstance(part, (dict, list, tuple)))
     return True
 
 

@@ -20,6 +20,18 @@ def test_structured_outputs_take_exactly_one_constraint(fields: dict[str, Any]):
         StructuredOutputsParams(**fields)
 
 
+@pytest.mark.parametrize("depth", [101, 300, 2000])
+def test_schemas_too_deep_to_copy_are_refused(depth: int):
+    schema: dict[str, Any] = {}
+    for _ in range(depth - 1):
+        schema = {"items": schema}
+    with pytest.raises(VLLMValidationError, match="100 levels of nesting"):
+        StructuredOutputsParams(json=schema)
+    while depth > 100:
+        schema, depth = schema["items"], depth - 1
+    assert SamplingParams(structured_outputs=StructuredOutputsParams(json=schema)).clone() is not None
+
+
 def test_structured_outputs():
     params = StructuredOutputsParams(choice=["a", "b"])
     assert not params.all_constraints_none()
