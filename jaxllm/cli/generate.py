@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from jaxllm.cli.jobs import Job, Task, job_label, jobs_from_prompts, parse_job, 
 from jaxllm.cli.journal import Console, Journal
 from jaxllm.config import EngineArgs
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.outputs import RequestOutput
+from jaxllm.outputs import Logprob, RequestOutput
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.validation import INT32_MAX, shown
 
@@ -223,6 +223,10 @@ def make_record(index: int, task: Task, output: RequestOutput) -> dict[str, Any]
     if task.messages is not None:
         record["messages"] = task.messages
     record |= {"prompt": output.prompt, "num_prompt_tokens": len(output.prompt_token_ids or ())}
+    if output.prompt_logprobs is not None:
+        record["prompt_logprobs"] = _positions(output.prompt_logprobs)
+    if output.prompt_token_id_logprobs is not None:
+        record["prompt_token_id_logprobs"] = output.prompt_token_id_logprobs.tolist()
     record["outputs"] = [
         {
             "index": completion.index,
@@ -240,11 +244,17 @@ def make_record(index: int, task: Task, output: RequestOutput) -> dict[str, Any]
 def _logprobs(completion: Any) -> dict[str, Any]:
     if completion.logprobs is None:
         return {}
-    positions = [
-        [{"token_id": token_id, **dataclasses.asdict(logprob)} for token_id, logprob in position.items()]
-        for position in completion.logprobs
+    return {"cumulative_logprob": completion.cumulative_logprob, "logprobs": _positions(completion.logprobs)}
+
+
+def _positions(positions: Iterable[Mapping[int, Logprob] | None]) -> list[Any]:
+    """Return one list of entries per position; None where nothing is known, as at the prompt's first token."""
+    return [
+        [{"token_id": token_id, **dataclasses.asdict(entry)} for token_id, entry in position.items()]
+        if position
+        else None
+        for position in positions
     ]
-    return {"cumulative_logprob": completion.cumulative_logprob, "logprobs": positions}
 
 
 def _sampling_flags(args: argparse.Namespace) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from jaxllm.exceptions import VLLMValidationError, unknown_parameter
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
 from jaxllm.sampling_rules import GONE
 from jaxllm.validation import check_int, shown
 
@@ -22,6 +22,11 @@ _SAMPLING_FIELDS = tuple(
     for name in SamplingParams.__struct_fields__
     if not name.startswith("_") and name not in ("output_text_buffer_length", "output_kind", "skip_clone")
 )
+_OBJECTS: Mapping[str, type[RepetitionDetectionParams | StructuredOutputsParams]] = {
+    "repetition_detection": RepetitionDetectionParams,
+    "structured_outputs": StructuredOutputsParams,
+}
+"""Sampling parameters that JSON can only give as objects."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -130,4 +135,18 @@ def _sampling_fields(line: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in fields.items():
             if name not in _SAMPLING_FIELDS:
                 raise unknown_parameter("the line", name, value, names, GONE)
-    return top | nested
+    fields = top | nested
+    for name, kind in _OBJECTS.items():
+        given = fields.get(name)
+        if isinstance(given, dict):
+            fields[name] = _make_object(name, kind, given)
+    return fields
+
+
+def _make_object[T: msgspec.Struct](name: str, kind: type[T], given: Mapping[str, Any]) -> T:
+    """Make a sampling parameter's own type of a JSON object."""
+    known = [field.name for field in msgspec.structs.fields(kind)]
+    for key, value in given.items():
+        if key not in known:
+            raise unknown_parameter(name, key, value, known, {})
+    return kind(**given)

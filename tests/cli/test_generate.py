@@ -6,12 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import jaxllm
 from jaxllm.cli import generate
+from jaxllm.cli.generate import make_record
+from jaxllm.cli.jobs import Task
 from jaxllm.cli.main import main
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.outputs import FlatLogprobs, Logprob, RequestOutput
+from jaxllm.sampling_params import RepetitionDetectionParams, StructuredOutputsParams
 from tests.cli.fake_engine import FakeConfig, FakeEngine
 from tests.cli.running import read_jsonl, run_generate, write_jsonl
 from tests.engine.support import byte_level
@@ -79,6 +84,9 @@ BAD_LINES: list[tuple[Any, str]] = [
     ({"prompt": "a", "sampling_params": {"prompt": "b"}}, "prompt"),
     ({"prompt": "a", "bad_words": [""]}, "bad_words"),
     ({"prompt": "a", "output_kind": 1}, "output_kind"),
+    ({"prompt": "a", "structured_outputs": "[0-9]+"}, "structured_outputs"),
+    ({"prompt": "a", "structured_outputs": {"regexp": "[0-9]+"}}, "regexp"),
+    ({"prompt": "a", "repetition_detection": {"max_pattern_size": -1}}, "max_pattern_size"),
     ({"prompt": "a", "priority": "high"}, "priority"),
     ({"prompt": "x" * 200}, "prompt"),
 ]
@@ -126,6 +134,21 @@ def test_sampling_parameters_of_model_flags_and_line(tmp_path: Path):
     assert [priority for *_, priority in engine.requests] == [0, 0, 3]
 
 
+def test_parameters_that_are_objects(tmp_path: Path):
+    engine = FakeEngine()
+    line = {
+        "prompt": "a",
+        "structured_outputs": {"json": {"type": "object"}, "disable_any_whitespace": True},
+        "sampling_params": {"repetition_detection": {"max_pattern_size": 3, "min_count": 2}},
+    }
+    source = write_jsonl(tmp_path / "in.jsonl", [line, line | {"structured_outputs": None}])
+    assert run_generate(engine, "m", "--input", source, "--output", tmp_path / "out.jsonl") == 0
+    first, second = (params for _, _, params, _ in engine.requests)
+    wanted = StructuredOutputsParams(json={"type": "object"}, disable_any_whitespace=True)
+    assert (first.structured_outputs, second.structured_outputs) == (wanted, None)
+    assert first.repetition_detection == RepetitionDetectionParams(max_pattern_size=3, min_count=2)
+
+
 def test_seeds_depend_on_the_engine_seed_and_the_place_only(tmp_path: Path):
     def seeds(lines: list[Any], seed: int) -> list[int | None]:
         engine = FakeEngine(FakeConfig(seed=seed))
@@ -148,6 +171,18 @@ def test_outputs_and_logprobs(tmp_path: Path):
     assert record["outputs"][1]["cumulative_logprob"] == -1.5
     position = {"token_id": 7, "logprob": -0.5, "rank": 1, "decoded_token": "x"}
     assert record["outputs"][1]["logprobs"] == [[position]]
+
+
+@pytest.mark.parametrize("is_flat", [False, True])
+def test_scores_of_the_prompt(tmp_path: Path, is_flat: bool):
+    output = RequestOutput("0", "ab", [1, 2], FlatLogprobs() if is_flat else [], [], True)
+    assert output.prompt_logprobs is not None
+    output.prompt_logprobs.extend([None, {7: Logprob(-0.5, 1, "x")}])
+    output.prompt_token_id_logprobs = np.array([[-0.5, -2.0]], np.float32)
+    record = make_record(0, Task({}, None, {}, None, 0), output)
+    position = {"token_id": 7, "logprob": -0.5, "rank": 1, "decoded_token": "x"}
+    assert record["prompt_logprobs"] == [None, [position]]
+    assert record["prompt_token_id_logprobs"] == [[-0.5, -2.0]]
 
 
 def test_chat(tmp_path: Path):
