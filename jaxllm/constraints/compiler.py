@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from jaxllm.constraints.grammar import grammar_key, grammar_text
@@ -49,9 +50,13 @@ class GrammarCompiler:
         self._compile_thread: DeadlineThread | None = None
         self._match_thread: BigStackThread | None = None
 
-    def check(self, params: StructuredOutputsParams) -> None:
-        """Compile now. Raises VLLMValidationError, naming the keyword or limit, when that fails or takes too long."""
-        self.start(params).result()
+    def check(self, params: StructuredOutputsParams, seconds: float | None = None) -> None:
+        """Compile, and raise VLLMValidationError, naming the keyword or limit, when that fails or takes too long.
+
+        With `seconds` return after that many, though it may still fail.
+        """
+        with suppress(TimeoutError):
+            self.start(params).result(seconds)
 
     def start(self, params: StructuredOutputsParams) -> Future[Grammar]:
         """Begin to compile, unless that is under way or done; the future fails with a VLLMValidationError."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 import numpy as np
 
@@ -73,8 +73,23 @@ class TokenMasks:
         return request_id not in self._compiling and request_id not in self._dead_ends
 
     def wait(self, timeout: float) -> None:
-        """Return when some grammar is compiled, or after `timeout` seconds; at once if none is being compiled."""
-        wait([grammar.compiled for grammar in self._compiling.values()], timeout, FIRST_COMPLETED)
+        """Return when some grammar is compiled or some late mask made, or after `timeout` seconds; at once if there is
+        nothing to wait for.
+        """
+        late = [self._rules[request_id].late_mask for request_id in self.late()]
+        awaited = [grammar.compiled for grammar in self._compiling.values()] + [each for each in late if each]
+        wait(awaited, timeout, FIRST_COMPLETED)
+
+    def late(self, timeout: float = 0.0) -> set[str]:
+        """Return the requests whose next mask has not been made after `timeout` seconds."""
+        masks = {
+            request_id: mask
+            for request_id, rules in self._rules.items()
+            if request_id not in self._compiling and (mask := rules.late_mask) is not None
+        }
+        if masks and timeout:
+            wait(masks.values(), timeout)
+        return {request_id for request_id, mask in masks.items() if not mask.done()}
 
     def accept(self, request_id: str, token_ids: Sequence[int]) -> None:
         """Append committed output tokens; the next mask starts to be made in the background."""
@@ -185,6 +200,14 @@ class _Rules:
                     num_before += 1
                     self._grammar_rests = self._thinking.is_open
         return num_before
+
+    @property
+    def late_mask(self) -> Future[Place] | None:
+        """What `row` would have to wait for, if anything."""
+        if self._grammar is None or self._grammar_rests:
+            return None
+        mask = self._grammar.prepare()
+        return None if mask.done() else mask
 
     def _place(self) -> Place | None:
         """Return where the output stands in the grammar that rules now, if one does. Waits; raises DeadEndError."""

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-COMPILE_WAIT = 0.05  # seconds; how long an idle step waits for a grammar to compile
+COMPILE_WAIT = 0.05  # seconds; how long an idle step waits for a grammar to compile, or for a late mask
+MASK_WAIT = 0.05  # seconds; how long a step waits for masks before it goes on without the requests whose are late
 
 
 class EngineCore:
@@ -40,6 +41,8 @@ class EngineCore:
         self._in_flight: RunningStep | None = None
         self._compiling: dict[str, EngineCoreRequest] = {}
         """Requests whose grammar is being compiled, in order of arrival."""
+        self._held: set[str] = set()
+        """Requests that sat out the last plan because their masks were late."""
         self._ended: list[EngineCoreOutput] = []
         """What ended between steps, for the next one to report."""
 
@@ -130,7 +133,8 @@ class EngineCore:
     def _launch(self, before: RunningStep | None) -> RunningStep | None:
         if self._runner is None:
             return None
-        plan = self._scheduler.plan((before.plan,) if before is not None else ())
+        self._held = self._masks.late(MASK_WAIT)
+        plan = self._scheduler.plan((before.plan,) if before is not None else (), self._held)
         if plan is None:
             return None
         row = self._masks.row
@@ -172,8 +176,8 @@ class EngineCore:
         return [_ending(request_id, "abort") for request_id in dropped]
 
     def _rest(self) -> None:
-        """Nothing could be planned: there is a grammar to wait for, or nothing at all to do."""
-        if self._compiling:
+        """Nothing could be planned: there is a grammar or a mask to wait for, or nothing at all to do."""
+        if self._compiling or self._held:
             self._masks.wait(COMPILE_WAIT)
         elif self._scheduler.has_unfinished_requests():
             raise RuntimeError("the scheduler has requests and plans nothing: this is a bug in jaxllm")

@@ -17,6 +17,8 @@ from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.validation import check_int, is_unicode, shown
 
 _MASK = 2**64 - 1
+# How long a single request may keep the caller, who has steps to run, waiting for its grammar.
+GRAMMAR_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class InputProcessor:
     ) -> ProcessedRequest:
         """Check and complete one request."""
         when = time.time() if arrival_time is None else arrival_time
-        params = self._params.resolve(params, "params", None)
+        params = self._params.resolve(params, "params", None, grammar_seconds=GRAMMAR_SECONDS)
         ids, text, salt = self._tokenize([parse_prompt(prompt, "prompt")], ["prompt"], tokenization_kwargs)[0]
         max_tokens = self._check_lengths(ids, params, "prompt")
         checked = self._check_priority(priority, "priority")

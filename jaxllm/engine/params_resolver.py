@@ -17,7 +17,7 @@ from jaxllm.validation import INT32_MAX, check_float, check_int, shown
 if TYPE_CHECKING:
     from jaxllm.config import EngineConfig
 
-type CheckGrammar = Callable[[StructuredOutputsParams], None]
+type CheckGrammar = Callable[[StructuredOutputsParams, float | None], None]
 """Raises VLLMValidationError for a constraint that does not compile."""
 
 _ID_FIELDS = ("stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_token_ids", "prompt_logprob_token_ids")
@@ -77,8 +77,13 @@ class ParamsResolver:
         self._generation_config = generation_config
         self._check_grammar = check_grammar
 
-    def resolve(self, given: Any, label: str, output_kind: RequestOutputKind | None) -> SamplingParams:
-        """Return a private, complete copy; cheap checks go first, and errors begin with `label`."""
+    def resolve(
+        self, given: Any, label: str, output_kind: RequestOutputKind | None, grammar_seconds: float | None = None
+    ) -> SamplingParams:
+        """Return a private, complete copy; cheap checks go first, and errors begin with `label`.
+
+        With `grammar_seconds`, a grammar that takes longer to compile is let through and refused by the core.
+        """
         if not isinstance(given, SamplingParams):
             kind = type(given).__name__
             raise refusal(label, f"must be SamplingParams, got {shown(given)} ({kind})", "sampling_params", given)
@@ -92,7 +97,7 @@ class ParamsResolver:
         self._check_extra_args(params, label)
         self._resolve_stops(params)
         params._bad_words_token_ids = self._resolve_bad_words(params, label)
-        self._resolve_structured_outputs(params, label)
+        self._resolve_structured_outputs(params, label, grammar_seconds)
         params.stream_interval = max(params.stream_interval or 1, self._limits.stream_interval)
         if output_kind is not None:
             params.output_kind = output_kind
@@ -199,7 +204,7 @@ class ParamsResolver:
             raise refusal(label, message, "bad_words", largest)
         return sequences
 
-    def _resolve_structured_outputs(self, params: SamplingParams, label: str) -> None:
+    def _resolve_structured_outputs(self, params: SamplingParams, label: str, seconds: float | None) -> None:
         """Put the engine's settings in, then see whether the constraint compiles."""
         constraint = params.structured_outputs
         if constraint is None:
@@ -213,7 +218,7 @@ class ParamsResolver:
         if self._check_grammar is None:
             return
         try:
-            self._check_grammar(constraint)
+            self._check_grammar(constraint, seconds)
         except VLLMValidationError as error:
             message = str(error).removesuffix(".")
             raise refusal(label, message, error.parameter or "structured_outputs", error.value) from error

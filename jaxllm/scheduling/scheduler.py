@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -154,13 +154,16 @@ class Scheduler:
 
     # -- plan ----------------------------------------------------------------------------------------------------------
 
-    def plan(self, in_flight: Sequence[StepPlan] = ()) -> StepPlan | None:
-        """Return the next step, or None if nothing can run now; in_flight: the uncommitted plans, oldest first."""
+    def plan(self, in_flight: Sequence[StepPlan] = (), held: Collection[str] = ()) -> StepPlan | None:
+        """Return the next step, or None if nothing can run now; in_flight: the uncommitted plans, oldest first.
+
+        Requests in `held` sit this step out.
+        """
         if [plan.step_id for plan in in_flight] != list(self._in_flight):
             raise ValueError(f"in_flight must name the uncommitted steps {list(self._in_flight)}, oldest first.")
         draft = StepDraft(self.config, tally(self._in_flight.values()), self._slots.by_request)
-        if self._plan_running(draft):
-            self._plan_waiting(draft)
+        if self._plan_running(draft, held):
+            self._plan_waiting(draft, held)
         finished = draft.finish(self._counters.num_steps)
         if finished is None:
             return None
@@ -180,13 +183,15 @@ class Scheduler:
         num_held = sum(in_flight.get(request, NOTHING_IN_FLIGHT).num_sampled > 0 for request in waiting)
         return 2 * num_held > len(self._running)
 
-    def _plan_running(self, draft: StepDraft) -> bool:
+    def _plan_running(self, draft: StepDraft, held: Collection[str]) -> bool:
         """Give running requests their tokens, in order; say whether there is room for others."""
         running, max_model_len = self._running, self.config.max_model_len
         index = 0
         while index < len(running):  # preemption shortens it
             request = running[index]
             index += 1
+            if request.request_id in held:
+                continue
             ahead = draft.in_flight.get(request, NOTHING_IN_FLIGHT)
             num_tokens = len(request.token_ids) + ahead.num_sampled
             if ahead.num_sampled and (
@@ -231,13 +236,13 @@ class Scheduler:
         self._waiting.push(request)
         self._counters.num_preemptions += 1
 
-    def _plan_waiting(self, draft: StepDraft) -> None:
+    def _plan_waiting(self, draft: StepDraft, held: Collection[str]) -> None:
         """Admit waiting requests, in order, while the step, sequence slots and blocks have room."""
         while not draft.is_full and len(self._running) < self.config.max_num_seqs:
             request = self._waiting.peek()
             if request is None:
                 break
-            if self._waits_for_donor(request, draft):
+            if request.request_id in held or self._waits_for_donor(request, draft):
                 self._waiting.set_aside()
                 continue
             beginning = self._find_beginning(request, draft)

@@ -383,3 +383,18 @@ def test_what_follows_a_complete_output_is_not_the_grammars(masks: TokenMasks):
 def test_without_a_budget_the_grammar_rules_from_the_first_token(masks: TokenMasks):
     masks.add(request(prompt=[START], structured_outputs=choose([3, 4])))
     assert allowed(masks, 0) == {3}
+
+
+def test_a_late_mask_is_told_and_waited_for(grammars: WordGrammars, masks: TokenMasks):
+    masks.add(request("slow", structured_outputs=choose([3, 4])))
+    masks.add(request("free", min_tokens=3))
+    assert masks.is_ready("slow")
+    assert masks.late(5.0) == set()
+    gate = threading.Event()
+    grammars.submit(gate.wait)
+    masks.accept("slow", [3])
+    assert masks.late(0.01) == {"slow"}
+    threading.Timer(0.05, gate.set).start()
+    masks.wait(5.0)
+    assert masks.late() == set()
+    assert unpack(masks.row("slow", 1)) == {4}

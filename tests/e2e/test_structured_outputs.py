@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -206,3 +207,35 @@ def test_a_refused_schema_stops_nobody(llm: LLM) -> None:
     with pytest.raises(VLLMValidationError, match="uniqueItems"):
         llm.generate(["x", "y"], [good, bad], use_tqdm=False)
     assert llm.generate("x", good, use_tqdm=False)[0].outputs[0].text in ("a", "b")
+
+
+def test_a_grammar_that_compiles_slowly_keeps_nobody_waiting(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiling, proceed = threading.Event(), threading.Event()
+    compile_now = GrammarCompiler._compile
+
+    def compile_late(self: GrammarCompiler, *args: Any) -> Any:
+        compiling.set()
+        assert proceed.wait(60)
+        return compile_now(self, *args)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", compile_late)
+    engine = llm.llm_engine
+    engine.add_request("plain", "One, two,", SamplingParams(temperature=0, max_tokens=5))
+    engine.add_request("good", "A digit:", sampled(StructuredOutputsParams(regex="[0-9]{3}"), 0))
+    engine.add_request("bad", "A list:", sampled(StructuredOutputsParams(json={"uniqueItems": True}), 0))
+    finished: dict[str, RequestOutput] = {}
+
+    def run_until(name: str) -> None:
+        while name not in finished:
+            finished.update({output.request_id: output for output in engine.step() if output.finished})
+
+    run_until("plain")
+    assert compiling.is_set()
+    assert set(finished) == {"plain"}
+    proceed.set()
+    run_until("good")
+    run_until("bad")
+    assert re.fullmatch("[0-9]{3}", finished["good"].outputs[0].text)
+    out = finished["bad"].outputs[0]
+    assert out.finish_reason == "error"
+    assert "uniqueItems" in str(out.stop_reason)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -29,9 +29,9 @@ class RecordingScheduler(Scheduler):
         self.in_flight: tuple[StepPlan, ...] = ()
         self.before_plan: Callable[[], None] = lambda: None
 
-    def plan(self, in_flight: Sequence[StepPlan] = ()) -> StepPlan | None:
+    def plan(self, in_flight: Sequence[StepPlan] = (), held: Collection[str] = ()) -> StepPlan | None:
         self.before_plan()
-        plan = super().plan(in_flight)
+        plan = super().plan(in_flight, held)
         self.in_flight = tuple(in_flight)
         if plan is not None:
             self.plans.append(plan)

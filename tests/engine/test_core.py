@@ -63,7 +63,11 @@ class ScriptedMasks(TokenMasks):
         self.complete: list[str] = []
         self.accepted: dict[str, list[int]] = {}
         self.removed: list[str] = []
+        self.late_ids: set[str] = set()
         self.num_waits = 0
+
+    def late(self, timeout: float = 0.0) -> set[str]:
+        return set(self.late_ids)
 
     def is_ready(self, request_id: str) -> bool:
         return request_id not in self.compiling and request_id not in self.ends
@@ -265,3 +269,19 @@ def run_until(core: EngineCore, request_id: str) -> dict[str, list[int]]:
             if output.request_id == request_id and output.finish_reason is not None:
                 return tokens
     raise AssertionError(f"{request_id} does not end")
+
+
+def test_who_waits_for_a_mask_keeps_nobody_else_waiting() -> None:
+    masks = ScriptedMasks()
+    core, runner, _ = make_core(masks=masks)
+    add(core, "a")
+    add(core, "b")
+    core.step()
+    masks.late_ids = {"a"}
+    for _ in range(10):
+        core.step()
+    assert masks.accepted == {"a": [1], "b": [1, 2, 3]}
+    assert masks.num_waits > 0, "a step with nothing to run waits for the mask"
+    masks.late_ids = set()
+    assert len(run_all(core)["a"]) == 2
+    assert not any(event == "launch 10" for event in runner.events)

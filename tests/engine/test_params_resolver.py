@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jaxllm.config_groups import ReasoningConfig, StructuredOutputsConfig
-from jaxllm.engine.input_processor import InputProcessor
+from jaxllm.engine.input_processor import GRAMMAR_SECONDS, InputProcessor
 from jaxllm.engine.params_resolver import InputLimits
 from jaxllm.engine.reasoning import thinking_tokens
 from jaxllm.engine.tokenizer import Tokenizer
@@ -147,7 +147,7 @@ def test_stream_interval_is_at_least_the_engine_s(tokenizer: Tokenizer) -> None:
 def test_grammars_are_checked_with_the_engine_s_settings(tokenizer: Tokenizer) -> None:
     seen: list[StructuredOutputsParams] = []
     compact = StructuredOutputsConfig(disable_any_whitespace=True)
-    inputs = processor(tokenizer, check=seen.append, structured_outputs=compact)
+    inputs = processor(tokenizer, check=lambda params, _: seen.append(params), structured_outputs=compact)
     schema = StructuredOutputsParams(json={"type": "object"})
     result = resolved(inputs, structured_outputs=schema)
     assert [each.disable_any_whitespace for each in seen] == [True]
@@ -157,7 +157,10 @@ def test_grammars_are_checked_with_the_engine_s_settings(tokenizer: Tokenizer) -
     assert resolved(inputs).structured_outputs is None
     assert len(seen) == 2
 
-    def refuse(params: StructuredOutputsParams) -> None:
+    waits: list[float | None] = []
+
+    def refuse(params: StructuredOutputsParams, seconds: float | None) -> None:
+        waits.append(seconds)
         raise VLLMValidationError("regex: unbalanced parenthesis.", parameter="structured_outputs", value=params.regex)
 
     inputs = processor(tokenizer, check=refuse)
@@ -165,6 +168,9 @@ def test_grammars_are_checked_with_the_engine_s_settings(tokenizer: Tokenizer) -
     with pytest.raises(VLLMValidationError, match=r"^sampling_params\[1\]: regex: unbalanced") as error:
         inputs.process_batch(["0", "1"], ["a", "b"], params)
     assert (error.value.parameter, error.value.value) == ("structured_outputs", "(")
+    with pytest.raises(VLLMValidationError, match="params: regex: unbalanced"):
+        inputs.process("2", "a", params[1])
+    assert waits == [None, GRAMMAR_SECONDS], "one request among others that run does not wait long"
 
 
 def test_params_that_are_not_cloned_are_not_changed_either(tokenizer: Tokenizer) -> None:

@@ -348,3 +348,18 @@ def test_a_prompt_is_admitted_only_when_all_of_it_fits():
     simulation.add(make_request("c", 1, max_tokens=2))
     assert shape(simulation.plan()) == [("a", 48, 1)], "the first chunk of b would fit, b would not; c waits behind it"
     simulation.run()
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_held_requests_sit_out(policy: str):
+    simulation = Simulation(make_config(policy=policy))
+    for name in ("a", "b"):
+        simulation.add(make_request(name, 4))
+    assert shape(simulation.plan()) == [("a", 0, 4), ("b", 0, 4)]
+    simulation.commit()
+    simulation.add(make_request("c", 3))
+    simulation.add(make_request("d", 2))
+    scheduler = simulation.scheduler
+    plan = scheduler.plan(held={"a", "c", "unknown"})
+    assert shape(plan) == [("b", 4, 1), ("d", 0, 2)]
+    assert scheduler.status_of("c") is RequestStatus.WAITING

@@ -1,0 +1,162 @@
+"""The GPU's prefill kernel in its interpreter, which also looks for races, against the float32 reference."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src.pallas.mosaic_gpu.interpret.interpret_pallas_call import get_races, reset_gpu_interpret_mode_state
+
+from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, FusedPool
+from pallas_kernels.paged_attention.gpu.prefill import prefill_attention
+from pallas_kernels.paged_attention.tiles import Tiles
+from tests.pallas_kernels.steps import LAYER, NO_WINDOW, NUM_LAYERS, SCALE, Step, fused, make_step, reference
+
+TILES = Tiles(decode=64, query=128, kv=64)
+# Two tiles of rows, the second of one row; a chunk at an odd position; chunks that the tile of the one before overlaps.
+RAGGED = [(5, 1), (129, 129), (150, 47), (33, 33), (97, 3)]
+SHORT = [(7, 1), (49, 20), (330, 70)]
+
+
+def make(seed: int, chunks: list[tuple[int, int]], shape: AttentionShape) -> Step:
+    return make_step(np.random.default_rng(seed), chunks, shape, query_tile=TILES.query, row_alignment=16)
+
+
+def shape_of(heads: tuple[int, int], h: int = 64, block_size: int = 16, kv_dtype: Any = jnp.bfloat16) -> AttentionShape:
+    return AttentionShape(*heads, h, block_size, jnp.dtype(jnp.bfloat16), jnp.dtype(kv_dtype))
+
+
+@cache
+def compiled(has_sinks: bool, soft_cap: float | None) -> Any:
+    def function(q: Any, pool: Any, batch: Any, layer: Any, window: Any, sinks_n: Any) -> Any:
+        return prefill_attention(
+            q,
+            pool,
+            batch,
+            layer=layer,
+            num_layers=NUM_LAYERS,
+            window=window,
+            scale=SCALE,
+            soft_cap=soft_cap,
+            sinks_n=sinks_n if has_sinks else None,
+            tiles=TILES,
+            interpret=True,
+        )
+
+    return jax.jit(function)
+
+
+def filled(step: Step, **settings: Any) -> tuple[FusedPool, np.ndarray]:
+    """Return the pool with the step's keys and values in it, null blocks NaN again, and the expected output."""
+    expected, pool = reference(step, **settings)
+    num_blocks = pool.k.shape[0] // NUM_LAYERS
+    for x in pool:
+        x[::num_blocks] = np.nan
+    return FusedPool(fused(pool).kv.astype(step.pool.k.dtype)), expected
+
+
+def run(
+    step: Step,
+    pool: FusedPool,
+    batch: AttentionBatch | None = None,
+    *,
+    window: int = NO_WINDOW,
+    soft_cap: float | None = None,
+    sinks_n: np.ndarray | None = None,
+) -> np.ndarray:
+    device = jax.sharding.AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", platform="gpu", num_cores=1)
+    batch = step.batch if batch is None else batch
+    sinks = np.zeros(1, np.float32) if sinks_n is None else sinks_n
+    reset_gpu_interpret_mode_state()
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
+        function = compiled(sinks_n is not None, soft_cap)
+        out = function(step.q, pool, batch, np.int32(LAYER), np.int32(window), sinks)
+        out = np.asarray(out, np.float32)
+    assert not get_races().races_found
+    return out
+
+
+def tiled_rows(batch: AttentionBatch) -> np.ndarray:
+    """Return the rows of the longer chunks, each up to the next multiple of 16."""
+    longer = slice(int(batch.num_decodes), None)
+    bounds = zip(np.asarray(batch.query_starts_s)[longer], np.asarray(batch.query_ends_s)[longer], strict=True)
+    return np.concatenate([np.arange(start, -(-end // 16) * 16) for start, end in bounds if end > start])
+
+
+E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
+
+
+@pytest.mark.parametrize(
+    ("shape", "chunks", "window", "soft_cap", "has_sinks"),
+    [
+        (shape_of((2, 2)), RAGGED, NO_WINDOW, None, False),
+        (shape_of((3, 1), block_size=64), SHORT, NO_WINDOW, None, True),
+        (shape_of((4, 1), h=128), SHORT, 37, 4.0, False),
+        (shape_of((8, 1), block_size=64), [(193, 130)], 100, 4.0, True),
+        (shape_of((1, 1), h=256, block_size=128), SHORT, 65, None, False),
+        (shape_of((2, 2), h=128, kv_dtype=E4M3), SHORT, NO_WINDOW, None, False),
+        (shape_of((1, 1), h=256, block_size=64, kv_dtype=E5M2), RAGGED, NO_WINDOW, None, True),
+    ],
+)
+def test_matches_reference(
+    shape: AttentionShape, chunks: list[tuple[int, int]], window: int, soft_cap: float | None, has_sinks: bool
+) -> None:
+    step = make(0, chunks, shape)
+    sinks_n = np.random.default_rng(1).standard_normal(shape.num_heads).astype(np.float32) if has_sinks else None
+    settings = {"window": window, "soft_cap": soft_cap, "sinks_n": sinks_n}
+    pool, expected = filled(step, **settings)
+    assert np.isnan(np.asarray(pool.kv, np.float32)).any()
+    out = run(step, pool, **settings)
+    rows = tiled_rows(step.batch)
+    assert np.isfinite(out[rows]).all()
+    rows = np.intersect1d(rows, step.rows)
+    # Probabilities and results are rounded to bfloat16.
+    np.testing.assert_allclose(out[rows], expected[rows], rtol=2**-7, atol=2**-7)
+
+
+def test_chunks_equal_the_whole_bitwise_and_so_does_a_repetition() -> None:
+    """The chunks are sequences of one step that share their blocks, each up to its own end."""
+    length = 230
+    shape = shape_of((1, 1))
+    whole = make(2, [(length, length)], shape)
+    pool, _ = filled(whole)
+    out = run(whole, pool, window=150)
+    edges = [0, 2, 20, 39, 101, 229 - 100, length]
+    chunks = list(zip(edges, edges[1:]))  # noqa: B905, RUF007
+    parts = make(2, [(end, end - start) for start, end in chunks], shape)
+    starts = np.asarray(parts.batch.query_starts_s)
+    q = np.zeros(parts.q.shape, np.float32)
+    tables = np.repeat(np.asarray(whole.batch.block_tables_sm)[:1], len(starts), axis=0)
+    for (start, end), row in zip(chunks, starts, strict=False):
+        q[row : row + end - start] = whole.q[start:end]
+    parts = parts._replace(q=jnp.asarray(q, jnp.bfloat16), batch=parts.batch._replace(block_tables_sm=tables))
+    first, again = (run(parts, pool, window=150) for _ in range(2))
+    for (start, end), row in zip(chunks, starts, strict=False):
+        np.testing.assert_array_equal(first[row : row + end - start], out[start:end])
+    rows = tiled_rows(parts.batch)
+    np.testing.assert_array_equal(first[rows], again[rows])
+
+
+def test_a_step_without_tiles_does_nothing() -> None:
+    step = make(3, [(5, 5)], shape_of((1, 1)))
+    pool, _ = filled(step)
+    run(step, pool, step.batch._replace(num_tiles=jnp.int32(0)))
+
+
+def test_refuses_other_tiles() -> None:
+    step = make(4, [(5, 5)], shape_of((1, 1)))
+    with pytest.raises(ValueError, match="128 query rows"):
+        prefill_attention(
+            step.q,
+            fused(step.pool),
+            step.batch,
+            layer=0,
+            num_layers=NUM_LAYERS,
+            window=1,
+            scale=1.0,
+            tiles=TILES._replace(query=64),
+        )
