@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from jaxllm.constraints.gbnf import gbnf_to_lark
-from jaxllm.constraints.json_schema import schema_text
+from jaxllm.constraints.json_schema import check_schemas_inside, schema_text
 from jaxllm.constraints.lark import check_lark, is_gbnf, literal
 from jaxllm.constraints.limits import check_parentheses
 from jaxllm.constraints.structural_tag import structural_tag_grammar
@@ -42,5 +42,6 @@ def grammar_text(
         text = params.grammar or ""
         text = gbnf_to_lark(text) if is_gbnf(text) else text
         check_lark("grammar", text)
+        check_schemas_inside("grammar", text)
         return LLMatcher.grammar_from_lark(text)
     return structural_tag_grammar(params, special_tokens, expands_one_of=expands_one_of)

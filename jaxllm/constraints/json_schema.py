@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
@@ -67,6 +68,19 @@ def schema_text(parameter: str, schema: Any, params: StructuredOutputsParams, *,
     given = schema.get("x-guidance")
     schema["x-guidance"] = _whitespace(params, given if isinstance(given, dict) else {})
     return json.dumps(schema)
+
+
+def check_schemas_inside(parameter: str, text: str) -> None:
+    """Hold the schemas of a Lark grammar's `%json {...}` to the same bounds."""
+    for match in re.finditer(r"%json\s*(?=\{)", text):
+        try:
+            schema, _ = json.JSONDecoder().raw_decode(text, match.end())
+        except RecursionError as error:
+            raise refuse(parameter, f"more than {MAX_JSON_NESTING} levels of nesting.") from error
+        except ValueError:
+            continue  # for llguidance to complain about
+        check_nesting(parameter, schema)
+        _check_schema(parameter, schema)
 
 
 def parse_json(parameter: str, text: str) -> Any:

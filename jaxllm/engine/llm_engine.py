@@ -146,8 +146,17 @@ class LLMEngine:
             raise
 
     def step(self) -> list[RequestOutput]:
-        """Do one step of the core and return what is new; empty when there is nothing to do."""
-        processed = self._outputs.process_outputs(self._core.step())
+        """Do one step of the core and return what is new; empty when there is nothing to do.
+
+        If it fails or is cut off, all requests end with it.
+        """
+        step = self._core.step()
+        try:
+            processed = self._outputs.process_outputs(step)
+        except BaseException:
+            # Nobody knows which of them have got their tokens.
+            self._core.abort_requests(self._outputs.abort_all())
+            raise
         if processed.aborts:
             self._core.abort_requests(processed.aborts)
         if self._stats_logger is not None:

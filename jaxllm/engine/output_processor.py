@@ -182,6 +182,13 @@ class OutputProcessor:
                     aborted.append(core_request.request_id)
         return aborted
 
+    def abort_all(self) -> list[str]:
+        """Forget all requests; return the ids that the core knows them by."""
+        aborted = list(self._sequences)
+        self._requests.clear()
+        self._sequences.clear()
+        return aborted
+
     def process_outputs(self, step: EngineCoreOutputs) -> ProcessedOutputs:
         """Take in one step of the core; sequences that are not known (any more) are ignored."""
         changed: dict[_Request, list[_Sequence]] = {}

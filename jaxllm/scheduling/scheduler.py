@@ -46,15 +46,18 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self.cache = KVCacheManager(config)
+        self._counters = Counters()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.cache = KVCacheManager(self.config)
         self._requests: dict[str, Request] = {}
         self._waiting = RequestQueue()
         self._running: list[Request] = []
         """Those with a block table, in the policy's order: the last one is preempted first."""
-        self._slots = TokenCountSlots(config.max_num_seqs)
+        self._slots = TokenCountSlots(self.config.max_num_seqs)
         self._in_flight: dict[int, tuple[StepPlan, list[Request]]] = {}
         """The plans not committed yet with the requests of their rows, by step id, oldest first."""
-        self._counters = Counters()
 
     # -- requests come and go ------------------------------------------------------------------------------------------
 
@@ -106,11 +109,14 @@ class Scheduler:
                     self._close_unwanted(request)
 
     def abandon(self) -> list[EngineCoreOutput]:
-        """End all requests, forget the steps in flight and all cached prefixes: what a failed step wrote is unknown."""
-        outputs = self.abort_requests(list(self._requests))
-        self._in_flight.clear()
-        self.reset_prefix_cache()
-        return outputs
+        """End all requests and begin anew: what a failed step wrote is unknown, and it may have been cut off anywhere,
+        with the queues and the pool half changed.
+        """
+        requests = list(self._requests.values())
+        self._begin()
+        for request in requests:
+            request.finish_reason = "abort"
+        return [make_output(request, [], finish_reason="abort") for request in requests]
 
     def _end(self, request: Request, finish_reason: str) -> None:
         """Take a request out of everything but the running list."""

@@ -273,7 +273,7 @@ def run_until(core: EngineCore, request_id: str) -> dict[str, list[int]]:
 
 def test_who_waits_for_a_mask_keeps_nobody_else_waiting() -> None:
     masks = ScriptedMasks()
-    core, runner, _ = make_core(masks=masks)
+    core, _, _ = make_core(masks=masks)
     add(core, "a")
     add(core, "b")
     core.step()

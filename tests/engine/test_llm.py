@@ -386,3 +386,20 @@ def test_metrics(llm: LLM, tokenizer: Tokenizer) -> None:
     assert (generated.count, generated.sum) == (2, 16)
     assert (generated.buckets["5.0"], generated.buckets["10.0"], generated.buckets["+Inf"]) == (0, 2, 2)
     assert histograms["jaxllm:iteration_tokens_total"].sum == 16
+
+
+def test_a_failure_while_outputs_are_taken_in_ends_everything(
+    llm: LLM, core: FakeCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests that went on would miss a part of a step."""
+    engine = llm.llm_engine
+    for name in ("a", "b"):
+        engine.add_request(name, {"prompt_token_ids": [5, 6]}, SamplingParams(max_tokens=4))
+    engine.step()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(engine._outputs, "process_outputs", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        engine.step()
+    assert not engine.has_unfinished_requests()
+    assert not core.requests
+    engine.add_request("a", {"prompt_token_ids": [5, 6]}, SamplingParams(max_tokens=1))
+    assert [output.request_id for output in engine.step()] == ["a"]

@@ -93,3 +93,23 @@ def test_the_id_is_free_again_at_once():
     simulation.plan()
     assert simulation.commit() == []
     simulation.run(overlap=1)
+
+
+def test_abandon_trusts_nothing():
+    """What was cut off in the middle of a step may be inconsistent; afterwards all is as new."""
+    simulation = Simulation(make_config())
+    scheduler = simulation.scheduler
+    for name in ("a", "b"):
+        simulation.add(make_request(name, 9))
+    assert simulation.plan() is not None
+    scheduler.cache.pool.take(3)  # lost between the pool and a table
+    scheduler._running.pop()
+    assert [(output.request_id, output.finish_reason) for output in scheduler.abandon()] == [
+        ("a", "abort"),
+        ("b", "abort"),
+    ]
+    scheduler.check()
+    assert scheduler.stats().num_blocks_in_use == 0
+    assert not scheduler.has_unfinished_requests()
+    scheduler.add_request(make_request("a", 9))
+    assert scheduler.plan() is not None
