@@ -396,9 +396,14 @@ def test_a_failure_while_outputs_are_taken_in_ends_everything(
     for name in ("a", "b"):
         engine.add_request(name, {"prompt_token_ids": [5, 6]}, SamplingParams(max_tokens=4))
     engine.step()
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(engine._outputs, "process_outputs", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
-        engine.step()
+
+    def interrupt(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._outputs, "process_outputs", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
     assert not engine.has_unfinished_requests()
     assert not core.requests
     engine.add_request("a", {"prompt_token_ids": [5, 6]}, SamplingParams(max_tokens=1))
