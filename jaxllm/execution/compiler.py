@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.stages import Lowered
 
 from jaxllm.models.model import Model, unflatten
 from jaxllm.sampling.processors import LogitsProcessor, extra_args
@@ -25,6 +26,8 @@ from .step import DeviceState, StepShape, run_step
 
 # Rows of logits that exist at a time. Steps rarely fill their rows, and nothing is computed for tiles without any.
 LOGITS_TILE = 64
+PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
+"""As JAX names them."""
 # Blocks that one run of the copy program moves; further ones take further runs.
 COPIES = 8
 
@@ -104,15 +107,19 @@ class StepCompiler:
         """Return shape and dtype of the token counts: a row for those that count nothing, and one per slot."""
         return jax.ShapeDtypeStruct((self.config.max_num_seqs + 1, self.model.config.vocab_size), jnp.uint16)
 
-    def lower(self, key: ProgramKey, num_blocks: int) -> jax.stages.Lowered:
-        """Lower a program for a pool of `num_blocks` blocks; pool and token counts are donated."""
+    def lower(self, key: ProgramKey, num_blocks: int, sharding: jax.sharding.Sharding | None = None) -> Lowered:
+        """Lower a program for a pool of `num_blocks` blocks; pool and token counts are donated.
+
+        With `sharding`, which all arguments get, for devices that need not be there.
+        """
+        lower = partial(_lower, platform=PLATFORMS[self.config.platform], sharding=sharding)
         pool, counts = self.pool_spec(num_blocks), self.counts_spec()
         if key is Upkeep.COPY_BLOCKS:
             ids = jax.ShapeDtypeStruct((COPIES,), jnp.int32)
-            return _lower(partial(copy_blocks, num_layers=self.model.config.num_layers), 0, pool, ids, ids)
+            return lower(partial(copy_blocks, num_layers=self.model.config.num_layers), 0, pool, ids, ids)
         if key is Upkeep.SET_COUNTS:
             row = jax.ShapeDtypeStruct(counts.shape[1:], counts.dtype)
-            return _lower(set_row, 0, counts, jax.ShapeDtypeStruct((), jnp.int32), row)
+            return lower(set_row, 0, counts, jax.ShapeDtypeStruct((), jnp.int32), row)
         assert isinstance(key, StepShape)
         step = partial(
             run_step,
@@ -123,7 +130,7 @@ class StepCompiler:
             # On a GPU a loop would be driven from the host, and the step no longer be one CUDA graph.
             logits_tile=self.max_rows if self.config.platform == "gpu" else LOGITS_TILE,
         )
-        return _lower(
+        return lower(
             step,
             1,
             self._params_spec(),
@@ -164,5 +171,11 @@ class StepCompiler:
         return unflatten({path: jax.ShapeDtypeStruct(spec.shape, spec.dtype) for path, spec in specs.items()})
 
 
-def _lower(function: Callable[..., Any], donated: int, *specs: Any) -> jax.stages.Lowered:
-    return jax.jit(function, donate_argnums=donated).lower(*specs)
+def _lower(
+    function: Callable[..., Any], donated: int, *specs: Any, platform: str, sharding: jax.sharding.Sharding | None
+) -> Lowered:
+    jitted = jax.jit(function, donate_argnums=donated)
+    if sharding is None:
+        return jitted.lower(*specs)
+    specs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), specs)
+    return jitted.trace(*specs).lower(lowering_platforms=(platform,))

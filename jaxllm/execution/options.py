@@ -23,6 +23,9 @@ def compiler_options(platform: str, dtype: DTypeLike, batch_invariant: bool) -> 
     name = jnp.dtype(dtype).name
     if batch_invariant and (platform != "cpu" or name not in INVARIANT_OPERATIONS):
         raise ValueError(f"batch invariance is not assured in {name} on {platform}")
+    if platform == "gpu":
+        # Else a kernel that reads a part of the packed inputs is fused with that slice, and is no node of a CUDA graph.
+        return {"xla_gpu_enable_dynamic_slice_fusion": False}
     if platform != "cpu":
         return None
     # Else XLA keeps bfloat16 intermediates in float32 where it likes, and a row's value depends on its bucket.

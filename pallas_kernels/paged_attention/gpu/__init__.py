@@ -1,0 +1,75 @@
+"""Paged attention on Hopper GPUs, in Mosaic GPU.
+
+Three steps on the same pool, none of which copies it: K and V are written in place (`write.py`), decode rows are
+attended by a split-KV kernel (`decode.py`), longer chunks by one in the shape of FlashAttention-3 (`prefill.py`). What
+stands between the kernels is elementwise and fuses, so that an unrolled model stays one command buffer.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+
+from ..layout import AttentionBatch, AttentionShape, FusedPool
+from ..tiles import Tiles
+from .decode import decode_attention
+from .prefill import QUERY_TILE, prefill_attention
+from .write import write_kv
+
+__all__ = ["gpu_paged_attention", "gpu_tiles"]
+
+
+def gpu_tiles(shape: AttentionShape) -> Tiles:
+    """Return tile sizes of which two fit in shared memory; decode cuts its own, see `decode_config`."""
+    return Tiles(decode=1, query=QUERY_TILE, kv=128 if shape.head_dim <= 128 else 64)
+
+
+def gpu_paged_attention(
+    q_tnh: Array,
+    k_tkh: Array,
+    v_tkh: Array,
+    kv_pool: FusedPool,
+    batch: AttentionBatch,
+    *,
+    layer: Array | int,
+    num_layers: int,
+    window: Array | int,
+    scale: float,
+    soft_cap: float | None = None,
+    sinks_n: Array | None = None,
+    tiles: Tiles,
+    interpret: bool = False,
+) -> tuple[Array, FusedPool]:
+    """See `PagedAttention`. `interpret` runs the kernels on a CPU, in an interpreter that looks for races."""
+    kv_pool = write_kv(k_tkh, v_tkh, kv_pool, batch.slots_t, layer=layer, num_layers=num_layers, interpret=interpret)
+    decoded_snh = decode_attention(
+        q_tnh,
+        kv_pool,
+        batch,
+        layer=layer,
+        num_layers=num_layers,
+        window=window,
+        scale=scale,
+        soft_cap=soft_cap,
+        sinks_n=sinks_n,
+        interpret=interpret,
+    )
+    prefilled_tnh = prefill_attention(
+        q_tnh,
+        kv_pool,
+        batch,
+        layer=layer,
+        num_layers=num_layers,
+        window=window,
+        scale=scale,
+        soft_cap=soft_cap,
+        sinks_n=sinks_n,
+        tiles=tiles,
+        interpret=interpret,
+    )
+    t, s = q_tnh.shape[0], decoded_snh.shape[0]
+    decoded_tnh = jnp.pad(decoded_snh, ((0, t - s), (0, 0), (0, 0)))
+    rows_t1 = jnp.arange(t, dtype=jnp.int32)[:, None]
+    is_prefill_ts = (rows_t1 >= batch.query_starts_s) & (rows_t1 < batch.query_ends_s) & (rows_t1 >= batch.num_decodes)
+    # The rows of neither kernel are what decode left: zeros.
+    return jnp.where(is_prefill_ts.any(axis=1)[:, None, None], prefilled_tnh, decoded_tnh), kv_pool

@@ -1,0 +1,90 @@
+"""What the Hopper kernels share: how they are compiled, how shared memory is laid out, small numeric helpers.
+
+The kernels are written in Mosaic GPU (`plgpu`) for sm_90a, for jax 0.11.2 to 0.12.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.typing import DTypeLike
+
+LOG2_E = math.log2(math.e)
+# Where an online softmax starts: finite, so that a row that has seen nothing decays by exp2(0) and not by NaN.
+LOWEST = -1e30
+# Rows of a wgmma.
+MMA_ROWS = 64
+WARPGROUP_LANES = 128
+# Shared memory of a thread block of an H100, and what Mosaic GPU itself needs of it (barriers, reductions).
+SMEM_BYTES = 227 * 1024
+SMEM_RESERVED = 3 * 1024
+
+
+def compiler_params() -> plgpu.CompilerParams:
+    """Return the parameters of every kernel here: warpgroup semantics, and the hardware's exp2 and division."""
+    return plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup)
+
+
+def interpret_params(interpret: bool) -> Any:
+    """Return the `interpret` argument of `plgpu.kernel`; interpreted kernels are checked for races."""
+    return plgpu.InterpretGPUParams(detect_races=True) if interpret else None
+
+
+def tiled_smem(shape: tuple[int, ...], dtype: DTypeLike, *, columns: int | None = None) -> Any:
+    """Return an SMEM scratch type in the tiled and swizzled form that TMA writes and wgmma reads.
+
+    `columns` is the width of the slices that the last axis is read in, its whole length by default.
+    """
+    bits = 8 * jnp.dtype(dtype).itemsize
+    swizzle = plgpu.find_swizzle((shape[-1] if columns is None else columns) * bits)
+    tiling = plgpu.TilingTransform((8, 8 * swizzle // bits))  # pyright: ignore[reportAbstractUsage]
+    transforms = (tiling, plgpu.SwizzleTransform(swizzle))  # pyright: ignore[reportAbstractUsage]
+    return plgpu.SMEM(shape, dtype, transforms=transforms)
+
+
+def smem_bytes(buffer: Any) -> int:
+    """Return the size of an SMEM scratch type."""
+    return math.prod(buffer.shape) * jnp.dtype(buffer.dtype).itemsize
+
+
+def scaled_scores(scores: Array, scale: float, soft_cap: float | None) -> Array:
+    """Return the scores of q @ K in powers of two: scaled, capped, times log2(e)."""
+    if soft_cap is None:
+        return scores * (scale * LOG2_E)
+    # tanh(x) is 1 - 2 / (exp(2 x) + 1); the hardware's tanh is good to 11 bits only.
+    return soft_cap * LOG2_E - (2 * soft_cap * LOG2_E) / (jnp.exp2(scores * (2 * LOG2_E * scale / soft_cap)) + 1.0)
+
+
+def product(a: Any, b: Any) -> Array:
+    """Return the float32 product of two matrices in shared memory, wgmma's operands.
+
+    A fresh accumulator that is added to the running sum afterwards costs no more than scaling the running sum, which an
+    online softmax does anyway; and it can be interpreted.
+    """
+
+    def multiply(accumulator_ref):
+        plgpu.wgmma(accumulator_ref, a, b)
+        return accumulator_ref[...]
+
+    return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((a.shape[0], b.shape[1]), jnp.float32))
+
+
+def row_vector(rows: int, value: float) -> Array:
+    """Return a float32 vector with one entry per row of a wgmma accumulator."""
+    return plgpu.layout_cast(jnp.full((rows,), value, jnp.float32), plgpu.Layout.WGMMA.reduce(1))
+
+
+def accumulator(rows: int, columns: int) -> Array:
+    """Return float32 zeros in the layout of a wgmma accumulator."""
+    return plgpu.layout_cast(jnp.zeros((rows, columns), jnp.float32), plgpu.Layout.WGMMA)
+
+
+def along_rows(vector: Array, matrix: Array) -> Array:
+    """Return `vector`, one entry per row, in the shape of `matrix`."""
+    return jax.lax.broadcast_in_dim(vector, matrix.shape, (0,))

@@ -1,0 +1,618 @@
+"""Paged attention of decode rows on Hopper: one query token per sequence, the context cut into splits.
+
+A work item is one kv head of one split of one sequence. As many thread blocks as there are SMs each walk their share of
+the items. In each, a producer warpgroup streams KV tiles by TMA into a ring of shared memory, ahead from item to item;
+two consumer warpgroups attend with wgmma, the g query heads of the kv head padded to 64 rows. Up to h = 128 each takes
+half of a tile's positions, above it half of the columns of V, as one's registers would not hold all of them. What they
+make of an item is a part of its row; a second kernel adds up a row's parts, in order.
+
+Where splits and tiles begin depends on positions only, so a row's result is bitwise the same in every batch. It is not
+bitwise that of the prefill kernel, which sums a row's tiles in one pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.typing import DTypeLike
+
+from ..layout import AttentionBatch, FusedPool
+from .common import (
+    LOG2_E,
+    LOWEST,
+    MMA_ROWS,
+    SMEM_BYTES,
+    SMEM_RESERVED,
+    WARPGROUP_LANES,
+    accumulator,
+    along_rows,
+    compiler_params,
+    interpret_params,
+    product,
+    row_vector,
+    scaled_scores,
+    smem_bytes,
+    tiled_smem,
+)
+
+# Positions of a KV tile that a group of consumers attends: the rows of the layout in which values are masked.
+ROWS = 64
+QUERY_BUFFERS = 2
+# Columns of V multiplied at a time, which bounds the registers for it, and of a result stored at a time.
+VALUE_COLUMNS = 64
+STORE_COLUMNS = 32
+# Columns of a float8 pool converted at a time: a swizzled tile of it.
+CONVERTED_COLUMNS = 128
+# Splits of a context double in length every so many: enough for one short context, not too many for a long one.
+SPLITS_PER_LENGTH = 8
+# Parts of a row combined at a time, their loads in flight together.
+COMBINED = 4
+# Keeps what was not attended from dividing by 0.
+TINY = 1e-30
+
+
+class DecodeConfig(NamedTuple):
+    """How the kernel is compiled for a shape."""
+
+    groups: int
+    """Parts of a KV tile that are attended at the same time ..."""
+    shares: int
+    """... and warpgroups for each, every one of which multiplies its share of the columns of V."""
+    stages: int
+    """KV tiles in the ring."""
+    workers: int = 132
+    """Thread blocks: the SMs of an H100."""
+    first_split: int = 512
+    """Positions of the first splits, a multiple of the tile."""
+
+    @property
+    def tile(self) -> int:
+        """Positions of a KV tile."""
+        return self.groups * ROWS
+
+    @property
+    def consumers(self) -> int:
+        """Warpgroups that attend."""
+        return self.groups * self.shares
+
+
+def decode_config(head_dim: int, kv_dtype: DTypeLike) -> DecodeConfig:
+    """Return the configuration that fills the shared memory; of the shape only, so that sums don't change."""
+    # One warpgroup's registers don't hold 64 rows of h = 256.
+    groups, shares = (2, 1) if head_dim <= 128 else (1, 2)
+    config = DecodeConfig(groups, shares, stages=1)
+    buffers = _buffer_types(config, head_dim, kv_dtype)
+    stage, total = smem_bytes(buffers.kv), sum(map(smem_bytes, jax.tree.leaves(tuple(buffers))))
+    return config._replace(stages=min(8, 1 + (SMEM_BYTES - SMEM_RESERVED - total) // stage))
+
+
+def split_bounds(max_context: int, first_split: int) -> tuple[int, ...]:
+    """Return where splits begin and the last one ends, for contexts of up to `max_context` tokens."""
+    bounds, length = [0], first_split
+    while bounds[-1] < max_context:
+        bounds.append(bounds[-1] + length)
+        if len(bounds) % SPLITS_PER_LENGTH == 1:
+            length *= 2
+    return tuple(bounds)
+
+
+class DecodeWork(NamedTuple):
+    """The live splits of all decode rows, one entry per row and split; int32."""
+
+    seqs_i: Array
+    """Whose split ..."""
+    starts_i: Array
+    """... the first position of its first live KV tile ..."""
+    ends_i: Array
+    """... and one past its last position."""
+    lows_s: Array
+    """The first position in a row's window."""
+    firsts_s: Array
+    """Each row's first entry ..."""
+    lasts_s: Array
+    """... and one past its last."""
+
+
+def decode_work(batch: AttentionBatch, bounds: tuple[int, ...], window: Array | int, tile: int) -> DecodeWork:
+    """Return what there is to do. Of the batch and the window only: layers with the same window share it."""
+    s = batch.context_lens_s.shape[0]
+    rows_s = jnp.arange(s, dtype=jnp.int32)
+    lens_s = jnp.where(rows_s < batch.num_decodes, batch.context_lens_s, 0)
+    lows_s = jnp.maximum(lens_s - window, 0).astype(jnp.int32)
+    inner = jnp.asarray(bounds[1:-1], jnp.int32)
+    split_of = lambda positions_s: jnp.sum(positions_s[:, None] >= inner[None], axis=1, dtype=jnp.int32)  # noqa: E731
+    first_splits_s = split_of(lows_s)
+    counts_s = jnp.where(lens_s > 0, split_of(lens_s - 1) - first_splits_s + 1, 0)
+    # Not cumsum: this is one fusion.
+    lasts_s = jnp.sum(jnp.where(rows_s[None] <= rows_s[:, None], counts_s[None], 0), axis=1, dtype=jnp.int32)
+    firsts_s = lasts_s - counts_s
+
+    items_i = jnp.arange(s * (len(bounds) - 1), dtype=jnp.int32)
+    seqs_i = jnp.minimum(jnp.sum(items_i[:, None] >= lasts_s[None], axis=1, dtype=jnp.int32), s - 1)
+    splits_i = jnp.minimum(first_splits_s[seqs_i] + items_i - firsts_s[seqs_i], len(bounds) - 2)
+    bounds_p = jnp.asarray(bounds, jnp.int32)
+    starts_i = jnp.maximum(bounds_p[splits_i], lows_s[seqs_i] // tile * tile)
+    ends_i = jnp.minimum(bounds_p[splits_i + 1], lens_s[seqs_i])
+    return DecodeWork(seqs_i, starts_i, ends_i, lows_s, firsts_s, lasts_s)
+
+
+def decode_attention(
+    q_tnh: Array,
+    kv_pool: FusedPool,
+    batch: AttentionBatch,
+    *,
+    layer: Array | int,
+    num_layers: int,
+    window: Array | int,
+    scale: float,
+    soft_cap: float | None = None,
+    sinks_n: Array | None = None,
+    config: DecodeConfig | None = None,
+    interpret: bool = False,
+) -> Array:
+    """Attend the leading decode rows; K and V of the step are in the pool. Returns [s, n, h], other rows 0."""
+    _, n, h = q_tnh.shape
+    s, max_blocks = batch.block_tables_sm.shape
+    rows_l, k, o, _ = kv_pool.kv.shape
+    if config is None:
+        config = decode_config(h, kv_pool.kv.dtype)
+        if interpret:  # idle thread blocks take their time too
+            config = config._replace(workers=2)
+    bounds = split_bounds(max_blocks * o, config.first_split)
+    work = decode_work(batch, bounds, window, config.tile)
+    # A TMA writes whole groups of 8 rows of a tiled buffer.
+    g = n // k
+    padded_g = -(-g // 8) * 8
+    q_skgh = jnp.pad(q_tnh[:s].reshape(s, k, g, h), ((0, 0), (0, 0), (0, padded_g - g), (0, 0)))
+    first_row = jnp.asarray(layer * (rows_l // num_layers), jnp.int32).reshape(1)
+    parts, logs = _attend(
+        q_skgh, kv_pool.kv, batch.block_tables_sm, first_row, work, scale, soft_cap, config, interpret
+    )
+    out_sngh = _combine(parts, logs, work, sinks_n, (s, k, g, h), q_tnh.dtype, interpret)
+    return out_sngh.reshape(s, n, h)
+
+
+class _Buffers(NamedTuple):
+    """Shared memory; w counts consumers, p the groups of them, r = 64 a group's positions of a tile."""
+
+    kv: Any
+    """Ring of KV tiles [stage, p, r, 2 h], as they lie in the pool."""
+    q: Any
+    """Queries [2, 64, h]; an item's come while the last one's are used."""
+    p: Any
+    """Probabilities [w, 64, r]."""
+    out: Any
+    """Columns of results [w, 64, 32] on their way to memory."""
+    converted: Any
+    """Keys, then values [p, r, h] of a float8 pool in bfloat16."""
+
+
+def _buffer_types(config: DecodeConfig, h: int, kv_dtype: DTypeLike) -> _Buffers:
+    w = config.consumers
+    return _Buffers(
+        kv=tiled_smem((config.stages, config.groups, ROWS, 2 * h), kv_dtype, columns=h),
+        q=tiled_smem((QUERY_BUFFERS, MMA_ROWS, h), jnp.bfloat16),
+        p=tiled_smem((w, MMA_ROWS, ROWS), jnp.bfloat16),
+        out=plgpu.SMEM((w, MMA_ROWS, STORE_COLUMNS), jnp.float32),
+        converted=None if kv_dtype == jnp.bfloat16 else tiled_smem((config.groups, ROWS, h), jnp.bfloat16),
+    )
+
+
+def _attend(
+    q_skgh: Array,
+    kv: Array,
+    tables_sm: Array,
+    first_row: Array,
+    work: DecodeWork,
+    scale: float,
+    soft_cap: float | None,
+    config: DecodeConfig,
+    interpret: bool,
+) -> tuple[Array, Array]:
+    """Return each item's normalised results [i, p, k, g, h] and base-2 logarithms [i, p, k, 64] of their weights."""
+    _, k, g, h = q_skgh.shape
+    items, w = work.seqs_i.shape[0], config.consumers
+    chunks = config.tile // min(kv.shape[2], ROWS)
+    kernel = plgpu.kernel(
+        partial(_attend_kernel, config=config, scale=scale, soft_cap=soft_cap),
+        out_type=(
+            jax.ShapeDtypeStruct((items, config.groups, k, g, h), jnp.float32),
+            jax.ShapeDtypeStruct((items, config.groups, k, MMA_ROWS), jnp.float32),
+        ),
+        grid=(config.workers,),
+        grid_names=("worker",),
+        num_threads=w + 1,
+        thread_name="warpgroup",
+        kernel_name="paged_decode",
+        scratch_types={
+            "buffers": _buffer_types(config, h, kv.dtype),
+            "q_full": plgpu.Barrier(num_barriers=QUERY_BUFFERS),
+            "q_free": plgpu.Barrier(num_arrivals=w, num_barriers=QUERY_BUFFERS),
+            "kv_full": plgpu.Barrier(num_arrivals=chunks, num_barriers=config.stages),
+            "kv_free": plgpu.Barrier(num_arrivals=w, num_barriers=config.stages),
+            "shared": plgpu.Barrier(num_arrivals=config.shares, num_barriers=config.groups),
+        },
+        compiler_params=compiler_params(),
+        interpret=interpret_params(interpret),
+    )
+    return kernel(q_skgh, kv, tables_sm, first_row, *work)
+
+
+class _Item(NamedTuple):
+    """A work item, read from memory; int32 scalars."""
+
+    entry: Array
+    head: Array
+    seq: Array
+    start: Array
+    end: Array
+
+
+class _Refs(NamedTuple):
+    """Operands, results and scratch of the kernel."""
+
+    q_skgh: Any
+    kv: Any
+    tables_sm: Any
+    first_row: Any
+    work: DecodeWork
+    parts: Any
+    logs: Any
+    buffers: _Buffers
+    q_full: Any
+    q_free: Any
+    kv_full: Any
+    kv_free: Any
+    shared: Any
+
+
+def _attend_kernel(*refs, config: DecodeConfig, scale: float, soft_cap: float | None, **scratch):
+    q, kv, tables, first_row, *work, parts, logs = refs
+    refs = _Refs(q, kv, tables, first_row, DecodeWork(*work), parts, logs, **scratch)
+    warpgroup = lax.axis_index("warpgroup")
+
+    @pl.when(warpgroup < config.consumers)
+    def _():
+        plgpu.set_max_registers(232, action="increase")
+        _start_queries(refs, warpgroup)
+        consume = partial(_consume, refs, config, _consumer(config), scale=scale, soft_cap=soft_cap)
+        _for_each_item(refs, config, consume)
+        plgpu.wait_smem_to_gmem(0)
+
+    @pl.when(warpgroup == config.consumers)
+    def _():
+        plgpu.set_max_registers(40, action="decrease")
+        num_tiles = _for_each_item(refs, config, partial(_produce, refs, config))
+        _drain(refs, config, num_tiles)
+
+
+def _for_each_item(refs: _Refs, config: DecodeConfig, body: Callable[[Array, _Item, Array], None]) -> Array:
+    """Run `body(i, item, tile)` for the worker's i-th item, `tile` counting tiles before it. Return their number."""
+    worker, k, work = lax.axis_index("worker"), refs.kv.shape[1], refs.work
+    total = work.lasts_s[work.lasts_s.shape[0] - 1] * k
+    num_items = lax.div(total - worker + (config.workers - 1), config.workers)
+
+    def step(i, tile):
+        index = worker + i * config.workers
+        entry = lax.div(index, k)
+        item = _Item(entry, lax.rem(index, k), work.seqs_i[entry], work.starts_i[entry], work.ends_i[entry])
+        body(i, item, tile)
+        return tile + _num_tiles(item, config)
+
+    return lax.fori_loop(0, num_items, step, jnp.int32(0))
+
+
+def _drain(refs: _Refs, config: DecodeConfig, num_tiles: Array) -> None:
+    """Wait until all stages and query buffers are free: no barrier may end with a phase that was not waited for."""
+
+    def wait(tile, _):
+        plgpu.barrier_wait(refs.kv_free.at[lax.rem(tile, config.stages)])
+
+    lax.fori_loop(lax.max(num_tiles - config.stages, 0), num_tiles, wait, None)
+    for slot in range(QUERY_BUFFERS):
+        plgpu.barrier_wait(refs.q_free.at[slot])
+
+
+def _num_tiles(item: _Item, config: DecodeConfig) -> Array:
+    return lax.div(item.end - item.start + (config.tile - 1), config.tile)
+
+
+def _start_queries(refs: _Refs, wg: Array) -> None:
+    """Zero the rows that pad the g query heads, and hand both buffers to the producer."""
+
+    @pl.when(wg == 0)
+    def _():
+        for slot in range(QUERY_BUFFERS):
+            ref = refs.buffers.q.at[slot]
+            ref[...] = jnp.zeros(ref.shape, ref.dtype)
+        plgpu.commit_smem()
+
+    for slot in range(QUERY_BUFFERS):
+        plgpu.barrier_arrive(refs.q_free.at[slot])
+
+
+def _produce(refs: _Refs, config: DecodeConfig, i: Array, item: _Item, first_tile: Array) -> None:
+    """Bring an item's queries and KV tiles."""
+    g = refs.q_skgh.shape[2]
+    o, max_blocks = refs.kv.shape[2], refs.tables_sm.shape[1]
+    chunk = min(o, ROWS)
+
+    slot = lax.rem(i, QUERY_BUFFERS)
+    plgpu.barrier_wait(refs.q_free.at[slot])
+    q = refs.buffers.q.at[slot, pl.ds(0, g)]
+    plgpu.copy_gmem_to_smem(refs.q_skgh.at[item.seq, item.head], q, refs.q_full.at[slot])
+
+    def bring(j, _):
+        stage = lax.rem(first_tile + j, config.stages)
+        position = item.start + j * config.tile
+        # Before the wait, so that these loads pass while the stage drains.
+        chunks = []
+        for c in range(config.tile // chunk):
+            at = position + c * chunk
+            block = refs.tables_sm[item.seq, lax.min(lax.div(at, o), max_blocks - 1)]
+            chunks.append((refs.first_row[0] + block, lax.rem(at, o)))
+
+        @pl.when(first_tile + j >= config.stages)
+        def _():
+            plgpu.barrier_wait(refs.kv_free.at[stage])
+
+        for c, (row, offset) in enumerate(chunks):
+            group, first = divmod(c * chunk, ROWS)
+            source = refs.kv.at[row, item.head]
+            if chunk < o:
+                source = source.at[pl.ds(pl.multiple_of(offset, chunk), chunk)]
+            target = refs.buffers.kv.at[stage, group, pl.ds(first, chunk)]
+            plgpu.copy_gmem_to_smem(source, target, refs.kv_full.at[stage])
+
+    lax.fori_loop(0, _num_tiles(item, config), bring, None)
+
+
+class _Consumer(NamedTuple):
+    """Which of the consumers a warpgroup is."""
+
+    warpgroup: Array
+    group: Array
+    """Which positions of a tile it attends ..."""
+    share: Array | int
+    """... and which share of the columns of V it multiplies."""
+    num_shares: int
+
+    def columns(self, start: int, h: int, width: int) -> list[Any]:
+        """Return this share of columns start .. start + h, cut into slices of `width` or less."""
+        share = h // self.num_shares
+        width = min(width, share)
+        firsts = [start + self.share * share + column for column in range(0, share, width)]
+        return [pl.ds(pl.multiple_of(first, width) if isinstance(first, Array) else first, width) for first in firsts]
+
+
+def _consumer(config: DecodeConfig) -> _Consumer:
+    warpgroup = lax.axis_index("warpgroup")
+    if config.shares == 1:
+        return _Consumer(warpgroup, warpgroup, 0, 1)
+    return _Consumer(warpgroup, lax.div(warpgroup, config.shares), lax.rem(warpgroup, config.shares), config.shares)
+
+
+def _consume(
+    refs: _Refs,
+    config: DecodeConfig,
+    me: _Consumer,
+    i: Array,
+    item: _Item,
+    first_tile: Array,
+    *,
+    scale: float,
+    soft_cap: float | None,
+) -> None:
+    """Attend one consumer's part of an item's tiles, and store the result."""
+    h = refs.q_skgh.shape[3]
+    slot = lax.rem(i, QUERY_BUFFERS)
+    low = refs.work.lows_s[item.seq]
+    p = refs.buffers.p.at[me.warpgroup]
+    plgpu.barrier_wait(refs.q_full.at[slot])
+
+    def attend(j, state):
+        max_r, sum_r, acc_c = state
+        # Unless these are opaque to LLVM, it computes all matrix descriptors first and holds them in registers.
+        stage, q_slot, group = lax.optimization_barrier((lax.rem(first_tile + j, config.stages), slot, me.group))
+        position = item.start + j * config.tile + me.group * ROWS
+        plgpu.barrier_wait(refs.kv_full.at[stage])
+        keys = _keys(refs, me._replace(group=group), stage)
+        scores = scaled_scores(product(refs.buffers.q.at[q_slot], keys.transpose((1, 0))), scale, soft_cap)
+        _share(refs, me)  # the keys are used, so values may take their place
+        columns = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=plgpu.Layout.WGMMA.reduce(0))
+        positions = lax.broadcast_in_dim(position + columns, scores.shape, (1,))
+        scores = jnp.where((positions >= low) & (positions < item.end), scores, -jnp.inf)
+        new_max_r = jnp.maximum(max_r, scores.max(axis=1))
+        decay_r = jnp.exp2(max_r - new_max_r)
+        probs = jnp.exp2(scores - along_rows(new_max_r, scores))
+        # Before the products, so that they have the registers of `probs`.
+        sum_r = sum_r * decay_r + probs.sum(axis=1)
+        p[...] = probs.astype(p.dtype)
+        values = _values(refs, me._replace(group=group), stage, item.end - position)
+        plgpu.commit_smem()
+        acc_c = tuple(
+            acc * along_rows(decay_r, acc) + product(p, value) for acc, value in zip(acc_c, values, strict=True)
+        )
+        plgpu.barrier_arrive(refs.kv_free.at[stage])
+        return new_max_r, sum_r, acc_c
+
+    num_columns = h // config.shares // VALUE_COLUMNS
+    nothing = (
+        row_vector(MMA_ROWS, LOWEST),
+        row_vector(MMA_ROWS, 0.0),
+        tuple(accumulator(MMA_ROWS, VALUE_COLUMNS) for _ in range(num_columns)),
+    )
+    max_r, sum_r, acc_c = lax.fori_loop(0, _num_tiles(item, config), attend, nothing)
+    plgpu.barrier_arrive(refs.q_free.at[slot])
+    _store(refs, me, item, max_r, sum_r, acc_c)
+
+
+def _keys(refs: _Refs, me: _Consumer, stage: Array) -> Any:
+    """Return a group's keys [64, h] of a stage in bfloat16; each of its warpgroups converts a share."""
+    h = refs.q_skgh.shape[3]
+    kv = refs.buffers.kv.at[stage, me.group]
+    if refs.buffers.converted is None:
+        return kv.at[:, pl.ds(0, h)]
+    converted = refs.buffers.converted.at[me.group]
+    for columns in me.columns(0, h, CONVERTED_COLUMNS):
+        converted[:, columns] = _convert(kv.at[:, columns])
+    plgpu.commit_smem()
+    _share(refs, me)
+    return converted
+
+
+def _share(refs: _Refs, me: _Consumer) -> None:
+    """Wait for the other warpgroups that use the same converted keys, if there are any."""
+    if refs.buffers.converted is not None and me.num_shares > 1:
+        plgpu.barrier_arrive(refs.shared.at[me.group])
+        plgpu.barrier_wait(refs.shared.at[me.group])
+
+
+def _values(refs: _Refs, me: _Consumer, stage: Array, num_live: Array) -> list[Any]:
+    """Return this consumer's values of a stage in bfloat16, in columns, not committed, rows after `num_live` zeroed.
+
+    Slots beyond the context hold anything, and 0 x NaN is NaN.
+    """
+    h = refs.q_skgh.shape[3]
+    kv = refs.buffers.kv.at[stage, me.group]
+
+    def zeroed(x: Array) -> Array:
+        rows = plgpu.broadcasted_iota(jnp.int32, x.shape, 0, layout=plgpu.Layout.WGMMA)
+        return jnp.where(rows < num_live, x, jnp.zeros_like(x))
+
+    if refs.buffers.converted is not None:
+        converted = refs.buffers.converted.at[me.group]
+        for source, target in zip(
+            me.columns(h, h, CONVERTED_COLUMNS), me.columns(0, h, CONVERTED_COLUMNS), strict=True
+        ):
+            converted[:, target] = zeroed(_convert(kv.at[:, source]))
+        return [converted.at[:, columns] for columns in me.columns(0, h, VALUE_COLUMNS)]
+
+    values = [kv.at[:, columns] for columns in me.columns(h, h, VALUE_COLUMNS)]
+
+    @pl.when(num_live < ROWS)
+    def _():
+        for value in values:
+            value[...] = zeroed(value[...])
+
+    return values
+
+
+def _convert(ref: Any) -> Array:
+    """Return a float8 matrix in bfloat16, by way of float32: the hardware takes float8 to float16 only."""
+    x = plgpu.load(ref, layout=plgpu.Layout.WGMMA_UPCAST_2X)
+    return plgpu.layout_cast(x.astype(jnp.float32).astype(jnp.bfloat16), plgpu.Layout.WGMMA)
+
+
+def _store(refs: _Refs, me: _Consumer, item: _Item, max_r: Array, sum_r: Array, acc_c: tuple[Array, ...]) -> None:
+    """Write a consumer's part: its rows divided by their sums, and log2 of what they weigh."""
+    g, h = refs.q_skgh.shape[2:]
+    out = refs.buffers.out.at[me.warpgroup]
+    part = refs.parts.at[item.entry, me.group, item.head]
+
+    # A part with nothing in its window weighs 2**LOWEST = 0 beside any other.
+    @pl.when(jnp.asarray(me.share == 0))
+    def _():
+        refs.logs[item.entry, me.group, item.head] = max_r + jnp.log2(jnp.maximum(sum_r, TINY))
+
+    inverse_r = 1.0 / jnp.maximum(sum_r, TINY)
+    pieces = [(acc, first) for acc in acc_c for first in range(0, VALUE_COLUMNS, STORE_COLUMNS)]
+    for columns, (acc, first) in zip(me.columns(0, h, STORE_COLUMNS), pieces, strict=True):
+        piece = acc[:, first : first + STORE_COLUMNS]
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        out[...] = piece * along_rows(inverse_r, piece)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(out.at[pl.ds(0, g)], part.at[:, columns])
+
+
+def _combine(
+    parts: Array,
+    logs: Array,
+    work: DecodeWork,
+    sinks_n: Array | None,
+    shape: tuple[int, int, int, int],
+    dtype: DTypeLike,
+    interpret: bool,
+) -> Array:
+    """Add up the parts of every row, in order. Returns [s, k, g, h]."""
+    s, k, g, h = shape
+    # A warpgroup holds a vector of at least 128 numbers: two heads of 64.
+    heads = max(1, WARPGROUP_LANES // h)
+    steps = -(-g // heads)
+    operands = [parts.reshape(*parts.shape[:3], -1), logs, work.firsts_s, work.lasts_s]
+    if sinks_n is not None:
+        sinks_kg = sinks_n.astype(jnp.float32).reshape(k, g) * LOG2_E
+        operands.append(jnp.pad(sinks_kg, ((0, 0), (0, steps * heads - g))))
+    kernel = plgpu.kernel(
+        partial(_combine_kernel, h=h, heads=heads),
+        out_type=jax.ShapeDtypeStruct((s, k, steps * heads * h), dtype),
+        grid=(steps, k, s),
+        grid_names=("heads", "kv_head", "seq"),
+        kernel_name="combine_splits",
+        compiler_params=compiler_params(),
+        interpret=interpret_params(interpret),
+    )
+    return kernel(*operands).reshape(s, k, steps * heads, h)[:, :, :g]
+
+
+def _combine_kernel(parts, logs, firsts_s, lasts_s, *sinks_and_out, h: int, heads: int):
+    """Combine the parts of `heads` query heads of one kv head of one row; e counts those heads."""
+    *sinks_kg, out_skc = sinks_and_out
+    step, head, seq = lax.axis_index("heads"), lax.axis_index("kv_head"), lax.axis_index("seq")
+    consumers, width = parts.shape[1], heads * h
+    layout = plgpu.Layout.WG_STRIDED((width,), vec_size=width // WARPGROUP_LANES)
+    columns = pl.ds(step * width, width)
+    first = firsts_s[seq]
+    num_parts = (lasts_s[seq] - first) * consumers
+
+    def spread(scalars_e: Sequence[Array]) -> Array:
+        """Return a vector with each head's number in its columns."""
+        result = plgpu.layout_cast(jnp.full((width,), scalars_e[0]), layout)
+        for e, scalar in enumerate(scalars_e[1:], 1):
+            at = plgpu.broadcasted_iota(jnp.int32, (width,), 0, layout=layout)
+            result = jnp.where(at >= e * h, scalar, result)
+        return result
+
+    def add(i, state):
+        max_e, sum_e, acc = state
+        some = [i * COMBINED + j for j in range(COMBINED)]
+        # Past the last part comes the last one again, with no weight.
+        indices = [lax.min(part, num_parts - 1) for part in some]
+        places = [(first + lax.div(index, consumers), lax.rem(index, consumers), head) for index in indices]
+        values = [plgpu.load(parts.at[*place, columns], layout=layout) for place in places]
+        logs_pe = [
+            [jnp.where(part < num_parts, logs[*place, step * heads + e], 2 * LOWEST) for e in range(heads)]
+            for part, place in zip(some, places, strict=True)
+        ]
+        new_max_e = [reduce(jnp.maximum, (logs_e[e] for logs_e in logs_pe), max_e[e]) for e in range(heads)]
+        decay_e = [jnp.exp2(old - new) for old, new in zip(max_e, new_max_e, strict=True)]
+        sum_e = [total * decay for total, decay in zip(sum_e, decay_e, strict=True)]
+        acc *= spread(decay_e)
+        for logs_e, value in zip(logs_pe, values, strict=True):
+            weight_e = [jnp.exp2(log - new) for log, new in zip(logs_e, new_max_e, strict=True)]
+            sum_e = [total + weight for total, weight in zip(sum_e, weight_e, strict=True)]
+            acc += value * spread(weight_e)
+        return tuple(new_max_e), tuple(sum_e), acc
+
+    nothing = (jnp.float32(LOWEST),) * heads, (jnp.float32(0),) * heads, spread([jnp.float32(0)])
+    max_e, sum_e, acc = lax.fori_loop(0, lax.div(num_parts + (COMBINED - 1), COMBINED), add, nothing)
+    if sinks_kg:
+        # A sink has a weight and no value.
+        sink_e = [sinks_kg[0][head, step * heads + e] for e in range(heads)]
+        new_max_e = [jnp.maximum(*pair) for pair in zip(max_e, sink_e, strict=True)]
+        decay_e = [jnp.exp2(old - new) for old, new in zip(max_e, new_max_e, strict=True)]
+        sum_e = [
+            total * decay + jnp.exp2(sink - new)
+            for total, decay, sink, new in zip(sum_e, decay_e, sink_e, new_max_e, strict=True)
+        ]
+        acc *= spread(decay_e)
+    out_skc[seq, head, columns] = (acc * spread([1.0 / jnp.maximum(total, TINY) for total in sum_e])).astype(
+        out_skc.dtype
+    )

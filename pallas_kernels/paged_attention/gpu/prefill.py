@@ -1,0 +1,560 @@
+"""Ragged paged prefill for Hopper, in the shape of FlashAttention-3.
+
+One program is one query head and one tile of 128 query rows of one sequence. Warpgroups 0 and 1 take 64 rows each and
+alternate, one in its softmax while the other has the tensor cores; warpgroup 2 brings K and V from the blocks, one TMA
+per block and operand, through a ring of stages. Rows of no tile are left as they are: their output is undefined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from ..layout import AttentionBatch, FusedPool
+from ..tiles import Tiles
+from .common import (
+    LOG2_E,
+    LOWEST,
+    MMA_ROWS,
+    SMEM_BYTES,
+    accumulator,
+    along_rows,
+    compiler_params,
+    interpret_params,
+    row_vector,
+    tiled_smem,
+)
+
+COMPUTE_WARPGROUPS = 2
+PRODUCER = COMPUTE_WARPGROUPS
+QUERY_TILE = COMPUTE_WARPGROUPS * MMA_ROWS
+# 2 x 224 + 56 = 504 registers: what a thread of each warpgroup may have together.
+COMPUTE_REGISTERS, PRODUCER_REGISTERS = 224, 56
+OVERHEAD_BYTES = 3 * 1024
+"""Shared memory for barriers and Mosaic GPU's own 2 KiB."""
+STORE_ROWS = 16
+"""Rows are stored in pieces of this size, so that a tile's last rows don't run into the next chunk."""
+# With one, a warpgroup that skips a tile could free the stage in the other's name: it may be one tile ahead.
+MIN_STAGES, MAX_STAGES = 2, 4
+PART_COLUMNS = 64
+"""Columns that the producer, which has few registers, handles at a time."""
+
+
+class _Config(NamedTuple):
+    """What the kernel is compiled for, besides the shapes of its operands."""
+
+    group: int
+    head_dim: int
+    block_size: int
+    kv_tile: int
+    kv_dtype: Any
+    scale: float
+    soft_cap: float | None
+    has_sinks: bool
+    interpret: bool
+
+    @property
+    def piece(self) -> int:
+        """Tokens that one TMA brings."""
+        return min(self.block_size, self.kv_tile)
+
+    @property
+    def num_pieces(self) -> int:
+        return self.kv_tile // self.piece
+
+    @property
+    def converts(self) -> bool:
+        """Whether the pool is of another type than the matmuls."""
+        return self.kv_dtype != jnp.bfloat16
+
+    @property
+    def raw_stages(self) -> int:
+        """Buffers for tiles as the pool has them, before they are converted."""
+        if not self.converts:
+            return 0
+        return 2 if self.head_dim < 256 else 1
+
+    @property
+    def stages(self) -> int:
+        """As many as fit."""
+        q_bytes = QUERY_TILE * self.head_dim * 2
+        kv_bytes = self.kv_tile * self.head_dim * 2
+        raw_bytes = self.raw_stages * kv_bytes
+        return min(MAX_STAGES, (SMEM_BYTES - OVERHEAD_BYTES - q_bytes - raw_bytes) // (2 * kv_bytes))
+
+
+class _Operands(NamedTuple):
+    """Refs in GMEM."""
+
+    q_tnh: Any
+    kv_pool: Any
+    block_tables_sm: Any
+    context_lens_s: Any
+    query_ends_s: Any
+    tile_seqs_i: Any
+    tile_rows_i: Any
+    num_tiles_1: Any
+    first_block_1: Any
+    window_1: Any
+    sinks_n: Any
+
+
+class _Smem(NamedTuple):
+    """Refs in SMEM: w compute warpgroups, r rows of one, c tokens of a KV tile, a stages."""
+
+    q_wrh: Any
+    k_ach: Any
+    v_ach: Any
+    raw_ac2h: Any
+    probs_wrc: Any
+
+
+class _Barriers(NamedTuple):
+    """Filled and emptied, per warpgroup or stage; and whose turn it is."""
+
+    q_w: Any
+    k_a: Any
+    v_a: Any
+    k_free_a: Any
+    v_free_a: Any
+    raw_a: Any
+    turn: Any
+
+
+class _Work(NamedTuple):
+    """Scalars of one program."""
+
+    head: Array
+    seq: Array
+    row: Array
+    end: Array
+    """One past the sequence's last row."""
+    shift: Array
+    """A row's position in the sequence, less the row."""
+    context_len: Array
+    window: Array
+    first: Array
+    """First KV tile that the tile sees ..."""
+    stop: Array
+    """... and one past the last."""
+
+
+class _Program(NamedTuple):
+    """What one program works on."""
+
+    config: _Config
+    operands: _Operands
+    out_tnh: Any
+    smem: _Smem
+    barriers: _Barriers
+    work: _Work
+
+
+def prefill_attention(
+    q_tnh: Array,
+    kv_pool: FusedPool,
+    batch: AttentionBatch,
+    *,
+    layer: Array | int,
+    num_layers: int,
+    window: Array | int,
+    scale: float,
+    soft_cap: float | None = None,
+    sinks_n: Array | None = None,
+    tiles: Tiles,
+    interpret: bool = False,
+) -> Array:
+    """Attend the rows of the batch's tiles; this step's K and V are in the pool already.
+
+    A row's result depends on its sequence and position only, to the bit: KV tiles are cut from position 0, and each row
+    of a wgmma is summed for itself.
+    Rows from a sequence's end to the next multiple of 16 are finite, those of no tile are undefined.
+    """
+    t, n, h = q_tnh.shape
+    pool = kv_pool.kv
+    if tiles.query != QUERY_TILE or tiles.kv % MMA_ROWS:
+        raise ValueError(f"prefill takes tiles of 128 query rows and a multiple of 64 tokens, not {tiles}")
+    config = _Config(
+        group=n // pool.shape[1],
+        head_dim=h,
+        block_size=pool.shape[2],
+        kv_tile=tiles.kv,
+        kv_dtype=pool.dtype,
+        scale=scale,
+        soft_cap=soft_cap,
+        has_sinks=sinks_n is not None,
+        interpret=interpret,
+    )
+    if config.stages < MIN_STAGES:
+        raise ValueError(f"prefill: {MIN_STAGES} KV tiles of {tiles.kv} tokens do not fit in shared memory at h={h}")
+    # TMA fills rows beyond t with zeros, but a slice may not be larger than what it is cut from.
+    q_tnh = jnp.pad(q_tnh, ((0, max(0, MMA_ROWS - t)), (0, 0), (0, 0)))
+    operands = _Operands(
+        q_tnh,
+        pool,
+        batch.block_tables_sm,
+        batch.context_lens_s,
+        batch.query_ends_s,
+        batch.tile_seqs_i,
+        batch.tile_rows_i,
+        _one(batch.num_tiles),
+        _one(layer * (pool.shape[0] // num_layers)),
+        _one(window),
+        sinks_n,
+    )
+    present = [x for x in operands if x is not None]
+
+    def body(*refs: Any, smem: _Smem, barriers: _Barriers) -> None:
+        *inputs, out_tnh = refs
+        padded = _Operands(*inputs, *[None] * (len(operands) - len(present)))
+        _run(config, padded, out_tnh, smem, barriers)
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((t, n, h), q_tnh.dtype),
+        # The heads of a group run side by side and share their K and V in the L2 cache.
+        grid=(batch.tile_seqs_i.shape[0], n),
+        grid_names=("tile", "head"),
+        num_threads=COMPUTE_WARPGROUPS + 1,
+        thread_name="warpgroup",
+        scratch_types={"smem": _smem(config), "barriers": _barriers(config)},
+        kernel_name="paged_prefill",
+        compiler_params=compiler_params(),
+        interpret=interpret_params(interpret),
+    )
+    return kernel(*present)
+
+
+def _one(x: Array | int) -> Array:
+    return jnp.asarray(x, jnp.int32).reshape(1)
+
+
+def _smem(config: _Config) -> _Smem:
+    h, c = config.head_dim, config.kv_tile
+    rows = (COMPUTE_WARPGROUPS, MMA_ROWS)
+    return _Smem(
+        q_wrh=tiled_smem((*rows, h), jnp.bfloat16),
+        k_ach=tiled_smem((config.stages, c, h), jnp.bfloat16),
+        v_ach=tiled_smem((config.stages, c, h), jnp.bfloat16),
+        raw_ac2h=tiled_smem((config.raw_stages, c, 2 * h), config.kv_dtype, columns=PART_COLUMNS)
+        if config.converts
+        else None,
+        probs_wrc=tiled_smem((*rows, c), jnp.bfloat16) if config.interpret else None,
+    )
+
+
+def _barriers(config: _Config) -> _Barriers:
+    stages, both = config.stages, COMPUTE_WARPGROUPS
+    arrivals = 1 if config.converts else config.num_pieces
+    return _Barriers(
+        q_w=plgpu.Barrier(num_barriers=both),
+        k_a=plgpu.Barrier(num_arrivals=arrivals, num_barriers=stages),
+        v_a=plgpu.Barrier(num_arrivals=arrivals, num_barriers=stages),
+        k_free_a=plgpu.Barrier(num_arrivals=both, num_barriers=stages),
+        v_free_a=plgpu.Barrier(num_arrivals=both, num_barriers=stages),
+        raw_a=plgpu.Barrier(num_arrivals=config.num_pieces, num_barriers=max(1, config.raw_stages)),
+        turn=plgpu.Barrier(num_arrivals=both),
+    )
+
+
+def _run(config: _Config, operands: _Operands, out_tnh: Any, smem: _Smem, barriers: _Barriers) -> None:
+    warpgroup = lax.axis_index("warpgroup")
+    # Last tiles first: they see the most, and a long program should not start last. Programs beyond the last tile end.
+    tile = operands.num_tiles_1[0] - 1 - lax.axis_index("tile")
+
+    @pl.when(tile >= 0)
+    def _() -> None:
+        program = _Program(config, operands, out_tnh, smem, barriers, _work(config, operands, tile))
+
+        @pl.when(warpgroup < COMPUTE_WARPGROUPS)
+        def _() -> None:
+            plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
+            _compute(program, warpgroup)
+
+        @pl.when(warpgroup == PRODUCER)
+        def _() -> None:
+            plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
+            _produce(program)
+
+
+def _work(config: _Config, operands: _Operands, tile: Array) -> _Work:
+    seq = operands.tile_seqs_i[tile]
+    row = pl.multiple_of(operands.tile_rows_i[tile], STORE_ROWS)
+    end, context_len, window = operands.query_ends_s[seq], operands.context_lens_s[seq], operands.window_1[0]
+    shift = context_len - end
+    last_row = lax.min(row + QUERY_TILE, end) - 1
+    return _Work(
+        head=lax.axis_index("head"),
+        seq=seq,
+        row=row,
+        end=end,
+        shift=shift,
+        context_len=context_len,
+        window=window,
+        first=lax.div(lax.max(row + shift - window + 1, 0), config.kv_tile),
+        stop=lax.div(last_row + shift, config.kv_tile) + 1,
+    )
+
+
+def _compute(program: _Program, warpgroup: Array) -> None:
+    """Attend 64 rows."""
+    config, operands, out_tnh, smem, barriers, work = program
+    h, c = config.head_dim, config.kv_tile
+    row = work.row + warpgroup * MMA_ROWS
+    last_row = lax.min(row + MMA_ROWS, work.end) - 1
+    # Past its own last KV tile, and if its rows are all beyond the end, a warpgroup only keeps the turns.
+    stop = jnp.where(row < work.end, lax.div(last_row + work.shift, c) + 1, work.first)
+
+    q_rh = smem.q_wrh.at[warpgroup]
+    plgpu.copy_gmem_to_smem(operands.q_tnh.at[pl.ds(row, MMA_ROWS), work.head], q_rh, barriers.q_w.at[warpgroup])
+    plgpu.barrier_wait(barriers.q_w.at[warpgroup])
+
+    def take_turns() -> None:
+        plgpu.barrier_arrive(barriers.turn)
+        plgpu.barrier_wait(barriers.turn)
+
+    def multiply_keys(slot: Array) -> Array:
+        def body(acc_ref: Any) -> Array:
+            plgpu.wgmma(acc_ref, q_rh, smem.k_ach.at[slot].T)
+            take_turns()
+            return acc_ref[...]
+
+        return pl.run_scoped(body, plgpu.WGMMAAccumulatorRef((MMA_ROWS, c), jnp.float32))
+
+    def step(tile: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        acc_rh, max_r, sum_r = state
+        slot = lax.rem(tile - work.first, config.stages)
+        plgpu.barrier_wait(barriers.k_a.at[slot])
+        scores_rc = multiply_keys(slot)
+        plgpu.barrier_arrive(barriers.k_free_a.at[slot])
+
+        scores_rc, unit = _in_log2(scores_rc, config)
+        is_partial = ((tile + 1) * c > row + work.shift + 1) | (tile * c <= last_row + work.shift - work.window)
+        scores_rc = lax.cond(is_partial, lambda x: _mask(x, work, row, tile * c), lambda x: x, scores_rc)
+        new_max_r = jnp.maximum(max_r, scores_rc.max(axis=1) * unit)
+        decay_r = jnp.exp2(max_r - new_max_r)
+        probs_rc = jnp.exp2(scores_rc * unit - along_rows(new_max_r, scores_rc))
+        acc_rh *= along_rows(decay_r, acc_rh)
+        sum_r = sum_r * decay_r + probs_rc.sum(axis=1)
+        # All of the softmax happens before the tensor cores' next turn.
+        acc_rh, sum_r, new_max_r, weights_rc = lax.optimization_barrier(
+            (acc_rh, sum_r, new_max_r, probs_rc.astype(jnp.bfloat16))
+        )
+
+        plgpu.barrier_arrive(barriers.turn)
+        plgpu.barrier_wait(barriers.v_a.at[slot])
+        plgpu.barrier_wait(barriers.turn)
+        acc_rh = _add_values(program, acc_rh, weights_rc, warpgroup, slot)
+        plgpu.barrier_arrive(barriers.v_free_a.at[slot])
+        return acc_rh, new_max_r, sum_r
+
+    def skip(tile: Array, _: None) -> None:
+        slot = lax.rem(tile - work.first, config.stages)
+        plgpu.barrier_arrive(barriers.k_free_a.at[slot])
+        plgpu.barrier_arrive(barriers.v_free_a.at[slot])
+        take_turns()
+        take_turns()
+
+    # Masked scores are -inf and weigh nothing, even against the LOWEST of a row that has seen no other.
+    state = accumulator(MMA_ROWS, h), row_vector(MMA_ROWS, LOWEST), row_vector(MMA_ROWS, 0.0)
+    pl.when(warpgroup == 1)(take_turns)
+    acc_rh, max_r, sum_r = lax.fori_loop(work.first, stop, step, state)
+    lax.fori_loop(stop, work.stop, skip, None)
+    pl.when(warpgroup == 0)(take_turns)
+
+    if config.has_sinks:
+        sum_r += jnp.exp2(operands.sinks_n[work.head] * LOG2_E - max_r)
+    q_rh[...] = (acc_rh * along_rows(1.0 / sum_r, acc_rh)).astype(jnp.bfloat16)
+    plgpu.commit_smem()
+    for first in range(0, MMA_ROWS, STORE_ROWS):
+        source = q_rh.at[pl.ds(first, STORE_ROWS)]
+        target = out_tnh.at[pl.ds(row + first, STORE_ROWS), work.head]
+        pl.when(row + first < work.end)(partial(plgpu.copy_smem_to_gmem, source, target))
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _in_log2(scores_rc: Array, config: _Config) -> tuple[Array, float]:
+    """Return scores and the factor that turns them into exponents of 2, which goes into a multiply-add later."""
+    if config.soft_cap is None:
+        return scores_rc, config.scale * LOG2_E
+    # tanh(x) = 1 - 2 / (1 + exp(2 x)). The hardware's own tanh is off by 5e-4, times the cap in the exponent; its
+    # exp2 and rsqrt are good to 22 bits, and its division takes ten instructions.
+    root_rc = lax.rsqrt(1.0 + jnp.exp2(scores_rc * (2.0 * LOG2_E * config.scale / config.soft_cap)))
+    return 1.0 - 2.0 * (root_rc * root_rc), config.soft_cap * LOG2_E
+
+
+def _mask(scores_rc: Array, work: _Work, row: Array, first_position: Array) -> Array:
+    """Hide from each row, the first of which is `row`, what is ahead of it or before its window."""
+    iota = partial(plgpu.broadcasted_iota, jnp.int32, scores_rc.shape, layout=plgpu.Layout.WGMMA)
+    # Rows of padding see what the last row sees: finite, and nothing beyond the context.
+    positions_rc = lax.min(iota(0) + (row + work.shift), work.context_len - 1)
+    distance_rc = positions_rc - (iota(1) + first_position)
+    return jnp.where((distance_rc >= 0) & (distance_rc < work.window), scores_rc, -jnp.inf)
+
+
+def _add_values(program: _Program, acc_rh: Array, weights_rc: Array, warpgroup: Array, slot: Array) -> Array:
+    """Return acc + weights @ V."""
+    v_ch = program.smem.v_ach.at[slot]
+    if not program.config.interpret:
+
+        def accumulate(acc_ref: Any) -> None:
+            plgpu.wgmma(acc_ref, weights_rc, v_ch)
+
+        start: Any = plgpu.WGMMAAccumulatorRef.init(acc_rh)
+        return pl.run_state(accumulate)(start)
+
+    # The interpreter knows neither operands in registers nor accumulators that start from a value.
+    probs_rc = program.smem.probs_wrc.at[warpgroup]
+    probs_rc[...] = weights_rc
+    plgpu.commit_smem()
+
+    def multiply(acc_ref: Any) -> Array:
+        plgpu.wgmma(acc_ref, probs_rc, v_ch)
+        return acc_ref[...]
+
+    return acc_rh + pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((MMA_ROWS, program.config.head_dim), jnp.float32))
+
+
+def _produce(program: _Program) -> None:
+    """Keep the stages full."""
+    config, work = program.config, program.work
+    fill = _fill_by_conversion if config.converts else _fill
+    if config.converts:
+        _fetch_raw(program, work.first)
+
+    @pl.loop(work.first, work.stop)
+    def _(tile: Array) -> None:
+        number = tile - work.first
+        slot = lax.rem(number, config.stages)
+
+        def wait_until_free(barrier_a: Any) -> None:
+            pl.when(number >= config.stages)(partial(plgpu.barrier_wait, barrier_a.at[slot]))
+
+        fill(program, tile, slot, wait_until_free)
+
+    if not config.interpret:
+        return
+
+    # jax 0.11's interpreter wants whoever waits at a barrier to see all of it.
+    @pl.loop(lax.max(work.stop - config.stages, work.first), work.stop)
+    def _(tile: Array) -> None:
+        slot = lax.rem(tile - work.first, config.stages)
+        plgpu.barrier_wait(program.barriers.k_free_a.at[slot])
+        plgpu.barrier_wait(program.barriers.v_free_a.at[slot])
+
+
+def _sources(program: _Program, tile: Array) -> list[Any]:
+    """The pool's slices [piece, 2 * h] with a KV tile's tokens. Pieces beyond the context repeat its last block."""
+    config, operands, work = program.config, program.operands, program.work
+    kv_head = lax.div(work.head, config.group)
+    last_block = lax.div(work.context_len - 1, config.block_size)
+    sources = []
+    for j in range(config.num_pieces):
+        token = tile * config.kv_tile + j * config.piece
+        block = lax.min(lax.div(token, config.block_size), last_block)
+        row = operands.first_block_1[0] + operands.block_tables_sm[work.seq, block]
+        source = operands.kv_pool.at[row, kv_head]
+        if config.piece < config.block_size:
+            offset = pl.multiple_of(lax.rem(token, config.block_size), config.piece)
+            source = source.at[pl.ds(offset, config.piece)]
+        sources.append(source)
+    return sources
+
+
+def _copy(config: _Config, sources: list[Any], column: int, target_ch: Any, barrier: Any) -> None:
+    """Start copying as many columns as the target has, from `column` on."""
+    for j, source in enumerate(sources):
+        target = target_ch.at[pl.ds(j * config.piece, config.piece)]
+        plgpu.copy_gmem_to_smem(source.at[:, pl.ds(column, target_ch.shape[-1])], target, barrier)
+
+
+def _fill(program: _Program, tile: Array, slot: Array, wait_until_free: Callable[[Any], None]) -> None:
+    """Bring a KV tile."""
+    config, barriers = program.config, program.barriers
+    k_ch, v_ch = program.smem.k_ach.at[slot], program.smem.v_ach.at[slot]
+    # Block ids are read before the stage is free.
+    sources = _sources(program, tile)
+    wait_until_free(barriers.k_free_a)
+    _copy(config, sources, 0, k_ch, barriers.k_a.at[slot])
+    wait_until_free(barriers.v_free_a)
+    live = program.work.context_len - tile * config.kv_tile
+
+    @pl.when(live >= config.kv_tile)
+    def _() -> None:
+        _copy(config, sources, config.head_dim, v_ch, barriers.v_a.at[slot])
+
+    @pl.when(live < config.kv_tile)
+    def _() -> None:
+        # Slots beyond the context may hold anything, and 0 x NaN is NaN.
+        _copy(config, sources, config.head_dim, v_ch, barriers.raw_a.at[0])
+        plgpu.barrier_wait(barriers.raw_a.at[0])
+        for rows, columns in _parts(config):
+            part = v_ch.at[rows, columns]
+            part[...] = _live_rows(part[...], rows, live, plgpu.Layout.WGMMA)
+        plgpu.commit_smem()
+        for _ in range(config.num_pieces):
+            plgpu.barrier_arrive(barriers.v_a.at[slot])
+
+
+def _fetch_raw(program: _Program, tile: Array) -> None:
+    """Start bringing a KV tile in the pool's type, if there is one."""
+    config, work = program.config, program.work
+
+    @pl.when(tile < work.stop)
+    def _() -> None:
+        raw = lax.rem(tile - work.first, config.raw_stages)
+        sources = _sources(program, tile)
+        _copy(config, sources, 0, program.smem.raw_ac2h.at[raw], program.barriers.raw_a.at[raw])
+
+
+def _fill_by_conversion(program: _Program, tile: Array, slot: Array, wait_until_free: Callable[[Any], None]) -> None:
+    """Turn a KV tile into bfloat16, while the next one comes if there is a second buffer for it."""
+    config, smem, barriers, work = program.config, program.smem, program.barriers, program.work
+    raw = lax.rem(tile - work.first, config.raw_stages)
+    raw_c2h, live = smem.raw_ac2h.at[raw], work.context_len - tile * config.kv_tile
+
+    def convert(target_ch: Any, first_column: int) -> None:
+        layout = plgpu.Layout.WGMMA_UPCAST_2X
+        for rows, columns in _parts(config):
+            part = plgpu.load(raw_c2h.at[rows, pl.ds(first_column + columns.start, columns.size)], layout=layout)
+            # The hardware takes float8 to float16 only.
+            part = part.astype(jnp.float32).astype(jnp.bfloat16)
+            if first_column:
+                clear = partial(_live_rows, rows=rows, live=live, layout=layout)
+                part = lax.cond(live < config.kv_tile, clear, lambda x: x, part)
+            target_ch[rows, columns] = part
+        plgpu.commit_smem()
+
+    if config.raw_stages > 1:
+        _fetch_raw(program, tile + 1)
+    plgpu.barrier_wait(barriers.raw_a.at[raw])
+    wait_until_free(barriers.k_free_a)
+    convert(smem.k_ach.at[slot], 0)
+    plgpu.barrier_arrive(barriers.k_a.at[slot])
+    wait_until_free(barriers.v_free_a)
+    convert(smem.v_ach.at[slot], config.head_dim)
+    plgpu.barrier_arrive(barriers.v_a.at[slot])
+    if config.raw_stages == 1:
+        _fetch_raw(program, tile + 1)
+
+
+def _parts(config: _Config) -> list[tuple[Any, Any]]:
+    """Cut a tile of K or V into what the producer's few registers hold."""
+    return [
+        (pl.ds(row, MMA_ROWS), pl.ds(column, PART_COLUMNS))
+        for row in range(0, config.kv_tile, MMA_ROWS)
+        for column in range(0, config.head_dim, PART_COLUMNS)
+    ]
+
+
+def _live_rows(part: Array, rows: Any, live: Array, layout: Any) -> Array:
+    """Zero the rows of V from the tile's row `live` on."""
+    index = plgpu.broadcasted_iota(jnp.int32, part.shape, 0, layout=layout) + rows.start
+    return jnp.where(index < live, part, jnp.zeros_like(part))

@@ -1,0 +1,292 @@
+"""Decode rows: sequences with one new token each.
+
+One program. A sequence's last KV tile is fetched without the new token, which is put into it in VMEM; the slab of rows
+around it goes back to the pool while the tile is attended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from ..layout import AttentionBatch
+from . import softmax
+from .options import LANES, SUBLANES, Options, hbm, matmul_dtype
+from .stream import KVStream, Tile, buffer_scratch, clear_slabs, table_scratch
+
+UNROLL = 8
+"""Heads that are attended together, at most: each one's latencies hide behind the others."""
+OUTPUTS = 2
+
+
+class _Scalars(NamedTuple):
+    """In SMEM."""
+
+    place: Any
+    """First block of the layer, window."""
+    lens_s: Any
+    slots_s: Any
+    num_decodes: Any
+
+
+class _Scratch(NamedTuple):
+    """In VMEM, but for the tables."""
+
+    buffers: Any
+    semaphores: Any
+    table_buffers: Any
+    table_semaphores: Any
+    q: Any
+    """[num_buffers, k, r, c]: r is the group, padded."""
+    new_kv: Any
+    """[num_buffers, k, 2 * h]."""
+    input_semaphores: Any
+    slabs: Any
+    """[2, k, slab, 2 * h], on the way to the pool."""
+    slab_semaphores: Any
+    out: Any
+    """[2, k, r, c]."""
+    out_semaphores: Any
+    maxima: Any
+    """[k / unroll, unroll * r, 128], as the sums."""
+    sums: Any
+    values: Any
+
+
+def decode_attention(
+    q_skgc: Array,
+    new_skc: Array,
+    pool: Array,
+    tables: Array,
+    sinks_kg: Array | None,
+    batch: AttentionBatch,
+    place: Array,
+    options: Options,
+) -> tuple[Array, Array]:
+    """Write and attend the leading `num_decodes` sequences; return their rows [s, k, g, c] and the pool."""
+    s, k, g, c = q_skgc.shape
+    dtype = matmul_dtype(q_skgc.dtype, pool.dtype)
+    rows, unroll = pl.cdiv(g, SUBLANES) * SUBLANES, heads_together(k)
+    q_skrc = jnp.pad(q_skgc.astype(dtype), ((0, 0), (0, 0), (0, rows - g), (0, 0)))
+    scalars = _Scalars(place, batch.context_lens_s, batch.slots_t[:s], batch.num_decodes.reshape(1))
+    inputs = [tables, q_skrc, new_skc, pool]
+    in_specs = [hbm()] * len(inputs)
+    if sinks_kg is not None:
+        sinks_kr = jnp.pad(sinks_kg.astype(jnp.float32), ((0, 0), (0, rows - g)))
+        sinks_kr = sinks_kr.reshape(k // unroll, unroll * rows)
+        inputs.append(jnp.broadcast_to(sinks_kr[..., None], (*sinks_kr.shape, LANES)))
+        in_specs.append(pl.BlockSpec(memory_space=pltpu.VMEM))
+    num_buffers, slab = options.tiles.decode, pool.shape[3]
+    float32 = partial(pltpu.VMEM, dtype=jnp.float32)
+    scratch = _Scratch(
+        *buffer_scratch(num_buffers, options.kv_tile, pool),
+        *table_scratch(tables),
+        pltpu.VMEM((num_buffers, k, rows, c), dtype),
+        pltpu.VMEM((num_buffers, *new_skc.shape[1:]), new_skc.dtype),
+        pltpu.SemaphoreType.DMA((num_buffers,)),
+        pltpu.VMEM((OUTPUTS, k, slab, pool.shape[4]), pool.dtype),
+        pltpu.SemaphoreType.DMA((OUTPUTS,)),
+        pltpu.VMEM((OUTPUTS, k, rows, c), q_skgc.dtype),
+        pltpu.SemaphoreType.DMA((OUTPUTS,)),
+        float32((k // unroll, unroll * rows, LANES)),
+        float32((k // unroll, unroll * rows, LANES)),
+        float32((k // unroll, unroll * rows, c)),
+    )
+    out_skrc, pool = pl.pallas_call(
+        partial(_kernel, options=options),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(scalars),
+            grid=(),
+            in_specs=in_specs,
+            out_specs=[hbm(), hbm()],
+            scratch_shapes=list(scratch),
+        ),
+        out_shape=[
+            jax.ShapeDtypeStruct((s, k, rows, c), q_skgc.dtype),
+            jax.ShapeDtypeStruct(pool.shape, pool.dtype),
+        ],
+        input_output_aliases={len(scalars) + 3: 1},
+        name="paged_decode",
+        **options.pallas_options(),
+    )(*scalars, *inputs)
+    return out_skrc[:, :, :g], pool
+
+
+def _kernel(*refs: Any, options: Options) -> None:
+    num_scalars, num_inputs = len(_Scalars._fields), 4 + options.has_sinks
+    scalars, inputs, rest = refs[:num_scalars], refs[num_scalars:][:num_inputs], refs[num_scalars + num_inputs :]
+    operands = _Operands(*inputs[:4], sinks_krx=inputs[4] if options.has_sinks else None, out=rest[0], written=rest[1])
+    decode = _Decode(_Scalars(*scalars), operands, _Scratch(*rest[2:]), options)
+    pl.when(decode.num_items > 0)(decode.run)
+
+
+class _Operands(NamedTuple):
+    """In HBM, but for the sinks."""
+
+    tables: Any
+    q: Any
+    new_kv: Any
+    pool: Any
+    sinks_krx: Any
+    """[k / unroll, unroll * r, 128]."""
+    out: Any
+    written: Any
+    """The pool again, to write."""
+
+
+class _Sequence(NamedTuple):
+    """An item of the stream."""
+
+    number: Array
+    sequence: Array
+    first: Array
+    end: Array
+    slot: Array
+    """Of the new token."""
+
+
+@dataclass(frozen=True)
+class _Decode:
+    """The kernel."""
+
+    scalars: _Scalars
+    operands: _Operands
+    scratch: _Scratch
+    options: Options
+
+    @property
+    def num_items(self) -> Array:
+        return self.scalars.num_decodes[0]
+
+    def run(self) -> None:
+        scratch = self.scratch
+        stream = KVStream(
+            self.operands.pool,
+            self.operands.tables,
+            scratch.buffers,
+            scratch.semaphores,
+            scratch.table_buffers,
+            scratch.table_semaphores,
+            first_block=self.scalars.place[0],
+            num_items=self.num_items,
+            describe=self.describe,
+            on_fetch=self.fetch_inputs,
+        )
+        stream.run(self.start, partial(self.attend, stream), self.end)
+        for back in range(1, OUTPUTS + 1):
+
+            def wait(item: _Sequence) -> None:
+                self.out_copy(item).wait()
+                self.slab_copy(item).wait()
+
+            index = self.num_items - back
+            pl.when(index >= 0)(lambda index=index: wait(self.describe(index)))
+
+    def describe(self, index: Array) -> _Sequence:
+        """The new token attends to the positions from `first` to its own."""
+        end = jnp.maximum(self.scalars.lens_s[index], 1)
+        first = jnp.maximum(end - self.scalars.place[1], 0)
+        return _Sequence(index, index, first, end, self.scalars.slots_s[index])
+
+    def fetch_inputs(self, item: _Sequence) -> None:
+        for copy in self.input_copies(item):
+            copy.start()
+
+    def input_copies(self, item: _Sequence) -> list[Any]:
+        scratch, place = self.scratch, lax.rem(item.number, self.scratch.q.shape[0])
+        pairs = (self.operands.q, scratch.q), (self.operands.new_kv, scratch.new_kv)
+        semaphore = scratch.input_semaphores.at[place]
+        return [pltpu.make_async_copy(source.at[item.number], target.at[place], semaphore) for source, target in pairs]
+
+    def out_copy(self, item: _Sequence) -> Any:
+        place = lax.rem(item.number, OUTPUTS)
+        return pltpu.make_async_copy(
+            self.scratch.out.at[place], self.operands.out.at[item.number], self.scratch.out_semaphores.at[place]
+        )
+
+    def slab_copy(self, item: _Sequence) -> Any:
+        """The slab of rows around the new token, to the pool."""
+        _, _, slabs, slab, _ = self.operands.pool.shape
+        place = lax.rem(item.number, OUTPUTS)
+        block, offset = lax.div(item.slot, slabs * slab), lax.rem(item.slot, slabs * slab)
+        target = self.operands.written.at[self.scalars.place[0] + block, :, lax.div(offset, slab)]
+        return pltpu.make_async_copy(self.scratch.slabs.at[place], target, self.scratch.slab_semaphores.at[place])
+
+    def start(self, item: _Sequence) -> None:
+        for copy in self.input_copies(item):
+            copy.wait()
+        sinks_krx = self.operands.sinks_krx
+        state = softmax.State(self.scratch.maxima, self.scratch.sums, self.scratch.values)
+        softmax.start(state, None if sinks_krx is None else sinks_krx[...])
+
+    def state(self, i: Array | int) -> softmax.State:
+        return softmax.State(self.scratch.maxima, self.scratch.sums, self.scratch.values).at(i)
+
+    def attend(self, stream: KVStream, tile: Tile[_Sequence]) -> None:
+        item, num_tokens = tile.item, self.options.kv_tile
+        first_slab, end_slab = stream.slabs(item, tile.tile)
+        # What was not fetched may hold NaN, and 0 x NaN is NaN.
+        clear_slabs(self.scratch.buffers, tile.buffer, jnp.int32(0), first_slab)
+        pl.when(item.end <= (tile.tile + 1) * num_tokens)(lambda: self.write(tile))
+        clear_slabs(self.scratch.buffers, tile.buffer, end_slab, jnp.int32(self.scratch.buffers.shape[2]))
+        num_groups, rows, _ = self.scratch.maxima.shape
+        unroll = self.scratch.q.shape[1] // num_groups
+        position = tile.tile * num_tokens + lax.broadcasted_iota(jnp.int32, (rows, num_tokens), 1)
+        keep_rt = (position >= item.first) & (position < item.end)
+        q_place = lax.rem(item.number, self.scratch.q.shape[0])
+
+        def operands(head: Array | int) -> softmax.Operands:
+            kv_tc = self.scratch.buffers[tile.buffer, head].reshape(num_tokens, -1)
+            return softmax.Operands(self.scratch.q[q_place, head], kv_tc)
+
+        def attend_heads(i: Array | int, _: None) -> None:
+            heads = [operands(i * unroll + j) for j in range(unroll)]
+            softmax.attend(self.state(i), heads, keep_rt, self.options)
+
+        if num_groups == 1:
+            attend_heads(0, None)
+        else:
+            lax.fori_loop(0, num_groups, attend_heads, None)
+
+    def write(self, tile: Tile[_Sequence]) -> None:
+        """Put the new token into the fetched tile, and its slab on the way to the pool.
+
+        In the tile the rows after it become 0, in the pool they stay as they are.
+        """
+        item, scratch = tile.item, self.scratch
+        pl.when(item.number >= OUTPUTS)(lambda: self.slab_copy(item).wait())
+        _, k, _, slab, columns = scratch.buffers.shape
+        position = item.end - 1 - tile.tile * self.options.kv_tile
+        index, place = lax.div(position, slab), lax.rem(item.number, OUTPUTS)
+        row = lax.broadcasted_iota(jnp.int32, (slab, columns), 0)
+        is_new, is_later = row == lax.rem(position, slab), row > lax.rem(position, slab)
+        new_kc = scratch.new_kv[lax.rem(item.number, scratch.new_kv.shape[0])].astype(jnp.float32)
+        for head in range(k):
+            new = jnp.broadcast_to(new_kc[head : head + 1], (slab, columns)).astype(scratch.slabs.dtype)
+            rows = jnp.where(is_new, new, scratch.buffers[tile.buffer, head, index])
+            scratch.slabs[place, head] = rows
+            scratch.buffers[tile.buffer, head, index] = jnp.where(is_later, jnp.zeros_like(rows), rows)
+        self.slab_copy(item).start()
+
+    def end(self, item: _Sequence) -> None:
+        # All copies are of one size: waiting for this one is waiting for the one that used its buffer before.
+        pl.when(item.number >= OUTPUTS)(lambda: self.out_copy(item).wait())
+        out, place = self.scratch.out, lax.rem(item.number, OUTPUTS)
+        _, k, rows, columns = out.shape
+        num_groups = self.scratch.maxima.shape[0]
+        for i in range(num_groups):
+            values = softmax.result(self.state(i)).reshape(k // num_groups, rows, columns)
+            out[place, pl.ds(i * (k // num_groups), k // num_groups)] = values.astype(out.dtype)
+        self.out_copy(item).start()
+
+
+def heads_together(k: int) -> int:
+    """Return how many heads are attended together."""
+    return max(x for x in range(1, UNROLL + 1) if k % x == 0)

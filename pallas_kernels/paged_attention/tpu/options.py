@@ -1,0 +1,82 @@
+"""What the TPU kernels are compiled for, and their tile sizes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from ..layout import AttentionShape
+from ..tiles import Tiles
+
+LANES = 128
+SUBLANES = 8
+ROW_ALIGNMENT = 16
+"""Longer chunks start at a multiple of this row of the step."""
+VMEM_LIMIT = 56 * 2**20
+
+
+class Options(NamedTuple):
+    """The static side of a call."""
+
+    group: int
+    head_dim: int
+    block_size: int
+    scale: float
+    soft_cap: float | None
+    has_sinks: bool
+    tiles: Tiles
+    interpret: bool
+
+    @property
+    def columns(self) -> int:
+        """Columns of q and of the output: head_dim, or K and V together where both fit in one row of lanes."""
+        return self.head_dim if self.head_dim % LANES == 0 else 2 * self.head_dim
+
+    @property
+    def kv_tile(self) -> int:
+        """Tokens of a KV tile."""
+        return max(self.tiles.kv, self.block_size)
+
+    def slab(self, dtype: Any) -> int:
+        """Return the rows of the pool that are read and written together: a tile of the dtype."""
+        return min(self.block_size, 4 * SUBLANES // jnp.dtype(dtype).itemsize)
+
+    def pallas_options(self) -> dict[str, Any]:
+        """Return what every `pallas_call` takes."""
+        if self.interpret:
+            return {"interpret": pltpu.InterpretParams()}
+        # The interpreter's tests look for reads and writes out of bounds; the checks cost as much as a copy's start.
+        return {"compiler_params": pltpu.CompilerParams(vmem_limit_bytes=VMEM_LIMIT, disable_bounds_checks=True)}
+
+
+def matmul_dtype(q: Any, pool: Any) -> Any:
+    """Return the dtype in which K and V enter the matmuls."""
+    return jnp.float32 if jnp.float32 in (q, pool) else jnp.bfloat16
+
+
+def ceil_div(a: Any, b: int) -> Any:
+    """Divide a non-negative scalar by a number, upwards; Python's operators add code for the sign."""
+    return lax.div(a + (b - 1), jnp.int32(b))
+
+
+def hbm() -> pl.BlockSpec:
+    """Return the spec of an operand that a kernel fetches by itself."""
+    return pl.BlockSpec(memory_space=pl.ANY)
+
+
+def tpu_tiles(shape: AttentionShape) -> Tiles:
+    """Return tile sizes that fit the fast memory of every generation.
+
+    `decode` is the number of KV tiles in flight, which may be of as many sequences: together about 8 MiB, to hide the
+    latency of HBM. `query` is a number of tokens whose rows of all heads fit.
+    """
+    token_bytes = shape.num_kv_heads * 2 * shape.head_dim * jnp.dtype(shape.kv_dtype).itemsize
+    kv = 512 if 512 * token_bytes <= 4 * 2**20 else 256
+    decode = max(3, min(8, 8 * 2**20 // (kv * token_bytes)))
+    row_bytes = shape.num_heads * max(shape.head_dim, LANES) * 4
+    query = max(tokens for tokens in (64, 128, 256) if tokens == 64 or tokens * row_bytes <= 4 * 2**20)
+    return Tiles(decode=decode, query=query, kv=kv)

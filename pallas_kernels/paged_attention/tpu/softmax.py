@@ -1,0 +1,114 @@
+"""One step of the online softmax: query rows against one KV tile.
+
+Scores are in base 2 (one multiplication gives both `scale` and log2 e). A row's maximum is kept in all 128 lanes, its
+sum as 128 partial sums, which are added up once at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from .options import LANES, Options
+
+LOG2_E = 1.4426950408889634
+NOTHING_SEEN = -1e30
+"""A row's maximum before its first score; finite, so that exp2(-inf - maximum) is 0."""
+
+
+class State(NamedTuple):
+    """Of r query rows: float32 refs [.., 128], [.., 128] and [.., c], of which all but the last axis make r."""
+
+    maxima: Any
+    sums: Any
+    values: Any
+
+    def at(self, *index: Any) -> State:
+        """Return the state of some of the rows."""
+        return State(*(ref.at[*index] for ref in self))
+
+
+class Operands(NamedTuple):
+    """What one kv head multiplies."""
+
+    q_rc: Array
+    kv_tc: Array
+    """K and V side by side."""
+
+
+def start(state: State, sinks: Array | None) -> None:
+    """Begin with nothing seen but the sinks, in the shape of the maxima."""
+    state.values[...] = jnp.zeros(state.values.shape, jnp.float32)
+    if sinks is None:
+        state.maxima[...] = jnp.full(state.maxima.shape, NOTHING_SEEN)
+        state.sums[...] = jnp.zeros(state.sums.shape, jnp.float32)
+    else:
+        state.maxima[...] = sinks * LOG2_E
+        lane = lax.broadcasted_iota(jnp.int32, state.sums.shape, state.sums.ndim - 1)
+        state.sums[...] = jnp.where(lane == 0, 1.0, 0.0)
+
+
+def attend(state: State, heads: Sequence[Operands], keep_rt: Array | None, options: Options) -> None:
+    """Take one tile into account; the rows of the state are those of the heads, one after the other.
+
+    `keep_rt` says for each row and position whether it counts; None: all do. V must be finite where it does not.
+    The heads' matmuls are independent, so the more of them, the better they hide each other's latency.
+    """
+    h, shares_lanes = options.head_dim, options.columns != options.head_dim
+    keys = [kv_tc if shares_lanes else kv_tc[:, :h] for _, kv_tc in heads]
+    values = [kv_tc if shares_lanes else kv_tc[:, h:] for _, kv_tc in heads]
+    dtype = heads[0].q_rc.dtype
+    scores_rt = _stack([_dot(q_rc, k_tc.astype(dtype), 1) for (q_rc, _), k_tc in zip(heads, keys, strict=True)])
+    scores_rt = _scale(scores_rt, options)
+    if keep_rt is not None:
+        scores_rt = jnp.where(keep_rt, scores_rt, -jnp.inf)
+    maxima_rx, sums_rx, values_rc = (ref[...].reshape(-1, ref.shape[-1]) for ref in state)
+    new_maxima_rx = jnp.maximum(maxima_rx, scores_rt.max(axis=1, keepdims=True))
+    decay_rx = jnp.exp2(maxima_rx - new_maxima_rx)
+    weights_rt = jnp.exp2(scores_rt - _widen(new_maxima_rx, scores_rt.shape[1]))
+    sums_rx = sums_rx * decay_rx + _fold(weights_rt)
+    rows = scores_rt.shape[0] // len(heads)
+    parts = [weights_rt[i * rows : (i + 1) * rows].astype(dtype) for i in range(len(heads))]
+    new_values_rc = _stack([_dot(part, v_tc.astype(dtype), 0) for part, v_tc in zip(parts, values, strict=True)])
+    values_rc = values_rc * _widen(decay_rx, values_rc.shape[1]) + new_values_rc
+    for ref, value in zip(state, (new_maxima_rx, sums_rx, values_rc), strict=True):
+        ref[...] = value.reshape(ref.shape)
+
+
+def result(state: State) -> Array:
+    """Return the attention's output [r, c]; zeros for rows that have seen nothing."""
+    total_r1 = state.sums[...].sum(axis=1, keepdims=True)
+    return state.values[...] / jnp.maximum(total_r1, 1e-30)
+
+
+def _scale(scores_rt: Array, options: Options) -> Array:
+    if options.soft_cap is None:
+        return scores_rt * (options.scale * LOG2_E)
+    return jnp.tanh(scores_rt * (options.scale / options.soft_cap)) * (options.soft_cap * LOG2_E)
+
+
+def _dot(a: Array, b: Array, b_axis: int) -> Array:
+    """Contract a's last axis with one of b's, in float32."""
+    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    dimensions = (((1,), (b_axis,)), ((), ()))
+    return lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
+
+
+def _stack(arrays: list[Array]) -> Array:
+    return arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays, axis=0)
+
+
+def _widen(x_rx: Array, width: int) -> Array:
+    """Return rows whose lanes are all equal with `width` lanes."""
+    if width <= LANES:
+        return x_rx[:, :width]
+    return jnp.concatenate([x_rx] * (width // LANES), axis=1)
+
+
+def _fold(x_rt: Array) -> Array:
+    """Add up the columns 128 apart."""
+    parts = [x_rt[:, i : i + LANES] for i in range(0, x_rt.shape[1], LANES)]
+    return sum(parts[1:], start=parts[0])

@@ -1,0 +1,280 @@
+#!/usr/bin/env python3
+"""Compile the GPU attention kernels for an H100 that is not there, with the real ptxas, and check what they take.
+
+Needs jax-cuda13-plugin, jax-cuda13-pjrt and nvidia-cuda-nvcc (ptxas 13.3 or later) in the environment, and no GPU.
+Checked, for each model's shape, kernel, dtype of the pool and block size: no register is spilled, shared memory
+suffices, the pool is updated in place through two layers, without a copy, and those are one command buffer. These are
+static figures; nothing runs.
+"""
+
+# ruff: noqa: E402  Mosaic GPU reads the environment when it is loaded
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ |= {"JAX_PLATFORMS": "cpu", "MOSAIC_GPU_DUMP_PTXAS": "1"}
+for folder in Path(sys.prefix).glob("lib/python*/site-packages/nvidia/*/bin"):
+    os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+from jax.experimental.mosaic.gpu import core as mosaic_gpu
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pallas_kernels.paged_attention import AttentionBatch, PagedAttention
+from pallas_kernels.paged_attention.cases import CASES, Case
+from pallas_kernels.paged_attention.gpu.decode import decode_attention
+from pallas_kernels.paged_attention.gpu.prefill import prefill_attention
+from pallas_kernels.paged_attention.gpu.write import write_kv
+from pallas_kernels.targets import gpu_target
+
+NUM_LAYERS, NUM_BLOCKS, MAX_CONTEXT = 2, 4096, 8192
+NO_WINDOW = 2**30
+SMEM_LIMIT = 227 * 1024
+FIRST_PTXAS = (13, 3)
+"""Earlier ones may overwrite registers that an asynchronous wgmma still reads."""
+
+
+class Arguments(NamedTuple):
+    """What the op gets, but for what is static."""
+
+    pool: Any
+    q: Any
+    k: Any
+    v: Any
+    batch: Any
+    window: Any
+    sinks_n: Any
+
+
+class Kernel(NamedTuple):
+    """A kernel to compile: the tokens and sequences of its step, and its call for one layer."""
+
+    tokens: int
+    sequences: int
+    call: Callable[[PagedAttention, Arguments, dict[str, Any]], Any]
+    """Gets the op, its arguments, and layer, number of layers, and what attention takes besides."""
+    names: tuple[str, ...]
+    """What ptxas must have spoken of."""
+
+
+def write(_: PagedAttention, x: Arguments, settings: dict[str, Any]) -> Any:
+    """Write K and V."""
+    return write_kv(x.k, x.v, x.pool, x.batch.slots_t, layer=settings["layer"], num_layers=settings["num_layers"])
+
+
+def decode(_: PagedAttention, x: Arguments, settings: dict[str, Any]) -> Any:
+    """Attend the decode rows."""
+    return decode_attention(x.q, x.pool, x.batch, **settings)
+
+
+def prefill(op: PagedAttention, x: Arguments, settings: dict[str, Any]) -> Any:
+    """Attend the longer chunks."""
+    return prefill_attention(x.q, x.pool, x.batch, tiles=op.tiles, **settings)
+
+
+def whole(op: PagedAttention, x: Arguments, settings: dict[str, Any]) -> Any:
+    """Run the op in every layer, each on the output of the one before."""
+    q, pool = x.q, x.pool
+    for layer in range(NUM_LAYERS):
+        own: dict[str, Any] = settings | {"layer": layer}
+        q, pool = op(q, x.k, x.v, pool, x.batch, **own)
+    return q, pool
+
+
+KERNELS = {
+    "write": Kernel(512, 64, write, ("kv_write",)),
+    "decode": Kernel(64, 64, decode, ("paged_decode", "combine_splits")),
+    "prefill": Kernel(2048, 64, prefill, ("paged_prefill",)),
+    "whole": Kernel(512, 64, whole, ()),
+}
+
+
+def main() -> int:
+    """Compile, check, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES, metavar="CASE")
+    parser.add_argument("--kernels", nargs="+", default=list(KERNELS), choices=KERNELS, metavar="KERNEL")
+    parser.add_argument("--kv", nargs="+", default=["bfloat16", "float8_e4m3fn"], metavar="DTYPE", help="of the pool")
+    parser.add_argument("--block-sizes", nargs="+", type=int, default=[16, 64])
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    args = parser.parse_args()
+    version = ptxas_version()
+    sharding = find_device()
+    rows = []
+    for name in args.cases:
+        for kernel in args.kernels:
+            for kv_dtype in args.kv:
+                for block_size in args.block_sizes:
+                    row = {"case": name, "kernel": kernel, "kv": kv_dtype, "block": block_size}
+                    row |= compile_kernel(CASES[name], KERNELS[kernel], kv_dtype, block_size, sharding)
+                    rows.append(row)
+                    print("  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        head = {"jax": jax.__version__, "ptxas": ".".join(map(str, version)), "target": "h100"}
+        args.json.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n")
+    missed = [row for row in rows if row["missed"]]
+    print(f"{len(rows)} compiled by ptxas {version[0]}.{version[1]}, {len(missed)} missed")
+    seen = {name for row in rows for name in row.get("registers", ())}
+    unseen = {name for kernel in args.kernels for name in KERNELS[kernel].names} - seen
+    if unseen:
+        print(f"ptxas said nothing of {', '.join(sorted(unseen))}")
+    return int(bool(missed or unseen) or version < FIRST_PTXAS)
+
+
+def ptxas_version() -> tuple[int, ...]:
+    """Return the version of the ptxas that Mosaic GPU will find."""
+    printed = subprocess.run(["ptxas", "--version"], capture_output=True, text=True, check=False).stdout
+    release = re.search(r"release (\d+)\.(\d+)", printed)
+    if release is None:
+        raise SystemExit("ptxas does not say its version")
+    return tuple(map(int, release.groups()))
+
+
+def find_device() -> NamedSharding:
+    """Return the placement on an H100."""
+    topology = topologies.get_topology_desc(
+        platform="cuda", topology_name="h100", target_config=gpu_target("h100"), topology="1x1x1"
+    )
+    return NamedSharding(Mesh(topology.devices[:1], ("x",)), PartitionSpec())
+
+
+def compile_kernel(
+    case: Case, kernel: Kernel, kv_dtype: str, block_size: int, sharding: NamedSharding
+) -> dict[str, Any]:
+    """Return what the compilers say of a kernel, and what it misses of what is wanted."""
+    op = PagedAttention(case.shape(block_size, kv_dtype=getattr(jnp, kv_dtype)), "gpu")
+    arguments = abstract_arguments(op, case, kernel)
+    settings: dict[str, Any] = {
+        "layer": 1,
+        "num_layers": NUM_LAYERS,
+        "scale": op.shape.head_dim**-0.5,
+        "soft_cap": case.soft_cap,
+    }
+
+    def function(*flat: Any) -> Any:
+        x = Arguments(*flat)
+        own = settings | {"window": x.window, "sinks_n": x.sinks_n}
+        return kernel.call(op, x, settings if kernel.call is write else own)
+
+    updates_pool = kernel.call in (write, whole)
+    jitted = jax.jit(function, donate_argnums=0 if updates_pool else (), in_shardings=sharding, out_shardings=sharding)
+    started = time.monotonic()
+    with noted_smem() as smem, captured_output() as output, tempfile.TemporaryDirectory() as dump:
+        try:
+            with jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh):
+                lowered = jitted.trace(*arguments).lower(lowering_platforms=("cuda",))
+            compiled = lowered.compile({"xla_dump_to": dump})
+            # A program of a single launch has no such file.
+            listings = [x.read_text() for x in Path(dump).glob("*.thunk_sequence_after_thunk_passes.txt")]
+            thunks = "".join(listings).splitlines()
+        except (ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
+            return {"missed": [f"{type(error).__name__}: {str(error)[:300]}"]}
+    figures = read_ptxas(output[0])
+    missed = [f"{name} spills {spilled} bytes" for name, (_, spilled) in figures.items() if spilled]
+    if max(smem) > SMEM_LIMIT:
+        missed.append("shared memory")
+    top = [line for line in thunks if not line.startswith(" ")]
+    if kernel.call is whole and not (len(top) == 1 and "kCommandBuffer" in top[0]):
+        missed.append(f"not one command buffer but {len(top)} thunks")
+    memory: Any = compiled.memory_analysis()
+    if updates_pool:
+        (pool,) = arguments.pool
+        if memory.alias_size_in_bytes < pool.size * pool.dtype.itemsize:
+            missed.append("the pool is copied")
+        dims = ",".join(map(str, pool.shape))
+        if re.search(rf"= \w+\[{dims}\]\S* (copy|fusion|dynamic-)", compiled.as_text() or ""):
+            missed.append("an operation makes a pool")
+    return {
+        # Not of kernels that an earlier row had: each is compiled once.
+        "registers": {name: registers for name, (registers, _) in figures.items()},
+        "smem_KiB": round(max(smem) / 1024, 1),
+        "launches": max(1, sum("kCommandBuffer" not in line for line in thunks)),
+        "temp_MiB": round(memory.temp_size_in_bytes / 2**20, 2),
+        "seconds": round(time.monotonic() - started, 1),
+        "missed": missed,
+    }
+
+
+def abstract_arguments(op: PagedAttention, case: Case, kernel: Kernel) -> Arguments:
+    """Return shapes of the arguments."""
+    shape, t, s = op.shape, kernel.tokens, kernel.sequences
+    q, kv = (jax.ShapeDtypeStruct((t, n, shape.head_dim), shape.dtype) for n in (shape.num_heads, shape.num_kv_heads))
+    num_tiles = s + t // op.tiles.query
+    shapes = [(t,), (s, MAX_CONTEXT // shape.block_size), (s,), (s,), (s,), (), (num_tiles,), (num_tiles,), ()]
+    batch = AttentionBatch(*(jax.ShapeDtypeStruct(x, jnp.int32) for x in shapes))  # pyright: ignore[reportArgumentType]
+    sinks = jax.ShapeDtypeStruct((shape.num_heads,), jnp.float32) if case.has_sinks else None
+    window = jax.ShapeDtypeStruct((), jnp.int32)
+    # A write casts nothing: the op does, before it.
+    kv = jax.ShapeDtypeStruct(kv.shape, shape.kv_dtype) if kernel.call is write else kv
+    return Arguments(op.pool_spec(NUM_LAYERS, NUM_BLOCKS), q, kv, kv, batch, window, sinks)
+
+
+@contextmanager
+def noted_smem() -> Iterator[list[int]]:
+    """Yield a list that gets the dynamic shared memory of each kernel that is lowered; ptxas does not know it."""
+    sizes: list[int] = [0]
+    original = mosaic_gpu._smem_tree_size
+
+    def noted(buffers: Any) -> int:
+        sizes.append(original(buffers))
+        return sizes[-1]
+
+    mosaic_gpu._smem_tree_size = noted
+    try:
+        yield sizes
+    finally:
+        mosaic_gpu._smem_tree_size = original
+
+
+@contextmanager
+def captured_output() -> Iterator[list[str]]:
+    """Yield a list that gets what native code prints."""
+    captured: list[str] = []
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as file:
+        saved = [os.dup(1), os.dup(2)]
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield captured
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for number, copy in enumerate(saved, 1):
+                os.dup2(copy, number)
+                os.close(copy)
+            file.seek(0)
+            captured.append(file.read().decode(errors="replace"))
+
+
+def read_ptxas(text: str) -> dict[str, tuple[int, int]]:
+    """Return registers and bytes spilled of each kernel in ptxas' messages."""
+    figures = {}
+    for part in text.split("Compiling entry function '")[1:]:
+        name = part[: part.index("'")].removesuffix("_mosaic_gpu_kernel")
+        spilled = sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", part)))
+        registers = re.search(r"Used (\d+) registers", part)
+        if registers is None:
+            raise ValueError(f"ptxas says nothing of {name}'s registers")
+        figures[name] = (int(registers[1]), spilled)
+    return figures
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,275 @@
+#!/usr/bin/env python3
+"""Compile the TPU attention kernels for TPUs that are not there, with libtpu, and count what they cost.
+
+Checked, for each model's shape and each step's: the pool is updated in place, and the scratch beside it is small.
+Counted, from the compiler's own listing: the bundles (instructions of the VLIW core) that a full KV tile takes, beside
+the time that its bytes take at the memory's nominal bandwidth. A clock above `GHz` makes the kernel wait for memory.
+These are static figures; nothing runs.
+"""
+
+# ruff: noqa: E402  libtpu reads the environment when it is loaded
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+DUMP = Path(tempfile.mkdtemp(prefix="tpu-kernels-"))
+os.environ |= {
+    "JAX_PLATFORMS": "cpu",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no chip is taken, so others may compile too
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v6e-1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "LIBTPU_INIT_ARGS": f"--xla_jf_dump_to={DUMP} --xla_jf_dump_llo_text=true",
+}
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, PagedAttention, Tiles
+from pallas_kernels.paged_attention.cases import CASES, Case
+from pallas_kernels.paged_attention.tpu.decode import heads_together
+from pallas_kernels.paged_attention.tpu.prefill import Cut
+
+BANDWIDTH = {"v5e": 820e9, "v6e": 1640e9, "tpu7x": 3700e9}
+"""Bytes per second of one device: HBM's nominal figures; a TPU7x chip is two devices."""
+STEPS = {"decode": (64, 64), "prefill": (2048, 256), "mixed": (512, 256)}
+"""Tokens and sequences."""
+NUM_LAYERS, POOL_BYTES, BLOCK_SIZE, TABLE = 4, 2**30, 64, 256
+TEMP_LIMIT = 64 * 2**20
+"""Queries and the output in the kernels' layouts: of 2,048 tokens with 32 heads of 128 in float32 32 MiB each."""
+
+
+def main() -> int:
+    """Compile, check, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--topology", default="v6e:1x1", help="v5e:1x1, v6e:1x1 or tpu7x:1x1x1 (default: %(default)s)")
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES, metavar="CASE")
+    parser.add_argument("--steps", nargs="+", default=list(STEPS), choices=STEPS, metavar="STEP")
+    parser.add_argument(
+        "--kv", nargs="+", metavar="DTYPE", help="of the pool (default: bfloat16, float8, once float32)"
+    )
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    args = parser.parse_args()
+    sharding = find_device(args.topology)
+    rows = []
+    try:
+        for case, step, dtype, kv_dtype in selection(args.cases, args.steps, args.kv):
+            row = compile_step(case, step, dtype, kv_dtype, sharding, args.topology)
+            rows.append(row)
+            print("  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
+    finally:
+        shutil.rmtree(DUMP)
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        head = {"jax": jax.__version__, "topology": args.topology}
+        args.json.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n")
+    return int(any(row["missed"] for row in rows))
+
+
+def find_device(topology: str) -> NamedSharding:
+    """Return the placement on a topology's first device."""
+    # jax 0.11 wants to know that one host may have one chip.
+    devices = topologies.get_topology_desc(topology, "tpu", chips_per_host_bounds=[1, 1, 1]).devices
+    return NamedSharding(Mesh(np.array(devices[:1]), ("x",)), PartitionSpec())
+
+
+def selection(
+    cases: Sequence[str], steps: Sequence[str], kv_dtypes: Sequence[str] | None
+) -> Iterator[tuple[str, str, str, str]]:
+    """Yield case, step, dtype and dtype of the pool."""
+    for case in cases:
+        for step in steps:
+            for kv_dtype in kv_dtypes or ("bfloat16", "float8_e4m3fn"):
+                yield case, step, "float32" if kv_dtype == "float32" else "bfloat16", kv_dtype
+            if not kv_dtypes and case == "llama-3.2-1b":
+                yield case, step, "float32", "float32"
+
+
+def compile_step(
+    name: str, step: str, dtype: str, kv_dtype: str, sharding: NamedSharding, topology: str
+) -> dict[str, Any]:
+    """Return a row: what the compiler says, and what it misses of what is wanted."""
+    case, tokens_and_sequences = CASES[name], STEPS[step]
+    shape = case.shape(BLOCK_SIZE, getattr(jnp, dtype), getattr(jnp, kv_dtype))
+    attention = PagedAttention(shape, "tpu")
+    arguments = abstract_arguments(attention, case, *tokens_and_sequences)
+    clear(DUMP)
+    started = time.monotonic()
+    with jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh):
+        jitted = jax.jit(make_step(attention, case), donate_argnums=0, in_shardings=sharding, out_shardings=sharding)
+        try:
+            compiled = jitted.lower(*arguments).compile()
+        except jax.errors.JaxRuntimeError as error:
+            return {"case": name, "step": step, "kv": kv_dtype, "missed": str(error)[:300]}
+    seconds = time.monotonic() - started
+    memory: Any = compiled.memory_analysis()
+    pool_bytes = sum(x.size * x.dtype.itemsize for x in arguments[0])
+    missed = []
+    if memory.alias_size_in_bytes < pool_bytes:
+        missed.append("the pool is copied")
+    if memory.temp_size_in_bytes > TEMP_LIMIT:
+        missed.append("scratch")
+    row = {
+        "case": name,
+        "step": step,
+        "kv": kv_dtype,
+        "tiles": "/".join(map(str, attention.tiles)),
+        "seconds": round(seconds, 1),
+        "alias_MiB": round(memory.alias_size_in_bytes / 2**20, 1),
+        "temp_MiB": round(memory.temp_size_in_bytes / 2**20, 2),
+    }
+    row |= decode_cost(shape, attention.tiles, BANDWIDTH[topology.partition(":")[0]])
+    row |= prefill_cost(shape, attention.tiles)
+    return row | {"missed": missed}
+
+
+def make_step(attention: PagedAttention, case: Case) -> Any:
+    """Return the op as a function of arrays."""
+
+    def function(pool: Any, q: Any, k: Any, v: Any, batch: Any, layer: Any, window: Any, sinks_n: Any) -> Any:
+        scale, cap = attention.shape.head_dim**-0.5, case.soft_cap
+        settings: dict[str, Any] = {"layer": layer, "num_layers": NUM_LAYERS, "window": window, "sinks_n": sinks_n}
+        return attention(q, k, v, pool, batch, scale=scale, soft_cap=cap, **settings)
+
+    return function
+
+
+def abstract_arguments(attention: PagedAttention, case: Case, t: int, s: int) -> tuple[Any, ...]:
+    """Return shapes of the arguments, with a pool of 1 GiB."""
+    shape = attention.shape
+    block_bytes = 2 * shape.num_kv_heads * shape.head_dim * shape.block_size * shape.kv_dtype.itemsize
+    pool = attention.pool_spec(NUM_LAYERS, POOL_BYTES // NUM_LAYERS // block_bytes)
+    q, kv = (jax.ShapeDtypeStruct((t, n, shape.head_dim), shape.dtype) for n in (shape.num_heads, shape.num_kv_heads))
+    num_tiles = s + t // attention.tiles.query
+    shapes = [(t,), (s, TABLE), (s,), (s,), (s,), (), (num_tiles,), (num_tiles,), ()]
+    specs: list[Any] = [jax.ShapeDtypeStruct(x, jnp.int32) for x in shapes]
+    scalar = jax.ShapeDtypeStruct((), jnp.int32)
+    sinks = jax.ShapeDtypeStruct((shape.num_heads,), jnp.float32) if case.has_sinks else None
+    return pool, q, kv, kv, AttentionBatch(*specs), scalar, scalar, sinks
+
+
+@dataclass
+class Loop:
+    """A loop of the listing: its first and last bundle, the loops inside, and what its bundles occupy."""
+
+    first: int
+    last: int
+    uses: dict[str, int]
+    inside: list[Loop] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return self.last - self.first + 1
+
+    @property
+    def own_bundles(self) -> int:
+        """Bundles that are in no inner loop."""
+        return len(self) - sum(map(len, self.inside))
+
+    @property
+    def matmuls(self) -> int:
+        """Slots of bundles that are a matmul's, by the name that this libtpu gives the unit."""
+        return self.uses["MATMUL" if "MATMUL" in self.uses else "MXU"]
+
+    @property
+    def own_matmuls(self) -> int:
+        """Those that are in no inner loop."""
+        return self.matmuls - sum(loop.matmuls for loop in self.inside)
+
+    def busiest(self) -> Loop:
+        """Return the inner loop that has the most matmuls."""
+        return max(self.inside, key=lambda loop: loop.matmuls)
+
+    def __iter__(self) -> Iterator[Loop]:
+        yield self
+        for loop in self.inside:
+            yield from loop
+
+
+def read_loops(kernel: str) -> Loop:
+    """Return a kernel as a loop, with its loops inside, from the listings that libtpu left."""
+    listing = next(x for x in DUMP.glob(f"*{kernel}*final_bundles.txt") if "schedule" not in x.name)
+    usage = next(DUMP.glob(f"*{kernel}*final_hlo-static-per-bundle-utilization.txt")).read_text().splitlines()
+    units = [unit.strip() for unit in usage[1].split(",")]
+    start = next(i for i, line in enumerate(usage) if "UTILIZATION" in line) + 1
+    uses = [[int(x) for x in line.split()] for line in usage[start:] if line.strip()]
+
+    def make(first: int, last: int) -> Loop:
+        totals = (sum(column) for column in zip(*uses[first : last + 1], strict=True))
+        return Loop(first, last, dict(zip(units, totals, strict=True)))
+
+    heads: dict[str, int] = {}
+    loops = [make(0, len(uses) - 1)]
+    for line in listing.read_text().splitlines():
+        address = re.match(r"\s*(0x[0-9a-f]+|0)\s+(LB)?.*?\{", line)
+        if address is None:
+            continue
+        bundle = int(address[1], 16)
+        if address[2]:  # the body of a loop begins
+            heads |= dict.fromkeys(re.findall(r"Start region (\d+)", line), bundle)
+        back = re.search(r"sbr\.rel.*target = \$region(\d+)", line)
+        if back and back[1] in heads:
+            loops.append(make(heads[back[1]], bundle))
+    loops.sort(key=len)
+    for i, loop in enumerate(loops[:-1]):
+        outer = next(x for x in loops[i + 1 :] if x.first <= loop.first and loop.last <= x.last)
+        outer.inside.append(loop)
+    return loops[-1]
+
+
+def decode_cost(shape: AttentionShape, tiles: Tiles, bandwidth: float) -> dict[str, Any]:
+    """Return bundles and bytes of a full KV tile of one sequence.
+
+    Straight code counts whole, so the once-a-sequence parts are in it; of the inner loops those over heads and over the
+    blocks to fetch run for a full tile.
+    """
+    kernel = read_loops("paged_decode")
+    tile_loop = kernel.busiest().busiest()  # of the loop over sequences that over tiles
+    bundles, blocks = tile_loop.own_bundles, tiles.kv // shape.block_size
+    for loop in tile_loop.inside:
+        if loop.matmuls:
+            bundles += len(loop) * (shape.num_kv_heads // heads_together(shape.num_kv_heads))
+        elif not loop.uses["VLOAD"] + loop.uses["VSTORE"]:
+            bundles += len(loop) * blocks
+    tile_bytes = tiles.kv * shape.num_kv_heads * 2 * shape.head_dim * shape.kv_dtype.itemsize
+    nanoseconds = 1e9 * tile_bytes / bandwidth
+    return {
+        "tile_KiB": tile_bytes // 1024,
+        "tile_bundles": bundles,
+        "tile_ns": round(nanoseconds),
+        "GHz": round(bundles / nanoseconds, 2),
+    }
+
+
+def prefill_cost(shape: AttentionShape, tiles: Tiles) -> dict[str, Any]:
+    """Return the bundles that a block of rows takes for a KV tile where nothing is masked, and its flops per bundle."""
+    loop = max(read_loops("paged_prefill"), key=lambda loop: loop.own_matmuls)
+    cut = Cut.of(tiles.query, shape.group, shape.num_kv_heads)
+    rows = cut.block_heads * cut.block_tokens * shape.group
+    flops = 4 * rows * tiles.kv * shape.head_dim
+    return {"block_rows": rows, "block_bundles": loop.own_bundles, "flops_per_bundle": round(flops / loop.own_bundles)}
+
+
+def clear(folder: Path) -> None:
+    """Empty a folder."""
+    for path in folder.iterdir():
+        path.unlink()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""The GPU's decode and write kernels in their interpreter, which looks for races, against the float32 reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src.pallas.mosaic_gpu.interpret.interpret_pallas_call import get_races, reset_gpu_interpret_mode_state
+
+from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, FusedPool, SplitPool
+from pallas_kernels.paged_attention.cases import CASES
+from pallas_kernels.paged_attention.gpu import gpu_paged_attention, gpu_tiles
+from pallas_kernels.paged_attention.gpu.decode import DecodeConfig, decode_attention, decode_config, split_bounds
+from pallas_kernels.paged_attention.gpu.write import write_kv
+from tests.pallas_kernels.steps import LAYER, NO_WINDOW, NUM_LAYERS, SCALE, Step, fused, make_step, reference
+
+# Around the edges of blocks, tiles and splits (of 128 positions here), and a longer chunk that is none of decode's.
+LENGTHS = [1, 17, 193]
+STEP = [(length, 1) for length in LENGTHS] + [(20, 4)]
+
+
+def shape_of(n: int, k: int, h: int = 64, block_size: int = 16, kv_dtype: Any = jnp.bfloat16) -> AttentionShape:
+    return AttentionShape(n, k, h, block_size, jnp.dtype(jnp.bfloat16), jnp.dtype(kv_dtype))
+
+
+def make(seed: int, shape: AttentionShape, chunks: list[tuple[int, int]] = STEP) -> Step:
+    return make_step(np.random.default_rng(seed), chunks, shape, query_tile=128, row_alignment=16)
+
+
+def small(shape: AttentionShape, workers: int = 2) -> DecodeConfig:
+    """Return the configuration of a shape, with short splits and few thread blocks."""
+    return decode_config(shape.head_dim, shape.kv_dtype)._replace(first_split=128, workers=workers)
+
+
+def interpreted(function: Callable[..., Any], *args: Any) -> Any:
+    device = jax.sharding.AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", platform="gpu", num_cores=1)
+    reset_gpu_interpret_mode_state()
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
+        result = jax.block_until_ready(function(*args))
+    assert not get_races().races_found
+    return result
+
+
+@cache
+def compiled(config: DecodeConfig, soft_cap: float | None = None) -> Any:
+    fixed = {"num_layers": NUM_LAYERS, "scale": SCALE, "soft_cap": soft_cap, "config": config, "interpret": True}
+
+    def function(q: Any, pool: Any, batch: Any, layer: Any, window: Any, sinks_n: Any) -> Any:
+        return decode_attention(q, pool, batch, layer=layer, window=window, sinks_n=sinks_n, **fixed)
+
+    return jax.jit(function)
+
+
+def decode(
+    step: Step,
+    pool: FusedPool,
+    config: DecodeConfig,
+    *,
+    window: int = NO_WINDOW,
+    soft_cap: float | None = None,
+    sinks_n: np.ndarray | None = None,
+) -> np.ndarray:
+    out = interpreted(compiled(config, soft_cap), step.q, pool, step.batch, LAYER, window, sinks_n)
+    return np.asarray(out, np.float32)
+
+
+def filled(step: Step, **settings: Any) -> tuple[FusedPool, np.ndarray]:
+    """Return the pool with the step's keys and values in it, null blocks NaN again, and the expected output."""
+    expected, pool = reference(step, **settings)
+    for x in pool:
+        x[:: x.shape[0] // NUM_LAYERS] = np.nan
+    return FusedPool(fused(pool).kv.astype(step.pool.k.dtype)), expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "window", "soft_cap", "has_sinks"),
+    [
+        (shape_of(1, 1), NO_WINDOW, None, False),
+        (shape_of(3, 1, block_size=64), 40, 5.0, True),
+        (shape_of(4, 1, 128), 130, None, True),
+        (shape_of(3, 1, 256, 128), 100, None, False),
+        (shape_of(8, 1, kv_dtype=jnp.float8_e4m3fn), NO_WINDOW, None, True),
+        (shape_of(4, 1, 128, 64, kv_dtype=jnp.float8_e5m2), 1, None, False),
+        (shape_of(9, 1, 256, kv_dtype=jnp.float8_e4m3fn), NO_WINDOW, 2.0, False),
+    ],
+    ids=str,
+)
+def test_matches_reference(shape: AttentionShape, window: int, soft_cap: float | None, has_sinks: bool) -> None:
+    step = make(0, shape)
+    sinks = np.random.default_rng(1).standard_normal(shape.num_heads).astype(np.float32) if has_sinks else None
+    settings = {"window": window, "soft_cap": soft_cap, "sinks_n": sinks}
+    pool, expected = filled(step, **settings)
+    out = decode(step, pool, small(shape), **settings)
+    np.testing.assert_allclose(out[: len(LENGTHS)], expected[: len(LENGTHS)], rtol=2e-2, atol=1e-2)
+    assert not out[len(LENGTHS) :].any(), "rows that are no decodes are zero"
+
+
+def test_a_row_has_the_same_bits_alone_in_a_batch_and_on_any_thread_block() -> None:
+    shape = shape_of(4, 1)
+    step = make(2, shape, [(7, 1), (150, 1)])
+    pool, _ = filled(step)
+    out = decode(step, pool, small(shape))
+    np.testing.assert_array_equal(decode(step, pool, small(shape)), out)
+    np.testing.assert_array_equal(decode(step, pool, small(shape, workers=3)), out)
+    picked = np.array([1])
+    batch = step.batch._replace(
+        block_tables_sm=step.batch.block_tables_sm[picked],
+        context_lens_s=step.batch.context_lens_s[picked],
+        num_decodes=jnp.int32(1),
+    )
+    alone = step._replace(q=step.q[picked], batch=batch)
+    np.testing.assert_array_equal(decode(alone, pool, small(shape)), out[picked])
+
+
+@pytest.mark.parametrize(
+    "shape", [shape_of(2, 2, block_size=64), shape_of(3, 3, 128, kv_dtype=jnp.float8_e5m2)], ids=str
+)
+def test_writes_what_the_reference_writes(shape: AttentionShape) -> None:
+    step = make(3, shape)
+    _, expected = reference(step)
+    write = jax.jit(partial(write_kv, num_layers=NUM_LAYERS, interpret=True))
+    before = fused(step.pool)
+    got = interpreted(lambda: write(step.k, step.v, before, step.batch.slots_t, layer=LAYER))
+    null_block = LAYER * (before.kv.shape[0] // NUM_LAYERS)
+    assert_pools_equal(got, expected, null_block)
+    np.testing.assert_array_equal(got.kv[null_block].astype(np.float32), before.kv[null_block].astype(np.float32))
+
+
+def assert_pools_equal(pool: FusedPool, expected: SplitPool, null_block: int) -> None:
+    got, want = (np.delete(np.asarray(x.kv, np.float32), null_block, axis=0) for x in (pool, fused(expected)))
+    np.testing.assert_array_equal(got, want)
+
+
+def test_the_op_writes_decodes_and_prefills() -> None:
+    shape = shape_of(2, 1)
+    step = make(4, shape, [(5, 1), (70, 1), (20, 17)])
+    expected, expected_pool = reference(step)
+    settings = {"num_layers": NUM_LAYERS, "scale": SCALE, "tiles": gpu_tiles(shape), "interpret": True}
+
+    def function(q: Any, k: Any, v: Any, pool: Any, batch: AttentionBatch) -> Any:
+        return gpu_paged_attention(q, k, v, pool, batch, layer=LAYER, window=NO_WINDOW, **settings)
+
+    out, pool = interpreted(jax.jit(function), step.q, step.k, step.v, fused(step.pool), step.batch)
+    out = np.asarray(out, np.float32)
+    np.testing.assert_allclose(out[step.rows], expected[step.rows], rtol=2e-2, atol=1e-2)
+    assert np.isfinite(out).all(), "padding rows must stay finite, they flow through the layers"
+    assert_pools_equal(pool, expected_pool, LAYER * (pool.kv.shape[0] // NUM_LAYERS))
+
+
+@pytest.mark.parametrize("kv_dtype", [jnp.bfloat16, jnp.float8_e4m3fn])
+def test_every_case_has_tiles_in_flight(kv_dtype: Any) -> None:
+    for name, case in CASES.items():
+        config = decode_config(case.head_dim, jnp.dtype(kv_dtype))
+        in_flight = config.stages * config.tile * 2 * case.head_dim * jnp.dtype(kv_dtype).itemsize
+        # An SM's share of 3.35 TB/s, times 2 us: enough to hide the latency of HBM twice.
+        assert config.stages >= 2, name
+        assert in_flight >= 50_000, name
+        assert config.first_split % config.tile == 0, name
+
+
+def test_splits_begin_at_the_same_positions_for_any_length_of_context() -> None:
+    assert split_bounds(1, 512) == (0, 512)
+    assert split_bounds(4097, 512) == (*range(0, 4097, 512), 4096 + 1024)
+    longest = split_bounds(131_072, 512)
+    assert len(longest) - 1 < 45
+    for max_context in (1, 512, 513, 5000, 40_000):
+        bounds = split_bounds(max_context, 512)
+        assert bounds == longest[: len(bounds)]
+        assert bounds[-2] < max_context <= bounds[-1]

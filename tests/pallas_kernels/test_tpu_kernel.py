@@ -1,0 +1,232 @@
+"""The TPU kernels in the TPU interpreter, which also looks for races, against the float32 reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, Tiles
+from pallas_kernels.paged_attention.cases import CASES
+from pallas_kernels.paged_attention.implementations import IMPLEMENTATIONS
+from pallas_kernels.paged_attention.tpu import tpu_paged_attention, tpu_tiles
+from tests.pallas_kernels.steps import LAYER, NO_WINDOW, NUM_LAYERS, SCALE, Step, fused, make_step, reference
+
+# A ring shorter than the list of tiles, and tiles shorter than the contexts.
+TILES = Tiles(decode=3, query=32, kv=128)
+# Decodes of 1 block to 3 and 1 token, chunks at odd positions, of several tiles, of two tokens in one slab.
+RAGGED = [(1, 1), (17, 1), (130, 1), (300, 1), (2, 2), (64, 20), (150, 47), (290, 3)]
+SHORT = [(49, 1), (193, 1), (33, 33), (197, 70)]
+RACES = pltpu.InterpretParams(detect_races=True)
+
+
+@pytest.fixture(autouse=True)
+def interpreter() -> Iterator[None]:
+    with pltpu.force_tpu_interpret_mode(RACES):
+        yield
+    pltpu.reset_tpu_interpret_mode_state()
+
+
+def shape_of(n: int, k: int, h: int, block_size: int, dtype: Any = jnp.float32, kv_dtype: Any = None) -> AttentionShape:
+    return AttentionShape(n, k, h, block_size, jnp.dtype(dtype), jnp.dtype(kv_dtype or dtype))
+
+
+def make(chunks: list[tuple[int, int]], shape: AttentionShape, seed: int = 0) -> Step:
+    return make_step(np.random.default_rng(seed), chunks, shape, query_tile=TILES.query, row_alignment=16)
+
+
+@cache
+def compiled(soft_cap: float | None) -> Any:
+    def function(q: Any, k: Any, v: Any, pool: Any, batch: Any, layer: Any, window: Any, sinks_n: Any) -> Any:
+        return tpu_paged_attention(
+            q,
+            k,
+            v,
+            pool,
+            batch,
+            layer=layer,
+            num_layers=NUM_LAYERS,
+            window=window,
+            scale=SCALE,
+            soft_cap=soft_cap,
+            sinks_n=sinks_n,
+            tiles=TILES,
+        )
+
+    # Most of the time goes into compiling the interpreter's program.
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
+
+
+class Result(NamedTuple):
+    out: np.ndarray
+    pool: np.ndarray
+
+
+def run(
+    step: Step,
+    *,
+    window: int = NO_WINDOW,
+    soft_cap: float | None = None,
+    sinks_n: np.ndarray | None = None,
+) -> Result:
+    function = compiled(soft_cap)
+    k, v = (x.astype(step.pool.k.dtype) for x in (step.k, step.v))
+    out, pool = function(step.q, k, v, fused(step.pool), step.batch, jnp.int32(LAYER), jnp.int32(window), sinks_n)
+    assert out.dtype == step.q.dtype
+    assert pool.kv.dtype == step.pool.k.dtype
+    return Result(np.asarray(out, np.float32), np.asarray(pool.kv, np.float32))
+
+
+def check_pool(step: Step, result: Result, **settings: Any) -> None:
+    """The pool is the reference's to the bit, but for the null blocks, where padding need not be written."""
+    _, pool = reference(step, **settings)
+    expected, got = np.array(fused(pool).kv), result.pool.copy()
+    num_blocks = len(expected) // NUM_LAYERS
+    for x in (expected, got):
+        x[::num_blocks] = 0
+    np.testing.assert_array_equal(got, expected)
+
+
+def check(step: Step, tolerance: float, **settings: Any) -> None:
+    expected, _ = reference(step, **settings)
+    result = run(step, **settings)
+    np.testing.assert_allclose(result.out[step.rows], expected[step.rows], rtol=tolerance, atol=tolerance)
+    assert np.isfinite(result.out).all(), "rows of padding must stay finite, they flow through the layers"
+    check_pool(step, result, **settings)
+
+
+def sinks_of(n: int) -> np.ndarray:
+    return 2 * np.random.default_rng(7).standard_normal(n).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def ragged() -> Step:
+    return make(RAGGED, shape_of(4, 1, 64, 16))
+
+
+@pytest.mark.parametrize("window", [NO_WINDOW, 24, 1])
+def test_matches_reference(ragged: Step, window: int) -> None:
+    check(ragged, 1e-5, window=window)
+
+
+@pytest.mark.parametrize("kind", ["decode", "prefill", "nothing"])
+def test_steps_of_one_kind(ragged: Step, kind: str) -> None:
+    """What is not in the step is neither written nor attended."""
+    whole = run(ragged)
+    num_decodes = int(ragged.batch.num_decodes)
+    is_decode = np.isin(np.arange(len(whole.out)), np.arange(num_decodes))
+    is_tile = np.isin(np.arange(len(whole.out)), ragged.rows) & ~is_decode
+    batch = ragged.batch
+    if kind != "decode":
+        batch = batch._replace(num_decodes=jnp.int32(0))
+    if kind != "prefill":
+        batch = batch._replace(num_tiles=jnp.int32(0))
+    here = {"decode": is_decode, "prefill": is_tile, "nothing": np.zeros_like(is_tile)}[kind]
+    result = run(ragged._replace(batch=batch))
+    np.testing.assert_array_equal(result.out[here], whole.out[here])
+    slots = jnp.where(jnp.asarray(here), batch.slots_t, 0)
+    check_pool(ragged._replace(batch=batch._replace(slots_t=slots)), result)
+
+
+def test_the_same_call_twice_is_bitwise_equal(ragged: Step) -> None:
+    first, second = run(ragged, window=40), run(ragged, window=40)
+    np.testing.assert_array_equal(first.out, second.out)
+
+
+@pytest.mark.parametrize("window", [NO_WINDOW, 100])
+def test_a_sequence_alone_is_bitwise_the_same(ragged: Step, window: int) -> None:
+    whole, batch = run(ragged, window=window), ragged.batch
+    rows = np.arange(len(whole.out))
+    starts, ends = np.asarray(batch.query_starts_s), np.asarray(batch.query_ends_s)
+    for sequence in (3, 6):
+        start, end = starts[sequence], ends[sequence]
+        move = np.where(rows < end - start, rows + start, 0)  # the sequence's rows come first
+        is_own = jnp.asarray(rows < end - start)
+        tile_rows = np.arange(len(batch.tile_rows_i)) * TILES.query
+        is_decode = end - start == 1
+        alone = AttentionBatch(
+            slots_t=jnp.where(is_own, batch.slots_t[move], 0),
+            block_tables_sm=batch.block_tables_sm.at[0].set(batch.block_tables_sm[sequence]),
+            context_lens_s=jnp.zeros_like(batch.context_lens_s).at[0].set(batch.context_lens_s[sequence]),
+            query_starts_s=jnp.zeros_like(batch.query_starts_s),
+            query_ends_s=jnp.zeros_like(batch.query_ends_s).at[0].set(end - start),
+            num_decodes=jnp.int32(is_decode),
+            tile_seqs_i=jnp.zeros_like(batch.tile_seqs_i),
+            tile_rows_i=jnp.asarray(tile_rows, jnp.int32),
+            num_tiles=jnp.int32(0 if is_decode else -(-(end - start) // TILES.query)),
+        )
+        moved = ragged._replace(q=ragged.q[move], k=ragged.k[move], v=ragged.v[move], batch=alone)
+        np.testing.assert_array_equal(run(moved, window=window).out[: end - start], whole.out[start:end])
+
+
+@pytest.mark.parametrize(
+    ("shape", "window", "soft_cap", "has_sinks"),
+    [
+        (shape_of(3, 1, 64, 64), NO_WINDOW, 5.0, True),  # a group that is no power of two
+        (shape_of(2, 2, 128, 16), 70, None, False),  # several kv heads, attended together
+    ],
+)
+def test_matches_reference_in_other_shapes(
+    shape: AttentionShape, window: int, soft_cap: float | None, has_sinks: bool
+) -> None:
+    sinks_n = sinks_of(shape.num_heads) if has_sinks else None
+    check(make(SHORT, shape), 1e-5, window=window, soft_cap=soft_cap, sinks_n=sinks_n)
+
+
+@pytest.mark.parametrize(
+    ("shape", "window", "has_sinks"),
+    [
+        (shape_of(8, 1, 64, 64, jnp.bfloat16), NO_WINDOW, True),
+        (shape_of(1, 1, 256, 16, jnp.bfloat16), 50, False),
+        (shape_of(4, 2, 64, 32, jnp.bfloat16, jnp.float8_e4m3fn), NO_WINDOW, False),
+    ],
+)
+def test_bfloat16_error_is_at_most_twice_that_of_its_inputs(
+    shape: AttentionShape, window: int, has_sinks: bool
+) -> None:
+    step = make(SHORT, shape)
+    settings = {"window": window, "sinks_n": sinks_of(shape.num_heads) if has_sinks else None}
+    exact, _ = reference(step, **settings)
+    result = run(step, **settings)
+    rounded = exact.astype(jnp.bfloat16).astype(np.float32)
+    error = np.abs(result.out - exact)[step.rows].max()
+    assert error <= 2 * max(np.abs(rounded - exact)[step.rows].max(), 2**-8)
+    assert np.isfinite(result.out).all()
+    check_pool(step, result, **settings)
+
+
+def test_a_race_would_be_reported() -> None:
+    """A copy that is read before it is waited for."""
+
+    def kernel(x: Any, out: Any, buffer: Any, semaphore: Any) -> None:
+        copy = pltpu.make_async_copy(x, buffer, semaphore)
+        copy.start()
+        out[...] = buffer[...]
+        copy.wait()
+
+    call = pl.pallas_call(
+        kernel,
+        in_specs=[pl.BlockSpec(memory_space=pl.ANY)],
+        out_shape=jax.ShapeDtypeStruct((8, 128), jnp.float32),
+        scratch_shapes=[pltpu.VMEM((8, 128), jnp.float32), pltpu.SemaphoreType.DMA],
+    )
+    with pytest.raises(Exception, match=r"[Rr]ace"):
+        jax.block_until_ready(call(jnp.ones((8, 128), jnp.float32)))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kv_dtype", [jnp.bfloat16, jnp.float8_e4m3fn])
+def test_tiles_of_real_models_fit(case: str, kv_dtype: Any) -> None:
+    shape = CASES[case].shape(kv_dtype=kv_dtype)
+    assert IMPLEMENTATIONS["tpu"].refusal(shape) is None
+    tiles = tpu_tiles(shape)
+    tile_bytes = tiles.kv * shape.num_kv_heads * 2 * shape.head_dim * jnp.dtype(kv_dtype).itemsize
+    assert tiles.decode * tile_bytes <= 16 * 2**20
+    assert tiles.kv % shape.block_size == tiles.query % 16 == 0
