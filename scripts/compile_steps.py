@@ -10,7 +10,6 @@ from __future__ import annotations
 
 # ruff: noqa: E402  libtpu reads the environment when it is loaded
 import argparse
-import contextlib
 import json
 import math
 import os
@@ -115,28 +114,38 @@ def check_program(compiler: StepCompiler, shape: StepShape, platform: str, shard
     temps, missed, row = [], [], {}
     for num_blocks in BLOCKS:
         start = time.monotonic()
-        with dumped() as folder, jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh):
-            options = compiler_options(platform, jnp.bfloat16, batch_invariant=False)
-            if platform == "gpu":
-                options = (options or {}) | {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}
-            compiled = compiler.lower(shape, num_blocks, sharding).compile(compiler_options=options)
-            row["compile_s"] = round(time.monotonic() - start, 1)
-            thunks = read_thunks(folder) if platform == "gpu" else ""
-        memory = compiled.memory_analysis()
+        memory, hlo, thunks = compile_program(compiler, shape, num_blocks, platform, sharding)
         pool_bytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in compiler.pool_spec(num_blocks))
         if memory.alias_size_in_bytes < pool_bytes:
             missed.append(f"pool of {pool_bytes} bytes, aliased {memory.alias_size_in_bytes}")
-        temps.append(memory.temp_size_in_bytes)
-        if copies := find_copies(compiled.as_text(), compiler, num_blocks):
+        if copies := find_copies(hlo, compiler, num_blocks):
             missed.append(f"copies of weights or pool: {copies[:3]}")
+        temps.append(memory.temp_size_in_bytes)
+        row = {
+            "compile_s": round(time.monotonic() - start, 1),
+            "temp_mib": round(temps[-1] / 2**20, 1),
+            "alias_mib": round(memory.alias_size_in_bytes / 2**20, 1),
+            "thunks": thunks,
+        }
     if abs(temps[1] - temps[0]) > 0.01 * temps[0]:
         missed.append(f"scratch {temps[0]} with {BLOCKS[0]} blocks, {temps[1]} with {BLOCKS[1]}")
-    row |= {"temp_mib": round(temps[1] / 2**20, 1), "alias_mib": round(memory.alias_size_in_bytes / 2**20, 1)}
-    if platform == "gpu":
-        row["thunks"] = count_thunks(thunks)
-        if not shape.is_full and shape.batch.bucket.num_tokens <= SEQS and set(row["thunks"]) != {"kCommandBuffer"}:
-            missed.append("not one command buffer")
+    is_plain_decode = not shape.is_full and shape.batch.bucket.num_tokens <= SEQS
+    if platform == "gpu" and is_plain_decode and row["thunks"] != {"kCommandBuffer": 1}:
+        missed.append("not one command buffer")
     return row | {"missed": missed}
+
+
+def compile_program(
+    compiler: StepCompiler, shape: StepShape, num_blocks: int, platform: str, sharding: NamedSharding
+) -> tuple[Any, str, dict[str, int]]:
+    """Return the compiler's memory analysis, the final HLO, and on a GPU the thunks by kind."""
+    options = compiler_options(platform, jnp.bfloat16, batch_invariant=False) or {}
+    with tempfile.TemporaryDirectory() as folder, jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh):
+        if platform == "gpu":
+            options |= {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        compiled = compiler.lower(shape, num_blocks, sharding).compile(compiler_options=options or None)
+        thunks = count_thunks(read_thunks(Path(folder))) if platform == "gpu" else {}
+        return compiled.memory_analysis(), compiled.as_text() or "", thunks
 
 
 def find_copies(hlo: str, compiler: StepCompiler, num_blocks: int) -> list[str]:
@@ -146,13 +155,6 @@ def find_copies(hlo: str, compiler: StepCompiler, num_blocks: int) -> list[str]:
     found = re.findall(r"= \w+\[([\d,]+)\]\S* copy(?:-start)?\(", hlo)
     shapes = [tuple(map(int, dims.split(","))) for dims in found]
     return [str(shape) for shape in shapes if math.prod(shape) in sizes and math.prod(shape) >= 2**20]
-
-
-@contextlib.contextmanager
-def dumped() -> Iterator[Path]:
-    """Give XLA a folder to write to."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
 
 
 def read_thunks(folder: Path) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any
 
 import numpy as np
 
@@ -76,8 +77,8 @@ class TokenMasks:
         """Return when some grammar is compiled or some late mask made, or after `timeout` seconds; at once if there is
         nothing to wait for.
         """
-        late = [self._rules[request_id].late_mask for request_id in self.late()]
-        awaited = [grammar.compiled for grammar in self._compiling.values()] + [each for each in late if each]
+        awaited: list[Future[Any]] = [grammar.compiled for grammar in self._compiling.values()]
+        awaited += [mask for rules in self._rules.values() if (mask := rules.late_mask) is not None]
         wait(awaited, timeout, FIRST_COMPLETED)
 
     def late(self, timeout: float = 0.0) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,7 @@ def ragged_batch(
         ends.append(row)
     num_rows = -(-(row + padding) // row_alignment) * row_alignment
     ints = partial(np.array, dtype=np.int32)
-    return AttentionBatch(
+    fields: dict[str, Any] = dict(
         slots_t=ints([slots.get(row, 0) for row in range(num_rows)]),
         block_tables_sm=tables,
         context_lens_s=ints([length for length, _ in chunks] + [0] * padding),
@@ -52,3 +53,4 @@ def ragged_batch(
         tile_rows_i=ints([first for _, first in tiles] + [0]),
         num_tiles=ints(len(tiles)),
     )
+    return AttentionBatch(**fields)

@@ -97,9 +97,7 @@ class AttentionBatch(NamedTuple):
     """Tiles in use."""
 
 
-def copy_blocks[Pool: (SplitPool, FusedPool)](
-    kv_pool: Pool, sources_c: Array, targets_c: Array, *, num_layers: int
-) -> Pool:
+def copy_blocks[Pool: KVPool](kv_pool: Pool, sources_c: Array, targets_c: Array, *, num_layers: int) -> Pool:
     """Copy block `sources_c[i]` to `targets_c[i]` in every layer; donate the pool. A pair of null blocks does nothing.
 
     No target may be another's source.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fnmatch import fnmatch
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -136,7 +136,7 @@ def test_bfloat16_stays_bfloat16_until_the_logits(case: str, stacked: bool) -> N
     model = build_model(case, dtype=jnp.bfloat16, stacked=stacked)
     args = forward_args(model)
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        hidden, pool = jax.eval_shape(partial(model.forward, attention=dense_attention), *args)
+        hidden, pool = jax.eval_shape(partial(model.forward, attention=cast(Any, dense_attention)), *args)
         logits = jax.eval_shape(model.logits, args[0], hidden)
     assert hidden.dtype == pool.k.dtype == jnp.bfloat16
     assert logits.dtype == jnp.float32

@@ -1,6 +1,7 @@
 """Paged attention in plain XLA against the float32 reference, on ragged batches in a poisoned pool."""
 
 from itertools import pairwise
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -177,9 +178,10 @@ def test_refuses_arrays_of_another_shape() -> None:
 
 def test_pool_specs_have_layers_end_to_end() -> None:
     shape = CASES["smollm2-135m"].shape(block_size=128)
-    keys, values = PagedAttention(shape).pool_spec(30, 9)
+    split: Any = PagedAttention(shape).pool_spec(30, 9)
+    keys, values = split
     assert (keys.shape, values.shape, keys.dtype) == ((270, 3, 64, 128), (270, 3, 128, 64), jnp.bfloat16)
-    (fused,) = PagedAttention(shape, "tpu").pool_spec(30, 9)
+    fused: Any = PagedAttention(shape, "tpu").pool_spec(30, 9)[0]
     assert (fused.shape, fused.dtype) == ((270, 3, 128, 128), jnp.bfloat16)
 
 
