@@ -42,15 +42,15 @@ def ragged_batch(
         ends.append(row)
     num_rows = -(-(row + padding) // row_alignment) * row_alignment
     ints = partial(np.array, dtype=np.int32)
-    fields: dict[str, Any] = dict(
-        slots_t=ints([slots.get(row, 0) for row in range(num_rows)]),
-        block_tables_sm=tables,
-        context_lens_s=ints([length for length, _ in chunks] + [0] * padding),
-        query_starts_s=ints(starts + [row] * padding),
-        query_ends_s=ints(ends + [row] * padding),
-        num_decodes=ints(sum(chunk == 1 for _, chunk in chunks)),
-        tile_seqs_i=ints([seq for seq, _ in tiles] + [0]),
-        tile_rows_i=ints([first for _, first in tiles] + [0]),
-        num_tiles=ints(len(tiles)),
-    )
+    fields: dict[str, Any] = {
+        "slots_t": ints([slots.get(row, 0) for row in range(num_rows)]),
+        "block_tables_sm": tables,
+        "context_lens_s": ints([length for length, _ in chunks] + [0] * padding),
+        "query_starts_s": ints(starts + [row] * padding),
+        "query_ends_s": ints(ends + [row] * padding),
+        "num_decodes": ints(sum(chunk == 1 for _, chunk in chunks)),
+        "tile_seqs_i": ints([seq for seq, _ in tiles] + [0]),
+        "tile_rows_i": ints([first for _, first in tiles] + [0]),
+        "num_tiles": ints(len(tiles)),
+    }
     return AttentionBatch(**fields)
