@@ -26,7 +26,7 @@ part "model files" fetch_models
 part "ruff check" .venv/bin/ruff check . || failed=1
 part "ruff format" .venv/bin/ruff format --check . || failed=1
 part "pyright" .venv/bin/pyright --warnings || failed=1
-part "pytest" .venv/bin/python -m pytest --durations=15 --numprocesses 2 --dist loadfile "$@" || failed=1
+part "pytest" .venv/bin/python -m pytest --durations=15 --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@" || failed=1
 
 for line in "${report[@]}" "in all: $SECONDS s"; do say "$line"; done
 exit "$failed"

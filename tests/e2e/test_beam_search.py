@@ -50,8 +50,10 @@ def assert_nothing_left(scheduler: Scheduler) -> None:
 
 
 def test_equals_hf(smollm2_path: str) -> None:
-    prompts = [TokensPrompt(prompt_token_ids=ids) for ids in GOLDEN["prompts"]]
-    num_prompt_tokens = sum(map(len, GOLDEN["prompts"]))
+    every_second = slice(None, None, 2)  # enough, and each takes seconds
+    prompt_ids = GOLDEN["prompts"][every_second]
+    prompts = [TokensPrompt(prompt_token_ids=ids) for ids in prompt_ids]
+    num_prompt_tokens = sum(map(len, prompt_ids))
     ended = 0
     settings: dict[str, Any] = {"max_num_batched_tokens": 64, "max_num_seqs": 64, "enable_prefix_caching": False}
     with LLM(smollm2_path, dtype="float32", enforce_eager=True, **settings) as llm:
@@ -61,7 +63,7 @@ def test_equals_hf(smollm2_path: str) -> None:
             before = scheduler_of(llm).stats().num_scheduled_tokens
             outputs = llm.beam_search(prompts, params)
             num_tokens = scheduler_of(llm).stats().num_scheduled_tokens - before
-            for number, (output, hf) in enumerate(zip(outputs, search["found"], strict=True)):
+            for number, (output, hf) in enumerate(zip(outputs, search["found"][every_second], strict=True)):
                 where = f"prompt {number}, width {width}, length penalty {penalty}"
                 assert generated(output) == hf["beams"], where
                 # Scores without their length penalty, per token: HF adds up in float32, and the errors add up too.
@@ -73,7 +75,7 @@ def test_equals_hf(smollm2_path: str) -> None:
             # The prompts once, then one token per beam and step: nothing is computed twice.
             assert num_tokens <= num_prompt_tokens + len(prompts) * width * (search["max_tokens"] - 1)
             assert (num_tokens - num_prompt_tokens) % width == 0
-        assert ended > 10
+        assert ended > 5
         assert_nothing_left(scheduler_of(llm))
 
 

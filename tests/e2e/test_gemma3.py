@@ -12,6 +12,6 @@ def test_float32_equals_hf(gemma_path: str) -> None:
 
 
 def test_bfloat16_is_close_to_hf(gemma_path: str) -> None:
-    rows = [row for row in ROWS if len(row["prompt_ids"]) <= 300]
+    rows = [row for row in ROWS if len(row["prompt_ids"]) <= 300][::2]
     with LLM(gemma_path, dtype="bfloat16", enforce_eager=True) as llm:
         assert_top5_close(generate_rows(llm, rows, max_tokens=16), rows)

@@ -16,12 +16,12 @@ def test_the_goldens_cover_what_they_should() -> None:
 
 
 def test_float32_equals_hf(smollm2_path: str) -> None:
-    with LLM(smollm2_path, dtype="float32") as llm:
+    with LLM(smollm2_path, dtype="float32", enforce_eager=True) as llm:
         assert_equal_to_hf(generate_rows(llm, ROWS), ROWS)
 
 
 def test_bfloat16_is_close_to_hf(smollm2_path: str) -> None:
     llm = LLM(smollm2_path, dtype="bfloat16", enforce_eager=True)
-    rows = [row for row in ROWS if len(row["prompt_ids"]) <= 300]
+    rows = [row for row in ROWS if len(row["prompt_ids"]) <= 300][::2]
     assert_top5_close(generate_rows(llm, rows, max_tokens=16), rows)
     llm.shutdown()

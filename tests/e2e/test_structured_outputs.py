@@ -60,6 +60,7 @@ def llm(smollm2_path: str) -> Iterator[LLM]:
         block_size=BLOCK_SIZE,
         num_gpu_blocks_override=NUM_BLOCKS,
         disable_log_stats=True,
+        enforce_eager=True,
     ) as llm:
         yield llm
 

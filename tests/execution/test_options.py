@@ -15,9 +15,9 @@ def test_cpu_rounds_to_the_dtype_in_any_case(dtype: str) -> None:
         assert (YNN_OPERATIONS in options) is batch_invariant
 
 
-@pytest.mark.parametrize("platform", ["gpu", "tpu"])
-def test_other_platforms_have_none(platform: str) -> None:
-    assert compiler_options(platform, "bfloat16", batch_invariant=False) is None
+def test_a_gpu_fuses_no_slice_with_a_kernel_and_a_tpu_has_no_options() -> None:
+    assert compiler_options("gpu", "bfloat16", batch_invariant=False) == {"xla_gpu_enable_dynamic_slice_fusion": False}
+    assert compiler_options("tpu", "bfloat16", batch_invariant=False) is None
 
 
 @pytest.mark.parametrize(("platform", "dtype"), [("gpu", "bfloat16"), ("tpu", "float32"), ("cpu", "float16")])
