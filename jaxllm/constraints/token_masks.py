@@ -78,19 +78,25 @@ class TokenMasks:
         nothing to wait for.
         """
         awaited: list[Future[Any]] = [grammar.compiled for grammar in self._compiling.values()]
-        awaited += [mask for rules in self._rules.values() if (mask := rules.late_mask) is not None]
+        awaited += self._late_masks().values()
         wait(awaited, timeout, FIRST_COMPLETED)
 
     def late(self, timeout: float = 0.0) -> set[str]:
         """Return the requests whose next mask has not been made after `timeout` seconds."""
-        masks = {
+        masks = self._late_masks()
+        if masks and timeout:
+            wait(masks.values(), timeout)
+        return {request_id for request_id, mask in masks.items() if not mask.done()}
+
+    def _late_masks(self) -> dict[str, Future[Place]]:
+        """Return the masks that are being made. Those of grammars that still compile are not begun: they would keep
+        the matchers' thread, which makes everybody's, waiting.
+        """
+        return {
             request_id: mask
             for request_id, rules in self._rules.items()
             if request_id not in self._compiling and (mask := rules.late_mask) is not None
         }
-        if masks and timeout:
-            wait(masks.values(), timeout)
-        return {request_id for request_id, mask in masks.items() if not mask.done()}
 
     def accept(self, request_id: str, token_ids: Sequence[int]) -> None:
         """Append committed output tokens; the next mask starts to be made in the background."""

@@ -398,3 +398,15 @@ def test_a_late_mask_is_told_and_waited_for(grammars: WordGrammars, masks: Token
     masks.wait(5.0)
     assert masks.late() == set()
     assert unpack(masks.row("slow", 1)) == {4}
+
+
+def test_waiting_for_a_grammar_leaves_the_matchers_thread_free(grammars: WordGrammars, masks: TokenMasks):
+    grammars.held = []
+    masks.add(request("compiling", structured_outputs=choose([3, 4])))
+    masks.wait(0.01)
+    assert masks.late() == set()
+    assert grammars.submit(lambda: 7).result(timeout=5) == 7
+    [(future, grammar)] = grammars.held
+    future.set_result(grammar)
+    assert masks.is_ready("compiling")
+    assert unpack(masks.row("compiling", 0)) == {3}
