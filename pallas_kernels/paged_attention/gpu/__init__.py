@@ -7,6 +7,8 @@ stands between the kernels is elementwise and fuses, so that an unrolled model s
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 from jax import Array
 
@@ -42,31 +44,17 @@ def gpu_paged_attention(
 ) -> tuple[Array, FusedPool]:
     """See `PagedAttention`. `interpret` runs the kernels on a CPU, in an interpreter that looks for races."""
     kv_pool = write_kv(k_tkh, v_tkh, kv_pool, batch.slots_t, layer=layer, num_layers=num_layers, interpret=interpret)
-    decoded_snh = decode_attention(
-        q_tnh,
-        kv_pool,
-        batch,
-        layer=layer,
-        num_layers=num_layers,
-        window=window,
-        scale=scale,
-        soft_cap=soft_cap,
-        sinks_n=sinks_n,
-        interpret=interpret,
-    )
-    prefilled_tnh = prefill_attention(
-        q_tnh,
-        kv_pool,
-        batch,
-        layer=layer,
-        num_layers=num_layers,
-        window=window,
-        scale=scale,
-        soft_cap=soft_cap,
-        sinks_n=sinks_n,
-        tiles=tiles,
-        interpret=interpret,
-    )
+    settings: dict[str, Any] = {
+        "layer": layer,
+        "num_layers": num_layers,
+        "window": window,
+        "scale": scale,
+        "soft_cap": soft_cap,
+        "sinks_n": sinks_n,
+        "interpret": interpret,
+    }
+    decoded_snh = decode_attention(q_tnh, kv_pool, batch, **settings)
+    prefilled_tnh = prefill_attention(q_tnh, kv_pool, batch, tiles=tiles, **settings)
     t, s = q_tnh.shape[0], decoded_snh.shape[0]
     decoded_tnh = jnp.pad(decoded_snh, ((0, t - s), (0, 0), (0, 0)))
     rows_t1 = jnp.arange(t, dtype=jnp.int32)[:, None]
