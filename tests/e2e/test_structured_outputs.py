@@ -7,12 +7,14 @@ import random
 import re
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import pytest
 
 from jaxllm import LLM, CompletionOutput, RequestOutput, SamplingParams
 from jaxllm.constraints.compiler import GrammarCompiler
+from jaxllm.constraints.matcher import Grammar
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.sampling_params import StructuredOutputsParams
 from tests.constraints.grammar_walks import make_compiler
@@ -212,14 +214,19 @@ def test_a_refused_schema_stops_nobody(llm: LLM) -> None:
 
 def test_a_grammar_that_compiles_slowly_keeps_nobody_waiting(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     compiling, proceed = threading.Event(), threading.Event()
-    compile_now = GrammarCompiler._compile
+    compile_now, submit_now = GrammarCompiler._compile, GrammarCompiler._submit
 
     def compile_late(self: GrammarCompiler, *args: Any) -> Any:
         compiling.set()
-        assert proceed.wait(60)
+        assert proceed.wait(300)
         return compile_now(self, *args)
 
+    def submit_patiently(self: GrammarCompiler, params: StructuredOutputsParams) -> Future[Grammar]:
+        monkeypatch.setattr(self, "_deadline_seconds", 600.0)  # meanwhile a step's program may have to be compiled
+        return submit_now(self, params)
+
     monkeypatch.setattr(GrammarCompiler, "_compile", compile_late)
+    monkeypatch.setattr(GrammarCompiler, "_submit", submit_patiently)
     engine = llm.llm_engine
     engine.add_request("plain", "One, two,", SamplingParams(temperature=0, max_tokens=5))
     engine.add_request("good", "A digit:", sampled(StructuredOutputsParams(regex="[0-9]{3}"), 0))
