@@ -34,9 +34,10 @@ class BatchShape(NamedTuple):
 
     @property
     def max_tiles(self) -> int:
-        """The most tiles a step can have: every chunk may leave one part-filled, and has 2 tokens or more."""
+        """The most tiles a step can have: every chunk may leave one part-filled, and takes 2 rows or more."""
         t = self.bucket.num_tokens
-        return max(1, min(t // 2, t // self.query_tile + self.bucket.num_seqs))
+        num_chunks = -(-t // max(2, self.row_alignment))
+        return min(num_chunks, t // self.query_tile + self.bucket.num_seqs)
 
 
 class StepInputs(NamedTuple):

@@ -1,0 +1,67 @@
+"""The engine with the kernels of a TPU and of a GPU, run in their interpreters: the same tokens as in plain XLA."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from jaxllm.models import Model, get_family
+
+NUM_LAYERS = 2
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128, "hidden_size": 64,
+    "intermediate_size": 96, "num_hidden_layers": NUM_LAYERS, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "head_dim": 64, "hidden_act": "silu", "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+GEMMA = LLAMA | {
+    "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh",
+    "sliding_window": 9, "query_pre_attn_scalar": 64,
+    "rope_theta": 1e6, "rope_local_base_freq": 1e4, "layer_types": ["sliding_attention", "full_attention"],
+    "tie_word_embeddings": True,
+}  # fmt: skip
+# The interpreter of GPU kernels blocks a thread of XLA's pool per warpgroup, and XLA takes the pool's size from here.
+INTERPRETER_THREADS = {"NPROC": "8"}
+
+
+def save_model(folder: Path, config: dict[str, Any]) -> None:
+    """Write a checkpoint of random weights, as large as makes one token clearly the most likely."""
+    rng = np.random.default_rng(0)
+    specs = Model(get_family(config["architectures"][0]).read_config(config), "float32").param_specs()
+    tensors = {}
+    for path, spec in specs.items():
+        for source in spec.sources:
+            fan_in = 4 if "embed" in path or "lm_head" in path else spec.hf_shape[-1]
+            noise = rng.standard_normal(spec.hf_shape, np.float32) / fan_in**0.5
+            tensors[source] = 1 + 0.1 * noise if "norm" in path else noise
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("backend", ["tpu", "gpu"])
+@pytest.mark.parametrize("config", [LLAMA, GEMMA], ids=["llama", "gemma"])
+def test_generates_what_xla_does(config: dict[str, Any], backend: str, tmp_path: Path) -> None:
+    save_model(tmp_path, config)
+    command = [sys.executable, "-m", "tests.e2e.kernel_runs", str(tmp_path), backend]
+    child = subprocess.run(
+        command, env=os.environ | INTERPRETER_THREADS, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert child.returncode == 0, child.stderr[-4000:]
+    results = json.loads(child.stdout.splitlines()[-1])
+    plain, kernels = results["xla"], results[backend]
+    assert (plain["implementation"], kernels["implementation"]) == ("xla", backend)
+    for run in (plain, kernels):
+        assert run["preemptions"] > 0
+        assert run["chunks"] > 2, "prefilled in chunks, and once more after the preemption"
+    assert plain["calls"] == 0
+    assert kernels["calls"] == NUM_LAYERS * kernels["steps"], "once a layer in every step"
+    assert kernels["tokens"] == plain["tokens"]
+    np.testing.assert_allclose(kernels["logprobs"], plain["logprobs"], atol=1e-4 if backend == "tpu" else 0.1)
