@@ -25,19 +25,23 @@ import numpy as np
 from pallas_kernels.paged_attention import AttentionBatch, PagedAttention, pick
 from pallas_kernels.paged_attention.batches import ragged_batch
 from pallas_kernels.paged_attention.cases import CASES, Case
+from pallas_kernels.paged_attention.gpu.write import write_kv
 
 NUM_LAYERS = 2
 MODELS = ("llama-3-8b", "llama-3.2-1b", "qwen3-0.6b", "gemma-2-2b-sliding", "smollm2-135m")
 DECODES = ((1, 8192), (32, 2048), (64, 2048), (128, 2048), (64, 8192))
 """(Sequences, context)."""
 PREFILLS = (4096, 16_384)
+WRITES = (1, 64, 256)
+"""Decodes in a step."""
+KINDS = ("decode", "prefill", "write")
 KV_DTYPES = {"bfloat16": jnp.bfloat16, "fp8": jnp.float8_e4m3fn}
 
 
 def main() -> int:
     """Measure, print, and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=("decode", "prefill"), default=("decode", "prefill"))
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--models", nargs="+", choices=CASES, default=MODELS, metavar="MODEL")
     parser.add_argument("--block-size", type=int, default=64)
     parser.add_argument("--kv", choices=KV_DTYPES, default="bfloat16")
@@ -95,7 +99,7 @@ class Bench:
         case = CASES[model]
         for num_seqs, context in ((2, 40),) if self._dry_run else DECODES:
             op = self._op(case)
-            seconds = self._op_seconds(op, case, [(context, 1)] * num_seqs)
+            seconds = self._attention_seconds(op, case, [(context, 1)] * num_seqs)
             seen = min(context, case.window or context)
             num_bytes = num_seqs * seen * case.num_kv_heads * 2 * case.head_dim * jnp.dtype(self._kv).itemsize
             row = {
@@ -112,12 +116,30 @@ class Bench:
         case = CASES[model]
         for length in (33,) if self._dry_run else PREFILLS:
             op = self._op(case)
-            seconds = self._op_seconds(op, case, [(length, length)])
+            seconds = self._attention_seconds(op, case, [(length, length)])
             window = min(length, case.window or length)
             pairs = window * (window + 1) // 2 + (length - window) * window
             flops = 4 * pairs * case.num_heads * case.head_dim
             row = {"kind": "prefill", "model": model, "tokens": length, "kv": jnp.dtype(self._kv).name}
             yield row | self._figures(seconds, "tflop_per_s", flops / 1e12, self._matmul_rate / 1e12)
+
+    def write(self, model: str) -> Iterator[dict[str, Any]]:
+        """Yield the time of writing a step's K and V, which on a GPU is a kernel of its own."""
+        op, case = self._op(CASES[model]), CASES[model]
+        if op.implementation != "gpu":
+            return
+        for num_seqs in (2,) if self._dry_run else WRITES:
+            _, k, v, pool, batch = self._arguments(op, case, [(40, 1)] * num_seqs)
+            fixed = {"num_layers": NUM_LAYERS, "interpret": op.interpret}
+
+            def step(pool: Any, call: int, k: Any, v: Any, slots_t: Any, fixed: Any = fixed) -> tuple[Any, Any]:
+                return write_kv(k, v, pool, slots_t, layer=call % NUM_LAYERS, **fixed), k
+
+            kv = (k.astype(self._kv), v.astype(self._kv))
+            seconds = self._calls_seconds(step, pool, *kv, batch.slots_t)
+            row = {"kind": "write", "model": model, "seqs": num_seqs, "kv": jnp.dtype(self._kv).name}
+            num_bytes = 2 * sum(x[:num_seqs].nbytes for x in kv)
+            yield row | self._figures(seconds, "gb_per_s", num_bytes / 1e9, self._copy_bandwidth / 1e9)
 
     def _figures(self, seconds: float, unit: str, work: float, peak: float) -> dict[str, Any]:
         rate = work / seconds
@@ -131,9 +153,21 @@ class Bench:
             raise SystemExit(f"the kernels of {platform} refuse this shape: {reason}")
         return op
 
-    def _op_seconds(self, op: PagedAttention, case: Case, chunks: Sequence[tuple[int, int]]) -> float:
-        """Time one call of the op; a program holds several, over the layers in turn."""
-        calls = 1 if self._dry_run else 16
+    def _attention_seconds(self, op: PagedAttention, case: Case, chunks: Sequence[tuple[int, int]]) -> float:
+        """Time one call of the op."""
+        q, k, v, pool, batch = self._arguments(op, case, chunks)
+        sinks_n = jnp.zeros(case.num_heads) if case.has_sinks else None
+        settings = {"window": case.window or 2**30, "scale": case.head_dim**-0.5, "soft_cap": case.soft_cap}
+
+        def step(pool: Any, call: int, q: Any, k: Any, v: Any, batch: AttentionBatch, sinks_n: Any) -> tuple[Any, Any]:
+            layer = {"layer": call % NUM_LAYERS, "num_layers": NUM_LAYERS}
+            out, pool = op(q, k, v, pool, batch, sinks_n=sinks_n, **layer, **settings)
+            return pool, q + 0 * out  # the next call waits for this one
+
+        return self._calls_seconds(step, pool, q, k, v, batch, sinks_n)
+
+    def _arguments(self, op: PagedAttention, case: Case, chunks: Sequence[tuple[int, int]]) -> tuple[Any, ...]:
+        """Return q, k, v, pool and batch of (context length, chunk length) sequences."""
         o = op.shape.block_size
         counts = [-(-length // o) for length, _ in chunks]
         num_blocks = 1 + sum(counts)
@@ -141,30 +175,33 @@ class Bench:
         blocks = [[ids.pop() for _ in range(count)] for count in counts]
         batch = ragged_batch(chunks, blocks, block_size=o, query_tile=op.tiles.query, row_alignment=op.row_alignment)
         batch = AttentionBatch(*map(jnp.asarray, batch))
-        t, keys = len(batch.slots_t), jax.random.split(jax.random.key(0), 4)
-        shapes = ((case.num_heads,), (case.num_kv_heads,), (case.num_kv_heads,))
+        heads = (case.num_heads, case.num_kv_heads, case.num_kv_heads)
         q, k, v = (
-            jax.random.normal(key, (t, *heads, case.head_dim), jnp.bfloat16)
-            for key, heads in zip(keys, shapes, strict=False)
+            jax.random.normal(key, (len(batch.slots_t), count, case.head_dim), jnp.bfloat16)
+            for key, count in zip(jax.random.split(jax.random.key(0), 3), heads, strict=True)
         )
         pool = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), op.pool_spec(NUM_LAYERS, num_blocks))
+        return q, k, v, pool, batch
+
+    def _calls_seconds(self, step: Callable[..., tuple[Any, Any]], pool: Any, first: Any, *others: Any) -> float:
+        """Time one `step(pool, call, first, *others)`, which returns the next pool and `first`.
+
+        A program holds several, over the layers in turn.
+        """
+        calls = 1 if self._dry_run else 16
 
         @partial(jax.jit, donate_argnums=0)
-        def run(pool: Any, q: Any, k: Any, v: Any, batch: AttentionBatch) -> Any:
+        def run(pool: Any, first: Any, *others: Any) -> Any:
             for call in range(calls):
-                settings = {"layer": call % NUM_LAYERS, "num_layers": NUM_LAYERS, "window": case.window or 2**30}
-                out, pool = op(
-                    q, k, v, pool, batch, scale=case.head_dim**-0.5, soft_cap=case.soft_cap,
-                    sinks_n=jnp.zeros(case.num_heads) if case.has_sinks else None, **settings,
-                )  # fmt: skip
-                q = q + 0 * out  # the next call waits for this one
-            return pool, q
+                pool, first = step(pool, call, first, *others)
+            return pool, first
 
         state = [pool]
 
         def once() -> Any:
-            state[0], out = run(state[0], q, k, v, batch)
-            return out
+            state[0], out = run(state[0], first, *others)
+            # Of kernels that only write there is nothing else to wait for.
+            return out, state[0]
 
         return self._seconds(once) / calls
 

@@ -51,8 +51,8 @@ BANDWIDTH = {"v5e": 820e9, "v6e": 1640e9, "tpu7x": 3700e9}
 STEPS = {"decode": (64, 64), "prefill": (2048, 256), "mixed": (512, 256)}
 """Tokens and sequences."""
 NUM_LAYERS, POOL_BYTES, BLOCK_SIZE, TABLE = 4, 2**30, 64, 256
-TEMP_LIMIT = 64 * 2**20
-"""Queries and the output in the kernels' layouts: of 2,048 tokens with 32 heads of 128 in float32 32 MiB each."""
+TEMP_LIMIT = 128 * 2**20
+"""Queries, new keys and values and the output in the kernels' layouts, of 2,048 tokens at most 32 MiB each."""
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ python=${PYTHON:-.venv/bin/python} out=${OUT:-benchmarks/results/gpu} dry=()
 if [ "${1:-}" = --dry-run ]; then
   shift
   dry=(--dry-run gpu) out=${OUT:-$(mktemp -d)}
-  export JAX_PLATFORMS=cpu
+  export JAX_PLATFORMS=cpu NPROC=8 # the interpreter's kernels would wait for ever for more than XLA's two threads
 fi
 export PYTHONPATH=.:scripts${PYTHONPATH:+:$PYTHONPATH}
 [ -d wheels ] && "$python" -m pip install -q --no-index --find-links wheels --no-deps wheels/*.whl
@@ -32,6 +32,7 @@ stage numerics "$python" scripts/check_kernels.py
 stage decode "$python" scripts/bench_kernels.py --only decode
 stage decode-fp8 "$python" scripts/bench_kernels.py --only decode --kv fp8
 stage prefill "$python" scripts/bench_kernels.py --only prefill
+stage write "$python" scripts/bench_kernels.py --only write
 stage smollm2 "$python" scripts/bench_engine.py smollm2-135m
 stage llama-3-8b "$python" scripts/bench_engine.py llama-3-8b
 if [ ${#failed[@]} -gt 0 ]; then
