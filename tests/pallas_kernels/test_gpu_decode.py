@@ -15,7 +15,8 @@ from jax._src.pallas.mosaic_gpu.interpret.interpret_pallas_call import get_races
 from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, FusedPool, SplitPool
 from pallas_kernels.paged_attention.cases import CASES
 from pallas_kernels.paged_attention.gpu import gpu_paged_attention, gpu_tiles
-from pallas_kernels.paged_attention.gpu.decode import DecodeConfig, decode_attention, decode_config, split_bounds
+from pallas_kernels.paged_attention.gpu.decode import DecodeConfig, decode_attention, decode_config
+from pallas_kernels.paged_attention.gpu.splits import split_bounds
 from pallas_kernels.paged_attention.gpu.write import write_kv
 from tests.pallas_kernels.steps import LAYER, NO_WINDOW, NUM_LAYERS, SCALE, Step, fused, make_step, reference
 

@@ -18,6 +18,8 @@ from jax.typing import DTypeLike
 LOG2_E = math.log2(math.e)
 # Where an online softmax starts: finite, so that a row that has seen nothing decays by exp2(0) and not by NaN.
 LOWEST = -1e30
+# Keeps what was not attended from dividing by 0.
+TINY = 1e-30
 # Rows of a wgmma.
 MMA_ROWS = 64
 WARPGROUP_LANES = 128

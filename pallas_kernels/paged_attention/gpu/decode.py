@@ -12,8 +12,8 @@ bitwise that of the prefill kernel, which sums a row's tiles in one pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial, reduce
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -24,13 +24,13 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 
 from ..layout import AttentionBatch, FusedPool
+from .combine import combine_splits
 from .common import (
-    LOG2_E,
     LOWEST,
     MMA_ROWS,
     SMEM_BYTES,
     SMEM_RESERVED,
-    WARPGROUP_LANES,
+    TINY,
     accumulator,
     along_rows,
     compiler_params,
@@ -41,6 +41,7 @@ from .common import (
     smem_bytes,
     tiled_smem,
 )
+from .splits import DecodeWork, decode_work, split_bounds
 
 # Positions of a KV tile that a group of consumers attends: the rows of the layout in which values are masked.
 ROWS = 64
@@ -50,12 +51,6 @@ VALUE_COLUMNS = 64
 STORE_COLUMNS = 32
 # Columns of a float8 pool converted at a time: a swizzled tile of it.
 CONVERTED_COLUMNS = 128
-# Splits of a context double in length every so many: enough for one short context, not too many for a long one.
-SPLITS_PER_LENGTH = 8
-# Parts of a row combined at a time, their loads in flight together.
-COMBINED = 4
-# Keeps what was not attended from dividing by 0.
-TINY = 1e-30
 
 
 class DecodeConfig(NamedTuple):
@@ -93,56 +88,6 @@ def decode_config(head_dim: int, kv_dtype: DTypeLike) -> DecodeConfig:
     return config._replace(stages=min(8, 1 + (SMEM_BYTES - SMEM_RESERVED - total) // stage))
 
 
-def split_bounds(max_context: int, first_split: int) -> tuple[int, ...]:
-    """Return where splits begin and the last one ends, for contexts of up to `max_context` tokens."""
-    bounds, length = [0], first_split
-    while bounds[-1] < max_context:
-        bounds.append(bounds[-1] + length)
-        if len(bounds) % SPLITS_PER_LENGTH == 1:
-            length *= 2
-    return tuple(bounds)
-
-
-class DecodeWork(NamedTuple):
-    """The live splits of all decode rows, one entry per row and split; int32."""
-
-    seqs_i: Array
-    """Whose split ..."""
-    starts_i: Array
-    """... the first position of its first live KV tile ..."""
-    ends_i: Array
-    """... and one past its last position."""
-    lows_s: Array
-    """The first position in a row's window."""
-    firsts_s: Array
-    """Each row's first entry ..."""
-    lasts_s: Array
-    """... and one past its last."""
-
-
-def decode_work(batch: AttentionBatch, bounds: tuple[int, ...], window: Array | int, tile: int) -> DecodeWork:
-    """Return what there is to do. Of the batch and the window only: layers with the same window share it."""
-    s = batch.context_lens_s.shape[0]
-    rows_s = jnp.arange(s, dtype=jnp.int32)
-    lens_s = jnp.where(rows_s < batch.num_decodes, batch.context_lens_s, 0)
-    lows_s = jnp.maximum(lens_s - window, 0).astype(jnp.int32)
-    inner = jnp.asarray(bounds[1:-1], jnp.int32)
-    split_of = lambda positions_s: jnp.sum(positions_s[:, None] >= inner[None], axis=1, dtype=jnp.int32)  # noqa: E731
-    first_splits_s = split_of(lows_s)
-    counts_s = jnp.where(lens_s > 0, split_of(lens_s - 1) - first_splits_s + 1, 0)
-    # Not cumsum: this is one fusion.
-    lasts_s = jnp.sum(jnp.where(rows_s[None] <= rows_s[:, None], counts_s[None], 0), axis=1, dtype=jnp.int32)
-    firsts_s = lasts_s - counts_s
-
-    items_i = jnp.arange(s * (len(bounds) - 1), dtype=jnp.int32)
-    seqs_i = jnp.minimum(jnp.sum(items_i[:, None] >= lasts_s[None], axis=1, dtype=jnp.int32), s - 1)
-    splits_i = jnp.minimum(first_splits_s[seqs_i] + items_i - firsts_s[seqs_i], len(bounds) - 2)
-    bounds_p = jnp.asarray(bounds, jnp.int32)
-    starts_i = jnp.maximum(bounds_p[splits_i], lows_s[seqs_i] // tile * tile)
-    ends_i = jnp.minimum(bounds_p[splits_i + 1], lens_s[seqs_i])
-    return DecodeWork(seqs_i, starts_i, ends_i, lows_s, firsts_s, lasts_s)
-
-
 def decode_attention(
     q_tnh: Array,
     kv_pool: FusedPool,
@@ -175,7 +120,7 @@ def decode_attention(
     parts, logs = _attend(
         q_skgh, kv_pool.kv, batch.block_tables_sm, first_row, work, scale, soft_cap, config, interpret
     )
-    out_sngh = _combine(parts, logs, work, sinks_n, (s, k, g, h), q_tnh.dtype, interpret)
+    out_sngh = combine_splits(parts, logs, work, sinks_n, (s, k, g, h), q_tnh.dtype, interpret)
     return out_sngh.reshape(s, n, h)
 
 
@@ -530,89 +475,3 @@ def _store(refs: _Refs, me: _Consumer, item: _Item, max_r: Array, sum_r: Array, 
         out[...] = piece * along_rows(inverse_r, piece)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(out.at[pl.ds(0, g)], part.at[:, columns])
-
-
-def _combine(
-    parts: Array,
-    logs: Array,
-    work: DecodeWork,
-    sinks_n: Array | None,
-    shape: tuple[int, int, int, int],
-    dtype: DTypeLike,
-    interpret: bool,
-) -> Array:
-    """Add up the parts of every row, in order. Returns [s, k, g, h]."""
-    s, k, g, h = shape
-    # A warpgroup holds a vector of at least 128 numbers: two heads of 64.
-    heads = max(1, WARPGROUP_LANES // h)
-    steps = -(-g // heads)
-    operands = [parts.reshape(*parts.shape[:3], -1), logs, work.firsts_s, work.lasts_s]
-    if sinks_n is not None:
-        sinks_kg = sinks_n.astype(jnp.float32).reshape(k, g) * LOG2_E
-        operands.append(jnp.pad(sinks_kg, ((0, 0), (0, steps * heads - g))))
-    kernel = plgpu.kernel(
-        partial(_combine_kernel, h=h, heads=heads),
-        out_type=jax.ShapeDtypeStruct((s, k, steps * heads * h), dtype),
-        grid=(steps, k, s),
-        grid_names=("heads", "kv_head", "seq"),
-        kernel_name="combine_splits",
-        compiler_params=compiler_params(),
-        interpret=interpret_params(interpret),
-    )
-    return kernel(*operands).reshape(s, k, steps * heads, h)[:, :, :g]
-
-
-def _combine_kernel(parts, logs, firsts_s, lasts_s, *sinks_and_out, h: int, heads: int):
-    """Combine the parts of `heads` query heads of one kv head of one row; e counts those heads."""
-    *sinks_kg, out_skc = sinks_and_out
-    step, head, seq = lax.axis_index("heads"), lax.axis_index("kv_head"), lax.axis_index("seq")
-    consumers, width = parts.shape[1], heads * h
-    layout = plgpu.Layout.WG_STRIDED((width,), vec_size=width // WARPGROUP_LANES)
-    columns = pl.ds(step * width, width)
-    first = firsts_s[seq]
-    num_parts = (lasts_s[seq] - first) * consumers
-
-    def spread(scalars_e: Sequence[Array]) -> Array:
-        """Return a vector with each head's number in its columns."""
-        result = plgpu.layout_cast(jnp.full((width,), scalars_e[0]), layout)
-        for e, scalar in enumerate(scalars_e[1:], 1):
-            at = plgpu.broadcasted_iota(jnp.int32, (width,), 0, layout=layout)
-            result = jnp.where(at >= e * h, scalar, result)
-        return result
-
-    def add(i, state):
-        max_e, sum_e, acc = state
-        some = [i * COMBINED + j for j in range(COMBINED)]
-        # Past the last part comes the last one again, with no weight.
-        indices = [lax.min(part, num_parts - 1) for part in some]
-        places = [(first + lax.div(index, consumers), lax.rem(index, consumers), head) for index in indices]
-        values = [plgpu.load(parts.at[*place, columns], layout=layout) for place in places]
-        logs_pe = [
-            [jnp.where(part < num_parts, logs[*place, step * heads + e], 2 * LOWEST) for e in range(heads)]
-            for part, place in zip(some, places, strict=True)
-        ]
-        new_max_e = [reduce(jnp.maximum, (logs_e[e] for logs_e in logs_pe), max_e[e]) for e in range(heads)]
-        decay_e = [jnp.exp2(old - new) for old, new in zip(max_e, new_max_e, strict=True)]
-        sum_e = [total * decay for total, decay in zip(sum_e, decay_e, strict=True)]
-        acc *= spread(decay_e)
-        for logs_e, value in zip(logs_pe, values, strict=True):
-            weight_e = [jnp.exp2(log - new) for log, new in zip(logs_e, new_max_e, strict=True)]
-            sum_e = [total + weight for total, weight in zip(sum_e, weight_e, strict=True)]
-            acc += value * spread(weight_e)
-        return tuple(new_max_e), tuple(sum_e), acc
-
-    nothing = (jnp.float32(LOWEST),) * heads, (jnp.float32(0),) * heads, spread([jnp.float32(0)])
-    max_e, sum_e, acc = lax.fori_loop(0, lax.div(num_parts + (COMBINED - 1), COMBINED), add, nothing)
-    if sinks_kg:
-        # A sink has a weight and no value.
-        sink_e = [sinks_kg[0][head, step * heads + e] for e in range(heads)]
-        new_max_e = [jnp.maximum(*pair) for pair in zip(max_e, sink_e, strict=True)]
-        decay_e = [jnp.exp2(old - new) for old, new in zip(max_e, new_max_e, strict=True)]
-        sum_e = [
-            total * decay + jnp.exp2(sink - new)
-            for total, decay, sink, new in zip(sum_e, decay_e, sink_e, new_max_e, strict=True)
-        ]
-        acc *= spread(decay_e)
-    out_skc[seq, head, columns] = (acc * spread([1.0 / jnp.maximum(total, TINY) for total in sum_e])).astype(
-        out_skc.dtype
-    )
