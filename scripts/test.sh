@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# test.sh [PYTEST ARGUMENTS]: lint, types and tests, in the environment that quickstart.sh makes plus the test extras.
+# test.sh [PYTEST ARGUMENTS]: lint, types, the attention kernels through the TPU's compiler, and tests, in the environment that
+# quickstart.sh makes plus the test extras.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/lib.sh
@@ -20,12 +21,25 @@ fetch_models() { # a missing model is for the tests to judge: some fail, some sk
   for name in smollm2 gemma; do .venv/bin/python scripts/fetch_models.py "$name" || true; done
 }
 
+# libtpu lies beside the environment, not in it: there, JAX would look for a TPU at every start.
+compile_tpu_kernels() {
+  local folder=.cache/libtpu-$LIBTPU
+  [ -e "$folder/libtpu" ] || pip_install --no-deps --target "$folder" "libtpu==$LIBTPU"
+  PYTHONPATH=.:scripts:$folder .venv/bin/python scripts/compile_tpu_kernels.py --topology v6e:1x1 --cases llama-3-8b --kv bfloat16
+}
+
 ensure_env test
 failed=0
 part "model files" fetch_models
 part "ruff check" .venv/bin/ruff check . || failed=1
 part "ruff format" .venv/bin/ruff format --check . || failed=1
+tpu_log=$(mktemp)
+compile_tpu_kernels >"$tpu_log" 2>&1 & # beside pyright, which uses one core
+compiling=$!
 part "pyright" .venv/bin/pyright --warnings || failed=1
+part "TPU kernels" wait "$compiling" || failed=1
+cat "$tpu_log"
+rm "$tpu_log"
 part "pytest" .venv/bin/python -m pytest --durations=15 --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@" || failed=1
 
 for line in "${report[@]}" "in all: $SECONDS s"; do say "$line"; done
