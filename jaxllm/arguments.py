@@ -26,8 +26,8 @@ class Kind(Protocol):
         """Return the value in its final form, or raise VLLMValidationError naming the argument."""
         ...
 
-    def flag(self) -> dict[str, Any]:
-        """Return the keywords for argparse's add_argument."""
+    def flag(self) -> dict[str, Any] | None:
+        """Return the keywords for argparse's add_argument, or None for what a command line cannot give."""
         ...
 
 
@@ -251,6 +251,21 @@ class ClassName:
 
 
 @dataclasses.dataclass(frozen=True)
+class DeviceMesh:
+    """A jax.sharding.Mesh; a command line cannot give one."""
+
+    def check(self, name: str, value: Any) -> Any:
+        if value is not None:
+            from jax.sharding import Mesh
+
+            check_kind(name, value, Mesh)
+        return value
+
+    def flag(self) -> None:
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
 class Unsupported:
     """An argument of vLLM that only takes its default here (`only`, or another spelling of it in `also`)."""
 
@@ -311,13 +326,15 @@ def add_flags(parser: argparse.ArgumentParser, fields: tuple[dataclasses.Field[A
     """Add one flag per field, grouped as vLLM's help is; flags of unsupported arguments are hidden."""
     groups: dict[str, Any] = {"": parser}
     for field in fields:
-        title = field.metadata["group"]
+        keywords, title = field.metadata["kind"].flag(), field.metadata["group"]
+        if keywords is None:
+            continue
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
         default = None if field.default is dataclasses.MISSING else field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        words = {key: value for key, value in field.metadata["kind"].flag().items() if value is not None}
+        words = {key: value for key, value in keywords.items() if value is not None}
         flags = ["--" + field.name.replace("_", "-"), *field.metadata["aliases"]]
         help_text = field.metadata["help"]
         if help_text is not argparse.SUPPRESS:

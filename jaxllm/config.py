@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -18,6 +18,9 @@ from jaxllm.engine_arguments import EngineArguments
 from jaxllm.exceptions import VLLMValidationError
 
 if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from jaxllm.execution.mesh import Device
     from jaxllm.loading.checkpoint import Checkpoint
     from jaxllm.models.config import ModelConfig
     from jaxllm.sampling.processors import LogitsProcessor
@@ -27,6 +30,7 @@ PLATFORMS = ("cpu", "gpu", "tpu")
 DEFAULT_BLOCK_SIZE: Mapping[str, int] = {"cpu": 128, "gpu": 64, "tpu": 64}
 DEFAULT_NUM_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 512, "gpu": 2048, "tpu": 2048}
 DEFAULT_NUM_SEQS = 256
+INTERPRETER_THREADS = 8
 KV_DTYPES: Mapping[str, str] = {
     "fp8": "float8_e4m3fn",
     "fp8_e4m3": "float8_e4m3fn",
@@ -48,15 +52,23 @@ def environment(prefixes: tuple[str, ...]) -> dict[str, str]:
     return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(prefixes)}
 
 
-def detect_platform() -> str:
-    """Return "cpu", "gpu" or "tpu": where JAX will run. Initialises JAX."""
-    import jax
+def reserve_gpu_memory(utilization: float) -> None:
+    """Let JAX's allocator have what the engine is to use of a GPU; by itself it takes 75 % of what is free.
 
-    backend = jax.default_backend()
+    The user's own setting stands, and so does what a JAX that already runs was started with.
+    """
+    if not environment(("XLA_CLIENT_MEM", "XLA_PYTHON_CLIENT_")):
+        # Of free memory, which is a little less than all, of which the engine takes its part; and some is lost in gaps.
+        os.environ["XLA_CLIENT_MEM_FRACTION"] = f"{min(0.97, utilization + 0.05):.2f}"
+
+
+def detect_platform(devices: Sequence[Device]) -> str:
+    """Return what devices are: "cpu", "gpu" or "tpu"."""
+    backend = devices[0].platform
     platform = {"cuda": "gpu", "rocm": "gpu"}.get(backend, backend)
     if platform not in PLATFORMS:
         raise VLLMValidationError(
-            f"jaxllm runs on cpu, gpu and tpu, but JAX's default backend is {backend!r}; set JAX_PLATFORMS.",
+            f"jaxllm runs on cpu, gpu and tpu, but JAX's devices are of {backend!r}; set JAX_PLATFORMS.",
             parameter="platform",
             value=backend,
         )
@@ -80,8 +92,10 @@ class EngineConfig:
     model_config: ModelConfig
     dtype: str
     """ "float32", "bfloat16" or "float16"."""
+    mesh: Mesh
+    """The devices that the model is spread over."""
     attention: PagedAttention
-    """The attention op, and the form of the KV cache."""
+    """The attention op of one device's heads, and the form of the KV cache."""
     max_model_len: int
     max_model_len_can_shrink: bool
     """Not asked for by the user, so the engine may lower it to what the KV cache holds."""
@@ -158,10 +172,13 @@ COPIED = (
 class EngineArgs(EngineArguments):
     """vLLM's engine arguments: made from keywords or a command line, turned into an EngineConfig."""
 
-    def create_engine_config(self) -> EngineConfig:
+    def create_engine_config(
+        self, devices: Sequence[Device] | None = None, checkpoint: Checkpoint | None = None
+    ) -> EngineConfig:
         """Open the checkpoint (headers and config only) and settle everything.
 
-        Checked in this order: argument values, checkpoint, architecture, then dtype and length.
+        `devices` stand in for those that JAX sees; they may be a topology's. `checkpoint` is one that is open already.
+        Checked in this order: argument values, checkpoint, architecture, length, devices, then what depends on them.
         """
         from jaxllm.loading.checkpoint import open_checkpoint
 
@@ -169,7 +186,7 @@ class EngineArgs(EngineArguments):
         scheduler_cls = resolution.load_class("scheduler_cls", self.scheduler_cls)
         logits_processors = _load_processors(self.logits_processors)
         chat_template = resolution.read_chat_template(self.chat_template)
-        checkpoint = open_checkpoint(
+        checkpoint = checkpoint or open_checkpoint(
             self.model,
             load_format=self.load_format,
             revision=self.revision,
@@ -187,7 +204,7 @@ class EngineArgs(EngineArguments):
         )
         requested = cast(int | None, self.max_model_len)  # check() has read strings
         max_model_len, can_shrink = resolution.resolve_max_model_len(requested, resolution.context_length(model_config))
-        platform = detect_platform()
+        mesh, platform, model_config = _resolve_devices(self, devices, model_config)
         limits, numerics = _resolve_limits(self, platform, max_model_len), _resolve_numerics(self, checkpoint, platform)
         copied = {name: getattr(self, name) for name in COPIED}
         return EngineConfig(
@@ -196,7 +213,8 @@ class EngineArgs(EngineArguments):
             checkpoint=checkpoint,
             model_config=model_config,
             **numerics,
-            attention=_resolve_attention(self, model_config, platform, numerics["dtype"], limits["block_size"]),
+            mesh=mesh,
+            attention=_resolve_attention(self, model_config, mesh, platform, numerics["dtype"], limits["block_size"]),
             logits_processors=logits_processors,
             structured_outputs_config=self.structured_outputs_config or StructuredOutputsConfig(),
             max_model_len=max_model_len,
@@ -211,6 +229,19 @@ class EngineArgs(EngineArguments):
         )
 
 
+def _resolve_devices(
+    args: EngineArgs, devices: Sequence[Device] | None, model_config: ModelConfig
+) -> tuple[Mesh, str, ModelConfig]:
+    """Settle which devices run the model, what they are, and the model as it is spread over them."""
+    from jaxllm.execution.mesh import resolve_mesh, spread
+
+    if devices is None:
+        is_sized = args.kv_cache_memory_bytes is None and args.num_gpu_blocks_override is None
+        reserve_gpu_memory(args.gpu_memory_utilization if is_sized else 1.0)
+    mesh = resolve_mesh(args.tensor_parallel_size, args.mesh, devices)
+    return mesh, detect_platform(mesh.devices.tolist()), spread(model_config, mesh.size)
+
+
 def _resolve_numerics(args: EngineArgs, checkpoint: Checkpoint, platform: str) -> dict[str, Any]:
     """Settle the dtype, and whether outputs may depend on the batch."""
     import jax
@@ -223,16 +254,16 @@ def _resolve_numerics(args: EngineArgs, checkpoint: Checkpoint, platform: str) -
 
 
 def _resolve_attention(
-    args: EngineArgs, model_config: ModelConfig, platform: str, dtype: str, block_size: int
+    args: EngineArgs, model_config: ModelConfig, mesh: Mesh, platform: str, dtype: str, block_size: int
 ) -> PagedAttention:
-    """Settle how attention is computed, and the dtype of the KV cache."""
+    """Settle how each device computes attention, and the dtype of the KV cache."""
     import jax.numpy as jnp
 
     from pallas_kernels.paged_attention import AttentionShape, pick
 
     shape = AttentionShape(
-        num_heads=model_config.num_heads,
-        num_kv_heads=model_config.num_kv_heads,
+        num_heads=model_config.num_heads // mesh.size,
+        num_kv_heads=model_config.num_kv_heads // mesh.size,
         head_dim=model_config.head_dim,
         block_size=block_size,
         dtype=jnp.dtype(dtype),
@@ -246,7 +277,28 @@ def _resolve_attention(
         raise VLLMValidationError(message, parameter="attention_config", value=backend) from error
     if reason is not None:
         logger.warning("attention runs in plain XLA, not in the %s's own kernels: %s", platform, reason)
+    if attention.implementation == "gpu":
+        _check_gpu_kernels(platform, backend)
     return attention
+
+
+def _check_gpu_kernels(platform: str, backend: str | None) -> None:
+    """See whether this machine can run them: by a good assembler, or in an interpreter that does not wait for ever."""
+    if platform == "gpu":
+        from pallas_kernels.paged_attention.gpu.assembler import assembler_doubt
+
+        doubt = assembler_doubt()
+        if doubt is not None:
+            logger.warning("attention may go wrong in the GPU's kernels: %s", doubt)
+        return
+    num_threads = int(os.environ.get("NPROC") or os.cpu_count() or 1)  # as XLA counts its pool's
+    if platform == "cpu" and num_threads < INTERPRETER_THREADS:
+        raise VLLMValidationError(
+            f"attention_config: a CPU interprets the GPU's kernels, which takes {INTERPRETER_THREADS} threads of XLA's "
+            f"pool or waits for ever, and there are {num_threads}. Set NPROC={INTERPRETER_THREADS} in the environment.",
+            parameter="attention_config",
+            value=backend,
+        )
 
 
 def _load_processors(given: list[Any] | None) -> tuple[LogitsProcessor, ...]:

@@ -13,6 +13,7 @@ from typing import Any, Self
 from jaxllm.arguments import (
     Choice,
     ClassName,
+    DeviceMesh,
     Dtype,
     Group,
     Integer,
@@ -134,7 +135,10 @@ class EngineArguments:
     model_loader_extra_config: dict[str, Any] = unsupported({})
     ignore_patterns: Any = unsupported(None)
     safetensors_load_strategy: str = unsupported("lazy", "weights are memory-mapped")
-    tensor_parallel_size: int = unsupported(1, aliases=("-tp",))
+    tensor_parallel_size: int = argument(
+        1, Integer(1, INT32_MAX), "ParallelConfig", "devices to spread the model over", "-tp"
+    )
+    mesh: Any = argument(None, DeviceMesh(), "ParallelConfig", argparse.SUPPRESS)
     pipeline_parallel_size: int = unsupported(1, aliases=("-pp",))
     data_parallel_size: int = unsupported(1, aliases=("-dp",))
     prefill_context_parallel_size: int = unsupported(1)
@@ -158,7 +162,10 @@ class EngineArguments:
         "--device-memory-utilization",
     )
     kv_cache_memory_bytes: int | None = argument(
-        None, Integer(1, 2**63 - 1, optional=True, sized=True), _CACHE, "size of the KV cache; default: what fits"
+        None,
+        Integer(1, 2**63 - 1, optional=True, sized=True),
+        _CACHE,
+        "size of a device's KV cache; default: what fits",
     )
     num_gpu_blocks_override: int | None = argument(
         None, Integer(2, INT32_MAX, optional=True), _CACHE, "number of KV blocks, instead of what fits"

@@ -234,9 +234,9 @@ class LLM(RefusedMethods):
         return self.llm_engine.get_metrics()
 
     def get_world_size(self, include_dp: bool = True) -> int:
-        """Return how many processes run the model."""
-        del include_dp
-        return 1
+        """Return how many devices run the model."""
+        del include_dp  # there are no replicas
+        return self.llm_engine.config.mesh.size
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing forgotten, while requests run."""

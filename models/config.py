@@ -67,11 +67,15 @@ class ModelConfig:
     final_soft_cap: float | None = None
     embed_scale: float = 1.0
     norm_offset: float = 0.0
+    kv_repeats: int = 1
+    """Of `num_kv_heads` so many in a row are one head of the checkpoint: there are more devices than such heads."""
 
     def __post_init__(self) -> None:
         """Refuse sizes that do not fit together with ValueError."""
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"{self.num_heads} query heads are not a multiple of {self.num_kv_heads} kv heads")
+        if self.num_kv_heads % self.kv_repeats:
+            raise ValueError(f"{self.num_kv_heads} kv heads are not a multiple of {self.kv_repeats} repeats")
         if self.head_dim % 2:
             raise ValueError(f"head_dim is {self.head_dim}; rotary embeddings need an even one")
         if self.head_dim < 4 and any(rope.rope_type == "dynamic" for rope in self.ropes):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from pallas_kernels.paged_attention import AttentionBatch, KVPool, PagedAttention
+from pallas_kernels.paged_attention import AttentionBatch, KVPool
 
 from .config import ModelConfig
 from .family import Prefixes, TensorName
@@ -23,6 +23,8 @@ from .registry import get_family
 from .rope import rope_tables
 
 NO_WINDOW = 2**30
+KV_HEADS = "kv_heads"
+"""The logical axis along which heads may be repeated."""
 
 Params = Mapping[str, Any]
 
@@ -51,6 +53,8 @@ class ParamSpec:
     sources: tuple[str, ...]
     layout: str
     hf_shape: tuple[int, ...]
+    repeats: int = 1
+    """How often in a row each kv head of the HF tensor stands in ours."""
 
     @property
     def stacked(self) -> bool:
@@ -94,10 +98,11 @@ class Model:
         """
         prefixes = self.family.find_prefixes(tensor_names)
         num_layers = self.config.num_layers
-        specs = {path: _spec(param, *self._source(path, prefixes, None)) for path, param in _flat(self._frame_state)}
+        spec_of = partial(_spec, kv_repeats=self.config.kv_repeats)
+        specs = {path: spec_of(param, *self._source(path, prefixes, None)) for path, param in _flat(self._frame_state)}
         for path, param in _flat(self._layer_state):
             sources = [self._source(f"layers.{path}", prefixes, layer) for layer in range(num_layers)]
-            singles = [_spec(param, *source) for source in sources]
+            singles = [spec_of(param, *source) for source in sources]
             if self.stacked:
                 specs[f"layers.{path}"] = _stack(singles)
             else:
@@ -111,9 +116,12 @@ class Model:
         tokens: TokenBatch,
         batch: AttentionBatch,
         *,
-        attention: PagedAttention,
+        attention: Callable[..., tuple[Array, KVPool]],
     ) -> tuple[Array, KVPool]:
-        """Run the step's tokens through all layers; return normed hidden states [t, d] and the pool."""
+        """Run the step's tokens through all layers; return normed hidden states [t, d] and the pool.
+
+        `attention` is called as a `PagedAttention` is.
+        """
         cfg = self.config
         frame = nnx.merge(self._frame_def, {name: value for name, value in params.items() if name != "layers"})
         cos_rth, sin_rth = rope_tables(cfg.ropes, cfg.head_dim, tokens.positions_t, tokens.rope_lengths_t)
@@ -179,27 +187,28 @@ def _flat(state: nnx.State) -> list[tuple[str, nnx.Variable[Any]]]:
     return [(".".join(map(str, path)), variable) for path, variable in nnx.to_flat_state(state)]
 
 
-def _spec(variable: nnx.Variable[Any], source: str, layout: str) -> ParamSpec:
-    shape = tuple(variable.shape)
+def _spec(variable: nnx.Variable[Any], source: str, layout: str, kv_repeats: int) -> ParamSpec:
+    shape, axes = tuple(variable.shape), tuple(variable.get_metadata()["out_sharding"])
+    repeats = kv_repeats if KV_HEADS in axes else 1
+    once = tuple(size // repeats if axis == KV_HEADS else size for axis, size in zip(axes, shape, strict=True))
     return ParamSpec(
         shape=shape,
         dtype=variable.dtype,
-        axes=tuple(variable.get_metadata()["out_sharding"]),
+        axes=axes,
         sources=(source,),
         layout=layout,
-        hf_shape=_hf_shape(layout, shape),
+        hf_shape=_hf_shape(layout, once),
+        repeats=repeats,
     )
 
 
 def _stack(specs: list[ParamSpec]) -> ParamSpec:
     first = specs[0]
-    return ParamSpec(
+    return replace(
+        first,
         shape=(len(specs), *first.shape),
-        dtype=first.dtype,
         axes=("layers", *first.axes),
         sources=tuple(spec.sources[0] for spec in specs),
-        layout=first.layout,
-        hf_shape=first.hf_shape,
     )
 
 

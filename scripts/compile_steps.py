@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Compile the whole step of real models for hardware that is not there, and check what the compiler made of it.
 
-For each model the plain decode step, the plain step of the largest bucket and the full one. Checked: the KV pool is
-updated in place, scratch does not grow with the pool, the program holds no copy of weights or pool, and on a GPU the
-plain decode step is one command buffer (CUDA graph). Run by scripts/compile_check.sh, which makes the environments.
+For each model the plain decode step, the plain step of the largest bucket and the full one, on one device or spread
+over several. Checked: the KV pool is updated in place, scratch does not grow with the pool, the program holds no copy
+of weights or pool, devices exchange two sums a layer and what little the embedding and sampling need, and on one GPU
+the plain decode step is one command buffer (CUDA graph). Run by scripts/compile_check.sh, which makes the environments.
 """
 
 from __future__ import annotations
@@ -33,19 +34,25 @@ os.environ |= {"JAX_PLATFORMS": "cpu"} | TPU_ENVIRONMENT
 import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 from shapes import MODELS
 
+from jaxllm.check.hlo import count_collectives
 from jaxllm.execution.buckets import pick_bucket
 from jaxllm.execution.compiler import StepCompiler, StepConfig
+from jaxllm.execution.mesh import MODEL_AXIS, make_mesh, param_sharding, spread
 from jaxllm.execution.options import compiler_options
 from jaxllm.execution.step import StepShape
 from jaxllm.models import Model, get_family
+from jaxllm.sampling.shards import VocabShards
 from pallas_kernels.paged_attention import AttentionShape, pick
 from pallas_kernels.targets import gpu_target
 
-SEQS, TOKENS, CONTEXT, BLOCK_SIZE = 64, 2048, 8192, 64
-BLOCKS = (33, 1025)
+# No power of two, so that no activation is as large as a weight.
+SEQS, TOKENS, CONTEXT, BLOCK_SIZE = 64, 2000, 8192, 64
+# A smaller pool would fit into VMEM, and some of them are brought there.
+BLOCKS = (513, 1025)
+SLACK = 2**19  # bytes of scratch; a thousandth of what so many more blocks take
 
 
 def main() -> int:
@@ -55,31 +62,34 @@ def main() -> int:
     parser.add_argument("models", nargs="+", choices=MODELS, metavar="MODEL", help=f"of {', '.join(MODELS)}")
     parser.add_argument("--json", type=Path, metavar="OUT")
     parser.add_argument("--layers", type=int, help="compile fewer layers")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N")
     args = parser.parse_args()
-    platform, sharding = find_target(args.target)
-    rows = [row for model in args.models for row in check_model(model, platform, sharding, args.layers)]
+    platform, mesh = find_target(args.target, args.tensor_parallel_size)
+    rows = [row for model in args.models for row in check_model(model, platform, mesh, args.layers)]
     for row in rows:
-        row["target"], row["jax"] = args.target, jax.__version__
+        row["target"], row["devices"], row["jax"] = args.target, mesh.size, jax.__version__
         print("  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
     return int(any(row["missed"] for row in rows))
 
 
-def find_target(name: str) -> tuple[str, NamedSharding]:
-    """Return the platform, and the placement on the target's first device."""
+def find_target(name: str, num_devices: int) -> tuple[str, Mesh]:
+    """Return the platform, and the mesh of the target's first devices."""
     if name == "h100":
-        platform, arguments = "gpu", {"topology_name": "h100", "target_config": gpu_target("h100"), "topology": "1x1x1"}
-        topology = topologies.get_topology_desc(platform="cuda", **arguments)
+        platform, arguments = "gpu", {"topology_name": "h100", "target_config": gpu_target("h100")}
+        topology = topologies.get_topology_desc(platform="cuda", topology=f"1x1x{num_devices}", **arguments)
     else:
         platform, topology = "tpu", topologies.get_topology_desc(platform="tpu", topology_name=name)
-    return platform, NamedSharding(Mesh(topology.devices[:1], ("model",)), PartitionSpec())
+    if num_devices > len(topology.devices):
+        raise SystemExit(f"{name} has {len(topology.devices)} devices, not {num_devices}")
+    return platform, make_mesh(topology.devices[:num_devices])
 
 
-def check_model(name: str, platform: str, sharding: NamedSharding, num_layers: int | None) -> Iterator[dict[str, Any]]:
+def check_model(name: str, platform: str, mesh: Mesh, num_layers: int | None) -> Iterator[dict[str, Any]]:
     """Yield a row per program: what the compiler says, and what it misses of what is wanted."""
     hf = MODELS[name] | ({"num_hidden_layers": num_layers} if num_layers else {})
-    compiler = make_compiler(hf, platform)
+    compiler = make_compiler(hf, platform, mesh)
     decode, largest = pick_bucket(compiler.buckets, SEQS, SEQS), compiler.buckets[-1]
     programs = {
         "decode": compiler.step_shape(decode, is_full=False),
@@ -87,14 +97,14 @@ def check_model(name: str, platform: str, sharding: NamedSharding, num_layers: i
         "full": compiler.step_shape(largest, is_full=True),
     }
     for title, shape in programs.items():
-        yield {"model": name, "step": title} | check_program(compiler, shape, platform, sharding)
+        yield {"model": name, "step": title} | check_program(compiler, shape)
 
 
-def make_compiler(hf: dict[str, Any], platform: str) -> StepCompiler:
+def make_compiler(hf: dict[str, Any], platform: str, mesh: Mesh) -> StepCompiler:
     """Return the compiler of a model's steps with the platform's own attention."""
-    config = get_family(hf["architectures"][0]).read_config(hf)
+    config = spread(get_family(hf["architectures"][0]).read_config(hf), mesh.size)
     bfloat16 = jnp.dtype("bfloat16")
-    heads = (config.num_heads, config.num_kv_heads, config.head_dim)
+    heads = (config.num_heads // mesh.size, config.num_kv_heads // mesh.size, config.head_dim)
     attention, reason = pick(AttentionShape(*heads, BLOCK_SIZE, bfloat16, bfloat16), platform)
     if reason is not None:
         raise SystemExit(f"the kernels of {platform} refuse this model: {reason}")
@@ -106,55 +116,80 @@ def make_compiler(hf: dict[str, Any], platform: str) -> StepCompiler:
         max_logprobs=20,
         platform=platform,
     )
-    return StepCompiler(settings, Model(config, bfloat16, stacked=platform != "gpu"))
+    return StepCompiler(settings, Model(config, bfloat16, stacked=platform != "gpu"), mesh)
 
 
-def check_program(compiler: StepCompiler, shape: StepShape, platform: str, sharding: NamedSharding) -> dict[str, Any]:
+def check_program(compiler: StepCompiler, shape: StepShape) -> dict[str, Any]:
     """Compile with few blocks and with many."""
-    temps, missed, row = [], [], {}
+    temps, missed, row, platform = [], [], {}, compiler.config.platform
     for num_blocks in BLOCKS:
         start = time.monotonic()
-        memory, hlo, thunks = compile_program(compiler, shape, num_blocks, platform, sharding)
-        pool_bytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in compiler.pool_spec(num_blocks))
+        memory, hlo, thunks = compile_program(compiler, shape, num_blocks)
+        pool_bytes = sum(device_bytes(x) for x in compiler.pool_spec(num_blocks))
         if memory.alias_size_in_bytes < pool_bytes:
             missed.append(f"pool of {pool_bytes} bytes, aliased {memory.alias_size_in_bytes}")
         if copies := find_copies(hlo, compiler, num_blocks):
             missed.append(f"copies of weights or pool: {copies[:3]}")
         temps.append(memory.temp_size_in_bytes)
+        collectives = {each.kind: each.count for each in count_collectives(hlo)}
         row = {
             "compile_s": round(time.monotonic() - start, 1),
             "temp_mib": round(temps[-1] / 2**20, 1),
             "alias_mib": round(memory.alias_size_in_bytes / 2**20, 1),
             "thunks": thunks,
+            "collectives": collectives,
         }
-    if abs(temps[1] - temps[0]) > 0.01 * temps[0]:
+    if abs(temps[1] - temps[0]) > max(0.01 * temps[0], SLACK):
         missed.append(f"scratch {temps[0]} with {BLOCKS[0]} blocks, {temps[1]} with {BLOCKS[1]}")
+    if (expected := expected_collectives(compiler, shape)) != row["collectives"]:
+        missed.append(f"collectives should be {expected}")
     is_plain_decode = not shape.is_full and shape.batch.bucket.num_tokens <= SEQS
-    if platform == "gpu" and is_plain_decode and row["thunks"] != {"kCommandBuffer": 1}:
+    if platform == "gpu" and compiler.mesh.size == 1 and is_plain_decode and row["thunks"] != {"kCommandBuffer": 1}:
         missed.append("not one command buffer")
     return row | {"missed": missed}
 
 
-def compile_program(
-    compiler: StepCompiler, shape: StepShape, num_blocks: int, platform: str, sharding: NamedSharding
-) -> tuple[Any, str, dict[str, int]]:
+def expected_collectives(compiler: StepCompiler, shape: StepShape) -> dict[str, int]:
+    """Return how many collectives of each kind a step should need."""
+    vocab = VocabShards(compiler.model.config.vocab_size, compiler.mesh.size, MODEL_AXIS)
+    if vocab.num_devices == 1:
+        return {}
+    is_spread = vocab.vocab_size % vocab.num_devices == 0
+    expected = {"all-reduce": 2 * compiler.model.config.num_layers + is_spread}  # and the embedding
+    if not shape.is_full and vocab.can_sample:
+        # The tiles' maxima and then their sums; and the logits of the tile where either leads.
+        expected |= {"all-gather": 2, "all-reduce": expected["all-reduce"] + 2}
+        return expected | ({"collective-permute": 1} if vocab.borrowed else {})
+    return expected | ({"all-gather": 1} if is_spread else {})
+
+
+def device_bytes(spec: jax.ShapeDtypeStruct) -> int:
+    """Return the bytes that one device holds of an array."""
+    assert spec.sharding is not None
+    return math.prod(spec.sharding.shard_shape(spec.shape)) * spec.dtype.itemsize
+
+
+def compile_program(compiler: StepCompiler, shape: StepShape, num_blocks: int) -> tuple[Any, str, dict[str, int]]:
     """Return the compiler's memory analysis, the final HLO, and on a GPU the thunks by kind."""
+    platform = compiler.config.platform
     options = compiler_options(platform, jnp.bfloat16, batch_invariant=False) or {}
-    with tempfile.TemporaryDirectory() as folder, jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh):
+    with tempfile.TemporaryDirectory() as folder:
         if platform == "gpu":
             options |= {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
-        compiled = compiler.lower(shape, num_blocks, sharding).compile(compiler_options=options or None)
+        compiled = compiler.lower(shape, num_blocks).compile(compiler_options=options or None)
         thunks = count_thunks(read_thunks(Path(folder))) if platform == "gpu" else {}
         return compiled.memory_analysis(), compiled.as_text() or "", thunks
 
 
 def find_copies(hlo: str, compiler: StepCompiler, num_blocks: int) -> list[str]:
     """Return the copies in a program that are as large as a parameter of 1 MiB or more, or as the pool."""
-    specs = [*compiler.model.param_specs().values(), *compiler.pool_spec(num_blocks)]
-    sizes = {math.prod(spec.shape) for spec in specs}
+    specs = compiler.model.param_specs().values()
+    shapes = [param_sharding(compiler.mesh, spec).shard_shape(spec.shape) for spec in specs]
+    shapes += [x.sharding.shard_shape(x.shape) for x in compiler.pool_spec(num_blocks)]
+    sizes = {math.prod(shape) for shape in shapes}
     found = re.findall(r"= \w+\[([\d,]+)\]\S* copy(?:-start)?\(", hlo)
-    shapes = [tuple(map(int, dims.split(","))) for dims in found]
-    return [str(shape) for shape in shapes if math.prod(shape) in sizes and math.prod(shape) >= 2**20]
+    copies = [tuple(map(int, dims.split(","))) for dims in found]
+    return [str(shape) for shape in copies if math.prod(shape) in sizes and math.prod(shape) >= 2**20]
 
 
 def read_thunks(folder: Path) -> str:

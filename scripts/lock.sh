@@ -21,7 +21,7 @@ pip=("$dir/venv/bin/python" -m pip --disable-pip-version-check)
 "${pip[@]}" install -q -r "$dir/requirements.txt"
 {
   echo "# Everything jaxllm[dev] depends on, for \`pip install -c requirements.lock\`. Written by scripts/lock.sh."
-  echo "# The accelerator extras (cuda13, tpu) are not pinned here: they follow jax."
+  echo "# The accelerator extras (cuda13, tpu, check) are not pinned here: they follow jax."
   "${pip[@]}" freeze --all
 } >"$dir/lock"
 mv "$dir/lock" requirements.lock

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import jaxllm
-from jaxllm.cli import collect_env, generate
+from jaxllm.cli import check, collect_env, generate
 from jaxllm.cli.config_file import apply_config_file
 from jaxllm.exceptions import VLLMValidationError
 
@@ -22,12 +22,13 @@ def make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentP
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     return parser, {
         "generate": generate.add_parser(commands),
+        "check": check.add_parser(commands),
         "collect-env": collect_env.add_parser(commands),
     }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status: 0 done, 1 some prompts failed, 2 misuse, 130 interrupted."""
+    """Run the command; returns its exit status: 0 done, 2 misuse, 130 interrupted, and others that commands explain."""
     parser, commands = make_parser()
     words = list(sys.argv[1:] if argv is None else argv)
     name = words[0] if words and words[0] in commands else None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import logging
-import math
 import platform as host
 import time
 from collections.abc import Mapping
@@ -17,9 +15,9 @@ import jax
 from jaxllm import __version__
 from jaxllm.constraints.token_masks import TokenMasks
 from jaxllm.engine.core import EngineCore
-from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.compiler import StepCompiler, StepConfig
-from jaxllm.execution.kv_pool import PoolRequest, count_blocks, most_tokens
+from jaxllm.engine.sizing import measure_memory, memory_limit, size_pool, step_config
+from jaxllm.execution.compiler import StepCompiler
+from jaxllm.execution.mesh import param_sharding
 from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.loading.load import check_names, init_dummy, load_params
 from jaxllm.models.config import ModelConfig
@@ -49,20 +47,22 @@ def make_core(
     specs = model.param_specs(config.checkpoint.tensors)
     if config.load_format != "dummy":
         check_names(specs, config.checkpoint, ignored=model.ignored_tensors)
-    num_blocks, max_model_len = size_pool(config, model, specs)
+    memory = measure_memory(config, model, specs, memory_limit(config))
+    num_blocks, max_model_len = size_pool(config, memory)
     params = _load(config, specs)
-    compiler = StepCompiler(_step_config(config, max_model_len), model)
+    compiler = StepCompiler(step_config(config, max_model_len), model, config.mesh)
     runner = ModelRunner(compiler, params, num_blocks, compile_ahead=not config.enforce_eager)
     masks = TokenMasks(config.model_config.vocab_size, grammars, thinking)
     scheduler_config = _scheduler_config(config, num_blocks, max_model_len, compiler.max_rows)
     scheduler = (config.scheduler_cls or Scheduler)(scheduler_config)
-    device = jax.devices()[0]
+    device = config.mesh.devices[0]
     logger.info(
-        "jaxllm %s: %s (%s) on %s (%s) in %s, attention %s, %d KV blocks of %d tokens, context %d, %d programs; "
+        "jaxllm %s: %s (%s) on %d %s (%s) in %s, attention %s, %d KV blocks of %d tokens, context %d, %d programs; "
         "loaded in %.1f s",
         __version__,
         config.model,
         config.model_config.architecture,
+        config.mesh.size,
         device.platform,
         device.device_kind,
         config.dtype,
@@ -76,37 +76,6 @@ def make_core(
     return EngineCore(scheduler, runner, masks, max_model_len=max_model_len, overlap=config.async_scheduling)
 
 
-def size_pool(config: EngineConfig, model: Model, specs: Mapping[str, ParamSpec]) -> tuple[int, int]:
-    """Return the number of KV blocks and the context length, lowered to what they hold if the user left it open.
-
-    Both follow from the configuration and the device's total memory alone, so every start gives the same.
-    """
-    request = PoolRequest(
-        model_config=config.model_config,
-        attention=config.attention,
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=config.max_model_len,
-        num_gpu_blocks_override=config.num_gpu_blocks_override,
-        kv_cache_memory_bytes=config.kv_cache_memory_bytes,
-        memory_limit=_memory_limit(config),
-    )
-    used_bytes = sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs.values())
-    if request.memory_limit is not None:
-        compiler = StepCompiler(_step_config(config, config.max_model_len), model)
-        counts = compiler.counts_spec()
-        used_bytes += compiler.scratch_bytes() + math.prod(counts.shape) * counts.dtype.itemsize
-    if config.max_model_len_can_shrink:
-        fits = most_tokens(request, used_bytes=used_bytes)
-        if 0 < fits < config.max_model_len:
-            logger.warning(
-                "max_model_len lowered from %d to %d, which is what the KV cache holds; give it more memory for more.",
-                config.max_model_len,
-                fits,
-            )
-            request = dataclasses.replace(request, max_model_len=fits)
-    return count_blocks(request, used_bytes=used_bytes), request.max_model_len
-
-
 def use_compile_cache(cache_dir: str) -> None:
     """Keep compiled programs on disk, in a folder per CPU model: code for another CPU must be a clean miss."""
     if jax.config.jax_compilation_cache_dir is None:
@@ -116,37 +85,13 @@ def use_compile_cache(cache_dir: str) -> None:
 
 
 def _load(config: EngineConfig, specs: Mapping[str, ParamSpec]) -> Any:
+    def sharding_for(path: str) -> jax.sharding.Sharding:
+        return param_sharding(config.mesh, specs[path])
+
     if config.load_format == "dummy":
-        return init_dummy(specs, config.seed)
+        return init_dummy(specs, config.seed, sharding_for=sharding_for)
     config.checkpoint.fetch()
-    return load_params(specs, config.checkpoint, progress=config.use_tqdm_on_load)
-
-
-def _memory_limit(config: EngineConfig) -> int | None:
-    if config.platform == "cpu":
-        return None
-    stats = jax.devices()[0].memory_stats() or {}
-    if "bytes_limit" not in stats:
-        raise VLLMValidationError(
-            "This device does not tell how much memory it has: set kv_cache_memory_bytes.",
-            parameter="kv_cache_memory_bytes",
-            value=None,
-        )
-    return int(stats["bytes_limit"] * config.gpu_memory_utilization)
-
-
-def _step_config(config: EngineConfig, max_model_len: int) -> StepConfig:
-    return StepConfig(
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=max_model_len,
-        attention=config.attention,
-        max_logprobs=config.max_logprobs,
-        platform=config.platform,
-        logprobs_mode=config.logprobs_mode,
-        processors=tuple(config.logits_processors),
-        batch_invariant=config.batch_invariant,
-    )
+    return load_params(specs, config.checkpoint, sharding_for=sharding_for, progress=config.use_tqdm_on_load)
 
 
 def _scheduler_config(config: EngineConfig, num_blocks: int, max_model_len: int, max_rows: int) -> SchedulerConfig:

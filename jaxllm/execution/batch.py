@@ -35,9 +35,9 @@ class BatchShape(NamedTuple):
     @property
     def max_tiles(self) -> int:
         """The most tiles a step can have: every chunk may leave one part-filled, and takes 2 rows or more."""
-        t = self.bucket.num_tokens
-        num_chunks = -(-t // max(2, self.row_alignment))
-        return min(num_chunks, t // self.query_tile + self.bucket.num_seqs)
+        t, s = self.bucket
+        num_chunks = min(s, -(-t // max(2, self.row_alignment)))
+        return t // self.query_tile + num_chunks
 
 
 class StepInputs(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -10,9 +11,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jax.stages import Lowered
 
-from jaxllm.models.model import Model, unflatten
+from jaxllm.models.model import Model, ParamSpec, unflatten
 from jaxllm.sampling.processors import LogitsProcessor, extra_args
 from jaxllm.sampling.token_counts import set_row
 from jaxllm.scheduling.plan import StepPlan
@@ -20,9 +22,10 @@ from pallas_kernels.paged_attention import KVPool, PagedAttention, copy_blocks
 
 from .batch import BatchShape, buffer_size, count_rows, float_fields, int_fields
 from .buckets import Bucket, make_buckets, pick_bucket
+from .mesh import param_sharding, placed, pool_sharding, replicated
 from .options import compiler_options
 from .rows import RareInputs, rare_shapes
-from .step import DeviceState, StepShape, run_step
+from .step import DeviceState, StepOutput, StepShape, run_step
 
 # Rows of logits that exist at a time. Steps rarely fill their rows, and nothing is computed for tiles without any.
 LOGITS_TILE = 64
@@ -37,6 +40,8 @@ class Upkeep(enum.Enum):
 
     COPY_BLOCKS = "copy blocks"
     """(pool, sources [COPIES], targets [COPIES]) -> pool"""
+    MAKE_COUNTS = "make counts"
+    """() -> token counts, all zeros"""
     SET_COUNTS = "set counts"
     """(token counts, row index, row [v]) -> token counts"""
 
@@ -52,6 +57,7 @@ class StepConfig:
     max_num_batched_tokens: int
     max_model_len: int
     attention: PagedAttention
+    """Of the heads of one device."""
     max_logprobs: int
     """At most the vocabulary."""
     platform: str
@@ -65,10 +71,10 @@ class StepConfig:
 
 
 class StepCompiler:
-    """Compiles the steps of one model under one configuration."""
+    """Compiles the steps of one model under one configuration, for the devices of a mesh, which need not be there."""
 
-    def __init__(self, config: StepConfig, model: Model) -> None:
-        self.config, self.model = config, model
+    def __init__(self, config: StepConfig, model: Model, mesh: Mesh) -> None:
+        self.config, self.model, self.mesh = config, model, mesh
         alignment = config.attention.row_alignment
         self.buckets = make_buckets(config.max_num_batched_tokens, config.max_num_seqs, alignment)
 
@@ -100,51 +106,72 @@ class StepCompiler:
         return StepShape(self._batch_shape(bucket), is_full, num_logprobs, self.config.logprobs_mode, self.max_rows)
 
     def pool_spec(self, num_blocks: int) -> KVPool:
-        """Return shape and dtype of the KV pool."""
-        return self.config.attention.pool_spec(self.model.config.num_layers, num_blocks)
+        """Return shape, dtype and sharding of the KV pool; each device holds the pool of its own heads."""
+        local = self.config.attention.pool_spec(self.model.config.num_layers, num_blocks)
+        whole = (jax.ShapeDtypeStruct((x.shape[0], x.shape[1] * self.mesh.size, *x.shape[2:]), x.dtype) for x in local)
+        return placed(type(local)(*whole), pool_sharding(self.mesh))
 
     def counts_spec(self) -> jax.ShapeDtypeStruct:
         """Return shape and dtype of the token counts: a row for those that count nothing, and one per slot."""
-        return jax.ShapeDtypeStruct((self.config.max_num_seqs + 1, self.model.config.vocab_size), jnp.uint16)
+        return self._replicated((self.config.max_num_seqs + 1, self.model.config.vocab_size), jnp.uint16)
 
-    def lower(self, key: ProgramKey, num_blocks: int, sharding: jax.sharding.Sharding | None = None) -> Lowered:
-        """Lower a program for a pool of `num_blocks` blocks; pool and token counts are donated.
-
-        With `sharding`, which all arguments get, for devices that need not be there.
-        """
-        lower = partial(_lower, platform=PLATFORMS[self.config.platform], sharding=sharding)
-        pool, counts = self.pool_spec(num_blocks), self.counts_spec()
-        if key is Upkeep.COPY_BLOCKS:
-            ids = jax.ShapeDtypeStruct((COPIES,), jnp.int32)
-            return lower(partial(copy_blocks, num_layers=self.model.config.num_layers), 0, pool, ids, ids)
-        if key is Upkeep.SET_COUNTS:
-            row = jax.ShapeDtypeStruct(counts.shape[1:], counts.dtype)
-            return lower(set_row, 0, counts, jax.ShapeDtypeStruct((), jnp.int32), row)
-        assert isinstance(key, StepShape)
-        step = partial(
-            run_step,
-            model=self.model,
-            shape=key,
-            processors=self.config.processors,
-            attention=self.config.attention,
-            # On a GPU a loop would be driven from the host, and the step no longer be one CUDA graph.
-            logits_tile=self.max_rows if self.config.platform == "gpu" else LOGITS_TILE,
-        )
-        return lower(
-            step,
-            1,
-            self._params_spec(),
-            DeviceState(pool, counts if key.is_full else None),
-            jax.ShapeDtypeStruct((self.max_rows,), jnp.int32),
-            jax.ShapeDtypeStruct((buffer_size(int_fields(key.batch)),), jnp.int32),
-            jax.ShapeDtypeStruct((buffer_size(float_fields(key.batch)),), jnp.float32),
-            self.rare_spec(key.batch.bucket) if key.is_full else None,
-        )
+    def tokens_spec(self) -> jax.ShapeDtypeStruct:
+        """Return shape and dtype of a step's tokens."""
+        return self._replicated((self.max_rows,), jnp.int32)
 
     def rare_spec(self, bucket: Bucket) -> RareInputs:
         """Return shape and dtype of each rare input."""
         shapes = rare_shapes(bucket.num_seqs, self.model.config.vocab_size)
-        return RareInputs(*(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype, _ in shapes))
+        return RareInputs(*(self._replicated(shape, dtype) for shape, dtype, _ in shapes))
+
+    def lower(self, key: ProgramKey, num_blocks: int) -> Lowered:
+        """Lower a program for a pool of `num_blocks` blocks; pool and token counts are donated."""
+        pool, counts = self.pool_spec(num_blocks), self.counts_spec()
+        everywhere = replicated(self.mesh)
+        if key is Upkeep.COPY_BLOCKS:
+            ids = self._replicated((COPIES,), jnp.int32)
+            copy = partial(copy_blocks, num_layers=self.model.config.num_layers)
+            return self._lower(copy, pool_sharding(self.mesh), (0,), pool, ids, ids)
+        if key is Upkeep.MAKE_COUNTS:
+            return self._lower(partial(jnp.zeros, counts.shape, counts.dtype), everywhere, ())
+        if key is Upkeep.SET_COUNTS:
+            row, index = self._replicated(counts.shape[1:], counts.dtype), self._replicated((), jnp.int32)
+            return self._lower(set_row, everywhere, (0,), counts, index, row)
+        assert isinstance(key, StepShape)
+        counts_sharding = everywhere if key.is_full else None
+        pool_shardings: Any = pool_sharding(self.mesh)  # of each of its arrays
+        return self._lower(
+            self._step(key),
+            (DeviceState(pool_shardings, counts_sharding), everywhere),
+            (1,),
+            self._params_spec(),
+            DeviceState(pool, counts if key.is_full else None),
+            self.tokens_spec(),
+            self._replicated((buffer_size(int_fields(key.batch)),), jnp.int32),
+            self._replicated((buffer_size(float_fields(key.batch)),), jnp.float32),
+            self.rare_spec(key.batch.bucket) if key.is_full else None,
+        )
+
+    def _step(self, shape: StepShape) -> Callable[..., tuple[DeviceState, StepOutput]]:
+        return partial(
+            run_step,
+            model=self.model,
+            shape=shape,
+            processors=self.config.processors,
+            attention=self.config.attention,
+            mesh=self.mesh,
+            # On a GPU a loop would be driven from the host, and the step no longer be one CUDA graph.
+            logits_tile=self.max_rows if self.config.platform == "gpu" else LOGITS_TILE,
+        )
+
+    def _lower(
+        self, function: Callable[..., Any], out_shardings: Any, donated: tuple[int, ...], *specs: Any
+    ) -> Lowered:
+        jitted = jax.jit(function, donate_argnums=donated, out_shardings=out_shardings)
+        return jitted.trace(*specs).lower(lowering_platforms=(PLATFORMS[self.config.platform],))
+
+    def _replicated(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=replicated(self.mesh))
 
     def compile(self, key: ProgramKey, num_blocks: int) -> jax.stages.Compiled:
         """Compile a program for a pool of `num_blocks` blocks."""
@@ -152,13 +179,21 @@ class StepCompiler:
         options = compiler_options(config.platform, self.model.dtype, config.batch_invariant)
         return self.lower(key, num_blocks).compile(compiler_options=options)
 
-    def scratch_bytes(self) -> int:
-        """Return the scratch memory of the largest step; it does not depend on the number of blocks, so 2 will do."""
+    def used_bytes(self) -> int:
+        """Return the bytes of one device that the largest step takes besides the pool.
+
+        Parameters, inputs, token counts, scratch, and its code, which a TPU keeps there too. They hardly depend on the
+        number of blocks, so 2 will do.
+        """
         largest = self.step_shape(self.buckets[-1], is_full=True)
         memory = self.compile(largest, 2).memory_analysis()
         if memory is None:
-            raise RuntimeError(f"the compiler for {self.config.platform} does not say how much scratch memory it needs")
-        return memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+            raise RuntimeError(f"the compiler for {self.config.platform} does not say how much memory it needs")
+        local = self.config.attention.pool_spec(self.model.config.num_layers, 2)
+        arguments = memory.argument_size_in_bytes - sum(math.prod(x.shape) * x.dtype.itemsize for x in local)
+        scratch = memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
+        # With another number of blocks the compiler may order operations otherwise: its scratch is within 1 %.
+        return arguments + scratch + scratch // 50 + memory.output_size_in_bytes - memory.alias_size_in_bytes
 
     def _batch_shape(self, bucket: Bucket) -> BatchShape:
         max_blocks = -(-self.config.max_model_len // self.config.block_size)
@@ -167,15 +202,7 @@ class StepCompiler:
         return BatchShape(bucket, max_blocks, attention.tiles.query, attention.row_alignment, arguments)
 
     def _params_spec(self) -> dict[str, Any]:
-        specs = self.model.param_specs()
-        return unflatten({path: jax.ShapeDtypeStruct(spec.shape, spec.dtype) for path, spec in specs.items()})
+        def placed_spec(spec: ParamSpec) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=param_sharding(self.mesh, spec))
 
-
-def _lower(
-    function: Callable[..., Any], donated: int, *specs: Any, platform: str, sharding: jax.sharding.Sharding | None
-) -> Lowered:
-    jitted = jax.jit(function, donate_argnums=donated)
-    if sharding is None:
-        return jitted.lower(*specs)
-    specs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), specs)
-    return jitted.trace(*specs).lower(lowering_platforms=(platform,))
+        return unflatten({path: placed_spec(spec) for path, spec in self.model.param_specs().items()})

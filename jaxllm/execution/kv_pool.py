@@ -6,12 +6,9 @@ import logging
 import math
 from dataclasses import dataclass
 
-import jax
-import jax.numpy as jnp
-
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.models.config import ModelConfig
-from pallas_kernels.paged_attention import KVPool, PagedAttention
+from pallas_kernels.paged_attention import PagedAttention
 
 logger = logging.getLogger(__name__)
 
@@ -25,10 +22,13 @@ class PoolRequest:
 
     model_config: ModelConfig
     attention: PagedAttention
+    """Of the heads of one device."""
+    num_devices: int = 1
     max_num_seqs: int
     max_model_len: int
     num_gpu_blocks_override: int | None
     kv_cache_memory_bytes: int | None
+    """Of one device."""
     memory_limit: int | None
     """Bytes of one device that the engine may use; None for the CPU's own rule."""
 
@@ -38,7 +38,7 @@ class PoolRequest:
 
 
 def block_bytes(request: PoolRequest) -> int:
-    """Return the bytes of one block over all layers."""
+    """Return the bytes of one device's part of a block, over all layers."""
     spec = request.attention.pool_spec(request.model_config.num_layers, 1)
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in spec)
 
@@ -73,11 +73,6 @@ def blocks_per_request(request: PoolRequest) -> int:
     return -(-request.max_model_len // request.block_size)
 
 
-def make_pool(spec: KVPool) -> KVPool:
-    """Allocate the pool, all zeros."""
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), spec)
-
-
 def _available(request: PoolRequest, used_bytes: int) -> tuple[int, str]:
     """Return how many blocks there is room for, and the setting that decides it."""
     if request.num_gpu_blocks_override is not None:
@@ -86,7 +81,9 @@ def _available(request: PoolRequest, used_bytes: int) -> tuple[int, str]:
     if request.kv_cache_memory_bytes is not None:
         return min(request.kv_cache_memory_bytes // block_bytes(request), most), "kv_cache_memory_bytes"
     if request.memory_limit is None:
-        return min(_coarse(CPU_POOL_BYTES // block_bytes(request)), most), "kv_cache_memory_bytes"
+        # Virtual devices share the host's memory.
+        blocks = CPU_POOL_BYTES // (request.num_devices * block_bytes(request))
+        return min(_coarse(blocks), most), "kv_cache_memory_bytes"
     free = max(0, request.memory_limit - used_bytes)
     return min(_coarse(free // block_bytes(request)), most), "gpu_memory_utilization"
 

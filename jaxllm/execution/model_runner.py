@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -17,7 +16,7 @@ from jaxllm.scheduling.plan import StepPlan, StepResult
 from .batch import StepInputs, build
 from .compiler import COPIES, StepCompiler, Upkeep
 from .host_logprobs import read_logprobs
-from .kv_pool import make_pool
+from .mesh import make_zeros, replicated
 from .programs import Programs
 from .rows import RareInputs, neutral_array, rare_shapes
 from .step import DeviceState, StepOutput
@@ -50,10 +49,10 @@ class ModelRunner:
     def __init__(self, compiler: StepCompiler, params: Any, num_blocks: int, *, compile_ahead: bool) -> None:
         self.compiler, self.num_blocks = compiler, num_blocks
         self._params = params
-        self._pool = make_pool(compiler.pool_spec(num_blocks))
+        self._pool = make_zeros(compiler.pool_spec(num_blocks))
         self._counts: Array | None = None
         """Made by the first step that needs it."""
-        self._previous_tokens = jnp.zeros(compiler.max_rows, jnp.int32)
+        self._previous_tokens = make_zeros(compiler.tokens_spec())
         self._neutral: dict[int, RareInputs] = {}
         """By rows: the same arrays each step, so that nothing is sent for what nobody uses."""
         compile_one = partial(compiler.compile, num_blocks=num_blocks)
@@ -84,9 +83,9 @@ class ModelRunner:
         """Make the device's state anew: a step that failed or was cut off may have lost what was donated to it."""
         for array in jax.tree.leaves(self._pool):
             array.delete()  # there may be no room for two
-        self._pool = make_pool(self.compiler.pool_spec(self.num_blocks))
+        self._pool = make_zeros(self.compiler.pool_spec(self.num_blocks))
         self._counts = None
-        self._previous_tokens = jnp.zeros(self.compiler.max_rows, jnp.int32)
+        self._previous_tokens = make_zeros(self.compiler.tokens_spec())
 
     def warm_up(self) -> None:
         """Wait until every program is compiled."""
@@ -114,10 +113,10 @@ class ModelRunner:
             self._counts = self.programs.get(Upkeep.SET_COUNTS)(self._get_counts(), index, row_v)
 
     def _get_counts(self) -> Array:
-        if self._counts is None:
-            spec = self.compiler.counts_spec()
-            self._counts = jnp.zeros(spec.shape, spec.dtype)
-        return self._counts
+        counts = self._counts
+        if counts is None:
+            counts = self._counts = self.programs.get(Upkeep.MAKE_COUNTS)()
+        return counts
 
     def _rare(self, inputs: StepInputs) -> RareInputs | None:
         if not inputs.is_full:
@@ -125,7 +124,8 @@ class ModelRunner:
         num_rows = inputs.shape.bucket.num_seqs
         if num_rows not in self._neutral:
             shapes = rare_shapes(num_rows, self.compiler.model.config.vocab_size)
-            self._neutral[num_rows] = RareInputs(*(jax.device_put(neutral_array(spec)) for spec in shapes))
+            everywhere = replicated(self.compiler.mesh)
+            self._neutral[num_rows] = RareInputs(*(jax.device_put(neutral_array(spec), everywhere) for spec in shapes))
         neutral = self._neutral[num_rows]
         return RareInputs(
             *(unused if used is None else used for used, unused in zip(inputs.rare, neutral, strict=True))

@@ -9,16 +9,20 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.models.model import Model, TokenBatch
 from jaxllm.sampling.logprobs import Logprobs
 from jaxllm.sampling.processors import LogitsProcessor
-from jaxllm.sampling.sampler import Rules, SamplingBatch, Uses, sample_full, sample_plain
+from jaxllm.sampling.sampler import Rules, SamplingBatch, Uses, sample_full, sample_plain, sample_plain_shard
+from jaxllm.sampling.shards import VocabShards
 from jaxllm.sampling.token_counts import add_tokens
 from pallas_kernels.paged_attention import AttentionBatch, KVPool, PagedAttention
 
 from .batch import BatchShape, float_fields, int_fields, unpack
+from .mesh import MODEL_AXIS, replicated
 from .rows import EXTRA, RareInputs
+from .sharded_attention import ShardedAttention
 
 
 class DeviceState(NamedTuple):
@@ -61,6 +65,7 @@ def run_step(
     shape: StepShape,
     processors: tuple[LogitsProcessor, ...] = (),
     attention: PagedAttention,
+    mesh: Mesh,
     logits_tile: int,
 ) -> tuple[DeviceState, StepOutput]:
     """Run one step: `previous_tokens` are the last one's `tokens_s`; `rare` and token counts are a full step's.
@@ -69,16 +74,18 @@ def run_step(
     """
     i, f = unpack(ints, int_fields(shape.batch)), unpack(floats, float_fields(shape.batch))
     tokens, batch = _batches(i, previous_tokens, shape.batch.bucket.num_seqs)
-    hidden_td, kv_pool = model.forward(params, state.kv_pool, tokens, batch, attention=attention)
+    attend = ShardedAttention(attention, mesh)
+    hidden_td, kv_pool = model.forward(params, state.kv_pool, tokens, batch, attention=attend)
     rows = (hidden_td[i["logit_tokens"]], _sampling(i, f))
     logits = partial(model.logits, params)
     if rare is None:
-        tokens_s = map_row_tiles(lambda x, batch: sample_plain(logits(x), batch), rows, i["num_rows"], logits_tile)
+        sampler = plain_sampler(mesh, model.config.vocab_size)
+        tokens_s = map_row_tiles(lambda x, batch: sampler(logits(x), batch), rows, i["num_rows"], logits_tile)
         return DeviceState(kv_pool, None), StepOutput(_pad(tokens_s, shape.max_rows), None)
 
     def sample(hidden_rd: Array, batch: SamplingBatch, rules: Rules) -> tuple[Array, Logprobs]:
         return sample_full(
-            logits(hidden_rd),
+            _gathered(logits(hidden_rd), mesh),
             batch,
             rules,
             _uses(i),
@@ -92,6 +99,29 @@ def run_step(
     tokens_s, logprobs = map_row_tiles(sample, (*rows, rules), i["num_rows"], logits_tile)
     counts_cv = add_tokens(state.counts_cv, i["count_rows"], tokens_s)
     return DeviceState(kv_pool, counts_cv), StepOutput(_pad(tokens_s, shape.max_rows), logprobs)
+
+
+def plain_sampler(mesh: Mesh, vocab_size: int) -> Callable[[Array, SamplingBatch], Array]:
+    """Return `sample_plain` for logits of a vocabulary that lies on several devices."""
+    shards = VocabShards(vocab_size, mesh.size, MODEL_AXIS)
+    if mesh.size == 1 or not shards.can_sample:
+        return lambda logits_sv, batch: sample_plain(_gathered(logits_sv, mesh), batch)
+    return jax.shard_map(
+        partial(sample_plain_shard, shards=shards),
+        mesh=mesh,
+        in_specs=(PartitionSpec(None, MODEL_AXIS), PartitionSpec()),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+
+
+def _gathered(logits_sv: Array, mesh: Mesh) -> Array:
+    """Bring the whole vocabulary to every device, so that nothing after it is computed in parts."""
+    if logits_sv.shape[1] % mesh.size == 0:
+        # Else the compiler may gather the weights and compute all logits everywhere.
+        parts = NamedSharding(mesh, PartitionSpec(None, MODEL_AXIS))
+        logits_sv = lax.with_sharding_constraint(logits_sv, parts)
+    return lax.with_sharding_constraint(logits_sv, replicated(mesh))
 
 
 def _pad(tokens_s: Array, num_rows: int) -> Array:

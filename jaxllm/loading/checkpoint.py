@@ -106,6 +106,29 @@ def open_checkpoint(
     return _open_file(path, load_format)
 
 
+def open_config(
+    model: str,
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    download_dir: str | None = None,
+) -> Checkpoint:
+    """Open what a model says of itself, without weights: `model` is as above, or a config.json by its path.
+
+    Raises VLLMValidationError if it cannot be found or read.
+    """
+    path = _local_path(model)
+    if path is None:
+        from jaxllm.loading.hub import open_hub_config
+
+        return open_hub_config(model, revision=revision, token=token, download_dir=download_dir)
+    if path.suffix == ".json" and path.is_file():
+        from jaxllm.loading.folder import ConfigCheckpoint
+
+        return ConfigCheckpoint(path.parent, source=model, name=path.name)
+    return open_checkpoint(model, load_format="dummy")
+
+
 def _local_path(model: str) -> Path | None:
     """Return the folder or file that `model` names, or None if it can only be meant as a hub id."""
     try:

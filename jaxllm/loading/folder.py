@@ -16,6 +16,7 @@ from jaxllm.loading.safetensors import SafetensorsFile
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 
@@ -81,12 +82,12 @@ class DummyCheckpoint(Checkpoint):
 
 
 class ConfigCheckpoint(Checkpoint):
-    """A folder of which only config and tokenizer are wanted."""
+    """A folder of which only config and tokenizer are wanted; `name` is the config's, where it is not config.json."""
 
-    def __init__(self, folder: Path, *, source: str = "") -> None:
+    def __init__(self, folder: Path, *, source: str = "", name: str = CONFIG_NAME) -> None:
         self.source = source or str(folder)
         self._folder = folder
-        self.config = read_config(folder, self.source)
+        self.config = read_config(folder, self.source, name)
         self.generation_config = read_generation_config(folder, self.source)
         self.tensors = {}
         self.is_gguf = False
@@ -127,9 +128,9 @@ def read_json(path: Path, source: str) -> dict[str, Any]:
     return value
 
 
-def read_config(folder: Path, source: str) -> dict[str, Any]:
+def read_config(folder: Path, source: str, name: str = CONFIG_NAME) -> dict[str, Any]:
     """Read config.json; its absence means that this is no model."""
-    path = folder / "config.json"
+    path = folder / name
     if not path.is_file():
         raise _error("there is no config.json, so this is not a model in the Hugging Face form", source)
     return read_json(path, source)

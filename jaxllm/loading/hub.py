@@ -104,6 +104,14 @@ def open_hub(
     return HubCheckpoint(repository, model, small, names)
 
 
+def open_hub_config(
+    model: str, *, revision: str | None, token: str | bool | None, download_dir: str | None
+) -> Checkpoint:
+    """Open the config.json of "org/name" and fetch nothing else."""
+    folder = Repository(model, revision, token, download_dir).download([local.CONFIG_NAME])
+    return local.ConfigCheckpoint(folder, source=model)
+
+
 class HubCheckpoint(Checkpoint):
     """Safetensors on the hub: known by their headers, here after `fetch`."""
 

@@ -12,7 +12,8 @@ import numpy as np
 TILE_ROWS, TILE_COLUMNS = 256, 1024
 """A tile that is transposed at once; measured best of 32 to 512 rows."""
 
-Index = tuple[slice, ...]
+Index = tuple[slice | np.ndarray, ...]
+"""Per axis what is taken of it: a range, or places along one axis at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ def write_tensor(
 ) -> None:
     """Write `tensor` into `out`, C-contiguous, in our order and out's dtype; `sizes` are our whole axes.
 
-    With `index`, a slice per axis of ours, `out` holds that part only.
+    With `index`, an entry per axis of ours, `out` holds that part only.
     """
     by_letter: Mapping[str, int] = dict(zip(layout.ours, sizes, strict=True))
     split = tensor.reshape([by_letter[letter] for letter in layout.theirs])

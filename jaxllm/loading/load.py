@@ -6,10 +6,9 @@ import logging
 import math
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,7 @@ from tqdm import tqdm
 from jaxllm.loading.checkpoint import Checkpoint
 from jaxllm.loading.layout import Index, parse_layout, write_tensor
 from jaxllm.loading.names import check_names
-from jaxllm.models.model import unflatten
+from jaxllm.models.model import KV_HEADS, unflatten
 
 if TYPE_CHECKING:
     from jaxllm.models.model import ParamSpec
@@ -32,8 +31,17 @@ ALIGNMENT = 64
 """Bytes to which JAX on CPU wants a buffer aligned, or it copies it."""
 
 ShardingFor = Callable[[str], jax.sharding.Sharding | None]
-Fill = Callable[[np.ndarray, int, Index], None]
-"""Writes layer `int` of one parameter, or its part under `Index`, into an array."""
+Bounds = tuple[tuple[int, int], ...]
+Fill = Callable[[int, "Sequence[_Part]"], None]
+"""Writes layer `int` of one parameter, part by part, into arrays."""
+
+
+class _Part(NamedTuple):
+    """What some devices hold of a layer or of a parameter: the elements within `bounds`."""
+
+    array: np.ndarray
+    bounds: Bounds
+    devices: tuple[Any, ...] = ()
 
 
 def load_params(
@@ -46,8 +54,9 @@ def load_params(
 ) -> dict[str, Any]:
     """Read every parameter; the checkpoint has to be fetched, and its names checked. Returns the nested dict.
 
-    Host memory peaks at the parameters (a single one of them, on other devices than CPU) plus one tensor.
-    `dtype` replaces the specs' own; `sharding_for` gives a path's sharding, whose devices read their parts only.
+    Host memory peaks at the parameters plus one tensor; on other devices than CPU at a layer of one of them plus its
+    tensor. `dtype` replaces the specs' own; `sharding_for` gives a path's sharding, None for the default device. Each
+    tensor is read once, and of it what this process's devices hold.
     """
     started = time.perf_counter()
     total = sum(checkpoint.tensors[source].num_bytes for spec in specs.values() for source in spec.sources)
@@ -81,27 +90,31 @@ def init_dummy(
 def _reader(spec: ParamSpec, checkpoint: Checkpoint, bar: tqdm) -> Fill:
     """Return the function that fills one layer from the checkpoint."""
     layout = parse_layout(spec.layout)
-    sizes = _layer_shape(spec)
 
-    def fill(out: np.ndarray, layer: int, index: Index) -> None:
+    def fill(layer: int, parts: Sequence[_Part]) -> None:
         source = spec.sources[layer]
-        write_tensor(checkpoint.read(source), layout, sizes, out, index)
+        tensor = checkpoint.read(source)
+        for part in parts:
+            write_tensor(tensor, layout, _stored_shape(spec), part.array, _stored_index(spec, part.bounds))
         checkpoint.release(source)
         bar.update(checkpoint.tensors[source].num_bytes)
 
     return fill
 
 
-def _fill_random(table: np.ndarray, offset: int, spec: ParamSpec, out: np.ndarray, layer: int, index: Index) -> None:
+def _fill_random(table: np.ndarray, offset: int, spec: ParamSpec, layer: int, parts: Sequence[_Part]) -> None:
     """Fill one layer with consecutive numbers of the table, starting at a place of its own."""
-    size = math.prod(_layer_shape(spec))
+    shape = _stored_shape(spec)
+    size = math.prod(shape)
     start = (offset + layer * size) % len(table)
-    if not index:
-        _tile(table, start, out.reshape(-1))
+    if all(part.array.shape == shape for part in parts):
+        for part in parts:
+            _tile(table, start, part.array.reshape(-1))
         return
     whole = np.empty(size, table.dtype)
     _tile(table, start, whole)
-    out[...] = whole.reshape(_layer_shape(spec))[index]
+    for part in parts:
+        part.array[...] = whole.reshape(shape)[_stored_index(spec, part.bounds)]
 
 
 def _tile(table: np.ndarray, start: int, out: np.ndarray) -> None:
@@ -112,80 +125,88 @@ def _tile(table: np.ndarray, start: int, out: np.ndarray) -> None:
         position, start = position + len(piece), 0
 
 
-def _layer_shape(spec: ParamSpec) -> tuple[int, ...]:
-    return spec.shape[1:] if spec.stacked else spec.shape
+def _stored_shape(spec: ParamSpec) -> tuple[int, ...]:
+    """Return the shape of a layer as the checkpoint has it, in our order: no head is repeated."""
+    shape, axes = (spec.shape[1:], spec.axes[1:]) if spec.stacked else (spec.shape, spec.axes)
+    return tuple(size // spec.repeats if axis == KV_HEADS else size for axis, size in zip(axes, shape, strict=True))
 
 
-def _layers(out: np.ndarray, spec: ParamSpec) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (number, array to fill) for each layer of a whole parameter."""
-    yield from enumerate(out) if spec.stacked else [(0, out)]
+def _stored_index(spec: ParamSpec, bounds: Bounds) -> Index:
+    """Return where the checkpoint has what lies within `bounds` of a layer of ours."""
+    axes = spec.axes[1:] if spec.stacked else spec.axes
+    return tuple(
+        np.arange(*bound) // spec.repeats if axis == KV_HEADS and spec.repeats > 1 else slice(*bound)
+        for axis, bound in zip(axes, bounds, strict=True)
+    )
 
 
 def _place(spec: ParamSpec, dtype: Any, sharding: jax.sharding.Sharding | None, fill: Fill) -> jax.Array:
     """Make one parameter, on the devices of `sharding` or on the default device."""
     dtype = np.dtype(dtype)
-    if sharding is not None:
-        return _place_sharded(spec, dtype, sharding, fill)
-    if jax.local_devices()[0].platform == "cpu":
-        out = aligned_empty(spec.shape, dtype)
-        for layer, part in _layers(out, spec):
-            fill(part, layer, ())
-        out.flags.writeable = False
-        return jax.device_put(out)  # aligned, so that JAX takes it as it is and keeps it alive
-    return _place_on_device(spec, dtype, fill)
+    sharding = sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    if spec.stacked and not shares_host_memory(sharding):
+        return _place_by_layer(spec, dtype, sharding, fill)
+    parts = _make_parts(spec.shape, dtype, sharding)
+    for layer in range(len(spec.sources)):
+        fill(layer, [_layer_of(part, layer) for part in parts] if spec.stacked else parts)
+    return _assemble(spec.shape, sharding, parts)
 
 
-def _place_on_device(spec: ParamSpec, dtype: np.dtype, fill: Fill) -> jax.Array:
-    """Allocate the parameter on the default device and bring its layers there one by one."""
-    if not spec.stacked:
-        out = aligned_empty(spec.shape, dtype)
-        fill(out, 0, ())
-        return jax.device_put(out)
-    params = jnp.zeros(spec.shape, dtype)
+def _place_by_layer(spec: ParamSpec, dtype: np.dtype, sharding: jax.sharding.Sharding, fill: Fill) -> jax.Array:
+    """Allocate the parameter on the devices and bring its layers there one by one."""
+    shape, layer_sharding = spec.shape[1:], _of_layer(sharding)
+
+    def read(layer: int) -> jax.Array:
+        parts = _make_parts(shape, dtype, layer_sharding)
+        fill(layer, parts)
+        return _assemble(shape, layer_sharding, parts)
+
+    params = jnp.zeros(spec.shape, dtype, device=sharding)
+    set_layer = jax.jit(jax.lax.dynamic_update_index_in_dim, static_argnums=3, donate_argnums=0, out_shardings=sharding)
     for layer in range(spec.shape[0]):
-        out = aligned_empty(spec.shape[1:], dtype)
-        fill(out, layer, ())
-        params = _set_layer(params, out, layer)
+        params = set_layer(params, read(layer), layer, 0)
         # Otherwise the host would run ahead, holding every layer.
         params.block_until_ready()
     return params
 
 
-@partial(jax.jit, donate_argnums=0)
-def _set_layer(params: jax.Array, layer_values: jax.Array, layer: int) -> jax.Array:
-    return jax.lax.dynamic_update_index_in_dim(params, layer_values, layer, 0)
+def shares_host_memory(sharding: jax.sharding.Sharding) -> bool:
+    """Say whether an array on these devices can be a host's array as it is."""
+    return all(device.platform == "cpu" for device in sharding.device_set)
 
 
-def _place_sharded(spec: ParamSpec, dtype: np.dtype, sharding: jax.sharding.Sharding, fill: Fill) -> jax.Array:
-    """Make the parts of this process's devices, each from its part of the tensors."""
-    parts = _Parts(spec, dtype, fill, {})
-    return jax.make_array_from_callback(spec.shape, sharding, parts.read)
+def _of_layer(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
+    """Return how one layer of a stacked parameter is placed."""
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return sharding
+    return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*sharding.spec[1:]))
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """Reads parts of one parameter; devices that hold the same part share one reading."""
+def _layer_of(part: _Part, layer: int) -> _Part:
+    """Return one layer of a part of a stacked parameter, whose layers are not spread."""
+    return _Part(part.array[layer], part.bounds[1:])
 
-    spec: ParamSpec
-    dtype: np.dtype
-    fill: Fill
-    known: dict[tuple[tuple[int, int], ...], np.ndarray]
 
-    def read(self, index: Index | None) -> np.ndarray:
-        bounds = tuple(part.indices(size)[:2] for part, size in zip(index or (), self.spec.shape, strict=True))
-        if bounds not in self.known:
-            self.known[bounds] = self._read(bounds)
-        return self.known[bounds]
+def _make_parts(shape: tuple[int, ...], dtype: np.dtype, sharding: jax.sharding.Sharding) -> list[_Part]:
+    """Allocate what this process's devices hold; devices that hold the same share it."""
+    owners: dict[Bounds, list[Any]] = {}
+    for device, index in sharding.addressable_devices_indices_map(shape).items():
+        assert index is not None
+        bounds = tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+        owners.setdefault(bounds, []).append(device)
+    return [
+        _Part(aligned_empty(tuple(stop - start for start, stop in bounds), dtype), bounds, tuple(devices))
+        for bounds, devices in owners.items()
+    ]
 
-    def _read(self, bounds: tuple[tuple[int, int], ...]) -> np.ndarray:
-        out = aligned_empty(tuple(stop - start for start, stop in bounds), self.dtype)
-        if not self.spec.stacked:
-            self.fill(out, 0, tuple(slice(*bound) for bound in bounds))
-            return out
-        inner = tuple(slice(*bound) for bound in bounds[1:])
-        for place, layer in enumerate(range(*bounds[0])):
-            self.fill(out[place], layer, inner)
-        return out
+
+def _assemble(shape: tuple[int, ...], sharding: jax.sharding.Sharding, parts: Sequence[_Part]) -> jax.Array:
+    """Put the parts on their devices; aligned, so that a CPU device takes them as they are and keeps them alive."""
+    pieces = []
+    for part in parts:
+        part.array.flags.writeable = False
+        pieces += [jax.device_put(part.array, device) for device in part.devices]
+    return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

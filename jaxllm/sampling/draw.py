@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .tiles import TILE, split_tiles, take_tiles
+from .tiles import TILE, Rows
 from .weights import Weighing
 
 
@@ -20,17 +20,17 @@ def uniforms(seeds_s2: Array, positions_s: Array) -> Array:
     return jax.vmap(one)(seeds_s2, positions_s)
 
 
-def draw(logits_sv: Array, weighing: Weighing, uniforms_s: Array) -> Array:
+def draw(rows: Rows, weighing: Weighing, uniforms_s: Array) -> Array:
     """Return one id per row, each as likely as its weight; in two levels: a tile of ids, then the id within it."""
-    sums_si = weighing.weights(split_tiles(logits_sv, -jnp.inf)).sum(axis=2)
+    sums_si = rows.each_tile(lambda logits_sij: weighing.weights(logits_sij).sum(axis=2))
     ends_si = jnp.cumsum(sums_si, axis=1)
     target_s = uniforms_s * ends_si[:, -1]
     tile_s = _first_above(ends_si, sums_si, target_s)
     before_si = jnp.concatenate([jnp.zeros_like(ends_si[:, :1]), ends_si[:, :-1]], axis=1)
     before_s = jnp.take_along_axis(before_si, tile_s[:, None], axis=1)[:, 0]
-    weights_sj = weighing.weights(take_tiles(logits_sv, tile_s[:, None], -jnp.inf)[:, 0])
+    weights_sj = weighing.weights(rows.take(tile_s))
     ids_s = tile_s * TILE + _first_above(jnp.cumsum(weights_sj, axis=1), weights_sj, target_s - before_s)
-    return jnp.minimum(ids_s, logits_sv.shape[1] - 1)
+    return jnp.minimum(ids_s, rows.vocab_size - 1)
 
 
 def _first_above(ends_si: Array, weights_si: Array, target_s: Array) -> Array:

@@ -17,7 +17,8 @@ from .draw import draw, uniforms
 from .logprobs import Logprobs, gather_logprobs
 from .penalties import add_biases, mask, penalize
 from .processors import LogitsProcessor, LogitsState, process
-from .tiles import most_likely, tile_maxima
+from .shards import ShardedRows, VocabShards
+from .tiles import Rows, WholeRows, largest, most_likely
 from .token_counts import in_prompt, output_counts
 from .truncation import truncate
 from .weights import Weighing, is_greedy
@@ -72,7 +73,22 @@ class Uses(NamedTuple):
 
 def sample_plain(logits_sv: Array, batch: SamplingBatch) -> Array:
     """Return one token per row, by its temperature and seed only."""
-    return _pick(logits_sv, batch, uniforms(batch.seeds_s2, batch.positions_s))[0]
+    return _sample_plain(WholeRows(logits_sv), batch)
+
+
+def sample_plain_shard(logits_sv: Array, batch: SamplingBatch, shards: VocabShards) -> Array:
+    """Do the same where each device has a part of the vocabulary; the tokens are those of `sample_plain`."""
+    return _sample_plain(ShardedRows.of(logits_sv, shards), batch)
+
+
+def _sample_plain(rows: Rows, batch: SamplingBatch) -> Array:
+    greedy_s, everything = _most_likely(rows, batch)
+
+    def sample() -> Array:
+        return draw(rows, everything, uniforms(batch.seeds_s2, batch.positions_s))
+
+    is_greedy_s = is_greedy(batch.temperature_s)
+    return jnp.where(is_greedy_s, greedy_s, lax.cond(is_greedy_s.all(), lambda: greedy_s, sample))
 
 
 def sample_full(
@@ -158,22 +174,24 @@ def _edit(
     )
 
 
-def _pick(
-    logits_sv: Array, batch: SamplingBatch, uniforms_s: Array, uses: Uses | None = None
-) -> tuple[Array, Weighing]:
-    """Return one token per row, and by which weights; without `uses` there is no truncation."""
-    maxima_si = tile_maxima(logits_sv)
-    greedy_s = most_likely(logits_sv, maxima_si)
+def _most_likely(rows: Rows, batch: SamplingBatch) -> tuple[Array, Weighing]:
+    """Return each row's most likely id, and the weights of an untruncated draw."""
+    maxima_si = rows.each_tile(largest)
     largest_s = maxima_si.max(axis=1)
     everything = Weighing(batch.temperature_s, largest_s, jnp.full_like(largest_s, -jnp.inf))
+    return most_likely(rows, maxima_si), everything
+
+
+def _pick(logits_sv: Array, batch: SamplingBatch, uniforms_s: Array, uses: Uses) -> tuple[Array, Weighing]:
+    """Return one token per row, and by which weights."""
+    rows = WholeRows(logits_sv)
+    greedy_s, everything = _most_likely(rows, batch)
 
     def sample() -> tuple[Array, Weighing]:
-        weighing = everything
-        if uses is not None:
-            settings = (batch.top_k_s, batch.top_p_s, batch.min_p_s)
-            least_s = truncate(logits_sv, everything, *settings, is_used=uses.truncation > 0)
-            weighing = everything._replace(min_logit_s=least_s)
-        return draw(logits_sv, weighing, uniforms_s), weighing
+        settings = (batch.top_k_s, batch.top_p_s, batch.min_p_s)
+        least_s = truncate(logits_sv, everything, *settings, is_used=uses.truncation > 0)
+        weighing = everything._replace(min_logit_s=least_s)
+        return draw(rows, weighing, uniforms_s), weighing
 
     is_greedy_s = is_greedy(batch.temperature_s)
     drawn_s, weighing = lax.cond(is_greedy_s.all(), lambda: (greedy_s, everything), sample)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def resolve(model: Path | str, **fields: Any) -> config_module.EngineConfig:
 
 @pytest.fixture
 def on_platform(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    return lambda platform: monkeypatch.setattr(config_module, "detect_platform", lambda: platform)
+    return lambda platform: monkeypatch.setattr(config_module, "detect_platform", lambda devices: platform)
 
 
 def test_cpu_defaults(make_model: MakeModel):
@@ -86,6 +87,28 @@ def test_accelerator_defaults(make_model: MakeModel, on_platform: Callable[[str]
     on_platform(platform)
     config = resolve(make_model())
     assert (config.block_size, config.max_num_batched_tokens, config.max_num_seqs) == (64, 2048, 256)
+
+
+@pytest.mark.parametrize(
+    ("fields", "fraction"),
+    [
+        ({}, "0.95"),
+        ({"gpu_memory_utilization": 0.4}, "0.45"),
+        ({"gpu_memory_utilization": 1.0}, "0.97"),
+        ({"gpu_memory_utilization": 0.4, "kv_cache_memory_bytes": 1000}, "0.97"),  # of the user's own size
+    ],
+)
+def test_jax_is_told_how_much_of_a_gpu_to_take(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], fraction: str
+):
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    os.environ.pop("XLA_CLIENT_MEM_FRACTION", None)
+    resolve(make_model(), **fields)
+    assert os.environ["XLA_CLIENT_MEM_FRACTION"] == fraction
+    os.environ.pop("XLA_CLIENT_MEM_FRACTION")
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    resolve(make_model(), **fields)
+    assert "XLA_CLIENT_MEM_FRACTION" not in os.environ
 
 
 @pytest.mark.parametrize(

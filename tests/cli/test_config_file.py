@@ -78,13 +78,13 @@ def test_the_command_line_wins(file: Path):
         ("hf-overrides: 3", "JSON object"),
         ("- a\n- b", "flag: value"),
         ("a: b: c", "config.yaml"),
-        ("tensor-parallel-size: two", None),
+        ("pipeline-parallel-size: two", None),
     ],
 )
 def test_bad_files(file: Path, text: str, message: str | None):
     if message is None:
         file.write_text(text)
-        with pytest.raises(VLLMValidationError, match="tensor_parallel_size='two' is not supported"):
+        with pytest.raises(VLLMValidationError, match="pipeline_parallel_size='two' is not supported"):
             run_generate(FakeEngine(), "m", "--prompt", "a", "--config", file)
         return
     with pytest.raises(VLLMValidationError, match=message):

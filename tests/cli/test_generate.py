@@ -249,7 +249,7 @@ def test_progress_counts_prompts_and_tokens(tmp_path: Path, capsys: pytest.Captu
         (("m", "--prompt", "a", "--temperature", "nan"), "temperature"),
         (("m", "--prompt", "a", "--top-p", "2"), "top_p"),
         (("m", "--prompt", "a", "--max-tokens", "0"), "max_tokens"),
-        (("m", "--prompt", "a", "-tp", "2"), "tensor_parallel_size"),
+        (("m", "--prompt", "a", "-pp", "2"), "pipeline_parallel_size"),
         (("m", "--prompt", "a", "--trust-remote-code"), "trust_remote_code"),
         (("m", "--prompt", "a", "--config", "no-such.yaml"), "no-such.yaml"),
     ],
@@ -303,4 +303,4 @@ def test_help_names_flags_but_not_what_is_unsupported(capsys: pytest.CaptureFixt
         "--config",
     ):
         assert flag in shown
-    assert "tensor-parallel" not in shown
+    assert "pipeline-parallel" not in shown

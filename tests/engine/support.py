@@ -63,6 +63,12 @@ def byte_fallback() -> Tokenizer:
     return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", unk_token="<unk>"))
 
 
+class FakeMesh:
+    """As much of a mesh as the front half looks at."""
+
+    size = 3
+
+
 class ModelShape:
     """As much of a model's config as the front half looks at."""
 
@@ -75,6 +81,7 @@ def make_config(**changes: Any) -> EngineConfig:
     fields |= {
         "model": "fake",
         "model_config": ModelShape(1000),
+        "mesh": FakeMesh(),
         "max_model_len": 128,
         "max_logprobs": 20,
         "seed": 0,

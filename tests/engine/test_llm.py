@@ -353,7 +353,7 @@ def test_same_seed_same_output(core: FakeCore, tokenizer: Tokenizer) -> None:
 
 def test_odds_and_ends(llm: LLM, core: FakeCore, tokenizer: Tokenizer) -> None:
     assert llm.get_tokenizer() is tokenizer.hf
-    assert llm.get_world_size() == 1
+    assert llm.get_world_size() == 3
     assert llm.reset_prefix_cache() is True
     assert core.num_resets == 1
     assert llm.reset_mm_cache() is None

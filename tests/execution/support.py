@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from jaxllm.execution.compiler import StepCompiler, StepConfig
+from jaxllm.execution.mesh import make_mesh
 from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.loading.load import init_dummy
 from jaxllm.models import Model, ModelConfig, get_family
@@ -49,7 +51,8 @@ def make_compiler(num_layers: int = 2, *, dtype: Any = jnp.float32, **changes: A
         max_logprobs=5,
         platform="cpu",
     )
-    return StepCompiler(replace(config, **changes), Model(model_config(num_layers), dtype))
+    mesh = make_mesh(jax.devices()[:1])
+    return StepCompiler(replace(config, **changes), Model(model_config(num_layers), dtype), mesh)
 
 
 def make_runner(num_blocks: int = 33, **changes: Any) -> ModelRunner:

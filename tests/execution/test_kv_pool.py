@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import pytest
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.kv_pool import CPU_POOL_BYTES, PoolRequest, block_bytes, count_blocks, make_pool, most_tokens
+from jaxllm.execution.kv_pool import CPU_POOL_BYTES, PoolRequest, block_bytes, count_blocks, most_tokens
+from jaxllm.execution.mesh import make_zeros
 from tests.execution.support import make_attention, make_compiler, model_config
 
 BASE = PoolRequest(
@@ -19,7 +20,7 @@ BLOCK_BYTES = 2 * 2 * 2 * 16 * 16 * 4  # layers, K and V, kv heads, head dim, bl
 def test_bytes_of_a_block() -> None:
     assert block_bytes(BASE) == BLOCK_BYTES
     assert block_bytes(replace(BASE, attention=make_attention(jnp.bfloat16))) == BLOCK_BYTES // 2
-    pool = make_pool(make_compiler().pool_spec(9))
+    pool = make_zeros(make_compiler().pool_spec(9))
     assert sum(array.nbytes for array in pool) == 9 * BLOCK_BYTES
 
 

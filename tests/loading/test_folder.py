@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.loading.checkpoint import open_checkpoint
+from jaxllm.loading.checkpoint import open_checkpoint, open_config
 from tests.loading.files import gguf_bytes, gguf_f32, llama_metadata, write_folder, write_sharded_folder
 
 A = {"a": np.arange(4, dtype=np.float32), "b": np.ones((2, 3), np.float16)}
@@ -36,6 +36,27 @@ def test_single_file(tmp_path: Path):
     assert checkpoint.generation_config == {}
     checkpoint.fetch()
     np.testing.assert_array_equal(checkpoint.read("a"), A["a"])
+
+
+def test_a_config_alone(tmp_path: Path):
+    """From a folder without weights or tokenizer, from a file of any name, and from a GGUF file's header."""
+    (tmp_path / "config.json").write_text('{"architectures": ["A"], "torch_dtype": "bfloat16"}')
+    (tmp_path / "other.json").write_text('{"architectures": ["B"]}')
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(llama_metadata(), gguf_f32({"token_embd.weight": np.ones((6, 8))})))
+    for name, architecture in (("", "A"), ("config.json", "A"), ("other.json", "B"), ("m.gguf", "LlamaForCausalLM")):
+        checkpoint = open_config(str(tmp_path / name))
+        assert checkpoint.config["architectures"] == [architecture]
+        assert checkpoint.tensors == {}
+    assert open_config(str(tmp_path)).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("name", ["absent.json", "./absent", "list.json", "text.txt"])
+def test_a_config_that_is_none(tmp_path: Path, name: str):
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "text.txt").write_text("{}")
+    with pytest.raises(VLLMValidationError) as error:
+        open_config(str(tmp_path / name))
+    assert error.value.parameter == "model"
 
 
 def test_by_index(tmp_path: Path):

@@ -51,10 +51,11 @@ REPOSITORIES: Mapping[str, Mapping[str, bytes]] = {
 CLIENT = """
 import json, sys
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.loading.checkpoint import open_checkpoint
+from jaxllm.loading.checkpoint import open_checkpoint, open_config
 for model, options, fetch in json.loads(sys.argv[1]):
+    opener = open_config if options.pop("config_only", False) else open_checkpoint
     try:
-        checkpoint = open_checkpoint(model, **options)
+        checkpoint = opener(model, **options)
         infos = checkpoint.tensors.items()
         found = {
             "tensors": {name: [list(info.shape), info.dtype, info.num_bytes] for name, info in infos},
@@ -133,6 +134,17 @@ def test_only_the_files_needed_are_fetched(tmp_path: Path):
         assert set(received(server)) == {"config.json", "tokenizer.json", "model.safetensors"}
     assert not list((tmp_path / "home").rglob("*.safetensors"))
     assert list((tmp_path / "own").rglob("model.safetensors"))
+
+
+def test_a_config_alone(tmp_path: Path):
+    options = {"config_only": True}
+    calls: list[Call] = [("org/single", options, False), ("org/gguf", options, False), ("org/absent", options, False)]
+    with serving(REPOSITORIES) as server:
+        single, gguf, absent = client(server, tmp_path, calls)
+        assert set(received(server)) == {"config.json"}
+    assert (single["tensors"], single["dtype"]) == ({}, "float32")
+    assert "there is no config.json" in gguf["error"]
+    assert "no such repository" in absent["error"]
 
 
 def test_a_gguf_file_of_a_repository(tmp_path: Path):

@@ -11,7 +11,7 @@ import pytest
 
 from jaxllm.sampling.draw import draw
 from jaxllm.sampling.sampler import sample_plain
-from jaxllm.sampling.tiles import most_likely, tile_maxima, top_ids
+from jaxllm.sampling.tiles import WholeRows, most_likely, tile_maxima, top_ids
 from jaxllm.sampling.weights import Weighing
 from tests.sampling.oracle import Row, edited, kept_by_sort, make_batch, make_sampler, weights_of
 
@@ -48,6 +48,10 @@ def counts() -> dict[str, np.ndarray]:
     rows = {name: [replace(row, seed=seed) for seed in range(DRAWS)] for name, row in SETTINGS.items()}
     logits = np.tile(LOGITS, (DRAWS, 1))
     return {name: np.bincount(program(logits, group)[0], minlength=V) for name, group in rows.items()}
+
+
+def draw_from(logits_sv: jax.Array, weighing: Weighing, uniforms_s: jax.Array) -> jax.Array:
+    return draw(WholeRows(logits_sv), weighing, uniforms_s)
 
 
 def fits(counts: np.ndarray, row: Row) -> bool:
@@ -106,7 +110,7 @@ def test_only_ids_with_weight_are_drawn(v: int) -> None:
     logits[forbidden] = -np.inf
     weighing = Weighing(jnp.ones(s), jnp.asarray(logits.max(axis=1)), jnp.full(s, -jnp.inf))
     for uniform in (0.0, 0.3, float(np.nextafter(np.float32(1), np.float32(0)))):
-        ids = np.asarray(jax.jit(draw)(jnp.asarray(logits), weighing, jnp.full(s, uniform, jnp.float32)))
+        ids = np.asarray(jax.jit(draw_from)(jnp.asarray(logits), weighing, jnp.full(s, uniform, jnp.float32)))
         assert (ids < v).all()
         assert not forbidden[np.arange(s), ids].any()
 
@@ -131,7 +135,7 @@ def test_most_likely_ids_equal_a_stable_sort(v: int) -> None:
     logits[0] = -np.inf
     order = np.argsort(-logits, axis=1, kind="stable")
     maxima = tile_maxima(jnp.asarray(logits))
-    np.testing.assert_array_equal(most_likely(jnp.asarray(logits), maxima), order[:, 0])
+    np.testing.assert_array_equal(most_likely(WholeRows(jnp.asarray(logits)), maxima), order[:, 0])
     for count in {1, 2, min(3, v), min(20, v), v}:
         values, ids = jax.jit(top_ids, static_argnums=2)(jnp.asarray(logits), maxima, count)
         np.testing.assert_array_equal(ids, order[:, :count])

@@ -1,0 +1,97 @@
+"""The compilers of hardware that is not here: which packages hold them, and what they need around them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.execution.hardware import Hardware
+
+INSTALL = "pip install 'jaxllm[check]'"
+TPU_ENVIRONMENT = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no chip is taken, so a process that holds one is not in the way
+    "TPU_SKIP_MDS_QUERY": "1",  # there is no metadata server to ask
+    "TPU_ACCELERATOR_TYPE": "v6e-1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+    "TPU_MIN_LOG_LEVEL": "3",
+}
+GPU_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": ""}  # a GPU that is there would be used to tune for, and be taken
+_MODULES = {"tpu": {"libtpu": "libtpu"}, "gpu": {"jax_plugins.xla_cuda13": "jax-cuda13-plugin"}}
+"""By platform: module -> the package that it comes with."""
+_PACKAGES = {"tpu": ("libtpu",), "gpu": ("jax-cuda13-plugin", "nvidia-cuda-nvcc")}
+
+
+def require_compiler(hardware: Hardware) -> None:
+    """Raise VLLMValidationError, with the line that installs it, where the compiler of a platform is missing."""
+    missing = [package for module, package in _MODULES[hardware.platform].items() if not _is_there(module)]
+    if hardware.platform == "gpu" and find_ptxas() is None:
+        missing.append("nvidia-cuda-nvcc (ptxas)")
+    if missing:
+        raise VLLMValidationError(
+            f"compiling for {hardware.name} needs {' and '.join(missing)}, which is not installed: {INSTALL}",
+            parameter="topology",
+            value=hardware.name,
+        )
+
+
+def compiler_environment(hardware: Hardware, environment: dict[str, str]) -> dict[str, str]:
+    """Return the environment of a process that compiles for a platform and touches no device."""
+    changed = environment | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    if hardware.platform == "tpu":
+        return changed | TPU_ENVIRONMENT
+    ptxas = find_ptxas()
+    path = environment.get("PATH", "")
+    return changed | GPU_ENVIRONMENT | {"PATH": f"{ptxas.parent}{os.pathsep}{path}" if ptxas else path}
+
+
+def describe_devices(hardware: Hardware, topology: str, num_devices: int) -> Sequence[Any]:
+    """Return JAX's devices of a topology, which need not be there. The environment must be `compiler_environment`'s."""
+    from jax.experimental import topologies
+
+    if hardware.platform == "tpu":
+        # Older libtpus take a host to have four chips.
+        bounds = {"chips_per_host_bounds": [1, 1, 1]} if num_devices == hardware.devices_per_chip else {}
+        return topologies.get_topology_desc(platform="tpu", topology_name=topology, **bounds).devices
+    from pallas_kernels.targets import gpu_target
+
+    described = topologies.get_topology_desc(
+        platform="cuda",
+        topology_name=hardware.name,
+        target_config=gpu_target(hardware.name),
+        topology=f"1x1x{num_devices}",
+    )
+    return described.devices
+
+
+def compiler_versions(hardware: Hardware) -> dict[str, str]:
+    """Return the versions of what compiles."""
+    packages = ("jax", *_PACKAGES[hardware.platform])
+    return {package: importlib.metadata.version(package) for package in packages}
+
+
+def find_ptxas() -> Path | None:
+    """Return the assembler that comes with nvidia-cuda-nvcc, or else one that is on the PATH."""
+    for folder in _nvidia_folders():
+        for found in sorted(folder.glob("*/bin/ptxas"), reverse=True):
+            return found
+    found = shutil.which("ptxas")
+    return Path(found) if found else None
+
+
+def _nvidia_folders() -> Iterator[Path]:
+    spec = importlib.util.find_spec("nvidia") if _is_there("nvidia") else None
+    yield from map(Path, (spec.submodule_search_locations or ()) if spec else ())
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

@@ -1,0 +1,182 @@
+"""The whole of `jaxllm check`, in the process that compiles: from engine arguments and a topology to a report."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from jax.errors import JaxRuntimeError
+
+from jaxllm import __version__
+from jaxllm.engine.sizing import step_config
+from jaxllm.execution.buckets import pick_bucket
+from jaxllm.execution.compiler import StepCompiler
+from jaxllm.execution.hardware import Hardware, find_topology
+from jaxllm.execution.mesh import param_bytes, replicated_params
+from jaxllm.execution.step import StepShape
+from jaxllm.loading.checkpoint import open_config
+
+from . import compilers
+from .bounds import count_work
+from .fitting import Fit, find_changes, fit, out_of_memory
+from .hlo import count_collectives
+from .report import Bound, Change, Concurrency, Figures, MemoryReport, Program, Report
+
+if TYPE_CHECKING:
+    from jaxllm.config import EngineArgs, EngineConfig
+
+logger = logging.getLogger(__name__)
+
+LENGTHS = (1024, 4096, 16_384, 65_536)
+"""Of requests for which the report says how many run at once; the context is one more."""
+
+
+def examine(args: EngineArgs, topology: str) -> Report:
+    """Size the engine on the topology's devices and compile its steps.
+
+    Raises VLLMValidationError for what cannot run there at all, and JAX's error for a program that does not compile.
+    """
+    hardware, num_devices = find_topology(topology)
+    checkpoint = open_config(args.model, revision=args.revision, token=args.hf_token, download_dir=args.download_dir)
+    devices = compilers.describe_devices(hardware, topology, num_devices)
+    logger.info("compiling the largest step for %s", topology)
+    sized = fit(args, checkpoint, hardware, devices)
+    programs, reason = _compile_steps(sized) if sized.reason is None else ([], sized.reason)
+    changes = [] if sized.reason is None else find_changes(args, sized, checkpoint, hardware, topology)
+    concurrency = [] if reason else list(_concurrency(sized))
+    config = sized.config
+    return Report(
+        model=args.model,
+        architecture=config.model_config.architecture,
+        topology=topology,
+        num_devices=num_devices,
+        tensor_parallel_size=config.mesh.size,
+        versions={"jaxllm": __version__} | compilers.compiler_versions(hardware),
+        hardware=_figures(hardware),
+        engine=_engine_settings(sized),
+        fits=reason is None,
+        reason=reason,
+        memory=_memory(sized, hardware),
+        concurrency=concurrency,
+        programs=programs,
+        bounds=list(_bounds(sized, hardware, concurrency)),
+        changes=changes,
+        notes=list(_notes(config, hardware, changes)),
+    )
+
+
+def _compile_steps(sized: Fit) -> tuple[list[Program], str | None]:
+    """Compile the steps with all KV blocks; return them, and why they do not fit if the compiler finds so."""
+    config = sized.config
+    compiler = StepCompiler(step_config(config, sized.max_model_len), sized.model, config.mesh)
+    decode, largest = pick_bucket(compiler.buckets, config.max_num_seqs, config.max_num_seqs), compiler.buckets[-1]
+    shapes = {
+        "decode": compiler.step_shape(decode, is_full=False),
+        "prefill": compiler.step_shape(largest, is_full=False),
+        "prefill, every sampling feature": compiler.step_shape(largest, is_full=True),
+    }
+    programs: list[Program] = []
+    for name, shape in shapes.items():
+        logger.info("compiling %s (%d tokens) with %d KV blocks", name, shape.batch.bucket.num_tokens, sized.num_blocks)
+        try:
+            programs.append(_compile_step(compiler, name, shape, sized.num_blocks))
+        except JaxRuntimeError as error:
+            return programs, out_of_memory(error)
+    return programs, None
+
+
+def _compile_step(compiler: StepCompiler, name: str, shape: StepShape, num_blocks: int) -> Program:
+    started = time.monotonic()
+    compiled = compiler.compile(shape, num_blocks)
+    seconds, memory = time.monotonic() - started, compiled.memory_analysis()
+    return Program(
+        name=name,
+        num_tokens=shape.batch.bucket.num_tokens,
+        num_seqs=shape.batch.bucket.num_seqs,
+        scratch_bytes=memory.temp_size_in_bytes if memory else 0,
+        code_bytes=memory.generated_code_size_in_bytes if memory else 0,
+        compile_seconds=round(seconds, 1),
+        collectives=count_collectives(compiled.as_text() or ""),
+    )
+
+
+def _concurrency(sized: Fit) -> Iterator[Concurrency]:
+    """Yield how many requests fit in the pool; the null block holds nobody's tokens."""
+    config = sized.config
+    for length in (*(each for each in LENGTHS if each < sized.max_model_len), sized.max_model_len):
+        held = (sized.num_blocks - 1) // -(-length // config.block_size)
+        yield Concurrency(length=length, requests=min(held, config.max_num_seqs))
+
+
+def _bounds(sized: Fit, hardware: Hardware, concurrency: list[Concurrency]) -> Iterator[Bound]:
+    config, memory = sized.config, sized.memory
+    if memory is None:
+        return
+    work = count_work(
+        config.model_config,
+        sized.specs,
+        config.mesh,
+        token_bytes=memory.block / config.block_size,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        bytes_per_second=hardware.bytes_per_second,
+        flops_per_second=hardware.flops_per_second,
+    )
+    for each in concurrency:
+        for batch in sorted({1, each.requests}):
+            yield work.decode(batch, each.length)
+    for each in concurrency:
+        yield work.prefill(each.length)
+
+
+def _memory(sized: Fit, hardware: Hardware) -> MemoryReport:
+    config, memory = sized.config, sized.memory
+    limit = hardware.memory_limit(config.gpu_memory_utilization)
+    replicated = [] if config.mesh.size == 1 else replicated_params(config.mesh, sized.specs)
+    params = param_bytes(config.mesh, sized.specs)
+    block = memory.block if memory else 0
+    return MemoryReport(
+        limit=limit,
+        params=params,
+        scratch=memory.scratch if memory and params <= limit else None,
+        block=block,
+        num_blocks=sized.num_blocks,
+        kv_cache=sized.num_blocks * block,
+        replicated_params=replicated,
+    )
+
+
+def _engine_settings(sized: Fit) -> dict[str, Any]:
+    config = sized.config
+    return {
+        "dtype": config.dtype,
+        "kv_cache_dtype": str(config.attention.shape.kv_dtype),
+        "attention": config.attention.implementation,
+        "max_model_len": sized.max_model_len,
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "block_size": config.block_size,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+    }
+
+
+def _figures(hardware: Hardware) -> Figures:
+    return Figures(
+        device_kind=hardware.device_kind,
+        memory_bytes=hardware.memory_bytes,
+        usable_bytes=hardware.usable_bytes,
+        bytes_per_second=hardware.bytes_per_second,
+        flops_per_second=hardware.flops_per_second,
+    )
+
+
+def _notes(config: EngineConfig, hardware: Hardware, changes: list[Change]) -> Iterator[str]:
+    named = [config.mesh.size, *(change.settings.get("tensor_parallel_size", 1) for change in changes)]
+    if max(named) > hardware.devices_per_host:
+        yield (
+            f"{max(named)} devices of {hardware.name} are on more than one host; "
+            "an engine drives the devices of one host so far."
+        )
+    if config.attention.implementation == "xla" and hardware.platform in ("tpu", "gpu"):
+        yield f"attention runs in plain XLA: the {hardware.platform}'s own kernels do not take this model."

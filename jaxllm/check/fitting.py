@@ -1,0 +1,142 @@
+"""Whether an engine fits on described devices, by the engine's own sizing, and what would make it fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jax.errors import JaxRuntimeError
+
+from jaxllm.engine.sizing import DeviceMemory, longest_context, measure_memory, size_pool
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.execution.mesh import refusal
+from jaxllm.models.model import Model, ParamSpec
+
+from . import compilers
+from .report import Change
+
+if TYPE_CHECKING:
+    from jaxllm.config import EngineArgs, EngineConfig
+    from jaxllm.execution.hardware import Hardware
+    from jaxllm.loading.checkpoint import Checkpoint
+
+logger = logging.getLogger(__name__)
+
+UTILIZATION = 0.95
+"""The most that is proposed."""
+FEW_TOKENS = 512
+"""The fewest tokens of a step that are proposed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """An engine on some devices: what it takes of them, and how many blocks they hold."""
+
+    config: EngineConfig
+    model: Model
+    specs: Mapping[str, ParamSpec]
+    memory: DeviceMemory | None
+    """None if the largest step does not even compile."""
+    num_blocks: int
+    """0 if it does not fit."""
+    max_model_len: int
+    reason: str | None
+    """Why it does not fit."""
+
+
+def fit(args: EngineArgs, checkpoint: Checkpoint, hardware: Hardware, devices: Sequence[Any]) -> Fit:
+    """Size an engine as its start would. Raises VLLMValidationError for arguments that cannot run at all."""
+    config = args.create_engine_config(devices, checkpoint)
+    model = Model(config.model_config, config.dtype, stacked=not config.unrolls_layers)
+    specs = model.param_specs(checkpoint.tensors)
+    memory, num_blocks, max_model_len, reason = None, 0, config.max_model_len, None
+    try:
+        memory = measure_memory(config, model, specs, hardware.memory_limit(config.gpu_memory_utilization))
+        num_blocks, max_model_len = size_pool(config, memory)
+    except VLLMValidationError as error:
+        reason = str(error)
+    except JaxRuntimeError as error:
+        reason = out_of_memory(error)
+    if memory is not None and reason is None and memory.used + num_blocks * memory.block > hardware.usable_bytes:
+        reason = f"{num_blocks} KV blocks are more than there is memory for."  # the user's own number of them
+    return Fit(
+        config=config,
+        model=model,
+        specs=specs,
+        memory=memory,
+        num_blocks=0 if reason else num_blocks,
+        max_model_len=max_model_len,
+        reason=reason,
+    )
+
+
+def out_of_memory(error: RuntimeError) -> str:
+    """Return what the compiler says of a program that is too large for the device's memory; raise any other error."""
+    message = str(error)
+    if "RESOURCE_EXHAUSTED" not in message or "hbm" not in message.lower():
+        raise error
+    return message.splitlines()[0]
+
+
+def find_changes(
+    args: EngineArgs, failed: Fit, checkpoint: Checkpoint, hardware: Hardware, topology: str
+) -> list[Change]:
+    """Return the changes that make an engine fit, the smallest first, each tried with the engine's own sizing."""
+    found = []
+    for settings in _settings(args, failed):
+        found += _try(args, settings, topology, checkpoint, hardware)
+    for settings, name in _more_devices(args, failed, hardware, topology):
+        if found and name != topology:
+            break  # other hardware is no small change
+        change = _try(args, settings, name, checkpoint, hardware)
+        found += change
+        if change:
+            break
+    return found
+
+
+def _try(
+    args: EngineArgs, settings: Mapping[str, Any], topology: str, checkpoint: Checkpoint, hardware: Hardware
+) -> list[Change]:
+    """Return the change if it makes the engine fit."""
+    logger.info("trying %s", ", ".join(f"{name}={value}" for name, value in settings.items()))
+    changed = dataclasses.replace(args, **{name: value for name, value in settings.items() if name != "topology"})
+    devices = compilers.describe_devices(hardware, topology, hardware.topologies()[topology])
+    try:
+        result = fit(changed, checkpoint, hardware, devices)
+    except VLLMValidationError:  # as with a kernel that does not take this dtype
+        return []
+    if result.reason is not None:
+        return []
+    return [Change(settings=dict(settings), num_blocks=result.num_blocks, max_model_len=result.max_model_len)]
+
+
+def _settings(args: EngineArgs, failed: Fit) -> Iterator[dict[str, Any]]:
+    """Yield changes of settings alone."""
+    config, memory = failed.config, failed.memory
+    if memory is not None and not config.max_model_len_can_shrink and longest_context(config, memory) > 0:
+        yield {"max_model_len": longest_context(config, memory)}
+    if args.kv_cache_dtype == "auto":
+        yield {"kv_cache_dtype": "fp8"}
+    if config.gpu_memory_utilization < UTILIZATION:
+        yield {"gpu_memory_utilization": UTILIZATION}
+    if config.max_num_batched_tokens > FEW_TOKENS:
+        yield {"max_num_batched_tokens": FEW_TOKENS, "max_num_seqs": min(config.max_num_seqs, FEW_TOKENS)}
+
+
+def _more_devices(
+    args: EngineArgs, failed: Fit, hardware: Hardware, topology: str
+) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield settings and topology for more devices: of the same topology, then of larger ones, the fewest first."""
+    most = 0
+    for name, num_devices in hardware.topologies().items():
+        if num_devices < hardware.topologies()[topology] or (num_devices <= most and name != topology):
+            continue
+        for count in range(max(most, args.tensor_parallel_size) + 1, num_devices + 1):
+            if refusal(failed.config.model_config, count) is None:
+                larger = {} if name == topology else {"topology": name}
+                yield larger | {"tensor_parallel_size": count}, name
+        most = num_devices

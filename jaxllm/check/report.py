@@ -1,0 +1,117 @@
+"""What `jaxllm check` finds out, as plain values: the form of its --json."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """The nominal figures of one device that the bounds are made of."""
+
+    device_kind: str
+    memory_bytes: int
+    usable_bytes: int
+    bytes_per_second: float
+    flops_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryReport:
+    """One device's memory, in bytes; all devices hold as much."""
+
+    limit: int
+    """What the engine may use."""
+    params: int
+    scratch: int | None
+    """None where the parameters alone are too many, and nothing was compiled."""
+    block: int
+    num_blocks: int
+    """KV blocks, the null block counted; 0 where there is not room for one request."""
+    kv_cache: int
+    replicated_params: list[str]
+    """Parameters that every device holds whole, though there are several devices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Concurrency:
+    """How many requests of a length, prompt and output together, run at once."""
+
+    length: int
+    requests: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """Collectives of one kind in one step; of conditional ones, those of the costliest case."""
+
+    kind: str
+    count: int
+    bytes: int
+    """Of their results on one device, together."""
+    repeated: bool
+    """In a loop whose length depends on the batch: the figures are those of one pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """One compiled step, with all KV blocks."""
+
+    name: str
+    num_tokens: int
+    num_seqs: int
+    scratch_bytes: int
+    code_bytes: int
+    compile_seconds: float
+    collectives: list[Collective]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """The most tokens a second that the devices' memory and arithmetic allow."""
+
+    phase: str
+    """ "decode", or "prefill", whose tokens are the prompt's."""
+    batch: int
+    length: int
+    """Tokens of each request in the KV cache when decoding; of the prompt in prefill."""
+    tokens_per_second: float
+    limited_by: str
+    """ "bandwidth" or "matmul"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Settings that make the model fit, found by trying them."""
+
+    settings: dict[str, Any]
+    num_blocks: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The answer."""
+
+    model: str
+    architecture: str
+    topology: str
+    num_devices: int
+    """Of the topology."""
+    tensor_parallel_size: int
+    """Devices in use."""
+    versions: dict[str, str]
+    hardware: Figures
+    engine: dict[str, Any]
+    """The engine's settings that decide shapes."""
+    fits: bool
+    reason: str | None
+    """Why it does not fit."""
+    memory: MemoryReport
+    concurrency: list[Concurrency] = field(default_factory=list)
+    programs: list[Program] = field(default_factory=list)
+    bounds: list[Bound] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    """Where it does not fit: the smallest change first."""
+    notes: list[str] = field(default_factory=list)

@@ -1,0 +1,119 @@
+"""The report as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from .report import Bound, Change, Program, Report
+
+GIB = 2**30
+
+
+def render(report: Report) -> str:
+    """Return the report as lines of text."""
+    return "\n".join(_lines(report))
+
+
+def _lines(report: Report) -> Iterator[str]:
+    settings, hardware = report.engine, report.hardware
+    compilers = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    verdict = "FITS" if report.fits else "DOES NOT FIT"
+    used = f"{report.tensor_parallel_size} of {_many(report.num_devices, 'device')}"
+    yield f"{verdict}: {report.model} ({report.architecture}) on {report.topology}, {used} ({hardware.device_kind})"
+    if report.reason is not None:
+        yield f"  {report.reason}"
+    yield f"  {compilers}"
+    yield f"  {', '.join(f'{name}={value}' for name, value in settings.items())}"
+    yield ""
+    yield from _memory(report)
+    yield from _changes(report.changes)
+    if report.fits:
+        yield ""
+        yield from _requests(report)
+        yield ""
+        yield from _collectives(report.programs)
+        yield ""
+        yield from _bounds(report)
+    for note in report.notes:
+        yield ""
+        yield f"Note: {note}"
+
+
+def _memory(report: Report) -> Iterator[str]:
+    memory = report.memory
+    rows = [("Memory of each device", "GiB", "bytes")]
+    rows += [_bytes_row("the engine may use", memory.limit), _bytes_row("parameters", memory.params)]
+    if memory.scratch is not None:
+        rows.append(_bytes_row("scratch of the largest step", memory.scratch))
+    if memory.num_blocks:
+        size = report.engine["block_size"]
+        blocks = f"{memory.num_blocks:,} KV blocks of {size} tokens, {memory.block:,} bytes each"
+        left = memory.limit - memory.params - (memory.scratch or 0) - memory.kv_cache
+        rows += [_bytes_row(blocks, memory.kv_cache), _bytes_row("left over", left)]
+    yield from _table(rows)
+    if memory.replicated_params:
+        names = sorted(
+            {".".join(part for part in name.split(".") if not part.isdigit()) for name in memory.replicated_params}
+        )
+        yield f"  whole on every device: {', '.join(names)}"
+
+
+def _changes(changes: Sequence[Change]) -> Iterator[str]:
+    if not changes:
+        return
+    yield ""
+    rows = [("It would fit with (tried; the smallest change first)", "KV blocks", "context")]
+    for change in changes:
+        flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in change.settings.items())
+        rows.append((flags, f"{change.num_blocks:,}", f"{change.max_model_len:,}"))
+    yield from _table(rows)
+
+
+def _requests(report: Report) -> Iterator[str]:
+    rows = [("Requests at once, by length (prompt and output)", "requests")]
+    rows += [(f"{each.length:,} tokens", f"{each.requests:,}") for each in report.concurrency]
+    yield from _table(rows)
+
+
+def _collectives(programs: Sequence[Program]) -> Iterator[str]:
+    rows = [("Steps as compiled, and their collectives", "count", "bytes", "scratch", "code", "compiled in")]
+    for program in programs:
+        sizes = (f"{program.scratch_bytes / 2**20:.1f} MiB", f"{program.code_bytes / 2**20:.1f} MiB")
+        name = f"{program.name}: {program.num_tokens:,} tokens of up to {program.num_seqs} requests"
+        rows.append((name, "", "", *sizes, f"{program.compile_seconds:.0f} s"))
+        for each in program.collectives:
+            place = " (each pass of a loop over rows)" if each.repeated else ""
+            rows.append((f"  {each.kind}{place}", f"{each.count:,}", f"{each.bytes:,}", "", "", ""))
+    yield from _table(rows)
+
+
+def _bounds(report: Report) -> Iterator[str]:
+    hardware = report.hardware
+    yield (
+        f"Bounds, not predictions: nothing but {hardware.bytes_per_second / 1e9:,.0f} GB/s of memory and "
+        f"{hardware.flops_per_second / 1e12:,.1f} TFLOP/s of bfloat16 matmuls per device is counted."
+    )
+    rows = [("", "requests", "tokens each", "tokens/s at most", "bound by")]
+    rows += [_bound_row(bound) for bound in report.bounds]
+    yield from _table(rows)
+
+
+def _bound_row(bound: Bound) -> tuple[str, ...]:
+    return (bound.phase, f"{bound.batch:,}", f"{bound.length:,}", f"{bound.tokens_per_second:,.0f}", bound.limited_by)
+
+
+def _bytes_row(name: str, size: int) -> tuple[str, str, str]:
+    return name, f"{size / GIB:.2f}", f"{size:,}"
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """Align columns: the first to the left under its heading, the others to the right."""
+    indented = [rows[0], *((f"  {row[0]}", *row[1:]) for row in rows[1:])]
+    widths = [max(len(row[column]) for row in indented) for column in range(len(rows[0]))]
+    for row in indented:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        yield "  ".join(cells).rstrip()
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,0 +1,56 @@
+"""`jaxllm check`: does a model fit on hardware that is not here, and what would it do there."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+import msgspec
+
+from jaxllm.check.process import CompilerError, ask
+from jaxllm.check.table import render
+from jaxllm.config import EngineArgs
+from jaxllm.exceptions import VLLMValidationError
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "check",
+        help="say whether a model fits on a TPU or GPU, without one",
+        description="Compile the engine's steps with the real compiler of hardware that need not be here, from "
+        "config.json alone, and say whether they fit, how many requests run at once, and what bounds their speed.",
+        epilog="Exit status: 0 it fits, 1 it does not, 2 misuse, 3 the compiler failed. Compilers: "
+        "pip install 'jaxllm[check]'.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("model_tag", metavar="MODEL", nargs="?", help="hub id, folder, config.json, or .gguf file")
+    parser.add_argument(
+        "--topology", metavar="NAME", help="v5e:2x2, v6e:2x4, v5p:2x2x1, tpu7x:2x2x1, h100, h100:8, ..."
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--config", metavar="FILE.yaml", help="flags and their values; the command line wins")
+    EngineArgs.add_cli_args(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report; returns the exit status."""
+    if args.model_tag is not None:
+        args.model = args.model_tag
+    if args.model is None:
+        raise VLLMValidationError("say which MODEL to check: a hub id, a folder, or a config.json.", parameter="model")
+    if args.topology is None:
+        raise VLLMValidationError("say which --topology to check, such as v5e:2x2 or h100.", parameter="topology")
+    try:
+        report = ask(EngineArgs.from_cli_args(args), args.topology)
+    except CompilerError as error:
+        print(f"jaxllm: error: {error}", file=sys.stderr)
+        return 3
+    if args.json:
+        print(msgspec.json.format(msgspec.json.encode(report), indent=1).decode())
+    else:
+        print(render(report))
+    return 0 if report.fits else 1

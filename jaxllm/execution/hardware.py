@@ -1,0 +1,165 @@
+"""What is known of accelerators before one is there: memory, bandwidth, arithmetic, per device as JAX counts them.
+
+An engine sizes its KV pool by the same table where it knows the device, so that every start gives the same number.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from jaxllm.exceptions import VLLMValidationError
+
+logger = logging.getLogger(__name__)
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """One kind of device. Bandwidth and arithmetic are the vendor's peaks, which no program reaches."""
+
+    name: str
+    platform: str
+    """ "tpu" or "gpu"."""
+    device_kind: str
+    """As JAX names it."""
+    memory_bytes: int
+    """What gpu_memory_utilization is a part of."""
+    usable_bytes: int
+    """The most that the runtime gives out."""
+    bytes_per_second: float
+    """Of device memory."""
+    flops_per_second: float
+    """Of dense bfloat16 matmuls."""
+    devices_per_host: int
+    """The most that one host drives."""
+    layouts: tuple[str, ...]
+    """Topologies that can be rented; for GPUs, numbers of them."""
+    devices_per_chip: int = 1
+
+    def topologies(self) -> Mapping[str, int]:
+        """Return the number of devices by the topology's name, ascending."""
+        if self.platform == "gpu":
+            return {self.name if count == "1" else f"{self.name}:{count}": int(count) for count in self.layouts}
+        return {
+            f"{self.name}:{layout}": prod(map(int, layout.split("x"))) * self.devices_per_chip
+            for layout in self.layouts
+        }
+
+    def memory_limit(self, utilization: float) -> int:
+        """Return the bytes of one device that an engine may use."""
+        return min(int(self.memory_bytes * utilization), self.usable_bytes)
+
+
+_FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+_CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4")
+
+# memory_bytes of TPUs: the largest array, in MiB, with which libtpu 0.0.48 and 0.0.51 still compile a program; their
+# own messages say 15.75G, 95.73G, 31.24G and 94.74G (scripts/check_capacity.py asks again). What runtimes report as
+# bytes_limit is a few MiB more: 16,909,332,480 on a v5e, 33,550,237,696 on a v6e (vllm-project/vllm#16211).
+# Bandwidth and arithmetic: docs.cloud.google.com/tpu/docs/v5e, /v5p, /v6e and /tpu7x, where they are per chip; a chip
+# of tpu7x is two devices.
+# H100 SXM: memory and bandwidth are those of the device that pallas_kernels/targets/h100.txtpb was read from; 989.4
+# TFLOP/s is NVIDIA's figure without sparsity. The driver keeps about 1 % of its memory, and a runtime some for code.
+HARDWARE: Mapping[str, Hardware] = {
+    each.name: each
+    for each in (
+        Hardware(
+            name="v5e",
+            platform="tpu",
+            device_kind="TPU v5 lite",
+            memory_bytes=16_125 * MIB,
+            usable_bytes=16_125 * MIB,
+            bytes_per_second=819e9,
+            flops_per_second=197e12,
+            devices_per_host=8,
+            layouts=_FLAT,
+        ),
+        Hardware(
+            name="v5p",
+            platform="tpu",
+            device_kind="TPU v5",
+            memory_bytes=98_024 * MIB,
+            usable_bytes=98_024 * MIB,
+            bytes_per_second=2765e9,
+            flops_per_second=459e12,
+            devices_per_host=4,
+            layouts=("1x1x1", *_CUBES),
+        ),
+        Hardware(
+            name="v6e",
+            platform="tpu",
+            device_kind="TPU v6 lite",
+            memory_bytes=31_991 * MIB,
+            usable_bytes=31_991 * MIB,
+            bytes_per_second=1638e9,
+            flops_per_second=918e12,
+            devices_per_host=8,
+            layouts=_FLAT,
+        ),
+        Hardware(
+            name="tpu7x",
+            platform="tpu",
+            device_kind="TPU7x",
+            memory_bytes=97_011 * MIB,
+            usable_bytes=97_011 * MIB,
+            bytes_per_second=7380e9 / 2,
+            flops_per_second=2307e12 / 2,
+            devices_per_host=8,
+            layouts=("1x1x1", *_CUBES),
+            devices_per_chip=2,
+        ),
+        Hardware(
+            name="h100",
+            platform="gpu",
+            device_kind="NVIDIA H100 80GB HBM3",
+            memory_bytes=84_942_979_072,
+            usable_bytes=int(84_942_979_072 * 0.95),
+            bytes_per_second=3352.32e9,
+            flops_per_second=989.4e12,
+            devices_per_host=8,
+            layouts=("1", "2", "4", "8"),
+        ),
+    )
+}
+
+
+def find_topology(name: str) -> tuple[Hardware, int]:
+    """Return the hardware of a topology such as "v5e:2x2", and its number of devices; refuse an unknown one by name."""
+    for hardware in HARDWARE.values():
+        if name in hardware.topologies():
+            return hardware, hardware.topologies()[name]
+    known = "; ".join(", ".join(hardware.topologies()) for hardware in HARDWARE.values())
+    raise VLLMValidationError(f"topology={name!r} is not known. Known are {known}.", parameter="topology", value=name)
+
+
+def real_memory_limit(device_kind: str, reported: int | None, utilization: float) -> int:
+    """Return the bytes of a real device that an engine may use; `reported` is what its runtime says that it gives.
+
+    What is known of the kind decides, so that `jaxllm check` says the same. Raises VLLMValidationError where it is
+    unknown and nothing is reported.
+    """
+    known = next((each for each in HARDWARE.values() if each.device_kind == device_kind), None)
+    if known is None:
+        if reported is None:
+            raise VLLMValidationError(
+                "This device does not tell how much memory it has: set kv_cache_memory_bytes.",
+                parameter="kv_cache_memory_bytes",
+                value=None,
+            )
+        return int(reported * utilization)
+    planned = known.memory_limit(utilization)
+    if reported is not None and reported < planned:
+        logger.warning(
+            "this %s gives %d bytes in all, fewer than the %d that gpu_memory_utilization=%s of it are: the KV cache "
+            "is smaller than `jaxllm check` says.",
+            known.device_kind,
+            reported,
+            planned,
+            utilization,
+        )
+        return int(reported * utilization)
+    return planned

@@ -1,0 +1,146 @@
+"""Several devices as one: the mesh, which part of each array a device holds, and which models can be spread so.
+
+There is always a mesh, of one axis; one device is a mesh of size 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.models.config import ModelConfig
+from jaxllm.models.model import ParamSpec
+
+type Device = Any
+"""A jax.Device, which type checkers cannot see."""
+
+MODEL_AXIS = "model"
+RULES: Mapping[str, str | None] = {
+    "vocab": MODEL_AXIS,
+    "heads": MODEL_AXIS,
+    "kv_heads": MODEL_AXIS,
+    "mlp": MODEL_AXIS,
+    "embed": None,
+    "head_dim": None,
+    "layers": None,
+}
+"""Logical axis of a parameter -> mesh axis."""
+
+
+def make_mesh(devices: Sequence[Device]) -> Mesh:
+    """Return the mesh of these devices, which may be those of a topology."""
+    return Mesh(np.array(devices), (MODEL_AXIS,))
+
+
+def resolve_mesh(tensor_parallel_size: int, mesh: Mesh | None = None, devices: Sequence[Device] | None = None) -> Mesh:
+    """Return the user's mesh, or that of the first of `devices`, by default JAX's.
+
+    Raises VLLMValidationError by name for a mesh of other axes, and for more devices than there are.
+    """
+    if mesh is not None:
+        return _own_mesh(mesh, tensor_parallel_size)
+    devices = jax.devices() if devices is None else devices
+    if tensor_parallel_size > len(devices):
+        raise VLLMValidationError(
+            f"tensor_parallel_size={tensor_parallel_size} needs as many devices, but there are {len(devices)} "
+            f"({devices[0].device_kind}).",
+            parameter="tensor_parallel_size",
+            value=tensor_parallel_size,
+        )
+    return make_mesh(devices[:tensor_parallel_size])
+
+
+def _own_mesh(mesh: Mesh, tensor_parallel_size: int) -> Mesh:
+    """Return a user's mesh with the model axis alone, whose type is Auto."""
+    others = {name: size for name, size in mesh.shape.items() if name != MODEL_AXIS and size > 1}
+    if MODEL_AXIS not in mesh.shape or others:
+        raise VLLMValidationError(
+            f"mesh must have an axis {MODEL_AXIS!r}, and others of size 1 only, got {dict(mesh.shape)}.",
+            parameter="mesh",
+            value=mesh,
+        )
+    if tensor_parallel_size not in (1, mesh.size):
+        raise VLLMValidationError(
+            f"tensor_parallel_size={tensor_parallel_size} contradicts mesh, of {mesh.size} devices; leave it out.",
+            parameter="tensor_parallel_size",
+            value=tensor_parallel_size,
+        )
+    return make_mesh(mesh.devices.reshape(-1).tolist())
+
+
+def refusal(config: ModelConfig, num_devices: int) -> str | None:
+    """Return why a model cannot be spread over so many devices, or None if it can."""
+    heads, kv_heads = config.num_heads, config.num_kv_heads
+    if heads % num_devices:
+        return f"its {heads} query heads do not divide"
+    if kv_heads % num_devices and num_devices % kv_heads:
+        return f"its {kv_heads} kv heads neither divide nor are divided"
+    if config.intermediate_size % num_devices:
+        return f"its MLP width of {config.intermediate_size} does not divide"
+    return None
+
+
+def spread(config: ModelConfig, num_devices: int) -> ModelConfig:
+    """Return a checkpoint's model as it runs on so many devices: each has a kv head, so fewer heads are repeated.
+
+    Raises VLLMValidationError for a model whose sizes do not divide, with the numbers of devices that would do.
+    """
+    reason = refusal(config, num_devices)
+    if reason is not None:
+        sizes = [str(count) for count in range(1, config.num_heads + 1) if refusal(config, count) is None]
+        raise VLLMValidationError(
+            f"tensor_parallel_size={num_devices}: this model cannot be spread over {num_devices} devices: {reason}. "
+            f"It runs on {', '.join(sizes)}.",
+            parameter="tensor_parallel_size",
+            value=num_devices,
+        )
+    repeats = max(1, num_devices // config.num_kv_heads)
+    return replace(config, num_kv_heads=config.num_kv_heads * repeats, kv_repeats=repeats)
+
+
+def param_sharding(mesh: Mesh, spec: ParamSpec) -> NamedSharding:
+    """Return which part of a parameter each device holds; an axis that does not divide is whole everywhere."""
+    axes = zip(spec.axes, spec.shape, strict=True)
+    names = (RULES[axis] if axis is not None and size % mesh.size == 0 else None for axis, size in axes)
+    return NamedSharding(mesh, PartitionSpec(*names))
+
+
+def pool_sharding(mesh: Mesh) -> NamedSharding:
+    """Return which part of a KV pool's array each device holds: its kv heads, axis 1 of every layout."""
+    return NamedSharding(mesh, PartitionSpec(None, MODEL_AXIS))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Return the sharding of what every device holds whole."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def param_bytes(mesh: Mesh, specs: Mapping[str, ParamSpec]) -> int:
+    """Return the bytes of parameters that one device holds."""
+    return sum(
+        prod(param_sharding(mesh, spec).shard_shape(spec.shape)) * np.dtype(spec.dtype).itemsize
+        for spec in specs.values()
+    )
+
+
+def replicated_params(mesh: Mesh, specs: Mapping[str, ParamSpec]) -> list[str]:
+    """Return the paths of the parameters that every device holds whole."""
+    return [path for path, spec in specs.items() if param_sharding(mesh, spec).is_fully_replicated]
+
+
+def placed[Tree](specs: Tree, sharding: NamedSharding) -> Tree:
+    """Return a pytree of shapes and dtypes with a sharding."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), specs)
+
+
+def make_zeros[Tree](specs: Tree) -> Tree:
+    """Allocate arrays of these shapes, dtypes and shardings, all zeros."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), specs)

@@ -1,0 +1,54 @@
+"""Paged attention over several devices: each runs the op on its own heads and its own part of the pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax import Array
+from jax.sharding import Mesh, PartitionSpec
+
+from pallas_kernels.paged_attention import AttentionBatch, KVPool, PagedAttention
+
+from .mesh import MODEL_AXIS, pool_sharding
+
+_HEADS = PartitionSpec(None, MODEL_AXIS)
+_EVERYWHERE = PartitionSpec()
+
+
+@dataclass(frozen=True)
+class ShardedAttention:
+    """`PagedAttention` for all heads of a model, of which `attention` takes one device's."""
+
+    attention: PagedAttention
+    mesh: Mesh
+
+    def __call__(
+        self,
+        q_tnh: Array,
+        k_tkh: Array,
+        v_tkh: Array,
+        kv_pool: KVPool,
+        batch: AttentionBatch,
+        *,
+        layer: Array | int,
+        window: Array | int,
+        **settings: Any,
+    ) -> tuple[Array, KVPool]:
+        """See `PagedAttention`; everything is sharded over heads but the batch."""
+
+        def attend(heads: tuple[Array, Array, Array], kv_pool: KVPool, batch: AttentionBatch, numbers: Any) -> Any:
+            layer, window = numbers
+            return self.attention(*heads, kv_pool, batch, layer=layer, window=window, **settings)
+
+        pool = pool_sharding(self.mesh).spec
+        # The kernels' outputs do not say along which axes they differ between devices.
+        sharded = jax.shard_map(
+            attend,
+            mesh=self.mesh,
+            in_specs=(_HEADS, pool, _EVERYWHERE, _EVERYWHERE),
+            out_specs=(_HEADS, pool),
+            check_vma=False,
+        )
+        return sharded((q_tnh, k_tkh, v_tkh), kv_pool, batch, (layer, window))

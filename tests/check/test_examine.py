@@ -1,0 +1,171 @@
+"""`jaxllm check` from arguments to report, with the CPU for hardware: the engine's own numbers, and what would fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import jax
+import jsonschema
+import msgspec
+import pytest
+
+from jaxllm import LLM
+from jaxllm.check import fitting
+from jaxllm.check.examine import _notes, examine
+from jaxllm.check.fitting import fit
+from jaxllm.check.report import Change, Collective, Report
+from jaxllm.check.table import render
+from jaxllm.engine import startup
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.execution.compiler import StepCompiler
+from jaxllm.execution.model_runner import ModelRunner
+from jaxllm.loading.checkpoint import open_config
+from tests.check.support import MODEL, TOY, add_toy, engine_args
+from tests.e2e.inside import core_of
+from tests.models.tiny import read_hf_config
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    add_toy(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    with pytest.MonkeyPatch.context() as patch:
+        add_toy(patch)
+        return examine(engine_args(), "toy:1x1")
+
+
+def test_the_engine_gets_as_many_blocks_as_the_report_names(report: Report, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(startup, "memory_limit", lambda config: TOY.memory_limit(config.gpu_memory_utilization))
+    args = dataclasses.asdict(engine_args(enforce_eager=True))
+    with LLM(**args) as llm:
+        runner = core_of(llm)._runner
+        assert isinstance(runner, ModelRunner)
+        pool, num_layers = runner._pool, llm.llm_engine.config.model_config.num_layers
+        params = sum(array.nbytes for array in jax.tree.leaves(runner._params))
+        assert {array.shape[0] // num_layers for array in pool} == {report.memory.num_blocks}
+        assert sum(array.nbytes for array in pool) == report.memory.kv_cache
+        assert params == report.memory.params
+    assert 50 < report.memory.num_blocks < 8 * 16 + 1  # the memory decides, not max_num_seqs
+
+
+def test_memory_adds_up(report: Report):
+    memory = report.memory
+    assert memory.scratch is not None
+    left = memory.limit - memory.params - memory.scratch - memory.kv_cache
+    assert 0 <= left < 16 * memory.block  # the number of blocks is rounded down to 16
+    hf = read_hf_config("llama3_tied")
+    head_dim = hf.get("head_dim") or hf["hidden_size"] // hf["num_attention_heads"]
+    assert memory.block == 2 * 4 * 16 * hf["num_hidden_layers"] * hf["num_key_value_heads"] * head_dim
+    assert memory.limit == TOY.memory_bytes * 9 // 10
+
+
+def test_requests_at_once(report: Report):
+    [longest] = report.concurrency
+    assert (longest.length, longest.requests) == (256, (report.memory.num_blocks - 1) // 16)
+
+
+def test_bounds_are_of_the_requests_that_fit(report: Report):
+    decode = [bound.batch for bound in report.bounds if bound.phase == "decode"]
+    assert decode == [1, report.concurrency[0].requests]
+    assert [bound.length for bound in report.bounds if bound.phase == "prefill"] == [256]
+
+
+def test_the_json_has_the_form_of_a_report(report: Report):
+    schema = msgspec.json.schema(Report)
+    document = json.loads(msgspec.json.encode(report))
+    jsonschema.validate(document, schema)
+    assert set(schema["$defs"]["Report"]["required"]) <= set(document)
+    assert document["fits"] is True
+    assert [program["num_tokens"] for program in document["programs"]] == [8, 16, 16]
+    assert msgspec.json.decode(json.dumps(document), type=Report) == report
+
+
+def test_the_table_names_what_was_found(report: Report):
+    text = render(report)
+    assert text.startswith(f"FITS: {MODEL} (LlamaForCausalLM) on toy:1x1, 1 of 1 device (cpu)\n")
+    assert f"{report.memory.num_blocks:,} KV blocks of 16 tokens" in text
+    assert "Bounds, not predictions" in text
+
+
+def test_the_table_shows_collectives_and_notes(report: Report):
+    collectives = [
+        Collective(kind="all-reduce", count=33, bytes=1000, repeated=False),
+        Collective(kind="all-gather", count=2, bytes=20, repeated=True),
+    ]
+    programs = [dataclasses.replace(report.programs[0], collectives=collectives)]
+    lines = render(dataclasses.replace(report, programs=programs, notes=["look"])).splitlines()
+    assert ["all-reduce", "33", "1,000"] in [line.split() for line in lines]
+    assert any(line.split()[-2:] == ["2", "20"] and "each pass of a loop" in line for line in lines)
+    assert lines[-1] == "Note: look"
+
+
+def test_what_does_not_fit_says_what_would(monkeypatch: pytest.MonkeyPatch, report: Report):
+    used, block = report.memory.params + 100_000, report.memory.block
+    monkeypatch.setattr(StepCompiler, "used_bytes", lambda _: used)  # as if compiled
+    small = dataclasses.replace(TOY, memory_bytes=int((used + 12.6 * block) / 0.9), usable_bytes=2 * used)
+    add_toy(monkeypatch, small)
+    found = examine(engine_args(), "toy:1x1")
+    assert not found.fits
+    assert "less than max_model_len=256" in (found.reason or "")
+    assert (found.programs, found.memory.num_blocks, found.concurrency, found.bounds) == ([], 0, [], [])
+    # 12 blocks of 16 tokens, of which one is the null block; 8-bit keys and values take a quarter of float32.
+    assert [(change.settings, change.num_blocks) for change in found.changes] == [
+        ({"max_model_len": 11 * 16}, 12),
+        ({"kv_cache_dtype": "fp8"}, 50),
+    ]
+    for change in found.changes:
+        checkpoint = open_config(MODEL)
+        assert fit(engine_args(**change.settings), checkpoint, small, jax.devices()[:1]).num_blocks == change.num_blocks
+    assert "--max-model-len 176" in render(found)
+
+
+def test_a_larger_topology_is_proposed_only_where_nothing_else_helps(monkeypatch: pytest.MonkeyPatch, report: Report):
+    """With parameters that are too many for one device but not for two."""
+    monkeypatch.setattr(StepCompiler, "used_bytes", lambda self: report.memory.params // self.mesh.size + 100_000)
+    add_toy(monkeypatch, dataclasses.replace(TOY, memory_bytes=report.memory.params))
+    failed = fit(engine_args(), open_config(MODEL), TOY, jax.devices()[:1])
+    hardware = dataclasses.replace(TOY, layouts=("1x1", "1x2", "2x2"))  # 6 heads do not spread over 4
+    assert list(fitting._more_devices(engine_args(), failed, hardware, "toy:1x1")) == [
+        ({"topology": "toy:1x2", "tensor_parallel_size": 2}, "toy:1x2"),
+    ]
+    assert list(fitting._more_devices(engine_args(), failed, hardware, "toy:2x2")) == [
+        ({"tensor_parallel_size": 2}, "toy:2x2"),
+    ]
+
+
+def test_too_many_parameters(monkeypatch: pytest.MonkeyPatch, report: Report):
+    add_toy(monkeypatch, dataclasses.replace(TOY, memory_bytes=report.memory.params, layouts=("1x1",)))
+    found = examine(engine_args(), "toy:1x1")
+    assert (found.fits, found.memory.scratch, found.changes, found.notes) == (False, None, [], [])
+    assert "The parameters alone take" in (found.reason or "")
+    assert "scratch" not in render(found)
+
+
+def test_a_cache_that_the_user_made_too_large(monkeypatch: pytest.MonkeyPatch, report: Report):
+    monkeypatch.setattr(StepCompiler, "used_bytes", lambda _: report.memory.params)
+    found = examine(engine_args(num_gpu_blocks_override=10_000), "toy:1x1")
+    assert not found.fits
+    assert "10000 KV blocks are more than there is memory for" in (found.reason or "")
+
+
+def test_more_than_one_host_is_noted():
+    config = engine_args().create_engine_config()
+    change = Change(settings={"tensor_parallel_size": 2}, num_blocks=9, max_model_len=9)
+    assert list(_notes(config, TOY, [])) == []
+    assert list(_notes(config, TOY, [change])) == [
+        "2 devices of toy are on more than one host; an engine drives the devices of one host so far."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "parameter"),
+    [({"max_model_len": 10**6}, "max_model_len"), ({"model": "./nothing-here"}, "model")],
+)
+def test_what_no_hardware_could_run_is_misuse(changes: dict, parameter: str):
+    with pytest.raises(VLLMValidationError) as error:
+        examine(engine_args(**changes), "toy:1x1")
+    assert error.value.parameter == parameter

@@ -1,0 +1,202 @@
+"""Run one model on 1, 2, 4 and 8 virtual CPU devices and write down what came out, for test_tensor_parallel.py.
+
+A process of its own, because the number of devices is fixed once JAX runs. Arguments: a file to write, a checkpoint,
+its tokenizer, and SmolLM2.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxllm import LLM, RequestOutput, SamplingParams
+from jaxllm.check.hlo import count_collectives
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.execution.mesh import replicated_params
+from jaxllm.execution.model_runner import ModelRunner
+from jaxllm.execution.step import StepShape
+from jaxllm.models import ParamSpec
+from tests.e2e.inside import core_of
+from tests.e2e.sampling_cases import CASES, others, tilt
+from tests.e2e.tiny_engine import Job, RecordingScheduler, run_together, tiny_llm
+from tests.models.tiny import read_goldens
+
+NUM_DEVICES = 8
+SIZES = (1, 2, 4, 8)
+FAMILIES = {"gemma3": 2, "qwen3": 4}
+"""Tiny checkpoints with windows, two RoPE tables, norms of heads, tied embeddings; the vocabulary is one tile."""
+ARGUMENTS: dict[str, Any] = {
+    "skip_tokenizer_init": False,
+    "block_size": 8,
+    "max_num_batched_tokens": 8,
+    "max_num_seqs": 8,
+    "max_model_len": 64,
+    "num_gpu_blocks_override": 14,
+    "max_logprobs": 5,
+}
+
+
+def feature_jobs() -> list[Job]:
+    """Return requests that use every field of SamplingParams, with the same beginning: more than the blocks hold."""
+    cases = [case.job() for case in CASES.values() if not case.is_refused]
+    jobs = [*cases, *others()]
+    for job in jobs:  # the whole vocabulary would be too much to write down
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(job.params, name) == -1:
+                setattr(job.params, name, 5)
+    return jobs
+
+
+def plain_jobs() -> list[Job]:
+    """Return requests of the plain program: greedy ones, and drawn ones with seeds."""
+    lengths = (3, 17, 29, 41, 8, 23)
+    return [
+        Job(
+            [(11 * i + length) % 7000 + 300 for i in range(length)],
+            SamplingParams(temperature=0.8 * (index % 2), seed=index, max_tokens=16, ignore_eos=True, detokenize=False),
+        )
+        for index, length in enumerate(lengths)
+    ]
+
+
+def run(size: int, model: str, tokenizer: str) -> dict[str, Any]:
+    """Run everything on so many devices: plain programs in one engine, full ones in another."""
+    arguments = ARGUMENTS | {"tokenizer": tokenizer} | ({"tensor_parallel_size": size} if size > 1 else {})
+    with tiny_llm(model, **arguments) as (llm, scheduler):
+        plain = _run(llm, scheduler, plain_jobs())
+    with tiny_llm(model, logits_processors=[tilt], **arguments) as (llm, scheduler):
+        return {"plain": plain, "features": _run(llm, scheduler, feature_jobs()), "params": _params(_runner(llm))}
+
+
+def _run(llm: LLM, scheduler: RecordingScheduler, jobs: Sequence[Job]) -> dict[str, Any]:
+    outputs, runner = run_together(llm, jobs), _runner(llm)
+    again = [output for _ in range(2) for output in run_together(llm, jobs[1:2])]
+    return {
+        "outputs": [_shown(output) for output in (*outputs, *again)],
+        "num_preemptions": scheduler.stats().num_preemptions,
+        "most_chunks": max(scheduler.num_prompt_chunks(output.request_id) for output in outputs),
+        "cached": [output.num_cached_tokens for output in again],
+        "pool": [array.sharding.shard_shape(array.shape) for array in runner._pool],
+        "collectives": list(_collectives(runner)),
+    }
+
+
+def _runner(llm: LLM) -> ModelRunner:
+    runner = core_of(llm)._runner
+    assert runner is not None
+    return runner
+
+
+def against_golden(case: str, size: int) -> list[dict[str, list[int]]]:
+    """Return HF's tokens and ours for each prompt of a tiny checkpoint."""
+    goldens = read_goldens(case)
+    greedy = SamplingParams(temperature=0, max_tokens=len(goldens[0].tokens), ignore_eos=True, detokenize=False)
+    arguments = {"max_num_batched_tokens": 8, "max_num_seqs": 8, "num_gpu_blocks_override": 17}
+    with tiny_llm(case, tensor_parallel_size=size, **arguments) as (llm, _):
+        outputs = run_together(llm, [Job(golden.prompt.tolist(), greedy) for golden in goldens])
+    pairs = zip(goldens, outputs, strict=True)
+    return [{"expected": golden.tokens.tolist(), "got": list(out.outputs[0].token_ids)} for golden, out in pairs]
+
+
+def alone_and_together(size: int, model: str) -> list[list[Any]]:
+    """Return what requests give in bfloat16, one after the other and then all at once, in other buckets."""
+    jobs = plain_jobs()
+    for job in jobs:
+        job.params.logprobs = 5
+    changes = {"tensor_parallel_size": size, "dtype": "bfloat16", "max_num_batched_tokens": 16}
+    with tiny_llm(model, **(ARGUMENTS | {"skip_tokenizer_init": True} | changes)) as (llm, _):
+        assert llm.llm_engine.config.batch_invariant
+        alone = [output for job in jobs for output in run_together(llm, [job])]
+        return [[_shown(output) for output in outputs] for outputs in (alone, run_together(llm, jobs))]
+
+
+def _params(runner: ModelRunner) -> dict[str, Any]:
+    """Return the bytes of parameters: per device, in all, and of those that are not in equal parts on all devices."""
+    mesh, specs = runner.compiler.mesh, runner.compiler.model.param_specs()
+    shards = [shard for array in jax.tree.leaves(runner._params) for shard in array.addressable_shards]
+    by_device = [sum(each.data.nbytes for each in shards if each.device == device) for device in mesh.devices.tolist()]
+    repeated = {path: spec for path, spec in specs.items() if spec.repeats > 1}
+    return {
+        "by_device": by_device,
+        "total": sum(_bytes(spec) // spec.repeats for spec in specs.values()),
+        "replicated": {path: _bytes(specs[path]) for path in replicated_params(mesh, specs)},
+        "repeated": {path: _bytes(spec) // mesh.size for path, spec in repeated.items()},
+    }
+
+
+def _bytes(spec: ParamSpec) -> int:
+    return math.prod(spec.shape) * spec.dtype.itemsize
+
+
+def _collectives(runner: ModelRunner) -> Iterator[dict[str, Any]]:
+    """Yield what each compiled step exchanges."""
+    for key, program in runner.programs._done.items():
+        if isinstance(key, StepShape):
+            counts = {each.kind: each.count for each in count_collectives(program.as_text())}
+            yield {"is_full": key.is_full, "counts": counts}
+
+
+def _shown(output: RequestOutput) -> dict[str, Any]:
+    prompt = output.prompt_logprobs
+    return {
+        "prompt_logprobs": None if prompt is None else [_values(position) for position in prompt],
+        "prompt_token_id_logprobs": None if (asked := output.prompt_token_id_logprobs) is None else asked.tolist(),
+        "outputs": [
+            {
+                "token_ids": list(each.token_ids),
+                "ended": [each.finish_reason, each.stop_reason],
+                "text": each.text,
+                "logprobs": None if each.logprobs is None else [_values(position) for position in each.logprobs],
+            }
+            for each in output.outputs
+        ],
+    }
+
+
+def _values(position: Any) -> list[tuple[int, float]] | None:
+    return None if position is None else [(token, entry.logprob) for token, entry in position.items()]
+
+
+def refusals(smollm2: str, model: str) -> dict[str, dict[str, Any]]:
+    """Return what settings that cannot work say; none may get as far as loading."""
+    devices = jax.devices()
+    tried: dict[str, dict[str, Any]] = {
+        "heads": {"model": smollm2, "tensor_parallel_size": 2},
+        "too few": {"model": model, "tensor_parallel_size": NUM_DEVICES + 1},
+        "axes": {"model": model, "mesh": _mesh(devices[:4], (2, 2), ("model", "data"))},
+        "no model axis": {"model": model, "mesh": _mesh(devices[:2], (2,), ("data",))},
+        "both": {"model": model, "mesh": _mesh(devices[:2], (2,), ("model",)), "tensor_parallel_size": 4},
+        "not a mesh": {"model": model, "mesh": devices[:2]},
+    }
+    found = {}
+    for name, arguments in tried.items():
+        try:
+            LLM(**arguments, skip_tokenizer_init=True)
+        except VLLMValidationError as error:
+            found[name] = {"message": str(error), "parameter": error.parameter}
+    return found
+
+
+def _mesh(devices: Sequence[Any], shape: tuple[int, ...], names: tuple[str, ...]) -> jax.sharding.Mesh:
+    return jax.make_mesh(shape, names, devices=devices)
+
+
+def main(out: str, model: str, tokenizer: str, smollm2: str) -> None:
+    """Write everything to a file of JSON."""
+    jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+    assert jax.device_count() == NUM_DEVICES
+    found: dict[str, Any] = {"refusals": refusals(smollm2, model)}
+    found["families"] = {case: against_golden(case, size) for case, size in FAMILIES.items()}
+    found["invariance"] = alone_and_together(4, model)
+    found["runs"] = {size: run(size, model, tokenizer) for size in SIZES}
+    Path(out).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

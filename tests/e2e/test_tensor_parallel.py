@@ -1,0 +1,188 @@
+"""One model on 1, 2, 4 and 8 devices: the same tokens, parts of equal size, and no more exchanged than need be."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxllm import LLM
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.models import Model, get_family
+from tests.e2e.tiny_engine import TOLERANCE
+from tests.e2e.tiny_tokenizer import save_tokenizer
+from tests.loading.files import write_folder
+
+SIZES = ("1", "2", "4", "8")
+SPREAD = SIZES[1:]
+NUM_LAYERS = 3
+# 31.25 tiles of 256 ids: no device's part is in whole tiles.
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 8000, "hidden_size": 64,
+    "intermediate_size": 96, "num_hidden_layers": NUM_LAYERS, "num_attention_heads": 8, "num_key_value_heads": 2,
+    "head_dim": 16, "hidden_act": "silu", "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "attention_bias": True,
+    "mlp_bias": True, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+def write_checkpoint(folder: Path, hf: dict[str, Any]) -> Path:
+    """Write random weights whose outputs vary, and whose few likely ids are far from equally likely.
+
+    Where thousands are, a draw turns on the last bits of their sums.
+    """
+    rng = np.random.default_rng(0)
+    specs = Model(get_family(hf["architectures"][0]).read_config(hf), "float32").param_specs()
+    sources = [(source, spec.hf_shape) for spec in specs.values() for source in spec.sources]
+    tensors = {name: rng.standard_normal(shape).astype(np.float32) * 0.15 for name, shape in sources}
+    tensors |= {name: 1 + tensor for name, tensor in tensors.items() if "norm" in name}
+    tensors["lm_head.weight"] *= 3
+    return write_folder(folder, tensors, hf)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_checkpoint(tmp_path_factory.mktemp("spread") / "llama", LLAMA))
+
+
+@pytest.fixture(scope="module")
+def found(
+    tmp_path_factory: pytest.TempPathFactory, checkpoint: str, smollm2_path: str, repository: Path
+) -> dict[str, Any]:
+    """What tensor_parallel_runs.py writes."""
+    folder = tmp_path_factory.mktemp("runs")
+    out, tokenizer = folder / "found.json", save_tokenizer(folder / "tokenizer")
+    command = [sys.executable, "-m", "tests.e2e.tensor_parallel_runs", str(out), checkpoint, tokenizer, smollm2_path]
+    # Half the compile time, which is most of these tests' time.
+    flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    environment = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": f"{repository}{os.pathsep}{repository / 'scripts'}"}
+    result = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-4000:]
+    return json.loads(out.read_text())
+
+
+@pytest.fixture(scope="module")
+def runs(found: dict[str, Any]) -> dict[str, Any]:
+    return found["runs"]
+
+
+def test_the_runs_do_what_they_claim_to(runs: dict[str, Any]) -> None:
+    for size in SIZES:
+        for kind in ("plain", "features"):
+            run = runs[size][kind]
+            assert (run["num_preemptions"] > 0, run["most_chunks"] > 1, max(run["cached"]) > 0) == (True, True, True)
+        tokens = [each["outputs"][0]["token_ids"] for each in runs[size]["plain"]["outputs"]]
+        assert all(len(set(each)) > 8 for each in tokens), "outputs that hardly vary prove little"
+
+
+@pytest.mark.parametrize("kind", ["plain", "features"])
+@pytest.mark.parametrize("size", SPREAD)
+def test_tokens_equal_those_of_one_device(runs: dict[str, Any], size: str, kind: str) -> None:
+    expected, got = runs["1"][kind]["outputs"], runs[size][kind]["outputs"]
+    assert len(expected) == len(got) > 7
+    for left, right in zip(expected, got, strict=True):
+        for name in ("token_ids", "ended", "text"):
+            assert [each[name] for each in left["outputs"]] == [each[name] for each in right["outputs"]]
+
+
+@pytest.mark.parametrize("size", SPREAD)
+def test_logprobs_equal_those_of_one_device(runs: dict[str, Any], size: str) -> None:
+    pairs = list(zip(*(list(positions(runs[each]["features"]["outputs"])) for each in ("1", size)), strict=True))
+    assert len(pairs) > 500
+    for expected, got in pairs:
+        # Of ids that are equally likely, one side may list the one and the other side the other.
+        least = min(expected.values())
+        assert len(expected) == len(got)
+        for token in expected.keys() | got.keys():
+            np.testing.assert_allclose(got.get(token, least), expected.get(token, least), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("case", ["gemma3", "qwen3"])
+def test_families_equal_hf(found: dict[str, Any], case: str) -> None:
+    assert len(found["families"][case]) == 3
+    for pair in found["families"][case]:
+        assert pair["got"] == pair["expected"]
+
+
+def test_company_changes_no_bit(found: dict[str, Any]) -> None:
+    alone, together = found["invariance"]
+    assert alone == together
+    assert len({json.dumps(output) for output in alone}) == len(alone)
+
+
+def positions(outputs: list[dict[str, Any]]) -> Iterator[dict[int, float]]:
+    """Yield the log-probabilities of every position, of prompts and outputs."""
+    for output in outputs:
+        for shown in (output["prompt_logprobs"], *(each["logprobs"] for each in output["outputs"])):
+            yield from (dict(map(tuple, position)) for position in shown or () if position)
+
+
+def test_would_notice_another_log_probability(runs: dict[str, Any]) -> None:
+    expected = next(positions(runs["1"]["features"]["outputs"]))
+    token = next(iter(expected))
+    with pytest.raises(AssertionError):
+        np.testing.assert_allclose(expected[token] + 2 * TOLERANCE, expected[token], rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("size", SPREAD)
+def test_each_device_holds_its_part_of_the_parameters(runs: dict[str, Any], size: str) -> None:
+    params, whole = runs[size]["params"], runs["1"]["params"]
+    assert whole["by_device"] == [whole["total"]]
+    assert params["total"] == whole["total"]
+    assert len(params["by_device"]) == int(size)
+    names = ("attn_norm.scale", "mlp_norm.scale", "attn.o_bias", "mlp.down_bias")
+    assert params["replicated"].keys() == {"final_norm.scale", *(f"layers.{name}" for name in names)}
+    kv = {f"layers.attn.{name}" for name in ("k", "v", "k_bias", "v_bias")}
+    assert params["repeated"].keys() == (kv if int(size) > LLAMA["num_key_value_heads"] else set())
+    everywhere = sum(params["replicated"].values()) + sum(params["repeated"].values())
+    for held in params["by_device"]:
+        assert held - everywhere <= 1.02 / int(size) * whole["total"]
+
+
+@pytest.mark.parametrize("size", SPREAD)
+def test_each_device_holds_its_heads_of_the_pool(runs: dict[str, Any], size: str) -> None:
+    heads = max(LLAMA["num_key_value_heads"], int(size))
+    for kind in ("plain", "features"):
+        for shape in runs[size][kind]["pool"]:
+            assert shape[1] == heads // int(size)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_two_sums_a_layer_are_exchanged(runs: dict[str, Any], size: str) -> None:
+    """And one for the embedding; in sampling what each tile comes to, or all logits once."""
+    sums = 2 * NUM_LAYERS + 1
+    plain = {"all-reduce": sums + 2, "all-gather": 2, "collective-permute": 1}
+    full = {"all-reduce": sums, "all-gather": 1}
+    steps = [step for kind in ("plain", "features") for step in runs[size][kind]["collectives"]]
+    assert {step["is_full"] for step in steps} == {True, False}
+    for step in steps:
+        expected = full if step["is_full"] else plain
+        assert step["counts"] == (expected if int(size) > 1 else {})
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "message"),
+    [
+        ("heads", "tensor_parallel_size", "9 query heads do not divide. It runs on 1, 3"),
+        ("too few", "tensor_parallel_size", "there are 8"),
+        ("axes", "mesh", "others of size 1 only"),
+        ("no model axis", "mesh", "an axis 'model'"),
+        ("both", "tensor_parallel_size", "contradicts mesh, of 2 devices"),
+        ("not a mesh", "mesh", "must be a Mesh"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(found: dict[str, Any], name: str, parameter: str, message: str) -> None:
+    assert found["refusals"][name]["parameter"] == parameter
+    assert message in found["refusals"][name]["message"]
+
+
+def test_more_devices_than_there_are(checkpoint: str) -> None:
+    with pytest.raises(VLLMValidationError, match="there are 1") as caught:
+        LLM(checkpoint, tensor_parallel_size=2)
+    assert caught.value.parameter == "tensor_parallel_size"

@@ -1,0 +1,89 @@
+"""Which models can be spread over how many devices, and which part of each parameter a device holds."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import jax
+import pytest
+from jax.sharding import AbstractMesh, PartitionSpec
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.execution.mesh import RULES, make_mesh, param_sharding, refusal, resolve_mesh, spread
+from jaxllm.models import Model, ModelConfig
+from jaxllm.models.registry import get_family, supported_architectures
+from tests.execution.support import model_config
+from tests.models.tiny import CASES, read_hf_config
+
+
+def config(**sizes: int) -> ModelConfig:
+    """Return a config of 8 query heads, 2 kv heads and an MLP of 48, but for `sizes`."""
+    return replace(model_config(), **{"num_heads": 8, "num_kv_heads": 2, "intermediate_size": 48} | sizes)
+
+
+@pytest.mark.parametrize(("num_devices", "kv_heads", "kv_repeats"), [(1, 2, 1), (2, 2, 1), (4, 4, 2), (8, 8, 4)])
+def test_each_device_has_a_kv_head(num_devices: int, kv_heads: int, kv_repeats: int) -> None:
+    found = spread(config(), num_devices)
+    assert (found.num_kv_heads, found.kv_repeats) == (kv_heads, kv_repeats)
+    # Query head i and the kv head that serves it are on one device, and it is the same head as before.
+    for head in range(8):
+        served_by = head // (8 // kv_heads)
+        assert served_by // (kv_heads // num_devices) == head // (8 // num_devices)
+        assert served_by // kv_repeats == head // 4
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_devices", "reason", "runs_on"),
+    [
+        ({}, 3, "8 query heads do not divide", "1, 2, 4, 8"),
+        ({}, 16, "8 query heads do not divide", "1, 2, 4, 8"),
+        ({"num_heads": 9, "num_kv_heads": 3, "intermediate_size": 1536}, 2, "9 query heads do not divide", "1, 3"),
+        ({"num_heads": 12, "num_kv_heads": 3}, 2, "3 kv heads neither divide nor are divided", "1, 3, 6, 12"),
+        ({"intermediate_size": 50}, 4, "MLP width of 50 does not divide", "1, 2"),
+    ],
+)
+def test_sizes_that_do_not_divide(sizes: dict[str, int], num_devices: int, reason: str, runs_on: str) -> None:
+    with pytest.raises(VLLMValidationError, match=re.escape(f"{reason}. It runs on {runs_on}.")) as caught:
+        spread(config(**sizes), num_devices)
+    assert (caught.value.parameter, caught.value.value) == ("tensor_parallel_size", num_devices)
+
+
+def test_the_named_sizes_work() -> None:
+    for heads in range(1, 25):
+        for kv_heads in (count for count in range(1, heads + 1) if heads % count == 0):
+            sizes = config(num_heads=heads, num_kv_heads=kv_heads, intermediate_size=24)
+            for count in (count for count in range(1, heads + 1) if refusal(sizes, count) is None):
+                assert spread(sizes, count).num_kv_heads % count == 0
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_logical_axis_has_a_rule(case: str) -> None:
+    hf = read_hf_config(case)
+    specs = Model(get_family(hf["architectures"][0]).read_config(hf), "float32").param_specs()
+    assert {axis for spec in specs.values() for axis in spec.axes} <= RULES.keys()
+    assert len(supported_architectures()) > 5
+
+
+def test_parts_of_parameters() -> None:
+    mesh = AbstractMesh((4,), ("model",))
+    specs = Model(spread(config(vocab_size=302), 4), "float32").param_specs()
+    parts = {path: param_sharding(mesh, spec).spec for path, spec in specs.items()}  # type: ignore[arg-type]
+    assert parts["layers.attn.k"] == PartitionSpec(None, None, "model", None)
+    assert parts["layers.attn.o"] == PartitionSpec(None, "model", None, None)
+    assert parts["layers.mlp.down"] == PartitionSpec(None, "model", None)
+    assert parts["embed.table"] == PartitionSpec(None, None), "302 ids do not divide"
+
+
+def test_a_mesh_of_ones_own() -> None:
+    device = jax.devices()[0]
+    given = jax.make_mesh((1, 1), ("data", "model"))
+    assert resolve_mesh(1, given) == make_mesh([device])
+    for tensor_parallel_size, mesh, parameter in (
+        (2, None, "tensor_parallel_size"),
+        (2, given, "tensor_parallel_size"),
+        (1, jax.make_mesh((1,), ("x",)), "mesh"),
+    ):
+        with pytest.raises(VLLMValidationError) as caught:
+            resolve_mesh(tensor_parallel_size, mesh)
+        assert caught.value.parameter == parameter
