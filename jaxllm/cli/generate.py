@@ -86,7 +86,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="FILE.yaml", help="flags and their values; the command line wins")
     sampling = parser.add_argument_group("sampling (--seed below makes it repeatable)")
     for name, (kind, help_text) in SAMPLING_FLAGS.items():
-        words = {"help": help_text, "default": argparse.SUPPRESS} | kind.flag()
+        words = {"help": help_text, "default": argparse.SUPPRESS} | (kind.flag() or {})
         sampling.add_argument("--" + name.replace("_", "-"), **words)
     sampling.add_argument("--stop", action=Repeat, metavar="TEXT", help="end an output here; may be repeated")
     sampling.add_argument("--stop-token-ids", type=int, nargs="+", metavar="ID", help="end an output at these tokens")
