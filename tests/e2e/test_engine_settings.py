@@ -139,5 +139,5 @@ def test_a_second_start_compiles_nothing_and_says_what_runs(tmp_path: Path, repo
     assert first_misses > 1
     assert (misses, hits) == (0, first_misses)
     line = next(line for line in runs[1].stderr.splitlines() if "KV blocks" in line)
-    for part in ("jaxllm 0.", str(folder("qwen3")), "on cpu", "float32", "33 KV blocks of 16", "context 64"):
+    for part in ("jaxllm 0.", str(folder("qwen3")), "on 1 cpu", "float32", "33 KV blocks of 16", "context 64"):
         assert part in line
