@@ -40,7 +40,18 @@ part "pyright" .venv/bin/pyright --warnings || failed=1
 part "TPU kernels" wait "$compiling" || failed=1
 cat "$tpu_log"
 rm "$tpu_log"
-part "pytest" .venv/bin/python -m pytest --durations=15 --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@" || failed=1
+# The interpreter of GPU kernels waits for ever with the two threads that XLA has on two cores: NPROC gives it more.
+run_pytest() { .venv/bin/python -m pytest --durations=15 --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@"; }
+run_gpu_interpreter() { NPROC=8 run_pytest "$@"; }
+gpu_tests=(tests/pallas_kernels/test_gpu_decode.py tests/pallas_kernels/test_gpu_prefill.py)
+if [ $# = 0 ]; then
+  part "pytest, GPU interpreter" run_gpu_interpreter "${gpu_tests[@]}" || failed=1
+  part "pytest" run_pytest "${gpu_tests[@]/#/--ignore=}" || failed=1
+elif [[ "$*" == *pallas_kernels* ]]; then
+  part "pytest" run_gpu_interpreter "$@" || failed=1
+else
+  part "pytest" run_pytest "$@" || failed=1
+fi
 
 for line in "${report[@]}" "in all: $SECONDS s"; do say "$line"; done
 exit "$failed"
