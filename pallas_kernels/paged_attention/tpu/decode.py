@@ -18,8 +18,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from ..layout import AttentionBatch
 from . import softmax
-from .options import LANES, SUBLANES, Options, hbm, matmul_dtype
-from .stream import KVStream, Tile, buffer_scratch, clear_slabs, table_scratch
+from .options import LANES, SUBLANES, Options, hbm, matmul_dtype, take
+from .stream import KVStream, Ring, Tile, clear_slabs, ring_scratch
 
 UNROLL = 8
 """Heads that are attended together, at most: each one's latencies hide behind the others."""
@@ -37,12 +37,8 @@ class _Scalars(NamedTuple):
 
 
 class _Scratch(NamedTuple):
-    """In VMEM, but for the tables."""
+    """In VMEM."""
 
-    buffers: Any
-    semaphores: Any
-    table_buffers: Any
-    table_semaphores: Any
     q: Any
     """[num_buffers, k, r, c]: r is the group, padded."""
     new_kv: Any
@@ -85,9 +81,8 @@ def decode_attention(
         in_specs.append(pl.BlockSpec(memory_space=pltpu.VMEM))
     num_buffers, slab = options.tiles.decode, pool.shape[3]
     float32 = partial(pltpu.VMEM, dtype=jnp.float32)
+    ring = ring_scratch(num_buffers, options.kv_tile, pool, tables)
     scratch = _Scratch(
-        *buffer_scratch(num_buffers, options.kv_tile, pool),
-        *table_scratch(tables),
         pltpu.VMEM((num_buffers, k, rows, c), dtype),
         pltpu.VMEM((num_buffers, *new_skc.shape[1:]), new_skc.dtype),
         pltpu.SemaphoreType.DMA((num_buffers,)),
@@ -106,7 +101,7 @@ def decode_attention(
             grid=(),
             in_specs=in_specs,
             out_specs=[hbm(), hbm()],
-            scratch_shapes=list(scratch),
+            scratch_shapes=[*ring, *scratch],
         ),
         out_shape=[
             jax.ShapeDtypeStruct((s, k, rows, c), q_skgc.dtype),
@@ -120,10 +115,10 @@ def decode_attention(
 
 
 def _kernel(*refs: Any, options: Options) -> None:
-    num_scalars, num_inputs = len(_Scalars._fields), 4 + options.has_sinks
-    scalars, inputs, rest = refs[:num_scalars], refs[num_scalars:][:num_inputs], refs[num_scalars + num_inputs :]
-    operands = _Operands(*inputs[:4], sinks_krx=inputs[4] if options.has_sinks else None, out=rest[0], written=rest[1])
-    decode = _Decode(_Scalars(*scalars), operands, _Scratch(*rest[2:]), options)
+    scalars, refs = take(_Scalars, refs)
+    operands, refs = take(_Operands, refs if options.has_sinks else (*refs[:4], None, *refs[4:]))
+    ring, refs = take(Ring, refs)
+    decode = _Decode(scalars, operands, ring, _Scratch(*refs), options)
     pl.when(decode.num_items > 0)(decode.run)
 
 
@@ -158,6 +153,7 @@ class _Decode:
 
     scalars: _Scalars
     operands: _Operands
+    ring: Ring
     scratch: _Scratch
     options: Options
 
@@ -166,28 +162,22 @@ class _Decode:
         return self.scalars.num_decodes[0]
 
     def run(self) -> None:
-        scratch = self.scratch
         stream = KVStream(
             self.operands.pool,
             self.operands.tables,
-            scratch.buffers,
-            scratch.semaphores,
-            scratch.table_buffers,
-            scratch.table_semaphores,
+            self.ring,
             first_block=self.scalars.place[0],
             num_items=self.num_items,
             describe=self.describe,
             on_fetch=self.fetch_inputs,
         )
         stream.run(self.start, partial(self.attend, stream), self.end)
-        for back in range(1, OUTPUTS + 1):
 
-            def wait(item: _Sequence) -> None:
-                self.out_copy(item).wait()
-                self.slab_copy(item).wait()
+        def wait(item: _Sequence) -> None:
+            self.out_copy(item).wait()
+            self.slab_copy(item).wait()
 
-            index = self.num_items - back
-            pl.when(index >= 0)(lambda index=index: wait(self.describe(index)))
+        stream.for_last(OUTPUTS, wait)
 
     def describe(self, index: Array) -> _Sequence:
         """The new token attends to the positions from `first` to its own."""
@@ -223,19 +213,20 @@ class _Decode:
         for copy in self.input_copies(item):
             copy.wait()
         sinks_krx = self.operands.sinks_krx
-        state = softmax.State(self.scratch.maxima, self.scratch.sums, self.scratch.values)
-        softmax.start(state, None if sinks_krx is None else sinks_krx[...])
+        softmax.start(self.states, None if sinks_krx is None else sinks_krx[...])
 
-    def state(self, i: Array | int) -> softmax.State:
-        return softmax.State(self.scratch.maxima, self.scratch.sums, self.scratch.values).at(i)
+    @property
+    def states(self) -> softmax.State:
+        """Of all groups of heads that are attended together."""
+        return softmax.State(self.scratch.maxima, self.scratch.sums, self.scratch.values)
 
     def attend(self, stream: KVStream, tile: Tile[_Sequence]) -> None:
         item, num_tokens = tile.item, self.options.kv_tile
         first_slab, end_slab = stream.slabs(item, tile.tile)
         # What was not fetched may hold NaN, and 0 x NaN is NaN.
-        clear_slabs(self.scratch.buffers, tile.buffer, jnp.int32(0), first_slab)
+        clear_slabs(self.ring.buffers, tile.buffer, jnp.int32(0), first_slab)
         pl.when(item.end <= (tile.tile + 1) * num_tokens)(lambda: self.write(tile))
-        clear_slabs(self.scratch.buffers, tile.buffer, end_slab, jnp.int32(self.scratch.buffers.shape[2]))
+        clear_slabs(self.ring.buffers, tile.buffer, end_slab, jnp.int32(self.ring.buffers.shape[2]))
         num_groups, rows, _ = self.scratch.maxima.shape
         unroll = self.scratch.q.shape[1] // num_groups
         position = tile.tile * num_tokens + lax.broadcasted_iota(jnp.int32, (rows, num_tokens), 1)
@@ -243,12 +234,12 @@ class _Decode:
         q_place = lax.rem(item.number, self.scratch.q.shape[0])
 
         def operands(head: Array | int) -> softmax.Operands:
-            kv_tc = self.scratch.buffers[tile.buffer, head].reshape(num_tokens, -1)
+            kv_tc = self.ring.buffers[tile.buffer, head].reshape(num_tokens, -1)
             return softmax.Operands(self.scratch.q[q_place, head], kv_tc)
 
         def attend_heads(i: Array | int, _: None) -> None:
             heads = [operands(i * unroll + j) for j in range(unroll)]
-            softmax.attend(self.state(i), heads, keep_rt, self.options)
+            softmax.attend(self.states.at(i), heads, keep_rt, self.options)
 
         if num_groups == 1:
             attend_heads(0, None)
@@ -262,7 +253,7 @@ class _Decode:
         """
         item, scratch = tile.item, self.scratch
         pl.when(item.number >= OUTPUTS)(lambda: self.slab_copy(item).wait())
-        _, k, _, slab, columns = scratch.buffers.shape
+        _, k, _, slab, columns = self.ring.buffers.shape
         position = item.end - 1 - tile.tile * self.options.kv_tile
         index, place = lax.div(position, slab), lax.rem(item.number, OUTPUTS)
         row = lax.broadcasted_iota(jnp.int32, (slab, columns), 0)
@@ -270,9 +261,9 @@ class _Decode:
         new_kc = scratch.new_kv[lax.rem(item.number, scratch.new_kv.shape[0])].astype(jnp.float32)
         for head in range(k):
             new = jnp.broadcast_to(new_kc[head : head + 1], (slab, columns)).astype(scratch.slabs.dtype)
-            rows = jnp.where(is_new, new, scratch.buffers[tile.buffer, head, index])
+            rows = jnp.where(is_new, new, self.ring.buffers[tile.buffer, head, index])
             scratch.slabs[place, head] = rows
-            scratch.buffers[tile.buffer, head, index] = jnp.where(is_later, jnp.zeros_like(rows), rows)
+            self.ring.buffers[tile.buffer, head, index] = jnp.where(is_later, jnp.zeros_like(rows), rows)
         self.slab_copy(item).start()
 
     def end(self, item: _Sequence) -> None:
@@ -282,7 +273,7 @@ class _Decode:
         _, k, rows, columns = out.shape
         num_groups = self.scratch.maxima.shape[0]
         for i in range(num_groups):
-            values = softmax.result(self.state(i)).reshape(k // num_groups, rows, columns)
+            values = softmax.result(self.states.at(i)).reshape(k // num_groups, rows, columns)
             out[place, pl.ds(i * (k // num_groups), k // num_groups)] = values.astype(out.dtype)
         self.out_copy(item).start()
 

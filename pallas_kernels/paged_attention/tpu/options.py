@@ -80,3 +80,9 @@ def tpu_tiles(shape: AttentionShape) -> Tiles:
     row_bytes = shape.num_heads * max(shape.head_dim, LANES) * 4
     query = max(tokens for tokens in (64, 128, 256) if tokens == 64 or tokens * row_bytes <= 4 * 2**20)
     return Tiles(decode=decode, query=query, kv=kv)
+
+
+def take(kind: Any, refs: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """Return the first of a kernel's refs as the NamedTuple `kind`, and the others."""
+    count = len(kind._fields)
+    return kind(*refs[:count]), refs[count:]

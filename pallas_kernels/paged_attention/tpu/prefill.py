@@ -21,8 +21,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from ..layout import AttentionBatch
 from . import softmax
-from .options import LANES, ROW_ALIGNMENT, Options, ceil_div, hbm, matmul_dtype
-from .stream import KVStream, Tile, buffer_scratch, clear_slabs, table_scratch
+from .options import LANES, ROW_ALIGNMENT, Options, ceil_div, hbm, matmul_dtype, take
+from .stream import KVStream, Ring, Tile, clear_slabs, ring_scratch
 from .write import ChunkWriter, QueryTile, WriteScratch, write_scratch
 
 BUFFERS = 2
@@ -64,12 +64,8 @@ class _Operands(NamedTuple):
 
 
 class _Scratch(NamedTuple):
-    """In VMEM, but for the tables."""
+    """In VMEM."""
 
-    buffers: Any
-    semaphores: Any
-    table_buffers: Any
-    table_semaphores: Any
     q: Any
     """[2, k, query / 16, 16 * g, c]."""
     q_semaphores: Any
@@ -114,9 +110,8 @@ def prefill_attention(
         inputs.append(_sinks_of_rows(sinks_kg, Cut.of(query, g, k).part_tokens))
         in_specs.append(pl.BlockSpec(memory_space=pltpu.VMEM))
     float32 = partial(pltpu.VMEM, dtype=jnp.float32)
+    ring = ring_scratch(KV_BUFFERS, options.kv_tile, pool, tables)
     scratch = _Scratch(
-        *buffer_scratch(KV_BUFFERS, options.kv_tile, pool),
-        *table_scratch(tables),
         pltpu.VMEM((BUFFERS, k, query // ROW_ALIGNMENT, ROW_ALIGNMENT * g, c), dtype),
         pltpu.SemaphoreType.DMA((BUFFERS,)),
         pltpu.VMEM((BUFFERS, k, query // ROW_ALIGNMENT, ROW_ALIGNMENT * g, c), q_tkgc.dtype),
@@ -132,7 +127,7 @@ def prefill_attention(
             grid=(),
             in_specs=in_specs,
             out_specs=[hbm(), hbm()],
-            scratch_shapes=[*write_scratch(new_kv, pool, options), *scratch],
+            scratch_shapes=[*write_scratch(new_kv, pool, options), *ring, *scratch],
         ),
         out_shape=[jax.ShapeDtypeStruct(q.shape, q_tkgc.dtype), jax.ShapeDtypeStruct(pool.shape, pool.dtype)],
         input_output_aliases={len(scalars) + 3: 1},
@@ -172,12 +167,11 @@ def _sinks_of_rows(sinks_kg: Array, num_tokens: int) -> Array:
 
 
 def _kernel(*refs: Any, options: Options) -> None:
-    num_scalars, num_inputs = len(_Scalars._fields), 4 + options.has_sinks
-    scalars, inputs, rest = refs[:num_scalars], refs[num_scalars:][:num_inputs], refs[num_scalars + num_inputs :]
-    operands = _Operands(*inputs[:4], sinks_krx=inputs[4] if options.has_sinks else None, out=rest[0], written=rest[1])
-    num_write = len(WriteScratch._fields)
-    writing, scratch = WriteScratch(*rest[2:][:num_write]), _Scratch(*rest[2 + num_write :])
-    prefill = _Prefill(_Scalars(*scalars), operands, scratch, options)
+    scalars, refs = take(_Scalars, refs)
+    operands, refs = take(_Operands, refs if options.has_sinks else (*refs[:4], None, *refs[4:]))
+    writing, refs = take(WriteScratch, refs)
+    ring, refs = take(Ring, refs)
+    prefill = _Prefill(scalars, operands, ring, _Scratch(*refs), options)
 
     @pl.when(prefill.num_items > 0)
     def _() -> None:
@@ -191,6 +185,7 @@ class _Prefill:
 
     scalars: _Scalars
     operands: _Operands
+    ring: Ring
     scratch: _Scratch
     options: Options
 
@@ -229,23 +224,17 @@ class _Prefill:
 
     def run(self) -> None:
         """Attend all tiles."""
-        scratch = self.scratch
         stream = KVStream(
             self.operands.written,
             self.operands.tables,
-            scratch.buffers,
-            scratch.semaphores,
-            scratch.table_buffers,
-            scratch.table_semaphores,
+            self.ring,
             first_block=self.scalars.place[0],
             num_items=self.num_items,
             describe=self.describe,
         )
         self.q_copy(self.describe(jnp.int32(0))).start()
         stream.run(self.start, partial(self.attend, stream), self.end)
-        for back in range(1, BUFFERS + 1):
-            index = self.num_items - back
-            pl.when(index >= 0)(lambda index=index: self.out_copy(self.describe(index)).wait())
+        stream.for_last(BUFFERS, lambda item: self.out_copy(item).wait())
 
     def q_copy(self, item: QueryTile) -> Any:
         place, source, target = self._rows_of(item, self.operands.q, self.scratch.q)
@@ -345,22 +334,22 @@ class _Prefill:
     def clear(self, stream: KVStream, tile: Tile[QueryTile]) -> None:
         """Zero what lies beyond the item's positions: it may hold NaN, and 0 x NaN is NaN."""
         first_slab, end_slab = stream.slabs(tile.item, tile.tile)
-        clear_slabs(self.scratch.buffers, tile.buffer, jnp.int32(0), first_slab)
-        clear_slabs(self.scratch.buffers, tile.buffer, end_slab, jnp.int32(self.scratch.buffers.shape[2]))
-        slab = self.scratch.buffers.shape[3]
+        clear_slabs(self.ring.buffers, tile.buffer, jnp.int32(0), first_slab)
+        clear_slabs(self.ring.buffers, tile.buffer, end_slab, jnp.int32(self.ring.buffers.shape[2]))
+        slab = self.ring.buffers.shape[3]
         rest = lax.rem(tile.item.end, slab)
 
         @pl.when((rest > 0) & (tile.item.end < (tile.tile + 1) * self.options.kv_tile))
         def _() -> None:
-            rows = self.scratch.buffers[tile.buffer, :, end_slab - 1]
+            rows = self.ring.buffers[tile.buffer, :, end_slab - 1]
             is_live = lax.broadcasted_iota(jnp.int32, rows.shape, 1) < rest
-            self.scratch.buffers[tile.buffer, :, end_slab - 1] = jnp.where(is_live, rows, jnp.zeros_like(rows))
+            self.ring.buffers[tile.buffer, :, end_slab - 1] = jnp.where(is_live, rows, jnp.zeros_like(rows))
 
     def _operands(self, tile: Tile[QueryTile], head: Array, part: Array, num_tokens: int) -> softmax.Operands:
         """Return some rows of q and the tile's K and V."""
         steps = num_tokens // ROW_ALIGNMENT
         q = self.scratch.q[lax.rem(tile.item.number, BUFFERS), head, pl.ds(part * steps, steps)]
-        kv_tc = self.scratch.buffers[tile.buffer, head].reshape(self.options.kv_tile, -1)
+        kv_tc = self.ring.buffers[tile.buffer, head].reshape(self.options.kv_tile, -1)
         return softmax.Operands(q.reshape(-1, q.shape[-1]), kv_tc)
 
     def _keep(self, ahead: Array) -> Array:

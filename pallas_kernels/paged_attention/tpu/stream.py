@@ -62,20 +62,40 @@ class _Cursor(NamedTuple):
     num_before: Array
 
 
+class Ring(NamedTuple):
+    """Scratch of a stream: refs in a kernel, their shapes outside."""
+
+    buffers: Any
+    """[num_buffers, k, tile / slab, slab, 2 * h] in VMEM."""
+    semaphores: Any
+    tables: Any
+    """[num_tables, m / 128, 128] in SMEM: block tables are fetched further ahead than tiles."""
+    table_semaphores: Any
+
+
+def ring_scratch(num_buffers: int, tile: int, pool: Array, tables: Array) -> Ring:
+    """Return the shapes of a ring; of block tables it holds as many as SMEM has room for."""
+    _, k, _, slab, c = pool.shape
+    num_tables = MOST_TABLES  # a power of two, for cheap remainders
+    while num_tables > 2 and 4 * num_tables * tables.size // tables.shape[0] > TABLE_BYTES:
+        num_tables //= 2
+    return Ring(
+        pltpu.VMEM((num_buffers, k, tile // slab, slab, c), pool.dtype),
+        pltpu.SemaphoreType.DMA((num_buffers,)),
+        pltpu.SMEM((num_tables, *tables.shape[1:]), jnp.int32),
+        pltpu.SemaphoreType.DMA((num_tables,)),
+    )
+
+
 @dataclass(frozen=True)
 class KVStream[T: Item]:
-    """Refs of the ring, and what the items are."""
+    """What streams through a ring, and what the items are."""
 
     pool: Any
     """[l * b, k, o / slab, slab, 2 * h] in HBM."""
     tables: Any
     """[s, m / 128, 128] in HBM."""
-    buffers: Any
-    """[num_buffers, k, tile / slab, slab, 2 * h] in VMEM."""
-    semaphores: Any
-    table_buffers: Any
-    """[num_tables, m / 128, 128] in SMEM: tables are fetched further ahead than tiles."""
-    table_semaphores: Any
+    ring: Ring
     first_block: Array
     num_items: Array
     describe: Callable[[Array], T]
@@ -93,13 +113,13 @@ class KVStream[T: Item]:
 
     @property
     def _slabs_per_tile(self) -> int:
-        return self.buffers.shape[2]
+        return self.ring.buffers.shape[2]
 
     def run(
         self, on_start: Callable[[T], None], on_tile: Callable[[Tile[T]], None], on_end: Callable[[T], None]
     ) -> None:
         """For each item: `on_start(item)`, `on_tile` for its tiles in order, `on_end(item)`."""
-        num_buffers, num_tables = self.buffers.shape[0], self.table_buffers.shape[0]
+        num_buffers, num_tables = self.ring.buffers.shape[0], self.ring.tables.shape[0]
 
         def fetch_table(i: Array, _: None) -> None:
             self._table_copy(i, self.describe(i).sequence).start()
@@ -127,6 +147,12 @@ class KVStream[T: Item]:
 
         lax.fori_loop(0, self.num_items, run_item, (cursor, jnp.int32(0)))
 
+    def for_last(self, count: int, body: Callable[[T], None]) -> None:
+        """Call `body` for the last `count` items, or for all if there are fewer; the last one first."""
+        for back in range(1, count + 1):
+            index = self.num_items - back
+            pl.when(index >= 0)(lambda index=index: body(self.describe(index)))
+
     def slabs(self, item: T, tile: Array) -> tuple[Array, Array]:
         """Return the first slab of the tile that is fetched, where a block begins, and one past the last."""
         first_block = lax.div(item.first, self._slabs_per_block * self._slab)
@@ -147,7 +173,7 @@ class KVStream[T: Item]:
         @pl.when(item.number < self.num_items)
         def _() -> None:
             pl.when(tile == first_tile)(lambda: self._enter(item))
-            self._fetch_tile(Tile(item, tile, lax.rem(num_before, self.buffers.shape[0])))
+            self._fetch_tile(Tile(item, tile, lax.rem(num_before, self.ring.buffers.shape[0])))
 
         # After the last item comes the last once more, not fetched.
         following: Any = self.describe(jnp.minimum(item.number + 1, self.num_items - 1))
@@ -160,16 +186,16 @@ class KVStream[T: Item]:
         """Start one copy per block, of the slabs in use."""
         per_block, blocks_per_tile = self._slabs_per_block, self._slabs_per_tile // self._slabs_per_block
         first, end = self.slabs(tile.item, tile.tile)
-        table = lax.rem(tile.item.number, self.table_buffers.shape[0])
+        table = lax.rem(tile.item.number, self.ring.tables.shape[0])
 
         def fetch_block(i: Array, _: None) -> None:
             entry = tile.tile * blocks_per_tile + i
-            block = self.first_block + self.table_buffers[table, lax.div(entry, LANES), lax.rem(entry, LANES)]
+            block = self.first_block + self.ring.tables[table, lax.div(entry, LANES), lax.rem(entry, LANES)]
             num_slabs = jnp.minimum(end - i * per_block, per_block)
             pltpu.make_async_copy(
                 self.pool.at[block, :, pl.ds(0, num_slabs)],
-                self.buffers.at[tile.buffer, :, pl.ds(i * per_block, num_slabs)],
-                self.semaphores.at[tile.buffer],
+                self.ring.buffers.at[tile.buffer, :, pl.ds(i * per_block, num_slabs)],
+                self.ring.semaphores.at[tile.buffer],
             ).start()
 
         lax.fori_loop(lax.div(first, per_block), ceil_div(end, per_block), fetch_block, None)
@@ -177,22 +203,22 @@ class KVStream[T: Item]:
     def _enter(self, item: T) -> None:
         """Fetch what belongs to an item, and the table of a later one."""
         self._table_copy(item.number, item.sequence).wait()
-        later = item.number + self.table_buffers.shape[0] - 1
+        later = item.number + self.ring.tables.shape[0] - 1
         pl.when(later < self.num_items)(lambda: self._table_copy(later, self.describe(later).sequence).start())
         if self.on_fetch is not None:
             self.on_fetch(item)
 
     def _table_copy(self, index: Array, sequence: Array) -> Any:
-        buffer = lax.rem(index, self.table_buffers.shape[0])
+        buffer = lax.rem(index, self.ring.tables.shape[0])
         return pltpu.make_async_copy(
-            self.tables.at[sequence], self.table_buffers.at[buffer], self.table_semaphores.at[buffer]
+            self.tables.at[sequence], self.ring.tables.at[buffer], self.ring.table_semaphores.at[buffer]
         )
 
     def _wait(self, tile: Tile[T]) -> None:
         """Wait for all copies of a tile at once."""
         first, end = self.slabs(tile.item, tile.tile)
-        copied = self.buffers.at[tile.buffer, :, pl.ds(0, end - first)]
-        pltpu.make_async_copy(copied, copied, self.semaphores.at[tile.buffer]).wait()
+        copied = self.ring.buffers.at[tile.buffer, :, pl.ds(0, end - first)]
+        pltpu.make_async_copy(copied, copied, self.ring.semaphores.at[tile.buffer]).wait()
 
 
 def clear_slabs(buffers: Any, buffer: Array, first: Array, end: Array) -> None:
@@ -203,18 +229,3 @@ def clear_slabs(buffers: Any, buffer: Array, first: Array, end: Array) -> None:
         buffers[buffer, :, i] = jnp.zeros((k, slab, columns), buffers.dtype)
 
     lax.fori_loop(first, end, clear, None)
-
-
-def table_scratch(tables: Array) -> tuple[Any, Any]:
-    """Return the scratch shapes of `table_buffers` and `table_semaphores`, as many as SMEM has room for."""
-    num_tables = MOST_TABLES  # a power of two, for cheap remainders
-    while num_tables > 2 and 4 * num_tables * tables.size // tables.shape[0] > TABLE_BYTES:
-        num_tables //= 2
-    return pltpu.SMEM((num_tables, *tables.shape[1:]), jnp.int32), pltpu.SemaphoreType.DMA((num_tables,))
-
-
-def buffer_scratch(num_buffers: int, tile: int, pool: Array) -> tuple[Any, Any]:
-    """Return the scratch shapes of `buffers` and `semaphores`."""
-    _, k, _, slab, c = pool.shape
-    shape = (num_buffers, k, tile // slab, slab, c)
-    return pltpu.VMEM(shape, pool.dtype), pltpu.SemaphoreType.DMA((num_buffers,))
