@@ -1,4 +1,4 @@
-"""The engine's log on stderr, for programs that set up no logging of their own."""
+"""The engine's log: on stderr for programs that set up no logging of their own, and the marks of a start-up in it."""
 
 from __future__ import annotations
 
@@ -23,3 +23,12 @@ def show_log() -> None:
     logger.addHandler(handler)
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)
+
+
+def log_phase(logger: logging.Logger, phase: str, seconds: float | None = None) -> None:
+    """Log, at DEBUG, that a part of the start-up is done, for those who time it (`jaxllm bench startup`).
+
+    The record carries `phase` and `seconds`: how long it took by itself, None if since the record before it.
+    """
+    took = "" if seconds is None else f" in {seconds:.2f} s"
+    logger.debug("%s done%s", phase, took, extra={"phase": phase, "seconds": seconds})

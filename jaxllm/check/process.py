@@ -51,7 +51,7 @@ def ask(args: EngineArgs, topology: str) -> Report:
             value=args.tensor_parallel_size,
         )
     require_compiler(hardware)
-    request = Request(topology=topology, engine_args=_given(args))
+    request = Request(topology=topology, engine_args=given(args))
     with subprocess.Popen(
         [sys.executable, "-P", "-m", "jaxllm.check"],
         stdin=subprocess.PIPE,
@@ -71,7 +71,7 @@ def ask(args: EngineArgs, topology: str) -> Report:
     return answer.report
 
 
-def _given(args: EngineArgs) -> dict[str, Any]:
+def given(args: EngineArgs) -> dict[str, Any]:
     """Return the arguments that are not left at their defaults, in JSON's types."""
     given = {}
     for field in dataclasses.fields(args):

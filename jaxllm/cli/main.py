@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import jaxllm
-from jaxllm.cli import check, collect_env, generate
+from jaxllm.cli import bench, check, collect_env, generate
 from jaxllm.cli.config_file import apply_config_file
 from jaxllm.exceptions import VLLMValidationError
 
@@ -23,6 +23,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentP
     return parser, {
         "generate": generate.add_parser(commands),
         "check": check.add_parser(commands),
+        "bench": bench.add_parser(commands),
         "collect-env": collect_env.add_parser(commands),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
@@ -14,7 +15,7 @@ from jaxllm.engine.params_resolver import CheckGrammar, InputLimits
 from jaxllm.engine.reasoning import thinking_tokens
 from jaxllm.engine.tokenizer import Tokenizer, load_tokenizer
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.log import show_log
+from jaxllm.log import log_phase, show_log
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from jaxllm.config import EngineArgs, EngineConfig
     from jaxllm.constraints.compiler import GrammarCompiler
     from jaxllm.models.config import ModelConfig
+
+logger = logging.getLogger(__name__)
 
 
 class LLMEngine:
@@ -54,11 +57,15 @@ class LLMEngine:
         from jaxllm.engine.startup import make_core
 
         show_log()
+        log_phase(logger, "imports")
         config = engine_args.create_engine_config()
+        log_phase(logger, "configuration")
         tokenizer = load_tokenizer(config)
         grammars = None if tokenizer is None else _make_grammar_compiler(config, tokenizer)
         thinking = thinking_tokens(config, tokenizer)
+        log_phase(logger, "tokenizer")
         core = InprocClient(make_core(config, grammars, thinking))
+        log_phase(logger, "engine")
         check_grammar = None if grammars is None else grammars.check
         return cls(config, core, tokenizer, check_grammar, has_thinking_tokens=thinking is not None)
 

@@ -7,6 +7,7 @@ import logging
 import platform as host
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,9 @@ from jaxllm.engine.sizing import measure_memory, memory_limit, size_pool, step_c
 from jaxllm.execution.compiler import StepCompiler
 from jaxllm.execution.mesh import param_sharding
 from jaxllm.execution.model_runner import ModelRunner
+from jaxllm.execution.programs import Programs
 from jaxllm.loading.load import check_names, init_dummy, load_params
+from jaxllm.log import log_phase
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.model import Model, ParamSpec
 from jaxllm.scheduling.config import SchedulerConfig
@@ -49,9 +52,17 @@ def make_core(
         check_names(specs, config.checkpoint, ignored=model.ignored_tensors)
     memory = measure_memory(config, model, specs, memory_limit(config))
     num_blocks, max_model_len = size_pool(config, memory)
-    params = _load(config, specs)
     compiler = StepCompiler(step_config(config, max_model_len), model, config.mesh)
-    runner = ModelRunner(compiler, params, num_blocks, compile_ahead=not config.enforce_eager)
+    programs = Programs(
+        partial(compiler.compile, num_blocks=num_blocks), compiler.programs(), ahead=not config.enforce_eager
+    )
+    try:
+        params = _load(config, specs)  # meanwhile the first programs are compiled
+    except BaseException:
+        programs.stop()
+        raise
+    log_phase(logger, "weights")
+    runner = ModelRunner(compiler, programs, params, num_blocks)
     masks = TokenMasks(config.model_config.vocab_size, grammars, thinking)
     scheduler_config = _scheduler_config(config, num_blocks, max_model_len, compiler.max_rows)
     scheduler = (config.scheduler_cls or Scheduler)(scheduler_config)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+import logging
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.stages import Lowered
 
+from jaxllm.log import log_phase
 from jaxllm.models.model import Model, ParamSpec, unflatten
 from jaxllm.sampling.processors import LogitsProcessor, extra_args
 from jaxllm.sampling.token_counts import set_row
@@ -26,6 +29,8 @@ from .mesh import param_sharding, placed, pool_sharding, replicated
 from .options import compiler_options
 from .rows import RareInputs, rare_shapes
 from .step import DeviceState, StepOutput, StepShape, run_step
+
+logger = logging.getLogger(__name__)
 
 # Rows of logits that exist at a time. Steps rarely fill their rows, and nothing is computed for tiles without any.
 LOGITS_TILE = 64
@@ -175,9 +180,11 @@ class StepCompiler:
 
     def compile(self, key: ProgramKey, num_blocks: int) -> jax.stages.Compiled:
         """Compile a program for a pool of `num_blocks` blocks."""
-        config = self.config
+        started, config = time.perf_counter(), self.config
         options = compiler_options(config.platform, self.model.dtype, config.batch_invariant)
-        return self.lower(key, num_blocks).compile(compiler_options=options)
+        compiled = self.lower(key, num_blocks).compile(compiler_options=options)
+        log_phase(logger, f"program: {_describe(key)}", time.perf_counter() - started)
+        return compiled
 
     def used_bytes(self) -> int:
         """Return the bytes of one device that the largest step takes besides the pool.
@@ -206,3 +213,11 @@ class StepCompiler:
             return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=param_sharding(self.mesh, spec))
 
         return unflatten({path: placed_spec(spec) for path, spec in self.model.param_specs().items()})
+
+
+def _describe(key: ProgramKey) -> str:
+    if isinstance(key, Upkeep):
+        return key.value
+    bucket = key.batch.bucket
+    kind = "full" if key.is_full else "plain"
+    return f"{bucket.num_tokens} tokens of {bucket.num_seqs} sequences, {kind}"

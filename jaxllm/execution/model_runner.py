@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ from jaxllm.sampling.token_counts import count_row
 from jaxllm.scheduling.plan import StepPlan, StepResult
 
 from .batch import StepInputs, build
-from .compiler import COPIES, StepCompiler, Upkeep
+from .compiler import COPIES, ProgramKey, StepCompiler, Upkeep
 from .host_logprobs import read_logprobs
 from .mesh import make_zeros, replicated
 from .programs import Programs
@@ -46,8 +45,9 @@ class RunningStep:
 class ModelRunner:
     """Runs steps in the order in which they are given; each waits for the one before on the device, not on the host."""
 
-    def __init__(self, compiler: StepCompiler, params: Any, num_blocks: int, *, compile_ahead: bool) -> None:
-        self.compiler, self.num_blocks = compiler, num_blocks
+    def __init__(self, compiler: StepCompiler, programs: Programs[ProgramKey], params: Any, num_blocks: int) -> None:
+        """Run `programs`, which are the compiler's for a pool of `num_blocks` blocks."""
+        self.compiler, self.programs, self.num_blocks = compiler, programs, num_blocks
         self._params = params
         self._pool = make_zeros(compiler.pool_spec(num_blocks))
         self._counts: Array | None = None
@@ -55,8 +55,6 @@ class ModelRunner:
         self._previous_tokens = make_zeros(compiler.tokens_spec())
         self._neutral: dict[int, RareInputs] = {}
         """By rows: the same arrays each step, so that nothing is sent for what nobody uses."""
-        compile_one = partial(compiler.compile, num_blocks=num_blocks)
-        self.programs = Programs(compile_one, compiler.programs(), ahead=compile_ahead)
 
     def run(self, plan: StepPlan, masks: Sequence[np.ndarray | None]) -> RunningStep:
         """Start a step and return at once, unless its program has yet to be compiled.

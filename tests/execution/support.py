@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 from jaxllm.execution.compiler import StepCompiler, StepConfig
 from jaxllm.execution.mesh import make_mesh
 from jaxllm.execution.model_runner import ModelRunner
+from jaxllm.execution.programs import Programs
 from jaxllm.loading.load import init_dummy
 from jaxllm.models import Model, ModelConfig, get_family
 from pallas_kernels.paged_attention import AttentionShape, PagedAttention
@@ -59,4 +61,5 @@ def make_runner(num_blocks: int = 33, **changes: Any) -> ModelRunner:
     """Return a runner with dummy weights that compiles nothing ahead."""
     compiler = make_compiler(**changes)
     params = init_dummy(compiler.model.param_specs(), 0)
-    return ModelRunner(compiler, params, num_blocks, compile_ahead=False)
+    programs = Programs(partial(compiler.compile, num_blocks=num_blocks), compiler.programs(), ahead=False)
+    return ModelRunner(compiler, programs, params, num_blocks)

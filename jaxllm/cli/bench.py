@@ -1,0 +1,126 @@
+"""`jaxllm bench startup`: where the time goes from the start of a process to its first token."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from jaxllm.check.process import given
+from jaxllm.config import EngineArgs, environment
+from jaxllm.exceptions import VLLMValidationError
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """An engine to start, by a process that started at `started` (time.time())."""
+
+    engine_args: dict[str, Any]
+    started: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of a start-up, and how long it took."""
+
+    name: str
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Startup:
+    """One start of one process. `first_token` is when it came, in seconds since the process' start."""
+
+    versions: dict[str, str]
+    device: str
+    parts: list[Part]
+    """One after the other, up to the first token; waiting for its program is in the last one."""
+    first_token: float
+    programs: list[Part]
+    """All programs of the engine, in the order of their compilation, partly beside the parts above and after them."""
+    all_programs: float
+    """When the last one was there."""
+    num_compilations: int
+    """Of the engine's programs and of JAX's own small ones; the others were in the compile cache."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a started process says, or what the user did wrong."""
+
+    startup: Startup | None = None
+    error: str | None = None
+    parameter: str | None = None
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "bench",
+        help="measure how long the engine takes to start",
+        description="Start the engine twice, each time in a new process: with an empty compile cache, and with the one "
+        "that the first process left. Says how long each part took, up to the first token and to the last program. "
+        "Files of the model are in the system's cache the second time.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("what", choices=["startup"])
+    parser.add_argument("model_tag", metavar="MODEL", nargs="?", help="hub id, folder, or .gguf file")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--config", metavar="FILE.yaml", help="flags and their values; the command line wins")
+    EngineArgs.add_cli_args(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the figures; returns the exit status."""
+    if args.model_tag is not None:
+        args.model = args.model_tag
+    if args.model is None:
+        raise VLLMValidationError("say which MODEL to start: a hub id, a folder or a file.", parameter="model")
+    engine_args = given(EngineArgs.from_cli_args(args))
+    with tempfile.TemporaryDirectory(prefix="jaxllm-startup-") as cache:
+        cold = _start(engine_args, cache)
+        warm = _start(engine_args, cache)
+    if args.json:
+        print(msgspec.json.format(msgspec.json.encode({"cold": cold, "warm": warm}), indent=1).decode())
+    else:
+        print("\n".join(_table(args.model, cold, warm)))
+    return 0
+
+
+def _start(engine_args: dict[str, Any], compile_cache: str) -> Startup:
+    """Start an engine in a new process; its log goes to standard error."""
+    request = Request(engine_args=engine_args, started=time.time())
+    output = subprocess.run(
+        [sys.executable, "-P", "-m", "jaxllm.cli.startup_probe"],
+        input=msgspec.json.encode(request),
+        stdout=subprocess.PIPE,
+        env=environment(("",)) | {"JAX_COMPILATION_CACHE_DIR": compile_cache},
+        check=True,
+    ).stdout
+    answer = msgspec.json.decode(output.splitlines()[-1], type=Answer)
+    if answer.startup is None:
+        raise VLLMValidationError(answer.error or "", parameter=answer.parameter)
+    return answer.startup
+
+
+def _table(model: str, cold: Startup, warm: Startup) -> Iterator[str]:
+    versions = ", ".join(f"{name} {version}" for name, version in cold.versions.items())
+    yield f"{model} on {cold.device}; {versions}"
+    yield f"{'seconds':40s} {'empty cache':>12s} {'filled cache':>12s}"
+    for one, other in zip(cold.parts, warm.parts, strict=True):
+        yield f"{one.name:40s} {one.seconds:12.2f} {other.seconds:12.2f}"
+    yield f"{'= first token':40s} {cold.first_token:12.2f} {warm.first_token:12.2f}"
+    later = {part.name: part.seconds for part in warm.programs}
+    for part in cold.programs:
+        yield f"program: {part.name:31s} {part.seconds:12.2f} {later[part.name]:12.2f}"
+    yield f"{'= all programs there':40s} {cold.all_programs:12.2f} {warm.all_programs:12.2f}"
+    yield f"{'compilations':40s} {cold.num_compilations:12d} {warm.num_compilations:12d}"

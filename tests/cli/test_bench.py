@@ -1,0 +1,40 @@
+"""`jaxllm bench startup`: two real processes, of which the second finds everything in the first one's compile cache."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from jaxllm.cli.main import main
+from jaxllm.execution.compiler import Upkeep
+from tests.models.tiny import folder
+
+FLAGS = ["--max-num-batched-tokens", "16", "--max-num-seqs", "8", "--max-model-len", "64", "--dtype", "float32"]
+PARTS = ["imports", "configuration", "tokenizer", "weights", "engine", "first step"]
+
+
+def test_the_second_start_compiles_nothing(capsys: pytest.CaptureFixture[str]):
+    assert main(["bench", "startup", str(folder("llama3_tied")), "--skip-tokenizer-init", "--json", *FLAGS]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    for start in document.values():
+        assert [part["name"] for part in start["parts"]] == PARTS
+        assert all(part["seconds"] >= 0 for part in start["parts"])
+        assert sum(part["seconds"] for part in start["parts"]) == pytest.approx(start["first_token"], abs=0.1)
+        steps = [f"{n} tokens of 8 sequences, {kind}" for n in (8, 16) for kind in ("plain", "full")]
+        # The order is the compiler's, but for the one that the first step could not wait for.
+        assert sorted(part["name"] for part in start["programs"]) == sorted([*steps, *(x.value for x in Upkeep)])
+        assert start["first_token"] < start["all_programs"]
+    assert document["cold"]["num_compilations"] >= 4 + len(Upkeep)
+    assert document["warm"]["num_compilations"] == 0
+
+
+def test_what_the_engine_refuses(capsys: pytest.CaptureFixture[str]):
+    assert main(["bench", "startup", str(folder("llama3_tied")), "--max-model-len", "100000000"]) == 2
+    assert "max_model_len" in capsys.readouterr().err
+
+
+def test_no_model(capsys: pytest.CaptureFixture[str]):
+    assert main(["bench", "startup"]) == 2
+    assert "MODEL" in capsys.readouterr().err
