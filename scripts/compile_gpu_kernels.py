@@ -3,8 +3,10 @@
 
 Needs jax-cuda13-plugin, jax-cuda13-pjrt and nvidia-cuda-nvcc (ptxas 13.3 or later) in the environment, and no GPU.
 Checked, for each model's shape, kernel, dtype of the pool and block size: no register is spilled, shared memory
-suffices, the pool is updated in place through two layers, without a copy, and those are one command buffer. These are
-static figures; nothing runs.
+suffices, the pool is updated in place through two layers, without a copy, and those are one command buffer.
+
+At the end the cost sheet: of each kernel, from its PTX, the bytes, matmuls and special functions of an iteration of its
+main loop, and the time that each takes at the limits of the chip. These are static figures; nothing runs.
 """
 
 # ruff: noqa: E402  Mosaic GPU reads the environment when it is loaded
@@ -24,15 +26,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-os.environ |= {"JAX_PLATFORMS": "cpu", "MOSAIC_GPU_DUMP_PTXAS": "1"}
-for folder in Path(sys.prefix).glob("lib/python*/site-packages/nvidia/*/bin"):
-    os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
+from jaxllm.check.compilers import compiler_environment, describe_devices
+from jaxllm.execution.hardware import HARDWARE
+
+H100 = HARDWARE["h100"]
+os.environ |= compiler_environment(H100, dict(os.environ))
+os.environ |= {"MOSAIC_GPU_DUMP_PTXAS": "1", "MOSAIC_GPU_DUMP_PTX": "1"}
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import topologies
+import ptx
+from gpu_cost import LEGEND, cost, cost_sheet, occupancy
 from jax.experimental.mosaic.gpu import core as mosaic_gpu
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from sheet import print_sheet
 
 from jaxllm.execution.options import compiler_options
 from pallas_kernels.paged_attention import AttentionBatch, PagedAttention
@@ -40,7 +47,6 @@ from pallas_kernels.paged_attention.cases import CASES, Case
 from pallas_kernels.paged_attention.gpu.decode import decode_attention
 from pallas_kernels.paged_attention.gpu.prefill import prefill_attention
 from pallas_kernels.paged_attention.gpu.write import write_kv
-from pallas_kernels.targets import gpu_target
 
 NUM_LAYERS, NUM_BLOCKS, MAX_CONTEXT = 2, 4096, 8192
 NO_WINDOW = 2**30
@@ -130,9 +136,12 @@ def main() -> int:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         head = {"jax": jax.__version__, "ptxas": ".".join(map(str, version)), "target": "h100"}
         args.json.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n")
+    print("\nCost sheet")
+    print_sheet(cost_sheet(rows))
+    print(LEGEND)
     missed = [row for row in rows if row["missed"]]
     print(f"{len(rows)} compiled by ptxas {version[0]}.{version[1]}, {len(missed)} missed")
-    seen = {name for row in rows for name in row.get("registers", ())}
+    seen = {name for row in rows for name in row.get("kernels", ())}
     unseen = {name for kernel in args.kernels for name in KERNELS[kernel].names} - seen
     if unseen:
         print(f"ptxas said nothing of {', '.join(sorted(unseen))}")
@@ -150,10 +159,7 @@ def ptxas_version() -> tuple[int, ...]:
 
 def find_device() -> NamedSharding:
     """Return the placement on an H100."""
-    topology = topologies.get_topology_desc(
-        platform="cuda", topology_name="h100", target_config=gpu_target("h100"), topology="1x1x1"
-    )
-    return NamedSharding(Mesh(topology.devices[:1], ("x",)), PartitionSpec())
+    return NamedSharding(Mesh(describe_devices(H100, H100.name, 1), ("x",)), PartitionSpec())
 
 
 def compile_kernel(
@@ -190,7 +196,8 @@ def compile_kernel(
             return {"missed": [f"{type(error).__name__}: {str(error)[:300]}"]}
     figures = read_ptxas(output[0])
     missed = [f"{name} spills {spilled} bytes" for name, (_, spilled) in figures.items() if spilled]
-    if max(smem) > SMEM_LIMIT:
+    most_smem = max(smem.values())
+    if most_smem > SMEM_LIMIT:
         missed.append("shared memory")
     top = [line for line in thunks if not line.startswith(" ")]
     is_graph = len(top) == 1 and "kCommandBuffer" in top[0]
@@ -205,9 +212,12 @@ def compile_kernel(
         if re.search(rf"= \w+\[{dims}\]\S* (copy|fusion|dynamic-)", compiled.as_text() or ""):
             missed.append("an operation makes a pool")
     return {
-        # Not of kernels that an earlier row had: each is compiled once.
-        "registers": {name: registers for name, (registers, _) in figures.items()},
-        "smem_KiB": round(max(smem) / 1024, 1),
+        # Not the kernels that an earlier row had: each is compiled once.
+        "kernels": {
+            name: occupancy(figures[name][0], code.threads, smem[name]) | cost(name, code)
+            for name, code in ptx.read_kernels(output[0]).items()
+        },
+        "smem_KiB": round(most_smem / 1024, 1),
         "launches": max(1, sum("kCommandBuffer" not in line for line in thunks)),
         "temp_MiB": round(memory.temp_size_in_bytes / 2**20, 2),
         "seconds": round(time.monotonic() - started, 1),
@@ -230,20 +240,20 @@ def abstract_arguments(op: PagedAttention, case: Case, kernel: Kernel) -> Argume
 
 
 @contextmanager
-def noted_smem() -> Iterator[list[int]]:
-    """Yield a list that gets the dynamic shared memory of each kernel that is lowered; ptxas does not know it."""
-    sizes: list[int] = [0]
-    original = mosaic_gpu._smem_tree_size
+def noted_smem() -> Iterator[dict[str, int]]:
+    """Yield a dict that gets the dynamic shared memory of each kernel that is lowered; ptxas does not know it."""
+    sizes: dict[str, int] = {}
+    original = mosaic_gpu._lower_as_gpu_kernel
 
-    def noted(buffers: Any) -> int:
-        sizes.append(original(buffers))
-        return sizes[-1]
+    def noted(*args: Any, **settings: Any) -> Any:
+        sizes[settings["kernel_name"]] = mosaic_gpu._smem_tree_size(settings["smem_scratch_shape"])
+        return original(*args, **settings)
 
-    mosaic_gpu._smem_tree_size = noted
+    mosaic_gpu._lower_as_gpu_kernel = noted
     try:
         yield sizes
     finally:
-        mosaic_gpu._smem_tree_size = original
+        mosaic_gpu._lower_as_gpu_kernel = original
 
 
 @contextmanager

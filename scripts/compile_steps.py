@@ -22,18 +22,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-TPU_ENVIRONMENT = {
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no chip is taken, so others may compile too
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v6e-1",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_WORKER_ID": "0",
-}
-os.environ |= {"JAX_PLATFORMS": "cpu"} | TPU_ENVIRONMENT
+from jaxllm.check.compilers import compiler_environment, describe_devices
+from jaxllm.execution.hardware import HARDWARE, find_topology
+
+for compiled_for in (HARDWARE["v6e"], HARDWARE["h100"]):
+    os.environ |= compiler_environment(compiled_for, dict(os.environ))
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import topologies
 from jax.sharding import Mesh
 from shapes import MODELS
 
@@ -46,7 +42,6 @@ from jaxllm.execution.step import StepShape
 from jaxllm.models import Model, get_family
 from jaxllm.sampling.shards import VocabShards
 from pallas_kernels.paged_attention import AttentionShape, pick
-from pallas_kernels.targets import gpu_target
 
 # No power of two, so that no activation is as large as a weight.
 SEQS, TOKENS, CONTEXT, BLOCK_SIZE = 64, 2000, 8192, 64
@@ -76,14 +71,11 @@ def main() -> int:
 
 def find_target(name: str, num_devices: int) -> tuple[str, Mesh]:
     """Return the platform, and the mesh of the target's first devices."""
-    if name == "h100":
-        platform, arguments = "gpu", {"topology_name": "h100", "target_config": gpu_target("h100")}
-        topology = topologies.get_topology_desc(platform="cuda", topology=f"1x1x{num_devices}", **arguments)
-    else:
-        platform, topology = "tpu", topologies.get_topology_desc(platform="tpu", topology_name=name)
-    if num_devices > len(topology.devices):
-        raise SystemExit(f"{name} has {len(topology.devices)} devices, not {num_devices}")
-    return platform, make_mesh(topology.devices[:num_devices])
+    hardware, count = find_topology(name)
+    devices = describe_devices(hardware, name, num_devices if hardware.platform == "gpu" else count)
+    if num_devices > len(devices):
+        raise SystemExit(f"{name} has {len(devices)} devices, not {num_devices}")
+    return hardware.platform, make_mesh(devices[:num_devices])
 
 
 def check_model(name: str, platform: str, mesh: Mesh, num_layers: int | None) -> Iterator[dict[str, Any]]:

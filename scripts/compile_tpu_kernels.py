@@ -24,22 +24,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jaxllm.check.compilers import compiler_environment, describe_devices
+from jaxllm.execution.hardware import HARDWARE, find_topology
+
 DUMP = Path(tempfile.mkdtemp(prefix="tpu-kernels-"))
-os.environ |= {
-    "JAX_PLATFORMS": "cpu",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no chip is taken, so others may compile too
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v6e-1",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_WORKER_ID": "0",
-    "LIBTPU_INIT_ARGS": f"--xla_jf_dump_to={DUMP} --xla_jf_dump_llo_text=true",
-}
+os.environ |= compiler_environment(HARDWARE["v6e"], dict(os.environ))
+os.environ["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={DUMP} --xla_jf_dump_llo_text=true"
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from sheet import print_sheet
 
 from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, PagedAttention, Tiles
 from pallas_kernels.paged_attention.cases import CASES, Case
@@ -53,6 +49,13 @@ STEPS = {"decode": (64, 64), "prefill": (2048, 256), "mixed": (512, 256)}
 NUM_LAYERS, POOL_BYTES, BLOCK_SIZE, TABLE = 4, 2**30, 64, 256
 TEMP_LIMIT = 128 * 2**20
 """Queries, new keys and values and the output in the kernels' layouts, of 2,048 tokens at most 32 MiB each."""
+SHEET = (
+    "case", "step", "kv", "tile_KiB", "tile_ns", "tile_bundles", "GHz",
+    "block_rows", "block_bundles", "flops_per_bundle",
+)  # fmt: skip
+LEGEND = """
+tile: of one sequence's KV in decode. Its bytes take tile_ns at HBM's nominal bandwidth; its bundles, one a cycle, take
+less at a clock above GHz. block: of query rows in prefill, with a KV tile of which nothing is masked."""
 
 
 def main() -> int:
@@ -82,13 +85,16 @@ def main() -> int:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         head = {"jax": jax.__version__, "topology": args.topology}
         args.json.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n")
+    print("\nCost sheet")
+    print_sheet([{name: row[name] for name in SHEET if name in row} for row in rows])
+    print(LEGEND)
     return int(any(row["missed"] for row in rows))
 
 
 def find_device(topology: str) -> NamedSharding:
     """Return the placement on a topology's first device."""
-    # jax 0.11 wants to know that one host may have one chip.
-    devices = topologies.get_topology_desc(topology, "tpu", chips_per_host_bounds=[1, 1, 1]).devices
+    hardware, num_devices = find_topology(topology)
+    devices = describe_devices(hardware, topology, num_devices)
     return NamedSharding(Mesh(np.array(devices[:1]), ("x",)), PartitionSpec())
 
 

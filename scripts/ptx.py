@@ -1,0 +1,211 @@
+"""What a kernel's PTX says of an iteration of its loops: the bytes it brings, its matmuls, its special functions.
+
+Of an iteration that may go several ways, the most that one way does; ways whose conditions contradict each other, such
+as `x >= 64` and then `x < 64`, are left out.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+WARPGROUP = 128
+"""Threads. Each instruction of these kernels is one warpgroup's."""
+_RESULT = re.compile(r"(?:@\S+ )?(?!bar\b)[a-z][\w.:]*\s+(\{[^}]*\}|%[\w|%]+), (.*);")
+"""An instruction with a result, and its operands."""
+_SPECIAL = re.compile(r"(?:ex2|lg2|rcp|rsqrt|sqrt|sin|cos|tanh)\.approx|div\.(?:approx|full)")
+"""Each is one instruction of the special function unit."""
+
+
+class Loop(NamedTuple):
+    """What a warpgroup does in an iteration."""
+
+    num_bytes: int
+    """Brought from global memory."""
+    flops: int
+    """Of matmuls."""
+    specials: int
+    """Special functions, exp2 above all, of all threads."""
+
+
+class Kernel(NamedTuple):
+    """A kernel as compiled."""
+
+    threads: int
+    """Of a thread block."""
+    loops: list[Loop]
+    """Those that hold no other; a kernel without any is taken for one."""
+
+
+def read_kernels(text: str) -> dict[str, Kernel]:
+    """Return the kernels by name. There may be other text between them. ValueError for what is not understood."""
+    kernels = {}
+    for part in text.split(".visible .entry ")[1:]:
+        name, (head, _, rest) = part[: part.index("(")], part.partition("\n{")
+        threads = re.search(r"\.maxntid (\d+), (\d+), (\d+)", head)
+        if threads is None:
+            raise ValueError(f"PTX does not say how many threads {name} has")
+        lines = [line.strip() for line in rest.partition("\n}")[0].splitlines()]
+        kernels[name.removesuffix("_mosaic_gpu_kernel")] = Kernel(math.prod(map(int, threads.groups())), _loops(lines))
+    return kernels
+
+
+def _loops(lines: list[str]) -> list[Loop]:
+    registers, blocks = _Registers(lines), _cut(lines)
+    regions = _innermost(blocks) or {0: set(range(len(blocks)))}
+    measures: list[Callable[[str], int]] = [registers.bytes_brought, _flops, _specials]
+    weights = [[sum(map(measure, block.lines)) for block in blocks] for measure in measures]
+    return [
+        Loop(*(_most(blocks, weight, region, header, header, {}) for weight in weights))
+        for header, region in regions.items()
+    ]
+
+
+def _flops(line: str) -> int:
+    shape = re.search(r"wgmma\.mma_async\S*\.m(\d+)n(\d+)k(\d+)\.", line)
+    return 2 * math.prod(map(int, shape.groups())) if shape else 0
+
+
+def _specials(line: str) -> int:
+    return WARPGROUP if _SPECIAL.match(line) else 0
+
+
+class _Registers:
+    """Which instructions write a register, and which registers differ between threads."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self._writers: defaultdict[str, list[str]] = defaultdict(list)
+        reads: list[tuple[list[str], set[str]]] = []
+        for line in lines:
+            if instruction := _RESULT.match(line):
+                results = re.findall(r"%\w+", instruction[1])
+                for result in results:
+                    self._writers[result].append(line)
+                if not line.startswith("shfl"):  # from lane 0, so as to have the same number in all
+                    reads.append((results, set(re.findall(r"%[\w.]+", instruction[2]))))
+        self._varying, before = {"%tid.x", "%laneid"}, 0
+        while before != len(self._varying):
+            before = len(self._varying)
+            self._varying.update(*(results for results, operands in reads if operands & self._varying))
+
+    def bytes_brought(self, line: str) -> int:
+        """Return the bytes that a TMA's barrier is told to expect, or that threads load, each its own; else 0."""
+        if "expect_tx" in line:
+            return self._expected(line)
+        load = re.match(r"(?:@\S+ )?ld\.global\S*?(?:\.v(\d))?\.[bfsu](\d+)\s.*\[(%\w+)", line)
+        if load is None or load[3] not in self._varying:
+            return 0
+        return int(load[1] or 1) * int(load[2]) // 8 * WARPGROUP
+
+    def _expected(self, line: str) -> int:
+        """Return what all threads together expect: each the same, or one of them all of it."""
+        operand = re.match(r"mbarrier\.arrive\.expect_tx\S* .*\], (%\w+);", line)
+        writers = self._writers[operand[1]] if operand else []
+        number = re.match(r"(mov|selp)\.\w+\s+%\w+, (\d+)(?:;|, 0, )", writers[0]) if len(writers) == 1 else None
+        if number is None:
+            raise ValueError(f"not known how many bytes are expected: {line} {writers}")
+        return int(number[2]) * (WARPGROUP if number[1] == "mov" else 1)
+
+
+class _Fact(NamedTuple):
+    """That `register < threshold`, or that it is not. A predicate is taken for 0 or 1."""
+
+    register: str
+    threshold: int
+    holds: bool
+
+
+class _Block(NamedTuple):
+    """Lines that always run together, and where they go on, if that depends on anything."""
+
+    lines: list[str]
+    exits: list[tuple[int, _Fact | None]]
+
+
+def _cut(lines: Sequence[str]) -> list[_Block]:
+    """Return the basic blocks. The little loops in which barriers are waited for are none: their labels differ."""
+    parts: list[list[str]] = [[]]
+    labels: dict[str, int] = {}
+    comparisons: dict[str, _Fact] = {}
+    for line in lines:
+        if label := re.match(r"(\$L__BB\w+):", line):
+            labels[label[1]] = len(parts)
+            parts.append([])
+            continue
+        parts[-1].append(line)
+        if re.match(r"(@\S+ )?bra\S*\s+\$L__BB|ret;", line):
+            parts.append([])
+        if compared := re.match(r"setp\.(lt|le|gt|ge)\.\w+\s+(%\w+), (%\w+), (-?\d+);", line):
+            threshold = int(compared[4]) + (compared[1] in ("le", "gt"))
+            comparisons[compared[2]] = _Fact(compared[3], threshold, compared[1] in ("lt", "le"))
+    return [_Block(part, _exits(part, number, labels, comparisons)) for number, part in enumerate(parts[:-1])]
+
+
+def _exits(
+    lines: list[str], number: int, labels: dict[str, int], comparisons: dict[str, _Fact]
+) -> list[tuple[int, _Fact | None]]:
+    last = lines[-1] if lines else ""
+    if last == "ret;":
+        return []
+    branch = re.match(r"(?:@(!?)(%\w+) )?bra\S*\s+(\$L\w+);", last)
+    if branch is None:
+        return [(number + 1, None)]
+    if branch[2] is None:
+        return [(labels[branch[3]], None)]
+    true = comparisons.get(branch[2], _Fact(branch[2], 1, holds=False))
+    false = true._replace(holds=not true.holds)
+    taken, passed = (false, true) if branch[1] else (true, false)
+    return [(labels[branch[3]], taken), (number + 1, passed)]
+
+
+def _innermost(blocks: list[_Block]) -> dict[int, set[int]]:
+    """Return the blocks of each loop that holds no other, by the one that it is entered by."""
+    followers = {i: {target for target, _ in block.exits} for i, block in enumerate(blocks)}
+    leaders = {i: {j for j in followers if i in followers[j]} for i in followers}
+    alive = _reached(followers, 0, without=None)
+    regions: defaultdict[int, set[int]] = defaultdict(set)
+    for last in alive:
+        for first in followers[last]:
+            if last not in _reached(followers, 0, without=first):  # there is no other way in: it is a loop
+                regions[first] |= {first} | (_reached(leaders, last, without=first) & alive)
+    return {first: region for first, region in regions.items() if region & regions.keys() == {first}}
+
+
+def _reached(edges: dict[int, set[int]], start: int, without: int | None) -> set[int]:
+    reached, ahead = set(), [start]
+    while ahead:
+        block = ahead.pop()
+        if block != without and block not in reached:
+            reached.add(block)
+            ahead += edges[block]
+    return reached
+
+
+def _most(
+    blocks: list[_Block],
+    weights: list[int],
+    region: set[int],
+    header: int,
+    at: int,
+    bounds: dict[str, tuple[float, float]],
+) -> int:
+    """Return the greatest weight of the ways through a region from a block on; `bounds` is what is known by then.
+
+    It stays known: of a loop's registers, those that change do so at its end.
+    """
+    ways = [0]
+    for target, fact in blocks[at].exits:
+        if target == header or target not in region:
+            continue
+        narrower = bounds
+        if fact is not None:
+            low, high = bounds.get(fact.register, (-math.inf, math.inf))
+            low, high = (low, min(high, fact.threshold)) if fact.holds else (max(low, fact.threshold), high)
+            if low >= high:
+                continue
+            narrower = bounds | {fact.register: (low, high)}
+        ways.append(_most(blocks, weights, region, header, target, narrower))
+    return weights[at] + max(ways)
