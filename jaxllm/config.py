@@ -30,7 +30,6 @@ PLATFORMS = ("cpu", "gpu", "tpu")
 DEFAULT_BLOCK_SIZE: Mapping[str, int] = {"cpu": 128, "gpu": 64, "tpu": 64}
 DEFAULT_NUM_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 512, "gpu": 2048, "tpu": 2048}
 DEFAULT_NUM_SEQS = 256
-INTERPRETER_THREADS = 8
 KV_DTYPES: Mapping[str, str] = {
     "fp8": "float8_e4m3fn",
     "fp8_e4m3": "float8_e4m3fn",
@@ -291,14 +290,12 @@ def _check_gpu_kernels(platform: str, backend: str | None) -> None:
         if doubt is not None:
             logger.warning("attention may go wrong in the GPU's kernels: %s", doubt)
         return
-    num_threads = int(os.environ.get("NPROC") or os.cpu_count() or 1)  # as XLA counts its pool's
-    if platform == "cpu" and num_threads < INTERPRETER_THREADS:
-        raise VLLMValidationError(
-            f"attention_config: a CPU interprets the GPU's kernels, which takes {INTERPRETER_THREADS} threads of XLA's "
-            f"pool or waits for ever, and there are {num_threads}. Set NPROC={INTERPRETER_THREADS} in the environment.",
-            parameter="attention_config",
-            value=backend,
-        )
+    from pallas_kernels.paged_attention.gpu.common import require_interpreter_threads
+
+    try:
+        require_interpreter_threads()
+    except RuntimeError as error:
+        raise VLLMValidationError(f"attention_config: {error}", parameter="attention_config", value=backend) from error
 
 
 def _load_processors(given: list[Any] | None) -> tuple[LogitsProcessor, ...]:

@@ -89,6 +89,16 @@ def test_accelerator_defaults(make_model: MakeModel, on_platform: Callable[[str]
     assert (config.block_size, config.max_num_batched_tokens, config.max_num_seqs) == (64, 2048, 256)
 
 
+def test_a_cpu_needs_threads_to_interpret_gpu_kernels(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch):
+    interpreted = {"attention_config": {"backend": "gpu"}}
+    monkeypatch.setenv("NPROC", "8")
+    assert resolve(make_model(head_dim=64), **interpreted).attention.interpret
+    monkeypatch.setenv("NPROC", "7")
+    with pytest.raises(VLLMValidationError, match="NPROC=8") as caught:
+        resolve(make_model(head_dim=64), **interpreted)
+    assert (caught.value.parameter, caught.value.value) == ("attention_config", "gpu")
+
+
 @pytest.mark.parametrize(
     ("fields", "fraction"),
     [

@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from jaxllm.models import Model, get_family
+from pallas_kernels.paged_attention.gpu.common import INTERPRETER_THREADS
 
 NUM_LAYERS = 2
 LLAMA: dict[str, Any] = {
@@ -28,8 +29,6 @@ GEMMA = LLAMA | {
     "rope_theta": 1e6, "rope_local_base_freq": 1e4, "layer_types": ["sliding_attention", "full_attention"],
     "tie_word_embeddings": True,
 }  # fmt: skip
-# The interpreter of GPU kernels blocks a thread of XLA's pool per warpgroup, and XLA takes the pool's size from here.
-INTERPRETER_THREADS = {"NPROC": "8"}
 
 
 def save_model(folder: Path, config: dict[str, Any]) -> None:
@@ -51,9 +50,8 @@ def save_model(folder: Path, config: dict[str, Any]) -> None:
 def test_generates_what_xla_does(config: dict[str, Any], backend: str, tmp_path: Path) -> None:
     save_model(tmp_path, config)
     command = [sys.executable, "-m", "tests.e2e.kernel_runs", str(tmp_path), backend]
-    child = subprocess.run(
-        command, env=os.environ | INTERPRETER_THREADS, capture_output=True, text=True, timeout=240, check=False
-    )
+    environment = os.environ | {"NPROC": str(INTERPRETER_THREADS)}
+    child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert child.returncode == 0, child.stderr[-4000:]
     results = json.loads(child.stdout.splitlines()[-1])
     plain, kernels = results["xla"], results[backend]

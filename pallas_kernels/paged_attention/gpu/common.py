@@ -6,6 +6,7 @@ The kernels are written in Mosaic GPU (`plgpu`) for sm_90a, for jax 0.11.2 to 0.
 from __future__ import annotations
 
 import math
+import os
 from typing import Any
 
 import jax
@@ -26,6 +27,8 @@ WARPGROUP_LANES = 128
 # Shared memory of a thread block of an H100, and what Mosaic GPU itself needs of it (barriers, reductions).
 SMEM_BYTES = 227 * 1024
 SMEM_RESERVED = 3 * 1024
+# Of XLA's pool: the interpreter blocks one for each warpgroup that runs.
+INTERPRETER_THREADS = 8
 
 
 def compiler_params() -> plgpu.CompilerParams:
@@ -35,7 +38,20 @@ def compiler_params() -> plgpu.CompilerParams:
 
 def interpret_params(interpret: bool) -> Any:
     """Return the `interpret` argument of `plgpu.kernel`; interpreted kernels are checked for races."""
-    return plgpu.InterpretGPUParams(detect_races=True) if interpret else None
+    if not interpret:
+        return None
+    require_interpreter_threads()
+    return plgpu.InterpretGPUParams(detect_races=True)
+
+
+def require_interpreter_threads() -> None:
+    """Raise RuntimeError where the interpreter would wait for ever, as XLA's pool has too few threads for it."""
+    num_threads = int(os.environ.get("NPROC") or os.cpu_count() or 1)  # as XLA counts them
+    if num_threads < INTERPRETER_THREADS:
+        raise RuntimeError(
+            f"a CPU interprets the GPU's kernels, which takes {INTERPRETER_THREADS} threads of XLA's pool or waits for "
+            f"ever, and there are {num_threads}. Set NPROC={INTERPRETER_THREADS} in the environment."
+        )
 
 
 def tiled_smem(shape: tuple[int, ...], dtype: DTypeLike, *, columns: int | None = None) -> Any:
