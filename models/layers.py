@@ -16,8 +16,9 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
+from pallas_kernels.paged_attention import Rope
+
 from .config import ModelConfig
-from .rope import rotate
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
@@ -25,8 +26,8 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
 }
 
-# What a layer calls to attend: (q_tnh, k_tkh, v_tkh, kv_pool) -> (out_tnh, kv_pool).
-Attend = Callable[[Array, Array, Array, Any], tuple[Array, Any]]
+# What a layer calls to attend: (q_tnh, k_tkh, v_tkh, kv_pool, rope) -> (out_tnh, kv_pool). It rotates q and k.
+Attend = Callable[[Array, Array, Array, Any, Rope | None], tuple[Array, Any]]
 
 
 class LayerData(NamedTuple):
@@ -124,7 +125,7 @@ class Attention(nnx.Module):
             self.q_norm = RMSNorm(h, "head_dim", cfg, dtype)
             self.k_norm = RMSNorm(h, "head_dim", cfg, dtype)
 
-    def __call__(self, x_td: Array, kv_pool: Any, cos_th: Array, sin_th: Array, attend: Attend) -> tuple[Array, Any]:
+    def __call__(self, x_td: Array, kv_pool: Any, rope: Rope | None, attend: Attend) -> tuple[Array, Any]:
         """Return the layer's attention output [t, d] and the pool with this step's keys and values."""
         q_tnh = contract("td,dnh->tnh", x_td, self.q)
         k_tkh = contract("td,dkh->tkh", x_td, self.k)
@@ -137,8 +138,7 @@ class Attention(nnx.Module):
             )
         if self.has_qk_norm:
             q_tnh, k_tkh = self.q_norm(q_tnh), self.k_norm(k_tkh)
-        q_tnh, k_tkh = rotate(q_tnh, cos_th, sin_th), rotate(k_tkh, cos_th, sin_th)
-        out_tnh, kv_pool = attend(q_tnh, k_tkh, v_tkh, kv_pool)
+        out_tnh, kv_pool = attend(q_tnh, k_tkh, v_tkh, kv_pool, rope)
         out_td = contract("tnh,nhd->td", out_tnh, self.o)
         return (out_td + self.o_bias[...][None] if self.has_o_bias else out_td), kv_pool
 
@@ -177,9 +177,9 @@ class DecoderLayer(nnx.Module):
         if cfg.post_norms:
             self.post_attn_norm, self.post_mlp_norm = norm(), norm()
 
-    def __call__(self, x_td: Array, kv_pool: Any, cos_th: Array, sin_th: Array, attend: Attend) -> tuple[Array, Any]:
+    def __call__(self, x_td: Array, kv_pool: Any, rope: Rope | None, attend: Attend) -> tuple[Array, Any]:
         """Return the stream [t, d] after this layer, and the pool."""
-        attn_td, kv_pool = self.attn(self.attn_norm(x_td), kv_pool, cos_th, sin_th, attend)
+        attn_td, kv_pool = self.attn(self.attn_norm(x_td), kv_pool, rope, attend)
         x_td = x_td + (self.post_attn_norm(attn_td) if self.has_post_norms else attn_td)
         mlp_td = self.mlp(self.mlp_norm(x_td))
         return x_td + (self.post_mlp_norm(mlp_td) if self.has_post_norms else mlp_td), kv_pool

@@ -14,7 +14,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from pallas_kernels.paged_attention import AttentionBatch, KVPool
+from pallas_kernels.paged_attention import AttentionBatch, KVPool, Rope
 
 from .config import ModelConfig
 from .family import Prefixes, TensorName
@@ -127,7 +127,9 @@ class Model:
         cos_rth, sin_rth = rope_tables(cfg.ropes, cfg.head_dim, tokens.positions_t, tokens.rope_lengths_t)
 
         def body(carry: tuple[Array, KVPool], layer_params: Params, data: LayerData) -> tuple[Array, KVPool]:
-            def attend(q_tnh: Array, k_tkh: Array, v_tkh: Array, kv_pool: KVPool) -> tuple[Array, KVPool]:
+            def attend(
+                q_tnh: Array, k_tkh: Array, v_tkh: Array, kv_pool: KVPool, rope: Rope | None
+            ) -> tuple[Array, KVPool]:
                 return attention(
                     q_tnh,
                     k_tkh,
@@ -138,13 +140,14 @@ class Model:
                     num_layers=cfg.num_layers,
                     window=data.window,
                     scale=cfg.scale,
+                    rope=rope,
                     soft_cap=cfg.attn_soft_cap,
                 )
 
             # A model with one table needs no gather in its layers.
             table = 0 if len(cfg.ropes) == 1 else data.rope
             layer: Callable[..., tuple[Array, KVPool]] = nnx.merge(self._layer_def, dict(layer_params))
-            return layer(*carry, cos_rth[table], sin_rth[table], attend)
+            return layer(*carry, Rope(cos_rth[table], sin_rth[table]), attend)
 
         carry = (frame.embed.embed(tokens.token_ids_t, cfg.embed_scale), kv_pool)
         x_td, kv_pool = run_layers(body, params["layers"], carry, _layer_data(cfg))

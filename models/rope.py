@@ -33,13 +33,6 @@ def rope_tables(
     return jnp.stack(cos), jnp.stack(sin)
 
 
-def rotate(x_tnh: Array, cos_th: Array, sin_th: Array) -> Array:
-    """Rotate the halves of each head, in float32; `cos_th` and `sin_th` are [t, h / 2]."""
-    first, second = jnp.split(x_tnh.astype(jnp.float32), 2, axis=-1)
-    cos, sin = cos_th[:, None, :], sin_th[:, None, :]
-    return jnp.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1).astype(x_tnh.dtype)
-
-
 def frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
     """Return the inverse frequencies, float32 [head_dim / 2], of a table that does not depend on the sequence."""
     base = _default_frequencies(rope.theta, head_dim)

@@ -22,10 +22,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.paged_attention import AttentionBatch, PagedAttention, pick
+from pallas_kernels.paged_attention import AttentionBatch, PagedAttention, Rope, pick
 from pallas_kernels.paged_attention.batches import ragged_batch
 from pallas_kernels.paged_attention.cases import CASES, Case
-from pallas_kernels.paged_attention.gpu.write import write_kv
+from pallas_kernels.paged_attention.gpu.write import rotate_and_write
 
 NUM_LAYERS = 2
 MODELS = ("llama-3-8b", "llama-3.2-1b", "qwen3-0.6b", "gemma-2-2b-sliding", "smollm2-135m")
@@ -124,21 +124,25 @@ class Bench:
             yield row | self._figures(seconds, "tflop_per_s", flops / 1e12, self._matmul_rate / 1e12)
 
     def write(self, model: str) -> Iterator[dict[str, Any]]:
-        """Yield the time of writing a step's K and V, which on a GPU is a kernel of its own."""
+        """Yield the time of rotating q and k and writing k and v, which on a GPU is a kernel of its own."""
         op, case = self._op(CASES[model]), CASES[model]
         if op.implementation != "gpu":
             return
         for num_seqs in (2,) if self._dry_run else WRITES:
-            _, k, v, pool, batch = self._arguments(op, case, [(40, 1)] * num_seqs)
+            q, k, v, pool, batch = self._arguments(op, case, [(40, 1)] * num_seqs)
+            table = jnp.ones((len(q), case.head_dim // 2))
             fixed = {"num_layers": NUM_LAYERS, "interpret": op.interpret}
 
-            def step(pool: Any, call: int, k: Any, v: Any, slots_t: Any, fixed: Any = fixed) -> tuple[Any, Any]:
-                return write_kv(k, v, pool, slots_t, layer=call % NUM_LAYERS, **fixed), k
+            def step(pool: Any, call: int, q: Any, *others: Any, fixed: Any = fixed) -> tuple[Any, Any]:
+                k, v, slots_t, rope = others
+                # All calls have the same q, k and v, so XLA puts them together but once.
+                _, pool = rotate_and_write(q, k, v, pool, slots_t, rope, layer=call % NUM_LAYERS, **fixed)
+                return pool, q
 
-            kv = (k.astype(self._kv), v.astype(self._kv))
-            seconds = self._calls_seconds(step, pool, *kv, batch.slots_t)
+            rope = Rope(table, table)
+            seconds = self._calls_seconds(step, pool, q, k, v, batch.slots_t, rope)
             row = {"kind": "write", "model": model, "seqs": num_seqs, "kv": jnp.dtype(self._kv).name}
-            num_bytes = 2 * sum(x[:num_seqs].nbytes for x in kv)
+            num_bytes = sum(x[:num_seqs].nbytes for x in (q, q, k, v, *rope, k.astype(self._kv), v.astype(self._kv)))
             yield row | self._figures(seconds, "gb_per_s", num_bytes / 1e9, self._copy_bandwidth / 1e9)
 
     def _figures(self, seconds: float, unit: str, work: float, peak: float) -> dict[str, Any]:

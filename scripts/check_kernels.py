@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Compare the attention kernels with the float32 reference, on the GPU or TPU at hand.
 
-Ragged steps at the shapes of real models: decodes, chunks and both, windows, soft caps, sinks, blocks of 16 and 64,
-pools of 16 and 8 bits whose unused slots are NaN. Exits non-zero if an error is larger than twice that of rounding, if
-the pool differs in a bit, or if a second run does. --dry-run IMPLEMENTATION interprets a few of them on a CPU.
+Ragged steps at the shapes of real models: RoPE, decodes, chunks and both, windows, soft caps, sinks, blocks of 16 and
+64, pools of 16 and 8 bits whose unused slots are NaN. Exits non-zero if an error is larger than twice that of rounding,
+if the pool differs in a bit, or if a second run does. --dry-run IMPLEMENTATION interprets a few of them on a CPU.
 """
 
 from __future__ import annotations
@@ -66,12 +66,13 @@ def check(op: Any, chunks: Any, window: int, soft_cap: float | None, has_sinks: 
     step = make_step(rng, chunks, op.shape, query_tile=op.tiles.query, row_alignment=op.row_alignment)
     sinks = rng.standard_normal(op.shape.num_heads).astype(np.float32) if has_sinks else None
     settings = {"window": window, "soft_cap": soft_cap, "sinks_n": sinks}
-    exact, exact_pool = reference(step, **settings)
+    exact, exact_pool = reference(step, rope=step.rope, **settings)
 
-    def function(q: Any, k: Any, v: Any, pool: Any, batch: Any) -> Any:
-        return op(q, k, v, pool, batch, layer=LAYER, num_layers=NUM_LAYERS, scale=SCALE, **settings)
+    def function(q: Any, k: Any, v: Any, pool: Any, batch: Any, rope: Any) -> Any:
+        return op(q, k, v, pool, batch, rope=rope, layer=LAYER, num_layers=NUM_LAYERS, scale=SCALE, **settings)
 
-    runs = [jax.jit(function)(step.q, step.k, step.v, FusedPool.of(step.pool), step.batch) for _ in range(2)]
+    arguments = (step.q, step.k, step.v, FusedPool.of(step.pool), step.batch, step.rope)
+    runs = [jax.jit(function)(*arguments) for _ in range(2)]
     (out, pool), (again, _) = [(np.asarray(out, np.float32), np.asarray(pool.kv, np.float32)) for out, pool in runs]
     rows = step.rows
     error = float(np.abs(out - exact)[rows].max())

@@ -42,11 +42,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from sheet import print_sheet
 
 from jaxllm.execution.options import compiler_options
-from pallas_kernels.paged_attention import AttentionBatch, PagedAttention
+from pallas_kernels.paged_attention import AttentionBatch, PagedAttention, Rope
 from pallas_kernels.paged_attention.cases import CASES, Case
 from pallas_kernels.paged_attention.gpu.decode import decode_attention
 from pallas_kernels.paged_attention.gpu.prefill import prefill_attention
-from pallas_kernels.paged_attention.gpu.write import write_kv
+from pallas_kernels.paged_attention.gpu.write import rotate_and_write
 
 NUM_LAYERS, NUM_BLOCKS, MAX_CONTEXT = 2, 4096, 8192
 NO_WINDOW = 2**30
@@ -65,6 +65,7 @@ class Arguments(NamedTuple):
     k: Any
     v: Any
     batch: Any
+    rope: Any
     window: Any
     sinks_n: Any
 
@@ -81,8 +82,9 @@ class Kernel(NamedTuple):
 
 
 def write(_: PagedAttention, x: Arguments, settings: dict[str, Any]) -> Any:
-    """Write K and V."""
-    return write_kv(x.k, x.v, x.pool, x.batch.slots_t, layer=settings["layer"], num_layers=settings["num_layers"])
+    """Rotate q and k, and write k and v."""
+    place = {name: settings[name] for name in ("layer", "num_layers")}
+    return rotate_and_write(x.q, x.k, x.v, x.pool, x.batch.slots_t, x.rope, **place)
 
 
 def decode(_: PagedAttention, x: Arguments, settings: dict[str, Any]) -> Any:
@@ -100,7 +102,7 @@ def whole(op: PagedAttention, x: Arguments, settings: dict[str, Any]) -> Any:
     q, pool = x.q, x.pool
     for layer in range(NUM_LAYERS):
         own: dict[str, Any] = settings | {"layer": layer}
-        q, pool = op(q, x.k, x.v, pool, x.batch, **own)
+        q, pool = op(q, x.k, x.v, pool, x.batch, rope=x.rope, **own)
     return q, pool
 
 
@@ -234,9 +236,8 @@ def abstract_arguments(op: PagedAttention, case: Case, kernel: Kernel) -> Argume
     batch = AttentionBatch(*(jax.ShapeDtypeStruct(x, jnp.int32) for x in shapes))  # pyright: ignore[reportArgumentType]
     sinks = jax.ShapeDtypeStruct((shape.num_heads,), jnp.float32) if case.has_sinks else None
     window = jax.ShapeDtypeStruct((), jnp.int32)
-    # A write casts nothing: the op does, before it.
-    kv = jax.ShapeDtypeStruct(kv.shape, shape.kv_dtype) if kernel.call is write else kv
-    return Arguments(op.pool_spec(NUM_LAYERS, NUM_BLOCKS), q, kv, kv, batch, window, sinks)
+    table: Any = jax.ShapeDtypeStruct((t, shape.head_dim // 2), jnp.float32)
+    return Arguments(op.pool_spec(NUM_LAYERS, NUM_BLOCKS), q, kv, kv, batch, Rope(table, table), window, sinks)
 
 
 @contextmanager

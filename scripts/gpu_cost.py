@@ -24,7 +24,7 @@ LIMITS = (
     f"{NUM_SMS} x {SPECIAL_FUNCTIONS} special functions a cycle of {CLOCK / 1e9:.2f} GHz (exp)"
 )
 LEGEND = f"""
-A tile is what an iteration of the main loop brings and computes with; kv_write has no loop, its tile is a token.
+A tile is what an iteration of the main loop brings and computes with; kv_write has no loop: 8 tokens of a kv head.
 ns is what a tile takes at one SM's share of {LIMITS}.
 In prefill the L2 cache serves thread blocks that share a tile: fewer than `reuse` of them, and HBM is the bound.
 Other instructions and latencies are not counted. Each kernel is compiled once, and stands where it is first needed.

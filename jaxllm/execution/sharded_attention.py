@@ -9,7 +9,7 @@ import jax
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
-from pallas_kernels.paged_attention import AttentionBatch, KVPool, PagedAttention
+from pallas_kernels.paged_attention import AttentionBatch, KVPool, PagedAttention, Rope
 
 from .mesh import MODEL_AXIS, pool_sharding
 
@@ -34,13 +34,14 @@ class ShardedAttention:
         *,
         layer: Array | int,
         window: Array | int,
+        rope: Rope | None = None,
         **settings: Any,
     ) -> tuple[Array, KVPool]:
-        """See `PagedAttention`; everything is sharded over heads but the batch."""
+        """See `PagedAttention`; everything is sharded over heads but the batch and `rope`."""
 
-        def attend(heads: tuple[Array, Array, Array], kv_pool: KVPool, batch: AttentionBatch, numbers: Any) -> Any:
-            layer, window = numbers
-            return self.attention(*heads, kv_pool, batch, layer=layer, window=window, **settings)
+        def attend(heads: tuple[Array, Array, Array], kv_pool: KVPool, batch: AttentionBatch, shared: Any) -> Any:
+            layer, window, rope = shared
+            return self.attention(*heads, kv_pool, batch, layer=layer, window=window, rope=rope, **settings)
 
         pool = pool_sharding(self.mesh).spec
         # The kernels' outputs do not say along which axes they differ between devices.
@@ -51,4 +52,4 @@ class ShardedAttention:
             out_specs=(_HEADS, pool),
             check_vma=False,
         )
-        return sharded((q_tnh, k_tkh, v_tkh), kv_pool, batch, (layer, window))
+        return sharded((q_tnh, k_tkh, v_tkh), kv_pool, batch, (layer, window, rope))

@@ -6,12 +6,13 @@ One call serves decodes and prefill chunks of many sequences at once. `reference
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import jax.numpy as jnp
 from jax import Array
 
-from .implementations import FLOAT8, IMPLEMENTATIONS, Implementation
-from .layout import AttentionBatch, AttentionShape, FusedPool, KVPool, SplitPool, copy_blocks
+from .implementations import IMPLEMENTATIONS, Implementation
+from .layout import AttentionBatch, AttentionShape, FusedPool, KVPool, SplitPool, copy_blocks, to_pool_dtype
+from .rope import Rope, rotate
 from .tiles import Tiles
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "FusedPool",
     "KVPool",
     "PagedAttention",
+    "Rope",
     "SplitPool",
     "Tiles",
     "copy_blocks",
@@ -67,20 +69,22 @@ class PagedAttention:
         num_layers: int,
         window: Array | int,
         scale: float,
+        rope: Rope | None = None,
         soft_cap: float | None = None,
         sinks_n: Array | None = None,
     ) -> tuple[Array, KVPool]:
-        """Write `k_tkh`, `v_tkh` at the batch's slots of `layer`, then attend causally over each sequence's blocks.
+        """Rotate q and k, write k and v at the batch's slots of `layer`, and attend causally over sequences' blocks.
 
         Args:
-          q_tnh: queries of all tokens of the step, RoPE applied.
-          k_tkh, v_tkh: keys and values of the same tokens.
+          q_tnh: queries of all tokens of the step.
+          k_tkh, v_tkh: keys and values of the same tokens; for a float8 pool they are clipped to its range.
           kv_pool: the pool of all layers, of `pool_spec`; donate it, the result takes its place.
           batch: where every token lives.
           layer: index of the layer, may be traced.
           num_layers: layers in the pool.
           window: a token attends to itself and the `window - 1` tokens before it; may be traced.
           scale: factor on the scores, before `soft_cap`.
+          rope: how q and k are rotated; None if they are already, or are not to be.
           soft_cap: scores become `soft_cap * tanh(scores / soft_cap)`.
           sinks_n: one more score per head, which takes part in the softmax and has no value.
 
@@ -91,10 +95,11 @@ class PagedAttention:
           ValueError: for arrays that are not of this shape.
         """
         self._check(q_tnh, k_tkh, v_tkh, kv_pool, num_layers)
-        if self.shape.kv_dtype in FLOAT8:  # out of range they would become NaN
-            most = float(jnp.finfo(self.shape.kv_dtype).max)
-            k_tkh, v_tkh = jnp.clip(k_tkh, -most, most), jnp.clip(v_tkh, -most, most)
-        k_tkh, v_tkh = k_tkh.astype(self.shape.kv_dtype), v_tkh.astype(self.shape.kv_dtype)
+        fused: dict[str, Any] = {"rope": rope} if self._entry.fuses_rope else {}
+        if not fused:
+            if rope is not None:
+                q_tnh, k_tkh = rotate(q_tnh, rope), rotate(k_tkh, rope)
+            k_tkh, v_tkh = (to_pool_dtype(x, self.shape.kv_dtype) for x in (k_tkh, v_tkh))
         return self._entry.load()(
             q_tnh,
             k_tkh,
@@ -109,6 +114,7 @@ class PagedAttention:
             sinks_n=sinks_n,
             tiles=self.tiles,
             interpret=self.interpret,
+            **fused,
         )
 
     def _check(self, q_tnh: Array, k_tkh: Array, v_tkh: Array, kv_pool: KVPool, num_layers: int) -> None:

@@ -8,10 +8,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from .layout import AttentionShape, KVPool, fused_pool_spec, split_pool_spec
+from .layout import FLOAT8, AttentionShape, KVPool, fused_pool_spec, split_pool_spec
 from .tiles import XLA_TILES, Tiles
-
-FLOAT8 = (jnp.dtype(jnp.float8_e4m3fn), jnp.dtype(jnp.float8_e5m2))
 
 
 class Implementation(NamedTuple):
@@ -19,7 +17,7 @@ class Implementation(NamedTuple):
 
     load: Callable[[], Callable[..., tuple[Array, Any]]]
     """Import the function; it has the signature of `PagedAttention.__call__` with q, k, v, pool, batch first, `tiles`
-    and `interpret`."""
+    and `interpret`, and without `rope` unless it fuses it."""
     platform: str | None
     """Where it runs; None is everywhere. A CPU interprets what belongs elsewhere, slowly."""
     pool_spec: Callable[[AttentionShape, int, int], KVPool]
@@ -28,6 +26,8 @@ class Implementation(NamedTuple):
     """Longer chunks start at a multiple of this row."""
     refusal: Callable[[AttentionShape], str | None]
     """Why it cannot run a shape, or None."""
+    fuses_rope: bool = False
+    """Whether it rotates q and k, and casts k and v to the pool's dtype. Else it gets them like that."""
 
 
 def _load_xla() -> Callable[..., tuple[Array, Any]]:
@@ -87,5 +87,5 @@ def _refuse_on_gpu(shape: AttentionShape) -> str | None:
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "xla": Implementation(_load_xla, None, split_pool_spec, lambda _: XLA_TILES, 1, lambda _: None),
     "tpu": Implementation(_load_tpu, "tpu", fused_pool_spec, _tpu_tiles, 16, _refuse_on_tpu),
-    "gpu": Implementation(_load_gpu, "gpu", fused_pool_spec, _gpu_tiles, 16, _refuse_on_gpu),
+    "gpu": Implementation(_load_gpu, "gpu", fused_pool_spec, _gpu_tiles, 16, _refuse_on_gpu, fuses_rope=True),
 }

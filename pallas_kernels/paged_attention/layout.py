@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+FLOAT8 = (jnp.dtype(jnp.float8_e4m3fn), jnp.dtype(jnp.float8_e5m2))
+
 
 class AttentionShape(NamedTuple):
     """What the op is compiled for, besides the batch. Dtypes are numpy's, so that equal shapes are one."""
@@ -68,6 +70,14 @@ def fused_pool_spec(shape: AttentionShape, num_layers: int, num_blocks: int) -> 
     """The same for the kernels' layout."""
     dims = (num_layers * num_blocks, shape.num_kv_heads, shape.block_size, 2 * shape.head_dim)
     return FusedPool(jax.ShapeDtypeStruct(dims, shape.kv_dtype))
+
+
+def to_pool_dtype(x: Array, dtype: Any) -> Array:
+    """Cast keys or values as the pool holds them; 8-bit floats get what is beyond their range clipped."""
+    if dtype in FLOAT8:  # out of range they would become NaN
+        most = float(jnp.finfo(dtype).max)
+        x = jnp.clip(x, -most, most)
+    return x.astype(dtype)
 
 
 class AttentionBatch(NamedTuple):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+import jax.numpy as jnp
 import numpy as np
 
 from .layout import AttentionBatch, SplitPool
+from .rope import Rope
 
 
 def reference_paged_attention(
@@ -20,11 +22,16 @@ def reference_paged_attention(
     num_layers: int,
     window: int,
     scale: float,
+    rope: Rope | None = None,
     soft_cap: float | None = None,
     sinks_n: np.ndarray | None = None,
 ) -> tuple[np.ndarray, SplitPool]:
     """See `PagedAttention`; takes and returns numpy arrays, rows of padding are 0."""
     key_pool, value_pool = np.array(kv_pool.k), np.array(kv_pool.v)
+    if rope is not None:
+        q_tnh, k_tkh = _rotated(q_tnh, rope), _rotated(k_tkh, rope)
+    most = float(jnp.finfo(key_pool.dtype).max)
+    k_tkh, v_tkh = (x.astype(np.float32).clip(-most, most).astype(key_pool.dtype) for x in (k_tkh, v_tkh))
     block_size = key_pool.shape[-1]
     first_block = layer * (key_pool.shape[0] // num_layers)
     for k_kh, v_kh, slot in zip(k_tkh, v_tkh, np.asarray(batch.slots_t), strict=True):
@@ -53,3 +60,12 @@ def reference_paged_attention(
                 total = sum(weights) + (0.0 if sinks_n is None else math.exp(sinks_n[head] - largest))
                 out_tnh[row, head] = np.asarray(weights) @ values[seen, head // group] / total
     return out_tnh, SplitPool(key_pool, value_pool)
+
+
+def _rotated(x_tnh: np.ndarray, rope: Rope) -> np.ndarray:
+    """Entries i and i + h / 2 of a head are a point in the plane, turned by the token's i-th angle."""
+    out_tnh, half = np.empty_like(x_tnh), x_tnh.shape[-1] // 2
+    for x_nh, cos_h, sin_h, out_nh in zip(x_tnh.astype(np.float32), *map(np.asarray, rope), out_tnh, strict=True):
+        out_nh[:, :half] = x_nh[:, :half] * cos_h - x_nh[:, half:] * sin_h
+        out_nh[:, half:] = x_nh[:, half:] * cos_h + x_nh[:, :half] * sin_h
+    return out_tnh

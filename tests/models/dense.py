@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pallas_kernels.paged_attention import AttentionBatch, SplitPool
+from pallas_kernels.paged_attention import AttentionBatch, Rope, SplitPool
+from pallas_kernels.paged_attention.rope import rotate
 
 
 def dense_attention(
@@ -20,9 +21,11 @@ def dense_attention(
     num_layers: int,
     window: Array | int,
     scale: float,
+    rope: Rope,
     soft_cap: float | None = None,
 ) -> tuple[Array, SplitPool]:
-    """Write, then attend, as `PagedAttention` does."""
+    """Rotate, write, then attend, as `PagedAttention` does."""
+    q_tnh, k_tkh = rotate(q_tnh, rope), rotate(k_tkh, rope)
     first_block = layer * (kv_pool.k.shape[0] // num_layers)
     block_size = kv_pool.k.shape[-1]
     blocks_t, offsets_t = first_block + batch.slots_t // block_size, batch.slots_t % block_size

@@ -51,9 +51,9 @@ class TheirLayer(DecoderLayer):
 
     num_calls = 0
 
-    def __call__(self, x_td: Array, kv_pool: Any, cos_th: Array, sin_th: Array, attend: Any) -> tuple[Array, Any]:
+    def __call__(self, x_td: Array, kv_pool: Any, rope: Any, attend: Any) -> tuple[Array, Any]:
         TheirLayer.num_calls += 1
-        return super().__call__(x_td, kv_pool, cos_th, sin_th, attend)
+        return super().__call__(x_td, kv_pool, rope, attend)
 
 
 def their_config(hf: Mapping[str, Any]) -> ModelConfig:

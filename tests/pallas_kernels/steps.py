@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, FusedPool, SplitPool
+from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, FusedPool, Rope, SplitPool
 from pallas_kernels.paged_attention.batches import ragged_batch
 from pallas_kernels.paged_attention.reference import reference_paged_attention
 
@@ -26,6 +26,8 @@ class Step(NamedTuple):
     v: Any
     pool: SplitPool
     batch: AttentionBatch
+    rope: Rope
+    """Of few bits: products are exact, and a sum has the same bits with and without fused multiply-add."""
     rows: np.ndarray
     """Rows of t that are no padding."""
 
@@ -58,6 +60,8 @@ def make_step(
             keys[block, :, :, offset], values[block, :, offset] = rng.standard_normal((2, k, h))
     t = len(batch.slots_t)
     q, key, value = (rng.standard_normal((t, heads, h)).astype(np.float32) for heads in (shape.num_heads, k, k))
+    angles = rng.uniform(0, 2 * np.pi, (t, h // 2))
+    cos_and_sin = (jnp.asarray(x, jnp.bfloat16).astype(jnp.float32) for x in (np.cos(angles), np.sin(angles)))
     to, to_kv = partial(jnp.asarray, dtype=shape.dtype), partial(jnp.asarray, dtype=shape.kv_dtype)
     return Step(
         q=to(q),
@@ -65,6 +69,7 @@ def make_step(
         v=to(value),
         pool=SplitPool(to_kv(keys), to_kv(values)),
         batch=AttentionBatch(*map(jnp.asarray, batch)),
+        rope=Rope(*cos_and_sin),
         rows=np.flatnonzero(batch.slots_t),
     )
 
@@ -74,10 +79,9 @@ fused = FusedPool.of
 
 
 def reference(step: Step, **settings: Any) -> tuple[np.ndarray, SplitPool]:
-    """Run the reference in float32 on the values as the pool holds them."""
-    kv_dtype = step.pool.k.dtype
-    arrays = (step.q, step.k.astype(kv_dtype), step.v.astype(kv_dtype), *step.pool)
-    q, k, v, *pool = (np.asarray(x, np.float32) for x in arrays)
+    """Run the reference; return the pool in float32."""
+    q, k, v, *pool = (np.asarray(x) for x in (step.q, step.k, step.v, *step.pool))
     fixed = {"layer": LAYER, "num_layers": NUM_LAYERS, "scale": SCALE}
     settings = {"window": NO_WINDOW} | fixed | settings
-    return reference_paged_attention(q, k, v, SplitPool(*pool), step.batch, **settings)
+    out, pool = reference_paged_attention(q, k, v, SplitPool(*pool), step.batch, **settings)
+    return out, SplitPool(*(x.astype(np.float32) for x in pool))

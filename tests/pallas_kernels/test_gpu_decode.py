@@ -1,23 +1,21 @@
-"""The GPU's decode and write kernels in their interpreter, which looks for races, against the float32 reference."""
+"""The GPU's decode kernel, and the whole op, in their interpreter, which looks for races, against the reference."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.pallas.mosaic_gpu.interpret.interpret_pallas_call import get_races, reset_gpu_interpret_mode_state
 
-from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, FusedPool, SplitPool
+from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, FusedPool, Rope
 from pallas_kernels.paged_attention.cases import CASES
 from pallas_kernels.paged_attention.gpu import gpu_paged_attention, gpu_tiles
 from pallas_kernels.paged_attention.gpu.decode import DecodeConfig, decode_attention, decode_config
 from pallas_kernels.paged_attention.gpu.splits import split_bounds
-from pallas_kernels.paged_attention.gpu.write import write_kv
+from tests.pallas_kernels.gpu import assert_pools_equal, interpreted
 from tests.pallas_kernels.steps import LAYER, NO_WINDOW, NUM_LAYERS, SCALE, Step, fused, make_step, reference
 
 # Around the edges of blocks, tiles and splits (of 128 positions here), and a longer chunk that is none of decode's.
@@ -36,15 +34,6 @@ def make(seed: int, shape: AttentionShape, chunks: list[tuple[int, int]] = STEP)
 def small(shape: AttentionShape, workers: int = 2) -> DecodeConfig:
     """Return the configuration of a shape, with short splits and few thread blocks."""
     return decode_config(shape.head_dim, shape.kv_dtype)._replace(first_split=128, workers=workers)
-
-
-def interpreted(function: Callable[..., Any], *args: Any) -> Any:
-    device = jax.sharding.AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", platform="gpu", num_cores=1)
-    reset_gpu_interpret_mode_state()
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
-        result = jax.block_until_ready(function(*args))
-    assert not get_races().races_found
-    return result
 
 
 @cache
@@ -118,39 +107,20 @@ def test_a_row_has_the_same_bits_alone_in_a_batch_and_on_any_thread_block() -> N
     np.testing.assert_array_equal(decode(alone, pool, small(shape)), out[picked])
 
 
-@pytest.mark.parametrize(
-    "shape", [shape_of(2, 2, block_size=64), shape_of(3, 3, 128, kv_dtype=jnp.float8_e5m2)], ids=str
-)
-def test_writes_what_the_reference_writes(shape: AttentionShape) -> None:
-    step = make(3, shape)
-    _, expected = reference(step)
-    write = jax.jit(partial(write_kv, num_layers=NUM_LAYERS, interpret=True))
-    before = fused(step.pool)
-    got = interpreted(lambda: write(step.k, step.v, before, step.batch.slots_t, layer=LAYER))
-    null_block = LAYER * (before.kv.shape[0] // NUM_LAYERS)
-    assert_pools_equal(got, expected, null_block)
-    np.testing.assert_array_equal(got.kv[null_block].astype(np.float32), before.kv[null_block].astype(np.float32))
-
-
-def assert_pools_equal(pool: FusedPool, expected: SplitPool, null_block: int) -> None:
-    got, want = (np.delete(np.asarray(x.kv, np.float32), null_block, axis=0) for x in (pool, fused(expected)))
-    np.testing.assert_array_equal(got, want)
-
-
-def test_the_op_writes_decodes_and_prefills() -> None:
+def test_the_op_rotates_writes_decodes_and_prefills() -> None:
     shape = shape_of(2, 1)
     step = make(4, shape, [(5, 1), (70, 1), (20, 17)])
-    expected, expected_pool = reference(step)
+    expected, expected_pool = reference(step, rope=step.rope)
     settings = {"num_layers": NUM_LAYERS, "scale": SCALE, "tiles": gpu_tiles(shape), "interpret": True}
 
-    def function(q: Any, k: Any, v: Any, pool: Any, batch: AttentionBatch) -> Any:
-        return gpu_paged_attention(q, k, v, pool, batch, layer=LAYER, window=NO_WINDOW, **settings)
+    def function(q: Any, k: Any, v: Any, pool: Any, batch: AttentionBatch, rope: Rope) -> Any:
+        return gpu_paged_attention(q, k, v, pool, batch, rope=rope, layer=LAYER, window=NO_WINDOW, **settings)
 
-    out, pool = interpreted(jax.jit(function), step.q, step.k, step.v, fused(step.pool), step.batch)
+    out, pool = interpreted(jax.jit(function), step.q, step.k, step.v, fused(step.pool), step.batch, step.rope)
     out = np.asarray(out, np.float32)
     np.testing.assert_allclose(out[step.rows], expected[step.rows], rtol=2e-2, atol=1e-2)
     assert np.isfinite(out).all(), "padding rows must stay finite, they flow through the layers"
-    assert_pools_equal(pool, expected_pool, LAYER * (pool.kv.shape[0] // NUM_LAYERS))
+    assert_pools_equal(pool, expected_pool)
 
 
 @pytest.mark.parametrize("kv_dtype", [jnp.bfloat16, jnp.float8_e4m3fn])

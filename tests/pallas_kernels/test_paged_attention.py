@@ -82,6 +82,18 @@ def test_bfloat16_error_is_at_most_twice_that_of_its_inputs() -> None:
     assert error <= 2 * max(np.abs(rounded - exact)[step.rows].max(), 2**-8)
 
 
+@pytest.mark.parametrize("kv_dtype", [jnp.bfloat16, jnp.float8_e4m3fn])
+def test_rotates_queries_and_keys(kv_dtype) -> None:
+    op = attention(4, 2, 64, dtype=jnp.bfloat16, kv_dtype=kv_dtype)
+    step = make(8, RAGGED, op)
+    expected, expected_pool = reference(step, rope=step.rope)
+    out, pool = run(op, step, rope=step.rope)
+    np.testing.assert_allclose(np.asarray(out, np.float32)[step.rows], expected[step.rows], rtol=2e-2, atol=1e-2)
+    if kv_dtype != jnp.bfloat16:
+        pool = SplitPool(*(jax.lax.bitcast_convert_type(x, kv_dtype) for x in pool))
+    assert_pools_equal(pool, expected_pool)
+
+
 @pytest.mark.parametrize("kv_dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2])
 def test_a_pool_of_8_bits_holds_rounded_values(kv_dtype) -> None:
     op = attention(4, 2, 16, kv_dtype=kv_dtype)
@@ -129,8 +141,8 @@ def test_a_row_does_not_depend_on_its_batch(dtype) -> None:
             tile_rows_i=jnp.zeros(1, jnp.int32),
             num_tiles=jnp.int32(0),
         )
-        step = Step(whole.q[index], whole.k[index], whole.v[index], filled, alone, index)
-        decoded, _ = run(op, step)
+        q, k, v = (x[index] for x in (whole.q, whole.k, whole.v))
+        decoded, _ = run(op, whole._replace(q=q, k=k, v=v, pool=filled, batch=alone))
         assert_same(decoded, out[index], dtype)
 
 
@@ -153,7 +165,7 @@ def test_chunks_equal_the_whole(dtype) -> None:
             num_tiles=jnp.int32(len(starts)),
         )
         q, k, v = (x[start:end] for x in (whole.q, whole.k, whole.v))
-        got, pool = run(op, Step(q, k, v, pool, part, whole.rows), window=40)
+        got, pool = run(op, whole._replace(q=q, k=k, v=v, pool=pool, batch=part), window=40)
         parts.append(np.asarray(got, np.float32))
     assert_same(np.concatenate(parts), out, dtype)
 

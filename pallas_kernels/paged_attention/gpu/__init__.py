@@ -1,8 +1,9 @@
 """Paged attention on Hopper GPUs, in Mosaic GPU.
 
-Three steps on the same pool, none of which copies it: K and V are written in place (`write.py`), decode rows are
-attended by a split-KV kernel (`decode.py`), longer chunks by one in the shape of FlashAttention-3 (`prefill.py`). What
-stands between the kernels is elementwise and fuses, so that an unrolled model stays one command buffer.
+Three steps on the same pool, none of which copies it: q and k are rotated, and k and v written in place (`write.py`),
+decode rows are attended by a split-KV kernel (`decode.py`), longer chunks by one in the shape of FlashAttention-3
+(`prefill.py`). What stands between the kernels is elementwise and fuses, so that an unrolled model stays one command
+buffer.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from ..layout import AttentionBatch, AttentionShape, FusedPool
+from ..rope import Rope
 from ..tiles import Tiles
 from .decode import decode_attention
 from .prefill import QUERY_TILE, prefill_attention
-from .write import write_kv
+from .write import rotate_and_write
 
 __all__ = ["gpu_paged_attention", "gpu_tiles"]
 
@@ -37,21 +39,20 @@ def gpu_paged_attention(
     num_layers: int,
     window: Array | int,
     scale: float,
+    rope: Rope | None = None,
     soft_cap: float | None = None,
     sinks_n: Array | None = None,
     tiles: Tiles,
     interpret: bool = False,
 ) -> tuple[Array, FusedPool]:
     """See `PagedAttention`. `interpret` runs the kernels on a CPU, in an interpreter that looks for races."""
-    kv_pool = write_kv(k_tkh, v_tkh, kv_pool, batch.slots_t, layer=layer, num_layers=num_layers, interpret=interpret)
-    settings: dict[str, Any] = {
-        "layer": layer,
-        "num_layers": num_layers,
+    place: dict[str, Any] = {"layer": layer, "num_layers": num_layers, "interpret": interpret}
+    q_tnh, kv_pool = rotate_and_write(q_tnh, k_tkh, v_tkh, kv_pool, batch.slots_t, rope, **place)
+    settings: dict[str, Any] = place | {
         "window": window,
         "scale": scale,
         "soft_cap": soft_cap,
         "sinks_n": sinks_n,
-        "interpret": interpret,
     }
     decoded_snh = decode_attention(q_tnh, kv_pool, batch, **settings)
     prefilled_tnh = prefill_attention(q_tnh, kv_pool, batch, tiles=tiles, **settings)

@@ -1,6 +1,10 @@
-"""Writes a step's keys and values into the block pool on Hopper, in place."""
+"""Rotates a step's queries and keys, and writes its keys and values into the block pool, on Hopper, in place."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,55 +12,108 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from ..layout import FusedPool
-from .common import compiler_params, interpret_params
+from ..layout import FusedPool, to_pool_dtype
+from ..rope import Rope, rotate_halves
+from .common import WARPGROUP_LANES, compiler_params, interpret_params
+
+# Of a thread block. Half a head of each is h / 32 numbers a thread: a load of 4 to 16 bytes.
+TOKENS = 8
+# At most, of a thread block: their loads are in flight together.
+QUERY_HEADS = 4
 
 
-def write_kv(
+def rotate_and_write(
+    q_tnh: Array,
     k_tkh: Array,
     v_tkh: Array,
     kv_pool: FusedPool,
     slots_t: Array,
+    rope: Rope | None,
     *,
     layer: Array | int,
     num_layers: int,
     interpret: bool = False,
-) -> FusedPool:
-    """Write the tokens' keys and values at their slots; those of the null block (padding) are not written.
+) -> tuple[Array, FusedPool]:
+    """Return q rotated, and the pool with k, rotated, and v at the tokens' slots; the null block is not written to.
 
-    A block per token: two TMAs bring the heads of its K and V, two more put them beside each other in the pool, which
-    the kernel gets as a Ref, so that XLA neither copies nor slices it.
+    Without `rope` nothing is rotated. The number of tokens must be a multiple of 8, or ValueError is raised.
+
+    A thread block takes a kv head of 8 tokens, with some or all of its query heads. It loads cos and sin once, and
+    halves of heads, so that numbers that are multiplied are in the same thread. The kernel gets the pool as a Ref,
+    which XLA neither copies nor slices.
     """
-    t, k, h = k_tkh.shape
-    dtype = kv_pool.kv.dtype
+    t, n, h = q_tnh.shape
+    k, g = k_tkh.shape[1], n // k_tkh.shape[1]
+    if t % TOKENS:
+        raise ValueError(f"the GPU's kernel writes {TOKENS} tokens at a time, which {t} is no multiple of")
+    heads = 0 if rope is None else max(count for count in range(1, QUERY_HEADS + 1) if g % count == 0)
+    # XLA makes one matmul of those for q, k and v. This is what comes of it, where three operands would be cut out.
+    new = (k_tkh, v_tkh) if rope is None else (q_tnh, k_tkh, v_tkh)
+    new_tc = jnp.concatenate([x.reshape(t, -1) for x in new], axis=1)
     first_row = jnp.asarray(layer * (kv_pool.kv.shape[0] // num_layers), jnp.int32).reshape(1)
     kernel = plgpu.kernel(
-        _write_kernel,
-        grid=(t,),
-        grid_names=("token",),
+        partial(_write_kernel, heads=heads),
+        out_type=() if rope is None else jax.ShapeDtypeStruct((t, n * h), q_tnh.dtype),
+        grid=(t // TOKENS, k, g // heads if heads else 1),
+        grid_names=("tokens", "kv_head", "part"),
         kernel_name="kv_write",
-        scratch_types=[plgpu.SMEM((k, h), dtype), plgpu.SMEM((k, h), dtype), plgpu.Barrier(num_arrivals=2)],
-        compiler_params=compiler_params(),
+        scratch_types={"kv_smem": plgpu.SMEM((TOKENS, 2 * h), kv_pool.kv.dtype)},
+        # Threads read nothing that the kernel writes.
+        compiler_params=replace(compiler_params(), unsafe_no_auto_barriers=True),
         interpret=interpret_params(interpret),
     )
     pool = jax.new_ref(kv_pool.kv)
-    # The cast to the pool's dtype joins what computes K and V.
-    kernel(k_tkh.astype(dtype), v_tkh.astype(dtype), slots_t, first_row, pool)
-    return FusedPool(jax.freeze(pool))
+    rotated_tc = kernel(new_tc, slots_t, first_row, pool, *(rope or ()))
+    return q_tnh if rope is None else rotated_tc.reshape(q_tnh.shape), FusedPool(jax.freeze(pool))
 
 
-def _write_kernel(k_tkh, v_tkh, slots_t, first_row, pool, k_smem, v_smem, arrived):
-    token = lax.axis_index("token")
-    slot = slots_t[token]
-    o, h = pool.shape[2], k_tkh.shape[2]
+def _write_kernel(new_tc, slots_t, first_row, pool, *rotation, kv_smem, heads: int):
+    """Rotate `heads` query heads; the first thread block of a kv head writes its keys and values, too.
+
+    `rotation` is cos, sin and where rotated queries go, or nothing.
+    """
+    k, h = pool.shape[1], pool.shape[3] // 2
+    n = new_tc.shape[1] // h - 2 * k
+    tokens, kv_head, part = (lax.axis_index(name) for name in ("tokens", "kv_head", "part"))
+    first_token = pl.multiple_of(tokens * TOKENS, TOKENS)
+    rows = pl.ds(first_token, TOKENS)
+    load = partial(plgpu.load, layout=plgpu.Layout.WG_STRIDED((TOKENS, h // 2), TOKENS * h // 2 // WARPGROUP_LANES))
+
+    def halves(ref: Any, head: Array) -> list[Any]:
+        return [ref.at[rows, pl.ds(head * h + start, h // 2)] for start in (0, h // 2)]
+
+    cos_and_sin = [load(table.at[rows]) for table in rotation[:2]]
+    query_heads = [kv_head * (n // k) + part * heads + i for i in range(heads)]
+    # Before the keys, so that they are on their way while these are written.
+    queries = [[load(half) for half in halves(new_tc, head)] for head in query_heads]
+
+    @pl.when(part == 0)
+    def _():
+        slots, row = [slots_t[first_token + i] for i in range(TOKENS)], first_row[0]
+        key, value = ([load(half) for half in halves(new_tc, head)] for head in (n + kv_head, n + k + kv_head))
+        if rotation:
+            key = rotate_halves(*key, *cos_and_sin)
+        for i, half in enumerate((*key, *value)):
+            kv_smem[:, pl.ds(i * (h // 2), h // 2)] = _in_pool_dtype(half, pool.dtype)
+        plgpu.commit_smem()
+        for i, slot in enumerate(slots):
+            _write_token(kv_smem.at[i], pool, slot, row, kv_head)
+
+    for head, query in zip(query_heads, queries, strict=True):
+        for ref, half in zip(halves(rotation[-1], head), rotate_halves(*query, *cos_and_sin), strict=True):
+            ref[...] = half
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _write_token(kv_smem: Any, pool: Any, slot: Array, first_row: Array, kv_head: Array) -> None:
+    """Start the copy of a head's key and value to a slot, unless it is the null block's."""
+    o = pool.shape[2]
 
     @pl.when(slot >= o)
     def _():
-        plgpu.copy_gmem_to_smem(k_tkh.at[token], k_smem, arrived)
-        plgpu.copy_gmem_to_smem(v_tkh.at[token], v_smem, arrived)
-        plgpu.barrier_wait(arrived)
-        plgpu.commit_smem()
-        row, offset = first_row[0] + lax.div(slot, o), lax.rem(slot, o)
-        plgpu.copy_smem_to_gmem(k_smem, pool.at[row, :, offset, pl.ds(0, h)])
-        plgpu.copy_smem_to_gmem(v_smem, pool.at[row, :, offset, pl.ds(h, h)])
-        plgpu.wait_smem_to_gmem(0)
+        plgpu.copy_smem_to_gmem(kv_smem, pool.at[first_row + lax.div(slot, o), kv_head, lax.rem(slot, o)])
+
+
+def _in_pool_dtype(x: Array, dtype: Any) -> Array:
+    # Hopper makes 8-bit floats of float32 only.
+    return x if x.dtype == dtype else to_pool_dtype(x.astype(jnp.float32), dtype)

@@ -1,0 +1,30 @@
+"""Running the GPU's kernels in their interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src.pallas.mosaic_gpu.interpret.interpret_pallas_call import get_races, reset_gpu_interpret_mode_state
+
+from pallas_kernels.paged_attention import FusedPool, SplitPool
+from tests.pallas_kernels.steps import LAYER, NUM_LAYERS, fused
+
+
+def interpreted(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function of kernels, and look for races."""
+    device = jax.sharding.AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", platform="gpu", num_cores=1)
+    reset_gpu_interpret_mode_state()
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
+        result = jax.block_until_ready(function(*args))
+    assert not get_races().races_found
+    return result
+
+
+def assert_pools_equal(pool: FusedPool, expected: SplitPool) -> None:
+    """But for the null block, where padding goes."""
+    null_block = LAYER * (pool.kv.shape[0] // NUM_LAYERS)
+    got, want = (np.delete(np.asarray(x.kv, np.float32), null_block, axis=0) for x in (pool, fused(expected)))
+    np.testing.assert_array_equal(got, want)
