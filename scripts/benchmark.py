@@ -1,0 +1,186 @@
+#!/usr/bin/env python3
+"""Compare jaxllm with what people would use instead, in one run on one machine; outputs first, then speed.
+
+    scripts/peers.sh DIR                               # once: the environments of the others
+    scripts/benchmark.py --hf-python DIR/hf/bin/python --vllm-python DIR/vllm/bin/python \\
+        --llamacpp-python DIR/llamacpp/bin/python --readme
+
+Every contestant runs in an environment and a process of its own, with its library's defaults but for the size of the
+KV cache (1 GiB), reads the same bfloat16 checkpoint, gets the same token ids and gives back token ids, greedily, as
+many as asked: no end of sequence is heeded. HF runs `generate` on batches of 16 in the order of the requests, and its
+continuous batching. llama.cpp reads the quantized GGUF file, which is fewer bytes of other weights, one request at a
+time: its figures stand beside the others' to show what is possible, not to be compared.
+
+Only one contestant's process exists at a time, since two would share cores, caches and memory bandwidth even if one
+only kept its threads waiting. So a round is: each contestant starts, is measured, and ends, in turns, another one
+first each time. Starting anew costs a few minutes per round (vLLM), and gives what users see of start-up and a peak of
+memory that is each one's own; figures are medians of the rounds, so a disturbance hits one figure in one round.
+
+Measured, per round:
+  offline       64 requests of 16-256 prompt and 16-128 output tokens, given in one call: tokens/s of the whole call
+  one stream    32 prompt tokens, 128 output tokens: output tokens by the seconds of the whole call
+  first token   128 prompt tokens, 1 output token, in milliseconds of the whole call
+  start         from the start of the process to the end of a call for 1 token, files in the page cache: with empty
+                compile caches (measured once, before the rounds), and with the caches that this left
+  memory        peak resident memory of the process and its children at the end of the round
+
+First, outputs: 16 of the offline requests in every contestant, and again in each round, against jaxllm in float32:
+each must follow the reference for 32 tokens, or leave it at a near tie (scripts/benchmarking/agreement.py); otherwise
+the run stops. Last, the machine's ceilings: the model's matmuls alone, memory read and copied, and what follows for
+each figure.
+
+--sweep measures how jaxllm's cost grows instead, --workloads what prefix caching brings, --render draws and writes
+again from the JSON of the last run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarking.caching import caching
+from benchmarking.charts import draw_comparison, draw_sweep, draw_workloads, require_matplotlib
+from benchmarking.compare import compare
+from benchmarking.contestants import jaxllm, peers
+from benchmarking.report import as_text, summary, write_readme
+from benchmarking.sweep import sweep
+from benchmarking.worker import PROGRAMS, BenchmarkError
+from fetch_models import MODELS, FetchError, default_dir, fetch
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+PEERS = ("hf", "vllm", "llamacpp")
+DRAW: dict[str, Callable[[Mapping[str, Any], Path], None]] = {
+    "comparison": draw_comparison,
+    "sweep": draw_sweep,
+    "workloads": draw_workloads,
+}
+
+
+def main() -> int:
+    """Measure, print, save, draw; returns the exit status: 1 if there is nothing to compare."""
+    args = make_parser().parse_args()
+    mode = "sweep" if args.sweep else "workloads" if args.workloads else "comparison"
+    out = args.out or (ROOT / ".cache" / "benchmark" if args.quick else RESULTS)
+    saved = out / f"{mode}_{args.dtype}.json"
+    try:
+        if not args.quick:
+            require_matplotlib()
+        if args.render:
+            report = json.loads(saved.read_text())
+        else:
+            report = describe(args) | measure(args, mode)
+            out.mkdir(parents=True, exist_ok=True)
+            saved.write_text(json.dumps(report, indent=1) + "\n")
+        print(in_words(report, mode))
+        if not args.quick:
+            DRAW[mode](report, saved.with_suffix(".png"))
+        if args.readme:
+            write_readme(ROOT / "README.md", report, str(saved.with_suffix(".png").relative_to(ROOT)))
+    except (BenchmarkError, FetchError, OSError) as error:
+        print(f"benchmark: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for peer in PEERS:
+        parser.add_argument(f"--{peer}-python", metavar="PATH", help=f"Python of scripts/peers.sh DIR {peer}")
+    parser.add_argument("--model", type=Path, help=".gguf or folder (default: SmolLM2-135M, fetched)")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
+    parser.add_argument("--quick", action="store_true", help="tiny tasks: shows that all runs, measures nothing")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="for JSON and charts (default: benchmarks/results)")
+    parser.add_argument("--readme", action="store_true", help="write the table into the README")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--sweep", action="store_true", help="how jaxllm's cost grows")
+    instead.add_argument("--workloads", action="store_true", help="with and without prefix caching")
+    parser.add_argument("--render", action="store_true", help="measure nothing: from the saved JSON")
+    return parser
+
+
+def measure(args: argparse.Namespace, mode: str) -> dict[str, Any]:
+    """Return the figures of a run."""
+    if os.getloadavg()[0] > 0.3 * (os.cpu_count() or 1):
+        print("this machine is busy: the figures will be those of a busy machine", file=sys.stderr)
+    gguf = args.model or fetch(MODELS["smollm2"], default_dir())
+    model = checkpoint(gguf, args.hf_python) if mode == "comparison" else gguf
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        scratch = Path(folder)
+        if mode == "sweep":
+            return {mode: sweep(model, args.dtype, quick=args.quick, scratch=scratch)}
+        if mode == "workloads":
+            return {mode: caching(model, args.dtype, rounds=args.rounds, quick=args.quick, scratch=scratch)}
+        others = peers(model, gguf, args.dtype, vllm=args.vllm_python, hf=args.hf_python, llamacpp=args.llamacpp_python)
+        contestants = [jaxllm(model, args.dtype), *others]
+        return compare(contestants, model, args.dtype, rounds=args.rounds, quick=args.quick, scratch=scratch)
+
+
+def checkpoint(model: Path, hf_python: str | None) -> Path:
+    """Return the folder that all can read, made of a GGUF file once; the file itself without HF to make it."""
+    if model.is_dir():
+        return model
+    folder = default_dir() / f"{model.stem}-bfloat16"
+    if folder.is_dir():
+        return folder
+    if not hf_python:
+        return model
+    print(f"writing {folder}", file=sys.stderr)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".saving-") as scratch:
+        command = [hf_python, str(PROGRAMS / "save_checkpoint.py"), str(model.resolve()), f"{scratch}/saved"]
+        done = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            raise BenchmarkError(f"{hf_python} could not save {model.name} as safetensors:\n{done.stderr}")
+        Path(scratch, "saved").rename(folder)
+    return folder
+
+
+def describe(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what the figures depend on; no paths of this machine."""
+    words = ["scripts/benchmark.py"]
+    words += [f"--{peer}-python PATH" for peer in PEERS if getattr(args, f"{peer}_python")]
+    words += [f"--{name}" for name in ("quick", "sweep", "workloads", "readme") if getattr(args, name)]
+    words += [f"--dtype {args.dtype}", f"--rounds {args.rounds}"]
+    cpu = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return {
+        "date": dt.date.today().isoformat(),
+        "command": " ".join(words),
+        "machine": {
+            "cpu": cpu[1] if cpu else platform.processor(),
+            "cores": len(os.sched_getaffinity(0)),
+            "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+            "load_average": round(os.getloadavg()[0], 1),
+        },
+        "settings": {
+            "model": args.model.name if args.model else "SmolLM2-135M-Instruct",
+            "dtype": args.dtype,
+            "rounds": args.rounds,
+            "quick": args.quick,
+        },
+    }
+
+
+def in_words(report: Mapping[str, Any], mode: str) -> str:
+    """Return what to print."""
+    if mode == "comparison":
+        return summary(report)
+    tables = report[mode] if mode == "sweep" else {mode: [{"": name} | row for name, row in report[mode].items()]}
+    return "\n\n".join(
+        as_text([list(rows[0]), *([f"{cell}" for cell in row.values()] for row in rows)]) for rows in tables.values()
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

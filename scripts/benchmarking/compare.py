@@ -1,0 +1,207 @@
+"""jaxllm against its peers: outputs first, then speed, in turns; scripts/benchmark.py says what is measured and how."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarking import agreement
+from benchmarking.contestants import Contestant, jaxllm
+from benchmarking.prompts import Requests, Source
+from benchmarking.worker import Answer, BenchmarkError, Worker
+
+CHECKED_REQUESTS, CHECKED_TOKENS = 16, 32
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """All that a contestant is asked, the same for each."""
+
+    first: Requests
+    warm_up: Requests
+    offline: Requests
+    streams: Sequence[Requests]
+    first_tokens: Sequence[Requests]
+
+    @classmethod
+    def make(cls, vocab_size: int, *, quick: bool) -> Tasks:
+        """Make the tasks, or fewer and shorter ones that only show that everything runs."""
+        source = Source(vocab_size)
+        return cls(
+            first=source.equal(1, 32, 1),
+            warm_up=source.mixed(4 if quick else 16, (16, 128), (8, 16)),
+            offline=source.mixed(6, (16, 64), (8, 16)) if quick else source.mixed(64, (16, 256), (16, 128)),
+            streams=[source.equal(1, 32, 16 if quick else 128) for _ in range(1 if quick else 2)],
+            first_tokens=[source.equal(1, 128, 1) for _ in range(2 if quick else 5)],
+        )
+
+    @property
+    def checked(self) -> Requests:
+        """The requests whose outputs are compared with the reference's: the first of those measured offline."""
+        return self.offline.first(CHECKED_REQUESTS, CHECKED_TOKENS)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the numbers for the report."""
+        return {
+            "offline_requests": len(self.offline.prompts),
+            "offline_prompt_tokens": self.offline.prompt_tokens,
+            "offline_output_tokens": self.offline.output_tokens,
+            "stream_output_tokens": self.streams[0].output_tokens,
+            "first_token_prompt_tokens": self.first_tokens[0].prompt_tokens,
+        }
+
+
+def compare(
+    contestants: Sequence[Contestant], model: Path, dtype: str, *, rounds: int, quick: bool, scratch: Path
+) -> dict[str, Any]:
+    """Measure all contestants, the first of which is jaxllm, and return the report's figures.
+
+    Raises BenchmarkError if outputs disagree.
+    """
+    shapes, tasks, reference = _prepare(model, quick, scratch)
+    results: dict[str, Any] = {}
+    runs = [Run(each, tasks, reference, dtype, scratch / each.name) for each in contestants]
+    for run in runs:
+        _say(f"{run.contestant.label}: cold start, outputs")
+        results[run.contestant.name] = run.cold()
+        _say(f"  {results[run.contestant.name]}")
+    for number in range(rounds):
+        # Another goes first in each round, so that none is always measured after the same one.
+        start = number % len(runs)
+        for run in [*runs[start:], *runs[:start]]:
+            _say(f"round {number + 1} of {rounds}: {run.contestant.label}")
+            figures = run.warm()
+            results[run.contestant.name]["rounds"].append(figures)
+            _say("  " + ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
+    _say("the machine's ceilings")
+    ceilings = _ceilings(shapes, dtype, scratch)
+    return {
+        "tasks": tasks.describe(),
+        "shapes": shapes,
+        "ceilings": ceilings,
+        "limits": limits(ceilings, tasks.describe(), shapes, dtype),
+        "contestants": results,
+    }
+
+
+def limits(
+    ceilings: Mapping[str, Any], tasks: Mapping[str, int], shapes: Mapping[str, int], dtype: str
+) -> dict[str, float]:
+    """Return what a program would reach that did nothing but the matmuls, or only read the weights once per token.
+
+    Offline, prompts go 512 tokens at a time, and outputs 64 at a time.
+    """
+    matmuls = {int(rows): times for rows, times in ceilings["matmuls"].items()}
+    prompts = tasks["offline_prompt_tokens"] / 512 * matmuls[512]["layers_s"]
+    outputs = tasks["offline_output_tokens"] / 64 * (matmuls[64]["layers_s"] + matmuls[64]["head_s"])
+    weight_bytes = num_weights(shapes) * bytes_each(dtype)
+    return {
+        "offline_output": tasks["offline_output_tokens"] / (prompts + outputs),
+        "offline_total": (tasks["offline_prompt_tokens"] + tasks["offline_output_tokens"]) / (prompts + outputs),
+        "stream": ceilings["bandwidth"]["read_gb_per_s"] * 1e9 / weight_bytes,
+        "first_token_ms": (matmuls[128]["layers_s"] + matmuls[1]["head_s"]) * 1e3,
+    }
+
+
+def num_weights(shapes: Mapping[str, int], *, head: bool = True) -> int:
+    """Return how many weights the matmuls of one token read, with the output head or without."""
+    d, heads = shapes["hidden_size"], 2 * shapes["num_heads"] + 2 * shapes["num_kv_heads"]
+    layer = d * (heads * shapes["head_dim"] + 3 * shapes["intermediate_size"])
+    return shapes["num_layers"] * layer + (d * shapes["vocab_size"] if head else 0)
+
+
+def bytes_each(dtype: str) -> int:
+    """Return the bytes of one number."""
+    return {"float32": 4, "bfloat16": 2}[dtype]
+
+
+def _prepare(model: Path, quick: bool, scratch: Path) -> tuple[dict[str, int], Tasks, list[Any]]:
+    """Return the model's sizes, the tasks, and the reference: jaxllm's greedy tokens in float32 and what came near."""
+    _say("jaxllm in float32: the reference")
+    with jaxllm(model, "float32", enforce_eager=True).start(scratch / "reference") as worker:
+        shapes = worker.call("shapes").value
+        tasks = Tasks.make(shapes["vocab_size"], quick=quick)
+        checked = tasks.checked
+        reference = worker.call("reference", checked.prompts, checked.lengths, agreement.TOP).value
+    return shapes, tasks, reference
+
+
+@dataclass(frozen=True)
+class Run:
+    """A contestant and what its outputs are compared with."""
+
+    contestant: Contestant
+    tasks: Tasks
+    reference: Sequence[Any]
+    dtype: str
+    cache: Path
+
+    def cold(self) -> dict[str, Any]:
+        """Start with empty caches, time the first token, and check the outputs."""
+        with self.contestant.start(self.cache) as worker:
+            result = {
+                "label": self.contestant.label,
+                "cold_s": round(self._first_token(worker), 2),
+                "versions": worker.call("versions").value,
+            }
+            if self.contestant.shares_weights:
+                result["agreement"] = asdict(self._check(self._generate(worker, self.tasks.checked)))
+            worker.call("warm_up")  # so that the caches are full
+        return result | {"rounds": []}
+
+    def warm(self) -> dict[str, float]:
+        """Start with the caches of the cold run and measure everything."""
+        with self.contestant.start(self.cache) as worker:
+            figures = {"warm_s": self._first_token(worker)}
+            worker.call("warm_up")
+            if self.contestant.batches:
+                self._generate(worker, self.tasks.warm_up)
+                figures |= self._offline(worker)
+            streams = [(stream, self._generate(worker, stream)) for stream in self.tasks.streams]
+            figures["stream"] = statistics.median(stream.output_tokens / answer.seconds for stream, answer in streams)
+            firsts = [self._generate(worker, first) for first in self.tasks.first_tokens]
+            figures["first_token_ms"] = statistics.median(answer.seconds * 1e3 for answer in firsts)
+            figures["peak_gib"] = firsts[-1].peak_bytes / 2**30
+        return {name: round(value, 4) for name, value in figures.items()}
+
+    def _first_token(self, worker: Worker) -> float:
+        return worker.seconds_to(self._generate(worker, self.tasks.first))
+
+    def _offline(self, worker: Worker) -> dict[str, float]:
+        offline = self.tasks.offline
+        answer = self._generate(worker, offline)
+        if self.contestant.shares_weights:
+            self._check(answer)
+        total = offline.prompt_tokens + offline.output_tokens
+        return {"offline_output": offline.output_tokens / answer.seconds, "offline_total": total / answer.seconds}
+
+    def _check(self, answer: Answer) -> agreement.Agreement:
+        outputs = answer.value[: len(self.reference)]
+        return agreement.compare(self.contestant.label, self.reference, outputs, self.dtype)
+
+    def _generate(self, worker: Worker, requests: Requests) -> Answer:
+        """Run requests. Raises BenchmarkError unless all outputs are as long as asked."""
+        answer = worker.call("generate", requests.prompts, requests.lengths)
+        lengths = list(map(len, answer.value))
+        if lengths != list(requests.lengths):
+            raise BenchmarkError(f"{self.contestant.label} gave {lengths} tokens, not {list(requests.lengths)}")
+        return answer
+
+
+def _ceilings(shapes: Mapping[str, int], dtype: str, scratch: Path) -> dict[str, Any]:
+    settings = {"shapes": shapes, "dtype": dtype}
+    weight_bytes = num_weights(shapes) * bytes_each(dtype)
+    with Worker("ceilings", sys.executable, settings, scratch / "ceilings") as worker:
+        matmuls = {str(rows): worker.call("matmuls", rows).value for rows in (1, 64, 128, 512)}
+        bandwidth = worker.call("bandwidth", weight_bytes).value
+    for rows, times in matmuls.items():
+        times["gflop_per_s"] = 2e-9 * int(rows) * num_weights(shapes, head=False) / times["layers_s"]
+    return {"matmuls": matmuls, "bandwidth": bandwidth}
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

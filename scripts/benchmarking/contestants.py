@@ -1,0 +1,62 @@
+"""Who is compared: the worker program of each, in which environment it runs, and what it is started with."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarking.worker import Worker
+
+KV_BYTES = 1 << 30
+"""KV cache of those that have one of a fixed size; it holds all requests of the offline workload at once."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A library in an environment.
+
+    `shares_weights`: it reads the checkpoint that the others read; `batches`: it runs many requests at once.
+    """
+
+    name: str
+    label: str
+    program: str
+    python: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    shares_weights: bool = True
+    batches: bool = True
+
+    def start(self, cache: Path, **settings: Any) -> Worker:
+        """Start a process of it, with its caches in a folder."""
+        return Worker(self.program, self.python, self.settings | settings, cache)
+
+
+def jaxllm(model: Path, dtype: str, **engine: Any) -> Contestant:
+    """Return jaxllm of this environment, with more engine arguments."""
+    engine = {"kv_cache_memory_bytes": KV_BYTES} | engine
+    settings = {"library": "jaxllm", "model": str(model), "dtype": dtype, "engine": engine}
+    return Contestant("jaxllm", "jaxllm", "vllm_api", sys.executable, settings)
+
+
+def peers(
+    model: Path, gguf: Path, dtype: str, *, vllm: str | None, hf: str | None, llamacpp: str | None
+) -> list[Contestant]:
+    """Return those whose Python is given. llama.cpp reads `gguf`, the others `model`."""
+    found = []
+    common = {"model": str(model), "dtype": dtype}
+    if vllm:
+        settings = common | {"library": "vllm", "engine": {"kv_cache_memory_bytes": KV_BYTES}}
+        found.append(Contestant("vllm", "vLLM", "vllm_api", vllm, settings))
+    if hf:
+        settings = common | {"continuous": False}
+        found.append(Contestant("hf_static", "HF, batches of 16", "transformers_api", hf, settings))
+        settings = common | {"continuous": True, "kv_bytes": KV_BYTES}
+        found.append(Contestant("hf_continuous", "HF, continuous", "transformers_api", hf, settings))
+    if llamacpp:
+        settings = {"gguf": str(gguf)}
+        label = "llama.cpp, other weights: GGUF as it is"
+        differs = {"shares_weights": False, "batches": False}
+        found.append(Contestant("llamacpp", label, "llamacpp_api", llamacpp, settings, **differs))
+    return found

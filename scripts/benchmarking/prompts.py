@@ -1,0 +1,54 @@
+"""The prompts of the benchmark: random token ids from a fixed seed, so that every contestant gets the same."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SEED = 6
+FIRST_PLAIN_ID = 256
+"""Ids below may be special tokens."""
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Prompts, and how many tokens each is to be continued by."""
+
+    prompts: Sequence[Sequence[int]]
+    lengths: Sequence[int]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The prompts' tokens."""
+        return sum(map(len, self.prompts))
+
+    @property
+    def output_tokens(self) -> int:
+        """The tokens to generate."""
+        return sum(self.lengths)
+
+    def first(self, num: int, max_length: int) -> Requests:
+        """Return the first requests, none continued by more than `max_length` tokens."""
+        return Requests(self.prompts[:num], [min(length, max_length) for length in self.lengths[:num]])
+
+
+class Source:
+    """Gives out prompts that were never given out before, so that no contestant finds one in its prefix cache."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._random = random.Random(SEED)
+        self._vocab_size = vocab_size
+
+    def tokens(self, length: int) -> list[int]:
+        """Return so many random ids."""
+        return [self._random.randrange(FIRST_PLAIN_ID, self._vocab_size) for _ in range(length)]
+
+    def mixed(self, num: int, prompt: tuple[int, int], output: tuple[int, int]) -> Requests:
+        """Return requests with lengths spread evenly over these ranges, both ends included."""
+        prompts = [self.tokens(self._random.randint(*prompt)) for _ in range(num)]
+        return Requests(prompts, [self._random.randint(*output) for _ in range(num)])
+
+    def equal(self, num: int, prompt: int, output: int) -> Requests:
+        """Return requests that are all as long."""
+        return self.mixed(num, (prompt, prompt), (output, output))

