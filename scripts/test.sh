@@ -43,7 +43,7 @@ rm "$tpu_log"
 # The interpreter of GPU kernels waits for ever with the two threads that XLA has on two cores: NPROC gives it more.
 run_pytest() { .venv/bin/python -m pytest --durations=15 --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@"; }
 run_gpu_interpreter() { NPROC=8 run_pytest "$@"; }
-gpu_tests=(tests/pallas_kernels/test_gpu_decode.py tests/pallas_kernels/test_gpu_prefill.py)
+gpu_tests=(tests/pallas_kernels/test_gpu_{decode,prefill,write}.py)
 if [ $# = 0 ]; then
   part "pytest, GPU interpreter" run_gpu_interpreter "${gpu_tests[@]}" || failed=1
   part "pytest" run_pytest "${gpu_tests[@]/#/--ignore=}" || failed=1
