@@ -69,10 +69,13 @@ DRAW: dict[str, Callable[[Mapping[str, Any], Path], None]] = {
 
 def main() -> int:
     """Measure, print, save, draw; returns the exit status: 1 if there is nothing to compare."""
-    args = make_parser().parse_args()
+    parser = make_parser()
+    args = parser.parse_args()
     mode = "sweep" if args.sweep else "workloads" if args.workloads else "comparison"
     out = args.out or (ROOT / ".cache" / "benchmark" if args.quick else RESULTS)
     saved = out / f"{mode}_{args.dtype}.json"
+    if args.readme and (args.quick or args.out or mode != "comparison"):
+        parser.error("--readme is for the whole comparison, kept where the README finds it")
     try:
         if not args.quick:
             require_matplotlib()
@@ -83,6 +86,8 @@ def main() -> int:
             out.mkdir(parents=True, exist_ok=True)
             saved.write_text(json.dumps(report, indent=1) + "\n")
         print(in_words(report, mode))
+        if args.quick:
+            print("\n--quick: tiny tasks, which show that everything runs; these are no measurements.")
         if not args.quick:
             DRAW[mode](report, saved.with_suffix(".png"))
         if args.readme:

@@ -13,8 +13,12 @@ from typing import Any
 
 from benchmarking.worker import BenchmarkError
 
-NEAR_TIES = {"float32": 1e-3, "bfloat16": 0.5}
-"""Difference of log-probabilities, by the dtype that is compared with the reference."""
+NEAR_TIES = {"float32": 1e-3, "bfloat16": 0.25}
+"""Difference of log-probabilities, by the dtype that is compared with the reference.
+
+On SmolLM2-135M jaxllm, vLLM and HF in bfloat16 lose up to 0.16; an epsilon that is 100 times too large in the norms
+loses 0.29, an fp8 KV cache 1.36, and a wrong RoPE leaves the likeliest tokens altogether.
+"""
 TOP = 20
 """The tokens per position whose log-probabilities the reference holds; others are no near ties."""
 

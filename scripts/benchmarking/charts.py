@@ -37,7 +37,7 @@ def draw_comparison(report: Mapping[str, Any], path: Path) -> None:
     for axis, key in zip(axes, COMPARED, strict=True):
         names = [name for name in figures if key in figures[name]]
         bars = axis.barh(
-            [report["contestants"][name]["label"].split(", other")[0] for name in names],
+            [report["contestants"][name]["label"] for name in names],
             [figures[name][key] for name in names],
             color=[OUR_COLOUR if name == OURS else OTHER_COLOUR for name in names],
         )

@@ -56,7 +56,7 @@ def peers(
         found.append(Contestant("hf_continuous", "HF, continuous", "transformers_api", hf, settings))
     if llamacpp:
         settings = {"gguf": str(gguf)}
-        label = "llama.cpp, other weights: GGUF as it is"
+        label = f"llama.cpp, {gguf.stem.rpartition('.')[2]} weights"
         differs = {"shares_weights": False, "batches": False}
         found.append(Contestant("llamacpp", label, "llamacpp_api", llamacpp, settings, **differs))
     return found

@@ -91,19 +91,22 @@ def _judge_one(target: Target, figures: Mapping[str, Mapping[str, float]]) -> tu
 
 
 def table(report: Mapping[str, Any]) -> list[list[str]]:
-    """Return the rows of the table, heading first: a peer's figure, and in brackets how many times better ours is."""
+    """Return the rows of the table, heading first: each one's figure, and in brackets how many times better ours is.
+
+    There are no brackets where the weights are others.
+    """
     contestants, limits = report["contestants"], report["limits"]
     figures = medians(contestants)
     rows = [["", *(result["label"] for result in contestants.values()), "limit of the machine"]]
     for metric in METRICS:
         ours = figures[OURS][metric.key]
         row = [metric.label]
-        for name in contestants:
+        for name, result in contestants.items():
             theirs = figures[name].get(metric.key)
             if theirs is None:
                 row.append("")
-            elif name == OURS:
-                row.append(number(ours))
+            elif name == OURS or not result["shares_weights"]:
+                row.append(number(theirs))
             else:
                 row.append(f"{number(theirs)} ({times_better(metric, ours, theirs):.2g}x)")
         rows.append([*row, number(limits[metric.key]) if metric.key in limits else ""])
@@ -149,10 +152,13 @@ def readme_part(report: Mapping[str, Any], chart: str) -> str:
     """Return the README's part in Markdown. `chart` is the picture's path from the repository's root."""
     machine, settings, tasks = report["machine"], report["settings"], report["tasks"]
     versions = {name: each for result in report["contestants"].values() for name, each in result["versions"].items()}
-    missed = [f"{words} (here {value})" for words, value, verdict in judge(report) if verdict == "missed"]
+    targets = [
+        f"{words}: {verdict} {f'({value})' if value else ''}".rstrip() for words, value, verdict in judge(report)
+    ]
     return f"""\
 {settings["model"]}, {settings["dtype"]}, greedy, on {machine["cores"]} cores of {machine["cpu"]}, {report["date"]}.
-Medians of {settings["rounds"]} rounds; in brackets how many times better jaxllm is. The outputs, compared first, agree.
+Rounds: {settings["rounds"]}, of which medians; in brackets how many times better jaxllm is. Before that, the outputs of
+those who read the same weights were compared: they agree.
 
 {as_markdown(table(report))}
 
@@ -160,7 +166,7 @@ Medians of {settings["rounds"]} rounds; in brackets how many times better jaxllm
 
 Offline: {tasks["offline_requests"]} requests of mixed lengths, {tasks["offline_prompt_tokens"]:,} prompt and
 {tasks["offline_output_tokens"]:,} output tokens. {ceilings_in_words(report["ceilings"])}
-Targets missed: {"; ".join(missed) or "none"}. Reproduce: `{report["command"]}`. Versions:
+Targets: {"; ".join(targets) or f"none in {settings['dtype']}"}. Reproduce: `{report["command"]}`. Versions:
 {", ".join(f"{name} {each}" for name, each in versions.items() if name != "python")}."""
 
 
