@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
+import msgspec
+
 from jaxllm.arguments import (
     Choice,
     ClassName,
@@ -289,3 +291,13 @@ class EngineArguments:
         """Make the arguments from a parsed command line; names that are not engine arguments are left alone."""
         names = [field.name for field in dataclasses.fields(cls)]
         return cls(**{name: getattr(args, name) for name in names if hasattr(args, name)})
+
+    def given(self) -> dict[str, Any]:
+        """Return the arguments that are not left at their defaults, in JSON's types."""
+        given = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+            if value != default:
+                given[field.name] = msgspec.to_builtins(value)
+        return given

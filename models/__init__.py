@@ -5,11 +5,13 @@ Families live one per file; `registry` maps HF architecture names to them.
 
 from .config import ModelConfig, RopeConfig
 from .family import Family, TensorName
+from .layers import LayerLoop
 from .model import Model, ParamSpec, TokenBatch
 from .registry import get_family, register_model, supported_architectures
 
 __all__ = [
     "Family",
+    "LayerLoop",
     "Model",
     "ModelConfig",
     "ParamSpec",

@@ -1,10 +1,11 @@
 """Layers shared by the families, as Flax NNX modules that only declare parameters and compute; none holds state.
 
-Constructors run under `nnx.eval_shape`, so they allocate nothing. Weights are stored [in, out].
+Constructors run under `nnx.eval_shape`, so they allocate nothing. Weights are stored [out, in], as HF stores them.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,8 +17,6 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from pallas_kernels.paged_attention import Rope
-
 from .config import ModelConfig
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
@@ -26,16 +25,28 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
 }
 
-# What a layer calls to attend: (q_tnh, k_tkh, v_tkh, kv_pool, rope) -> (out_tnh, kv_pool). It rotates q and k.
-Attend = Callable[[Array, Array, Array, Any, Rope | None], tuple[Array, Any]]
+type Heads = tuple[Array, Array, Array]
+"""Queries, keys and values of a step's tokens: q_tnh, k_tkh, v_tkh."""
 
 
 class LayerData(NamedTuple):
-    """What differs between layers besides weights: ints in an unrolled loop, traced int32 scalars in a scan."""
+    """What differs between layers besides weights: ints in an unrolled loop, else traced int32 scalars."""
 
     layer: Array | int
     window: Array | int
     rope: Array | int
+
+
+class LayerLoop(enum.Enum):
+    """How a step goes through the layers. What is computed is the same."""
+
+    SCAN = "scan"
+    """One body over weights stacked along a leading axis: the quickest to compile."""
+    UNROLL = "unroll"
+    """A body per layer, without a loop: what a GPU runs as one CUDA graph."""
+    SWITCH = "switch"
+    """One body, whose matmuls are picked by the layer's number. XLA:CPU would copy a layer's weights out of a stack in
+    each step. Attention, which is most of what there is to compile, is still compiled once."""
 
 
 def declare(shape: tuple[int, ...], axes: tuple[str, ...], dtype: DTypeLike) -> nnx.Param[Array]:
@@ -43,10 +54,16 @@ def declare(shape: tuple[int, ...], axes: tuple[str, ...], dtype: DTypeLike) -> 
     return nnx.Param(jnp.zeros(shape, dtype), out_sharding=axes)
 
 
-def contract(subscripts: str, x: Array, weight: nnx.Param[Array], out_dtype: DTypeLike | None = None) -> Array:
-    """Multiply by a weight in its own dtype; float32 weights are never rounded on the way."""
+def linear(x: Array, weight: nnx.Param[Array], out_dtype: DTypeLike | None = None) -> Array:
+    """Multiply x [t, *in] by a weight [*out, *in], in its own dtype, to [t, *out]; float32 is never rounded on the way.
+
+    As one matrix times another: with more dimensions XLA:CPU would copy the weight into another order in each step.
+    """
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    return jnp.einsum(subscripts, x, weight[...], precision=precision, preferred_element_type=out_dtype)
+    x_ti = x.reshape(x.shape[0], -1)
+    weight_oi = weight[...].reshape(-1, x_ti.shape[1])
+    out_to = jnp.einsum("ti,oi->to", x_ti, weight_oi, precision=precision, preferred_element_type=out_dtype)
+    return out_to.reshape(x.shape[0], *weight.shape[: weight.ndim - x.ndim + 1])
 
 
 def soft_cap(x: Array, cap: float | None) -> Array:
@@ -54,23 +71,47 @@ def soft_cap(x: Array, cap: float | None) -> Array:
     return x if cap is None else cap * jnp.tanh(x / cap)
 
 
-def run_layers[Carry](
-    body: Callable[[Carry, Any, LayerData], Carry],
-    layers: Mapping[str, Any] | tuple[Any, ...],
-    carry: Carry,
+def run_layers(
+    loop: LayerLoop,
+    layers: Any,
     data: Sequence[LayerData],
-) -> Carry:
-    """Apply `body` to each layer: a scan over stacked weights, an unrolled loop over a tuple of layers."""
-    if isinstance(layers, tuple):
-        for layer, layer_data in zip(layers, data, strict=True):
-            carry = body(carry, layer, layer_data)
-        return carry
+    x_td: Array,
+    kv_pool: Any,
+    *,
+    project: Callable[[Any, Array], Heads],
+    attend: Callable[[Heads, Any, LayerData], tuple[Array, Any]],
+    finish: Callable[[Any, Array, Array], Array],
+) -> tuple[Array, Any]:
+    """Take the stream through `project`, `attend` and `finish` of each layer; return it, and the pool.
 
-    def step(carry: Carry, scanned: tuple[Any, LayerData]) -> tuple[Carry, None]:
-        return body(carry, *scanned), None
-
+    `layers` are the layers' weights: stacked, to scan over them, else a tuple.
+    """
     stacked_data = jax.tree.map(lambda *values: np.asarray(values, np.int32), *data)
-    return jax.lax.scan(step, carry, (layers, stacked_data))[0]
+
+    def run(params: Any, x_td: Array, kv_pool: Any, layer_data: LayerData) -> tuple[Array, Any]:
+        attended_tnh, kv_pool = attend(project(params, x_td), kv_pool, layer_data)
+        return finish(params, x_td, attended_tnh), kv_pool
+
+    def scan_step(carry: tuple[Array, Any], scanned: tuple[Any, LayerData]) -> tuple[tuple[Array, Any], None]:
+        params, layer_data = scanned
+        return run(params, *carry, layer_data), None
+
+    def switch_step(carry: tuple[Array, Any], layer_data: LayerData) -> tuple[tuple[Array, Any], None]:
+        x_td, kv_pool = carry
+        heads = jax.lax.switch(layer_data.layer, [partial(project, params) for params in layers], x_td)
+        attended_tnh, kv_pool = attend(heads, kv_pool, layer_data)
+        finishes = [partial(finish, params) for params in layers]
+        return (jax.lax.switch(layer_data.layer, finishes, x_td, attended_tnh), kv_pool), None
+
+    match loop:
+        case LayerLoop.SCAN:
+            return jax.lax.scan(scan_step, (x_td, kv_pool), (layers, stacked_data))[0]
+        case LayerLoop.SWITCH:
+            return jax.lax.scan(switch_step, (x_td, kv_pool), stacked_data)[0]
+        case LayerLoop.UNROLL:
+            for params, layer_data in zip(layers, data, strict=True):
+                x_td, kv_pool = run(params, x_td, kv_pool, layer_data)
+            return x_td, kv_pool
 
 
 class RMSNorm(nnx.Module):
@@ -102,18 +143,18 @@ class Embedding(nnx.Module):
 
     def logits(self, hidden_sd: Array) -> Array:
         """Return float32 logits [s, v]."""
-        return contract("sd,vd->sv", hidden_sd, self.table, jnp.float32)
+        return linear(hidden_sd, self.table, jnp.float32)
 
 
 class Attention(nnx.Module):
-    """Grouped-query self-attention; where keys and values are kept is the business of `attend`."""
+    """What surrounds grouped-query self-attention: attending itself is the business of `paged_attention`."""
 
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
         d, n, k, h = cfg.hidden_size, cfg.num_heads, cfg.num_kv_heads, cfg.head_dim
-        self.q = declare((d, n, h), ("embed", "heads", "head_dim"), dtype)
-        self.k = declare((d, k, h), ("embed", "kv_heads", "head_dim"), dtype)
-        self.v = declare((d, k, h), ("embed", "kv_heads", "head_dim"), dtype)
-        self.o = declare((n, h, d), ("heads", "head_dim", "embed"), dtype)
+        self.q = declare((n, h, d), ("heads", "head_dim", "embed"), dtype)
+        self.k = declare((k, h, d), ("kv_heads", "head_dim", "embed"), dtype)
+        self.v = declare((k, h, d), ("kv_heads", "head_dim", "embed"), dtype)
+        self.o = declare((d, n, h), ("embed", "heads", "head_dim"), dtype)
         self.has_qkv_bias, self.has_o_bias, self.has_qk_norm = cfg.qkv_bias, cfg.o_bias, cfg.qk_norm
         if cfg.qkv_bias:
             self.q_bias = declare((n, h), ("heads", "head_dim"), dtype)
@@ -125,11 +166,9 @@ class Attention(nnx.Module):
             self.q_norm = RMSNorm(h, "head_dim", cfg, dtype)
             self.k_norm = RMSNorm(h, "head_dim", cfg, dtype)
 
-    def __call__(self, x_td: Array, kv_pool: Any, rope: Rope | None, attend: Attend) -> tuple[Array, Any]:
-        """Return the layer's attention output [t, d] and the pool with this step's keys and values."""
-        q_tnh = contract("td,dnh->tnh", x_td, self.q)
-        k_tkh = contract("td,dkh->tkh", x_td, self.k)
-        v_tkh = contract("td,dkh->tkh", x_td, self.v)
+    def project(self, x_td: Array) -> Heads:
+        """Return queries, keys and values, not yet rotated."""
+        q_tnh, k_tkh, v_tkh = linear(x_td, self.q), linear(x_td, self.k), linear(x_td, self.v)
         if self.has_qkv_bias:
             q_tnh, k_tkh, v_tkh = (
                 q_tnh + self.q_bias[...][None],
@@ -138,9 +177,12 @@ class Attention(nnx.Module):
             )
         if self.has_qk_norm:
             q_tnh, k_tkh = self.q_norm(q_tnh), self.k_norm(k_tkh)
-        out_tnh, kv_pool = attend(q_tnh, k_tkh, v_tkh, kv_pool, rope)
-        out_td = contract("tnh,nhd->td", out_tnh, self.o)
-        return (out_td + self.o_bias[...][None] if self.has_o_bias else out_td), kv_pool
+        return q_tnh, k_tkh, v_tkh
+
+    def output(self, attended_tnh: Array) -> Array:
+        """Return [t, d]."""
+        out_td = linear(attended_tnh, self.o)
+        return out_td + self.o_bias[...][None] if self.has_o_bias else out_td
 
 
 class GatedMLP(nnx.Module):
@@ -148,9 +190,9 @@ class GatedMLP(nnx.Module):
 
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
         d, f = cfg.hidden_size, cfg.intermediate_size
-        self.gate = declare((d, f), ("embed", "mlp"), dtype)
-        self.up = declare((d, f), ("embed", "mlp"), dtype)
-        self.down = declare((f, d), ("mlp", "embed"), dtype)
+        self.gate = declare((f, d), ("mlp", "embed"), dtype)
+        self.up = declare((f, d), ("mlp", "embed"), dtype)
+        self.down = declare((d, f), ("embed", "mlp"), dtype)
         self.act, self.has_bias = cfg.hidden_act, cfg.mlp_bias
         if cfg.mlp_bias:
             self.gate_bias = declare((f,), ("mlp",), dtype)
@@ -159,10 +201,10 @@ class GatedMLP(nnx.Module):
 
     def __call__(self, x_td: Array) -> Array:
         """Return [t, d]."""
-        gate_tf, up_tf = contract("td,df->tf", x_td, self.gate), contract("td,df->tf", x_td, self.up)
+        gate_tf, up_tf = linear(x_td, self.gate), linear(x_td, self.up)
         if self.has_bias:
             gate_tf, up_tf = gate_tf + self.gate_bias[...][None], up_tf + self.up_bias[...][None]
-        out_td = contract("tf,fd->td", ACTIVATIONS[self.act](gate_tf) * up_tf, self.down)
+        out_td = linear(ACTIVATIONS[self.act](gate_tf) * up_tf, self.down)
         return out_td + self.down_bias[...][None] if self.has_bias else out_td
 
 
@@ -177,9 +219,13 @@ class DecoderLayer(nnx.Module):
         if cfg.post_norms:
             self.post_attn_norm, self.post_mlp_norm = norm(), norm()
 
-    def __call__(self, x_td: Array, kv_pool: Any, rope: Rope | None, attend: Attend) -> tuple[Array, Any]:
-        """Return the stream [t, d] after this layer, and the pool."""
-        attn_td, kv_pool = self.attn(self.attn_norm(x_td), kv_pool, rope, attend)
+    def project(self, x_td: Array) -> Heads:
+        """Return what attention takes, from the stream [t, d]."""
+        return self.attn.project(self.attn_norm(x_td))
+
+    def finish(self, x_td: Array, attended_tnh: Array) -> Array:
+        """Return the stream after this layer, from what it was before and from what attention gives."""
+        attn_td = self.attn.output(attended_tnh)
         x_td = x_td + (self.post_attn_norm(attn_td) if self.has_post_norms else attn_td)
         mlp_td = self.mlp(self.mlp_norm(x_td))
-        return x_td + (self.post_mlp_norm(mlp_td) if self.has_post_norms else mlp_td), kv_pool
+        return x_td + (self.post_mlp_norm(mlp_td) if self.has_post_norms else mlp_td)

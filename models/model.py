@@ -18,7 +18,7 @@ from pallas_kernels.paged_attention import AttentionBatch, KVPool, Rope
 
 from .config import ModelConfig
 from .family import Prefixes, TensorName
-from .layers import Embedding, LayerData, RMSNorm, run_layers, soft_cap
+from .layers import Embedding, Heads, LayerData, LayerLoop, RMSNorm, run_layers, soft_cap
 from .registry import get_family
 from .rope import rope_tables
 
@@ -78,10 +78,10 @@ class Frame(nnx.Module):
 
 
 class Model:
-    """The functions of one model; it holds no arrays. With `stacked` the layers' weights have a leading layer axis."""
+    """The functions of one model; it holds no arrays. To scan over layers, their weights have a leading layer axis."""
 
-    def __init__(self, config: ModelConfig, dtype: DTypeLike, *, stacked: bool = True) -> None:
-        self.config, self.dtype, self.stacked = config, jnp.dtype(dtype), stacked
+    def __init__(self, config: ModelConfig, dtype: DTypeLike, loop: LayerLoop = LayerLoop.SCAN) -> None:
+        self.config, self.dtype, self.loop = config, jnp.dtype(dtype), loop
         self.family = get_family(config.architecture)
         self._frame_def, self._frame_state = _abstract(partial(Frame, config, self.dtype))
         self._layer_def, self._layer_state = _abstract(partial(self.family.layer, config, self.dtype))
@@ -103,7 +103,7 @@ class Model:
         for path, param in _flat(self._layer_state):
             sources = [self._source(f"layers.{path}", prefixes, layer) for layer in range(num_layers)]
             singles = [spec_of(param, *source) for source in sources]
-            if self.stacked:
+            if self.loop is LayerLoop.SCAN:
                 specs[f"layers.{path}"] = _stack(singles)
             else:
                 specs |= {f"layers.{layer}.{path}": spec for layer, spec in enumerate(singles)}
@@ -126,31 +126,34 @@ class Model:
         frame = nnx.merge(self._frame_def, {name: value for name, value in params.items() if name != "layers"})
         cos_rth, sin_rth = rope_tables(cfg.ropes, cfg.head_dim, tokens.positions_t, tokens.rope_lengths_t)
 
-        def body(carry: tuple[Array, KVPool], layer_params: Params, data: LayerData) -> tuple[Array, KVPool]:
-            def attend(
-                q_tnh: Array, k_tkh: Array, v_tkh: Array, kv_pool: KVPool, rope: Rope | None
-            ) -> tuple[Array, KVPool]:
-                return attention(
-                    q_tnh,
-                    k_tkh,
-                    v_tkh,
-                    kv_pool,
-                    batch,
-                    layer=data.layer,
-                    num_layers=cfg.num_layers,
-                    window=data.window,
-                    scale=cfg.scale,
-                    rope=rope,
-                    soft_cap=cfg.attn_soft_cap,
-                )
+        def layer(layer_params: Params) -> Any:
+            return nnx.merge(self._layer_def, dict(layer_params))
 
+        def attend(heads: Heads, kv_pool: KVPool, data: LayerData) -> tuple[Array, KVPool]:
             # A model with one table needs no gather in its layers.
             table = 0 if len(cfg.ropes) == 1 else data.rope
-            layer: Callable[..., tuple[Array, KVPool]] = nnx.merge(self._layer_def, dict(layer_params))
-            return layer(*carry, Rope(cos_rth[table], sin_rth[table]), attend)
+            return attention(
+                *heads,
+                kv_pool,
+                batch,
+                layer=data.layer,
+                num_layers=cfg.num_layers,
+                window=data.window,
+                scale=cfg.scale,
+                rope=Rope(cos_rth[table], sin_rth[table]),
+                soft_cap=cfg.attn_soft_cap,
+            )
 
-        carry = (frame.embed.embed(tokens.token_ids_t, cfg.embed_scale), kv_pool)
-        x_td, kv_pool = run_layers(body, params["layers"], carry, _layer_data(cfg))
+        x_td, kv_pool = run_layers(
+            self.loop,
+            params["layers"],
+            _layer_data(cfg),
+            frame.embed.embed(tokens.token_ids_t, cfg.embed_scale),
+            kv_pool,
+            project=lambda layer_params, x_td: layer(layer_params).project(x_td),
+            attend=attend,
+            finish=lambda layer_params, x_td, attended_tnh: layer(layer_params).finish(x_td, attended_tnh),
+        )
         return frame.final_norm(x_td), kv_pool
 
     def logits(self, params: Params, hidden_sd: Array) -> Array:

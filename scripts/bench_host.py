@@ -13,9 +13,7 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import json
-import os
 import platform
-import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable
@@ -27,6 +25,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 from fetch_models import MODELS, default_dir
+from machine import describe_machine
 
 import jaxllm
 
@@ -191,19 +190,10 @@ def show(title: str, figures: dict[str, dict[str, float]]) -> None:
 
 def describe(args: argparse.Namespace) -> dict[str, Any]:
     """Return what the figures depend on."""
-    try:
-        cpu = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        cpu = None
     packages = ("jax", "jaxlib", "numpy", "msgspec", "tokenizers")
     return {
         "date": dt.date.today().isoformat(),
-        "machine": {
-            "cpu": cpu[1] if cpu else platform.processor(),
-            "cores": os.cpu_count(),
-            "load_average": round(os.getloadavg()[0], 1),
-            "device": jax.devices()[0].device_kind,
-        },
+        "machine": describe_machine() | {"device": jax.devices()[0].device_kind},
         "versions": {"jaxllm": jaxllm.__version__, "python": platform.python_version()}
         | {name: version(name) for name in packages},
         "settings": {

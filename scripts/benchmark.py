@@ -39,8 +39,6 @@ import argparse
 import datetime as dt
 import json
 import os
-import platform
-import re
 import subprocess
 import sys
 import tempfile
@@ -56,6 +54,7 @@ from benchmarking.report import as_text, summary, write_readme
 from benchmarking.sweep import sweep
 from benchmarking.worker import PROGRAMS, BenchmarkError
 from fetch_models import MODELS, FetchError, default_dir, fetch
+from machine import describe_machine
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -158,16 +157,10 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
     words += [f"--{peer}-python PATH" for peer in PEERS if getattr(args, f"{peer}_python")]
     words += [f"--{name}" for name in ("quick", "sweep", "workloads", "readme") if getattr(args, name)]
     words += [f"--dtype {args.dtype}", f"--rounds {args.rounds}"]
-    cpu = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
         "date": dt.date.today().isoformat(),
         "command": " ".join(words),
-        "machine": {
-            "cpu": cpu[1] if cpu else platform.processor(),
-            "cores": len(os.sched_getaffinity(0)),
-            "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
-            "load_average": round(os.getloadavg()[0], 1),
-        },
+        "machine": describe_machine(),
         "settings": {
             "model": args.model.name if args.model else "SmolLM2-135M-Instruct",
             "dtype": args.dtype,

@@ -10,11 +10,14 @@ def print_sheet(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print rows under the names of their columns: text to the left, numbers to the right, what is missing empty."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     is_number = [any(isinstance(row.get(name), int | float) for row in rows) for name in columns]
-    lines = [columns, *([str(row.get(name, "")) for name in columns] for row in rows)]
-    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-    for line in lines:
-        aligned = [
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(line, widths, is_number, strict=True)
-        ]
-        print("  ".join(aligned).rstrip())
+    print(align([columns, *([str(row.get(name, "")) for name in columns] for row in rows)], is_number))
+
+
+def align(rows: Sequence[Sequence[str]], to_right: Sequence[bool]) -> str:
+    """Return rows as columns of text, each to the left or to the right."""
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = zip(row, widths, to_right, strict=True)
+        lines.append("  ".join(cell.rjust(width) if right else cell.ljust(width) for cell, width, right in cells))
+    return "\n".join(line.rstrip() for line in lines)

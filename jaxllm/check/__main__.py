@@ -1,48 +1,26 @@
-"""The process that compiles, so that the one that asked needs no compiler, no environment and no device of its own.
-
-It reads a `Request` as JSON from standard input and writes an `Answer` as the last line of standard output.
-"""
+"""The process that compiles, so that the one that asked needs no compiler, no environment and no device of its own."""
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-import threading
-import time
 
-import msgspec
-
-from jaxllm.exceptions import VLLMValidationError
+from jaxllm.child_process import reply
+from jaxllm.config import EngineArgs
 from jaxllm.log import show_log
 
-from .process import Answer, Request
+from .examine import examine
+from .process import Request
+from .report import Report
 
 
 def main() -> int:
     """Answer one request; a program that does not compile is raised, for the asking process to show."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who asked decides, and ends this process
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     show_log()
-    request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
-
-    from jaxllm.config import EngineArgs
-
-    from .examine import examine
-
-    try:
-        answer = Answer(report=examine(EngineArgs(**request.engine_args), request.topology))
-    except VLLMValidationError as error:
-        answer = Answer(error=str(error), parameter=error.parameter)
-    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(answer) + b"\n")
-    return 0
+    return reply(Request, _examine)
 
 
-def _end_with(asker: int) -> None:
-    """End this process, however busy, when the one that asked is gone."""
-    while os.getppid() == asker:
-        time.sleep(1)
-    os._exit(1)
+def _examine(request: Request) -> Report:
+    return examine(EngineArgs(**request.engine_args), request.topology)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ class Fit:
 def fit(args: EngineArgs, checkpoint: Checkpoint, hardware: Hardware, devices: Sequence[Any]) -> Fit:
     """Size an engine as its start would. Raises VLLMValidationError for arguments that cannot run at all."""
     config = args.create_engine_config(devices, checkpoint)
-    model = Model(config.model_config, config.dtype, stacked=not config.unrolls_layers)
+    model = Model(config.model_config, config.dtype, config.layer_loop)
     specs = model.param_specs(checkpoint.tensors)
     memory, num_blocks, max_model_len, reason = None, 0, config.max_model_len, None
     try:

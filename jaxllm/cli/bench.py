@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import subprocess
 import sys
 import tempfile
 import time
@@ -13,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from jaxllm.check.process import given
-from jaxllm.config import EngineArgs, environment
-from jaxllm.exceptions import VLLMValidationError
+from jaxllm import child_process
+from jaxllm.cli.engine_flags import add_engine_flags, read_engine_args
+from jaxllm.config import environment
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,15 +50,6 @@ class Startup:
     """Of the engine's programs and of JAX's own small ones; the others were in the compile cache."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What a started process says, or what the user did wrong."""
-
-    startup: Startup | None = None
-    error: str | None = None
-    parameter: str | None = None
-
-
 def add_parser(commands: Any) -> argparse.ArgumentParser:
     """Add the subcommand."""
     parser = commands.add_parser(
@@ -68,27 +58,26 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         description="Start the engine twice, each time in a new process: with an empty compile cache, and with the one "
         "that the first process left. Says how long each part took, up to the first token and to the last program. "
         "Files of the model are in the system's cache the second time.",
+        epilog="Exit status: 0 measured, 2 misuse, 3 the engine did not start.",
         allow_abbrev=False,
     )
     parser.add_argument("what", choices=["startup"])
-    parser.add_argument("model_tag", metavar="MODEL", nargs="?", help="hub id, folder, or .gguf file")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--config", metavar="FILE.yaml", help="flags and their values; the command line wins")
-    EngineArgs.add_cli_args(parser)
+    add_engine_flags(parser)
     parser.set_defaults(run=run)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the figures; returns the exit status."""
-    if args.model_tag is not None:
-        args.model = args.model_tag
-    if args.model is None:
-        raise VLLMValidationError("say which MODEL to start: a hub id, a folder or a file.", parameter="model")
-    engine_args = given(EngineArgs.from_cli_args(args))
-    with tempfile.TemporaryDirectory(prefix="jaxllm-startup-") as cache:
-        cold = _start(engine_args, cache)
-        warm = _start(engine_args, cache)
+    engine_args = read_engine_args(args).given()
+    try:
+        with tempfile.TemporaryDirectory(prefix="jaxllm-startup-") as cache:
+            cold = _start(engine_args, cache)
+            warm = _start(engine_args, cache)
+    except child_process.ChildError as error:
+        print(f"jaxllm: error: the engine did not start: {error}.", file=sys.stderr)
+        return 3
     if args.json:
         print(msgspec.json.format(msgspec.json.encode({"cold": cold, "warm": warm}), indent=1).decode())
     else:
@@ -99,17 +88,8 @@ def run(args: argparse.Namespace) -> int:
 def _start(engine_args: dict[str, Any], compile_cache: str) -> Startup:
     """Start an engine in a new process; its log goes to standard error."""
     request = Request(engine_args=engine_args, started=time.time())
-    output = subprocess.run(
-        [sys.executable, "-P", "-m", "jaxllm.cli.startup_probe"],
-        input=msgspec.json.encode(request),
-        stdout=subprocess.PIPE,
-        env=environment(("",)) | {"JAX_COMPILATION_CACHE_DIR": compile_cache},
-        check=True,
-    ).stdout
-    answer = msgspec.json.decode(output.splitlines()[-1], type=Answer)
-    if answer.startup is None:
-        raise VLLMValidationError(answer.error or "", parameter=answer.parameter)
-    return answer.startup
+    env = environment(("",)) | {"JAX_COMPILATION_CACHE_DIR": compile_cache}
+    return child_process.ask("jaxllm.cli.startup_probe", request, Startup, env)
 
 
 def _table(model: str, cold: Startup, warm: Startup) -> Iterator[str]:

@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 
-from jaxllm.check.process import CompilerError, ask
+from jaxllm.check.process import ask
 from jaxllm.check.table import render
-from jaxllm.config import EngineArgs
+from jaxllm.child_process import ChildError
+from jaxllm.cli.engine_flags import add_engine_flags, read_engine_args
 from jaxllm.exceptions import VLLMValidationError
 
 
@@ -25,29 +26,24 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "pip install 'jaxllm[check]'.",
         allow_abbrev=False,
     )
-    parser.add_argument("model_tag", metavar="MODEL", nargs="?", help="hub id, folder, config.json, or .gguf file")
     parser.add_argument(
         "--topology", metavar="NAME", help="v5e:2x2, v6e:2x4, v5p:2x2x1, tpu7x:2x2x1, h100, h100:8, ..."
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.add_argument("--config", metavar="FILE.yaml", help="flags and their values; the command line wins")
-    EngineArgs.add_cli_args(parser)
+    add_engine_flags(parser, "hub id, folder, config.json, or .gguf file")
     parser.set_defaults(run=run)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the report; returns the exit status."""
-    if args.model_tag is not None:
-        args.model = args.model_tag
-    if args.model is None:
-        raise VLLMValidationError("say which MODEL to check: a hub id, a folder, or a config.json.", parameter="model")
+    engine_args = read_engine_args(args)
     if args.topology is None:
         raise VLLMValidationError("say which --topology to check, such as v5e:2x2 or h100.", parameter="topology")
     try:
-        report = ask(EngineArgs.from_cli_args(args), args.topology)
-    except CompilerError as error:
-        print(f"jaxllm: error: {error}", file=sys.stderr)
+        report = ask(engine_args, args.topology)
+    except ChildError as error:
+        print(f"jaxllm: error: compiling for {args.topology} failed: {error}.", file=sys.stderr)
         return 3
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(report), indent=1).decode())

@@ -14,6 +14,7 @@ import msgspec
 
 from jaxllm.arguments import Integer, Kind, Number, Switch
 from jaxllm.cli.config_file import Repeat
+from jaxllm.cli.engine_flags import add_engine_flags, read_engine_args
 from jaxllm.cli.jobs import Job, Task, job_label, jobs_from_prompts, parse_job, read_jobs
 from jaxllm.cli.journal import Console, Journal
 from jaxllm.config import EngineArgs
@@ -78,30 +79,24 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "sampling parameter. A prompt that fails gets a line with its error; the exit status is then 1.",
         allow_abbrev=False,
     )
-    parser.add_argument("model_tag", metavar="MODEL", nargs="?", help="hub id, folder, or .gguf file")
     parser.add_argument("--prompt", action=Repeat, metavar="TEXT", help="a prompt; may be repeated")
     parser.add_argument("--input", metavar="FILE", help="prompts: .jsonl, or .txt with one per line")
     parser.add_argument("--output", metavar="FILE", help="results: .jsonl or .json; default: the terminal")
     parser.add_argument("--chat", action="store_true", help="send each text prompt as a user's chat message")
-    parser.add_argument("--config", metavar="FILE.yaml", help="flags and their values; the command line wins")
     sampling = parser.add_argument_group("sampling (--seed below makes it repeatable)")
     for name, (kind, help_text) in SAMPLING_FLAGS.items():
         words = {"help": help_text, "default": argparse.SUPPRESS} | (kind.flag() or {})
         sampling.add_argument("--" + name.replace("_", "-"), **words)
     sampling.add_argument("--stop", action=Repeat, metavar="TEXT", help="end an output here; may be repeated")
     sampling.add_argument("--stop-token-ids", type=int, nargs="+", metavar="ID", help="end an output at these tokens")
-    EngineArgs.add_cli_args(parser)
+    add_engine_flags(parser)
     parser.set_defaults(run=run, disable_log_stats=True)
     return parser
 
 
 def run(args: argparse.Namespace, make_engine: Callable[[EngineArgs], Engine] | None = None) -> int:
     """Generate as the command line says; returns the exit status. Everything is checked before the model loads."""
-    if args.model_tag is not None:
-        args.model = args.model_tag
-    if args.model is None:
-        raise VLLMValidationError("say which MODEL to run: a hub id, a folder, or a .gguf file.", parameter="model")
-    engine_args = EngineArgs.from_cli_args(args)
+    engine_args = read_engine_args(args)
     flags = _sampling_flags(args)
     SamplingParams(**flags)
     jobs = _read_prompts(args)

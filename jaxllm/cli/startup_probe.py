@@ -1,7 +1,4 @@
-"""The process that `jaxllm bench startup` starts: one engine, one token, all programs, and when each was there.
-
-It reads a `Request` as JSON from standard input and writes an `Answer` as the last line of standard output.
-"""
+"""The process that `jaxllm bench startup` starts: one engine, one token, all programs, and when each was there."""
 
 from __future__ import annotations
 
@@ -10,14 +7,11 @@ import sys
 import time
 from typing import Any
 
-import msgspec
-
 from jaxllm import LLM, EngineArgs, SamplingParams, TokensPrompt, __version__
-from jaxllm.cli.bench import Answer, Part, Request, Startup
-from jaxllm.exceptions import VLLMValidationError
+from jaxllm.child_process import reply
+from jaxllm.cli.bench import Part, Request, Startup
 from jaxllm.log import show_log
 
-PROGRAM = "program: "
 MISS = "/jax/compilation_cache/cache_misses"
 
 
@@ -35,7 +29,7 @@ class Marks(logging.Handler):
         if phase is None:
             return
         if seconds is not None:
-            self.programs.append(Part(name=phase.removeprefix(PROGRAM), seconds=seconds))
+            self.programs.append(Part(name=phase, seconds=seconds))
         else:
             self.mark(phase, record.created)
 
@@ -47,14 +41,8 @@ class Marks(logging.Handler):
 
 def main() -> int:
     """Start an engine and say how long it took."""
-    request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
     show_log()
-    try:
-        answer = Answer(startup=measure(EngineArgs(**request.engine_args), request.started))
-    except VLLMValidationError as error:
-        answer = Answer(error=str(error), parameter=error.parameter)
-    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(answer) + b"\n")
-    return 0
+    return reply(Request, lambda request: measure(EngineArgs(**request.engine_args), request.started))
 
 
 def measure(engine_args: EngineArgs, started: float) -> Startup:

@@ -46,7 +46,7 @@ def make_core(
     """
     started = time.monotonic()
     use_compile_cache(config.cache_dir)
-    model = Model(config.model_config, config.dtype, stacked=not config.unrolls_layers)
+    model = Model(config.model_config, config.dtype, config.layer_loop)
     specs = model.param_specs(config.checkpoint.tensors)
     if config.load_format != "dummy":
         check_names(specs, config.checkpoint, ignored=model.ignored_tensors)

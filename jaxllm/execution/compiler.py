@@ -183,7 +183,7 @@ class StepCompiler:
         started, config = time.perf_counter(), self.config
         options = compiler_options(config.platform, self.model.dtype, config.batch_invariant)
         compiled = self.lower(key, num_blocks).compile(compiler_options=options)
-        log_phase(logger, f"program: {_describe(key)}", time.perf_counter() - started)
+        log_phase(logger, _describe(key), time.perf_counter() - started)
         return compiled
 
     def used_bytes(self) -> int:

@@ -16,4 +16,4 @@ class Tiles(NamedTuple):
     """Tokens of K and V read at a time (at least one block)."""
 
 
-XLA_TILES = Tiles(decode=32, query=64, kv=128)
+XLA_TILES = Tiles(decode=8, query=64, kv=128)

@@ -82,19 +82,23 @@ def _write(kv_pool: SplitPool, k_tkh: Array, v_tkh: Array, first_block: Array | 
 
 
 def _decode(q_tkgh: Array, out_tkgh: Array, batch: AttentionBatch, attend: Attend, group: int) -> Array:
-    """Attend the leading decode rows, `group` at a time."""
+    """Attend the leading decode rows, `group` at a time; rows of like length together, as a group takes as long as its
+    longest row.
+    """
     s = batch.context_lens_s.shape[0]
     group = min(group, s)
-    padding = -s % group  # a dynamic slice that reaches beyond the end would be moved, not cut
-    q_skgh = jnp.pad(q_tkgh[:s], ((0, padding), (0, 0), (0, 0), (0, 0)))
-    tables_sm = jnp.pad(batch.block_tables_sm, ((0, padding), (0, 0)))
-    lens_s = jnp.pad(jnp.where(jnp.arange(s) < batch.num_decodes, batch.context_lens_s, 0), (0, padding))
+    lens_s = jnp.where(jnp.arange(s) < batch.num_decodes, batch.context_lens_s, 0)
+    order_s = jnp.arange(s) if s == group else jnp.argsort(lens_s, descending=True)
+    # A slice that reaches beyond the end would be moved, not cut; what fills the last group reads and writes nothing.
+    order_s = jnp.pad(order_s, (0, -s % group), constant_values=out_tkgh.shape[0])
 
     def body(i: Array, out_tkgh: Array) -> Array:
-        q_skrh, tables, lens = (lax.dynamic_slice_in_dim(x, i * group, group) for x in (q_skgh, tables_sm, lens_s))
+        rows = lax.dynamic_slice_in_dim(order_s, i * group, group)
+        q_skrh, tables, lens = (x.at[rows].get(mode="fill", fill_value=0) for x in (q_tkgh[:s], tables_sm, lens_s))
         positions_sr = jnp.broadcast_to(lens[:, None] - 1, (group, q_skrh.shape[2]))
-        return lax.dynamic_update_slice_in_dim(out_tkgh, attend(q_skrh, tables, positions_sr), i * group, 0)
+        return out_tkgh.at[rows].set(attend(q_skrh, tables, positions_sr), mode="drop")
 
+    tables_sm = batch.block_tables_sm
     return lax.fori_loop(0, (batch.num_decodes + group - 1) // group, body, out_tkgh)
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sheet import align
+
 from benchmarking.worker import BenchmarkError
 
 BEGIN, END = "<!-- benchmark: written by scripts/benchmark.py --readme -->", "<!-- end of benchmark -->"
@@ -120,12 +122,7 @@ def number(value: float) -> str:
 
 def as_text(rows: Sequence[Sequence[str]]) -> str:
     """Return rows as columns of text, the first to the left and the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *others in rows:
-        cells = [text.rjust(width) for text, width in zip(others, widths[1:], strict=True)]
-        lines.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
-    return "\n".join(lines)
+    return align(rows, [False, *[True] * (len(rows[0]) - 1)])
 
 
 def as_markdown(rows: Sequence[Sequence[str]]) -> str:

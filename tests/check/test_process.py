@@ -8,9 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from jaxllm import child_process
 from jaxllm.check import compilers, process
 from jaxllm.check.compilers import compiler_environment, find_ptxas, require_compiler
-from jaxllm.check.process import CompilerError, Request, ask
+from jaxllm.check.process import Request, ask
+from jaxllm.child_process import ChildError
 from jaxllm.config import EngineArgs
 from jaxllm.config_groups import AttentionConfig
 from jaxllm.exceptions import VLLMValidationError
@@ -65,11 +67,11 @@ def test_arguments_cross_over():
         kv_cache_dtype="fp8", hf_overrides={"rope_theta": 5.0}, attention_config=AttentionConfig(backend="xla"),
         gpu_memory_utilization=0.5, max_model_len="1k",
     )  # fmt: skip
-    request = Request(topology="v5e:2x2", engine_args=process.given(args))
+    request = Request(topology="v5e:2x2", engine_args=args.given())
     read = msgspec.json.decode(msgspec.json.encode(request), type=Request)
     assert EngineArgs(**read.engine_args) == args
     assert "seed" not in read.engine_args
-    assert set(process.given(EngineArgs(model="x"))) == {"model"}
+    assert set(EngineArgs(model="x").given()) == {"model"}
 
 
 def test_an_error_comes_back_as_it_was(monkeypatch: pytest.MonkeyPatch):
@@ -82,6 +84,6 @@ def test_an_error_comes_back_as_it_was(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_process_that_dies_is_not_an_answer(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(process, "require_compiler", lambda _hardware: None)
-    monkeypatch.setattr(process.sys, "executable", "false")
-    with pytest.raises(CompilerError, match=r"compiling for v5e:1x1 failed \(status 1\)"):
+    monkeypatch.setattr(child_process.sys, "executable", "false")
+    with pytest.raises(ChildError, match=r"jaxllm\.check ended with status 1"):
         ask(engine_args(), "v5e:1x1")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from jaxllm import child_process
 from jaxllm.cli.main import main
 from jaxllm.execution.compiler import Upkeep
 from tests.models.tiny import folder
@@ -38,3 +39,9 @@ def test_what_the_engine_refuses(capsys: pytest.CaptureFixture[str]):
 def test_no_model(capsys: pytest.CaptureFixture[str]):
     assert main(["bench", "startup"]) == 2
     assert "MODEL" in capsys.readouterr().err
+
+
+def test_a_start_that_fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(child_process.sys, "executable", "false")
+    assert main(["bench", "startup", "any"]) == 3
+    assert "the engine did not start: jaxllm.cli.startup_probe ended with status 1" in capsys.readouterr().err

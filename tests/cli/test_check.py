@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from jaxllm.check.process import CompilerError
 from jaxllm.check.report import Figures, MemoryReport, Report
+from jaxllm.child_process import ChildError
 from jaxllm.cli import check
 from jaxllm.cli.main import main
 from jaxllm.config import EngineArgs
@@ -85,8 +85,8 @@ def test_misuse(words: list[str], said: str, capsys: pytest.CaptureFixture[str])
 
 def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     def ask(*_: Any) -> Report:
-        raise CompilerError("compiling failed")
+        raise ChildError("jaxllm.check ended with status 1")
 
     monkeypatch.setattr(check, "ask", ask)
     assert main(["check", "org/name", "--topology", "v5e:2x2"]) == 3
-    assert "compiling failed" in capsys.readouterr().err
+    assert "compiling for v5e:2x2 failed" in capsys.readouterr().err

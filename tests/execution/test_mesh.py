@@ -69,9 +69,9 @@ def test_parts_of_parameters() -> None:
     mesh = AbstractMesh((4,), ("model",))
     specs = Model(spread(config(vocab_size=302), 4), "float32").param_specs()
     parts = {path: param_sharding(mesh, spec).spec for path, spec in specs.items()}  # type: ignore[arg-type]
-    assert parts["layers.attn.k"] == PartitionSpec(None, None, "model", None)
-    assert parts["layers.attn.o"] == PartitionSpec(None, "model", None, None)
-    assert parts["layers.mlp.down"] == PartitionSpec(None, "model", None)
+    assert parts["layers.attn.k"] == PartitionSpec(None, "model", None, None)
+    assert parts["layers.attn.o"] == PartitionSpec(None, None, "model", None)
+    assert parts["layers.mlp.down"] == PartitionSpec(None, None, "model")
     assert parts["embed.table"] == PartitionSpec(None, None), "302 ids do not divide"
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxllm.models import Model, ModelConfig, ParamSpec, TokenBatch, get_family
+from jaxllm.models import LayerLoop, Model, ModelConfig, ParamSpec, TokenBatch, get_family
 from jaxllm.models.model import unflatten
 from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, KVPool, PagedAttention
 from pallas_kernels.paged_attention.tiles import XLA_TILES
@@ -24,12 +24,12 @@ QUICK_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensiv
 BLOCK_IDS = (3, 1, 5, 2, 4)
 
 
-def build_model(case: str, *, dtype: Any = jnp.float32, stacked: bool = True) -> Model:
+def build_model(case: str, *, dtype: Any = jnp.float32, loop: LayerLoop = LayerLoop.SCAN) -> Model:
     """Return the model of a tiny case."""
     assert case in CASES
     hf = read_hf_config(case)
     family = get_family(hf["architectures"][0])
-    return Model(family.read_config(hf, read_tensors(case)), dtype, stacked=stacked)
+    return Model(family.read_config(hf, read_tensors(case)), dtype, loop)
 
 
 def load(model: Model, tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm.models import Model, ModelConfig, RopeConfig
+from jaxllm.models import LayerLoop, Model, ModelConfig, RopeConfig
 from tests.models.dense import dense_attention
 from tests.models.running import Runner, build_model, chunk_inputs, empty_pool, load
 from tests.models.tiny import CASES, read_goldens, read_tensors
@@ -135,11 +135,12 @@ def test_dynamic_rope_depends_on_the_prompt_length() -> None:
     assert np.abs(last - golden.logprobs[-1]).max() > NOTICED
 
 
+@pytest.mark.parametrize("loop", [LayerLoop.UNROLL, LayerLoop.SWITCH])
 @pytest.mark.parametrize("case", ["llama3_tied", "gemma3"])
-def test_unrolled_layers_equal_scanned_ones(case: str) -> None:
+def test_other_loops_equal_the_scan(case: str, loop: LayerLoop) -> None:
     golden = read_goldens(case)[-1]
-    model = build_model(case, stacked=False)
+    model = build_model(case, loop=loop)
     params = load(model, read_tensors(case))
     assert isinstance(params["layers"], tuple)
-    unrolled = Runner(model, params, dense_attention).whole(golden)
-    np.testing.assert_allclose(unrolled, runner(case).whole(golden), rtol=0, atol=2e-5)
+    logprobs = Runner(model, params, dense_attention).whole(golden)
+    np.testing.assert_allclose(logprobs, runner(case).whole(golden), rtol=0, atol=2e-5)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm.models import Model, ModelConfig, ParamSpec, get_family, supported_architectures
+from jaxllm.models import LayerLoop, Model, ModelConfig, ParamSpec, get_family, supported_architectures
 from jaxllm.models.model import unflatten
 from jaxllm.models.reading import read_decoder
 from tests.models.dense import dense_attention
@@ -60,17 +60,17 @@ def test_abstract_tree_allocates_nothing() -> None:
     specs = model.param_specs()
     assert len(jax.live_arrays()) == before
     assert sum(np.prod(spec.shape) for spec in specs.values()) == 70_553_706_496
-    assert specs["layers.attn.k"].shape == (80, 8192, 8, 128)
-    assert specs["layers.attn.k"].axes == ("layers", "embed", "kv_heads", "head_dim")
+    assert specs["layers.attn.k"].shape == (80, 8, 128, 8192)
+    assert specs["layers.attn.k"].axes == ("layers", "kv_heads", "head_dim", "embed")
     assert specs["layers.attn.k"].hf_shape == (1024, 8192)
     assert specs["layers.attn.k"].sources[79] == "model.layers.79.self_attn.k_proj.weight"
 
 
-@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize("loop", LayerLoop)
 @pytest.mark.parametrize("case", CASES)
-def test_every_tensor_is_used_or_ignored_on_purpose(case: str, stacked: bool) -> None:
+def test_every_tensor_is_used_or_ignored_on_purpose(case: str, loop: LayerLoop) -> None:
     tensors = read_tensors(case)
-    model = build_model(case, stacked=stacked)
+    model = build_model(case, loop=loop)
     specs = model.param_specs(tensors)
     used = [source for spec in specs.values() for source in spec.sources]
     assert len(used) == len(set(used))
@@ -81,7 +81,7 @@ def test_every_tensor_is_used_or_ignored_on_purpose(case: str, stacked: bool) ->
     assert not any(fnmatch(name, pattern) for pattern in model.ignored_tensors for name in used)
     for spec in specs.values():
         assert len(spec.axes) == len(spec.shape)
-        assert spec.stacked == (stacked and len(spec.sources) > 1)
+        assert spec.stacked == (loop is LayerLoop.SCAN and len(spec.sources) > 1)
         assert {tensors[source].shape for source in spec.sources} == {spec.hf_shape}
 
 
@@ -130,10 +130,10 @@ def test_program_size_does_not_grow_with_depth(case: str) -> None:
     assert num_lines(2) == num_lines(6)
 
 
-@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize("loop", LayerLoop)
 @pytest.mark.parametrize("case", ["llama_bias", "gemma3"])
-def test_bfloat16_stays_bfloat16_until_the_logits(case: str, stacked: bool) -> None:
-    model = build_model(case, dtype=jnp.bfloat16, stacked=stacked)
+def test_bfloat16_stays_bfloat16_until_the_logits(case: str, loop: LayerLoop) -> None:
+    model = build_model(case, dtype=jnp.bfloat16, loop=loop)
     args = forward_args(model)
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         hidden, pool = jax.eval_shape(partial(model.forward, attention=cast(Any, dense_attention)), *args)

@@ -1,0 +1,24 @@
+"""What the subcommands that name an engine share: MODEL, --config, and a flag per engine argument."""
+
+from __future__ import annotations
+
+import argparse
+
+from jaxllm.config import EngineArgs
+from jaxllm.exceptions import VLLMValidationError
+
+
+def add_engine_flags(parser: argparse.ArgumentParser, models: str = "hub id, folder, or .gguf file") -> None:
+    """Add the arguments. `models` says what MODEL may be."""
+    parser.add_argument("model_tag", metavar="MODEL", nargs="?", help=models)
+    parser.add_argument("--config", metavar="FILE.yaml", help="flags and their values; the command line wins")
+    EngineArgs.add_cli_args(parser)
+
+
+def read_engine_args(args: argparse.Namespace) -> EngineArgs:
+    """Return the engine arguments of a command line, checked. Raises VLLMValidationError, also without a MODEL."""
+    if args.model_tag is not None:
+        args.model = args.model_tag
+    if args.model is None:
+        raise VLLMValidationError("say which MODEL: a hub id, a folder, or a file.", parameter="model")
+    return EngineArgs.from_cli_args(args)
