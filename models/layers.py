@@ -96,11 +96,14 @@ def run_layers(
         params, layer_data = scanned
         return run(params, *carry, layer_data), None
 
+    # All layers have the same shapes, so each part is traced and lowered once.
+    project_once, finish_once = jax.jit(project), jax.jit(finish)
+
     def switch_step(carry: tuple[Array, Any], layer_data: LayerData) -> tuple[tuple[Array, Any], None]:
         x_td, kv_pool = carry
-        heads = jax.lax.switch(layer_data.layer, [partial(project, params) for params in layers], x_td)
+        heads = jax.lax.switch(layer_data.layer, [partial(project_once, params) for params in layers], x_td)
         attended_tnh, kv_pool = attend(heads, kv_pool, layer_data)
-        finishes = [partial(finish, params) for params in layers]
+        finishes = [partial(finish_once, params) for params in layers]
         return (jax.lax.switch(layer_data.layer, finishes, x_td, attended_tnh), kv_pool), None
 
     match loop:

@@ -54,17 +54,23 @@ class LLMEngine:
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
         """Load the model and make an engine, its core in this process."""
-        from jaxllm.engine.startup import make_core
+        from jaxllm.engine.startup import make_core, prepare
 
         show_log()
         log_phase(logger, "imports")
         config = engine_args.create_engine_config()
         log_phase(logger, "configuration")
-        tokenizer = load_tokenizer(config)
-        grammars = None if tokenizer is None else _make_grammar_compiler(config, tokenizer)
-        thinking = thinking_tokens(config, tokenizer)
-        log_phase(logger, "tokenizer")
-        core = InprocClient(make_core(config, grammars, thinking))
+        prepared = prepare(config)
+        log_phase(logger, "shapes")
+        try:  # meanwhile the first program is compiled
+            tokenizer = load_tokenizer(config)
+            grammars = None if tokenizer is None else _make_grammar_compiler(config, tokenizer)
+            thinking = thinking_tokens(config, tokenizer)
+            log_phase(logger, "tokenizer")
+            core = InprocClient(make_core(prepared, grammars, thinking))
+        except BaseException:
+            prepared.stop()
+            raise
         log_phase(logger, "engine")
         check_grammar = None if grammars is None else grammars.check
         return cls(config, core, tokenizer, check_grammar, has_thinking_tokens=thinking is not None)

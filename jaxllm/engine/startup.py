@@ -7,6 +7,7 @@ import logging
 import platform as host
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from jaxllm import __version__
 from jaxllm.constraints.token_masks import TokenMasks
 from jaxllm.engine.core import EngineCore
 from jaxllm.engine.sizing import measure_memory, memory_limit, size_pool, step_config
-from jaxllm.execution.compiler import StepCompiler
+from jaxllm.execution.compiler import ProgramKey, StepCompiler
 from jaxllm.execution.mesh import param_sharding
 from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.execution.programs import Programs
@@ -36,12 +37,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def make_core(
-    config: EngineConfig, grammars: GrammarCompiler | None = None, thinking: ThinkingTokens | None = None
-) -> EngineCore:
-    """Load the model and return its core. Log one line that says what runs where.
+@dataclass(frozen=True)
+class Prepared:
+    """All that does not need the weights; the first program is being compiled, from shapes alone."""
 
-    Without `grammars` there are no structured outputs, without `thinking` no thinking budgets.
+    config: EngineConfig
+    specs: Mapping[str, ParamSpec]
+    compiler: StepCompiler
+    programs: Programs[ProgramKey]
+    num_blocks: int
+    max_model_len: int
+    started: float
+
+    def stop(self) -> None:
+        """Compile nothing further: there will be no engine."""
+        self.programs.stop()
+
+
+def prepare(config: EngineConfig) -> Prepared:
+    """Check names, size the pool and begin to compile.
+
     Raises VLLMValidationError for a checkpoint that does not fit its architecture, or a KV cache that is too small.
     """
     started = time.monotonic()
@@ -56,13 +71,22 @@ def make_core(
     programs = Programs(
         partial(compiler.compile, num_blocks=num_blocks), compiler.programs(), ahead=not config.enforce_eager
     )
-    try:
-        params = _load(config, specs)  # meanwhile the first programs are compiled
-    except BaseException:
-        programs.stop()
-        raise
+    return Prepared(config, specs, compiler, programs, num_blocks, max_model_len, started)
+
+
+def make_core(
+    prepared: Prepared, grammars: GrammarCompiler | None = None, thinking: ThinkingTokens | None = None
+) -> EngineCore:
+    """Load the weights and return the core. Log one line that says what runs where.
+
+    Without `grammars` there are no structured outputs, without `thinking` no thinking budgets.
+    """
+    config, compiler, programs = prepared.config, prepared.compiler, prepared.programs
+    num_blocks, max_model_len = prepared.num_blocks, prepared.max_model_len
+    params = _load(config, prepared.specs)
     log_phase(logger, "weights")
     runner = ModelRunner(compiler, programs, params, num_blocks)
+    programs.go_on()
     masks = TokenMasks(config.model_config.vocab_size, grammars, thinking)
     scheduler_config = _scheduler_config(config, num_blocks, max_model_len, compiler.max_rows)
     scheduler = (config.scheduler_cls or Scheduler)(scheduler_config)
@@ -82,7 +106,7 @@ def make_core(
         config.block_size,
         max_model_len,
         len(compiler.programs()),
-        time.monotonic() - started,
+        time.monotonic() - prepared.started,
     )
     return EngineCore(scheduler, runner, masks, max_model_len=max_model_len, overlap=config.async_scheduling)
 

@@ -110,6 +110,11 @@ class StepCompiler:
         num_logprobs = max(1, self.config.max_logprobs) if is_full else 0
         return StepShape(self._batch_shape(bucket), is_full, num_logprobs, self.config.logprobs_mode, self.max_rows)
 
+    def larger(self, shape: StepShape) -> list[StepShape]:
+        """Return the programs that also hold what a program holds, smallest first."""
+        later = self.buckets[self.buckets.index(shape.batch.bucket) + 1 :]
+        return [self.step_shape(bucket, is_full=shape.is_full) for bucket in later]
+
     def pool_spec(self, num_blocks: int) -> KVPool:
         """Return shape, dtype and sharding of the KV pool; each device holds the pool of its own heads."""
         local = self.config.attention.pool_spec(self.model.config.num_layers, num_blocks)

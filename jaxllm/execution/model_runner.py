@@ -12,13 +12,13 @@ from jax import Array
 from jaxllm.sampling.token_counts import count_row
 from jaxllm.scheduling.plan import StepPlan, StepResult
 
-from .batch import StepInputs, build
+from .batch import BatchShape, StepInputs, build
 from .compiler import COPIES, ProgramKey, StepCompiler, Upkeep
 from .host_logprobs import read_logprobs
 from .mesh import make_zeros, replicated
 from .programs import Programs
 from .rows import RareInputs, neutral_array, rare_shapes
-from .step import DeviceState, StepOutput
+from .step import DeviceState, StepOutput, StepShape
 
 
 class RunningStep:
@@ -61,12 +61,13 @@ class ModelRunner:
 
         `masks` are the packed bits of the ids that each chunk's row may sample; None stands for all.
         """
-        compiler = self.compiler
-        shape = compiler.batch_shape(plan)
-        inputs = build(plan, shape, compiler.config.block_size, compiler.model.config.vocab_size, masks)
+        inputs = self._build(plan, masks, self.compiler.batch_shape(plan))
+        shape = self.compiler.step_shape(inputs.shape.bucket, is_full=inputs.is_full)
+        if (there := self._nearest(shape)) != shape:
+            shape, inputs = there, self._build(plan, masks, there.batch)
         self._copy_blocks(plan.copies)
         self._set_counts(plan)
-        program = self.programs.get(compiler.step_shape(shape.bucket, is_full=inputs.is_full))
+        program = self.programs.get(shape)
         state = DeviceState(self._pool, self._get_counts() if inputs.is_full else None)
         state, output = program(
             self._params, state, self._previous_tokens, inputs.ints, inputs.floats, self._rare(inputs)
@@ -92,6 +93,17 @@ class ModelRunner:
     def shutdown(self) -> None:
         """Stop compiling ahead."""
         self.programs.stop()
+
+    def _build(self, plan: StepPlan, masks: Sequence[np.ndarray | None], shape: BatchShape) -> StepInputs:
+        return build(plan, shape, self.compiler.config.block_size, self.compiler.model.config.vocab_size, masks)
+
+    def _nearest(self, shape: StepShape) -> StepShape:
+        """Return the program to use: a larger one that is there, where rows do not depend on the shape of their batch,
+        rather than wait for the right one to be compiled.
+        """
+        if not self.compiler.config.batch_invariant:
+            return shape
+        return self.programs.nearest([shape, *self.compiler.larger(shape)])
 
     def _copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         for start in range(0, len(copies), COPIES):

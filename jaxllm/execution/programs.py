@@ -14,7 +14,8 @@ logger = logging.getLogger(__name__)
 class Programs[Key: Hashable]:
     """Programs by key. One background thread compiles them in the order given; `get` compiles a missing one at once.
 
-    What is compiled when never changes a result, only when it is there.
+    The first is compiled from the start, the others from `go_on`: compiling is much Python, and would hold up the rest
+    of a start. What is compiled when never changes a result, only when it is there.
     """
 
     def __init__(self, compile_one: Callable[[Key], Any], keys: Sequence[Key], *, ahead: bool) -> None:
@@ -23,7 +24,7 @@ class Programs[Key: Hashable]:
         self._done: dict[Key, Any] = {}
         self._lock = threading.Lock()
         self._building: dict[Key, threading.Lock] = {}
-        self._stop = threading.Event()
+        self._stop, self._go_on = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         if ahead:
             # A daemon, so that exit does not wait for the whole list; but it crashes a process that dies under it, so
@@ -32,10 +33,24 @@ class Programs[Key: Hashable]:
             self._thread.start()
             atexit.register(self.stop)
 
+    def go_on(self) -> None:
+        """Compile the others, too."""
+        self._go_on.set()
+
     def get(self, key: Key) -> Any:
         """Return a program, compiling it now if it is not there."""
         program = self._done.get(key)
         return self._build(key) if program is None else program
+
+    def nearest[Some: Hashable](self, keys: Sequence[Some]) -> Some:
+        """Return which of some programs that do the same to use now, the best one first.
+
+        The first that is there, else the first that is being compiled; the best one if nothing is compiled ahead.
+        """
+        if keys[0] in self._done or self._thread is None or not self._thread.is_alive():
+            return keys[0]
+        there = [key for key in keys if key in self._done]
+        return next(iter(there or [key for key in keys if key in self._building]), keys[0])
 
     def wait(self) -> None:
         """Block until every program is compiled."""
@@ -49,6 +64,7 @@ class Programs[Key: Hashable]:
         """Compile nothing further ahead; waits for the one being compiled. May be called twice."""
         atexit.unregister(self.stop)
         self._stop.set()
+        self._go_on.set()
         if self._thread is not None:
             self._thread.join()
 
@@ -62,6 +78,7 @@ class Programs[Key: Hashable]:
                 # The step that needs it compiles it again and raises to its caller.
                 logger.exception("compiling %s ahead failed", key)
                 return
+            self._go_on.wait()
 
     def _build(self, key: Key) -> Any:
         with self._lock:

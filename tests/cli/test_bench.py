@@ -13,7 +13,7 @@ from jaxllm.execution.compiler import Upkeep
 from tests.models.tiny import folder
 
 FLAGS = ["--max-num-batched-tokens", "16", "--max-num-seqs", "8", "--max-model-len", "64", "--dtype", "float32"]
-PARTS = ["imports", "configuration", "tokenizer", "weights", "engine", "first step"]
+PARTS = ["imports", "configuration", "shapes", "tokenizer", "weights", "engine", "first step"]
 
 
 def test_the_second_start_compiles_nothing(capsys: pytest.CaptureFixture[str]):

@@ -147,7 +147,8 @@ def test_the_constructor_packs_engine_args(
     core: FakeCore, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     startup = ModuleType("jaxllm.engine.startup")
-    startup.make_core = lambda config, grammars, thinking: core  # type: ignore[attr-defined]
+    startup.prepare = lambda config: None  # type: ignore[attr-defined]
+    startup.make_core = lambda prepared, grammars, thinking: core  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "jaxllm.engine.startup", startup)
     monkeypatch.setattr("jaxllm.engine.llm_engine.load_tokenizer", lambda config: tokenizer)
     seen: list[EngineArgs] = []

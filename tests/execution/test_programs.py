@@ -14,6 +14,7 @@ from jaxllm.execution.programs import Programs
 def test_all_are_compiled_ahead_in_order() -> None:
     order: list[int] = []
     programs = Programs(lambda key: order.append(key) or key * 10, [3, 1, 2], ahead=True)
+    programs.go_on()
     programs.wait()
     assert order == [3, 1, 2]
     assert [programs.get(key) for key in (1, 2, 3)] == [10, 20, 30]
@@ -42,6 +43,38 @@ def test_a_waiting_step_jumps_the_queue_and_nothing_is_compiled_twice() -> None:
     programs.stop()
 
 
+def test_the_nearest_program_is_one_that_need_not_be_waited_for() -> None:
+    go_on = {key: threading.Event() for key in "abcd"}
+    started = {key: threading.Event() for key in "abcd"}
+
+    def compile_one(key: str) -> str:
+        started[key].set()
+        assert go_on[key].wait(10)
+        return key
+
+    programs = Programs(compile_one, list("cabd"), ahead=True)
+    programs.go_on()
+    assert started["c"].wait(10)
+    assert programs.nearest(list("abc")) == "c", "it is being compiled"
+    assert programs.nearest(list("bd")) == "b", "none is nearer than the right one"
+    go_on["c"].set()
+    assert started["a"].wait(10)
+    assert programs.nearest(list("bcd")) == "c", "it is there"
+    assert programs.nearest(list("adb")) == "a", "it is being compiled, and the others are not there"
+    assert programs.nearest(list("adc")) == "c", "it is there"
+    for event in go_on.values():
+        event.set()
+    programs.wait()
+    assert programs.nearest(list("bcd")) == "b"
+    programs.stop()
+
+
+def test_the_nearest_is_the_right_one_where_nothing_is_compiled_ahead() -> None:
+    programs = Programs(lambda key: key, [1, 2], ahead=False)
+    assert programs.get(2) == 2
+    assert programs.nearest([1, 2]) == 1
+
+
 def test_eager_compiles_only_what_is_asked_for() -> None:
     compiled: list[int] = []
     programs = Programs(lambda key: compiled.append(key) or key, [1, 2, 3], ahead=False)
@@ -49,6 +82,18 @@ def test_eager_compiles_only_what_is_asked_for() -> None:
     assert not compiled
     assert programs.get(2) == 2
     assert compiled == [2]
+
+
+def test_all_but_the_first_wait_for_the_start_to_end() -> None:
+    compiled: list[int] = []
+    programs = Programs(lambda key: compiled.append(key) or key, [1, 2, 3], ahead=True)
+    programs.get(1)
+    time.sleep(0.05)
+    assert compiled == [1]
+    programs.go_on()
+    programs.wait()
+    assert compiled == [1, 2, 3]
+    programs.stop()
 
 
 def test_a_failure_reaches_the_step_that_needs_the_program(caplog: pytest.LogCaptureFixture) -> None:
@@ -70,6 +115,7 @@ def test_stop_leaves_the_rest_uncompiled() -> None:
         return key
 
     programs = Programs(compile_one, list(range(100)), ahead=True)
+    programs.go_on()
     assert started.wait(10)
     threading.Timer(0.05, go_on.set).start()
     programs.stop()
@@ -89,6 +135,7 @@ def compile_one(key):
         return x
     return jax.jit(step).lower(jnp.ones((8, 8))).compile()
 programs = Programs(compile_one, [12] * 1 + list(range(13, 60)), ahead=True)
+programs.go_on()
 time.sleep(0.5)
 """
     started = time.monotonic()
