@@ -86,7 +86,6 @@ def make_core(
     params = _load(config, prepared.specs)
     log_phase(logger, "weights")
     runner = ModelRunner(compiler, programs, params, num_blocks)
-    programs.go_on()
     masks = TokenMasks(config.model_config.vocab_size, grammars, thinking)
     scheduler_config = _scheduler_config(config, num_blocks, max_model_len, compiler.max_rows)
     scheduler = (config.scheduler_cls or Scheduler)(scheduler_config)

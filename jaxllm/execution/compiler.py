@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 # Rows of logits that exist at a time. Steps rarely fill their rows, and nothing is computed for tiles without any.
 LOGITS_TILE = 64
+STAND_IN_TOKENS = 128
+"""Bucket of the program that is compiled first, where it can stand in for smaller ones."""
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
 """As JAX names them."""
 # Blocks that one run of the copy program moves; further ones take further runs.
@@ -97,8 +99,12 @@ class StepCompiler:
         return self._shapes(is_full=False) + self._shapes(is_full=True)
 
     def _shapes(self, *, is_full: bool) -> list[StepShape]:
-        # The first steps are the largest, then come the decodes.
-        return [self.step_shape(bucket, is_full=is_full) for bucket in (self.buckets[-1], *self.buckets[:-1])]
+        # The first steps are the largest, then come the decodes. Where a larger program can stand in for the right one,
+        # the first is one that most first prompts fit in, and that is quick to run.
+        order = [self.buckets[-1], *self.buckets]
+        if self.config.batch_invariant:
+            order.insert(0, pick_bucket(self.buckets, min(STAND_IN_TOKENS, self.buckets[-1].num_tokens), 1))
+        return [self.step_shape(bucket, is_full=is_full) for bucket in dict.fromkeys(order)]
 
     def batch_shape(self, plan: StepPlan) -> BatchShape:
         """Return the smallest shape that holds a step."""

@@ -10,12 +10,15 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
+PAUSE_SECONDS = 2.0
+"""From the first program to the second, unless told to go on."""
+
 
 class Programs[Key: Hashable]:
     """Programs by key. One background thread compiles them in the order given; `get` compiles a missing one at once.
 
-    The first is compiled from the start, the others from `go_on`: compiling is much Python, and would hold up the rest
-    of a start. What is compiled when never changes a result, only when it is there.
+    The first is compiled from the start, the others from `go_on`, or a while later: compiling is much Python, and would
+    hold up the rest of a start and the first step. What is compiled when never changes a result, only when it is there.
     """
 
     def __init__(self, compile_one: Callable[[Key], Any], keys: Sequence[Key], *, ahead: bool) -> None:
@@ -34,7 +37,7 @@ class Programs[Key: Hashable]:
             atexit.register(self.stop)
 
     def go_on(self) -> None:
-        """Compile the others, too."""
+        """Compile the others, too. May be called again."""
         self._go_on.set()
 
     def get(self, key: Key) -> Any:
@@ -69,7 +72,7 @@ class Programs[Key: Hashable]:
             self._thread.join()
 
     def _run_ahead(self) -> None:
-        for key in self._keys:
+        for index, key in enumerate(self._keys):
             if self._stop.is_set():
                 return
             try:
@@ -78,7 +81,8 @@ class Programs[Key: Hashable]:
                 # The step that needs it compiles it again and raises to its caller.
                 logger.exception("compiling %s ahead failed", key)
                 return
-            self._go_on.wait()
+            if index == 0:
+                self._go_on.wait(PAUSE_SECONDS)
 
     def _build(self, key: Key) -> Any:
         with self._lock:

@@ -14,7 +14,7 @@ from jaxllm.execution.mesh import make_mesh
 from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.execution.programs import Programs
 from jaxllm.loading.load import init_dummy
-from jaxllm.models import Model, ModelConfig, get_family
+from jaxllm.models import LayerLoop, Model, ModelConfig, get_family
 from pallas_kernels.paged_attention import AttentionShape, PagedAttention
 
 HF_CONFIG: dict[str, Any] = {
@@ -43,8 +43,10 @@ def make_attention(dtype: Any = jnp.float32) -> PagedAttention:
     return PagedAttention(AttentionShape(4, 2, 16, 16, jnp.dtype(dtype), jnp.dtype(dtype)))
 
 
-def make_compiler(num_layers: int = 2, *, dtype: Any = jnp.float32, **changes: Any) -> StepCompiler:
-    """Return the compiler of a small Llama's steps."""
+def make_compiler(
+    num_layers: int = 2, *, dtype: Any = jnp.float32, loop: LayerLoop = LayerLoop.SWITCH, **changes: Any
+) -> StepCompiler:
+    """Return the compiler of a small Llama's steps, which go through the layers as on a CPU."""
     config = StepConfig(
         max_num_seqs=64,
         max_num_batched_tokens=256,
@@ -54,7 +56,7 @@ def make_compiler(num_layers: int = 2, *, dtype: Any = jnp.float32, **changes: A
         platform="cpu",
     )
     mesh = make_mesh(jax.devices()[:1])
-    return StepCompiler(replace(config, **changes), Model(model_config(num_layers), dtype), mesh)
+    return StepCompiler(replace(config, **changes), Model(model_config(num_layers), dtype, loop), mesh)
 
 
 def make_runner(num_blocks: int = 33, **changes: Any) -> ModelRunner:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -9,7 +10,9 @@ import jax.numpy as jnp
 import pytest
 
 from jaxllm import LLM, SamplingParams, TokensPrompt
+from jaxllm.execution.compiler import StepCompiler
 from jaxllm.execution.kv_pool import PoolRequest, block_bytes
+from jaxllm.models import LayerLoop
 from tests.execution.support import make_attention, make_compiler, model_config
 from tests.models.tiny import folder
 
@@ -28,7 +31,7 @@ def pool_bytes(num_blocks: int, dtype: Any) -> int:
 def test_program_size_does_not_grow_with_depth(is_full: bool) -> None:
     sizes = []
     for num_layers in (2, 12):
-        compiler = make_compiler(num_layers)
+        compiler = make_compiler(num_layers, loop=LayerLoop.SCAN)
         shape = next(shape for shape in compiler.shapes() if shape.is_full is is_full)
         sizes.append(len(compiler.lower(shape, 33).as_text().splitlines()))
     assert sizes[0] == sizes[1]
@@ -48,6 +51,21 @@ def test_the_pool_is_aliased_and_scratch_does_not_depend_on_it(dtype: jnp.dtype)
             assert memory.alias_size_in_bytes >= pool_bytes(num_blocks, dtype)
             temps.append(memory.temp_size_in_bytes)
         assert abs(temps[1] - temps[0]) <= 0.01 * temps[0], (shape.batch.bucket, temps)
+
+
+def weight_copies(compiler: StepCompiler) -> list[str]:
+    """Return the compiled step's instructions that write an array of the shape of a layer's down matrix."""
+    cfg = compiler.model.config
+    shape = f"{cfg.hidden_size},{cfg.intermediate_size}"
+    pattern = rf" = f32\[(?:1,)?{shape}\]\S* (?!parameter|get-tuple-element|bitcast)\S+\("
+    text = compiler.compile(compiler.shapes()[0], 33).as_text()
+    return [line.strip() for line in text.splitlines() if re.search(pattern, line)]
+
+
+def test_a_step_on_a_cpu_copies_no_weights() -> None:
+    """Copies took a quarter of a decode step when layers were scanned, and more where einsums were not in 2-D."""
+    assert not weight_copies(make_compiler())
+    assert weight_copies(make_compiler(loop=LayerLoop.SCAN)), "the pattern must see copies, or it proves nothing"
 
 
 def test_few_plain_programs_on_cpu_by_default() -> None:
