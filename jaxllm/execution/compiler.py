@@ -24,7 +24,7 @@ from jaxllm.scheduling.plan import StepPlan
 from pallas_kernels.paged_attention import KVPool, PagedAttention, copy_blocks
 
 from .batch import BatchShape, buffer_size, count_rows, float_fields, int_fields
-from .buckets import Bucket, make_buckets, pick_bucket
+from .buckets import MIN_TOKENS, Bucket, make_buckets, pick_bucket
 from .mesh import param_sharding, placed, pool_sharding, replicated
 from .options import compiler_options
 from .rows import RareInputs, rare_shapes
@@ -178,6 +178,8 @@ class StepCompiler:
             mesh=self.mesh,
             # On a GPU a loop would be driven from the host, and the step no longer be one CUDA graph.
             logits_tile=self.max_rows if self.config.platform == "gpu" else LOGITS_TILE,
+            # Elsewhere the head takes as long as its weights take to read.
+            few_rows=MIN_TOKENS if self.config.platform == "cpu" else None,
         )
 
     def _lower(

@@ -67,10 +67,11 @@ def run_step(
     attention: PagedAttention,
     mesh: Mesh,
     logits_tile: int,
+    few_rows: int | None = None,
 ) -> tuple[DeviceState, StepOutput]:
     """Run one step: `previous_tokens` are the last one's `tokens_s`; `rare` and token counts are a full step's.
 
-    `logits_tile` rows of logits exist at a time.
+    `logits_tile` rows of logits exist at a time; in a plain step of at most `few_rows`, only so many.
     """
     i, f = unpack(ints, int_fields(shape.batch)), unpack(floats, float_fields(shape.batch))
     tokens, batch = _batches(i, previous_tokens, shape.batch.bucket.num_seqs)
@@ -80,10 +81,16 @@ def run_step(
     logits = partial(model.logits, params)
     if rare is None:
         sampler = plain_sampler(mesh, model.config.vocab_size)
-        tokens_s = map_row_tiles(lambda x, batch: sampler(logits(x), batch), rows, i["num_rows"], logits_tile)
+        tokens_s = map_rows(
+            lambda x, batch: sampler(logits(x), batch),
+            rows,
+            num_rows=i["num_rows"],
+            tile=logits_tile,
+            few_rows=few_rows,
+        )
         return DeviceState(kv_pool, None), StepOutput(_pad(tokens_s, shape.max_rows), None)
 
-    def sample(hidden_rd: Array, batch: SamplingBatch, rules: Rules) -> tuple[Array, Logprobs]:
+    def sample_ruled(hidden_rd: Array, batch: SamplingBatch, rules: Rules) -> tuple[Array, Logprobs]:
         return sample_full(
             _gathered(logits(hidden_rd), mesh),
             batch,
@@ -96,7 +103,7 @@ def run_step(
         )
 
     rules = _rules(i, f, rare, shape.batch)
-    tokens_s, logprobs = map_row_tiles(sample, (*rows, rules), i["num_rows"], logits_tile)
+    tokens_s, logprobs = map_row_tiles(sample_ruled, (*rows, rules), num_rows=i["num_rows"], tile=logits_tile)
     counts_cv = add_tokens(state.counts_cv, i["count_rows"], tokens_s)
     return DeviceState(kv_pool, counts_cv), StepOutput(_pad(tokens_s, shape.max_rows), logprobs)
 
@@ -188,7 +195,21 @@ def _rules(i: dict[str, Array], f: dict[str, Array], rare: RareInputs, shape: Ba
     )
 
 
-def map_row_tiles(function: Callable[..., Any], arrays: Any, num_rows: Array, tile: int) -> Any:
+def map_rows(function: Callable[..., Array], arrays: Any, *, num_rows: Array, tile: int, few_rows: int | None) -> Array:
+    """Do as `map_row_tiles`, but with only `few_rows` rows where there are no more: a prompt's step has many tokens and
+    a row or two to sample.
+    """
+    total = jax.tree.leaves(arrays)[0].shape[0]
+    if few_rows is None or total <= few_rows:
+        return map_row_tiles(function, arrays, num_rows=num_rows, tile=tile)
+    return lax.cond(
+        num_rows <= few_rows,
+        lambda: _pad(function(*jax.tree.map(lambda x: x[:few_rows], arrays)), total),
+        lambda: map_row_tiles(function, arrays, num_rows=num_rows, tile=tile),
+    )
+
+
+def map_row_tiles(function: Callable[..., Any], arrays: Any, *, num_rows: Array, tile: int) -> Any:
     """Apply `function` to `tile` rows of all arrays at a time, to the tiles that hold the first `num_rows` rows.
 
     `function` takes the arrays as arguments and returns a pytree with as many rows; rows of other tiles are 0.

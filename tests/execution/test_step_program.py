@@ -58,7 +58,7 @@ def weight_copies(compiler: StepCompiler) -> list[str]:
     cfg = compiler.model.config
     shape = f"{cfg.hidden_size},{cfg.intermediate_size}"
     pattern = rf" = f32\[(?:1,)?{shape}\]\S* (?!parameter|get-tuple-element|bitcast)\S+\("
-    text = compiler.compile(compiler.shapes()[0], 33).as_text()
+    text = compiler.compile(compiler.shapes()[0], 33).as_text() or ""
     return [line.strip() for line in text.splitlines() if re.search(pattern, line)]
 
 
