@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from jaxllm.execution.mesh import Device
     from jaxllm.loading.checkpoint import Checkpoint
-    from jaxllm.models import LayerLoop
     from jaxllm.models.config import ModelConfig
     from jaxllm.sampling.processors import LogitsProcessor
     from pallas_kernels.paged_attention import PagedAttention
@@ -136,16 +135,6 @@ class EngineConfig:
     platform: str
     """ "cpu", "gpu" or "tpu"."""
     cache_dir: str
-
-    @property
-    def layer_loop(self) -> LayerLoop:
-        """How steps go through the layers here. Several CPU devices stand in for TPUs."""
-        from jaxllm.models import LayerLoop
-
-        if self.platform == "gpu" or self.attention.implementation == "gpu":
-            return LayerLoop.UNROLL
-        is_cpu = self.platform == "cpu" and self.attention.implementation == "xla" and self.mesh.size == 1
-        return LayerLoop.SWITCH if is_cpu else LayerLoop.SCAN
 
 
 COPIED = (

@@ -37,9 +37,9 @@ from jaxllm.check.hlo import count_collectives
 from jaxllm.execution.buckets import pick_bucket
 from jaxllm.execution.compiler import StepCompiler, StepConfig
 from jaxllm.execution.mesh import MODEL_AXIS, make_mesh, param_sharding, spread
-from jaxllm.execution.options import compiler_options
+from jaxllm.execution.options import compiler_options, layer_loop
 from jaxllm.execution.step import StepShape
-from jaxllm.models import LayerLoop, Model, get_family
+from jaxllm.models import Model, get_family
 from jaxllm.sampling.shards import VocabShards
 from pallas_kernels.paged_attention import AttentionShape, pick
 
@@ -108,9 +108,7 @@ def make_compiler(hf: dict[str, Any], platform: str, mesh: Mesh) -> StepCompiler
         max_logprobs=20,
         platform=platform,
     )
-    return StepCompiler(
-        settings, Model(config, bfloat16, LayerLoop.UNROLL if platform == "gpu" else LayerLoop.SCAN), mesh
-    )
+    return StepCompiler(settings, Model(config, bfloat16, layer_loop(platform, attention, mesh.size)), mesh)
 
 
 def check_program(compiler: StepCompiler, shape: StepShape) -> dict[str, Any]:

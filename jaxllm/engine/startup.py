@@ -21,6 +21,7 @@ from jaxllm.engine.sizing import measure_memory, memory_limit, size_pool, step_c
 from jaxllm.execution.compiler import ProgramKey, StepCompiler
 from jaxllm.execution.mesh import param_sharding
 from jaxllm.execution.model_runner import ModelRunner
+from jaxllm.execution.options import layer_loop
 from jaxllm.execution.programs import Programs
 from jaxllm.loading.load import check_names, init_dummy, load_params
 from jaxllm.log import log_phase
@@ -61,7 +62,7 @@ def prepare(config: EngineConfig) -> Prepared:
     """
     started = time.monotonic()
     use_compile_cache(config.cache_dir)
-    model = Model(config.model_config, config.dtype, config.layer_loop)
+    model = Model(config.model_config, config.dtype, layer_loop(config.platform, config.attention, config.mesh.size))
     specs = model.param_specs(config.checkpoint.tensors)
     if config.load_format != "dummy":
         check_names(specs, config.checkpoint, ignored=model.ignored_tensors)

@@ -102,7 +102,7 @@ class ModelRunner:
         """Return the program to use: a larger one that is there, where rows do not depend on the shape of their batch,
         rather than wait for the right one to be compiled.
         """
-        if not self.compiler.config.batch_invariant:
+        if not self.compiler.config.batch_invariant or shape in self.programs:
             return shape
         return self.programs.nearest([shape, *self.compiler.larger(shape)])
 

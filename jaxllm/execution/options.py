@@ -1,4 +1,4 @@
-"""What the XLA compiler is told, per platform."""
+"""What the XLA compiler is told and given, per platform."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
+
+from jaxllm.models import LayerLoop
+from pallas_kernels.paged_attention import PagedAttention
 
 # Which operations XLA:CPU hands to its YNNPACK library; by default matmuls, elementwise chains and reductions.
 YNN_OPERATIONS = "xla_cpu_experimental_ynn_fusion_type"
@@ -33,3 +36,13 @@ def compiler_options(platform: str, dtype: DTypeLike, batch_invariant: bool) -> 
     if batch_invariant:
         options[YNN_OPERATIONS] = INVARIANT_OPERATIONS[name]
     return options
+
+
+def layer_loop(platform: str, attention: PagedAttention, num_devices: int) -> LayerLoop:
+    """Return how steps go through the layers. Several CPU devices stand in for TPUs, and kernels in their interpreter
+    for the platform that they are for.
+    """
+    if platform == "gpu" or attention.implementation == "gpu":
+        return LayerLoop.UNROLL
+    is_cpu = platform == "cpu" and attention.implementation == "xla" and num_devices == 1
+    return LayerLoop.SWITCH if is_cpu else LayerLoop.SCAN

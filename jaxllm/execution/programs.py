@@ -50,7 +50,7 @@ class Programs[Key: Hashable]:
 
         The first that is there, else the first that is being compiled; the best one if nothing is compiled ahead.
         """
-        if keys[0] in self._done or self._thread is None or not self._thread.is_alive():
+        if self._thread is None or not self._thread.is_alive():
             return keys[0]
         there = [key for key in keys if key in self._done]
         return next(iter(there or [key for key in keys if key in self._building]), keys[0])
@@ -59,6 +59,9 @@ class Programs[Key: Hashable]:
         """Block until every program is compiled."""
         for key in self._keys:
             self.get(key)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._done
 
     def __len__(self) -> int:
         return len(self._done)

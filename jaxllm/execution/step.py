@@ -90,7 +90,7 @@ def run_step(
         )
         return DeviceState(kv_pool, None), StepOutput(_pad(tokens_s, shape.max_rows), None)
 
-    def sample_ruled(hidden_rd: Array, batch: SamplingBatch, rules: Rules) -> tuple[Array, Logprobs]:
+    def sample(hidden_rd: Array, batch: SamplingBatch, rules: Rules) -> tuple[Array, Logprobs]:
         return sample_full(
             _gathered(logits(hidden_rd), mesh),
             batch,
@@ -103,7 +103,7 @@ def run_step(
         )
 
     rules = _rules(i, f, rare, shape.batch)
-    tokens_s, logprobs = map_row_tiles(sample_ruled, (*rows, rules), num_rows=i["num_rows"], tile=logits_tile)
+    tokens_s, logprobs = map_row_tiles(sample, (*rows, rules), num_rows=i["num_rows"], tile=logits_tile)
     counts_cv = add_tokens(state.counts_cv, i["count_rows"], tokens_s)
     return DeviceState(kv_pool, counts_cv), StepOutput(_pad(tokens_s, shape.max_rows), logprobs)
 

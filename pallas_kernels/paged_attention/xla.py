@@ -64,8 +64,8 @@ def xla_paged_attention(
         kv_dtype=k_tkh.dtype,
         tile=tiles.kv,
     )
-    # Rows are written in groups and tiles, the last of which may reach beyond t.
-    out = jnp.zeros((t + max(tiles.decode, tiles.query), k, n // k, h), q_tnh.dtype)
+    # Prefill writes whole tiles, the last of which may reach beyond t.
+    out = jnp.zeros((t + tiles.query, k, n // k, h), q_tnh.dtype)
     out = _decode(q_tkgh, out, batch, attend, tiles.decode)
     out = _prefill(q_tkgh, out, batch, attend, tiles.query)
     return out[:t].reshape(t, n, h), kv_pool
@@ -85,7 +85,7 @@ def _decode(q_tkgh: Array, out_tkgh: Array, batch: AttentionBatch, attend: Atten
     """Attend the leading decode rows, `group` at a time; rows of like length together, as a group takes as long as its
     longest row.
     """
-    s = batch.context_lens_s.shape[0]
+    s, tables_sm = batch.context_lens_s.shape[0], batch.block_tables_sm
     group = min(group, s)
     lens_s = jnp.where(jnp.arange(s) < batch.num_decodes, batch.context_lens_s, 0)
     order_s = jnp.arange(s) if s == group else jnp.argsort(lens_s, descending=True)
@@ -98,7 +98,6 @@ def _decode(q_tkgh: Array, out_tkgh: Array, batch: AttentionBatch, attend: Atten
         positions_sr = jnp.broadcast_to(lens[:, None] - 1, (group, q_skrh.shape[2]))
         return out_tkgh.at[rows].set(attend(q_skrh, tables, positions_sr), mode="drop")
 
-    tables_sm = batch.block_tables_sm
     return lax.fori_loop(0, (batch.num_decodes + group - 1) // group, body, out_tkgh)
 
 

@@ -84,7 +84,7 @@ def test_eager_compiles_only_what_is_asked_for() -> None:
     assert compiled == [2]
 
 
-def test_all_but_the_first_wait_for_the_start_to_end() -> None:
+def test_all_but_the_first_wait_to_be_told() -> None:
     compiled: list[int] = []
     programs = Programs(lambda key: compiled.append(key) or key, [1, 2, 3], ahead=True)
     programs.get(1)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from jaxllm.execution.batch import count_rows
 from jaxllm.execution.buckets import make_buckets, pick_bucket
+from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.plan import StepPlan
 from tests.scheduling.simulation import VOCAB_SIZE, Simulation, make_config, make_request
 
@@ -34,6 +35,20 @@ class Counts:
         self.rows += pick_bucket(BUCKETS, num_rows, plan.num_rows).num_tokens
 
 
+class Counting(Simulation):
+    """A simulation that counts its steps."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        super().__init__(config)
+        self.counts = Counts()
+
+    def plan(self) -> StepPlan | None:
+        plan = super().plan()
+        if plan is not None:
+            self.counts.add(plan)
+        return plan
+
+
 def run(*waves: Requests, enable_prefix_caching: bool = True) -> Counts:
     """Count what it takes to run each wave of requests to its end, one step in flight while the next is planned."""
     config = make_config(
@@ -44,19 +59,12 @@ def run(*waves: Requests, enable_prefix_caching: bool = True) -> Counts:
         num_blocks=1025,
         enable_prefix_caching=enable_prefix_caching,
     )
-    simulation, counts = Simulation(config), Counts()
+    simulation = Counting(config)
     for number, wave in enumerate(waves):
         for index, (prompt, length) in enumerate(wave):
             simulation.add(make_request(f"{number}-{index}", prompt, max_tokens=length))
-        while simulation.live:
-            plan = simulation.plan()
-            if plan is not None:
-                counts.add(plan)
-            if len(simulation.in_flight) == 2 or plan is None:
-                simulation.commit()
-        while simulation.in_flight:
-            simulation.commit()
-    return counts
+        simulation.run(overlap=1)
+    return simulation.counts
 
 
 def tokens(source: random.Random, length: int) -> list[int]:
