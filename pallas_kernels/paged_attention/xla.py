@@ -20,6 +20,7 @@ Attend = Callable[[Array, Array, Array], Array]
 MAX_POSITION = 2**30
 MASKED = float(jnp.finfo(jnp.float32).min)
 MIN_ROWS = 2  # a dot of one row takes another code path, with other rounding, than the same row among many
+MAX_SINGLES = 2  # a group of 8 decode rows takes 2.5 to 4 times as long as one row, measured
 
 
 class _Softmax(NamedTuple):
@@ -83,22 +84,25 @@ def _write(kv_pool: SplitPool, k_tkh: Array, v_tkh: Array, first_block: Array | 
 
 def _decode(q_tkgh: Array, out_tkgh: Array, batch: AttentionBatch, attend: Attend, group: int) -> Array:
     """Attend the leading decode rows, `group` at a time; rows of like length together, as a group takes as long as its
-    longest row.
+    longest row. One or two that are left over go by themselves: a group takes as long for them as for all its rows.
     """
     s, tables_sm = batch.context_lens_s.shape[0], batch.block_tables_sm
     group = min(group, s)
     lens_s = jnp.where(jnp.arange(s) < batch.num_decodes, batch.context_lens_s, 0)
     order_s = jnp.arange(s) if s == group else jnp.argsort(lens_s, descending=True)
     # A slice that reaches beyond the end would be moved, not cut; what fills the last group reads and writes nothing.
-    order_s = jnp.pad(order_s, (0, -s % group), constant_values=out_tkgh.shape[0])
+    # There is more than one slice even of one group, or XLA would take its attention out of the loop and always run it.
+    order_s = jnp.pad(order_s, (0, group), constant_values=out_tkgh.shape[0])
 
-    def body(i: Array, out_tkgh: Array) -> Array:
-        rows = lax.dynamic_slice_in_dim(order_s, i * group, group)
+    def attend_rows(out_tkgh: Array, start: Array, count: int) -> Array:
+        rows = lax.dynamic_slice_in_dim(order_s, start, count)
         q_skrh, tables, lens = (x.at[rows].get(mode="fill", fill_value=0) for x in (q_tkgh[:s], tables_sm, lens_s))
-        positions_sr = jnp.broadcast_to(lens[:, None] - 1, (group, q_skrh.shape[2]))
+        positions_sr = jnp.broadcast_to(lens[:, None] - 1, (count, q_skrh.shape[2]))
         return out_tkgh.at[rows].set(attend(q_skrh, tables, positions_sr), mode="drop")
 
-    return lax.fori_loop(0, (batch.num_decodes + group - 1) // group, body, out_tkgh)
+    num_groups = (batch.num_decodes + group - 1 - min(MAX_SINGLES, group - 1)) // group
+    out_tkgh = lax.fori_loop(0, num_groups, lambda i, out: attend_rows(out, i * group, group), out_tkgh)
+    return lax.fori_loop(num_groups * group, batch.num_decodes, lambda i, out: attend_rows(out, i, 1), out_tkgh)
 
 
 def _prefill(q_tkgh: Array, out_tkgh: Array, batch: AttentionBatch, attend: Attend, tile: int) -> Array:

@@ -147,6 +147,25 @@ def test_a_row_does_not_depend_on_its_batch(dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_decode_rows_in_a_group_or_left_over_from_one(dtype) -> None:
+    op = attention(6, 3, 16, dtype=dtype)
+    step = make(5, [(length, 1) for length in (200, 3, 129, 40, 7, 131, 77, 128, 90, 31, 12)], op)
+    out, filled = run(op, step)
+    expected, _ = reference(step)
+    tolerance = 1e-5 if dtype == jnp.float32 else 2e-2
+    np.testing.assert_allclose(np.asarray(out[:11], np.float32), expected[:11], rtol=tolerance, atol=tolerance)
+    for num_decodes in (1, 2, 3, 9, 10):
+        batch = step.batch._replace(
+            num_decodes=jnp.int32(num_decodes),
+            context_lens_s=jnp.where(
+                jnp.arange(len(step.batch.context_lens_s)) < num_decodes, step.batch.context_lens_s, 0
+            ),
+        )
+        fewer, _ = run(op, step._replace(pool=filled), batch=batch)
+        assert_same(fewer[:num_decodes], out[:num_decodes], dtype)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_chunks_equal_the_whole(dtype) -> None:
     op = attention(4, 2, 16, dtype=dtype)
     whole = make(3, [(150, 150)], op, padding=0)
