@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-MIN_TOKENS = 8  # fewer rows take other matmul paths, with other rounding, and save nothing
-
 
 class Bucket(NamedTuple):
     """Shape of a step."""
@@ -15,9 +13,11 @@ class Bucket(NamedTuple):
     num_seqs: int
 
 
-def make_buckets(max_num_batched_tokens: int, max_num_seqs: int, alignment: int = 1) -> tuple[Bucket, ...]:
-    """Return powers of two from 8, or from `alignment`, up to the token budget, with as many sequences as they hold."""
-    most_seqs, least = _round_up(max_num_seqs), max(MIN_TOKENS, alignment)
+def make_buckets(max_num_batched_tokens: int, max_num_seqs: int, least: int) -> tuple[Bucket, ...]:
+    """Return sizes from `least`, each twice the last, up to the token budget, with as many sequences as they hold."""
+    most_seqs = least
+    while most_seqs < max_num_seqs:
+        most_seqs *= 2
     sizes = [least]
     while sizes[-1] < max_num_batched_tokens:
         sizes.append(2 * sizes[-1])
@@ -32,10 +32,3 @@ def pick_bucket(buckets: Sequence[Bucket], num_tokens: int, num_seqs: int) -> Bu
         if num_tokens <= bucket.num_tokens and num_seqs <= bucket.num_seqs:
             return bucket
     raise ValueError(f"a step of {num_tokens} tokens and {num_seqs} sequences is larger than any of {tuple(buckets)}")
-
-
-def _round_up(count: int) -> int:
-    size = MIN_TOKENS
-    while size < count:
-        size *= 2
-    return size

@@ -24,9 +24,9 @@ from jaxllm.scheduling.plan import StepPlan
 from pallas_kernels.paged_attention import KVPool, PagedAttention, copy_blocks
 
 from .batch import BatchShape, buffer_size, count_rows, float_fields, int_fields
-from .buckets import MIN_TOKENS, Bucket, make_buckets, pick_bucket
+from .buckets import Bucket, make_buckets, pick_bucket
 from .mesh import param_sharding, placed, pool_sharding, replicated
-from .options import compiler_options
+from .options import compiler_options, min_rows
 from .rows import RareInputs, rare_shapes
 from .step import DeviceState, StepOutput, StepShape, run_step
 
@@ -82,8 +82,8 @@ class StepCompiler:
 
     def __init__(self, config: StepConfig, model: Model, mesh: Mesh) -> None:
         self.config, self.model, self.mesh = config, model, mesh
-        alignment = config.attention.row_alignment
-        self.buckets = make_buckets(config.max_num_batched_tokens, config.max_num_seqs, alignment)
+        least = max(min_rows(config.platform, model.dtype), config.attention.row_alignment)
+        self.buckets = make_buckets(config.max_num_batched_tokens, config.max_num_seqs, least)
 
     @property
     def max_rows(self) -> int:
@@ -179,7 +179,7 @@ class StepCompiler:
             # On a GPU a loop would be driven from the host, and the step no longer be one CUDA graph.
             logits_tile=self.max_rows if self.config.platform == "gpu" else LOGITS_TILE,
             # Elsewhere the head takes as long as its weights take to read.
-            few_rows=MIN_TOKENS if self.config.platform == "cpu" else None,
+            few_rows=self.buckets[0].num_tokens if self.config.platform == "cpu" else None,
         )
 
     def _lower(

@@ -38,6 +38,11 @@ def compiler_options(platform: str, dtype: DTypeLike, batch_invariant: bool) -> 
     return options
 
 
+def min_rows(platform: str, dtype: DTypeLike) -> int:
+    """Return the rows of the smallest step: with fewer, matmuls would round otherwise, or be no quicker."""
+    return 4 if platform == "cpu" and jnp.dtype(dtype) == jnp.bfloat16 else 8
+
+
 def layer_loop(platform: str, attention: PagedAttention, num_devices: int) -> LayerLoop:
     """Return how steps go through the layers. Several CPU devices stand in for TPUs, and kernels in their interpreter
     for the platform that they are for.

@@ -15,7 +15,7 @@ from jaxllm.scheduling.plan import StepPlan
 from tests.scheduling.simulation import VOCAB_SIZE, Simulation, make_config, make_request
 
 BUDGET, SEQS = 512, 256
-BUCKETS = make_buckets(BUDGET, SEQS)
+BUCKETS = make_buckets(BUDGET, SEQS, least=8)
 type Requests = list[tuple[list[int], int]]
 """Prompts, and how many tokens each is continued by."""
 
