@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+MIN_FINE = 32
+"""Rows from which on buckets may be closer: below, a step hardly gets quicker with fewer."""
+
 
 class Bucket(NamedTuple):
     """Shape of a step."""
@@ -13,16 +16,19 @@ class Bucket(NamedTuple):
     num_seqs: int
 
 
-def make_buckets(max_num_batched_tokens: int, max_num_seqs: int, least: int) -> tuple[Bucket, ...]:
-    """Return sizes from `least`, each twice the last, up to the token budget, with as many sequences as they hold."""
-    most_seqs = least
-    while most_seqs < max_num_seqs:
-        most_seqs *= 2
-    sizes = [least]
-    while sizes[-1] < max_num_batched_tokens:
-        sizes.append(2 * sizes[-1])
-    # A budget that is no power of two would pad its fullest steps for nothing.
-    sizes[-1] = max(least, -(-min(sizes[-1], max_num_batched_tokens) // least) * least)
+def make_buckets(
+    max_num_batched_tokens: int, max_num_seqs: int, least: int, *, fine: bool = False
+) -> tuple[Bucket, ...]:
+    """Return sizes from `least`, each twice the last, up to the token budget, with as many sequences as they hold.
+
+    If `fine`, there is another one halfway between larger ones: where a step takes as long as it has rows.
+    """
+    doubled = _doubled(least, max_num_batched_tokens)
+    between = [size * 3 // 2 for size in doubled if size >= MIN_FINE] if fine else []
+    sizes = [size for size in sorted(doubled + between) if size < max_num_batched_tokens]
+    # A budget that is none of these would pad its fullest steps for nothing.
+    sizes.append(-(-max_num_batched_tokens // least) * least)
+    most_seqs = _doubled(least, max_num_seqs)[-1]
     return tuple(Bucket(size, min(size, most_seqs)) for size in sizes)
 
 
@@ -32,3 +38,11 @@ def pick_bucket(buckets: Sequence[Bucket], num_tokens: int, num_seqs: int) -> Bu
         if num_tokens <= bucket.num_tokens and num_seqs <= bucket.num_seqs:
             return bucket
     raise ValueError(f"a step of {num_tokens} tokens and {num_seqs} sequences is larger than any of {tuple(buckets)}")
+
+
+def _doubled(least: int, most: int) -> list[int]:
+    """Return `least`, each time doubled, up to the first that is no less than `most`."""
+    sizes = [least]
+    while sizes[-1] < most:
+        sizes.append(2 * sizes[-1])
+    return sizes

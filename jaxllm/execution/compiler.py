@@ -83,7 +83,9 @@ class StepCompiler:
     def __init__(self, config: StepConfig, model: Model, mesh: Mesh) -> None:
         self.config, self.model, self.mesh = config, model, mesh
         least = max(min_rows(config.platform, model.dtype), config.attention.row_alignment)
-        self.buckets = make_buckets(config.max_num_batched_tokens, config.max_num_seqs, least)
+        # Elsewhere a program takes much longer to compile, and a step less than in proportion to its rows.
+        fine = config.platform == "cpu"
+        self.buckets = make_buckets(config.max_num_batched_tokens, config.max_num_seqs, least, fine=fine)
 
     @property
     def max_rows(self) -> int:
