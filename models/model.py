@@ -9,6 +9,7 @@ from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -129,6 +130,12 @@ class Model:
         def layer(layer_params: Params) -> Any:
             return nnx.merge(self._layer_def, dict(layer_params))
 
+        # The names by which profiles tell the parts of a step.
+        @jax.named_scope("project")
+        def project(layer_params: Params, x_td: Array) -> Heads:
+            return layer(layer_params).project(x_td)
+
+        @jax.named_scope("attend")
         def attend(heads: Heads, kv_pool: KVPool, data: LayerData) -> tuple[Array, KVPool]:
             # A model with one table needs no gather in its layers.
             table = 0 if len(cfg.ropes) == 1 else data.rope
@@ -144,18 +151,23 @@ class Model:
                 soft_cap=cfg.attn_soft_cap,
             )
 
+        @jax.named_scope("finish")
+        def finish(layer_params: Params, x_td: Array, attended_tnh: Array) -> Array:
+            return layer(layer_params).finish(x_td, attended_tnh)
+
         x_td, kv_pool = run_layers(
             self.loop,
             params["layers"],
             _layer_data(cfg),
             frame.embed.embed(tokens.token_ids_t, cfg.embed_scale),
             kv_pool,
-            project=lambda layer_params, x_td: layer(layer_params).project(x_td),
+            project=project,
             attend=attend,
-            finish=lambda layer_params, x_td, attended_tnh: layer(layer_params).finish(x_td, attended_tnh),
+            finish=finish,
         )
         return frame.final_norm(x_td), kv_pool
 
+    @jax.named_scope("logits")
     def logits(self, params: Params, hidden_sd: Array) -> Array:
         """Return float32 logits [s, v] of hidden states from `forward`, the final soft cap applied."""
         frame = nnx.merge(self._frame_def, {name: value for name, value in params.items() if name != "layers"})

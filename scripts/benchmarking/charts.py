@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarking.report import METRICS, OURS, medians, number
+from benchmarking.report import LIMIT, METRICS, OURS, medians, number
 from benchmarking.worker import BenchmarkError
 
 OUR_COLOUR, OTHER_COLOUR, LIMIT_COLOUR = "#1f77b4", "#b0b0b0", "#d62728"
@@ -44,7 +44,7 @@ def draw_comparison(report: Mapping[str, Any], path: Path) -> None:
         axis.bar_label(bars, fmt=number, padding=3)
         axis.invert_yaxis()
         if key in limits:
-            axis.axvline(limits[key], color=LIMIT_COLOUR, linestyle="--", label="limit of the machine")
+            axis.axvline(limits[key], color=LIMIT_COLOUR, linestyle="--", label=LIMIT)
             axis.legend(fontsize="small")
         axis.margins(x=0.15)
         axis.set_title(labels[key])

@@ -15,8 +15,8 @@ from benchmarking.prompts import Requests, Source
 from benchmarking.worker import Answer, BenchmarkError, Worker
 
 CHECKED_REQUESTS, CHECKED_TOKENS = 16, 32
-ROWS = (8, 64, 128, 512)
-"""Of the matmuls whose speed is a ceiling; with fewer than 8 rows XLA takes longer than with 8."""
+ROWS = (4, 64, 128, 512)
+"""Of the matmuls whose speed is a ceiling; with fewer than 4 rows XLA is no quicker than with 4."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,10 @@ def compare(
 def limits(
     ceilings: Mapping[str, Any], tasks: Mapping[str, int], shapes: Mapping[str, int], dtype: str
 ) -> dict[str, float]:
-    """Return what a program would reach that did nothing but the matmuls, or only read the weights once per token.
+    """Return what a program would reach that did nothing but the matmuls, as quick as XLA does them here.
 
-    Offline, prompts go 512 tokens at a time, and outputs 64 at a time.
+    Offline, prompts go 512 tokens at a time, and outputs 64 at a time. "stream_memory" is one stream's, if all that
+    takes time is to read the weights once per token.
     """
     matmuls = {int(rows): times for rows, times in ceilings["matmuls"].items()}
     prompts = tasks["offline_prompt_tokens"] / 512 * matmuls[512]["layers_s"]
@@ -104,8 +105,9 @@ def limits(
     return {
         "offline_output": tasks["offline_output_tokens"] / (prompts + outputs),
         "offline_total": (tasks["offline_prompt_tokens"] + tasks["offline_output_tokens"]) / (prompts + outputs),
-        "stream": ceilings["bandwidth"]["read_gb_per_s"] * 1e9 / weight_bytes,
-        "first_token_ms": (matmuls[128]["layers_s"] + matmuls[8]["head_s"]) * 1e3,
+        "stream": 1 / (matmuls[4]["layers_s"] + matmuls[4]["head_s"]),
+        "stream_memory": ceilings["bandwidth"]["read_gb_per_s"] * 1e9 / weight_bytes,
+        "first_token_ms": (matmuls[128]["layers_s"] + matmuls[4]["head_s"]) * 1e3,
     }
 
 

@@ -1,0 +1,32 @@
+"""scripts/profile_step.py: a real step's operations are sorted by the scopes that the model names."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from profile_step import REST, part_of, parts_by_operation
+
+from jaxllm.execution.buckets import pick_bucket
+from jaxllm.models import LayerLoop
+from tests.execution.support import make_runner
+
+
+@pytest.mark.parametrize("loop", [LayerLoop.SCAN, LayerLoop.SWITCH])
+def test_every_matmul_of_a_step_belongs_to_a_part(loop: LayerLoop) -> None:
+    runner = make_runner(loop=loop)
+    parts = parts_by_operation(runner, num_seqs=2)
+    assert set(parts.values()) == {"layers' matmuls", "attention", "output head", REST}
+    bucket = pick_bucket(runner.compiler.buckets, 2, 2)
+    text = runner.programs.get(runner.compiler.step_shape(bucket, is_full=False)).as_text()
+    matmuls = re.findall(r'op_name="([^"]*dot_general)"', text)
+    assert len(matmuls) > 5
+    assert REST not in map(part_of, matmuls)
+
+
+def test_only_matmuls_count_as_matmuls() -> None:
+    path = "jit(run_step)/while/body/cond/branch_3_fun/jit(finish)/finish/"
+    assert part_of(path + "ti,oi->to/dot_general") == "layers' matmuls"
+    assert part_of(path + "rsqrt") == REST
+    assert part_of("jit(run_step)/while/body/attend/while/body/exp") == "attention"
+    assert part_of("jit(run_step)/sin") == REST
