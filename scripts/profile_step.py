@@ -17,7 +17,7 @@ import re
 import statistics
 import sys
 import tempfile
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from datetime import date
 from pathlib import Path
@@ -82,12 +82,12 @@ def profile(llm: LLM, num_seqs: int, context: int) -> dict[str, Any]:
     while engine.has_unfinished_requests():
         engine.step()
     parts = parts_by_operation(engine._core._core._runner, num_seqs)  # type: ignore[attr-defined]
-    seconds = Counter[str]()
+    seconds: defaultdict[str, float] = defaultdict(float)
     for name, duration in events:
         if name in parts:
             seconds[parts[name]] += duration
     seconds["host and gaps"] = max(0.0, traced - sum(seconds.values()))
-    per_step = {part: round(each * 1e3 / STEPS, 2) for part, each in seconds.most_common()}
+    per_step = {part: round(each * 1e3 / STEPS, 2) for part, each in sorted(seconds.items())}
     covered = round(sum(seconds[part] for part in set(parts.values())) / traced, 2)
     return {
         "sequences": num_seqs,
