@@ -76,7 +76,6 @@ class ModelRunner:
         if inputs.is_full:
             self._counts = state.counts_cv
         self._previous_tokens = output.tokens_s
-        self.programs.go_on()
         return RunningStep(plan, output)
 
     def reset(self) -> None:

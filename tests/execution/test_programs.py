@@ -14,7 +14,6 @@ from jaxllm.execution.programs import Programs
 def test_all_are_compiled_ahead_in_order() -> None:
     order: list[int] = []
     programs = Programs(lambda key: order.append(key) or key * 10, [3, 1, 2], ahead=True)
-    programs.go_on()
     programs.wait()
     assert order == [3, 1, 2]
     assert [programs.get(key) for key in (1, 2, 3)] == [10, 20, 30]
@@ -53,7 +52,6 @@ def test_the_nearest_program_is_one_that_need_not_be_waited_for() -> None:
         return key
 
     programs = Programs(compile_one, list("cabd"), ahead=True)
-    programs.go_on()
     assert started["c"].wait(10)
     assert programs.nearest(list("abc")) == "c", "it is being compiled"
     assert programs.nearest(list("bd")) == "b", "none is nearer than the right one"
@@ -84,15 +82,32 @@ def test_eager_compiles_only_what_is_asked_for() -> None:
     assert compiled == [2]
 
 
-def test_all_but_the_first_wait_to_be_told() -> None:
+def test_what_a_step_would_rather_have_had_is_compiled_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxllm.execution.programs.PAUSE", 1e9)
     compiled: list[int] = []
-    programs = Programs(lambda key: compiled.append(key) or key, [1, 2, 3], ahead=True)
-    programs.get(1)
+
+    def compile_one(key: int) -> int:
+        time.sleep(1e-3)
+        compiled.append(key)
+        return key
+
+    def wait_for(key: int) -> None:
+        deadline = time.monotonic() + 10
+        while key not in programs:
+            assert time.monotonic() < deadline
+            time.sleep(1e-3)
+
+    programs = Programs(compile_one, [1, 2, 3, 4, 5], ahead=True)
+    wait_for(1)
     time.sleep(0.05)
-    assert compiled == [1]
-    programs.go_on()
+    assert compiled == [1], "the others are in no hurry"
+    assert programs.nearest([4, 1]) == 1
+    wait_for(4)
+    assert programs.nearest([4, 1]) == 4
+    time.sleep(0.05)
+    assert compiled == [1, 4]
     programs.wait()
-    assert compiled == [1, 2, 3]
+    assert compiled == [1, 4, 2, 3, 5]
     programs.stop()
 
 
@@ -115,7 +130,6 @@ def test_stop_leaves_the_rest_uncompiled() -> None:
         return key
 
     programs = Programs(compile_one, list(range(100)), ahead=True)
-    programs.go_on()
     assert started.wait(10)
     threading.Timer(0.05, go_on.set).start()
     programs.stop()
@@ -135,7 +149,6 @@ def compile_one(key):
         return x
     return jax.jit(step).lower(jnp.ones((8, 8))).compile()
 programs = Programs(compile_one, [12] * 1 + list(range(13, 60)), ahead=True)
-programs.go_on()
 time.sleep(0.5)
 """
     started = time.monotonic()
