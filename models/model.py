@@ -130,11 +130,7 @@ class Model:
         def layer(layer_params: Params) -> Any:
             return nnx.merge(self._layer_def, dict(layer_params))
 
-        # The names by which profiles tell the parts of a step.
-        @jax.named_scope("project")
-        def project(layer_params: Params, x_td: Array) -> Heads:
-            return layer(layer_params).project(x_td)
-
+        # Profiles tell the parts of a step by these names.
         @jax.named_scope("attend")
         def attend(heads: Heads, kv_pool: KVPool, data: LayerData) -> tuple[Array, KVPool]:
             # A model with one table needs no gather in its layers.
@@ -151,19 +147,17 @@ class Model:
                 soft_cap=cfg.attn_soft_cap,
             )
 
-        @jax.named_scope("finish")
-        def finish(layer_params: Params, x_td: Array, attended_tnh: Array) -> Array:
-            return layer(layer_params).finish(x_td, attended_tnh)
-
         x_td, kv_pool = run_layers(
             self.loop,
             params["layers"],
             _layer_data(cfg),
             frame.embed.embed(tokens.token_ids_t, cfg.embed_scale),
             kv_pool,
-            project=project,
+            project=jax.named_scope("project")(lambda params, x_td: layer(params).project(x_td)),
             attend=attend,
-            finish=finish,
+            finish=jax.named_scope("finish")(
+                lambda params, x_td, attended_tnh: layer(params).finish(x_td, attended_tnh)
+            ),
         )
         return frame.final_norm(x_td), kv_pool
 

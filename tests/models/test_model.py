@@ -58,7 +58,7 @@ def test_abstract_tree_allocates_nothing() -> None:
     before = len(jax.live_arrays())
     model = Model(get_family("LlamaForCausalLM").read_config(LLAMA_70B), jnp.bfloat16)
     specs = model.param_specs()
-    assert len(jax.live_arrays()) == before
+    assert len(jax.live_arrays()) <= before
     assert sum(np.prod(spec.shape) for spec in specs.values()) == 70_553_706_496
     assert specs["layers.attn.k"].shape == (80, 8, 128, 8192)
     assert specs["layers.attn.k"].axes == ("layers", "kv_heads", "head_dim", "embed")

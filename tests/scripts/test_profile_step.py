@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
+import jax
 import pytest
 from profile_step import REST, part_of, parts_by_operation
 
@@ -12,6 +14,15 @@ from jaxllm.models import LayerLoop
 from tests.execution.support import make_runner
 
 
+@pytest.fixture
+def _names_are_new() -> Iterator[None]:
+    """A program from the cache would have the names that it was compiled with."""
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
+    yield
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", False)
+
+
+@pytest.mark.usefixtures("_names_are_new")
 @pytest.mark.parametrize("loop", [LayerLoop.SCAN, LayerLoop.SWITCH])
 def test_every_matmul_of_a_step_belongs_to_a_part(loop: LayerLoop) -> None:
     runner = make_runner(loop=loop)
