@@ -51,8 +51,8 @@ def main() -> int:
     args = parser.parse_args()
     # Else a program may come from the cache with the names that it was compiled with.
     jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
-    llm = LLM(args.model, dtype=args.dtype, max_num_seqs=max(args.rows), enable_prefix_caching=False)
-    llm.llm_engine.warm_up()
+    settings: dict[str, Any] = {"enable_prefix_caching": False, "enforce_eager": True}
+    llm = LLM(args.model, dtype=args.dtype, max_num_seqs=max(args.rows), **settings)
     rows = [profile(llm, count, args.context) for count in args.rows]
     print_sheet(rows)
     if args.json:
