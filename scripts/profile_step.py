@@ -83,20 +83,20 @@ def profile(llm: LLM, num_seqs: int, context: int) -> dict[str, Any]:
     engine.abort_request(names)
     while engine.has_unfinished_requests():
         engine.step()
-    parts = parts_by_operation(engine._core._core._runner, num_seqs)  # type: ignore[attr-defined]
+    parts = parts_by_operation(decode_program(engine._core._core._runner, num_seqs))  # type: ignore[attr-defined]
     seconds: defaultdict[str, float] = defaultdict(float)
     for name, duration in events:
         if name in parts:
             seconds[parts[name]] += duration
-    seconds["host and gaps"] = max(0.0, traced - sum(seconds.values()))
+    busy = sum(seconds.values())
+    seconds["host and gaps"] = max(0.0, traced - busy)
     per_step = {part: round(each * 1e3 / STEPS, 2) for part, each in sorted(seconds.items())}
-    covered = round(sum(seconds[part] for part in set(parts.values())) / traced, 2)
     return {
         "sequences": num_seqs,
         "step_ms": round(statistics.median(plain) * 1e3, 2),
         "profiled_ms": round(traced * 1e3 / STEPS, 2),
         **per_step,
-        "operations' share": covered,
+        "operations' share": round(busy / traced, 2),
     }
 
 
@@ -116,12 +116,16 @@ def read_events(folder: Path) -> Iterator[tuple[str, float]]:
                 yield operation, event["dur"] * 1e-6
 
 
-def parts_by_operation(runner: ModelRunner, num_seqs: int) -> Mapping[str, str]:
-    """Return the part of the model that each operation of the program for so many decodes belongs to."""
+def decode_program(runner: ModelRunner, num_seqs: int) -> str:
+    """Return the text of the compiled program that decodes so many sequences."""
     bucket = pick_bucket(runner.compiler.buckets, num_seqs, num_seqs)
-    program = runner.programs.get(runner.compiler.step_shape(bucket, is_full=False))
+    return runner.programs.get(runner.compiler.step_shape(bucket, is_full=False)).as_text()
+
+
+def parts_by_operation(program: str) -> Mapping[str, str]:
+    """Return the part of the model that each operation of a compiled program belongs to."""
     parts = {}
-    for line in program.as_text().splitlines():
+    for line in program.splitlines():
         instruction = INSTRUCTION.match(line)
         if instruction and instruction[2] not in CONTAINERS:
             source = re.search(r'op_name="([^"]*)"', line)

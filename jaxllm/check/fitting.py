@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from jax.errors import JaxRuntimeError
 
-from jaxllm.engine.sizing import DeviceMemory, longest_context, measure_memory, size_pool
+from jaxllm.engine.sizing import DeviceMemory, longest_context, make_model, measure_memory, size_pool
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.mesh import refusal
-from jaxllm.execution.options import layer_loop
 from jaxllm.models.model import Model, ParamSpec
 
 from . import compilers
@@ -51,7 +50,7 @@ class Fit:
 def fit(args: EngineArgs, checkpoint: Checkpoint, hardware: Hardware, devices: Sequence[Any]) -> Fit:
     """Size an engine as its start would. Raises VLLMValidationError for arguments that cannot run at all."""
     config = args.create_engine_config(devices, checkpoint)
-    model = Model(config.model_config, config.dtype, layer_loop(config.platform, config.attention, config.mesh.size))
+    model = make_model(config)
     specs = model.param_specs(checkpoint.tensors)
     memory, num_blocks, max_model_len, reason = None, 0, config.max_model_len, None
     try:

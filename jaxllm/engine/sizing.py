@@ -15,6 +15,7 @@ from jaxllm.execution.compiler import StepCompiler, StepConfig
 from jaxllm.execution.hardware import real_memory_limit
 from jaxllm.execution.kv_pool import PoolRequest, block_bytes, count_blocks, most_tokens
 from jaxllm.execution.mesh import param_bytes
+from jaxllm.execution.options import layer_loop
 from jaxllm.models.model import Model, ParamSpec
 
 if TYPE_CHECKING:
@@ -47,6 +48,12 @@ def memory_limit(config: EngineConfig) -> int | None:
     device = config.mesh.devices[0]
     reported = (device.memory_stats() or {}).get("bytes_limit")
     return real_memory_limit(device.device_kind, reported, config.gpu_memory_utilization)
+
+
+def make_model(config: EngineConfig) -> Model:
+    """Return the model that an engine runs."""
+    loop = layer_loop(config.platform, config.attention, config.mesh.size)
+    return Model(config.model_config, config.dtype, loop)
 
 
 def step_config(config: EngineConfig, max_model_len: int) -> StepConfig:

@@ -17,16 +17,15 @@ import jax
 from jaxllm import __version__
 from jaxllm.constraints.token_masks import TokenMasks
 from jaxllm.engine.core import EngineCore
-from jaxllm.engine.sizing import measure_memory, memory_limit, size_pool, step_config
+from jaxllm.engine.sizing import make_model, measure_memory, memory_limit, size_pool, step_config
 from jaxllm.execution.compiler import ProgramKey, StepCompiler
 from jaxllm.execution.mesh import param_sharding
 from jaxllm.execution.model_runner import ModelRunner
-from jaxllm.execution.options import layer_loop
 from jaxllm.execution.programs import Programs
 from jaxllm.loading.load import check_names, init_dummy, load_params
 from jaxllm.log import log_phase
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.model import Model, ParamSpec
+from jaxllm.models.model import ParamSpec
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.scheduler import Scheduler
 
@@ -62,7 +61,7 @@ def prepare(config: EngineConfig) -> Prepared:
     """
     started = time.monotonic()
     use_compile_cache(config.cache_dir)
-    model = Model(config.model_config, config.dtype, layer_loop(config.platform, config.attention, config.mesh.size))
+    model = make_model(config)
     specs = model.param_specs(config.checkpoint.tensors)
     if config.load_format != "dummy":
         check_names(specs, config.checkpoint, ignored=model.ignored_tensors)

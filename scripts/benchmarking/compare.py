@@ -99,15 +99,16 @@ def limits(
     takes time is to read the weights once per token.
     """
     matmuls = {int(rows): times for rows, times in ceilings["matmuls"].items()}
+    smallest = matmuls[min(matmuls)]
     prompts = tasks["offline_prompt_tokens"] / 512 * matmuls[512]["layers_s"]
     outputs = tasks["offline_output_tokens"] / 64 * (matmuls[64]["layers_s"] + matmuls[64]["head_s"])
     weight_bytes = num_weights(shapes) * bytes_each(dtype)
     return {
         "offline_output": tasks["offline_output_tokens"] / (prompts + outputs),
         "offline_total": (tasks["offline_prompt_tokens"] + tasks["offline_output_tokens"]) / (prompts + outputs),
-        "stream": 1 / (matmuls[4]["layers_s"] + matmuls[4]["head_s"]),
+        "stream": 1 / (smallest["layers_s"] + smallest["head_s"]),
         "stream_memory": ceilings["bandwidth"]["read_gb_per_s"] * 1e9 / weight_bytes,
-        "first_token_ms": (matmuls[128]["layers_s"] + matmuls[4]["head_s"]) * 1e3,
+        "first_token_ms": (matmuls[128]["layers_s"] + smallest["head_s"]) * 1e3,
     }
 
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 import jax
 import pytest
-from profile_step import REST, part_of, parts_by_operation
+from profile_step import REST, decode_program, part_of, parts_by_operation
 
-from jaxllm.execution.buckets import pick_bucket
 from jaxllm.models import LayerLoop
 from tests.execution.support import make_runner
 
@@ -25,12 +24,9 @@ def _names_are_new() -> Iterator[None]:
 @pytest.mark.usefixtures("_names_are_new")
 @pytest.mark.parametrize("loop", [LayerLoop.SCAN, LayerLoop.SWITCH])
 def test_every_matmul_of_a_step_belongs_to_a_part(loop: LayerLoop) -> None:
-    runner = make_runner(loop=loop)
-    parts = parts_by_operation(runner, num_seqs=2)
-    assert set(parts.values()) == {"layers' matmuls", "attention", "output head", REST}
-    bucket = pick_bucket(runner.compiler.buckets, 2, 2)
-    text = runner.programs.get(runner.compiler.step_shape(bucket, is_full=False)).as_text()
-    matmuls = re.findall(r'op_name="([^"]*dot_general)"', text)
+    program = decode_program(make_runner(loop=loop), num_seqs=2)
+    assert set(parts_by_operation(program).values()) == {"layers' matmuls", "attention", "output head", REST}
+    matmuls = re.findall(r'op_name="([^"]*dot_general)"', program)
     assert len(matmuls) > 5
     assert REST not in map(part_of, matmuls)
 
