@@ -36,6 +36,11 @@ def get_family(architecture: str) -> Family:
     return getattr(import_module(f".{module}", __package__), attribute)
 
 
+def is_built_in(architecture: str) -> bool:
+    """Say whether an architecture's family is ours, and no other was registered in its place."""
+    return architecture in BUILT_IN and architecture not in _registered
+
+
 def register_model(architecture: str, family: Family) -> None:
     """Add an architecture, or replace one; TypeError or ValueError if it is no Family, or does not name the embedding.
 

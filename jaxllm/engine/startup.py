@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import platform as host
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from jaxllm import __version__
+from jaxllm.config import environment
 from jaxllm.constraints.token_masks import TokenMasks
 from jaxllm.engine.core import EngineCore
 from jaxllm.engine.sizing import make_model, measure_memory, memory_limit, size_pool, step_config
 from jaxllm.execution.compiler import ProgramKey, StepCompiler
 from jaxllm.execution.mesh import param_sharding
 from jaxllm.execution.model_runner import ModelRunner
+from jaxllm.execution.program_cache import ProgramCache, use_cache
 from jaxllm.execution.programs import Programs
 from jaxllm.loading.load import check_names, init_dummy, load_params
 from jaxllm.log import log_phase
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.model import ParamSpec
+from jaxllm.models.registry import is_built_in
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.scheduler import Scheduler
 
@@ -35,6 +34,9 @@ if TYPE_CHECKING:
     from jaxllm.constraints.thinking import ThinkingTokens
 
 logger = logging.getLogger(__name__)
+
+XLA_VARIABLES = ("XLA_", "NPROC")
+"""The environment that compiled programs depend on."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def prepare(config: EngineConfig) -> Prepared:
     Raises VLLMValidationError for a checkpoint that does not fit its architecture, or a KV cache that is too small.
     """
     started = time.monotonic()
-    use_compile_cache(config.cache_dir)
+    folder = use_cache(config.cache_dir, keeps_programs=keeps_programs(config))
     model = make_model(config)
     specs = model.param_specs(config.checkpoint.tensors)
     if config.load_format != "dummy":
@@ -68,9 +70,8 @@ def prepare(config: EngineConfig) -> Prepared:
     memory = measure_memory(config, model, specs, memory_limit(config))
     num_blocks, max_model_len = size_pool(config, memory)
     compiler = StepCompiler(step_config(config, max_model_len), model, config.mesh)
-    programs = Programs(
-        partial(compiler.compile, num_blocks=num_blocks), compiler.programs(), ahead=not config.enforce_eager
-    )
+    cache = ProgramCache(compiler, num_blocks, folder, environment(XLA_VARIABLES))
+    programs = Programs(cache.get, compiler.programs(), ahead=not config.enforce_eager)
     return Prepared(config, specs, compiler, programs, num_blocks, max_model_len, started)
 
 
@@ -110,12 +111,12 @@ def make_core(
     return EngineCore(scheduler, runner, masks, max_model_len=max_model_len, overlap=config.async_scheduling)
 
 
-def use_compile_cache(cache_dir: str) -> None:
-    """Keep compiled programs on disk, in a folder per CPU model: code for another CPU must be a clean miss."""
-    if jax.config.jax_compilation_cache_dir is None:
-        jax.config.update("jax_compilation_cache_dir", str(Path(cache_dir, "xla", _host_fingerprint())))
-    # Loading takes 0.05 s where the smallest program takes 1 s to compile.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+def keeps_programs(config: EngineConfig) -> bool:
+    """Say whether programs can be kept by what they come from: no code from outside takes part in them, and they were
+    seen to run from disk, as those of a CPU were.
+    """
+    is_ours = not config.logits_processors and is_built_in(config.model_config.architecture)
+    return is_ours and config.platform == "cpu" and config.attention.implementation == "xla"
 
 
 def _load(config: EngineConfig, specs: Mapping[str, ParamSpec]) -> Any:
@@ -149,13 +150,3 @@ def _scheduler_config(config: EngineConfig, num_blocks: int, max_model_len: int,
 def _keys_depend_on_the_prompt(model_config: ModelConfig) -> bool:
     """Say whether the same tokens have other keys in a longer prompt, as with dynamic RoPE: they cannot be shared."""
     return any(rope.rope_type == "dynamic" for rope in model_config.ropes)
-
-
-def _host_fingerprint() -> str:
-    """Return a short name for this CPU model and its instruction sets."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        facts = sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
-    except OSError:
-        facts = [host.machine(), host.processor()]
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from jax.stages import Lowered
 
 from jaxllm.log import log_phase
 from jaxllm.models.model import Model, ParamSpec, unflatten
+from jaxllm.sampling.logprobs import fill_logprobs
 from jaxllm.sampling.processors import LogitsProcessor, extra_args
 from jaxllm.sampling.token_counts import set_row
 from jaxllm.scheduling.plan import StepPlan
@@ -56,6 +57,17 @@ class Upkeep(enum.Enum):
 type ProgramKey = StepShape | Upkeep
 
 
+class _Signature(NamedTuple):
+    """A program before it is traced."""
+
+    function: Callable[..., Any]
+    donated: tuple[int, ...]
+    inputs: tuple[Any, ...]
+    """Shape, dtype and sharding of each argument's arrays."""
+    outputs: Any
+    """The sharding of each array that it gives."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepConfig:
     """The part of the engine's configuration that fixes the shapes of steps."""
@@ -85,6 +97,7 @@ class StepCompiler:
         least = max(min_rows(config.platform, model.dtype), config.attention.row_alignment)
         # Elsewhere a program takes much longer to compile, and a step less than in proportion to its rows.
         fine = config.platform == "cpu"
+        self.options = compiler_options(config.platform, model.dtype, config.batch_invariant)
         self.buckets = make_buckets(config.max_num_batched_tokens, config.max_num_seqs, least, fine=fine)
 
     @property
@@ -144,24 +157,30 @@ class StepCompiler:
 
     def lower(self, key: ProgramKey, num_blocks: int) -> Lowered:
         """Lower a program for a pool of `num_blocks` blocks; pool and token counts are donated."""
+        function, donated, inputs, outputs = self._signature(key, num_blocks)
+        jitted = jax.jit(function, donate_argnums=donated, out_shardings=outputs)
+        return jitted.trace(*inputs).lower(lowering_platforms=(PLATFORMS[self.config.platform],))
+
+    def trees(self, key: ProgramKey, num_blocks: int) -> tuple[Any, Any]:
+        """Return what a compiled program takes and gives, as JAX's tree structures."""
+        _, _, inputs, outputs = self._signature(key, num_blocks)
+        return jax.tree.structure((inputs, {})), jax.tree.structure(outputs)
+
+    def _signature(self, key: ProgramKey, num_blocks: int) -> _Signature:
         pool, counts = self.pool_spec(num_blocks), self.counts_spec()
-        everywhere = replicated(self.mesh)
+        everywhere: Any = replicated(self.mesh)
+        pool_shardings = jax.tree.map(lambda x: x.sharding, pool)
         if key is Upkeep.COPY_BLOCKS:
             ids = self._replicated((COPIES,), jnp.int32)
             copy = partial(copy_blocks, num_layers=self.model.config.num_layers)
-            return self._lower(copy, pool_sharding(self.mesh), (0,), pool, ids, ids)
+            return _Signature(copy, (0,), (pool, ids, ids), pool_shardings)
         if key is Upkeep.MAKE_COUNTS:
-            return self._lower(partial(jnp.zeros, counts.shape, counts.dtype), everywhere, ())
+            return _Signature(partial(jnp.zeros, counts.shape, counts.dtype), (), (), everywhere)
         if key is Upkeep.SET_COUNTS:
             row, index = self._replicated(counts.shape[1:], counts.dtype), self._replicated((), jnp.int32)
-            return self._lower(set_row, everywhere, (0,), counts, index, row)
+            return _Signature(set_row, (0,), (counts, index, row), everywhere)
         assert isinstance(key, StepShape)
-        counts_sharding = everywhere if key.is_full else None
-        pool_shardings: Any = pool_sharding(self.mesh)  # of each of its arrays
-        return self._lower(
-            self._step(key),
-            (DeviceState(pool_shardings, counts_sharding), everywhere),
-            (1,),
+        inputs = (
             self._params_spec(),
             DeviceState(pool, counts if key.is_full else None),
             self.tokens_spec(),
@@ -169,6 +188,11 @@ class StepCompiler:
             self._replicated((buffer_size(float_fields(key.batch)),), jnp.float32),
             self.rare_spec(key.batch.bucket) if key.is_full else None,
         )
+        outputs = (
+            DeviceState(pool_shardings, everywhere if key.is_full else None),
+            StepOutput(everywhere, fill_logprobs(everywhere, key.num_logprobs) if key.is_full else None),
+        )
+        return _Signature(self._step(key), (1,), inputs, outputs)
 
     def _step(self, shape: StepShape) -> Callable[..., tuple[DeviceState, StepOutput]]:
         return partial(
@@ -184,21 +208,14 @@ class StepCompiler:
             few_rows=self.buckets[0].num_tokens if self.config.platform == "cpu" else None,
         )
 
-    def _lower(
-        self, function: Callable[..., Any], out_shardings: Any, donated: tuple[int, ...], *specs: Any
-    ) -> Lowered:
-        jitted = jax.jit(function, donate_argnums=donated, out_shardings=out_shardings)
-        return jitted.trace(*specs).lower(lowering_platforms=(PLATFORMS[self.config.platform],))
-
     def _replicated(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=replicated(self.mesh))
 
     def compile(self, key: ProgramKey, num_blocks: int) -> jax.stages.Compiled:
         """Compile a program for a pool of `num_blocks` blocks."""
-        started, config = time.perf_counter(), self.config
-        options = compiler_options(config.platform, self.model.dtype, config.batch_invariant)
-        compiled = self.lower(key, num_blocks).compile(compiler_options=options)
-        log_phase(logger, _describe(key), time.perf_counter() - started)
+        started = time.perf_counter()
+        compiled = self.lower(key, num_blocks).compile(compiler_options=self.options)
+        log_phase(logger, describe(key), time.perf_counter() - started)
         return compiled
 
     def used_bytes(self) -> int:
@@ -230,7 +247,8 @@ class StepCompiler:
         return unflatten({path: placed_spec(spec) for path, spec in self.model.param_specs().items()})
 
 
-def _describe(key: ProgramKey) -> str:
+def describe(key: ProgramKey) -> str:
+    """Return a program's name for people."""
     if isinstance(key, Upkeep):
         return key.value
     bucket = key.batch.bucket

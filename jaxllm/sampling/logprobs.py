@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,13 @@ class Logprobs(NamedTuple):
     top_sk: Array | None
     all_sv: Array | None
     """Of the whole vocabulary, by id."""
+
+
+def fill_logprobs(value: Any, num_logprobs: int) -> Logprobs:
+    """Return the Logprobs that a step of so many gives, with `value` in place of each array."""
+    is_whole = num_logprobs > MAX_TOP_IDS
+    top = None if is_whole else value
+    return Logprobs(value, value, value, top, top, value if is_whole else None)
 
 
 def gather_logprobs(

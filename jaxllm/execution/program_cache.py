@@ -1,0 +1,197 @@
+"""Compiled programs on disk, found without tracing them again: by the code and the configuration that they come from.
+
+JAX's own compile cache finds a program by its traced form, and tracing takes longer than the rest of loading it. Like
+JAX's, the folder holds code that is run as it is: it must be nobody else's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+import threading
+import time
+import zlib
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+from jax.experimental import serialize_executable
+from jax.experimental.compilation_cache import compilation_cache
+
+import jaxllm
+import pallas_kernels
+from jaxllm import models
+from jaxllm.execution.compiler import ProgramKey, StepCompiler, describe
+from jaxllm.log import log_phase
+
+logger = logging.getLogger(__name__)
+
+MAX_BYTES = 1 << 30
+"""Of all programs kept; those used longest ago go first."""
+HIT = "/jax/compilation_cache/cache_hits"
+LIBRARIES = ("jax", "jaxlib", "flax", "numpy")
+CODE = (jaxllm.__file__, models.__file__, pallas_kernels.__file__)
+"""Whatever of ours a program may come from."""
+
+
+def use_cache(cache_dir: str, *, keeps_programs: bool) -> Path | None:
+    """Keep compiled programs in a folder per CPU model: code for another CPU must be a clean miss.
+
+    Returns the folder for a ProgramCache, or None where JAX's own cache has to do (`keeps_programs` is False), or the
+    user wants none. If the user set a folder for JAX's cache, both are used, and kept there.
+    """
+    # Loading takes 0.05 s where the smallest program takes 1 s to compile.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    given = jax.config.jax_compilation_cache_dir
+    folder = given or str(Path(cache_dir, "xla", _cpu_digest()))
+    if not jax.config.jax_enable_compilation_cache:
+        return None
+    if keeps_programs:
+        return Path(folder, "programs")
+    if given is None:
+        jax.config.update("jax_compilation_cache_dir", folder)
+        compilation_cache.reset_cache()  # a program compiled before has settled that there is none
+    return None
+
+
+class ProgramCache:
+    """The programs of one compiler and pool size: loaded from a folder where they are there, else compiled and kept.
+
+    A file that cannot be used counts as none.
+    """
+
+    def __init__(
+        self, compiler: StepCompiler, num_blocks: int, folder: Path | None, environment: Mapping[str, str]
+    ) -> None:
+        """Without a folder all are compiled. `environment` are the variables that XLA reads."""
+        self._compiler, self._num_blocks = compiler, num_blocks
+        self._folder, self._environment = folder, environment
+
+    def get(self, key: ProgramKey) -> jax.stages.Compiled:
+        """Return a program."""
+        if self._folder is None:
+            return self._compiler.compile(key, self._num_blocks)
+        path = self._folder / hashlib.sha256(f"{self._facts}\n{key}".encode()).hexdigest()
+        program = self._load(path, key)
+        if program is None:
+            with _FromDisk() as from_disk:
+                program = self._compiler.compile(key, self._num_blocks)
+            # XLA:CPU gives away a program's code once only: one that JAX's cache had would be kept without any.
+            if not from_disk:
+                self._save(path, program)
+        return program
+
+    @cached_property
+    def _facts(self) -> str:
+        """All that a program depends on besides its key, as text."""
+        compiler = self._compiler
+        settings = {name: value for name, value in jax.config.values.items() if "cache" not in name}
+        return "\n".join(
+            str(each)
+            for each in (
+                source_digest(Path(package).parent for package in CODE),
+                {name: metadata.version(name) for name in LIBRARIES},
+                _cpu_digest(),
+                # What XLA cuts its loops for.
+                os.cpu_count(),
+                len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+                sorted(self._environment.items()),
+                sorted(settings.items()),
+                [(device.id, device.platform, device.device_kind) for device in compiler.mesh.devices.flat],
+                compiler.config,
+                compiler.options,
+                (compiler.model.config, compiler.model.dtype, compiler.model.loop),
+                compiler.buckets,
+                self._num_blocks,
+            )
+        )
+
+    def _load(self, path: Path, key: ProgramKey) -> jax.stages.Compiled | None:
+        started = time.perf_counter()
+        try:
+            payload = zlib.decompress(path.read_bytes())
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, zlib.error) as error:
+            logger.warning("a compiled program cannot be read, and is compiled again: %s", error)
+            return None
+        devices = self._compiler.mesh.devices.flat
+        try:
+            program = serialize_executable.deserialize_and_load(
+                payload,
+                *self._compiler.trees(key, self._num_blocks),
+                backend=devices[0].client,
+                execution_devices=list(devices),
+            )
+        except Exception:  # XLA raises every kind here
+            logger.warning("a compiled program cannot be loaded, and is compiled again", exc_info=True)
+            return None
+        log_phase(logger, describe(key), time.perf_counter() - started)
+        return program
+
+    def _save(self, path: Path, program: jax.stages.Compiled) -> None:
+        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+        try:
+            payload, _, _ = serialize_executable.serialize(program)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _make_room(path.parent)
+            temporary.write_bytes(zlib.compress(payload, 1))
+            temporary.replace(path)
+        except (OSError, ValueError) as error:
+            logger.warning("a compiled program cannot be kept: %s", error)
+
+
+class _FromDisk:
+    """Notes, within it, whether this thread got a program from JAX's cache."""
+
+    def __enter__(self) -> Self:
+        self._thread, self._hits = threading.get_ident(), 0
+        jax.monitoring.register_event_listener(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        jax.monitoring.unregister_event_listener(self._note)
+
+    def __bool__(self) -> bool:
+        return self._hits > 0
+
+    def _note(self, event: str, **_: Any) -> None:
+        if event == HIT and threading.get_ident() == self._thread:
+            self._hits += 1
+
+
+def _make_room(folder: Path) -> None:
+    """Remove the files used longest ago until there is room for another; other processes may do the same."""
+    files = [(entry.stat().st_mtime, entry.stat().st_size, entry.path) for entry in os.scandir(folder)]
+    excess = sum(size for _, size, _ in files) - MAX_BYTES
+    for _, size, path in sorted(files):
+        if excess <= 0:
+            return
+        Path(path).unlink(missing_ok=True)
+        excess -= size
+
+
+def source_digest(packages: Iterable[Path]) -> str:
+    """Return a digest of the packages' Python files."""
+    digest = hashlib.sha256()
+    for package in packages:
+        for path in sorted(package.rglob("*.py")):
+            digest.update(path.relative_to(package).as_posix().encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _cpu_digest() -> str:
+    """Return a short name for this CPU model and its instruction sets."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        facts = sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
+    except OSError:
+        facts = [platform.machine(), platform.processor()]
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]

@@ -1,0 +1,239 @@
+"""Programs from disk: the same as compiled ones, for the same code and configuration only, and never an error."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from jaxllm import LLM, EngineArgs, SamplingParams, TokensPrompt
+from jaxllm.engine.startup import keeps_programs
+from jaxllm.execution import program_cache
+from jaxllm.execution.compiler import StepCompiler, Upkeep
+from jaxllm.execution.program_cache import ProgramCache, source_digest, use_cache
+from jaxllm.models import LayerLoop, registry
+from tests.execution.support import make_compiler
+from tests.models.tiny import folder
+
+NUM_BLOCKS = 33
+QUICK = Upkeep.MAKE_COUNTS
+"""A program that takes no time to compile."""
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """Return a folder for programs; JAX's own cache is off, as it is for an engine that uses the folder."""
+    before = jax.config.jax_compilation_cache_dir
+    set_jax_cache(None)
+    yield tmp_path / "programs"
+    set_jax_cache(before)
+
+
+def set_jax_cache(folder: str | None) -> None:
+    jax.config.update("jax_compilation_cache_dir", folder)
+    compilation_cache.reset_cache()
+
+
+def files(disk: Path) -> set[Path]:
+    return set(disk.iterdir()) if disk.is_dir() else set()
+
+
+def small(**changes: Any) -> StepCompiler:
+    """Return a compiler of few programs."""
+    return make_compiler(**{"max_num_seqs": 4, "max_num_batched_tokens": 8, "loop": LayerLoop.SCAN} | changes)
+
+
+def lookup(compiler: StepCompiler, disk: Path, num_blocks: int = NUM_BLOCKS, **environment: str) -> ProgramCache:
+    return ProgramCache(compiler, num_blocks, disk, environment)
+
+
+class Idle(StepCompiler):
+    """Compiles nothing."""
+
+    def compile(self, key: Any, num_blocks: int) -> Any:
+        pytest.fail(f"{key} was compiled")
+
+
+def idle(compiler: StepCompiler) -> StepCompiler:
+    return Idle(compiler.config, compiler.model, compiler.mesh)
+
+
+@pytest.mark.parametrize(("max_logprobs", "which"), [(5, slice(None)), (200, slice(-1, None))])
+def test_every_program_comes_back(disk: Path, max_logprobs: int, which: slice) -> None:
+    """Those of a few log-probabilities, and the one of so many that the host sorts them."""
+    compiler = small(max_logprobs=max_logprobs)
+    keys = compiler.programs()[which]
+    first, second = lookup(compiler, disk), lookup(idle(compiler), disk)
+    for key in keys:
+        made, loaded = first.get(key), second.get(key)
+        assert (loaded.in_tree, loaded.out_tree) == (made.in_tree, made.out_tree)
+        assert [(x.shape, x.dtype) for x in jax.tree.leaves(loaded.in_avals)] == [
+            (x.shape, x.dtype) for x in jax.tree.leaves(made.in_avals)
+        ]
+        assert (loaded.input_shardings, loaded.output_shardings) == (made.input_shardings, made.output_shardings)
+    assert len(files(disk)) == len(keys)
+
+
+def test_an_engine_answers_the_same_from_disk(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAXLLM_CACHE", str(disk))
+    params = [SamplingParams(temperature=0, max_tokens=8, logprobs=2), SamplingParams(seed=1, max_tokens=8)]
+
+    def answer() -> list[Any]:
+        llm = LLM(
+            str(folder("llama3_tied")),
+            skip_tokenizer_init=True,
+            max_num_seqs=2,
+            max_num_batched_tokens=16,
+            enforce_eager=True,
+        )
+        prompts = [TokensPrompt(prompt_token_ids=[1, 2, 3]), TokensPrompt(prompt_token_ids=[4])]
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        return [(output.outputs[0].token_ids, output.outputs[0].cumulative_logprob) for output in outputs]
+
+    compiled = answer()
+    assert list(disk.glob("xla/*/programs/*"))
+    monkeypatch.setattr(StepCompiler, "compile", lambda self, key, num_blocks: pytest.fail(f"{key} was compiled"))
+    assert answer() == compiled
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda _, disk: lookup(small(), disk, NUM_BLOCKS + 1),
+        lambda _, disk: lookup(small(), disk, XLA_FLAGS="--xla_cpu_enable_fast_math=true"),
+        lambda _, disk: lookup(small(dtype="bfloat16"), disk),
+        lambda _, disk: lookup(small(num_layers=3), disk),
+        lambda _, disk: lookup(small(loop=LayerLoop.SWITCH), disk),
+        lambda _, disk: lookup(small(batch_invariant=True), disk),
+        lambda _, disk: lookup(small(max_model_len=256), disk),
+        lambda patch, _: patch.setattr(program_cache, "source_digest", lambda packages: "other code"),
+        lambda patch, _: patch.setattr(program_cache, "_cpu_digest", lambda: "another CPU"),
+        lambda patch, _: patch.setattr(program_cache.metadata, "version", lambda name: "0"),
+        lambda patch, _: patch.setattr(os, "cpu_count", lambda: 1000),
+    ],
+    ids=["blocks", "flags", "dtype", "model", "loop", "options", "context", "code", "CPU", "versions", "cores"],
+)
+def test_whatever_else_is_different_is_a_miss(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch, Path], ProgramCache | None]
+) -> None:
+    lookup(small(), disk).get(QUICK)
+    before = files(disk)
+    cache = change(monkeypatch, disk) or lookup(small(), disk)
+    cache.get(QUICK)
+    assert len(files(disk) - before) == 1
+
+
+def test_jax_settings_count(disk: Path) -> None:
+    lookup(small(), disk).get(QUICK)
+    before = files(disk)
+    with_precision = jax.config.jax_default_matmul_precision
+    jax.config.update("jax_default_matmul_precision", "float32")
+    try:
+        lookup(small(), disk).get(QUICK)
+    finally:
+        jax.config.update("jax_default_matmul_precision", with_precision)
+    assert len(files(disk) - before) == 1
+
+
+@pytest.mark.parametrize("damage", [b"", b"nonsense", zlib.compress(b""), zlib.compress(b"nonsense"), None])
+def test_a_broken_file_counts_as_none(disk: Path, damage: bytes | None, caplog: pytest.LogCaptureFixture) -> None:
+    compiler = small()
+    lookup(compiler, disk).get(QUICK)
+    (path,) = files(disk)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] if damage is None else damage)
+    with caplog.at_level("WARNING", "jaxllm"):
+        lookup(compiler, disk).get(QUICK)
+    assert "compiled again" in caplog.text
+    lookup(idle(compiler), disk).get(QUICK)  # and it is whole again
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    disk.write_text("in the way")
+    compiler = small()
+    with caplog.at_level("WARNING", "jaxllm"):
+        lookup(compiler, disk).get(QUICK)
+    assert "cannot be" in caplog.text
+
+
+def test_a_program_from_jax_cache_is_not_kept(disk: Path, tmp_path: Path) -> None:
+    set_jax_cache(str(tmp_path / "jax"))
+    compiler = small()
+    lookup(compiler, disk).get(QUICK)
+    (kept,) = files(disk)
+    kept.unlink()
+    lookup(compiler, disk).get(QUICK)
+    assert not files(disk)
+
+
+def processor(logits: Any, _: Any) -> Any:
+    return logits
+
+
+@pytest.mark.parametrize("outside", ["processor", "family", "interpreter", "disabled"])
+def test_an_engine_keeps_what_comes_from_our_code_alone(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, outside: str
+) -> None:
+    """What it does not keep, JAX's cache keeps, if the user has not turned that off."""
+    settings: dict[str, Any] = {}
+    if outside == "processor":
+        settings = {"logits_processors": [processor]}
+    if outside == "family":
+        monkeypatch.setitem(registry._registered, "LlamaForCausalLM", registry.get_family("LlamaForCausalLM"))
+    if outside == "disabled":
+        monkeypatch.setattr(type(jax.config), "jax_enable_compilation_cache", False)
+    config = EngineArgs(model=str(folder("llama3_tied")), **settings).create_engine_config()
+    if outside == "interpreter":
+        config = replace(config, attention=replace(config.attention, implementation="tpu"))
+    assert use_cache(str(disk), keeps_programs=keeps_programs(config)) is None
+    assert (jax.config.jax_compilation_cache_dir is None) == (outside == "disabled")
+
+
+def test_programs_used_longest_ago_make_room(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk.mkdir()
+    for age in (3, 1, 2):
+        path = disk / f"used {age} hours ago"
+        path.write_bytes(bytes(400))
+        used = path.stat().st_mtime - 3600 * age
+        os.utime(path, (used, used))
+    monkeypatch.setattr(program_cache, "MAX_BYTES", 1000)
+    lookup(small(), disk).get(QUICK)
+    assert {path.name for path in files(disk) if path.name.startswith("used")} == {
+        "used 1 hours ago",
+        "used 2 hours ago",
+    }
+
+
+def test_the_digest_is_of_names_and_texts(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("one")
+    (tmp_path / "b.txt").write_text("no code")
+    before = source_digest([tmp_path])
+    (tmp_path / "b.txt").write_text("changed")
+    assert source_digest([tmp_path]) == before
+    (tmp_path / "a.py").write_text("two")
+    changed = source_digest([tmp_path])
+    (tmp_path / "a.py").rename(tmp_path / "c.py")
+    assert len({before, changed, source_digest([tmp_path])}) == 3
+
+
+def test_a_loaded_program_computes_what_the_compiled_one_does(disk: Path) -> None:
+    compiler = small()
+    rng = np.random.default_rng()
+
+    def run(cache: ProgramCache, pool: Any) -> Any:
+        pool = jax.tree.map(lambda x, spec: jax.device_put(x, spec.sharding), pool, compiler.pool_spec(NUM_BLOCKS))
+        ids = [jax.device_put(np.arange(start, start + 8, dtype=np.int32)) for start in (1, 17)]
+        return jax.tree.map(np.asarray, cache.get(Upkeep.COPY_BLOCKS)(pool, *ids))
+
+    pool = jax.tree.map(lambda spec: rng.standard_normal(spec.shape).astype(spec.dtype), compiler.pool_spec(NUM_BLOCKS))
+    made, loaded = run(lookup(compiler, disk), pool), run(lookup(idle(compiler), disk), pool)
+    jax.tree.map(np.testing.assert_array_equal, made, loaded)
+    assert not np.array_equal(made[0], pool[0])
