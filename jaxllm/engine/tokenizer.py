@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.validation import INT32_MAX, check_bool, check_int
@@ -21,23 +22,37 @@ _ENCODE_OPTIONS = ("add_special_tokens", "truncation", "max_length")
 class Tokenizer:
     """Text to token ids and back."""
 
-    def __init__(self, hf: PreTrainedTokenizerBase) -> None:
-        backend = getattr(hf, "backend_tokenizer", None)
-        if backend is None:
+    def __init__(
+        self, backend: Backend, eos_token_id: int | None, load_hf: Callable[[], PreTrainedTokenizerBase]
+    ) -> None:
+        """`eos_token_id` ends a sequence; `load_hf` makes the tokenizer that `backend` is of."""
+        self.backend, self.eos_token_id = backend, eos_token_id
+        self._load_hf = load_hf
+        self._strings: dict[int, str] = {}
+
+    @classmethod
+    def of(cls, hf: PreTrainedTokenizerBase) -> Self:
+        """Wrap a transformers tokenizer. Raises VLLMValidationError for one that is not fast."""
+        theirs: Backend | None = getattr(hf, "backend_tokenizer", None)
+        if theirs is None:
             raise VLLMValidationError(
                 f"{type(hf).__name__} is not a fast tokenizer (it has no tokenizer.json); convert it first.",
                 parameter="tokenizer",
                 value=type(hf).__name__,
             )
-        self.hf = hf
-        self.backend: Backend = backend
-        self._strings: dict[int, str] = {}
+        from tokenizers import Tokenizer as Backend
 
-    @property
-    def eos_token_id(self) -> int | None:
-        """The id that ends a sequence."""
-        eos = self.hf.eos_token_id
-        return eos if isinstance(eos, int) else None
+        # A copy: calls of theirs, which the user has too, change its settings.
+        backend = Backend.from_str(theirs.to_str())
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = bool(getattr(hf, "split_special_tokens", False))
+        return cls(backend, hf.eos_token_id if isinstance(hf.eos_token_id, int) else None, lambda: hf)
+
+    @cached_property
+    def hf(self) -> PreTrainedTokenizerBase:
+        """The transformers tokenizer, for chat templates; importing transformers takes a second or two."""
+        return self._load_hf()
 
     @cached_property
     def added_tokens(self) -> dict[int, str]:
@@ -48,14 +63,12 @@ class Tokenizer:
         """Turn texts into token ids; `options`: add_special_tokens (True), truncation (False), max_length."""
         if not texts:
             return []
-        encoded = self.hf(
-            list(texts),
-            **{"add_special_tokens": True, **(options or {})},
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-        )
-        return encoded["input_ids"]
+        options = {"add_special_tokens": True, **(options or {})}
+        if options.get("truncation") or options.get("max_length") is not None:
+            encoded = self.hf(list(texts), **options, return_attention_mask=False, verbose=False)
+            return encoded["input_ids"]
+        batch = self.backend.encode_batch_fast(list(texts), add_special_tokens=options["add_special_tokens"])
+        return [encoding.ids for encoding in batch]
 
     def token_string(self, token_id: int) -> str:
         """Return the text of one token by itself; half a character shows as U+FFFD."""
@@ -85,15 +98,40 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer | None:
     if config.skip_tokenizer_init:
         return None
     from jaxllm.loading.checkpoint import open_checkpoint
+    from jaxllm.loading.folder import tokenizer_digest
 
-    if config.tokenizer is None or (config.tokenizer == config.model and config.tokenizer_revision is None):
-        return Tokenizer(config.checkpoint.tokenizer())
-    if config.tokenizer.endswith(".gguf"):
-        return Tokenizer(open_checkpoint(config.tokenizer).tokenizer())
+    name = config.tokenizer
+    if name is None or (name == config.model and config.tokenizer_revision is None):
+        return _keep(config, config.checkpoint.tokenizer_digest(), config.checkpoint.tokenizer)
+    if name.endswith(".gguf"):
+        checkpoint = open_checkpoint(name)
+        return _keep(config, checkpoint.tokenizer_digest(), checkpoint.tokenizer)
+    # Which files of the hub it is made from is transformers' to say.
+    digest = tokenizer_digest(Path(name)) if Path(name).is_dir() else None
+    return _keep(config, digest, partial(_load_other, config))
+
+
+def _keep(config: EngineConfig, digest: str | None, load_hf: Callable[[], PreTrainedTokenizerBase]) -> Tokenizer:
+    """Return the tokenizer of a digest from disk if it is there, else make it and keep it."""
+    if digest is None:
+        return Tokenizer.of(load_hf())
+    from jaxllm.engine.tokenizer_cache import KeptTokenizer, TokenizerCache
+
+    cache = TokenizerCache(config.cache_dir)
+    kept = cache.load(digest)
+    if kept is not None:
+        return Tokenizer(*kept, load_hf)
+    tokenizer = Tokenizer.of(load_hf())
+    if not tokenizer.backend.encode_special_tokens:  # which a tokenizer's own form does not say
+        cache.save(digest, KeptTokenizer(tokenizer.backend, tokenizer.eos_token_id))
+    return tokenizer
+
+
+def _load_other(config: EngineConfig) -> PreTrainedTokenizerBase:
     from jaxllm.loading.hf import AutoTokenizer
 
     try:
-        hf = AutoTokenizer.from_pretrained(
+        return AutoTokenizer.from_pretrained(
             config.tokenizer,
             revision=config.tokenizer_revision or "main",
             token=config.hf_token,
@@ -103,4 +141,3 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer | None:
     except (OSError, ValueError) as error:
         message = f"tokenizer={config.tokenizer!r} cannot be loaded: {error}"
         raise VLLMValidationError(message, parameter="tokenizer", value=config.tokenizer) from error
-    return Tokenizer(hf)

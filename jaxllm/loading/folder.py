@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+TOKENIZER_SUFFIXES = (".json", ".jinja", ".model", ".tiktoken", ".txt")
 
 
 class FolderCheckpoint(Checkpoint):
@@ -42,6 +44,9 @@ class FolderCheckpoint(Checkpoint):
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
         return folder_tokenizer(self._folder, self.source)
+
+    def tokenizer_digest(self) -> str:
+        return tokenizer_digest(self._folder)
 
     def _open_files(self) -> dict[str, TensorInfo]:
         """Map every weight file, and return the tensors by name."""
@@ -80,6 +85,9 @@ class DummyCheckpoint(Checkpoint):
     def tokenizer(self) -> PreTrainedTokenizerFast:
         return self._inner.tokenizer()
 
+    def tokenizer_digest(self) -> str:
+        return self._inner.tokenizer_digest()
+
 
 class ConfigCheckpoint(Checkpoint):
     """A folder of which only config and tokenizer are wanted; `name` is the config's, where it is not config.json."""
@@ -98,6 +106,9 @@ class ConfigCheckpoint(Checkpoint):
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
         return folder_tokenizer(self._folder, self.source)
+
+    def tokenizer_digest(self) -> str:
+        return tokenizer_digest(self._folder)
 
 
 def open_folder(folder: Path, *, load_format: str = "auto", source: str = "") -> Checkpoint:
@@ -195,6 +206,17 @@ def folder_tokenizer(folder: Path, source: str) -> PreTrainedTokenizerFast:
             parameter="tokenizer",
             value=source,
         ) from error
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """Return a digest of the files that a folder's tokenizer may be made from."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.suffix in TOKENIZER_SUFFIXES and path.is_file():
+            content = path.read_bytes()
+            digest.update(f"{path.name}\0{len(content)}\0".encode())
+            digest.update(content)
+    return digest.hexdigest()
 
 
 def _error(message: str, source: str) -> VLLMValidationError:

@@ -5,6 +5,7 @@ Versions 2 and 3, little endian. Any malformed file is a ValueError; nothing is 
 
 from __future__ import annotations
 
+import hashlib
 import math
 import struct
 from collections.abc import Mapping
@@ -127,6 +128,7 @@ class GGUFFile:
             if key in self._metadata:
                 raise ValueError(f"the metadata key {key!r} appears twice")
             self._metadata[key] = reader.read_value()
+        self._metadata_bytes = reader.position
         infos = reader.read_tensor_infos(num_tensors)
         self.tensors = _place_tensors(infos, reader.position, self._alignment(), self._file.size)
 
@@ -164,6 +166,10 @@ class GGUFFile:
         if not isinstance(value, _StringArray):
             raise ValueError(f"the metadata key {key!r} is not an array of strings")
         return value.decode(self._file)
+
+    def metadata_digest(self) -> str:
+        """Return a digest of everything but the tensors."""
+        return hashlib.sha256(self._file.view(0, self._metadata_bytes)).hexdigest()
 
     def data(self, name: str) -> np.ndarray:
         """Return the stored bytes of a tensor, [rows, bytes per row], as a read-only view of the file."""

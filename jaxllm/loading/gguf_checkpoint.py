@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,11 @@ class GGUFCheckpoint(Checkpoint):
                 parameter="tokenizer",
                 value=self.source,
             ) from error
+
+    def tokenizer_digest(self) -> str:
+        # Ours is the code that reads it.
+        code = Path(__file__).with_name("gguf_tokenizer.py").read_bytes()
+        return hashlib.sha256(self._file.metadata_digest().encode() + code).hexdigest()
 
     def _info(self, theirs: str) -> TensorInfo:
         tensor = self._file.tensors[theirs]

@@ -136,6 +136,9 @@ class HubCheckpoint(Checkpoint):
     def tokenizer(self) -> PreTrainedTokenizerFast:
         return local.folder_tokenizer(self._small, self.source)
 
+    def tokenizer_digest(self) -> str:
+        return local.tokenizer_digest(self._small)
+
     def fetch(self) -> None:
         if self._fetched is not None:
             return

@@ -116,7 +116,7 @@ class Watched(Tokenizer):
 
 @cache
 def tokenizer() -> Watched:
-    return Watched(byte_level().hf)
+    return Watched.of(byte_level().hf)
 
 
 @pytest.fixture(scope="module")

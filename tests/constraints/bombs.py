@@ -159,7 +159,7 @@ def refuse_network(*_: object) -> None:
 
 def main() -> None:
     socket.socket.connect = refuse_network
-    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_file=sys.argv[1]))
+    tokenizer = Tokenizer.of(PreTrainedTokenizerFast(tokenizer_file=sys.argv[1]))
     compiler = GrammarCompiler(tokenizer, VOCAB_SIZE, [EOS])
     compiler.check(StructuredOutputsParams(choice=["a"]))
     for name, fields in bombs():

@@ -30,7 +30,7 @@ class Walk(NamedTuple):
 def smollm2_tokenizer(path: str) -> Tokenizer:
     from jaxllm.loading.checkpoint import open_checkpoint
 
-    return Tokenizer(open_checkpoint(path).tokenizer())
+    return Tokenizer.of(open_checkpoint(path).tokenizer())
 
 
 @functools.cache

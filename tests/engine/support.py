@@ -45,7 +45,7 @@ def byte_level(bos: bool = False) -> Tokenizer:
     backend.train_from_iterator(CORPUS, trainer)
     if bos:
         backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 3)])
-    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>", chat_template=TEMPLATE))
+    return Tokenizer.of(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>", chat_template=TEMPLATE))
 
 
 def byte_fallback() -> Tokenizer:
@@ -60,7 +60,7 @@ def byte_fallback() -> Tokenizer:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     backend.add_special_tokens(["<s>", "</s>", "<unk>"])
-    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", unk_token="<unk>"))
+    return Tokenizer.of(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", unk_token="<unk>"))
 
 
 class FakeMesh:

@@ -36,7 +36,7 @@ def byte_tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def real(smollm2_path: str) -> Tokenizer:
-    return Tokenizer(open_checkpoint(smollm2_path).tokenizer())
+    return Tokenizer.of(open_checkpoint(smollm2_path).tokenizer())
 
 
 def pieces(tokenizer: Tokenizer, prompt: list[int], token_ids: list[int], skip: bool = True) -> list[str]:
@@ -238,7 +238,7 @@ def test_spaces_between_special_tokens() -> None:
     """A backend without a decoder joins tokens by spaces; neighbouring added tokens need not be."""
     backend = Backend(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
     backend.add_special_tokens(["<x>", "<y>"])
-    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+    tokenizer = Tokenizer.of(PreTrainedTokenizerFast(tokenizer_object=backend))
     vocab = backend.get_vocab()
     ids = [vocab[token] for token in ["<x>", "<y>", "a", "<x>", "<x>", "<y>", "b", "<y>"]]
 

@@ -21,14 +21,17 @@ class OneTokenizer:
     def tokenizer(self) -> Any:
         return self._hf
 
+    def tokenizer_digest(self) -> str:
+        return "its files"
+
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return byte_level()
 
 
-def test_the_checkpoints_own(tokenizer: Tokenizer) -> None:
-    loaded = load_tokenizer(make_config(checkpoint=OneTokenizer(tokenizer.hf)))
+def test_the_checkpoints_own(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    loaded = load_tokenizer(make_config(checkpoint=OneTokenizer(tokenizer.hf), cache_dir=str(tmp_path)))
     assert loaded is not None
     assert loaded.hf is tokenizer.hf
     assert load_tokenizer(make_config(skip_tokenizer_init=True)) is None
@@ -36,13 +39,14 @@ def test_the_checkpoints_own(tokenizer: Tokenizer) -> None:
 
 def test_another_one(tokenizer: Tokenizer, tmp_path: Path) -> None:
     tokenizer.hf.save_pretrained(str(tmp_path))
-    loaded = load_tokenizer(make_config(tokenizer=str(tmp_path), checkpoint=OneTokenizer(None)))
+    settings = {"checkpoint": OneTokenizer(None), "cache_dir": str(tmp_path / "cache")}
+    loaded = load_tokenizer(make_config(tokenizer=str(tmp_path), **settings))
     assert loaded is not None
     assert loaded.encode(["hello world"]) == tokenizer.encode(["hello world"])
     assert loaded.hf.chat_template == tokenizer.hf.chat_template
     (tmp_path / "empty").mkdir()
     with pytest.raises(VLLMValidationError, match="cannot be loaded") as error:
-        load_tokenizer(make_config(tokenizer=str(tmp_path / "empty")))
+        load_tokenizer(make_config(tokenizer=str(tmp_path / "empty"), **settings))
     assert error.value.parameter == "tokenizer"
 
 
@@ -51,7 +55,7 @@ def test_a_slow_tokenizer_is_refused() -> None:
         pass
 
     with pytest.raises(VLLMValidationError, match="Slow is not a fast tokenizer"):
-        Tokenizer(Slow())  # type: ignore[arg-type]
+        Tokenizer.of(Slow())  # type: ignore[arg-type]
 
 
 def test_token_strings(tokenizer: Tokenizer) -> None:
