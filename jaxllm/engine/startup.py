@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -71,7 +72,7 @@ def prepare(config: EngineConfig) -> Prepared:
     num_blocks, max_model_len = size_pool(config, memory)
     compiler = StepCompiler(step_config(config, max_model_len), model, config.mesh)
     cache = ProgramCache(compiler, num_blocks, folder, environment(XLA_VARIABLES))
-    programs = Programs(cache.get, compiler.programs(), ahead=not config.enforce_eager)
+    programs = Programs(cache.compile, compiler.programs(), ahead=not config.enforce_eager, load=cache.load)
     return Prepared(config, specs, compiler, programs, num_blocks, max_model_len, started)
 
 
@@ -84,9 +85,8 @@ def make_core(
     """
     config, compiler, programs = prepared.config, prepared.compiler, prepared.programs
     num_blocks, max_model_len = prepared.num_blocks, prepared.max_model_len
-    params = _load(config, prepared.specs)
+    runner = ModelRunner(compiler, programs, num_blocks, partial(_load, config, prepared.specs))
     log_phase(logger, "weights")
-    runner = ModelRunner(compiler, programs, params, num_blocks)
     masks = TokenMasks(config.model_config.vocab_size, grammars, thinking)
     scheduler_config = _scheduler_config(config, num_blocks, max_model_len, compiler.max_rows)
     scheduler = (config.scheduler_cls or Scheduler)(scheduler_config)

@@ -46,6 +46,8 @@ COPIES = 8
 class Upkeep(enum.Enum):
     """Small programs that run between steps."""
 
+    MAKE_STATE = "make state"
+    """() -> (pool, previous step's tokens), all zeros"""
     COPY_BLOCKS = "copy blocks"
     """(pool, sources [COPIES], targets [COPIES]) -> pool"""
     MAKE_COUNTS = "make counts"
@@ -118,7 +120,8 @@ class StepCompiler:
         # the first is one that most first prompts fit in, and that is quick to run.
         order = [self.buckets[-1], *self.buckets]
         if self.config.batch_invariant:
-            order.insert(0, pick_bucket(self.buckets, min(STAND_IN_TOKENS, self.buckets[-1].num_tokens), 1))
+            stand_in = pick_bucket(self.buckets, min(STAND_IN_TOKENS, self.buckets[-1].num_tokens), 1)
+            order = [stand_in, self.buckets[0], *order]
         return [self.step_shape(bucket, is_full=is_full) for bucket in dict.fromkeys(order)]
 
     def batch_shape(self, plan: StepPlan) -> BatchShape:
@@ -174,8 +177,11 @@ class StepCompiler:
             ids = self._replicated((COPIES,), jnp.int32)
             copy = partial(copy_blocks, num_layers=self.model.config.num_layers)
             return _Signature(copy, (0,), (pool, ids, ids), pool_shardings)
+        if key is Upkeep.MAKE_STATE:
+            specs = (pool, self.tokens_spec())
+            return _Signature(partial(_make_zeros, specs), (), (), (pool_shardings, everywhere))
         if key is Upkeep.MAKE_COUNTS:
-            return _Signature(partial(jnp.zeros, counts.shape, counts.dtype), (), (), everywhere)
+            return _Signature(partial(_make_zeros, counts), (), (), everywhere)
         if key is Upkeep.SET_COUNTS:
             row, index = self._replicated(counts.shape[1:], counts.dtype), self._replicated((), jnp.int32)
             return _Signature(set_row, (0,), (counts, index, row), everywhere)
@@ -245,6 +251,10 @@ class StepCompiler:
             return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=param_sharding(self.mesh, spec))
 
         return unflatten({path: placed_spec(spec) for path, spec in self.model.param_specs().items()})
+
+
+def _make_zeros(specs: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), specs)
 
 
 def describe(key: ProgramKey) -> str:

@@ -11,7 +11,6 @@ from math import prod
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -139,8 +138,3 @@ def replicated_params(mesh: Mesh, specs: Mapping[str, ParamSpec]) -> list[str]:
 def placed[Tree](specs: Tree, sharding: NamedSharding) -> Tree:
     """Return a pytree of shapes and dtypes with a sharding."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), specs)
-
-
-def make_zeros[Tree](specs: Tree) -> Tree:
-    """Allocate arrays of these shapes, dtypes and shardings, all zeros."""
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), specs)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from jaxllm.scheduling.plan import StepPlan, StepResult
 from .batch import BatchShape, StepInputs, build
 from .compiler import COPIES, ProgramKey, StepCompiler, Upkeep
 from .host_logprobs import read_logprobs
-from .mesh import make_zeros, replicated
+from .mesh import replicated
 from .programs import Programs
 from .rows import RareInputs, neutral_array, rare_shapes
 from .step import DeviceState, StepOutput, StepShape
@@ -45,14 +46,23 @@ class RunningStep:
 class ModelRunner:
     """Runs steps in the order in which they are given; each waits for the one before on the device, not on the host."""
 
-    def __init__(self, compiler: StepCompiler, programs: Programs[ProgramKey], params: Any, num_blocks: int) -> None:
-        """Run `programs`, which are the compiler's for a pool of `num_blocks` blocks."""
+    def __init__(
+        self,
+        compiler: StepCompiler,
+        programs: Programs[ProgramKey],
+        num_blocks: int,
+        load_params: Callable[[], Any],
+    ) -> None:
+        """Run `programs`, which are the compiler's for a pool of `num_blocks` blocks. Making the pool and loading the
+        parameters take about as long, and go on at the same time.
+        """
         self.compiler, self.programs, self.num_blocks = compiler, programs, num_blocks
-        self._params = params
-        self._pool = make_zeros(compiler.pool_spec(num_blocks))
+        with ThreadPoolExecutor(1) as executor:
+            state = executor.submit(programs.get(Upkeep.MAKE_STATE))
+            self._params = load_params()
+        self._pool, self._previous_tokens = state.result()
         self._counts: Array | None = None
         """Made by the first step that needs it."""
-        self._previous_tokens = make_zeros(compiler.tokens_spec())
         self._neutral: dict[int, RareInputs] = {}
         """By rows: the same arrays each step, so that nothing is sent for what nobody uses."""
 
@@ -82,9 +92,8 @@ class ModelRunner:
         """Make the device's state anew: a step that failed or was cut off may have lost what was donated to it."""
         for array in jax.tree.leaves(self._pool):
             array.delete()  # there may be no room for two
-        self._pool = make_zeros(self.compiler.pool_spec(self.num_blocks))
+        self._pool, self._previous_tokens = self.programs.get(Upkeep.MAKE_STATE)()
         self._counts = None
-        self._previous_tokens = make_zeros(self.compiler.tokens_spec())
 
     def warm_up(self) -> None:
         """Wait until every program is compiled."""

@@ -60,31 +60,55 @@ def use_cache(cache_dir: str, *, keeps_programs: bool) -> Path | None:
 
 
 class ProgramCache:
-    """The programs of one compiler and pool size: loaded from a folder where they are there, else compiled and kept.
-
-    A file that cannot be used counts as none.
-    """
+    """The programs of one compiler and pool size in a folder. A file that cannot be used counts as none."""
 
     def __init__(
         self, compiler: StepCompiler, num_blocks: int, folder: Path | None, environment: Mapping[str, str]
     ) -> None:
-        """Without a folder all are compiled. `environment` are the variables that XLA reads."""
+        """Without a folder nothing is kept. `environment` are the variables that XLA reads."""
         self._compiler, self._num_blocks = compiler, num_blocks
         self._folder, self._environment = folder, environment
 
-    def get(self, key: ProgramKey) -> jax.stages.Compiled:
-        """Return a program."""
+    def load(self, key: ProgramKey) -> jax.stages.Compiled | None:
+        """Return a program that was kept, None if it was not, or is of no use."""
+        started = time.perf_counter()
         if self._folder is None:
-            return self._compiler.compile(key, self._num_blocks)
-        path = self._folder / hashlib.sha256(f"{self._facts}\n{key}".encode()).hexdigest()
-        program = self._load(path, key)
-        if program is None:
-            with _FromDisk() as from_disk:
-                program = self._compiler.compile(key, self._num_blocks)
-            # XLA:CPU gives away a program's code once only: one that JAX's cache had would be kept without any.
-            if not from_disk:
-                self._save(path, program)
+            return None
+        try:
+            path = self._path(key)
+            payload = zlib.decompress(path.read_bytes())
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, zlib.error) as error:
+            logger.warning("a compiled program cannot be read, and is compiled again: %s", error)
+            return None
+        devices = self._compiler.mesh.devices.flat
+        try:
+            program = serialize_executable.deserialize_and_load(
+                payload,
+                *self._compiler.trees(key, self._num_blocks),
+                backend=devices[0].client,
+                execution_devices=list(devices),
+            )
+        except Exception:  # XLA raises every kind here
+            logger.warning("a compiled program cannot be loaded, and is compiled again", exc_info=True)
+            return None
+        log_phase(logger, describe(key), time.perf_counter() - started)
         return program
+
+    def compile(self, key: ProgramKey) -> jax.stages.Compiled:
+        """Compile a program and keep it."""
+        with _FromDisk() as from_disk:
+            program = self._compiler.compile(key, self._num_blocks)
+        # XLA:CPU gives away a program's code once only: one that JAX's cache had would be kept without any.
+        if self._folder is not None and not from_disk:
+            self._save(program, key)
+        return program
+
+    def _path(self, key: ProgramKey) -> Path:
+        assert self._folder is not None
+        return self._folder / hashlib.sha256(f"{self._facts}\n{key}".encode()).hexdigest()
 
     @cached_property
     def _facts(self) -> str:
@@ -111,31 +135,8 @@ class ProgramCache:
             )
         )
 
-    def _load(self, path: Path, key: ProgramKey) -> jax.stages.Compiled | None:
-        started = time.perf_counter()
-        try:
-            payload = zlib.decompress(path.read_bytes())
-            os.utime(path)
-        except FileNotFoundError:
-            return None
-        except (OSError, zlib.error) as error:
-            logger.warning("a compiled program cannot be read, and is compiled again: %s", error)
-            return None
-        devices = self._compiler.mesh.devices.flat
-        try:
-            program = serialize_executable.deserialize_and_load(
-                payload,
-                *self._compiler.trees(key, self._num_blocks),
-                backend=devices[0].client,
-                execution_devices=list(devices),
-            )
-        except Exception:  # XLA raises every kind here
-            logger.warning("a compiled program cannot be loaded, and is compiled again", exc_info=True)
-            return None
-        log_phase(logger, describe(key), time.perf_counter() - started)
-        return program
-
-    def _save(self, path: Path, program: jax.stages.Compiled) -> None:
+    def _save(self, program: jax.stages.Compiled, key: ProgramKey) -> None:
+        path = self._path(key)
         temporary = path.with_name(f"{path.name}.{os.getpid()}")
         try:
             payload, _, _ = serialize_executable.serialize(program)

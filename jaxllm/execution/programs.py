@@ -13,23 +13,32 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 PAUSE = 3.0
-"""How long a program that nobody has asked for waits, times what the last one took to compile."""
+"""How long a program that nobody has asked for waits, times what the last one took to compile. A load: none."""
 
 
 class Programs[Key: Hashable]:
-    """Programs by key, compiled ahead by one background thread; `get` compiles a missing one at once.
+    """Programs by key, loaded or compiled ahead by one background thread; `get` does so at once for a missing one.
 
     First the first, then whatever `nearest` would rather have had, and the others in the order given, with pauses:
     compiling takes a core and Python from the rest of a start and from the steps. What is compiled when never changes
     a result, only when it is there.
     """
 
-    def __init__(self, compile_one: Callable[[Key], Any], keys: Sequence[Key], *, ahead: bool) -> None:
-        self._compile = compile_one
+    def __init__(
+        self,
+        compile_one: Callable[[Key], Any],
+        keys: Sequence[Key],
+        *,
+        ahead: bool,
+        load: Callable[[Key], Any] = lambda _: None,
+    ) -> None:
+        """`load` returns what need not be compiled, else None."""
+        self._compile, self._load = compile_one, load
         self._keys = tuple(keys)
         self._done: dict[Key, Any] = {}
         self._lock = threading.Lock()
         self._building: dict[Key, threading.Lock] = {}
+        self._num_compiled = 0
         self._asked: deque[Any] = deque()  # of keys
         self._wake = threading.Event()
         """Set when there is something to do at once: to compile what was asked for, or to stop."""
@@ -81,14 +90,15 @@ class Programs[Key: Hashable]:
 
     def _run_ahead(self) -> None:
         while (key := self._next()) is not None:
-            started = time.monotonic()
+            started, num_compiled = time.monotonic(), self._num_compiled
             try:
                 self._build(key)
             except Exception:
                 # The step that needs it compiles it again and raises to its caller.
                 logger.exception("compiling %s ahead failed", key)
                 return
-            self._wake.wait(PAUSE * (time.monotonic() - started))
+            if self._num_compiled > num_compiled:
+                self._wake.wait(PAUSE * (time.monotonic() - started))
             self._wake.clear()
 
     def _next(self) -> Key | None:
@@ -104,5 +114,9 @@ class Programs[Key: Hashable]:
             building = self._building.setdefault(key, threading.Lock())
         with building:
             if key not in self._done:
-                self._done[key] = self._compile(key)
+                program = self._load(key)
+                if program is None:
+                    program = self._compile(key)
+                    self._num_compiled += 1
+                self._done[key] = program
             return self._done[key]

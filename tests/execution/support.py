@@ -62,6 +62,5 @@ def make_compiler(
 def make_runner(num_blocks: int = 33, **changes: Any) -> ModelRunner:
     """Return a runner with dummy weights that compiles nothing ahead."""
     compiler = make_compiler(**changes)
-    params = init_dummy(compiler.model.param_specs(), 0)
     programs = Programs(partial(compiler.compile, num_blocks=num_blocks), compiler.programs(), ahead=False)
-    return ModelRunner(compiler, programs, params, num_blocks)
+    return ModelRunner(compiler, programs, num_blocks, lambda: init_dummy(compiler.model.param_specs(), 0))

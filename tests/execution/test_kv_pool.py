@@ -1,5 +1,6 @@
 """How many blocks there are: by hand for a small model."""
 
+import math
 from dataclasses import replace
 
 import jax.numpy as jnp
@@ -7,7 +8,6 @@ import pytest
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.kv_pool import CPU_POOL_BYTES, PoolRequest, block_bytes, count_blocks, most_tokens
-from jaxllm.execution.mesh import make_zeros
 from tests.execution.support import make_attention, make_compiler, model_config
 
 BASE = PoolRequest(
@@ -20,8 +20,8 @@ BLOCK_BYTES = 2 * 2 * 2 * 16 * 16 * 4  # layers, K and V, kv heads, head dim, bl
 def test_bytes_of_a_block() -> None:
     assert block_bytes(BASE) == BLOCK_BYTES
     assert block_bytes(replace(BASE, attention=make_attention(jnp.bfloat16))) == BLOCK_BYTES // 2
-    pool = make_zeros(make_compiler().pool_spec(9))
-    assert sum(array.nbytes for array in pool) == 9 * BLOCK_BYTES
+    pool = make_compiler().pool_spec(9)
+    assert sum(math.prod(array.shape) * array.dtype.itemsize for array in pool) == 9 * BLOCK_BYTES
 
 
 def test_cpu_takes_what_its_sequences_can_use_up_to_a_gibibyte() -> None:

@@ -17,7 +17,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jaxllm import LLM, EngineArgs, SamplingParams, TokensPrompt
 from jaxllm.engine.startup import keeps_programs
 from jaxllm.execution import program_cache
-from jaxllm.execution.compiler import StepCompiler, Upkeep
+from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep
 from jaxllm.execution.program_cache import ProgramCache, source_digest, use_cache
 from jaxllm.models import LayerLoop, registry
 from tests.execution.support import make_compiler
@@ -51,8 +51,13 @@ def small(**changes: Any) -> StepCompiler:
     return make_compiler(**{"max_num_seqs": 4, "max_num_batched_tokens": 8, "loop": LayerLoop.SCAN} | changes)
 
 
-def lookup(compiler: StepCompiler, disk: Path, num_blocks: int = NUM_BLOCKS, **environment: str) -> ProgramCache:
-    return ProgramCache(compiler, num_blocks, disk, environment)
+class Programs(ProgramCache):
+    def get(self, key: ProgramKey) -> jax.stages.Compiled:
+        return self.load(key) or self.compile(key)
+
+
+def lookup(compiler: StepCompiler, disk: Path, num_blocks: int = NUM_BLOCKS, **environment: str) -> Programs:
+    return Programs(compiler, num_blocks, disk, environment)
 
 
 class Idle(StepCompiler):
@@ -122,7 +127,7 @@ def test_an_engine_answers_the_same_from_disk(disk: Path, monkeypatch: pytest.Mo
     ids=["blocks", "flags", "dtype", "model", "loop", "options", "context", "code", "CPU", "versions", "cores"],
 )
 def test_whatever_else_is_different_is_a_miss(
-    disk: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch, Path], ProgramCache | None]
+    disk: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch, Path], Programs | None]
 ) -> None:
     lookup(small(), disk).get(QUICK)
     before = files(disk)
@@ -228,7 +233,7 @@ def test_a_loaded_program_computes_what_the_compiled_one_does(disk: Path) -> Non
     compiler = small()
     rng = np.random.default_rng()
 
-    def run(cache: ProgramCache, pool: Any) -> Any:
+    def run(cache: Programs, pool: Any) -> Any:
         pool = jax.tree.map(lambda x, spec: jax.device_put(x, spec.sharding), pool, compiler.pool_spec(NUM_BLOCKS))
         ids = [jax.device_put(np.arange(start, start + 8, dtype=np.int32)) for start in (1, 17)]
         return jax.tree.map(np.asarray, cache.get(Upkeep.COPY_BLOCKS)(pool, *ids))

@@ -111,6 +111,20 @@ def test_what_a_step_would_rather_have_had_is_compiled_next(monkeypatch: pytest.
     programs.stop()
 
 
+def test_what_can_be_loaded_is_not_compiled_and_needs_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxllm.execution.programs.PAUSE", 1e9)
+    compiled: list[int] = []
+    load = {1: "one", 2: "two", 3: "three"}.get
+    programs = Programs(lambda key: compiled.append(key) or key, [1, 2, 3, 4], ahead=True, load=load)
+    deadline = time.monotonic() + 10
+    while 4 not in programs:
+        assert time.monotonic() < deadline
+        time.sleep(1e-3)
+    assert [programs.get(key) for key in (1, 2, 3, 4)] == ["one", "two", "three", 4]
+    assert compiled == [4]
+    programs.stop()
+
+
 def test_a_failure_reaches_the_step_that_needs_the_program(caplog: pytest.LogCaptureFixture) -> None:
     def fail(key: int) -> int:
         raise RuntimeError(f"cannot compile {key}")
