@@ -67,6 +67,8 @@ class ModelConfig:
     final_soft_cap: float | None = None
     embed_scale: float = 1.0
     norm_offset: float = 0.0
+    num_shards: int = 1
+    """Over how many devices heads and MLP are spread."""
     kv_repeats: int = 1
     """Of `num_kv_heads` so many in a row are one head of the checkpoint: there are more devices than such heads."""
 

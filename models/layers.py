@@ -6,6 +6,7 @@ Constructors run under `nnx.eval_shape`, so they allocate nothing. Weights are s
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -52,6 +53,36 @@ class LayerLoop(enum.Enum):
 def declare(shape: tuple[int, ...], axes: tuple[str, ...], dtype: DTypeLike) -> nnx.Param[Array]:
     """Declare a parameter with one logical sharding axis per dimension."""
     return nnx.Param(jnp.zeros(shape, dtype), out_sharding=axes)
+
+
+class Part(NamedTuple):
+    """A parameter that is held in one array with others: its name, and the name and size of its first axis."""
+
+    name: str
+    axis: str
+    size: int
+
+
+def declare_merged(
+    parts: Sequence[Part], shape: tuple[int, ...], axes: tuple[str, ...], num_shards: int, dtype: DTypeLike
+) -> nnx.Param[Array]:
+    """Declare parameters of `shape` besides their first axes as one array [num_shards, rows, *shape].
+
+    A shard holds an equal share of each, one after the other. Matrices of one input are one matmul so.
+    """
+    rows = sum(part.size for part in parts) // num_shards
+    array = jnp.zeros((num_shards, rows, *shape), dtype)
+    return nnx.Param(array, out_sharding=("shards", "rows", *axes), parts=tuple(parts), num_shards=num_shards)
+
+
+def split(merged: Array, parts: Sequence[Part]) -> list[Array]:
+    """Return what [t, num_shards, rows, ...] holds of each part, [t, size, ...]."""
+    t, num_shards, _, *rest = merged.shape
+    starts = itertools.accumulate((part.size // num_shards for part in parts), initial=0)
+    return [
+        merged[:, :, start : start + part.size // num_shards].reshape(t, part.size, *rest)
+        for start, part in zip(starts, parts, strict=False)
+    ]
 
 
 def linear(x: Array, weight: nnx.Param[Array], out_dtype: DTypeLike | None = None) -> Array:
@@ -154,15 +185,13 @@ class Attention(nnx.Module):
 
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
         d, n, k, h = cfg.hidden_size, cfg.num_heads, cfg.num_kv_heads, cfg.head_dim
-        self.q = declare((n, h, d), ("heads", "head_dim", "embed"), dtype)
-        self.k = declare((k, h, d), ("kv_heads", "head_dim", "embed"), dtype)
-        self.v = declare((k, h, d), ("kv_heads", "head_dim", "embed"), dtype)
+        self.heads = (Part("q", "heads", n), Part("k", "kv_heads", k), Part("v", "kv_heads", k))
+        self.qkv = declare_merged(self.heads, (h, d), ("head_dim", "embed"), cfg.num_shards, dtype)
         self.o = declare((d, n, h), ("embed", "heads", "head_dim"), dtype)
         self.has_qkv_bias, self.has_o_bias, self.has_qk_norm = cfg.qkv_bias, cfg.o_bias, cfg.qk_norm
         if cfg.qkv_bias:
-            self.q_bias = declare((n, h), ("heads", "head_dim"), dtype)
-            self.k_bias = declare((k, h), ("kv_heads", "head_dim"), dtype)
-            self.v_bias = declare((k, h), ("kv_heads", "head_dim"), dtype)
+            biases = [part._replace(name=f"{part.name}_bias") for part in self.heads]
+            self.qkv_bias = declare_merged(biases, (h,), ("head_dim",), cfg.num_shards, dtype)
         if cfg.o_bias:
             self.o_bias = declare((d,), ("embed",), dtype)
         if cfg.qk_norm:
@@ -171,13 +200,10 @@ class Attention(nnx.Module):
 
     def project(self, x_td: Array) -> Heads:
         """Return queries, keys and values, not yet rotated."""
-        q_tnh, k_tkh, v_tkh = linear(x_td, self.q), linear(x_td, self.k), linear(x_td, self.v)
+        qkv = linear(x_td, self.qkv)
         if self.has_qkv_bias:
-            q_tnh, k_tkh, v_tkh = (
-                q_tnh + self.q_bias[...][None],
-                k_tkh + self.k_bias[...][None],
-                v_tkh + self.v_bias[...][None],
-            )
+            qkv = qkv + self.qkv_bias[...][None]
+        q_tnh, k_tkh, v_tkh = split(qkv, self.heads)
         if self.has_qk_norm:
             q_tnh, k_tkh = self.q_norm(q_tnh), self.k_norm(k_tkh)
         return q_tnh, k_tkh, v_tkh
@@ -193,20 +219,21 @@ class GatedMLP(nnx.Module):
 
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
         d, f = cfg.hidden_size, cfg.intermediate_size
-        self.gate = declare((f, d), ("mlp", "embed"), dtype)
-        self.up = declare((f, d), ("mlp", "embed"), dtype)
+        self.parts = (Part("gate", "mlp", f), Part("up", "mlp", f))
+        self.gate_up = declare_merged(self.parts, (d,), ("embed",), cfg.num_shards, dtype)
         self.down = declare((d, f), ("embed", "mlp"), dtype)
         self.act, self.has_bias = cfg.hidden_act, cfg.mlp_bias
         if cfg.mlp_bias:
-            self.gate_bias = declare((f,), ("mlp",), dtype)
-            self.up_bias = declare((f,), ("mlp",), dtype)
+            biases = [part._replace(name=f"{part.name}_bias") for part in self.parts]
+            self.gate_up_bias = declare_merged(biases, (), (), cfg.num_shards, dtype)
             self.down_bias = declare((d,), ("embed",), dtype)
 
     def __call__(self, x_td: Array) -> Array:
         """Return [t, d]."""
-        gate_tf, up_tf = linear(x_td, self.gate), linear(x_td, self.up)
+        gate_up = linear(x_td, self.gate_up)
         if self.has_bias:
-            gate_tf, up_tf = gate_tf + self.gate_bias[...][None], up_tf + self.up_bias[...][None]
+            gate_up = gate_up + self.gate_up_bias[...][None]
+        gate_tf, up_tf = split(gate_up, self.parts)
         out_td = linear(ACTIVATIONS[self.act](gate_tf) * up_tf, self.down)
         return out_td + self.down_bias[...][None] if self.has_bias else out_td
 

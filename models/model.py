@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -41,9 +41,17 @@ class TokenBatch(NamedTuple):
     rope_lengths_t: Array
 
 
+class Place(NamedTuple):
+    """Where in an array with others a parameter is: its rows follow those of `start` in each of `num_shards` shards."""
+
+    array: str
+    num_shards: int
+    start: int
+
+
 @dataclass(frozen=True)
 class ParamSpec:
-    """One parameter: its array, and the HF tensors it is made of (one per layer, in order, if it is stacked).
+    """One parameter, and the HF tensors it is made of (one per layer, in order, if it is stacked).
 
     `layout` takes one HF tensor of `hf_shape` to one layer of ours; `axes` names a logical axis per dimension.
     """
@@ -56,11 +64,47 @@ class ParamSpec:
     hf_shape: tuple[int, ...]
     repeats: int = 1
     """How often in a row each kv head of the HF tensor stands in ours."""
+    place: Place | None = None
+    """None for one that has an array of its own."""
 
     @property
     def stacked(self) -> bool:
         """Whether the first dimension counts layers."""
         return self.axes[0] == "layers"
+
+    @property
+    def rows(self) -> int:
+        """Of each shard, if it is in an array with others."""
+        return self.shape[self.stacked] // (self.place.num_shards if self.place else 1)
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """An array that the model takes, and the parameters it holds."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    axes: tuple[str | None, ...]
+    params: Mapping[str, ParamSpec]
+
+
+def array_specs(specs: Mapping[str, ParamSpec]) -> dict[str, ArraySpec]:
+    """Return the arrays that hold these parameters, by path."""
+    members: dict[str, dict[str, ParamSpec]] = {}
+    for path, spec in specs.items():
+        members.setdefault(spec.place.array if spec.place else path, {})[path] = spec
+    return {path: _array(params) for path, params in members.items()}
+
+
+def _array(params: Mapping[str, ParamSpec]) -> ArraySpec:
+    first = next(iter(params.values()))
+    shape, axes = first.shape, first.axes
+    if first.place:
+        lead = int(first.stacked)
+        rows = sum(spec.rows for spec in params.values())
+        shape = (*shape[:lead], first.place.num_shards, rows, *shape[lead + 1 :])
+        axes = (*axes[:lead], "shards", "rows", *axes[lead + 1 :])
+    return ArraySpec(shape, first.dtype, axes, params)
 
 
 class Frame(nnx.Module):
@@ -100,14 +144,18 @@ class Model:
         prefixes = self.family.find_prefixes(tensor_names)
         num_layers = self.config.num_layers
         spec_of = partial(_spec, kv_repeats=self.config.kv_repeats)
-        specs = {path: spec_of(param, *self._source(path, prefixes, None)) for path, param in _flat(self._frame_state)}
-        for path, param in _flat(self._layer_state):
+        specs = {
+            path: spec_of(param, *self._source(path, prefixes, None)) for path, param in _params(self._frame_state)
+        }
+        for path, param in _params(self._layer_state):
             sources = [self._source(f"layers.{path}", prefixes, layer) for layer in range(num_layers)]
             singles = [spec_of(param, *source) for source in sources]
             if self.loop is LayerLoop.SCAN:
-                specs[f"layers.{path}"] = _stack(singles)
+                specs[f"layers.{path}"] = _within("layers", _stack(singles))
             else:
-                specs |= {f"layers.{layer}.{path}": spec for layer, spec in enumerate(singles)}
+                specs |= {
+                    f"layers.{layer}.{path}": _within(f"layers.{layer}", spec) for layer, spec in enumerate(singles)
+                }
         return specs
 
     def forward(
@@ -195,23 +243,49 @@ def _abstract(build: Callable[[], nnx.Module]) -> tuple[Any, nnx.State]:
         return nnx.split(nnx.eval_shape(build))
 
 
-def _flat(state: nnx.State) -> list[tuple[str, nnx.Variable[Any]]]:
-    return [(".".join(map(str, path)), variable) for path, variable in nnx.to_flat_state(state)]
+class _Param(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: Any
+    axes: tuple[str, ...]
+    place: Place | None
 
 
-def _spec(variable: nnx.Variable[Any], source: str, layout: str, kv_repeats: int) -> ParamSpec:
-    shape, axes = tuple(variable.shape), tuple(variable.get_metadata()["out_sharding"])
-    repeats = kv_repeats if KV_HEADS in axes else 1
-    once = tuple(size // repeats if axis == KV_HEADS else size for axis, size in zip(axes, shape, strict=True))
+def _params(state: nnx.State) -> Iterator[tuple[str, _Param]]:
+    """Yield each parameter by path, and those of an array that holds several one by one."""
+    for names, variable in nnx.to_flat_state(state):
+        path, metadata = ".".join(map(str, names)), variable.get_metadata()
+        shape, axes = tuple(variable.shape), tuple(metadata["out_sharding"])
+        if "parts" not in metadata:
+            yield path, _Param(shape, variable.dtype, axes, None)
+            continue
+        start, num_shards = 0, metadata["num_shards"]
+        for part in metadata["parts"]:
+            place = Place(path, num_shards, start)
+            owner = path.rpartition(".")[0]
+            yield f"{owner}.{part.name}", _Param((part.size, *shape[2:]), variable.dtype, (part.axis, *axes[2:]), place)
+            start += part.size // num_shards
+
+
+def _spec(param: _Param, source: str, layout: str, kv_repeats: int) -> ParamSpec:
+    repeats = kv_repeats if KV_HEADS in param.axes else 1
+    once = tuple(
+        size // repeats if axis == KV_HEADS else size for axis, size in zip(param.axes, param.shape, strict=True)
+    )
     return ParamSpec(
-        shape=shape,
-        dtype=variable.dtype,
-        axes=axes,
+        shape=param.shape,
+        dtype=param.dtype,
+        axes=param.axes,
         sources=(source,),
         layout=layout,
         hf_shape=_hf_shape(layout, once),
         repeats=repeats,
+        place=param.place,
     )
+
+
+def _within(owner: str, spec: ParamSpec) -> ParamSpec:
+    """Return the spec with its array's path continued upwards."""
+    return replace(spec, place=spec.place._replace(array=f"{owner}.{spec.place.array}")) if spec.place else spec
 
 
 def _stack(specs: list[ParamSpec]) -> ParamSpec:

@@ -24,7 +24,7 @@ from jaxllm.execution.programs import Programs
 from jaxllm.loading.load import check_names, init_dummy, load_params
 from jaxllm.log import log_phase
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.model import ParamSpec
+from jaxllm.models.model import ParamSpec, array_specs
 from jaxllm.models.registry import is_built_in
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.scheduler import Scheduler
@@ -120,8 +120,10 @@ def keeps_programs(config: EngineConfig) -> bool:
 
 
 def _load(config: EngineConfig, specs: Mapping[str, ParamSpec]) -> Any:
+    arrays = array_specs(specs)
+
     def sharding_for(path: str) -> jax.sharding.Sharding:
-        return param_sharding(config.mesh, specs[path])
+        return param_sharding(config.mesh, arrays[path])
 
     if config.load_format == "dummy":
         return init_dummy(specs, config.seed, sharding_for=sharding_for)

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from jax.stages import Lowered
 
 from jaxllm.log import log_phase
-from jaxllm.models.model import Model, ParamSpec, unflatten
+from jaxllm.models.model import ArraySpec, Model, array_specs, unflatten
 from jaxllm.sampling.logprobs import fill_logprobs
 from jaxllm.sampling.processors import LogitsProcessor, extra_args
 from jaxllm.sampling.token_counts import set_row
@@ -247,10 +247,10 @@ class StepCompiler:
         return BatchShape(bucket, max_blocks, attention.tiles.query, attention.row_alignment, arguments)
 
     def _params_spec(self) -> dict[str, Any]:
-        def placed_spec(spec: ParamSpec) -> jax.ShapeDtypeStruct:
+        def placed_spec(spec: ArraySpec) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=param_sharding(self.mesh, spec))
 
-        return unflatten({path: placed_spec(spec) for path, spec in self.model.param_specs().items()})
+        return unflatten({path: placed_spec(spec) for path, spec in array_specs(self.model.param_specs()).items()})
 
 
 def _make_zeros(specs: Any) -> Any:

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.model import ParamSpec
+from jaxllm.models.model import ArraySpec, ParamSpec
 
 type Device = Any
 """A jax.Device, which type checkers cannot see."""
@@ -27,6 +27,8 @@ RULES: Mapping[str, str | None] = {
     "heads": MODEL_AXIS,
     "kv_heads": MODEL_AXIS,
     "mlp": MODEL_AXIS,
+    "shards": MODEL_AXIS,
+    "rows": None,
     "embed": None,
     "head_dim": None,
     "layers": None,
@@ -102,10 +104,10 @@ def spread(config: ModelConfig, num_devices: int) -> ModelConfig:
             value=num_devices,
         )
     repeats = max(1, num_devices // config.num_kv_heads)
-    return replace(config, num_kv_heads=config.num_kv_heads * repeats, kv_repeats=repeats)
+    return replace(config, num_shards=num_devices, num_kv_heads=config.num_kv_heads * repeats, kv_repeats=repeats)
 
 
-def param_sharding(mesh: Mesh, spec: ParamSpec) -> NamedSharding:
+def param_sharding(mesh: Mesh, spec: ParamSpec | ArraySpec) -> NamedSharding:
     """Return which part of a parameter each device holds; an axis that does not divide is whole everywhere."""
     axes = zip(spec.axes, spec.shape, strict=True)
     names = (RULES[axis] if axis is not None and size % mesh.size == 0 else None for axis, size in axes)

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,10 +18,10 @@ from tqdm import tqdm
 from jaxllm.loading.checkpoint import Checkpoint
 from jaxllm.loading.layout import Index, parse_layout, write_tensor
 from jaxllm.loading.names import check_names
-from jaxllm.models.model import KV_HEADS, unflatten
+from jaxllm.models.model import KV_HEADS, array_specs, unflatten
 
 if TYPE_CHECKING:
-    from jaxllm.models.model import ParamSpec
+    from jaxllm.models.model import ArraySpec, ParamSpec
 
 __all__ = ["check_names", "init_dummy", "load_params"]
 
@@ -32,12 +32,12 @@ ALIGNMENT = 64
 
 ShardingFor = Callable[[str], jax.sharding.Sharding | None]
 Bounds = tuple[tuple[int, int], ...]
-Fill = Callable[[int, "Sequence[_Part]"], None]
-"""Writes layer `int` of one parameter, part by part, into arrays."""
+Fill = Callable[[int, "Sequence[_Piece]"], None]
+"""Writes layer `int` of an array's parameters, into pieces of the array."""
 
 
-class _Part(NamedTuple):
-    """What some devices hold of a layer or of a parameter: the elements within `bounds`."""
+class _Piece(NamedTuple):
+    """What some devices hold of an array or of a layer of it: the elements within `bounds`."""
 
     array: np.ndarray
     bounds: Bounds
@@ -52,20 +52,20 @@ def load_params(
     sharding_for: ShardingFor | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Read every parameter; the checkpoint has to be fetched, and its names checked. Returns the nested dict.
+    """Read every parameter; the checkpoint has to be fetched, and its names checked. Returns the arrays' nested dict.
 
-    Host memory peaks at the parameters plus one tensor; on other devices than CPU at a layer of one of them plus its
-    tensor. `dtype` replaces the specs' own; `sharding_for` gives a path's sharding, None for the default device. Each
-    tensor is read once, and of it what this process's devices hold.
+    Host memory peaks at the parameters plus one tensor; on other devices than CPU at a layer of one array plus a
+    tensor. `dtype` replaces the specs' own; `sharding_for` gives the sharding of an array's path, None for the default
+    device. Each tensor is read once, and of it what this process's devices hold.
     """
     started = time.perf_counter()
     total = sum(checkpoint.tensors[source].num_bytes for spec in specs.values() for source in spec.sources)
     hidden = None if progress else True  # None: shown on a terminal only
     with tqdm(total=total, desc="Loading weights", unit="B", unit_scale=True, disable=hidden) as bar:
         placed = {}
-        for path, spec in specs.items():
+        for path, array in array_specs(specs).items():
             sharding = sharding_for(path) if sharding_for else None
-            placed[path] = _place(spec, dtype or spec.dtype, sharding, _reader(spec, checkpoint, bar))
+            placed[path] = _place(array, dtype or array.dtype, sharding, _reader(array, checkpoint, bar))
     params = unflatten(placed)
     jax.block_until_ready(params)
     logger.info("Loaded %.2f GB of weights in %.1f s", total / 1e9, time.perf_counter() - started)
@@ -79,42 +79,54 @@ def init_dummy(
     # A table of prime length, repeated: fast, and no two rows of a weight are alike.
     table = np.random.default_rng(seed).standard_normal(1_048_573, np.float32) * np.float32(0.02)
     placed = {}
-    for path, spec in specs.items():
+    for path, array in array_specs(specs).items():
         sharding = sharding_for(path) if sharding_for else None
         center = 1 if "norm" in path else 0
-        fill = partial(_fill_random, np.asarray(table + center, dtype or spec.dtype), zlib.crc32(path.encode()), spec)
-        placed[path] = _place(spec, dtype or spec.dtype, sharding, fill)
+        fill = partial(_fill_random, np.asarray(table + center, dtype or array.dtype), array)
+        placed[path] = _place(array, dtype or array.dtype, sharding, fill)
     return unflatten(placed)
 
 
-def _reader(spec: ParamSpec, checkpoint: Checkpoint, bar: tqdm) -> Fill:
+def _reader(array: ArraySpec, checkpoint: Checkpoint, bar: tqdm) -> Fill:
     """Return the function that fills one layer from the checkpoint."""
-    layout = parse_layout(spec.layout)
 
-    def fill(layer: int, parts: Sequence[_Part]) -> None:
-        source = spec.sources[layer]
-        tensor = checkpoint.read(source)
-        for part in parts:
-            write_tensor(tensor, layout, _stored_shape(spec), part.array, _stored_index(spec, part.bounds))
-        checkpoint.release(source)
-        bar.update(checkpoint.tensors[source].num_bytes)
+    def fill(layer: int, pieces: Sequence[_Piece]) -> None:
+        for spec in array.params.values():
+            source, layout = spec.sources[layer], parse_layout(spec.layout)
+            tensor = checkpoint.read(source)
+            for piece in _own(spec, pieces):
+                write_tensor(tensor, layout, _stored_shape(spec), piece.array, _stored_index(spec, piece.bounds))
+            checkpoint.release(source)
+            bar.update(checkpoint.tensors[source].num_bytes)
 
     return fill
 
 
-def _fill_random(table: np.ndarray, offset: int, spec: ParamSpec, layer: int, parts: Sequence[_Part]) -> None:
-    """Fill one layer with consecutive numbers of the table, starting at a place of its own."""
-    shape = _stored_shape(spec)
-    size = math.prod(shape)
-    start = (offset + layer * size) % len(table)
-    if all(part.array.shape == shape for part in parts):
-        for part in parts:
-            _tile(table, start, part.array.reshape(-1))
+def _fill_random(table: np.ndarray, array: ArraySpec, layer: int, pieces: Sequence[_Piece]) -> None:
+    """Fill each parameter of a layer with consecutive numbers of the table, starting at a place of its own."""
+    for path, spec in array.params.items():
+        shape, own = _stored_shape(spec), list(_own(spec, pieces))
+        size = math.prod(shape)
+        start = (zlib.crc32(path.encode()) + layer * size) % len(table)
+        if all(piece.array.shape == shape for piece in own):
+            for piece in own:
+                _tile(table, start, piece.array.reshape(-1))
+            continue
+        whole = np.empty(size, table.dtype)
+        _tile(table, start, whole)
+        for piece in own:
+            piece.array[...] = whole.reshape(shape)[_stored_index(spec, piece.bounds)]
+
+
+def _own(spec: ParamSpec, pieces: Sequence[_Piece]) -> Iterator[_Piece]:
+    """Return what pieces of an array's layer have of one of its parameters, as pieces of that."""
+    if spec.place is None:
+        yield from pieces
         return
-    whole = np.empty(size, table.dtype)
-    _tile(table, start, whole)
-    for part in parts:
-        part.array[...] = whole.reshape(shape)[_stored_index(spec, part.bounds)]
+    start, rows = spec.place.start, spec.rows
+    for piece in pieces:
+        for view, shard in zip(piece.array, range(*piece.bounds[0]), strict=True):
+            yield _Piece(view[start : start + rows], ((shard * rows, (shard + 1) * rows), *piece.bounds[2:]))
 
 
 def _tile(table: np.ndarray, start: int, out: np.ndarray) -> None:
@@ -140,30 +152,31 @@ def _stored_index(spec: ParamSpec, bounds: Bounds) -> Index:
     )
 
 
-def _place(spec: ParamSpec, dtype: Any, sharding: jax.sharding.Sharding | None, fill: Fill) -> jax.Array:
-    """Make one parameter, on the devices of `sharding` or on the default device."""
+def _place(array: ArraySpec, dtype: Any, sharding: jax.sharding.Sharding | None, fill: Fill) -> jax.Array:
+    """Make one array, on the devices of `sharding` or on the default device."""
     dtype = np.dtype(dtype)
     sharding = sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    if spec.stacked and not shares_host_memory(sharding):
-        return _place_by_layer(spec, dtype, sharding, fill)
-    parts = _make_parts(spec.shape, dtype, sharding)
-    for layer in range(len(spec.sources)):
-        fill(layer, [_layer_of(part, layer) for part in parts] if spec.stacked else parts)
-    return _assemble(spec.shape, sharding, parts)
+    stacked = array.axes[0] == "layers"
+    if stacked and not shares_host_memory(sharding):
+        return _place_by_layer(array.shape, dtype, sharding, fill)
+    pieces = _make_pieces(array.shape, dtype, sharding)
+    for layer in range(array.shape[0] if stacked else 1):
+        fill(layer, [_layer_of(piece, layer) for piece in pieces] if stacked else pieces)
+    return _assemble(array.shape, sharding, pieces)
 
 
-def _place_by_layer(spec: ParamSpec, dtype: np.dtype, sharding: jax.sharding.Sharding, fill: Fill) -> jax.Array:
-    """Allocate the parameter on the devices and bring its layers there one by one."""
-    shape, layer_sharding = spec.shape[1:], _of_layer(sharding)
+def _place_by_layer(shape: tuple[int, ...], dtype: np.dtype, sharding: jax.sharding.Sharding, fill: Fill) -> jax.Array:
+    """Allocate the array on the devices and bring its layers there one by one."""
+    layer_sharding = _of_layer(sharding)
 
     def read(layer: int) -> jax.Array:
-        parts = _make_parts(shape, dtype, layer_sharding)
-        fill(layer, parts)
-        return _assemble(shape, layer_sharding, parts)
+        pieces = _make_pieces(shape[1:], dtype, layer_sharding)
+        fill(layer, pieces)
+        return _assemble(shape[1:], layer_sharding, pieces)
 
-    params = jnp.zeros(spec.shape, dtype, device=sharding)
+    params = jnp.zeros(shape, dtype, device=sharding)
     set_layer = jax.jit(jax.lax.dynamic_update_index_in_dim, static_argnums=3, donate_argnums=0, out_shardings=sharding)
-    for layer in range(spec.shape[0]):
+    for layer in range(shape[0]):
         params = set_layer(params, read(layer), layer, 0)
         # Otherwise the host would run ahead, holding every layer.
         params.block_until_ready()
@@ -182,12 +195,12 @@ def _of_layer(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
     return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*sharding.spec[1:]))
 
 
-def _layer_of(part: _Part, layer: int) -> _Part:
-    """Return one layer of a part of a stacked parameter, whose layers are not spread."""
-    return _Part(part.array[layer], part.bounds[1:])
+def _layer_of(piece: _Piece, layer: int) -> _Piece:
+    """Return one layer of a piece of a stacked array, whose layers are not spread."""
+    return _Piece(piece.array[layer], piece.bounds[1:])
 
 
-def _make_parts(shape: tuple[int, ...], dtype: np.dtype, sharding: jax.sharding.Sharding) -> list[_Part]:
+def _make_pieces(shape: tuple[int, ...], dtype: np.dtype, sharding: jax.sharding.Sharding) -> list[_Piece]:
     """Allocate what this process's devices hold; devices that hold the same share it."""
     owners: dict[Bounds, list[Any]] = {}
     for device, index in sharding.addressable_devices_indices_map(shape).items():
@@ -195,18 +208,18 @@ def _make_parts(shape: tuple[int, ...], dtype: np.dtype, sharding: jax.sharding.
         bounds = tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
         owners.setdefault(bounds, []).append(device)
     return [
-        _Part(aligned_empty(tuple(stop - start for start, stop in bounds), dtype), bounds, tuple(devices))
+        _Piece(aligned_empty(tuple(stop - start for start, stop in bounds), dtype), bounds, tuple(devices))
         for bounds, devices in owners.items()
     ]
 
 
-def _assemble(shape: tuple[int, ...], sharding: jax.sharding.Sharding, parts: Sequence[_Part]) -> jax.Array:
-    """Put the parts on their devices; aligned, so that a CPU device takes them as they are and keeps them alive."""
-    pieces = []
-    for part in parts:
-        part.array.flags.writeable = False
-        pieces += [jax.device_put(part.array, device) for device in part.devices]
-    return jax.make_array_from_single_device_arrays(shape, sharding, pieces)
+def _assemble(shape: tuple[int, ...], sharding: jax.sharding.Sharding, pieces: Sequence[_Piece]) -> jax.Array:
+    """Put the pieces on their devices; aligned, so that a CPU device takes them as they are and keeps them alive."""
+    arrays = []
+    for piece in pieces:
+        piece.array.flags.writeable = False
+        arrays += [jax.device_put(piece.array, device) for device in piece.devices]
+    return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

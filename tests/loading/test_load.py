@@ -20,7 +20,7 @@ from jaxllm.loading import load
 from jaxllm.loading.checkpoint import open_checkpoint
 from jaxllm.loading.layout import parse_layout, write_tensor
 from jaxllm.loading.load import check_names, init_dummy, load_params
-from jaxllm.models.model import ParamSpec
+from jaxllm.models.model import ParamSpec, Place
 from tests.loading.files import spec, write_folder
 
 RNG = np.random.default_rng(0)
@@ -246,6 +246,38 @@ def test_heads_are_repeated_in_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for make in (lambda spec: load_params({"q": spec}, checkpoint), lambda spec: init_dummy({"q": spec}, 0)):
         heads, found = (np.asarray(make(spec)["q"]) for spec in (once, repeated))
         np.testing.assert_array_equal(found, heads[:, :, [0, 0, 0, 1, 1, 1]])
+
+
+@pytest.mark.parametrize("device_path", [False, True], ids=["cpu", "other devices"])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_parameters_in_one_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stacked: bool, device_path: bool):
+    """Each of two shards has half of q and, as there is one kv head, all of k."""
+    if device_path:
+        monkeypatch.setattr(load, "shares_host_memory", lambda sharding: False)
+    layers = range(2) if stacked else range(1)
+    hf = {f"{layer}.q": RNG.standard_normal((4 * H, D)).astype(np.float32) for layer in layers}
+    hf |= {f"{layer}.k": RNG.standard_normal((H, D)).astype(np.float32) for layer in layers}
+    checkpoint = open_checkpoint(str(write_folder(tmp_path, hf)))
+    lead = (2,) if stacked else ()
+
+    def part(name: str, heads: int, axis: str, start: int) -> ParamSpec:
+        names, layout = [f"{layer}.{name}" for layer in layers], f"({name} h) d -> {name} h d"
+        made = spec((*lead, heads, H, D), names, layout, hf[f"0.{name}"].shape, stacked=stacked, dtype=np.float32)
+        axes = (*made.axes[: len(lead)], axis, "head_dim", "embed")
+        return dataclasses.replace(made, axes=axes, place=Place("a.qk", 2, start))
+
+    params = {"a.q": part("q", 4, "heads", 0), "a.k": dataclasses.replace(part("k", 2, "kv_heads", 2), repeats=2)}
+    found = np.asarray(load_params(params, checkpoint)["a"]["qk"])
+    assert found.shape == (*lead, 2, 3, H, D)
+    for layer in layers:
+        q, k = hf[f"{layer}.q"].reshape(4, H, D), hf[f"{layer}.k"].reshape(1, H, D)
+        expected = np.stack([np.concatenate([q[:2], k]), np.concatenate([q[2:], k])])
+        np.testing.assert_array_equal(found[layer] if stacked else found, expected)
+    apart = {path: dataclasses.replace(spec, place=None) for path, spec in params.items()}
+    together, alone = init_dummy(params, 0)["a"]["qk"], init_dummy(apart, 0)["a"]
+    shards = zip(*(np.split(np.asarray(alone[name]), 2, axis=len(lead)) for name in "qk"), strict=True)
+    expected = np.stack([np.concatenate(shard, axis=len(lead)) for shard in shards], axis=len(lead))
+    np.testing.assert_array_equal(together, expected)
 
 
 def test_each_device_gets_its_part(tmp_path: Path, repository: Path):

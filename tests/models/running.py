@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from jaxllm.models import LayerLoop, Model, ModelConfig, ParamSpec, TokenBatch, get_family
-from jaxllm.models.model import unflatten
+from jaxllm.models.model import ArraySpec, array_specs, unflatten
 from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, KVPool, PagedAttention
 from pallas_kernels.paged_attention.tiles import XLA_TILES
 from tests.models.tiny import BLOCK_SIZE, CASES, Golden, read_hf_config, read_tensors
@@ -34,8 +34,8 @@ def build_model(case: str, *, dtype: Any = jnp.float32, loop: LayerLoop = LayerL
 
 def load(model: Model, tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Return parameters made of HF tensors."""
-    specs = model.param_specs(tensors)
-    return unflatten({path: jnp.asarray(_read(spec, tensors), spec.dtype) for path, spec in specs.items()})
+    arrays = array_specs(model.param_specs(tensors))
+    return unflatten({path: jnp.asarray(_read(array, tensors), array.dtype) for path, array in arrays.items()})
 
 
 def to_ours(layout: str, shape: tuple[int, ...], tensor: np.ndarray) -> np.ndarray:
@@ -134,7 +134,15 @@ def chunk_inputs(token_ids: np.ndarray, start: int, prompt_len: int) -> tuple[To
     return tokens, attention
 
 
-def _read(spec: ParamSpec, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+def _read(array: ArraySpec, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+    params = [_read_param(spec, tensors) for spec in array.params.values()]
+    if array.shape == params[0].shape:
+        return params[0]
+    # The arrays that hold several have one shard here.
+    return np.concatenate(params, axis=array.axes.index("rows") - 1).reshape(array.shape)
+
+
+def _read_param(spec: ParamSpec, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
     shape = spec.shape[1:] if spec.stacked else spec.shape
     layers = []
     for source in spec.sources:

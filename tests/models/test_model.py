@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm.models import LayerLoop, Model, ModelConfig, ParamSpec, get_family, supported_architectures
-from jaxllm.models.model import unflatten
+from jaxllm.models import LayerLoop, Model, ModelConfig, get_family, supported_architectures
+from jaxllm.models.model import ArraySpec, array_specs, unflatten
 from jaxllm.models.reading import read_decoder
 from tests.models.dense import dense_attention
 from tests.models.running import attention_of, build_model, chunk_inputs, empty_pool
@@ -30,12 +30,12 @@ LLAMA_70B = {
 }
 
 
-def abstract(spec: ParamSpec) -> jax.ShapeDtypeStruct:
+def abstract(spec: ArraySpec) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(spec.shape, spec.dtype)
 
 
 def abstract_params(model: Model) -> dict[str, Any]:
-    return unflatten({path: abstract(spec) for path, spec in model.param_specs().items()})
+    return unflatten({path: abstract(spec) for path, spec in array_specs(model.param_specs()).items()})
 
 
 def forward_args(model: Model) -> tuple[Any, ...]:
@@ -66,6 +66,18 @@ def test_abstract_tree_allocates_nothing() -> None:
     assert specs["layers.attn.k"].axes == ("layers", "kv_heads", "head_dim", "embed")
     assert specs["layers.attn.k"].hf_shape == (1024, 8192)
     assert specs["layers.attn.k"].sources[79] == "model.layers.79.self_attn.k_proj.weight"
+
+
+def test_matrices_of_one_input_are_one_array() -> None:
+    config = replace(get_family("LlamaForCausalLM").read_config(LLAMA_70B), num_shards=4)
+    arrays = array_specs(Model(config, jnp.bfloat16).param_specs())
+    assert arrays["layers.attn.qkv"].shape == (80, 4, 16 + 2 + 2, 128, 8192)
+    assert arrays["layers.attn.qkv"].axes == ("layers", "shards", "rows", "head_dim", "embed")
+    assert list(arrays["layers.attn.qkv"].params) == ["layers.attn.q", "layers.attn.k", "layers.attn.v"]
+    assert arrays["layers.mlp.gate_up"].shape == (80, 4, 2 * 28_672 // 4, 8192)
+    assert arrays["layers.mlp.down"].shape == (80, 8192, 28_672)
+    unstacked = array_specs(Model(config, jnp.bfloat16, LayerLoop.UNROLL).param_specs())
+    assert list(unstacked["layers.79.mlp.gate_up"].params) == ["layers.79.mlp.gate", "layers.79.mlp.up"]
 
 
 @pytest.mark.parametrize("loop", LayerLoop)
