@@ -39,7 +39,7 @@ def write_checkpoint(folder: Path, hf: dict[str, Any]) -> Path:
     """
     rng = np.random.default_rng(0)
     specs = Model(get_family(hf["architectures"][0]).read_config(hf), "float32").param_specs()
-    sources = [(source, spec.hf_shape) for spec in specs.values() for source in spec.sources]
+    sources = sorted((source, spec.hf_shape) for spec in specs.values() for source in spec.sources)
     tensors = {name: rng.standard_normal(shape).astype(np.float32) * 0.15 for name, shape in sources}
     tensors |= {name: 1 + tensor for name, tensor in tensors.items() if "norm" in name}
     tensors["lm_head.weight"] *= 3
