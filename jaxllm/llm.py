@@ -222,7 +222,7 @@ class LLM(RefusedMethods):
         return _in_order(done)
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """Return the transformers tokenizer."""
+        """Return the transformers tokenizer. The engine has a copy of its own, which changes to it do not reach."""
         return self.llm_engine.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:

@@ -40,6 +40,7 @@ from jaxllm.execution.mesh import MODEL_AXIS, make_mesh, param_sharding, spread
 from jaxllm.execution.options import compiler_options, layer_loop
 from jaxllm.execution.step import StepShape
 from jaxllm.models import Model, get_family
+from jaxllm.models.model import array_specs
 from jaxllm.sampling.shards import VocabShards
 from pallas_kernels.paged_attention import AttentionShape, pick
 
@@ -175,7 +176,7 @@ def compile_program(compiler: StepCompiler, shape: StepShape, num_blocks: int) -
 
 def find_copies(hlo: str, compiler: StepCompiler, num_blocks: int) -> list[str]:
     """Return the copies in a program that are as large as a parameter of 1 MiB or more, or as the pool."""
-    specs = compiler.model.param_specs().values()
+    specs = array_specs(compiler.model.param_specs()).values()
     shapes = [param_sharding(compiler.mesh, spec).shard_shape(spec.shape) for spec in specs]
     shapes += [x.sharding.shard_shape(x.shape) for x in compiler.pool_spec(num_blocks)]
     sizes = {math.prod(shape) for shape in shapes}

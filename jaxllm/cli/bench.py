@@ -99,8 +99,8 @@ def _table(model: str, cold: Startup, warm: Startup) -> Iterator[str]:
     for one, other in zip(cold.parts, warm.parts, strict=True):
         yield f"{one.name:40s} {one.seconds:12.2f} {other.seconds:12.2f}"
     yield f"{'= first token':40s} {cold.first_token:12.2f} {warm.first_token:12.2f}"
-    later = {part.name: part.seconds for part in warm.programs}
+    later = {part.name: f"{part.seconds:.2f}" for part in warm.programs}
     for part in cold.programs:
-        yield f"program: {part.name:31s} {part.seconds:12.2f} {later[part.name]:12.2f}"
+        yield f"program: {part.name:31s} {part.seconds:12.2f} {later.get(part.name, 'not loaded'):>12s}"
     yield f"{'= all programs there':40s} {cold.all_programs:12.2f} {warm.all_programs:12.2f}"
     yield f"{'compilations':40s} {cold.num_compilations:12d} {warm.num_compilations:12d}"

@@ -199,7 +199,7 @@ class LLMEngine:
         return self._core.reset_prefix_cache()
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """Return the transformers tokenizer."""
+        """Return the transformers tokenizer. The engine has a copy of its own, which changes to it do not reach."""
         return self.require_tokenizer().hf
 
     def require_tokenizer(self) -> Tokenizer:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-XLA_VARIABLES = ("XLA_", "NPROC")
+XLA_VARIABLES = ("XLA_", "NPROC", "PJRT_")
 """The environment that compiled programs depend on."""
 
 
@@ -72,7 +72,14 @@ def prepare(config: EngineConfig) -> Prepared:
     num_blocks, max_model_len = size_pool(config, memory)
     compiler = StepCompiler(step_config(config, max_model_len), model, config.mesh)
     cache = ProgramCache(compiler, num_blocks, folder, environment(XLA_VARIABLES))
-    programs = Programs(cache.compile, compiler.programs(), ahead=not config.enforce_eager, load=cache.load)
+    programs = Programs(
+        cache.compile,
+        compiler.programs(),
+        ahead=not config.enforce_eager,
+        load=cache.load,
+        is_kept=cache.is_kept,
+        rare=[shape for shape in compiler.shapes() if shape.is_full],
+    )
     return Prepared(config, specs, compiler, programs, num_blocks, max_model_len, started)
 
 
@@ -86,7 +93,7 @@ def make_core(
     config, compiler, programs = prepared.config, prepared.compiler, prepared.programs
     num_blocks, max_model_len = prepared.num_blocks, prepared.max_model_len
     runner = ModelRunner(compiler, programs, num_blocks, partial(_load, config, prepared.specs))
-    log_phase(logger, "weights")
+    log_phase(logger, "weights, KV cache")
     masks = TokenMasks(config.model_config.vocab_size, grammars, thinking)
     scheduler_config = _scheduler_config(config, num_blocks, max_model_len, compiler.max_rows)
     scheduler = (config.scheduler_cls or Scheduler)(scheduler_config)

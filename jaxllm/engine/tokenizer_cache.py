@@ -5,19 +5,22 @@ Many kinds are changed when they are loaded (another normalizer, more whole toke
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
-import os
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
 from tokenizers import Tokenizer as Backend
 
+from jaxllm.disk import write_whole
+
 logger = logging.getLogger(__name__)
 
-LIBRARIES = ("transformers", "tokenizers")
+LIBRARIES = ("transformers", "tokenizers", "sentencepiece", "tiktoken", "protobuf")
+"""Which make tokenizers, as far as they are there."""
 
 
 class KeptTokenizer(NamedTuple):
@@ -48,16 +51,17 @@ class TokenizerCache:
 
     def save(self, digest: str, tokenizer: KeptTokenizer) -> None:
         """Keep a tokenizer; a folder that cannot be written is a warning."""
-        path = self._path(digest)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+        head = json.dumps({"eos_token_id": tokenizer.eos_token_id})
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            head = json.dumps({"eos_token_id": tokenizer.eos_token_id})
-            temporary.write_text(f"{head}\n{tokenizer.backend.to_str()}", encoding="utf-8")
-            temporary.replace(path)
+            write_whole(self._path(digest), f"{head}\n{tokenizer.backend.to_str()}".encode())
         except OSError as error:
             logger.warning("the tokenizer cannot be kept: %s", error)
 
     def _path(self, digest: str) -> Path:
-        versions = [metadata.version(name) for name in LIBRARIES]
-        return self._folder / hashlib.sha256(" ".join((digest, *versions)).encode()).hexdigest()
+        made_by = hashlib.sha256(digest.encode())
+        for name in LIBRARIES:
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                made_by.update(f"{name} {metadata.version(name)} ".encode())
+        for path in (Path(__file__), Path(__file__).with_name("tokenizer.py")):
+            made_by.update(path.read_bytes())
+        return self._folder / made_by.hexdigest()

@@ -96,7 +96,7 @@ class ModelRunner:
         self._counts = None
 
     def warm_up(self) -> None:
-        """Wait until every program is compiled."""
+        """Wait until every program is compiled. Rare ones on disk are loaded by the step that wants one."""
         self.programs.wait()
 
     def shutdown(self) -> None:

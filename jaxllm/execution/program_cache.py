@@ -6,18 +6,17 @@ JAX's, the folder holds code that is run as it is: it must be nobody else's.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
 import platform
-import threading
 import time
 import zlib
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Self
 
 import jax
 from jax.experimental import serialize_executable
@@ -26,6 +25,7 @@ from jax.experimental.compilation_cache import compilation_cache
 import jaxllm
 import pallas_kernels
 from jaxllm import models
+from jaxllm.disk import write_whole
 from jaxllm.execution.compiler import ProgramKey, StepCompiler, describe
 from jaxllm.log import log_phase
 
@@ -33,7 +33,8 @@ logger = logging.getLogger(__name__)
 
 MAX_BYTES = 1 << 30
 """Of all programs kept; those used longest ago go first."""
-HIT = "/jax/compilation_cache/cache_hits"
+CODE_MAGIC = (b"\x7fELF", b"\xcf\xfa\xed\xfe")
+"""What machine code starts with, on Linux and on macOS."""
 LIBRARIES = ("jax", "jaxlib", "flax", "numpy")
 CODE = (jaxllm.__file__, models.__file__, pallas_kernels.__file__)
 """Whatever of ours a program may come from."""
@@ -74,15 +75,13 @@ class ProgramCache:
         started = time.perf_counter()
         if self._folder is None:
             return None
+        path = self._path(key)
         try:
-            path = self._path(key)
             payload = zlib.decompress(path.read_bytes())
-            os.utime(path)
         except FileNotFoundError:
             return None
         except (OSError, zlib.error) as error:
-            logger.warning("a compiled program cannot be read, and is compiled again: %s", error)
-            return None
+            return _give_up(path, error)
         devices = self._compiler.mesh.devices.flat
         try:
             program = serialize_executable.deserialize_and_load(
@@ -91,19 +90,22 @@ class ProgramCache:
                 backend=devices[0].client,
                 execution_devices=list(devices),
             )
-        except Exception:  # XLA raises every kind here
-            logger.warning("a compiled program cannot be loaded, and is compiled again", exc_info=True)
-            return None
+        except Exception as error:  # noqa: BLE001 (XLA raises every kind here)
+            return _give_up(path, error)
+        with contextlib.suppress(OSError):  # it may be another user's
+            os.utime(path)
         log_phase(logger, describe(key), time.perf_counter() - started)
         return program
 
+    def is_kept(self, key: ProgramKey) -> bool:
+        """Say whether there is a file of a program."""
+        return self._folder is not None and os.path.exists(self._path(key))
+
     def compile(self, key: ProgramKey) -> jax.stages.Compiled:
         """Compile a program and keep it."""
-        with _FromDisk() as from_disk:
-            program = self._compiler.compile(key, self._num_blocks)
-        # XLA:CPU gives away a program's code once only: one that JAX's cache had would be kept without any.
-        if self._folder is not None and not from_disk:
-            self._save(program, key)
+        program = self._compiler.compile(key, self._num_blocks)
+        if self._folder is not None:
+            self._save(program, self._path(key))
         return program
 
     def _path(self, key: ProgramKey) -> Path:
@@ -118,8 +120,7 @@ class ProgramCache:
         return "\n".join(
             str(each)
             for each in (
-                source_digest(Path(package).parent for package in CODE),
-                {name: metadata.version(name) for name in LIBRARIES},
+                _code_digest(),
                 _cpu_digest(),
                 # What XLA cuts its loops for.
                 os.cpu_count(),
@@ -135,36 +136,22 @@ class ProgramCache:
             )
         )
 
-    def _save(self, program: jax.stages.Compiled, key: ProgramKey) -> None:
-        path = self._path(key)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    def _save(self, program: jax.stages.Compiled, path: Path) -> None:
         try:
             payload, _, _ = serialize_executable.serialize(program)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _make_room(path.parent)
-            temporary.write_bytes(zlib.compress(payload, 1))
-            temporary.replace(path)
-        except (OSError, ValueError) as error:
+            # XLA:CPU does not give away the code of a program that was loaded itself, as from JAX's cache.
+            if any(magic in payload for magic in CODE_MAGIC):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _make_room(path.parent)
+                write_whole(path, zlib.compress(payload, 1))
+        except Exception as error:  # noqa: BLE001 (JAX and XLA raise every kind here, and the program is there)
             logger.warning("a compiled program cannot be kept: %s", error)
 
 
-class _FromDisk:
-    """Notes, within it, whether this thread got a program from JAX's cache."""
-
-    def __enter__(self) -> Self:
-        self._thread, self._hits = threading.get_ident(), 0
-        jax.monitoring.register_event_listener(self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        jax.monitoring.unregister_event_listener(self._note)
-
-    def __bool__(self) -> bool:
-        return self._hits > 0
-
-    def _note(self, event: str, **_: Any) -> None:
-        if event == HIT and threading.get_ident() == self._thread:
-            self._hits += 1
+def _give_up(path: Path, error: Exception) -> None:
+    logger.warning("a compiled program cannot be loaded, and is compiled again: %s", error)
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def _make_room(folder: Path) -> None:
@@ -176,6 +163,13 @@ def _make_room(folder: Path) -> None:
             return
         Path(path).unlink(missing_ok=True)
         excess -= size
+
+
+@cache
+def _code_digest() -> str:
+    """Return a digest of all code that a program comes from. Once: what is imported does not change with its file."""
+    versions = [metadata.version(name) for name in LIBRARIES]
+    return " ".join([*versions, source_digest(Path(package).parent for package in CODE)])
 
 
 def source_digest(packages: Iterable[Path]) -> str:

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -20,8 +20,9 @@ class Programs[Key: Hashable]:
     """Programs by key, loaded or compiled ahead by one background thread; `get` does so at once for a missing one.
 
     First the first, then whatever `nearest` would rather have had, and the others in the order given, with pauses:
-    compiling takes a core and Python from the rest of a start and from the steps. What is compiled when never changes
-    a result, only when it is there.
+    compiling takes a core and Python from the rest of a start and from the steps. Of those that are `rare`, what is
+    kept elsewhere is not held until a step wants it: each takes memory. What is compiled when never changes a result,
+    only when it is there.
     """
 
     def __init__(
@@ -31,10 +32,14 @@ class Programs[Key: Hashable]:
         *,
         ahead: bool,
         load: Callable[[Key], Any] = lambda _: None,
+        is_kept: Callable[[Key], bool] = lambda _: False,
+        rare: Iterable[Key] = (),
     ) -> None:
-        """`load` returns what need not be compiled, else None."""
-        self._compile, self._load = compile_one, load
-        self._keys = tuple(keys)
+        """`load` returns what need not be compiled, else None; `is_kept` says without loading whether it would."""
+        self._compile, self._load, self._is_kept = compile_one, load, is_kept
+        self._keys, self._rare = tuple(keys), frozenset(rare)
+        self._ahead = iter(self._keys)
+        """Walked once: what is kept may be gone again, which is no reason to compile it for ever."""
         self._done: dict[Key, Any] = {}
         self._lock = threading.Lock()
         self._building: dict[Key, threading.Lock] = {}
@@ -59,20 +64,24 @@ class Programs[Key: Hashable]:
     def nearest[Some: Hashable](self, keys: Sequence[Some]) -> Some:
         """Return which of some programs that do the same to use now, the best one first; it is compiled next.
 
-        The first that is there, else the first that is being compiled; the best one if nothing is compiled ahead.
+        The first that is there, else that is kept, else that is being compiled; the best one if nothing is compiled
+        ahead.
         """
+        best = keys[0]
         if self._thread is None or not self._thread.is_alive():
-            return keys[0]
-        if keys[0] not in self._building and keys[0] not in self._asked:
-            self._asked.append(keys[0])
+            return best
+        if best not in self._building and best not in self._asked:
+            self._asked.append(best)
             self._wake.set()
-        there = [key for key in keys if key in self._done]
-        return next(iter(there or [key for key in keys if key in self._building]), keys[0])
+        is_kept: Callable[[Any], bool] = self._is_kept
+        are_quick = (self.__contains__, is_kept, self._building.__contains__)
+        return next((key for is_quick in are_quick for key in keys if is_quick(key)), best)
 
     def wait(self) -> None:
         """Block until every program is compiled."""
         for key in self._keys:
-            self.get(key)
+            if self._is_missing(key):
+                self._build(key, holds=key not in self._rare)
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._done
@@ -89,10 +98,11 @@ class Programs[Key: Hashable]:
             self._thread.join()
 
     def _run_ahead(self) -> None:
-        while (key := self._next()) is not None:
+        while (task := self._next()) is not None:
+            key, holds = task
             started, num_compiled = time.monotonic(), self._num_compiled
             try:
-                self._build(key)
+                self._build(key, holds=holds)
             except Exception:
                 # The step that needs it compiles it again and raises to its caller.
                 logger.exception("compiling %s ahead failed", key)
@@ -101,22 +111,31 @@ class Programs[Key: Hashable]:
                 self._wake.wait(PAUSE * (time.monotonic() - started))
             self._wake.clear()
 
-    def _next(self) -> Key | None:
-        """Return what to compile now, or None if that is nothing, any more."""
+    def _next(self) -> tuple[Key, bool] | None:
+        """Return what to compile now and whether to hold it, or None if that is nothing, any more."""
         if self._is_stopped:
             return None
         if self._asked:
-            return self._asked.popleft()
-        return next((key for key in self._keys if key not in self._done), None)
+            return self._asked.popleft(), True
+        key = next(filter(self._is_missing, self._ahead), None)
+        return None if key is None else (key, key not in self._rare)
 
-    def _build(self, key: Key) -> Any:
+    def _is_missing(self, key: Key) -> bool:
+        return key not in self._done and not (key in self._rare and self._is_kept(key))
+
+    def _build(self, key: Key, *, holds: bool = True) -> Any:
+        """Return a program, loading or compiling it if it is not there. Without `holds` it is to be kept alone."""
         with self._lock:
             building = self._building.setdefault(key, threading.Lock())
         with building:
-            if key not in self._done:
-                program = self._load(key)
-                if program is None:
-                    program = self._compile(key)
-                    self._num_compiled += 1
+            if key in self._done:
+                return self._done[key]
+            program = self._load(key)
+            if program is None:
+                program = self._compile(key)
+                self._num_compiled += 1
+            if holds or not self._is_kept(key):
                 self._done[key] = program
-            return self._done[key]
+            else:
+                self._building.pop(key, None)
+            return program

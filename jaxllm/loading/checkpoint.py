@@ -55,8 +55,8 @@ class Checkpoint(ABC):
         """Build the tokenizer, chat template included. Code from the checkpoint is never run."""
 
     @abstractmethod
-    def tokenizer_digest(self) -> str:
-        """Return a digest of all that `tokenizer` makes it from."""
+    def tokenizer_digest(self) -> str | None:
+        """Return a digest of all that `tokenizer` makes it from; None if that cannot be told."""
 
     def release(self, name: str) -> None:  # noqa: B027 (nothing to let go of by default)
         """Say that the tensor was consumed; its pages may be dropped."""

@@ -45,7 +45,7 @@ class FolderCheckpoint(Checkpoint):
     def tokenizer(self) -> PreTrainedTokenizerFast:
         return folder_tokenizer(self._folder, self.source)
 
-    def tokenizer_digest(self) -> str:
+    def tokenizer_digest(self) -> str | None:
         return tokenizer_digest(self._folder)
 
     def _open_files(self) -> dict[str, TensorInfo]:
@@ -85,7 +85,7 @@ class DummyCheckpoint(Checkpoint):
     def tokenizer(self) -> PreTrainedTokenizerFast:
         return self._inner.tokenizer()
 
-    def tokenizer_digest(self) -> str:
+    def tokenizer_digest(self) -> str | None:
         return self._inner.tokenizer_digest()
 
 
@@ -107,7 +107,7 @@ class ConfigCheckpoint(Checkpoint):
     def tokenizer(self) -> PreTrainedTokenizerFast:
         return folder_tokenizer(self._folder, self.source)
 
-    def tokenizer_digest(self) -> str:
+    def tokenizer_digest(self) -> str | None:
         return tokenizer_digest(self._folder)
 
 
@@ -208,14 +208,17 @@ def folder_tokenizer(folder: Path, source: str) -> PreTrainedTokenizerFast:
         ) from error
 
 
-def tokenizer_digest(folder: Path) -> str:
-    """Return a digest of the files that a folder's tokenizer may be made from."""
+def tokenizer_digest(folder: Path) -> str | None:
+    """Return a digest of the files that a folder's tokenizer may be made from; None if one cannot be read."""
     digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        if path.suffix in TOKENIZER_SUFFIXES and path.is_file():
-            content = path.read_bytes()
-            digest.update(f"{path.name}\0{len(content)}\0".encode())
-            digest.update(content)
+    try:
+        for path in sorted(folder.iterdir()):
+            if path.suffix in TOKENIZER_SUFFIXES and path.is_file():
+                content = path.read_bytes()
+                digest.update(f"{path.name}\0{len(content)}\0".encode())
+                digest.update(content)
+    except OSError:
+        return None
     return digest.hexdigest()
 
 

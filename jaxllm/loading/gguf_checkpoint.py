@@ -77,8 +77,10 @@ class GGUFCheckpoint(Checkpoint):
 
     def tokenizer_digest(self) -> str:
         # Ours is the code that reads it.
-        code = Path(__file__).with_name("gguf_tokenizer.py").read_bytes()
-        return hashlib.sha256(self._file.metadata_digest().encode() + code).hexdigest()
+        digest = hashlib.sha256(self._file.metadata_digest().encode())
+        for name in ("gguf.py", "gguf_tokenizer.py"):
+            digest.update(Path(__file__).with_name(name).read_bytes())
+        return digest.hexdigest()
 
     def _info(self, theirs: str) -> TensorInfo:
         tensor = self._file.tensors[theirs]

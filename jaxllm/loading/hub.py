@@ -136,7 +136,7 @@ class HubCheckpoint(Checkpoint):
     def tokenizer(self) -> PreTrainedTokenizerFast:
         return local.folder_tokenizer(self._small, self.source)
 
-    def tokenizer_digest(self) -> str:
+    def tokenizer_digest(self) -> str | None:
         return local.tokenizer_digest(self._small)
 
     def fetch(self) -> None:

@@ -165,6 +165,20 @@ def test_a_broken_file_counts_as_none(
     assert path.read_bytes() == whole
 
 
+def test_a_folder_with_a_file_that_cannot_be_read(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Path.read_bytes
+
+    def refuse(path: Path) -> bytes:
+        if path.name == "state.json":
+            raise PermissionError
+        return read(path)
+
+    (model / "state.json").write_text("{}")
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert load(model, tmp_path / "cache").encode(["hello"])
+    assert not (tmp_path / "cache").exists()
+
+
 def test_a_folder_that_cannot_be_written_is_a_warning(
     model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -119,12 +119,11 @@ def test_an_engine_answers_the_same_from_disk(disk: Path, monkeypatch: pytest.Mo
         lambda _, disk: lookup(small(loop=LayerLoop.SWITCH), disk),
         lambda _, disk: lookup(small(batch_invariant=True), disk),
         lambda _, disk: lookup(small(max_model_len=256), disk),
-        lambda patch, _: patch.setattr(program_cache, "source_digest", lambda packages: "other code"),
+        lambda patch, _: patch.setattr(program_cache, "_code_digest", lambda: "other code or versions"),
         lambda patch, _: patch.setattr(program_cache, "_cpu_digest", lambda: "another CPU"),
-        lambda patch, _: patch.setattr(program_cache.metadata, "version", lambda name: "0"),
         lambda patch, _: patch.setattr(os, "cpu_count", lambda: 1000),
     ],
-    ids=["blocks", "flags", "dtype", "model", "loop", "options", "context", "code", "CPU", "versions", "cores"],
+    ids=["blocks", "flags", "dtype", "model", "loop", "options", "context", "code", "CPU", "cores"],
 )
 def test_whatever_else_is_different_is_a_miss(
     disk: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch, Path], Programs | None]
@@ -161,6 +160,42 @@ def test_a_broken_file_counts_as_none(disk: Path, damage: bytes | None, caplog: 
     lookup(idle(compiler), disk).get(QUICK)  # and it is whole again
 
 
+def test_a_folder_of_another_user_is_read(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = small()
+    lookup(compiler, disk).get(QUICK)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "utime", refuse)
+    lookup(idle(compiler), disk).get(QUICK)
+
+
+def test_a_folder_that_cannot_be_read_has_nothing(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "stat", refuse)
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    cache = lookup(small(), disk)
+    monkeypatch.setattr(ProgramCache, "_path", lambda self, key: disk / "program")
+    assert not cache.is_kept(QUICK)
+    assert cache.load(QUICK) is None
+
+
+def test_a_program_that_cannot_be_kept_is_there(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(program: object) -> None:
+        raise NotImplementedError("constants")
+
+    monkeypatch.setattr(program_cache.serialize_executable, "serialize", refuse)
+    with caplog.at_level("WARNING", "jaxllm"):
+        assert lookup(small(), disk).get(QUICK)
+    assert "cannot be kept: constants" in caplog.text
+    assert not files(disk)
+
+
 def test_a_folder_that_cannot_be_written_is_a_warning(disk: Path, caplog: pytest.LogCaptureFixture) -> None:
     disk.write_text("in the way")
     compiler = small()
@@ -174,6 +209,7 @@ def test_a_program_from_jax_cache_is_not_kept(disk: Path, tmp_path: Path) -> Non
     compiler = small()
     lookup(compiler, disk).get(QUICK)
     (kept,) = files(disk)
+    lookup(idle(compiler), disk).get(QUICK)  # kept whole, though JAX has kept it too
     kept.unlink()
     lookup(compiler, disk).get(QUICK)
     assert not files(disk)

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -91,18 +92,12 @@ def test_what_a_step_would_rather_have_had_is_compiled_next(monkeypatch: pytest.
         compiled.append(key)
         return key
 
-    def wait_for(key: int) -> None:
-        deadline = time.monotonic() + 10
-        while key not in programs:
-            assert time.monotonic() < deadline
-            time.sleep(1e-3)
-
     programs = Programs(compile_one, [1, 2, 3, 4, 5], ahead=True)
-    wait_for(1)
+    wait_until(lambda: 1 in programs)
     time.sleep(0.05)
     assert compiled == [1], "the others are in no hurry"
     assert programs.nearest([4, 1]) == 1
-    wait_for(4)
+    wait_until(lambda: 4 in programs)
     assert programs.nearest([4, 1]) == 4
     time.sleep(0.05)
     assert compiled == [1, 4]
@@ -116,12 +111,80 @@ def test_what_can_be_loaded_is_not_compiled_and_needs_no_pause(monkeypatch: pyte
     compiled: list[int] = []
     load = {1: "one", 2: "two", 3: "three"}.get
     programs = Programs(lambda key: compiled.append(key) or key, [1, 2, 3, 4], ahead=True, load=load)
-    deadline = time.monotonic() + 10
-    while 4 not in programs:
-        assert time.monotonic() < deadline
-        time.sleep(1e-3)
+    wait_until(lambda: 4 in programs)
     assert [programs.get(key) for key in (1, 2, 3, 4)] == ["one", "two", "three", 4]
     assert compiled == [4]
+    programs.stop()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(1e-3)
+
+
+@pytest.mark.parametrize("is_disk_full", [False, True])
+def test_rare_programs_are_compiled_but_not_held_until_one_is_wanted(is_disk_full: bool) -> None:
+    kept: dict[str, str] = {}
+    loaded: list[str] = []
+
+    def compile_one(key: str) -> str:
+        if not is_disk_full:
+            kept[key] = key
+        return key
+
+    def load(key: str) -> str | None:
+        loaded.append(key)
+        return kept.get(key)
+
+    keys = ["plain", "rare", "rarer"]
+    programs = Programs(compile_one, keys, ahead=True, load=load, is_kept=kept.__contains__, rare=["rare", "rarer"])
+    programs.wait()
+    programs.stop()
+    held = {key for key in keys if key in programs}
+    assert held == ({"plain", "rare", "rarer"} if is_disk_full else {"plain"})
+    loaded.clear()
+    assert [programs.get("rare"), programs.get("rare")] == ["rare", "rare"]
+    assert loaded == ([] if is_disk_full else ["rare"])
+    assert "rare" in programs
+
+
+def test_what_is_gone_again_is_not_compiled_for_ever() -> None:
+    compiled: list[int] = []
+    kept = {1: False, 2: False}
+
+    def compile_one(key: int) -> int:
+        compiled.append(key)
+        kept.update({1: False, 2: False} | {key: True})  # there is room for one
+        return key
+
+    programs = Programs(compile_one, [1, 2], ahead=True, is_kept=kept.__getitem__, rare=[1, 2])
+    thread = programs._thread
+    assert thread is not None
+    thread.join(10)
+    assert not thread.is_alive()
+    assert compiled == [1, 2]
+    programs.stop()
+
+
+def test_one_that_is_kept_is_nearer_than_one_that_is_being_compiled() -> None:
+    started, go_on = threading.Event(), threading.Event()
+
+    def compile_one(key: str) -> str:
+        started.set()
+        assert go_on.wait(10)
+        return key
+
+    kept = {"kept": "kept"}
+    programs = Programs(
+        compile_one, ["building", "kept"], ahead=True, load=kept.get, is_kept=kept.__contains__, rare=["kept"]
+    )
+    assert started.wait(10)
+    assert programs.nearest(["best", "building", "kept"]) == "kept"
+    assert "kept" not in programs
+    assert programs.get("kept") == "kept"
+    go_on.set()
     programs.stop()
 
 
