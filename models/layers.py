@@ -78,11 +78,9 @@ def declare_merged(
 def split(merged: Array, parts: Sequence[Part]) -> list[Array]:
     """Return what [t, num_shards, rows, ...] holds of each part, [t, size, ...]."""
     t, num_shards, _, *rest = merged.shape
-    starts = itertools.accumulate((part.size // num_shards for part in parts), initial=0)
-    return [
-        merged[:, :, start : start + part.size // num_shards].reshape(t, part.size, *rest)
-        for start, part in zip(starts, parts, strict=False)
-    ]
+    *ends, _ = itertools.accumulate(part.size // num_shards for part in parts)
+    pieces = jnp.split(merged, ends, axis=2)
+    return [piece.reshape(t, part.size, *rest) for piece, part in zip(pieces, parts, strict=True)]
 
 
 def linear(x: Array, weight: nnx.Param[Array], out_dtype: DTypeLike | None = None) -> Array:

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -187,7 +187,7 @@ class StepCompiler:
             return _Signature(set_row, (0,), (counts, index, row), everywhere)
         assert isinstance(key, StepShape)
         inputs = (
-            self._params_spec(),
+            self._params_spec,
             DeviceState(pool, counts if key.is_full else None),
             self.tokens_spec(),
             self._replicated((buffer_size(int_fields(key.batch)),), jnp.int32),
@@ -246,6 +246,7 @@ class StepCompiler:
         arguments = tuple(extra_args(self.config.processors).items())
         return BatchShape(bucket, max_blocks, attention.tiles.query, attention.row_alignment, arguments)
 
+    @cached_property
     def _params_spec(self) -> dict[str, Any]:
         def placed_spec(spec: ArraySpec) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=param_sharding(self.mesh, spec))
