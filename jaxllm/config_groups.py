@@ -45,13 +45,13 @@ class AttentionConfig:
     """How attention is computed."""
 
     backend: str | None = None
-    """ "xla", "tpu" or "gpu"; None is the platform's own kernels, or "xla" where they cannot run a model. A CPU runs
-    the kernels of a TPU or GPU in their interpreters: slow, for tests."""
+    """ "xla", "cpu", "tpu" or "gpu"; None is the platform's own kernels, or "xla" where they cannot run a model. A CPU
+    runs the kernels of a TPU or GPU in their interpreters: slow, for tests."""
 
     def __post_init__(self) -> None:
-        if self.backend not in (None, "xla", "tpu", "gpu"):
+        if self.backend not in (None, "xla", "cpu", "tpu", "gpu"):
             group = "attention_config"
-            message = f"{group}: backend={shown(self.backend)} is not supported; use 'xla', 'tpu' or 'gpu'."
+            message = f"{group}: backend={shown(self.backend)} is not supported; use 'xla', 'cpu', 'tpu' or 'gpu'."
             raise VLLMValidationError(message, parameter=group, value=self.backend)
 
 

@@ -18,6 +18,9 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
+from pallas_kernels.linear import can_multiply
+from pallas_kernels.linear import linear as native_linear
+
 from .config import ModelConfig
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
@@ -83,15 +86,18 @@ def split(merged: Array, parts: Sequence[Part]) -> list[Array]:
     return [piece.reshape(t, part.size, *rest) for piece, part in zip(pieces, parts, strict=True)]
 
 
-def linear(x: Array, weight: nnx.Param[Array], out_dtype: DTypeLike | None = None) -> Array:
+def linear(x: Array, weight: nnx.Param[Array], cfg: ModelConfig, out_dtype: DTypeLike | None = None) -> Array:
     """Multiply x [t, *in] by a weight [*out, *in], in its own dtype, to [t, *out]; float32 is never rounded on the way.
 
     As one matrix times another: with more dimensions XLA:CPU would copy the weight into another order in each step.
     """
-    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     x_ti = x.reshape(x.shape[0], -1)
     weight_oi = weight[...].reshape(-1, x_ti.shape[1])
-    out_to = jnp.einsum("ti,oi->to", x_ti, weight_oi, precision=precision, preferred_element_type=out_dtype)
+    if cfg.native_matmul and can_multiply(weight_oi.shape, x.dtype):
+        out_to = native_linear(x_ti, weight_oi, out_dtype or x.dtype)
+    else:
+        precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+        out_to = jnp.einsum("ti,oi->to", x_ti, weight_oi, precision=precision, preferred_element_type=out_dtype)
     return out_to.reshape(x.shape[0], *weight.shape[: weight.ndim - x.ndim + 1])
 
 
@@ -166,6 +172,7 @@ class Embedding(nnx.Module):
     """A [v, d] matrix that embeds tokens, or reads logits off hidden states, or both."""
 
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        self.cfg = cfg
         self.table = declare((cfg.vocab_size, cfg.hidden_size), ("vocab", "embed"), dtype)
 
     def embed(self, token_ids_t: Array, scale: float) -> Array:
@@ -175,13 +182,14 @@ class Embedding(nnx.Module):
 
     def logits(self, hidden_sd: Array) -> Array:
         """Return float32 logits [s, v]."""
-        return linear(hidden_sd, self.table, jnp.float32)
+        return linear(hidden_sd, self.table, self.cfg, jnp.float32)
 
 
 class Attention(nnx.Module):
     """What surrounds grouped-query self-attention: attending itself is the business of `paged_attention`."""
 
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        self.cfg = cfg
         d, n, k, h = cfg.hidden_size, cfg.num_heads, cfg.num_kv_heads, cfg.head_dim
         self.heads = (Part("q", "heads", n), Part("k", "kv_heads", k), Part("v", "kv_heads", k))
         self.qkv = declare_merged(self.heads, (h, d), ("head_dim", "embed"), cfg.num_shards, dtype)
@@ -198,7 +206,7 @@ class Attention(nnx.Module):
 
     def project(self, x_td: Array) -> Heads:
         """Return queries, keys and values, not yet rotated."""
-        qkv = linear(x_td, self.qkv)
+        qkv = linear(x_td, self.qkv, self.cfg)
         if self.has_qkv_bias:
             qkv = qkv + self.qkv_bias[...][None]
         q_tnh, k_tkh, v_tkh = split(qkv, self.heads)
@@ -208,7 +216,7 @@ class Attention(nnx.Module):
 
     def output(self, attended_tnh: Array) -> Array:
         """Return [t, d]."""
-        out_td = linear(attended_tnh, self.o)
+        out_td = linear(attended_tnh, self.o, self.cfg)
         return out_td + self.o_bias[...][None] if self.has_o_bias else out_td
 
 
@@ -216,6 +224,7 @@ class GatedMLP(nnx.Module):
     """down(act(gate(x)) * up(x))."""
 
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        self.cfg = cfg
         d, f = cfg.hidden_size, cfg.intermediate_size
         self.parts = (Part("gate", "mlp", f), Part("up", "mlp", f))
         self.gate_up = declare_merged(self.parts, (d,), ("embed",), cfg.num_shards, dtype)
@@ -228,11 +237,11 @@ class GatedMLP(nnx.Module):
 
     def __call__(self, x_td: Array) -> Array:
         """Return [t, d]."""
-        gate_up = linear(x_td, self.gate_up)
+        gate_up = linear(x_td, self.gate_up, self.cfg)
         if self.has_bias:
             gate_up = gate_up + self.gate_up_bias[...][None]
         gate_tf, up_tf = split(gate_up, self.parts)
-        out_td = linear(ACTIVATIONS[self.act](gate_tf) * up_tf, self.down)
+        out_td = linear(ACTIVATIONS[self.act](gate_tf) * up_tf, self.down, self.cfg)
         return out_td + self.down_bias[...][None] if self.has_bias else out_td
 
 

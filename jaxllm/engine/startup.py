@@ -63,7 +63,7 @@ def prepare(config: EngineConfig) -> Prepared:
     Raises VLLMValidationError for a checkpoint that does not fit its architecture, or a KV cache that is too small.
     """
     started = time.monotonic()
-    folder = use_cache(config.cache_dir, keeps_programs=keeps_programs(config))
+    folders = use_cache(config.cache_dir, keeps_programs=keeps_programs(config))
     model = make_model(config)
     specs = model.param_specs(config.checkpoint.tensors)
     if config.load_format != "dummy":
@@ -71,7 +71,7 @@ def prepare(config: EngineConfig) -> Prepared:
     memory = measure_memory(config, model, specs, memory_limit(config))
     num_blocks, max_model_len = size_pool(config, memory)
     compiler = StepCompiler(step_config(config, max_model_len), model, config.mesh)
-    cache = ProgramCache(compiler, num_blocks, folder, environment(XLA_VARIABLES))
+    cache = ProgramCache(compiler, num_blocks, folders, environment(XLA_VARIABLES))
     programs = Programs(
         cache.compile,
         compiler.programs(),
@@ -123,7 +123,7 @@ def keeps_programs(config: EngineConfig) -> bool:
     seen to run from disk, as those of a CPU were.
     """
     is_ours = not config.logits_processors and is_built_in(config.model_config.architecture)
-    return is_ours and config.platform == "cpu" and config.attention.implementation == "xla"
+    return is_ours and config.platform == "cpu" and not config.attention.interpret
 
 
 def _load(config: EngineConfig, specs: Mapping[str, ParamSpec]) -> Any:

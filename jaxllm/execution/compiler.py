@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +23,7 @@ from jaxllm.sampling.logprobs import fill_logprobs
 from jaxllm.sampling.processors import LogitsProcessor, extra_args
 from jaxllm.sampling.token_counts import set_row
 from jaxllm.scheduling.plan import StepPlan
+from pallas_kernels import linear
 from pallas_kernels.paged_attention import KVPool, PagedAttention, copy_blocks
 
 from .batch import BatchShape, buffer_size, count_rows, float_fields, int_fields
@@ -216,6 +218,16 @@ class StepCompiler:
 
     def _replicated(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=replicated(self.mesh))
+
+    def prepare(self, folder: Path | None = None) -> None:
+        """Do what must be done in a process before it loads a program that another one compiled.
+
+        The machine code of the CPU's kernels is kept in a folder.
+        """
+        self.config.attention.prepare(folder)
+        if self.model.config.native_matmul:
+            for out_dtype in (self.model.dtype, jnp.float32):
+                linear.prepare(self.model.dtype, out_dtype, folder)
 
     def compile(self, key: ProgramKey, num_blocks: int) -> jax.stages.Compiled:
         """Compile a program for a pool of `num_blocks` blocks."""

@@ -49,5 +49,10 @@ def layer_loop(platform: str, attention: PagedAttention, num_devices: int) -> La
     """
     if platform == "gpu" or attention.implementation == "gpu":
         return LayerLoop.UNROLL
-    is_cpu = platform == "cpu" and attention.implementation == "xla" and num_devices == 1
+    is_cpu = platform == "cpu" and not attention.interpret and num_devices == 1
     return LayerLoop.SWITCH if is_cpu else LayerLoop.SCAN
+
+
+def native_matmul(platform: str, attention: PagedAttention, num_devices: int) -> bool:
+    """Say whether matmuls are the CPU's own kernel, as attention is. It does not divide its work among devices."""
+    return platform == "cpu" and attention.implementation == "cpu" and num_devices == 1

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 from jax.experimental import serialize_executable
@@ -35,40 +36,48 @@ MAX_BYTES = 1 << 30
 """Of all programs kept; those used longest ago go first."""
 CODE_MAGIC = (b"\x7fELF", b"\xcf\xfa\xed\xfe")
 """What machine code starts with, on Linux and on macOS."""
-LIBRARIES = ("jax", "jaxlib", "flax", "numpy")
+LIBRARIES = ("jax", "jaxlib", "flax", "llvmlite", "numpy")
 CODE = (jaxllm.__file__, models.__file__, pallas_kernels.__file__)
 """Whatever of ours a program may come from."""
 
 
-def use_cache(cache_dir: str, *, keeps_programs: bool) -> Path | None:
+class Folders(NamedTuple):
+    """Where compiled code is kept; None where it is not."""
+
+    programs: Path | None
+    kernels: Path | None
+
+
+def use_cache(cache_dir: str, *, keeps_programs: bool) -> Folders:
     """Keep compiled programs in a folder per CPU model: code for another CPU must be a clean miss.
 
-    Returns the folder for a ProgramCache, or None where JAX's own cache has to do (`keeps_programs` is False), or the
-    user wants none. If the user set a folder for JAX's cache, both are used, and kept there.
+    Returns the folders for a ProgramCache. It keeps no programs where JAX's own cache has to do (`keeps_programs` is
+    False), and nothing if the user wants none. If the user set a folder for JAX's cache, both are used, and kept there.
     """
     # Loading takes 0.05 s where the smallest program takes 1 s to compile.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     given = jax.config.jax_compilation_cache_dir
     folder = given or str(Path(cache_dir, "xla", _cpu_digest()))
     if not jax.config.jax_enable_compilation_cache:
-        return None
+        return Folders(None, None)
+    kernels = Path(folder, "kernels")
     if keeps_programs:
-        return Path(folder, "programs")
+        return Folders(Path(folder, "programs"), kernels)
     if given is None:
         jax.config.update("jax_compilation_cache_dir", folder)
         compilation_cache.reset_cache()  # a program compiled before has settled that there is none
-    return None
+    return Folders(None, kernels)
 
 
 class ProgramCache:
     """The programs of one compiler and pool size in a folder. A file that cannot be used counts as none."""
 
     def __init__(
-        self, compiler: StepCompiler, num_blocks: int, folder: Path | None, environment: Mapping[str, str]
+        self, compiler: StepCompiler, num_blocks: int, folders: Folders, environment: Mapping[str, str]
     ) -> None:
-        """Without a folder nothing is kept. `environment` are the variables that XLA reads."""
+        """`environment` are the variables that XLA reads."""
         self._compiler, self._num_blocks = compiler, num_blocks
-        self._folder, self._environment = folder, environment
+        self._folder, self._kernels, self._environment = folders.programs, folders.kernels, environment
 
     def load(self, key: ProgramKey) -> jax.stages.Compiled | None:
         """Return a program that was kept, None if it was not, or is of no use."""
@@ -84,6 +93,7 @@ class ProgramCache:
             return _give_up(path, error)
         devices = self._compiler.mesh.devices.flat
         try:
+            self._compiler.prepare(self._kernels)
             program = serialize_executable.deserialize_and_load(
                 payload,
                 *self._compiler.trees(key, self._num_blocks),
@@ -103,6 +113,7 @@ class ProgramCache:
 
     def compile(self, key: ProgramKey) -> jax.stages.Compiled:
         """Compile a program and keep it."""
+        self._compiler.prepare(self._kernels)
         program = self._compiler.compile(key, self._num_blocks)
         if self._folder is not None:
             self._save(program, self._path(key))

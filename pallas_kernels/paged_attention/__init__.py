@@ -6,6 +6,7 @@ One call serves decodes and prefill chunks of many sequences at once. `reference
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from jax import Array
@@ -56,6 +57,13 @@ class PagedAttention:
     def pool_spec(self, num_layers: int, num_blocks: int) -> KVPool:
         """Return shape and dtype of a pool of `num_blocks` blocks per layer, the null block counted."""
         return self._entry.pool_spec(self.shape, num_layers, num_blocks)
+
+    def prepare(self, folder: Path | None = None) -> None:
+        """Do what must be done in a process before it loads a program with this op that another one compiled.
+
+        Machine code is kept in a folder, if one is given, for the next time.
+        """
+        self._entry.prepare(self.shape, folder)
 
     def __call__(
         self,

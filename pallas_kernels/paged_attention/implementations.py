@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -26,6 +27,8 @@ class Implementation(NamedTuple):
     """Longer chunks start at a multiple of this row."""
     refusal: Callable[[AttentionShape], str | None]
     """Why it cannot run a shape, or None."""
+    prepare: Callable[[AttentionShape, Path | None], None] = lambda _shape, _folder: None
+    """See `PagedAttention.prepare`."""
     fuses_rope: bool = False
     """Whether it rotates q and k, and casts k and v to the pool's dtype. Else it gets them like that."""
 
@@ -34,6 +37,12 @@ def _load_xla() -> Callable[..., tuple[Array, Any]]:
     from .xla import xla_paged_attention
 
     return xla_paged_attention
+
+
+def _load_cpu() -> Callable[..., tuple[Array, Any]]:
+    from .cpu import cpu_paged_attention
+
+    return cpu_paged_attention
 
 
 def _load_tpu() -> Callable[..., tuple[Array, Any]]:
@@ -46,6 +55,18 @@ def _load_gpu() -> Callable[..., tuple[Array, Any]]:
     from .gpu import gpu_paged_attention
 
     return gpu_paged_attention
+
+
+def _cpu_tiles(shape: AttentionShape) -> Tiles:
+    from .cpu import cpu_tiles
+
+    return cpu_tiles(shape)
+
+
+def _prepare_cpu(shape: AttentionShape, folder: Path | None) -> None:
+    from .cpu import cpu_prepare
+
+    cpu_prepare(shape, folder)
 
 
 def _tpu_tiles(shape: AttentionShape) -> Tiles:
@@ -72,6 +93,14 @@ def _refuse(shape: AttentionShape, dtypes: tuple[Any, ...], block_sizes: tuple[i
     return None
 
 
+def _refuse_on_cpu(shape: AttentionShape) -> str | None:
+    if shape.head_dim % 16 or shape.block_size % 16:
+        return f"head_dim and block_size must be multiples of 16, not {shape.head_dim} and {shape.block_size}"
+    if shape.dtype not in (jnp.bfloat16, jnp.float32):
+        return f"dtype must be bfloat16 or float32, not {jnp.dtype(shape.dtype).name}"
+    return None
+
+
 def _refuse_on_tpu(shape: AttentionShape) -> str | None:
     # A float8 tile has 32 rows.
     block_sizes = (32, 64, 128) if shape.kv_dtype in FLOAT8 else (16, 32, 64, 128)
@@ -86,6 +115,7 @@ def _refuse_on_gpu(shape: AttentionShape) -> str | None:
 
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "xla": Implementation(_load_xla, None, split_pool_spec, lambda _: XLA_TILES, 1, lambda _: None),
+    "cpu": Implementation(_load_cpu, "cpu", split_pool_spec, _cpu_tiles, 1, _refuse_on_cpu, _prepare_cpu),
     "tpu": Implementation(_load_tpu, "tpu", fused_pool_spec, _tpu_tiles, 16, _refuse_on_tpu),
     "gpu": Implementation(_load_gpu, "gpu", fused_pool_spec, _gpu_tiles, 16, _refuse_on_gpu, fuses_rope=True),
 }

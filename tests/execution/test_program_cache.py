@@ -18,7 +18,7 @@ from jaxllm import LLM, EngineArgs, SamplingParams, TokensPrompt
 from jaxllm.engine.startup import keeps_programs
 from jaxllm.execution import program_cache
 from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep
-from jaxllm.execution.program_cache import ProgramCache, source_digest, use_cache
+from jaxllm.execution.program_cache import Folders, ProgramCache, source_digest, use_cache
 from jaxllm.models import LayerLoop, registry
 from tests.execution.support import make_compiler
 from tests.models.tiny import folder
@@ -57,7 +57,7 @@ class Programs(ProgramCache):
 
 
 def lookup(compiler: StepCompiler, disk: Path, num_blocks: int = NUM_BLOCKS, **environment: str) -> Programs:
-    return Programs(compiler, num_blocks, disk, environment)
+    return Programs(compiler, num_blocks, Folders(disk, None), environment)
 
 
 class Idle(StepCompiler):
@@ -233,8 +233,8 @@ def test_an_engine_keeps_what_comes_from_our_code_alone(
         monkeypatch.setattr(type(jax.config), "jax_enable_compilation_cache", False)
     config = EngineArgs(model=str(folder("llama3_tied")), **settings).create_engine_config()
     if outside == "interpreter":
-        config = replace(config, attention=replace(config.attention, implementation="tpu"))
-    assert use_cache(str(disk), keeps_programs=keeps_programs(config)) is None
+        config = replace(config, attention=replace(config.attention, implementation="tpu", interpret=True))
+    assert use_cache(str(disk), keeps_programs=keeps_programs(config)).programs is None
     assert (jax.config.jax_compilation_cache_dir is None) == (outside == "disabled")
 
 

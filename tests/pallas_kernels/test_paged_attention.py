@@ -1,4 +1,4 @@
-"""Paged attention in plain XLA against the float32 reference, on ragged batches in a poisoned pool."""
+"""Paged attention of a CPU, in plain XLA and as a kernel, against the float32 reference, in a poisoned pool."""
 
 from itertools import pairwise
 from typing import Any
@@ -16,9 +16,17 @@ from tests.pallas_kernels.steps import LAYER, NO_WINDOW, NUM_LAYERS, SCALE, Step
 RAGGED = [(1, 1), (16, 1), (17, 1), (49, 1), (130, 1), (300, 1), (2, 2), (33, 33), (64, 20), (150, 47), (290, 3)]
 
 
+IMPLEMENTATION = "xla"
+
+
+@pytest.fixture(params=["xla", "cpu"], autouse=True)
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.IMPLEMENTATION", request.param)
+
+
 def attention(n: int, k: int, h: int, block_size: int = 16, dtype=jnp.float32, kv_dtype=None) -> PagedAttention:
     dtype, kv_dtype = jnp.dtype(dtype), jnp.dtype(kv_dtype or dtype)
-    return PagedAttention(AttentionShape(n, k, h, block_size, dtype, kv_dtype))
+    return PagedAttention(AttentionShape(n, k, h, block_size, dtype, kv_dtype), IMPLEMENTATION)
 
 
 def make(seed: int, chunks: list[tuple[int, int]], op: PagedAttention, **kwargs) -> Step:
@@ -113,8 +121,8 @@ def test_values_beyond_8_bits_are_clipped() -> None:
 
 
 def assert_same(got, expected, dtype) -> None:
-    """Bitwise in bfloat16; XLA:CPU's float32 matmuls may differ in the last bit from one row count to another."""
-    tolerance = 0 if dtype == jnp.bfloat16 else 1e-6
+    """Bitwise but for XLA:CPU's float32 matmuls, whose last bit may differ from one row count to another."""
+    tolerance = 0 if dtype == jnp.bfloat16 or IMPLEMENTATION == "cpu" else 1e-6
     np.testing.assert_allclose(
         np.asarray(got, np.float32), np.asarray(expected, np.float32), rtol=tolerance, atol=tolerance
     )
@@ -218,17 +226,20 @@ def test_pool_specs_have_layers_end_to_end() -> None:
 
 def test_each_platform_gets_its_own_kernels_where_they_can_run() -> None:
     shape = CASES["llama-3-8b"].shape()
-    assert [pick(shape, platform)[0].implementation for platform in ("cpu", "tpu", "gpu")] == ["xla", "tpu", "gpu"]
+    assert [pick(shape, platform)[0].implementation for platform in ("cpu", "tpu", "gpu")] == ["cpu", "tpu", "gpu"]
     assert pick(shape, "cpu", "tpu")[0].interpret
     assert not pick(shape, "tpu", "tpu")[0].interpret
     op, reason = pick(shape._replace(head_dim=80), "tpu")
     assert (op.implementation, reason) == ("xla", "head_dim must be 64, 128 or 256, not 80")
+    assert pick(shape._replace(head_dim=72), "cpu")[0].implementation == "xla"
     assert pick(shape._replace(dtype=jnp.dtype("float32"), kv_dtype=jnp.dtype("float32")), "gpu")[1] is not None
     for platform, name, wrong, match in (
-        ("cpu", "cuda", {}, r"no implementation 'cuda', only xla, tpu, gpu"),
+        ("cpu", "cuda", {}, r"no implementation 'cuda', only xla, cpu, tpu, gpu"),
         ("gpu", "tpu", {}, r"'tpu' does not run on a gpu"),
         ("tpu", "tpu", {"block_size": 8}, r"'tpu' cannot run this model: block_size must be 16, 32, 64, 128, not 8"),
         ("tpu", "tpu", {"kv_dtype": jnp.dtype("float32")}, "same dtype or float8"),
+        ("gpu", "cpu", {}, r"'cpu' does not run on a gpu"),
+        ("cpu", "cpu", {"block_size": 8}, "multiples of 16, not 128 and 8"),
         ("cpu", "gpu", {"num_heads": 8 * 65}, "at most 64 query heads"),
     ):
         with pytest.raises(ValueError, match=match):

@@ -1,0 +1,111 @@
+"""From LLVM IR to a function that XLA can call."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Protocol
+
+import jax
+import llvmlite
+import llvmlite.binding as llvm
+from llvmlite import ir
+
+from .objects import load, save
+
+
+class Kernel(Protocol):
+    """What writes a kernel."""
+
+    def build(self, name: str) -> ir.Module:
+        """Return a module, with a function of this name for XLA to call."""
+        ...
+
+
+def register(name: str, kernel: Kernel, folder: Path | None) -> None:
+    """Make a kernel known to XLA by a name, which must say all that it depends on besides its code and the processor.
+
+    Its machine code is kept in `folder`, if there is one. A name that is known stays what it is.
+    """
+    _registry().register(name, kernel, folder)
+
+
+class _Registry:
+    """The kernels that XLA knows in this process, and their code, which stays as long as XLA's programs may call it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._names: set[str] = set()
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _make_machine())
+
+    def register(self, name: str, kernel: Kernel, folder: Path | None) -> None:
+        with self._lock:
+            if name in self._names:
+                return
+            path = folder / _digest(name, kernel) if folder else None
+            code = load(path) if path else None
+            if code is None:
+                code = _compile(kernel.build(name))
+                if path:
+                    save(path, code)
+            self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+            self._engine.finalize_object()
+            handler = jax.ffi.pycapsule(ctypes.c_void_p(self._engine.get_function_address(name)))
+            jax.ffi.register_ffi_target(name, handler, platform="cpu", api_version=1)
+            self._names.add(name)
+
+
+_registry = functools.cache(_Registry)
+
+
+def has_feature(name: str) -> bool:
+    """Say whether the processor has instructions, by LLVM's name for them."""
+    return llvm.get_host_cpu_features().get(name, False)
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _compile(module: ir.Module) -> bytes:
+    """Return machine code, as an object file."""
+    machine = _make_machine()
+    parsed = llvm.parse_assembly(str(module))
+    parsed.triple, parsed.data_layout = machine.triple, str(machine.target_data)
+    parsed.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    # Kernels are unrolled as they are written. More takes long to compile, and is no quicker to run.
+    options.loop_unrolling = options.loop_vectorization = options.slp_vectorization = False
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(parsed, builder)
+    return machine.emit_object(parsed)
+
+
+def _make_machine() -> llvm.TargetMachine:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=_features(), opt=3, jit=True
+    )
+
+
+def _features() -> str:
+    # Else LLVM halves 512-bit vectors on those of Intel's processors that once clocked lower for them.
+    return f"{llvm.get_host_cpu_features().flatten()},-prefer-256-bit"
+
+
+def _digest(name: str, kernel: Kernel) -> str:
+    """Return what a kernel's code is found by on disk."""
+    facts = [name, llvmlite.__version__, llvm.get_host_cpu_name(), _features(), str(num_cores())]
+    written_in = sys.modules[type(kernel).__module__].__file__
+    assert written_in is not None
+    digest = hashlib.sha256("\n".join(facts).encode())
+    for path in [*sorted(Path(__file__).parent.glob("*.py")), Path(written_in)]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

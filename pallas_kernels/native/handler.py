@@ -1,0 +1,161 @@
+"""What XLA calls: a handler of its foreign function interface (xla/ffi/api/c_api.h) around a kernel.
+
+A kernel is two functions of the addresses of its buffers and of their dimensions:
+
+    i64 prepare(ptr buffers, ptr dims)          does what must come first; returns how many units of work there are
+    void run(ptr buffers, ptr dims, i64 unit)   does one; units may run at the same time, in any order
+
+Buffer i, of arguments and then of results, is at buffers[i], its dimensions (int64) at dims[i].
+The units are taken one by one by the calling thread and by those of XLA's pool that have nothing else to do, so that no
+thread waits for one that has not begun.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from .emitter import I32, I64, POINTER, Emitter
+
+MAX_BUFFERS = 24
+VOID = ir.VoidType()
+VERSION = (0, 1)
+"""Of the interface; nothing newer is used."""
+METADATA = 1
+"""Type of the extension by which XLA asks for it."""
+
+
+class Fields:
+    """Byte offsets in the interface's structs, which only ever grow at their ends."""
+
+    # XLA_FFI_CallFrame
+    EXTENSION, API, CONTEXT, ARGS, RETS = 8, 16, 24, 40, 80
+    # XLA_FFI_Args, XLA_FFI_Rets
+    COUNT, BUFFERS = 16, 32
+    # XLA_FFI_Buffer
+    DATA, DIMS = 24, 40
+    # XLA_FFI_InternalExtension, XLA_FFI_Metadata_Extension; XLA_FFI_Metadata with XLA_FFI_Api_Version in it
+    EXTENSION_TYPE, METADATA, MAJOR, MINOR = 8, 24, 24, 28
+    # XLA_FFI_Api: after its version, 4 * 8 + 16 bytes in, a pointer per function
+    SCHEDULE, NUM_THREADS = 48 + 11 * 8, 48 + 12 * 8
+    # XLA_FFI_ThreadPool_Schedule_Args, XLA_FFI_ThreadPool_NumThreads_Args: size, extension, then
+    POOL_CONTEXT, TASK, TASK_DATA, THREADS = 16, 24, 32, 24
+
+
+class Job:
+    """Byte offsets in what threads share of one call; freed by the last that leaves."""
+
+    NEXT, COUNT, DONE, USERS, BUFFERS, DIMS, SIZE = 0, 8, 64, 128, 136, 144, 192
+
+
+def add_handler(module: ir.Module, name: str, prepare: ir.Function, run: ir.Function) -> None:
+    """Define the function `name` that XLA calls."""
+    take = _add_take(module, f"{name}.take", run)
+    function = ir.Function(module, ir.FunctionType(POINTER, [POINTER]), name)
+    e, frame = Emitter(function), function.args[0]
+    null = ir.Constant(POINTER, None)
+    byte = ir.IntType(8)
+
+    def field(base: Any, offset: int, kind: ir.Type = POINTER) -> Any:
+        return e.ir.load(e.at(base, byte, offset), typ=kind)
+
+    extension = field(frame, Fields.EXTENSION)
+    with e.ir.if_then(e.ir.icmp_unsigned("!=", extension, null)):
+        is_metadata = e.ir.icmp_signed("==", field(extension, Fields.EXTENSION_TYPE, I32), I32(METADATA))
+        with e.ir.if_then(is_metadata):
+            metadata = field(extension, Fields.METADATA)
+            for offset, number in zip((Fields.MAJOR, Fields.MINOR), VERSION, strict=True):
+                e.ir.store(I32(number), e.at(metadata, byte, offset))
+            e.ir.ret(null)
+
+    buffers, dims = (e.array(POINTER, MAX_BUFFERS) for _ in range(2))
+    found = e.variable(I64, I64(0))
+    for offset in (Fields.ARGS, Fields.RETS):
+        group = e.at(frame, byte, offset)
+        count, each = field(group, Fields.COUNT, I64), field(group, Fields.BUFFERS)
+        with e.range(0, count) as index:
+            buffer = e.load(each, POINTER, index)
+            e.store(field(buffer, Fields.DATA), buffers, found.value)
+            e.store(field(buffer, Fields.DIMS), dims, found.value)
+            found.value = e.sum(found.value, 1)
+
+    units = e.ir.call(prepare, [buffers, dims])
+    with e.ir.if_then(e.ir.icmp_signed("<=", units, I64(1))):
+        with e.range(0, units) as unit:
+            e.ir.call(run, [buffers, dims, unit])
+        e.ir.ret(null)
+
+    api, context = field(frame, Fields.API), field(frame, Fields.CONTEXT)
+    function_pointer = ir.FunctionType(POINTER, [POINTER]).as_pointer()
+
+    def call(function_offset: int, size: int, fields: dict[int, Any]) -> None:
+        """Call a function of the interface. An error leaves the work to this thread."""
+        struct = e.array(I64, size // 8)
+        for offset, value in {0: I64(size), 8: null, **fields}.items():
+            e.ir.store(value, e.at(struct, byte, offset))
+        e.ir.call(field(api, function_offset, function_pointer), [struct])
+
+    threads = e.array(I64, 1)
+    e.ir.store(I64(1), threads)
+    call(Fields.NUM_THREADS, 32, {Fields.POOL_CONTEXT: context, Fields.THREADS: threads})
+    helpers = e.ir.sub(e.least(e.ir.load(threads, typ=I64), units), I64(1))
+    job = e.ir.call(_libc(module, "malloc", POINTER, [I64]), [I64(Job.SIZE)])
+    fields = {
+        Job.NEXT: I64(0),
+        Job.COUNT: units,
+        Job.DONE: I64(0),
+        # Each helper, this thread taking units, and this thread waiting for the last.
+        Job.USERS: e.sum(helpers, 2),
+        Job.BUFFERS: buffers,
+        Job.DIMS: dims,
+    }
+    for offset, value in fields.items():
+        e.ir.store(value, e.at(job, byte, offset))
+    e.ir.fence("release")
+    with e.range(0, helpers):
+        task = {Fields.POOL_CONTEXT: context, Fields.TASK: take, Fields.TASK_DATA: job}
+        call(Fields.SCHEDULE, 40, task)
+    e.ir.call(take, [job])
+    wait, after = (function.append_basic_block() for _ in range(2))
+    e.ir.branch(wait)
+    e.ir.position_at_end(wait)
+    done = e.ir.load_atomic(e.at(job, byte, Job.DONE), "acquire", 8, typ=I64)
+    e.ir.cbranch(e.ir.icmp_signed("<", done, units), wait, after)
+    e.ir.position_at_end(after)
+    _leave(e, module, job)
+    e.ir.ret(null)
+
+
+def _add_take(module: ir.Module, name: str, run: ir.Function) -> ir.Function:
+    """Define the task of a thread: take units until none is left."""
+    function = ir.Function(module, ir.FunctionType(VOID, [POINTER]), name)
+    e, job = Emitter(function), function.args[0]
+    byte = ir.IntType(8)
+    units = e.ir.load(e.at(job, byte, Job.COUNT), typ=I64)
+    take, work, after = (function.append_basic_block() for _ in range(3))
+    e.ir.branch(take)
+    e.ir.position_at_end(take)
+    unit = e.ir.atomic_rmw("add", e.at(job, byte, Job.NEXT), I64(1), "monotonic")
+    e.ir.cbranch(e.ir.icmp_signed("<", unit, units), work, after)
+    e.ir.position_at_end(work)
+    # Only now: a task that begins when all units are taken may outlive the call.
+    buffers, dims = (e.ir.load(e.at(job, byte, offset), typ=POINTER) for offset in (Job.BUFFERS, Job.DIMS))
+    e.ir.call(run, [buffers, dims, unit])
+    e.ir.atomic_rmw("add", e.at(job, byte, Job.DONE), I64(1), "release")
+    e.ir.branch(take)
+    e.ir.position_at_end(after)
+    _leave(e, module, job)
+    e.ir.ret_void()
+    return function
+
+
+def _leave(e: Emitter, module: ir.Module, job: Any) -> None:
+    users = e.ir.atomic_rmw("sub", e.at(job, ir.IntType(8), Job.USERS), I64(1), "acq_rel")
+    with e.ir.if_then(e.ir.icmp_signed("==", users, I64(1))):
+        e.ir.call(_libc(module, "free", VOID, [POINTER]), [job])
+
+
+def _libc(module: ir.Module, name: str, result: ir.Type, arguments: list[ir.Type]) -> ir.Function:
+    found = module.globals.get(name)
+    return found if found is not None else ir.Function(module, ir.FunctionType(result, arguments), name)

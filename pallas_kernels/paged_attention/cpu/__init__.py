@@ -1,0 +1,5 @@
+"""Paged attention on a CPU: one kernel for decodes and prefills (`kernel.py`), called from JAX (`call.py`)."""
+
+from .call import cpu_paged_attention, cpu_prepare, cpu_tiles
+
+__all__ = ["cpu_paged_attention", "cpu_prepare", "cpu_tiles"]

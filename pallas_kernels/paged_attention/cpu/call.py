@@ -1,0 +1,84 @@
+"""The kernel as a function of JAX arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from pallas_kernels.native.compiling import register
+
+from ..layout import AttentionBatch, AttentionShape, SplitPool
+from ..tiles import Tiles
+from .kernel import Kernel
+
+QUERY_TILE = 64
+
+
+def cpu_tiles(shape: AttentionShape) -> Tiles:
+    """Return how the kernel cuts its work."""
+    return Tiles(decode=1, query=QUERY_TILE, kv=shape.block_size)
+
+
+def cpu_prepare(shape: AttentionShape, folder: Path | None = None) -> None:
+    """Compile the kernel, kept in a folder. A program that another process compiled needs it when it is loaded."""
+    register(_name(shape), Kernel(shape, QUERY_TILE), folder)
+
+
+def _name(shape: AttentionShape) -> str:
+    sizes = "_".join(map(str, shape[:4]))
+    return f"paged_attention_{sizes}_{shape.dtype.name}_{shape.kv_dtype.name}"
+
+
+def cpu_paged_attention(
+    q_tnh: Array,
+    k_tkh: Array,
+    v_tkh: Array,
+    kv_pool: SplitPool,
+    batch: AttentionBatch,
+    *,
+    layer: Array | int,
+    num_layers: int,
+    window: Array | int,
+    scale: float,
+    soft_cap: float | None = None,
+    sinks_n: Array | None = None,
+    tiles: Tiles,
+    interpret: bool = False,
+) -> tuple[Array, SplitPool]:
+    """See `PagedAttention`; there is nothing to interpret."""
+    del tiles, interpret
+    _, n, h = q_tnh.shape
+    _, k, block_size, _ = kv_pool.v.shape
+    shape = AttentionShape(n, k, h, block_size, jnp.dtype(q_tnh.dtype), jnp.dtype(k_tkh.dtype))
+    cpu_prepare(shape)
+    if k_tkh.dtype != kv_pool.k.dtype:
+        k_tkh, v_tkh = (jax.lax.bitcast_convert_type(x, kv_pool.k.dtype) for x in (k_tkh, v_tkh))
+    call = jax.ffi.ffi_call(
+        _name(shape),
+        (*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in kv_pool), jax.ShapeDtypeStruct(q_tnh.shape, q_tnh.dtype)),
+        input_output_aliases={0: 0, 1: 1},
+    )
+    # In the order of `kernel.BUFFERS`.
+    *pool, out_tnh = call(
+        *kv_pool,
+        q_tnh,
+        k_tkh,
+        v_tkh,
+        batch.slots_t,
+        batch.block_tables_sm,
+        batch.context_lens_s,
+        batch.query_ends_s,
+        batch.num_decodes,
+        batch.tile_seqs_i,
+        batch.tile_rows_i,
+        batch.num_tiles,
+        jnp.asarray(layer * (kv_pool.k.shape[0] // num_layers), jnp.int32),
+        jnp.asarray(window, jnp.int32),
+        jnp.float32(scale),
+        jnp.float32(0.0 if soft_cap is None else soft_cap),
+        jnp.zeros(0, jnp.float32) if sinks_n is None else sinks_n.astype(jnp.float32),
+    )
+    return out_tnh, SplitPool(*pool)

@@ -1,0 +1,298 @@
+"""The kernel in LLVM IR: writes K and V, then attends in float32, whatever the dtypes in memory.
+
+A unit of work is one kv head of one decode row, or of one tile of a longer chunk. It takes the query rows of that head
+(`group` heads of each token) a few at a time, so that their sums stay in registers, past the sequence's blocks:
+
+    scores [rows, o] = q [rows, h] @ k [h, o]      masked, exponentiated: online softmax
+    acc    [rows, h] = p [rows, o] @ v [o, h]
+
+Both are one loop, `_multiply`: for each step a few vectors of the right matrix are widened to float32 and multiplied by
+one number of each row. What a row's sum adds up, and in which order, does not depend on the rows beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, LiteralString
+
+import jax.numpy as jnp
+from llvmlite import ir
+
+from pallas_kernels.native.emitter import F32, I32, I64, LANES, POINTER, Emitter, vector
+from pallas_kernels.native.handler import add_handler
+from pallas_kernels.native.number_formats import FORMATS
+
+from ..layout import AttentionShape
+
+MASKED = float(jnp.finfo(jnp.float32).min)
+MAX_ROWS = 6
+"""Query rows at a time."""
+MAX_SUMS = 24
+"""Vectors of sums at a time; there are 32 registers for them and what they are made of."""
+VOID = ir.VoidType()
+
+
+BUFFERS = [
+    "pool_k",
+    "pool_v",
+    "q",
+    "k",
+    "v",
+    "slots",
+    "tables",
+    "lens",
+    "ends",
+    "num_decodes",
+    "tile_seqs",
+    "tile_rows",
+    "num_tiles",
+    "first_block",
+    "window",
+    "scale",
+    "soft_cap",
+    "sinks",
+    "pool_k_after",
+    "pool_v_after",
+    "out",
+]
+"""The call's arguments and results, in order. `soft_cap` is 0 for none, and so is the size of `sinks`."""
+
+
+class Kernel:
+    """Writes the functions of one kernel."""
+
+    def __init__(self, shape: AttentionShape, query_tile: int) -> None:
+        self.shape, self.query_tile = shape, query_tile
+        self.format, self.kv_format = FORMATS[shape.dtype], FORMATS[shape.kv_dtype]
+        self.module = ir.Module()
+
+    def build(self, name: str) -> ir.Module:
+        """Return the module, with a function of this name for XLA to call."""
+        group = self.shape.group
+        decode = self._add_attend("attend_decode", rows=_even(group))
+        prefill = self._add_attend("attend_prefill", rows=min(MAX_ROWS, group * self.query_tile))
+        add_handler(self.module, name, self._add_prepare(), self._add_run(decode, prefill))
+        return self.module
+
+    def _function(self, name: str, result: ir.Type, *arguments: ir.Type) -> tuple[Emitter, Sequence[Any]]:
+        function = ir.Function(self.module, ir.FunctionType(result, arguments), name)
+        function.linkage = "internal"
+        return Emitter(function), function.args
+
+    def _buffers(self, e: Emitter, buffers: Any) -> dict[str, Any]:
+        return {name: e.load(buffers, POINTER, index) for index, name in enumerate(BUFFERS)}
+
+    def _size(self, e: Emitter, dims: Any, name: LiteralString, axis: int) -> Any:
+        return e.load(e.load(dims, POINTER, BUFFERS.index(name)), I64, axis)
+
+    def _add_prepare(self) -> ir.Function:
+        """Write K and V of all tokens, clear the output of rows of padding, and count the work."""
+        shape = self.shape
+        k, h, o = shape.num_kv_heads, shape.head_dim, shape.block_size
+        e, (buffers, dims) = self._function("prepare", I64, POINTER, POINTER)
+        of = self._buffers(e, buffers)
+        num_tokens = self._size(e, dims, "q", 0)
+        first_block = e.load_int(of["first_block"], 0)
+        with e.range(0, num_tokens) as token:
+            slot = e.load_int(of["slots"], token)
+            with e.ir.if_else(e.ir.icmp_signed("==", slot, I64(0))) as (is_padding, is_token):
+                with is_padding:
+                    self._clear(e, of["out"], token)
+                with is_token:
+                    block, offset = e.ir.sdiv(slot, I64(o)), e.ir.srem(slot, I64(o))
+                    first_head = e.product(e.sum(first_block, block), k)
+                    with e.range(0, k) as head:
+                        source = e.product(e.sum(e.product(token, k), head), h)
+                        self._write(e, of, source, e.product(e.sum(first_head, head), h * o), offset)
+        units = e.sum(e.load_int(of["num_tiles"], 0), e.load_int(of["num_decodes"], 0))
+        e.ir.ret(e.product(units, k))
+        return e.function
+
+    def _clear(self, e: Emitter, out: Any, token: Any) -> None:
+        width = self.shape.num_heads * self.shape.head_dim
+        nothing = ir.Constant(vector(self.format.storage), [self.format.storage(0)] * LANES)
+        with e.range(0, width, LANES) as i:
+            e.store_vector(nothing, out, e.product(token, width), i)
+
+    def _write(self, e: Emitter, of: dict[str, Any], source: Any, target: Any, offset: Any) -> None:
+        h, o, storage = self.shape.head_dim, self.shape.block_size, self.kv_format.storage
+        with e.range(0, h) as i:
+            e.store(e.load(of["k"], storage, source, i), of["pool_k"], target, e.product(i, o), offset)
+        with e.range(0, h, LANES) as i:
+            numbers = e.load_vector(of["v"], storage, source, i)
+            e.store_vector(numbers, of["pool_v"], target, e.product(offset, h), i)
+
+    def _add_run(self, decode: ir.Function, prefill: ir.Function) -> ir.Function:
+        """Do one unit: the tiles of longer chunks come first, as they are the largest."""
+        e, (buffers, dims, unit) = self._function("run", VOID, POINTER, POINTER, I64)
+        of = self._buffers(e, buffers)
+        k = I64(self.shape.num_kv_heads)
+        which, head = e.ir.sdiv(unit, k), e.ir.srem(unit, k)
+        num_tiles = e.load_int(of["num_tiles"], 0)
+        with e.ir.if_else(e.ir.icmp_signed("<", which, num_tiles)) as (is_tile, is_decode):
+            with is_tile:
+                seq, row = e.load_int(of["tile_seqs"], which), e.load_int(of["tile_rows"], which)
+                count = e.least(e.ir.sub(e.load_int(of["ends"], seq), row), self.query_tile)
+                e.ir.call(prefill, [buffers, dims, seq, head, row, count])
+            with is_decode:
+                seq = e.ir.sub(which, num_tiles)
+                e.ir.call(decode, [buffers, dims, seq, head, seq, I64(1)])
+        e.ir.ret_void()
+        return e.function
+
+    def _add_attend(self, name: str, rows: int) -> ir.Function:
+        """Attend `count` tokens from row `first` on, all of sequence `seq`, with the query heads of one kv head."""
+        shape = self.shape
+        n, k, h, o, group = shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, shape.group
+        e, (buffers, dims, seq, head, first, count) = self._function(name, VOID, *[POINTER] * 2, *[I64] * 4)
+        of = self._buffers(e, buffers)
+        first_block = e.load_int(of["first_block"], 0)
+        table = e.at(of["tables"], I32, e.product(seq, self._size(e, dims, "tables", 1)))
+        window = e.load_int(of["window"], 0)
+        # Position of the token in row 0 of the step, were it this sequence's.
+        origin = e.ir.sub(e.load_int(of["lens"], seq), e.load_int(of["ends"], seq))
+
+        q, acc, scores = (e.array(F32, rows * size) for size in (h, h, o))
+        with e.range(0, e.product(count, group), rows) as flat:
+            last = e.ir.sub(e.product(count, group), I64(1))
+            # Beyond the last row the last one is computed again.
+            flats = [e.least(e.sum(flat, r), last) for r in range(rows)]
+            tokens = [e.sum(first, e.ir.sdiv(each, I64(group))) for each in flats]
+            heads = [e.sum(e.product(head, group), e.ir.srem(each, I64(group))) for each in flats]
+            positions = [e.sum(origin, token) for token in tokens]
+            places = [e.product(e.sum(e.product(token, n), each), h) for token, each in zip(tokens, heads, strict=True)]
+            scale, zeros = e.splat(e.load(of["scale"], F32, 0)), e.splat(F32(0.0))
+            for r in range(rows):
+                with e.range(0, h, LANES) as i:
+                    numbers = self.format.widen(e, e.load_vector(of["q"], self.format.storage, places[r], i))
+                    e.store_vector(e.ir.fmul(numbers, scale), q, r * h, i)
+                    e.store_vector(zeros, acc, r * h, i)
+            largest, sums = [[e.variable(F32, F32(start)) for _ in range(rows)] for start in (MASKED, 0.0)]
+            with e.ir.if_then(e.ir.icmp_signed(">", self._size(e, dims, "sinks", 0), I64(0))):
+                for r in range(rows):
+                    largest[r].value, sums[r].value = e.load(of["sinks"], F32, heads[r]), F32(1.0)
+
+            end = e.sum(positions[-1], 1)
+            begin = e.most(e.sum(e.ir.sub(positions[0], window), 1), 0)
+            soft_cap = e.load(of["soft_cap"], F32, 0)
+            with e.range(e.ir.sdiv(begin, I64(o)), e.ir.sdiv(e.sum(end, o - 1), I64(o))) as index:
+                block = e.sum(first_block, e.load_int(table, index))
+                base = e.product(index, o)
+                live = e.least(e.ir.sub(end, base), o)
+                matrix = e.product(e.sum(e.product(block, k), head), h * o)
+                self._score(e, q, of["pool_k"], matrix, scores, live, rows)
+                for r in range(rows):
+                    row, behind = e.at(scores, F32, r * o), e.ir.sub(positions[r], base)
+                    self._mask(e, row, behind, live, window, soft_cap)
+                    decay = e.splat(self._softmax(e, row, live, largest[r], sums[r]))
+                    with e.range(0, h, LANES) as i:
+                        e.store_vector(e.ir.fmul(e.load_vector(acc, F32, r * h, i), decay), acc, r * h, i)
+                self._add_values(e, scores, of["pool_v"], matrix, acc, live, rows)
+            for r in range(rows):
+                total = e.larger(sums[r].value, F32(1e-30))
+                factor = e.splat(e.ir.fdiv(F32(1.0), total))
+                with e.range(0, h, LANES) as i:
+                    numbers = e.ir.fmul(e.load_vector(acc, F32, r * h, i), factor)
+                    assert self.format.narrow is not None
+                    e.store_vector(self.format.narrow(e, numbers), of["out"], places[r], i)
+        e.ir.ret_void()
+        return e.function
+
+    def _score(self, e: Emitter, q: Any, pool_k: Any, matrix: Any, scores: Any, live: Any, rows: int) -> None:
+        h, o = self.shape.head_dim, self.shape.block_size
+        vectors = _even(o // LANES, MAX_SUMS // rows)
+
+        with e.range(0, live, vectors * LANES) as start:
+            sums = _multiply(
+                e,
+                rows,
+                vectors,
+                steps=I64(h),
+                left=lambda r, i: e.load(q, F32, r * h, i),
+                right=lambda i, j: self._load(e, pool_k, matrix, e.product(i, o), start, j * LANES),
+                begin=lambda _r, _j: e.splat(F32(0.0)),
+            )
+            for r in range(rows):
+                for j in range(vectors):
+                    e.store_vector(sums[r][j], scores, r * o, start, j * LANES)
+
+    def _add_values(self, e: Emitter, probs: Any, pool_v: Any, matrix: Any, acc: Any, live: Any, rows: int) -> None:
+        h, o = self.shape.head_dim, self.shape.block_size
+        vectors = _even(h // LANES, MAX_SUMS // rows)
+
+        with e.range(0, h, vectors * LANES) as start:
+            sums = _multiply(
+                e,
+                rows,
+                vectors,
+                steps=live,  # what lies beyond may be anything, and 0 x NaN is NaN
+                left=lambda r, i: e.load(probs, F32, r * o, i),
+                right=lambda i, j: self._load(e, pool_v, matrix, e.product(i, h), start, j * LANES),
+                begin=lambda r, j: e.load_vector(acc, F32, r * h, start, j * LANES),
+            )
+            for r in range(rows):
+                for j in range(vectors):
+                    e.store_vector(sums[r][j], acc, r * h, start, j * LANES)
+
+    def _load(self, e: Emitter, pool: Any, *index: Any) -> Any:
+        return self.kv_format.widen(e, e.load_vector(pool, self.kv_format.storage, *index))
+
+    def _mask(self, e: Emitter, scores: Any, behind: Any, live: Any, window: Any, soft_cap: Any) -> None:
+        """Cap one row's scores, and mask those that its token does not see; it is `behind` the first by so much."""
+        with e.ir.if_then(e.ir.fcmp_ordered(">", soft_cap, F32(0.0))), e.range(0, live, LANES) as i:
+            cap = e.splat(soft_cap)
+            inside = e.tanh(e.ir.fdiv(e.load_vector(scores, F32, i), cap))
+            e.store_vector(e.ir.fmul(inside, cap), scores, i)
+        lanes = ir.Constant(vector(I32), list(range(LANES)))
+        behind, window = e.ir.trunc(behind, I32), e.splat(e.ir.trunc(window, I32))
+        with e.range(0, live, LANES) as i:
+            score = e.load_vector(scores, F32, i)
+            distance = e.ir.sub(e.splat(e.ir.sub(behind, e.ir.trunc(i, I32))), lanes)
+            # Unsigned, what lies ahead is beyond every window.
+            is_seen = e.ir.icmp_unsigned("<", distance, window)
+            e.store_vector(e.ir.select(is_seen, score, e.constant(MASKED, score)), scores, i)
+
+    def _softmax(self, e: Emitter, scores: Any, live: Any, largest: Any, total: Any) -> Any:
+        """Turn one row's scores into probabilities, not divided by their sum; return by how much older ones shrink."""
+        found = e.variable(vector(F32), e.splat(F32(MASKED)))
+        with e.range(0, live, LANES) as i:
+            found.value = e.larger(found.value, e.load_vector(scores, F32, i))
+        before = largest.value
+        largest.value = e.larger(before, e.reduce(e.larger, found.value))
+        shift = e.splat(largest.value)
+        added = e.variable(vector(F32), e.splat(F32(0.0)))
+        with e.range(0, live, LANES) as i:
+            score = e.load_vector(scores, F32, i)
+            is_seen = e.ir.fcmp_ordered(">", score, e.constant(MASKED, score))
+            prob = e.ir.select(is_seen, e.exp(e.ir.fsub(score, shift)), e.splat(F32(0.0)))
+            e.store_vector(prob, scores, i)
+            added.value = e.ir.fadd(added.value, prob)
+        decay = e.exp(e.ir.fsub(before, largest.value))
+        total.value = e.fma(total.value, decay, e.reduce(e.ir.fadd, added.value))
+        return decay
+
+
+def _multiply(
+    e: Emitter,
+    rows: int,
+    vectors: int,
+    *,
+    steps: Any,
+    left: Callable[[int, Any], Any],
+    right: Callable[[Any, int], Any],
+    begin: Callable[[int, int], Any],
+) -> list[list[Any]]:
+    """Return begin(r, j) + the sum over steps i of left(r, i) * right(i, j), in the order of the steps."""
+    sums = [[e.variable(vector(F32), begin(r, j)) for j in range(vectors)] for r in range(rows)]
+    with e.range(0, steps) as i:
+        columns = [right(i, j) for j in range(vectors)]
+        for r in range(rows):
+            factor = e.splat(left(r, i))
+            for each, column in zip(sums[r], columns, strict=True):
+                each.value = e.fma(factor, column, each.value)
+    return [[each.value for each in row] for row in sums]
+
+
+def _even(size: int, most: int = MAX_ROWS) -> int:
+    """Return the largest divisor of `size` that is at most `most`."""
+    return next(each for each in range(min(size, most), 0, -1) if size % each == 0)

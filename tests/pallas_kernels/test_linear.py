@@ -1,0 +1,107 @@
+"""A CPU's matmul against float64: ragged sizes, every dtype, rows that do not depend on the others."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.linear import can_multiply, linear
+from pallas_kernels.linear.kernel import Kernel
+from pallas_kernels.native import compiling, objects
+
+DTYPES = [(jnp.bfloat16, jnp.bfloat16), (jnp.bfloat16, jnp.float32), (jnp.float32, jnp.float32)]
+
+
+def make(t: int, n: int, k: int, dtype: Any, seed: int = 0) -> tuple[jax.Array, jax.Array]:
+    rng = np.random.default_rng(seed)
+    return tuple(jnp.asarray(rng.standard_normal((rows, k)), dtype) for rows in (t, n))  # type: ignore[return-value]
+
+
+def multiply(x: jax.Array, w: jax.Array, out_dtype: Any) -> np.ndarray:
+    return np.asarray(jax.jit(lambda x, w: linear(x, w, out_dtype))(x, w), np.float64)
+
+
+def exact(x: jax.Array, w: jax.Array) -> np.ndarray:
+    return np.asarray(x, np.float64) @ np.asarray(w, np.float64).T
+
+
+@pytest.mark.parametrize(("dtype", "out_dtype"), DTYPES)
+@pytest.mark.parametrize(
+    ("t", "n", "k"), [(1, 4, 32), (3, 5, 64), (4, 33, 96), (6, 16, 32), (7, 300, 576), (95, 577, 64), (200, 18, 1536)]
+)
+def test_matches_float64(t: int, n: int, k: int, dtype: Any, out_dtype: Any) -> None:
+    x, w = make(t, n, k, dtype)
+    got, expected = multiply(x, w, out_dtype), exact(x, w)
+    # A sum of k products, each rounded once, is within k / 2 units in the last place of the sum of their sizes.
+    bound = k * 2.0**-24 * exact(abs(x), abs(w))
+    if out_dtype == jnp.bfloat16:
+        bound += 2.0**-8 * abs(expected)
+    assert (abs(got - expected) <= bound).all()
+
+
+@pytest.mark.parametrize(("dtype", "out_dtype"), DTYPES)
+def test_a_row_does_not_depend_on_the_others(dtype: Any, out_dtype: Any) -> None:
+    x, w = make(211, 101, 160, dtype)
+    whole = multiply(x, w, out_dtype)
+    for start, count in ((0, 1), (0, 4), (3, 5), (5, 6), (60, 64), (90, 121), (210, 1)):
+        np.testing.assert_array_equal(multiply(x[start : start + count], w, out_dtype), whole[start : start + count])
+
+
+def test_other_rows_may_be_anything() -> None:
+    x, w = make(8, 64, 64, jnp.bfloat16)
+    expected = multiply(x, w, jnp.float32)
+    got = multiply(x.at[5].set(jnp.nan).at[6].set(jnp.inf), w, jnp.float32)
+    np.testing.assert_array_equal(got[:5], expected[:5])
+    assert np.isnan(got[5]).all()
+
+
+def test_many_at_once() -> None:
+    """Calls share XLA's threads, and none waits for another's."""
+    x, w = make(16, 960, 576, jnp.bfloat16)
+    program = jax.jit(lambda x, w: linear(x, w, jnp.float32)).lower(x, w).compile()
+    expected = np.asarray(program(x, w))
+
+    def repeat(_: int) -> bool:
+        return all(np.array_equal(program(x, w), expected) for _ in range(200))
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(repeat, range(8)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((8, 16), jnp.bfloat16), ((8, 40), jnp.float32), ((3, 64), jnp.float32), ((8, 64), jnp.float16)],
+)
+def test_says_what_it_cannot_multiply(shape: tuple[int, int], dtype: Any) -> None:
+    assert not can_multiply(shape, dtype)
+    assert can_multiply((8, 64), jnp.float32)
+
+
+def test_code_comes_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registered: list[str] = []
+    monkeypatch.setattr(jax.ffi, "register_ffi_target", lambda name, *_, **__: registered.append(name))
+
+    def register(name: str) -> None:
+        compiling._Registry().register(name, Kernel(jnp.float32, jnp.float32), tmp_path)
+
+    register("linear_kept")
+    monkeypatch.setattr(compiling, "_compile", lambda _: pytest.fail("compiled again"))
+    register("linear_kept")
+    assert registered == ["linear_kept", "linear_kept"]
+    with pytest.raises(pytest.fail.Exception, match="compiled again"):
+        register("linear_other")
+
+
+@pytest.mark.parametrize("content", [b"", b"abc", b"0000rest"])
+def test_a_broken_file_counts_as_none(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "code"
+    objects.save(path, b"machine code")
+    assert objects.load(path) == b"machine code"
+    path.write_bytes(content)
+    assert objects.load(path) is None
+    assert objects.load(tmp_path / "none") is None
+    objects.save(tmp_path / "code" / "below a file", b"code")
