@@ -236,7 +236,7 @@ class EngineArguments:
     mm_processor_kwargs: Any = unsupported(None)
     compilation_config: Any = unsupported(None, "XLA compiles; there are no torch settings", aliases=("-O",))
     attention_config: AttentionConfig | None = argument(
-        None, Group(AttentionConfig), "AttentionConfig", 'as JSON; {"backend": "xla"} turns the Pallas kernels off'
+        None, Group(AttentionConfig), "AttentionConfig", 'as JSON; {"backend": "xla"} turns our own kernels off'
     )
     kv_transfer_config: Any = unsupported(None)
     kv_events_config: Any = unsupported(None)

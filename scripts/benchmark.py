@@ -1,9 +1,7 @@
 #!/usr/bin/env python3
 """Compare jaxllm with what people would use instead, in one run on one machine; outputs first, then speed.
 
-    scripts/peers.sh DIR                               # once: the environments of the others
-    scripts/benchmark.py --hf-python DIR/hf/bin/python --vllm-python DIR/vllm/bin/python \\
-        --llamacpp-python DIR/llamacpp/bin/python --readme
+    scripts/benchmark.sh --readme        # makes the environments of the others, and runs this with all of them
 
 Every contestant runs in an environment and a process of its own, with its library's defaults but for the size of the
 KV cache (1 GiB), reads the same bfloat16 checkpoint, gets the same token ids and gives back token ids, greedily, as
@@ -153,8 +151,11 @@ def checkpoint(model: Path, hf_python: str | None) -> Path:
 
 def describe(args: argparse.Namespace) -> dict[str, Any]:
     """Return what the figures depend on; no paths of this machine."""
-    words = ["scripts/benchmark.py"]
-    words += [f"--{peer}-python PATH" for peer in PEERS if getattr(args, f"{peer}_python")]
+    given = [peer for peer in PEERS if getattr(args, f"{peer}_python")]
+    has_all = len(given) == len(PEERS)
+    words = (
+        ["scripts/benchmark.sh"] if has_all else ["scripts/benchmark.py", *(f"--{peer}-python PATH" for peer in given)]
+    )
     words += [f"--{name}" for name in ("quick", "sweep", "workloads", "readme") if getattr(args, name)]
     words += [f"--dtype {args.dtype}", f"--rounds {args.rounds}"]
     return {

@@ -136,7 +136,7 @@ def parts_by_operation(program: str) -> Mapping[str, str]:
 def part_of(op_name: str) -> str:
     """Return the part that an operation belongs to, from the names of the scopes it was traced in."""
     scope = next((scope for scope in reversed(op_name.split("/")) if scope in SCOPES), "")
-    is_matmul = op_name.endswith("dot_general")
+    is_matmul = op_name.endswith(("dot_general", "ffi_call"))  # by XLA, or by a kernel of our own
     return SCOPES[scope] if scope == "attend" or (scope in SCOPES and is_matmul) else REST
 
 

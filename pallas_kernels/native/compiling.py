@@ -79,11 +79,19 @@ def _compile(module: ir.Module) -> bytes:
     parsed = llvm.parse_assembly(str(module))
     parsed.triple, parsed.data_layout = machine.triple, str(machine.target_data)
     parsed.verify()
-    options = llvm.create_pipeline_tuning_options(speed_level=3)
-    # Kernels are unrolled as they are written. More takes long to compile, and is no quicker to run.
-    options.loop_unrolling = options.loop_vectorization = options.slp_vectorization = False
-    builder = llvm.create_pass_builder(machine, options)
-    builder.getModulePassManager().run(parsed, builder)
+    passes = llvm.create_new_module_pass_manager()
+    # Kernels are vectorized and unrolled as they are written. What is left takes a fifth of the usual passes' time.
+    for add in (
+        passes.add_sroa_pass,  # variables become registers
+        passes.add_instruction_combine_pass,
+        passes.add_simplify_cfg_pass,
+        passes.add_new_gvn_pass,
+        passes.add_loop_strength_reduce_pass,
+        passes.add_instruction_combine_pass,
+        passes.add_simplify_cfg_pass,
+    ):
+        add()
+    passes.run(parsed, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3)))
     return machine.emit_object(parsed)
 
 

@@ -15,6 +15,7 @@ class Format(NamedTuple):
     """One dtype."""
 
     storage: ir.Type
+    num_bytes: int
     widen: Callable[[Emitter, Any], Any]
     """Stored numbers, one or a vector, as float32."""
     narrow: Callable[[Emitter, Any], Any] | None
@@ -58,8 +59,8 @@ def _widen_e4m3(e: Emitter, x: Any) -> Any:
 
 
 FORMATS: dict[Any, Format] = {
-    jnp.dtype(jnp.float32): Format(F32, lambda _, x: x, lambda _, x: x),
-    jnp.dtype(jnp.bfloat16): Format(I16, _widen_bfloat16, _narrow_bfloat16),
-    jnp.dtype(jnp.float8_e5m2): Format(I8, _widen_e5m2, None),
-    jnp.dtype(jnp.float8_e4m3fn): Format(I8, _widen_e4m3, None),
+    jnp.dtype(jnp.float32): Format(F32, 4, lambda _, x: x, lambda _, x: x),
+    jnp.dtype(jnp.bfloat16): Format(I16, 2, _widen_bfloat16, _narrow_bfloat16),
+    jnp.dtype(jnp.float8_e5m2): Format(I8, 1, _widen_e5m2, None),
+    jnp.dtype(jnp.float8_e4m3fn): Format(I8, 1, _widen_e4m3, None),
 }

@@ -27,6 +27,7 @@ from ..layout import AttentionShape
 MASKED = float(jnp.finfo(jnp.float32).min)
 MAX_ROWS = 6
 """Query rows at a time."""
+CACHE_LINE = 64
 MAX_SUMS = 24
 """Vectors of sums at a time; there are 32 registers for them and what they are made of."""
 VOID = ir.VoidType()
@@ -180,7 +181,12 @@ class Kernel:
                 base = e.product(index, o)
                 live = e.least(e.ir.sub(end, base), o)
                 matrix = e.product(e.sum(e.product(block, k), head), h * o)
-                self._score(e, q, of["pool_k"], matrix, scores, live, rows)
+                values_end = e.sum(matrix, e.product(live, h))
+
+                def fetch_values(i: Any, matrix: Any = matrix, values_end: Any = values_end) -> None:
+                    self._fetch(e, of["pool_v"], e.sum(matrix, e.product(i, o)), o, values_end)
+
+                self._score(e, q, of["pool_k"], matrix, scores, live, rows, fetch_values)
                 for r in range(rows):
                     row, behind = e.at(scores, F32, r * o), e.ir.sub(positions[r], base)
                     self._mask(e, row, behind, live, window, soft_cap)
@@ -198,7 +204,23 @@ class Kernel:
         e.ir.ret_void()
         return e.function
 
-    def _score(self, e: Emitter, q: Any, pool_k: Any, matrix: Any, scores: Any, live: Any, rows: int) -> None:
+    def _fetch(self, e: Emitter, pool: Any, start: Any, count: int, end: Any) -> None:
+        """Begin to read numbers before they are wanted, as long as they are not beyond the last."""
+        per_line = CACHE_LINE // self.kv_format.num_bytes
+        for first in range(0, count, per_line):
+            e.prefetch(pool, self.kv_format.storage, e.least(e.sum(start, first), e.ir.sub(end, I64(1))))
+
+    def _score(
+        self,
+        e: Emitter,
+        q: Any,
+        pool_k: Any,
+        matrix: Any,
+        scores: Any,
+        live: Any,
+        rows: int,
+        fetch: Callable[[Any], None],
+    ) -> None:
         h, o = self.shape.head_dim, self.shape.block_size
         vectors = _even(o // LANES, MAX_SUMS // rows)
 
@@ -210,6 +232,7 @@ class Kernel:
                 steps=I64(h),
                 left=lambda r, i: e.load(q, F32, r * h, i),
                 right=lambda i, j: self._load(e, pool_k, matrix, e.product(i, o), start, j * LANES),
+                also=fetch if vectors * LANES == o else None,
                 begin=lambda _r, _j: e.splat(F32(0.0)),
             )
             for r in range(rows):
@@ -281,10 +304,13 @@ def _multiply(
     left: Callable[[int, Any], Any],
     right: Callable[[Any, int], Any],
     begin: Callable[[int, int], Any],
+    also: Callable[[Any], None] | None = None,
 ) -> list[list[Any]]:
     """Return begin(r, j) + the sum over steps i of left(r, i) * right(i, j), in the order of the steps."""
     sums = [[e.variable(vector(F32), begin(r, j)) for j in range(vectors)] for r in range(rows)]
     with e.range(0, steps) as i:
+        if also:
+            also(i)
         columns = [right(i, j) for j in range(vectors)]
         for r in range(rows):
             factor = e.splat(left(r, i))

@@ -13,11 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from protocol import serve
 
+from pallas_kernels.linear import can_multiply, linear
+
 SECONDS = 1.0
 """Of repeating a thing; its best time counts."""
 YNN_OPERATIONS = "xla_cpu_experimental_ynn_fusion_type"
 CPU_WAYS = ({}, {YNN_OPERATIONS: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}, {YNN_OPERATIONS: ""})
 """Compiler options: matmuls by XLA's default, by its library, by XLA itself. The fastest depends on dtype and rows."""
+type Multiply = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 class Ceilings:
@@ -27,13 +30,17 @@ class Ceilings:
         self.shapes, self.dtype = settings["shapes"], jnp.dtype(settings["dtype"])
 
     def matmuls(self, rows: int) -> dict[str, float]:
-        """Return the seconds that the layers' matmuls take on so many rows, and those of the output head, with weights
-        stored [in, out] or [out, in], whichever is quicker.
+        """Return the seconds that the layers' matmuls take on so many rows, and those of the output head: by XLA with
+        weights stored [in, out] or [out, in], or by a CPU's own kernel, whichever is quicker.
         """
-        ways = [self._matmuls(rows, is_transposed=each) for each in (False, True)]
+        ways = [self._matmuls(rows, lambda x, w: x @ w, is_transposed=False)]
+        ways += [self._matmuls(rows, lambda x, w: x @ w.T, is_transposed=True)]
+        size = self.shapes
+        if jax.default_backend() == "cpu" and can_multiply((size["vocab_size"], size["hidden_size"]), self.dtype):
+            ways += [self._matmuls(rows, lambda x, w: linear(x, w, x.dtype), is_transposed=True)]
         return {name: min(way[name] for way in ways) for name in ways[0]}
 
-    def _matmuls(self, rows: int, *, is_transposed: bool) -> dict[str, float]:
+    def _matmuls(self, rows: int, multiply: Multiply, *, is_transposed: bool) -> dict[str, float]:
         size = self.shapes
         d, f = size["hidden_size"], size["intermediate_size"]
         q, kv = size["num_heads"] * size["head_dim"], size["num_kv_heads"] * size["head_dim"]
@@ -41,9 +48,6 @@ class Ceilings:
 
         def weight(width: int, out: int) -> jax.Array:
             return self._array(out, width) if is_transposed else self._array(width, out)
-
-        def multiply(x: jax.Array, weight: jax.Array) -> jax.Array:
-            return x @ (weight.T if is_transposed else weight)
 
         def run_layers(x: jax.Array, layers: list[list[jax.Array]]) -> jax.Array:
             for qkv, out, up, down in layers:

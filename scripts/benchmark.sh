@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# benchmark.sh [ARGUMENTS OF benchmark.py]: the comparison with all peers, from nothing: jaxllm's environment, the peers'
+# (PEERS, by default .cache/peers: 5 GB), the model, the measuring. With --readme it writes the README's table and charts.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/lib.sh
+
+peers=${PEERS:-.cache/peers}
+ensure_env benchmark
+bash scripts/peers.sh "$peers"
+pythons=()
+for peer in hf vllm llamacpp; do pythons+=("--$peer-python" "$peers/$peer/bin/python"); done
+exec .venv/bin/python scripts/benchmark.py "${pythons[@]}" "$@"
