@@ -175,6 +175,7 @@ class EngineArgs(EngineArguments):
         Checked in this order: argument values, checkpoint, architecture, length, devices, then what depends on them.
         """
         from jaxllm.loading.checkpoint import open_checkpoint
+        from jaxllm.loading.dtype import resolve_dtype
 
         self.check()
         scheduler_cls = resolution.load_class("scheduler_cls", self.scheduler_cls)
@@ -199,16 +200,15 @@ class EngineArgs(EngineArguments):
         requested = cast(int | None, self.max_model_len)  # check() has read strings
         max_model_len, can_shrink = resolution.resolve_max_model_len(requested, resolution.context_length(model_config))
         mesh, platform, model_config = _resolve_devices(self, devices, model_config)
-        limits, numerics = _resolve_limits(self, platform, max_model_len), _resolve_numerics(self, checkpoint, platform)
+        limits, dtype = _resolve_limits(self, platform, max_model_len), resolve_dtype(self.dtype, checkpoint, platform)
         copied = {name: getattr(self, name) for name in COPIED}
         return EngineConfig(
             **copied,
             **limits,
             checkpoint=checkpoint,
             model_config=model_config,
-            **numerics,
+            **_resolve_numerics(self, model_config, mesh, platform, dtype, limits["block_size"]),
             mesh=mesh,
-            attention=_resolve_attention(self, model_config, mesh, platform, numerics["dtype"], limits["block_size"]),
             logits_processors=logits_processors,
             structured_outputs_config=self.structured_outputs_config or StructuredOutputsConfig(),
             max_model_len=max_model_len,
@@ -236,15 +236,23 @@ def _resolve_devices(
     return mesh, detect_platform(mesh.devices.tolist()), spread(model_config, mesh.size)
 
 
-def _resolve_numerics(args: EngineArgs, checkpoint: Checkpoint, platform: str) -> dict[str, Any]:
-    """Settle the dtype, and whether outputs may depend on the batch."""
+def _resolve_numerics(
+    args: EngineArgs, model_config: ModelConfig, mesh: Mesh, platform: str, dtype: str, block_size: int
+) -> dict[str, Any]:
+    """Settle how attention is computed, and whether outputs may depend on the batch."""
     import jax
 
-    from jaxllm.loading.dtype import resolve_dtype
+    from jaxllm.execution.options import native_matmul
 
-    dtype = resolve_dtype(args.dtype, checkpoint, platform)
-    invariant = resolution.resolve_batch_invariant(args.batch_invariant, platform, dtype, jax.__version_info__)
-    return {"dtype": dtype, "batch_invariant": invariant}
+    attention = _resolve_attention(args, model_config, mesh, platform, dtype, block_size)
+    invariant = resolution.resolve_batch_invariant(
+        args.batch_invariant,
+        platform,
+        dtype,
+        jax.__version_info__,
+        native_matmul=native_matmul(platform, attention, mesh.size),
+    )
+    return {"dtype": dtype, "attention": attention, "batch_invariant": invariant}
 
 
 def _resolve_attention(

@@ -111,7 +111,7 @@ class EngineArguments:
         None,
         Switch(optional=True),
         _MODEL,
-        "outputs do not depend, to the bit, on what else runs; default: where it costs nothing (bfloat16 on CPU)",
+        "outputs do not depend, to the bit, on what else runs; default: where it costs nothing (one CPU device)",
     )
     enforce_eager: bool = argument(False, Switch(), _MODEL, "compile nothing ahead of its first use")
     served_model_name: str | list[str] | None = unsupported(None)

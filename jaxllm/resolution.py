@@ -151,10 +151,17 @@ def _check_defaults(fields: Mapping[str, Any], parameter: str, way_out: str) -> 
         ) from error
 
 
-def resolve_batch_invariant(requested: bool | None, platform: str, dtype: str, jax_version: tuple[int, ...]) -> bool:
-    """Return whether steps are compiled so that a row never depends on the others; refuse it where it is unproven."""
+def resolve_batch_invariant(
+    requested: bool | None, platform: str, dtype: str, jax_version: tuple[int, ...], *, native_matmul: bool
+) -> bool:
+    """Return whether steps are compiled so that a row never depends on the others; refuse it where it is unproven.
+
+    Left open, it is so where it costs nothing; in float32 that is where matmuls are our own (`native_matmul`).
+    """
     if requested is None:
-        return platform == "cpu" and dtype == "bfloat16"
+        return platform == "cpu" and (
+            dtype == "bfloat16" or (native_matmul and dtype == "float32" and jax_version >= (0, 12))
+        )
     reason = None
     if platform != "cpu":
         reason = f"it is only assured on CPU so far, and this is a {platform}"

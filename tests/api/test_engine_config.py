@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from jaxllm import config as config_module
 from jaxllm.config import EngineArgs, default_cache_dir, environment
-from jaxllm.config_groups import ReasoningConfig, StructuredOutputsConfig
+from jaxllm.config_groups import AttentionConfig, ReasoningConfig, StructuredOutputsConfig
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.models.config import ModelConfig, RopeConfig
 from jaxllm.resolution import (
@@ -354,7 +355,8 @@ def test_logits_processors_are_loaded(make_model: MakeModel):
     ("requested", "platform", "dtype", "version", "expected"),
     [
         (None, "cpu", "bfloat16", (0, 12, 0), True),
-        (None, "cpu", "float32", (0, 12, 0), False),
+        (None, "cpu", "float32", (0, 12, 0), True),
+        (None, "cpu", "float32", (0, 11, 2), False),
         (None, "cpu", "float16", (0, 12, 0), False),
         (None, "tpu", "bfloat16", (0, 12, 0), False),
         (False, "cpu", "bfloat16", (0, 12, 0), False),
@@ -370,17 +372,18 @@ def test_batch_invariance(
     requested: bool | None, platform: str, dtype: str, version: tuple[int, ...], expected: bool | str
 ):
     if isinstance(expected, bool):
-        assert resolve_batch_invariant(requested, platform, dtype, version) is expected
+        assert resolve_batch_invariant(requested, platform, dtype, version, native_matmul=True) is expected
         return
     with pytest.raises(VLLMValidationError, match=expected) as caught:
-        resolve_batch_invariant(requested, platform, dtype, version)
+        resolve_batch_invariant(requested, platform, dtype, version, native_matmul=True)
     assert caught.value.parameter == "batch_invariant"
 
 
-def test_the_default_dtype_is_batch_invariant(make_model: MakeModel):
-    model = make_model()
+def test_outputs_are_batch_invariant_where_that_costs_nothing(make_model: MakeModel):
+    model = make_model(head_dim=16)
     assert resolve(model).batch_invariant
-    assert not resolve(model, dtype="float32").batch_invariant
+    assert resolve(model, dtype="float32").batch_invariant is (jax.__version_info__ >= (0, 12))
+    assert not resolve(model, dtype="float32", attention_config=AttentionConfig(backend="xla")).batch_invariant
     assert not resolve(model, batch_invariant=False).batch_invariant
 
 

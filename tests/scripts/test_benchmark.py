@@ -21,7 +21,7 @@ SHAPES = {
     "intermediate_size": 96,
 }  # fmt: skip
 OWN_LIBRARY = {
-    "ceilings": {"jax", "numpy"},
+    "ceilings": {"jax", "numpy", "pallas_kernels"},
     "llamacpp_api": {"llama_cpp"},
     "protocol": set(),
     "save_checkpoint": {"torch", "transformers"},

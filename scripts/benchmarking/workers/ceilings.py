@@ -20,7 +20,6 @@ SECONDS = 1.0
 YNN_OPERATIONS = "xla_cpu_experimental_ynn_fusion_type"
 CPU_WAYS = ({}, {YNN_OPERATIONS: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}, {YNN_OPERATIONS: ""})
 """Compiler options: matmuls by XLA's default, by its library, by XLA itself. The fastest depends on dtype and rows."""
-type Multiply = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 class Ceilings:
@@ -40,7 +39,7 @@ class Ceilings:
             ways += [self._matmuls(rows, lambda x, w: linear(x, w, x.dtype), is_transposed=True)]
         return {name: min(way[name] for way in ways) for name in ways[0]}
 
-    def _matmuls(self, rows: int, multiply: Multiply, *, is_transposed: bool) -> dict[str, float]:
+    def _matmuls(self, rows: int, multiply: Callable[..., jax.Array], *, is_transposed: bool) -> dict[str, float]:
         size = self.shapes
         d, f = size["hidden_size"], size["intermediate_size"]
         q, kv = size["num_heads"] * size["head_dim"], size["num_kv_heads"] * size["head_dim"]
