@@ -24,6 +24,7 @@ _PACKAGES = (
     "jax-cuda12-pjrt",
     "jax-cuda13-plugin",
     "jax-cuda13-pjrt",
+    "llvmlite",
     "numpy",
     "ml-dtypes",
     "msgspec",

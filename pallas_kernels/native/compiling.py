@@ -32,7 +32,9 @@ def register(name: str, kernel: Kernel, folder: Path | None) -> None:
 
     Its machine code is kept in `folder`, if there is one. A name that is known stays what it is.
     """
-    _registry().register(name, kernel, folder)
+    with _lock:  # or two threads would each make a registry
+        registry = _registry()
+    registry.register(name, kernel, folder)
 
 
 class _Registry:
@@ -60,9 +62,11 @@ class _Registry:
             self._names.add(name)
 
 
+_lock = threading.Lock()
 _registry = functools.cache(_Registry)
 
 
+@functools.cache
 def has_feature(name: str) -> bool:
     """Say whether the processor has instructions, by LLVM's name for them."""
     return llvm.get_host_cpu_features().get(name, False)

@@ -98,7 +98,10 @@ def _refuse_on_cpu(shape: AttentionShape) -> str | None:
         return f"head_dim and block_size must be multiples of 16, not {shape.head_dim} and {shape.block_size}"
     if shape.dtype not in (jnp.bfloat16, jnp.float32):
         return f"dtype must be bfloat16 or float32, not {jnp.dtype(shape.dtype).name}"
-    return None
+    from pallas_kernels.native.compiling import has_feature
+
+    # With fewer and shorter registers the kernels would want other tiles.
+    return None if has_feature("avx512f") else "the processor has no AVX-512"
 
 
 def _refuse_on_tpu(shape: AttentionShape) -> str | None:

@@ -379,7 +379,8 @@ def test_batch_invariance(
     assert caught.value.parameter == "batch_invariant"
 
 
-def test_outputs_are_batch_invariant_where_that_costs_nothing(make_model: MakeModel):
+def test_outputs_are_batch_invariant_where_that_costs_nothing(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pallas_kernels.native.compiling.has_feature", lambda _: True)
     model = make_model(head_dim=16)
     assert resolve(model).batch_invariant
     assert resolve(model, dtype="float32").batch_invariant is (jax.__version_info__ >= (0, 12))

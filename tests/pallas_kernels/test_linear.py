@@ -1,5 +1,7 @@
 """A CPU's matmul against float64: ragged sizes, every dtype, rows that do not depend on the others."""
 
+import functools
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,14 @@ def test_a_row_does_not_depend_on_the_others(dtype: Any, out_dtype: Any) -> None
         np.testing.assert_array_equal(multiply(x[start : start + count], w, out_dtype), whole[start : start + count])
 
 
+def test_bfloat16_without_instructions_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pallas_kernels.linear.kernel.has_feature", lambda _: False)
+    compiling.register("linear_in_two_products", Kernel(jnp.bfloat16, jnp.float32), None)
+    x, w = make(7, 9, 96, jnp.bfloat16)
+    call = jax.ffi.ffi_call("linear_in_two_products", jax.ShapeDtypeStruct((7, 9), jnp.float32))
+    np.testing.assert_allclose(jax.jit(call)(x, w), exact(x, w), atol=1e-4)
+
+
 def test_other_rows_may_be_anything() -> None:
     x, w = make(8, 64, 64, jnp.bfloat16)
     expected = multiply(x, w, jnp.float32)
@@ -94,6 +104,24 @@ def test_code_comes_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert registered == ["linear_kept", "linear_kept"]
     with pytest.raises(pytest.fail.Exception, match="compiled again"):
         register("linear_other")
+
+
+def test_threads_that_register_first_at_once_share_a_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    class Slow(compiling._Registry):
+        def __init__(self) -> None:
+            time.sleep(0.1)
+            made.append("registry")
+            super().__init__()
+
+        def register(self, name: str, kernel: Any, folder: Path | None) -> None:
+            pass
+
+    monkeypatch.setattr(compiling, "_registry", functools.cache(Slow))
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda name: compiling.register(name, Kernel(jnp.float32, jnp.float32), None), "abcd"))
+    assert made == ["registry"]
 
 
 @pytest.mark.parametrize("content", [b"", b"abc", b"0000rest"])

@@ -54,6 +54,7 @@ def run(op: PagedAttention, step: Step, batch: AttentionBatch | None = None, win
         ((9, 3), NO_WINDOW, None, True),
         ((4, 1), 24, None, False),
         ((8, 1), NO_WINDOW, 5.0, False),
+        ((7, 1), NO_WINDOW, None, False),
         ((3, 3), 200, 2.0, True),
     ],
 )
@@ -224,7 +225,14 @@ def test_pool_specs_have_layers_end_to_end() -> None:
     assert (fused.shape, fused.dtype) == ((270, 3, 128, 128), jnp.bfloat16)
 
 
-def test_each_platform_gets_its_own_kernels_where_they_can_run() -> None:
+def test_a_processor_without_avx512_runs_plain_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pallas_kernels.native.compiling.has_feature", lambda _: False)
+    op, reason = pick(CASES["llama-3-8b"].shape(), "cpu")
+    assert (op.implementation, reason) == ("xla", "the processor has no AVX-512")
+
+
+def test_each_platform_gets_its_own_kernels_where_they_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pallas_kernels.native.compiling.has_feature", lambda _: True)
     shape = CASES["llama-3-8b"].shape()
     assert [pick(shape, platform)[0].implementation for platform in ("cpu", "tpu", "gpu")] == ["cpu", "tpu", "gpu"]
     assert pick(shape, "cpu", "tpu")[0].interpret

@@ -70,7 +70,7 @@ class Kernel:
     def build(self, name: str) -> ir.Module:
         """Return the module, with a function of this name for XLA to call."""
         group = self.shape.group
-        decode = self._add_attend("attend_decode", rows=_even(group))
+        decode = self._add_attend("attend_decode", rows=-(-group // -(-group // MAX_ROWS)))
         prefill = self._add_attend("attend_prefill", rows=min(MAX_ROWS, group * self.query_tile))
         add_handler(self.module, name, self._add_prepare(), self._add_run(decode, prefill))
         return self.module
