@@ -124,12 +124,14 @@ class Programs[Key: Hashable]:
         return key not in self._done and not (key in self._rare and self._is_kept(key))
 
     def _build(self, key: Key, *, holds: bool = True) -> Any:
-        """Return a program, loading or compiling it if it is not there. Without `holds` it is to be kept alone."""
+        """Return a program, loading or compiling it if it is not there. Without `holds` it is only to be kept."""
         with self._lock:
             building = self._building.setdefault(key, threading.Lock())
         with building:
             if key in self._done:
                 return self._done[key]
+            if not holds and self._is_kept(key):  # by a thread that was quicker
+                return None
             program = self._load(key)
             if program is None:
                 program = self._compile(key)
