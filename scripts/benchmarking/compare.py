@@ -93,7 +93,7 @@ def compare(
 def limits(
     ceilings: Mapping[str, Any], tasks: Mapping[str, int], shapes: Mapping[str, int], dtype: str
 ) -> dict[str, float]:
-    """Return what a program would reach that did nothing but the matmuls, as quick as XLA does them here.
+    """Return what a program would reach that did nothing but the matmuls, as quick as they can be done here.
 
     Offline, prompts go 512 tokens at a time, and outputs 64 at a time. "stream_memory" is one stream's, if all that
     takes time is to read the weights once per token.
