@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from llvmlite import ir
 
 from pallas_kernels.native.compiling import has_feature, num_cores
-from pallas_kernels.native.emitter import BF16, F32, I32, I64, LANES, POINTER, Emitter, Variable, vector
+from pallas_kernels.native.emitter import BF16, F32, I32, I64, LANES, POINTER, Emitter, Variable, add_function, vector
 from pallas_kernels.native.handler import add_handler
 from pallas_kernels.native.number_formats import FORMATS
 
@@ -29,9 +29,8 @@ BLOCK = 96
 MIN_CHUNK, MAX_CHUNK = 16, 256
 """... and of w: many, for memory to be read in long stretches, but enough units for all cores."""
 UNITS_PER_CORE = 4
-BUFFERS = ("x", "w", "y")
 AHEAD = 1024
-"""Numbers."""
+"""Numbers of w to fetch before they are wanted."""
 VOID = ir.VoidType()
 
 
@@ -49,11 +48,6 @@ class Kernel:
         add_handler(self.module, name, self._add_prepare(), self._add_run(few, many))
         return self.module
 
-    def _function(self, name: str, result: ir.Type, *arguments: ir.Type) -> tuple[Emitter, Sequence[Any]]:
-        function = ir.Function(self.module, ir.FunctionType(result, arguments), name)
-        function.linkage = "internal"
-        return Emitter(function), function.args
-
     def _sizes(self, e: Emitter, dims: Any) -> tuple[Any, Any, Any]:
         (t, k), (n, _) = ([e.load(e.load(dims, POINTER, index), I64, axis) for axis in (0, 1)] for index in (0, 1))
         return t, n, k
@@ -63,14 +57,14 @@ class Kernel:
         return e.least(each, MAX_CHUNK)
 
     def _add_prepare(self) -> ir.Function:
-        e, (_, dims) = self._function("prepare", I64, POINTER, POINTER)
+        e, (_, dims) = add_function(self.module, "prepare", I64, POINTER, POINTER)
         t, n, _ = self._sizes(e, dims)
         e.ir.ret(e.product(e.ceil_div(t, BLOCK), e.ceil_div(n, self._chunk(e, n))))
         return e.function
 
     def _add_run(self, few: ir.Function, many: ir.Function) -> ir.Function:
-        """Do one unit: `BLOCK` rows of x times `CHUNK` of w. What would reach beyond the end begins earlier instead."""
-        e, (buffers, dims, unit) = self._function("run", VOID, POINTER, POINTER, I64)
+        """Do one unit: `BLOCK` rows of x times a chunk of w. What would reach beyond the end begins earlier instead."""
+        e, (buffers, dims, unit) = add_function(self.module, "run", VOID, POINTER, POINTER, I64)
         x, w, y = (e.load(buffers, POINTER, index) for index in range(3))
         t, n, k = self._sizes(e, dims)
         chunk = self._chunk(e, n)
@@ -94,7 +88,7 @@ class Kernel:
 
     def _add_block(self, name: str, rows: int) -> ir.Function:
         """Multiply a few rows of x and of w."""
-        e, (x, w, y, n, k) = self._function(name, VOID, *[POINTER] * 3, *[I64] * 2)
+        e, (x, w, y, n, k) = add_function(self.module, name, VOID, *[POINTER] * 3, *[I64] * 2)
         sums = [[e.variable(vector(F32), e.splat(F32(0.0))) for _ in range(COLUMNS)] for _ in range(rows)]
         # With few rows of x, what takes time is to read w: as one stream, which the processor reads ahead of.
         together = 1 if rows == FEW_ROWS else COLUMNS

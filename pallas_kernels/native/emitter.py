@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -134,7 +134,7 @@ class Emitter:
 
     def at(self, base: Any, element: ir.Type, *index: Any) -> Any:
         """Return the address of an element; the index is a sum."""
-        return self.ir.gep(base, [self.sum(*index)], source_etype=element)
+        return self.ir.gep(base, [self.sum(0, *index)], source_etype=element)
 
     def load(self, base: Any, element: ir.Type, *index: Any) -> Any:
         """Load an element."""
@@ -225,7 +225,8 @@ class Emitter:
         for coefficient in EXP_COEFFICIENTS[1:]:
             series = self.fma(series, rest, self.constant(coefficient, x))
         series = self.fma(series, self.ir.fmul(rest, rest), self.ir.fadd(rest, self.constant(1.0, x)))
-        exponent = self.ir.shl(self.ir.fptosi(whole, ints), self._int_constant(23, ints))
+        exponent = self.ir.fptosi(whole, ints)
+        exponent = self.ir.shl(exponent, self.constant(23, exponent))
         result = self.ir.bitcast(self.ir.add(self.ir.bitcast(series, ints), exponent), kind)
         return self.ir.select(is_tiny, self.constant(0.0, x), result)
 
@@ -239,7 +240,9 @@ class Emitter:
         one, two = self.constant(1.0, x), self.constant(2.0, x)
         return self.ir.fsub(one, self.ir.fdiv(two, self.ir.fadd(grown, one)))
 
-    def _int_constant(self, value: int, kind: ir.Type) -> Any:
-        if isinstance(kind, ir.VectorType):
-            return ir.Constant(kind, [value] * kind.count)
-        return ir.Constant(kind, value)
+
+def add_function(module: ir.Module, name: str, result: ir.Type, *arguments: ir.Type) -> tuple[Emitter, Sequence[Any]]:
+    """Begin a function that only its module calls; return what writes it, and its arguments."""
+    function = ir.Function(module, ir.FunctionType(result, arguments), name)
+    function.linkage = "internal"
+    return Emitter(function), function.args

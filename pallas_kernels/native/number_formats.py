@@ -26,34 +26,29 @@ def _like(value: Any, element: ir.Type) -> ir.Type:
     return vector(element, value.type.count) if isinstance(value.type, ir.VectorType) else element
 
 
-def _int(value: int, like: Any) -> ir.Constant:
-    kind = like.type
-    return ir.Constant(kind, [value] * kind.count if isinstance(kind, ir.VectorType) else value)
-
-
 def _widen_bfloat16(e: Emitter, x: Any) -> Any:
     x = e.ir.zext(x, _like(x, I32))
-    return e.ir.bitcast(e.ir.shl(x, _int(16, x)), _like(x, F32))
+    return e.ir.bitcast(e.ir.shl(x, e.constant(16, x)), _like(x, F32))
 
 
 def _narrow_bfloat16(e: Emitter, x: Any) -> Any:
     bits = e.ir.bitcast(x, _like(x, I32))
-    is_odd = e.ir.and_(e.ir.lshr(bits, _int(16, bits)), _int(1, bits))
-    bits = e.ir.add(bits, e.ir.add(is_odd, _int(0x7FFF, bits)))  # half to even
-    return e.ir.trunc(e.ir.lshr(bits, _int(16, bits)), _like(x, I16))
+    is_odd = e.ir.and_(e.ir.lshr(bits, e.constant(16, bits)), e.constant(1, bits))
+    bits = e.ir.add(bits, e.ir.add(is_odd, e.constant(0x7FFF, bits)))  # half to even
+    return e.ir.trunc(e.ir.lshr(bits, e.constant(16, bits)), _like(x, I16))
 
 
 def _widen_e5m2(e: Emitter, x: Any) -> Any:
     x = e.ir.zext(x, _like(x, I16))
-    return e.ir.fpext(e.ir.bitcast(e.ir.shl(x, _int(8, x)), _like(x, F16)), _like(x, F32))
+    return e.ir.fpext(e.ir.bitcast(e.ir.shl(x, e.constant(8, x)), _like(x, F16)), _like(x, F32))
 
 
 def _widen_e4m3(e: Emitter, x: Any) -> Any:
     # As exponent and mantissa of a float16, which unlike float32 keeps its denormals here, it is 2**-8 times as large.
     # There is no NaN in a pool.
     x = e.ir.zext(x, _like(x, I16))
-    sign = e.ir.shl(e.ir.and_(x, _int(0x80, x)), _int(8, x))
-    rest = e.ir.shl(e.ir.and_(x, _int(0x7F, x)), _int(7, x))
+    sign = e.ir.shl(e.ir.and_(x, e.constant(0x80, x)), e.constant(8, x))
+    rest = e.ir.shl(e.ir.and_(x, e.constant(0x7F, x)), e.constant(7, x))
     value = e.ir.fpext(e.ir.bitcast(e.ir.or_(sign, rest), _like(x, F16)), _like(x, F32))
     return e.ir.fmul(value, e.constant(2.0**8, value))
 

@@ -12,13 +12,14 @@ one number of each row. What a row's sum adds up, and in which order, does not d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable
 from typing import Any, LiteralString
 
 import jax.numpy as jnp
 from llvmlite import ir
 
-from pallas_kernels.native.emitter import F32, I32, I64, LANES, POINTER, Emitter, vector
+from pallas_kernels.native.emitter import F32, I32, I64, LANES, POINTER, Emitter, add_function, vector
 from pallas_kernels.native.handler import add_handler
 from pallas_kernels.native.number_formats import FORMATS
 
@@ -75,11 +76,6 @@ class Kernel:
         add_handler(self.module, name, self._add_prepare(), self._add_run(decode, prefill))
         return self.module
 
-    def _function(self, name: str, result: ir.Type, *arguments: ir.Type) -> tuple[Emitter, Sequence[Any]]:
-        function = ir.Function(self.module, ir.FunctionType(result, arguments), name)
-        function.linkage = "internal"
-        return Emitter(function), function.args
-
     def _buffers(self, e: Emitter, buffers: Any) -> dict[str, Any]:
         return {name: e.load(buffers, POINTER, index) for index, name in enumerate(BUFFERS)}
 
@@ -90,7 +86,7 @@ class Kernel:
         """Write K and V of all tokens, clear the output of rows of padding, and count the work."""
         shape = self.shape
         k, h, o = shape.num_kv_heads, shape.head_dim, shape.block_size
-        e, (buffers, dims) = self._function("prepare", I64, POINTER, POINTER)
+        e, (buffers, dims) = add_function(self.module, "prepare", I64, POINTER, POINTER)
         of = self._buffers(e, buffers)
         num_tokens = self._size(e, dims, "q", 0)
         first_block = e.load_int(of["first_block"], 0)
@@ -125,7 +121,7 @@ class Kernel:
 
     def _add_run(self, decode: ir.Function, prefill: ir.Function) -> ir.Function:
         """Do one unit: the tiles of longer chunks come first, as they are the largest."""
-        e, (buffers, dims, unit) = self._function("run", VOID, POINTER, POINTER, I64)
+        e, (buffers, dims, unit) = add_function(self.module, "run", VOID, POINTER, POINTER, I64)
         of = self._buffers(e, buffers)
         k = I64(self.shape.num_kv_heads)
         which, head = e.ir.sdiv(unit, k), e.ir.srem(unit, k)
@@ -145,7 +141,7 @@ class Kernel:
         """Attend `count` tokens from row `first` on, all of sequence `seq`, with the query heads of one kv head."""
         shape = self.shape
         n, k, h, o, group = shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, shape.group
-        e, (buffers, dims, seq, head, first, count) = self._function(name, VOID, *[POINTER] * 2, *[I64] * 4)
+        e, (buffers, dims, seq, head, first, count) = add_function(self.module, name, VOID, *[POINTER] * 2, *[I64] * 4)
         of = self._buffers(e, buffers)
         first_block = e.load_int(of["first_block"], 0)
         table = e.at(of["tables"], I32, e.product(seq, self._size(e, dims, "tables", 1)))
@@ -225,7 +221,7 @@ class Kernel:
         vectors = _even(o // LANES, MAX_SUMS // rows)
 
         with e.range(0, live, vectors * LANES) as start:
-            sums = _multiply(
+            _multiply(
                 e,
                 rows,
                 vectors,
@@ -233,29 +229,25 @@ class Kernel:
                 left=lambda r, i: e.load(q, F32, r * h, i),
                 right=lambda i, j: self._load(e, pool_k, matrix, e.product(i, o), start, j * LANES),
                 also=fetch if vectors * LANES == o else None,
-                begin=lambda _r, _j: e.splat(F32(0.0)),
+                target=lambda r, j: e.at(scores, F32, r * o, start, j * LANES),
+                adds=False,
             )
-            for r in range(rows):
-                for j in range(vectors):
-                    e.store_vector(sums[r][j], scores, r * o, start, j * LANES)
 
     def _add_values(self, e: Emitter, probs: Any, pool_v: Any, matrix: Any, acc: Any, live: Any, rows: int) -> None:
         h, o = self.shape.head_dim, self.shape.block_size
         vectors = _even(h // LANES, MAX_SUMS // rows)
 
         with e.range(0, h, vectors * LANES) as start:
-            sums = _multiply(
+            _multiply(
                 e,
                 rows,
                 vectors,
                 steps=live,  # what lies beyond may be anything, and 0 x NaN is NaN
                 left=lambda r, i: e.load(probs, F32, r * o, i),
                 right=lambda i, j: self._load(e, pool_v, matrix, e.product(i, h), start, j * LANES),
-                begin=lambda r, j: e.load_vector(acc, F32, r * h, start, j * LANES),
+                target=lambda r, j: e.at(acc, F32, r * h, start, j * LANES),
+                adds=True,
             )
-            for r in range(rows):
-                for j in range(vectors):
-                    e.store_vector(sums[r][j], acc, r * h, start, j * LANES)
 
     def _load(self, e: Emitter, pool: Any, *index: Any) -> Any:
         return self.kv_format.widen(e, e.load_vector(pool, self.kv_format.storage, *index))
@@ -303,11 +295,14 @@ def _multiply(
     steps: Any,
     left: Callable[[int, Any], Any],
     right: Callable[[Any, int], Any],
-    begin: Callable[[int, int], Any],
+    target: Callable[[int, int], Any],
+    adds: bool,
     also: Callable[[Any], None] | None = None,
-) -> list[list[Any]]:
-    """Return begin(r, j) + the sum over steps i of left(r, i) * right(i, j), in the order of the steps."""
-    sums = [[e.variable(vector(F32), begin(r, j)) for j in range(vectors)] for r in range(rows)]
+) -> None:
+    """Store at target(r, j), or add to what is there, the sum of left(r, i) * right(i, j) over steps i, in order."""
+    zeros = e.splat(F32(0.0))
+    targets = [[target(r, j) for j in range(vectors)] for r in range(rows)]
+    sums = [[e.variable(vector(F32), e.load_vector(x, F32) if adds else zeros) for x in row] for row in targets]
     with e.range(0, steps) as i:
         if also:
             also(i)
@@ -316,7 +311,8 @@ def _multiply(
             factor = e.splat(left(r, i))
             for each, column in zip(sums[r], columns, strict=True):
                 each.value = e.fma(factor, column, each.value)
-    return [[each.value for each in row] for row in sums]
+    for total, place in zip(itertools.chain(*sums), itertools.chain(*targets), strict=True):
+        e.store_vector(total.value, place)
 
 
 def _even(size: int, most: int = MAX_ROWS) -> int:
