@@ -242,7 +242,8 @@ def _resolve_numerics(
     """Settle how attention is computed, and whether outputs may depend on the batch."""
     import jax
 
-    from jaxllm.execution.options import native_matmul
+    from jaxllm.execution.options import layer_loop
+    from jaxllm.models import LayerLoop
 
     attention = _resolve_attention(args, model_config, mesh, platform, dtype, block_size)
     invariant = resolution.resolve_batch_invariant(
@@ -250,7 +251,7 @@ def _resolve_numerics(
         platform,
         dtype,
         jax.__version_info__,
-        native_matmul=native_matmul(platform, attention, mesh.size),
+        native_matmul=layer_loop(platform, attention, mesh.size) is LayerLoop.IN_PLACE,
     )
     return {"dtype": dtype, "attention": attention, "batch_invariant": invariant}
 

@@ -73,7 +73,7 @@ class ModelConfig:
     """Of `num_kv_heads` so many in a row are one head of the checkpoint: there are more devices than such heads."""
 
     native_matmul: bool = False
-    """Whether a CPU multiplies by weights with `pallas_kernels.linear`, where that can; else XLA does everywhere."""
+    """Whether a CPU multiplies by weights with `pallas_kernels.linear`, where that can; a model's loop sets it."""
 
     def __post_init__(self) -> None:
         """Refuse sizes that do not fit together with ValueError."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -51,6 +52,25 @@ class LayerLoop(enum.Enum):
     SWITCH = "switch"
     """One body, whose matmuls are picked by the layer's number. XLA:CPU would copy a layer's weights out of a stack in
     each step. Attention, which is most of what there is to compile, is still compiled once."""
+    IN_PLACE = "in place"
+    """SCAN, but the CPU's own matmul takes a layer's weights as they lie in the stack."""
+
+    @property
+    def stacked(self) -> bool:
+        """Whether weights have a leading axis of layers."""
+        return self in (LayerLoop.SCAN, LayerLoop.IN_PLACE)
+
+
+class LayerOf:
+    """The array of one layer in a stack of all layers'. Only what indexes it cuts it out."""
+
+    def __init__(self, stack: Array, layer: Array) -> None:
+        self.stack, self.layer = stack, layer
+        self.shape, self.ndim, self.dtype = stack.shape[1:], stack.ndim - 1, stack.dtype
+
+    def __getitem__(self, index: Any) -> Array:
+        """Index a copy of the array."""
+        return jax.lax.dynamic_index_in_dim(self.stack, self.layer, keepdims=False)[index]
 
 
 def declare(shape: tuple[int, ...], axes: tuple[str, ...], dtype: DTypeLike) -> nnx.Param[Array]:
@@ -92,13 +112,17 @@ def linear(x: Array, weight: nnx.Param[Array], cfg: ModelConfig, out_dtype: DTyp
     As one matrix times another: with more dimensions XLA:CPU would copy the weight into another order in each step.
     """
     x_ti = x.reshape(x.shape[0], -1)
-    weight_oi = weight[...].reshape(-1, x_ti.shape[1])
-    if cfg.native_matmul and can_multiply(weight_oi.shape, x.dtype):
-        out_to = native_linear(x_ti, weight_oi, out_dtype or x.dtype)
+    out_shape = weight.shape[: weight.ndim - x.ndim + 1]
+    matrix_shape = (math.prod(out_shape), x_ti.shape[1])
+    if cfg.native_matmul and can_multiply(matrix_shape, x.dtype):
+        held = weight.get_raw_value()
+        stack, layer = (held.stack, held.layer) if isinstance(held, LayerOf) else (held[None], 0)
+        out_to = native_linear(x_ti, stack.reshape(-1, *matrix_shape), layer, out_dtype or x.dtype)
     else:
+        weight_oi = weight[...].reshape(matrix_shape)
         precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
         out_to = jnp.einsum("ti,oi->to", x_ti, weight_oi, precision=precision, preferred_element_type=out_dtype)
-    return out_to.reshape(x.shape[0], *weight.shape[: weight.ndim - x.ndim + 1])
+    return out_to.reshape(x.shape[0], *out_shape)
 
 
 def soft_cap(x: Array, cap: float | None) -> Array:
@@ -119,7 +143,7 @@ def run_layers(
 ) -> tuple[Array, Any]:
     """Take the stream through `project`, `attend` and `finish` of each layer; return it, and the pool.
 
-    `layers` are the layers' weights: stacked, to scan over them, else a tuple.
+    `layers` are the layers' weights, a tuple if they are not stacked.
     """
     stacked_data = jax.tree.map(lambda *values: np.asarray(values, np.int32), *data)
 
@@ -130,6 +154,9 @@ def run_layers(
     def scan_step(carry: tuple[Array, Any], scanned: tuple[Any, LayerData]) -> tuple[tuple[Array, Any], None]:
         params, layer_data = scanned
         return run(params, *carry, layer_data), None
+
+    def in_place_step(carry: tuple[Array, Any], layer_data: LayerData) -> tuple[tuple[Array, Any], None]:
+        return run(jax.tree.map(lambda stack: LayerOf(stack, layer_data.layer), layers), *carry, layer_data), None
 
     # All layers have the same shapes, so each part is traced and lowered once.
     project_once, finish_once = jax.jit(project), jax.jit(finish)
@@ -144,6 +171,8 @@ def run_layers(
     match loop:
         case LayerLoop.SCAN:
             return jax.lax.scan(scan_step, (x_td, kv_pool), (layers, stacked_data))[0]
+        case LayerLoop.IN_PLACE:
+            return jax.lax.scan(in_place_step, (x_td, kv_pool), stacked_data)[0]
         case LayerLoop.SWITCH:
             return jax.lax.scan(switch_step, (x_td, kv_pool), stacked_data)[0]
         case LayerLoop.UNROLL:

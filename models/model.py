@@ -123,9 +123,10 @@ class Frame(nnx.Module):
 
 
 class Model:
-    """The functions of one model; it holds no arrays. To scan over layers, their weights have a leading layer axis."""
+    """The functions of one model; it holds no arrays. The loop says whether weights have a leading layer axis."""
 
     def __init__(self, config: ModelConfig, dtype: DTypeLike, loop: LayerLoop = LayerLoop.SCAN) -> None:
+        config = replace(config, native_matmul=loop is LayerLoop.IN_PLACE)
         self.config, self.dtype, self.loop = config, jnp.dtype(dtype), loop
         self.family = get_family(config.architecture)
         self._frame_def, self._frame_state = _abstract(partial(Frame, config, self.dtype))
@@ -150,7 +151,7 @@ class Model:
         for path, param in _params(self._layer_state):
             sources = [self._source(f"layers.{path}", prefixes, layer) for layer in range(num_layers)]
             singles = [spec_of(param, *source) for source in sources]
-            if self.loop is LayerLoop.SCAN:
+            if self.loop.stacked:
                 specs[f"layers.{path}"] = _within("layers", _stack(singles))
             else:
                 specs |= {

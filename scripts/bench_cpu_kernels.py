@@ -120,7 +120,7 @@ def matmul_row(num_rows: int, dtype: Any) -> dict[str, Any]:
     x = jnp.asarray(rng.standard_normal((num_rows, MATRICES[0][1])), dtype)
     ways: Mapping[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
         "xla": partial(jnp.einsum, "tk,nk->tn", precision=jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None),
-        "cpu": lambda x, w: linear(x, w, dtype),
+        "cpu": lambda x, w: linear(x, w[None], 0, dtype),
     }
     # XLA at its quickest: float32 is not batch invariant so.
     options = compiler_options("cpu", dtype, dtype == jnp.bfloat16)

@@ -15,7 +15,7 @@ from jaxllm.execution.compiler import StepCompiler, StepConfig
 from jaxllm.execution.hardware import real_memory_limit
 from jaxllm.execution.kv_pool import PoolRequest, block_bytes, count_blocks, most_tokens
 from jaxllm.execution.mesh import param_bytes
-from jaxllm.execution.options import layer_loop, native_matmul
+from jaxllm.execution.options import layer_loop
 from jaxllm.models.model import Model, ParamSpec
 
 if TYPE_CHECKING:
@@ -53,8 +53,7 @@ def memory_limit(config: EngineConfig) -> int | None:
 def make_model(config: EngineConfig) -> Model:
     """Return the model that an engine runs."""
     loop = layer_loop(config.platform, config.attention, config.mesh.size)
-    native = native_matmul(config.platform, config.attention, config.mesh.size)
-    return Model(replace(config.model_config, native_matmul=native), config.dtype, loop)
+    return Model(config.model_config, config.dtype, loop)
 
 
 def step_config(config: EngineConfig, max_model_len: int) -> StepConfig:

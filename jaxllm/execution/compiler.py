@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -164,7 +165,8 @@ class StepCompiler:
         """Lower a program for a pool of `num_blocks` blocks; pool and token counts are donated."""
         function, donated, inputs, outputs = self._signature(key, num_blocks)
         jitted = jax.jit(function, donate_argnums=donated, out_shardings=outputs)
-        return jitted.trace(*inputs).lower(lowering_platforms=(PLATFORMS[self.config.platform],))
+        with _tracing:
+            return jitted.trace(*inputs).lower(lowering_platforms=(PLATFORMS[self.config.platform],))
 
     def trees(self, key: ProgramKey, num_blocks: int) -> tuple[Any, Any]:
         """Return what a compiled program takes and gives, as JAX's tree structures."""
@@ -268,6 +270,10 @@ class StepCompiler:
 
 def _make_zeros(specs: Any) -> Any:
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), specs)
+
+
+# While two threads traced, JAX 0.12 once lowered a loop without half of its constants (KeyError: Var).
+_tracing = threading.Lock()
 
 
 def describe(key: ProgramKey) -> str:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jaxllm.models import LayerLoop
+from pallas_kernels import linear
 from pallas_kernels.paged_attention import PagedAttention
 
 # Which operations XLA:CPU hands to its YNNPACK library; by default matmuls, elementwise chains and reductions.
@@ -45,14 +46,11 @@ def min_rows(platform: str, dtype: DTypeLike) -> int:
 
 def layer_loop(platform: str, attention: PagedAttention, num_devices: int) -> LayerLoop:
     """Return how steps go through the layers. Several CPU devices stand in for TPUs, and kernels in their interpreter
-    for the platform that they are for.
+    for the platform that they are for. Matmuls are the CPU's own kernel where attention is, and for its dtypes.
     """
     if platform == "gpu" or attention.implementation == "gpu":
         return LayerLoop.UNROLL
-    is_cpu = platform == "cpu" and not attention.interpret and num_devices == 1
-    return LayerLoop.SWITCH if is_cpu else LayerLoop.SCAN
-
-
-def native_matmul(platform: str, attention: PagedAttention, num_devices: int) -> bool:
-    """Say whether matmuls are the CPU's own kernel, as attention is. It does not divide its work among devices."""
-    return platform == "cpu" and attention.implementation == "cpu" and num_devices == 1
+    if platform != "cpu" or attention.interpret or num_devices > 1:
+        return LayerLoop.SCAN
+    is_native = attention.implementation == "cpu" and attention.shape.dtype in linear.DTYPES
+    return LayerLoop.IN_PLACE if is_native else LayerLoop.SWITCH

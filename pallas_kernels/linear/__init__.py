@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+DTYPES = frozenset(map(jnp.dtype, (jnp.bfloat16, jnp.float32)))
 MIN_ROWS = 4
 """Of x; fewer are padded."""
 MIN_COLUMNS = 4
@@ -20,15 +21,17 @@ STEP_BYTES = 64
 def can_multiply(shape: tuple[int, ...], dtype: DTypeLike) -> bool:
     """Say whether there is a kernel for weights of this shape, [n, k]."""
     (n, k), dtype = shape, jnp.dtype(dtype)
-    return dtype in (jnp.bfloat16, jnp.float32) and k * dtype.itemsize % STEP_BYTES == 0 and n >= MIN_COLUMNS
+    return dtype in DTYPES and k * dtype.itemsize % STEP_BYTES == 0 and n >= MIN_COLUMNS
 
 
-def linear(x_tk: Array, w_nk: Array, out_dtype: DTypeLike) -> Array:
-    """Return x @ w.T, added up in float32; `can_multiply` must hold. A row does not depend on the others."""
+def linear(x_tk: Array, w_lnk: Array, layer: Array | int, out_dtype: DTypeLike) -> Array:
+    """Return x @ w[layer].T, added up in float32, [t, n]; `can_multiply` must hold. No row depends on the others."""
     t, padding = x_tk.shape[0], max(0, MIN_ROWS - x_tk.shape[0])
     prepare(x_tk.dtype, out_dtype)
-    spec = jax.ShapeDtypeStruct((t + padding, w_nk.shape[0]), out_dtype)
-    return jax.ffi.ffi_call(_name(x_tk.dtype, out_dtype), spec)(jnp.pad(x_tk, ((0, padding), (0, 0))), w_nk)[:t]
+    call = jax.ffi.ffi_call(
+        _name(x_tk.dtype, out_dtype), jax.ShapeDtypeStruct((t + padding, w_lnk.shape[1]), out_dtype)
+    )
+    return call(jnp.pad(x_tk, ((0, padding), (0, 0))), w_lnk, jnp.asarray(layer, jnp.int32))[:t]
 
 
 def prepare(dtype: DTypeLike, out_dtype: DTypeLike, folder: Path | None = None) -> None:

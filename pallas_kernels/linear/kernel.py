@@ -1,4 +1,4 @@
-"""The kernel in LLVM IR: y [t, n] = x [t, k] times w [n, k], transposed. Both are read as they lie; nothing is packed.
+"""The kernel in LLVM IR: y [t, n] = x [t, k] times one layer of w [l, n, k], transposed; no matrix is packed anew.
 
 A few rows of x times a few of w are summed up at a time, each product in one register: 16 sums, of every 16th product
 along k. At the end those of one register are added up. What is added to what, and in which order, is the same for any
@@ -29,6 +29,8 @@ BLOCK = 96
 MIN_CHUNK, MAX_CHUNK = 16, 256
 """... and of w: many, for memory to be read in long stretches, but enough units for all cores."""
 UNITS_PER_CORE = 4
+GROUP_BYTES = 20 << 10
+"""Of w, which stay in a core's first cache for all rows of a unit."""
 AHEAD = 1024
 """Numbers of w to fetch before they are wanted."""
 VOID = ir.VoidType()
@@ -49,8 +51,8 @@ class Kernel:
         return self.module
 
     def _sizes(self, e: Emitter, dims: Any) -> tuple[Any, Any, Any]:
-        (t, k), (n, _) = ([e.load(e.load(dims, POINTER, index), I64, axis) for axis in (0, 1)] for index in (0, 1))
-        return t, n, k
+        x, w = (e.load(dims, POINTER, index) for index in range(2))
+        return e.load(x, I64, 0), e.load(w, I64, 1), e.load(w, I64, 2)
 
     def _chunk(self, e: Emitter, n: Any) -> Any:
         each = e.product(e.ceil_div(n, MIN_CHUNK * UNITS_PER_CORE * num_cores()), MIN_CHUNK)
@@ -65,24 +67,29 @@ class Kernel:
     def _add_run(self, few: ir.Function, many: ir.Function) -> ir.Function:
         """Do one unit: `BLOCK` rows of x times a chunk of w. What would reach beyond the end begins earlier instead."""
         e, (buffers, dims, unit) = add_function(self.module, "run", VOID, POINTER, POINTER, I64)
-        x, w, y = (e.load(buffers, POINTER, index) for index in range(3))
+        x, w, layer, y = (e.load(buffers, POINTER, index) for index in range(4))
         t, n, k = self._sizes(e, dims)
+        w = e.at(w, self.storage, e.product(e.load_int(layer, 0), n, k))
         chunk = self._chunk(e, n)
         chunks = e.ceil_div(n, chunk)
         first_row, first_column = e.product(e.ir.sdiv(unit, chunks), BLOCK), e.product(e.ir.srem(unit, chunks), chunk)
         last_row, last_column = e.least(e.sum(first_row, BLOCK), t), e.least(e.sum(first_column, chunk), n)
-        with e.range(first_column, last_column, COLUMNS) as column:
-            column = e.least(column, e.ir.sub(n, I64(COLUMNS)))
+        group = e.most(e.product(e.ir.sdiv(I64(GROUP_BYTES // self.dtype.itemsize // COLUMNS), k), COLUMNS), COLUMNS)
+        with e.range(first_column, last_column, group) as start:
+            stop = e.least(e.sum(start, group), last_column)
             with e.ir.if_else(e.ir.icmp_signed("<", t, I64(MANY_ROWS))) as (is_few, is_many):
                 for branch, function, rows in ((is_few, few, FEW_ROWS), (is_many, many, MANY_ROWS)):
-                    with branch, e.range(first_row, last_row, rows) as row:
+                    with (
+                        branch,
+                        e.range(first_row, last_row, rows) as row,
+                        e.range(start, stop, COLUMNS) as column,
+                    ):
                         row = e.least(row, e.ir.sub(t, I64(rows)))
+                        column = e.least(column, e.ir.sub(n, I64(COLUMNS)))
                         x_rows = e.at(x, self.storage, e.product(row, k))
                         w_rows = e.at(w, self.storage, e.product(column, k))
-                        e.ir.call(
-                            function,
-                            [x_rows, w_rows, e.at(y, self.out_format.storage, e.product(row, n), column), n, k],
-                        )
+                        y_rows = e.at(y, self.out_format.storage, e.product(row, n), column)
+                        e.ir.call(function, [x_rows, w_rows, y_rows, n, k])
         e.ir.ret_void()
         return e.function
 

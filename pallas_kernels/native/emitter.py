@@ -117,7 +117,7 @@ class Emitter:
         return place
 
     @contextmanager
-    def range(self, start: Any, stop: Any, step: int = 1) -> Iterator[Any]:
+    def range(self, start: Any, stop: Any, step: Any = 1) -> Iterator[Any]:
         """Loop over a 64-bit index."""
         index = self.variable(I64, self.i64(start))
         stop = self.i64(stop)
@@ -128,7 +128,7 @@ class Emitter:
         self.ir.cbranch(self.ir.icmp_signed("<", at, stop), body, after)
         self.ir.position_at_end(body)
         yield at
-        index.value = self.ir.add(at, I64(step))
+        index.value = self.sum(at, step)
         self.ir.branch(test)
         self.ir.position_at_end(after)
 

@@ -44,7 +44,7 @@ def make_attention(dtype: Any = jnp.float32) -> PagedAttention:
 
 
 def make_compiler(
-    num_layers: int = 2, *, dtype: Any = jnp.float32, loop: LayerLoop = LayerLoop.SWITCH, **changes: Any
+    num_layers: int = 2, *, dtype: Any = jnp.float32, loop: LayerLoop = LayerLoop.IN_PLACE, **changes: Any
 ) -> StepCompiler:
     """Return the compiler of a small Llama's steps, which go through the layers as on a CPU."""
     config = StepConfig(

@@ -135,12 +135,12 @@ def test_dynamic_rope_depends_on_the_prompt_length() -> None:
     assert np.abs(last - golden.logprobs[-1]).max() > NOTICED
 
 
-@pytest.mark.parametrize("loop", [LayerLoop.UNROLL, LayerLoop.SWITCH])
+@pytest.mark.parametrize("loop", [LayerLoop.UNROLL, LayerLoop.SWITCH, LayerLoop.IN_PLACE])
 @pytest.mark.parametrize("case", ["llama3_tied", "gemma3"])
 def test_other_loops_equal_the_scan(case: str, loop: LayerLoop) -> None:
     golden = read_goldens(case)[-1]
     model = build_model(case, loop=loop)
     params = load(model, read_tensors(case))
-    assert isinstance(params["layers"], tuple)
+    assert isinstance(params["layers"], tuple) is not loop.stacked
     logprobs = Runner(model, params, dense_attention).whole(golden)
-    np.testing.assert_allclose(logprobs, runner(case).whole(golden), rtol=0, atol=2e-5)
+    np.testing.assert_allclose(logprobs, runner(case).whole(golden), rtol=0, atol=5e-5)

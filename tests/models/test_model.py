@@ -95,7 +95,7 @@ def test_every_tensor_is_used_or_ignored_on_purpose(case: str, loop: LayerLoop) 
     assert not any(fnmatch(name, pattern) for pattern in model.ignored_tensors for name in used)
     for spec in specs.values():
         assert len(spec.axes) == len(spec.shape)
-        assert spec.stacked == (loop is LayerLoop.SCAN and len(spec.sources) > 1)
+        assert spec.stacked == (loop.stacked and len(spec.sources) > 1)
         assert {tensors[source].shape for source in spec.sources} == {spec.hf_shape}
 
 

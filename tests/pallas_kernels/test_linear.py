@@ -24,7 +24,7 @@ def make(t: int, n: int, k: int, dtype: Any, seed: int = 0) -> tuple[jax.Array, 
 
 
 def multiply(x: jax.Array, w: jax.Array, out_dtype: Any) -> np.ndarray:
-    return np.asarray(jax.jit(lambda x, w: linear(x, w, out_dtype))(x, w), np.float64)
+    return np.asarray(jax.jit(lambda x, w: linear(x, w[None], 0, out_dtype))(x, w), np.float64)
 
 
 def exact(x: jax.Array, w: jax.Array) -> np.ndarray:
@@ -58,7 +58,15 @@ def test_bfloat16_without_instructions_for_it(monkeypatch: pytest.MonkeyPatch) -
     compiling.register("linear_in_two_products", Kernel(jnp.bfloat16, jnp.float32), None)
     x, w = make(7, 9, 96, jnp.bfloat16)
     call = jax.ffi.ffi_call("linear_in_two_products", jax.ShapeDtypeStruct((7, 9), jnp.float32))
-    np.testing.assert_allclose(jax.jit(call)(x, w), exact(x, w), atol=1e-4)
+    np.testing.assert_allclose(jax.jit(call)(x, w[None], jnp.int32(0)), exact(x, w), atol=1e-4)
+
+
+@pytest.mark.parametrize("layer", [0, 2])
+def test_takes_one_layer(layer: int) -> None:
+    x, w = make(5, 24, 64, jnp.bfloat16)
+    stack = jnp.full((4, *w.shape), jnp.nan, w.dtype).at[layer].set(w)
+    got = jax.jit(lambda layer: linear(x, stack, layer, jnp.float32))(jnp.int32(layer))
+    np.testing.assert_array_equal(got, multiply(x, w, jnp.float32))
 
 
 def test_other_rows_may_be_anything() -> None:
@@ -72,7 +80,7 @@ def test_other_rows_may_be_anything() -> None:
 def test_many_at_once() -> None:
     """Calls share XLA's threads, and none waits for another's."""
     x, w = make(16, 960, 576, jnp.bfloat16)
-    program = jax.jit(lambda x, w: linear(x, w, jnp.float32)).lower(x, w).compile()
+    program = jax.jit(lambda x, w: linear(x, w[None], 0, jnp.float32)).lower(x, w).compile()
     expected = np.asarray(program(x, w))
 
     def repeat(_: int) -> bool:

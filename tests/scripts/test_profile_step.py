@@ -22,11 +22,11 @@ def _names_are_new() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_names_are_new")
-@pytest.mark.parametrize("loop", [LayerLoop.SCAN, LayerLoop.SWITCH])
+@pytest.mark.parametrize("loop", LayerLoop)
 def test_every_matmul_of_a_step_belongs_to_a_part(loop: LayerLoop) -> None:
     program = decode_program(make_runner(loop=loop), num_seqs=2)
     assert set(parts_by_operation(program).values()) == {"layers' matmuls", "attention", "output head", REST}
-    matmuls = re.findall(r'op_name="([^"]*dot_general)"', program)
+    matmuls = re.findall(r'op_name="([^"]*(?:dot_general|ffi_call))"', program)
     assert len(matmuls) > 5
     assert REST not in map(part_of, matmuls)
 

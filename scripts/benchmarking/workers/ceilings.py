@@ -36,7 +36,7 @@ class Ceilings:
         ways += [self._matmuls(rows, lambda x, w: x @ w.T, is_transposed=True)]
         size = self.shapes
         if jax.default_backend() == "cpu" and can_multiply((size["vocab_size"], size["hidden_size"]), self.dtype):
-            ways += [self._matmuls(rows, lambda x, w: linear(x, w, x.dtype), is_transposed=True)]
+            ways += [self._matmuls(rows, lambda x, w: linear(x, w[None], 0, x.dtype), is_transposed=True)]
         return {name: min(way[name] for way in ways) for name in ways[0]}
 
     def _matmuls(self, rows: int, multiply: Callable[..., jax.Array], *, is_transposed: bool) -> dict[str, float]:
