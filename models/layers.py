@@ -64,7 +64,7 @@ class LayerLoop(enum.Enum):
 class LayerOf:
     """The array of one layer in a stack of all layers'. Only what indexes it cuts it out."""
 
-    def __init__(self, stack: Array, layer: Array) -> None:
+    def __init__(self, stack: Array, layer: Array | int) -> None:
         self.stack, self.layer = stack, layer
         self.shape, self.ndim, self.dtype = stack.shape[1:], stack.ndim - 1, stack.dtype
 
@@ -116,7 +116,7 @@ def linear(x: Array, weight: nnx.Param[Array], cfg: ModelConfig, out_dtype: DTyp
     matrix_shape = (math.prod(out_shape), x_ti.shape[1])
     if cfg.native_matmul and can_multiply(matrix_shape, x.dtype):
         held = weight.get_raw_value()
-        stack, layer = (held.stack, held.layer) if isinstance(held, LayerOf) else (held[None], 0)
+        stack, layer = (held.stack, held.layer) if isinstance(held, LayerOf) else (weight[...][None], 0)
         out_to = native_linear(x_ti, stack.reshape(-1, *matrix_shape), layer, out_dtype or x.dtype)
     else:
         weight_oi = weight[...].reshape(matrix_shape)

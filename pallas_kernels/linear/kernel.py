@@ -29,8 +29,9 @@ BLOCK = 96
 MIN_CHUNK, MAX_CHUNK = 16, 256
 """... and of w: many, for memory to be read in long stretches, but enough units for all cores."""
 UNITS_PER_CORE = 4
-GROUP_BYTES = 20 << 10
+GROUP_BYTES = 12 << 10
 """Of w, which stay in a core's first cache for all rows of a unit."""
+CACHE_LINE = 64
 AHEAD = 1024
 """Numbers of w to fetch before they are wanted."""
 VOID = ir.VoidType()
@@ -79,19 +80,32 @@ class Kernel:
             stop = e.least(e.sum(start, group), last_column)
             with e.ir.if_else(e.ir.icmp_signed("<", t, I64(MANY_ROWS))) as (is_few, is_many):
                 for branch, function, rows in ((is_few, few, FEW_ROWS), (is_many, many, MANY_ROWS)):
-                    with (
-                        branch,
-                        e.range(first_row, last_row, rows) as row,
-                        e.range(start, stop, COLUMNS) as column,
-                    ):
+                    with branch, e.range(first_row, last_row, rows) as row:
+                        if rows == MANY_ROWS:
+                            self._fetch(
+                                e,
+                                e.at(w, self.storage, e.product(stop, k)),
+                                e.product(group, k),
+                                e.ir.sub(row, first_row),
+                                e.ir.sub(last_row, first_row),
+                            )
                         row = e.least(row, e.ir.sub(t, I64(rows)))
-                        column = e.least(column, e.ir.sub(n, I64(COLUMNS)))
                         x_rows = e.at(x, self.storage, e.product(row, k))
-                        w_rows = e.at(w, self.storage, e.product(column, k))
-                        y_rows = e.at(y, self.out_format.storage, e.product(row, n), column)
-                        e.ir.call(function, [x_rows, w_rows, y_rows, n, k])
+                        with e.range(start, stop, COLUMNS) as column:
+                            column = e.least(column, e.ir.sub(n, I64(COLUMNS)))
+                            w_rows = e.at(w, self.storage, e.product(column, k))
+                            y_rows = e.at(y, self.out_format.storage, e.product(row, n), column)
+                            e.ir.call(function, [x_rows, w_rows, y_rows, n, k])
         e.ir.ret_void()
         return e.function
+
+    def _fetch(self, e: Emitter, base: Any, count: Any, row: Any, num_rows: Any) -> None:
+        """Begin to read those of `count` numbers that are this row's share."""
+        per_line = CACHE_LINE // self.dtype.itemsize
+        share = e.product(e.ceil_div(e.product(count, MANY_ROWS), e.product(num_rows, per_line)), per_line)
+        begin = e.product(e.ir.sdiv(row, I64(MANY_ROWS)), share)
+        with e.range(begin, e.least(e.sum(begin, share), count), per_line) as i:
+            e.prefetch(base, self.storage, i)
 
     def _add_block(self, name: str, rows: int) -> ir.Function:
         """Multiply a few rows of x and of w."""

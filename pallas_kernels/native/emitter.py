@@ -171,7 +171,7 @@ class Emitter:
 
     def prefetch(self, base: Any, element: ir.Type, *index: Any) -> None:
         """Begin to read the cache line of an element, which need not exist."""
-        name, numbers = "llvm.prefetch.p0", [I32(0), I32(3), I32(1)]  # to read, into all caches, data
+        name, numbers = "llvm.prefetch.p0", [I32(0), I32(2), I32(1)]  # to read, into the second cache, data
         found = self.module.globals.get(name)
         if found is None:
             kind = ir.FunctionType(ir.VoidType(), [POINTER, *(x.type for x in numbers)])

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels.native.compiling import num_cores
 from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, PagedAttention, SplitPool, pick
 from pallas_kernels.paged_attention.cases import CASES
+from pallas_kernels.paged_attention.cpu.kernel import ROWS_PER_CORE
 from pallas_kernels.paged_attention.tiles import XLA_TILES
 from tests.pallas_kernels.steps import LAYER, NO_WINDOW, NUM_LAYERS, SCALE, Step, make_step, reference
 
@@ -70,6 +72,18 @@ def test_matches_reference(
     out, pool = run(op, step, **settings)
     np.testing.assert_allclose(out[step.rows], expected[step.rows], rtol=1e-5, atol=1e-5)
     assert np.isfinite(out).all(), "padding rows must stay finite, they flow through the layers"
+    assert_pools_equal(pool, expected_pool)
+
+
+@pytest.mark.parametrize("window", [NO_WINDOW, 24])
+def test_decodes_for_all_cores_match_reference(window: int) -> None:
+    """The CPU's kernel divides its work otherwise when there are many."""
+    op = attention(6, 3, 16, 128)
+    rng = np.random.default_rng(11)
+    step = make(11, [(int(length), 1) for length in rng.integers(1, 300, ROWS_PER_CORE * num_cores() + 1)], op)
+    expected, expected_pool = reference(step, window=window)
+    out, pool = run(op, step, window=window)
+    np.testing.assert_allclose(out[step.rows], expected[step.rows], rtol=1e-5, atol=1e-5)
     assert_pools_equal(pool, expected_pool)
 
 

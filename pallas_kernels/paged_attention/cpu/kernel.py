@@ -1,7 +1,8 @@
 """The kernel in LLVM IR: writes K and V, then attends in float32, whatever the dtypes in memory.
 
-A unit of work is one kv head of one decode row, or of one tile of a longer chunk. It takes the query rows of that head
-(`group` heads of each token) a few at a time, so that their sums stay in registers, past the sequence's blocks:
+A unit of work is one decode row, or one kv head of it if there are few, or one kv head of one tile of a longer chunk.
+The query rows of a kv head (`group` heads of each token) are taken a few at a time, so that their sums stay in
+registers, past the sequence's blocks:
 
     scores [rows, o] = q [rows, h] @ k [h, o]      masked, exponentiated: online softmax
     acc    [rows, h] = p [rows, o] @ v [o, h]
@@ -19,6 +20,7 @@ from typing import Any, LiteralString
 import jax.numpy as jnp
 from llvmlite import ir
 
+from pallas_kernels.native.compiling import num_cores
 from pallas_kernels.native.emitter import F32, I32, I64, LANES, POINTER, Emitter, add_function, vector
 from pallas_kernels.native.handler import add_handler
 from pallas_kernels.native.number_formats import FORMATS
@@ -28,6 +30,8 @@ from ..layout import AttentionShape
 MASKED = float(jnp.finfo(jnp.float32).min)
 MAX_ROWS = 6
 """Query rows at a time."""
+ROWS_PER_CORE = 4
+"""With so many decode rows per core, a row's heads stay together, and the next one's keys are fetched early."""
 CACHE_LINE = 64
 MAX_SUMS = 24
 """Vectors of sums at a time; there are 32 registers for them and what they are made of."""
@@ -101,9 +105,15 @@ class Kernel:
                     with e.range(0, k) as head:
                         source = e.product(e.sum(e.product(token, k), head), h)
                         self._write(e, of, source, e.product(e.sum(first_head, head), h * o), offset)
-        units = e.sum(e.load_int(of["num_tiles"], 0), e.load_int(of["num_decodes"], 0))
-        e.ir.ret(e.product(units, k))
+        tiles, decodes = e.load_int(of["num_tiles"], 0), e.load_int(of["num_decodes"], 0)
+        each = self._heads_per_unit(e, decodes)
+        e.ir.ret(e.sum(e.product(tiles, k), e.ir.sdiv(e.product(decodes, k), each)))
         return e.function
+
+    def _heads_per_unit(self, e: Emitter, num_decodes: Any) -> Any:
+        """Return how many kv heads of a decode row are one unit: all, if there are rows enough for all cores."""
+        is_enough = e.ir.icmp_signed(">=", num_decodes, I64(ROWS_PER_CORE * num_cores()))
+        return e.ir.select(is_enough, I64(self.shape.num_kv_heads), I64(1))
 
     def _clear(self, e: Emitter, out: Any, token: Any) -> None:
         width = self.shape.num_heads * self.shape.head_dim
@@ -123,17 +133,21 @@ class Kernel:
         """Do one unit: the tiles of longer chunks come first, as they are the largest."""
         e, (buffers, dims, unit) = add_function(self.module, "run", VOID, POINTER, POINTER, I64)
         of = self._buffers(e, buffers)
-        k = I64(self.shape.num_kv_heads)
-        which, head = e.ir.sdiv(unit, k), e.ir.srem(unit, k)
-        num_tiles = e.load_int(of["num_tiles"], 0)
-        with e.ir.if_else(e.ir.icmp_signed("<", which, num_tiles)) as (is_tile, is_decode):
+        k = self.shape.num_kv_heads
+        tile_units = e.product(e.load_int(of["num_tiles"], 0), k)
+        with e.ir.if_else(e.ir.icmp_signed("<", unit, tile_units)) as (is_tile, is_decode):
             with is_tile:
+                which, head = e.ir.sdiv(unit, I64(k)), e.ir.srem(unit, I64(k))
                 seq, row = e.load_int(of["tile_seqs"], which), e.load_int(of["tile_rows"], which)
                 count = e.least(e.ir.sub(e.load_int(of["ends"], seq), row), self.query_tile)
                 e.ir.call(prefill, [buffers, dims, seq, head, row, count])
             with is_decode:
-                seq = e.ir.sub(which, num_tiles)
-                e.ir.call(decode, [buffers, dims, seq, head, seq, I64(1)])
+                each = self._heads_per_unit(e, e.load_int(of["num_decodes"], 0))
+                first = e.product(e.ir.sub(unit, tile_units), each)
+                with e.range(0, each) as index:
+                    flat = e.sum(first, index)
+                    seq, head = e.ir.sdiv(flat, I64(k)), e.ir.srem(flat, I64(k))
+                    e.ir.call(decode, [buffers, dims, seq, head, seq, I64(1)])
         e.ir.ret_void()
         return e.function
 
@@ -172,15 +186,29 @@ class Kernel:
             end = e.sum(positions[-1], 1)
             begin = e.most(e.sum(e.ir.sub(positions[0], window), 1), 0)
             soft_cap = e.load(of["soft_cap"], F32, 0)
-            with e.range(e.ir.sdiv(begin, I64(o)), e.ir.sdiv(e.sum(end, o - 1), I64(o))) as index:
-                block = e.sum(first_block, e.load_int(table, index))
-                base = e.product(index, o)
-                live = e.least(e.ir.sub(end, base), o)
-                matrix = e.product(e.sum(e.product(block, k), head), h * o)
-                values_end = e.sum(matrix, e.product(live, h))
+            begin_index, end_index = e.ir.sdiv(begin, I64(o)), e.ceil_div(end, o)
 
-                def fetch_values(i: Any, matrix: Any = matrix, values_end: Any = values_end) -> None:
-                    self._fetch(e, of["pool_v"], e.sum(matrix, e.product(i, o)), o, values_end)
+            def find(index: Any, head: Any) -> tuple[Any, Any]:
+                """Return where a head's part of a block is, and how many tokens of the sequence the block holds."""
+                block = e.sum(first_block, e.load_int(table, index))
+                matrix = e.product(e.sum(e.product(block, k), head), h * o)
+                return matrix, e.least(e.ir.sub(end, e.product(index, o)), o)
+
+            with e.range(begin_index, end_index) as index:
+                base = e.product(index, o)
+                matrix, live = find(index, head)
+                is_last = e.ir.icmp_signed("==", e.sum(index, 1), end_index)
+                following = find(
+                    e.ir.select(is_last, begin_index, e.sum(index, 1)), e.ir.select(is_last, e.sum(head, 1), head)
+                )
+
+                def fetch_values(i: Any, matrix: Any = matrix, live: Any = live) -> None:
+                    self._fetch(e, of["pool_v"], e.sum(matrix, e.product(i, o)), o, e.sum(matrix, e.product(live, h)))
+
+                def fetch_keys(i: Any, following: Any = following) -> None:
+                    matrix, live = following
+                    start = e.sum(matrix, e.product(e.least(i, h - 1), o))
+                    self._fetch(e, of["pool_k"], start, o, e.sum(start, live))
 
                 self._score(e, q, of["pool_k"], matrix, scores, live, rows, fetch_values)
                 for r in range(rows):
@@ -189,7 +217,7 @@ class Kernel:
                     decay = e.splat(self._softmax(e, row, live, largest[r], sums[r]))
                     with e.range(0, h, LANES) as i:
                         e.store_vector(e.ir.fmul(e.load_vector(acc, F32, r * h, i), decay), acc, r * h, i)
-                self._add_values(e, scores, of["pool_v"], matrix, acc, live, rows)
+                self._add_values(e, scores, of["pool_v"], matrix, acc, live, rows, fetch_keys)
             for r in range(rows):
                 total = e.larger(sums[r].value, F32(1e-30))
                 factor = e.splat(e.ir.fdiv(F32(1.0), total))
@@ -218,22 +246,37 @@ class Kernel:
         fetch: Callable[[Any], None],
     ) -> None:
         h, o = self.shape.head_dim, self.shape.block_size
-        vectors = _even(o // LANES, MAX_SUMS // rows)
+        most = _even(o // LANES, MAX_SUMS // rows)
+        # Of a block that is not full only what is live is read, a cache line of each row at a time.
+        least = min(most, CACHE_LINE // self.kv_format.num_bytes // LANES)
+        with e.ir.if_else(e.ir.icmp_signed("==", live, I64(o))) as (is_full, is_part):
+            for branch, vectors in ((is_full, most), (is_part, least)):
+                with branch, e.range(0, live, vectors * LANES) as start:
+                    _multiply(
+                        e,
+                        rows,
+                        vectors,
+                        steps=I64(h),
+                        left=lambda r, i: e.load(q, F32, r * h, i),
+                        right=lambda i, j, start=start: self._load(
+                            e, pool_k, matrix, e.product(i, o), start, j * LANES
+                        ),
+                        also=fetch if most * LANES == o else None,
+                        target=lambda r, j, start=start: e.at(scores, F32, r * o, start, j * LANES),
+                        adds=False,
+                    )
 
-        with e.range(0, live, vectors * LANES) as start:
-            _multiply(
-                e,
-                rows,
-                vectors,
-                steps=I64(h),
-                left=lambda r, i: e.load(q, F32, r * h, i),
-                right=lambda i, j: self._load(e, pool_k, matrix, e.product(i, o), start, j * LANES),
-                also=fetch if vectors * LANES == o else None,
-                target=lambda r, j: e.at(scores, F32, r * o, start, j * LANES),
-                adds=False,
-            )
-
-    def _add_values(self, e: Emitter, probs: Any, pool_v: Any, matrix: Any, acc: Any, live: Any, rows: int) -> None:
+    def _add_values(
+        self,
+        e: Emitter,
+        probs: Any,
+        pool_v: Any,
+        matrix: Any,
+        acc: Any,
+        live: Any,
+        rows: int,
+        fetch: Callable[[Any], None],
+    ) -> None:
         h, o = self.shape.head_dim, self.shape.block_size
         vectors = _even(h // LANES, MAX_SUMS // rows)
 
@@ -245,6 +288,7 @@ class Kernel:
                 steps=live,  # what lies beyond may be anything, and 0 x NaN is NaN
                 left=lambda r, i: e.load(probs, F32, r * o, i),
                 right=lambda i, j: self._load(e, pool_v, matrix, e.product(i, h), start, j * LANES),
+                also=fetch if vectors * LANES == h else None,
                 target=lambda r, j: e.at(acc, F32, r * h, start, j * LANES),
                 adds=True,
             )
