@@ -25,9 +25,10 @@ def save(path: Path, code: bytes) -> None:
     """Keep an object file; one that cannot be kept is compiled again."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete_on_close=False) as file:
             file.write(_checksum(code) + code)
-        os.replace(file.name, path)
+            file.close()
+            os.replace(file.name, path)
 
 
 def _checksum(code: bytes) -> bytes:

@@ -27,11 +27,12 @@ def pool_bytes(num_blocks: int, dtype: Any) -> int:
     return num_blocks * block_bytes(request)
 
 
+@pytest.mark.parametrize("loop", [LayerLoop.SCAN, LayerLoop.IN_PLACE])
 @pytest.mark.parametrize("is_full", [False, True])
-def test_program_size_does_not_grow_with_depth(is_full: bool) -> None:
+def test_program_size_does_not_grow_with_depth(is_full: bool, loop: LayerLoop) -> None:
     sizes = []
     for num_layers in (2, 12):
-        compiler = make_compiler(num_layers, loop=LayerLoop.SCAN)
+        compiler = make_compiler(num_layers, loop=loop)
         shape = next(shape for shape in compiler.shapes() if shape.is_full is is_full)
         sizes.append(len(compiler.lower(shape, 33).as_text().splitlines()))
     assert sizes[0] == sizes[1]

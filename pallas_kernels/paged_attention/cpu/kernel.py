@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any, LiteralString
+from typing import Any, LiteralString, NamedTuple
 
 import jax.numpy as jnp
 from llvmlite import ir
 
 from pallas_kernels.native.compiling import num_cores
-from pallas_kernels.native.emitter import F32, I32, I64, LANES, POINTER, Emitter, add_function, vector
+from pallas_kernels.native.emitter import F32, I32, I64, LANES, POINTER, Emitter, Variable, add_function, vector
 from pallas_kernels.native.handler import add_handler
 from pallas_kernels.native.number_formats import FORMATS
 
@@ -64,6 +64,19 @@ BUFFERS = [
 """The call's arguments and results, in order. `soft_cap` is 0 for none, and so is the size of `sinks`."""
 
 
+class Rows(NamedTuple):
+    """A few query rows of one kv head, and what is kept of them: arrays of float32, and a variable for each."""
+
+    positions: list[Any]
+    places: list[Any]
+    """Where they are among all queries, and their results among all results."""
+    q: Any
+    acc: Any
+    scores: Any
+    largest: list[Variable]
+    sums: list[Variable]
+
+
 class Kernel:
     """Writes the functions of one kernel."""
 
@@ -75,8 +88,8 @@ class Kernel:
     def build(self, name: str) -> ir.Module:
         """Return the module, with a function of this name for XLA to call."""
         group = self.shape.group
-        decode = self._add_attend("attend_decode", rows=-(-group // -(-group // MAX_ROWS)))
-        prefill = self._add_attend("attend_prefill", rows=min(MAX_ROWS, group * self.query_tile))
+        decode = self._add_attend("attend_decode", num_rows=-(-group // -(-group // MAX_ROWS)))
+        prefill = self._add_attend("attend_prefill", num_rows=min(MAX_ROWS, group * self.query_tile))
         add_handler(self.module, name, self._add_prepare(), self._add_run(decode, prefill))
         return self.module
 
@@ -151,82 +164,95 @@ class Kernel:
         e.ir.ret_void()
         return e.function
 
-    def _add_attend(self, name: str, rows: int) -> ir.Function:
+    def _add_attend(self, name: str, num_rows: int) -> ir.Function:
         """Attend `count` tokens from row `first` on, all of sequence `seq`, with the query heads of one kv head."""
         shape = self.shape
-        n, k, h, o, group = shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size, shape.group
+        n, h, o, group = shape.num_heads, shape.head_dim, shape.block_size, shape.group
         e, (buffers, dims, seq, head, first, count) = add_function(self.module, name, VOID, *[POINTER] * 2, *[I64] * 4)
         of = self._buffers(e, buffers)
-        first_block = e.load_int(of["first_block"], 0)
         table = e.at(of["tables"], I32, e.product(seq, self._size(e, dims, "tables", 1)))
-        window = e.load_int(of["window"], 0)
         # Position of the token in row 0 of the step, were it this sequence's.
         origin = e.ir.sub(e.load_int(of["lens"], seq), e.load_int(of["ends"], seq))
 
-        q, acc, scores = (e.array(F32, rows * size) for size in (h, h, o))
-        with e.range(0, e.product(count, group), rows) as flat:
+        arrays = [e.array(F32, num_rows * size) for size in (h, h, o)]
+        with e.range(0, e.product(count, group), num_rows) as flat:
             last = e.ir.sub(e.product(count, group), I64(1))
             # Beyond the last row the last one is computed again.
-            flats = [e.least(e.sum(flat, r), last) for r in range(rows)]
+            flats = [e.least(e.sum(flat, r), last) for r in range(num_rows)]
             tokens = [e.sum(first, e.ir.sdiv(each, I64(group))) for each in flats]
             heads = [e.sum(e.product(head, group), e.ir.srem(each, I64(group))) for each in flats]
             positions = [e.sum(origin, token) for token in tokens]
             places = [e.product(e.sum(e.product(token, n), each), h) for token, each in zip(tokens, heads, strict=True)]
-            scale, zeros = e.splat(e.load(of["scale"], F32, 0)), e.splat(F32(0.0))
-            for r in range(rows):
-                with e.range(0, h, LANES) as i:
-                    numbers = self.format.widen(e, e.load_vector(of["q"], self.format.storage, places[r], i))
-                    e.store_vector(e.ir.fmul(numbers, scale), q, r * h, i)
-                    e.store_vector(zeros, acc, r * h, i)
-            largest, sums = [[e.variable(F32, F32(start)) for _ in range(rows)] for start in (MASKED, 0.0)]
+            rows = self._begin(e, of, heads, positions, places, *arrays)
             with e.ir.if_then(e.ir.icmp_signed(">", self._size(e, dims, "sinks", 0), I64(0))):
-                for r in range(rows):
-                    largest[r].value, sums[r].value = e.load(of["sinks"], F32, heads[r]), F32(1.0)
-
-            end = e.sum(positions[-1], 1)
-            begin = e.most(e.sum(e.ir.sub(positions[0], window), 1), 0)
-            soft_cap = e.load(of["soft_cap"], F32, 0)
-            begin_index, end_index = e.ir.sdiv(begin, I64(o)), e.ceil_div(end, o)
-
-            def find(index: Any, head: Any) -> tuple[Any, Any]:
-                """Return where a head's part of a block is, and how many tokens of the sequence the block holds."""
-                block = e.sum(first_block, e.load_int(table, index))
-                matrix = e.product(e.sum(e.product(block, k), head), h * o)
-                return matrix, e.least(e.ir.sub(end, e.product(index, o)), o)
-
-            with e.range(begin_index, end_index) as index:
-                base = e.product(index, o)
-                matrix, live = find(index, head)
-                is_last = e.ir.icmp_signed("==", e.sum(index, 1), end_index)
-                following = find(
-                    e.ir.select(is_last, begin_index, e.sum(index, 1)), e.ir.select(is_last, e.sum(head, 1), head)
-                )
-
-                def fetch_values(i: Any, matrix: Any = matrix, live: Any = live) -> None:
-                    self._fetch(e, of["pool_v"], e.sum(matrix, e.product(i, o)), o, e.sum(matrix, e.product(live, h)))
-
-                def fetch_keys(i: Any, following: Any = following) -> None:
-                    matrix, live = following
-                    start = e.sum(matrix, e.product(e.least(i, h - 1), o))
-                    self._fetch(e, of["pool_k"], start, o, e.sum(start, live))
-
-                self._score(e, q, of["pool_k"], matrix, scores, live, rows, fetch_values)
-                for r in range(rows):
-                    row, behind = e.at(scores, F32, r * o), e.ir.sub(positions[r], base)
-                    self._mask(e, row, behind, live, window, soft_cap)
-                    decay = e.splat(self._softmax(e, row, live, largest[r], sums[r]))
-                    with e.range(0, h, LANES) as i:
-                        e.store_vector(e.ir.fmul(e.load_vector(acc, F32, r * h, i), decay), acc, r * h, i)
-                self._add_values(e, scores, of["pool_v"], matrix, acc, live, rows, fetch_keys)
-            for r in range(rows):
-                total = e.larger(sums[r].value, F32(1e-30))
-                factor = e.splat(e.ir.fdiv(F32(1.0), total))
-                with e.range(0, h, LANES) as i:
-                    numbers = e.ir.fmul(e.load_vector(acc, F32, r * h, i), factor)
-                    assert self.format.narrow is not None
-                    e.store_vector(self.format.narrow(e, numbers), of["out"], places[r], i)
+                for r in range(num_rows):
+                    rows.largest[r].value, rows.sums[r].value = e.load(of["sinks"], F32, heads[r]), F32(1.0)
+            self._attend_blocks(e, of, table, head, rows)
+            self._finish(e, of["out"], rows)
         e.ir.ret_void()
         return e.function
+
+    def _begin(
+        self, e: Emitter, of: dict[str, Any], heads: list[Any], positions: list[Any], places: list[Any], *arrays: Any
+    ) -> Rows:
+        """Scale the queries, and clear the sums."""
+        h, (q, acc, scores) = self.shape.head_dim, arrays
+        scale, zeros = e.splat(e.load(of["scale"], F32, 0)), e.splat(F32(0.0))
+        for r, place in enumerate(places):
+            with e.range(0, h, LANES) as i:
+                numbers = self.format.widen(e, e.load_vector(of["q"], self.format.storage, place, i))
+                e.store_vector(e.ir.fmul(numbers, scale), q, r * h, i)
+                e.store_vector(zeros, acc, r * h, i)
+        largest, sums = [[e.variable(F32, F32(start)) for _ in heads] for start in (MASKED, 0.0)]
+        return Rows(positions, places, q, acc, scores, largest, sums)
+
+    def _attend_blocks(self, e: Emitter, of: dict[str, Any], table: Any, head: Any, rows: Rows) -> None:
+        """Go past the blocks of one sequence."""
+        k, h, o = self.shape.num_kv_heads, self.shape.head_dim, self.shape.block_size
+        first_block, window = (e.load_int(of[name], 0) for name in ("first_block", "window"))
+        end = e.sum(rows.positions[-1], 1)
+        begin = e.most(e.sum(e.ir.sub(rows.positions[0], window), 1), 0)
+        soft_cap = e.load(of["soft_cap"], F32, 0)
+        begin_index, end_index = e.ir.sdiv(begin, I64(o)), e.ceil_div(end, o)
+
+        def find(index: Any, head: Any) -> tuple[Any, Any]:
+            """Return where a head's part of a block is, and how many tokens of the sequence the block holds."""
+            block = e.sum(first_block, e.load_int(table, index))
+            matrix = e.product(e.sum(e.product(block, k), head), h * o)
+            return matrix, e.least(e.ir.sub(end, e.product(index, o)), o)
+
+        with e.range(begin_index, end_index) as index:
+            matrix, live = find(index, head)
+            is_last = e.ir.icmp_signed("==", e.sum(index, 1), end_index)
+            next_index = e.ir.select(is_last, begin_index, e.sum(index, 1))
+            next_matrix, next_live = find(next_index, e.ir.select(is_last, e.sum(head, 1), head))
+
+            def fetch_values(i: Any) -> None:
+                self._fetch(e, of["pool_v"], e.sum(matrix, e.product(i, o)), o, e.sum(matrix, e.product(live, h)))
+
+            def fetch_keys(i: Any) -> None:
+                start = e.sum(next_matrix, e.product(e.least(i, h - 1), o))
+                self._fetch(e, of["pool_k"], start, o, e.sum(start, next_live))
+
+            self._score(e, rows, of["pool_k"], matrix, live, fetch_values)
+            for r, position in enumerate(rows.positions):
+                row, behind = e.at(rows.scores, F32, r * o), e.ir.sub(position, e.product(index, o))
+                self._mask(e, row, behind, live, window, soft_cap)
+                decay = e.splat(self._softmax(e, row, live, rows.largest[r], rows.sums[r]))
+                with e.range(0, h, LANES) as i:
+                    e.store_vector(e.ir.fmul(e.load_vector(rows.acc, F32, r * h, i), decay), rows.acc, r * h, i)
+            self._add_values(e, rows, of["pool_v"], matrix, live, fetch_keys)
+
+    def _finish(self, e: Emitter, out: Any, rows: Rows) -> None:
+        """Divide by the sums, and store."""
+        h = self.shape.head_dim
+        assert self.format.narrow is not None
+        for r, place in enumerate(rows.places):
+            total = e.larger(rows.sums[r].value, F32(1e-30))
+            factor = e.splat(e.ir.fdiv(F32(1.0), total))
+            with e.range(0, h, LANES) as i:
+                numbers = e.ir.fmul(e.load_vector(rows.acc, F32, r * h, i), factor)
+                e.store_vector(self.format.narrow(e, numbers), out, place, i)
 
     def _fetch(self, e: Emitter, pool: Any, start: Any, count: int, end: Any) -> None:
         """Begin to read numbers before they are wanted, as long as they are not beyond the last."""
@@ -234,62 +260,44 @@ class Kernel:
         for first in range(0, count, per_line):
             e.prefetch(pool, self.kv_format.storage, e.least(e.sum(start, first), e.ir.sub(end, I64(1))))
 
-    def _score(
-        self,
-        e: Emitter,
-        q: Any,
-        pool_k: Any,
-        matrix: Any,
-        scores: Any,
-        live: Any,
-        rows: int,
-        fetch: Callable[[Any], None],
-    ) -> None:
+    def _score(self, e: Emitter, rows: Rows, pool_k: Any, matrix: Any, live: Any, fetch: Callable[[Any], None]) -> None:
         h, o = self.shape.head_dim, self.shape.block_size
-        most = _even(o // LANES, MAX_SUMS // rows)
+        most = _even(o // LANES, MAX_SUMS // len(rows.places))
         # Of a block that is not full only what is live is read, a cache line of each row at a time.
-        least = min(most, CACHE_LINE // self.kv_format.num_bytes // LANES)
+        least = _even(most, CACHE_LINE // self.kv_format.num_bytes // LANES)
         with e.ir.if_else(e.ir.icmp_signed("==", live, I64(o))) as (is_full, is_part):
             for branch, vectors in ((is_full, most), (is_part, least)):
                 with branch, e.range(0, live, vectors * LANES) as start:
                     _multiply(
                         e,
-                        rows,
+                        len(rows.places),
                         vectors,
                         steps=I64(h),
-                        left=lambda r, i: e.load(q, F32, r * h, i),
+                        left=lambda r, i: e.load(rows.q, F32, r * h, i),
                         right=lambda i, j, start=start: self._load(
                             e, pool_k, matrix, e.product(i, o), start, j * LANES
                         ),
                         also=fetch if most * LANES == o else None,
-                        target=lambda r, j, start=start: e.at(scores, F32, r * o, start, j * LANES),
+                        target=lambda r, j, start=start: e.at(rows.scores, F32, r * o, start, j * LANES),
                         adds=False,
                     )
 
     def _add_values(
-        self,
-        e: Emitter,
-        probs: Any,
-        pool_v: Any,
-        matrix: Any,
-        acc: Any,
-        live: Any,
-        rows: int,
-        fetch: Callable[[Any], None],
+        self, e: Emitter, rows: Rows, pool_v: Any, matrix: Any, live: Any, fetch: Callable[[Any], None]
     ) -> None:
         h, o = self.shape.head_dim, self.shape.block_size
-        vectors = _even(h // LANES, MAX_SUMS // rows)
+        vectors = _even(h // LANES, MAX_SUMS // len(rows.places))
 
         with e.range(0, h, vectors * LANES) as start:
             _multiply(
                 e,
-                rows,
+                len(rows.places),
                 vectors,
                 steps=live,  # what lies beyond may be anything, and 0 x NaN is NaN
-                left=lambda r, i: e.load(probs, F32, r * o, i),
+                left=lambda r, i: e.load(rows.scores, F32, r * o, i),
                 right=lambda i, j: self._load(e, pool_v, matrix, e.product(i, h), start, j * LANES),
                 also=fetch if vectors * LANES == h else None,
-                target=lambda r, j: e.at(acc, F32, r * h, start, j * LANES),
+                target=lambda r, j: e.at(rows.acc, F32, r * h, start, j * LANES),
                 adds=True,
             )
 
