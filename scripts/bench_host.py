@@ -83,6 +83,9 @@ class Replay:
         self._answers = iter(answers)
         self._make = watch.timed(lambda: jax.device_put(next(self._answers)), "device")
 
+    def __contains__(self, key: Any) -> bool:
+        return True
+
     def get(self, key: Any) -> Callable[..., Any]:
         """Return the program of one step."""
         del key
