@@ -66,7 +66,7 @@ class LayerOf:
 
     def __init__(self, stack: Array, layer: Array | int) -> None:
         self.stack, self.layer = stack, layer
-        self.shape, self.ndim, self.dtype = stack.shape[1:], stack.ndim - 1, stack.dtype
+        self.shape, self.ndim = stack.shape[1:], stack.ndim - 1
 
     def __getitem__(self, index: Any) -> Array:
         """Index a copy of the array."""

@@ -35,6 +35,8 @@ from .rows import RareInputs, rare_shapes
 from .step import DeviceState, StepOutput, StepShape, run_step
 
 logger = logging.getLogger(__name__)
+# While two threads traced, JAX 0.12 once lowered a loop without half of its constants (KeyError: Var).
+_tracing = threading.Lock()
 
 # Rows of logits that exist at a time. Steps rarely fill their rows, and nothing is computed for tiles without any.
 LOGITS_TILE = 64
@@ -270,10 +272,6 @@ class StepCompiler:
 
 def _make_zeros(specs: Any) -> Any:
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), specs)
-
-
-# While two threads traced, JAX 0.12 once lowered a loop without half of its constants (KeyError: Var).
-_tracing = threading.Lock()
 
 
 def describe(key: ProgramKey) -> str:

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jaxllm.models import LayerLoop
-from pallas_kernels import linear
 from pallas_kernels.paged_attention import PagedAttention
 
 # Which operations XLA:CPU hands to its YNNPACK library; by default matmuls, elementwise chains and reductions.
@@ -46,11 +45,10 @@ def min_rows(platform: str, dtype: DTypeLike) -> int:
 
 def layer_loop(platform: str, attention: PagedAttention, num_devices: int) -> LayerLoop:
     """Return how steps go through the layers. Several CPU devices stand in for TPUs, and kernels in their interpreter
-    for the platform that they are for. Matmuls are the CPU's own kernel where attention is, and for its dtypes.
+    for the platform that they are for. Matmuls are the CPU's own kernel where attention is.
     """
     if platform == "gpu" or attention.implementation == "gpu":
         return LayerLoop.UNROLL
     if platform != "cpu" or attention.interpret or num_devices > 1:
         return LayerLoop.SCAN
-    is_native = attention.implementation == "cpu" and attention.shape.dtype in linear.DTYPES
-    return LayerLoop.IN_PLACE if is_native else LayerLoop.SWITCH
+    return LayerLoop.IN_PLACE if attention.implementation == "cpu" else LayerLoop.SWITCH

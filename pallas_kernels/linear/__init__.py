@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-DTYPES = frozenset(map(jnp.dtype, (jnp.bfloat16, jnp.float32)))
 MIN_ROWS = 4
 """Of x; fewer are padded."""
 MIN_COLUMNS = 4
@@ -21,7 +20,7 @@ STEP_BYTES = 64
 def can_multiply(shape: tuple[int, ...], dtype: DTypeLike) -> bool:
     """Say whether there is a kernel for weights of this shape, [n, k]."""
     (n, k), dtype = shape, jnp.dtype(dtype)
-    return dtype in DTYPES and k * dtype.itemsize % STEP_BYTES == 0 and n >= MIN_COLUMNS
+    return dtype in (jnp.bfloat16, jnp.float32) and k * dtype.itemsize % STEP_BYTES == 0 and n >= MIN_COLUMNS
 
 
 def linear(x_tk: Array, w_lnk: Array, layer: Array | int, out_dtype: DTypeLike) -> Array:

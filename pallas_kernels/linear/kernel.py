@@ -14,7 +14,19 @@ import jax.numpy as jnp
 from llvmlite import ir
 
 from pallas_kernels.native.compiling import has_feature, num_cores
-from pallas_kernels.native.emitter import BF16, F32, I32, I64, LANES, POINTER, Emitter, Variable, add_function, vector
+from pallas_kernels.native.emitter import (
+    BF16,
+    CACHE_LINE,
+    F32,
+    I32,
+    I64,
+    LANES,
+    POINTER,
+    Emitter,
+    Variable,
+    add_function,
+    vector,
+)
 from pallas_kernels.native.handler import add_handler
 from pallas_kernels.native.number_formats import FORMATS
 
@@ -31,7 +43,6 @@ MIN_CHUNK, MAX_CHUNK = 16, 256
 UNITS_PER_CORE = 4
 GROUP_BYTES = 12 << 10
 """Of w, which stay in a core's first cache for all rows of a unit."""
-CACHE_LINE = 64
 AHEAD = 1024
 """Numbers of w to fetch before they are wanted."""
 VOID = ir.VoidType()

@@ -29,6 +29,8 @@ class _BFloat(ir.Type):
 BF16 = _BFloat()
 LANES = 16
 """Numbers in a vector: float32 in 512 bits. A processor with shorter registers takes several for each."""
+CACHE_LINE = 64
+"""Bytes that a processor reads from memory at once."""
 LOG2_E = 1.4426950408889634
 # exp(x) = 2**n * exp(r), r = x - n * ln 2 in [-ln 2 / 2, ln 2 / 2]: ln 2 in two parts, Cephes' polynomial for exp(r).
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4

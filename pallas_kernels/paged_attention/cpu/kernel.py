@@ -21,7 +21,18 @@ import jax.numpy as jnp
 from llvmlite import ir
 
 from pallas_kernels.native.compiling import num_cores
-from pallas_kernels.native.emitter import F32, I32, I64, LANES, POINTER, Emitter, Variable, add_function, vector
+from pallas_kernels.native.emitter import (
+    CACHE_LINE,
+    F32,
+    I32,
+    I64,
+    LANES,
+    POINTER,
+    Emitter,
+    Variable,
+    add_function,
+    vector,
+)
 from pallas_kernels.native.handler import add_handler
 from pallas_kernels.native.number_formats import FORMATS
 
@@ -32,7 +43,6 @@ MAX_ROWS = 6
 """Query rows at a time."""
 ROWS_PER_CORE = 4
 """With so many decode rows per core, a row's heads stay together, and the next one's keys are fetched early."""
-CACHE_LINE = 64
 MAX_SUMS = 24
 """Vectors of sums at a time; there are 32 registers for them and what they are made of."""
 VOID = ir.VoidType()
@@ -183,7 +193,7 @@ class Kernel:
             heads = [e.sum(e.product(head, group), e.ir.srem(each, I64(group))) for each in flats]
             positions = [e.sum(origin, token) for token in tokens]
             places = [e.product(e.sum(e.product(token, n), each), h) for token, each in zip(tokens, heads, strict=True)]
-            rows = self._begin(e, of, heads, positions, places, *arrays)
+            rows = self._begin(e, of, positions, places, *arrays)
             with e.ir.if_then(e.ir.icmp_signed(">", self._size(e, dims, "sinks", 0), I64(0))):
                 for r in range(num_rows):
                     rows.largest[r].value, rows.sums[r].value = e.load(of["sinks"], F32, heads[r]), F32(1.0)
@@ -192,9 +202,7 @@ class Kernel:
         e.ir.ret_void()
         return e.function
 
-    def _begin(
-        self, e: Emitter, of: dict[str, Any], heads: list[Any], positions: list[Any], places: list[Any], *arrays: Any
-    ) -> Rows:
+    def _begin(self, e: Emitter, of: dict[str, Any], positions: list[Any], places: list[Any], *arrays: Any) -> Rows:
         """Scale the queries, and clear the sums."""
         h, (q, acc, scores) = self.shape.head_dim, arrays
         scale, zeros = e.splat(e.load(of["scale"], F32, 0)), e.splat(F32(0.0))
@@ -203,7 +211,7 @@ class Kernel:
                 numbers = self.format.widen(e, e.load_vector(of["q"], self.format.storage, place, i))
                 e.store_vector(e.ir.fmul(numbers, scale), q, r * h, i)
                 e.store_vector(zeros, acc, r * h, i)
-        largest, sums = [[e.variable(F32, F32(start)) for _ in heads] for start in (MASKED, 0.0)]
+        largest, sums = [[e.variable(F32, F32(start)) for _ in places] for start in (MASKED, 0.0)]
         return Rows(positions, places, q, acc, scores, largest, sums)
 
     def _attend_blocks(self, e: Emitter, of: dict[str, Any], table: Any, head: Any, rows: Rows) -> None:
