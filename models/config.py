@@ -72,9 +72,6 @@ class ModelConfig:
     kv_repeats: int = 1
     """Of `num_kv_heads` so many in a row are one head of the checkpoint: there are more devices than such heads."""
 
-    native_matmul: bool = False
-    """Whether a CPU multiplies by weights with `pallas_kernels.linear`, where that can; a model's loop sets it."""
-
     def __post_init__(self) -> None:
         """Refuse sizes that do not fit together with ValueError."""
         if self.num_heads % self.num_kv_heads:

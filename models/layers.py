@@ -19,8 +19,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from pallas_kernels.linear import can_multiply
-from pallas_kernels.linear import linear as native_linear
+from pallas_kernels import linear as native
 
 from .config import ModelConfig
 
@@ -62,10 +61,13 @@ class LayerLoop(enum.Enum):
 
 
 class LayerOf:
-    """The array of one layer in a stack of all layers'. Only what indexes it cuts it out."""
+    """The array of one layer in a stack of all layers'. Only what indexes it cuts it out.
 
-    def __init__(self, stack: Array, layer: Array | int) -> None:
-        self.stack, self.layer = stack, layer
+    It is wanted for the first `num_rows` of a step's tokens; what becomes of the others does not matter.
+    """
+
+    def __init__(self, stack: Array, layer: Array | int, num_rows: Array | int) -> None:
+        self.stack, self.layer, self.num_rows = stack, layer, num_rows
         self.shape, self.ndim = stack.shape[1:], stack.ndim - 1
 
     def __getitem__(self, index: Any) -> Array:
@@ -106,7 +108,7 @@ def split(merged: Array, parts: Sequence[Part]) -> list[Array]:
     return [piece.reshape(t, part.size, *rest) for piece, part in zip(pieces, parts, strict=True)]
 
 
-def linear(x: Array, weight: nnx.Param[Array], cfg: ModelConfig, out_dtype: DTypeLike | None = None) -> Array:
+def linear(x: Array, weight: nnx.Param[Array], out_dtype: DTypeLike | None = None) -> Array:
     """Multiply x [t, *in] by a weight [*out, *in], in its own dtype, to [t, *out]; float32 is never rounded on the way.
 
     As one matrix times another: with more dimensions XLA:CPU would copy the weight into another order in each step.
@@ -114,15 +116,26 @@ def linear(x: Array, weight: nnx.Param[Array], cfg: ModelConfig, out_dtype: DTyp
     x_ti = x.reshape(x.shape[0], -1)
     out_shape = weight.shape[: weight.ndim - x.ndim + 1]
     matrix_shape = (math.prod(out_shape), x_ti.shape[1])
-    if cfg.native_matmul and can_multiply(matrix_shape, x.dtype):
-        held = weight.get_raw_value()
-        stack, layer = (held.stack, held.layer) if isinstance(held, LayerOf) else (weight[...][None], 0)
-        out_to = native_linear(x_ti, stack.reshape(-1, *matrix_shape), layer, out_dtype or x.dtype)
+    held = weight.get_raw_value()
+    if isinstance(held, LayerOf) and native.can_multiply(matrix_shape, x.dtype):
+        stack = held.stack.reshape(-1, *matrix_shape)
+        out_to = native.linear(x_ti, stack, held.layer, out_dtype or x.dtype, num_rows=held.num_rows)
     else:
         weight_oi = weight[...].reshape(matrix_shape)
         precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
         out_to = jnp.einsum("ti,oi->to", x_ti, weight_oi, precision=precision, preferred_element_type=out_dtype)
     return out_to.reshape(x.shape[0], *out_shape)
+
+
+def gated_linear(x_td: Array, gate_up: nnx.Param[Array], parts: Sequence[Part], act: str) -> Array:
+    """Return act(gate(x)) * up(x), [t, f], of a weight [num_shards, rows, d] that holds both `parts`."""
+    held, (num_shards, rows, d) = gate_up.get_raw_value(), gate_up.shape
+    can_fuse = num_shards == 1 and native.can_multiply((rows, d), x_td.dtype, act)
+    if isinstance(held, LayerOf) and can_fuse:
+        stack = held.stack.reshape(-1, rows, d)
+        return native.linear(x_td, stack, held.layer, x_td.dtype, num_rows=held.num_rows, activation=act)
+    gate_tf, up_tf = split(linear(x_td, gate_up), parts)
+    return ACTIVATIONS[act](gate_tf) * up_tf
 
 
 def soft_cap(x: Array, cap: float | None) -> Array:
@@ -137,13 +150,14 @@ def run_layers(
     x_td: Array,
     kv_pool: Any,
     *,
+    num_tokens: Array,
     project: Callable[[Any, Array], Heads],
     attend: Callable[[Heads, Any, LayerData], tuple[Array, Any]],
     finish: Callable[[Any, Array, Array], Array],
 ) -> tuple[Array, Any]:
     """Take the stream through `project`, `attend` and `finish` of each layer; return it, and the pool.
 
-    `layers` are the layers' weights, a tuple if they are not stacked.
+    `layers` are the layers' weights, a tuple if they are not stacked. Rows from `num_tokens` on are padding.
     """
     stacked_data = jax.tree.map(lambda *values: np.asarray(values, np.int32), *data)
 
@@ -156,7 +170,8 @@ def run_layers(
         return run(params, *carry, layer_data), None
 
     def in_place_step(carry: tuple[Array, Any], layer_data: LayerData) -> tuple[tuple[Array, Any], None]:
-        return run(jax.tree.map(lambda stack: LayerOf(stack, layer_data.layer), layers), *carry, layer_data), None
+        params = jax.tree.map(lambda stack: LayerOf(stack, layer_data.layer, num_tokens), layers)
+        return run(params, *carry, layer_data), None
 
     # All layers have the same shapes, so each part is traced and lowered once.
     project_once, finish_once = jax.jit(project), jax.jit(finish)
@@ -201,7 +216,6 @@ class Embedding(nnx.Module):
     """A [v, d] matrix that embeds tokens, or reads logits off hidden states, or both."""
 
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
-        self.cfg = cfg
         self.table = declare((cfg.vocab_size, cfg.hidden_size), ("vocab", "embed"), dtype)
 
     def embed(self, token_ids_t: Array, scale: float) -> Array:
@@ -211,14 +225,13 @@ class Embedding(nnx.Module):
 
     def logits(self, hidden_sd: Array) -> Array:
         """Return float32 logits [s, v]."""
-        return linear(hidden_sd, self.table, self.cfg, jnp.float32)
+        return linear(hidden_sd, self.table, jnp.float32)
 
 
 class Attention(nnx.Module):
     """What surrounds grouped-query self-attention: attending itself is the business of `paged_attention`."""
 
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
-        self.cfg = cfg
         d, n, k, h = cfg.hidden_size, cfg.num_heads, cfg.num_kv_heads, cfg.head_dim
         self.heads = (Part("q", "heads", n), Part("k", "kv_heads", k), Part("v", "kv_heads", k))
         self.qkv = declare_merged(self.heads, (h, d), ("head_dim", "embed"), cfg.num_shards, dtype)
@@ -235,7 +248,7 @@ class Attention(nnx.Module):
 
     def project(self, x_td: Array) -> Heads:
         """Return queries, keys and values, not yet rotated."""
-        qkv = linear(x_td, self.qkv, self.cfg)
+        qkv = linear(x_td, self.qkv)
         if self.has_qkv_bias:
             qkv = qkv + self.qkv_bias[...][None]
         q_tnh, k_tkh, v_tkh = split(qkv, self.heads)
@@ -245,7 +258,7 @@ class Attention(nnx.Module):
 
     def output(self, attended_tnh: Array) -> Array:
         """Return [t, d]."""
-        out_td = linear(attended_tnh, self.o, self.cfg)
+        out_td = linear(attended_tnh, self.o)
         return out_td + self.o_bias[...][None] if self.has_o_bias else out_td
 
 
@@ -253,7 +266,6 @@ class GatedMLP(nnx.Module):
     """down(act(gate(x)) * up(x))."""
 
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
-        self.cfg = cfg
         d, f = cfg.hidden_size, cfg.intermediate_size
         self.parts = (Part("gate", "mlp", f), Part("up", "mlp", f))
         self.gate_up = declare_merged(self.parts, (d,), ("embed",), cfg.num_shards, dtype)
@@ -266,12 +278,10 @@ class GatedMLP(nnx.Module):
 
     def __call__(self, x_td: Array) -> Array:
         """Return [t, d]."""
-        gate_up = linear(x_td, self.gate_up, self.cfg)
-        if self.has_bias:
-            gate_up = gate_up + self.gate_up_bias[...][None]
-        gate_tf, up_tf = split(gate_up, self.parts)
-        out_td = linear(ACTIVATIONS[self.act](gate_tf) * up_tf, self.down, self.cfg)
-        return out_td + self.down_bias[...][None] if self.has_bias else out_td
+        if not self.has_bias:
+            return linear(gated_linear(x_td, self.gate_up, self.parts, self.act), self.down)
+        gate_tf, up_tf = split(linear(x_td, self.gate_up) + self.gate_up_bias[...][None], self.parts)
+        return linear(ACTIVATIONS[self.act](gate_tf) * up_tf, self.down) + self.down_bias[...][None]
 
 
 class DecoderLayer(nnx.Module):

@@ -19,7 +19,7 @@ from pallas_kernels.paged_attention import AttentionBatch, KVPool, Rope
 
 from .config import ModelConfig
 from .family import Prefixes, TensorName
-from .layers import Embedding, Heads, LayerData, LayerLoop, RMSNorm, run_layers, soft_cap
+from .layers import Embedding, Heads, LayerData, LayerLoop, LayerOf, RMSNorm, run_layers, soft_cap
 from .registry import get_family
 from .rope import rope_tables
 
@@ -126,7 +126,6 @@ class Model:
     """The functions of one model; it holds no arrays. The loop says whether weights have a leading layer axis."""
 
     def __init__(self, config: ModelConfig, dtype: DTypeLike, loop: LayerLoop = LayerLoop.SCAN) -> None:
-        config = replace(config, native_matmul=loop is LayerLoop.IN_PLACE)
         self.config, self.dtype, self.loop = config, jnp.dtype(dtype), loop
         self.family = get_family(config.architecture)
         self._frame_def, self._frame_state = _abstract(partial(Frame, config, self.dtype))
@@ -202,6 +201,7 @@ class Model:
             _layer_data(cfg),
             frame.embed.embed(tokens.token_ids_t, cfg.embed_scale),
             kv_pool,
+            num_tokens=jnp.max(batch.query_ends_s),
             project=jax.named_scope("project")(lambda params, x_td: layer(params).project(x_td)),
             attend=attend,
             finish=jax.named_scope("finish")(
@@ -211,9 +211,15 @@ class Model:
         return frame.final_norm(x_td), kv_pool
 
     @jax.named_scope("logits")
-    def logits(self, params: Params, hidden_sd: Array) -> Array:
-        """Return float32 logits [s, v] of hidden states from `forward`, the final soft cap applied."""
-        frame = nnx.merge(self._frame_def, {name: value for name, value in params.items() if name != "layers"})
+    def logits(self, params: Params, hidden_sd: Array, num_rows: Array | int) -> Array:
+        """Return float32 logits [s, v] of hidden states from `forward`, the final soft cap applied.
+
+        Rows from `num_rows` on are padding.
+        """
+        weights = {name: value for name, value in params.items() if name != "layers"}
+        if self.loop is LayerLoop.IN_PLACE:
+            weights = jax.tree.map(lambda array: LayerOf(array[None], 0, num_rows), weights)
+        frame = nnx.merge(self._frame_def, weights)
         return soft_cap(frame.logits(hidden_sd), self.config.final_soft_cap)
 
     def _source(self, path: str, prefixes: Prefixes, layer: int | None) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from jax.stages import Lowered
 
 from jaxllm.log import log_phase
+from jaxllm.models import LayerLoop
 from jaxllm.models.model import ArraySpec, Model, array_specs, unflatten
 from jaxllm.sampling.logprobs import fill_logprobs
 from jaxllm.sampling.processors import LogitsProcessor, extra_args
@@ -229,9 +230,11 @@ class StepCompiler:
         The machine code of the CPU's kernels is kept in a folder.
         """
         self.config.attention.prepare(folder)
-        if self.model.config.native_matmul:
+        if self.model.loop is LayerLoop.IN_PLACE:
             for out_dtype in (self.model.dtype, jnp.float32):
-                linear.prepare(self.model.dtype, out_dtype, folder)
+                linear.prepare(self.model.dtype, out_dtype, folder=folder)
+            if (activation := self.model.config.hidden_act) in linear.ACTIVATIONS:
+                linear.prepare(self.model.dtype, self.model.dtype, activation, folder)
 
     def compile(self, key: ProgramKey, num_blocks: int) -> jax.stages.Compiled:
         """Compile a program for a pool of `num_blocks` blocks."""

@@ -82,7 +82,7 @@ def run_step(
     if rare is None:
         sampler = plain_sampler(mesh, model.config.vocab_size)
         tokens_s = map_rows(
-            lambda x, batch: sampler(logits(x), batch),
+            lambda num_rows, x, batch: sampler(logits(x, num_rows), batch),
             rows,
             num_rows=i["num_rows"],
             tile=logits_tile,
@@ -90,9 +90,9 @@ def run_step(
         )
         return DeviceState(kv_pool, None), StepOutput(_pad(tokens_s, shape.max_rows), None)
 
-    def sample(hidden_rd: Array, batch: SamplingBatch, rules: Rules) -> tuple[Array, Logprobs]:
+    def sample(num_rows: Array, hidden_rd: Array, batch: SamplingBatch, rules: Rules) -> tuple[Array, Logprobs]:
         return sample_full(
-            _gathered(logits(hidden_rd), mesh),
+            _gathered(logits(hidden_rd, num_rows), mesh),
             batch,
             rules,
             _uses(i),
@@ -204,7 +204,7 @@ def map_rows(function: Callable[..., Array], arrays: Any, *, num_rows: Array, ti
         return map_row_tiles(function, arrays, num_rows=num_rows, tile=tile)
     return lax.cond(
         num_rows <= few_rows,
-        lambda: _pad(function(*jax.tree.map(lambda x: x[:few_rows], arrays)), total),
+        lambda: _pad(function(num_rows, *jax.tree.map(lambda x: x[:few_rows], arrays)), total),
         lambda: map_row_tiles(function, arrays, num_rows=num_rows, tile=tile),
     )
 
@@ -212,22 +212,23 @@ def map_rows(function: Callable[..., Array], arrays: Any, *, num_rows: Array, ti
 def map_row_tiles(function: Callable[..., Any], arrays: Any, *, num_rows: Array, tile: int) -> Any:
     """Apply `function` to `tile` rows of all arrays at a time, to the tiles that hold the first `num_rows` rows.
 
-    `function` takes the arrays as arguments and returns a pytree with as many rows; rows of other tiles are 0.
+    `function` takes how many rows of its tile are among those, and the arrays; it returns a pytree with as many rows as
+    they have. Rows of other tiles are 0.
     """
     total = jax.tree.leaves(arrays)[0].shape[0]
     if total <= tile:
-        return function(*arrays)
+        return function(num_rows, *arrays)
     arrays = jax.tree.map(lambda x: jnp.pad(x, ((0, -total % tile), *[(0, 0)] * (x.ndim - 1))), arrays)
     cut = partial(lax.dynamic_slice_in_dim, slice_size=tile)
     put = partial(lax.dynamic_update_slice_in_dim, axis=0)
 
     def body(index: Array, results: Any) -> Any:
         start = index * tile
-        part = function(*jax.tree.map(lambda x: cut(x, start), arrays))
+        part = function(jnp.minimum(num_rows - start, tile), *jax.tree.map(lambda x: cut(x, start), arrays))
         return jax.tree.map(lambda whole, rows: put(whole, rows, start), results, part)
 
     rows = jax.tree.leaves(arrays)[0].shape[0]
-    spec = jax.eval_shape(lambda: function(*jax.tree.map(lambda x: cut(x, 0), arrays)))
+    spec = jax.eval_shape(lambda: function(num_rows, *jax.tree.map(lambda x: cut(x, 0), arrays)))
     empty = jax.tree.map(lambda x: jnp.zeros((rows, *x.shape[1:]), x.dtype), spec)
     results = lax.fori_loop(0, (num_rows + tile - 1) // tile, body, empty)
     return jax.tree.map(lambda x: x[:total], results)

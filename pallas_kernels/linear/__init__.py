@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,32 +14,50 @@ MIN_ROWS = 4
 MIN_COLUMNS = 4
 STEP_BYTES = 64
 """The kernel takes so much of a row at a time."""
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
+"""By HF's names."""
+MIN_GATES = 8
 
 
-def can_multiply(shape: tuple[int, ...], dtype: DTypeLike) -> bool:
-    """Say whether there is a kernel for weights of this shape, [n, k]."""
+def can_multiply(shape: tuple[int, ...], dtype: DTypeLike, activation: str | None = None) -> bool:
+    """Say whether there is a kernel for weights of this shape, [n, k], and for the activation if one is given."""
     (n, k), dtype = shape, jnp.dtype(dtype)
-    return dtype in (jnp.bfloat16, jnp.float32) and k * dtype.itemsize % STEP_BYTES == 0 and n >= MIN_COLUMNS
+    has_rows = n >= MIN_COLUMNS
+    if activation is not None:
+        has_rows = activation in ACTIVATIONS and n % 2 == 0 and n >= 2 * MIN_GATES
+    return has_rows and dtype in (jnp.bfloat16, jnp.float32) and k * dtype.itemsize % STEP_BYTES == 0
 
 
-def linear(x_tk: Array, w_lnk: Array, layer: Array | int, out_dtype: DTypeLike) -> Array:
-    """Return x @ w[layer].T, added up in float32, [t, n]; `can_multiply` must hold. No row depends on the others."""
-    t, padding = x_tk.shape[0], max(0, MIN_ROWS - x_tk.shape[0])
-    prepare(x_tk.dtype, out_dtype)
-    call = jax.ffi.ffi_call(
-        _name(x_tk.dtype, out_dtype), jax.ShapeDtypeStruct((t + padding, w_lnk.shape[1]), out_dtype)
-    )
-    return call(jnp.pad(x_tk, ((0, padding), (0, 0))), w_lnk, jnp.asarray(layer, jnp.int32))[:t]
+def linear(
+    x_tk: Array,
+    w_lnk: Array,
+    layer: Array | int,
+    out_dtype: DTypeLike,
+    *,
+    num_rows: Array | int | None = None,
+    activation: str | None = None,
+) -> Array:
+    """Return x @ w[layer].T, added up in float32, [t, n]; `can_multiply` must hold. No row depends on the others.
+
+    Only the first `num_rows` rows of x are multiplied, if given; others become 0, or what multiplying gives. With one
+    of `ACTIVATIONS` it is the gated product [t, n / 2]: activation of the first half of the columns, times the second.
+    """
+    t, padding, n = x_tk.shape[0], max(0, MIN_ROWS - x_tk.shape[0]), w_lnk.shape[1]
+    prepare(x_tk.dtype, out_dtype, activation)
+    out_shape = (t + padding, n // 2 if activation else n)
+    call = jax.ffi.ffi_call(_name(x_tk.dtype, out_dtype, activation), jax.ShapeDtypeStruct(out_shape, out_dtype))
+    numbers = (jnp.asarray(number, jnp.int32) for number in (layer, t if num_rows is None else num_rows))
+    return call(jnp.pad(x_tk, ((0, padding), (0, 0))), w_lnk, *numbers)[:t]
 
 
-def prepare(dtype: DTypeLike, out_dtype: DTypeLike, folder: Path | None = None) -> None:
+def prepare(dtype: DTypeLike, out_dtype: DTypeLike, activation: str | None = None, folder: Path | None = None) -> None:
     """Compile the kernel, kept in a folder. A program that another process compiled needs it when it is loaded."""
     from pallas_kernels.native.compiling import register
 
     from .kernel import Kernel
 
-    register(_name(dtype, out_dtype), Kernel(dtype, out_dtype), folder)
+    register(_name(dtype, out_dtype, activation), Kernel(dtype, out_dtype, activation), folder)
 
 
-def _name(dtype: Any, out_dtype: Any) -> str:
-    return f"linear_{jnp.dtype(dtype).name}_{jnp.dtype(out_dtype).name}"
+def _name(dtype: DTypeLike, out_dtype: DTypeLike, activation: str | None) -> str:
+    return "_".join(("linear", jnp.dtype(dtype).name, jnp.dtype(out_dtype).name, *filter(None, [activation])))

@@ -3,11 +3,15 @@
 A few rows of x times a few of w are summed up at a time, each product in one register: 16 sums, of every 16th product
 along k. At the end those of one register are added up. What is added to what, and in which order, is the same for any
 number of rows: a row's result does not depend on the rows beside it.
+
+With an activation the first half of w's rows are gates: a few of them are taken together with those that they gate,
+and y [t, n / 2] = activation(gates) * gated, in float32 until it is stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -30,7 +34,7 @@ from pallas_kernels.native.emitter import (
 from pallas_kernels.native.handler import add_handler
 from pallas_kernels.native.number_formats import FORMATS
 
-from . import MIN_COLUMNS, MIN_ROWS, STEP_BYTES
+from . import MIN_COLUMNS, MIN_GATES, MIN_ROWS, STEP_BYTES
 
 COLUMNS = MIN_COLUMNS
 """Rows of w at a time."""
@@ -42,29 +46,37 @@ MIN_CHUNK, MAX_CHUNK = 16, 256
 """... and of w: many, for memory to be read in long stretches, but enough units for all cores."""
 UNITS_PER_CORE = 4
 GROUP_BYTES = 12 << 10
-"""Of w, which stay in a core's first cache for all rows of a unit."""
+"""Of w, which stay in a core's first cache for all rows of a unit ..."""
+GATES = MIN_GATES
+"""... or so many gates and what they gate, whose activations fill vectors."""
 AHEAD = 1024
 """Numbers of w to fetch before they are wanted."""
 VOID = ir.VoidType()
+GELU = math.sqrt(2 / math.pi)
 
 
 class Kernel:
     """Writes the functions of one kernel."""
 
-    def __init__(self, dtype: Any, out_dtype: Any) -> None:
+    def __init__(self, dtype: Any, out_dtype: Any, activation: str | None = None) -> None:
         self.dtype, self.out_format = jnp.dtype(dtype), FORMATS[jnp.dtype(out_dtype)]
         self.storage, self.step = FORMATS[self.dtype].storage, STEP_BYTES // self.dtype.itemsize
+        self.activate = ACTIVATIONS[activation] if activation else None
+        self.parts = 2 if activation else 1
+        self.width = COLUMNS // self.parts
+        """Of `COLUMNS`, those that are not gated by others."""
         self.module = ir.Module()
 
     def build(self, name: str) -> ir.Module:
         """Return the module, with a function of this name for XLA to call."""
-        few, many = (self._add_block(f"block_{rows}", rows) for rows in (FEW_ROWS, MANY_ROWS))
+        few, many = (self._add_tile(rows) for rows in (FEW_ROWS, MANY_ROWS))
         add_handler(self.module, name, self._add_prepare(), self._add_run(few, many))
         return self.module
 
     def _sizes(self, e: Emitter, dims: Any) -> tuple[Any, Any, Any]:
+        """Return the rows and columns of y, and how much is added up for each number."""
         x, w = (e.load(dims, POINTER, index) for index in range(2))
-        return e.load(x, I64, 0), e.load(w, I64, 1), e.load(w, I64, 2)
+        return e.load(x, I64, 0), e.ir.sdiv(e.load(w, I64, 1), I64(self.parts)), e.load(w, I64, 2)
 
     def _chunk(self, e: Emitter, n: Any) -> Any:
         each = e.product(e.ceil_div(n, MIN_CHUNK * UNITS_PER_CORE * num_cores()), MIN_CHUNK)
@@ -79,36 +91,82 @@ class Kernel:
     def _add_run(self, few: ir.Function, many: ir.Function) -> ir.Function:
         """Do one unit: `BLOCK` rows of x times a chunk of w. What would reach beyond the end begins earlier instead."""
         e, (buffers, dims, unit) = add_function(self.module, "run", VOID, POINTER, POINTER, I64)
-        x, w, layer, y = (e.load(buffers, POINTER, index) for index in range(4))
+        x, w, layer, num_rows, y = (e.load(buffers, POINTER, index) for index in range(5))
         t, n, k = self._sizes(e, dims)
-        w = e.at(w, self.storage, e.product(e.load_int(layer, 0), n, k))
+        num_rows = e.load_int(num_rows, 0)
+        w = e.at(w, self.storage, e.product(e.load_int(layer, 0), n, self.parts, k))
         chunk = self._chunk(e, n)
         chunks = e.ceil_div(n, chunk)
         first_row, first_column = e.product(e.ir.sdiv(unit, chunks), BLOCK), e.product(e.ir.srem(unit, chunks), chunk)
-        last_row, last_column = e.least(e.sum(first_row, BLOCK), t), e.least(e.sum(first_column, chunk), n)
-        group = e.most(e.product(e.ir.sdiv(I64(GROUP_BYTES // self.dtype.itemsize // COLUMNS), k), COLUMNS), COLUMNS)
+        last_column = e.least(e.sum(first_column, chunk), n)
+        end_row = e.least(e.sum(first_row, BLOCK), t)
+        last_row = e.most(e.least(end_row, num_rows), first_row)
+        if self.activate:
+            group = I64(GATES)
+        else:
+            group = e.product(e.ir.sdiv(I64(GROUP_BYTES // self.dtype.itemsize // COLUMNS), k), COLUMNS)
+            group = e.most(group, COLUMNS)
+        is_few = e.ir.or_(e.ir.icmp_signed("<=", num_rows, I64(FEW_ROWS)), e.ir.icmp_signed("<", t, I64(MANY_ROWS)))
         with e.range(first_column, last_column, group) as start:
             stop = e.least(e.sum(start, group), last_column)
-            with e.ir.if_else(e.ir.icmp_signed("<", t, I64(MANY_ROWS))) as (is_few, is_many):
-                for branch, function, rows in ((is_few, few, FEW_ROWS), (is_many, many, MANY_ROWS)):
-                    with branch, e.range(first_row, last_row, rows) as row:
-                        if rows == MANY_ROWS:
-                            self._fetch(
-                                e,
-                                e.at(w, self.storage, e.product(stop, k)),
-                                e.product(group, k),
-                                e.ir.sub(row, first_row),
-                                e.ir.sub(last_row, first_row),
-                            )
-                        row = e.least(row, e.ir.sub(t, I64(rows)))
-                        x_rows = e.at(x, self.storage, e.product(row, k))
-                        with e.range(start, stop, COLUMNS) as column:
-                            column = e.least(column, e.ir.sub(n, I64(COLUMNS)))
-                            w_rows = e.at(w, self.storage, e.product(column, k))
-                            y_rows = e.at(y, self.out_format.storage, e.product(row, n), column)
-                            e.ir.call(function, [x_rows, w_rows, y_rows, n, k])
+            with e.ir.if_else(is_few) as (by_few, by_many):
+                with by_few, e.range(first_row, last_row, FEW_ROWS) as row:
+                    e.ir.call(few, [x, w, y, e.least(row, e.ir.sub(t, I64(FEW_ROWS))), start, stop, n, k])
+                with by_many, e.range(first_row, last_row, MANY_ROWS) as row:
+                    done, of = e.ir.sub(row, first_row), e.ir.sub(last_row, first_row)
+                    for part in range(self.parts):
+                        ahead = e.at(w, self.storage, e.product(e.sum(stop, e.product(n, part)), k))
+                        self._fetch(e, ahead, e.product(group, k), done, of)
+                    e.ir.call(many, [x, w, y, e.least(row, e.ir.sub(t, I64(MANY_ROWS))), start, stop, n, k])
+        self._clear(e, y, n, last_row, end_row, first_column, last_column)
         e.ir.ret_void()
         return e.function
+
+    def _add_tile(self, rows: int) -> ir.Function:
+        """Multiply a few rows of x, from `row` on, and a group of w's."""
+        block = self._add_block(rows)
+        e, (x, w, y, row, start, stop, n, k) = add_function(
+            self.module, f"tile_{rows}", VOID, *[POINTER] * 3, *[I64] * 5
+        )
+        x = e.at(x, self.storage, e.product(row, k))
+        y = e.at(y, self.out_format.storage, e.product(row, n))
+        if self.activate:
+            start = e.least(start, e.ir.sub(n, I64(GATES)))
+            sums = e.array(F32, rows * LANES)
+            with e.range(0, GATES, self.width) as i:
+                some = e.at(w, self.storage, e.product(e.sum(start, i), k))
+                e.ir.call(block, [x, some, e.at(sums, F32, e.product(i, 2)), e.product(n, k), I64(LANES), k])
+            self._activate(e, sums, rows, e.at(y, self.out_format.storage, start), n)
+        else:
+            with e.range(start, stop, COLUMNS) as column:
+                column = e.least(column, e.ir.sub(n, I64(COLUMNS)))
+                some = e.at(w, self.storage, e.product(column, k))
+                e.ir.call(block, [x, some, e.at(y, self.out_format.storage, column), I64(0), n, k])
+        e.ir.ret_void()
+        return e.function
+
+    def _activate(self, e: Emitter, sums: Any, num_rows: int, y: Any, n: Any) -> None:
+        """Store what comes of a vector of sums per row: a few gates and what they gate, in turns."""
+        assert self.activate is not None
+        assert self.out_format.narrow is not None
+        gates = [lane for lane in range(2 * LANES) if lane % COLUMNS < self.width]
+        for first in range(0, num_rows, 2):
+            a, b = (e.load_vector(sums, F32, row * LANES) for row in (first, first + 1))
+            gate, gated = (e.shuffle(a, b, [lane + offset for lane in gates]) for offset in (0, self.width))
+            found = self.out_format.narrow(e, e.ir.fmul(self.activate(e, gate), gated))
+            for row in range(2):
+                some = e.shuffle(found, found, range(row * GATES, (row + 1) * GATES))
+                e.store_vector(some, y, e.product(n, first + row))
+
+    def _clear(self, e: Emitter, y: Any, n: Any, first_row: Any, end_row: Any, first: Any, end: Any) -> None:
+        storage = self.out_format.storage
+        some = ir.Constant(vector(storage), [storage(0)] * LANES)
+        whole = e.sum(first, e.ir.and_(e.ir.sub(end, first), I64(-LANES)))
+        with e.range(first_row, end_row) as row:
+            with e.range(first, whole, LANES) as column:
+                e.store_vector(some, y, e.product(row, n), column)
+            with e.range(whole, end) as column:
+                e.store(storage(0), y, e.product(row, n), column)
 
     def _fetch(self, e: Emitter, base: Any, count: Any, row: Any, num_rows: Any) -> None:
         """Begin to read those of `count` numbers that are this row's share."""
@@ -118,9 +176,9 @@ class Kernel:
         with e.range(begin, e.least(e.sum(begin, share), count), per_line) as i:
             e.prefetch(base, self.storage, i)
 
-    def _add_block(self, name: str, rows: int) -> ir.Function:
-        """Multiply a few rows of x and of w."""
-        e, (x, w, y, n, k) = add_function(self.module, name, VOID, *[POINTER] * 3, *[I64] * 2)
+    def _add_block(self, rows: int) -> ir.Function:
+        """Multiply a few rows of x and of w, half of which are `gap` numbers behind the others if those are gates."""
+        e, (x, w, y, gap, y_row, k) = add_function(self.module, f"block_{rows}", VOID, *[POINTER] * 3, *[I64] * 3)
         sums = [[e.variable(vector(F32), e.splat(F32(0.0))) for _ in range(COLUMNS)] for _ in range(rows)]
         # With few rows of x, what takes time is to read w: as one stream, which the processor reads ahead of.
         together = 1 if rows == FEW_ROWS else COLUMNS
@@ -128,20 +186,23 @@ class Kernel:
             with e.range(0, k, self.step) as i:
                 x_rows = [self._load(e, x, e.product(k, row), i) for row in range(rows)]
                 for column in range(first, first + together):
-                    w_row = self._load(e, w, e.product(k, column), i)
+                    part, place = divmod(column, self.width)
+                    w_start = e.sum(e.product(gap, part), e.product(k, place))
+                    w_row = self._load(e, w, w_start, i)
                     if rows == FEW_ROWS:
-                        e.prefetch(w, self.storage, e.product(k, column), i, AHEAD)
+                        e.prefetch(w, self.storage, w_start, i, AHEAD)
                     for row in range(rows):
                         self._add_product(e, sums[row][column], x_rows[row], w_row)
         per_vector = LANES // COLUMNS
         for first in range(0, rows, per_vector):
             some = [each.value for row in sums[first : first + per_vector] for each in row]
             found = add_up(e, some + [e.splat(F32(0.0))] * (LANES - len(some)))
-            assert self.out_format.narrow is not None
-            found = self.out_format.narrow(e, found)
+            if not self.activate:
+                assert self.out_format.narrow is not None
+                found = self.out_format.narrow(e, found)
             for row in range(first, min(rows, first + per_vector)):
                 lanes = range((row - first) * COLUMNS, (row - first + 1) * COLUMNS)
-                e.store_vector(e.shuffle(found, found, lanes), y, e.product(n, row))
+                e.store_vector(e.shuffle(found, found, lanes), y, e.product(y_row, row))
         e.ir.ret_void()
         return e.function
 
@@ -161,6 +222,25 @@ class Kernel:
         else:
             for half in (_low_half, _high_half):
                 total.value = e.fma(half(e, x), half(e, w), total.value)
+
+
+def _silu(e: Emitter, x: Any) -> Any:
+    return _times_logistic(e, x, x)
+
+
+def _gelu_tanh(e: Emitter, x: Any) -> Any:
+    """(1 + tanh(a)) / 2 is the logistic function of 2 a."""
+    square = e.ir.fmul(x, x)
+    factor = e.fma(square, e.constant(2 * GELU * 0.044715, x), e.constant(2 * GELU, x))
+    return _times_logistic(e, x, e.ir.fmul(x, factor))
+
+
+def _times_logistic(e: Emitter, x: Any, of: Any) -> Any:
+    grown = e.exp(e.ir.fneg(e.larger(of, e.constant(-88.0, of))))
+    return e.ir.fdiv(x, e.ir.fadd(e.constant(1.0, x), grown))
+
+
+ACTIVATIONS: Mapping[str, Callable[[Emitter, Any], Any]] = {"silu": _silu, "gelu_pytorch_tanh": _gelu_tanh}
 
 
 def _low_half(e: Emitter, pairs: Any) -> Any:

@@ -86,7 +86,7 @@ class Runner:
         self, params: Mapping[str, Any], pool: KVPool, tokens: TokenBatch, attention: AttentionBatch
     ) -> tuple[Array, KVPool]:
         hidden_td, pool = self.model.forward(params, pool, tokens, attention, attention=self.attention)
-        return jax.nn.log_softmax(self.model.logits(params, hidden_td)), pool
+        return jax.nn.log_softmax(self.model.logits(params, hidden_td, hidden_td.shape[0])), pool
 
 
 def empty_pool(config: ModelConfig, dtype: Any = jnp.float32) -> KVPool:

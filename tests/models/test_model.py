@@ -151,7 +151,7 @@ def test_bfloat16_stays_bfloat16_until_the_logits(case: str, loop: LayerLoop) ->
     args = forward_args(model)
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         hidden, pool = jax.eval_shape(partial(model.forward, attention=cast(Any, dense_attention)), *args)
-        logits = jax.eval_shape(model.logits, args[0], hidden)
+        logits = jax.eval_shape(model.logits, args[0], hidden, 3)
     assert hidden.dtype == pool.k.dtype == jnp.bfloat16
     assert logits.dtype == jnp.float32
     assert logits.shape == (hidden.shape[0], model.config.vocab_size)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxllm.models.layers import ACTIVATIONS
 from pallas_kernels.linear import can_multiply, linear
 from pallas_kernels.linear.kernel import Kernel
 from pallas_kernels.native import compiling, objects
@@ -58,7 +59,39 @@ def test_bfloat16_without_instructions_for_it(monkeypatch: pytest.MonkeyPatch) -
     compiling.register("linear_in_two_products", Kernel(jnp.bfloat16, jnp.float32), None)
     x, w = make(7, 9, 96, jnp.bfloat16)
     call = jax.ffi.ffi_call("linear_in_two_products", jax.ShapeDtypeStruct((7, 9), jnp.float32))
-    np.testing.assert_allclose(jax.jit(call)(x, w[None], jnp.int32(0)), exact(x, w), atol=1e-4)
+    np.testing.assert_allclose(jax.jit(call)(x, w[None], jnp.int32(0), jnp.int32(7)), exact(x, w), atol=1e-4)
+
+
+@pytest.mark.parametrize(("dtype", "out_dtype"), DTYPES)
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize(("t", "n", "k"), [(1, 16, 32), (5, 18, 64), (6, 32, 96), (100, 36, 64), (64, 3072, 576)])
+def test_gates(t: int, n: int, k: int, activation: str, dtype: Any, out_dtype: Any) -> None:
+    x, w = make(t, n, k, dtype)
+    w = w * 0.25
+    got = np.asarray(jax.jit(lambda x, w: linear(x, w[None], 0, out_dtype, activation=activation))(x, w), np.float64)
+    gate, gated = np.split(exact(x, w), 2, axis=1)
+    with jax.enable_x64(True):
+        expected = np.asarray(ACTIVATIONS[activation](jnp.asarray(gate))) * gated
+    bound = 1e-5 * np.linalg.norm(np.asarray(x, np.float64), axis=1, keepdims=True) * (1 + abs(gated))
+    if out_dtype == jnp.bfloat16:
+        bound += 2.0**-8 * abs(expected)
+    assert (abs(got - expected) <= bound).all()
+
+
+@pytest.mark.parametrize("activation", [None, "silu"])
+@pytest.mark.parametrize(
+    ("t", "num_rows"), [(4, 2), (8, 3), (8, 5), (64, 33), (100, 1), (200, 101), (200, 200), (7, 0)]
+)
+def test_rows_of_padding_cost_nothing_and_hold_numbers(t: int, num_rows: int, activation: str | None) -> None:
+    x, w = make(t, 96, 64, jnp.bfloat16)
+    program = jax.jit(
+        lambda x, w, num_rows: linear(x, w[None], 0, jnp.float32, num_rows=num_rows, activation=activation)
+    )
+    expected = program(x, w, t)
+    got = np.asarray(program(x.at[num_rows + 6 :].set(jnp.nan), w, num_rows))
+    np.testing.assert_array_equal(got[:num_rows], expected[:num_rows])
+    assert not got[num_rows + 6 :].any()
+    assert np.isfinite(got).all()
 
 
 @pytest.mark.parametrize("layer", [0, 2])
@@ -97,6 +130,14 @@ def test_many_at_once() -> None:
 def test_says_what_it_cannot_multiply(shape: tuple[int, int], dtype: Any) -> None:
     assert not can_multiply(shape, dtype)
     assert can_multiply((8, 64), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("shape", "activation"), [((14, 64), "silu"), ((17, 64), "silu"), ((16, 64), "gelu"), ((16, 16), "silu")]
+)
+def test_says_what_it_cannot_gate(shape: tuple[int, int], activation: str) -> None:
+    assert not can_multiply(shape, jnp.bfloat16, activation)
+    assert can_multiply((16, 64), jnp.bfloat16, "silu")
 
 
 def test_code_comes_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
