@@ -20,6 +20,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from pallas_kernels import linear as native
+from pallas_kernels.rms_norm import can_norm, rms_norm
 
 from .config import ModelConfig
 
@@ -108,9 +109,10 @@ def split(merged: Array, parts: Sequence[Part]) -> list[Array]:
     return [piece.reshape(t, part.size, *rest) for piece, part in zip(pieces, parts, strict=True)]
 
 
-def linear(x: Array, weight: nnx.Param[Array], out_dtype: DTypeLike | None = None) -> Array:
+def linear(x: Array, weight: nnx.Param[Array], out_dtype: DTypeLike | None = None, plus: Array | None = None) -> Array:
     """Multiply x [t, *in] by a weight [*out, *in], in its own dtype, to [t, *out]; float32 is never rounded on the way.
 
+    `plus`, of the result's shape and dtype, is added to it.
     As one matrix times another: with more dimensions XLA:CPU would copy the weight into another order in each step.
     """
     x_ti = x.reshape(x.shape[0], -1)
@@ -119,12 +121,15 @@ def linear(x: Array, weight: nnx.Param[Array], out_dtype: DTypeLike | None = Non
     held = weight.get_raw_value()
     if isinstance(held, LayerOf) and native.can_multiply(matrix_shape, x.dtype):
         stack = held.stack.reshape(-1, *matrix_shape)
-        out_to = native.linear(x_ti, stack, held.layer, out_dtype or x.dtype, num_rows=held.num_rows)
-    else:
-        weight_oi = weight[...].reshape(matrix_shape)
-        precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-        out_to = jnp.einsum("ti,oi->to", x_ti, weight_oi, precision=precision, preferred_element_type=out_dtype)
-    return out_to.reshape(x.shape[0], *out_shape)
+        plus_to = None if plus is None else plus.reshape(x.shape[0], -1)
+        out_dtype = out_dtype or x.dtype
+        out_to = native.linear(x_ti, stack, held.layer, out_dtype, num_rows=held.num_rows, plus_tn=plus_to)
+        return out_to.reshape(x.shape[0], *out_shape)
+    weight_oi = weight[...].reshape(matrix_shape)
+    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    out_to = jnp.einsum("ti,oi->to", x_ti, weight_oi, precision=precision, preferred_element_type=out_dtype)
+    out = out_to.reshape(x.shape[0], *out_shape)
+    return out if plus is None else plus + out
 
 
 def gated_linear(x_td: Array, gate_up: nnx.Param[Array], parts: Sequence[Part], act: str) -> Array:
@@ -206,6 +211,11 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         """Normalise; the shape and dtype stay."""
+        held, size = self.scale.get_raw_value(), x.shape[-1]
+        if isinstance(held, LayerOf) and can_norm(size, x.dtype):
+            x_rd, num_rows = x.reshape(-1, size), held.num_rows * math.prod(x.shape[1:-1])
+            normed = rms_norm(x_rd, held.stack, held.layer, eps=self.eps, offset=self.offset, num_rows=num_rows)
+            return normed.reshape(x.shape)
         x32 = x.astype(jnp.float32)
         normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
         scale = self.scale[...].astype(jnp.float32) + self.offset
@@ -256,9 +266,9 @@ class Attention(nnx.Module):
             q_tnh, k_tkh = self.q_norm(q_tnh), self.k_norm(k_tkh)
         return q_tnh, k_tkh, v_tkh
 
-    def output(self, attended_tnh: Array) -> Array:
-        """Return [t, d]."""
-        out_td = linear(attended_tnh, self.o)
+    def output(self, attended_tnh: Array, plus_td: Array | None = None) -> Array:
+        """Return [t, d], added to `plus_td`."""
+        out_td = linear(attended_tnh, self.o, plus=plus_td)
         return out_td + self.o_bias[...][None] if self.has_o_bias else out_td
 
 
@@ -276,12 +286,12 @@ class GatedMLP(nnx.Module):
             self.gate_up_bias = declare_merged(biases, (), (), cfg.num_shards, dtype)
             self.down_bias = declare((d,), ("embed",), dtype)
 
-    def __call__(self, x_td: Array) -> Array:
-        """Return [t, d]."""
+    def __call__(self, x_td: Array, plus_td: Array | None = None) -> Array:
+        """Return [t, d], added to `plus_td`."""
         if not self.has_bias:
-            return linear(gated_linear(x_td, self.gate_up, self.parts, self.act), self.down)
+            return linear(gated_linear(x_td, self.gate_up, self.parts, self.act), self.down, plus=plus_td)
         gate_tf, up_tf = split(linear(x_td, self.gate_up) + self.gate_up_bias[...][None], self.parts)
-        return linear(ACTIVATIONS[self.act](gate_tf) * up_tf, self.down) + self.down_bias[...][None]
+        return linear(ACTIVATIONS[self.act](gate_tf) * up_tf, self.down, plus=plus_td) + self.down_bias[...][None]
 
 
 class DecoderLayer(nnx.Module):
@@ -301,7 +311,8 @@ class DecoderLayer(nnx.Module):
 
     def finish(self, x_td: Array, attended_tnh: Array) -> Array:
         """Return the stream after this layer, from what it was before and from what attention gives."""
-        attn_td = self.attn.output(attended_tnh)
-        x_td = x_td + (self.post_attn_norm(attn_td) if self.has_post_norms else attn_td)
-        mlp_td = self.mlp(self.mlp_norm(x_td))
-        return x_td + (self.post_mlp_norm(mlp_td) if self.has_post_norms else mlp_td)
+        if self.has_post_norms:
+            x_td = x_td + self.post_attn_norm(self.attn.output(attended_tnh))
+            return x_td + self.post_mlp_norm(self.mlp(self.mlp_norm(x_td)))
+        x_td = self.attn.output(attended_tnh, x_td)
+        return self.mlp(self.mlp_norm(x_td), x_td)

@@ -25,7 +25,7 @@ from jaxllm.sampling.logprobs import fill_logprobs
 from jaxllm.sampling.processors import LogitsProcessor, extra_args
 from jaxllm.sampling.token_counts import set_row
 from jaxllm.scheduling.plan import StepPlan
-from pallas_kernels import linear
+from pallas_kernels import linear, rms_norm
 from pallas_kernels.paged_attention import KVPool, PagedAttention, copy_blocks
 
 from .batch import BatchShape, buffer_size, count_rows, float_fields, int_fields
@@ -233,6 +233,7 @@ class StepCompiler:
         if self.model.loop is LayerLoop.IN_PLACE:
             for out_dtype in (self.model.dtype, jnp.float32):
                 linear.prepare(self.model.dtype, out_dtype, folder=folder)
+            rms_norm.prepare(self.model.dtype, folder)
             if (activation := self.model.config.hidden_act) in linear.ACTIVATIONS:
                 linear.prepare(self.model.dtype, self.model.dtype, activation, folder)
 

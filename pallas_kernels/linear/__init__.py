@@ -36,18 +36,25 @@ def linear(
     *,
     num_rows: Array | int | None = None,
     activation: str | None = None,
+    plus_tn: Array | None = None,
 ) -> Array:
     """Return x @ w[layer].T, added up in float32, [t, n]; `can_multiply` must hold. No row depends on the others.
 
     Only the first `num_rows` rows of x are multiplied, if given; others become 0, or what multiplying gives. With one
     of `ACTIVATIONS` it is the gated product [t, n / 2]: activation of the first half of the columns, times the second.
+    Without, `plus_tn` is added before the result is rounded.
     """
     t, padding, n = x_tk.shape[0], max(0, MIN_ROWS - x_tk.shape[0]), w_lnk.shape[1]
     prepare(x_tk.dtype, out_dtype, activation)
     out_shape = (t + padding, n // 2 if activation else n)
     call = jax.ffi.ffi_call(_name(x_tk.dtype, out_dtype, activation), jax.ShapeDtypeStruct(out_shape, out_dtype))
     numbers = (jnp.asarray(number, jnp.int32) for number in (layer, t if num_rows is None else num_rows))
-    return call(jnp.pad(x_tk, ((0, padding), (0, 0))), w_lnk, *numbers)[:t]
+
+    def pad(rows: Array) -> Array:
+        return jnp.pad(rows, ((0, padding), (0, 0)))
+
+    plus = jnp.zeros((0, n), out_dtype) if plus_tn is None else pad(plus_tn)
+    return call(pad(x_tk), w_lnk, *numbers, plus)[:t]
 
 
 def prepare(dtype: DTypeLike, out_dtype: DTypeLike, activation: str | None = None, folder: Path | None = None) -> None:

@@ -52,6 +52,7 @@ GATES = MIN_GATES
 AHEAD = 1024
 """Numbers of w to fetch before they are wanted."""
 VOID = ir.VoidType()
+NULL = ir.Constant(POINTER, None)
 GELU = math.sqrt(2 / math.pi)
 
 
@@ -91,9 +92,11 @@ class Kernel:
     def _add_run(self, few: ir.Function, many: ir.Function) -> ir.Function:
         """Do one unit: `BLOCK` rows of x times a chunk of w. What would reach beyond the end begins earlier instead."""
         e, (buffers, dims, unit) = add_function(self.module, "run", VOID, POINTER, POINTER, I64)
-        x, w, layer, num_rows, y = (e.load(buffers, POINTER, index) for index in range(5))
+        x, w, layer, num_rows, plus, y = (e.load(buffers, POINTER, index) for index in range(6))
         t, n, k = self._sizes(e, dims)
         num_rows = e.load_int(num_rows, 0)
+        has_plus = e.ir.icmp_signed(">", e.load(e.load(dims, POINTER, 4), I64, 0), I64(0))
+        plus = e.ir.select(has_plus, plus, NULL)
         w = e.at(w, self.storage, e.product(e.load_int(layer, 0), n, self.parts, k))
         chunk = self._chunk(e, n)
         chunks = e.ceil_div(n, chunk)
@@ -111,13 +114,13 @@ class Kernel:
             stop = e.least(e.sum(start, group), last_column)
             with e.ir.if_else(is_few) as (by_few, by_many):
                 with by_few, e.range(first_row, last_row, FEW_ROWS) as row:
-                    e.ir.call(few, [x, w, y, e.least(row, e.ir.sub(t, I64(FEW_ROWS))), start, stop, n, k])
+                    e.ir.call(few, [x, w, plus, y, e.least(row, e.ir.sub(t, I64(FEW_ROWS))), start, stop, n, k])
                 with by_many, e.range(first_row, last_row, MANY_ROWS) as row:
                     done, of = e.ir.sub(row, first_row), e.ir.sub(last_row, first_row)
                     for part in range(self.parts):
                         ahead = e.at(w, self.storage, e.product(e.sum(stop, e.product(n, part)), k))
                         self._fetch(e, ahead, e.product(group, k), done, of)
-                    e.ir.call(many, [x, w, y, e.least(row, e.ir.sub(t, I64(MANY_ROWS))), start, stop, n, k])
+                    e.ir.call(many, [x, w, plus, y, e.least(row, e.ir.sub(t, I64(MANY_ROWS))), start, stop, n, k])
         self._clear(e, y, n, last_row, end_row, first_column, last_column)
         e.ir.ret_void()
         return e.function
@@ -125,8 +128,8 @@ class Kernel:
     def _add_tile(self, rows: int) -> ir.Function:
         """Multiply a few rows of x, from `row` on, and a group of w's."""
         block = self._add_block(rows)
-        e, (x, w, y, row, start, stop, n, k) = add_function(
-            self.module, f"tile_{rows}", VOID, *[POINTER] * 3, *[I64] * 5
+        e, (x, w, plus, y, row, start, stop, n, k) = add_function(
+            self.module, f"tile_{rows}", VOID, *[POINTER] * 4, *[I64] * 5
         )
         x = e.at(x, self.storage, e.product(row, k))
         y = e.at(y, self.out_format.storage, e.product(row, n))
@@ -135,13 +138,17 @@ class Kernel:
             sums = e.array(F32, rows * LANES)
             with e.range(0, GATES, self.width) as i:
                 some = e.at(w, self.storage, e.product(e.sum(start, i), k))
-                e.ir.call(block, [x, some, e.at(sums, F32, e.product(i, 2)), e.product(n, k), I64(LANES), k])
+                target = e.at(sums, F32, e.product(i, self.parts))
+                e.ir.call(block, [x, some, NULL, target, e.product(n, k), I64(LANES), k])
             self._activate(e, sums, rows, e.at(y, self.out_format.storage, start), n)
         else:
             with e.range(start, stop, COLUMNS) as column:
                 column = e.least(column, e.ir.sub(n, I64(COLUMNS)))
                 some = e.at(w, self.storage, e.product(column, k))
-                e.ir.call(block, [x, some, e.at(y, self.out_format.storage, column), I64(0), n, k])
+                target = e.at(y, self.out_format.storage, column)
+                added = e.at(plus, self.out_format.storage, e.product(row, n), column)
+                added = e.ir.select(e.ir.icmp_unsigned("==", plus, NULL), NULL, added)
+                e.ir.call(block, [x, some, added, target, I64(0), n, k])
         e.ir.ret_void()
         return e.function
 
@@ -178,7 +185,7 @@ class Kernel:
 
     def _add_block(self, rows: int) -> ir.Function:
         """Multiply a few rows of x and of w, half of which are `gap` numbers behind the others if those are gates."""
-        e, (x, w, y, gap, y_row, k) = add_function(self.module, f"block_{rows}", VOID, *[POINTER] * 3, *[I64] * 3)
+        e, (x, w, plus, y, gap, y_row, k) = add_function(self.module, f"block_{rows}", VOID, *[POINTER] * 4, *[I64] * 3)
         sums = [[e.variable(vector(F32), e.splat(F32(0.0))) for _ in range(COLUMNS)] for _ in range(rows)]
         # With few rows of x, what takes time is to read w: as one stream, which the processor reads ahead of.
         together = 1 if rows == FEW_ROWS else COLUMNS
@@ -197,14 +204,29 @@ class Kernel:
         for first in range(0, rows, per_vector):
             some = [each.value for row in sums[first : first + per_vector] for each in row]
             found = add_up(e, some + [e.splat(F32(0.0))] * (LANES - len(some)))
+            last = min(rows, first + per_vector)
             if not self.activate:
                 assert self.out_format.narrow is not None
-                found = self.out_format.narrow(e, found)
-            for row in range(first, min(rows, first + per_vector)):
+                total = e.variable(vector(F32), found)
+                with e.ir.if_then(e.ir.icmp_unsigned("!=", plus, NULL)):
+                    added = self._load_rows(e, plus, [e.product(y_row, row) for row in range(first, last)])
+                    total.value = e.ir.fadd(added, total.value)
+                found = self.out_format.narrow(e, total.value)
+            for row in range(first, last):
                 lanes = range((row - first) * COLUMNS, (row - first + 1) * COLUMNS)
                 e.store_vector(e.shuffle(found, found, lanes), y, e.product(y_row, row))
         e.ir.ret_void()
         return e.function
+
+    def _load_rows(self, e: Emitter, base: Any, places: Sequence[Any]) -> Any:
+        """Return a vector of `COLUMNS` numbers from each place."""
+        some = [e.load_vector(base, self.out_format.storage, place, lanes=COLUMNS) for place in places]
+        while len(some) < LANES // COLUMNS:
+            some.append(some[-1])
+        while len(some) > 1:
+            count = 2 * some[0].type.count
+            some = [e.shuffle(a, b, range(count)) for a, b in zip(some[::2], some[1::2], strict=True)]
+        return self.out_format.widen(e, some[0])
 
     def _load(self, e: Emitter, base: Any, *index: Any) -> Any:
         if self.dtype == jnp.float32:

@@ -59,7 +59,20 @@ def test_bfloat16_without_instructions_for_it(monkeypatch: pytest.MonkeyPatch) -
     compiling.register("linear_in_two_products", Kernel(jnp.bfloat16, jnp.float32), None)
     x, w = make(7, 9, 96, jnp.bfloat16)
     call = jax.ffi.ffi_call("linear_in_two_products", jax.ShapeDtypeStruct((7, 9), jnp.float32))
-    np.testing.assert_allclose(jax.jit(call)(x, w[None], jnp.int32(0), jnp.int32(7)), exact(x, w), atol=1e-4)
+    np.testing.assert_allclose(
+        jax.jit(call)(x, w[None], jnp.int32(0), jnp.int32(7), jnp.zeros((0, 9))), exact(x, w), atol=1e-4
+    )
+
+
+@pytest.mark.parametrize(("dtype", "out_dtype"), DTYPES)
+@pytest.mark.parametrize(("t", "n"), [(1, 16), (5, 18), (6, 33), (100, 50)])
+def test_adds(t: int, n: int, dtype: Any, out_dtype: Any) -> None:
+    x, w = make(t, n, 64, dtype)
+    plus = jnp.asarray(np.random.default_rng(1).standard_normal((t, n)), out_dtype)
+    got = jax.jit(lambda x, w, plus: linear(x, w[None], 0, out_dtype, plus_tn=plus))(x, w, plus)
+    expected = np.asarray(plus, np.float64) + exact(x, w)
+    tolerance = 2.0**-8 if out_dtype == jnp.bfloat16 else 1e-6
+    np.testing.assert_allclose(np.asarray(got, np.float64), expected, rtol=tolerance, atol=1e-4)
 
 
 @pytest.mark.parametrize(("dtype", "out_dtype"), DTYPES)
