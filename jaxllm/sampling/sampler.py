@@ -176,7 +176,8 @@ def _edit(
 
 def _most_likely(rows: Rows, batch: SamplingBatch) -> tuple[Array, Weighing]:
     """Return each row's most likely id, and the weights of an untruncated draw."""
-    maxima_si = rows.each_tile(largest)
+    # Without the barrier XLA would take the largest of a row from all of its logits once more.
+    maxima_si = lax.optimization_barrier(rows.each_tile(largest))
     largest_s = maxima_si.max(axis=1)
     everything = Weighing(batch.temperature_s, largest_s, jnp.full_like(largest_s, -jnp.inf))
     return most_likely(rows, maxima_si), everything

@@ -103,7 +103,7 @@ class PagedAttention:
           ValueError: for arrays that are not of this shape.
         """
         self._check(q_tnh, k_tkh, v_tkh, kv_pool, num_layers)
-        fused: dict[str, Any] = {"rope": rope} if self._entry.fuses_rope else {}
+        fused: dict[str, Any] = {"rope": rope} if self._entry.fuses_rope(self.shape) else {}
         if not fused:
             if rope is not None:
                 q_tnh, k_tkh = rotate(q_tnh, rope), rotate(k_tkh, rope)

@@ -29,7 +29,7 @@ class Implementation(NamedTuple):
     """Why it cannot run a shape, or None."""
     prepare: Callable[[AttentionShape, Path | None], None] = lambda _shape, _folder: None
     """See `PagedAttention.prepare`."""
-    fuses_rope: bool = False
+    fuses_rope: Callable[[AttentionShape], bool] = lambda _: False
     """Whether it rotates q and k, and casts k and v to the pool's dtype. Else it gets them like that."""
 
 
@@ -118,7 +118,16 @@ def _refuse_on_gpu(shape: AttentionShape) -> str | None:
 
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "xla": Implementation(_load_xla, None, split_pool_spec, lambda _: XLA_TILES, 1, lambda _: None),
-    "cpu": Implementation(_load_cpu, "cpu", split_pool_spec, _cpu_tiles, 1, _refuse_on_cpu, _prepare_cpu),
+    "cpu": Implementation(
+        _load_cpu,
+        "cpu",
+        split_pool_spec,
+        _cpu_tiles,
+        1,
+        _refuse_on_cpu,
+        _prepare_cpu,
+        fuses_rope=lambda shape: shape.kv_dtype == shape.dtype,
+    ),
     "tpu": Implementation(_load_tpu, "tpu", fused_pool_spec, _tpu_tiles, 16, _refuse_on_tpu),
-    "gpu": Implementation(_load_gpu, "gpu", fused_pool_spec, _gpu_tiles, 16, _refuse_on_gpu, fuses_rope=True),
+    "gpu": Implementation(_load_gpu, "gpu", fused_pool_spec, _gpu_tiles, 16, _refuse_on_gpu, fuses_rope=lambda _: True),
 }

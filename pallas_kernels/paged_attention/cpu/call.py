@@ -11,6 +11,7 @@ from jax import Array
 from pallas_kernels.native.compiling import register
 
 from ..layout import AttentionBatch, AttentionShape, SplitPool
+from ..rope import Rope
 from ..tiles import Tiles
 from .kernel import Kernel
 
@@ -43,12 +44,13 @@ def cpu_paged_attention(
     num_layers: int,
     window: Array | int,
     scale: float,
+    rope: Rope | None = None,
     soft_cap: float | None = None,
     sinks_n: Array | None = None,
     tiles: Tiles,
     interpret: bool = False,
 ) -> tuple[Array, SplitPool]:
-    """See `PagedAttention`; there is nothing to interpret."""
+    """See `PagedAttention`; there is nothing to interpret. Without `rope` nothing is rotated."""
     del tiles, interpret
     _, n, h = q_tnh.shape
     _, k, block_size, _ = kv_pool.v.shape
@@ -80,5 +82,6 @@ def cpu_paged_attention(
         jnp.float32(scale),
         jnp.float32(0.0 if soft_cap is None else soft_cap),
         jnp.zeros(0, jnp.float32) if sinks_n is None else sinks_n.astype(jnp.float32),
+        *(rope or [jnp.zeros((0, h // 2), jnp.float32)] * 2),
     )
     return out_tnh, SplitPool(*pool)

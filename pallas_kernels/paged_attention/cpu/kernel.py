@@ -1,4 +1,4 @@
-"""The kernel in LLVM IR: writes K and V, then attends in float32, whatever the dtypes in memory.
+"""The kernel in LLVM IR: rotates and writes K and V, then attends in float32, whatever the dtypes in memory.
 
 A unit of work is one decode row, or one kv head of it if there are few, or one kv head of one tile of a longer chunk.
 The query rows of a kv head (`group` heads of each token) are taken a few at a time, so that their sums stay in
@@ -14,7 +14,7 @@ one number of each row. What a row's sum adds up, and in which order, does not d
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, LiteralString, NamedTuple
 
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ from pallas_kernels.native.emitter import (
     vector,
 )
 from pallas_kernels.native.handler import add_handler
-from pallas_kernels.native.number_formats import FORMATS
+from pallas_kernels.native.number_formats import FORMATS, Format
 
 from ..layout import AttentionShape
 
@@ -67,11 +67,14 @@ BUFFERS = [
     "scale",
     "soft_cap",
     "sinks",
+    "cos",
+    "sin",
     "pool_k_after",
     "pool_v_after",
     "out",
 ]
-"""The call's arguments and results, in order. `soft_cap` is 0 for none, and so is the size of `sinks`."""
+"""The call's arguments and results, in order. `soft_cap` is 0 for none, and so are the sizes of `sinks` and of the
+rotation's `cos` and `sin`."""
 
 
 class Rows(NamedTuple):
@@ -116,6 +119,7 @@ class Kernel:
         e, (buffers, dims) = add_function(self.module, "prepare", I64, POINTER, POINTER)
         of = self._buffers(e, buffers)
         num_tokens = self._size(e, dims, "q", 0)
+        rotated, has_rope = e.array(self.kv_format.storage, h), self._has_rope(e, dims)
         first_block = e.load_int(of["first_block"], 0)
         with e.range(0, num_tokens) as token:
             slot = e.load_int(of["slots"], token)
@@ -126,8 +130,14 @@ class Kernel:
                     block, offset = e.ir.sdiv(slot, I64(o)), e.ir.srem(slot, I64(o))
                     first_head = e.product(e.sum(first_block, block), k)
                     with e.range(0, k) as head:
-                        source = e.product(e.sum(e.product(token, k), head), h)
-                        self._write(e, of, source, e.product(e.sum(first_head, head), h * o), offset)
+                        place = e.product(e.sum(e.product(token, k), head), h)
+                        keys, values = (e.at(of[name], self.kv_format.storage, place) for name in ("k", "v"))
+                        if self.kv_format.narrow:  # else they come rotated
+                            with e.ir.if_then(has_rope):
+                                for some, i in self._rotate(e, of, self.kv_format, keys, e.product(token, h // 2)):
+                                    e.store_vector(self.kv_format.narrow(e, some), rotated, i)
+                            keys = e.ir.select(has_rope, rotated, keys)
+                        self._write(e, of, keys, values, e.product(e.sum(first_head, head), h * o), offset)
         tiles, decodes = e.load_int(of["num_tiles"], 0), e.load_int(of["num_decodes"], 0)
         each = self._heads_per_unit(e, decodes)
         e.ir.ret(e.sum(e.product(tiles, k), e.ir.sdiv(e.product(decodes, k), each)))
@@ -144,12 +154,27 @@ class Kernel:
         with e.range(0, width, LANES) as i:
             e.store_vector(nothing, out, e.product(token, width), i)
 
-    def _write(self, e: Emitter, of: dict[str, Any], source: Any, target: Any, offset: Any) -> None:
+    def _has_rope(self, e: Emitter, dims: Any) -> Any:
+        return e.ir.icmp_signed(">", self._size(e, dims, "cos", 0), I64(0))
+
+    def _rotate(self, e: Emitter, of: dict[str, Any], stored: Format, x: Any, angles: Any) -> Iterator[tuple[Any, Any]]:
+        """Yield vectors of a head's numbers, rotated, and where in the head they belong."""
+        half = self.shape.head_dim // 2
+        lanes = LANES if half % LANES == 0 else LANES // 2
+        for i in range(0, half, lanes):
+            first, second = (
+                stored.widen(e, e.load_vector(x, stored.storage, place, lanes=lanes)) for place in (i, half + i)
+            )
+            cos, sin = (e.load_vector(of[name], F32, angles, i, lanes=lanes) for name in ("cos", "sin"))
+            yield e.ir.fsub(e.ir.fmul(first, cos), e.ir.fmul(second, sin)), i
+            yield e.ir.fadd(e.ir.fmul(second, cos), e.ir.fmul(first, sin)), half + i
+
+    def _write(self, e: Emitter, of: dict[str, Any], keys: Any, values: Any, target: Any, offset: Any) -> None:
         h, o, storage = self.shape.head_dim, self.shape.block_size, self.kv_format.storage
         with e.range(0, h) as i:
-            e.store(e.load(of["k"], storage, source, i), of["pool_k"], target, e.product(i, o), offset)
+            e.store(e.load(keys, storage, i), of["pool_k"], target, e.product(i, o), offset)
         with e.range(0, h, LANES) as i:
-            numbers = e.load_vector(of["v"], storage, source, i)
+            numbers = e.load_vector(values, storage, i)
             e.store_vector(numbers, of["pool_v"], target, e.product(offset, h), i)
 
     def _add_run(self, decode: ir.Function, prefill: ir.Function) -> ir.Function:
@@ -185,6 +210,7 @@ class Kernel:
         origin = e.ir.sub(e.load_int(of["lens"], seq), e.load_int(of["ends"], seq))
 
         arrays = [e.array(F32, num_rows * size) for size in (h, h, o)]
+        has_rope = self._has_rope(e, dims)
         with e.range(0, e.product(count, group), num_rows) as flat:
             last = e.ir.sub(e.product(count, group), I64(1))
             # Beyond the last row the last one is computed again.
@@ -194,6 +220,13 @@ class Kernel:
             positions = [e.sum(origin, token) for token in tokens]
             places = [e.product(e.sum(e.product(token, n), each), h) for token, each in zip(tokens, heads, strict=True)]
             rows = self._begin(e, of, positions, places, *arrays)
+            with e.ir.if_then(has_rope):
+                for r, token in enumerate(tokens):
+                    query = e.at(rows.q, F32, r * h)
+                    for some, i in self._rotate(
+                        e, of, FORMATS[jnp.dtype(jnp.float32)], query, e.product(token, h // 2)
+                    ):
+                        e.store_vector(some, query, i)
             with e.ir.if_then(e.ir.icmp_signed(">", self._size(e, dims, "sinks", 0), I64(0))):
                 for r in range(num_rows):
                     rows.largest[r].value, rows.sums[r].value = e.load(of["sinks"], F32, heads[r]), F32(1.0)
