@@ -79,9 +79,14 @@ def main() -> int:
         if args.render:
             report = json.loads(saved.read_text())
         else:
-            report = describe(args) | measure(args, mode)
+            facts = describe(args)
             out.mkdir(parents=True, exist_ok=True)
-            saved.write_text(json.dumps(report, indent=1) + "\n")
+
+            def keep(figures: dict[str, Any]) -> dict[str, Any]:
+                saved.write_text(json.dumps(facts | figures, indent=1) + "\n")
+                return facts | figures
+
+            report = keep(measure(args, mode, keep))
         print(in_words(report, mode))
         if args.quick:
             print("\n--quick: tiny tasks, which show that everything runs; these are no measurements.")
@@ -113,8 +118,8 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def measure(args: argparse.Namespace, mode: str) -> dict[str, Any]:
-    """Return the figures of a run."""
+def measure(args: argparse.Namespace, mode: str, keep: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    """Return the figures of a run; those of a long one are kept as they come."""
     if os.getloadavg()[0] > 0.3 * (os.cpu_count() or 1):
         print("this machine is busy: the figures will be those of a busy machine", file=sys.stderr)
     gguf = args.model or fetch(MODELS["smollm2"], default_dir())
@@ -122,7 +127,8 @@ def measure(args: argparse.Namespace, mode: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         scratch = Path(folder)
         if mode == "sweep":
-            return {mode: sweep(model, args.dtype, quick=args.quick, scratch=scratch)}
+            rows = sweep(model, args.dtype, quick=args.quick, scratch=scratch, keep=lambda rows: keep({"sweep": rows}))
+            return {mode: rows}
         if mode == "workloads":
             return {mode: caching(model, args.dtype, rounds=args.rounds, quick=args.quick, scratch=scratch)}
         others = peers(model, gguf, args.dtype, vllm=args.vllm_python, hf=args.hf_python, llamacpp=args.llamacpp_python)

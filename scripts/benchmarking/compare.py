@@ -9,13 +9,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarking import agreement
 from benchmarking.contestants import Contestant, jaxllm
 from benchmarking.prompts import Requests, Source
 from benchmarking.worker import Answer, BenchmarkError, Worker
 
 CHECKED_REQUESTS, CHECKED_TOKENS = 16, 32
-ROWS = (4, 64, 128, 512)
+ROWS = (4, 16, 32, 64, 128, 512)
 """Of the matmuls whose speed is a ceiling; with fewer than 4 rows XLA is no quicker than with 4."""
 
 
@@ -52,6 +54,8 @@ class Tasks:
             "offline_requests": len(self.offline.prompts),
             "offline_prompt_tokens": self.offline.prompt_tokens,
             "offline_output_tokens": self.offline.output_tokens,
+            "offline_decodes": self.offline.decodes,
+            "offline_cached_tokens": self.offline.cached_tokens,
             "stream_output_tokens": self.streams[0].output_tokens,
             "first_token_prompt_tokens": self.first_tokens[0].prompt_tokens,
         }
@@ -91,23 +95,28 @@ def compare(
 
 
 def limits(
-    ceilings: Mapping[str, Any], tasks: Mapping[str, int], shapes: Mapping[str, int], dtype: str
+    ceilings: Mapping[str, Any], tasks: Mapping[str, Any], shapes: Mapping[str, int], dtype: str
 ) -> dict[str, float]:
-    """Return what a program would reach that did nothing but the matmuls, as quick as they can be done here.
+    """Return what a program would reach that did nothing but the matmuls and read K and V, as quickly as can be here.
 
-    Offline, prompts go 512 tokens at a time, and outputs 64 at a time. "stream_memory" is one stream's, if all that
-    takes time is to read the weights once per token.
+    Offline, prompts go 512 tokens at a time; then each step has a token of every request that is not done, and reads
+    their K and V. "stream_memory" is one stream's, if all that takes time is to read the weights once per token.
     """
     matmuls = {int(rows): times for rows, times in ceilings["matmuls"].items()}
-    smallest = matmuls[min(matmuls)]
+    smallest, bytes_per_s = matmuls[min(matmuls)], ceilings["bandwidth"]["read_gb_per_s"] * 1e9
+    rows = sorted(matmuls)
+    layers, head = ([matmuls[count][name] for count in rows] for name in ("layers_s", "head_s"))
     prompts = tasks["offline_prompt_tokens"] / 512 * matmuls[512]["layers_s"]
-    outputs = tasks["offline_output_tokens"] / 64 * (matmuls[64]["layers_s"] + matmuls[64]["head_s"])
+    outputs = sum(np.interp(tasks["offline_decodes"], rows, each).sum() for each in (layers, head))
+    outputs += np.interp(tasks["offline_requests"], rows, head)  # of the prompts
+    cached_bytes = 2 * shapes["num_layers"] * shapes["num_kv_heads"] * shapes["head_dim"] * bytes_each(dtype)
+    offline = float(prompts + outputs + tasks["offline_cached_tokens"] * cached_bytes / bytes_per_s)
     weight_bytes = num_weights(shapes) * bytes_each(dtype)
     return {
-        "offline_output": tasks["offline_output_tokens"] / (prompts + outputs),
-        "offline_total": (tasks["offline_prompt_tokens"] + tasks["offline_output_tokens"]) / (prompts + outputs),
+        "offline_output": tasks["offline_output_tokens"] / offline,
+        "offline_total": (tasks["offline_prompt_tokens"] + tasks["offline_output_tokens"]) / offline,
         "stream": 1 / (smallest["layers_s"] + smallest["head_s"]),
-        "stream_memory": ceilings["bandwidth"]["read_gb_per_s"] * 1e9 / weight_bytes,
+        "stream_memory": bytes_per_s / weight_bytes,
         "first_token_ms": (matmuls[128]["layers_s"] + smallest["head_s"]) * 1e3,
     }
 

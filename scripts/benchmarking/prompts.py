@@ -28,6 +28,17 @@ class Requests:
         """The tokens to generate."""
         return sum(self.lengths)
 
+    @property
+    def decodes(self) -> list[int]:
+        """How many requests have a token to come in each step after the prompts', which give a first one."""
+        return [sum(length > step for length in self.lengths) for step in range(1, max(self.lengths))]
+
+    @property
+    def cached_tokens(self) -> int:
+        """Over all those steps, the tokens before each one's own."""
+        each = zip(self.prompts, self.lengths, strict=True)
+        return sum(len(prompt) + step for prompt, length in each for step in range(length - 1))
+
     def first(self, num: int, max_length: int) -> Requests:
         """Return the first requests, none continued by more than `max_length` tokens."""
         return Requests(self.prompts[:num], [min(length, max_length) for length in self.lengths[:num]])

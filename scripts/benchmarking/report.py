@@ -14,7 +14,7 @@ from benchmarking.worker import BenchmarkError
 
 BEGIN, END = "<!-- benchmark: written by scripts/benchmark.py --readme -->", "<!-- end of benchmark -->"
 OURS = "jaxllm"
-LIMIT = "the matmuls alone"
+LIMIT = "matmuls, K and V alone"
 
 
 @dataclass(frozen=True)

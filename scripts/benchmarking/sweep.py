@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,13 @@ ENGINE = {"enable_prefix_caching": False}
 Row = dict[str, float]
 
 
-def sweep(model: Path, dtype: str, *, quick: bool, scratch: Path) -> dict[str, list[Row]]:
-    """Return a list of rows per thing that grows; times in milliseconds unless their names say s."""
+def sweep(
+    model: Path, dtype: str, *, quick: bool, scratch: Path, keep: Callable[[dict[str, list[Row]]], object]
+) -> dict[str, list[Row]]:
+    """Return a list of rows per thing that grows; times in milliseconds unless their names say s.
+
+    It takes long: what there is so far goes to `keep` after each row.
+    """
     points = QUICK_POINTS if quick else POINTS
     vocab_size = SHAPE["vocab_size"]
     rows: dict[str, list[Row]] = {}
@@ -41,9 +46,13 @@ def sweep(model: Path, dtype: str, *, quick: bool, scratch: Path) -> dict[str, l
         with jaxllm(model, dtype, **ENGINE).start(scratch) as worker:
             worker.call("warm_up")
             source = Source(vocab_size)
-            rows[name] = _each(points[name], name, lambda value, run=measure: run(worker, source, value))  # noqa: B023
+            for value in points[name]:
+                rows.setdefault(name, []).append(_row(name, value, measure(worker, source, value)))
+                keep(rows)
     for name, config in (("depth", deeper), ("width", wider)):
-        rows[name] = _each(points[name], name, lambda value, make=config: dummy_model(make(value), dtype, scratch))
+        for value in points[name]:
+            rows.setdefault(name, []).append(_row(name, value, dummy_model(config(value), dtype, scratch)))
+            keep(rows)
     return rows
 
 
@@ -114,9 +123,7 @@ def dummy_model(config: dict[str, Any], dtype: str, scratch: Path) -> Row:
     return {"cold_s": start, "prefill_ms": prefill * 1e3, "step_ms": step * 1e3}
 
 
-def _each(values: Iterable[int], name: str, run: Callable[[int], Row]) -> list[Row]:
-    rows = []
-    for value in values:
-        rows.append({name: value} | {key: round(figure, 4) for key, figure in run(value).items()})
-        print("  ".join(f"{key} {figure:g}" for key, figure in rows[-1].items()), file=sys.stderr, flush=True)
-    return rows
+def _row(name: str, value: int, figures: Row) -> Row:
+    row = {name: value} | {key: round(figure, 4) for key, figure in figures.items()}
+    print("  ".join(f"{key} {figure:g}" for key, figure in row.items()), file=sys.stderr, flush=True)
+    return row

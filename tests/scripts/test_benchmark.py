@@ -197,7 +197,7 @@ CEILINGS: dict[str, Any] = {
 }
 TASKS = {
     "offline_requests": 64, "offline_prompt_tokens": 5120, "offline_output_tokens": 640, "stream_output_tokens": 128,
-    "first_token_prompt_tokens": 128,
+    "first_token_prompt_tokens": 128, "offline_decodes": [64, 34, 1], "offline_cached_tokens": 1000,
 }  # fmt: skip
 
 
@@ -208,7 +208,9 @@ def test_num_weights_by_hand():
 
 
 def test_limits_by_hand():
-    seconds = 10 * 0.02 + 10 * 0.008
+    steps = 0.008 + (0.0015 + 0.0065 / 2) + 0.0015
+    cached = 1000 * 2 * 2 * SHAPES["num_kv_heads"] * SHAPES["head_dim"] * 2 / 20e9
+    seconds = 10 * 0.02 + 0.002 + steps + cached
     assert compare.limits(CEILINGS, TASKS, SHAPES, "bfloat16") == pytest.approx(
         {
             "offline_output": 640 / seconds,
@@ -274,8 +276,8 @@ class TestReport:
 
     def test_table(self):
         heading, offline, *others = report.table(make_report())
-        assert heading == ["", "jaxllm", "vLLM", "llama.cpp", "the matmuls alone"]
-        assert offline == ["offline, output tokens/s", "1,000", "500 (2x)", "", "2,286"]
+        assert heading == ["", "jaxllm", "vLLM", "llama.cpp", "matmuls, K and V alone"]
+        assert offline == ["offline, output tokens/s", "1,000", "500 (2x)", "", "2,959"]
         cold = next(row for row in others if "empty caches" in row[0])
         assert cold[1:] == ["8", "100 (12x)", "1", ""]
 
@@ -285,7 +287,7 @@ class TestReport:
 
     def test_summary_has_all(self):
         text = report.summary(make_report())
-        for words in ("2,286", "met ", "missed", "not measured", "20 GB/s read", "400 at 512"):
+        for words in ("2,959", "met ", "missed", "not measured", "20 GB/s read", "400 at 512"):
             assert words in text
 
     def test_readme(self, tmp_path: Path):
@@ -296,7 +298,7 @@ class TestReport:
         assert first.startswith("before\n\n" + report.BEGIN)
         assert first.endswith(report.END + "\nafter\n")
         assert "old" not in first
-        assert "| offline, output tokens/s | 1,000 | 500 (2x) |  | 2,286 |" in first
+        assert "| offline, output tokens/s | 1,000 | 500 (2x) |  | 2,959 |" in first
         assert "(chart.png)" in first
         assert "caches, s: at most 10: met (8.0); " in first
         assert "times hf_static: not measured; " in first
@@ -486,7 +488,11 @@ def test_who_is_compared(tmp_path: Path):
 
 def test_charts_draw_what_the_sweep_measures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(contestants.Contestant, "start", lambda self, cache: EchoWorker())
-    rows = sweep.sweep(tmp_path, "bfloat16", quick=True, scratch=tmp_path)
+    kept: list[int] = []
+    rows = sweep.sweep(
+        tmp_path, "bfloat16", quick=True, scratch=tmp_path, keep=lambda rows: kept.append(sum(map(len, rows.values())))
+    )
+    assert kept == list(range(1, 1 + sum(map(len, rows.values())))), "a run that is cut off keeps what it measured"
     assert list(rows) == ["prompts", "batch", "context", "depth", "width"]
     for name, labels in charts.GROWTH.items():
         assert {name, *labels} <= set(rows[name][0])
