@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-MIN_FINE = 32
-"""Rows from which on buckets may be closer: below, a step hardly gets quicker with fewer."""
-
 
 class Bucket(NamedTuple):
     """Shape of a step."""
@@ -16,16 +13,9 @@ class Bucket(NamedTuple):
     num_seqs: int
 
 
-def make_buckets(
-    max_num_batched_tokens: int, max_num_seqs: int, least: int, *, fine: bool = False
-) -> tuple[Bucket, ...]:
-    """Return sizes from `least`, each twice the last, up to the token budget, with as many sequences as they hold.
-
-    If `fine`, there is another one halfway between larger ones: where a step takes as long as it has rows.
-    """
-    doubled = _doubled(least, max_num_batched_tokens)
-    between = [size * 3 // 2 for size in doubled if size >= MIN_FINE] if fine else []
-    sizes = [size for size in sorted(doubled + between) if size < max_num_batched_tokens]
+def make_buckets(max_num_batched_tokens: int, max_num_seqs: int, least: int) -> tuple[Bucket, ...]:
+    """Return sizes from `least`, each twice the last, up to the token budget, with as many sequences as they hold."""
+    sizes = [size for size in _doubled(least, max_num_batched_tokens) if size < max_num_batched_tokens]
     # A budget that is none of these would pad its fullest steps for nothing.
     sizes.append(-(-max_num_batched_tokens // least) * least)
     most_seqs = _doubled(least, max_num_seqs)[-1]

@@ -103,10 +103,8 @@ class StepCompiler:
     def __init__(self, config: StepConfig, model: Model, mesh: Mesh) -> None:
         self.config, self.model, self.mesh = config, model, mesh
         least = max(min_rows(config.platform, model.dtype), config.attention.row_alignment)
-        # Elsewhere a program takes much longer to compile, and a step less than in proportion to its rows.
-        fine = config.platform == "cpu"
         self.options = compiler_options(config.platform, model.dtype, config.batch_invariant)
-        self.buckets = make_buckets(config.max_num_batched_tokens, config.max_num_seqs, least, fine=fine)
+        self.buckets = make_buckets(config.max_num_batched_tokens, config.max_num_seqs, least)
 
     @property
     def max_rows(self) -> int:
@@ -185,10 +183,10 @@ class StepCompiler:
             copy = partial(copy_blocks, num_layers=self.model.config.num_layers)
             return _Signature(copy, (0,), (pool, ids, ids), pool_shardings)
         if key is Upkeep.MAKE_STATE:
-            specs = (pool, self.tokens_spec())
-            return _Signature(partial(_make_zeros, specs), (), (), (pool_shardings, everywhere))
+            make_state = partial(_make_state, self.config.attention, pool, self.tokens_spec())
+            return _Signature(make_state, (), (), (pool_shardings, everywhere))
         if key is Upkeep.MAKE_COUNTS:
-            return _Signature(partial(_make_zeros, counts), (), (), everywhere)
+            return _Signature(lambda: jnp.zeros(counts.shape, counts.dtype), (), (), everywhere)
         if key is Upkeep.SET_COUNTS:
             row, index = self._replicated(counts.shape[1:], counts.dtype), self._replicated((), jnp.int32)
             return _Signature(set_row, (0,), (counts, index, row), everywhere)
@@ -274,8 +272,8 @@ class StepCompiler:
         return unflatten({path: placed_spec(spec) for path, spec in array_specs(self.model.param_specs()).items()})
 
 
-def _make_zeros(specs: Any) -> Any:
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), specs)
+def _make_state(attention: PagedAttention, pool: KVPool, tokens: jax.ShapeDtypeStruct) -> tuple[KVPool, jax.Array]:
+    return attention.make_pool(pool), jnp.zeros(tokens.shape, tokens.dtype)
 
 
 def describe(key: ProgramKey) -> str:

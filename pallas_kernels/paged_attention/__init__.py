@@ -58,6 +58,10 @@ class PagedAttention:
         """Return shape and dtype of a pool of `num_blocks` blocks per layer, the null block counted."""
         return self._entry.pool_spec(self.shape, num_layers, num_blocks)
 
+    def make_pool(self, spec: KVPool) -> KVPool:
+        """Make a pool of `pool_spec`, or of several devices' heads; traced. On a CPU its memory is not touched."""
+        return self._entry.make_pool(spec)
+
     def prepare(self, folder: Path | None = None) -> None:
         """Do what must be done in a process before it loads a program with this op that another one compiled.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -29,6 +30,8 @@ class Implementation(NamedTuple):
     """Why it cannot run a shape, or None."""
     prepare: Callable[[AttentionShape, Path | None], None] = lambda _shape, _folder: None
     """See `PagedAttention.prepare`."""
+    make_pool: Callable[[KVPool], KVPool] = lambda spec: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), spec)
+    """Make a pool's arrays, traced."""
     fuses_rope: Callable[[AttentionShape], bool] = lambda _: False
     """Whether it rotates q and k, and casts k and v to the pool's dtype. Else it gets them like that."""
 
@@ -67,6 +70,13 @@ def _prepare_cpu(shape: AttentionShape, folder: Path | None) -> None:
     from .cpu import cpu_prepare
 
     cpu_prepare(shape, folder)
+
+
+def _make_cpu_pool(spec: KVPool) -> KVPool:
+    """The kernel does not use what was not written, so nothing needs to be cleared."""
+    from pallas_kernels.native.uninitialized import uninitialized
+
+    return type(spec)(*uninitialized(spec))
 
 
 def _tpu_tiles(shape: AttentionShape) -> Tiles:
@@ -126,6 +136,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
         1,
         _refuse_on_cpu,
         _prepare_cpu,
+        make_pool=_make_cpu_pool,
         fuses_rope=lambda shape: shape.kv_dtype == shape.dtype,
     ),
     "tpu": Implementation(_load_tpu, "tpu", fused_pool_spec, _tpu_tiles, 16, _refuse_on_tpu),

@@ -15,7 +15,7 @@ from jaxllm.scheduling.plan import StepPlan
 from tests.scheduling.simulation import VOCAB_SIZE, Simulation, make_config, make_request
 
 BUDGET, SEQS = 512, 256
-BUCKETS = make_buckets(BUDGET, SEQS, least=4, fine=True)
+BUCKETS = make_buckets(BUDGET, SEQS, least=4)
 type Requests = list[tuple[list[int], int]]
 """Prompts, and how many tokens each is continued by."""
 
@@ -79,7 +79,8 @@ def test_mixed_lengths_offline() -> None:
     needed = sum(len(prompt) + length - 1 for prompt, length in requests)
     assert counts.tokens == needed
     assert counts.steps <= 138
-    assert counts.rows <= 1.06 * needed
+    # 1.06 with buckets between the doubled ones. A CPU's kernels, which those were for, now skip rows of padding.
+    assert counts.rows <= 1.11 * needed
 
 
 def test_one_stream() -> None:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from pallas_kernels.native import uninitialized
 from pallas_kernels.native.compiling import register
 
 from ..layout import AttentionBatch, AttentionShape, SplitPool
@@ -26,6 +27,7 @@ def cpu_tiles(shape: AttentionShape) -> Tiles:
 def cpu_prepare(shape: AttentionShape, folder: Path | None = None) -> None:
     """Compile the kernel, kept in a folder. A program that another process compiled needs it when it is loaded."""
     register(_name(shape), Kernel(shape, QUERY_TILE), folder)
+    uninitialized.prepare(folder)
 
 
 def _name(shape: AttentionShape) -> str:
