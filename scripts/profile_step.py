@@ -128,15 +128,17 @@ def parts_by_operation(program: str) -> Mapping[str, str]:
     for line in program.splitlines():
         instruction = INSTRUCTION.match(line)
         if instruction and instruction[2] not in CONTAINERS:
-            source = re.search(r'op_name="([^"]*)"', line)
-            parts[instruction[1]] = part_of(source[1] if source else "")
+            source, kernel = (re.search(rf'{field}="([^"]*)"', line) for field in ("op_name", "custom_call_target"))
+            parts[instruction[1]] = part_of(source[1] if source else "", kernel[1] if kernel else "")
     return parts
 
 
-def part_of(op_name: str) -> str:
-    """Return the part that an operation belongs to, from the names of the scopes it was traced in."""
+def part_of(op_name: str, kernel: str = "") -> str:
+    """Return the part that an operation belongs to, from the names of the scopes it was traced in, and of the kernel
+    of our own that it calls.
+    """
     scope = next((scope for scope in reversed(op_name.split("/")) if scope in SCOPES), "")
-    is_matmul = op_name.endswith(("dot_general", "ffi_call"))  # by XLA, or by a kernel of our own
+    is_matmul = op_name.endswith("dot_general") or kernel.startswith("linear")
     return SCOPES[scope] if scope == "attend" or (scope in SCOPES and is_matmul) else REST
 
 

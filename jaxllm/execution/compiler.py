@@ -183,7 +183,7 @@ class StepCompiler:
             copy = partial(copy_blocks, num_layers=self.model.config.num_layers)
             return _Signature(copy, (0,), (pool, ids, ids), pool_shardings)
         if key is Upkeep.MAKE_STATE:
-            make_state = partial(_make_state, self.config.attention, pool, self.tokens_spec())
+            make_state = partial(self._make_state, num_blocks)
             return _Signature(make_state, (), (), (pool_shardings, everywhere))
         if key is Upkeep.MAKE_COUNTS:
             return _Signature(lambda: jnp.zeros(counts.shape, counts.dtype), (), (), everywhere)
@@ -204,6 +204,17 @@ class StepCompiler:
             StepOutput(everywhere, fill_logprobs(everywhere, key.num_logprobs) if key.is_full else None),
         )
         return _Signature(self._step(key), (1,), inputs, outputs)
+
+    def _make_state(self, num_blocks: int) -> tuple[KVPool, jax.Array]:
+        attention, tokens = self.config.attention, self.tokens_spec()
+        make_pool = jax.shard_map(
+            lambda: attention.make_pool(attention.pool_spec(self.model.config.num_layers, num_blocks)),
+            mesh=self.mesh,
+            in_specs=(),
+            out_specs=pool_sharding(self.mesh).spec,
+            check_vma=False,
+        )
+        return make_pool(), jnp.zeros(tokens.shape, tokens.dtype)
 
     def _step(self, shape: StepShape) -> Callable[..., tuple[DeviceState, StepOutput]]:
         return partial(
@@ -270,10 +281,6 @@ class StepCompiler:
             return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=param_sharding(self.mesh, spec))
 
         return unflatten({path: placed_spec(spec) for path, spec in array_specs(self.model.param_specs()).items()})
-
-
-def _make_state(attention: PagedAttention, pool: KVPool, tokens: jax.ShapeDtypeStruct) -> tuple[KVPool, jax.Array]:
-    return attention.make_pool(pool), jnp.zeros(tokens.shape, tokens.dtype)
 
 
 def describe(key: ProgramKey) -> str:

@@ -59,7 +59,7 @@ class PagedAttention:
         return self._entry.pool_spec(self.shape, num_layers, num_blocks)
 
     def make_pool(self, spec: KVPool) -> KVPool:
-        """Make a pool of `pool_spec`, or of several devices' heads; traced. On a CPU its memory is not touched."""
+        """Make a pool of `pool_spec`; traced. On a CPU its memory is not touched."""
         return self._entry.make_pool(spec)
 
     def prepare(self, folder: Path | None = None) -> None:

@@ -26,14 +26,18 @@ def _names_are_new() -> Iterator[None]:
 def test_every_matmul_of_a_step_belongs_to_a_part(loop: LayerLoop) -> None:
     program = decode_program(make_runner(loop=loop), num_seqs=2)
     assert set(parts_by_operation(program).values()) == {"layers' matmuls", "attention", "output head", REST}
-    matmuls = re.findall(r'op_name="([^"]*(?:dot_general|ffi_call))"', program)
+    parts = parts_by_operation(program)
+    pattern = r'^\s*(?:ROOT )?%?([\w.-]+) = .*(?:custom_call_target="linear_|op_name="[^"]*dot_general")'
+    matmuls = re.findall(pattern, program, re.MULTILINE)
     assert len(matmuls) > 5
-    assert REST not in map(part_of, matmuls)
+    assert REST not in [parts[name] for name in matmuls if name in parts]
 
 
 def test_only_matmuls_count_as_matmuls() -> None:
     path = "jit(run_step)/while/body/cond/branch_3_fun/jit(finish)/finish/"
     assert part_of(path + "ti,oi->to/dot_general") == "layers' matmuls"
+    assert part_of(path + "ffi_call", "linear_bfloat16_bfloat16") == "layers' matmuls"
+    assert part_of(path + "ffi_call", "rms_norm_bfloat16") == REST
     assert part_of(path + "rsqrt") == REST
     assert part_of("jit(run_step)/while/body/attend/while/body/exp") == "attention"
     assert part_of("jit(run_step)/sin") == REST

@@ -276,11 +276,11 @@ class Kernel:
                 self._fetch(e, of["pool_k"], start, o, e.sum(start, next_live))
 
             self._score(e, rows, of["pool_k"], matrix, live, fetch_values)
-            for r, position in enumerate(rows.positions):
-                row, behind = e.at(rows.scores, F32, r * o), e.ir.sub(position, e.product(index, o))
-                self._mask(e, row, behind, live, window, soft_cap)
-                decay = e.splat(self._softmax(e, row, live, rows.largest[r], rows.sums[r]))
-                with e.range(0, h, LANES) as i:
+            with e.ir.if_then(e.ir.fcmp_ordered(">", soft_cap, F32(0.0))):
+                self._cap(e, rows, live, soft_cap)
+            decays = self._softmax(e, rows, e.product(index, o), live, window)
+            with e.range(0, h, LANES) as i:
+                for r, decay in enumerate(decays):
                     e.store_vector(e.ir.fmul(e.load_vector(rows.acc, F32, r * h, i), decay), rows.acc, r * h, i)
             self._add_values(e, rows, of["pool_v"], matrix, live, fetch_keys)
 
@@ -345,39 +345,51 @@ class Kernel:
     def _load(self, e: Emitter, pool: Any, *index: Any) -> Any:
         return self.kv_format.widen(e, e.load_vector(pool, self.kv_format.storage, *index))
 
-    def _mask(self, e: Emitter, scores: Any, behind: Any, live: Any, window: Any, soft_cap: Any) -> None:
-        """Cap one row's scores, and mask those that its token does not see; it is `behind` the first by so much."""
-        with e.ir.if_then(e.ir.fcmp_ordered(">", soft_cap, F32(0.0))), e.range(0, live, LANES) as i:
-            cap = e.splat(soft_cap)
-            inside = e.tanh(e.ir.fdiv(e.load_vector(scores, F32, i), cap))
-            e.store_vector(e.ir.fmul(inside, cap), scores, i)
-        lanes = ir.Constant(vector(I32), list(range(LANES)))
-        behind, window = e.ir.trunc(behind, I32), e.splat(e.ir.trunc(window, I32))
-        with e.range(0, live, LANES) as i:
-            score = e.load_vector(scores, F32, i)
-            distance = e.ir.sub(e.splat(e.ir.sub(behind, e.ir.trunc(i, I32))), lanes)
-            # Unsigned, what lies ahead is beyond every window.
-            is_seen = e.ir.icmp_unsigned("<", distance, window)
-            e.store_vector(e.ir.select(is_seen, score, e.constant(MASKED, score)), scores, i)
+    def _cap(self, e: Emitter, rows: Rows, live: Any, soft_cap: Any) -> None:
+        cap = e.splat(soft_cap)
+        for r in range(len(rows.places)):
+            row = e.at(rows.scores, F32, r * self.shape.block_size)
+            with e.range(0, live, LANES) as i:
+                inside = e.tanh(e.ir.fdiv(e.load_vector(row, F32, i), cap))
+                e.store_vector(e.ir.fmul(inside, cap), row, i)
 
-    def _softmax(self, e: Emitter, scores: Any, live: Any, largest: Any, total: Any) -> Any:
-        """Turn one row's scores into probabilities, not divided by their sum; return by how much older ones shrink."""
-        found = e.variable(vector(F32), e.splat(F32(MASKED)))
+    def _softmax(self, e: Emitter, rows: Rows, first: Any, live: Any, window: Any) -> list[Any]:
+        """Turn scores, of tokens from position `first` on, into probabilities, not divided by their sums.
+
+        Return by how much older ones shrink, a vector per row. Rows go through each loop together: they do not wait
+        for each other.
+        """
+        scores = [e.at(rows.scores, F32, r * self.shape.block_size) for r in range(len(rows.places))]
+        behind = [e.ir.trunc(e.ir.sub(position, first), I32) for position in rows.positions]
+        lanes, window = ir.Constant(vector(I32), list(range(LANES))), e.splat(e.ir.trunc(window, I32))
+        found = [e.variable(vector(F32), e.splat(F32(MASKED))) for _ in scores]
         with e.range(0, live, LANES) as i:
-            found.value = e.larger(found.value, e.load_vector(scores, F32, i))
-        before = largest.value
-        largest.value = e.larger(before, e.reduce(e.larger, found.value))
-        shift = e.splat(largest.value)
-        added = e.variable(vector(F32), e.splat(F32(0.0)))
+            for row, distance, most in zip(scores, behind, found, strict=True):
+                score = e.load_vector(row, F32, i)
+                distance = e.ir.sub(e.splat(e.ir.sub(distance, e.ir.trunc(i, I32))), lanes)
+                # Unsigned, what lies ahead is beyond every window.
+                is_seen = e.ir.icmp_unsigned("<", distance, window)
+                score = e.ir.select(is_seen, score, e.constant(MASKED, score))
+                e.store_vector(score, row, i)
+                most.value = e.larger(most.value, score)
+        before = [largest.value for largest in rows.largest]
+        for largest, old, most in zip(rows.largest, before, found, strict=True):
+            largest.value = e.larger(old, e.reduce(e.larger, most.value))
+        shifts = [e.splat(largest.value) for largest in rows.largest]
+        added = [e.variable(vector(F32), e.splat(F32(0.0))) for _ in scores]
         with e.range(0, live, LANES) as i:
-            score = e.load_vector(scores, F32, i)
-            is_seen = e.ir.fcmp_ordered(">", score, e.constant(MASKED, score))
-            prob = e.ir.select(is_seen, e.exp(e.ir.fsub(score, shift)), e.splat(F32(0.0)))
-            e.store_vector(prob, scores, i)
-            added.value = e.ir.fadd(added.value, prob)
-        decay = e.exp(e.ir.fsub(before, largest.value))
-        total.value = e.fma(total.value, decay, e.reduce(e.ir.fadd, added.value))
-        return decay
+            for row, shift, total in zip(scores, shifts, added, strict=True):
+                score = e.load_vector(row, F32, i)
+                is_seen = e.ir.fcmp_ordered(">", score, e.constant(MASKED, score))
+                prob = e.ir.select(is_seen, e.exp(e.ir.fsub(score, shift)), e.splat(F32(0.0)))
+                e.store_vector(prob, row, i)
+                total.value = e.ir.fadd(total.value, prob)
+        decays = []
+        for largest, old, total, some in zip(rows.largest, before, rows.sums, added, strict=True):
+            decay = e.exp(e.ir.fsub(old, largest.value))
+            total.value = e.fma(total.value, decay, e.reduce(e.ir.fadd, some.value))
+            decays.append(e.splat(decay))
+        return decays
 
 
 def _multiply(
