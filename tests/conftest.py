@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import signal
 import sys
 from pathlib import Path
 
@@ -30,6 +31,8 @@ def cpu_fingerprint() -> str:
     return hashlib.sha256("\n".join([platform.machine(), *sorted(features)]).encode()).hexdigest()[:12]
 
 
+# A shell lets what it runs in the background ignore Ctrl-C, which tests send to themselves.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["JAXLLM_CACHE"] = str(CACHE / "jaxllm")
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / "jax" / cpu_fingerprint())
