@@ -26,6 +26,7 @@ from pallas_kernels.native.emitter import (
     I64,
     LANES,
     POINTER,
+    VOID,
     Emitter,
     Variable,
     add_function,
@@ -51,7 +52,6 @@ GATES = MIN_GATES
 """... or so many gates and what they gate, whose activations fill vectors."""
 AHEAD = 1024
 """Numbers of w to fetch before they are wanted."""
-VOID = ir.VoidType()
 NULL = ir.Constant(POINTER, None)
 GELU = math.sqrt(2 / math.pi)
 

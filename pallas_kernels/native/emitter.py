@@ -10,7 +10,7 @@ from llvmlite import ir
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
-POINTER = ir.PointerType()
+POINTER, VOID = ir.PointerType(), ir.VoidType()
 
 
 class _BFloat(ir.Type):
@@ -176,7 +176,7 @@ class Emitter:
         name, numbers = "llvm.prefetch.p0", [I32(0), I32(2), I32(1)]  # to read, into the second cache, data
         found = self.module.globals.get(name)
         if found is None:
-            kind = ir.FunctionType(ir.VoidType(), [POINTER, *(x.type for x in numbers)])
+            kind = ir.FunctionType(VOID, [POINTER, *(x.type for x in numbers)])
             found = ir.Function(self.module, kind, name)
         self.ir.call(found, [self.at(base, element, *index), *numbers])
 

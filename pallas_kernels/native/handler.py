@@ -16,10 +16,9 @@ from typing import Any
 
 from llvmlite import ir
 
-from .emitter import I32, I64, POINTER, Emitter
+from .emitter import I32, I64, POINTER, VOID, Emitter
 
 MAX_BUFFERS = 24
-VOID = ir.VoidType()
 VERSION = (0, 1)
 """Of the interface; nothing newer is used."""
 METADATA = 1

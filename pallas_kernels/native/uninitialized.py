@@ -9,7 +9,7 @@ import jax
 from llvmlite import ir
 
 from .compiling import register
-from .emitter import I64, POINTER, add_function
+from .emitter import I64, POINTER, VOID, add_function
 from .handler import add_handler
 
 NAME = "uninitialized"
@@ -23,7 +23,7 @@ class Kernel:
         module = ir.Module()
         prepare, _ = add_function(module, "prepare", I64, POINTER, POINTER)
         prepare.ir.ret(I64(0))
-        run, _ = add_function(module, "run", ir.VoidType(), POINTER, POINTER, I64)
+        run, _ = add_function(module, "run", VOID, POINTER, POINTER, I64)
         run.ir.ret_void()
         add_handler(module, name, prepare.function, run.function)
         return module

@@ -7,13 +7,12 @@ from typing import Any
 import jax.numpy as jnp
 from llvmlite import ir
 
-from pallas_kernels.native.emitter import F32, I64, LANES, POINTER, Emitter, add_function, vector
+from pallas_kernels.native.emitter import F32, I64, LANES, POINTER, VOID, Emitter, add_function, vector
 from pallas_kernels.native.handler import add_handler
 from pallas_kernels.native.number_formats import FORMATS
 
 ROWS = 16
 """In a unit of work."""
-VOID = ir.VoidType()
 
 
 class Kernel:

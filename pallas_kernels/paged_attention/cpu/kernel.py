@@ -28,6 +28,7 @@ from pallas_kernels.native.emitter import (
     I64,
     LANES,
     POINTER,
+    VOID,
     Emitter,
     Variable,
     add_function,
@@ -45,7 +46,6 @@ ROWS_PER_CORE = 4
 """With so many decode rows per core, a row's heads stay together, and the next one's keys are fetched early."""
 MAX_SUMS = 24
 """Vectors of sums at a time; there are 32 registers for them and what they are made of."""
-VOID = ir.VoidType()
 
 
 BUFFERS = [
