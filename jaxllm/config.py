@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from jaxllm import resolution
 from jaxllm.config_groups import ReasoningConfig, StructuredOutputsConfig
-from jaxllm.engine_arguments import EngineArguments
+from jaxllm.engine_arguments import QUANTIZATIONS, EngineArguments
 from jaxllm.exceptions import VLLMValidationError
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ class EngineConfig:
     model_config: ModelConfig
     dtype: str
     """ "float32", "bfloat16" or "float16"."""
+    quantization: str | None
+    """ "int8", or None for weights of `dtype`."""
     mesh: Mesh
     """The devices that the model is spread over."""
     attention: PagedAttention
@@ -207,6 +209,7 @@ class EngineArgs(EngineArguments):
             **limits,
             checkpoint=checkpoint,
             model_config=model_config,
+            quantization=QUANTIZATIONS.get(self.quantization or ""),
             **_resolve_numerics(self, model_config, mesh, platform, dtype, limits["block_size"]),
             mesh=mesh,
             logits_processors=logits_processors,

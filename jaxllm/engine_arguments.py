@@ -38,6 +38,8 @@ from jaxllm.validation import INT32_MAX
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256, 512)
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
+QUANTIZATIONS: Mapping[str, str] = {"int8": "int8", "int8_per_channel_weight_only": "int8"}
+"""Our name, and vLLM's, to ours."""
 MAX_NUM_SEQS = 65_536
 MAX_NUM_BATCHED_TOKENS = 2**20
 
@@ -115,7 +117,13 @@ class EngineArguments:
     )
     enforce_eager: bool = argument(False, Switch(), _MODEL, "compile nothing ahead of its first use")
     served_model_name: str | list[str] | None = unsupported(None)
-    quantization: str | None = unsupported(None, "GGUF files say themselves how they are quantized", aliases=("-q",))
+    quantization: str | None = argument(
+        None,
+        Choice((None, *QUANTIZATIONS)),
+        _MODEL,
+        "int8: round weights to 8 bits when they are loaded, with a scale per output channel; default: as dtype says",
+        "-q",
+    )
     quantization_config: Any = unsupported(None)
     logits_processors: list[Any] | None = argument(
         None, Names("MODULE:FUNCTION"), _MODEL, "functions (logits_sv, state) -> logits_sv, traced into each step"

@@ -23,6 +23,7 @@ from pallas_kernels import linear as native
 from pallas_kernels.rms_norm import can_norm, rms_norm
 
 from .config import ModelConfig
+from .quantization import Quantized
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
@@ -76,9 +77,12 @@ class LayerOf:
         return jax.lax.dynamic_index_in_dim(self.stack, self.layer, keepdims=False)[index]
 
 
-def declare(shape: tuple[int, ...], axes: tuple[str, ...], dtype: DTypeLike) -> nnx.Param[Array]:
-    """Declare a parameter with one logical sharding axis per dimension."""
-    return nnx.Param(jnp.zeros(shape, dtype), out_sharding=axes)
+def declare(shape: tuple[int, ...], axes: tuple[str, ...], dtype: DTypeLike, num_inputs: int = 0) -> nnx.Param[Array]:
+    """Declare a parameter with one logical sharding axis per dimension; what it multiplies has its last `num_inputs`.
+
+    None where it is added, or multiplies number by number: such are never quantized.
+    """
+    return nnx.Param(jnp.zeros(shape, dtype), out_sharding=axes, num_inputs=num_inputs)
 
 
 class Part(NamedTuple):
@@ -90,7 +94,12 @@ class Part(NamedTuple):
 
 
 def declare_merged(
-    parts: Sequence[Part], shape: tuple[int, ...], axes: tuple[str, ...], num_shards: int, dtype: DTypeLike
+    parts: Sequence[Part],
+    shape: tuple[int, ...],
+    axes: tuple[str, ...],
+    num_shards: int,
+    dtype: DTypeLike,
+    num_inputs: int = 0,
 ) -> nnx.Param[Array]:
     """Declare parameters of `shape` besides their first axes as one array [num_shards, rows, *shape].
 
@@ -98,7 +107,8 @@ def declare_merged(
     """
     rows = sum(part.size for part in parts) // num_shards
     array = jnp.zeros((num_shards, rows, *shape), dtype)
-    return nnx.Param(array, out_sharding=("shards", "rows", *axes), parts=tuple(parts), num_shards=num_shards)
+    axes = ("shards", "rows", *axes)
+    return nnx.Param(array, out_sharding=axes, parts=tuple(parts), num_shards=num_shards, num_inputs=num_inputs)
 
 
 def split(merged: Array, parts: Sequence[Part]) -> list[Array]:
@@ -110,37 +120,54 @@ def split(merged: Array, parts: Sequence[Part]) -> list[Array]:
 
 
 def linear(x: Array, weight: nnx.Param[Array], out_dtype: DTypeLike | None = None, plus: Array | None = None) -> Array:
-    """Multiply x [t, *in] by a weight [*out, *in], in its own dtype, to [t, *out]; float32 is never rounded on the way.
+    """Multiply x [t, *in] by a weight [*out, *in], in x's dtype, to [t, *out]; float32 is never rounded on the way.
 
     `plus`, of the result's shape and dtype, is added to it.
     As one matrix times another: with more dimensions XLA:CPU would copy the weight into another order in each step.
     """
-    x_ti = x.reshape(x.shape[0], -1)
+    x_ti, out_dtype = x.reshape(x.shape[0], -1), out_dtype or x.dtype
     out_shape = weight.shape[: weight.ndim - x.ndim + 1]
-    matrix_shape = (math.prod(out_shape), x_ti.shape[1])
-    held = weight.get_raw_value()
-    if isinstance(held, LayerOf) and native.can_multiply(matrix_shape, x.dtype):
-        stack = held.stack.reshape(-1, *matrix_shape)
+    n, k = math.prod(out_shape), x_ti.shape[1]
+    if native_linear := find_native_linear(weight, n, k, x.dtype):
         plus_to = None if plus is None else plus.reshape(x.shape[0], -1)
-        out_dtype = out_dtype or x.dtype
-        out_to = native.linear(x_ti, stack, held.layer, out_dtype, num_rows=held.num_rows, plus_tn=plus_to)
-        return out_to.reshape(x.shape[0], *out_shape)
-    weight_oi = weight[...].reshape(matrix_shape)
+        return native_linear(x_ti, out_dtype=out_dtype, plus_tn=plus_to).reshape(x.shape[0], *out_shape)
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    out_to = jnp.einsum("ti,oi->to", x_ti, weight_oi, precision=precision, preferred_element_type=out_dtype)
+    multiply = partial(jnp.einsum, "ti,oi->to", x_ti, precision=precision)
+    held = weight.get_raw_value()
+    if isinstance(held, Quantized):
+        weight_oi = held.values[...].reshape(n, k).astype(x.dtype)
+        out_to = multiply(weight_oi, preferred_element_type=jnp.float32) * held.scales[...].reshape(1, n)
+        out_to = out_to.astype(out_dtype)
+    else:
+        out_to = multiply(weight[...].reshape(n, k), preferred_element_type=out_dtype)
     out = out_to.reshape(x.shape[0], *out_shape)
     return out if plus is None else plus + out
 
 
 def gated_linear(x_td: Array, gate_up: nnx.Param[Array], parts: Sequence[Part], act: str) -> Array:
     """Return act(gate(x)) * up(x), [t, f], of a weight [num_shards, rows, d] that holds both `parts`."""
-    held, (num_shards, rows, d) = gate_up.get_raw_value(), gate_up.shape
-    can_fuse = num_shards == 1 and native.can_multiply((rows, d), x_td.dtype, act)
-    if isinstance(held, LayerOf) and can_fuse:
-        stack = held.stack.reshape(-1, rows, d)
-        return native.linear(x_td, stack, held.layer, x_td.dtype, num_rows=held.num_rows, activation=act)
+    num_shards, rows, d = gate_up.shape
+    if num_shards == 1 and (native_linear := find_native_linear(gate_up, rows, d, x_td.dtype, act)):
+        return native_linear(x_td, out_dtype=x_td.dtype, activation=act)
     gate_tf, up_tf = split(linear(x_td, gate_up), parts)
     return ACTIVATIONS[act](gate_tf) * up_tf
+
+
+def find_native_linear(
+    weight: nnx.Param[Array], n: int, k: int, dtype: DTypeLike, activation: str | None = None
+) -> Callable[..., Array] | None:
+    """Return the CPU's own `linear` by a weight taken as [n, k], None if it does not take the weight."""
+    held = weight.get_raw_value()
+    values, scales = held if isinstance(held, Quantized) else (held, None)
+    if not (isinstance(values, LayerOf) and native.can_multiply((n, k), dtype, activation)):
+        return None
+    return partial(
+        native.linear,
+        w_lnk=values.stack.reshape(-1, n, k),
+        layer=values.layer,
+        scales_ln=None if scales is None else scales.stack.reshape(-1, n),
+        num_rows=values.num_rows,
+    )
 
 
 def soft_cap(x: Array, cap: float | None) -> Array:
@@ -226,11 +253,16 @@ class Embedding(nnx.Module):
     """A [v, d] matrix that embeds tokens, or reads logits off hidden states, or both."""
 
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
-        self.table = declare((cfg.vocab_size, cfg.hidden_size), ("vocab", "embed"), dtype)
+        self.table = declare((cfg.vocab_size, cfg.hidden_size), ("vocab", "embed"), dtype, 1)
+        self.dtype = dtype
 
     def embed(self, token_ids_t: Array, scale: float) -> Array:
-        """Look tokens up, [t, d]; the scale is rounded to the table's dtype first, as HF does."""
-        x_td = self.table[...][token_ids_t]
+        """Look tokens up, [t, d]; the scale is rounded to the model's dtype first, as HF does."""
+        held = self.table.get_raw_value()
+        if isinstance(held, Quantized):
+            x_td = (held.values[token_ids_t].astype(jnp.float32) * held.scales[token_ids_t][:, None]).astype(self.dtype)
+        else:
+            x_td = held[token_ids_t]
         return x_td if scale == 1.0 else x_td * jnp.asarray(scale, x_td.dtype)
 
     def logits(self, hidden_sd: Array) -> Array:
@@ -244,8 +276,8 @@ class Attention(nnx.Module):
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
         d, n, k, h = cfg.hidden_size, cfg.num_heads, cfg.num_kv_heads, cfg.head_dim
         self.heads = (Part("q", "heads", n), Part("k", "kv_heads", k), Part("v", "kv_heads", k))
-        self.qkv = declare_merged(self.heads, (h, d), ("head_dim", "embed"), cfg.num_shards, dtype)
-        self.o = declare((d, n, h), ("embed", "heads", "head_dim"), dtype)
+        self.qkv = declare_merged(self.heads, (h, d), ("head_dim", "embed"), cfg.num_shards, dtype, 1)
+        self.o = declare((d, n, h), ("embed", "heads", "head_dim"), dtype, 2)
         self.has_qkv_bias, self.has_o_bias, self.has_qk_norm = cfg.qkv_bias, cfg.o_bias, cfg.qk_norm
         if cfg.qkv_bias:
             biases = [part._replace(name=f"{part.name}_bias") for part in self.heads]
@@ -278,8 +310,8 @@ class GatedMLP(nnx.Module):
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
         d, f = cfg.hidden_size, cfg.intermediate_size
         self.parts = (Part("gate", "mlp", f), Part("up", "mlp", f))
-        self.gate_up = declare_merged(self.parts, (d,), ("embed",), cfg.num_shards, dtype)
-        self.down = declare((d, f), ("embed", "mlp"), dtype)
+        self.gate_up = declare_merged(self.parts, (d,), ("embed",), cfg.num_shards, dtype, 1)
+        self.down = declare((d, f), ("embed", "mlp"), dtype, 1)
         self.act, self.has_bias = cfg.hidden_act, cfg.mlp_bias
         if cfg.mlp_bias:
             biases = [part._replace(name=f"{part.name}_bias") for part in self.parts]

@@ -20,6 +20,7 @@ from pallas_kernels.paged_attention import AttentionBatch, KVPool, Rope
 from .config import ModelConfig
 from .family import Prefixes, TensorName
 from .layers import Embedding, Heads, LayerData, LayerLoop, LayerOf, RMSNorm, run_layers, soft_cap
+from .quantization import METHODS, Quantized
 from .registry import get_family
 from .rope import rope_tables
 
@@ -66,6 +67,8 @@ class ParamSpec:
     """How often in a row each kv head of the HF tensor stands in ours."""
     place: Place | None = None
     """None for one that has an array of its own."""
+    quantized_inputs: int = 0
+    """If it is quantized: the number of its last axes, which are summed over."""
 
     @property
     def stacked(self) -> bool:
@@ -84,8 +87,19 @@ class ArraySpec:
 
     shape: tuple[int, ...]
     dtype: Any
+    """As it is loaded."""
     axes: tuple[str | None, ...]
     params: Mapping[str, ParamSpec]
+    quantized_inputs: int = 0
+
+
+def held[Spec: (ParamSpec, ArraySpec)](spec: Spec) -> Spec | Quantized:
+    """Return what is held for a spec: itself, or the specs of the integers and of the scales."""
+    if not (count := spec.quantized_inputs):
+        return spec
+    values = replace(spec, dtype=jnp.dtype(jnp.int8), quantized_inputs=0)
+    scales = replace(values, shape=spec.shape[:-count], axes=spec.axes[:-count], dtype=jnp.dtype(jnp.float32))
+    return Quantized(values, scales)
 
 
 def array_specs(specs: Mapping[str, ParamSpec]) -> dict[str, ArraySpec]:
@@ -104,7 +118,7 @@ def _array(params: Mapping[str, ParamSpec]) -> ArraySpec:
         rows = sum(spec.rows for spec in params.values())
         shape = (*shape[:lead], first.place.num_shards, rows, *shape[lead + 1 :])
         axes = (*axes[:lead], "shards", "rows", *axes[lead + 1 :])
-    return ArraySpec(shape, first.dtype, axes, params)
+    return ArraySpec(shape, first.dtype, axes, params, first.quantized_inputs)
 
 
 class Frame(nnx.Module):
@@ -123,13 +137,30 @@ class Frame(nnx.Module):
 
 
 class Model:
-    """The functions of one model; it holds no arrays. The loop says whether weights have a leading layer axis."""
+    """The functions of one model; it holds no arrays. The loop says whether weights have a leading layer axis.
 
-    def __init__(self, config: ModelConfig, dtype: DTypeLike, loop: LayerLoop = LayerLoop.SCAN) -> None:
-        self.config, self.dtype, self.loop = config, jnp.dtype(dtype), loop
+    `quantization` is None or one of `METHODS`, for all weights that are multiplied with, and the embedding.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        dtype: DTypeLike,
+        loop: LayerLoop = LayerLoop.SCAN,
+        *,
+        quantization: str | None = None,
+    ) -> None:
+        if quantization not in (None, *METHODS):
+            raise ValueError(f"quantization={quantization!r} is not one of {', '.join(METHODS)}")
+        self.config, self.dtype, self.loop, self.quantization = config, jnp.dtype(dtype), loop, quantization
         self.family = get_family(config.architecture)
         self._frame_def, self._frame_state = _abstract(partial(Frame, config, self.dtype))
         self._layer_def, self._layer_state = _abstract(partial(self.family.layer, config, self.dtype))
+
+    @property
+    def weight_dtype(self) -> Any:
+        """Of what is multiplied with."""
+        return self.dtype if self.quantization is None else jnp.dtype(jnp.int8)
 
     @property
     def ignored_tensors(self) -> tuple[str, ...]:
@@ -143,7 +174,7 @@ class Model:
         """
         prefixes = self.family.find_prefixes(tensor_names)
         num_layers = self.config.num_layers
-        spec_of = partial(_spec, kv_repeats=self.config.kv_repeats)
+        spec_of = partial(_spec, kv_repeats=self.config.kv_repeats, quantizes=self.quantization is not None)
         specs = {
             path: spec_of(param, *self._source(path, prefixes, None)) for path, param in _params(self._frame_state)
         }
@@ -255,25 +286,27 @@ class _Param(NamedTuple):
     dtype: Any
     axes: tuple[str, ...]
     place: Place | None
+    num_inputs: int
 
 
 def _params(state: nnx.State) -> Iterator[tuple[str, _Param]]:
     """Yield each parameter by path, and those of an array that holds several one by one."""
     for names, variable in nnx.to_flat_state(state):
         path, metadata = ".".join(map(str, names)), variable.get_metadata()
-        shape, axes = tuple(variable.shape), tuple(metadata["out_sharding"])
+        shape, axes, num_inputs = tuple(variable.shape), tuple(metadata["out_sharding"]), metadata["num_inputs"]
         if "parts" not in metadata:
-            yield path, _Param(shape, variable.dtype, axes, None)
+            yield path, _Param(shape, variable.dtype, axes, None, num_inputs)
             continue
         start, num_shards = 0, metadata["num_shards"]
         for part in metadata["parts"]:
             place = Place(path, num_shards, start)
             owner = path.rpartition(".")[0]
-            yield f"{owner}.{part.name}", _Param((part.size, *shape[2:]), variable.dtype, (part.axis, *axes[2:]), place)
+            own_shape, own_axes = (part.size, *shape[2:]), (part.axis, *axes[2:])
+            yield f"{owner}.{part.name}", _Param(own_shape, variable.dtype, own_axes, place, num_inputs)
             start += part.size // num_shards
 
 
-def _spec(param: _Param, source: str, layout: str, kv_repeats: int) -> ParamSpec:
+def _spec(param: _Param, source: str, layout: str, kv_repeats: int, *, quantizes: bool) -> ParamSpec:
     repeats = kv_repeats if KV_HEADS in param.axes else 1
     once = tuple(
         size // repeats if axis == KV_HEADS else size for axis, size in zip(param.axes, param.shape, strict=True)
@@ -287,6 +320,7 @@ def _spec(param: _Param, source: str, layout: str, kv_repeats: int) -> ParamSpec
         hf_shape=_hf_shape(layout, once),
         repeats=repeats,
         place=param.place,
+        quantized_inputs=param.num_inputs if quantizes else 0,
     )
 
 

@@ -53,7 +53,7 @@ def memory_limit(config: EngineConfig) -> int | None:
 def make_model(config: EngineConfig) -> Model:
     """Return the model that an engine runs."""
     loop = layer_loop(config.platform, config.attention, config.mesh.size)
-    return Model(config.model_config, config.dtype, loop)
+    return Model(config.model_config, config.dtype, loop, quantization=config.quantization)
 
 
 def step_config(config: EngineConfig, max_model_len: int) -> StepConfig:

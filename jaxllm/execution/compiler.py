@@ -20,7 +20,7 @@ from jax.stages import Lowered
 
 from jaxllm.log import log_phase
 from jaxllm.models import LayerLoop
-from jaxllm.models.model import ArraySpec, Model, array_specs, unflatten
+from jaxllm.models.model import ArraySpec, Model, array_specs, held, unflatten
 from jaxllm.sampling.logprobs import fill_logprobs
 from jaxllm.sampling.processors import LogitsProcessor, extra_args
 from jaxllm.sampling.token_counts import set_row
@@ -240,11 +240,17 @@ class StepCompiler:
         """
         self.config.attention.prepare(folder)
         if self.model.loop is LayerLoop.IN_PLACE:
-            for out_dtype in (self.model.dtype, jnp.float32):
-                linear.prepare(self.model.dtype, out_dtype, folder=folder)
             rms_norm.prepare(self.model.dtype, folder)
-            if (activation := self.model.config.hidden_act) in linear.ACTIVATIONS:
-                linear.prepare(self.model.dtype, self.model.dtype, activation, folder)
+            for kind in self._native_linears():
+                kind.prepare(folder)
+
+    def _native_linears(self) -> list[linear.Kind]:
+        """Return the CPU's matmuls that the model takes: of its layers, of its head, and of its gated MLPs."""
+        dtype, activation = self.model.dtype, self.model.config.hidden_act
+        kinds = [linear.Kind(dtype, self.model.weight_dtype, out_dtype) for out_dtype in (dtype, jnp.float32)]
+        if activation in linear.ACTIVATIONS:
+            kinds.append(linear.Kind(dtype, self.model.weight_dtype, dtype, activation))
+        return kinds
 
     def compile(self, key: ProgramKey, num_blocks: int) -> jax.stages.Compiled:
         """Compile a program for a pool of `num_blocks` blocks."""
@@ -280,7 +286,8 @@ class StepCompiler:
         def placed_spec(spec: ArraySpec) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=param_sharding(self.mesh, spec))
 
-        return unflatten({path: placed_spec(spec) for path, spec in array_specs(self.model.param_specs()).items()})
+        arrays = array_specs(self.model.param_specs())
+        return unflatten({path: jax.tree.map(placed_spec, held(spec)) for path, spec in arrays.items()})
 
 
 def describe(key: ProgramKey) -> str:

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.model import ArraySpec, ParamSpec
+from jaxllm.models.model import ArraySpec, ParamSpec, held
 
 type Device = Any
 """A jax.Device, which type checkers cannot see."""
@@ -127,8 +127,9 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def param_bytes(mesh: Mesh, specs: Mapping[str, ParamSpec]) -> int:
     """Return the bytes of parameters that one device holds."""
     return sum(
-        prod(param_sharding(mesh, spec).shard_shape(spec.shape)) * np.dtype(spec.dtype).itemsize
+        prod(param_sharding(mesh, array).shard_shape(array.shape)) * np.dtype(array.dtype).itemsize
         for spec in specs.values()
+        for array in jax.tree.leaves(held(spec))
     )
 
 

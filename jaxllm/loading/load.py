@@ -7,6 +7,7 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +19,8 @@ from tqdm import tqdm
 from jaxllm.loading.checkpoint import Checkpoint
 from jaxllm.loading.layout import Index, parse_layout, write_tensor
 from jaxllm.loading.names import check_names
-from jaxllm.models.model import KV_HEADS, array_specs, unflatten
+from jaxllm.models.model import KV_HEADS, array_specs, held, unflatten
+from jaxllm.models.quantization import quantize
 
 if TYPE_CHECKING:
     from jaxllm.models.model import ArraySpec, ParamSpec
@@ -55,8 +57,9 @@ def load_params(
     """Read every parameter; the checkpoint has to be fetched, and its names checked. Returns the arrays' nested dict.
 
     Host memory peaks at the parameters plus one tensor; on other devices than CPU at a layer of one array plus a
-    tensor. `dtype` replaces the specs' own; `sharding_for` gives the sharding of an array's path, None for the default
-    device. Each tensor is read once, and of it what this process's devices hold.
+    tensor. What is to be quantized is so where it will be, a layer at a time. `dtype` replaces the specs' own;
+    `sharding_for` gives the sharding of an array's path, None for the default device. Each tensor is read once, and of
+    it what this process's devices hold.
     """
     started = time.perf_counter()
     total = sum(checkpoint.tensors[source].num_bytes for spec in specs.values() for source in spec.sources)
@@ -152,34 +155,44 @@ def _stored_index(spec: ParamSpec, bounds: Bounds) -> Index:
     )
 
 
-def _place(array: ArraySpec, dtype: Any, sharding: jax.sharding.Sharding | None, fill: Fill) -> jax.Array:
-    """Make one array, on the devices of `sharding` or on the default device."""
+def _place(array: ArraySpec, dtype: Any, sharding: jax.sharding.Sharding | None, fill: Fill) -> Any:
+    """Make one array, or what is held of it, on the devices of `sharding` or on the default device."""
     dtype = np.dtype(dtype)
     sharding = sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     stacked = array.axes[0] == "layers"
-    if stacked and not shares_host_memory(sharding):
-        return _place_by_layer(array.shape, dtype, sharding, fill)
+    if stacked and (array.quantized_inputs or not shares_host_memory(sharding)):
+        return _place_by_layer(array, dtype, sharding, fill)
     pieces = _make_pieces(array.shape, dtype, sharding)
     for layer in range(array.shape[0] if stacked else 1):
         fill(layer, [_layer_of(piece, layer) for piece in pieces] if stacked else pieces)
-    return _assemble(array.shape, sharding, pieces)
+    placed = _assemble(array.shape, sharding, pieces)
+    if not array.quantized_inputs:
+        return placed
+    shardings = _shardings(held(array), sharding)
+    return jax.jit(quantize, static_argnums=1, out_shardings=shardings)(placed, array.quantized_inputs)
 
 
-def _place_by_layer(shape: tuple[int, ...], dtype: np.dtype, sharding: jax.sharding.Sharding, fill: Fill) -> jax.Array:
-    """Allocate the array on the devices and bring its layers there one by one."""
-    layer_sharding = _of_layer(sharding)
+def _place_by_layer(array: ArraySpec, dtype: np.dtype, sharding: jax.sharding.Sharding, fill: Fill) -> Any:
+    """Allocate what is held of the array on the devices, and bring its layers there one by one."""
+    layer_shape, layer_sharding = array.shape[1:], _of_axes(sharding, 1, None)
+    specs = held(replace(array, dtype=dtype))
+    shardings = _shardings(specs, sharding)
 
     def read(layer: int) -> jax.Array:
-        pieces = _make_pieces(shape[1:], dtype, layer_sharding)
+        pieces = _make_pieces(layer_shape, dtype, layer_sharding)
         fill(layer, pieces)
-        return _assemble(shape[1:], layer_sharding, pieces)
+        return _assemble(layer_shape, layer_sharding, pieces)
 
-    params = jnp.zeros(shape, dtype, device=sharding)
-    set_layer = jax.jit(jax.lax.dynamic_update_index_in_dim, static_argnums=3, donate_argnums=0, out_shardings=sharding)
-    for layer in range(shape[0]):
-        params = set_layer(params, read(layer), layer, 0)
+    def set_layer(whole: Any, weight: jax.Array, layer: int) -> Any:
+        some = quantize(weight, array.quantized_inputs) if array.quantized_inputs else weight
+        return jax.tree.map(lambda stack, part: jax.lax.dynamic_update_index_in_dim(stack, part, layer, 0), whole, some)
+
+    params = jax.tree.map(lambda spec, where: jnp.zeros(spec.shape, spec.dtype, device=where), specs, shardings)
+    program = jax.jit(set_layer, donate_argnums=0, out_shardings=shardings)
+    for layer in range(array.shape[0]):
+        params = program(params, read(layer), layer)
         # Otherwise the host would run ahead, holding every layer.
-        params.block_until_ready()
+        jax.block_until_ready(params)
     return params
 
 
@@ -188,11 +201,16 @@ def shares_host_memory(sharding: jax.sharding.Sharding) -> bool:
     return all(device.platform == "cpu" for device in sharding.device_set)
 
 
-def _of_layer(sharding: jax.sharding.Sharding) -> jax.sharding.Sharding:
-    """Return how one layer of a stacked parameter is placed."""
+def _shardings(specs: Any, sharding: jax.sharding.Sharding) -> Any:
+    """Return how what is held of an array is placed, from how the array is."""
+    return jax.tree.map(lambda spec: _of_axes(sharding, 0, len(spec.shape)), specs)
+
+
+def _of_axes(sharding: jax.sharding.Sharding, start: int, stop: int | None) -> jax.sharding.Sharding:
+    """Return how what has only some of an array's axes is placed."""
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return sharding
-    return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*sharding.spec[1:]))
+    return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*sharding.spec[start:stop]))
 
 
 def _layer_of(piece: _Piece, layer: int) -> _Piece:

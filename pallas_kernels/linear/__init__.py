@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ MIN_GATES = 8
 
 
 def can_multiply(shape: tuple[int, ...], dtype: DTypeLike, activation: str | None = None) -> bool:
-    """Say whether there is a kernel for weights of this shape, [n, k], and for the activation if one is given."""
+    """Say whether there is a kernel for x of a dtype, weights [n, k] of it or int8, and the activation if any."""
     (n, k), dtype = shape, jnp.dtype(dtype)
     has_rows = n >= MIN_COLUMNS
     if activation is not None:
@@ -34,37 +35,53 @@ def linear(
     layer: Array | int,
     out_dtype: DTypeLike,
     *,
+    scales_ln: Array | None = None,
     num_rows: Array | int | None = None,
     activation: str | None = None,
     plus_tn: Array | None = None,
 ) -> Array:
     """Return x @ w[layer].T, added up in float32, [t, n]; `can_multiply` must hold. No row depends on the others.
 
+    If w is int8, its rows are multiplied by `scales_ln`, float32.
     Only the first `num_rows` rows of x are multiplied, if given; others become 0, or what multiplying gives. With one
     of `ACTIVATIONS` it is the gated product [t, n / 2]: activation of the first half of the columns, times the second.
     Without, `plus_tn` is added before the result is rounded.
     """
     t, padding, n = x_tk.shape[0], max(0, MIN_ROWS - x_tk.shape[0]), w_lnk.shape[1]
-    prepare(x_tk.dtype, out_dtype, activation)
+    kind = Kind(x_tk.dtype, w_lnk.dtype, out_dtype, activation)
+    kind.prepare()
     out_shape = (t + padding, n // 2 if activation else n)
-    call = jax.ffi.ffi_call(_name(x_tk.dtype, out_dtype, activation), jax.ShapeDtypeStruct(out_shape, out_dtype))
+    call = jax.ffi.ffi_call(kind.name, jax.ShapeDtypeStruct(out_shape, out_dtype))
     numbers = (jnp.asarray(number, jnp.int32) for number in (layer, t if num_rows is None else num_rows))
 
     def pad(rows: Array) -> Array:
         return jnp.pad(rows, ((0, padding), (0, 0)))
 
     plus = jnp.zeros((0, n), out_dtype) if plus_tn is None else pad(plus_tn)
-    return call(pad(x_tk), w_lnk, *numbers, plus)[:t]
+    scales = [] if scales_ln is None else [scales_ln]
+    return call(pad(x_tk), w_lnk, *numbers, plus, *scales)[:t]
 
 
-def prepare(dtype: DTypeLike, out_dtype: DTypeLike, activation: str | None = None, folder: Path | None = None) -> None:
-    """Compile the kernel, kept in a folder. A program that another process compiled needs it when it is loaded."""
-    from pallas_kernels.native.compiling import register
+class Kind(NamedTuple):
+    """What a kernel is made for."""
 
-    from .kernel import Kernel
+    dtype: DTypeLike
+    """Of x."""
+    weight_dtype: DTypeLike
+    """The same, or int8."""
+    out_dtype: DTypeLike
+    activation: str | None = None
 
-    register(_name(dtype, out_dtype, activation), Kernel(dtype, out_dtype, activation), folder)
+    @property
+    def name(self) -> str:
+        """XLA's name for it."""
+        dtypes = (jnp.dtype(dtype).name for dtype in self[:3])
+        return "_".join(("linear", *dtypes, *filter(None, [self.activation])))
 
+    def prepare(self, folder: Path | None = None) -> None:
+        """Compile it, kept in a folder. A program that another process compiled needs it when it is loaded."""
+        from pallas_kernels.native.compiling import register
 
-def _name(dtype: DTypeLike, out_dtype: DTypeLike, activation: str | None) -> str:
-    return "_".join(("linear", jnp.dtype(dtype).name, jnp.dtype(out_dtype).name, *filter(None, [activation])))
+        from .kernel import Kernel
+
+        register(self.name, Kernel(self), folder)

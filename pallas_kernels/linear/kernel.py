@@ -6,6 +6,8 @@ number of rows: a row's result does not depend on the rows beside it.
 
 With an activation the first half of w's rows are gates: a few of them are taken together with those that they gate,
 and y [t, n / 2] = activation(gates) * gated, in float32 until it is stored.
+
+Weights in int8 become x's dtype, which holds them exactly, in registers; their rows' scales multiply the sums.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from pallas_kernels.native.emitter import (
     BF16,
     CACHE_LINE,
     F32,
+    I8,
+    I16,
     I32,
     I64,
     LANES,
@@ -35,7 +39,7 @@ from pallas_kernels.native.emitter import (
 from pallas_kernels.native.handler import add_handler
 from pallas_kernels.native.number_formats import FORMATS
 
-from . import MIN_COLUMNS, MIN_GATES, MIN_ROWS, STEP_BYTES
+from . import MIN_COLUMNS, MIN_GATES, MIN_ROWS, STEP_BYTES, Kind
 
 COLUMNS = MIN_COLUMNS
 """Rows of w at a time."""
@@ -50,8 +54,8 @@ GROUP_BYTES = 12 << 10
 """Of w, which stay in a core's first cache for all rows of a unit ..."""
 GATES = MIN_GATES
 """... or so many gates and what they gate, whose activations fill vectors."""
-AHEAD = 1024
-"""Numbers of w to fetch before they are wanted."""
+AHEAD = 2048
+"""Bytes of w to fetch before they are wanted."""
 NULL = ir.Constant(POINTER, None)
 GELU = math.sqrt(2 / math.pi)
 
@@ -59,11 +63,15 @@ GELU = math.sqrt(2 / math.pi)
 class Kernel:
     """Writes the functions of one kernel."""
 
-    def __init__(self, dtype: Any, out_dtype: Any, activation: str | None = None) -> None:
-        self.dtype, self.out_format = jnp.dtype(dtype), FORMATS[jnp.dtype(out_dtype)]
+    def __init__(self, kind: Kind) -> None:
+        self.dtype, self.out_format = jnp.dtype(kind.dtype), FORMATS[jnp.dtype(kind.out_dtype)]
         self.storage, self.step = FORMATS[self.dtype].storage, STEP_BYTES // self.dtype.itemsize
-        self.activate = ACTIVATIONS[activation] if activation else None
-        self.parts = 2 if activation else 1
+        weight_dtype = jnp.dtype(kind.weight_dtype)
+        self.is_quantized = weight_dtype == jnp.int8
+        self.weight_bytes = weight_dtype.itemsize
+        self.weight_storage = I8 if self.is_quantized else self.storage
+        self.activate = ACTIVATIONS[kind.activation] if kind.activation else None
+        self.parts = 2 if kind.activation else 1
         self.width = COLUMNS // self.parts
         """Of `COLUMNS`, those that are not gated by others."""
         self.module = ir.Module()
@@ -92,63 +100,72 @@ class Kernel:
     def _add_run(self, few: ir.Function, many: ir.Function) -> ir.Function:
         """Do one unit: `BLOCK` rows of x times a chunk of w. What would reach beyond the end begins earlier instead."""
         e, (buffers, dims, unit) = add_function(self.module, "run", VOID, POINTER, POINTER, I64)
-        x, w, layer, num_rows, plus, y = (e.load(buffers, POINTER, index) for index in range(6))
+        x, w, layer, num_rows, plus = (e.load(buffers, POINTER, index) for index in range(5))
+        y = e.load(buffers, POINTER, 6 if self.is_quantized else 5)
         t, n, k = self._sizes(e, dims)
-        num_rows = e.load_int(num_rows, 0)
+        layer, num_rows = e.load_int(layer, 0), e.load_int(num_rows, 0)
         has_plus = e.ir.icmp_signed(">", e.load(e.load(dims, POINTER, 4), I64, 0), I64(0))
         plus = e.ir.select(has_plus, plus, NULL)
-        w = e.at(w, self.storage, e.product(e.load_int(layer, 0), n, self.parts, k))
+        w = e.at(w, self.weight_storage, e.product(layer, n, self.parts, k))
+        scales = e.at(e.load(buffers, POINTER, 5), F32, e.product(layer, n, self.parts)) if self.is_quantized else NULL
         chunk = self._chunk(e, n)
         chunks = e.ceil_div(n, chunk)
         first_row, first_column = e.product(e.ir.sdiv(unit, chunks), BLOCK), e.product(e.ir.srem(unit, chunks), chunk)
         last_column = e.least(e.sum(first_column, chunk), n)
         end_row = e.least(e.sum(first_row, BLOCK), t)
         last_row = e.most(e.least(end_row, num_rows), first_row)
-        if self.activate:
-            group = I64(GATES)
-        else:
-            group = e.product(e.ir.sdiv(I64(GROUP_BYTES // self.dtype.itemsize // COLUMNS), k), COLUMNS)
-            group = e.most(group, COLUMNS)
         is_few = e.ir.or_(e.ir.icmp_signed("<=", num_rows, I64(FEW_ROWS)), e.ir.icmp_signed("<", t, I64(MANY_ROWS)))
+        group = self._group(e, k)
         with e.range(first_column, last_column, group) as start:
             stop = e.least(e.sum(start, group), last_column)
+            same = [w, scales, plus, y, start, stop, n, k]
             with e.ir.if_else(is_few) as (by_few, by_many):
                 with by_few, e.range(first_row, last_row, FEW_ROWS) as row:
-                    e.ir.call(few, [x, w, plus, y, e.least(row, e.ir.sub(t, I64(FEW_ROWS))), start, stop, n, k])
+                    e.ir.call(few, [e.least(row, e.ir.sub(t, I64(FEW_ROWS))), x, *same])
                 with by_many, e.range(first_row, last_row, MANY_ROWS) as row:
                     done, of = e.ir.sub(row, first_row), e.ir.sub(last_row, first_row)
                     for part in range(self.parts):
-                        ahead = e.at(w, self.storage, e.product(e.sum(stop, e.product(n, part)), k))
+                        ahead = e.at(w, self.weight_storage, e.product(e.sum(stop, e.product(n, part)), k))
                         self._fetch(e, ahead, e.product(group, k), done, of)
-                    e.ir.call(many, [x, w, plus, y, e.least(row, e.ir.sub(t, I64(MANY_ROWS))), start, stop, n, k])
+                    e.ir.call(many, [e.least(row, e.ir.sub(t, I64(MANY_ROWS))), x, *same])
         self._clear(e, y, n, last_row, end_row, first_column, last_column)
         e.ir.ret_void()
         return e.function
 
+    def _group(self, e: Emitter, k: Any) -> Any:
+        """Return how many columns are taken at a time for all rows of a unit."""
+        if self.activate:
+            return I64(GATES)
+        return e.most(e.product(e.ir.sdiv(I64(GROUP_BYTES // self.weight_bytes // COLUMNS), k), COLUMNS), COLUMNS)
+
     def _add_tile(self, rows: int) -> ir.Function:
         """Multiply a few rows of x, from `row` on, and a group of w's."""
         block = self._add_block(rows)
-        e, (x, w, plus, y, row, start, stop, n, k) = add_function(
-            self.module, f"tile_{rows}", VOID, *[POINTER] * 4, *[I64] * 5
+        e, (row, x, w, scales, plus, y, start, stop, n, k) = add_function(
+            self.module, f"tile_{rows}", VOID, I64, *[POINTER] * 5, *[I64] * 4
         )
         x = e.at(x, self.storage, e.product(row, k))
         y = e.at(y, self.out_format.storage, e.product(row, n))
+
+        def weights(column: Any) -> list[Any]:
+            """Return where those of a column and their scales are, and where those that it gates are."""
+            w_start = e.at(w, self.weight_storage, e.product(column, k))
+            return [w_start, e.at(scales, F32, column) if self.is_quantized else NULL, n]
+
         if self.activate:
             start = e.least(start, e.ir.sub(n, I64(GATES)))
             sums = e.array(F32, rows * LANES)
             with e.range(0, GATES, self.width) as i:
-                some = e.at(w, self.storage, e.product(e.sum(start, i), k))
                 target = e.at(sums, F32, e.product(i, self.parts))
-                e.ir.call(block, [x, some, NULL, target, e.product(n, k), I64(LANES), k])
+                e.ir.call(block, [x, *weights(e.sum(start, i)), NULL, target, I64(LANES), k])
             self._activate(e, sums, rows, e.at(y, self.out_format.storage, start), n)
         else:
             with e.range(start, stop, COLUMNS) as column:
                 column = e.least(column, e.ir.sub(n, I64(COLUMNS)))
-                some = e.at(w, self.storage, e.product(column, k))
                 target = e.at(y, self.out_format.storage, column)
                 added = e.at(plus, self.out_format.storage, e.product(row, n), column)
                 added = e.ir.select(e.ir.icmp_unsigned("==", plus, NULL), NULL, added)
-                e.ir.call(block, [x, some, added, target, I64(0), n, k])
+                e.ir.call(block, [x, *weights(column), added, target, n, k])
         e.ir.ret_void()
         return e.function
 
@@ -177,15 +194,17 @@ class Kernel:
 
     def _fetch(self, e: Emitter, base: Any, count: Any, row: Any, num_rows: Any) -> None:
         """Begin to read those of `count` numbers that are this row's share."""
-        per_line = CACHE_LINE // self.dtype.itemsize
+        per_line = CACHE_LINE // self.weight_bytes
         share = e.product(e.ceil_div(e.product(count, MANY_ROWS), e.product(num_rows, per_line)), per_line)
         begin = e.product(e.ir.sdiv(row, I64(MANY_ROWS)), share)
         with e.range(begin, e.least(e.sum(begin, share), count), per_line) as i:
-            e.prefetch(base, self.storage, i)
+            e.prefetch(base, self.weight_storage, i)
 
     def _add_block(self, rows: int) -> ir.Function:
-        """Multiply a few rows of x and of w, half of which are `gap` numbers behind the others if those are gates."""
-        e, (x, w, plus, y, gap, y_row, k) = add_function(self.module, f"block_{rows}", VOID, *[POINTER] * 4, *[I64] * 3)
+        """Multiply a few rows of x and of w. If half of those of w are gates, the others are `apart` rows behind."""
+        e, (x, w, scales, apart, plus, y, y_row, k) = add_function(
+            self.module, f"block_{rows}", VOID, *[POINTER] * 3, I64, *[POINTER] * 2, *[I64] * 2
+        )
         sums = [[e.variable(vector(F32), e.splat(F32(0.0))) for _ in range(COLUMNS)] for _ in range(rows)]
         # With few rows of x, what takes time is to read w: as one stream, which the processor reads ahead of.
         together = 1 if rows == FEW_ROWS else COLUMNS
@@ -194,10 +213,10 @@ class Kernel:
                 x_rows = [self._load(e, x, e.product(k, row), i) for row in range(rows)]
                 for column in range(first, first + together):
                     part, place = divmod(column, self.width)
-                    w_start = e.sum(e.product(gap, part), e.product(k, place))
-                    w_row = self._load(e, w, w_start, i)
+                    w_start = e.product(e.sum(e.product(apart, part), place), k)
+                    w_row = self._load_weights(e, w, w_start, i)
                     if rows == FEW_ROWS:
-                        e.prefetch(w, self.storage, w_start, i, AHEAD)
+                        e.prefetch(w, self.weight_storage, w_start, i, AHEAD // self.weight_bytes)
                     for row in range(rows):
                         self._add_product(e, sums[row][column], x_rows[row], w_row)
         per_vector = LANES // COLUMNS
@@ -205,6 +224,8 @@ class Kernel:
             some = [each.value for row in sums[first : first + per_vector] for each in row]
             found = add_up(e, some + [e.splat(F32(0.0))] * (LANES - len(some)))
             last = min(rows, first + per_vector)
+            if self.is_quantized:
+                found = e.ir.fmul(found, self._load_scales(e, scales, apart))
             if not self.activate:
                 assert self.out_format.narrow is not None
                 total = e.variable(vector(F32), found)
@@ -218,6 +239,11 @@ class Kernel:
         e.ir.ret_void()
         return e.function
 
+    def _load_scales(self, e: Emitter, scales: Any, apart: Any) -> Any:
+        """Return those of `COLUMNS`, again for each row of a vector."""
+        parts = [e.load_vector(scales, F32, e.product(apart, part), lanes=self.width) for part in range(self.parts)]
+        return e.shuffle(parts[0], parts[-1], list(range(COLUMNS)) * (LANES // COLUMNS))
+
     def _load_rows(self, e: Emitter, base: Any, places: Sequence[Any]) -> Any:
         """Return a vector of `COLUMNS` numbers from each place."""
         some = [e.load_vector(base, self.out_format.storage, place, lanes=COLUMNS) for place in places]
@@ -228,22 +254,35 @@ class Kernel:
             some = [e.shuffle(a, b, range(count)) for a, b in zip(some[::2], some[1::2], strict=True)]
         return self.out_format.widen(e, some[0])
 
-    def _load(self, e: Emitter, base: Any, *index: Any) -> Any:
+    def _load(self, e: Emitter, base: Any, *index: Any) -> list[Any]:
+        """Return a step's numbers, as vectors that `_add_product` takes one after the other."""
         if self.dtype == jnp.float32:
-            return e.load_vector(base, F32, *index)
+            return [e.load_vector(base, F32, *index)]
         place = e.at(base, self.storage, *index)
         if has_feature("avx512bf16"):
-            return e.load_vector(place, BF16, 0, lanes=2 * LANES)
-        return e.load_vector(place, I32, 0)
+            return [e.load_vector(place, BF16, 0, lanes=2 * LANES)]
+        pairs = e.load_vector(place, I32, 0)
+        return [_low_half(e, pairs), _high_half(e, pairs)]
 
-    def _add_product(self, e: Emitter, total: Variable, x: Any, w: Any) -> None:
+    def _load_weights(self, e: Emitter, base: Any, *index: Any) -> list[Any]:
+        if not self.is_quantized:
+            return self._load(e, base, *index)
+        place = e.at(base, I8, *index)
         if self.dtype == jnp.float32:
-            total.value = e.fma(x, w, total.value)
-        elif has_feature("avx512bf16"):
-            total.value = e.call_named("llvm.x86.avx512bf16.dpbf16ps.512", total.value, x, w)
-        else:
-            for half in (_low_half, _high_half):
-                total.value = e.fma(half(e, x), half(e, w), total.value)
+            return [_as_float(e, e.load_vector(place, I8, 0))]
+        if has_feature("avx512bf16"):
+            high, low = (_as_float(e, e.load_vector(place, I8, half * LANES)) for half in (1, 0))
+            return [e.call_named("llvm.x86.avx512bf16.cvtne2ps2bf16.512", high, low, result=vector(BF16, 2 * LANES))]
+        pairs = e.ir.sext(e.load_vector(place, I16, 0), vector(I32))
+        low = e.ir.ashr(e.ir.shl(pairs, e.constant(24, pairs)), e.constant(24, pairs))
+        return [_as_float(e, half) for half in (low, e.ir.ashr(pairs, e.constant(8, pairs)))]
+
+    def _add_product(self, e: Emitter, total: Variable, x: Sequence[Any], w: Sequence[Any]) -> None:
+        for some_x, some_w in zip(x, w, strict=True):
+            if some_x.type == vector(F32):
+                total.value = e.fma(some_x, some_w, total.value)
+            else:
+                total.value = e.call_named("llvm.x86.avx512bf16.dpbf16ps.512", total.value, some_x, some_w)
 
 
 def _silu(e: Emitter, x: Any) -> Any:
@@ -263,6 +302,10 @@ def _times_logistic(e: Emitter, x: Any, of: Any) -> Any:
 
 
 ACTIVATIONS: Mapping[str, Callable[[Emitter, Any], Any]] = {"silu": _silu, "gelu_pytorch_tanh": _gelu_tanh}
+
+
+def _as_float(e: Emitter, integers: Any) -> Any:
+    return e.ir.sitofp(e.ir.sext(integers, vector(I32)), vector(F32))
 
 
 def _low_half(e: Emitter, pairs: Any) -> Any:

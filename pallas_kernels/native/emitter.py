@@ -191,11 +191,12 @@ class Emitter:
         suffix = f"v{kind.count}f32" if isinstance(kind, ir.VectorType) else "f32"
         return self.call_named(f"llvm.{name}.{suffix}", *arguments)
 
-    def call_named(self, name: str, *arguments: Any) -> Any:
-        """Call an intrinsic that returns the type of its first argument."""
+    def call_named(self, name: str, *arguments: Any, result: ir.Type | None = None) -> Any:
+        """Call an intrinsic that returns the type of its first argument, or another one."""
         found = self.module.globals.get(name)
         if found is None:
-            found = ir.Function(self.module, ir.FunctionType(arguments[0].type, [x.type for x in arguments]), name)
+            kind = ir.FunctionType(result or arguments[0].type, [x.type for x in arguments])
+            found = ir.Function(self.module, kind, name)
         return self.ir.call(found, arguments)
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:

@@ -31,7 +31,6 @@ VLLM_VALUES: dict[str, Any] = {
     "runner": "pooling",
     "convert": "embed",
     "served_model_name": ["name"],
-    "quantization": "awq",
     "allowed_local_media_path": "media",
     "allowed_media_domains": ["example.org"],
     "safetensors_load_strategy": "eager",
@@ -67,6 +66,7 @@ BAD_VALUES: dict[str, tuple[Any, ...]] = {
     "chat_template": ("", 3),
     "generation_config": ("", None),
     "override_generation_config": (3, "x"),
+    "quantization": ("awq", "fp8", "INT8", 8, True, ["int8"]),
     "max_logprobs": (-2, 2**31, 1.0, None),
     "enforce_eager": (1, None),
     "load_format": ("pt", "tensorizer", None),
@@ -188,6 +188,7 @@ def test_unsupported_numbers_are_not_taken_for_booleans():
         ({"hf_token": True}, True),
         ({"logits_processors": (math.sqrt, "a:b")}, [math.sqrt, "a:b"]),
         ({"batch_invariant": None}, None),
+        ({"quantization": "int8_per_channel_weight_only"}, "int8_per_channel_weight_only"),
         ({"structured_outputs_config": {"backend": "guidance"}}, StructuredOutputsConfig("guidance")),
         ({"structured_outputs_config": StructuredOutputsConfig()}, StructuredOutputsConfig()),
         ({"reasoning_config": {"reasoning_start_str": "a", "reasoning_end_str": "b"}}, ReasoningConfig("", "a", "b")),
@@ -251,7 +252,18 @@ def test_flags():
         *("--logits-processors", "a:b", "c:d", "--logprobs-mode", "raw_logits", "--batch-invariant"),
         *("--reasoning-config", '{"reasoning_start_str": "<", "reasoning_end_str": ">"}', "--stream-interval", "8"),
         *("--structured-outputs-config", '{"disable_any_whitespace": true}'),
-        *("--scheduling-policy", "priority", "--block-size", "32", "--kv-cache-memory-bytes", "1M", "-tp", "1"),
+        *(
+            "--scheduling-policy",
+            "priority",
+            "--block-size",
+            "32",
+            "--kv-cache-memory-bytes",
+            "1M",
+            "-tp",
+            "1",
+            "-q",
+            "int8",
+        ),
     )
     assert args == EngineArgs(
         model="m",
@@ -270,6 +282,7 @@ def test_flags():
         batch_invariant=True,
         reasoning_config=ReasoningConfig(reasoning_start_str="<", reasoning_end_str=">"),
         stream_interval=8,
+        quantization="int8",
         structured_outputs_config=StructuredOutputsConfig(disable_any_whitespace=True),
     )
 

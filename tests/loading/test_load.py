@@ -21,6 +21,7 @@ from jaxllm.loading.checkpoint import open_checkpoint
 from jaxllm.loading.layout import parse_layout, write_tensor
 from jaxllm.loading.load import check_names, init_dummy, load_params
 from jaxllm.models.model import ParamSpec, Place
+from jaxllm.models.quantization import Quantized, quantize
 from tests.loading.files import spec, write_folder
 
 RNG = np.random.default_rng(0)
@@ -72,6 +73,30 @@ def test_stacked_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device_
         o = np.einsum("dnh->nhd", hf[f"layers.{layer}.o"].reshape(D, N, H))
         np.testing.assert_array_equal(params["layers"]["attn"]["o"][layer], o)
         np.testing.assert_array_equal(params["layers"]["norm"]["scale"][layer], hf[f"layers.{layer}.norm"])
+
+
+@pytest.mark.parametrize("device_path", [False, True], ids=["cpu", "other devices"])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stacked: bool, device_path: bool):
+    """As what is loaded without, quantized afterwards."""
+    if device_path:
+        monkeypatch.setattr(load, "shares_host_memory", lambda sharding: False)
+    checkpoint = open_checkpoint(str(write_folder(tmp_path, tensors())))
+    inputs = {"q": 2, "o": 1, "table": 1, "scale": 0}
+    plain = specs(stacked=stacked)
+    quantized = {
+        path: dataclasses.replace(spec, quantized_inputs=inputs[path.rpartition(".")[2]])
+        for path, spec in plain.items()
+    }
+    for make in (lambda specs: load_params(specs, checkpoint), lambda specs: init_dummy(specs, 3)):
+        whole, found = make(plain), make(quantized)
+        names = [path[-1].key for path, _ in jax.tree.leaves_with_path(whole)]
+        is_quantized = lambda x: isinstance(x, Quantized)  # noqa: E731
+        pairs = zip(names, jax.tree.leaves(whole), jax.tree.leaves(found, is_leaf=is_quantized), strict=True)
+        for name, weights, got in pairs:
+            expected = quantize(weights, inputs[name]) if inputs[name] else weights
+            assert type(got) is type(expected), name
+            jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
 def test_unstacked_layers_are_a_tuple(tmp_path: Path):
@@ -186,6 +211,7 @@ def test_dummy_is_deterministic_and_small():
 
 SHARDED = """
 import sys
+from dataclasses import replace
 import jax, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 sys.path.insert(0, sys.argv[1])
@@ -215,6 +241,11 @@ for make in (read, invent):
     assert q.addressable_shards[0].data.shape == (2, 6, 1, 3)
     for one, two in zip(jax.tree.leaves(found), jax.tree.leaves(make(None)), strict=True):
         np.testing.assert_array_equal(one, two)
+given = {path: replace(spec, quantized_inputs=2 if "attn" in path else 0) for path, spec in specs().items()}
+found, alone = (load_params(given, checkpoint, sharding_for=f) for f in (sharding_for, None))
+values, scales = found["layers"]["attn"]["o"]
+assert values.sharding.spec == parts["layers.attn.o"] and scales.sharding.spec == P(None, "data"), scales.sharding
+jax.tree.map(np.testing.assert_array_equal, found, alone)
 print("sharded as unsharded")
 """
 

@@ -12,6 +12,7 @@ from jax import Array
 
 from jaxllm.models import LayerLoop, Model, ModelConfig, ParamSpec, TokenBatch, get_family
 from jaxllm.models.model import ArraySpec, array_specs, unflatten
+from jaxllm.models.quantization import quantize
 from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, KVPool, PagedAttention
 from pallas_kernels.paged_attention.tiles import XLA_TILES
 from tests.models.tiny import BLOCK_SIZE, CASES, Golden, read_hf_config, read_tensors
@@ -24,18 +25,24 @@ QUICK_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensiv
 BLOCK_IDS = (3, 1, 5, 2, 4)
 
 
-def build_model(case: str, *, dtype: Any = jnp.float32, loop: LayerLoop = LayerLoop.SCAN) -> Model:
+def build_model(
+    case: str, *, dtype: Any = jnp.float32, loop: LayerLoop = LayerLoop.SCAN, quantization: str | None = None
+) -> Model:
     """Return the model of a tiny case."""
     assert case in CASES
     hf = read_hf_config(case)
     family = get_family(hf["architectures"][0])
-    return Model(family.read_config(hf, read_tensors(case)), dtype, loop)
+    return Model(family.read_config(hf, read_tensors(case)), dtype, loop, quantization=quantization)
 
 
 def load(model: Model, tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Return parameters made of HF tensors."""
-    arrays = array_specs(model.param_specs(tensors))
-    return unflatten({path: jnp.asarray(_read(array, tensors), array.dtype) for path, array in arrays.items()})
+
+    def read(array: ArraySpec) -> Any:
+        weights = jnp.asarray(_read(array, tensors), array.dtype)
+        return quantize(weights, array.quantized_inputs) if array.quantized_inputs else weights
+
+    return unflatten({path: read(array) for path, array in array_specs(model.param_specs(tensors)).items()})
 
 
 def to_ours(layout: str, shape: tuple[int, ...], tensor: np.ndarray) -> np.ndarray:

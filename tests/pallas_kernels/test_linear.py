@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from jaxllm.models.layers import ACTIVATIONS
-from pallas_kernels.linear import can_multiply, linear
+from pallas_kernels.linear import Kind, can_multiply, linear
 from pallas_kernels.linear.kernel import Kernel
 from pallas_kernels.native import compiling, objects
 
 DTYPES = [(jnp.bfloat16, jnp.bfloat16), (jnp.bfloat16, jnp.float32), (jnp.float32, jnp.float32)]
+FLOAT32 = Kind(jnp.float32, jnp.float32, jnp.float32)
 
 
 def make(t: int, n: int, k: int, dtype: Any, seed: int = 0) -> tuple[jax.Array, jax.Array]:
@@ -56,7 +57,7 @@ def test_a_row_does_not_depend_on_the_others(dtype: Any, out_dtype: Any) -> None
 
 def test_bfloat16_without_instructions_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pallas_kernels.linear.kernel.has_feature", lambda _: False)
-    compiling.register("linear_in_two_products", Kernel(jnp.bfloat16, jnp.float32), None)
+    compiling.register("linear_in_two_products", Kernel(Kind(jnp.bfloat16, jnp.bfloat16, jnp.float32)), None)
     x, w = make(7, 9, 96, jnp.bfloat16)
     call = jax.ffi.ffi_call("linear_in_two_products", jax.ShapeDtypeStruct((7, 9), jnp.float32))
     np.testing.assert_allclose(
@@ -89,6 +90,65 @@ def test_gates(t: int, n: int, k: int, activation: str, dtype: Any, out_dtype: A
     if out_dtype == jnp.bfloat16:
         bound += 2.0**-8 * abs(expected)
     assert (abs(got - expected) <= bound).all()
+
+
+def make_int8(n: int, k: int) -> tuple[jax.Array, jax.Array]:
+    """Return every integer, and scales."""
+    rng = np.random.default_rng(1)
+    values = rng.integers(-127, 128, (n, k)).astype(np.int8)
+    return jnp.asarray(values), jnp.asarray(rng.uniform(0.5, 2, n) / k, jnp.float32)
+
+
+def multiply_int8(x: jax.Array, w: jax.Array, scales: jax.Array, out_dtype: Any, **options: Any) -> np.ndarray:
+    """Multiply by the last of two layers."""
+    stack, both = jnp.stack([jnp.zeros_like(w), w]), jnp.stack([scales * jnp.nan, scales])
+    program = jax.jit(lambda x, stack, both: linear(x, stack, 1, out_dtype, scales_ln=both, **options))
+    return np.asarray(program(x, stack, both), np.float64)
+
+
+@pytest.mark.parametrize(("dtype", "out_dtype"), DTYPES)
+@pytest.mark.parametrize(("t", "n", "k"), [(1, 4, 32), (3, 5, 64), (6, 18, 96), (7, 300, 576), (200, 33, 1536)])
+def test_int8_matches_float64(t: int, n: int, k: int, dtype: Any, out_dtype: Any) -> None:
+    x, (w, scales) = make(t, n, k, dtype)[0], make_int8(n, k)
+    plus = jnp.asarray(np.random.default_rng(2).standard_normal((t, n)), out_dtype)
+    scaled = np.asarray(w, np.float64) * np.asarray(scales, np.float64)[:, None]
+    product = np.asarray(x, np.float64) @ scaled.T
+    bound = k * 2.0**-24 * (abs(np.asarray(x, np.float64)) @ abs(scaled).T) + 1e-6
+    for added, options in ((0, {}), (np.asarray(plus, np.float64), {"plus_tn": plus})):
+        rounding = 2.0**-8 * abs(product + added) if out_dtype == jnp.bfloat16 else 0
+        got = multiply_int8(x, w, scales, out_dtype, **options)
+        assert (abs(got - (product + added)) <= bound + rounding).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
+def test_int8_gates(activation: str, dtype: Any) -> None:
+    """As a weight of x's dtype that needs no scales does, but for the order of rounding."""
+    for t, n, k in ((1, 16, 32), (5, 18, 64), (100, 36, 64)):
+        x, (w, scales) = make(t, n, k, dtype)[0], make_int8(n, k)
+        powers = 2.0 ** jnp.floor(jnp.log2(scales))
+        same = (w.astype(jnp.float32) * powers[:, None]).astype(dtype)
+        expected = jax.jit(lambda x, w: linear(x, w[None], 0, jnp.float32, activation=activation))(x, same)
+        got = multiply_int8(x, w, powers, jnp.float32, activation=activation)
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_int8_rows_do_not_depend_on_the_others(dtype: Any) -> None:
+    x, (w, scales) = make(100, 21, 160, dtype)[0], make_int8(21, 160)
+    whole = multiply_int8(x, w, scales, dtype)
+    for start, count in ((0, 1), (3, 5), (5, 6), (60, 40)):
+        got = multiply_int8(x[start : start + count], w, scales, dtype)
+        np.testing.assert_array_equal(got, whole[start : start + count])
+
+
+def test_int8_without_instructions_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pallas_kernels.linear.kernel.has_feature", lambda _: False)
+    compiling.register("linear_int8_in_halves", Kernel(Kind(jnp.bfloat16, jnp.int8, jnp.float32)), None)
+    x, (w, scales) = make(7, 9, 96, jnp.bfloat16)[0], make_int8(9, 96)
+    call = jax.ffi.ffi_call("linear_int8_in_halves", jax.ShapeDtypeStruct((7, 9), jnp.float32))
+    got = jax.jit(call)(x, w[None], jnp.int32(0), jnp.int32(7), jnp.zeros((0, 9)), scales[None])
+    np.testing.assert_allclose(got, exact(x, w) * np.asarray(scales), atol=1e-4)
 
 
 @pytest.mark.parametrize("activation", [None, "silu"])
@@ -158,7 +218,7 @@ def test_code_comes_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(jax.ffi, "register_ffi_target", lambda name, *_, **__: registered.append(name))
 
     def register(name: str) -> None:
-        compiling._Registry().register(name, Kernel(jnp.float32, jnp.float32), tmp_path)
+        compiling._Registry().register(name, Kernel(FLOAT32), tmp_path)
 
     register("linear_kept")
     monkeypatch.setattr(compiling, "_compile", lambda _: pytest.fail("compiled again"))
@@ -182,7 +242,7 @@ def test_threads_that_register_first_at_once_share_a_registry(monkeypatch: pytes
 
     monkeypatch.setattr(compiling, "_registry", functools.cache(Slow))
     with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda name: compiling.register(name, Kernel(jnp.float32, jnp.float32), None), "abcd"))
+        list(threads.map(lambda name: compiling.register(name, Kernel(FLOAT32), None), "abcd"))
     assert made == ["registry"]
 
 

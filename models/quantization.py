@@ -1,0 +1,39 @@
+"""Weights held as 8-bit integers, with a scale per output channel; what they are multiplied with stays as it is."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+METHODS = ("int8",)
+LARGEST = 127
+"""Of the integers, which are as far from 0 on either side."""
+
+
+class Quantized(NamedTuple):
+    """A weight [*out, *in] is values * scales; instead of arrays there may be what describes them."""
+
+    values: Any
+    """int8 [*out, *in]."""
+    scales: Any
+    """float32 [*out]: a weight is summed up over its inputs before it is scaled."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the weight."""
+        return self.values.shape
+
+    @property
+    def ndim(self) -> int:
+        """Of the weight."""
+        return self.values.ndim
+
+
+def quantize(weight: Array, num_inputs: int) -> Quantized:
+    """Round a weight whose last `num_inputs` axes are summed over: each channel's largest becomes 127 or -127."""
+    weight, inputs = weight.astype(jnp.float32), tuple(range(-num_inputs, 0))
+    scales = jnp.max(jnp.abs(weight), axis=inputs, keepdims=True) / LARGEST
+    values = jnp.round(weight / jnp.where(scales == 0, 1, scales)).astype(jnp.int8)
+    return Quantized(values, scales.squeeze(inputs))

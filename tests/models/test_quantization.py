@@ -1,0 +1,80 @@
+"""Weights in int8: as near as 8 bits allow, only where they are multiplied with, and nothing else is another model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxllm.models import LayerLoop, Model
+from jaxllm.models.model import array_specs, held
+from jaxllm.models.quantization import Quantized, quantize
+from tests.models.running import Runner, build_model, load
+from tests.models.tiny import CASES, read_goldens, read_tensors
+
+
+def rounded(weight: np.ndarray) -> np.ndarray:
+    """Return what an HF matrix [out, in] is in int8; HF's other tensors have one dimension."""
+    if weight.ndim < 2:
+        return weight
+    values, scales = map(np.asarray, quantize(jnp.asarray(weight), 1))
+    return values * scales[:, None]
+
+
+@pytest.mark.parametrize("num_inputs", [1, 2])
+def test_is_the_nearest(num_inputs: int) -> None:
+    weight = np.random.default_rng(0).standard_normal((6, 5, 64)).astype(np.float32)
+    weight[2] = 0
+    weight[3, 2] *= 1e-30
+    values, scales = map(np.asarray, quantize(jnp.asarray(weight), num_inputs))
+    assert (values.dtype, values.shape) == (np.int8, weight.shape)
+    assert (scales.dtype, scales.shape) == (np.float32, weight.shape[:-num_inputs])
+    scales = scales.reshape(*scales.shape, *[1] * num_inputs)
+    assert (abs(values * scales - weight) <= 0.5001 * scales).all()
+    inputs = tuple(range(3 - num_inputs, 3))
+    largest = abs(values.astype(int)).max(axis=inputs)
+    assert set(np.unique(largest)) == {0, 127}
+    assert values.min() >= -127
+
+
+@pytest.mark.parametrize("loop", [LayerLoop.SCAN, LayerLoop.IN_PLACE])
+@pytest.mark.parametrize("case", ["llama_bias", "qwen3", "gemma3"])
+def test_computes_with_the_rounded_weights(case: str, loop: LayerLoop) -> None:
+    tensors = read_tensors(case)
+    quantized, plain = build_model(case, loop=loop, quantization="int8"), build_model(case)
+    golden = read_goldens(case)[0]
+    got = Runner(quantized, load(quantized, tensors)).whole(golden)
+    expected = Runner(plain, load(plain, {name: rounded(each) for name, each in tensors.items()})).whole(golden)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-4)
+    unrounded = Runner(plain, load(plain, tensors)).whole(golden)
+    assert 1e-3 < abs(got - unrounded).max() < 1, "it is another model, but near"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_only_matrices_are_quantized(case: str) -> None:
+    model = build_model(case, dtype=jnp.bfloat16, quantization="int8")
+    for path, spec in model.param_specs(read_tensors(case)).items():
+        assert (spec.quantized_inputs > 0) == (len(spec.hf_shape) == 2), path
+    for array in array_specs(model.param_specs()).values():
+        leaves = jax.tree.leaves(held(array))
+        if array.quantized_inputs:
+            assert [leaf.dtype for leaf in leaves] == [np.int8, np.float32]
+            assert leaves[1].shape == array.shape[: -array.quantized_inputs]
+            assert len(leaves[1].axes) == len(leaves[1].shape)
+        else:
+            assert leaves == [array]
+
+
+def test_other_methods_are_refused() -> None:
+    config: Any = build_model("qwen3").config
+    with pytest.raises(ValueError, match="quantization='int4' is not one of int8"):
+        Model(config, jnp.bfloat16, quantization="int4")
+
+
+def test_is_a_pytree_of_what_is_held() -> None:
+    doubled = jax.tree.map(lambda x: 2 * x, Quantized(np.ones((2, 3)), np.ones(2)))
+    assert isinstance(doubled, Quantized)
+    assert (doubled.shape, doubled.ndim) == ((2, 3), 2)
