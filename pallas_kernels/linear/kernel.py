@@ -7,7 +7,8 @@ number of rows: a row's result does not depend on the rows beside it.
 With an activation the first half of w's rows are gates: a few of them are taken together with those that they gate,
 and y [t, n / 2] = activation(gates) * gated, in float32 until it is stored.
 
-Weights in int8 become x's dtype, which holds them exactly, in registers; their rows' scales multiply the sums.
+Weights in int8 become x's dtype, which holds them exactly: with few rows of x in registers, else once for all rows of
+a unit. Their rows' scales multiply the sums.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ GROUP_BYTES = 12 << 10
 """Of w, which stay in a core's first cache for all rows of a unit ..."""
 GATES = MIN_GATES
 """... or so many gates and what they gate, whose activations fill vectors."""
+SCRATCH_BYTES = 128 << 10
+"""Of the stack, for those that were int8; rows that are too long for it are taken in registers."""
 AHEAD = 2048
 """Bytes of w to fetch before they are wanted."""
 NULL = ir.Constant(POINTER, None)
@@ -69,6 +72,7 @@ class Kernel:
         weight_dtype = jnp.dtype(kind.weight_dtype)
         self.is_quantized = weight_dtype == jnp.int8
         self.weight_bytes = weight_dtype.itemsize
+        self.scratch_size = SCRATCH_BYTES // self.dtype.itemsize
         self.weight_storage = I8 if self.is_quantized else self.storage
         self.activate = ACTIVATIONS[kind.activation] if kind.activation else None
         self.parts = 2 if kind.activation else 1
@@ -78,7 +82,7 @@ class Kernel:
 
     def build(self, name: str) -> ir.Module:
         """Return the module, with a function of this name for XLA to call."""
-        few, many = (self._add_tile(rows) for rows in (FEW_ROWS, MANY_ROWS))
+        few, many = self._add_tile(FEW_ROWS, unpacks=self.is_quantized), self._add_tile(MANY_ROWS, unpacks=False)
         add_handler(self.module, name, self._add_prepare(), self._add_run(few, many))
         return self.module
 
@@ -116,44 +120,68 @@ class Kernel:
         last_row = e.most(e.least(end_row, num_rows), first_row)
         is_few = e.ir.or_(e.ir.icmp_signed("<=", num_rows, I64(FEW_ROWS)), e.ir.icmp_signed("<", t, I64(MANY_ROWS)))
         group = self._group(e, k)
-        with e.range(first_column, last_column, group) as start:
-            stop = e.least(e.sum(start, group), last_column)
-            same = [w, scales, plus, y, start, stop, n, k]
-            with e.ir.if_else(is_few) as (by_few, by_many):
+        scratch = e.array(self.storage, self.scratch_size) if self.is_quantized else None
+        with e.range(first_column, last_column, group) as begin:
+            stop = e.least(e.sum(begin, group), last_column)
+            start = e.least(begin, e.ir.sub(n, I64(GATES if self.activate else COLUMNS)))
+            takes_few = is_few
+            if self.is_quantized:
+                numbers = e.product(self._columns(e, start, stop), self.parts, k)
+                takes_few = e.ir.or_(is_few, e.ir.icmp_signed(">", numbers, I64(self.scratch_size)))
+            same = [scales, plus, y, start, stop, n, k]
+            with e.ir.if_else(takes_few) as (by_few, by_many):
                 with by_few, e.range(first_row, last_row, FEW_ROWS) as row:
-                    e.ir.call(few, [e.least(row, e.ir.sub(t, I64(FEW_ROWS))), x, *same])
-                with by_many, e.range(first_row, last_row, MANY_ROWS) as row:
-                    done, of = e.ir.sub(row, first_row), e.ir.sub(last_row, first_row)
-                    for part in range(self.parts):
-                        ahead = e.at(w, self.weight_storage, e.product(e.sum(stop, e.product(n, part)), k))
-                        self._fetch(e, ahead, e.product(group, k), done, of)
-                    e.ir.call(many, [e.least(row, e.ir.sub(t, I64(MANY_ROWS))), x, *same])
+                    e.ir.call(few, [e.least(row, e.ir.sub(t, I64(FEW_ROWS))), x, w, n, *same])
+                with by_many:
+                    weights = [w, n] if scratch is None else self._unpack(e, w, scratch, start, stop, n, k)
+                    with e.range(first_row, last_row, MANY_ROWS) as row:
+                        done, of = e.ir.sub(row, first_row), e.ir.sub(last_row, first_row)
+                        for part in range(self.parts):
+                            ahead = e.at(w, self.weight_storage, e.product(e.sum(stop, e.product(n, part)), k))
+                            self._fetch(e, ahead, e.product(group, k), done, of)
+                        e.ir.call(many, [e.least(row, e.ir.sub(t, I64(MANY_ROWS))), x, *weights, *same])
         self._clear(e, y, n, last_row, end_row, first_column, last_column)
         e.ir.ret_void()
         return e.function
+
+    def _columns(self, e: Emitter, start: Any, stop: Any) -> Any:
+        return I64(GATES) if self.activate else e.ir.sub(stop, start)
+
+    def _unpack(self, e: Emitter, w: Any, scratch: Any, start: Any, stop: Any, n: Any, k: Any) -> list[Any]:
+        """Write a group as x's dtype; return where its weights would begin, and those that they gate after them."""
+        count = self._columns(e, start, stop)
+        for part in range(self.parts):
+            source = e.at(w, I8, e.product(e.sum(start, e.product(n, part)), k))
+            target = e.at(scratch, self.storage, e.product(count, k, part))
+            with e.range(0, e.product(count, k), self.step) as i:
+                some = self._load_int8(e, source, i)
+                if len(some) > 1:
+                    low, high = (e.ir.bitcast(half, vector(I32)) for half in some)
+                    some = [e.ir.or_(e.ir.lshr(low, e.constant(16, low)), high)]
+                e.ir.store(some[0], e.at(target, self.storage, i), align=1)
+        return [e.at(scratch, self.storage, e.product(start, k, -1)), count]
 
     def _group(self, e: Emitter, k: Any) -> Any:
         """Return how many columns are taken at a time for all rows of a unit."""
         if self.activate:
             return I64(GATES)
-        return e.most(e.product(e.ir.sdiv(I64(GROUP_BYTES // self.weight_bytes // COLUMNS), k), COLUMNS), COLUMNS)
+        return e.most(e.product(e.ir.sdiv(I64(GROUP_BYTES // self.dtype.itemsize // COLUMNS), k), COLUMNS), COLUMNS)
 
-    def _add_tile(self, rows: int) -> ir.Function:
-        """Multiply a few rows of x, from `row` on, and a group of w's."""
-        block = self._add_block(rows)
-        e, (row, x, w, scales, plus, y, start, stop, n, k) = add_function(
-            self.module, f"tile_{rows}", VOID, I64, *[POINTER] * 5, *[I64] * 4
+    def _add_tile(self, rows: int, *, unpacks: bool) -> ir.Function:
+        """Multiply a few rows of x, from `row` on, and a group of w's. Those that are gated are `apart` rows behind."""
+        block = self._add_block(rows, unpacks=unpacks)
+        e, (row, x, w, apart, scales, plus, y, start, stop, n, k) = add_function(
+            self.module, f"tile_{rows}", VOID, I64, *[POINTER] * 2, I64, *[POINTER] * 3, *[I64] * 4
         )
         x = e.at(x, self.storage, e.product(row, k))
         y = e.at(y, self.out_format.storage, e.product(row, n))
 
         def weights(column: Any) -> list[Any]:
-            """Return where those of a column and their scales are, and where those that it gates are."""
-            w_start = e.at(w, self.weight_storage, e.product(column, k))
-            return [w_start, e.at(scales, F32, column) if self.is_quantized else NULL, n]
+            """Return where those of a column and their scales are, and how far those that it gates are from them."""
+            w_start = e.at(w, I8 if unpacks else self.storage, e.product(column, k))
+            return [w_start, apart, e.at(scales, F32, column) if self.is_quantized else NULL, n]
 
         if self.activate:
-            start = e.least(start, e.ir.sub(n, I64(GATES)))
             sums = e.array(F32, rows * LANES)
             with e.range(0, GATES, self.width) as i:
                 target = e.at(sums, F32, e.product(i, self.parts))
@@ -200,11 +228,12 @@ class Kernel:
         with e.range(begin, e.least(e.sum(begin, share), count), per_line) as i:
             e.prefetch(base, self.weight_storage, i)
 
-    def _add_block(self, rows: int) -> ir.Function:
-        """Multiply a few rows of x and of w. If half of those of w are gates, the others are `apart` rows behind."""
-        e, (x, w, scales, apart, plus, y, y_row, k) = add_function(
-            self.module, f"block_{rows}", VOID, *[POINTER] * 3, I64, *[POINTER] * 2, *[I64] * 2
+    def _add_block(self, rows: int, *, unpacks: bool) -> ir.Function:
+        """Multiply a few rows of x and of w, by whose scales only the sums are multiplied."""
+        e, (x, w, apart, scales, scales_apart, plus, y, y_row, k) = add_function(
+            self.module, f"block_{rows}", VOID, *[POINTER] * 2, I64, POINTER, I64, *[POINTER] * 2, *[I64] * 2
         )
+        load, storage = (self._load_int8, I8) if unpacks else (self._load, self.storage)
         sums = [[e.variable(vector(F32), e.splat(F32(0.0))) for _ in range(COLUMNS)] for _ in range(rows)]
         # With few rows of x, what takes time is to read w: as one stream, which the processor reads ahead of.
         together = 1 if rows == FEW_ROWS else COLUMNS
@@ -214,9 +243,9 @@ class Kernel:
                 for column in range(first, first + together):
                     part, place = divmod(column, self.width)
                     w_start = e.product(e.sum(e.product(apart, part), place), k)
-                    w_row = self._load_weights(e, w, w_start, i)
+                    w_row = load(e, w, w_start, i)
                     if rows == FEW_ROWS:
-                        e.prefetch(w, self.weight_storage, w_start, i, AHEAD // self.weight_bytes)
+                        e.prefetch(w, storage, w_start, i, AHEAD // self.weight_bytes)
                     for row in range(rows):
                         self._add_product(e, sums[row][column], x_rows[row], w_row)
         per_vector = LANES // COLUMNS
@@ -225,7 +254,7 @@ class Kernel:
             found = add_up(e, some + [e.splat(F32(0.0))] * (LANES - len(some)))
             last = min(rows, first + per_vector)
             if self.is_quantized:
-                found = e.ir.fmul(found, self._load_scales(e, scales, apart))
+                found = e.ir.fmul(found, self._load_scales(e, scales, scales_apart))
             if not self.activate:
                 assert self.out_format.narrow is not None
                 total = e.variable(vector(F32), found)
@@ -264,9 +293,8 @@ class Kernel:
         pairs = e.load_vector(place, I32, 0)
         return [_low_half(e, pairs), _high_half(e, pairs)]
 
-    def _load_weights(self, e: Emitter, base: Any, *index: Any) -> list[Any]:
-        if not self.is_quantized:
-            return self._load(e, base, *index)
+    def _load_int8(self, e: Emitter, base: Any, *index: Any) -> list[Any]:
+        """Return integers as `_load` returns x's numbers, which are as many."""
         place = e.at(base, I8, *index)
         if self.dtype == jnp.float32:
             return [_as_float(e, e.load_vector(place, I8, 0))]
