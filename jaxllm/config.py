@@ -209,7 +209,6 @@ class EngineArgs(EngineArguments):
             **limits,
             checkpoint=checkpoint,
             model_config=model_config,
-            quantization=QUANTIZATIONS.get(self.quantization or ""),
             **_resolve_numerics(self, model_config, mesh, platform, dtype, limits["block_size"]),
             mesh=mesh,
             logits_processors=logits_processors,
@@ -242,7 +241,7 @@ def _resolve_devices(
 def _resolve_numerics(
     args: EngineArgs, model_config: ModelConfig, mesh: Mesh, platform: str, dtype: str, block_size: int
 ) -> dict[str, Any]:
-    """Settle how attention is computed, and whether outputs may depend on the batch."""
+    """Settle how weights are held, how attention is computed, and whether outputs may depend on the batch."""
     import jax
 
     from jaxllm.execution.options import layer_loop
@@ -256,7 +255,8 @@ def _resolve_numerics(
         jax.__version_info__,
         native_matmul=layer_loop(platform, attention, mesh.size) is LayerLoop.IN_PLACE,
     )
-    return {"dtype": dtype, "attention": attention, "batch_invariant": invariant}
+    quantization = QUANTIZATIONS.get(args.quantization or "")
+    return {"dtype": dtype, "quantization": quantization, "attention": attention, "batch_invariant": invariant}
 
 
 def _resolve_attention(

@@ -104,12 +104,20 @@ def against_golden(case: str, size: int) -> list[dict[str, list[int]]]:
     return [{"expected": golden.tokens.tolist(), "got": list(out.outputs[0].token_ids)} for golden, out in pairs]
 
 
-def alone_and_together(size: int, model: str) -> list[list[Any]]:
+def in_int8(size: int, model: str) -> list[Any]:
+    """Return what requests give with quantized weights; those of one device are multiplied by its own kernel."""
+    changes = {"tensor_parallel_size": size, "quantization": "int8", "skip_tokenizer_init": True}
+    with tiny_llm(model, **(ARGUMENTS | changes)) as (llm, _):
+        return [_shown(output) for output in run_together(llm, plain_jobs())]
+
+
+def alone_and_together(size: int, model: str, quantization: str | None = None) -> list[list[Any]]:
     """Return what requests give in bfloat16, one after the other and then all at once, in other buckets."""
     jobs = plain_jobs()
     for job in jobs:
         job.params.logprobs = 5
     changes = {"tensor_parallel_size": size, "dtype": "bfloat16", "max_num_batched_tokens": 16}
+    changes["quantization"] = quantization
     with tiny_llm(model, **(ARGUMENTS | {"skip_tokenizer_init": True} | changes)) as (llm, _):
         assert llm.llm_engine.config.batch_invariant
         alone = [output for job in jobs for output in run_together(llm, [job])]
@@ -193,7 +201,8 @@ def main(out: str, model: str, tokenizer: str, smollm2: str) -> None:
     assert jax.device_count() == NUM_DEVICES
     found: dict[str, Any] = {"refusals": refusals(smollm2, model)}
     found["families"] = {case: against_golden(case, size) for case, size in FAMILIES.items()}
-    found["invariance"] = alone_and_together(4, model)
+    found["invariance"] = {str(method): alone_and_together(4, model, method) for method in (None, "int8")}
+    found["int8"] = {size: in_int8(size, model) for size in (1, 4)}
     found["runs"] = {size: run(size, model, tokenizer) for size in SIZES}
     Path(out).write_text(json.dumps(found))
 

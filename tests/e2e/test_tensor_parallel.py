@@ -110,8 +110,18 @@ def test_families_equal_hf(found: dict[str, Any], case: str) -> None:
         assert pair["got"] == pair["expected"]
 
 
-def test_company_changes_no_bit(found: dict[str, Any]) -> None:
-    alone, together = found["invariance"]
+def test_tokens_in_int8_equal_those_of_one_device(found: dict[str, Any], runs: dict[str, Any]) -> None:
+    def tokens(outputs: list[dict[str, Any]]) -> list[list[int]]:
+        return [each["token_ids"] for output in outputs for each in output["outputs"]]
+
+    expected, got = (tokens(found["int8"][size]) for size in ("1", "4"))
+    assert got == expected
+    assert expected != tokens(runs["1"]["plain"]["outputs"])[: len(expected)]
+
+
+@pytest.mark.parametrize("quantization", ["None", "int8"])
+def test_company_changes_no_bit(found: dict[str, Any], quantization: str) -> None:
+    alone, together = found["invariance"][quantization]
     assert alone == together
     assert len({json.dumps(output) for output in alone}) == len(alone)
 

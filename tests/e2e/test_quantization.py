@@ -1,0 +1,62 @@
+"""quantization="int8" on SmolLM2: nearly the same model in half the memory, and as independent of the batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import jax
+import pytest
+
+from jaxllm import LLM, RequestOutput, SamplingParams
+from tests.e2e.goldens import load_rows
+from tests.e2e.inside import core_of
+
+PROMPTS = [row["prompt_ids"] for row in load_rows("smollm2-135m-instruct-q4_1") if 100 < len(row["prompt_ids"]) < 500]
+
+
+@pytest.fixture(scope="module")
+def quantized(smollm2_path: str) -> Iterator[LLM]:
+    with LLM(smollm2_path, dtype="bfloat16", quantization="int8", enforce_eager=True) as llm:
+        yield llm
+
+
+def read(llm: LLM, prompts: list[list[int]]) -> list[RequestOutput]:
+    """Return outputs with the log-probability of each of the prompts' tokens."""
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, prompt_logprobs=0)
+    return llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+
+
+def perplexity(outputs: list[RequestOutput]) -> float:
+    found = [
+        position[token].logprob
+        for output in outputs
+        for token, position in zip(output.prompt_token_ids or (), output.prompt_logprobs or (), strict=True)
+        if position is not None
+    ]
+    assert len(found) > 1000
+    return math.exp(-sum(found) / len(found))
+
+
+def num_bytes(llm: LLM) -> int:
+    runner = core_of(llm)._runner
+    assert runner is not None
+    return sum(array.nbytes for array in jax.tree.leaves(runner._params))
+
+
+def test_is_nearly_the_same_model_in_half_the_memory(smollm2_path: str, quantized: LLM) -> None:
+    with LLM(smollm2_path, dtype="bfloat16", enforce_eager=True) as llm:
+        expected, whole = perplexity(read(llm, PROMPTS)), num_bytes(llm)
+    got = perplexity(read(quantized, PROMPTS))
+    assert got != expected
+    assert got == pytest.approx(expected, rel=0.03)
+    assert num_bytes(quantized) < 0.51 * whole
+
+
+def test_company_changes_no_bit(quantized: LLM) -> None:
+    prompts = [[*ids[: 37 + 11 * i], 5 + i] for i, ids in enumerate(PROMPTS[:8])]
+    together = read(quantized, prompts)
+    alone = [output for ids in prompts for output in read(quantized, [ids])]
+    for one, other in zip(alone, together, strict=True):
+        assert one.outputs[0].token_ids == other.outputs[0].token_ids
+        assert one.prompt_logprobs == other.prompt_logprobs
