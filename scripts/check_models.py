@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Run `jaxllm check` for the shapes of well-known models on several topologies, and keep its output.
 
-Writes benchmarks/results/check/MODEL-TOPOLOGY-tpN.txt and .json. Needs the compilers: pip install 'jaxllm[check]'.
+Writes benchmarks/results/check/MODEL-TOPOLOGY-tpN[-QUANTIZATION].txt and .json. Needs the compilers:
+pip install 'jaxllm[check]'.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ CASES = (
     ("llama-3.3-70b", "v6e:2x4", 8),
     ("llama-3.3-70b", "v5e:2x2", 4),
     ("qwen3-8b", "v5e:1x1", 1),
+    ("qwen3-8b", "v5e:1x1", 1, "int8"),
     ("qwen3-32b", "v6e:2x4", 8),
     ("qwen3-8b", "h100", 1),
     ("qwen3-8b", "v5e:2x2", 4),
@@ -45,20 +47,23 @@ def main() -> int:
     OUT.mkdir(parents=True, exist_ok=True)
     failed = False
     with tempfile.TemporaryDirectory() as folder:
-        for model, topology, num_devices in CASES:
-            name = f"{model}-{topology.replace(':', '-')}-tp{num_devices}"
+        for model, topology, num_devices, *quantization in CASES:
+            name = "-".join([model, topology.replace(":", "-"), f"tp{num_devices}", *quantization])
             if chosen in name:
-                failed |= not check(Path(folder), name, model, topology, num_devices)
+                failed |= not check(Path(folder), name, model, topology, num_devices, *quantization)
     return int(failed)
 
 
-def check(folder: Path, name: str, model: str, topology: str, num_devices: int) -> bool:
+def check(
+    folder: Path, name: str, model: str, topology: str, num_devices: int, quantization: str | None = None
+) -> bool:
     """Check one case; the model's folder is named as on the hub."""
     started = time.monotonic()
     (folder / HUB_IDS[model]).mkdir(parents=True, exist_ok=True)
     (folder / HUB_IDS[model] / "config.json").write_text(json.dumps(MODELS[model]))
     command = [sys.executable, "-m", "jaxllm.cli", "check", HUB_IDS[model], "--topology", topology]
     command += ["--tensor-parallel-size", str(num_devices), "--json"]
+    command += ["--quantization", quantization] if quantization else []
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     print(f"{name}: status {done.returncode}, {time.monotonic() - started:.0f} s", flush=True)

@@ -151,6 +151,7 @@ def _engine_settings(sized: Fit) -> dict[str, Any]:
     config = sized.config
     return {
         "dtype": config.dtype,
+        "quantization": config.quantization,
         "kv_cache_dtype": str(config.attention.shape.kv_dtype),
         "attention": config.attention.implementation,
         "max_model_len": sized.max_model_len,

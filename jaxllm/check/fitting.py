@@ -95,6 +95,8 @@ def find_changes(
         found += change
         if change:
             break
+    if failed.config.quantization is None:  # last, as it is another model
+        found += _try(args, {"quantization": "int8"}, topology, checkpoint, hardware)
     return found
 
 

@@ -89,9 +89,10 @@ def size_pool(config: EngineConfig, memory: DeviceMemory) -> tuple[int, int]:
     VLLMValidationError when the parameters alone are too many, or the pool would not hold one request.
     """
     if memory.limit is not None and memory.params > memory.limit:
+        hint = " or set quantization='int8'" if config.quantization is None else ""
         raise VLLMValidationError(
             f"The parameters alone take {memory.params / 2**30:.1f} GiB of each device, of which the engine may use "
-            f"{memory.limit / 2**30:.1f} GiB: raise tensor_parallel_size.",
+            f"{memory.limit / 2**30:.1f} GiB: raise tensor_parallel_size{hint}.",
             parameter="tensor_parallel_size",
             value=config.mesh.size,
         )

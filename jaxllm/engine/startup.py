@@ -107,7 +107,7 @@ def make_core(
         config.mesh.size,
         device.platform,
         device.device_kind,
-        config.dtype,
+        f"{config.dtype}, weights {config.quantization}" if config.quantization else config.dtype,
         config.attention.implementation,
         num_blocks,
         config.block_size,

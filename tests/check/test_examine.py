@@ -19,6 +19,7 @@ from jaxllm.check.table import render
 from jaxllm.engine import startup
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.compiler import StepCompiler
+from jaxllm.execution.mesh import param_bytes
 from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.loading.checkpoint import open_config
 from tests.check.support import MODEL, TOY, add_toy, engine_args
@@ -143,6 +144,15 @@ def test_too_many_parameters(monkeypatch: pytest.MonkeyPatch, report: Report):
     assert (found.fits, found.memory.scratch, found.changes, found.notes) == (False, None, [], [])
     assert "The parameters alone take" in (found.reason or "")
     assert "scratch" not in render(found)
+
+
+def test_parameters_that_fit_in_int8(monkeypatch: pytest.MonkeyPatch, report: Report):
+    monkeypatch.setattr(StepCompiler, "used_bytes", lambda self: param_bytes(self.mesh, self.model.param_specs()))
+    add_toy(monkeypatch, dataclasses.replace(TOY, memory_bytes=report.memory.params, layouts=("1x1",)))
+    found = examine(engine_args(), "toy:1x1")
+    assert "or set quantization='int8'" in (found.reason or "")
+    assert [change.settings for change in found.changes] == [{"quantization": "int8"}]
+    assert examine(engine_args(quantization="int8"), "toy:1x1").memory.params < 0.3 * report.memory.params
 
 
 def test_a_cache_that_the_user_made_too_large(monkeypatch: pytest.MonkeyPatch, report: Report):
