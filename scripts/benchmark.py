@@ -7,7 +7,8 @@ Every contestant runs in an environment and a process of its own, with its libra
 KV cache (1 GiB), reads the same bfloat16 checkpoint, gets the same token ids and gives back token ids, greedily, as
 many as asked: no end of sequence is heeded. HF runs `generate` on batches of 16 in the order of the requests, and its
 continuous batching. llama.cpp reads the quantized GGUF file, which is fewer bytes of other weights, one request at a
-time: its figures stand beside the others' to show what is possible, not to be compared.
+time: its figures stand beside the others' to show what is possible, not to be compared. So do jaxllm's with weights
+that it rounds to int8.
 
 Only one contestant's process exists at a time, since two would share cores, caches and memory bandwidth even if one
 only kept its threads waiting. So a round is: each contestant starts, is measured, and ends, in turns, another one
@@ -47,7 +48,7 @@ from typing import Any
 from benchmarking.caching import caching
 from benchmarking.charts import draw_comparison, draw_sweep, draw_workloads, require_matplotlib
 from benchmarking.compare import compare
-from benchmarking.contestants import jaxllm, peers
+from benchmarking.contestants import in_int8, jaxllm, peers
 from benchmarking.report import as_text, summary, write_readme
 from benchmarking.sweep import sweep
 from benchmarking.worker import PROGRAMS, BenchmarkError
@@ -132,7 +133,8 @@ def measure(args: argparse.Namespace, mode: str, keep: Callable[[dict[str, Any]]
         if mode == "workloads":
             return {mode: caching(model, args.dtype, rounds=args.rounds, quick=args.quick, scratch=scratch)}
         others = peers(model, gguf, args.dtype, vllm=args.vllm_python, hf=args.hf_python, llamacpp=args.llamacpp_python)
-        contestants = [jaxllm(model, args.dtype), *others]
+        ours = jaxllm(model, args.dtype)
+        contestants = [ours, in_int8(ours), *others]
         return compare(contestants, model, args.dtype, rounds=args.rounds, quick=args.quick, scratch=scratch)
 
 

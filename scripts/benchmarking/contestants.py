@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,13 @@ def jaxllm(model: Path, dtype: str, **engine: Any) -> Contestant:
     engine = {"kv_cache_memory_bytes": KV_BYTES} | engine
     settings = {"library": "jaxllm", "model": str(model), "dtype": dtype, "engine": engine}
     return Contestant("jaxllm", "jaxllm", "vllm_api", sys.executable, settings)
+
+
+def in_int8(contestant: Contestant) -> Contestant:
+    """Return jaxllm with quantized weights."""
+    settings = contestant.settings | {"engine": contestant.settings["engine"] | {"quantization": "int8"}}
+    label = f"{contestant.label}, int8 weights"
+    return replace(contestant, name=f"{contestant.name}_int8", label=label, settings=settings, shares_weights=False)
 
 
 def peers(
