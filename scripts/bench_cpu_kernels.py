@@ -28,7 +28,7 @@ from sheet import print_sheet
 
 from jaxllm.execution.options import compiler_options
 from pallas_kernels.linear import linear
-from pallas_kernels.paged_attention import AttentionBatch, PagedAttention, SplitPool
+from pallas_kernels.paged_attention import AttentionBatch, PagedAttention
 from pallas_kernels.paged_attention.batches import ragged_batch
 from pallas_kernels.paged_attention.cases import CASES
 
@@ -84,7 +84,7 @@ def attention_row(case: str, name: str, chunks: list[tuple[int, int]]) -> dict[s
             for heads in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
         )
         spec = op.pool_spec(LAYERS, sum(counts) + 1)
-        states[implementation] = SplitPool(*(jnp.ones(x.shape, x.dtype) for x in spec))
+        states[implementation] = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), spec)
         run = jax.jit(
             partial(attend_layers, op),
             donate_argnums=3,

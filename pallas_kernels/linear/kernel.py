@@ -20,13 +20,12 @@ from typing import Any
 import jax.numpy as jnp
 from llvmlite import ir
 
-from pallas_kernels.native.compiling import has_feature, num_cores
+from pallas_kernels.native import pairs
+from pallas_kernels.native.compiling import num_cores
 from pallas_kernels.native.emitter import (
-    BF16,
     CACHE_LINE,
     F32,
     I8,
-    I16,
     I32,
     I64,
     LANES,
@@ -154,11 +153,7 @@ class Kernel:
             source = e.at(w, I8, e.product(e.sum(start, e.product(n, part)), k))
             target = e.at(scratch, self.storage, e.product(count, k, part))
             with e.range(0, e.product(count, k), self.step) as i:
-                some = self._load_int8(e, source, i)
-                if len(some) > 1:
-                    low, high = (e.ir.bitcast(half, vector(I32)) for half in some)
-                    some = [e.ir.or_(e.ir.lshr(low, e.constant(16, low)), high)]
-                e.ir.store(some[0], e.at(target, self.storage, i), align=1)
+                e.ir.store(self._load_int8(e, source, i), e.at(target, self.storage, i), align=1)
         return [e.at(scratch, self.storage, e.product(start, k, -1)), count]
 
     def _group(self, e: Emitter, k: Any) -> Any:
@@ -283,34 +278,21 @@ class Kernel:
             some = [e.shuffle(a, b, range(count)) for a, b in zip(some[::2], some[1::2], strict=True)]
         return self.out_format.widen(e, some[0])
 
-    def _load(self, e: Emitter, base: Any, *index: Any) -> list[Any]:
-        """Return a step's numbers, as vectors that `_add_product` takes one after the other."""
-        if self.dtype == jnp.float32:
-            return [e.load_vector(base, F32, *index)]
-        place = e.at(base, self.storage, *index)
-        if has_feature("avx512bf16"):
-            return [e.load_vector(place, BF16, 0, lanes=2 * LANES)]
-        pairs = e.load_vector(place, I32, 0)
-        return [_low_half(e, pairs), _high_half(e, pairs)]
+    def _load(self, e: Emitter, base: Any, *index: Any) -> Any:
+        """Return a step's numbers: float32, or pairs."""
+        return e.load_vector(e.at(base, self.storage, *index), F32 if self.dtype == jnp.float32 else I32, 0)
 
-    def _load_int8(self, e: Emitter, base: Any, *index: Any) -> list[Any]:
+    def _load_int8(self, e: Emitter, base: Any, *index: Any) -> Any:
         """Return integers as `_load` returns x's numbers, which are as many."""
-        place = e.at(base, I8, *index)
         if self.dtype == jnp.float32:
-            return [_as_float(e, e.load_vector(place, I8, 0))]
-        if has_feature("avx512bf16"):
-            high, low = (_as_float(e, e.load_vector(place, I8, half * LANES)) for half in (1, 0))
-            return [e.call_named("llvm.x86.avx512bf16.cvtne2ps2bf16.512", high, low, result=vector(BF16, 2 * LANES))]
-        pairs = e.ir.sext(e.load_vector(place, I16, 0), vector(I32))
-        low = e.ir.ashr(e.ir.shl(pairs, e.constant(24, pairs)), e.constant(24, pairs))
-        return [_as_float(e, half) for half in (low, e.ir.ashr(pairs, e.constant(8, pairs)))]
+            return pairs.as_float(e, e.load_vector(base, I8, *index))
+        return pairs.load_int8(e, base, *index)
 
-    def _add_product(self, e: Emitter, total: Variable, x: Sequence[Any], w: Sequence[Any]) -> None:
-        for some_x, some_w in zip(x, w, strict=True):
-            if some_x.type == vector(F32):
-                total.value = e.fma(some_x, some_w, total.value)
-            else:
-                total.value = e.call_named("llvm.x86.avx512bf16.dpbf16ps.512", total.value, some_x, some_w)
+    def _add_product(self, e: Emitter, total: Variable, x: Any, w: Any) -> None:
+        if self.dtype == jnp.float32:
+            total.value = e.fma(x, w, total.value)
+        else:
+            total.value = pairs.add_products(e, total.value, x, w)
 
 
 def _silu(e: Emitter, x: Any) -> Any:
@@ -330,18 +312,6 @@ def _times_logistic(e: Emitter, x: Any, of: Any) -> Any:
 
 
 ACTIVATIONS: Mapping[str, Callable[[Emitter, Any], Any]] = {"silu": _silu, "gelu_pytorch_tanh": _gelu_tanh}
-
-
-def _as_float(e: Emitter, integers: Any) -> Any:
-    return e.ir.sitofp(e.ir.sext(integers, vector(I32)), vector(F32))
-
-
-def _low_half(e: Emitter, pairs: Any) -> Any:
-    return e.ir.bitcast(e.ir.shl(pairs, ir.Constant(vector(I32), [16] * LANES)), vector(F32))
-
-
-def _high_half(e: Emitter, pairs: Any) -> Any:
-    return e.ir.bitcast(e.ir.and_(pairs, ir.Constant(vector(I32), [0xFFFF0000] * LANES)), vector(F32))
 
 
 def add_up(e: Emitter, vectors: Sequence[Any]) -> Any:

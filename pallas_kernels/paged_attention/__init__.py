@@ -12,7 +12,7 @@ from typing import Any
 from jax import Array
 
 from .implementations import IMPLEMENTATIONS, Implementation
-from .layout import AttentionBatch, AttentionShape, FusedPool, KVPool, SplitPool, copy_blocks, to_pool_dtype
+from .layout import AttentionBatch, AttentionShape, FusedPool, KVPool, PairedPool, SplitPool, copy_blocks, to_pool_dtype
 from .rope import Rope, rotate
 from .tiles import Tiles
 
@@ -23,6 +23,7 @@ __all__ = [
     "FusedPool",
     "KVPool",
     "PagedAttention",
+    "PairedPool",
     "Rope",
     "SplitPool",
     "Tiles",

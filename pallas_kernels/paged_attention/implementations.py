@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from .layout import FLOAT8, AttentionShape, KVPool, fused_pool_spec, split_pool_spec
+from .layout import FLOAT8, AttentionShape, KVPool, cpu_pool_spec, fused_pool_spec, split_pool_spec
 from .tiles import XLA_TILES, Tiles
 
 
@@ -131,7 +131,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "cpu": Implementation(
         _load_cpu,
         "cpu",
-        split_pool_spec,
+        cpu_pool_spec,
         _cpu_tiles,
         1,
         _refuse_on_cpu,

@@ -41,6 +41,25 @@ class SplitPool(NamedTuple):
     v: Any
 
 
+class PairedPool(NamedTuple):
+    """A CPU's: keys [l * b, k, h / 2, o, 2] and values [l * b, k, o / 2, h, 2]; layers and null blocks as above.
+
+    What is multiplied and summed up is side by side in pairs, which is how instructions for bfloat16 take it.
+    """
+
+    k: Any
+    v: Any
+
+    @staticmethod
+    def of(pool: SplitPool) -> PairedPool:
+        """Return the same keys and values in this layout."""
+        return PairedPool(*(x.reshape(*x.shape[:2], -1, 2, x.shape[3]).swapaxes(-1, -2) for x in pool))
+
+    def split(self) -> SplitPool:
+        """Return the same keys and values in the other layout."""
+        return SplitPool(*(x.swapaxes(-1, -2).reshape(*x.shape[:2], -1, x.shape[3]) for x in self))
+
+
 class FusedPool(NamedTuple):
     """The kernels': [l * b, k, o, 2 * h], a token's key and value side by side; layers and null blocks as above.
 
@@ -55,7 +74,7 @@ class FusedPool(NamedTuple):
         return FusedPool(jnp.concatenate([pool.k.swapaxes(-1, -2), pool.v], axis=-1))
 
 
-type KVPool = SplitPool | FusedPool
+type KVPool = SplitPool | PairedPool | FusedPool
 
 
 def split_pool_spec(shape: AttentionShape, num_layers: int, num_blocks: int) -> SplitPool:
@@ -64,6 +83,17 @@ def split_pool_spec(shape: AttentionShape, num_layers: int, num_blocks: int) -> 
     # A compiler without 8-bit floats would widen the whole pool to scatter into it.
     dtype = jnp.uint8 if jnp.dtype(shape.kv_dtype).itemsize == 1 else shape.kv_dtype
     return SplitPool(*(jax.ShapeDtypeStruct((rows, k, *block), dtype) for block in ((h, o), (o, h))))
+
+
+def has_pairs(shape: AttentionShape) -> bool:
+    """Say whether a CPU's kernel multiplies in pairs."""
+    return shape.dtype == shape.kv_dtype == jnp.bfloat16
+
+
+def cpu_pool_spec(shape: AttentionShape, num_layers: int, num_blocks: int) -> SplitPool | PairedPool:
+    """The same for a CPU's kernel."""
+    spec = split_pool_spec(shape, num_layers, num_blocks)
+    return jax.eval_shape(PairedPool.of, spec) if has_pairs(shape) else spec
 
 
 def fused_pool_spec(shape: AttentionShape, num_layers: int, num_blocks: int) -> FusedPool:

@@ -56,7 +56,7 @@ def test_a_row_does_not_depend_on_the_others(dtype: Any, out_dtype: Any) -> None
 
 
 def test_bfloat16_without_instructions_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pallas_kernels.linear.kernel.has_feature", lambda _: False)
+    monkeypatch.setattr("pallas_kernels.native.pairs.has_feature", lambda _: False)
     compiling.register("linear_in_two_products", Kernel(Kind(jnp.bfloat16, jnp.bfloat16, jnp.float32)), None)
     x, w = make(7, 9, 96, jnp.bfloat16)
     call = jax.ffi.ffi_call("linear_in_two_products", jax.ShapeDtypeStruct((7, 9), jnp.float32))
@@ -143,7 +143,7 @@ def test_int8_rows_do_not_depend_on_the_others(dtype: Any) -> None:
 
 
 def test_int8_without_instructions_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pallas_kernels.linear.kernel.has_feature", lambda _: False)
+    monkeypatch.setattr("pallas_kernels.native.pairs.has_feature", lambda _: False)
     compiling.register("linear_int8_in_halves", Kernel(Kind(jnp.bfloat16, jnp.int8, jnp.float32)), None)
     x, (w, scales) = make(7, 9, 96, jnp.bfloat16)[0], make_int8(9, 96)
     call = jax.ffi.ffi_call("linear_int8_in_halves", jax.ShapeDtypeStruct((7, 9), jnp.float32))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.native.compiling import num_cores
-from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, PagedAttention, SplitPool, pick
+from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, PagedAttention, PairedPool, SplitPool, pick
 from pallas_kernels.paged_attention.cases import CASES
 from pallas_kernels.paged_attention.cpu.kernel import ROWS_PER_CORE
 from pallas_kernels.paged_attention.tiles import XLA_TILES
@@ -44,8 +44,11 @@ def run(op: PagedAttention, step: Step, batch: AttentionBatch | None = None, win
     bits = step.pool
     if op.shape.kv_dtype.itemsize == 1:
         bits = SplitPool(*(jax.lax.bitcast_convert_type(x, jnp.uint8) for x in step.pool))
+    if is_paired := isinstance(op.pool_spec(1, 1), PairedPool):
+        bits = PairedPool.of(bits)
     jitted = jax.jit(function, compiler_options={"xla_allow_excess_precision": False})
-    return jitted(step.q, step.k, step.v, bits, step.batch if batch is None else batch, LAYER, window)
+    out, pool = jitted(step.q, step.k, step.v, bits, step.batch if batch is None else batch, LAYER, window)
+    return out, pool.split() if is_paired else pool
 
 
 @pytest.mark.parametrize("block_size", [16, 128])
@@ -108,6 +111,18 @@ def test_bfloat16_error_is_at_most_twice_that_of_its_inputs() -> None:
     rounded = exact.astype(jnp.bfloat16).astype(np.float32)
     error = np.abs(np.asarray(out, np.float32) - exact)[step.rows].max()
     assert error <= 2 * max(np.abs(rounded - exact)[step.rows].max(), 2**-8)
+
+
+@pytest.mark.parametrize("lengths", [[(77, 77), (3, 3)], [(length, 1) for length in (1, 2, 15, 16, 17, 31, 200)]])
+def test_bfloat16_without_instructions_for_it(lengths, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pallas_kernels.native.pairs.has_feature", lambda _: False)
+    monkeypatch.setattr("pallas_kernels.paged_attention.cpu.call._name", lambda _: "paged_attention_in_two_products")
+    op = attention(4, 2, 64, dtype=jnp.bfloat16)
+    step = make(1, lengths, op)
+    expected, expected_pool = reference(step, rope=step.rope)
+    out, pool = run(op, step, rope=step.rope)
+    np.testing.assert_allclose(np.asarray(out, np.float32)[step.rows], expected[step.rows], rtol=2e-2, atol=1e-2)
+    assert_pools_equal(pool, expected_pool)
 
 
 @pytest.mark.parametrize("kv_dtype", [jnp.bfloat16, jnp.float8_e4m3fn])
@@ -240,8 +255,21 @@ def test_pool_specs_have_layers_end_to_end() -> None:
     split: Any = PagedAttention(shape).pool_spec(30, 9)
     keys, values = split
     assert (keys.shape, values.shape, keys.dtype) == ((270, 3, 64, 128), (270, 3, 128, 64), jnp.bfloat16)
+    paired: Any = PagedAttention(shape, "cpu").pool_spec(30, 9)
+    assert [x.shape for x in paired] == [(270, 3, 32, 128, 2), (270, 3, 64, 64, 2)]
+    eight_bits: Any = PagedAttention(shape._replace(kv_dtype=jnp.dtype(jnp.float8_e5m2)), "cpu").pool_spec(30, 9)
+    assert [x.shape for x in eight_bits] == [x.shape for x in split]
     fused: Any = PagedAttention(shape, "tpu").pool_spec(30, 9)[0]
     assert (fused.shape, fused.dtype) == ((270, 3, 128, 128), jnp.bfloat16)
+
+
+def test_pairs_lie_side_by_side() -> None:
+    keys, values = (np.arange(4 * 6, dtype=np.float32).reshape(1, 1, *block) for block in ((4, 6), (6, 4)))
+    paired = PairedPool.of(SplitPool(keys, values))
+    assert paired.k[0, 0, 1, 5].tolist() == keys[0, 0, 2:4, 5].tolist()
+    assert paired.v[0, 0, 1, 3].tolist() == values[0, 0, 2:4, 3].tolist()
+    for got, want in zip(paired.split(), (keys, values), strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 def test_a_processor_without_avx512_runs_plain_xla(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from jax import Array
 from pallas_kernels.native import uninitialized
 from pallas_kernels.native.compiling import register
 
-from ..layout import AttentionBatch, AttentionShape, SplitPool
+from ..layout import AttentionBatch, AttentionShape, PairedPool, SplitPool
 from ..rope import Rope
 from ..tiles import Tiles
 from .kernel import Kernel
@@ -39,7 +39,7 @@ def cpu_paged_attention(
     q_tnh: Array,
     k_tkh: Array,
     v_tkh: Array,
-    kv_pool: SplitPool,
+    kv_pool: SplitPool | PairedPool,
     batch: AttentionBatch,
     *,
     layer: Array | int,
@@ -51,11 +51,11 @@ def cpu_paged_attention(
     sinks_n: Array | None = None,
     tiles: Tiles,
     interpret: bool = False,
-) -> tuple[Array, SplitPool]:
+) -> tuple[Array, SplitPool | PairedPool]:
     """See `PagedAttention`; there is nothing to interpret. Without `rope` nothing is rotated."""
     del tiles, interpret
     _, n, h = q_tnh.shape
-    _, k, block_size, _ = kv_pool.v.shape
+    k, block_size = kv_pool.k.shape[1], kv_pool.k.shape[3]
     shape = AttentionShape(n, k, h, block_size, jnp.dtype(q_tnh.dtype), jnp.dtype(k_tkh.dtype))
     cpu_prepare(shape)
     if k_tkh.dtype != kv_pool.k.dtype:
@@ -86,4 +86,4 @@ def cpu_paged_attention(
         jnp.zeros(0, jnp.float32) if sinks_n is None else sinks_n.astype(jnp.float32),
         *(rope or [jnp.zeros((0, h // 2), jnp.float32)] * 2),
     )
-    return out_tnh, SplitPool(*pool)
+    return out_tnh, type(kv_pool)(*pool)

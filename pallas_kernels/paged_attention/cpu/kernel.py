@@ -1,4 +1,4 @@
-"""The kernel in LLVM IR: rotates and writes K and V, then attends in float32, whatever the dtypes in memory.
+"""The kernel in LLVM IR: rotates and writes K and V, then attends; all sums are in float32.
 
 A unit of work is one decode row, or one kv head of it if there are few, or one kv head of one tile of a longer chunk.
 The query rows of a kv head (`group` heads of each token) are taken a few at a time, so that their sums stay in
@@ -7,8 +7,10 @@ registers, past the sequence's blocks:
     scores [rows, o] = q [rows, h] @ k [h, o]      masked, exponentiated: online softmax
     acc    [rows, h] = p [rows, o] @ v [o, h]
 
-Both are one loop, `_multiply`: for each step a few vectors of the right matrix are widened to float32 and multiplied by
-one number of each row. What a row's sum adds up, and in which order, does not depend on the rows beside it.
+Both are one loop, `_multiply`: in each step a few vectors of the right matrix are multiplied by a number of each row.
+In bfloat16 it is two numbers, of pairs that the pool holds side by side, and q and p are rounded to it; otherwise the
+pool's numbers are widened to float32. What a row's sum adds up, and in which order, does not depend on the rows beside
+it.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any, LiteralString, NamedTuple
 import jax.numpy as jnp
 from llvmlite import ir
 
+from pallas_kernels.native import pairs
 from pallas_kernels.native.compiling import num_cores
 from pallas_kernels.native.emitter import (
     CACHE_LINE,
@@ -37,7 +40,7 @@ from pallas_kernels.native.emitter import (
 from pallas_kernels.native.handler import add_handler
 from pallas_kernels.native.number_formats import FORMATS, Format
 
-from ..layout import AttentionShape
+from ..layout import AttentionShape, has_pairs
 
 MASKED = float(jnp.finfo(jnp.float32).min)
 MAX_ROWS = 6
@@ -86,6 +89,10 @@ class Rows(NamedTuple):
     q: Any
     acc: Any
     scores: Any
+    queries: Any
+    """`q` as it is multiplied: in bfloat16, if the pool is."""
+    probs: Any
+    """And what becomes of `scores`."""
     largest: list[Variable]
     sums: list[Variable]
 
@@ -96,6 +103,8 @@ class Kernel:
     def __init__(self, shape: AttentionShape, query_tile: int) -> None:
         self.shape, self.query_tile = shape, query_tile
         self.format, self.kv_format = FORMATS[shape.dtype], FORMATS[shape.kv_dtype]
+        self.width = 2 if has_pairs(shape) else 1
+        """Numbers that one step of a sum takes."""
         self.module = ir.Module()
 
     def build(self, name: str) -> ir.Module:
@@ -171,11 +180,28 @@ class Kernel:
 
     def _write(self, e: Emitter, of: dict[str, Any], keys: Any, values: Any, target: Any, offset: Any) -> None:
         h, o, storage = self.shape.head_dim, self.shape.block_size, self.kv_format.storage
+        if self.width == 2:
+            self._write_pairs(e, of, keys, values, target, offset)
+            return
         with e.range(0, h) as i:
             e.store(e.load(keys, storage, i), of["pool_k"], target, e.product(i, o), offset)
         with e.range(0, h, LANES) as i:
             numbers = e.load_vector(values, storage, i)
             e.store_vector(numbers, of["pool_v"], target, e.product(offset, h), i)
+
+    def _write_pairs(self, e: Emitter, of: dict[str, Any], keys: Any, values: Any, target: Any, offset: Any) -> None:
+        """Write pairs of a key's numbers, and a value's as halves of pairs with another token's."""
+        h, o, storage = self.shape.head_dim, self.shape.block_size, self.kv_format.storage
+        pool_k, pool_v = (e.at(of[name], storage, target) for name in ("pool_k", "pool_v"))
+        with e.range(0, h // 2) as i:
+            e.store(e.load(keys, I32, i), pool_k, e.product(i, o), offset)
+        place = e.product(e.ir.sdiv(offset, I64(2)), h)
+        shift = e.splat(e.ir.trunc(e.product(e.ir.srem(offset, I64(2)), 16), I32))
+        with e.range(0, h, LANES) as i:
+            before = e.load_vector(pool_v, I32, place, i)
+            other = e.ir.and_(before, e.ir.not_(e.ir.shl(e.constant(0xFFFF, before), shift)))
+            own = e.ir.shl(e.ir.zext(e.load_vector(values, storage, i), vector(I32)), shift)
+            e.store_vector(e.ir.or_(other, own), pool_v, place, i)
 
     def _add_run(self, decode: ir.Function, prefill: ir.Function) -> ir.Function:
         """Do one unit: the tiles of longer chunks come first, as they are the largest."""
@@ -210,6 +236,8 @@ class Kernel:
         origin = e.ir.sub(e.load_int(of["lens"], seq), e.load_int(of["ends"], seq))
 
         arrays = [e.array(F32, num_rows * size) for size in (h, h, o)]
+        if self.width == 2:
+            arrays += [e.array(self.format.storage, num_rows * size) for size in (h, o)]
         has_rope = self._has_rope(e, dims)
         with e.range(0, e.product(count, group), num_rows) as flat:
             last = e.ir.sub(e.product(count, group), I64(1))
@@ -227,6 +255,9 @@ class Kernel:
                         e, of, FORMATS[jnp.dtype(jnp.float32)], query, e.product(token, h // 2)
                     ):
                         e.store_vector(some, query, i)
+            if self.width == 2:
+                with e.range(0, num_rows * h, LANES) as i:
+                    self._store_rounded(e, e.load_vector(rows.q, F32, i), rows.queries, i)
             with e.ir.if_then(e.ir.icmp_signed(">", self._size(e, dims, "sinks", 0), I64(0))):
                 for r in range(num_rows):
                     rows.largest[r].value, rows.sums[r].value = e.load(of["sinks"], F32, heads[r]), F32(1.0)
@@ -237,7 +268,8 @@ class Kernel:
 
     def _begin(self, e: Emitter, of: dict[str, Any], positions: list[Any], places: list[Any], *arrays: Any) -> Rows:
         """Scale the queries, and clear the sums."""
-        h, (q, acc, scores) = self.shape.head_dim, arrays
+        h, (q, acc, scores, *others) = self.shape.head_dim, arrays
+        queries, probs = others or (q, scores)
         scale, zeros = e.splat(e.load(of["scale"], F32, 0)), e.splat(F32(0.0))
         for r, place in enumerate(places):
             with e.range(0, h, LANES) as i:
@@ -245,7 +277,7 @@ class Kernel:
                 e.store_vector(e.ir.fmul(numbers, scale), q, r * h, i)
                 e.store_vector(zeros, acc, r * h, i)
         largest, sums = [[e.variable(F32, F32(start)) for _ in places] for start in (MASKED, 0.0)]
-        return Rows(positions, places, q, acc, scores, largest, sums)
+        return Rows(positions, places, q, acc, scores, queries, probs, largest, sums)
 
     def _attend_blocks(self, e: Emitter, of: dict[str, Any], table: Any, head: Any, rows: Rows) -> None:
         """Go past the blocks of one sequence."""
@@ -269,11 +301,12 @@ class Kernel:
             next_matrix, next_live = find(next_index, e.ir.select(is_last, e.sum(head, 1), head))
 
             def fetch_values(i: Any) -> None:
-                self._fetch(e, of["pool_v"], e.sum(matrix, e.product(i, o)), o, e.sum(matrix, e.product(live, h)))
+                start = e.sum(matrix, e.product(i, o * self.width))
+                self._fetch(e, of["pool_v"], start, o * self.width, e.sum(matrix, e.product(live, h)))
 
             def fetch_keys(i: Any) -> None:
-                start = e.sum(next_matrix, e.product(e.least(i, h - 1), o))
-                self._fetch(e, of["pool_k"], start, o, e.sum(start, next_live))
+                start = e.sum(next_matrix, e.product(e.least(i, h // self.width - 1), o * self.width))
+                self._fetch(e, of["pool_k"], start, o * self.width, e.sum(start, e.product(next_live, self.width)))
 
             self._score(e, rows, of["pool_k"], matrix, live, fetch_values)
             with e.ir.if_then(e.ir.fcmp_ordered(">", soft_cap, F32(0.0))):
@@ -304,20 +337,19 @@ class Kernel:
     def _score(self, e: Emitter, rows: Rows, pool_k: Any, matrix: Any, live: Any, fetch: Callable[[Any], None]) -> None:
         h, o = self.shape.head_dim, self.shape.block_size
         most = _even(o // LANES, MAX_SUMS // len(rows.places))
-        # Of a block that is not full only what is live is read, a cache line of each row at a time.
+        # Of a block that is not full only what is live is read, but for the rest of a cache line or two of each row.
         least = _even(most, CACHE_LINE // self.kv_format.num_bytes // LANES)
+        keys = e.at(pool_k, self.kv_format.storage, matrix)
         with e.ir.if_else(e.ir.icmp_signed("==", live, I64(o))) as (is_full, is_part):
             for branch, vectors in ((is_full, most), (is_part, least)):
                 with branch, e.range(0, live, vectors * LANES) as start:
-                    _multiply(
+                    self._multiply(
                         e,
                         len(rows.places),
                         vectors,
-                        steps=I64(h),
-                        left=lambda r, i: e.load(rows.q, F32, r * h, i),
-                        right=lambda i, j, start=start: self._load(
-                            e, pool_k, matrix, e.product(i, o), start, j * LANES
-                        ),
+                        steps=I64(h // self.width),
+                        left=lambda r, i: self._left(e, rows.queries, r * h, i),
+                        right=lambda i, j, start=start: self._right(e, keys, e.product(i, o), start, j * LANES),
                         also=fetch if most * LANES == o else None,
                         target=lambda r, j, start=start: e.at(rows.scores, F32, r * o, start, j * LANES),
                         adds=False,
@@ -328,22 +360,47 @@ class Kernel:
     ) -> None:
         h, o = self.shape.head_dim, self.shape.block_size
         vectors = _even(h // LANES, MAX_SUMS // len(rows.places))
+        values = e.at(pool_v, self.kv_format.storage, matrix)
+
+        def right(i: Any, j: int, start: Any) -> Any:
+            found = self._right(e, values, e.product(i, h), start, j * LANES)
+            if self.width == 1:
+                return found
+            # What lies beyond may be anything, and 0 x NaN is NaN.
+            is_half = e.ir.icmp_signed("==", e.sum(e.product(i, 2), 1), live)
+            return e.ir.and_(found, e.splat(e.ir.select(is_half, I32(0xFFFF), I32(-1))))
 
         with e.range(0, h, vectors * LANES) as start:
-            _multiply(
+            self._multiply(
                 e,
                 len(rows.places),
                 vectors,
-                steps=live,  # what lies beyond may be anything, and 0 x NaN is NaN
-                left=lambda r, i: e.load(rows.scores, F32, r * o, i),
-                right=lambda i, j: self._load(e, pool_v, matrix, e.product(i, h), start, j * LANES),
+                steps=e.ceil_div(live, self.width),
+                left=lambda r, i: self._left(e, rows.probs, r * o, i),
+                right=lambda i, j, start=start: right(i, j, start),
                 also=fetch if vectors * LANES == h else None,
                 target=lambda r, j: e.at(rows.acc, F32, r * h, start, j * LANES),
                 adds=True,
             )
 
-    def _load(self, e: Emitter, pool: Any, *index: Any) -> Any:
-        return self.kv_format.widen(e, e.load_vector(pool, self.kv_format.storage, *index))
+    def _store_rounded(self, e: Emitter, numbers: Any, base: Any, *index: Any) -> None:
+        assert self.format.narrow is not None
+        e.store_vector(self.format.narrow(e, numbers) if self.width == 2 else numbers, base, *index)
+
+    def _left(self, e: Emitter, numbers: Any, first: int, step: Any) -> Any:
+        """Return what a row's step is multiplied by, in each lane."""
+        return e.splat(e.load(numbers, F32 if self.width == 1 else I32, first // self.width, step))
+
+    def _right(self, e: Emitter, numbers: Any, *index: Any) -> Any:
+        """Return a vector of the pool's numbers, or of pairs."""
+        if self.width == 2:
+            return e.load_vector(numbers, I32, *index)
+        return self.kv_format.widen(e, e.load_vector(numbers, self.kv_format.storage, *index))
+
+    def _add_product(self, e: Emitter, total: Any, left: Any, right: Any) -> Any:
+        if self.width == 1:
+            return e.fma(left, right, total)
+        return pairs.add_products(e, total, left, right)
 
     def _cap(self, e: Emitter, rows: Rows, live: Any, soft_cap: Any) -> None:
         cap = e.splat(soft_cap)
@@ -378,11 +435,11 @@ class Kernel:
         shifts = [e.splat(largest.value) for largest in rows.largest]
         added = [e.variable(vector(F32), e.splat(F32(0.0))) for _ in scores]
         with e.range(0, live, LANES) as i:
-            for row, shift, total in zip(scores, shifts, added, strict=True):
+            for r, (row, shift, total) in enumerate(zip(scores, shifts, added, strict=True)):
                 score = e.load_vector(row, F32, i)
                 is_seen = e.ir.fcmp_ordered(">", score, e.constant(MASKED, score))
                 prob = e.ir.select(is_seen, e.exp(e.ir.fsub(score, shift)), e.splat(F32(0.0)))
-                e.store_vector(prob, row, i)
+                self._store_rounded(e, prob, rows.probs, r * self.shape.block_size, i)
                 total.value = e.ir.fadd(total.value, prob)
         decays = []
         for largest, old, total, some in zip(rows.largest, before, rows.sums, added, strict=True):
@@ -391,33 +448,33 @@ class Kernel:
             decays.append(e.splat(decay))
         return decays
 
-
-def _multiply(
-    e: Emitter,
-    rows: int,
-    vectors: int,
-    *,
-    steps: Any,
-    left: Callable[[int, Any], Any],
-    right: Callable[[Any, int], Any],
-    target: Callable[[int, int], Any],
-    adds: bool,
-    also: Callable[[Any], None] | None = None,
-) -> None:
-    """Store at target(r, j), or add to what is there, the sum of left(r, i) * right(i, j) over steps i, in order."""
-    zeros = e.splat(F32(0.0))
-    targets = [[target(r, j) for j in range(vectors)] for r in range(rows)]
-    sums = [[e.variable(vector(F32), e.load_vector(x, F32) if adds else zeros) for x in row] for row in targets]
-    with e.range(0, steps) as i:
-        if also:
-            also(i)
-        columns = [right(i, j) for j in range(vectors)]
-        for r in range(rows):
-            factor = e.splat(left(r, i))
-            for each, column in zip(sums[r], columns, strict=True):
-                each.value = e.fma(factor, column, each.value)
-    for total, place in zip(itertools.chain(*sums), itertools.chain(*targets), strict=True):
-        e.store_vector(total.value, place)
+    def _multiply(
+        self,
+        e: Emitter,
+        rows: int,
+        vectors: int,
+        *,
+        steps: Any,
+        left: Callable[[int, Any], Any],
+        right: Callable[[Any, int], Any],
+        target: Callable[[int, int], Any],
+        adds: bool,
+        also: Callable[[Any], None] | None = None,
+    ) -> None:
+        """Store at target(r, j), or add there, the sum of left(r, i) * right(i, j) over steps i, in order."""
+        zeros = e.splat(F32(0.0))
+        targets = [[target(r, j) for j in range(vectors)] for r in range(rows)]
+        sums = [[e.variable(vector(F32), e.load_vector(x, F32) if adds else zeros) for x in row] for row in targets]
+        with e.range(0, steps) as i:
+            if also:
+                also(i)
+            columns = [right(i, j) for j in range(vectors)]
+            for r in range(rows):
+                factor = left(r, i)
+                for each, column in zip(sums[r], columns, strict=True):
+                    each.value = self._add_product(e, each.value, factor, column)
+        for total, place in zip(itertools.chain(*sums), itertools.chain(*targets), strict=True):
+            e.store_vector(total.value, place)
 
 
 def _even(size: int, most: int = MAX_ROWS) -> int:

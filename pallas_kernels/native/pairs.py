@@ -1,0 +1,49 @@
+"""Vectors of pairs of bfloat16 in 32 bits, as they lie in memory, with instructions for them or without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from .compiling import has_feature
+from .emitter import BF16, F32, I8, I16, I32, LANES, Emitter, vector
+
+PAIRS = vector(I32)
+INSTRUCTIONS = "avx512bf16"
+
+
+def add_products(e: Emitter, total: Any, x: Any, y: Any) -> Any:
+    """Add both products of each pair to a vector of float32."""
+    if has_feature(INSTRUCTIONS):
+        x, y = (e.ir.bitcast(pairs, vector(BF16, 2 * LANES)) for pairs in (x, y))
+        return e.call_named("llvm.x86.avx512bf16.dpbf16ps.512", total, x, y)
+    for half in (_first, _second):
+        total = e.fma(half(e, x), half(e, y), total)
+    return total
+
+
+def load_int8(e: Emitter, base: Any, *index: Any) -> Any:
+    """Load integers, two for each pair."""
+    place = e.at(base, I8, *index)
+    if has_feature(INSTRUCTIONS):
+        late, early = (as_float(e, e.load_vector(place, I8, half * LANES)) for half in (1, 0))
+        found = e.call_named("llvm.x86.avx512bf16.cvtne2ps2bf16.512", late, early, result=vector(BF16, 2 * LANES))
+        return e.ir.bitcast(found, PAIRS)
+    both = e.ir.sext(e.load_vector(place, I16, 0), PAIRS)
+    first = e.ir.ashr(e.ir.shl(both, e.constant(24, both)), e.constant(24, both))
+    first, second = (e.ir.bitcast(as_float(e, half), PAIRS) for half in (first, e.ir.ashr(both, e.constant(8, both))))
+    return e.ir.or_(e.ir.lshr(first, e.constant(16, first)), second)  # the lower half of either is 0
+
+
+def as_float(e: Emitter, integers: Any) -> Any:
+    """Return integers of at most 32 bits as float32."""
+    return e.ir.sitofp(e.ir.sext(integers, PAIRS), vector(F32))
+
+
+def _first(e: Emitter, pairs: Any) -> Any:
+    return e.ir.bitcast(e.ir.shl(pairs, e.constant(16, pairs)), vector(F32))
+
+
+def _second(e: Emitter, pairs: Any) -> Any:
+    return e.ir.bitcast(e.ir.and_(pairs, ir.Constant(PAIRS, [0xFFFF0000] * LANES)), vector(F32))
