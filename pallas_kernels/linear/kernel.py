@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from llvmlite import ir
@@ -62,6 +62,20 @@ NULL = ir.Constant(POINTER, None)
 GELU = math.sqrt(2 / math.pi)
 
 
+class Operands(NamedTuple):
+    """Where those of a call are, and how many rows of x, columns of y, and numbers to a sum there are."""
+
+    x: Any
+    w: Any
+    scales: Any
+    plus: Any
+    """NULL if there is nothing to add."""
+    y: Any
+    t: Any
+    n: Any
+    k: Any
+
+
 class Kernel:
     """Writes the functions of one kernel."""
 
@@ -101,60 +115,86 @@ class Kernel:
         return e.function
 
     def _add_run(self, few: ir.Function, many: ir.Function) -> ir.Function:
-        """Do one unit: `BLOCK` rows of x times a chunk of w. What would reach beyond the end begins earlier instead."""
+        """Do one unit: `BLOCK` rows of x times a chunk of w."""
         e, (buffers, dims, unit) = add_function(self.module, "run", VOID, POINTER, POINTER, I64)
-        x, w, layer, num_rows, plus = (e.load(buffers, POINTER, index) for index in range(5))
-        y = e.load(buffers, POINTER, 6 if self.is_quantized else 5)
-        t, n, k = self._sizes(e, dims)
-        layer, num_rows = e.load_int(layer, 0), e.load_int(num_rows, 0)
-        has_plus = e.ir.icmp_signed(">", e.load(e.load(dims, POINTER, 4), I64, 0), I64(0))
-        plus = e.ir.select(has_plus, plus, NULL)
-        w = e.at(w, self.weight_storage, e.product(layer, n, self.parts, k))
-        scales = e.at(e.load(buffers, POINTER, 5), F32, e.product(layer, n, self.parts)) if self.is_quantized else NULL
-        chunk = self._chunk(e, n)
-        chunks = e.ceil_div(n, chunk)
+        of = self._operands(e, buffers, dims)
+        num_rows = e.load_int(e.load(buffers, POINTER, 3), 0)
+        chunk = self._chunk(e, of.n)
+        chunks = e.ceil_div(of.n, chunk)
         first_row, first_column = e.product(e.ir.sdiv(unit, chunks), BLOCK), e.product(e.ir.srem(unit, chunks), chunk)
-        last_column = e.least(e.sum(first_column, chunk), n)
-        end_row = e.least(e.sum(first_row, BLOCK), t)
+        last_column = e.least(e.sum(first_column, chunk), of.n)
+        end_row = e.least(e.sum(first_row, BLOCK), of.t)
         last_row = e.most(e.least(end_row, num_rows), first_row)
-        is_few = e.ir.or_(e.ir.icmp_signed("<=", num_rows, I64(FEW_ROWS)), e.ir.icmp_signed("<", t, I64(MANY_ROWS)))
-        group = self._group(e, k)
+        is_few = e.ir.or_(e.ir.icmp_signed("<=", num_rows, I64(FEW_ROWS)), e.ir.icmp_signed("<", of.t, I64(MANY_ROWS)))
         scratch = e.array(self.storage, self.scratch_size) if self.is_quantized else None
+        group = self._group(e, of.k)
         with e.range(first_column, last_column, group) as begin:
             stop = e.least(e.sum(begin, group), last_column)
-            start = e.least(begin, e.ir.sub(n, I64(GATES if self.activate else COLUMNS)))
+            # What would reach beyond the end begins earlier instead, as do a tile's rows and columns.
+            start = e.least(begin, e.ir.sub(of.n, I64(GATES if self.activate else COLUMNS)))
             takes_few = is_few
             if self.is_quantized:
-                numbers = e.product(self._columns(e, start, stop), self.parts, k)
+                numbers = e.product(self._columns(e, start, stop), self.parts, of.k)
                 takes_few = e.ir.or_(is_few, e.ir.icmp_signed(">", numbers, I64(self.scratch_size)))
-            same = [scales, plus, y, start, stop, n, k]
             with e.ir.if_else(takes_few) as (by_few, by_many):
                 with by_few, e.range(first_row, last_row, FEW_ROWS) as row:
-                    e.ir.call(few, [e.least(row, e.ir.sub(t, I64(FEW_ROWS))), x, w, n, *same])
+                    row = e.least(row, e.ir.sub(of.t, I64(FEW_ROWS)))
+                    e.ir.call(few, [row, start, stop, of.n, *of])
                 with by_many:
-                    weights = [w, n] if scratch is None else self._unpack(e, w, scratch, start, stop, n, k)
-                    with e.range(first_row, last_row, MANY_ROWS) as row:
-                        done, of = e.ir.sub(row, first_row), e.ir.sub(last_row, first_row)
-                        for part in range(self.parts):
-                            ahead = e.at(w, self.weight_storage, e.product(e.sum(stop, e.product(n, part)), k))
-                            self._fetch(e, ahead, e.product(group, k), done, of)
-                        e.ir.call(many, [e.least(row, e.ir.sub(t, I64(MANY_ROWS))), x, *weights, *same])
-        self._clear(e, y, n, last_row, end_row, first_column, last_column)
+                    self._multiply_many(e, many, of, first_row, last_row, start, stop, group, scratch)
+        with e.range(last_row, end_row) as row:
+            cleared = e.at(of.y, self.out_format.storage, e.product(row, of.n), first_column)
+            e.clear(cleared, e.product(e.ir.sub(last_column, first_column), self.out_format.num_bytes))
         e.ir.ret_void()
         return e.function
+
+    def _operands(self, e: Emitter, buffers: Any, dims: Any) -> Operands:
+        """Return the operands of a call, of w and its scales those of the layer."""
+        x, w, layer, _, plus = (e.load(buffers, POINTER, index) for index in range(5))
+        t, n, k = self._sizes(e, dims)
+        first = e.product(e.load_int(layer, 0), n, self.parts)
+        w, scales = e.at(w, self.weight_storage, e.product(first, k)), NULL
+        if self.is_quantized:
+            scales = e.at(e.load(buffers, POINTER, 5), F32, first)
+        has_plus = e.ir.icmp_signed(">", e.load(e.load(dims, POINTER, 4), I64, 0), I64(0))
+        y = e.load(buffers, POINTER, 6 if self.is_quantized else 5)
+        return Operands(x, w, scales, e.ir.select(has_plus, plus, NULL), y, t, n, k)
+
+    def _multiply_many(
+        self,
+        e: Emitter,
+        many: ir.Function,
+        of: Operands,
+        first_row: Any,
+        last_row: Any,
+        start: Any,
+        stop: Any,
+        group: Any,
+        scratch: Any,
+    ) -> None:
+        """Multiply a unit's rows of x by a group of w's, while the next group is fetched."""
+        here, apart = of, of.n
+        if self.is_quantized:
+            apart = self._columns(e, start, stop)
+            here = of._replace(w=self._unpack(e, of, scratch, start, apart))
+        with e.range(first_row, last_row, MANY_ROWS) as row:
+            done, count = e.ir.sub(row, first_row), e.ir.sub(last_row, first_row)
+            for part in range(self.parts):
+                ahead = e.at(of.w, self.weight_storage, e.product(e.sum(stop, e.product(of.n, part)), of.k))
+                self._fetch(e, ahead, e.product(group, of.k), done, count)
+            e.ir.call(many, [e.least(row, e.ir.sub(of.t, I64(MANY_ROWS))), start, stop, apart, *here])
 
     def _columns(self, e: Emitter, start: Any, stop: Any) -> Any:
         return I64(GATES) if self.activate else e.ir.sub(stop, start)
 
-    def _unpack(self, e: Emitter, w: Any, scratch: Any, start: Any, stop: Any, n: Any, k: Any) -> list[Any]:
-        """Write a group as x's dtype; return where its weights would begin, and those that they gate after them."""
-        count = self._columns(e, start, stop)
+    def _unpack(self, e: Emitter, of: Operands, scratch: Any, start: Any, count: Any) -> Any:
+        """Write a group's columns as x's dtype, then those that they gate; return where column 0 would be."""
         for part in range(self.parts):
-            source = e.at(w, I8, e.product(e.sum(start, e.product(n, part)), k))
-            target = e.at(scratch, self.storage, e.product(count, k, part))
-            with e.range(0, e.product(count, k), self.step) as i:
+            source = e.at(of.w, I8, e.product(e.sum(start, e.product(of.n, part)), of.k))
+            target = e.at(scratch, self.storage, e.product(count, of.k, part))
+            with e.range(0, e.product(count, of.k), self.step) as i:
                 e.ir.store(self._load_int8(e, source, i), e.at(target, self.storage, i), align=1)
-        return [e.at(scratch, self.storage, e.product(start, k, -1)), count]
+        return e.at(scratch, self.storage, e.product(start, of.k, -1))
 
     def _group(self, e: Emitter, k: Any) -> Any:
         """Return how many columns are taken at a time for all rows of a unit."""
@@ -165,8 +205,8 @@ class Kernel:
     def _add_tile(self, rows: int, *, unpacks: bool) -> ir.Function:
         """Multiply a few rows of x, from `row` on, and a group of w's. Those that are gated are `apart` rows behind."""
         block = self._add_block(rows, unpacks=unpacks)
-        e, (row, x, w, apart, scales, plus, y, start, stop, n, k) = add_function(
-            self.module, f"tile_{rows}", VOID, I64, *[POINTER] * 2, I64, *[POINTER] * 3, *[I64] * 4
+        e, (row, start, stop, apart, x, w, scales, plus, y, _, n, k) = add_function(
+            self.module, f"tile_{rows}", VOID, *[I64] * 4, *[POINTER] * 5, *[I64] * 3
         )
         x = e.at(x, self.storage, e.product(row, k))
         y = e.at(y, self.out_format.storage, e.product(row, n))
@@ -204,16 +244,6 @@ class Kernel:
             for row in range(2):
                 some = e.shuffle(found, found, range(row * GATES, (row + 1) * GATES))
                 e.store_vector(some, y, e.product(n, first + row))
-
-    def _clear(self, e: Emitter, y: Any, n: Any, first_row: Any, end_row: Any, first: Any, end: Any) -> None:
-        storage = self.out_format.storage
-        some = ir.Constant(vector(storage), [storage(0)] * LANES)
-        whole = e.sum(first, e.ir.and_(e.ir.sub(end, first), I64(-LANES)))
-        with e.range(first_row, end_row) as row:
-            with e.range(first, whole, LANES) as column:
-                e.store_vector(some, y, e.product(row, n), column)
-            with e.range(whole, end) as column:
-                e.store(storage(0), y, e.product(row, n), column)
 
     def _fetch(self, e: Emitter, base: Any, count: Any, row: Any, num_rows: Any) -> None:
         """Begin to read those of `count` numbers that are this row's share."""

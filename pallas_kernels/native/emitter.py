@@ -158,6 +158,14 @@ class Emitter:
         """Store elements side by side."""
         self.ir.store(value, self.at(base, value.type.element, *index), align=1)
 
+    def clear(self, base: Any, num_bytes: Any) -> None:
+        """Make memory zeros, which is 0 in every dtype."""
+        name, numbers = "llvm.memset.p0.i64", [I8(0), self.i64(num_bytes), I1(0)]
+        found = self.module.globals.get(name)
+        if found is None:
+            found = ir.Function(self.module, ir.FunctionType(VOID, [POINTER, *(x.type for x in numbers)]), name)
+        self.ir.call(found, [base, *numbers])
+
     def constant(self, value: float, like: Any) -> Any:
         """Return a number as the type of another value."""
         kind = like.type

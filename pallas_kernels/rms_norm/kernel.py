@@ -50,8 +50,8 @@ class Kernel:
             with e.ir.if_else(e.ir.icmp_signed("<", row, num_rows)) as (is_live, is_padding):
                 with is_live:
                     self._norm(e, source, target, d, scale, offset, eps)
-                with is_padding, e.range(0, d, LANES) as i:
-                    e.store_vector(ir.Constant(vector(storage), [storage(0)] * LANES), target, i)
+                with is_padding:
+                    e.clear(target, e.product(d, self.format.num_bytes))
         e.ir.ret_void()
         return e.function
 

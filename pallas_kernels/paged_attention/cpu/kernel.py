@@ -127,14 +127,15 @@ class Kernel:
         k, h, o = shape.num_kv_heads, shape.head_dim, shape.block_size
         e, (buffers, dims) = add_function(self.module, "prepare", I64, POINTER, POINTER)
         of = self._buffers(e, buffers)
-        num_tokens = self._size(e, dims, "q", 0)
+        num_tokens, width = self._size(e, dims, "q", 0), shape.num_heads * h
         rotated, has_rope = e.array(self.kv_format.storage, h), self._has_rope(e, dims)
         first_block = e.load_int(of["first_block"], 0)
         with e.range(0, num_tokens) as token:
             slot = e.load_int(of["slots"], token)
             with e.ir.if_else(e.ir.icmp_signed("==", slot, I64(0))) as (is_padding, is_token):
                 with is_padding:
-                    self._clear(e, of["out"], token)
+                    row = e.at(of["out"], self.format.storage, e.product(token, width))
+                    e.clear(row, width * self.format.num_bytes)
                 with is_token:
                     block, offset = e.ir.sdiv(slot, I64(o)), e.ir.srem(slot, I64(o))
                     first_head = e.product(e.sum(first_block, block), k)
@@ -156,12 +157,6 @@ class Kernel:
         """Return how many kv heads of a decode row are one unit: all, if there are rows enough for all cores."""
         is_enough = e.ir.icmp_signed(">=", num_decodes, I64(ROWS_PER_CORE * num_cores()))
         return e.ir.select(is_enough, I64(self.shape.num_kv_heads), I64(1))
-
-    def _clear(self, e: Emitter, out: Any, token: Any) -> None:
-        width = self.shape.num_heads * self.shape.head_dim
-        nothing = ir.Constant(vector(self.format.storage), [self.format.storage(0)] * LANES)
-        with e.range(0, width, LANES) as i:
-            e.store_vector(nothing, out, e.product(token, width), i)
 
     def _has_rope(self, e: Emitter, dims: Any) -> Any:
         return e.ir.icmp_signed(">", self._size(e, dims, "cos", 0), I64(0))
