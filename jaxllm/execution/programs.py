@@ -106,7 +106,6 @@ class Programs[Key: Hashable]:
             except Exception:
                 # The step that needs it compiles it again and raises to its caller.
                 logger.exception("compiling %s ahead failed", key)
-                return
             if self._num_compiled > num_compiled:
                 self._wake.wait(PAUSE * (time.monotonic() - started))
             self._wake.clear()

@@ -198,6 +198,22 @@ def test_a_failure_reaches_the_step_that_needs_the_program(caplog: pytest.LogCap
     programs.stop()
 
 
+def test_a_failure_stops_no_other() -> None:
+    def compile_one(key: int) -> int:
+        if key == 1:
+            raise RuntimeError("cannot compile 1")
+        return key
+
+    programs = Programs(compile_one, [1, 2], ahead=True)
+    thread = programs._thread
+    assert thread is not None
+    thread.join(10)
+    assert not thread.is_alive()
+    assert 2 in programs
+    assert 1 not in programs
+    programs.stop()
+
+
 def test_stop_leaves_the_rest_uncompiled() -> None:
     started, go_on = threading.Event(), threading.Event()
 

@@ -124,7 +124,8 @@ def test_int8_matches_float64(t: int, n: int, k: int, dtype: Any, out_dtype: Any
 @pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
 def test_int8_gates(activation: str, dtype: Any) -> None:
     """As a weight of x's dtype that needs no scales does, but for the order of rounding."""
-    for t, n, k in ((1, 16, 32), (5, 18, 64), (100, 36, 64)):
+    # The last is too long to be converted for all rows at once.
+    for t, n, k in ((1, 16, 32), (5, 18, 64), (100, 36, 64), (8, 16, 4160)):
         x, (w, scales) = make(t, n, k, dtype)[0], make_int8(n, k)
         powers = 2.0 ** jnp.floor(jnp.log2(scales))
         same = (w.astype(jnp.float32) * powers[:, None]).astype(dtype)
