@@ -160,11 +160,7 @@ class Emitter:
 
     def clear(self, base: Any, num_bytes: Any) -> None:
         """Make memory zeros, which is 0 in every dtype."""
-        name, numbers = "llvm.memset.p0.i64", [I8(0), self.i64(num_bytes), I1(0)]
-        found = self.module.globals.get(name)
-        if found is None:
-            found = ir.Function(self.module, ir.FunctionType(VOID, [POINTER, *(x.type for x in numbers)]), name)
-        self.ir.call(found, [base, *numbers])
+        self.call_named("llvm.memset.p0.i64", base, I8(0), self.i64(num_bytes), I1(0), result=VOID)
 
     def constant(self, value: float, like: Any) -> Any:
         """Return a number as the type of another value."""
@@ -181,12 +177,8 @@ class Emitter:
 
     def prefetch(self, base: Any, element: ir.Type, *index: Any) -> None:
         """Begin to read the cache line of an element, which need not exist."""
-        name, numbers = "llvm.prefetch.p0", [I32(0), I32(2), I32(1)]  # to read, into the second cache, data
-        found = self.module.globals.get(name)
-        if found is None:
-            kind = ir.FunctionType(VOID, [POINTER, *(x.type for x in numbers)])
-            found = ir.Function(self.module, kind, name)
-        self.ir.call(found, [self.at(base, element, *index), *numbers])
+        how = I32(0), I32(2), I32(1)  # to read, into the second cache, data
+        self.call_named("llvm.prefetch.p0", self.at(base, element, *index), *how, result=VOID)
 
     def shuffle(self, a: Any, b: Any, lanes: Iterable[int]) -> Any:
         """Return a vector of lanes of two, which are numbered one after the other."""
