@@ -25,8 +25,8 @@ Measured, per round:
 
 First, outputs: 16 of the offline requests in every contestant, and again in each round, against jaxllm in float32:
 each must follow the reference for 32 tokens, or leave it at a near tie (scripts/benchmarking/agreement.py); otherwise
-the run stops. Last, the machine's ceilings: the model's matmuls alone, memory read and copied, and what follows for
-each figure.
+the run stops. In each round, beside jaxllm, the machine's ceilings: the model's matmuls alone, memory read and copied,
+medians like the other figures, and what follows for each.
 
 --sweep measures how jaxllm's cost grows instead, --workloads what prefix caching brings, --render draws and writes
 again from the JSON of the last run.

@@ -75,6 +75,7 @@ def compare(
         _say(f"{run.contestant.label}: cold start, outputs")
         results[run.contestant.name] = run.cold()
         _say(f"  {results[run.contestant.name]}")
+    ceiling_rounds = []
     for number in range(rounds):
         # Another goes first in each round, so that none is always measured after the same one.
         start = number % len(runs)
@@ -83,21 +84,31 @@ def compare(
             figures = run.warm()
             results[run.contestant.name]["rounds"].append(figures)
             _say("  " + ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
-    _say("the machine's ceilings")
-    ceilings = _ceilings(shapes, dtype, scratch)
+            if run is runs[0]:
+                _say("  and the machine's ceilings beside it")
+                ceiling_rounds.append(_ceilings(shapes, dtype, scratch))
+    ceilings = median(ceiling_rounds)
     return {
         "tasks": tasks.describe(),
         "shapes": shapes,
         "ceilings": ceilings,
+        "ceiling_rounds": ceiling_rounds,
         "limits": limits(ceilings, tasks.describe(), shapes, dtype),
         "contestants": results,
     }
 
 
+def median(rounds: Sequence[Any]) -> Any:
+    """Return the median of numbers, or of each number of dicts of dicts that are alike."""
+    if isinstance(rounds[0], Mapping):
+        return {name: median([each[name] for each in rounds]) for name in rounds[0]}
+    return statistics.median(rounds)
+
+
 def limits(
     ceilings: Mapping[str, Any], tasks: Mapping[str, Any], shapes: Mapping[str, int], dtype: str
 ) -> dict[str, float]:
-    """Return what a program would reach that did nothing but the matmuls and read K and V, as quickly as can be here.
+    """Return what a program would reach that did nothing but the matmuls and read K and V, as quickly as is done here.
 
     Offline, prompts go 512 tokens at a time; then each step has a token of every request that is not done, and reads
     their K and V. "stream_memory" is one stream's, if all that takes time is to read the weights once per token.

@@ -15,6 +15,7 @@ from benchmarking.worker import BenchmarkError
 BEGIN, END = "<!-- benchmark: written by scripts/benchmark.py --readme -->", "<!-- end of benchmark -->"
 OURS = "jaxllm"
 LIMIT = "matmuls, K and V alone"
+IN_BRACKETS = "In brackets: how many times better jaxllm is; in the last column, how much of the limit it reaches."
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,8 @@ def _judge_one(target: Target, figures: Mapping[str, Mapping[str, float]]) -> tu
 
 
 def table(report: Mapping[str, Any]) -> list[list[str]]:
-    """Return the rows of the table, heading first: each one's figure, and in brackets how many times better ours is.
+    """Return the rows of the table, heading first: each one's figure, and in brackets how many times better ours is, or
+    how much of the limit ours is.
 
     There are no brackets where the weights are others.
     """
@@ -112,7 +114,8 @@ def table(report: Mapping[str, Any]) -> list[list[str]]:
                 row.append(number(theirs))
             else:
                 row.append(f"{number(theirs)} ({times_better(metric, ours, theirs):.2g}x)")
-        rows.append([*row, number(limits[metric.key]) if metric.key in limits else ""])
+        limit = limits.get(metric.key)
+        rows.append([*row, f"{number(limit)} ({times_better(metric, ours, limit):.0%})" if limit else ""])
     return rows
 
 
@@ -134,13 +137,13 @@ def as_markdown(rows: Sequence[Sequence[str]]) -> str:
 
 def summary(report: Mapping[str, Any]) -> str:
     """Return what a terminal shows: table, targets, ceilings."""
-    lines = [as_text(table(report)), "", "In brackets: how many times better jaxllm is.", ""]
+    lines = [as_text(table(report)), "", IN_BRACKETS, ""]
     lines += [f"{verdict:12}  {words}  {value}".rstrip() for words, value, verdict in judge(report)]
     return "\n".join([*lines, "", ceilings_in_words(report)])
 
 
 def ceilings_in_words(report: Mapping[str, Any]) -> str:
-    """Return what the machine does at best, in two sentences."""
+    """Return what the machine can do, in two sentences."""
     ceilings, stream = report["ceilings"], report["limits"]["stream_memory"]
     rates = ", ".join(f"{times['gflop_per_s']:.0f} at {rows}" for rows, times in ceilings["matmuls"].items())
     read, copy = ceilings["bandwidth"]["read_gb_per_s"], ceilings["bandwidth"]["copy_gb_per_s"]
@@ -160,8 +163,8 @@ def readme_part(report: Mapping[str, Any], chart: str) -> str:
     ]
     return f"""\
 {settings["model"]}, {settings["dtype"]}, greedy, on {machine["cores"]} cores of {machine["cpu"]}, {report["date"]}.
-Rounds: {settings["rounds"]}, of which medians; in brackets how many times better jaxllm is. Before that, the outputs of
-those who read the same weights were compared: they agree.
+Rounds: {settings["rounds"]}, of which medians. Before that, the outputs of those who read the same weights were
+compared: they agree. {IN_BRACKETS}
 
 {as_markdown(table(report))}
 

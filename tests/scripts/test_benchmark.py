@@ -177,12 +177,14 @@ class TestRun:
 def test_rounds_take_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     order: list[str] = []
     monkeypatch.setattr(compare, "_prepare", lambda *_: (SHAPES, compare.Tasks.make(1000, quick=True), []))
-    monkeypatch.setattr(compare, "_ceilings", lambda *_: CEILINGS)
+    monkeypatch.setattr(compare, "_ceilings", lambda *_: order.append("!") or CEILINGS)
     monkeypatch.setattr(compare.Run, "cold", lambda self: {"rounds": []})
     monkeypatch.setattr(compare.Run, "warm", lambda self: order.append(self.contestant.name) or {})
     three = [contestants.Contestant(name, name, "none", "none") for name in "abc"]
     found = compare.compare(three, tmp_path, "bfloat16", rounds=2, quick=True, scratch=tmp_path)
-    assert "".join(order) == "abcbca"
+    assert "".join(order) == "a!bcbca!", "the ceilings are measured beside the first"
+    assert found["ceilings"] == CEILINGS
+    assert len(found["ceiling_rounds"]) == 2
     assert [len(result["rounds"]) for result in found["contestants"].values()] == [2, 2, 2]
 
 
@@ -199,6 +201,11 @@ TASKS = {
     "offline_requests": 64, "offline_prompt_tokens": 5120, "offline_output_tokens": 640, "stream_output_tokens": 128,
     "first_token_prompt_tokens": 128, "offline_decodes": [64, 34, 1], "offline_cached_tokens": 1000,
 }  # fmt: skip
+
+
+def test_median_of_each_number():
+    rounds = [{"a": {"b": 1.0}, "c": 5.0}, {"a": {"b": 3.0}, "c": 4.0}, {"a": {"b": 2.0}, "c": 9.0}]
+    assert compare.median(rounds) == {"a": {"b": 2.0}, "c": 5.0}
 
 
 def test_num_weights_by_hand():
@@ -277,7 +284,7 @@ class TestReport:
     def test_table(self):
         heading, offline, *others = report.table(make_report())
         assert heading == ["", "jaxllm", "vLLM", "llama.cpp", "matmuls, K and V alone"]
-        assert offline == ["offline, output tokens/s", "1,000", "500 (2x)", "", "2,959"]
+        assert offline == ["offline, output tokens/s", "1,000", "500 (2x)", "", "2,959 (34%)"]
         cold = next(row for row in others if "empty caches" in row[0])
         assert cold[1:] == ["8", "100 (12x)", "1", ""]
 
@@ -298,7 +305,7 @@ class TestReport:
         assert first.startswith("before\n\n" + report.BEGIN)
         assert first.endswith(report.END + "\nafter\n")
         assert "old" not in first
-        assert "| offline, output tokens/s | 1,000 | 500 (2x) |  | 2,959 |" in first
+        assert "| offline, output tokens/s | 1,000 | 500 (2x) |  | 2,959 (34%) |" in first
         assert "(chart.png)" in first
         assert "caches, s: at most 10: met (8.0); " in first
         assert "times hf_static: not measured; " in first

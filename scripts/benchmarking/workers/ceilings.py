@@ -1,8 +1,9 @@
-"""What the machine does at best, as a worker: the model's matmuls and nothing else, and memory read and copied."""
+"""What the machine can do, as a worker: the model's matmuls and nothing else, and memory read and copied."""
 
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +16,8 @@ from protocol import serve
 
 from pallas_kernels.linear import can_multiply, linear
 
-SECONDS = 1.0
-"""Of repeating a thing; its best time counts."""
+SECONDS, TIMES = 0.3, 3
+"""A thing is repeated for so long, and so often at least. The median counts, as of what is measured beside it."""
 YNN_OPERATIONS = "xla_cpu_experimental_ynn_fusion_type"
 CPU_WAYS = ({}, {YNN_OPERATIONS: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}, {YNN_OPERATIONS: ""})
 """Compiler options: matmuls by XLA's default, by its library, by XLA itself. The fastest depends on dtype and rows."""
@@ -30,16 +31,19 @@ class Ceilings:
 
     def matmuls(self, rows: int) -> dict[str, float]:
         """Return the seconds that the layers' matmuls take on so many rows, and those of the output head: by XLA with
-        weights stored [in, out] or [out, in], or by a CPU's own kernel, whichever is quicker.
+        weights stored [in, out] or [out, in], or by a CPU's own kernel, whichever is quickest.
         """
-        ways = [self._matmuls(rows, lambda x, w: x @ w, is_transposed=False)]
-        ways += [self._matmuls(rows, lambda x, w: x @ w.T, is_transposed=True)]
-        size = self.shapes
-        if jax.default_backend() == "cpu" and can_multiply((size["vocab_size"], size["hidden_size"]), self.dtype):
-            ways += [self._matmuls(rows, lambda x, w: linear(x, w[None], 0, x.dtype), is_transposed=True)]
+        size, is_cpu = self.shapes, jax.default_backend() == "cpu"
+        options = CPU_WAYS if is_cpu else ({},)
+        ways = [self._matmuls(rows, lambda x, w: x @ w, each, is_transposed=False) for each in options]
+        ways += [self._matmuls(rows, lambda x, w: x @ w.T, each, is_transposed=True) for each in options]
+        if is_cpu and can_multiply((size["vocab_size"], size["hidden_size"]), self.dtype):
+            ways += [self._matmuls(rows, lambda x, w: linear(x, w[None], 0, x.dtype), {}, is_transposed=True)]
         return {name: min(way[name] for way in ways) for name in ways[0]}
 
-    def _matmuls(self, rows: int, multiply: Callable[..., jax.Array], *, is_transposed: bool) -> dict[str, float]:
+    def _matmuls(
+        self, rows: int, multiply: Callable[..., jax.Array], options: dict[str, str], *, is_transposed: bool
+    ) -> dict[str, float]:
         size = self.shapes
         d, f = size["hidden_size"], size["intermediate_size"]
         q, kv = size["num_heads"] * size["head_dim"], size["num_kv_heads"] * size["head_dim"]
@@ -54,9 +58,13 @@ class Ceilings:
                 x = multiply(multiply(x, up)[:, :f], down)
             return x
 
+        def seconds(function: Callable[..., jax.Array], *arguments: Any) -> float:
+            program = jax.jit(function).lower(*arguments).compile(compiler_options=options)
+            return median_seconds(lambda: program(*arguments).block_until_ready())
+
         layers = [[weight(*shape) for shape in shapes] for _ in range(size["num_layers"])]
         x, head = self._array(rows, d), weight(d, size["vocab_size"])
-        return {"layers_s": fastest(run_layers, x, layers), "head_s": fastest(multiply, x, head)}
+        return {"layers_s": seconds(run_layers, x, layers), "head_s": seconds(multiply, x, head)}
 
     def bandwidth(self, num_bytes: int) -> dict[str, float]:
         """Return GB/s of reading an array of this size over and over, and of copying it: bytes read and written."""
@@ -65,31 +73,23 @@ class Ceilings:
         target = np.empty_like(source)
         parts = list(zip(np.array_split(source, cores), np.array_split(target, cores), strict=True))
         with ThreadPoolExecutor(cores) as pool:
-            read = best_seconds(lambda: list(pool.map(lambda part: part[0].max(), parts)))
-            copy = best_seconds(lambda: list(pool.map(lambda part: np.copyto(part[1], part[0]), parts)))
+            read = median_seconds(lambda: list(pool.map(lambda part: part[0].max(), parts)))
+            copy = median_seconds(lambda: list(pool.map(lambda part: np.copyto(part[1], part[0]), parts)))
         return {"read_gb_per_s": source.nbytes / read / 1e9, "copy_gb_per_s": 2 * source.nbytes / copy / 1e9}
 
     def _array(self, *shape: int) -> jax.Array:
         return jax.random.normal(jax.random.key(0), shape, self.dtype) * 0.02
 
 
-def fastest(function: Callable[..., jax.Array], *arguments: Any) -> float:
-    """Return the shortest time of a jitted function, in whichever way XLA compiles it best."""
-    lowered = jax.jit(function).lower(*arguments)
-    ways = CPU_WAYS if jax.default_backend() == "cpu" else ({},)
-    programs = [lowered.compile(compiler_options=way) for way in ways]
-    return min(best_seconds(lambda: program(*arguments).block_until_ready()) for program in programs)  # noqa: B023
-
-
-def best_seconds(run: Callable[[], object]) -> float:
-    """Return the shortest of the times that `run` takes, repeated for a second after a first try."""
+def median_seconds(run: Callable[[], object]) -> float:
+    """Return the median of the times that `run` takes, after a first try."""
     run()
     times: list[float] = []
-    while sum(times) < SECONDS:
+    while sum(times) < SECONDS or len(times) < TIMES:
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)
-    return min(times)
+    return statistics.median(times)
 
 
 if __name__ == "__main__":
