@@ -33,13 +33,12 @@ failed=0
 part "model files" fetch_models
 part "ruff check" .venv/bin/ruff check . || failed=1
 part "ruff format" .venv/bin/ruff format --check . || failed=1
-tpu_log=$(mktemp)
-compile_tpu_kernels >"$tpu_log" 2>&1 & # beside pyright, which uses one core
-compiling=$!
-part "pyright" .venv/bin/pyright --warnings || failed=1
-part "TPU kernels" wait "$compiling" || failed=1
-cat "$tpu_log"
-rm "$tpu_log"
+# Beside the tests, which leave the cores idle now and then.
+types_log=$(mktemp) tpu_log=$(mktemp)
+.venv/bin/pyright --warnings >"$types_log" 2>&1 &
+types=$!
+compile_tpu_kernels >"$tpu_log" 2>&1 &
+kernels=$!
 # The interpreter of GPU kernels waits for ever with the two threads that XLA has on two cores: NPROC gives it more.
 run_pytest() { .venv/bin/python -m pytest --durations=15 --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@"; }
 run_gpu_interpreter() { NPROC=8 run_pytest "$@"; }
@@ -52,6 +51,16 @@ elif [[ "$*" == *pallas_kernels* ]]; then
 else
   part "pytest" run_pytest "$@" || failed=1
 fi
+
+finish() { # PROCESS LOG: wait for what runs beside, and show what it said
+  local status=0
+  wait "$1" || status=$?
+  cat "$2"
+  rm "$2"
+  return "$status"
+}
+part "pyright" finish "$types" "$types_log" || failed=1
+part "TPU kernels" finish "$kernels" "$tpu_log" || failed=1
 
 for line in "${report[@]}" "in all: $SECONDS s"; do say "$line"; done
 exit "$failed"

@@ -33,19 +33,19 @@ FAMILIES = {"gemma3": 2, "qwen3": 4}
 """Tiny checkpoints with windows, two RoPE tables, norms of heads, tied embeddings; the vocabulary is one tile."""
 ARGUMENTS: dict[str, Any] = {
     "skip_tokenizer_init": False,
-    "block_size": 8,
+    "block_size": 16,
     "max_num_batched_tokens": 8,
     "max_num_seqs": 8,
     "max_model_len": 64,
-    "num_gpu_blocks_override": 14,
+    "num_gpu_blocks_override": 8,
     "max_logprobs": 5,
 }
 
 
 def feature_jobs() -> list[Job]:
-    """Return requests that use every field of SamplingParams, with the same beginning: more than the blocks hold."""
+    """Return requests that use every field of SamplingParams, and longer ones: more than the blocks hold."""
     cases = [case.job() for case in CASES.values() if not case.is_refused]
-    jobs = [*cases, *others()]
+    jobs = [*cases, *others(), *plain_jobs()]
     for job in jobs:  # the whole vocabulary would be too much to write down
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(job.params, name) == -1:

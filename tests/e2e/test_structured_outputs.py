@@ -24,9 +24,9 @@ from tests.e2e.inside import scheduler_of
 NUM_SEQS = 64
 CHUNK = 16
 """Tokens of a prompt in one step; every prompt has more."""
-BLOCK_SIZE = 8
-NUM_BLOCKS = 3 * NUM_SEQS + 8
-"""For prompts; there are too few for outputs, even short ones."""
+BLOCK_SIZE = 16
+NUM_BLOCKS = 2 * NUM_SEQS
+"""Too few for all prompts, and fewer still for their outputs."""
 MAX_TOKENS = 80
 
 PATTERNS = (
