@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarking.compare import median
 from benchmarking.report import LIMIT, METRICS, OURS, medians, number
 from benchmarking.worker import BenchmarkError
 
@@ -31,7 +32,7 @@ def require_matplotlib() -> None:
 
 def draw_comparison(report: Mapping[str, Any], path: Path) -> None:
     """Draw a panel of bars per metric, a bar per contestant, the machine's limit as a line."""
-    figures, limits = medians(report["contestants"]), report["limits"]
+    figures, limits = medians(report["contestants"]), median(report["limit_rounds"])
     labels = {metric.key: metric.label for metric in METRICS}
     figure, axes = _panels(len(COMPARED))
     for axis, key in zip(axes, COMPARED, strict=True):

@@ -87,13 +87,13 @@ def compare(
             if run is runs[0]:
                 _say("  and the machine's ceilings beside it")
                 ceiling_rounds.append(_ceilings(shapes, dtype, scratch))
-    ceilings = median(ceiling_rounds)
+    described = tasks.describe()
     return {
-        "tasks": tasks.describe(),
+        "tasks": described,
         "shapes": shapes,
-        "ceilings": ceilings,
+        "ceilings": median(ceiling_rounds),
         "ceiling_rounds": ceiling_rounds,
-        "limits": limits(ceilings, tasks.describe(), shapes, dtype),
+        "limit_rounds": [limits(ceilings, described, shapes, dtype) for ceilings in ceiling_rounds],
         "contestants": results,
     }
 

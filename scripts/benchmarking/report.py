@@ -10,12 +10,16 @@ from typing import Any
 
 from sheet import align
 
+from benchmarking.compare import median
 from benchmarking.worker import BenchmarkError
 
 BEGIN, END = "<!-- benchmark: written by scripts/benchmark.py --readme -->", "<!-- end of benchmark -->"
 OURS = "jaxllm"
 LIMIT = "matmuls, K and V alone"
-IN_BRACKETS = "In brackets: how many times better jaxllm is; in the last column, how much of the limit it reaches."
+IN_BRACKETS = (
+    "In brackets: how many times better jaxllm is; in the last column, how much of the limit it reaches, in the median "
+    "round of both side by side."
+)
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ def table(report: Mapping[str, Any]) -> list[list[str]]:
 
     There are no brackets where the weights are others.
     """
-    contestants, limits = report["contestants"], report["limits"]
+    contestants, limits = report["contestants"], median(report["limit_rounds"])
     figures = medians(contestants)
     rows = [["", *(result["label"] for result in contestants.values()), LIMIT]]
     for metric in METRICS:
@@ -115,8 +119,14 @@ def table(report: Mapping[str, Any]) -> list[list[str]]:
             else:
                 row.append(f"{number(theirs)} ({times_better(metric, ours, theirs):.2g}x)")
         limit = limits.get(metric.key)
-        rows.append([*row, f"{number(limit)} ({times_better(metric, ours, limit):.0%})" if limit else ""])
+        rows.append([*row, f"{number(limit)} ({share(report, metric):.0%})" if limit else ""])
     return rows
+
+
+def share(report: Mapping[str, Any], metric: Metric) -> float:
+    """Return how much of the limit ours reaches: the median of the rounds, each with the limit measured beside it."""
+    rounds = zip(report["contestants"][OURS]["rounds"], report["limit_rounds"], strict=True)
+    return statistics.median(times_better(metric, ours[metric.key], limits[metric.key]) for ours, limits in rounds)
 
 
 def number(value: float) -> str:
@@ -144,7 +154,7 @@ def summary(report: Mapping[str, Any]) -> str:
 
 def ceilings_in_words(report: Mapping[str, Any]) -> str:
     """Return what the machine can do, in two sentences."""
-    ceilings, stream = report["ceilings"], report["limits"]["stream_memory"]
+    ceilings, stream = report["ceilings"], median(report["limit_rounds"])["stream_memory"]
     rates = ", ".join(f"{times['gflop_per_s']:.0f} at {rows}" for rows, times in ceilings["matmuls"].items())
     read, copy = ceilings["bandwidth"]["read_gb_per_s"], ceilings["bandwidth"]["copy_gb_per_s"]
     return (

@@ -253,7 +253,7 @@ def make_report(vllm: float = 500.0, cold: float = 8.0, dtype: str = "bfloat16")
         "tasks": TASKS,
         "shapes": SHAPES,
         "ceilings": CEILINGS,
-        "limits": compare.limits(CEILINGS, TASKS, SHAPES, dtype),
+        "limit_rounds": [compare.limits(CEILINGS, TASKS, SHAPES, dtype)] * 3,
         "contestants": {
             "jaxllm": result("jaxllm", 1000.0, cold), "vllm": result("vLLM", vllm, 100.0), "llamacpp": llamacpp,
         },
@@ -287,6 +287,14 @@ class TestReport:
         assert offline == ["offline, output tokens/s", "1,000", "500 (2x)", "", "2,959 (34%)"]
         cold = next(row for row in others if "empty caches" in row[0])
         assert cold[1:] == ["8", "100 (12x)", "1", ""]
+
+    def test_share_of_the_limit_is_of_each_round(self):
+        made = make_report()
+        made["limit_rounds"] = [made["limit_rounds"][0] | {"stream": limit} for limit in (100.0, 100.0, 100.0)]
+        stream = next(metric for metric in report.METRICS if metric.key == "stream")
+        assert report.share(made, stream) == 0.5
+        made["limit_rounds"][0]["stream"] = 1000.0
+        assert report.share(made, stream) == 0.1
 
     def test_text_is_aligned(self):
         lines = report.as_text([["a", "bb"], ["ccc", "d"]]).splitlines()
