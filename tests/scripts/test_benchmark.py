@@ -14,7 +14,7 @@ import benchmark
 import pytest
 from benchmarking import agreement, caching, charts, compare, contestants, report, sweep
 from benchmarking.prompts import FIRST_PLAIN_ID, Source
-from benchmarking.worker import PROGRAMS, Answer, BenchmarkError, Worker
+from benchmarking.worker import PROGRAMS, Answer, BenchmarkError, Worker, read_files
 
 SHAPES = {
     "vocab_size": 1000, "hidden_size": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16,
@@ -338,7 +338,14 @@ class TestWorkers:
         assert imported - sys.stdlib_module_names - {"protocol"} == OWN_LIBRARY[path.stem]
 
     @pytest.fixture
-    def worker(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
+    def read(self, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+        """What would be read before a start: here an environment of gigabytes."""
+        read: list[Path] = []
+        monkeypatch.setattr("benchmarking.worker.read_files", lambda *paths: read.extend(paths))
+        return read
+
+    @pytest.fixture
+    def worker(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: list[Path]) -> Worker:
         program = (
             "import os, sys\n"
             f"sys.path.insert(0, {str(PROGRAMS)!r})\n"
@@ -355,6 +362,16 @@ class TestWorkers:
         monkeypatch.setattr("benchmarking.worker.PROGRAMS", tmp_path)
         monkeypatch.setenv("JAXLLM_CACHE", "elsewhere")
         return Worker("thing", sys.executable, {"a": 1}, tmp_path / "cache")
+
+    def test_its_files_are_read_first(self, worker: Worker, read: list[Path], tmp_path: Path):
+        with worker:
+            assert read == [Path(sys.executable).parent.parent, tmp_path / "cache"]
+
+    def test_reading_files_passes_over_what_cannot_be_read(self, tmp_path: Path):
+        (tmp_path / "folder").mkdir()
+        (tmp_path / "folder" / "file").write_bytes(b"x")
+        (tmp_path / "folder" / "nowhere").symlink_to("missing")
+        read_files(tmp_path, tmp_path / "missing")
 
     def test_calls(self, worker: Worker, tmp_path: Path):
         with worker:
