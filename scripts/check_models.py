@@ -64,8 +64,8 @@ def check(
     command = [sys.executable, "-m", "jaxllm.cli", "check", HUB_IDS[model], "--topology", topology]
     command += ["--tensor-parallel-size", str(num_devices), "--json"]
     command += ["--quantization", quantization] if quantization else []
-    found = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(found)}
+    modules = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(modules)}
     done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     print(f"{name}: status {done.returncode}, {time.monotonic() - started:.0f} s", flush=True)
     if done.returncode not in (0, 1) or not done.stdout:

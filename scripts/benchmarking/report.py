@@ -66,9 +66,7 @@ def medians(contestants: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Return each contestant's figures: the median of its rounds; the cold start is measured once."""
     figures = {}
     for name, result in contestants.items():
-        rounds = result["rounds"]
-        figures[name] = {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
-        figures[name]["cold_s"] = result["cold_s"]
+        figures[name] = median(result["rounds"]) | {"cold_s": result["cold_s"]}
     return figures
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -35,14 +35,14 @@ class Ceilings:
         """
         size, is_cpu = self.shapes, jax.default_backend() == "cpu"
         options = CPU_WAYS if is_cpu else ({},)
-        ways = [self._matmuls(rows, lambda x, w: x @ w, each, is_transposed=False) for each in options]
-        ways += [self._matmuls(rows, lambda x, w: x @ w.T, each, is_transposed=True) for each in options]
+        ways = [self._matmuls(rows, lambda x, w: x @ w, options, is_transposed=False)]
+        ways += [self._matmuls(rows, lambda x, w: x @ w.T, options, is_transposed=True)]
         if is_cpu and can_multiply((size["vocab_size"], size["hidden_size"]), self.dtype):
-            ways += [self._matmuls(rows, lambda x, w: linear(x, w[None], 0, x.dtype), {}, is_transposed=True)]
+            ways += [self._matmuls(rows, lambda x, w: linear(x, w[None], 0, x.dtype), ({},), is_transposed=True)]
         return {name: min(way[name] for way in ways) for name in ways[0]}
 
     def _matmuls(
-        self, rows: int, multiply: Callable[..., jax.Array], options: dict[str, str], *, is_transposed: bool
+        self, rows: int, multiply: Callable[..., jax.Array], options: Sequence[dict[str, str]], *, is_transposed: bool
     ) -> dict[str, float]:
         size = self.shapes
         d, f = size["hidden_size"], size["intermediate_size"]
@@ -59,8 +59,9 @@ class Ceilings:
             return x
 
         def seconds(function: Callable[..., jax.Array], *arguments: Any) -> float:
-            program = jax.jit(function).lower(*arguments).compile(compiler_options=options)
-            return median_seconds(lambda: program(*arguments).block_until_ready())
+            lowered = jax.jit(function).lower(*arguments)
+            programs = [lowered.compile(compiler_options=each) for each in options]
+            return min(median_seconds(lambda: program(*arguments).block_until_ready()) for program in programs)  # noqa: B023
 
         layers = [[weight(*shape) for shape in shapes] for _ in range(size["num_layers"])]
         x, head = self._array(rows, d), weight(d, size["vocab_size"])
