@@ -94,11 +94,11 @@ def _runner(llm: LLM) -> ModelRunner:
 
 
 def against_golden(case: str, size: int) -> list[dict[str, list[int]]]:
-    """Return HF's tokens and ours for each prompt of a tiny checkpoint."""
+    """Return HF's tokens and ours for each prompt of a tiny checkpoint, with the attention that all platforms have."""
     goldens = read_goldens(case)
     greedy = SamplingParams(temperature=0, max_tokens=len(goldens[0].tokens), ignore_eos=True, detokenize=False)
-    arguments = {"max_num_batched_tokens": 8, "max_num_seqs": 8, "num_gpu_blocks_override": 17}
-    with tiny_llm(case, tensor_parallel_size=size, **arguments) as (llm, _):
+    arguments: dict[str, Any] = {"max_num_batched_tokens": 8, "max_num_seqs": 8, "num_gpu_blocks_override": 17}
+    with tiny_llm(case, tensor_parallel_size=size, attention_config={"backend": "xla"}, **arguments) as (llm, _):
         outputs = run_together(llm, [Job(golden.prompt.tolist(), greedy) for golden in goldens])
     pairs = zip(goldens, outputs, strict=True)
     return [{"expected": golden.tokens.tolist(), "got": list(out.outputs[0].token_ids)} for golden, out in pairs]

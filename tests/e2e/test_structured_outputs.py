@@ -26,7 +26,7 @@ CHUNK = 16
 """Tokens of a prompt in one step; every prompt has more."""
 BLOCK_SIZE = 16
 NUM_BLOCKS = 2 * NUM_SEQS
-"""Too few for all prompts, and fewer still for their outputs."""
+"""For prompts; there are too few for outputs, even short ones."""
 MAX_TOKENS = 80
 
 PATTERNS = (

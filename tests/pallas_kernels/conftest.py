@@ -1,4 +1,4 @@
-"""What kernels are compared with, and their interpreters, are compiled quickly: each shape runs once."""
+"""What the tests of kernels share."""
 
 from collections.abc import Iterator
 
@@ -6,9 +6,10 @@ import jax
 import pytest
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(scope="module")
 def quick_compilation() -> Iterator[None]:
-    """Half the time of these tests would go into optimizing."""
+    """Compile without most of XLA's optimizing: for interpreters, whose large programs run once and are nobody's."""
+    before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)
     yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    jax.config.update("jax_disable_most_optimizations", before)

@@ -14,7 +14,7 @@ SHAPE = AttentionShape(4, 2, 64, 64, jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.bflo
 
 
 def resident_part(array: jax.Array) -> float:
-    """Return how much of an array lies in pages that hold memory: the kernel is asked about its pages alone."""
+    """Return how much of an array lies in pages that hold memory, by what the operating system says of these pages."""
     start = array.unsafe_buffer_pointer()
     begin, end = start // mmap.PAGESIZE * mmap.PAGESIZE, start + array.nbytes
     pages = (ctypes.c_ubyte * -(-(end - begin) // mmap.PAGESIZE))()
