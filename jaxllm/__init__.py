@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from jaxllm.version import __version__
+
 if TYPE_CHECKING:
     from jaxllm.config import EngineArgs
     from jaxllm.engine.llm_engine import LLMEngine
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
     )
     from jaxllm.pooling_params import PoolingParams
     from jaxllm.sampling_params import SamplingParams
-
-__version__ = "0.1.0"
 
 __all__ = [
     "LLM",

@@ -6,19 +6,20 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from jaxllm.beam_search import BeamSearcher, BeamSearchOutput
-from jaxllm.config import EngineArgs
-from jaxllm.engine.chat import ChatRenderer, is_single_conversation
+from jaxllm.beam_search import BeamSearchOutput
+from jaxllm.config.engine_args import EngineArgs
+from jaxllm.engine.beam_search import BeamSearcher
 from jaxllm.engine.interrupts import deferred_interrupts
 from jaxllm.engine.llm_engine import LLMEngine, refuse_given
 from jaxllm.engine.metrics import Metric
 from jaxllm.engine.progress import Progress
-from jaxllm.engine.prompts import is_single_prompt
+from jaxllm.engine.refused_methods import RefusedMethods
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.inputs import PromptType
-from jaxllm.llm_refused import RefusedMethods
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from jaxllm.text.chat import ChatRenderer, is_single_conversation
+from jaxllm.text.prompts import is_single_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

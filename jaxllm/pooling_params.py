@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from jaxllm.params.checks import INT32_MAX, check_bool, check_int, check_ints, check_kind
 from jaxllm.sampling_params import RequestOutputKind
-from jaxllm.validation import INT32_MAX, check_bool, check_int, check_ints, check_kind
 
 
 class PoolingParams(msgspec.Struct, omit_defaults=True):

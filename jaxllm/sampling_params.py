@@ -11,8 +11,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from jaxllm.exceptions import VLLMValidationError, unknown_parameter
-from jaxllm.sampling_rules import (
-    GONE,
+from jaxllm.params.checks import (
+    INT32_MAX,
+    check_bool,
+    check_choice,
+    check_float,
+    check_int,
+    check_ints,
+    check_kind,
+    check_strings,
+)
+from jaxllm.params.limits import (
     LENGTH_PENALTIES,
     MAX_ALLOWED_TOKEN_IDS,
     MAX_LOGPROB_TOKEN_IDS,
@@ -24,23 +33,16 @@ from jaxllm.sampling_rules import (
     MIN_TEMPERATURE,
     REPETITION_PENALTIES,
     SAMPLING_EPS,
+)
+from jaxllm.params.sampling_rules import (
+    GONE,
     check_bad_words,
     check_extra_args,
     check_logit_bias,
     check_prompt_scores,
     refuse_without_meaning,
 )
-from jaxllm.structured_outputs import StructuredOutputsParams
-from jaxllm.validation import (
-    INT32_MAX,
-    check_bool,
-    check_choice,
-    check_float,
-    check_int,
-    check_ints,
-    check_kind,
-    check_strings,
-)
+from jaxllm.params.structured_outputs import StructuredOutputsParams
 
 logger = logging.getLogger(__name__)
 

@@ -29,8 +29,8 @@ from jaxllm.execution import step as step_module
 from jaxllm.execution.batch import build
 from jaxllm.execution.options import compiler_options
 from jaxllm.execution.step import DeviceState
+from jaxllm.params.limits import MAX_LOGIT_BIASES, MAX_LOGPROB_TOKEN_IDS
 from jaxllm.sampling.sampler import Rules, SamplingBatch, Uses, sample_full, sample_plain
-from jaxllm.sampling_rules import MAX_LOGIT_BIASES, MAX_LOGPROB_TOKEN_IDS
 from jaxllm.scheduling.plan import Chunk, StepPlan
 
 ROWS = 64

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from jaxllm.child_process import reply
-from jaxllm.config import EngineArgs
-from jaxllm.log import show_log
+from jaxllm.config.engine_args import EngineArgs
+from jaxllm.utils.child_process import reply
+from jaxllm.utils.log import show_log
 
 from .examine import examine
 from .process import Request

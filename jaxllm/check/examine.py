@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from jax.errors import JaxRuntimeError
 
-from jaxllm import __version__
-from jaxllm.engine.sizing import step_config
+from jaxllm.engine.kv_cache_size import step_config
 from jaxllm.execution.buckets import pick_bucket
 from jaxllm.execution.compiler import StepCompiler
 from jaxllm.execution.hardware import Hardware, find_topology
 from jaxllm.execution.mesh import param_bytes, replicated_params
 from jaxllm.execution.step import StepShape
-from jaxllm.loading.checkpoint import open_config
+from jaxllm.loading.open import open_config
+from jaxllm.version import __version__
 
 from . import compilers
 from .bounds import count_work
@@ -25,7 +25,8 @@ from .hlo import count_collectives
 from .report import Bound, Change, Concurrency, Figures, MemoryReport, Program, Report
 
 if TYPE_CHECKING:
-    from jaxllm.config import EngineArgs, EngineConfig
+    from jaxllm.config.engine_args import EngineArgs
+    from jaxllm.config.engine_config import EngineConfig
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jax.errors import JaxRuntimeError
 
-from jaxllm.engine.sizing import DeviceMemory, longest_context, make_model, measure_memory, size_pool
+from jaxllm.engine.kv_cache_size import DeviceMemory, longest_context, make_model, measure_memory, size_pool
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.mesh import refusal
 from jaxllm.models.model import Model, ParamSpec
@@ -19,7 +19,8 @@ from . import compilers
 from .report import Change
 
 if TYPE_CHECKING:
-    from jaxllm.config import EngineArgs, EngineConfig
+    from jaxllm.config.engine_args import EngineArgs
+    from jaxllm.config.engine_config import EngineConfig
     from jaxllm.execution.hardware import Hardware
     from jaxllm.loading.checkpoint import Checkpoint
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from jaxllm import child_process
-from jaxllm.config import environment
+from jaxllm.config.environment import environment
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.hardware import find_topology
+from jaxllm.utils import child_process
 
 from .compilers import compiler_environment, require_compiler
 from .report import Report
 
 if TYPE_CHECKING:
-    from jaxllm.config import EngineArgs
+    from jaxllm.config.engine_args import EngineArgs
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from jaxllm import child_process
 from jaxllm.cli.engine_flags import add_engine_flags, read_engine_args
-from jaxllm.config import environment
+from jaxllm.config.environment import environment
+from jaxllm.utils import child_process
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxllm
-from jaxllm.config import default_cache_dir, environment
+from jaxllm.config.environment import default_cache_dir, environment
 
 _PACKAGES = (
     "jax",

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.validation import shown
+from jaxllm.params.checks import shown
 
 
 class Repeat(argparse.Action):

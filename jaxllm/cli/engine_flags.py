@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from jaxllm.config import EngineArgs
+from jaxllm.config.engine_args import EngineArgs
 from jaxllm.exceptions import VLLMValidationError
 
 

@@ -12,16 +12,17 @@ from typing import Any, Protocol
 
 import msgspec
 
-from jaxllm.arguments import Integer, Kind, Number, Switch
 from jaxllm.cli.config_file import Repeat
 from jaxllm.cli.engine_flags import add_engine_flags, read_engine_args
 from jaxllm.cli.jobs import Job, Task, job_label, jobs_from_prompts, parse_job, read_jobs
 from jaxllm.cli.journal import Console, Journal
-from jaxllm.config import EngineArgs
+from jaxllm.config.engine_args import EngineArgs
+from jaxllm.config.kinds import Integer, Kind, Number, Switch
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.outputs import Logprob, RequestOutput
+from jaxllm.logprobs import Logprob
+from jaxllm.outputs import RequestOutput
+from jaxllm.params.checks import INT32_MAX, shown
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
-from jaxllm.validation import INT32_MAX, shown
 
 QUEUE_LENGTH = 1024
 """Prompts handed to the engine ahead of their turn; more would only delay the first results."""
@@ -188,7 +189,7 @@ class Run:
     def _prompt(self, task: Task) -> Any:
         if task.messages is None:
             return task.prompt
-        from jaxllm.engine.chat import ChatRenderer
+        from jaxllm.text.chat import ChatRenderer
 
         if self._renderer is None:
             self._renderer = ChatRenderer(self._engine.require_tokenizer(), self._engine.config.chat_template)

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from jaxllm.exceptions import VLLMValidationError, unknown_parameter
+from jaxllm.params.checks import check_int, shown
+from jaxllm.params.sampling_rules import GONE
 from jaxllm.sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
-from jaxllm.sampling_rules import GONE
-from jaxllm.validation import check_int, shown
 
 _PROMPT_FIELDS = ("prompt", "prompt_token_ids", "messages")
 _OTHER_FIELDS = ("id", "index", "cache_salt", "priority", "sampling_params")

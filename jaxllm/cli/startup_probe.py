@@ -8,9 +8,9 @@ import time
 from typing import Any
 
 from jaxllm import LLM, EngineArgs, SamplingParams, TokensPrompt, __version__
-from jaxllm.child_process import reply
 from jaxllm.cli.bench import Part, Request, Startup
-from jaxllm.log import show_log
+from jaxllm.utils.child_process import reply
+from jaxllm.utils.log import show_log
 
 MISS = "/jax/compilation_cache/cache_misses"
 

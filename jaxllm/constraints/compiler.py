@@ -14,10 +14,10 @@ from jaxllm.constraints.limits import refuse
 from jaxllm.constraints.matcher import Grammar, Vocabulary, brief_error
 from jaxllm.constraints.workers import BigStackThread, DeadlineThread
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.structured_outputs import StructuredOutputsParams
+from jaxllm.params.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
-    from jaxllm.engine.tokenizer import Tokenizer
+    from jaxllm.text.tokenizer import Tokenizer
 
 DEADLINE_SECONDS = 5.0
 CACHE_BYTES = 128 << 20

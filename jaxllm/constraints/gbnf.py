@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from jaxllm.constraints.lark import literal
-from jaxllm.constraints.limits import MAX_PARENTHESES, VLLMValidationError, check_depth, refuse
+from jaxllm.constraints.limits import VLLMValidationError, check_depth, refuse
+from jaxllm.params.limits import MAX_PARENTHESES
 
 _TOKEN = re.compile(
     r"""

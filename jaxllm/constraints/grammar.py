@@ -12,7 +12,7 @@ from jaxllm.constraints.json_schema import check_schemas_inside, schema_text
 from jaxllm.constraints.lark import check_lark, is_gbnf, literal
 from jaxllm.constraints.limits import check_parentheses
 from jaxllm.constraints.structural_tag import structural_tag_grammar
-from jaxllm.structured_outputs import StructuredOutputsParams
+from jaxllm.params.structured_outputs import StructuredOutputsParams
 
 
 def grammar_key(params: StructuredOutputsParams) -> bytes:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxllm.constraints import bits
 from jaxllm.constraints.compiler import GrammarCompiler
 from jaxllm.constraints.matcher import Grammar, Matcher
-from jaxllm.structured_outputs import StructuredOutputsParams
+from jaxllm.params.structured_outputs import StructuredOutputsParams
 
 
 class DeadEndError(Exception):

@@ -13,18 +13,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from jaxllm.constraints.limits import (
-    MAX_ENUM_VALUES,
-    MAX_JSON_NESTING,
-    MAX_PROPERTIES,
-    MAX_SCHEMA_NODES,
-    check_depth,
-    check_parentheses,
-    refuse,
-)
+from jaxllm.constraints.limits import check_depth, check_parentheses, refuse
 from jaxllm.constraints.schema_rewrites import Rewriter
-from jaxllm.structured_outputs import StructuredOutputsParams
-from jaxllm.validation import shown
+from jaxllm.params.checks import shown
+from jaxllm.params.limits import MAX_ENUM_VALUES, MAX_JSON_NESTING, MAX_PROPERTIES, MAX_SCHEMA_NODES
+from jaxllm.params.structured_outputs import StructuredOutputsParams
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 _COUNTED = ("Length", "Items", "Properties", "Contains")

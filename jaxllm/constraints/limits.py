@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 
 from jaxllm.exceptions import VLLMValidationError
-
-MAX_DEPTH = 10_000
-"""Levels of a schema or grammar that can lie inside each other, references followed."""
-MAX_JSON_NESTING = 100
-"""Brackets inside brackets in JSON text; llguidance refuses some more than that."""
-MAX_PARENTHESES = 150
-"""Parentheses inside parentheses in regular expressions and grammars."""
-MAX_ENUM_VALUES = 2**16
-MAX_PROPERTIES = 2_000
-"""Of one object. Compiling takes time with its square."""
-MAX_SCHEMA_NODES = 200_000
+from jaxllm.params.limits import MAX_DEPTH, MAX_PARENTHESES
 
 
 def refuse(parameter: str, message: str) -> VLLMValidationError:

@@ -15,7 +15,7 @@ from jaxllm.constraints.gbnf import gbnf_to_lark
 from jaxllm.constraints.json_schema import check_nesting, parse_json, schema_text
 from jaxllm.constraints.lark import check_lark, is_gbnf, literal, regex_literal
 from jaxllm.constraints.limits import VLLMValidationError, refuse
-from jaxllm.structured_outputs import StructuredOutputsParams
+from jaxllm.params.structured_outputs import StructuredOutputsParams
 
 _FORMATS: Mapping[str, dict[str, type]] = {
     "const_string": {"value": str},

@@ -8,19 +8,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class ThinkingTokens:
-    """The token sequences that open and close a thinking section; neither may be empty."""
-
-    start_ids: tuple[int, ...]
-    end_ids: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if not self.start_ids or not self.end_ids:
-            raise ValueError("the sequences that start and end reasoning must have at least one token each")
+from jaxllm.text.reasoning import ThinkingTokens
 
 
 class ThinkingState:

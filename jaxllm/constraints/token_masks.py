@@ -18,7 +18,7 @@ from jaxllm.constraints.bad_words import BadWords
 from jaxllm.constraints.compiler import GrammarCompiler
 from jaxllm.constraints.grammar_mask import DeadEndError, GrammarMask, Place
 from jaxllm.constraints.thinking import ThinkingState, ThinkingTokens
-from jaxllm.engine.messages import EngineCoreRequest
+from jaxllm.messages import EngineCoreRequest
 
 
 class TokenMasks:

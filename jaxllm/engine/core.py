@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from jaxllm.engine.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+from jaxllm.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 
 if TYPE_CHECKING:
     from jaxllm.constraints.token_masks import TokenMasks

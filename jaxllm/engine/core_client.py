@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from jaxllm.engine.messages import EngineCoreOutputs, EngineCoreRequest
+from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest
 
 
 class CoreClient(Protocol):

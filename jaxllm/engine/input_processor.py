@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxllm.engine.messages import EngineCoreRequest
 from jaxllm.engine.params_resolver import CheckGrammar, InputLimits, ParamsResolver, refusal
-from jaxllm.engine.prompts import ParsedPrompt, parse_prompt
-from jaxllm.engine.tokenizer import Tokenizer, check_encode_options
+from jaxllm.messages import EngineCoreRequest
+from jaxllm.params.checks import check_int, is_unicode, shown
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
-from jaxllm.validation import check_int, is_unicode, shown
+from jaxllm.text.prompts import ParsedPrompt, parse_prompt
+from jaxllm.text.tokenizer import Tokenizer, check_encode_options
 
 _MASK = 2**64 - 1
 # How long a single request may keep the caller, who has steps to run, waiting for its grammar.

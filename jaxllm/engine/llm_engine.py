@@ -12,17 +12,18 @@ from jaxllm.engine.input_processor import InputProcessor, ProcessedRequest
 from jaxllm.engine.metrics import EngineMetrics, Metric, StatsLogger
 from jaxllm.engine.output_processor import OutputProcessor
 from jaxllm.engine.params_resolver import CheckGrammar, InputLimits
-from jaxllm.engine.reasoning import thinking_tokens
-from jaxllm.engine.tokenizer import Tokenizer, load_tokenizer
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.log import log_phase, show_log
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
+from jaxllm.text.reasoning import thinking_tokens
+from jaxllm.text.tokenizer import Tokenizer, load_tokenizer
+from jaxllm.utils.log import log_phase, show_log
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from jaxllm.config import EngineArgs, EngineConfig
+    from jaxllm.config.engine_args import EngineArgs
+    from jaxllm.config.engine_config import EngineConfig
     from jaxllm.constraints.compiler import GrammarCompiler
     from jaxllm.models.config import ModelConfig
 
@@ -63,9 +64,9 @@ class LLMEngine:
         prepared = prepare(config)
         log_phase(logger, "shapes")
         try:  # meanwhile the first program is compiled
-            tokenizer = load_tokenizer(config)
+            tokenizer = _load_tokenizer(config)
             grammars = None if tokenizer is None else _make_grammar_compiler(config, tokenizer)
-            thinking = thinking_tokens(config, tokenizer)
+            thinking = thinking_tokens(_reasoning_markers(config), tokenizer)
             log_phase(logger, "tokenizer")
             core = InprocClient(make_core(prepared, grammars, thinking))
         except BaseException:
@@ -220,6 +221,26 @@ class LLMEngine:
     def shutdown(self) -> None:
         """Release the device; may be called twice."""
         self._core.shutdown()
+
+
+def _load_tokenizer(config: EngineConfig) -> Tokenizer | None:
+    """Load the tokenizer that the config asks for: the checkpoint's own, another, or none."""
+    if config.skip_tokenizer_init:
+        return None
+    is_own = config.tokenizer == config.model and config.tokenizer_revision is None
+    return load_tokenizer(
+        config.checkpoint,
+        config.cache_dir,
+        name=None if is_own else config.tokenizer,
+        revision=config.tokenizer_revision,
+        hf_token=config.hf_token,
+        download_dir=config.download_dir,
+    )
+
+
+def _reasoning_markers(config: EngineConfig) -> tuple[str, str] | None:
+    group = config.reasoning_config
+    return None if group is None else (group.reasoning_start_str, group.reasoning_end_str)
 
 
 def _make_grammar_compiler(config: EngineConfig, tokenizer: Tokenizer) -> GrammarCompiler:

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from jaxllm.engine.messages import SchedulerStats
+from jaxllm.messages import SchedulerStats
 from jaxllm.outputs import RequestStateStats
 
 logger = logging.getLogger("jaxllm")

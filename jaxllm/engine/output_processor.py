@@ -6,15 +6,15 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jaxllm.engine.detokenizer import make_detokenizer
 from jaxllm.engine.input_processor import ProcessedRequest
-from jaxllm.engine.logprobs import LogprobsCollector, PromptCollector
-from jaxllm.engine.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from jaxllm.engine.metrics import EngineMetrics
-from jaxllm.engine.tokenizer import Tokenizer
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from jaxllm.outputs import CompletionOutput, RequestOutput, RequestStateStats
 from jaxllm.sampling_params import RequestOutputKind
+from jaxllm.text.detokenizer import make_detokenizer
+from jaxllm.text.logprobs import LogprobsCollector, PromptCollector
+from jaxllm.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from jaxllm.config_groups import StructuredOutputsConfig
-from jaxllm.engine.tokenizer import Tokenizer
+from jaxllm.config.groups import StructuredOutputsConfig
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.checks import INT32_MAX, check_float, check_int, shown
+from jaxllm.params.limits import FLOAT32_MAX, MAX_BAD_WORD_TOKENS
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
-from jaxllm.sampling_rules import FLOAT32_MAX, MAX_BAD_WORD_TOKENS
-from jaxllm.validation import INT32_MAX, check_float, check_int, shown
+from jaxllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from jaxllm.config import EngineConfig
+    from jaxllm.config.engine_config import EngineConfig
 
 type CheckGrammar = Callable[[StructuredOutputsParams, float | None], None]
 """Raises VLLMValidationError for a constraint that does not compile."""

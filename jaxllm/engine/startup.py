@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from jaxllm import __version__
-from jaxllm.config import environment
+from jaxllm.config.environment import environment
 from jaxllm.constraints.token_masks import TokenMasks
 from jaxllm.engine.core import EngineCore
-from jaxllm.engine.sizing import make_model, measure_memory, memory_limit, size_pool, step_config
+from jaxllm.engine.kv_cache_size import make_model, measure_memory, memory_limit, size_pool, step_config
 from jaxllm.execution.compiler import ProgramKey, StepCompiler
 from jaxllm.execution.mesh import param_sharding
 from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.execution.program_cache import ProgramCache, use_cache
 from jaxllm.execution.programs import Programs
 from jaxllm.loading.load import check_names, init_dummy, load_params
-from jaxllm.log import log_phase
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.model import ParamSpec, array_specs
 from jaxllm.models.registry import is_built_in
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.scheduler import Scheduler
+from jaxllm.utils.log import log_phase
+from jaxllm.version import __version__
 
 if TYPE_CHECKING:
-    from jaxllm.config import EngineConfig
+    from jaxllm.config.engine_config import EngineConfig
     from jaxllm.constraints.compiler import GrammarCompiler
     from jaxllm.constraints.thinking import ThinkingTokens
 

@@ -18,13 +18,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.stages import Lowered
 
-from jaxllm.log import log_phase
 from jaxllm.models import LayerLoop
 from jaxllm.models.model import ArraySpec, Model, array_specs, held, unflatten
 from jaxllm.sampling.logprobs import fill_logprobs
 from jaxllm.sampling.processors import LogitsProcessor, extra_args
 from jaxllm.sampling.token_counts import set_row
 from jaxllm.scheduling.plan import StepPlan
+from jaxllm.utils.log import log_phase
 from pallas_kernels import linear, rms_norm
 from pallas_kernels.paged_attention import KVPool, PagedAttention, copy_blocks
 
@@ -242,7 +242,7 @@ class StepCompiler:
         if self.model.loop is LayerLoop.IN_PLACE:
             rms_norm.prepare(self.model.dtype, folder)
             for kind in self._native_linears():
-                kind.prepare(folder)
+                linear.prepare(kind, folder)
 
     def _native_linears(self) -> list[linear.Kind]:
         """Return the CPU's matmuls that the model takes: of its layers, of its head, and of its gated MLPs."""

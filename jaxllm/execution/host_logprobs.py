@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxllm.engine.messages import TokenLogprobs
+from jaxllm.messages import TokenLogprobs
 from jaxllm.sampling.logprobs import Logprobs
 from jaxllm.scheduling.plan import Chunk
 

@@ -23,12 +23,11 @@ import jax
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
-import jaxllm
 import pallas_kernels
-from jaxllm import models
-from jaxllm.disk import write_whole
+from jaxllm import models, version
 from jaxllm.execution.compiler import ProgramKey, StepCompiler, describe
-from jaxllm.log import log_phase
+from jaxllm.utils.files import write_whole
+from jaxllm.utils.log import log_phase
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +36,7 @@ MAX_BYTES = 1 << 30
 CODE_MAGIC = (b"\x7fELF", b"\xcf\xfa\xed\xfe")
 """What machine code starts with, on Linux and on macOS."""
 LIBRARIES = ("jax", "jaxlib", "flax", "llvmlite", "numpy")
-CODE = (jaxllm.__file__, models.__file__, pallas_kernels.__file__)
+CODE = (version.__file__, models.__file__, pallas_kernels.__file__)
 """Whatever of ours a program may come from."""
 
 

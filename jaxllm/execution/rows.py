@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxllm.params.limits import MAX_LOGIT_BIASES, MAX_LOGPROB_TOKEN_IDS
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.sampling_rules import MAX_LOGIT_BIASES, MAX_LOGPROB_TOKEN_IDS
 from jaxllm.scheduling.plan import Chunk
 from jaxllm.scheduling.request import needs_token_counts
 

@@ -111,23 +111,6 @@ class ConfigCheckpoint(Checkpoint):
         return tokenizer_digest(self._folder)
 
 
-def open_folder(folder: Path, *, load_format: str = "auto", source: str = "") -> Checkpoint:
-    """Open a local folder in the given format; "auto" takes safetensors, or the only GGUF file of a folder without."""
-    source = source or str(folder)
-    ggufs = sorted(path for path in folder.glob("*.gguf") if path.is_file())
-    has_safetensors = any(folder.glob("*.safetensors")) or (folder / INDEX_NAME).exists()
-    if load_format == "gguf" or (load_format == "auto" and ggufs and not has_safetensors):
-        if len(ggufs) != 1:
-            found = ", ".join(path.name for path in ggufs) or "none"
-            raise _error(f"expected one .gguf file in the folder, found {found}; give the path of the file", source)
-        from jaxllm.loading.gguf_checkpoint import GGUFCheckpoint
-
-        return GGUFCheckpoint(ggufs[0], source=source)
-    if load_format == "dummy":
-        return DummyCheckpoint(ConfigCheckpoint(folder, source=source))
-    return FolderCheckpoint(folder, source=source)
-
-
 def read_json(path: Path, source: str) -> dict[str, Any]:
     """Read a file that has to hold one JSON object."""
     try:

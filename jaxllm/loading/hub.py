@@ -20,7 +20,6 @@ import numpy as np
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading import folder as local
 from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype
-from jaxllm.loading.gguf_checkpoint import GGUFCheckpoint
 from jaxllm.loading.safetensors import DTYPES
 
 if TYPE_CHECKING:
@@ -84,34 +83,6 @@ class Repository:
         return self.ask(lambda api: api.list_repo_files(self.name, revision=commit))
 
 
-def open_hub(
-    model: str, *, load_format: str, revision: str | None, token: str | bool | None, download_dir: str | None
-) -> Checkpoint:
-    """Open "org/name", or "org/name:QUANT" for the GGUF file of that quantization; no safetensors are fetched yet."""
-    name, _, quant = model.partition(":")
-    repository = Repository(name, revision, token, download_dir)
-    small = repository.download(SMALL_FILES)
-    if quant or load_format == "gguf" or not (small / "config.json").is_file():
-        return _open_gguf(repository, model, quant, load_format, small.name)
-    if load_format == "dummy":
-        return local.DummyCheckpoint(local.ConfigCheckpoint(small, source=model))
-    weight_map = local.read_index(small, model)
-    names = sorted(set(weight_map.values())) or [local.SINGLE_NAME]
-    if all((small / each).is_file() for each in names):
-        return local.FolderCheckpoint(small, source=model)
-    if not weight_map:
-        _check_has_safetensors(repository, model, small.name)
-    return HubCheckpoint(repository, model, small, names)
-
-
-def open_hub_config(
-    model: str, *, revision: str | None, token: str | bool | None, download_dir: str | None
-) -> Checkpoint:
-    """Open the config.json of "org/name" and fetch nothing else."""
-    folder = Repository(model, revision, token, download_dir).download([local.CONFIG_NAME])
-    return local.ConfigCheckpoint(folder, source=model)
-
-
 class HubCheckpoint(Checkpoint):
     """Safetensors on the hub: known by their headers, here after `fetch`."""
 
@@ -172,39 +143,6 @@ def _read_header(repository: Repository, commit: str, file_name: str) -> dict[st
         dtype = DTYPES[tensor.dtype].name if tensor.dtype in DTYPES else tensor.dtype
         tensors[name] = TensorInfo(tuple(tensor.shape), dtype, stop - start)
     return tensors
-
-
-def _check_has_safetensors(repository: Repository, source: str, commit: str) -> None:
-    """Refuse a repository that has neither an index nor a single safetensors file."""
-    names = repository.files(commit)
-    if local.SINGLE_NAME in names:
-        return
-    others = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".npz", ".gguf"))]
-    hint = f"it has {', '.join(others[:3])}" if others else "it has no weights at all"
-    way_out = "Look for a safetensors version of it, or convert it"
-    if any(name.endswith(".gguf") for name in others):
-        way_out = f'Say which GGUF file, as in "{repository.name}:Q4_K_M"'
-    raise VLLMValidationError(
-        f"{source}: the repository has no {local.SINGLE_NAME} and no index of several; {hint}. {way_out}.",
-        parameter="model",
-        value=source,
-    )
-
-
-def _open_gguf(repository: Repository, source: str, quant: str, load_format: str, commit: str) -> Checkpoint:
-    """Fetch the one GGUF file that is meant, and open it."""
-    names = [name for name in repository.files(commit) if name.endswith(".gguf")]
-    chosen = [name for name in names if quant.lower() in name.lower()]
-    if len(chosen) != 1 or load_format == "safetensors":
-        found = ", ".join(sorted(names)) or "none"
-        hint = f'say which one, as in "{repository.name}:Q4_K_M"' if names else "and no config.json either"
-        raise VLLMValidationError(
-            f"{source}: expected one GGUF file, the repository has: {found}; {hint}.", parameter="model", value=source
-        )
-    logger.info("Fetching %s of %s", chosen[0], repository.name)
-    path = repository.download([glob.escape(chosen[0])], commit=commit) / chosen[0]
-    checkpoint = GGUFCheckpoint(path, source=source)
-    return local.DummyCheckpoint(checkpoint) if load_format == "dummy" else checkpoint
 
 
 @contextmanager

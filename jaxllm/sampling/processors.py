@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.validation import INT32_MAX, check_float, check_int, shown
+from jaxllm.params.checks import INT32_MAX, check_float, check_int, shown
 
 PARAMETER = "logits_processors"
 MAX_PROCESSORS = 64

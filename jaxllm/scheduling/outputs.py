@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxllm.engine.messages import EngineCoreOutput, PromptLogprobs, TokenLogprobs
+from jaxllm.messages import EngineCoreOutput, PromptLogprobs, TokenLogprobs
 from jaxllm.scheduling.request import Request
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from jaxllm.engine.messages import TokenLogprobs
+from jaxllm.messages import TokenLogprobs
 from jaxllm.sampling_params import SamplingParams
 
 

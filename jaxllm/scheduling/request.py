@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from array import array
 
-from jaxllm.engine.messages import EngineCoreRequest
+from jaxllm.messages import EngineCoreRequest
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.repetition import repeats
 

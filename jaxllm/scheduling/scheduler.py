@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from jaxllm.engine.messages import EngineCoreOutput, EngineCoreRequest, PromptLogprobs, SchedulerStats
+from jaxllm.messages import EngineCoreOutput, EngineCoreRequest, PromptLogprobs, SchedulerStats
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.kv_cache_manager import Beginning, KVCacheManager
 from jaxllm.scheduling.outputs import make_output

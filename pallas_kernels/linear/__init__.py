@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-MIN_ROWS = 4
-"""Of x; fewer are padded."""
-MIN_COLUMNS = 4
-STEP_BYTES = 64
-"""The kernel takes so much of a row at a time."""
-ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
-"""By HF's names."""
-MIN_GATES = 8
+from .kind import ACTIVATIONS, MIN_COLUMNS, MIN_GATES, MIN_ROWS, STEP_BYTES, Kind
+
+__all__ = ["ACTIVATIONS", "Kind", "can_multiply", "linear", "prepare"]
 
 
 def can_multiply(shape: tuple[int, ...], dtype: DTypeLike, activation: str | None = None) -> bool:
@@ -49,7 +43,7 @@ def linear(
     """
     t, padding, n = x_tk.shape[0], max(0, MIN_ROWS - x_tk.shape[0]), w_lnk.shape[1]
     kind = Kind(x_tk.dtype, w_lnk.dtype, out_dtype, activation)
-    kind.prepare()
+    prepare(kind)
     out_shape = (t + padding, n // 2 if activation else n)
     call = jax.ffi.ffi_call(kind.name, jax.ShapeDtypeStruct(out_shape, out_dtype))
     numbers = (jnp.asarray(number, jnp.int32) for number in (layer, t if num_rows is None else num_rows))
@@ -62,26 +56,10 @@ def linear(
     return call(pad(x_tk), w_lnk, *numbers, plus, *scales)[:t]
 
 
-class Kind(NamedTuple):
-    """What a kernel is made for."""
+def prepare(kind: Kind, folder: Path | None = None) -> None:
+    """Compile a kernel, kept in a folder. A program that another process compiled needs it when it is loaded."""
+    from pallas_kernels.native.compiling import register
 
-    dtype: DTypeLike
-    """Of x."""
-    weight_dtype: DTypeLike
-    """The same, or int8."""
-    out_dtype: DTypeLike
-    activation: str | None = None
+    from .kernel import Kernel
 
-    @property
-    def name(self) -> str:
-        """XLA's name for it."""
-        dtypes = (jnp.dtype(dtype).name for dtype in self[:3])
-        return "_".join(("linear", *dtypes, *filter(None, [self.activation])))
-
-    def prepare(self, folder: Path | None = None) -> None:
-        """Compile it, kept in a folder. A program that another process compiled needs it when it is loaded."""
-        from pallas_kernels.native.compiling import register
-
-        from .kernel import Kernel
-
-        register(self.name, Kernel(self), folder)
+    register(kind.name, Kernel(kind), folder)

@@ -39,7 +39,7 @@ from pallas_kernels.native.emitter import (
 from pallas_kernels.native.handler import add_handler
 from pallas_kernels.native.number_formats import FORMATS
 
-from . import MIN_COLUMNS, MIN_GATES, MIN_ROWS, STEP_BYTES, Kind
+from .kind import MIN_COLUMNS, MIN_GATES, MIN_ROWS, STEP_BYTES, Kind
 
 COLUMNS = MIN_COLUMNS
 """Rows of w at a time."""

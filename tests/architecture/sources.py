@@ -18,7 +18,6 @@ class Import:
     module: str
     name: str | None
     line: int
-    top_level: bool  # outside functions, so it runs when the importing module is imported
 
     @property
     def top(self) -> str:
@@ -46,24 +45,22 @@ class Source:
 
     @cached_property
     def imports(self) -> list[Import]:
-        inside = {id(node) for function in ast.walk(self.tree) if is_function(function) for node in ast.walk(function)}
-        found: list[Import] = []
-        for node in ast.walk(self.tree):
-            top_level = id(node) not in inside
-            if isinstance(node, ast.Import):
-                found += [Import(alias.name, None, node.lineno, top_level) for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                module = self.absolute(node)
-                found += [Import(module, alias.name, node.lineno, top_level) for alias in node.names]
-        return found
+        package = self.module if self.path.name == "__init__.py" else self.module.rpartition(".")[0]
+        return find_imports(self.tree, package)
 
-    def absolute(self, node: ast.ImportFrom) -> str:
-        """The absolute name of the module that `from ... import` names."""
-        if node.level == 0:
-            return node.module or ""
-        package = self.module.split(".") if self.path.name == "__init__.py" else self.module.split(".")[:-1]
-        base = package[: len(package) - node.level + 1]
-        return ".".join([*base, *([node.module] if node.module else [])])
+
+def find_imports(tree: ast.AST, package: str = "") -> list[Import]:
+    """Every import of a file in `package`, those in functions and for type checkers too, by absolute names."""
+    found: list[Import] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [Import(alias.name, None, node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")
+            base = parts[: len(parts) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            found += [Import(module, alias.name, node.lineno) for alias in node.names]
+    return found
 
 
 def is_function(node: ast.AST) -> bool:

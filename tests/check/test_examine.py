@@ -21,7 +21,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.compiler import StepCompiler
 from jaxllm.execution.mesh import param_bytes
 from jaxllm.execution.model_runner import ModelRunner
-from jaxllm.loading.checkpoint import open_config
+from jaxllm.loading.open import open_config
 from tests.check.support import MODEL, TOY, add_toy, engine_args
 from tests.e2e.inside import core_of
 from tests.models.tiny import read_hf_config

@@ -8,15 +8,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jaxllm import child_process
 from jaxllm.check import compilers, process
 from jaxllm.check.compilers import compiler_environment, find_ptxas, require_compiler
 from jaxllm.check.process import Request, ask
-from jaxllm.child_process import ChildError
 from jaxllm.config import EngineArgs
-from jaxllm.config_groups import AttentionConfig
+from jaxllm.config.groups import AttentionConfig
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.hardware import HARDWARE
+from jaxllm.utils import child_process
+from jaxllm.utils.child_process import ChildError
 from tests.check.support import engine_args
 
 

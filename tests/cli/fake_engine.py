@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from jaxllm.engine.prompts import ParsedPrompt
-from jaxllm.engine.tokenizer import Tokenizer
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.outputs import CompletionOutput, Logprob, RequestOutput
+from jaxllm.logprobs import Logprob
+from jaxllm.outputs import CompletionOutput, RequestOutput
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.text.prompts import ParsedPrompt
+from jaxllm.text.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass

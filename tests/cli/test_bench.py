@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from jaxllm import child_process
 from jaxllm.cli.main import main
 from jaxllm.execution.compiler import Upkeep
+from jaxllm.utils import child_process
 from tests.models.tiny import folder
 
 FLAGS = ["--max-num-batched-tokens", "16", "--max-num-seqs", "8", "--max-model-len", "64", "--dtype", "float32"]

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from jaxllm.check.report import Figures, MemoryReport, Report
-from jaxllm.child_process import ChildError
 from jaxllm.cli import check
 from jaxllm.cli.main import main
 from jaxllm.config import EngineArgs
+from jaxllm.utils.child_process import ChildError
 
 REPORT: dict[str, Any] = {
     "model": "org/name", "architecture": "LlamaForCausalLM", "topology": "v5e:2x2", "num_devices": 4,

@@ -15,7 +15,8 @@ from jaxllm.cli.generate import make_record
 from jaxllm.cli.jobs import Task
 from jaxllm.cli.main import main
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.outputs import FlatLogprobs, Logprob, RequestOutput
+from jaxllm.logprobs import FlatLogprobs, Logprob
+from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import RepetitionDetectionParams, StructuredOutputsParams
 from tests.cli.fake_engine import FakeConfig, FakeEngine
 from tests.cli.running import read_jsonl, run_generate, write_jsonl

@@ -20,9 +20,9 @@ from transformers import PreTrainedTokenizerFast
 from jaxllm.constraints.bits import num_words
 from jaxllm.constraints.compiler import GrammarCompiler
 from jaxllm.constraints.matcher import Grammar
-from jaxllm.engine.tokenizer import Tokenizer
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.structured_outputs import StructuredOutputsParams
+from jaxllm.params.structured_outputs import StructuredOutputsParams
+from jaxllm.text.tokenizer import Tokenizer
 
 VOCAB_SIZE = 49_152
 EOS = 2

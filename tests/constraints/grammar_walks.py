@@ -11,8 +11,8 @@ import numpy as np
 from jaxllm.constraints.bits import num_words
 from jaxllm.constraints.compiler import GrammarCompiler
 from jaxllm.constraints.matcher import Matcher
-from jaxllm.engine.tokenizer import Tokenizer
-from jaxllm.structured_outputs import StructuredOutputsParams
+from jaxllm.params.structured_outputs import StructuredOutputsParams
+from jaxllm.text.tokenizer import Tokenizer
 
 CLOSERS = ('"', "}", "]", '"}', '"]', "}}", "]}", "0", "1", ",", ":", '":')
 VOCAB_SIZE = 49_152
@@ -28,7 +28,7 @@ class Walk(NamedTuple):
 
 @functools.cache
 def smollm2_tokenizer(path: str) -> Tokenizer:
-    from jaxllm.loading.checkpoint import open_checkpoint
+    from jaxllm.loading.open import open_checkpoint
 
     return Tokenizer.of(open_checkpoint(path).tokenizer())
 

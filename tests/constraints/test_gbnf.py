@@ -10,7 +10,7 @@ from jaxllm.constraints.compiler import GrammarCompiler
 from jaxllm.constraints.gbnf import gbnf_to_lark
 from jaxllm.constraints.lark import is_gbnf
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.structured_outputs import StructuredOutputsParams
+from jaxllm.params.structured_outputs import StructuredOutputsParams
 from tests.constraints.grammar_walks import make_compiler, smollm2_tokenizer, walk_all
 
 

@@ -14,7 +14,7 @@ import pytest
 from jaxllm.constraints.compiler import GrammarCompiler
 from jaxllm.constraints.workers import MAX_ABANDONED, BigStackThread, DeadlineThread
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.structured_outputs import StructuredOutputsParams
+from jaxllm.params.structured_outputs import StructuredOutputsParams
 from tests.constraints.grammar_walks import make_compiler, smollm2_tokenizer
 
 

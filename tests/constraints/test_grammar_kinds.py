@@ -10,7 +10,7 @@ import pydantic
 import pytest
 
 from jaxllm.constraints.compiler import GrammarCompiler
-from jaxllm.structured_outputs import StructuredOutputsParams
+from jaxllm.params.structured_outputs import StructuredOutputsParams
 from tests.constraints.grammar_walks import EOS, allowed, make_compiler, smollm2_tokenizer, walk_all
 from tests.constraints.schema_corpus import corpus
 

@@ -9,7 +9,7 @@ import pytest
 
 from jaxllm.constraints.compiler import GrammarCompiler
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.structured_outputs import StructuredOutputsParams
+from jaxllm.params.structured_outputs import StructuredOutputsParams
 from tests.constraints.grammar_walks import make_compiler
 
 

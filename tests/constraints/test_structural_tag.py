@@ -10,7 +10,7 @@ import pytest
 
 from jaxllm.constraints.compiler import GrammarCompiler
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.structured_outputs import StructuredOutputsParams
+from jaxllm.params.structured_outputs import StructuredOutputsParams
 from tests.constraints.grammar_walks import EOS, make_compiler, smollm2_tokenizer, walk_all
 
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from jaxllm.constraints.compiler import GrammarCompiler
 from jaxllm.constraints.thinking import ThinkingTokens
 from jaxllm.constraints.token_masks import TokenMasks
-from jaxllm.engine.messages import EngineCoreRequest
+from jaxllm.messages import EngineCoreRequest
+from jaxllm.params.structured_outputs import StructuredOutputsParams
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.structured_outputs import StructuredOutputsParams
 
 V = 40
 EOS = 39

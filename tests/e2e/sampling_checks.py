@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxllm import CompletionOutput, RequestOutput, SamplingParams
-from jaxllm.outputs import FlatLogprobs
+from jaxllm.logprobs import FlatLogprobs
 from tests.e2e.tiny_engine import CASE
 from tests.e2e.tiny_tokenizer import END_THINK, EOS, SPACED, SPECIALS, TOOL, token_bytes
 from tests.models.tiny import read_goldens

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from jaxllm import LLM, RequestOutput, SamplingParams
-from jaxllm.outputs import Logprob
+from jaxllm.logprobs import Logprob
 from jaxllm.sampling_params import StructuredOutputsParams
 from tests.e2e.tiny_engine import CONTEXT, NUM_LOGPROBS, Job, RecordingScheduler, run_together, tiny_llm
 from tests.e2e.tiny_tokenizer import save_tokenizer

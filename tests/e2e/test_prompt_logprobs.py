@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jaxllm import LLM, RequestOutput, SamplingParams
-from jaxllm.outputs import Logprob
+from jaxllm.logprobs import Logprob
 from tests.e2e.goldens import FOLDER, TOLERANCE
 from tests.e2e.inside import scheduler_of
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxllm import LLM, CompletionOutput, RequestOutput, SamplingParams, TokensPrompt
-from jaxllm.engine.messages import EngineCoreOutput
+from jaxllm.messages import EngineCoreOutput
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.plan import StepPlan, StepResult
 from jaxllm.scheduling.scheduler import Scheduler

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from jaxllm.engine.core_client import CoreClient
-from jaxllm.engine.messages import (
+from jaxllm.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,

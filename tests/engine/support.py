@@ -9,11 +9,11 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from jaxllm.config import EngineConfig
-from jaxllm.config_groups import StructuredOutputsConfig
+from jaxllm.config.groups import StructuredOutputsConfig
 from jaxllm.engine.core_client import CoreClient
 from jaxllm.engine.llm_engine import LLMEngine
-from jaxllm.engine.tokenizer import Tokenizer
 from jaxllm.llm import LLM
+from jaxllm.text.tokenizer import Tokenizer
 from tests.engine.fake_core import BytesClient
 
 TEMPLATE = (

@@ -10,13 +10,14 @@ import msgspec
 import pytest
 
 from jaxllm import LLM, SamplingParams
-from jaxllm.beam_search import BeamSearch, BeamSearchOutput, num_candidates
-from jaxllm.engine.messages import EngineCoreOutput, EngineCoreRequest, TokenLogprobs
+from jaxllm.beam_search import BeamSearchOutput
+from jaxllm.engine.beam_search import BeamSearch, num_candidates
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.messages import EngineCoreOutput, EngineCoreRequest, TokenLogprobs
 from jaxllm.sampling_params import BeamSearchParams, StructuredOutputsParams
-from tests.api.test_beam_search import log_softmax, most_likely
 from tests.engine.fake_core import FakeCore
 from tests.engine.support import byte_level, make_llm
+from tests.params.test_beam_search import log_softmax, most_likely
 
 END = 0  # the tokenizer's end of sequence
 PROMPTS = [[350, 351], [352], [353, 350, 354]]

@@ -9,7 +9,7 @@ import pytest
 
 from jaxllm.constraints.token_masks import TokenMasks
 from jaxllm.engine.core import EngineCore
-from jaxllm.engine.messages import EngineCoreRequest
+from jaxllm.messages import EngineCoreRequest
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.plan import StepPlan, StepResult

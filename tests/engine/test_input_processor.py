@@ -9,10 +9,10 @@ import pytest
 
 from jaxllm.engine.input_processor import InputProcessor, mix
 from jaxllm.engine.params_resolver import InputLimits
-from jaxllm.engine.prompts import is_single_prompt
-from jaxllm.engine.tokenizer import Tokenizer
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
+from jaxllm.text.prompts import is_single_prompt
+from jaxllm.text.tokenizer import Tokenizer
 from tests.engine.support import byte_level
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from jaxllm.config import EngineArgs
-from jaxllm.engine.tokenizer import Tokenizer
+from jaxllm.engine.refused_methods import RefusedMethods
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.llm import LLM
-from jaxllm.llm_refused import RefusedMethods
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
+from jaxllm.text.tokenizer import Tokenizer
 from tests.engine.fake_core import FakeCore, hashed_tokens
 from tests.engine.support import byte_level, make_config, make_llm
 
@@ -150,7 +150,7 @@ def test_the_constructor_packs_engine_args(
     startup.prepare = lambda config: None  # type: ignore[attr-defined]
     startup.make_core = lambda prepared, grammars, thinking: core  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "jaxllm.engine.startup", startup)
-    monkeypatch.setattr("jaxllm.engine.llm_engine.load_tokenizer", lambda config: tokenizer)
+    monkeypatch.setattr("jaxllm.engine.llm_engine._load_tokenizer", lambda config: tokenizer)
     seen: list[EngineArgs] = []
 
     def create(args: EngineArgs) -> Any:

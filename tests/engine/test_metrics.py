@@ -6,10 +6,10 @@ import logging
 
 import pytest
 
-from jaxllm.engine.messages import SchedulerStats
 from jaxllm.engine.metrics import EngineMetrics, StatsLogger
-from jaxllm.engine.tokenizer import Tokenizer
+from jaxllm.messages import SchedulerStats
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.text.tokenizer import Tokenizer
 from tests.engine.fake_core import FakeCore, hashed_tokens
 from tests.engine.support import byte_level, make_engine
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from jaxllm.engine.llm_engine import LLMEngine
-from jaxllm.engine.tokenizer import Tokenizer
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
+from jaxllm.text.tokenizer import Tokenizer
 from tests.engine.fake_core import FakeCore, hashed_tokens
 from tests.engine.support import byte_level, make_engine
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from jaxllm.config_groups import ReasoningConfig, StructuredOutputsConfig
+from jaxllm.config.groups import StructuredOutputsConfig
 from jaxllm.engine.input_processor import GRAMMAR_SECONDS, InputProcessor
 from jaxllm.engine.params_resolver import InputLimits
-from jaxllm.engine.reasoning import thinking_tokens
-from jaxllm.engine.tokenizer import Tokenizer
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.sampling_params import SamplingParams, StructuredOutputsParams
+from jaxllm.text.reasoning import thinking_tokens
+from jaxllm.text.tokenizer import Tokenizer
 from tests.engine.support import byte_fallback, byte_level, make_config
 
 
@@ -191,8 +191,8 @@ def test_params_that_are_not_cloned_are_not_changed_either(tokenizer: Tokenizer)
 
 
 def test_marks_of_reasoning(tokenizer: Tokenizer) -> None:
-    def marks(tokenizer: Tokenizer | None, **config: Any) -> Any:
-        found = thinking_tokens(make_config(**config), tokenizer)
+    def marks(tokenizer: Tokenizer | None, own: tuple[str, str] | None = None) -> Any:
+        found = thinking_tokens(own, tokenizer)
         return None if found is None else (found.start_ids, found.end_ids)
 
     assert marks(tokenizer) is None
@@ -204,15 +204,15 @@ def test_marks_of_reasoning(tokenizer: Tokenizer) -> None:
     half = byte_level()
     half.backend.add_tokens(["<think>"])
     assert marks(half) is None
-    own = ReasoningConfig(reasoning_start_str="hello", reasoning_end_str="the END")
-    start, end = thinking.encode(["hello", "the END"])
-    assert marks(thinking, reasoning_config=own) == (tuple(start), tuple(end))
+    own = ("hello", "the END")
+    start, end = thinking.encode(own)
+    assert marks(thinking, own) == (tuple(start), tuple(end))
     with pytest.raises(VLLMValidationError, match="reasoning_config needs a tokenizer"):
-        marks(None, reasoning_config=own)
+        marks(None, own)
     empty = byte_fallback()
     empty.encode = lambda *_: [[], [1]]  # type: ignore[method-assign]
     with pytest.raises(VLLMValidationError, match="makes no token"):
-        marks(empty, reasoning_config=own)
+        marks(empty, own)
 
 
 def test_limits_of_an_engine() -> None:

@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from jaxllm.engine.messages import TokenLogprobs
 from jaxllm.execution.batch import build
 from jaxllm.execution.model_runner import ModelRunner, RunningStep
 from jaxllm.execution.programs import Programs
 from jaxllm.execution.step import StepOutput, StepShape
+from jaxllm.messages import TokenLogprobs
 from jaxllm.sampling.logprobs import Logprobs
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.plan import Chunk, StepPlan

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jaxllm.config.checkpoint_settings import read_model_config
 from jaxllm.loading.gguf import GGUFFile
 from jaxllm.loading.gguf_checkpoint import GGUFCheckpoint
 from jaxllm.loading.names import check_names
 from jaxllm.loading.safetensors import SafetensorsFile
 from jaxllm.models import Model
-from jaxllm.resolution import read_model_config
 from tests.loading.files import Q8_0, gguf_bytes, gguf_f32, llama_metadata, safetensors_bytes
 
 SLACK_BYTES = 1 << 20

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxllm.loading.checkpoint import Checkpoint, open_checkpoint
+from jaxllm.loading.checkpoint import Checkpoint
+from jaxllm.loading.open import open_checkpoint
 
 MAX_SECONDS = 3
 """Of processor time, since wall time depends on what else the machine does; for SmolLM2's 135 million numbers."""

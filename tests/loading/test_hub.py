@@ -51,7 +51,7 @@ REPOSITORIES: Mapping[str, Mapping[str, bytes]] = {
 CLIENT = """
 import json, sys
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.loading.checkpoint import open_checkpoint, open_config
+from jaxllm.loading.open import open_checkpoint, open_config
 for model, options, fetch in json.loads(sys.argv[1]):
     opener = open_config if options.pop("config_only", False) else open_checkpoint
     try:

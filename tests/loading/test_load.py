@@ -17,9 +17,9 @@ import pytest
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading import load
-from jaxllm.loading.checkpoint import open_checkpoint
 from jaxllm.loading.layout import parse_layout, write_tensor
 from jaxllm.loading.load import check_names, init_dummy, load_params
+from jaxllm.loading.open import open_checkpoint
 from jaxllm.models.model import ParamSpec, Place
 from jaxllm.models.quantization import Quantized, quantize
 from tests.loading.files import spec, write_folder
@@ -216,7 +216,7 @@ import jax, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 sys.path.insert(0, sys.argv[1])
 from tests.loading.test_load import specs
-from jaxllm.loading.checkpoint import open_checkpoint
+from jaxllm.loading.open import open_checkpoint
 from jaxllm.loading.load import init_dummy, load_params
 assert jax.device_count() == 4
 mesh = jax.make_mesh((2, 2), ("model", "data"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
@@ -323,7 +323,7 @@ import jax, numpy as np
 sys.path.insert(0, sys.argv[1])
 from tests.loading.files import spec
 from jaxllm.loading import load
-from jaxllm.loading.checkpoint import open_checkpoint
+from jaxllm.loading.open import open_checkpoint
 from jaxllm.loading.load import load_params
 
 def anonymous():

@@ -24,7 +24,7 @@ PROGRAM = """
 import importlib.util, sys
 assert importlib.util.find_spec("torch") is not None
 import jaxllm.cli.main, jaxllm.engine.startup, jaxllm.llm
-from jaxllm.loading.checkpoint import open_checkpoint
+from jaxllm.loading.open import open_checkpoint
 tokenizer = open_checkpoint(sys.argv[1]).tokenizer()
 assert tokenizer("abc")["input_ids"] == [2, 5]
 chat = [{"role": "user", "content": "ab"}]

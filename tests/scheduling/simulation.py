@@ -14,7 +14,7 @@ from array import array
 from collections import deque
 from dataclasses import dataclass, field
 
-from jaxllm.engine.messages import EngineCoreOutput, EngineCoreRequest, TokenLogprobs
+from jaxllm.messages import EngineCoreOutput, EngineCoreRequest, TokenLogprobs
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.plan import Chunk, StepPlan, StepResult

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from jaxllm.engine.messages import EngineCoreRequest, TokenLogprobs
+from jaxllm.messages import EngineCoreRequest, TokenLogprobs
 from jaxllm.sampling_params import RepetitionDetectionParams
 from jaxllm.scheduling.plan import StepResult
 from jaxllm.scheduling.scheduler import Scheduler

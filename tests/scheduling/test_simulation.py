@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from jaxllm.engine.messages import EngineCoreRequest
+from jaxllm.messages import EngineCoreRequest
 from tests.scheduling.simulation import EOS, Simulation, make_config, make_request
 
 TINY = {"num_blocks": 17, "max_num_seqs": 6, "max_num_batched_tokens": 12, "max_rows": 8}

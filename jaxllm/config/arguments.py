@@ -1,0 +1,311 @@
+"""The engine arguments: vLLM's names, one table of what each takes here, and the command-line flags made from it."""
+
+# Fields are declared by calls that make dataclass fields, which ruff takes for shared default values.
+# ruff: noqa: RUF009
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Self
+
+import msgspec
+
+from jaxllm.config.groups import AttentionConfig, ReasoningConfig, StructuredOutputsConfig
+from jaxllm.config.kinds import (
+    Choice,
+    ClassName,
+    DeviceMesh,
+    Dtype,
+    Group,
+    Integer,
+    Json,
+    Names,
+    Number,
+    Switch,
+    Text,
+    Token,
+    add_flags,
+    argument,
+    check_fields,
+    required,
+    unsupported,
+)
+from jaxllm.exceptions import VLLMValidationError, unknown_parameter
+from jaxllm.params.checks import INT32_MAX
+
+BLOCK_SIZES = (8, 16, 32, 64, 128, 256, 512)
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
+QUANTIZATIONS: Mapping[str, str] = {"int8": "int8", "int8_per_channel_weight_only": "int8"}
+"""Our name, and vLLM's, to ours."""
+MAX_NUM_SEQS = 65_536
+MAX_NUM_BATCHED_TOKENS = 2**20
+
+GONE: Mapping[str, str] = {
+    "task": "models that generate need nothing; see runner and convert",
+    "swap_space": "preempted requests are recomputed",
+    "preemption_mode": "preempted requests are recomputed",
+    "max_seq_len_to_capture": "programs are compiled per number of tokens; see max_num_batched_tokens",
+    "device": "set the environment variable JAX_PLATFORMS to cpu, cuda or tpu",
+    "rope_scaling": "use hf_overrides={'rope_scaling': ...}",
+    "rope_theta": "use hf_overrides={'rope_theta': ...}",
+    "num_scheduler_steps": "host and device overlap by themselves",
+    "num_lookahead_slots": "see speculative_config",
+    "speculative_model": "see speculative_config",
+    "num_speculative_tokens": "see speculative_config",
+    "guided_decoding_backend": "see structured_outputs_config",
+    "use_v2_block_manager": "there is one block manager",
+    "enable_prompt_adapter": "see enable_lora",
+    "worker_use_ray": "see distributed_executor_backend",
+    "tokenizer_pool_size": "tokenizing is in-process",
+    "disable_async_output_proc": "see async_scheduling",
+    "use_async_output_proc": "see async_scheduling",
+}
+
+
+_MODEL, _LOAD, _CACHE, _SCHEDULER = "ModelConfig", "LoadConfig", "CacheConfig", "SchedulerConfig"
+
+
+@dataclasses.dataclass
+class EngineArguments:
+    """The fields of `jaxllm.EngineArgs`: each works, or is refused by name. Checked when made; no file is touched."""
+
+    model: str = required(Text(optional=False), _MODEL, "hub id, folder, or .gguf file")
+    tokenizer: str | None = argument(None, Text(), _MODEL, "hub id or folder of the tokenizer; default: the model's")
+    tokenizer_mode: str = unsupported("auto", "tokenizers come from the tokenizers library", also=("hf", "fast"))
+    skip_tokenizer_init: bool = argument(False, Switch(), _MODEL, "load no tokenizer: token ids in, token ids out")
+    trust_remote_code: bool = unsupported(
+        False, "code from a checkpoint is never run; add architectures with jaxllm.register_model(...)"
+    )
+    dtype: str = argument("auto", Dtype(), _MODEL, "dtype of weights and activations; auto: the checkpoint's")
+    seed: int = argument(0, Integer(0, 2**64 - 1), _MODEL, "seed of the requests that have none of their own")
+    max_model_len: int | str | None = argument(
+        None,
+        Integer(-1, INT32_MAX, optional=True, sized=True, words={"auto": -1}),
+        _MODEL,
+        "longest prompt plus output; default: the model's context; auto or -1: as much of it as fits",
+    )
+    revision: str | None = argument(None, Text(), _MODEL, "branch, tag or commit of the model")
+    code_revision: str | None = unsupported(None, "code from a checkpoint is never run")
+    tokenizer_revision: str | None = argument(None, Text(), _MODEL, "branch, tag or commit of the tokenizer")
+    hf_token: str | bool | None = argument(None, Token(), _MODEL, "access token of the hub; default: the one stored")
+    hf_overrides: dict[str, Any] = argument({}, Json(), _MODEL, "values to replace in the model's config.json")
+    hf_config_path: str | None = unsupported(None)
+    config_format: str = unsupported("auto", also=("hf",))
+    model_impl: str = unsupported("auto", "models are jaxllm's own", also=("jaxllm",))
+    runner: str = unsupported("auto", "only models that generate run so far", also=("generate",))
+    convert: str = unsupported("auto", "only models that generate run so far", also=("none",))
+    chat_template: str | None = argument(None, Text(), _MODEL, "Jinja chat template, or a file that holds one")
+    generation_config: str = argument(
+        "auto", Text(optional=False), _MODEL, "default sampling: auto (the model's), vllm (neutral), or a folder"
+    )
+    override_generation_config: dict[str, Any] = argument({}, Json(), _MODEL, "values to replace in generation_config")
+    max_logprobs: int = argument(20, Integer(-1, INT32_MAX), _MODEL, "most logprobs a request may ask for; -1: all")
+    logprobs_mode: str = argument(
+        "raw_logprobs",
+        Choice(LOGPROBS_MODES),
+        _MODEL,
+        "logprobs of the model's logits, or of what is sampled",
+    )
+    batch_invariant: bool | None = argument(
+        None,
+        Switch(optional=True),
+        _MODEL,
+        "outputs do not depend, to the bit, on what else runs; default: where it costs nothing (one CPU device)",
+    )
+    enforce_eager: bool = argument(False, Switch(), _MODEL, "compile nothing ahead of its first use")
+    served_model_name: str | list[str] | None = unsupported(None)
+    quantization: str | None = argument(
+        None,
+        Choice((None, *QUANTIZATIONS)),
+        _MODEL,
+        "int8: round weights to 8 bits when they are loaded, with a scale per output channel; default: as dtype says",
+        "-q",
+    )
+    quantization_config: Any = unsupported(None)
+    logits_processors: list[Any] | None = argument(
+        None, Names("MODULE:FUNCTION"), _MODEL, "functions (logits_sv, state) -> logits_sv, traced into each step"
+    )
+    pooler_config: Any = unsupported(None)
+    override_pooler_config: Any = unsupported(None)
+    disable_sliding_window: bool = unsupported(False)
+    allowed_local_media_path: str = unsupported("")
+    allowed_media_domains: list[str] | None = unsupported(None)
+    enable_prompt_embeds: bool = unsupported(False)
+    enable_sleep_mode: bool = unsupported(False)
+    enable_return_routed_experts: bool = unsupported(False)
+    return_sampling_mask: bool = unsupported(False)
+    load_format: str = argument(
+        "auto", Choice(("auto", "safetensors", "gguf", "dummy")), _LOAD, "form of the weights; dummy: random ones"
+    )
+    download_dir: str | None = argument(None, Text(), _LOAD, "where hub files are kept; default: the hub's cache")
+    use_tqdm_on_load: bool = argument(True, Switch(), _LOAD, "show a progress bar while weights load")
+    model_loader_extra_config: dict[str, Any] = unsupported({})
+    ignore_patterns: Any = unsupported(None)
+    safetensors_load_strategy: str = unsupported("lazy", "weights are memory-mapped")
+    tensor_parallel_size: int = argument(
+        1, Integer(1, INT32_MAX), "ParallelConfig", "devices to spread the model over", "-tp"
+    )
+    mesh: Any = argument(None, DeviceMesh(), "ParallelConfig", argparse.SUPPRESS)
+    pipeline_parallel_size: int = unsupported(1, aliases=("-pp",))
+    data_parallel_size: int = unsupported(1, aliases=("-dp",))
+    prefill_context_parallel_size: int = unsupported(1)
+    decode_context_parallel_size: int = unsupported(1)
+    enable_expert_parallel: bool = unsupported(False)
+    distributed_executor_backend: Any = unsupported(None, also=("uni",))
+    nnodes: int = unsupported(1)
+    node_rank: int = unsupported(0)
+    master_addr: str = unsupported("127.0.0.1")
+    max_parallel_loading_workers: int | None = unsupported(None)
+    disable_custom_all_reduce: bool = argument(False, Switch(), "ParallelConfig", "accepted: there is none to disable")
+    worker_cls: Any = unsupported("auto")
+    block_size: int | None = argument(
+        None, Integer(8, 512, optional=True), _CACHE, "tokens per KV block, a power of two; default: 128 (CPU) or 64"
+    )
+    gpu_memory_utilization: float = argument(
+        0.9,
+        Number(0.0, 1.0, above_low=True),
+        _CACHE,
+        "part of the device's memory to use",
+        "--device-memory-utilization",
+    )
+    kv_cache_memory_bytes: int | None = argument(
+        None,
+        Integer(1, 2**63 - 1, optional=True, sized=True),
+        _CACHE,
+        "size of a device's KV cache; default: what fits",
+    )
+    num_gpu_blocks_override: int | None = argument(
+        None, Integer(2, INT32_MAX, optional=True), _CACHE, "number of KV blocks, instead of what fits"
+    )
+    enable_prefix_caching: bool | None = argument(
+        True, Switch(optional=True), _CACHE, "reuse the KV blocks of equal prompt beginnings"
+    )
+    prefix_caching_hash_algo: str = unsupported("sha256")
+    kv_cache_dtype: str = argument(
+        "auto", Choice(KV_CACHE_DTYPES), _CACHE, "dtype of the KV cache; auto: the model's; fp8 is fp8_e4m3"
+    )
+    calculate_kv_scales: bool = unsupported(False)
+    kv_sharing_fast_prefill: bool = unsupported(False)
+    cpu_offload_gb: float = unsupported(0, also=(0.0,))
+    offload_group_size: int = unsupported(0)
+    offload_num_in_group: int = unsupported(1)
+    offload_prefetch_step: int = unsupported(1)
+    offload_params: Any = unsupported(None)
+    kv_offloading_size: float | None = unsupported(None)
+    kv_offloading_backend: str = unsupported("native")
+    max_num_batched_tokens: int | None = argument(
+        None,
+        Integer(1, MAX_NUM_BATCHED_TOKENS, optional=True, sized=True),
+        _SCHEDULER,
+        "tokens of one step; default: 512 (CPU) or 2048",
+    )
+    max_num_seqs: int | None = argument(
+        None, Integer(1, MAX_NUM_SEQS, optional=True, sized=True), _SCHEDULER, "requests run together; default: 256"
+    )
+    long_prefill_token_threshold: int = argument(
+        0, Integer(0, INT32_MAX, sized=True), _SCHEDULER, "most prompt tokens of one request in a step; 0: no limit"
+    )
+    enable_chunked_prefill: bool | None = argument(
+        True, Switch(optional=True), _SCHEDULER, "take long prompts in several steps"
+    )
+    scheduling_policy: str = argument("fcfs", Choice(("fcfs", "priority")), _SCHEDULER, "who goes first")
+    scheduler_cls: type | str | None = argument(None, ClassName(), _SCHEDULER, "a scheduler of your own")
+    async_scheduling: bool | None = argument(
+        None, Switch(optional=True), _SCHEDULER, "plan a step while the one before runs; default: yes"
+    )
+    max_num_partial_prefills: int = unsupported(1)
+    max_long_partial_prefills: int = unsupported(1)
+    stream_interval: int = argument(1, Integer(1, INT32_MAX), _SCHEDULER, "fewest new tokens per streamed output")
+    watermark: float = unsupported(0, also=(0.0,))
+    scheduler_reserve_full_isl: bool | None = unsupported(None)
+    structured_outputs_config: StructuredOutputsConfig | None = argument(
+        None, Group(StructuredOutputsConfig), "StructuredOutputsConfig", "settings of structured outputs, as JSON"
+    )
+    reasoning_config: ReasoningConfig | None = argument(
+        None,
+        Group(ReasoningConfig),
+        "StructuredOutputsConfig",
+        "reasoning_start_str and reasoning_end_str, as JSON; default: <think> and </think> if the tokenizer has them",
+    )
+    reasoning_parser: str = unsupported("", "outputs are not split; for thinking_token_budget see reasoning_config")
+    speculative_config: Any = unsupported(None)
+    spec_method: str | None = unsupported(None)
+    spec_model: str | None = unsupported(None)
+    spec_tokens: int | None = unsupported(None)
+    enable_lora: bool = unsupported(False)
+    max_loras: int = unsupported(1)
+    max_lora_rank: int = unsupported(16)
+    max_cpu_loras: int | None = unsupported(None)
+    lora_dtype: str = unsupported("auto")
+    limit_mm_per_prompt: Any = unsupported(None, also=({},))
+    mm_processor_kwargs: Any = unsupported(None)
+    compilation_config: Any = unsupported(None, "XLA compiles; there are no torch settings", aliases=("-O",))
+    attention_config: AttentionConfig | None = argument(
+        None, Group(AttentionConfig), "AttentionConfig", 'as JSON; {"backend": "xla"} turns our own kernels off'
+    )
+    kv_transfer_config: Any = unsupported(None)
+    kv_events_config: Any = unsupported(None)
+    ec_transfer_config: Any = unsupported(None)
+    weight_transfer_config: Any = unsupported(None)
+    profiler_config: Any = unsupported(None)
+    additional_config: Any = unsupported(None, also=({},))
+    otlp_traces_endpoint: str | None = unsupported(None)
+    collect_detailed_traces: Any = unsupported(None)
+    show_hidden_metrics_for_version: str | None = unsupported(None)
+    disable_log_stats: bool = argument(False, Switch(), "ObservabilityConfig", "log no statistics")
+
+    def __new__(cls, *_args: Any, **kwargs: Any) -> Self:
+        """Name an unknown keyword, and what to use instead, before the dataclass's own TypeError."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name, value in kwargs.items():
+            if name not in known:
+                raise unknown_parameter(cls.__name__, name, value, known, GONE)
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    def check(self) -> None:
+        """Check and normalise every argument; touches no file and not JAX."""
+        check_fields(self)
+        if self.block_size is not None and self.block_size not in BLOCK_SIZES:
+            raise VLLMValidationError(
+                f"block_size must be a power of two from 8 to 512, got {self.block_size}.",
+                parameter="block_size",
+                value=self.block_size,
+            )
+        if self.max_model_len == 0:
+            raise VLLMValidationError("max_model_len must be at least 1.", parameter="max_model_len", value=0)
+        tokens, seqs = self.max_num_batched_tokens, self.max_num_seqs
+        if tokens is not None and seqs is not None and tokens < seqs:
+            raise VLLMValidationError(
+                f"max_num_batched_tokens={tokens} must be at least max_num_seqs={seqs}: each running request needs "
+                "one token a step.",
+                parameter="max_num_batched_tokens",
+                value=tokens,
+            )
+
+    @classmethod
+    def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Add a flag per argument, with vLLM's names: max_model_len is --max-model-len."""
+        add_flags(parser, dataclasses.fields(cls))
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
+        """Make the arguments from a parsed command line; names that are not engine arguments are left alone."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(**{name: getattr(args, name) for name in names if hasattr(args, name)})
+
+    def given(self) -> dict[str, Any]:
+        """Return the arguments that are not left at their defaults, in JSON's types."""
+        given = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+            if value != default:
+                given[field.name] = msgspec.to_builtins(value)
+        return given

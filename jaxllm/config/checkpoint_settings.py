@@ -1,0 +1,205 @@
+"""From a checkpoint's own files to settings: overrides, architecture, context length, default sampling."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.checks import shown
+from jaxllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from jaxllm.loading.checkpoint import Checkpoint
+    from jaxllm.models.config import ModelConfig
+
+GENERATION_KEYS: Mapping[str, str] = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+"""Key of a HF generation config -> sampling parameter; vLLM reads the same ones."""
+
+
+def apply_overrides(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the HF config with `overrides` in place; nested "..._config" dicts are merged, other values replaced."""
+    merged = dict(config)
+    for key, value in overrides.items():
+        inner = merged.get(key)
+        nested = key.endswith("_config") and isinstance(inner, Mapping) and isinstance(value, Mapping)
+        merged[key] = apply_overrides(inner, value) if nested and inner is not None else value
+    return merged
+
+
+def read_model_config(model: str, checkpoint: Checkpoint, overrides: Mapping[str, Any]) -> ModelConfig:
+    """Find the model's family and let it read the HF config; what cannot run here is refused by name."""
+    from jaxllm.models.registry import get_family
+
+    config = apply_overrides(checkpoint.config, overrides)
+    method = (config.get("quantization_config") or {}).get("quant_method")
+    if method is not None:
+        raise VLLMValidationError(
+            f"model={model!r} has weights quantized with {method!r}, which is not supported yet; "
+            "use the original checkpoint or a GGUF file.",
+            parameter="model",
+            value=model,
+        )
+    architecture = (config.get("architectures") or ["none"])[0]
+    try:
+        family = get_family(architecture)
+    except ValueError as error:
+        remote = " Its own code is never run: add the architecture with jaxllm.register_model(...)."
+        hint = remote if "auto_map" in config else ""
+        raise VLLMValidationError(f"model={model!r}: {error}.{hint}", parameter="model", value=model) from error
+    try:
+        model_config = family.read_config(config, checkpoint.tensors)
+    except ValueError as error:
+        raise VLLMValidationError(f"model={model!r}: {error}.", parameter="model", value=model) from error
+    # A registered family may read its config with a built-in one's function, and would be taken for that one later.
+    return dataclasses.replace(model_config, architecture=architecture)
+
+
+def context_length(config: ModelConfig) -> int:
+    """Return the longest sequence the model is made for, RoPE scaling counted where it extends the config's length.
+
+    Linear, dynamic and yarn scaling do when all layers share one table (as vLLM counts); Gemma 3's length has it in.
+    """
+    length = config.max_position_embeddings
+    if len(config.ropes) != 1:
+        return length
+    rope = config.ropes[0]
+    if rope.rope_type in ("linear", "dynamic"):
+        return int(length * rope.factor)
+    if rope.rope_type == "yarn":
+        return max(length, int(rope.original_max_position_embeddings * rope.factor))
+    return length
+
+
+def resolve_max_model_len(requested: int | None, context: int) -> tuple[int, bool]:
+    """Return (length, whether the engine may lower it to what its KV cache holds); None and -1 mean the context."""
+    if requested is None or requested == -1:
+        return context, True
+    if requested > context:
+        raise VLLMValidationError(
+            f"max_model_len={requested} is longer than the model's context of {context} tokens. Lower it, or extend "
+            "the context with hf_overrides if the model was made for that.",
+            parameter="max_model_len",
+            value=requested,
+        )
+    return requested, False
+
+
+def read_generation_config(choice: str, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the HF generation config: the checkpoint's for "auto" and "vllm", else that of the folder `choice`."""
+    if choice in ("auto", "vllm"):
+        return dict(checkpoint.generation_config)
+    path = Path(choice).expanduser()
+    path = path / "generation_config.json" if path.is_dir() else path
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise VLLMValidationError(
+            f"generation_config={choice!r} is neither 'auto', 'vllm' nor a folder with a readable "
+            f"generation_config.json ({error}).",
+            parameter="generation_config",
+            value=choice,
+        ) from error
+    if not isinstance(config, dict):
+        raise VLLMValidationError(
+            f"generation_config={choice!r}: {path} holds no JSON object.", parameter="generation_config", value=choice
+        )
+    return config
+
+
+def default_sampling_params(
+    choice: str, generation_config: Mapping[str, Any], override: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the sampling parameters that differ from vLLM's defaults: the model's, then the user's."""
+    unknown = sorted(set(override) - set(GENERATION_KEYS))
+    if unknown:
+        raise VLLMValidationError(
+            f"override_generation_config has no effect on {', '.join(map(repr, unknown))}; it takes "
+            f"{', '.join(GENERATION_KEYS)}.",
+            parameter="override_generation_config",
+            value=override,
+        )
+    from_model = {} if choice == "vllm" else _sampling_fields(generation_config)
+    _check_defaults(from_model, "generation_config", "pass generation_config='vllm' to leave the checkpoint's out")
+    from_user = _sampling_fields(override)
+    _check_defaults(from_user, "override_generation_config", "change it")
+    return from_model | from_user
+
+
+def _sampling_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    pairs = ((name, config.get(key)) for key, name in GENERATION_KEYS.items())
+    return {name: value for name, value in pairs if value is not None}
+
+
+def _check_defaults(fields: Mapping[str, Any], parameter: str, way_out: str) -> None:
+    try:
+        SamplingParams(**fields)
+    except VLLMValidationError as error:
+        raise VLLMValidationError(
+            f"{parameter}: {error} Or {way_out}.", parameter=parameter, value=dict(fields)
+        ) from error
+
+
+def resolve_batch_invariant(
+    requested: bool | None, platform: str, dtype: str, jax_version: tuple[int, ...], *, native_matmul: bool
+) -> bool:
+    """Return whether steps are compiled so that a row never depends on the others; refuse it where it is unproven.
+
+    Left open, it is so where it costs nothing; in float32 that is where matmuls are our own (`native_matmul`).
+    """
+    if requested is None:
+        return platform == "cpu" and (
+            dtype == "bfloat16" or (native_matmul and dtype == "float32" and jax_version >= (0, 12))
+        )
+    reason = None
+    if platform != "cpu":
+        reason = f"it is only assured on CPU so far, and this is a {platform}"
+    elif dtype not in ("bfloat16", "float32"):
+        reason = f"it is only assured in bfloat16 and float32, not in {dtype}"
+    elif dtype == "float32" and jax_version < (0, 12):
+        reason = "in float32 it needs jax 0.12 or newer; use that, or dtype='bfloat16'"
+    if requested and reason is not None:
+        message = f"batch_invariant=True is not supported here: {reason}. Or leave it out."
+        raise VLLMValidationError(message, parameter="batch_invariant", value=requested)
+    return requested
+
+
+def read_chat_template(template: str | None) -> str | None:
+    """Return the template's text: `template` itself if it is one, else the file that it names."""
+    if template is None or "{" in template or "\n" in template:
+        return template
+    try:
+        return Path(template).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise VLLMValidationError(
+            f"chat_template={shown(template)} is neither a Jinja template nor a readable file ({error}).",
+            parameter="chat_template",
+            value=template,
+        ) from error
+
+
+def load_class(name: str, value: type | str | None) -> type | None:
+    """Import a class by its dotted name; a class and None pass through."""
+    if not isinstance(value, str):
+        return value
+    module, _, attribute = value.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise VLLMValidationError(
+            f"{name}={value!r} cannot be imported: {error}.", parameter=name, value=value
+        ) from error
+    if not isinstance(found, type):
+        raise VLLMValidationError(f"{name}={value!r} is not a class.", parameter=name, value=value)
+    return found

@@ -1,0 +1,30 @@
+"""`EngineArgs`: vLLM's engine arguments, made from keywords or a command line, turned into an `EngineConfig`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from jaxllm.config.arguments import EngineArguments
+from jaxllm.config.engine_config import EngineConfig
+from jaxllm.config.resolve import resolve
+
+if TYPE_CHECKING:
+    from jaxllm.execution.mesh import Device
+    from jaxllm.loading.checkpoint import Checkpoint
+
+
+@dataclasses.dataclass
+class EngineArgs(EngineArguments):
+    """vLLM's engine arguments; each works or is refused by name (`jaxllm/config/arguments.py` lists them)."""
+
+    def create_engine_config(
+        self, devices: Sequence[Device] | None = None, checkpoint: Checkpoint | None = None
+    ) -> EngineConfig:
+        """Open the checkpoint (headers and config only) and settle everything.
+
+        `devices` stand in for those that JAX sees; they may be a topology's. `checkpoint` is one that is open already.
+        Raises VLLMValidationError.
+        """
+        return resolve(self, devices, checkpoint)

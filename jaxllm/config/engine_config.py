@@ -1,0 +1,82 @@
+"""`EngineConfig`: the settings that an engine runs by, checked and resolved."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from jaxllm.config.groups import ReasoningConfig, StructuredOutputsConfig
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from jaxllm.loading.checkpoint import Checkpoint
+    from jaxllm.models.config import ModelConfig
+    from jaxllm.sampling.processors import LogitsProcessor
+    from pallas_kernels.paged_attention import PagedAttention
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Everything that the engine depends on, checked and resolved."""
+
+    model: str
+    tokenizer: str | None
+    """Where the tokenizer is from; None is the checkpoint's own."""
+    tokenizer_revision: str | None
+    skip_tokenizer_init: bool
+    revision: str | None
+    hf_token: str | bool | None = dataclasses.field(repr=False)
+    download_dir: str | None
+    load_format: str
+    checkpoint: Checkpoint
+    model_config: ModelConfig
+    dtype: str
+    """ "float32", "bfloat16" or "float16"."""
+    quantization: str | None
+    """ "int8", or None for weights of `dtype`."""
+    mesh: Mesh
+    """The devices that the model is spread over."""
+    attention: PagedAttention
+    """The attention op of one device's heads, and the form of the KV cache."""
+    max_model_len: int
+    max_model_len_can_shrink: bool
+    """Not asked for by the user, so the engine may lower it to what the KV cache holds."""
+    seed: int
+    max_logprobs: int
+    """At most the vocabulary's size."""
+    logprobs_mode: str
+    """ "raw_logprobs", "processed_logprobs", "raw_logits" or "processed_logits"."""
+    logits_processors: tuple[LogitsProcessor, ...]
+    batch_invariant: bool
+    """Outputs do not depend, to the bit, on what else runs."""
+    structured_outputs_config: StructuredOutputsConfig
+    reasoning_config: ReasoningConfig | None
+    """None: <think> and </think>, if the tokenizer has them."""
+    stream_interval: int
+    """Fewest new tokens per streamed output."""
+    enforce_eager: bool
+    block_size: int
+    enable_prefix_caching: bool
+    gpu_memory_utilization: float
+    kv_cache_memory_bytes: int | None
+    num_gpu_blocks_override: int | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    long_prefill_token_threshold: int
+    enable_chunked_prefill: bool
+    scheduling_policy: Literal["fcfs", "priority"]
+    scheduler_cls: type | None
+    async_scheduling: bool
+    generation_config: Mapping[str, Any]
+    """The HF generation config in force; its eos_token_id ends outputs."""
+    default_sampling_params: Mapping[str, Any]
+    """Keywords of SamplingParams for requests that bring none."""
+    chat_template: str | None
+    """The template's text; None is the tokenizer's own."""
+    disable_log_stats: bool
+    use_tqdm_on_load: bool
+    platform: str
+    """ "cpu", "gpu" or "tpu"."""
+    cache_dir: str

@@ -1,0 +1,82 @@
+"""Engine arguments that are groups of settings themselves: vLLM's names, given as these classes, dicts or JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.checks import check_bool, check_str, shown
+
+MAX_REASONING_STRING = 4_096
+_NO_PARSER = "there are no reasoning parsers yet: give reasoning_config its reasoning_start_str and reasoning_end_str"
+
+
+@dataclasses.dataclass(frozen=True)
+class StructuredOutputsConfig:
+    """What holds for all structured outputs."""
+
+    backend: str = "auto"
+    """ "auto" or "guidance": both are llguidance."""
+    disable_fallback: bool = False
+    """Accepted: there is one backend to begin with."""
+    disable_any_whitespace: bool = False
+    """JSON without whitespace, besides the requests that ask for it."""
+    disable_additional_properties: bool = False
+    """Objects of JSON schemas have no properties that the schema does not name, unless it says otherwise."""
+    reasoning_parser: str = ""
+    reasoning_parser_plugin: str = ""
+    enable_in_reasoning: bool = False
+    """Accepted: without a reasoning parser, an output is structured from its first token on, as in vLLM."""
+
+    def __post_init__(self) -> None:
+        group = "structured_outputs_config"
+        if self.backend not in ("auto", "guidance"):
+            message = f"{group}: backend={shown(self.backend)} is not supported; use 'auto' or 'guidance'."
+            raise VLLMValidationError(message, parameter=group, value=self.backend)
+        for name in ("disable_fallback", "disable_any_whitespace", "disable_additional_properties"):
+            check_bool(f"{group}.{name}", getattr(self, name), parameter=group)
+        check_bool(f"{group}.enable_in_reasoning", self.enable_in_reasoning, parameter=group)
+        for name in ("reasoning_parser", "reasoning_parser_plugin"):
+            _refuse_parser(group, name, getattr(self, name))
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionConfig:
+    """How attention is computed."""
+
+    backend: str | None = None
+    """ "xla", "cpu", "tpu" or "gpu"; None is the platform's own kernels, or "xla" where they cannot run a model. A CPU
+    runs the kernels of a TPU or GPU in their interpreters: slow, for tests."""
+
+    def __post_init__(self) -> None:
+        if self.backend not in (None, "xla", "cpu", "tpu", "gpu"):
+            group = "attention_config"
+            message = f"{group}: backend={shown(self.backend)} is not supported; use 'xla', 'cpu', 'tpu' or 'gpu'."
+            raise VLLMValidationError(message, parameter=group, value=self.backend)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReasoningConfig:
+    """How a model marks its reasoning; needed for thinking_token_budget."""
+
+    reasoning_parser: str = ""
+    reasoning_start_str: str = ""
+    """Begins the reasoning, as "<think>" does."""
+    reasoning_end_str: str = ""
+    """Ends the reasoning, as "</think>" does; it is what a spent budget forces."""
+
+    def __post_init__(self) -> None:
+        group = "reasoning_config"
+        _refuse_parser(group, "reasoning_parser", self.reasoning_parser)
+        for name in ("reasoning_start_str", "reasoning_end_str"):
+            value = getattr(self, name)
+            if value == "":
+                message = f"{group} needs reasoning_start_str and reasoning_end_str, as '<think>' and '</think>'."
+                raise VLLMValidationError(message, parameter=group, value=value)
+            check_str(f"{group}.{name}", value, MAX_REASONING_STRING, parameter=group)
+
+
+def _refuse_parser(group: str, name: str, value: object) -> None:
+    if value != "":
+        message = f"{group}: {name}={shown(value)} is not supported: {_NO_PARSER}."
+        raise VLLMValidationError(message, parameter=group, value=value)

@@ -1,0 +1,342 @@
+"""The kinds of engine arguments: each checks a value, reads it from a command line, and names what it takes."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.checks import check_bool, check_choice, check_float, check_int, check_kind, check_str, shown
+
+MAX_TEXT = 65_536
+MAX_NAMES = 64
+_SIZE = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)([kmgtKMGT]?)")
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+class Kind(Protocol):
+    """What an argument may be."""
+
+    def check(self, name: str, value: Any) -> Any:
+        """Return the value in its final form, or raise VLLMValidationError naming the argument."""
+        ...
+
+    def flag(self) -> dict[str, Any] | None:
+        """Return the keywords for argparse's add_argument, or None for what a command line cannot give."""
+        ...
+
+
+def parse_size(text: str) -> int:
+    """Read "2048", "1k" (1000), "1K" (1024) or "25.6k"; anything else raises ValueError."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{shown(text)} is not a number such as 4096, 4k (4000), 4K (4096) or 25.6k")
+    digits, unit = match.groups()
+    size = float(digits) * (1024 if unit.isupper() else 1000) ** _POWERS[unit.lower()] if unit else float(digits)
+    if not unit and "." not in digits:
+        return int(digits)
+    if size != int(size):
+        raise ValueError(f"{shown(text)} is not a whole number")
+    return int(size)
+
+
+def _argparse_type(read: Any) -> Any:
+    """Let argparse show the message of a ValueError instead of its own."""
+
+    def convert(text: str) -> Any:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return convert
+
+
+@dataclasses.dataclass(frozen=True)
+class Integer:
+    """An integer in [low, high]; `sized` ones may be strings such as "4k"; `words` stand for integers."""
+
+    low: int
+    high: int
+    optional: bool = False
+    sized: bool = False
+    words: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    def check(self, name: str, value: Any) -> Any:
+        if value is None and self.optional:
+            return None
+        if isinstance(value, str):
+            try:
+                value = self._read(value)
+            except ValueError as error:
+                raise VLLMValidationError(f"{name}: {error}.", parameter=name, value=value) from error
+        return check_int(name, value, self.low, self.high)
+
+    def _read(self, text: str) -> int:
+        if text in self.words:
+            return self.words[text]
+        return parse_size(text) if self.sized else int(text)
+
+    def flag(self) -> dict[str, Any]:
+        return {"type": _argparse_type(self._read), "metavar": "SIZE" if self.sized else "N"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+    """A finite number in [low, high], or in (low, high]."""
+
+    low: float
+    high: float
+    above_low: bool = False
+
+    def check(self, name: str, value: Any) -> float:
+        return check_float(name, value, self.low, self.high, above_low=self.above_low)
+
+    def flag(self) -> dict[str, Any]:
+        return {"type": float, "metavar": "X"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Switch:
+    """True or False; --flag and --no-flag."""
+
+    optional: bool = False
+
+    def check(self, name: str, value: Any) -> bool | None:
+        return None if value is None and self.optional else check_bool(name, value)
+
+    def flag(self) -> dict[str, Any]:
+        return {"action": argparse.BooleanOptionalAction}
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One of a few values."""
+
+    values: tuple[Any, ...]
+
+    def check(self, name: str, value: Any) -> Any:
+        return check_choice(name, value, self.values)
+
+    def flag(self) -> dict[str, Any]:
+        words = [value for value in self.values if isinstance(value, str)]
+        return {"metavar": "{" + ",".join(words) + "}"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    """A non-empty string."""
+
+    optional: bool = True
+
+    def check(self, name: str, value: Any) -> str | None:
+        return None if value is None and self.optional else check_str(name, value, MAX_TEXT)
+
+    def flag(self) -> dict[str, Any]:
+        return {"metavar": "TEXT"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Token:
+    """A secret string, True for the one stored on this machine, False for none, None for whichever there is."""
+
+    def check(self, name: str, value: Any) -> str | bool | None:
+        return value if value is None or isinstance(value, bool) else check_str(name, value, MAX_TEXT)
+
+    def flag(self) -> dict[str, Any]:
+        return {"nargs": "?", "const": True, "metavar": "TOKEN"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Json:
+    """A dict; JSON on the command line."""
+
+    def check(self, name: str, value: Any) -> dict[str, Any]:
+        check_kind(name, value, dict)
+        return {} if value is None else value
+
+    def flag(self) -> dict[str, Any]:
+        return {"type": _argparse_type(self._read), "metavar": "JSON"}
+
+    @staticmethod
+    def _read(text: str) -> dict[str, Any]:
+        value = json.loads(text)
+        if not isinstance(value, dict):
+            raise ValueError(f"{shown(text)} is not a JSON object")
+        return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Group[T]:
+    """A dataclass of settings, or a dict with some of them; JSON on the command line; None leaves all as they are."""
+
+    made: type[T]
+
+    def check(self, name: str, value: Any) -> T | None:
+        if value is None or isinstance(value, self.made):
+            return value
+        if not isinstance(value, Mapping):
+            message = f"{name} must be a dict or {self.made.__name__}, got {shown(value)} ({type(value).__name__})."
+            raise VLLMValidationError(message, parameter=name, value=value)
+        known = [field.name for field in dataclasses.fields(cast(Any, self.made))]
+        for key in value:
+            if key not in known:
+                message = f"{name} has no {shown(key)}; it takes {', '.join(known)}."
+                raise VLLMValidationError(message, parameter=name, value=key)
+        return self.made(**value)
+
+    def flag(self) -> dict[str, Any]:
+        return Json().flag()
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """A list of things by name, or of the things themselves."""
+
+    metavar: str
+
+    def check(self, name: str, value: Any) -> list[Any] | None:
+        if value is None:
+            return None
+        if isinstance(value, (str, Mapping)) or not isinstance(value, Sequence) or len(value) > MAX_NAMES:
+            message = f"{name} must be a list of at most {MAX_NAMES}, got {shown(value)} ({type(value).__name__})."
+            raise VLLMValidationError(message, parameter=name, value=value)
+        return [check_str(name, each, MAX_TEXT) if isinstance(each, str) else each for each in value]
+
+    def flag(self) -> dict[str, Any]:
+        return {"nargs": "+", "metavar": self.metavar}
+
+
+@dataclasses.dataclass(frozen=True)
+class Dtype:
+    """A dtype by name, or anything that numpy takes for one."""
+
+    names: tuple[str, ...] = ("auto", "half", "float16", "bfloat16", "float", "float32")
+
+    def check(self, name: str, value: Any) -> str:
+        if not isinstance(value, str):
+            import numpy as np
+
+            with contextlib.suppress(TypeError):  # refused just below, by name
+                value = np.dtype(value).name
+        return check_choice(name, value, self.names)
+
+    def flag(self) -> dict[str, Any]:
+        return {"metavar": "{" + ",".join(self.names) + "}"}
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassName:
+    """A class, or its dotted name "module.Class"."""
+
+    def check(self, name: str, value: Any) -> type | str | None:
+        if value is None or isinstance(value, type):
+            return value
+        module, _, attribute = check_str(name, value, MAX_TEXT).rpartition(".")
+        if not module or not attribute:
+            raise VLLMValidationError(
+                f"{name} must be a class or its dotted name 'module.Class', got {shown(value)}.",
+                parameter=name,
+                value=value,
+            )
+        return value
+
+    def flag(self) -> dict[str, Any]:
+        return {"metavar": "MODULE.CLASS"}
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceMesh:
+    """A jax.sharding.Mesh; a command line cannot give one."""
+
+    def check(self, name: str, value: Any) -> Any:
+        if value is not None:
+            from jax.sharding import Mesh
+
+            check_kind(name, value, Mesh)
+        return value
+
+    def flag(self) -> None:
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Unsupported:
+    """An argument of vLLM that only takes its default here (`only`, or another spelling of it in `also`)."""
+
+    only: Any
+    reason: str
+    also: tuple[Any, ...] = ()
+
+    def check(self, name: str, value: Any) -> Any:
+        if value is self.only or (type(value) is type(self.only) and value == self.only) or value in self.also:
+            return value
+        raise VLLMValidationError(
+            f"{name}={shown(value)} is not supported{' yet' if not self.reason else ': ' + self.reason}. "
+            f"Leave {name} at {self.only!r}.",
+            parameter=name,
+            value=value,
+        )
+
+    def flag(self) -> dict[str, Any]:
+        if isinstance(self.only, bool):
+            return {"action": argparse.BooleanOptionalAction}
+        return {"type": _guess, "nargs": "+" if isinstance(self.only, list) else None}
+
+
+def _guess(text: str) -> Any:
+    """Read an unsupported argument's value, for the message that refuses it."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def argument[T](default: T, kind: Kind, group: str, help_text: str, *aliases: str) -> T:
+    """Declare a dataclass field that is an engine argument; typed as its default is."""
+    metadata = {"kind": kind, "group": group, "help": help_text, "aliases": aliases}
+    if isinstance(default, (dict, list)):
+        return cast(T, dataclasses.field(default_factory=type(default), metadata=metadata))
+    secret = isinstance(kind, Token)
+    return cast(T, dataclasses.field(default=default, metadata=metadata, repr=not secret))
+
+
+def required(kind: Kind, group: str, help_text: str) -> Any:
+    """Declare a dataclass field that is an engine argument without a default."""
+    return dataclasses.field(metadata={"kind": kind, "group": group, "help": help_text, "aliases": ()})
+
+
+def unsupported(default: Any, reason: str = "", *, also: tuple[Any, ...] = (), aliases: tuple[str, ...] = ()) -> Any:
+    """Declare an argument of vLLM that is refused by name unless it has its default."""
+    return argument(default, Unsupported(default, reason, also), "", argparse.SUPPRESS, *aliases)
+
+
+def check_fields(args: Any) -> None:
+    """Check every argument of the dataclass instance and store its final form."""
+    for field in dataclasses.fields(args):
+        setattr(args, field.name, field.metadata["kind"].check(field.name, getattr(args, field.name)))
+
+
+def add_flags(parser: argparse.ArgumentParser, fields: tuple[dataclasses.Field[Any], ...]) -> None:
+    """Add one flag per field, grouped as vLLM's help is; flags of unsupported arguments are hidden."""
+    groups: dict[str, Any] = {"": parser}
+    for field in fields:
+        keywords, title = field.metadata["kind"].flag(), field.metadata["group"]
+        if keywords is None:
+            continue
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        default = None if field.default is dataclasses.MISSING else field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        words = {key: value for key, value in keywords.items() if value is not None}
+        flags = ["--" + field.name.replace("_", "-"), *field.metadata["aliases"]]
+        help_text = field.metadata["help"]
+        if help_text is not argparse.SUPPRESS:
+            help_text = help_text.replace("%", "%%")
+        groups[title].add_argument(*flags, dest=field.name, default=default, help=help_text, **words)

@@ -1,0 +1,244 @@
+"""From `EngineArgs` to the `EngineConfig` that an engine runs by: checkpoint, devices, and what follows from both."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from jaxllm.config import checkpoint_settings as settings
+from jaxllm.config.arguments import QUANTIZATIONS, EngineArguments
+from jaxllm.config.engine_config import EngineConfig
+from jaxllm.config.environment import default_cache_dir, reserve_gpu_memory
+from jaxllm.config.groups import StructuredOutputsConfig
+from jaxllm.exceptions import VLLMValidationError
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from jaxllm.execution.mesh import Device
+    from jaxllm.loading.checkpoint import Checkpoint
+    from jaxllm.models.config import ModelConfig
+    from jaxllm.sampling.processors import LogitsProcessor
+    from pallas_kernels.paged_attention import PagedAttention
+
+PLATFORMS = ("cpu", "gpu", "tpu")
+DEFAULT_BLOCK_SIZE: Mapping[str, int] = {"cpu": 128, "gpu": 64, "tpu": 64}
+DEFAULT_NUM_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 512, "gpu": 2048, "tpu": 2048}
+DEFAULT_NUM_SEQS = 256
+KV_DTYPES: Mapping[str, str] = {
+    "fp8": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+}
+
+logger = logging.getLogger(__name__)
+
+COPIED = (
+    "model",
+    "tokenizer",
+    "tokenizer_revision",
+    "skip_tokenizer_init",
+    "revision",
+    "hf_token",
+    "download_dir",
+    "load_format",
+    "seed",
+    "logprobs_mode",
+    "reasoning_config",
+    "stream_interval",
+    "enforce_eager",
+    "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
+    "num_gpu_blocks_override",
+    "long_prefill_token_threshold",
+    "scheduling_policy",
+    "disable_log_stats",
+    "use_tqdm_on_load",
+)
+"""Arguments that the engine takes as they are given."""
+
+
+def resolve(
+    args: EngineArguments, devices: Sequence[Device] | None = None, checkpoint: Checkpoint | None = None
+) -> EngineConfig:
+    """Open the checkpoint (headers and config only) and settle everything.
+
+    `devices` stand in for those that JAX sees; they may be a topology's. `checkpoint` is one that is open already.
+    Checked in this order: argument values, checkpoint, architecture, length, devices, then what depends on them.
+    """
+    from jaxllm.loading.dtype import resolve_dtype
+    from jaxllm.loading.open import open_checkpoint
+
+    args.check()
+    scheduler_cls = settings.load_class("scheduler_cls", args.scheduler_cls)
+    logits_processors = _load_processors(args.logits_processors)
+    chat_template = settings.read_chat_template(args.chat_template)
+    checkpoint = checkpoint or open_checkpoint(
+        args.model,
+        load_format=args.load_format,
+        revision=args.revision,
+        token=args.hf_token,
+        download_dir=args.download_dir,
+    )
+    model_config = settings.read_model_config(args.model, checkpoint, args.hf_overrides)
+    if logits_processors:
+        from jaxllm.sampling.processors import check_traceable
+
+        check_traceable(logits_processors, model_config.vocab_size)
+    generation_config = settings.read_generation_config(args.generation_config, checkpoint)
+    default_sampling_params = settings.default_sampling_params(
+        args.generation_config, generation_config, args.override_generation_config
+    )
+    requested = cast(int | None, args.max_model_len)  # check() has read strings
+    max_model_len, can_shrink = settings.resolve_max_model_len(requested, settings.context_length(model_config))
+    mesh, platform, model_config = _resolve_devices(args, devices, model_config)
+    limits, dtype = _resolve_limits(args, platform, max_model_len), resolve_dtype(args.dtype, checkpoint, platform)
+    copied = {name: getattr(args, name) for name in COPIED}
+    return EngineConfig(
+        **copied,
+        **limits,
+        checkpoint=checkpoint,
+        model_config=model_config,
+        **_resolve_numerics(args, model_config, mesh, platform, dtype, limits["block_size"]),
+        mesh=mesh,
+        logits_processors=logits_processors,
+        structured_outputs_config=args.structured_outputs_config or StructuredOutputsConfig(),
+        max_model_len=max_model_len,
+        max_model_len_can_shrink=can_shrink,
+        max_logprobs=_resolve_max_logprobs(args.max_logprobs, model_config.vocab_size),
+        scheduler_cls=scheduler_cls,
+        chat_template=chat_template,
+        generation_config=generation_config,
+        default_sampling_params=default_sampling_params,
+        platform=platform,
+        cache_dir=default_cache_dir(),
+    )
+
+
+def detect_platform(devices: Sequence[Device]) -> str:
+    """Return what devices are: "cpu", "gpu" or "tpu"."""
+    backend = devices[0].platform
+    platform = {"cuda": "gpu", "rocm": "gpu"}.get(backend, backend)
+    if platform not in PLATFORMS:
+        raise VLLMValidationError(
+            f"jaxllm runs on cpu, gpu and tpu, but JAX's devices are of {backend!r}; set JAX_PLATFORMS.",
+            parameter="platform",
+            value=backend,
+        )
+    return platform
+
+
+def _resolve_devices(
+    args: EngineArguments, devices: Sequence[Device] | None, model_config: ModelConfig
+) -> tuple[Mesh, str, ModelConfig]:
+    """Settle which devices run the model, what they are, and the model as it is spread over them."""
+    from jaxllm.execution.mesh import resolve_mesh, spread
+
+    if devices is None:
+        is_sized = args.kv_cache_memory_bytes is None and args.num_gpu_blocks_override is None
+        reserve_gpu_memory(args.gpu_memory_utilization if is_sized else 1.0)
+    mesh = resolve_mesh(args.tensor_parallel_size, args.mesh, devices)
+    return mesh, detect_platform(mesh.devices.tolist()), spread(model_config, mesh.size)
+
+
+def _resolve_numerics(
+    args: EngineArguments, model_config: ModelConfig, mesh: Mesh, platform: str, dtype: str, block_size: int
+) -> dict[str, Any]:
+    """Settle how weights are held, how attention is computed, and whether outputs may depend on the batch."""
+    import jax
+
+    from jaxllm.execution.options import layer_loop
+    from jaxllm.models import LayerLoop
+
+    attention = _resolve_attention(args, model_config, mesh, platform, dtype, block_size)
+    invariant = settings.resolve_batch_invariant(
+        args.batch_invariant,
+        platform,
+        dtype,
+        jax.__version_info__,
+        native_matmul=layer_loop(platform, attention, mesh.size) is LayerLoop.IN_PLACE,
+    )
+    quantization = QUANTIZATIONS.get(args.quantization or "")
+    return {"dtype": dtype, "quantization": quantization, "attention": attention, "batch_invariant": invariant}
+
+
+def _resolve_attention(
+    args: EngineArguments, model_config: ModelConfig, mesh: Mesh, platform: str, dtype: str, block_size: int
+) -> PagedAttention:
+    """Settle how each device computes attention, and the dtype of the KV cache."""
+    import jax.numpy as jnp
+
+    from pallas_kernels.paged_attention import AttentionShape, pick
+
+    shape = AttentionShape(
+        num_heads=model_config.num_heads // mesh.size,
+        num_kv_heads=model_config.num_kv_heads // mesh.size,
+        head_dim=model_config.head_dim,
+        block_size=block_size,
+        dtype=jnp.dtype(dtype),
+        kv_dtype=jnp.dtype(KV_DTYPES.get(args.kv_cache_dtype, dtype)),
+    )
+    backend = None if args.attention_config is None else args.attention_config.backend
+    try:
+        attention, reason = pick(shape, platform, backend)
+    except ValueError as error:
+        message = f"attention_config: {error}. Leave backend out, or use 'xla'."
+        raise VLLMValidationError(message, parameter="attention_config", value=backend) from error
+    if reason is not None:
+        logger.warning("attention runs in plain XLA, not in the %s's own kernels: %s", platform, reason)
+    if attention.implementation == "gpu":
+        _check_gpu_kernels(platform, backend)
+    return attention
+
+
+def _check_gpu_kernels(platform: str, backend: str | None) -> None:
+    """See whether this machine can run them: by a good assembler, or in an interpreter that does not wait for ever."""
+    if platform == "gpu":
+        from pallas_kernels.paged_attention.gpu.assembler import assembler_doubt
+
+        doubt = assembler_doubt()
+        if doubt is not None:
+            logger.warning("attention may go wrong in the GPU's kernels: %s", doubt)
+        return
+    from pallas_kernels.paged_attention.gpu.common import require_interpreter_threads
+
+    try:
+        require_interpreter_threads()
+    except RuntimeError as error:
+        raise VLLMValidationError(f"attention_config: {error}", parameter="attention_config", value=backend) from error
+
+
+def _load_processors(given: list[Any] | None) -> tuple[LogitsProcessor, ...]:
+    if not given:
+        return ()  # and JAX need not be imported yet
+    from jaxllm.sampling.processors import load_processors
+
+    return load_processors(given)
+
+
+def _resolve_max_logprobs(requested: int, vocab_size: int) -> int:
+    return vocab_size if requested == -1 else min(requested, vocab_size)
+
+
+def _resolve_limits(args: EngineArguments, platform: str, max_model_len: int) -> dict[str, Any]:
+    """Fill in the limits that depend on the platform and on one another."""
+    chunked = args.enable_chunked_prefill is not False
+    tokens = args.max_num_batched_tokens
+    if tokens is None:
+        tokens = max(DEFAULT_NUM_BATCHED_TOKENS[platform], args.max_num_seqs or 0, 0 if chunked else max_model_len)
+    elif not chunked and tokens < max_model_len:
+        raise VLLMValidationError(
+            f"max_num_batched_tokens={tokens} must be at least max_model_len={max_model_len} with "
+            "enable_chunked_prefill=False.",
+            parameter="max_num_batched_tokens",
+            value=tokens,
+        )
+    return {
+        "block_size": args.block_size or DEFAULT_BLOCK_SIZE[platform],
+        "max_num_batched_tokens": tokens,
+        "max_num_seqs": args.max_num_seqs or min(DEFAULT_NUM_SEQS, tokens),
+        "enable_prefix_caching": args.enable_prefix_caching is not False,
+        "enable_chunked_prefill": chunked,
+        "async_scheduling": args.async_scheduling is not False,
+    }

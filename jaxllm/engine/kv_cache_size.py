@@ -1,0 +1,127 @@
+"""How the memory of each device is divided: parameters, the largest step's scratch, and KV blocks from what is left.
+
+For real devices and for those of a topology alike, so that `jaxllm check` names what an engine will have.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.execution.compiler import StepCompiler, StepConfig
+from jaxllm.execution.hardware import real_memory_limit
+from jaxllm.execution.kv_pool import PoolRequest, block_bytes, count_blocks, most_tokens
+from jaxllm.execution.mesh import param_bytes
+from jaxllm.execution.options import layer_loop
+from jaxllm.models.model import Model, ParamSpec
+
+if TYPE_CHECKING:
+    from jaxllm.config.engine_config import EngineConfig
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """What takes the memory of one device, in bytes; all devices hold as much."""
+
+    limit: int | None
+    """What the engine may use; None for a CPU, whose pool has its own rule."""
+    params: int
+    scratch: int
+    """What the largest step needs besides parameters and pool: activations, logits, inputs, token counts, its code."""
+    block: int
+    """One device's part of a KV block, over all layers."""
+
+    @property
+    def used(self) -> int:
+        return self.params + self.scratch
+
+
+def memory_limit(config: EngineConfig) -> int | None:
+    """Return the bytes of one device that an engine may use, None on a CPU; VLLMValidationError if nobody knows."""
+    if config.platform == "cpu":
+        return None
+    device = config.mesh.devices[0]
+    reported = (device.memory_stats() or {}).get("bytes_limit")
+    return real_memory_limit(device.device_kind, reported, config.gpu_memory_utilization)
+
+
+def make_model(config: EngineConfig) -> Model:
+    """Return the model that an engine runs."""
+    loop = layer_loop(config.platform, config.attention, config.mesh.size)
+    return Model(config.model_config, config.dtype, loop, quantization=config.quantization)
+
+
+def step_config(config: EngineConfig, max_model_len: int) -> StepConfig:
+    """Return what fixes the shapes of steps."""
+    return StepConfig(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        attention=config.attention,
+        max_logprobs=config.max_logprobs,
+        platform=config.platform,
+        logprobs_mode=config.logprobs_mode,
+        processors=tuple(config.logits_processors),
+        batch_invariant=config.batch_invariant,
+    )
+
+
+def measure_memory(
+    config: EngineConfig, model: Model, specs: Mapping[str, ParamSpec], limit: int | None
+) -> DeviceMemory:
+    """Compile the largest step and see what it takes; nothing is compiled where that decides nothing."""
+    params, scratch = param_bytes(config.mesh, specs), 0
+    if limit is not None and params <= limit:
+        compiler = StepCompiler(step_config(config, config.max_model_len), model, config.mesh)
+        scratch = compiler.used_bytes() - params
+    return DeviceMemory(limit=limit, params=params, scratch=scratch, block=block_bytes(_pool_request(config, limit)))
+
+
+def size_pool(config: EngineConfig, memory: DeviceMemory) -> tuple[int, int]:
+    """Return the number of KV blocks and the context length, lowered to what they hold if the user left it open.
+
+    Both follow from the configuration and one device's total memory alone, so every start gives the same. Raises
+    VLLMValidationError when the parameters alone are too many, or the pool would not hold one request.
+    """
+    if memory.limit is not None and memory.params > memory.limit:
+        hint = " or set quantization='int8'" if config.quantization is None else ""
+        raise VLLMValidationError(
+            f"The parameters alone take {memory.params / 2**30:.1f} GiB of each device, of which the engine may use "
+            f"{memory.limit / 2**30:.1f} GiB: raise tensor_parallel_size{hint}.",
+            parameter="tensor_parallel_size",
+            value=config.mesh.size,
+        )
+    request = _pool_request(config, memory.limit)
+    if config.max_model_len_can_shrink:
+        fits = most_tokens(request, used_bytes=memory.used)
+        if 0 < fits < config.max_model_len:
+            logger.warning(
+                "max_model_len lowered from %d to %d, which is what the KV cache holds; give it more memory for more.",
+                config.max_model_len,
+                fits,
+            )
+            request = replace(request, max_model_len=fits)
+    return count_blocks(request, used_bytes=memory.used), request.max_model_len
+
+
+def longest_context(config: EngineConfig, memory: DeviceMemory) -> int:
+    """Return the length of the longest request that the pool can hold."""
+    return most_tokens(_pool_request(config, memory.limit), used_bytes=memory.used)
+
+
+def _pool_request(config: EngineConfig, limit: int | None) -> PoolRequest:
+    return PoolRequest(
+        model_config=config.model_config,
+        attention=config.attention,
+        num_devices=config.mesh.size,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=config.max_model_len,
+        num_gpu_blocks_override=config.num_gpu_blocks_override,
+        kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+        memory_limit=limit,
+    )

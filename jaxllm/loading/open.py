@@ -1,0 +1,188 @@
+"""Opening what a user names as the model: a folder, a .gguf file, or a repository of the hub.
+
+The only module that knows every kind of checkpoint.
+"""
+
+from __future__ import annotations
+
+import glob
+import logging
+from pathlib import Path
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.loading import folder as local
+from jaxllm.loading.checkpoint import Checkpoint
+from jaxllm.loading.gguf_checkpoint import GGUFCheckpoint
+from jaxllm.loading.hub import SMALL_FILES, HubCheckpoint, Repository
+from jaxllm.params.checks import shown
+
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+
+logger = logging.getLogger(__name__)
+
+
+def open_checkpoint(
+    model: str,
+    *,
+    load_format: str = "auto",
+    revision: str | None = None,
+    token: str | bool | None = None,
+    download_dir: str | None = None,
+) -> Checkpoint:
+    """Open `model`: a folder, a .gguf file, or a hub id ("org/name", "org/name:Q4_K_M" for one GGUF file of many).
+
+    Raises VLLMValidationError if it cannot be found or read, or if the load format is not supported.
+    """
+    if load_format not in LOAD_FORMATS:
+        raise VLLMValidationError(
+            f"load_format={load_format!r} is not supported. Choose one of {', '.join(LOAD_FORMATS)}; "
+            "convert other weights to safetensors first.",
+            parameter="load_format",
+            value=load_format,
+        )
+    path = _local_path(model)
+    if path is None:
+        return _open_hub(model, load_format=load_format, revision=revision, token=token, download_dir=download_dir)
+    if path.is_dir():
+        return _open_folder(path, load_format=load_format)
+    return _open_file(path, load_format)
+
+
+def open_config(
+    model: str,
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    download_dir: str | None = None,
+) -> Checkpoint:
+    """Open what a model says of itself, without weights: `model` is as above, or a config.json by its path.
+
+    Raises VLLMValidationError if it cannot be found or read.
+    """
+    path = _local_path(model)
+    if path is None:
+        return _open_hub_config(model, revision=revision, token=token, download_dir=download_dir)
+    if path.suffix == ".json" and path.is_file():
+        return local.ConfigCheckpoint(path.parent, source=model, name=path.name)
+    return open_checkpoint(model, load_format="dummy")
+
+
+def _local_path(model: str) -> Path | None:
+    """Return the folder or file that `model` names, or None if it can only be meant as a hub id."""
+    try:
+        path = Path(model).expanduser()
+        if path.is_dir() or path.is_file():
+            return path
+    except (OSError, RuntimeError):  # too long for a name, or the home folder of an unknown user
+        pass
+    if _looks_like_path(model):
+        raise VLLMValidationError(
+            f"model={shown(model)} is neither a folder nor a file here, nor the form of a hub id (org/name).",
+            parameter="model",
+            value=model,
+        )
+    return None
+
+
+def _open_file(path: Path, load_format: str) -> Checkpoint:
+    """Open a single file, which has to be GGUF: it alone carries its own config and tokenizer."""
+    with path.open("rb") as file:
+        is_gguf = path.suffix == ".gguf" or file.read(4) == b"GGUF"
+    if not is_gguf or load_format == "safetensors":
+        raise VLLMValidationError(
+            f"model={str(path)!r} is a single file, and only a .gguf file carries its config and tokenizer; "
+            "give the folder that holds config.json and the weights.",
+            parameter="model",
+            value=str(path),
+        )
+    checkpoint = GGUFCheckpoint(path)
+    return local.DummyCheckpoint(checkpoint) if load_format == "dummy" else checkpoint
+
+
+def _looks_like_path(model: str) -> bool:
+    """Whether `model` can only be meant as a path: a hub id is "name" or "org/name", with no dots alone or suffix."""
+    parts = model.split("/")
+    return (
+        model.startswith((".", "/", "~"))
+        or len(parts) > 2
+        or "" in parts
+        or "\\" in model
+        or model.endswith((".gguf", ".safetensors", ".bin", ".pt"))
+    )
+
+
+def _open_folder(folder: Path, *, load_format: str = "auto", source: str = "") -> Checkpoint:
+    """Open a local folder in the given format; "auto" takes safetensors, or the only GGUF file of a folder without."""
+    source = source or str(folder)
+    ggufs = sorted(path for path in folder.glob("*.gguf") if path.is_file())
+    has_safetensors = any(folder.glob("*.safetensors")) or (folder / local.INDEX_NAME).exists()
+    if load_format == "gguf" or (load_format == "auto" and ggufs and not has_safetensors):
+        if len(ggufs) != 1:
+            found = ", ".join(path.name for path in ggufs) or "none"
+            message = f"expected one .gguf file in the folder, found {found}; give the path of the file"
+            raise VLLMValidationError(f"{source}: {message}.", parameter="model", value=source)
+        return GGUFCheckpoint(ggufs[0], source=source)
+    if load_format == "dummy":
+        return local.DummyCheckpoint(local.ConfigCheckpoint(folder, source=source))
+    return local.FolderCheckpoint(folder, source=source)
+
+
+def _open_hub(
+    model: str, *, load_format: str, revision: str | None, token: str | bool | None, download_dir: str | None
+) -> Checkpoint:
+    """Open "org/name", or "org/name:QUANT" for the GGUF file of that quantization; no safetensors are fetched yet."""
+    name, _, quant = model.partition(":")
+    repository = Repository(name, revision, token, download_dir)
+    small = repository.download(SMALL_FILES)
+    if quant or load_format == "gguf" or not (small / "config.json").is_file():
+        return _open_gguf(repository, model, quant, load_format, small.name)
+    if load_format == "dummy":
+        return local.DummyCheckpoint(local.ConfigCheckpoint(small, source=model))
+    weight_map = local.read_index(small, model)
+    names = sorted(set(weight_map.values())) or [local.SINGLE_NAME]
+    if all((small / each).is_file() for each in names):
+        return local.FolderCheckpoint(small, source=model)
+    if not weight_map:
+        _check_has_safetensors(repository, model, small.name)
+    return HubCheckpoint(repository, model, small, names)
+
+
+def _open_hub_config(
+    model: str, *, revision: str | None, token: str | bool | None, download_dir: str | None
+) -> Checkpoint:
+    """Open the config.json of "org/name" and fetch nothing else."""
+    folder = Repository(model, revision, token, download_dir).download([local.CONFIG_NAME])
+    return local.ConfigCheckpoint(folder, source=model)
+
+
+def _check_has_safetensors(repository: Repository, source: str, commit: str) -> None:
+    """Refuse a repository that has neither an index nor a single safetensors file."""
+    names = repository.files(commit)
+    if local.SINGLE_NAME in names:
+        return
+    others = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".npz", ".gguf"))]
+    hint = f"it has {', '.join(others[:3])}" if others else "it has no weights at all"
+    way_out = "Look for a safetensors version of it, or convert it"
+    if any(name.endswith(".gguf") for name in others):
+        way_out = f'Say which GGUF file, as in "{repository.name}:Q4_K_M"'
+    raise VLLMValidationError(
+        f"{source}: the repository has no {local.SINGLE_NAME} and no index of several; {hint}. {way_out}.",
+        parameter="model",
+        value=source,
+    )
+
+
+def _open_gguf(repository: Repository, source: str, quant: str, load_format: str, commit: str) -> Checkpoint:
+    """Fetch the one GGUF file that is meant, and open it."""
+    names = [name for name in repository.files(commit) if name.endswith(".gguf")]
+    chosen = [name for name in names if quant.lower() in name.lower()]
+    if len(chosen) != 1 or load_format == "safetensors":
+        found = ", ".join(sorted(names)) or "none"
+        hint = f'say which one, as in "{repository.name}:Q4_K_M"' if names else "and no config.json either"
+        raise VLLMValidationError(
+            f"{source}: expected one GGUF file, the repository has: {found}; {hint}.", parameter="model", value=source
+        )
+    logger.info("Fetching %s of %s", chosen[0], repository.name)
+    path = repository.download([glob.escape(chosen[0])], commit=commit) / chosen[0]
+    checkpoint = GGUFCheckpoint(path, source=source)
+    return local.DummyCheckpoint(checkpoint) if load_format == "dummy" else checkpoint

@@ -1,0 +1,1 @@
+"""What requests may ask for, and the checks and limits of single values."""

@@ -1,0 +1,127 @@
+"""The tables of fields that are gone or refused, and the checks of single fields."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.checks import (
+    INT32_MAX,
+    check_bool,
+    check_float,
+    check_int,
+    check_ints,
+    check_str,
+    check_strings,
+    shown,
+)
+from jaxllm.params.limits import (
+    FLOAT32_MAX,
+    MAX_BAD_WORD_LENGTH,
+    MAX_BAD_WORDS,
+    MAX_BAD_WORDS_LENGTH,
+    MAX_EXTRA_ARG_NAME,
+    MAX_EXTRA_ARGS,
+    MAX_LOGIT_BIASES,
+    MAX_LOGPROB_TOKEN_IDS,
+)
+
+GONE: Mapping[str, str] = {
+    "best_of": "generate n outputs and pick by cumulative_logprob",
+    "guided_decoding": "use structured_outputs=StructuredOutputsParams(...)",
+    "logits_processors": "it was removed from vLLM as well; see logit_bias, bad_words and allowed_token_ids",
+    "truncate_prompt_tokens": "pass tokenization_kwargs={'truncation': True, 'max_length': N} to generate",
+    "early_stopping": "beam search has its own BeamSearchParams",
+    "use_beam_search": "call LLM.beam_search with BeamSearchParams",
+    "length_penalty": "beam search has its own BeamSearchParams",
+    "use_beam_width": "beam search has its own BeamSearchParams",
+}
+
+REFUSED: Mapping[str, tuple[object, str]] = {
+    "routed_experts_prompt_start": (0, "which experts a token went to is not returned"),
+    "trace_decode_token_ids": (
+        None,
+        "outputs are sampled, not prescribed; to score a given text, make it the prompt and ask for prompt_logprobs",
+    ),
+}
+"""Fields that only take their default -> (the default, why)."""
+
+
+def refuse_without_meaning(params: Any) -> None:
+    """Refuse fields of SamplingParams that have no meaning here."""
+    for name, (only, reason) in REFUSED.items():
+        value = getattr(params, name)
+        if value != only or type(value) is not type(only):
+            raise VLLMValidationError(
+                f"{name}={shown(value)} is not supported: {reason}. Leave it at {only!r}.", parameter=name, value=value
+            )
+
+
+def check_bad_words(words: Any) -> list[str]:
+    """Return the distinct words, in order."""
+    name = "bad_words"
+    checked = check_strings(name, [] if words is None else words, MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH)
+    length = sum(map(len, checked))
+    if length > MAX_BAD_WORDS_LENGTH:
+        message = f"{name} must have at most {MAX_BAD_WORDS_LENGTH} characters together, got {length}."
+        raise VLLMValidationError(message, parameter=name, value=length)
+    blank = next((word for word in checked if word.isspace()), None)
+    if blank is not None:
+        message = f"{name} cannot contain words of spaces only, got {shown(blank)}."
+        raise VLLMValidationError(message, parameter=name, value=blank)
+    return checked
+
+
+def check_extra_args(given: Any) -> dict[str, int | float]:
+    """Return {name: number}: what the logits processors may be given."""
+    name = "extra_args"
+    if not isinstance(given, Mapping) or len(given) > MAX_EXTRA_ARGS:
+        message = f"{name} must be a dict with at most {MAX_EXTRA_ARGS} entries, got {shown(given)}."
+        raise VLLMValidationError(message, parameter=name, value=given)
+    checked: dict[str, int | float] = {}
+    for key, value in given.items():
+        check_str(name, key, MAX_EXTRA_ARG_NAME)
+        if isinstance(value, int) and not isinstance(value, bool):
+            checked[key] = check_int(f"{name}[{key!r}]", value, -INT32_MAX - 1, INT32_MAX, parameter=name)
+        else:
+            checked[key] = check_float(f"{name}[{key!r}]", value, -FLOAT32_MAX, FLOAT32_MAX, parameter=name)
+    return checked
+
+
+def check_prompt_scores(params: Any) -> None:
+    """Check what SamplingParams say of the prompt's log-probabilities, and settle whether the prefix cache is read."""
+    name, ids = "prompt_logprob_token_ids", params.prompt_logprob_token_ids
+    if ids is not None:
+        params.prompt_logprob_token_ids = check_ints(name, ids, 0, INT32_MAX, MAX_LOGPROB_TOKEN_IDS)
+        if not len(params.prompt_logprob_token_ids) == len(ids) > 0:
+            message = f"{name} must have at least one entry, and none twice; got {shown(ids)}."
+            raise VLLMValidationError(message, parameter=name, value=ids)
+    name, start = "prompt_logprob_start", params.prompt_logprob_start
+    if start is not None:
+        params.prompt_logprob_start = check_int(name, start, 0, INT32_MAX)
+        if ids is None:
+            message = f"{name} only applies to prompt_logprob_token_ids; give those, or leave it out."
+            raise VLLMValidationError(message, parameter=name, value=start)
+    name, skip = "skip_reading_prefix_cache", params.skip_reading_prefix_cache
+    is_scored = params.prompt_logprobs is not None or ids is not None
+    params.skip_reading_prefix_cache = is_scored if skip is None else check_bool(name, skip)
+    if is_scored and not params.skip_reading_prefix_cache:
+        message = f"{name}=False cannot go with log-probabilities of the prompt: cached tokens have none. Leave it out."
+        raise VLLMValidationError(message, parameter=name, value=skip)
+
+
+def check_logit_bias(biases: Any) -> dict[int, float]:
+    """Return {token id: bias clamped to [-100, 100]}; ids may be numerals, as JSON keys are."""
+    name = "logit_bias"
+    if not isinstance(biases, Mapping) or len(biases) > MAX_LOGIT_BIASES:
+        wanted = f"a dict from token id to bias with at most {MAX_LOGIT_BIASES} entries"
+        message = f"{name} must be {wanted}, got {shown(biases)}."
+        raise VLLMValidationError(message, parameter=name, value=biases)
+    checked: dict[int, float] = {}
+    for key, bias in biases.items():
+        token_id = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 11 else key
+        number = check_float(name, bias, -math.inf, math.inf)
+        checked[check_int(name, token_id, 0, INT32_MAX)] = min(100.0, max(-100.0, number))
+    return checked

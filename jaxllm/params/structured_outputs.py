@@ -1,0 +1,151 @@
+"""What an output must match: vLLM's `StructuredOutputsParams`."""
+
+from __future__ import annotations
+
+import json as json_text
+from typing import Any
+
+import msgspec
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.checks import check_bool, check_str, check_strings
+from jaxllm.params.limits import MAX_GRAMMAR_LENGTH, MAX_JSON_NESTING
+
+MAX_CHOICES = 2**16
+_CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_JSON_OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+_TAKES_JSON_OPTIONS = ("json", "json_object", "structural_tag")
+
+
+class StructuredOutputsParams(msgspec.Struct, omit_defaults=True):
+    """What the output must match: exactly one of json, regex, choice, grammar, json_object, structural_tag."""
+
+    json: Any = None
+    """A JSON Schema: a dict, JSON text, or a Pydantic model class (a dict once made)."""
+    regex: str | None = None
+    """A regular expression for the whole output, in the syntax of Rust's regex crate: no look-around, no \\1."""
+    choice: list[str] | None = None
+    """The output is one of these strings."""
+    grammar: str | None = None
+    """A grammar in llguidance's Lark syntax (`start: ...`) or in GBNF (`root ::= ...`)."""
+    json_object: bool | None = None
+    """True: any JSON object."""
+    disable_any_whitespace: bool = False
+    """Compact JSON only; for json, json_object and the schemas of structural_tag, like the next two."""
+    disable_additional_properties: bool = False
+    """Schemas that list properties and do not say whether others are allowed allow none."""
+    whitespace_pattern: str | None = None
+    """A regular expression for the whitespace between JSON tokens, matched at most once in each place."""
+    structural_tag: str | None = None
+    """JSON text: free text with tags whose contents are constrained."""
+
+    def __post_init__(self) -> None:
+        """Normalise and check; also runs when decoded from msgpack."""
+        given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise VLLMValidationError(
+                f"StructuredOutputsParams takes exactly one of {', '.join(_CONSTRAINTS)}; "
+                f"got {', '.join(given) if given else 'none'}.",
+                parameter="structured_outputs",
+                value=given,
+            )
+        for name in ("regex", "grammar", "structural_tag", "whitespace_pattern"):
+            if getattr(self, name) is not None:
+                check_str(name, getattr(self, name), MAX_GRAMMAR_LENGTH)
+        if self.json is not None:
+            self.json = _check_json(self.json)
+        if self.choice is not None:
+            self.choice = _check_choices(self.choice)
+        if self.json_object is not None and self.json_object is not True:
+            message = "json_object must be True, or left out for one of the other constraints."
+            raise VLLMValidationError(message, parameter="json_object", value=self.json_object)
+        self._check_options(given[0])
+
+    def _check_options(self, kind: str) -> None:
+        check_bool("disable_any_whitespace", self.disable_any_whitespace)
+        check_bool("disable_additional_properties", self.disable_additional_properties)
+        for name in _JSON_OPTIONS:
+            if getattr(self, name) and kind not in _TAKES_JSON_OPTIONS:
+                message = f"{name} goes with {', '.join(_TAKES_JSON_OPTIONS)}; remove it, or do not use {kind}."
+                raise VLLMValidationError(message, parameter=name, value=getattr(self, name))
+        if self.disable_any_whitespace and self.whitespace_pattern is not None:
+            message = "whitespace_pattern and disable_any_whitespace exclude each other; give one of them."
+            raise VLLMValidationError(message, parameter="whitespace_pattern", value=self.whitespace_pattern)
+
+    @property
+    def kind(self) -> str:
+        """The name of the constraint that is set."""
+        return next(name for name in _CONSTRAINTS if getattr(self, name) is not None)
+
+    def all_constraints_none(self) -> bool:
+        """Say whether no constraint is set."""
+        return all(getattr(self, name) is None for name in _CONSTRAINTS)
+
+    def with_defaults(
+        self, *, disable_any_whitespace: bool, disable_additional_properties: bool
+    ) -> StructuredOutputsParams:
+        """Return these params with an engine's options switched on, where they go with the constraint."""
+        if self.kind not in _TAKES_JSON_OPTIONS:
+            return self
+        compact = disable_any_whitespace and self.whitespace_pattern is None
+        return msgspec.structs.replace(
+            self,
+            disable_any_whitespace=self.disable_any_whitespace or compact,
+            disable_additional_properties=self.disable_additional_properties or disable_additional_properties,
+        )
+
+
+def _check_json(schema: Any) -> str | dict[str, Any]:
+    """Return a schema as text or dict; a class gives its `model_json_schema()`."""
+    if isinstance(schema, str):
+        return check_str("json", schema, MAX_GRAMMAR_LENGTH)
+    if isinstance(schema, type):
+        to_schema = getattr(schema, "model_json_schema", None)
+        if to_schema is None:
+            message = f"json={schema.__name__} is not a Pydantic model (it has no model_json_schema method)."
+            raise VLLMValidationError(message, parameter="json", value=schema)
+        schema = to_schema()
+    if not isinstance(schema, dict):
+        message = f"json must be a dict, a JSON string or a Pydantic model class, got {type(schema).__name__}."
+        raise VLLMValidationError(message, parameter="json", value=schema)
+    if not _is_bounded(schema):
+        limits = f"{MAX_GRAMMAR_LENGTH} characters as JSON and {MAX_JSON_NESTING} levels of nesting"
+        message = f"json must be a schema of at most {limits}."
+        raise VLLMValidationError(message, parameter="json", value=None)
+    try:
+        text = json_text.dumps(schema, allow_nan=False, ensure_ascii=False)
+        schema = json_text.loads(text)  # lists for tuples, strings for keys, and nobody else's to change
+        msgspec.msgpack.encode(schema)  # as it will travel: no lone surrogates, integers of 64 bits
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        message = f"json must be a schema that can be written as JSON: {error}."
+        raise VLLMValidationError(message, parameter="json", value=schema) from error
+    if len(text) > MAX_GRAMMAR_LENGTH:
+        message = f"json must have at most {MAX_GRAMMAR_LENGTH} characters, got {len(text)}."
+        raise VLLMValidationError(message, parameter="json", value=schema)
+    return schema
+
+
+def _is_bounded(schema: dict[str, Any]) -> bool:
+    """Say whether a value has at most MAX_GRAMMAR_LENGTH parts in MAX_JSON_NESTING levels: it must be safe to copy, and
+    one that repeats or holds itself can be endless.
+    """
+    num_parts = 0
+    pending: list[tuple[Any, int]] = [(schema, 1)]
+    while pending:
+        value, level = pending.pop()
+        num_parts += 1 + len(value)
+        if num_parts > MAX_GRAMMAR_LENGTH or level > MAX_JSON_NESTING:
+            return False
+        inside = value.values() if isinstance(value, dict) else value
+        pending.extend((part, level + 1) for part in inside if isinstance(part, (dict, list, tuple)))
+    return True
+
+
+def _check_choices(choices: Any) -> list[str]:
+    checked = check_strings("choice", choices, MAX_CHOICES, MAX_GRAMMAR_LENGTH)
+    length = sum(map(len, checked))
+    if not checked or length > MAX_GRAMMAR_LENGTH:
+        wanted = f"between 1 string and {MAX_GRAMMAR_LENGTH} characters in all"
+        message = f"choice must have {wanted}, got {len(checked)} strings of {length} characters."
+        raise VLLMValidationError(message, parameter="choice", value=choices)
+    return checked

@@ -1,0 +1,199 @@
+"""Conversations to prompts: OpenAI's message form, checked and brought to what chat templates expect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.checks import check_choice, shown
+from jaxllm.text.prompts import ParsedPrompt
+from jaxllm.text.tokenizer import Tokenizer
+
+CONTENT_FORMATS = ("auto", "string", "openai")
+_TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+"""Type of a content part -> the key that holds its text."""
+_RESERVED = frozenset(
+    {"conversation", "chat_template", "tools", "add_generation_prompt", "continue_final_message", "tokenize"}
+    | {"padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"}
+    | {"tokenizer_kwargs"}
+)
+"""Names that would change what rendering returns, or bring a template past the one argument for it."""
+_PROBE = "jaxllm-probe-7f3a"
+
+
+class ChatRenderer:
+    """Renders conversations with the tokenizer's chat template, or one given in its place."""
+
+    def __init__(self, tokenizer: Tokenizer, default_template: str | None) -> None:
+        self._tokenizer = tokenizer
+        self._default = default_template
+        self._formats: dict[str, str] = {}
+
+    def render(
+        self,
+        conversation: Any,
+        label: str,
+        *,
+        chat_template: str | None = None,
+        content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> ParsedPrompt:
+        """Return the prompt's text, special tokens included; errors name the message as in "messages[2]"."""
+        check_choice("chat_template_content_format", content_format, CONTENT_FORMATS)
+        if add_generation_prompt and continue_final_message:
+            raise VLLMValidationError(
+                "continue_final_message=True goes on with the last message: pass add_generation_prompt=False with it.",
+                parameter="continue_final_message",
+                value=True,
+            )
+        options = dict(chat_template_kwargs or {})
+        for name in options:
+            if name in _RESERVED:
+                message = f"chat_template_kwargs must not contain {name!r}; pass what the method itself takes for it."
+                raise VLLMValidationError(message, parameter="chat_template_kwargs", value=name)
+        template = self._template(chat_template, tools)
+        if content_format == "auto":
+            if template not in self._formats:
+                self._formats[template] = self._detect_format(template)
+            content_format = self._formats[template]
+        messages = parse_conversation(conversation, label, content_format)
+        options |= {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": tools,
+        }
+        return ParsedPrompt(self._apply(messages, template, options, label), is_templated=True)
+
+    def _template(self, chat_template: str | None, tools: list[dict[str, Any]] | None) -> str:
+        """Return the template's text: the one given, or named, or the default, or the tokenizer's own."""
+        given = chat_template if chat_template is not None else self._default
+        if given is not None and "{" in given:
+            return given
+        named = self._tokenizer.hf.chat_template
+        if given is not None and not (isinstance(named, Mapping) and given in named):
+            message = (
+                f"chat_template={shown(given)} is neither a Jinja template nor the name of one that the model has."
+            )
+            raise VLLMValidationError(message, parameter="chat_template", value=given)
+        try:
+            return self._tokenizer.hf.get_chat_template(given, tools)
+        except ValueError as error:
+            message = "the tokenizer has no chat template: pass chat_template=..., or use generate()."
+            raise VLLMValidationError(message, parameter="chat_template", value=given) from error
+
+    def _detect_format(self, template: str) -> str:
+        """Try whether the template shows content that is a string; templates of some models only take parts."""
+        messages = [{"role": "user", "content": _PROBE}]
+        options = {"add_generation_prompt": True, "continue_final_message": False, "tools": None}
+        try:
+            rendered = self._apply(messages, template, options, "messages")
+        except VLLMValidationError:
+            return "string"
+        return "string" if _PROBE in rendered else "openai"
+
+    def _apply(self, messages: list[dict[str, Any]], template: str, options: dict[str, Any], label: str) -> str:
+        try:
+            rendered = self._tokenizer.hf.apply_chat_template(
+                messages, chat_template=template, tokenize=False, **options
+            )
+        except Exception as error:  # a template is a program and may fail in any way
+            message = f"{label}: the chat template refused the conversation ({error})."
+            raise VLLMValidationError(message, parameter="messages", value=shown(messages)) from error
+        if not isinstance(rendered, str):
+            raise TypeError(f"apply_chat_template returned {type(rendered).__name__}, not str")
+        return rendered
+
+
+def is_single_conversation(messages: Any) -> bool:
+    """Say whether `messages` is one conversation and not a batch of them."""
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
+        message = f"messages must be a list of messages, or a list of such lists; got {shown(messages)}."
+        raise VLLMValidationError(message, parameter="messages", value=messages)
+    return len(messages) > 0 and not isinstance(messages[0], (list, tuple))
+
+
+def parse_conversation(conversation: Any, label: str, content_format: str) -> list[dict[str, Any]]:
+    """Return copies of the messages with content in the "string" or the "openai" (list of parts) form."""
+    if not isinstance(conversation, Sequence) or isinstance(conversation, (str, bytes)) or not conversation:
+        message = f"{label}: a conversation is a list of at least one message, got {shown(conversation)}."
+        raise VLLMValidationError(message, parameter="messages", value=conversation)
+    return [_parse_message(message, f"{label}[{i}]", content_format) for i, message in enumerate(conversation)]
+
+
+def _parse_message(message: Any, label: str, content_format: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise VLLMValidationError(
+            f"{label}: must be a dict, got {shown(message)}.", parameter="messages", value=message
+        )
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise VLLMValidationError(f"{label}: needs a 'role'.", parameter="messages", value=role)
+    texts = _texts(message.get("content"), f"{label}['content']")
+    parsed = {name: value for name, value in message.items() if value is not None}
+    if content_format == "openai":
+        parsed["content"] = [{"type": "text", "text": text} for text in texts]
+    else:
+        parsed["content"] = "\n".join(texts)
+    if "tool_calls" in parsed:
+        parsed["tool_calls"] = _parse_tool_calls(parsed["tool_calls"], f"{label}['tool_calls']")
+    return parsed
+
+
+def _texts(content: Any, label: str) -> list[str]:
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, Sequence):
+        message = f"{label}: must be a str or a list of parts, got {shown(content)}."
+        raise VLLMValidationError(message, parameter="messages", value=content)
+    return [_part_text(part, f"{label}[{i}]") for i, part in enumerate(content)]
+
+
+def _part_text(part: Any, label: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type", "text") if isinstance(part, Mapping) else None
+    if not isinstance(part, Mapping) or not isinstance(kind, str):
+        message = f"{label}: a part is a dict with 'type' and 'text', got {shown(part)}."
+        raise VLLMValidationError(message, parameter="messages", value=part)
+    if kind not in _TEXT_PARTS:
+        message = f"{label}: parts of type {kind!r} are not supported: this engine reads text only."
+        raise VLLMValidationError(message, parameter="messages", value=kind)
+    text = part.get(_TEXT_PARTS[kind])
+    if not isinstance(text, str):
+        message = f"{label}: needs {_TEXT_PARTS[kind]!r} as a str, got {shown(text)}."
+        raise VLLMValidationError(message, parameter="messages", value=text)
+    return text
+
+
+def _parse_tool_calls(calls: Any, label: str) -> list[Any]:
+    """Return the calls with their arguments as dicts, as templates expect; OpenAI's are JSON text."""
+    if not isinstance(calls, Sequence) or isinstance(calls, (str, bytes)):
+        raise VLLMValidationError(f"{label}: must be a list, got {shown(calls)}.", parameter="messages", value=calls)
+    parsed: list[Any] = []
+    for i, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping):
+            message = f"{label}[{i}]: a tool call is a dict with 'function', got {shown(call)}."
+            raise VLLMValidationError(message, parameter="messages", value=call)
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments) if arguments else {}
+            except ValueError as error:
+                message = f"{label}[{i}]: 'arguments' is not JSON ({error})."
+                raise VLLMValidationError(message, parameter="messages", value=arguments) from error
+        parsed.append({**call, "function": {**function, "arguments": {} if arguments is None else arguments}})
+    return parsed

@@ -1,0 +1,133 @@
+"""Log-probabilities as users see them: at each position a dict from token id to `Logprob`, or `FlatLogprobs`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jaxllm.logprobs import FlatLogprobs, Logprob, PromptLogprobs, SampleLogprobs
+from jaxllm.messages import PromptLogprobs as ScoredTokens
+from jaxllm.messages import TokenLogprobs
+from jaxllm.outputs import RequestOutput
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class LogprobsCollector:
+    """One sequence's log-probabilities; with the logits modes, its logits."""
+
+    def __init__(self, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
+        """Show tokens as text if there is a tokenizer."""
+        self.cumulative = 0.0
+        self._positions: SampleLogprobs = FlatLogprobs() if params.flat_logprobs else []
+        self._num_asked = len(params.logprob_token_ids or ())
+        self._tokenizer = tokenizer
+
+    def append(self, position: TokenLogprobs) -> None:
+        """Add one position."""
+        self.cumulative += position.logprobs[0]
+        _append(self._positions, position, self._num_asked, self._tokenizer)
+
+    def copy(self) -> SampleLogprobs:
+        """Return the positions so far."""
+        return self._positions[:]
+
+    def take(self) -> SampleLogprobs:
+        """Return the positions so far and forget them."""
+        taken = self._positions
+        self._positions = FlatLogprobs() if isinstance(taken, FlatLogprobs) else []
+        return taken
+
+
+class PromptCollector:
+    """The log-probabilities of a prompt's tokens, kept by position: a preempted request reports some again."""
+
+    def __init__(self, params: SamplingParams, num_prompt_tokens: int, tokenizer: Tokenizer | None) -> None:
+        self._is_flat = params.flat_logprobs
+        self._wants_top = params.prompt_logprobs is not None
+        self._num_asked = len(params.prompt_logprob_token_ids or ())
+        self._asked_start = (params.prompt_logprob_start or 0) + 1
+        self._first = params.first_scored_position or 1
+        self._tokenizer = tokenizer
+        self._scored: list[TokenLogprobs | None] = [None] * num_prompt_tokens
+        self._complete: tuple[PromptLogprobs | None, np.ndarray | None] | None = None
+        self._is_given = False
+
+    def add(self, scored: ScoredTokens) -> None:
+        """Store what a step has scored."""
+        self._scored[scored.start : scored.start + len(scored.positions)] = scored.positions
+
+    def show(self, output: RequestOutput, *, delta: bool) -> None:
+        """Put what is known into an output; with deltas into one alone, once all of it is known."""
+        is_complete = None not in self._scored[self._first :]
+        if self._is_given or (delta and not is_complete and not output.finished):
+            output.prompt_logprobs = self._empty() if self._wants_top else None
+            return
+        both = self._complete or (self._logprobs(), self._asked())
+        self._complete = both if is_complete else None
+        output.prompt_logprobs, output.prompt_token_id_logprobs = both
+        self._is_given = delta
+
+    def _empty(self) -> PromptLogprobs:
+        return FlatLogprobs() if self._is_flat else []
+
+    def _logprobs(self) -> PromptLogprobs | None:
+        """Return one entry per prompt token, None where nothing is known, as at the first; None if not asked for."""
+        if not self._wants_top:
+            return None
+        positions = self._empty()
+        for position in self._scored:
+            if position is None:
+                positions.append(None)
+                continue
+            end = len(position.token_ids) - self._num_asked
+            shown = TokenLogprobs(position.token_ids[:end], position.logprobs[:end], position.rank)
+            _append(positions, shown, 0, self._tokenizer)
+        return positions
+
+    def _asked(self) -> np.ndarray | None:
+        """Return the values at prompt_logprob_token_ids, [rows, ids] float32, -inf where unknown; None if not asked."""
+        if not self._num_asked:
+            return None
+        import numpy as np
+
+        unknown = [-np.inf] * self._num_asked
+        rows = [
+            unknown if position is None else position.logprobs[-self._num_asked :]
+            for position in self._scored[self._asked_start :]
+        ]
+        return np.array(rows, np.float32).reshape(len(rows), self._num_asked)
+
+
+def _append(
+    positions: SampleLogprobs | PromptLogprobs, position: TokenLogprobs, num_asked: int, tokenizer: Tokenizer | None
+) -> None:
+    """Add one position; the token itself comes first, also when it is among the most likely.
+
+    Of the last `num_asked` tokens, which were asked for by id, the rank is known only if they are among the others.
+    """
+    token_ids, values = position.token_ids, position.logprobs
+    string = _no_string if tokenizer is None else tokenizer.token_string
+    num_ranked = len(token_ids) - num_asked
+    if isinstance(positions, FlatLogprobs):
+        ranks: list[int | None] = [position.rank, *range(1, num_ranked)]
+        known = dict(zip(token_ids[:num_ranked], ranks, strict=True)) if num_asked else {}
+        ranks += [known.get(token_id) for token_id in token_ids[num_ranked:]]
+        positions.append_fast(token_ids, values, ranks, map(string, token_ids))
+        return
+    own = token_ids[0]
+    entries = {own: Logprob(values[0], position.rank, string(own))}
+    for rank in range(1, num_ranked):
+        token_id = token_ids[rank]
+        entries[token_id] = Logprob(values[rank], rank, string(token_id))
+    for i in range(num_ranked, len(token_ids)):
+        token_id = token_ids[i]
+        if token_id not in entries:
+            entries[token_id] = Logprob(values[i], None, string(token_id))
+    positions.append(entries)
+
+
+def _no_string(token_id: int) -> None:
+    del token_id

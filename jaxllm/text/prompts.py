@@ -1,0 +1,76 @@
+"""The forms a prompt may have, told apart; what is not supported is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.checks import shown
+
+_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedPrompt:
+    """Text to tokenize, or token ids with the text that they stand for where it is known."""
+
+    text: str | None
+    token_ids: Sequence[Any] | None = None
+    salt: str | None = None
+    is_templated: bool = False
+    """The text has its special tokens already."""
+
+
+def is_single_prompt(prompts: Any) -> bool:
+    """Say whether `prompts` is one prompt and not a batch: text, a dict, or a list of token ids."""
+    if isinstance(prompts, (str, bytes, Mapping, ParsedPrompt)):
+        return True
+    if not _is_id_list(prompts):
+        message = f"prompts must be one prompt or a list of them, got {shown(prompts)} ({type(prompts).__name__})."
+        raise VLLMValidationError(message, parameter="prompts", value=prompts)
+    return len(prompts) > 0 and not isinstance(prompts[0], ParsedPrompt) and not hasattr(prompts[0], "__len__")
+
+
+def parse_prompt(prompt: Any, label: str) -> ParsedPrompt:
+    """Tell the forms of a prompt apart."""
+    if isinstance(prompt, ParsedPrompt):
+        return prompt
+    if isinstance(prompt, str):
+        return ParsedPrompt(prompt)
+    if isinstance(prompt, Mapping):
+        return _parse_mapping(prompt, label)
+    if _is_id_list(prompt):
+        return ParsedPrompt(None, prompt)
+    message = f"{label}: a prompt is a str, a list of token ids, or a dict with 'prompt' or 'prompt_token_ids'"
+    raise VLLMValidationError(
+        f"{message}; got {shown(prompt)} ({type(prompt).__name__}).", parameter="prompt", value=prompt
+    )
+
+
+def _parse_mapping(prompt: Mapping[str, Any], label: str) -> ParsedPrompt:
+    given = {name: value for name, value in prompt.items() if value is not None}
+    for name, value in given.items():
+        if name not in _KEYS:
+            message = f"{label}: {name!r} is not supported; a prompt takes {', '.join(_KEYS)}."
+            raise VLLMValidationError(message, parameter=str(name), value=value)
+    text, token_ids, salt = (given.get(name) for name in _KEYS)
+    if text is None and token_ids is None:
+        raise VLLMValidationError(f"{label}: needs 'prompt' or 'prompt_token_ids'.", parameter="prompt", value=prompt)
+    if text is not None and not isinstance(text, str):
+        raise VLLMValidationError(
+            f"{label}: 'prompt' must be a str, got {shown(text)}.", parameter="prompt", value=text
+        )
+    if token_ids is not None and not _is_id_list(token_ids):
+        message = f"{label}: 'prompt_token_ids' must be a list of integers, got {shown(token_ids)}."
+        raise VLLMValidationError(message, parameter="prompt_token_ids", value=token_ids)
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        message = f"{label}: 'cache_salt' must be a non-empty str, got {shown(salt)}."
+        raise VLLMValidationError(message, parameter="cache_salt", value=salt)
+    return ParsedPrompt(text, token_ids, salt)
+
+
+def _is_id_list(value: Any) -> bool:
+    """Whether `value` can be token ids: a sequence that is no text; arrays of NumPy count."""
+    return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, (str, bytes, Mapping))

@@ -1,0 +1,149 @@
+"""A Hugging Face fast tokenizer, with what the engine needs around it: batches, single-token strings, the EOS id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.checks import INT32_MAX, check_bool, check_int
+
+if TYPE_CHECKING:  # both cost import time
+    from tokenizers import Tokenizer as Backend
+    from transformers import PreTrainedTokenizerBase
+
+    from jaxllm.loading.checkpoint import Checkpoint
+
+_ENCODE_OPTIONS = ("add_special_tokens", "truncation", "max_length")
+
+
+class Tokenizer:
+    """Text to token ids and back."""
+
+    def __init__(
+        self, backend: Backend, eos_token_id: int | None, load_hf: Callable[[], PreTrainedTokenizerBase]
+    ) -> None:
+        """`eos_token_id` ends a sequence; `load_hf` makes the tokenizer that `backend` is of."""
+        self.backend, self.eos_token_id = backend, eos_token_id
+        self._load_hf = load_hf
+        self._strings: dict[int, str] = {}
+
+    @classmethod
+    def of(cls, hf: PreTrainedTokenizerBase) -> Self:
+        """Wrap a transformers tokenizer. Raises VLLMValidationError for one that is not fast."""
+        theirs: Backend | None = getattr(hf, "backend_tokenizer", None)
+        if theirs is None:
+            raise VLLMValidationError(
+                f"{type(hf).__name__} is not a fast tokenizer (it has no tokenizer.json); convert it first.",
+                parameter="tokenizer",
+                value=type(hf).__name__,
+            )
+        from tokenizers import Tokenizer as Backend
+
+        # A copy: calls of theirs, which the user has too, change its settings.
+        backend = Backend.from_str(theirs.to_str())
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = bool(getattr(hf, "split_special_tokens", False))
+        return cls(backend, hf.eos_token_id if isinstance(hf.eos_token_id, int) else None, lambda: hf)
+
+    @cached_property
+    def hf(self) -> PreTrainedTokenizerBase:
+        """The transformers tokenizer, for chat templates; importing transformers takes a second or two."""
+        return self._load_hf()
+
+    @cached_property
+    def added_tokens(self) -> dict[int, str]:
+        """The tokens that were added to the vocabulary as whole strings: special ones and others."""
+        return {token_id: token.content for token_id, token in self.backend.get_added_tokens_decoder().items()}
+
+    def encode(self, texts: Sequence[str], options: Mapping[str, Any] | None = None) -> list[list[int]]:
+        """Turn texts into token ids; `options`: add_special_tokens (True), truncation (False), max_length."""
+        if not texts:
+            return []
+        options = {"add_special_tokens": True, **(options or {})}
+        if options.get("truncation") or options.get("max_length") is not None:
+            encoded = self.hf(list(texts), **options, return_attention_mask=False, verbose=False)
+            return encoded["input_ids"]
+        batch = self.backend.encode_batch_fast(list(texts), add_special_tokens=options["add_special_tokens"])
+        return [encoding.ids for encoding in batch]
+
+    def token_string(self, token_id: int) -> str:
+        """Return the text of one token by itself; half a character shows as U+FFFD."""
+        string = self._strings.get(token_id)
+        if string is None:
+            string = self._strings[token_id] = self.backend.decode([token_id], skip_special_tokens=False)
+        return string
+
+
+def check_encode_options(options: Mapping[str, Any] | None) -> None:
+    """Refuse tokenization_kwargs that `Tokenizer.encode` cannot use."""
+    for name, value in (options or {}).items():
+        if name not in _ENCODE_OPTIONS:
+            raise VLLMValidationError(
+                f"tokenization_kwargs has no {name!r}; it takes {', '.join(_ENCODE_OPTIONS)}.",
+                parameter="tokenization_kwargs",
+                value=name,
+            )
+        if name != "max_length":
+            check_bool(name, value)
+        elif value is not None:
+            check_int(name, value, 1, INT32_MAX)
+
+
+def load_tokenizer(
+    checkpoint: Checkpoint,
+    cache_dir: str,
+    *,
+    name: str | None = None,
+    revision: str | None = None,
+    hf_token: str | bool | None = None,
+    download_dir: str | None = None,
+) -> Tokenizer:
+    """Load the checkpoint's own tokenizer, or the one that `name` says: a folder, a .gguf file or a hub id.
+
+    What transformers makes is kept under `cache_dir`, where its files allow it. Raises VLLMValidationError.
+    """
+    from jaxllm.loading.folder import tokenizer_digest
+    from jaxllm.loading.open import open_checkpoint
+
+    if name is None:
+        return _keep(cache_dir, checkpoint.tokenizer_digest(), checkpoint.tokenizer)
+    if name.endswith(".gguf"):
+        other = open_checkpoint(name)
+        return _keep(cache_dir, other.tokenizer_digest(), other.tokenizer)
+    # Which files of the hub it is made from is transformers' to say.
+    digest = tokenizer_digest(Path(name)) if Path(name).is_dir() else None
+    return _keep(cache_dir, digest, partial(_load_other, name, revision, hf_token, download_dir))
+
+
+def _keep(cache_dir: str, digest: str | None, load_hf: Callable[[], PreTrainedTokenizerBase]) -> Tokenizer:
+    """Return the tokenizer of a digest from disk if it is there, else make it and keep it."""
+    if digest is None:
+        return Tokenizer.of(load_hf())
+    from jaxllm.text.tokenizer_cache import KeptTokenizer, TokenizerCache
+
+    cache = TokenizerCache(cache_dir)
+    kept = cache.load(digest)
+    if kept is not None:
+        return Tokenizer(*kept, load_hf)
+    tokenizer = Tokenizer.of(load_hf())
+    if not tokenizer.backend.encode_special_tokens:  # which a tokenizer's own form does not say
+        cache.save(digest, KeptTokenizer(tokenizer.backend, tokenizer.eos_token_id))
+    return tokenizer
+
+
+def _load_other(
+    name: str, revision: str | None, hf_token: str | bool | None, download_dir: str | None
+) -> PreTrainedTokenizerBase:
+    from jaxllm.loading.hf import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(
+            name, revision=revision or "main", token=hf_token, cache_dir=download_dir, trust_remote_code=False
+        )
+    except (OSError, ValueError) as error:
+        message = f"tokenizer={name!r} cannot be loaded: {error}"
+        raise VLLMValidationError(message, parameter="tokenizer", value=name) from error

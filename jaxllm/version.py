@@ -1,0 +1,3 @@
+"""The version of jaxllm, by itself so that any module may ask for it."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,316 @@
+"""Engine arguments: each name works or is refused by name, before any file is touched."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxllm.config import EngineArgs
+from jaxllm.config.arguments import GONE
+from jaxllm.config.groups import ReasoningConfig, StructuredOutputsConfig
+from jaxllm.config.kinds import Unsupported, parse_size
+from jaxllm.engine import arg_utils
+from jaxllm.exceptions import UnknownParameterError, VLLMValidationError
+
+UNSUPPORTED = {
+    field.name: field.metadata["kind"]
+    for field in dataclasses.fields(EngineArgs)
+    if isinstance(field.metadata["kind"], Unsupported)
+}
+# A value that vLLM takes, for each argument that is not supported.
+VLLM_VALUES: dict[str, Any] = {
+    "tokenizer_mode": "slow",
+    "trust_remote_code": True,
+    "config_format": "mistral",
+    "model_impl": "transformers",
+    "runner": "pooling",
+    "convert": "embed",
+    "served_model_name": ["name"],
+    "allowed_local_media_path": "media",
+    "allowed_media_domains": ["example.org"],
+    "safetensors_load_strategy": "eager",
+    "pipeline_parallel_size": 2,
+    "data_parallel_size": 2,
+    "node_rank": 1,
+    "master_addr": "10.0.0.1",
+    "distributed_executor_backend": "ray",
+    "worker_cls": "my.Worker",
+    "prefix_caching_hash_algo": "xxhash",
+    "cpu_offload_gb": 4,
+    "kv_offloading_backend": "lmcache",
+    "watermark": 0.1,
+    "reasoning_parser": "qwen3",
+    "lora_dtype": "bfloat16",
+    "model_loader_extra_config": {"a": 1},
+    "speculative_config": {"method": "ngram", "num_speculative_tokens": 4},
+    "kv_transfer_config": {"kv_connector": "Nixl"},
+    "compilation_config": 3,
+}
+
+BAD_VALUES: dict[str, tuple[Any, ...]] = {
+    "model": (None, "", 3, "x" * 100_000),
+    "tokenizer": ("", 3),
+    "skip_tokenizer_init": (1, None, "yes"),
+    "dtype": ("int8", "fp8", 3, None, np.int8),
+    "seed": (-1, 2**64, 1.0, None, True, "x"),
+    "max_model_len": (0, -2, 2**31, 2**63, 1.5, "x", "1.5", True, math.nan),
+    "revision": ("",),
+    "tokenizer_revision": ("",),
+    "hf_token": ("", 3),
+    "hf_overrides": (3, "x", [1], lambda config: config),
+    "chat_template": ("", 3),
+    "generation_config": ("", None),
+    "override_generation_config": (3, "x"),
+    "quantization": ("awq", "fp8", "INT8", 8, True, ["int8"]),
+    "max_logprobs": (-2, 2**31, 1.0, None),
+    "enforce_eager": (1, None),
+    "load_format": ("pt", "tensorizer", None),
+    "download_dir": ("", 3),
+    "use_tqdm_on_load": (1, None),
+    "disable_custom_all_reduce": (1, None),
+    "tensor_parallel_size": (0, -1, 2**31, 1.0, "x", True, None),
+    "mesh": (3, "x", [1]),
+    "block_size": (0, 4, 24, 1024, 16.0, "x", True),
+    "gpu_memory_utilization": (0, 0.0, 1.1, -1, math.nan, math.inf, "0.9", None, True),
+    "kv_cache_memory_bytes": (0, -1, 2**63, 1.5, "x"),
+    "num_gpu_blocks_override": (0, 1, 2**31, 1.5),
+    "kv_cache_dtype": ("int8", None, 3, "float8_e4m3fn"),
+    "attention_config": ("xla", 3, {"backend": "FLASH_ATTN"}, {"backend": 3}, {"flash_attn_version": 3}),
+    "enable_prefix_caching": (1, "yes"),
+    "max_num_batched_tokens": (0, -1, 2**31, 2**63, 1.5, "x"),
+    "max_num_seqs": (0, -1, 2**31, 2**63, 1.5, "x"),
+    "long_prefill_token_threshold": (-1, 2**31, 1.5, None),
+    "enable_chunked_prefill": (1, "yes"),
+    "scheduling_policy": ("lifo", None, 3, []),
+    "scheduler_cls": ("NoModule", "", 3, "module."),
+    "async_scheduling": (1, "yes"),
+    "disable_log_stats": (1, None),
+    "logprobs_mode": ("logprobs", None, 3, [], "raw"),
+    "logits_processors": ("module:function", 3, {"a": 1}, [""], ["m:f"] * 65),
+    "batch_invariant": (1, 0, "yes"),
+    "stream_interval": (0, -1, 2**31, 1.5, None, True),
+    "structured_outputs_config": (
+        *("guidance", 3, [1], {"backend": "xgrammar"}, {"backend": 3}, {"backends": "auto"}),
+        *({"disable_any_whitespace": 1}, {"reasoning_parser": "qwen3"}, {"reasoning_parser_plugin": "a.py"}),
+    ),
+    "reasoning_config": (
+        *("qwen3", 3, {}, {"reasoning_start_str": "<think>"}, {"reasoning_start_str": "", "reasoning_end_str": "b"}),
+        *({"reasoning_start_str": 3, "reasoning_end_str": "b"}, {"reasoning_start_str": "a" * 5000}),
+        *({"start": "a"}, {"reasoning_parser": "qwen3", "reasoning_start_str": "a", "reasoning_end_str": "b"}),
+    ),
+}
+
+
+def make(**fields: Any) -> EngineArgs:
+    return EngineArgs(**{"model": "no/such-model", **fields})
+
+
+def test_vllm_import_path():
+    assert arg_utils.EngineArgs is EngineArgs
+
+
+def test_defaults():
+    args = make()
+    assert (args.gpu_memory_utilization, args.dtype, args.seed, args.max_logprobs) == (0.9, "auto", 0, 20)
+    assert (args.enable_prefix_caching, args.scheduling_policy, args.enforce_eager) == (True, "fcfs", False)
+    assert (args.block_size, args.max_num_seqs, args.max_num_batched_tokens, args.max_model_len) == (None,) * 4
+
+
+def test_tables_cover_every_argument():
+    supported = {field.name for field in dataclasses.fields(EngineArgs)} - set(UNSUPPORTED)
+    assert set(BAD_VALUES) == supported
+    assert not supported & set(GONE)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        pytest.param(name, value, id=f"{name}-{i}")
+        for name, values in BAD_VALUES.items()
+        for i, value in enumerate(values)
+    ],
+)
+def test_bad_values_name_their_argument(name: str, value: Any):
+    with pytest.raises(VLLMValidationError) as caught:
+        make(**{name: value})
+    assert caught.value.parameter == name
+    assert name in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_unsupported_arguments_are_refused_by_name(name: str):
+    kind = UNSUPPORTED[name]
+    value = VLLM_VALUES.get(name, not kind.only if isinstance(kind.only, bool) else 7)
+    with pytest.raises(VLLMValidationError, match=f"^{name}=.* is not supported") as caught:
+        make(**{name: value})
+    assert caught.value.parameter == name
+    for default in (kind.only, *kind.also):
+        assert getattr(make(**{name: default}), name) == default
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_gone_arguments_say_what_to_use(name: str):
+    with pytest.raises(UnknownParameterError) as caught:
+        make(**{name: 1})
+    assert caught.value.parameter == name
+    assert GONE[name] in str(caught.value)
+
+
+def test_unknown_argument_is_a_type_error_with_a_suggestion():
+    with pytest.raises(TypeError, match=r"'max_modle_len'.*'max_model_len'"):
+        make(max_modle_len=3)
+
+
+def test_unsupported_numbers_are_not_taken_for_booleans():
+    with pytest.raises(VLLMValidationError, match="enable_lora"):
+        make(enable_lora=0)
+    with pytest.raises(VLLMValidationError, match="tensor_parallel_size"):
+        make(tensor_parallel_size=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"max_model_len": "auto"}, -1),
+        ({"max_model_len": "4K"}, 4096),
+        ({"max_num_batched_tokens": "25.6k"}, 25_600),
+        ({"kv_cache_memory_bytes": "2G"}, 2 * 2**30),
+        ({"dtype": np.float32}, "float32"),
+        ({"dtype": np.dtype("float16")}, "float16"),
+        ({"hf_overrides": None}, {}),
+        ({"max_num_seqs": np.int64(4)}, 4),
+        ({"hf_token": True}, True),
+        ({"logits_processors": (math.sqrt, "a:b")}, [math.sqrt, "a:b"]),
+        ({"batch_invariant": None}, None),
+        ({"quantization": "int8_per_channel_weight_only"}, "int8_per_channel_weight_only"),
+        ({"structured_outputs_config": {"backend": "guidance"}}, StructuredOutputsConfig("guidance")),
+        ({"structured_outputs_config": StructuredOutputsConfig()}, StructuredOutputsConfig()),
+        ({"reasoning_config": {"reasoning_start_str": "a", "reasoning_end_str": "b"}}, ReasoningConfig("", "a", "b")),
+    ],
+)
+def test_accepted_spellings(fields: dict[str, Any], expected: Any):
+    (name,) = fields
+    assert getattr(make(**fields), name) == expected
+
+
+def test_more_requests_than_tokens_in_a_step():
+    with pytest.raises(VLLMValidationError, match="max_num_seqs=32") as caught:
+        make(max_num_batched_tokens=16, max_num_seqs=32)
+    assert caught.value.parameter == "max_num_batched_tokens"
+
+
+def test_the_token_is_not_shown():
+    assert "hf_secret" not in repr(make(hf_token="hf_secret"))
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("-1", -1),
+        ("1k", 1000),
+        ("1K", 1024),
+        ("25.6k", 25_600),
+        ("1.5K", 1536),
+        ("2m", 2_000_000),
+        (" 7 ", 7),
+    ],
+)
+def test_parse_size(text: str, size: int):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "k", "1kk", "1.2345k", "1,000", "0x10", "1e3", "nan", "1.5", "\u0661", "9" * 100])
+def test_parse_size_refuses(text: str):
+    if text.isdecimal() and text.isascii():
+        with pytest.raises(VLLMValidationError, match="max_model_len"):
+            make(max_model_len=text)
+    else:
+        with pytest.raises(ValueError, match="number"):
+            parse_size(text)
+
+
+def parse(*words: str) -> EngineArgs:
+    parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
+    return EngineArgs.from_cli_args(EngineArgs.add_cli_args(parser).parse_args(words))
+
+
+def test_no_flags_give_the_defaults():
+    assert parse("--model", "m") == EngineArgs(model="m")
+
+
+def test_flags():
+    args = parse(
+        *("--model", "m", "--max-model-len", "8k", "--dtype", "bfloat16", "--seed", "3", "--no-enable-prefix-caching"),
+        *("--enforce-eager", "--gpu-memory-utilization", "0.5", "--hf-overrides", '{"rope_theta": 5.0}'),
+        *("--logits-processors", "a:b", "c:d", "--logprobs-mode", "raw_logits", "--batch-invariant"),
+        *("--reasoning-config", '{"reasoning_start_str": "<", "reasoning_end_str": ">"}', "--stream-interval", "8"),
+        *("--structured-outputs-config", '{"disable_any_whitespace": true}'),
+        *(
+            "--scheduling-policy",
+            "priority",
+            "--block-size",
+            "32",
+            "--kv-cache-memory-bytes",
+            "1M",
+            "-tp",
+            "1",
+            "-q",
+            "int8",
+        ),
+    )
+    assert args == EngineArgs(
+        model="m",
+        max_model_len=8000,
+        dtype="bfloat16",
+        seed=3,
+        enable_prefix_caching=False,
+        enforce_eager=True,
+        gpu_memory_utilization=0.5,
+        hf_overrides={"rope_theta": 5.0},
+        scheduling_policy="priority",
+        block_size=32,
+        kv_cache_memory_bytes=2**20,
+        logits_processors=["a:b", "c:d"],
+        logprobs_mode="raw_logits",
+        batch_invariant=True,
+        reasoning_config=ReasoningConfig(reasoning_start_str="<", reasoning_end_str=">"),
+        stream_interval=8,
+        quantization="int8",
+        structured_outputs_config=StructuredOutputsConfig(disable_any_whitespace=True),
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("--pipeline-parallel-size", "2"), "pipeline_parallel_size"),
+        (("-pp", "2"), "pipeline_parallel_size"),
+        (("-dp", "2"), "data_parallel_size"),
+        (("-tp", "0"), "tensor_parallel_size"),
+        (("--quantization", "awq"), "quantization"),
+        (("--enable-lora",), "enable_lora"),
+        (("--speculative-config", '{"method": "ngram"}'), "speculative_config"),
+        (("--block-size", "24"), "block_size"),
+        (("--reasoning-parser", "qwen3"), "reasoning_parser"),
+        (("--logprobs-mode", "all"), "logprobs_mode"),
+    ],
+)
+def test_flags_are_refused_by_name(words: tuple[str, ...], name: str):
+    with pytest.raises(VLLMValidationError, match=f"^{name}") as caught:
+        parse("--model", "m", *words)
+    assert caught.value.parameter == name
+
+
+@pytest.mark.parametrize(
+    "words", [("--max-model-len", "many"), ("--hf-overrides", "[1]"), ("--hf-overrides", "{"), ("--seed", "x")]
+)
+def test_malformed_flags(words: tuple[str, str]):
+    with pytest.raises(argparse.ArgumentError, match=words[0]):
+        parse("--model", "m", *words)

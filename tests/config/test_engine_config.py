@@ -1,0 +1,405 @@
+"""From arguments to a configuration: what is checked when, what the checkpoint decides, what the defaults are."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from jaxllm.config import EngineArgs, EngineConfig
+from jaxllm.config import resolve as resolve_module
+from jaxllm.config.checkpoint_settings import (
+    apply_overrides,
+    context_length,
+    default_sampling_params,
+    resolve_batch_invariant,
+    resolve_max_model_len,
+)
+from jaxllm.config.environment import default_cache_dir, environment
+from jaxllm.config.groups import AttentionConfig, ReasoningConfig, StructuredOutputsConfig
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.models.config import ModelConfig, RopeConfig
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "dtype": "bfloat16",
+}
+
+type MakeModel = Callable[..., Path]
+
+
+@pytest.fixture
+def make_model(tmp_path: Path) -> MakeModel:
+    """Write a folder with config.json and perhaps generation_config.json, to be opened with random weights."""
+
+    def make(generation_config: dict[str, Any] | None = None, **config: Any) -> Path:
+        folder = tmp_path / "model"
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(LLAMA | config))
+        if generation_config is not None:
+            (folder / "generation_config.json").write_text(json.dumps(generation_config))
+        return folder
+
+    return make
+
+
+def resolve(model: Path | str, **fields: Any) -> EngineConfig:
+    return EngineArgs(model=str(model), load_format="dummy", **fields).create_engine_config()
+
+
+@pytest.fixture
+def on_platform(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    return lambda platform: monkeypatch.setattr(resolve_module, "detect_platform", lambda devices: platform)
+
+
+def test_cpu_defaults(make_model: MakeModel):
+    config = resolve(make_model())
+    assert (config.platform, config.block_size, config.max_num_batched_tokens, config.max_num_seqs) == (
+        "cpu",
+        128,
+        512,
+        256,
+    )
+    assert (config.enable_prefix_caching, config.enable_chunked_prefill, config.async_scheduling) == (True, True, True)
+    assert (config.max_model_len, config.max_model_len_can_shrink) == (4096, True)
+    assert (config.dtype, config.gpu_memory_utilization, config.scheduling_policy) == ("bfloat16", 0.9, "fcfs")
+    assert (config.max_logprobs, config.tokenizer, config.scheduler_cls) == (20, None, None)
+    assert config.default_sampling_params == {}
+    assert config.model_config.architecture == "LlamaForCausalLM"
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_accelerator_defaults(make_model: MakeModel, on_platform: Callable[[str], None], platform: str):
+    on_platform(platform)
+    config = resolve(make_model())
+    assert (config.block_size, config.max_num_batched_tokens, config.max_num_seqs) == (64, 2048, 256)
+
+
+def test_a_cpu_needs_threads_to_interpret_gpu_kernels(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch):
+    interpreted = {"attention_config": {"backend": "gpu"}}
+    monkeypatch.setenv("NPROC", "8")
+    assert resolve(make_model(head_dim=64), **interpreted).attention.interpret
+    monkeypatch.setenv("NPROC", "7")
+    with pytest.raises(VLLMValidationError, match="NPROC=8") as caught:
+        resolve(make_model(head_dim=64), **interpreted)
+    assert (caught.value.parameter, caught.value.value) == ("attention_config", "gpu")
+
+
+@pytest.mark.parametrize(
+    ("fields", "fraction"),
+    [
+        ({}, "0.95"),
+        ({"gpu_memory_utilization": 0.4}, "0.45"),
+        ({"gpu_memory_utilization": 1.0}, "0.97"),
+        ({"gpu_memory_utilization": 0.4, "kv_cache_memory_bytes": 1000}, "0.97"),  # of the user's own size
+    ],
+)
+def test_jax_is_told_how_much_of_a_gpu_to_take(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], fraction: str
+):
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    os.environ.pop("XLA_CLIENT_MEM_FRACTION", None)
+    resolve(make_model(), **fields)
+    assert os.environ["XLA_CLIENT_MEM_FRACTION"] == fraction
+    os.environ.pop("XLA_CLIENT_MEM_FRACTION")
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    resolve(make_model(), **fields)
+    assert "XLA_CLIENT_MEM_FRACTION" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens", "seqs"),
+    [
+        ({"max_num_batched_tokens": 64}, 64, 64),
+        ({"max_num_seqs": 1000}, 1000, 1000),
+        ({"max_num_seqs": 8}, 512, 8),
+        ({"enable_chunked_prefill": False}, 4096, 256),
+    ],
+)
+def test_limits_depend_on_one_another(make_model: MakeModel, fields: dict[str, Any], tokens: int, seqs: int):
+    config = resolve(make_model(), **fields)
+    assert (config.max_num_batched_tokens, config.max_num_seqs) == (tokens, seqs)
+
+
+def test_whole_prompts_need_room(make_model: MakeModel):
+    with pytest.raises(VLLMValidationError, match="max_model_len=4096") as caught:
+        resolve(make_model(), enable_chunked_prefill=False, max_num_batched_tokens=512)
+    assert caught.value.parameter == "max_num_batched_tokens"
+
+
+@pytest.mark.parametrize(
+    ("requested", "expected"), [(None, (4096, True)), (-1, (4096, True)), (4096, (4096, False)), (7, (7, False))]
+)
+def test_max_model_len(requested: int | None, expected: tuple[int, bool]):
+    assert resolve_max_model_len(requested, 4096) == expected
+
+
+def test_longer_than_the_context(make_model: MakeModel):
+    with pytest.raises(VLLMValidationError, match="4096 tokens") as caught:
+        resolve(make_model(), max_model_len=4097)
+    assert caught.value.parameter == "max_model_len"
+    assert (
+        resolve(make_model(), max_model_len=8192, hf_overrides={"max_position_embeddings": 8192}).max_model_len == 8192
+    )
+
+
+def decoder(*ropes: RopeConfig) -> ModelConfig:
+    return ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=64,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        intermediate_size=64,
+        max_position_embeddings=1000,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        hidden_act="silu",
+        scale=1.0,
+        layer_windows=(None, None),
+        ropes=ropes,
+        layer_ropes=(0, len(ropes) - 1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("ropes", "length"),
+    [
+        ((RopeConfig(),), 1000),
+        ((RopeConfig(rope_type="llama3", factor=8.0),), 1000),
+        ((RopeConfig(rope_type="linear", factor=4.0),), 4000),
+        ((RopeConfig(rope_type="dynamic", factor=2.0),), 2000),
+        ((RopeConfig(rope_type="yarn", factor=4.0, original_max_position_embeddings=1000),), 4000),
+        ((RopeConfig(rope_type="yarn", factor=4.0, original_max_position_embeddings=250),), 1000),
+        ((RopeConfig(rope_type="linear", factor=8.0), RopeConfig()), 1000),
+    ],
+)
+def test_context_length(ropes: tuple[RopeConfig, ...], length: int):
+    assert context_length(decoder(*ropes)) == length
+
+
+def test_the_checks_are_in_order(make_model: MakeModel):
+    """Each stage's error hides all later ones: values, then checkpoint, architecture, length."""
+    bad = {"max_model_len": 10**6, "hf_overrides": {"architectures": ["NoSuchModel"]}}
+    with pytest.raises(VLLMValidationError, match=r"^seed"):
+        resolve("./nowhere", seed=-1, **bad)
+    with pytest.raises(VLLMValidationError, match="nowhere"):
+        resolve("./nowhere", **bad)
+    with pytest.raises(VLLMValidationError, match="NoSuchModel"):
+        resolve(make_model(), **bad)
+    with pytest.raises(VLLMValidationError, match=r"^max_model_len"):
+        resolve(make_model(), max_model_len=10**6)
+
+
+def test_arguments_changed_later_are_checked_again(make_model: MakeModel):
+    args = EngineArgs(model=str(make_model()), load_format="dummy")
+    args.block_size = 24
+    with pytest.raises(VLLMValidationError, match="block_size"):
+        args.create_engine_config()
+
+
+def test_unknown_architecture_lists_the_known(make_model: MakeModel):
+    with pytest.raises(VLLMValidationError, match=r"LlamaForCausalLM.*register_model") as caught:
+        resolve(make_model(architectures=["GPT2LMHeadModel"]))
+    assert caught.value.parameter == "model"
+
+
+def test_remote_code_is_refused_by_name(make_model: MakeModel):
+    model = make_model(architectures=["TheirModel"], auto_map={"AutoModelForCausalLM": "modeling.TheirModel"})
+    with pytest.raises(VLLMValidationError, match=r"never run.*register_model"):
+        resolve(model)
+
+
+def test_quantized_checkpoints_are_refused_by_name(make_model: MakeModel):
+    with pytest.raises(VLLMValidationError, match="'awq'"):
+        resolve(make_model(quantization_config={"quant_method": "awq"}))
+
+
+def test_malformed_config_is_the_models_error(make_model: MakeModel):
+    with pytest.raises(VLLMValidationError, match=r"query heads") as caught:
+        resolve(make_model(num_attention_heads=3))
+    assert caught.value.parameter == "model"
+
+
+def test_overrides_merge_nested_configs_and_replace_the_rest():
+    config = {"a": 1, "text_config": {"b": 1, "c": 2}, "rope_scaling": {"factor": 2}}
+    overrides = {"text_config": {"b": 3}, "rope_scaling": {"type": "x"}, "d": 4}
+    assert apply_overrides(config, overrides) == {
+        "a": 1,
+        "text_config": {"b": 3, "c": 2},
+        "rope_scaling": {"type": "x"},
+        "d": 4,
+    }
+    assert config["text_config"] == {"b": 1, "c": 2}
+
+
+GENERATION: dict[str, Any] = {
+    "temperature": 0.6,
+    "top_p": 0.9,
+    "top_k": None,
+    "max_new_tokens": 99,
+    "eos_token_id": [1, 2],
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, {"temperature": 0.6, "top_p": 0.9, "max_tokens": 99}),
+        ({"generation_config": "vllm"}, {}),
+        ({"override_generation_config": {"top_p": 0.5}}, {"temperature": 0.6, "top_p": 0.5, "max_tokens": 99}),
+        ({"generation_config": "vllm", "override_generation_config": {"max_new_tokens": 5}}, {"max_tokens": 5}),
+    ],
+)
+def test_default_sampling(make_model: MakeModel, fields: dict[str, Any], expected: dict[str, Any]):
+    config = resolve(make_model(GENERATION), **fields)
+    assert config.default_sampling_params == expected
+    assert config.generation_config["eos_token_id"] == [1, 2]
+
+
+def test_generation_config_from_another_folder(make_model: MakeModel, tmp_path: Path):
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.2}')
+    config = resolve(make_model(GENERATION), generation_config=str(tmp_path))
+    assert config.default_sampling_params == {"temperature": 0.2}
+    with pytest.raises(VLLMValidationError, match="generation_config='no-such-folder'"):
+        resolve(make_model(), generation_config="no-such-folder")
+
+
+def test_a_model_s_repetition_penalty_counts(make_model: MakeModel):
+    config = resolve(make_model({"repetition_penalty": 1.1, "top_k": 20}))
+    assert config.default_sampling_params == {"repetition_penalty": 1.1, "top_k": 20}
+
+
+def test_override_is_checked():
+    with pytest.raises(VLLMValidationError, match=r"override_generation_config.*top_p"):
+        default_sampling_params("auto", {}, {"top_p": 3})
+    assert default_sampling_params("auto", {"top_k": 3}, {"repetition_penalty": 1.5}) == {
+        "top_k": 3,
+        "repetition_penalty": 1.5,
+    }
+    with pytest.raises(VLLMValidationError, match="'num_beams'"):
+        default_sampling_params("auto", {}, {"num_beams": 4})
+    with pytest.raises(VLLMValidationError, match="generation_config='vllm'"):
+        default_sampling_params("auto", {"temperature": 5.0}, {})
+
+
+def test_chat_template_is_text_or_a_file(make_model: MakeModel, tmp_path: Path):
+    file = tmp_path / "template.jinja"
+    file.write_text("{{ messages }}")
+    model = make_model()
+    assert resolve(model, chat_template=str(file)).chat_template == "{{ messages }}"
+    assert resolve(model, chat_template="{{ x }}").chat_template == "{{ x }}"
+    with pytest.raises(VLLMValidationError, match="chat_template"):
+        resolve(model, chat_template="no-such-file")
+
+
+def test_scheduler_class_by_name(make_model: MakeModel):
+    model = make_model()
+    assert resolve(model, scheduler_cls="collections.OrderedDict").scheduler_cls.__name__ == "OrderedDict"  # type: ignore[union-attr]
+    for name in ("no_such_module.Scheduler", "collections.NoSuch", "os.path.join"):
+        with pytest.raises(VLLMValidationError, match="scheduler_cls"):
+            resolve(model, scheduler_cls=name)
+
+
+def test_all_logprobs_are_the_vocabulary(make_model: MakeModel):
+    model = make_model()
+    assert resolve(model, max_logprobs=-1).max_logprobs == 64
+    assert resolve(model, max_logprobs=1000).max_logprobs == 64
+    assert resolve(model, max_logprobs=0).max_logprobs == 0
+
+
+def test_sampling_settings(make_model: MakeModel):
+    model = make_model()
+    config = resolve(model)
+    assert (config.logprobs_mode, config.logits_processors, config.stream_interval) == ("raw_logprobs", (), 1)
+    assert (config.structured_outputs_config, config.reasoning_config) == (StructuredOutputsConfig(), None)
+    reasoning = ReasoningConfig(reasoning_start_str="<a>", reasoning_end_str="</a>")
+    config = resolve(model, logprobs_mode="processed_logits", stream_interval=4, reasoning_config=reasoning)
+    assert (config.logprobs_mode, config.stream_interval) == ("processed_logits", 4)
+    assert config.reasoning_config is reasoning
+
+
+def unchanged(logits_sv: Any, _state: Any) -> Any:
+    return logits_sv
+
+
+def test_logits_processors_are_loaded(make_model: MakeModel):
+    model = make_model()
+    for given in (unchanged, f"{__name__}:unchanged"):
+        assert resolve(model, logits_processors=[given]).logits_processors == (unchanged,)
+    # operator.add adds the state to the logits: nothing that a step could trace
+    for wrong in (3, "operator:no_such", "no_such_module:f", "operator:add"):
+        with pytest.raises(VLLMValidationError, match="logits_processors") as caught:
+            resolve(model, logits_processors=[wrong])
+        assert caught.value.parameter == "logits_processors"
+
+
+@pytest.mark.parametrize(
+    ("requested", "platform", "dtype", "version", "expected"),
+    [
+        (None, "cpu", "bfloat16", (0, 12, 0), True),
+        (None, "cpu", "float32", (0, 12, 0), True),
+        (None, "cpu", "float32", (0, 11, 2), False),
+        (None, "cpu", "float16", (0, 12, 0), False),
+        (None, "tpu", "bfloat16", (0, 12, 0), False),
+        (False, "cpu", "bfloat16", (0, 12, 0), False),
+        (False, "gpu", "float16", (0, 11, 2), False),
+        (True, "cpu", "bfloat16", (0, 11, 2), True),
+        (True, "cpu", "float32", (0, 12, 0), True),
+        (True, "cpu", "float32", (0, 11, 2), "jax 0.12"),
+        (True, "cpu", "float16", (0, 12, 0), "not in float16"),
+        (True, "gpu", "bfloat16", (0, 12, 0), "this is a gpu"),
+    ],
+)
+def test_batch_invariance(
+    requested: bool | None, platform: str, dtype: str, version: tuple[int, ...], expected: bool | str
+):
+    if isinstance(expected, bool):
+        assert resolve_batch_invariant(requested, platform, dtype, version, native_matmul=True) is expected
+        return
+    with pytest.raises(VLLMValidationError, match=expected) as caught:
+        resolve_batch_invariant(requested, platform, dtype, version, native_matmul=True)
+    assert caught.value.parameter == "batch_invariant"
+
+
+def test_outputs_are_batch_invariant_where_that_costs_nothing(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("pallas_kernels.native.compiling.has_feature", lambda _: True)
+    model = make_model(head_dim=16)
+    assert resolve(model).batch_invariant
+    assert resolve(model, dtype="float32").batch_invariant is (jax.__version_info__ >= (0, 12))
+    assert not resolve(model, dtype="float32", attention_config=AttentionConfig(backend="xla")).batch_invariant
+    assert not resolve(model, batch_invariant=False).batch_invariant
+
+
+def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("JAXLLM_CACHE", str(tmp_path))
+    assert default_cache_dir() == str(tmp_path)
+    monkeypatch.delenv("JAXLLM_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_cache_dir() == str(tmp_path / "jaxllm")
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    assert default_cache_dir() == str(Path.home() / ".cache" / "jaxllm")
+    monkeypatch.setenv("JAXLLM_X", "1")
+    assert environment(("JAXLLM_",)) == {"JAXLLM_X": "1"}
+
+
+def test_the_token_is_not_shown(make_model: MakeModel):
+    assert "hf_secret" not in repr(resolve(make_model(), hf_token="hf_secret"))

@@ -1,0 +1,136 @@
+"""Conversations become prompts as the chat template says, or are refused with the message's index."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.llm import LLM
+from jaxllm.outputs import RequestOutput
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.text.tokenizer import Tokenizer
+from tests.engine.fake_core import FakeCore, hashed_tokens
+from tests.engine.support import byte_level, make_llm
+
+HELLO = [{"role": "user", "content": "hello"}]
+PARTS_TEMPLATE = (
+    "{% for m in messages %}{% for part in m.content %}{% if part.type == 'text' %}[{{ part.text }}]{% endif %}"
+    "{% endfor %}{% endfor %}"
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return byte_level(bos=True)
+
+
+@pytest.fixture
+def core() -> FakeCore:
+    return FakeCore(hashed_tokens, max_model_len=500)
+
+
+@pytest.fixture
+def llm(core: FakeCore, tokenizer: Tokenizer) -> LLM:
+    return make_llm(core, tokenizer)
+
+
+def chat(llm: LLM, messages: Any, **options: Any) -> RequestOutput:
+    (output,) = llm.chat(messages, SamplingParams(max_tokens=2), use_tqdm=False, **options)
+    return output
+
+
+def test_a_conversation(llm: LLM, tokenizer: Tokenizer) -> None:
+    output = chat(llm, HELLO)
+    assert output.prompt == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    expected = tokenizer.hf.apply_chat_template(HELLO, add_generation_prompt=True, return_dict=False)
+    assert output.prompt_token_ids == expected  # special tokens once, none added in front
+    assert 3 not in (output.prompt_token_ids or [])
+
+
+def test_a_batch_of_conversations(llm: LLM) -> None:
+    outputs = llm.chat([HELLO, [{"role": "system", "content": "be"}, *HELLO]], use_tqdm=False)
+    assert [output.request_id for output in outputs] == ["0", "1"]
+    assert outputs[1].prompt == "<|im_start|>system\nbe<|im_end|>\n" + (outputs[0].prompt or "")
+    assert llm.chat([], use_tqdm=False) == []
+    assert llm.enqueue_chat([HELLO, HELLO]) == ["2", "3"]
+    assert [output.prompt for output in llm.wait_for_completion(use_tqdm=False)] == [outputs[0].prompt] * 2
+
+
+def test_continue_final_message(llm: LLM) -> None:
+    messages = [*HELLO, {"role": "assistant", "content": "I think"}]
+    output = chat(llm, messages, add_generation_prompt=False, continue_final_message=True)
+    assert output.prompt == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\nI think"
+    with pytest.raises(VLLMValidationError, match="add_generation_prompt=False"):
+        chat(llm, messages, continue_final_message=True)
+    output = chat(llm, HELLO, add_generation_prompt=False)
+    assert output.prompt == "<|im_start|>user\nhello<|im_end|>\n"
+
+
+def test_tools_and_template_kwargs(llm: LLM) -> None:
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+    call = {"type": "function", "id": "1", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+    messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    prompt = chat(llm, messages, tools=tools, chat_template_kwargs={"prefix": "So"}).prompt or ""
+    assert prompt.startswith("<|tool|>weather\n<|im_start|>user")
+    assert "<|im_start|>assistant\n[weather Rome]<|im_end|>" in prompt
+    assert prompt.endswith("<|im_start|>assistant\nSo")
+    assert call["function"]["arguments"] == '{"city": "Rome"}'  # the user's own dict stays as it was
+
+
+def test_templates(core: FakeCore, tokenizer: Tokenizer, llm: LLM) -> None:
+    template = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
+    assert chat(llm, HELLO, chat_template=template).prompt == "<hello>"
+    assert chat(make_llm(core, tokenizer, chat_template=template), HELLO).prompt == "<hello>"
+    bare = byte_level()
+    bare.hf.chat_template = None
+    with pytest.raises(VLLMValidationError, match="no chat template: pass chat_template"):
+        chat(make_llm(core, bare), HELLO)
+    with pytest.raises(VLLMValidationError, match="neither a Jinja template nor the name"):
+        chat(llm, HELLO, chat_template="unknown")
+    with pytest.raises(VLLMValidationError, match="no tokenizer"):
+        chat(make_llm(core, None), HELLO)
+
+
+def test_content_parts(llm: LLM) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, "b", {"text": "c"}]}]
+    assert "user\na\nb\nc<" in (chat(llm, messages).prompt or "")
+    assert chat(llm, messages, chat_template=PARTS_TEMPLATE).prompt == "[a][b][c]"
+    assert chat(llm, HELLO, chat_template=PARTS_TEMPLATE).prompt == "[hello]"
+    with pytest.raises(VLLMValidationError, match="the prompt is empty"):
+        chat(llm, HELLO, chat_template=PARTS_TEMPLATE, chat_template_content_format="string")
+
+
+@pytest.mark.parametrize(
+    ("messages", "match"),
+    [
+        ("hello", "messages must be a list"),
+        ([HELLO, "hello"], r"messages\[1\]: a conversation is a list"),
+        ([[]], r"messages\[0\]: a conversation is a list of at least one"),
+        ([HELLO, [{"content": "x"}]], r"messages\[1\]\[0\]: needs a 'role'"),
+        ([*HELLO, {"role": "user", "content": 3}], r"messages\[1\]\['content'\]: must be a str"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], r"\[0\]: parts of type 'image_url'"),
+        ([{"role": "user", "content": [{"type": "text"}]}], r"\['content'\]\[0\]: needs 'text'"),
+        ([{"role": "user", "content": [3]}], "a part is a dict"),
+        ([{"role": "a", "tool_calls": [{"function": {"arguments": "{"}}]}], "'arguments' is not JSON"),
+        ([{"role": "a", "tool_calls": 3}], r"\['tool_calls'\]: must be a list"),
+        ([{"role": "a", "tool_calls": [3]}], "a tool call is a dict"),
+    ],
+)
+def test_refused_messages(llm: LLM, core: FakeCore, messages: Any, match: str) -> None:
+    with pytest.raises(VLLMValidationError, match=match) as error:
+        llm.chat(messages)
+    assert error.value.parameter == "messages"
+    assert core.seen == []
+
+
+def test_refused_options(llm: LLM) -> None:
+    with pytest.raises(VLLMValidationError, match="must not contain 'chat_template'"):
+        chat(llm, HELLO, chat_template_kwargs={"chat_template": "{{ 1 }}"})
+    with pytest.raises(VLLMValidationError, match="chat_template_content_format must be one of"):
+        chat(llm, HELLO, chat_template_content_format="html")
+    with pytest.raises(VLLMValidationError, match=r"messages: the chat template refused .*no tools here"):
+        chat(llm, HELLO, chat_template="{{ raise_exception('no tools here') }}")
+    with pytest.raises(VLLMValidationError, match=r"messages\[1\]: .*512 tokens|messages\[1\]: the prompt has"):
+        llm.chat([HELLO, [{"role": "user", "content": "x" * 600}]])
