@@ -7,8 +7,6 @@ import re
 import subprocess
 from collections.abc import Iterator
 
-import pytest
-
 from tests.architecture.sources import ROOT, Source, is_function, product
 
 MAX_FILE_LINES = {"jaxllm": 400, "models": 400, "pallas_kernels": 900}
@@ -19,27 +17,31 @@ UNSAFE_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"
 UNSAFE_BUILTINS = {"__import__", "compile", "eval", "exec"}
 MACHINE_PATHS = re.compile("(?<![A-Za-z0-9_.])/" + r"(work|root|home/\w+|Users/\w+|opt/pypi\S*)/")
 
-SOURCES = [pytest.param(source, id=source.where) for source in product()]
+# Parsed once: every test below looks at all of them, and names each offence with its file.
+SOURCES = product()
 
 
-def top_folder(source: Source) -> str:
-    return source.where.partition("/")[0]
+def test_file_sizes():
+    sizes = {source.where: len(source.text.splitlines()) for source in SOURCES}
+    assert not {where: size for where, size in sizes.items() if size > MAX_FILE_LINES[top_folder(where)]}
 
 
-@pytest.mark.parametrize("source", SOURCES)
-def test_file_size(source: Source):
-    assert len(source.text.splitlines()) <= MAX_FILE_LINES[top_folder(source)]
-
-
-@pytest.mark.parametrize("source", SOURCES)
-def test_function_size(source: Source):
-    limit = MAX_FUNCTION_LINES[top_folder(source)]
-    long = [f"{name}: {lines} lines" for name, lines in function_sizes(source.tree) if lines > limit]
+def test_function_sizes():
+    long = [
+        f"{source.where}: {name} has {lines} lines"
+        for source in SOURCES
+        for name, lines in function_sizes(source.tree)
+        if lines > MAX_FUNCTION_LINES[top_folder(source.where)]
+    ]
     assert not long
 
 
+def top_folder(where: str) -> str:
+    return where.partition("/")[0]
+
+
 def function_sizes(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Lines of each function from its name to its end, less the docstring's."""
+    """Yield each function's name and its lines from the name to the end, less the docstring's."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
             docstring = node.body[0] if ast.get_docstring(node, clean=False) is not None else None
@@ -47,12 +49,20 @@ def function_sizes(tree: ast.Module) -> Iterator[tuple[str, int]]:
             yield node.name, node.end_lineno - node.lineno + 1 - skipped
 
 
-@pytest.mark.parametrize("source", SOURCES)
-def test_environment_is_read_in_one_place(source: Source):
-    if source.where in READS_ENVIRONMENT:
-        return
-    names = {"environ", "environb", "getenv", "getenvb", "putenv"}
+def test_environment_is_read_in_one_place():
     reads = [
+        f"{source.where}:{line}"
+        for source in SOURCES
+        if source.where not in READS_ENVIRONMENT
+        for line in environment_reads(source)
+    ]
+    assert not reads
+
+
+def environment_reads(source: Source) -> list[int]:
+    """Return the lines that read or write environment variables through `os`."""
+    names = {"environ", "environb", "getenv", "getenvb", "putenv"}
+    lines = [
         node.lineno
         for node in ast.walk(source.tree)
         if isinstance(node, ast.Attribute)
@@ -60,29 +70,38 @@ def test_environment_is_read_in_one_place(source: Source):
         and node.value.id == "os"
         and node.attr in names
     ]
-    reads += [imported.line for imported in source.imports if imported.module == "os" and imported.name in names]
-    assert not reads, f"lines {reads}"
+    return lines + [imported.line for imported in source.imports if imported.module == "os" and imported.name in names]
 
 
-@pytest.mark.parametrize("source", SOURCES)
-def test_nothing_runs_arbitrary_code(source: Source):
+def test_nothing_runs_arbitrary_code():
     found = [
-        f"line {imported.line}: {imported.module}" for imported in source.imports if imported.top in UNSAFE_MODULES
+        f"{source.where}:{imported.line} imports {imported.module}"
+        for source in SOURCES
+        for imported in source.imports
+        if imported.top in UNSAFE_MODULES
     ]
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in UNSAFE_BUILTINS:
-            found.append(f"line {node.lineno}: {node.func.id}()")
+    found += [
+        f"{source.where}:{node.lineno} calls {node.func.id}()"
+        for source in SOURCES
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in UNSAFE_BUILTINS
+    ]
     assert not found
 
 
-@pytest.mark.parametrize("source", SOURCES)
-def test_no_mutable_state_in_modules(source: Source):
+def test_no_mutable_state_in_modules():
     """No `global` statement: what changes lives in an object."""
-    assert not [node.lineno for node in ast.walk(source.tree) if isinstance(node, ast.Global)]
+    found = [
+        f"{source.where}:{node.lineno}"
+        for source in SOURCES
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Global)
+    ]
+    assert not found
 
 
 def test_every_folder_of_modules_is_a_package():
-    folders = {source.path.parent for source in product()}
+    folders = {source.path.parent for source in SOURCES}
     assert not [folder for folder in folders if not (folder / "__init__.py").is_file()]
 
 
