@@ -141,6 +141,8 @@ class InputProcessor:
         for i, text in zip(rows, texts, strict=True):
             if not is_unicode(text):
                 raise refusal(labels[i], "the text has lone surrogates, which are not Unicode", "prompt", shown(text))
+            if not options.get("truncation"):
+                self._check_characters(text, self._tokenizer, labels[i])
         ids = self._tokenizer.encode(texts, options)
         return {i: self._check_ids(each, labels[i]) for i, each in zip(rows, ids, strict=True)}
 
@@ -156,6 +158,16 @@ class InputProcessor:
             message = f"token id {shown(ids[i])} at position {i} is not in [0, {self._limits.vocab_size})"
             raise refusal(label, message, "prompt_token_ids", ids[i])
         return ids
+
+    def _check_characters(self, text: str, tokenizer: Tokenizer, label: str) -> None:
+        """Refuse a text that must be too long whatever its tokens are: to tokenize millions takes minutes."""
+        longest = self._limits.max_model_len - 1
+        if len(text) > longest and len(text) > longest * tokenizer.longest_token:
+            message = (
+                f"the prompt has {len(text)} characters, and max_model_len={longest + 1} leaves room for at most "
+                f"{longest} tokens, of {tokenizer.longest_token} characters at most; shorten it"
+            )
+            raise refusal(label, message, "prompt", len(text))
 
     def _check_lengths(self, ids: Sequence[int], params: SamplingParams, label: str) -> int:
         """Return how many tokens may be generated: max_tokens cut to what the context has left."""

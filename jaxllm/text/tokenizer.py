@@ -59,6 +59,11 @@ class Tokenizer:
         """The tokens that were added to the vocabulary as whole strings: special ones and others."""
         return {token_id: token.content for token_id, token in self.backend.get_added_tokens_decoder().items()}
 
+    @cached_property
+    def longest_token(self) -> int:
+        """How many characters a token can stand for: its form in the vocabulary is never shorter than its text."""
+        return max(map(len, self.backend.get_vocab(with_added_tokens=True)))
+
     def encode(self, texts: Sequence[str], options: Mapping[str, Any] | None = None) -> list[list[int]]:
         """Turn texts into token ids; `options`: add_special_tokens (True), truncation (False), max_length."""
         if not texts:

@@ -76,6 +76,22 @@ def test_refused_prompts(tokenizer: Tokenizer, prompt: Any, match: str, paramete
     assert str(error.value).startswith("prompt: ")
 
 
+def test_a_hopelessly_long_text_is_refused_before_it_is_tokenized(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each token stands for as many characters as the longest one at most."""
+    longest = max(map(len, tokenizer.backend.get_vocab()))
+    inputs = processor(tokenizer)
+    with pytest.raises(VLLMValidationError, match=r"prompt: .* has \d+ tokens"):
+        inputs.process("r", "a" * (31 * longest), SamplingParams())
+    cut = inputs.process("r", "a" * 10_000, SamplingParams(), tokenization_kwargs={"truncation": True, "max_length": 9})
+    assert len(cut.prompt_token_ids) == 9
+    monkeypatch.setattr(Tokenizer, "encode", lambda *_: pytest.fail("it was tokenized"))
+    with pytest.raises(VLLMValidationError, match=rf"prompt: .* has {31 * longest + 1} characters") as error:
+        inputs.process("r", "a" * (31 * longest + 1), SamplingParams())
+    assert error.value.parameter == "prompt"
+
+
 def test_a_batch_names_the_index(tokenizer: Tokenizer) -> None:
     inputs = processor(tokenizer)
     with pytest.raises(VLLMValidationError, match=r"^prompts\[2\]: the prompt is empty"):
