@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Protocol
 from tokenizers.decoders import DecodeStream
 
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.text.tokenizer import Tokenizer
+from jaxllm.text.tokenizer import HALF, Tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
-_HALF = "\N{REPLACEMENT CHARACTER}"
 _MAX_HELD = 64
 """Tokens held before some are let out: a model that emits broken bytes must not make each step dearer."""
 
@@ -72,7 +71,7 @@ class TextStream:
 
     def _put_out(self, token_ids: list[int], text: str) -> str:
         self._held = []
-        self._restart([] if text.endswith(_HALF) else token_ids)
+        self._restart([] if text.endswith(HALF) else token_ids)
         return text
 
     def _let_out(self) -> str:
@@ -93,7 +92,7 @@ class TextStream:
         """Return the prompt's shortest end of 4 to 24 tokens that cuts no character, else nothing."""
         for length in range(min(4, len(token_ids)), min(24, len(token_ids)) + 1):
             suffix = list(token_ids[len(token_ids) - length :])
-            if _HALF not in self._decode(suffix):
+            if HALF not in self._decode(suffix):
                 return suffix
         return []
 
@@ -166,7 +165,7 @@ class IncrementalDetokenizer:
             if text and (found := self._append(text)):
                 return found
         # A character that the end cut in two is left out, as in vLLM: nothing more of it will come.
-        return self._append(self._stream.flush().rstrip(_HALF)) if finished else None
+        return self._append(self._stream.flush().rstrip(HALF)) if finished else None
 
     def visible_length(self, *, finished: bool) -> int:
         """Return how many characters may be shown: a stop string may still complete in the last ones."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jaxllm.logprobs import FlatLogprobs, Logprob, PromptLogprobs, SampleLogprobs
@@ -9,26 +11,43 @@ from jaxllm.messages import PromptLogprobs as ScoredTokens
 from jaxllm.messages import TokenLogprobs
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.text.tokenizer import Tokenizer
+from jaxllm.text.tokenizer import LONGEST_CHARACTER, Tokenizer
 
 if TYPE_CHECKING:
     import numpy as np
 
 
+class TokenTexts:
+    """Gives the tokens of neighbouring positions as text, where each position's own token comes first."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        """Give None for every token if there is no tokenizer."""
+        self._tokenizer = tokenizer
+        self._before: deque[int] = deque(maxlen=LONGEST_CHARACTER)
+
+    def at(self, token_ids: Sequence[int]) -> Sequence[str | None]:
+        """Return the texts of the next position's tokens, each as it reads after the positions before."""
+        if self._tokenizer is None:
+            return [None] * len(token_ids)
+        strings = self._tokenizer.token_strings(token_ids, self._before)
+        self._before.append(token_ids[0])
+        return strings
+
+
 class LogprobsCollector:
-    """One sequence's log-probabilities; with the logits modes, its logits."""
+    """Collects one sequence's log-probabilities, or in the logits modes its logits."""
 
     def __init__(self, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
         """Show tokens as text if there is a tokenizer."""
         self.cumulative = 0.0
         self._positions: SampleLogprobs = FlatLogprobs() if params.flat_logprobs else []
         self._num_asked = len(params.logprob_token_ids or ())
-        self._tokenizer = tokenizer
+        self._texts = TokenTexts(tokenizer)
 
     def append(self, position: TokenLogprobs) -> None:
         """Add one position."""
         self.cumulative += position.logprobs[0]
-        _append(self._positions, position, self._num_asked, self._tokenizer)
+        _append(self._positions, position, self._num_asked, self._texts)
 
     def copy(self) -> SampleLogprobs:
         """Return the positions so far."""
@@ -77,14 +96,14 @@ class PromptCollector:
         """Return one entry per prompt token, None where nothing is known, as at the first; None if not asked for."""
         if not self._wants_top:
             return None
-        positions = self._empty()
+        positions, texts = self._empty(), TokenTexts(self._tokenizer)
         for position in self._scored:
             if position is None:
                 positions.append(None)
                 continue
             end = len(position.token_ids) - self._num_asked
             shown = TokenLogprobs(position.token_ids[:end], position.logprobs[:end], position.rank)
-            _append(positions, shown, 0, self._tokenizer)
+            _append(positions, shown, 0, texts)
         return positions
 
     def _asked(self) -> np.ndarray | None:
@@ -102,32 +121,28 @@ class PromptCollector:
 
 
 def _append(
-    positions: SampleLogprobs | PromptLogprobs, position: TokenLogprobs, num_asked: int, tokenizer: Tokenizer | None
+    positions: SampleLogprobs | PromptLogprobs, position: TokenLogprobs, num_asked: int, texts: TokenTexts
 ) -> None:
     """Add one position; the token itself comes first, also when it is among the most likely.
 
     Of the last `num_asked` tokens, which were asked for by id, the rank is known only if they are among the others.
     """
     token_ids, values = position.token_ids, position.logprobs
-    string = _no_string if tokenizer is None else tokenizer.token_string
+    strings = texts.at(token_ids)
     num_ranked = len(token_ids) - num_asked
     if isinstance(positions, FlatLogprobs):
         ranks: list[int | None] = [position.rank, *range(1, num_ranked)]
         known = dict(zip(token_ids[:num_ranked], ranks, strict=True)) if num_asked else {}
         ranks += [known.get(token_id) for token_id in token_ids[num_ranked:]]
-        positions.append_fast(token_ids, values, ranks, map(string, token_ids))
+        positions.append_fast(token_ids, values, ranks, strings)
         return
     own = token_ids[0]
-    entries = {own: Logprob(values[0], position.rank, string(own))}
+    entries = {own: Logprob(values[0], position.rank, strings[0])}
     for rank in range(1, num_ranked):
         token_id = token_ids[rank]
-        entries[token_id] = Logprob(values[rank], rank, string(token_id))
+        entries[token_id] = Logprob(values[rank], rank, strings[rank])
     for i in range(num_ranked, len(token_ids)):
         token_id = token_ids[i]
         if token_id not in entries:
-            entries[token_id] = Logprob(values[i], None, string(token_id))
+            entries[token_id] = Logprob(values[i], None, strings[i])
     positions.append(entries)
-
-
-def _no_string(token_id: int) -> None:
-    del token_id

@@ -16,6 +16,10 @@ if TYPE_CHECKING:  # both cost import time
 
     from jaxllm.loading.checkpoint import Checkpoint
 
+HALF = "\N{REPLACEMENT CHARACTER}"
+"""What a part of a character decodes to."""
+LONGEST_CHARACTER = 4
+"""Bytes of a character in UTF-8, each of which may be a token."""
 _ENCODE_OPTIONS = ("add_special_tokens", "truncation", "max_length")
 
 
@@ -79,8 +83,53 @@ class Tokenizer:
         """Return the text of one token by itself; half a character shows as U+FFFD."""
         string = self._strings.get(token_id)
         if string is None:
-            string = self._strings[token_id] = self.backend.decode([token_id], skip_special_tokens=False)
+            string = self._strings[token_id] = self._leading_spaces(token_id, self._decode([token_id]))
         return string
+
+    def token_strings(self, token_ids: Sequence[int], context: Sequence[int]) -> list[str]:
+        """Return what each token reads where it follows `context`, as vLLM shows the tokens of log-probabilities.
+
+        A token that ends inside a character reads as ""; the one that completes the character reads as all of it.
+        """
+        strings = map(self.token_string, token_ids)
+        return [
+            self._completed(token_id, context) if string.endswith(HALF) else string
+            for token_id, string in zip(token_ids, strings, strict=True)
+        ]
+
+    def _completed(self, token_id: int, context: Sequence[int]) -> str:
+        """Return the character that a token completes, with what the tokens of `context` hold of it, else ""."""
+        if not context or not self.token_string(context[-1]).endswith(HALF):
+            return ""
+        for length in range(1, min(len(context), LONGEST_CHARACTER) + 1):
+            before = list(context)[-length:]
+            both = self._decode([*before, token_id])
+            if both.endswith(HALF):
+                continue
+            while before and self.token_string(before[-1]).endswith(HALF):
+                before.pop()
+            return both.removeprefix(self._decode(before))
+        return ""
+
+    def _leading_spaces(self, token_id: int, string: str) -> str:
+        """Return a token's text with the spaces that decoding leaves out at the beginning of a text."""
+        piece = self._word_mark and self.backend.id_to_token(token_id)
+        if not piece or not self._word_mark:
+            return string
+        num_marks = len(piece) - len(piece.lstrip(self._word_mark))
+        return " " * (num_marks - (len(string) - len(string.lstrip(" ")))) + string
+
+    @cached_property
+    def _word_mark(self) -> str | None:
+        """The character that stands for a space in the vocabulary of a SentencePiece tokenizer; None for others."""
+        from tokenizers import pre_tokenizers
+
+        splitter: Any = self.backend.pre_tokenizer
+        splitters = splitter if isinstance(splitter, pre_tokenizers.Sequence) else [splitter]
+        return next((each.replacement for each in splitters if isinstance(each, pre_tokenizers.Metaspace)), None)
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return self.backend.decode(token_ids, skip_special_tokens=False)
 
 
 def check_encode_options(options: Mapping[str, Any] | None) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -183,6 +185,33 @@ def test_a_repetition_keeps_its_text(tokenizer: Tokenizer) -> None:
     completion = output.outputs[0]
     assert (completion.finish_reason, completion.stop_reason) == ("repetition", "repetition_detected")
     assert completion.text == tokenizer.backend.decode([301, 301])
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("kind", [CUMULATIVE, DELTA, FINAL])
+def test_decoded_tokens_hold_whole_characters(tokenizer: Tokenizer, kind: RequestOutputKind, flat: bool) -> None:
+    """As in vLLM: a token that ends inside a character has no text, and the one that completes it has all of it."""
+    smile = tokenizer.backend.encode("😀", add_special_tokens=False).ids
+    a, b = tokenizer.encode(["a", "b"], {"add_special_tokens": False})
+    ids = a + smile + b
+    texts = ["a", "", "", "", "😀", "b"]
+    positions = [TokenLogprobs([each, *b], [-1.0, -2.0], 2) for each in ids]
+    first = token("r", ids[0], new_logprobs=positions[:1], new_prompt_logprobs=PromptLogprobs(1, positions[1:]))
+    steps = [[token("r", each, new_logprobs=[row])] for each, row in zip(ids[1:-1], positions[1:-1], strict=True)]
+    core = ScriptedCore([first], *steps, [token("r", ids[-1], new_logprobs=positions[-1:], reason="length")])
+    engine = make_engine(core, tokenizer)
+    params = SamplingParams(logprobs=1, prompt_logprobs=1, flat_logprobs=flat, output_kind=kind, max_tokens=6)
+    engine.add_request("r", ids, params)
+    outputs = [output for step in drain(engine, core) for output in step]
+
+    def decoded(positions: Iterable[dict[int, Logprob] | None]) -> list[list[str | None]]:
+        return [[each.decoded_token for each in position.values()] for position in positions if position]
+
+    want = [[text, "b"] for text in texts[:-1]] + [["b"]]
+    shown = [decoded(output.outputs[0].logprobs or []) for output in outputs]
+    assert (list(itertools.chain(*shown)) if kind is DELTA else shown[-1]) == want
+    prompts = [decoded(output.prompt_logprobs or []) for output in outputs]
+    assert (prompts[0] if kind is DELTA else prompts[-1]) == want[1:]
 
 
 @pytest.mark.parametrize("flat", [False, True])

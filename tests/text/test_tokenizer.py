@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.checkpoint import Checkpoint
 from jaxllm.text.tokenizer import Tokenizer, load_tokenizer
-from tests.engine.support import byte_level
+from tests.engine.support import byte_fallback, byte_level
 
 
 class OneTokenizer(Checkpoint):
@@ -65,6 +66,28 @@ def test_token_strings(tokenizer: Tokenizer) -> None:
     assert tokenizer.token_string(0) == "<|end|>"
     assert tokenizer.token_string(tokenizer.backend.encode("🎉").ids[0]) == "\N{REPLACEMENT CHARACTER}"
     assert tokenizer.token_string(5000) == ""
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback])
+def test_a_character_of_several_tokens_shows_with_its_last_one(make: Callable[[], Tokenizer]) -> None:
+    tokenizer, text = make(), "a你😀好 é"
+    ids = tokenizer.backend.encode(text, add_special_tokens=False).ids
+    shown = [tokenizer.token_strings(ids[i : i + 1], ids[:i]) for i in range(len(ids))]
+    assert "".join(string for (string,) in shown).lstrip() == text
+    assert sum(string == "" for (string,) in shown) >= 4
+    assert tokenizer.token_strings(ids[-1:], []) == [""]
+
+    smile = tokenizer.backend.encode("😀", add_special_tokens=False).ids[-4:]
+    whole = next(each for each in ids if tokenizer.token_string(each) == "a")
+    assert tokenizer.token_strings([smile[3], whole, smile[0]], [whole, *smile[:3]]) == ["😀", "a", ""]
+
+
+def test_a_token_keeps_the_space_that_its_word_begins_with() -> None:
+    tokenizer = byte_fallback()
+    ids = tokenizer.encode(["he "])[0]
+    assert [tokenizer.backend.id_to_token(each) for each in ids] == ["▁he", "▁"]
+    assert tokenizer.backend.decode(ids[:1]) == "he"
+    assert tokenizer.token_strings(ids, []) == [" he", " "]
 
 
 def test_nothing_to_encode(tokenizer: Tokenizer) -> None:
