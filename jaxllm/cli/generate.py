@@ -51,7 +51,9 @@ class Engine(Protocol):
     @property
     def config(self) -> Any: ...
 
-    def add_request(self, request_id: str, prompt: Any, params: SamplingParams, *, priority: int = 0) -> Any: ...
+    def add_request(
+        self, request_id: str, prompt: Any, params: SamplingParams, *, priority: int = 0, grammar_seconds: float
+    ) -> Any: ...
 
     def step(self) -> list[RequestOutput]: ...
 
@@ -177,7 +179,8 @@ class Run:
         if params.seed is None:
             params.seed = self._seed(job.index)
         request_id = str(job.index)
-        self._engine.add_request(request_id, self._prompt(task), params, priority=task.priority)
+        # Whether a grammar fails early or late must not show, so no time at all is given to it here.
+        self._engine.add_request(request_id, self._prompt(task), params, priority=task.priority, grammar_seconds=0)
         self._tasks[request_id] = (job, task)
 
     def _seed(self, index: int) -> int:
@@ -202,7 +205,14 @@ class Run:
         self._counts.output_tokens += sum(len(completion.token_ids) for completion in output.outputs)
         if "max_tokens" not in task.fields:
             self._counts.cut_off += any(completion.finish_reason == "length" for completion in output.outputs)
-        self._sink.put(job.index, make_record(job.index, task, output))
+        record = make_record(job.index, task, output)
+        error = next((each.stop_reason for each in output.outputs if each.finish_reason == "error"), None)
+        if error is None:
+            self._sink.put(job.index, record)
+        else:
+            self._counts.failed += 1
+            asked = None if task.fields.get("structured_outputs") is None else "structured_outputs"
+            self._sink.fail(job.index, record | {"error": error, "parameter": asked})
 
     def _fail(self, job: Job, error: VLLMValidationError) -> None:
         self._counts.failed += 1

@@ -61,10 +61,11 @@ class InputProcessor:
         arrival_time: float | None = None,
         priority: int = 0,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        grammar_seconds: float = GRAMMAR_SECONDS,
     ) -> ProcessedRequest:
         """Check and complete one request."""
         when = time.time() if arrival_time is None else arrival_time
-        params = self._params.resolve(params, "params", None, grammar_seconds=GRAMMAR_SECONDS)
+        params = self._params.resolve(params, "params", None, grammar_seconds=grammar_seconds)
         ids, text, salt = self._tokenize([parse_prompt(prompt, "prompt")], ["prompt"], tokenization_kwargs)[0]
         max_tokens = self._check_lengths(ids, params, "prompt")
         checked = self._check_priority(priority, "priority")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.engine.core_client import CoreClient, InprocClient
-from jaxllm.engine.input_processor import InputProcessor, ProcessedRequest
+from jaxllm.engine.input_processor import GRAMMAR_SECONDS, InputProcessor, ProcessedRequest
 from jaxllm.engine.metrics import EngineMetrics, Metric, StatsLogger
 from jaxllm.engine.output_processor import OutputProcessor
 from jaxllm.engine.params_resolver import CheckGrammar, InputLimits
@@ -96,8 +96,14 @@ class LLMEngine:
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Any = None,
         priority: int = 0,
+        *,
+        grammar_seconds: float = GRAMMAR_SECONDS,
     ) -> str:
-        """Queue a request and return its id. Raises VLLMValidationError, nothing queued, if it cannot be run."""
+        """Queue a request and return its id. Raises VLLMValidationError, nothing queued, if it cannot be run.
+
+        A grammar that has not failed to compile after grammar_seconds can still do so, which ends the request with
+        finish_reason "error"; with 0 every grammar that fails does that.
+        """
         if not isinstance(request_id, str):
             message = f"request_id must be a string, got {type(request_id).__name__}."
             raise VLLMValidationError(message, parameter="request_id", value=request_id)
@@ -109,6 +115,7 @@ class LLMEngine:
             arrival_time=arrival_time,
             priority=priority,
             tokenization_kwargs=tokenization_kwargs,
+            grammar_seconds=grammar_seconds,
         )
         self.enqueue(request)
         return request_id

@@ -82,7 +82,8 @@ class ParamsResolver:
     ) -> SamplingParams:
         """Return a private, complete copy; cheap checks go first, and errors begin with `label`.
 
-        With `grammar_seconds`, a grammar that takes longer to compile is let through and refused by the core.
+        With `grammar_seconds`, a grammar that takes longer to compile is let through and refused by the core; with 0
+        every grammar is.
         """
         if not isinstance(given, SamplingParams):
             kind = type(given).__name__
@@ -215,7 +216,7 @@ class ParamsResolver:
                 disable_any_whitespace=defaults.disable_any_whitespace,
                 disable_additional_properties=defaults.disable_additional_properties,
             )
-        if self._check_grammar is None:
+        if self._check_grammar is None or seconds == 0:
             return
         try:
             self._check_grammar(constraint, seconds)

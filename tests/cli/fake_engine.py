@@ -1,4 +1,7 @@
-"""An engine that answers at once: the prompt backwards, then the request's seed; finished last in, first out."""
+"""An engine that answers at once: the prompt backwards, then the request's seed; finished last in, first out.
+
+A regex fails to compile, when the request is taken or later, as the time that the caller gives it allows.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +45,14 @@ class FakeEngine:
         self._crash, self._crash_after = crash, crash_after
         self._waiting: list[tuple[str, Any, SamplingParams]] = []
 
-    def add_request(self, request_id: str, prompt: Any, params: SamplingParams, *, priority: int = 0) -> str:
+    def add_request(
+        self, request_id: str, prompt: Any, params: SamplingParams, *, priority: int = 0, grammar_seconds: float = 0.05
+    ) -> str:
         text = prompt.text if isinstance(prompt, ParsedPrompt) else prompt.get("prompt")
         if text is not None and len(text) > 100:
             raise VLLMValidationError("the prompt is too long.", parameter="prompt", value=len(text))
+        if params.structured_outputs is not None and params.structured_outputs.regex and grammar_seconds:
+            raise VLLMValidationError("params: the regex does not compile.", parameter="regex")
         self.requests.append((request_id, prompt, params, priority))
         self._waiting.append((request_id, text, params))
         self.most_waiting = max(self.most_waiting, len(self._waiting))
@@ -67,6 +74,7 @@ class FakeEngine:
 
     @staticmethod
     def _answer(request_id: str, text: str | None, params: SamplingParams) -> RequestOutput:
+        fails = params.structured_outputs is not None and params.structured_outputs.regex
         outputs = [
             CompletionOutput(
                 index,
@@ -74,7 +82,8 @@ class FakeEngine:
                 [7, 8, 9],
                 None if params.logprobs is None else -1.5,
                 None if params.logprobs is None else [{7: Logprob(-0.5, 1, "x")}],
-                finish_reason="length" if params.max_tokens == 16 else "stop",
+                finish_reason="error" if fails else "length" if params.max_tokens == 16 else "stop",
+                stop_reason="the regex does not compile" if fails else None,
             )
             for index in range(params.n)
         ]

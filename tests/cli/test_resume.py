@@ -128,6 +128,19 @@ def test_failed_lines_are_tried_again(source: Path, output: Path):
     assert "error" in read_jsonl(output)[0]
 
 
+def test_a_grammar_that_fails_is_an_error_and_tried_again(source: Path, output: Path):
+    """As every failed line is: the failure can be the deadline's, on a machine that was busy."""
+    write_jsonl(source, [*LINES[:-1], {"prompt": "bad", "structured_outputs": {"regex": "("}, "n": 2}])
+    kill_after(5, source, output)
+    assert len(read_jsonl(partial(output))) == 4, "finished last in, first out: the bad one is the first"
+    engine = FakeEngine()
+    assert run_generate(engine, "m", "--input", source, "--output", output) == 1
+    assert len(engine.requests) == 16
+    *_, bad = read_jsonl(output)
+    assert (bad["error"], bad["parameter"]) == ("the regex does not compile", "structured_outputs")
+    assert [each["finish_reason"] for each in bad["outputs"]] == ["error", "error"]
+
+
 def test_all_done_but_not_merged_needs_no_engine(source: Path, output: Path, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "finish", lambda _self: (_ for _ in ()).throw(Killed()))

@@ -170,6 +170,7 @@ def test_grammars_are_checked_with_the_engine_s_settings(tokenizer: Tokenizer) -
     assert (error.value.parameter, error.value.value) == ("structured_outputs", "(")
     with pytest.raises(VLLMValidationError, match="params: regex: unbalanced"):
         inputs.process("2", "a", params[1])
+    inputs.process("3", "a", params[1], grammar_seconds=0)  # the core alone refuses it
     assert waits == [None, GRAMMAR_SECONDS], "one request among others that run does not wait long"
 
 
