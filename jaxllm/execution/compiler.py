@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,8 +35,6 @@ from .rows import RareInputs, rare_shapes
 from .step import DeviceState, StepOutput, StepShape, run_step
 
 logger = logging.getLogger(__name__)
-# While two threads traced, JAX 0.12 once lowered a loop without half of its constants (KeyError: Var).
-_tracing = threading.Lock()
 
 # Rows of logits that exist at a time. Steps rarely fill their rows, and nothing is computed for tiles without any.
 LOGITS_TILE = 64
@@ -166,8 +163,7 @@ class StepCompiler:
         """Lower a program for a pool of `num_blocks` blocks; pool and token counts are donated."""
         function, donated, inputs, outputs = self._signature(key, num_blocks)
         jitted = jax.jit(function, donate_argnums=donated, out_shardings=outputs)
-        with _tracing:
-            return jitted.trace(*inputs).lower(lowering_platforms=(PLATFORMS[self.config.platform],))
+        return jitted.trace(*inputs).lower(lowering_platforms=(PLATFORMS[self.config.platform],))
 
     def trees(self, key: ProgramKey, num_blocks: int) -> tuple[Any, Any]:
         """Return what a compiled program takes and gives, as JAX's tree structures."""

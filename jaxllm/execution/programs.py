@@ -6,6 +6,7 @@ import atexit
 import logging
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
@@ -51,10 +52,12 @@ class Programs[Key: Hashable]:
         self._thread: threading.Thread | None = None
         if ahead:
             # A daemon, so that exit does not wait for the whole list; but it crashes a process that dies under it, so
-            # exit does wait for the one program that is being compiled.
+            # exit does wait for the one program that is being compiled, and that one is kept. Exit hooks run last
+            # first: that of weakref.finalize, which takes JAX's traces their constants, is registered before ours.
+            weakref.finalize(self, lambda: None).atexit = False
+            atexit.register(self.stop)
             self._thread = threading.Thread(target=self._run_ahead, name="jaxllm-compile", daemon=True)
             self._thread.start()
-            atexit.register(self.stop)
 
     def get(self, key: Key) -> Any:
         """Return a program, compiling it now if it is not there."""
