@@ -231,7 +231,7 @@ class LLM(RefusedMethods):
         return SamplingParams.from_optional(**self.llm_engine.config.default_sampling_params)
 
     def get_metrics(self) -> list[Metric]:
-        """Return counts and times since the engine's start."""
+        """Return counts and times since the engine's start, as vLLM's metrics."""
         return self.llm_engine.get_metrics()
 
     def get_world_size(self, include_dp: bool = True) -> int:

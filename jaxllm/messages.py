@@ -63,6 +63,8 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True):
     """The stop token id that ended the request (None for EOS); for "error", what went wrong."""
     num_cached_tokens: int = 0
     """Prompt tokens taken from the prefix cache when the request was first scheduled."""
+    num_preemptions: int = 0
+    """How often the request's blocks have been taken away so far."""
     queued_ts: float = 0.0
     scheduled_ts: float = 0.0
     """time.monotonic() when the request entered the queue and when it was first scheduled."""
@@ -77,9 +79,9 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks_in_use: int
     num_preemptions: int
     prefix_cache_queries: int
-    """Prompt tokens looked up."""
+    """Prompt tokens that were looked up; requests that may not read the cache count in neither."""
     prefix_cache_hits: int
-    """Prompt tokens found."""
+    """Prompt tokens that were found."""
     num_steps: int
     num_scheduled_tokens: int
 
@@ -91,3 +93,5 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True):
     stats: SchedulerStats
     timestamp: float
     """time.monotonic() when the step's tokens reached the host."""
+    num_deferred_reqs: int = 0
+    """Requests that the scheduler does not know yet, because their grammars are being compiled."""

@@ -17,6 +17,8 @@ class RequestStateStats:
     """When things happened to a request. `arrival_time` is time.time(); the `_ts` are time.monotonic(), in seconds."""
 
     num_generation_tokens: int = 0
+    num_preemptions: int = 0
+    """How often its blocks were taken away and computed again."""
     arrival_time: float = 0.0
     queued_ts: float = 0.0
     scheduled_ts: float = 0.0
@@ -24,6 +26,10 @@ class RequestStateStats:
     last_token_ts: float = 0.0
     first_token_latency: float = 0.0
     is_corrupted: bool = False
+    """Always False: no output with NaNs is looked for."""
+    is_watermarked: bool = False
+    is_watermark_skipped: bool = False
+    """Always False: there are no watermarks."""
 
 
 @dataclasses.dataclass(slots=True)

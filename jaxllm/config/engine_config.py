@@ -58,6 +58,8 @@ class EngineConfig:
     """Fewest new tokens per streamed output."""
     enforce_eager: bool
     block_size: int
+    kv_cache_dtype: str
+    """As it was given: "auto" is the model's."""
     enable_prefix_caching: bool
     gpu_memory_utilization: float
     kv_cache_memory_bytes: int | None

@@ -49,6 +49,7 @@ COPIED = (
     "stream_interval",
     "enforce_eager",
     "gpu_memory_utilization",
+    "kv_cache_dtype",
     "kv_cache_memory_bytes",
     "num_gpu_blocks_override",
     "long_prefill_token_threshold",

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from jaxllm.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+from jaxllm.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, SchedulerStats
 
 if TYPE_CHECKING:
     from jaxllm.constraints.token_masks import TokenMasks
@@ -111,7 +111,16 @@ class EngineCore:
         outputs, self._ended = self._ended, []
         if launched is None and not did_commit and not outputs:
             self._rest()
-        return EngineCoreOutputs(outputs=outputs, stats=self._scheduler.stats(), timestamp=time.monotonic())
+        return EngineCoreOutputs(
+            outputs=outputs,
+            stats=self.stats(),
+            timestamp=time.monotonic(),
+            num_deferred_reqs=len(self._compiling),
+        )
+
+    def stats(self) -> SchedulerStats:
+        """Return how the scheduler stands."""
+        return self._scheduler.stats()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing done, while requests hold blocks."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest
+from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats
 
 
 class CoreClient(Protocol):
@@ -14,6 +14,10 @@ class CoreClient(Protocol):
     @property
     def max_model_len(self) -> int:
         """The longest sequence, once the KV cache has its size."""
+        ...
+
+    def stats(self) -> SchedulerStats:
+        """Return how the scheduler stands."""
         ...
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -59,6 +63,10 @@ class InprocClient:
     def max_model_len(self) -> int:
         """The longest sequence, once the KV cache has its size."""
         return self._core.max_model_len
+
+    def stats(self) -> SchedulerStats:
+        """Return how the scheduler stands."""
+        return self._core.stats()
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request."""

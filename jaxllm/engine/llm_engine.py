@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.engine.core_client import CoreClient, InprocClient
 from jaxllm.engine.input_processor import GRAMMAR_SECONDS, InputProcessor, ProcessedRequest
-from jaxllm.engine.metrics import EngineMetrics, Metric, StatsLogger
+from jaxllm.engine.metrics import EngineMetrics, Metric, cache_config_info
 from jaxllm.engine.output_processor import OutputProcessor
 from jaxllm.engine.params_resolver import CheckGrammar, InputLimits
+from jaxllm.engine.stats_log import StatsLogger
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
@@ -46,7 +47,9 @@ class LLMEngine:
         self.config = config
         self.tokenizer = tokenizer
         self._core = core
-        self._metrics = EngineMetrics(config.model)
+        stats = core.stats()
+        cache_info = cache_config_info(config, stats.num_blocks, core.max_model_len)
+        self._metrics = EngineMetrics(config.model, core.max_model_len, stats, cache_info)
         self._stats_logger = None if config.disable_log_stats else StatsLogger(self._metrics)
         self._outputs = OutputProcessor(tokenizer, self._metrics)
         limits = InputLimits.of(config, max_model_len=core.max_model_len, has_thinking_tokens=has_thinking_tokens)
@@ -218,7 +221,7 @@ class LLMEngine:
         return self.tokenizer
 
     def get_metrics(self) -> list[Metric]:
-        """Return counts and times since the engine's start."""
+        """Return counts and times since the engine's start, as vLLM's metrics."""
         return self._metrics.snapshot()
 
     def warm_up(self) -> None:

@@ -1,23 +1,27 @@
-"""Counts and times since the engine's start: `get_metrics` snapshots under vLLM's names, and the statistics line."""
+"""Counts and times since the engine's start, under vLLM's names, types, labels and bounds."""
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from jaxllm.messages import SchedulerStats
 from jaxllm.outputs import RequestStateStats
 
-logger = logging.getLogger("jaxllm")
+if TYPE_CHECKING:
+    from jaxllm.config.engine_config import EngineConfig
 
-_PREFIX = "jaxllm:"
-_LATENCIES = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
+PREFIX = "vllm:"  # dashboards ask for these names
+_ENGINE = {"engine": "0"}  # there are no replicas
+_LATENCIES = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
+)
 _TOKEN_LATENCIES = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _DURATIONS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
-_LENGTHS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
-_OUTPUTS = (1, 2, 5, 10, 20)
+_STEP_TOKENS = (1, *(2**power for power in range(3, 15)))
 
 
 @dataclass
@@ -59,7 +63,7 @@ class Histogram(Metric):
 
 
 class _Distribution:
-    """A histogram being filled."""
+    """A histogram that is being filled."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -75,151 +79,208 @@ class _Distribution:
         total = 0
         for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
             total += count
-            buckets["+Inf" if bound == float("inf") else str(float(bound))] = total
+            buckets[_bound_label(bound)] = total
         return Histogram(name, labels, total, self._sum, buckets)
 
 
-_HISTOGRAMS: dict[str, Sequence[float]] = {
-    "time_to_first_token_seconds": _LATENCIES,
-    "inter_token_latency_seconds": _TOKEN_LATENCIES,
-    "request_time_per_output_token_seconds": _TOKEN_LATENCIES,
-    "e2e_request_latency_seconds": _DURATIONS,
-    "request_queue_time_seconds": _DURATIONS,
-    "request_prefill_time_seconds": _DURATIONS,
-    "request_decode_time_seconds": _DURATIONS,
-    "request_inference_time_seconds": _DURATIONS,
-    "request_prompt_tokens": _LENGTHS,
-    "request_generation_tokens": _LENGTHS,
-    "request_params_n": _OUTPUTS,
-    "request_params_max_tokens": _LENGTHS,
-    "iteration_tokens_total": _LENGTHS,
-}
+def _bound_label(bound: float) -> str:
+    """Write a bound as Prometheus clients do: 1.0, 100000.0, 1e+06, 2.5e+06, +Inf."""
+    if bound == float("inf"):
+        return "+Inf"
+    text = repr(float(bound))
+    point = text.find(".")
+    if point <= 6:
+        return text
+    mantissa = f"{text[0]}.{text[1:point]}{text[point + 1 :]}".rstrip("0.")
+    return f"{mantissa}e+0{point - 1}"
 
 
-@dataclass
+def _histogram_bounds(max_model_len: int) -> dict[str, Sequence[float]]:
+    """Return the bounds of every histogram by its name without prefix."""
+    series = (digit * 10**power for power in range(len(str(max_model_len))) for digit in (1, 2, 5))
+    lengths = tuple(bound for bound in series if bound <= max_model_len)
+    return {
+        "request_prompt_tokens": lengths,
+        "request_generation_tokens": lengths,
+        "iteration_tokens_total": _STEP_TOKENS,
+        "request_max_num_generation_tokens": lengths,
+        "request_params_n": (1, 2, 5, 10, 20),
+        "request_params_max_tokens": lengths,
+        "time_to_first_token_seconds": _LATENCIES,
+        "inter_token_latency_seconds": _TOKEN_LATENCIES,
+        "request_time_per_output_token_seconds": _TOKEN_LATENCIES,
+        "e2e_request_latency_seconds": _DURATIONS,
+        "request_queue_time_seconds": _DURATIONS,
+        "request_inference_time_seconds": _DURATIONS,
+        "request_prefill_time_seconds": _DURATIONS,
+        "request_decode_time_seconds": _DURATIONS,
+        "request_num_preemptions": (1, 2, 3, 4, 5, 10, 20),
+        "request_prefill_kv_computed_tokens": lengths,
+    }
+
+
+def cache_config_info(config: EngineConfig, num_blocks: int, max_model_len: int) -> dict[str, str]:
+    """Return the KV cache's settings and size as labels, those of vLLM's that have a meaning here."""
+    num_tokens = (num_blocks - 1) * (config.block_size or 0)  # block 0 is padding's
+    info = {
+        "block_size": config.block_size,
+        "cache_dtype": config.kv_cache_dtype,
+        "enable_prefix_caching": config.enable_prefix_caching,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+        "kv_cache_max_concurrency": num_tokens / max_model_len,
+        "kv_cache_memory_bytes": config.kv_cache_memory_bytes,
+        "kv_cache_size_tokens": num_tokens,
+        "num_gpu_blocks": num_blocks,
+        "num_gpu_blocks_override": config.num_gpu_blocks_override,
+        "prefix_caching_hash_algo": "sha256",
+    }
+    return {name: str(value) for name, value in info.items()}
+
+
 class EngineMetrics:
-    """All that is counted. Times are in seconds."""
+    """Everything that is counted. Times are in seconds."""
 
-    model_name: str
-    prompt_tokens: int = 0
-    prompt_tokens_cached: int = 0
-    generation_tokens: int = 0
-    finished: dict[str, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "abort": 0})
-    stats: SchedulerStats | None = None
-    """The scheduler after the last step."""
-    _histograms: dict[str, _Distribution] = field(
-        default_factory=lambda: {name: _Distribution(bounds) for name, bounds in _HISTOGRAMS.items()}
-    )
-
-    def on_step(self, stats: SchedulerStats, num_new_tokens: int) -> None:
-        """Count a step of the core."""
-        before = 0 if self.stats is None else self.stats.num_scheduled_tokens
-        if stats.num_scheduled_tokens > before:
-            self._histograms["iteration_tokens_total"].observe(stats.num_scheduled_tokens - before)
-        self.generation_tokens += num_new_tokens
+    def __init__(
+        self, model_name: str, max_model_len: int, stats: SchedulerStats, cache_info: Mapping[str, str] | None = None
+    ) -> None:
+        self.prompt_tokens = 0
+        self.prompt_tokens_cached = 0
+        self.generation_tokens = 0
         self.stats = stats
+        """The scheduler after the last step."""
+        self._labels = {"model_name": model_name, **_ENGINE}
+        self._cache_info = {**(cache_info or {}), **_ENGINE}
+        self._num_deferred = 0
+        self._num_step_tokens = 0
+        self._finished: dict[str, int] = dict.fromkeys(("stop", "length", "abort", "error", "repetition"), 0)
+        bounds = _histogram_bounds(max_model_len)
+        self._histograms = {name: _Distribution(bounds) for name, bounds in bounds.items()}
+
+    @property
+    def num_waiting(self) -> int:
+        """Count the requests that wait for room or for a grammar."""
+        return self.stats.num_waiting_reqs + self._num_deferred
+
+    def on_step(self, stats: SchedulerStats, num_new_tokens: int, num_deferred: int = 0) -> None:
+        """Count a step of the core, after its first and next tokens; `num_deferred` requests wait for a grammar."""
+        self.generation_tokens += num_new_tokens
+        # As in vLLM, a prompt's tokens count in the step that ends it.
+        self._num_step_tokens += num_new_tokens
+        if self._num_step_tokens:
+            self._observe("iteration_tokens_total", self._num_step_tokens)
+        self._num_step_tokens = 0
+        self.stats, self._num_deferred = stats, num_deferred
 
     def on_first_token(self, latency: float, num_prompt_tokens: int, num_cached_tokens: int) -> None:
         """Count a sequence whose prompt is done."""
         self.prompt_tokens += num_prompt_tokens
         self.prompt_tokens_cached += num_cached_tokens
-        self._histograms["time_to_first_token_seconds"].observe(latency)
+        self._num_step_tokens += num_prompt_tokens - num_cached_tokens
+        self._observe("time_to_first_token_seconds", latency)
 
     def on_next_token(self, latency: float) -> None:
         """Count a token after a sequence's first."""
-        self._histograms["inter_token_latency_seconds"].observe(latency)
+        self._observe("inter_token_latency_seconds", latency)
 
-    def on_finished_sequence(self, reason: str, stats: RequestStateStats, now: float) -> None:
+    def on_finished_sequence(
+        self,
+        reason: str,
+        stats: RequestStateStats,
+        now: float,
+        *,
+        num_prompt_tokens: int,
+        num_cached_tokens: int,
+        max_tokens: int,
+    ) -> None:
         """Count the end of one output and where its time went; `now` is time.time()."""
-        self.finished[reason] = self.finished.get(reason, 0) + 1
+        self._finished[reason] += 1
+        num_tokens = stats.num_generation_tokens
         self._observe("e2e_request_latency_seconds", now - stats.arrival_time)
-        if stats.num_generation_tokens == 0:
-            return
+        self._observe("request_num_preemptions", stats.num_preemptions)
+        self._observe("request_prefill_kv_computed_tokens", num_prompt_tokens - num_cached_tokens)
+        self._observe("request_prompt_tokens", num_prompt_tokens)
+        self._observe("request_generation_tokens", num_tokens)
+        self._observe("request_params_max_tokens", max_tokens)
+        if num_tokens == 0:
+            return  # it ended before there was anything to time
         decode = stats.last_token_ts - stats.first_token_ts
         self._observe("request_queue_time_seconds", stats.scheduled_ts - stats.queued_ts)
         self._observe("request_prefill_time_seconds", stats.first_token_ts - stats.scheduled_ts)
-        self._observe("request_decode_time_seconds", decode)
         self._observe("request_inference_time_seconds", stats.last_token_ts - stats.scheduled_ts)
-        if stats.num_generation_tokens > 1:
-            self._observe("request_time_per_output_token_seconds", decode / (stats.num_generation_tokens - 1))
+        self._observe("request_decode_time_seconds", decode)
+        self._observe("request_time_per_output_token_seconds", decode / max(1, num_tokens - 1))
 
-    def on_finished_request(self, num_prompt_tokens: int, num_tokens: int, n: int, max_tokens: int | None) -> None:
-        """Count the end of a whole request."""
-        self._observe("request_prompt_tokens", num_prompt_tokens)
-        self._observe("request_generation_tokens", num_tokens)
+    def on_finished_request(self, n: int, most_tokens: int) -> None:
+        """Count the end of a whole request with n outputs, of which the longest has `most_tokens` tokens."""
         self._observe("request_params_n", n)
-        if max_tokens is not None:
-            self._observe("request_params_max_tokens", max_tokens)
+        self._observe("request_max_num_generation_tokens", most_tokens)
 
     def snapshot(self) -> list[Metric]:
         """Return everything as it is now."""
-        labels = {"model_name": self.model_name}
+        histograms = [each.snapshot(PREFIX + name, dict(self._labels)) for name, each in self._histograms.items()]
+        info = Gauge(PREFIX + "cache_config_info", dict(self._cache_info), 1.0)
+        return [*self._gauges(), *self._counters(), *histograms, info]
+
+    def _gauges(self) -> list[Metric]:
         stats = self.stats
-        gauges = {
-            "num_requests_running": stats.num_running_reqs if stats else 0,
-            "num_requests_waiting": stats.num_waiting_reqs if stats else 0,
-            "kv_cache_usage_perc": self.kv_usage(),
-        }
-        counters = {
-            "prompt_tokens": self.prompt_tokens,
-            "prompt_tokens_cached": self.prompt_tokens_cached,
-            "generation_tokens": self.generation_tokens,
-            "num_preemptions": stats.num_preemptions if stats else 0,
-            "prefix_cache_queries": stats.prefix_cache_queries if stats else 0,
-            "prefix_cache_hits": stats.prefix_cache_hits if stats else 0,
-        }
-        metrics: list[Metric] = [Gauge(_PREFIX + name, dict(labels), float(value)) for name, value in gauges.items()]
-        metrics += [Counter(_PREFIX + name, dict(labels), value) for name, value in counters.items()]
-        metrics += [
-            Counter(_PREFIX + "request_success", {**labels, "finished_reason": reason}, count)
-            for reason, count in self.finished.items()
+        return [
+            self._gauge("num_requests_running", stats.num_running_reqs),
+            self._gauge("num_requests_waiting", self.num_waiting),
+            self._gauge("num_requests_waiting_by_reason", stats.num_waiting_reqs, reason="capacity"),
+            self._gauge("num_requests_waiting_by_reason", self._num_deferred, reason="deferred"),
+            # An engine never sleeps.
+            self._gauge("engine_sleep_state", 1, sleep_state="awake"),
+            self._gauge("engine_sleep_state", 0, sleep_state="weights_offloaded"),
+            self._gauge("engine_sleep_state", 0, sleep_state="discard_all"),
+            self._gauge("kv_cache_usage_perc", self.kv_usage()),
         ]
-        metrics += [each.snapshot(_PREFIX + name, dict(labels)) for name, each in self._histograms.items()]
-        return metrics
+
+    def _counters(self) -> list[Metric]:
+        stats, cached = self.stats, self.prompt_tokens_cached
+        return [
+            self._counter("prefix_cache_queries", stats.prefix_cache_queries),
+            self._counter("prefix_cache_hits", stats.prefix_cache_hits),
+            # No other machine's KV cache is asked, and no inputs are multimodal.
+            self._counter("external_prefix_cache_queries", 0),
+            self._counter("external_prefix_cache_hits", 0),
+            self._counter("mm_cache_queries", 0),
+            self._counter("mm_cache_hits", 0),
+            self._counter("num_preemptions", stats.num_preemptions),
+            self._counter("prompt_tokens", self.prompt_tokens),
+            self._counter("prompt_tokens_by_source", self.prompt_tokens - cached, source="local_compute"),
+            self._counter("prompt_tokens_by_source", cached, source="local_cache_hit"),
+            self._counter("prompt_tokens_by_source", 0, source="external_kv_transfer"),
+            self._counter("prompt_tokens_cached", cached),
+            self._counter("prompt_tokens_cached_by_source", stats.prefix_cache_hits, source="device"),
+            # KV blocks are on the device only.
+            *(
+                self._counter("prompt_tokens_cached_by_source", 0, source=source)
+                for source in ("host", "p2p", "disk", "external_unspecified")
+            ),
+            self._counter("generation_tokens", self.generation_tokens),
+            *(self._counter("request_success", n, finished_reason=reason) for reason, n in self._finished.items()),
+            # Queues have no limit. These two are vLLM's without the engine's label.
+            *(
+                Counter(
+                    PREFIX + "admission_rejections", {"model_name": self._labels["model_name"], "reason": reason}, 0
+                )
+                for reason in ("max_num_queued_reqs", "max_num_queued_tokens")
+            ),
+        ]
 
     def kv_usage(self) -> float:
         """Return the share of the KV blocks in use, in [0, 1]."""
-        return self.stats.num_blocks_in_use / max(1, self.stats.num_blocks) if self.stats else 0.0
+        return self.stats.num_blocks_in_use / max(1, self.stats.num_blocks - 1)  # block 0 is padding's
 
     def hit_rate(self) -> float:
         """Return the share of prompt tokens found in the prefix cache, in [0, 1]."""
-        return self.stats.prefix_cache_hits / max(1, self.stats.prefix_cache_queries) if self.stats else 0.0
+        return self.stats.prefix_cache_hits / max(1, self.stats.prefix_cache_queries)
+
+    def _gauge(self, name: str, value: float, **labels: str) -> Gauge:
+        return Gauge(PREFIX + name, self._labels | labels, float(value))
+
+    def _counter(self, name: str, value: int, **labels: str) -> Counter:
+        return Counter(PREFIX + name, self._labels | labels, value)
 
     def _observe(self, name: str, value: float) -> None:
         self._histograms[name].observe(value)
-
-
-class StatsLogger:
-    """Logs a line about every `interval` seconds while steps are done."""
-
-    def __init__(self, metrics: EngineMetrics, interval: float = 10.0) -> None:
-        self._metrics = metrics
-        self._interval = interval
-        self._last_step = self._since = float("-inf")
-        self._counts = 0, 0
-
-    def on_step(self, now: float) -> None:
-        """Log when it is time; `now` is time.monotonic()."""
-        if now - self._last_step > self._interval:  # idle time belongs to no average
-            self._begin(now)
-        elif now - self._since >= self._interval:
-            self._log(now - self._since)
-            self._begin(now)
-        self._last_step = now
-
-    def _begin(self, now: float) -> None:
-        self._since = now
-        self._counts = self._metrics.prompt_tokens, self._metrics.generation_tokens
-
-    def _log(self, seconds: float) -> None:
-        metrics = self._metrics
-        logger.info(
-            "Avg prompt throughput: %.1f tokens/s, Avg generation throughput: %.1f tokens/s, Running: %d reqs, "
-            "Waiting: %d reqs, KV cache usage: %.1f%%, Prefix cache hit rate: %.1f%%",
-            (metrics.prompt_tokens - self._counts[0]) / seconds,
-            (metrics.generation_tokens - self._counts[1]) / seconds,
-            metrics.stats.num_running_reqs if metrics.stats else 0,
-            metrics.stats.num_waiting_reqs if metrics.stats else 0,
-            100 * metrics.kv_usage(),
-            100 * metrics.hit_rate(),
-        )

@@ -208,12 +208,13 @@ class OutputProcessor:
             if sequence.finish_reason is not None:
                 self._finish(output.request_id, sequence, now)
             changed.setdefault(sequence.owner, []).append(sequence)
-        self._metrics.on_step(step.stats, num_new_tokens)
+        self._metrics.on_step(step.stats, num_new_tokens, step.num_deferred_reqs)
         outputs = [request.output(sequences) for request, sequences in changed.items()]
         return ProcessedOutputs([output for output in outputs if output is not None], aborts)
 
     def _record_tokens(self, sequence: _Sequence, output: EngineCoreOutput, timestamp: float, now: float) -> None:
         stats = sequence.stats
+        stats.num_preemptions = output.num_preemptions
         if not output.new_token_ids:
             return
         if stats.num_generation_tokens == 0:
@@ -232,13 +233,18 @@ class OutputProcessor:
         del self._sequences[request_id]
         owner.num_unfinished -= 1
         request = owner.request
-        self._metrics.on_finished_sequence(sequence.finish_reason or "", sequence.stats, now)
+        self._metrics.on_finished_sequence(
+            sequence.finish_reason or "",
+            sequence.stats,
+            now,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            num_cached_tokens=sequence.num_cached_tokens or 0,
+            max_tokens=request.params.max_tokens or request.sequences[sequence.index].max_tokens,
+        )
         if owner.num_unfinished == 0:
             del self._requests[request.request_id]
-            num_tokens = sum(each.stats.num_generation_tokens for each in owner.sequences)
-            self._metrics.on_finished_request(
-                len(request.prompt_token_ids), num_tokens, request.params.n, request.params.max_tokens
-            )
+            most_tokens = max(each.stats.num_generation_tokens for each in owner.sequences)
+            self._metrics.on_finished_request(request.params.n, most_tokens)
 
 
 def _index(sequence: _Sequence) -> int:
@@ -252,6 +258,7 @@ def _merge_stats(stats: list[RequestStateStats]) -> RequestStateStats:
     started = [each for each in stats if each.num_generation_tokens] or stats[:1]
     merged = _copy(min(started, key=lambda each: each.first_token_ts))
     merged.num_generation_tokens = sum(each.num_generation_tokens for each in started)
+    merged.num_preemptions = sum(each.num_preemptions for each in stats)
     merged.last_token_ts = max(each.last_token_ts for each in started)
     return merged
 
@@ -260,6 +267,7 @@ def _copy(stats: RequestStateStats) -> RequestStateStats:
     # One is made per output: dataclasses.replace would take ten times as long.
     return RequestStateStats(
         stats.num_generation_tokens,
+        stats.num_preemptions,
         stats.arrival_time,
         stats.queued_ts,
         stats.scheduled_ts,

@@ -63,11 +63,15 @@ class KVCacheManager:
             return Beginning(array("i"), 0)
         num_wanted = request.num_tokens - 1
         donated = self._find_donated(request, min(num_donated, num_wanted), takes_over)
-        if donated.num_tokens == num_wanted or not (self.enable_prefix_caching and request.reads_cache):
+        if donated.num_tokens == num_wanted or not self.looks_up(request):
             return donated
         cached = self._find_cached(request, num_wanted // self.block_size)
         num_cached = len(cached) * self.block_size
         return Beginning(cached, num_cached) if num_cached > donated.num_tokens else donated
+
+    def looks_up(self, request: Request) -> bool:
+        """Say whether the request's tokens are looked up in the prefix cache."""
+        return self.enable_prefix_caching and request.reads_cache and not request.is_scored
 
     def _find_cached(self, request: Request, max_blocks: int) -> array[int]:
         found = array("i")

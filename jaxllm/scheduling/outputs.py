@@ -23,6 +23,7 @@ def make_output(
         finish_reason=finish_reason,
         stop_reason=stop_reason,
         num_cached_tokens=request.num_cached_tokens,
+        num_preemptions=request.num_preemptions,
         queued_ts=request.queued_ts,
         scheduled_ts=request.scheduled_ts or 0.0,
     )

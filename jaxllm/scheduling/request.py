@@ -28,6 +28,7 @@ class Request:
         "finish_reason",
         "keeps_blocks",
         "num_cached_tokens",
+        "num_preemptions",
         "num_prompt_tokens",
         "order",
         "params",
@@ -65,6 +66,7 @@ class Request:
         """time.monotonic() when first scheduled; None before."""
         self.num_cached_tokens = 0
         """Prompt tokens that were found, in the prefix cache or at the donor, when first scheduled."""
+        self.num_preemptions = 0
         self.finish_reason: str | None = None
         """As in EngineCoreOutput, once it has ended."""
 

@@ -240,6 +240,7 @@ class Scheduler:
         self._slots.release(request)
         self.cache.close_table(request)
         self._waiting.push(request)
+        request.num_preemptions += 1
         self._counters.num_preemptions += 1
 
     def _plan_waiting(self, draft: StepDraft, held: Collection[str]) -> None:
@@ -305,8 +306,9 @@ class Scheduler:
         if request.scheduled_ts is None:
             request.scheduled_ts = time.monotonic()
             request.num_cached_tokens = start
-            self._counters.num_queried_tokens += request.num_prompt_tokens
-            self._counters.num_hit_tokens += start
+            if self.cache.looks_up(request):
+                self._counters.num_queried_tokens += request.num_prompt_tokens
+                self._counters.num_hit_tokens += start
         if self.config.tracks_all_tokens or needs_token_counts(request.params):
             self._slots.take(request)
         table = self.cache.open_table(request, beginning, start + num_new)

@@ -237,8 +237,8 @@ def test_prefix_cache_is_used_and_reset(llm: LLM) -> None:
     assert llm.reset_prefix_cache() is True
     assert generate(llm, [prompt], max_tokens=1)[0].num_cached_tokens == 0
     metrics = {metric.name: getattr(metric, "value", 0) for metric in llm.get_metrics()}
-    assert metrics["jaxllm:prefix_cache_hits"] >= 32
-    assert metrics["jaxllm:num_requests_running"] == 0
+    assert metrics["vllm:prefix_cache_hits"] >= 32
+    assert metrics["vllm:num_requests_running"] == 0
 
 
 def test_an_error_in_the_middle_leaves_nothing_running(llm: LLM) -> None:

@@ -30,7 +30,7 @@ class FakeCore:
         self.aborted: list[str] = []
         self.parked: set[str] = set()
         """Ended requests whose blocks are kept."""
-        self.num_steps = self.num_tokens = self.num_resets = self.num_shutdowns = 0
+        self.num_steps = self.num_tokens = self.num_resets = self.num_shutdowns = self.num_blocks_in_use = 0
         self.before_step: Callable[[int], None] = lambda step: None
         self._script = script
         self._vocab_size = vocab_size
@@ -61,18 +61,21 @@ class FakeCore:
         rows = list(self.requests.values())[: self._running]
         outputs = [self._advance(request) for request in rows]
         self.num_tokens += len(rows)
-        stats = SchedulerStats(
+        self.num_blocks_in_use = len(rows)
+        return EngineCoreOutputs(outputs=outputs, stats=self.stats(), timestamp=time.monotonic(), num_deferred_reqs=5)
+
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(
             num_running_reqs=min(self._running, len(self.requests)),
             num_waiting_reqs=max(0, len(self.requests) - self._running),
-            num_blocks=100,
-            num_blocks_in_use=len(rows),
+            num_blocks=101,
+            num_blocks_in_use=self.num_blocks_in_use,
             num_preemptions=0,
             prefix_cache_queries=8,
             prefix_cache_hits=2,
             num_steps=self.num_steps,
             num_scheduled_tokens=self.num_tokens,
         )
-        return EngineCoreOutputs(outputs=outputs, stats=stats, timestamp=time.monotonic())
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.requests)
@@ -113,6 +116,7 @@ class FakeCore:
             finish_reason=reason,
             stop_reason=stop_reason,
             num_cached_tokens=3,
+            num_preemptions=len(out) // 2,
             queued_ts=entered,
             scheduled_ts=entered,
         )
@@ -135,10 +139,14 @@ class BytesClient:
         self._requests = msgspec.msgpack.Decoder(EngineCoreRequest)
         self._ids = msgspec.msgpack.Decoder(list[str])
         self._outputs = msgspec.msgpack.Decoder(EngineCoreOutputs)
+        self._stats = msgspec.msgpack.Decoder(SchedulerStats)
 
     @property
     def max_model_len(self) -> int:
         return self._core.max_model_len
+
+    def stats(self) -> SchedulerStats:
+        return self._stats.decode(msgspec.msgpack.encode(self._core.stats()))
 
     def add_request(self, request: EngineCoreRequest) -> None:
         received = self._requests.decode(msgspec.msgpack.encode(request))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from jaxllm.config import EngineArgs
+from jaxllm.engine.metrics import Histogram
 from jaxllm.engine.refused_methods import RefusedMethods
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.llm import LLM
@@ -369,24 +370,38 @@ def test_odds_and_ends(llm: LLM, core: FakeCore, tokenizer: Tokenizer) -> None:
 
 
 def test_metrics(llm: LLM, tokenizer: Tokenizer) -> None:
-    llm.generate(["hello", "a b"], SamplingParams(n=2, max_tokens=4), use_tqdm=False)
+    prompts = ["story of the dog", "lazy 123 fox"]
+    llm.generate(prompts, SamplingParams(n=2, max_tokens=4), use_tqdm=False)
     metrics = llm.get_metrics()
-    values = {(metric.name, metric.labels.get("finished_reason")): getattr(metric, "value", None) for metric in metrics}
-    num_prompt_tokens = sum(map(len, tokenizer.encode(["hello", "a b"])))
-    assert values["jaxllm:prompt_tokens", None] == 2 * num_prompt_tokens
-    assert values["jaxllm:generation_tokens", None] == 16
-    assert values["jaxllm:request_success", "length"] == 4
-    assert values["jaxllm:request_success", "abort"] == 0
-    assert values["jaxllm:num_requests_running", None] == 0
-    assert values["jaxllm:kv_cache_usage_perc", None] == 0.04
-    assert values["jaxllm:prefix_cache_hits", None] == 2
-    histograms: dict[str, Any] = {metric.name: metric for metric in metrics if hasattr(metric, "buckets")}
-    assert histograms["jaxllm:time_to_first_token_seconds"].count == 4
-    assert histograms["jaxllm:inter_token_latency_seconds"].count == 12
-    generated = histograms["jaxllm:request_generation_tokens"]
-    assert (generated.count, generated.sum) == (2, 16)
-    assert (generated.buckets["5.0"], generated.buckets["10.0"], generated.buckets["+Inf"]) == (0, 2, 2)
-    assert histograms["jaxllm:iteration_tokens_total"].sum == 16
+    values = {
+        (metric.name.removeprefix("vllm:"), *list(metric.labels.values())[2:]): getattr(metric, "value", None)
+        for metric in metrics
+    }
+    num_prompt_tokens = 2 * sum(map(len, tokenizer.encode(prompts)))
+    assert values["prompt_tokens",] == num_prompt_tokens
+    assert values["prompt_tokens_cached",] == values["prompt_tokens_by_source", "local_cache_hit"] == 12
+    assert values["prompt_tokens_by_source", "local_compute"] == num_prompt_tokens - 12
+    assert values["generation_tokens",] == 16
+    assert (values["request_success", "length"], values["request_success", "abort"]) == (4, 0)
+    assert (values["num_requests_running",], values["num_requests_waiting",]) == (0, 5)
+    assert [values["num_requests_waiting_by_reason", reason] for reason in ("capacity", "deferred")] == [0, 5]
+    assert values["kv_cache_usage_perc",] == 0.04
+    assert values["prefix_cache_hits",] == values["prompt_tokens_cached_by_source", "device"] == 2
+    histograms = {metric.name.removeprefix("vllm:"): metric for metric in metrics if isinstance(metric, Histogram)}
+    assert histograms["time_to_first_token_seconds"].count == 4
+    assert histograms["inter_token_latency_seconds"].count == 12
+    generated = histograms["request_generation_tokens"]
+    assert (generated.count, generated.sum) == (4, 16)
+    assert (generated.buckets["2.0"], generated.buckets["5.0"], generated.buckets["+Inf"]) == (0, 4, 4)
+    assert (histograms["request_params_n"].count, histograms["request_max_num_generation_tokens"].sum) == (2, 8)
+    assert histograms["request_prompt_tokens"].sum == num_prompt_tokens
+    assert histograms["request_prefill_kv_computed_tokens"].sum == num_prompt_tokens - 12
+    assert histograms["request_num_preemptions"].sum == 8
+    # Four steps, the first with what was computed of the prompts.
+    assert (histograms["iteration_tokens_total"].count, histograms["iteration_tokens_total"].sum) == (
+        4,
+        num_prompt_tokens - 12 + 16,
+    )
 
 
 def test_a_failure_while_outputs_are_taken_in_ends_everything(

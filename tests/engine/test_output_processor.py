@@ -190,7 +190,7 @@ def test_metrics_of_a_request(tokenizer: Tokenizer) -> None:
     engine.add_request("r", "hello", SamplingParams(output_kind=FINAL), arrival_time=1000.0)
     metrics = drain(engine)[0].metrics
     assert metrics is not None
-    assert (metrics.num_generation_tokens, metrics.arrival_time) == (4, 1000.0)
+    assert (metrics.num_generation_tokens, metrics.num_preemptions, metrics.arrival_time) == (4, 2, 1000.0)
     assert 0 < metrics.queued_ts <= metrics.scheduled_ts <= metrics.first_token_ts < metrics.last_token_ts
     assert metrics.first_token_latency > 1e8
 

@@ -45,8 +45,8 @@ def test_fields_are_those_of_vllm():
     )
     assert names(Logprob) == "logprob rank decoded_token"
     assert names(RequestStateStats) == (
-        "num_generation_tokens arrival_time queued_ts scheduled_ts first_token_ts last_token_ts first_token_latency "
-        "is_corrupted"
+        "num_generation_tokens num_preemptions arrival_time queued_ts scheduled_ts first_token_ts last_token_ts "
+        "first_token_latency is_corrupted is_watermarked is_watermark_skipped"
     )
 
 

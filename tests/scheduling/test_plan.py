@@ -250,7 +250,8 @@ def test_the_cache_can_be_off():
     for name in "ab":
         simulation.add(make_request(name, list(range(1, 11)), max_tokens=1))
         simulation.run()
-    assert simulation.scheduler.stats().prefix_cache_hits == 0
+    stats = simulation.scheduler.stats()
+    assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (0, 0), "nothing is looked up"
     assert simulation.scheduler.cache.pool.num_cached == 0
 
 
@@ -324,6 +325,7 @@ def test_a_preempted_request_recomputes_what_the_cache_lost_and_keeps_its_tokens
     assert chunk.start == 16, "its full blocks are still there; the last one was not full"
     assert chunk.start + chunk.num_tokens == 15 + num_seen
     assert (chunk.samples, chunk.num_output_tokens) == (True, num_seen)
+    assert {output.request_id: output.num_preemptions for output in simulation.commit()} == {"a": 0, "c": 1}
     simulation.run()
 
 
