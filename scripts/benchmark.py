@@ -25,8 +25,8 @@ Measured, per round:
 
 First, outputs: 16 of the offline requests in every contestant, and again in each round, against jaxllm in float32:
 each must follow the reference for 32 tokens, or leave it at a near tie (scripts/benchmarking/agreement.py); otherwise
-the run stops. In each round, beside jaxllm, the machine's ceilings: the model's matmuls alone, memory read and copied,
-medians like the other figures, and what follows for each.
+the run stops. In each round, beside jaxllm, the hardware is measured: the model's matmuls alone, memory read and
+copied, medians like the other figures. From them follows a reference speed: that of a program that did nothing else.
 
 --sweep measures how jaxllm's cost grows instead, --workloads what prefix caching brings, --render draws and writes
 again from the JSON of the last run.

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarking.compare import median
-from benchmarking.report import LIMIT, METRICS, OURS, medians, number
+from benchmarking.report import METRICS, OURS, REFERENCE, medians, number
 from benchmarking.worker import BenchmarkError
 
-OUR_COLOUR, OTHER_COLOUR, LIMIT_COLOUR = "#1f77b4", "#b0b0b0", "#d62728"
+OUR_COLOUR, OTHER_COLOUR, REFERENCE_COLOUR = "#1f77b4", "#b0b0b0", "#d62728"
 COMPARED = ("offline_output", "stream", "first_token_ms", "cold_s", "warm_s", "peak_gib")
 GROWTH = {
     "batch": {"step_ms": "decode step, ms", "output_tokens_per_s": "output tokens/s"},
@@ -31,8 +31,8 @@ def require_matplotlib() -> None:
 
 
 def draw_comparison(report: Mapping[str, Any], path: Path) -> None:
-    """Draw a panel of bars per metric, a bar per contestant, the machine's limit as a line."""
-    figures, limits = medians(report["contestants"]), median(report["limit_rounds"])
+    """Draw a panel of bars per metric, a bar per contestant, the reference speed as a line."""
+    figures, speeds = medians(report["contestants"]), median(report["reference_speed_rounds"])
     labels = {metric.key: metric.label for metric in METRICS}
     figure, axes = _panels(len(COMPARED))
     for axis, key in zip(axes, COMPARED, strict=True):
@@ -44,8 +44,8 @@ def draw_comparison(report: Mapping[str, Any], path: Path) -> None:
         )
         axis.bar_label(bars, fmt=number, padding=3)
         axis.invert_yaxis()
-        if key in limits:
-            axis.axvline(limits[key], color=LIMIT_COLOUR, linestyle="--", label=LIMIT)
+        if key in speeds:
+            axis.axvline(speeds[key], color=REFERENCE_COLOUR, linestyle="--", label=REFERENCE)
             axis.legend(fontsize="small")
         axis.margins(x=0.15)
         axis.set_title(labels[key])

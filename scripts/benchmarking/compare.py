@@ -18,7 +18,7 @@ from benchmarking.worker import Answer, BenchmarkError, Worker
 
 CHECKED_REQUESTS, CHECKED_TOKENS = 16, 32
 ROWS = (4, 16, 32, 64, 128, 512)
-"""Of the matmuls whose speed is a ceiling; with fewer than 4 rows XLA is no quicker than with 4."""
+"""How many rows the matmuls are timed with; with fewer than 4 XLA is no quicker than with 4."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def compare(
         _say(f"{run.contestant.label}: cold start, outputs")
         results[run.contestant.name] = run.cold()
         _say(f"  {results[run.contestant.name]}")
-    ceiling_rounds = []
+    hardware_rounds = []
     for number in range(rounds):
         # Another goes first in each round, so that none is always measured after the same one.
         start = number % len(runs)
@@ -85,15 +85,15 @@ def compare(
             results[run.contestant.name]["rounds"].append(figures)
             _say("  " + ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
             if run is runs[0]:
-                _say("  and the machine's ceilings beside it")
-                ceiling_rounds.append(_ceilings(shapes, dtype, scratch))
+                _say("  and the hardware's own speeds beside it")
+                hardware_rounds.append(_hardware_speeds(shapes, dtype, scratch))
     described = tasks.describe()
     return {
         "tasks": described,
         "shapes": shapes,
-        "ceilings": median(ceiling_rounds),
-        "ceiling_rounds": ceiling_rounds,
-        "limit_rounds": [limits(ceilings, described, shapes, dtype) for ceilings in ceiling_rounds],
+        "hardware_speeds": median(hardware_rounds),
+        "hardware_speed_rounds": hardware_rounds,
+        "reference_speed_rounds": [reference_speeds(each, described, shapes, dtype) for each in hardware_rounds],
         "contestants": results,
     }
 
@@ -105,16 +105,18 @@ def median(rounds: Sequence[Any]) -> Any:
     return statistics.median(rounds)
 
 
-def limits(
-    ceilings: Mapping[str, Any], tasks: Mapping[str, Any], shapes: Mapping[str, int], dtype: str
+def reference_speeds(
+    hardware: Mapping[str, Any], tasks: Mapping[str, Any], shapes: Mapping[str, int], dtype: str
 ) -> dict[str, float]:
-    """Return what a program would reach that did nothing but the matmuls and read K and V, as quickly as is done here.
+    """Return the speeds of a program that only multiplied and read K and V, as fast as was measured of each alone.
+
+    They are no limits: a better matmul, or a quicker moment of the machine, exceeds them.
 
     Offline, prompts go 512 tokens at a time; then each step has a token of every request that is not done, and reads
     their K and V. "stream_memory" is one stream's, if all that takes time is to read the weights once per token.
     """
-    matmuls = {int(rows): times for rows, times in ceilings["matmuls"].items()}
-    smallest, bytes_per_s = matmuls[min(matmuls)], ceilings["bandwidth"]["read_gb_per_s"] * 1e9
+    matmuls = {int(rows): times for rows, times in hardware["matmuls"].items()}
+    smallest, bytes_per_s = matmuls[min(matmuls)], hardware["bandwidth"]["read_gb_per_s"] * 1e9
     rows = sorted(matmuls)
     layers, head = ([matmuls[count][name] for count in rows] for name in ("layers_s", "head_s"))
     prompts = tasks["offline_prompt_tokens"] / 512 * matmuls[512]["layers_s"]
@@ -218,10 +220,10 @@ class Run:
         return answer
 
 
-def _ceilings(shapes: Mapping[str, int], dtype: str, scratch: Path) -> dict[str, Any]:
+def _hardware_speeds(shapes: Mapping[str, int], dtype: str, scratch: Path) -> dict[str, Any]:
     settings = {"shapes": shapes, "dtype": dtype}
     weight_bytes = num_weights(shapes) * bytes_each(dtype)
-    with Worker("ceilings", sys.executable, settings, scratch / "ceilings") as worker:
+    with Worker("hardware_speeds", sys.executable, settings, scratch / "hardware_speeds") as worker:
         matmuls = {str(rows): worker.call("matmuls", rows).value for rows in ROWS}
         bandwidth = worker.call("bandwidth", weight_bytes).value
     for rows, times in matmuls.items():

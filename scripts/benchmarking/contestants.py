@@ -43,7 +43,7 @@ def jaxllm(model: Path, dtype: str, **engine: Any) -> Contestant:
 def in_int8(contestant: Contestant) -> Contestant:
     """Return jaxllm with quantized weights."""
     settings = contestant.settings | {"engine": contestant.settings["engine"] | {"quantization": "int8"}}
-    label = f"{contestant.label}, int8 weights"
+    label = f"{contestant.label}, int8"
     return replace(contestant, name=f"{contestant.name}_int8", label=label, settings=settings, shares_weights=False)
 
 
@@ -63,7 +63,7 @@ def peers(
         found.append(Contestant("hf_continuous", "HF, continuous", "transformers_api", hf, settings))
     if llamacpp:
         settings = {"gguf": str(gguf)}
-        label = f"llama.cpp, {gguf.stem.rpartition('.')[2]} weights"
+        label = f"llama.cpp, {gguf.stem.rpartition('.')[2]}"
         differs = {"shares_weights": False, "batches": False}
         found.append(Contestant("llamacpp", label, "llamacpp_api", llamacpp, settings, **differs))
     return found

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from sheet import align
@@ -15,10 +16,10 @@ from benchmarking.worker import BenchmarkError
 
 BEGIN, END = "<!-- benchmark: written by scripts/benchmark.py --readme -->", "<!-- end of benchmark -->"
 OURS = "jaxllm"
-LIMIT = "matmuls, K and V alone"
+REFERENCE = "reference speed"
 IN_BRACKETS = (
-    "In brackets: how many times better jaxllm is; in the last column, how much of the limit it reaches, in the median "
-    "round of both side by side."
+    "In brackets: how many times better jaxllm is. The reference speed is that of a step's matmuls and of reading K "
+    "and V, each timed alone beside jaxllm; in brackets, jaxllm's share of it in the median round."
 )
 
 
@@ -97,14 +98,12 @@ def _judge_one(target: Target, figures: Mapping[str, Mapping[str, float]]) -> tu
 
 
 def table(report: Mapping[str, Any]) -> list[list[str]]:
-    """Return the rows of the table, heading first: each one's figure, and in brackets how many times better ours is, or
-    how much of the limit ours is.
-
-    There are no brackets where the weights are others.
+    """Return the rows of the table, heading first: figures, and in brackets how many times better ours is, or its share
+    of the reference speed. Contestants with other weights have no brackets.
     """
-    contestants, limits = report["contestants"], median(report["limit_rounds"])
+    contestants, speeds = report["contestants"], median(report["reference_speed_rounds"])
     figures = medians(contestants)
-    rows = [["", *(result["label"] for result in contestants.values()), LIMIT]]
+    rows = [["", *(result["label"] for result in contestants.values()), REFERENCE]]
     for metric in METRICS:
         ours = figures[OURS][metric.key]
         row = [metric.label]
@@ -116,15 +115,15 @@ def table(report: Mapping[str, Any]) -> list[list[str]]:
                 row.append(number(theirs))
             else:
                 row.append(f"{number(theirs)} ({times_better(metric, ours, theirs):.2g}x)")
-        limit = limits.get(metric.key)
-        rows.append([*row, f"{number(limit)} ({share(report, metric):.0%})" if limit else ""])
+        speed = speeds.get(metric.key)
+        rows.append([*row, f"{number(speed)} ({share(report, metric):.0%})" if speed else ""])
     return rows
 
 
 def share(report: Mapping[str, Any], metric: Metric) -> float:
-    """Return how much of the limit ours reaches: the median of the rounds, each with the limit measured beside it."""
-    rounds = zip(report["contestants"][OURS]["rounds"], report["limit_rounds"], strict=True)
-    return statistics.median(times_better(metric, ours[metric.key], limits[metric.key]) for ours, limits in rounds)
+    """Return our share of the reference speed: the median of the rounds, each with what was measured beside it."""
+    rounds = zip(report["contestants"][OURS]["rounds"], report["reference_speed_rounds"], strict=True)
+    return statistics.median(times_better(metric, ours[metric.key], speeds[metric.key]) for ours, speeds in rounds)
 
 
 def number(value: float) -> str:
@@ -144,17 +143,17 @@ def as_markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def summary(report: Mapping[str, Any]) -> str:
-    """Return what a terminal shows: table, targets, ceilings."""
+    """Return what a terminal shows: table, targets, hardware."""
     lines = [as_text(table(report)), "", IN_BRACKETS, ""]
     lines += [f"{verdict:12}  {words}  {value}".rstrip() for words, value, verdict in judge(report)]
-    return "\n".join([*lines, "", ceilings_in_words(report)])
+    return "\n".join([*lines, "", hardware_in_words(report)])
 
 
-def ceilings_in_words(report: Mapping[str, Any]) -> str:
-    """Return what the machine can do, in two sentences."""
-    ceilings, stream = report["ceilings"], median(report["limit_rounds"])["stream_memory"]
-    rates = ", ".join(f"{times['gflop_per_s']:.0f} at {rows}" for rows, times in ceilings["matmuls"].items())
-    read, copy = ceilings["bandwidth"]["read_gb_per_s"], ceilings["bandwidth"]["copy_gb_per_s"]
+def hardware_in_words(report: Mapping[str, Any]) -> str:
+    """Return how fast the machine multiplies and reads, in two sentences."""
+    hardware, stream = report["hardware_speeds"], median(report["reference_speed_rounds"])["stream_memory"]
+    rates = ", ".join(f"{times['gflop_per_s']:.0f} at {rows}" for rows, times in hardware["matmuls"].items())
+    read, copy = hardware["bandwidth"]["read_gb_per_s"], hardware["bandwidth"]["copy_gb_per_s"]
     return (
         f"The model's matmuls alone, as quick as XLA or our own kernel does them: GFLOP/s {rates} rows. "
         f"Memory: {read:.0f} GB/s read, "
@@ -169,19 +168,32 @@ def readme_part(report: Mapping[str, Any], chart: str) -> str:
     targets = [
         f"{words}: {verdict} {f'({value})' if value else ''}".rstrip() for words, value, verdict in judge(report)
     ]
-    return f"""\
-{settings["model"]}, {settings["dtype"]}, greedy, on {machine["cores"]} cores of {machine["cpu"]}, {report["date"]}.
-Rounds: {settings["rounds"]}, of which medians. Before that, the outputs of those who read the same weights were
-compared: they agree. {IN_BRACKETS}
+    above = (
+        f"{settings['model']}, {settings['dtype']}, greedy, on {machine['cores']} cores of {machine['cpu']}, "
+        f"{report['date']}. Figures are medians of {settings['rounds']} rounds. The outputs of those who read the same "
+        f"weights were compared first, and agree. {IN_BRACKETS}"
+    )
+    below = (
+        f"Offline: {tasks['offline_requests']} requests of mixed lengths, {tasks['offline_prompt_tokens']:,} prompt "
+        f"and {tasks['offline_output_tokens']:,} output tokens. {hardware_in_words(report)}"
+    )
+    versions = ", ".join(f"{name} {each}" for name, each in versions.items() if name != "python")
+    last = f"Reproduce: `{report['command']}`. Versions: {versions}."
+    targets = targets or [f"none in {settings['dtype']}"]
+    return "\n\n".join(
+        (
+            _wrap(above),
+            as_markdown(table(report)),
+            f"![The same as a chart]({chart})",
+            _wrap(below),
+            "Targets:\n\n" + "\n".join(f"- {target}" for target in targets),
+            _wrap(last),
+        )
+    )
 
-{as_markdown(table(report))}
 
-![The same as a chart]({chart})
-
-Offline: {tasks["offline_requests"]} requests of mixed lengths, {tasks["offline_prompt_tokens"]:,} prompt and
-{tasks["offline_output_tokens"]:,} output tokens. {ceilings_in_words(report)}
-Targets: {"; ".join(targets) or f"none in {settings['dtype']}"}. Reproduce: `{report["command"]}`. Versions:
-{", ".join(f"{name} {each}" for name, each in versions.items() if name != "python")}."""
+def _wrap(text: str) -> str:
+    return fill(text, 118, break_long_words=False, break_on_hyphens=False)
 
 
 def put_into(text: str, part: str) -> str:

@@ -21,7 +21,7 @@ SHAPES = {
     "intermediate_size": 96,
 }  # fmt: skip
 OWN_LIBRARY = {
-    "ceilings": {"jax", "numpy", "pallas_kernels"},
+    "hardware_speeds": {"jax", "numpy", "pallas_kernels"},
     "llamacpp_api": {"llama_cpp"},
     "protocol": set(),
     "save_checkpoint": {"torch", "transformers"},
@@ -177,18 +177,18 @@ class TestRun:
 def test_rounds_take_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     order: list[str] = []
     monkeypatch.setattr(compare, "_prepare", lambda *_: (SHAPES, compare.Tasks.make(1000, quick=True), []))
-    monkeypatch.setattr(compare, "_ceilings", lambda *_: order.append("!") or CEILINGS)
+    monkeypatch.setattr(compare, "_hardware_speeds", lambda *_: order.append("!") or HARDWARE)
     monkeypatch.setattr(compare.Run, "cold", lambda self: {"rounds": []})
     monkeypatch.setattr(compare.Run, "warm", lambda self: order.append(self.contestant.name) or {})
     three = [contestants.Contestant(name, name, "none", "none") for name in "abc"]
     found = compare.compare(three, tmp_path, "bfloat16", rounds=2, quick=True, scratch=tmp_path)
-    assert "".join(order) == "a!bcbca!", "the ceilings are measured beside the first"
-    assert found["ceilings"] == CEILINGS
-    assert len(found["ceiling_rounds"]) == 2
+    assert "".join(order) == "a!bcbca!", "the hardware is measured beside the first"
+    assert found["hardware_speeds"] == HARDWARE
+    assert len(found["hardware_speed_rounds"]) == 2
     assert [len(result["rounds"]) for result in found["contestants"].values()] == [2, 2, 2]
 
 
-CEILINGS: dict[str, Any] = {
+HARDWARE: dict[str, Any] = {
     "matmuls": {
         "4": {"layers_s": 0.001, "head_s": 0.0005, "gflop_per_s": 10.0},
         "64": {"layers_s": 0.006, "head_s": 0.002, "gflop_per_s": 100.0},
@@ -214,11 +214,11 @@ def test_num_weights_by_hand():
     assert compare.num_weights(SHAPES) == 2 * (attention + 3 * 64 * 96) + 64 * 1000
 
 
-def test_limits_by_hand():
+def test_reference_speeds_by_hand():
     steps = 0.008 + (0.0015 + 0.0065 / 2) + 0.0015
     cached = 1000 * 2 * 2 * SHAPES["num_kv_heads"] * SHAPES["head_dim"] * 2 / 20e9
     seconds = 10 * 0.02 + 0.002 + steps + cached
-    assert compare.limits(CEILINGS, TASKS, SHAPES, "bfloat16") == pytest.approx(
+    assert compare.reference_speeds(HARDWARE, TASKS, SHAPES, "bfloat16") == pytest.approx(
         {
             "offline_output": 640 / seconds,
             "offline_total": 5760 / seconds,
@@ -252,8 +252,8 @@ def make_report(vllm: float = 500.0, cold: float = 8.0, dtype: str = "bfloat16")
         "settings": {"model": "M", "dtype": dtype, "rounds": 3},
         "tasks": TASKS,
         "shapes": SHAPES,
-        "ceilings": CEILINGS,
-        "limit_rounds": [compare.limits(CEILINGS, TASKS, SHAPES, dtype)] * 3,
+        "hardware_speeds": HARDWARE,
+        "reference_speed_rounds": [compare.reference_speeds(HARDWARE, TASKS, SHAPES, dtype)] * 3,
         "contestants": {
             "jaxllm": result("jaxllm", 1000.0, cold), "vllm": result("vLLM", vllm, 100.0), "llamacpp": llamacpp,
         },
@@ -283,17 +283,19 @@ class TestReport:
 
     def test_table(self):
         heading, offline, *others = report.table(make_report())
-        assert heading == ["", "jaxllm", "vLLM", "llama.cpp", "matmuls, K and V alone"]
+        assert heading == ["", "jaxllm", "vLLM", "llama.cpp", "reference speed"]
         assert offline == ["offline, output tokens/s", "1,000", "500 (2x)", "", "2,959 (34%)"]
         cold = next(row for row in others if "empty caches" in row[0])
         assert cold[1:] == ["8", "100 (12x)", "1", ""]
 
-    def test_share_of_the_limit_is_of_each_round(self):
+    def test_share_of_the_reference_speed_is_of_each_round(self):
         made = make_report()
-        made["limit_rounds"] = [made["limit_rounds"][0] | {"stream": limit} for limit in (100.0, 100.0, 100.0)]
+        made["reference_speed_rounds"] = [
+            made["reference_speed_rounds"][0] | {"stream": speed} for speed in (100.0, 100.0, 100.0)
+        ]
         stream = next(metric for metric in report.METRICS if metric.key == "stream")
         assert report.share(made, stream) == 0.5
-        made["limit_rounds"][0]["stream"] = 1000.0
+        made["reference_speed_rounds"][0]["stream"] = 1000.0
         assert report.share(made, stream) == 0.1
 
     def test_text_is_aligned(self):
@@ -315,8 +317,9 @@ class TestReport:
         assert "old" not in first
         assert "| offline, output tokens/s | 1,000 | 500 (2x) |  | 2,959 (34%) |" in first
         assert "(chart.png)" in first
-        assert "caches, s: at most 10: met (8.0); " in first
-        assert "times hf_static: not measured; " in first
+        assert "caches, s: at most 10: met (8.0)\n" in first
+        assert "times hf_static: not measured\n" in first
+        assert all(len(line) <= 120 for line in first.splitlines())
         report.write_readme(readme, make_report(), "chart.png")
         assert readme.read_text() == first
 
@@ -514,7 +517,7 @@ def test_who_is_compared(tmp_path: Path):
     assert [(each.name, each.python) for each in found] == [
         ("vllm", "v"), ("hf_static", "h"), ("hf_continuous", "h"), ("llamacpp", "l"),
     ]  # fmt: skip
-    assert [each.label for each in found if not each.shares_weights] == ["llama.cpp, Q4_1 weights"]
+    assert [each.label for each in found if not each.shares_weights] == ["llama.cpp, Q4_1"]
     assert contestants.peers(tmp_path, tmp_path, "float32", vllm=None, hf=None, llamacpp=None) == []
 
 

@@ -1,4 +1,4 @@
-"""What the machine can do, as a worker: the model's matmuls and nothing else, and memory read and copied."""
+"""A worker that times what the machine does at best: the model's matmuls alone, and memory read and copied."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from protocol import serve
 from pallas_kernels.linear import can_multiply, linear
 
 SECONDS, TIMES = 0.3, 3
-"""A thing is repeated for so long, and so often at least. The median counts, as of what is measured beside it."""
+"""Everything is repeated for so many seconds, and so many times at least; its figure is the median, as jaxllm's is."""
 YNN_OPERATIONS = "xla_cpu_experimental_ynn_fusion_type"
 CPU_WAYS = ({}, {YNN_OPERATIONS: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}, {YNN_OPERATIONS: ""})
-"""Compiler options: matmuls by XLA's default, by its library, by XLA itself. The fastest depends on dtype and rows."""
+"""Compiler options for matmuls by XLA's default, its library and XLA itself: which is fastest depends on the case."""
 
 
-class Ceilings:
-    """The matmuls of a decoder of these shapes, with weights of the dtype."""
+class HardwareSpeeds:
+    """Times the matmuls of a decoder of these shapes, with weights of the dtype, and memory."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.shapes, self.dtype = settings["shapes"], jnp.dtype(settings["dtype"])
@@ -94,4 +94,4 @@ def median_seconds(run: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    serve(Ceilings)
+    serve(HardwareSpeeds)
