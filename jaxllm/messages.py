@@ -78,8 +78,9 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     num_blocks_in_use: int
     num_preemptions: int
+    prefix_cache_requests: int
     prefix_cache_queries: int
-    """Prompt tokens that were looked up; requests that may not read the cache count in neither."""
+    """Prompt tokens that were looked up. Requests that may not read the cache do not count."""
     prefix_cache_hits: int
     """Prompt tokens that were found."""
     num_steps: int

@@ -50,7 +50,7 @@ class LLMEngine:
         stats = core.stats()
         cache_info = cache_config_info(config, stats.num_blocks, core.max_model_len)
         self._metrics = EngineMetrics(config.model, core.max_model_len, stats, cache_info)
-        self._stats_logger = None if config.disable_log_stats else StatsLogger(self._metrics)
+        self._stats_logger = None if config.disable_log_stats else StatsLogger(self._metrics, config.platform)
         self._outputs = OutputProcessor(tokenizer, self._metrics)
         limits = InputLimits.of(config, max_model_len=core.max_model_len, has_thinking_tokens=has_thinking_tokens)
         self._inputs = InputProcessor(tokenizer, limits, config.generation_config, config.seed, check_grammar)
@@ -174,6 +174,7 @@ class LLMEngine:
 
         If it fails or is cut off, all requests end with it.
         """
+        started = time.monotonic()
         step = self._core.step()
         try:
             processed = self._outputs.process_outputs(step)
@@ -184,7 +185,7 @@ class LLMEngine:
         if processed.aborts:
             self._core.abort_requests(processed.aborts)
         if self._stats_logger is not None:
-            self._stats_logger.on_step(time.monotonic())
+            self._stats_logger.on_step(started, time.monotonic())
         return processed.outputs
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
@@ -207,7 +208,10 @@ class LLMEngine:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing forgotten, while requests run."""
-        return self._core.reset_prefix_cache()
+        is_reset = self._core.reset_prefix_cache()
+        if is_reset and self._stats_logger is not None:
+            self._stats_logger.forget_hits()
+        return is_reset
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """Return the transformers tokenizer. The engine has a copy of its own, which changes to it do not reach."""
@@ -223,6 +227,11 @@ class LLMEngine:
     def get_metrics(self) -> list[Metric]:
         """Return counts and times since the engine's start, as vLLM's metrics."""
         return self._metrics.snapshot()
+
+    def do_log_stats(self) -> None:
+        """Log the statistics line now, unless disable_log_stats was given."""
+        if self._stats_logger is not None:
+            self._stats_logger.log()
 
     def warm_up(self) -> None:
         """Wait until every program is compiled, so that no step has to."""

@@ -148,9 +148,10 @@ class EngineMetrics:
         self.generation_tokens = 0
         self.stats = stats
         """The scheduler after the last step."""
+        self.num_deferred = 0
+        """How many requests wait for a grammar."""
         self._labels = {"model_name": model_name, **_ENGINE}
         self._cache_info = {**(cache_info or {}), **_ENGINE}
-        self._num_deferred = 0
         self._num_step_tokens = 0
         self._finished: dict[str, int] = dict.fromkeys(("stop", "length", "abort", "error", "repetition"), 0)
         bounds = _histogram_bounds(max_model_len)
@@ -159,7 +160,7 @@ class EngineMetrics:
     @property
     def num_waiting(self) -> int:
         """Count the requests that wait for room or for a grammar."""
-        return self.stats.num_waiting_reqs + self._num_deferred
+        return self.stats.num_waiting_reqs + self.num_deferred
 
     def on_step(self, stats: SchedulerStats, num_new_tokens: int, num_deferred: int = 0) -> None:
         """Count a step of the core, after its first and next tokens; `num_deferred` requests wait for a grammar."""
@@ -169,7 +170,7 @@ class EngineMetrics:
         if self._num_step_tokens:
             self._observe("iteration_tokens_total", self._num_step_tokens)
         self._num_step_tokens = 0
-        self.stats, self._num_deferred = stats, num_deferred
+        self.stats, self.num_deferred = stats, num_deferred
 
     def on_first_token(self, latency: float, num_prompt_tokens: int, num_cached_tokens: int) -> None:
         """Count a sequence whose prompt is done."""
@@ -227,7 +228,7 @@ class EngineMetrics:
             self._gauge("num_requests_running", stats.num_running_reqs),
             self._gauge("num_requests_waiting", self.num_waiting),
             self._gauge("num_requests_waiting_by_reason", stats.num_waiting_reqs, reason="capacity"),
-            self._gauge("num_requests_waiting_by_reason", self._num_deferred, reason="deferred"),
+            self._gauge("num_requests_waiting_by_reason", self.num_deferred, reason="deferred"),
             # An engine never sleeps.
             self._gauge("engine_sleep_state", 1, sleep_state="awake"),
             self._gauge("engine_sleep_state", 0, sleep_state="weights_offloaded"),
@@ -271,10 +272,6 @@ class EngineMetrics:
     def kv_usage(self) -> float:
         """Return the share of the KV blocks in use, in [0, 1]."""
         return self.stats.num_blocks_in_use / max(1, self.stats.num_blocks - 1)  # block 0 is padding's
-
-    def hit_rate(self) -> float:
-        """Return the share of prompt tokens found in the prefix cache, in [0, 1]."""
-        return self.stats.prefix_cache_hits / max(1, self.stats.prefix_cache_queries)
 
     def _gauge(self, name: str, value: float, **labels: str) -> Gauge:
         return Gauge(PREFIX + name, self._labels | labels, float(value))

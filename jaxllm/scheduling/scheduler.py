@@ -37,6 +37,7 @@ class Counters:
     num_steps: int = 0
     num_scheduled_tokens: int = 0
     num_preemptions: int = 0
+    num_queries: int = 0
     num_queried_tokens: int = 0
     num_hit_tokens: int = 0
 
@@ -307,6 +308,7 @@ class Scheduler:
             request.scheduled_ts = time.monotonic()
             request.num_cached_tokens = start
             if self.cache.looks_up(request):
+                self._counters.num_queries += 1
                 self._counters.num_queried_tokens += request.num_prompt_tokens
                 self._counters.num_hit_tokens += start
         if self.config.tracks_all_tokens or needs_token_counts(request.params):
@@ -375,6 +377,7 @@ class Scheduler:
             num_blocks=self.config.num_blocks,
             num_blocks_in_use=self.cache.pool.num_in_use,
             num_preemptions=counters.num_preemptions,
+            prefix_cache_requests=counters.num_queries,
             prefix_cache_queries=counters.num_queried_tokens,
             prefix_cache_hits=counters.num_hit_tokens,
             num_steps=counters.num_steps,

@@ -71,6 +71,7 @@ class FakeCore:
             num_blocks=101,
             num_blocks_in_use=self.num_blocks_in_use,
             num_preemptions=0,
+            prefix_cache_requests=1,
             prefix_cache_queries=8,
             prefix_cache_hits=2,
             num_steps=self.num_steps,

@@ -89,6 +89,7 @@ def make_config(**changes: Any) -> EngineConfig:
         "generation_config": {},
         "default_sampling_params": {},
         "disable_log_stats": False,
+        "platform": "cpu",
         "skip_tokenizer_init": False,
         "logits_processors": (),
         "structured_outputs_config": StructuredOutputsConfig(),

@@ -17,51 +17,109 @@ from tests.engine.support import byte_level, make_config, make_engine
 from tests.engine.vllm_metrics import MODEL_AND_ENGINE, NOT_APPLICABLE, OURS
 
 
-def stats(num_tokens: int) -> SchedulerStats:
-    return SchedulerStats(
-        num_running_reqs=2,
-        num_waiting_reqs=1,
-        num_blocks=51,
-        num_blocks_in_use=5,
-        num_preemptions=0,
-        prefix_cache_queries=200,
-        prefix_cache_hits=30,
-        num_steps=1,
-        num_scheduled_tokens=num_tokens,
-    )
+def stats(**changes: int) -> SchedulerStats:
+    fields = {
+        "num_running_reqs": 2,
+        "num_waiting_reqs": 1,
+        "num_blocks": 51,
+        "num_blocks_in_use": 5,
+        "num_preemptions": 0,
+        "prefix_cache_requests": 0,
+        "prefix_cache_queries": 0,
+        "prefix_cache_hits": 0,
+        "num_steps": 1,
+        "num_scheduled_tokens": 4,
+    }
+    return SchedulerStats(**(fields | changes))
 
 
-def lines_of(times: list[float], caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Step at these times, each with 4 new tokens and a prompt of 6."""
-    metrics = EngineMetrics("m", 128, stats(0))
-    statistics = StatsLogger(metrics)
-    with caplog.at_level(logging.INFO, logger="jaxllm"):
-        for now in times:
-            metrics.on_step(stats(4), 4)
-            metrics.on_first_token(0.1, 6, 0)
-            statistics.on_step(now)
-    return [record.getMessage() for record in caplog.records]
+class Log:
+    """An engine's statistics: steps are done by hand, each with 4 new tokens and a prompt of 8, 2 of them cached."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.DEBUG, logger="jaxllm")
+        self.metrics = EngineMetrics("m", 128, stats())
+        self.statistics = StatsLogger(self.metrics, "cpu")
+        self._records = caplog.records
+
+    def step(self, now: float, started: float | None = None, num_deferred: int = 0, **changes: int) -> None:
+        self.metrics.on_first_token(0.1, 8, 2)
+        self.metrics.on_step(stats(**changes), 4, num_deferred)
+        self.statistics.on_step(now if started is None else started, now)
+
+    @property
+    def lines(self) -> list[str]:
+        return [record.getMessage() for record in self._records if record.levelno == logging.INFO]
 
 
 def test_line(caplog: pytest.LogCaptureFixture) -> None:
-    first, second = lines_of([float(now) for now in range(100, 126)], caplog)
+    log = Log(caplog)
+    for now in range(100, 121):
+        log.step(now, started=now - 1)
+    first, second = log.lines
     assert first == second
     assert first == (
-        "Avg prompt throughput: 6.0 tokens/s, Avg generation throughput: 4.0 tokens/s, Running: 2 reqs, "
-        "Waiting: 1 reqs, KV cache usage: 10.0%, Prefix cache hit rate: 15.0%"
+        "Engine 000: Avg prompt throughput: 6.0 tokens/s, Avg generation throughput: 4.0 tokens/s, Running: 2 reqs, "
+        "Waiting: 1 reqs, CPU KV cache usage: 10.0%"
     )
 
 
+def test_line_says_what_is_not_usual(caplog: pytest.LogCaptureFixture) -> None:
+    log = Log(caplog)
+    counts = {"prefix_cache_requests": 3, "prefix_cache_queries": 200, "prefix_cache_hits": 30}
+    log.step(10.0, started=0.0, num_deferred=2, num_preemptions=7, **counts)
+    log.step(20.0, num_preemptions=7, **counts)
+    first, second = log.lines
+    assert first.endswith(
+        "Running: 2 reqs, Waiting: 3 reqs, Deferred: 2 reqs, Preemptions: 7, CPU KV cache usage: 10.0%, "
+        "Prefix cache hit rate: 15.0%"
+    )
+    assert second.endswith("Waiting: 1 reqs, CPU KV cache usage: 10.0%, Prefix cache hit rate: 15.0%")
+
+
+def test_hit_rate_is_that_of_the_last_thousand_requests(caplog: pytest.LogCaptureFixture) -> None:
+    log = Log(caplog)
+    log.step(1.0, prefix_cache_requests=900, prefix_cache_queries=9000, prefix_cache_hits=0)
+    log.step(2.0, prefix_cache_requests=1000, prefix_cache_queries=10_000, prefix_cache_hits=900)
+    log.statistics.log()
+    assert log.lines[-1].endswith("hit rate: 9.0%")
+    log.step(3.0, prefix_cache_requests=1001, prefix_cache_queries=10_010, prefix_cache_hits=900)
+    log.statistics.log()
+    assert log.lines[-1].endswith(f"hit rate: {100 * 900 / 1010:.1f}%")
+    log.statistics.forget_hits()
+    log.step(4.0, prefix_cache_requests=1002, prefix_cache_queries=10_020, prefix_cache_hits=905)
+    log.statistics.log()
+    assert log.lines[-1].endswith("hit rate: 50.0%")
+
+
 def test_idle_time_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    assert lines_of([1.0, 9.0, 500.0, 505.0], caplog) == []
-    (line,) = lines_of([1.0, 500.0, 505.0, 510.0], caplog)
-    assert line.startswith("Avg prompt throughput: 1.2 tokens/s")
+    log = Log(caplog)
+    for now in (1.0, 9.0, 500.0, 505.0):
+        log.step(now, started=now - 1)
+    assert log.lines == []
+    log.step(509.0)
+    (line,) = log.lines
+    assert line.startswith("Engine 000: Avg prompt throughput: 1.8 tokens/s")
+
+
+def test_log_on_demand(caplog: pytest.LogCaptureFixture) -> None:
+    """The time since the last step does not count, and an engine that does nothing is not worth a line."""
+    log = Log(caplog)
+    log.statistics.log()
+    assert log.lines == []
+    log.step(3.0, started=1.0)
+    log.statistics.log()
+    assert log.lines[0].startswith("Engine 000: Avg prompt throughput: 3.0 tokens/s, Avg generation throughput: 2.0")
+    log.statistics.log()
+    assert log.lines[1].startswith("Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 0.0")
+    log.statistics.log()
+    assert len(log.lines) == 2
 
 
 def snapshot(max_model_len: int = 128) -> list[Metric]:
     config = make_config(block_size=16, kv_cache_dtype="auto", enable_prefix_caching=True, gpu_memory_utilization=0.9)
     info = cache_config_info(config, 51, max_model_len)
-    return EngineMetrics("some/model", max_model_len, stats(0), info).snapshot()
+    return EngineMetrics("some/model", max_model_len, stats(), info).snapshot()
 
 
 def test_every_metric_of_vllm_is_ours_or_not_applicable() -> None:
@@ -116,13 +174,15 @@ def tokenizer() -> Tokenizer:
 
 @pytest.mark.parametrize("disabled", [True, False])
 def test_the_engine_logs_unless_told_not_to(
-    tokenizer: Tokenizer, disabled: bool, monkeypatch: pytest.MonkeyPatch
+    tokenizer: Tokenizer, disabled: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    times: list[float] = []
-    monkeypatch.setattr("jaxllm.engine.stats_log.StatsLogger.on_step", lambda _self, now: times.append(now))
-    engine = make_engine(FakeCore(hashed_tokens), tokenizer, disable_log_stats=disabled)
+    caplog.set_level(logging.INFO, logger="jaxllm")
+    engine = make_engine(FakeCore(hashed_tokens), tokenizer, disable_log_stats=disabled, platform="tpu")
     engine.add_request("a", "hello", SamplingParams(max_tokens=5))
     while engine.has_unfinished_requests():
         engine.step()
-    assert len(times) == (0 if disabled else 5)
-    assert times == sorted(times)
+    engine.do_log_stats()
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == (0 if disabled else 1)
+    assert all("Running: 0 reqs, Waiting: 5 reqs, Deferred: 5 reqs, TPU KV cache usage: 1.0%" in line for line in lines)
+    assert engine.reset_prefix_cache()

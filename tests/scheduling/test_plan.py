@@ -202,7 +202,8 @@ def test_a_hit_is_whole_blocks_and_leaves_the_last_token(num_tokens: int, num_ca
     (output,) = simulation.commit()
     assert output.num_cached_tokens == num_cached
     stats = simulation.scheduler.stats()
-    assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (20 + num_tokens, num_cached)
+    counts = stats.prefix_cache_requests, stats.prefix_cache_queries, stats.prefix_cache_hits
+    assert counts == (2, 20 + num_tokens, num_cached)
 
 
 def test_generated_tokens_are_found_too():
