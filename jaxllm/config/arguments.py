@@ -1,4 +1,4 @@
-"""The engine arguments: vLLM's names, one table of what each takes here, and the command-line flags made from it."""
+"""The engine arguments that work: vLLM's names, what each takes here, and the command-line flags made from them."""
 
 # Fields are declared by calls that make dataclass fields, which ruff takes for shared default values.
 # ruff: noqa: RUF009
@@ -30,8 +30,8 @@ from jaxllm.config.kinds import (
     argument,
     check_fields,
     required,
-    unsupported,
 )
+from jaxllm.config.unsupported_arguments import UnsupportedArguments
 from jaxllm.exceptions import VLLMValidationError, unknown_parameter
 from jaxllm.params.checks import INT32_MAX
 
@@ -69,16 +69,12 @@ _MODEL, _LOAD, _CACHE, _SCHEDULER = "ModelConfig", "LoadConfig", "CacheConfig", 
 
 
 @dataclasses.dataclass
-class EngineArguments:
-    """The fields of `jaxllm.EngineArgs`: each works, or is refused by name. Checked when made; no file is touched."""
+class EngineArguments(UnsupportedArguments):
+    """The fields of `jaxllm.EngineArgs` that work. All are checked when one is made; no file is touched."""
 
     model: str = required(Text(optional=False), _MODEL, "hub id, folder, or .gguf file")
     tokenizer: str | None = argument(None, Text(), _MODEL, "hub id or folder of the tokenizer; default: the model's")
-    tokenizer_mode: str = unsupported("auto", "tokenizers come from the tokenizers library", also=("hf", "fast"))
     skip_tokenizer_init: bool = argument(False, Switch(), _MODEL, "load no tokenizer: token ids in, token ids out")
-    trust_remote_code: bool = unsupported(
-        False, "code from a checkpoint is never run; add architectures with jaxllm.register_model(...)"
-    )
     dtype: str = argument("auto", Dtype(), _MODEL, "dtype of weights and activations; auto: the checkpoint's")
     seed: int = argument(0, Integer(0, 2**64 - 1), _MODEL, "seed of the requests that have none of their own")
     max_model_len: int | str | None = argument(
@@ -88,15 +84,9 @@ class EngineArguments:
         "longest prompt plus output; default: the model's context; auto or -1: as much of it as fits",
     )
     revision: str | None = argument(None, Text(), _MODEL, "branch, tag or commit of the model")
-    code_revision: str | None = unsupported(None, "code from a checkpoint is never run")
     tokenizer_revision: str | None = argument(None, Text(), _MODEL, "branch, tag or commit of the tokenizer")
     hf_token: str | bool | None = argument(None, Token(), _MODEL, "access token of the hub; default: the one stored")
     hf_overrides: dict[str, Any] = argument({}, Json(), _MODEL, "values to replace in the model's config.json")
-    hf_config_path: str | None = unsupported(None)
-    config_format: str = unsupported("auto", also=("hf",))
-    model_impl: str = unsupported("auto", "models are jaxllm's own", also=("jaxllm",))
-    runner: str = unsupported("auto", "only models that generate run so far", also=("generate",))
-    convert: str = unsupported("auto", "only models that generate run so far", also=("none",))
     chat_template: str | None = argument(None, Text(), _MODEL, "Jinja chat template, or a file that holds one")
     generation_config: str = argument(
         "auto", Text(optional=False), _MODEL, "default sampling: auto (the model's), vllm (neutral), or a folder"
@@ -116,7 +106,6 @@ class EngineArguments:
         "outputs do not depend, to the bit, on what else runs; default: where it costs nothing (one CPU device)",
     )
     enforce_eager: bool = argument(False, Switch(), _MODEL, "compile nothing ahead of its first use")
-    served_model_name: str | list[str] | None = unsupported(None)
     quantization: str | None = argument(
         None,
         Choice((None, *QUANTIZATIONS)),
@@ -124,43 +113,19 @@ class EngineArguments:
         "int8: round weights to 8 bits when they are loaded, with a scale per output channel; default: as dtype says",
         "-q",
     )
-    quantization_config: Any = unsupported(None)
     logits_processors: list[Any] | None = argument(
         None, Names("MODULE:FUNCTION"), _MODEL, "functions (logits_sv, state) -> logits_sv, traced into each step"
     )
-    pooler_config: Any = unsupported(None)
-    override_pooler_config: Any = unsupported(None)
-    disable_sliding_window: bool = unsupported(False)
-    allowed_local_media_path: str = unsupported("")
-    allowed_media_domains: list[str] | None = unsupported(None)
-    enable_prompt_embeds: bool = unsupported(False)
-    enable_sleep_mode: bool = unsupported(False)
-    enable_return_routed_experts: bool = unsupported(False)
-    return_sampling_mask: bool = unsupported(False)
     load_format: str = argument(
         "auto", Choice(("auto", "safetensors", "gguf", "dummy")), _LOAD, "form of the weights; dummy: random ones"
     )
     download_dir: str | None = argument(None, Text(), _LOAD, "where hub files are kept; default: the hub's cache")
     use_tqdm_on_load: bool = argument(True, Switch(), _LOAD, "show a progress bar while weights load")
-    model_loader_extra_config: dict[str, Any] = unsupported({})
-    ignore_patterns: Any = unsupported(None)
-    safetensors_load_strategy: str = unsupported("lazy", "weights are memory-mapped")
     tensor_parallel_size: int = argument(
         1, Integer(1, INT32_MAX), "ParallelConfig", "devices to spread the model over", "-tp"
     )
     mesh: Any = argument(None, DeviceMesh(), "ParallelConfig", argparse.SUPPRESS)
-    pipeline_parallel_size: int = unsupported(1, aliases=("-pp",))
-    data_parallel_size: int = unsupported(1, aliases=("-dp",))
-    prefill_context_parallel_size: int = unsupported(1)
-    decode_context_parallel_size: int = unsupported(1)
-    enable_expert_parallel: bool = unsupported(False)
-    distributed_executor_backend: Any = unsupported(None, also=("uni",))
-    nnodes: int = unsupported(1)
-    node_rank: int = unsupported(0)
-    master_addr: str = unsupported("127.0.0.1")
-    max_parallel_loading_workers: int | None = unsupported(None)
     disable_custom_all_reduce: bool = argument(False, Switch(), "ParallelConfig", "accepted: there is none to disable")
-    worker_cls: Any = unsupported("auto")
     block_size: int | None = argument(
         None, Integer(8, 512, optional=True), _CACHE, "tokens per KV block, a power of two; default: 128 (CPU) or 64"
     )
@@ -183,19 +148,9 @@ class EngineArguments:
     enable_prefix_caching: bool | None = argument(
         True, Switch(optional=True), _CACHE, "reuse the KV blocks of equal prompt beginnings"
     )
-    prefix_caching_hash_algo: str = unsupported("sha256")
     kv_cache_dtype: str = argument(
         "auto", Choice(KV_CACHE_DTYPES), _CACHE, "dtype of the KV cache; auto: the model's; fp8 is fp8_e4m3"
     )
-    calculate_kv_scales: bool = unsupported(False)
-    kv_sharing_fast_prefill: bool = unsupported(False)
-    cpu_offload_gb: float = unsupported(0, also=(0.0,))
-    offload_group_size: int = unsupported(0)
-    offload_num_in_group: int = unsupported(1)
-    offload_prefetch_step: int = unsupported(1)
-    offload_params: Any = unsupported(None)
-    kv_offloading_size: float | None = unsupported(None)
-    kv_offloading_backend: str = unsupported("native")
     max_num_batched_tokens: int | None = argument(
         None,
         Integer(1, MAX_NUM_BATCHED_TOKENS, optional=True, sized=True),
@@ -216,11 +171,7 @@ class EngineArguments:
     async_scheduling: bool | None = argument(
         None, Switch(optional=True), _SCHEDULER, "plan a step while the one before runs; default: yes"
     )
-    max_num_partial_prefills: int = unsupported(1)
-    max_long_partial_prefills: int = unsupported(1)
     stream_interval: int = argument(1, Integer(1, INT32_MAX), _SCHEDULER, "fewest new tokens per streamed output")
-    watermark: float = unsupported(0, also=(0.0,))
-    scheduler_reserve_full_isl: bool | None = unsupported(None)
     structured_outputs_config: StructuredOutputsConfig | None = argument(
         None, Group(StructuredOutputsConfig), "StructuredOutputsConfig", "settings of structured outputs, as JSON"
     )
@@ -230,31 +181,9 @@ class EngineArguments:
         "StructuredOutputsConfig",
         "reasoning_start_str and reasoning_end_str, as JSON; default: <think> and </think> if the tokenizer has them",
     )
-    reasoning_parser: str = unsupported("", "outputs are not split; for thinking_token_budget see reasoning_config")
-    speculative_config: Any = unsupported(None)
-    spec_method: str | None = unsupported(None)
-    spec_model: str | None = unsupported(None)
-    spec_tokens: int | None = unsupported(None)
-    enable_lora: bool = unsupported(False)
-    max_loras: int = unsupported(1)
-    max_lora_rank: int = unsupported(16)
-    max_cpu_loras: int | None = unsupported(None)
-    lora_dtype: str = unsupported("auto")
-    limit_mm_per_prompt: Any = unsupported(None, also=({},))
-    mm_processor_kwargs: Any = unsupported(None)
-    compilation_config: Any = unsupported(None, "XLA compiles; there are no torch settings", aliases=("-O",))
     attention_config: AttentionConfig | None = argument(
-        None, Group(AttentionConfig), "AttentionConfig", 'as JSON; {"backend": "xla"} turns our own kernels off'
+        None, Group(AttentionConfig), "AttentionConfig", 'as JSON; {"backend": "xla"} turns our own kernels off', "-ac"
     )
-    kv_transfer_config: Any = unsupported(None)
-    kv_events_config: Any = unsupported(None)
-    ec_transfer_config: Any = unsupported(None)
-    weight_transfer_config: Any = unsupported(None)
-    profiler_config: Any = unsupported(None)
-    additional_config: Any = unsupported(None, also=({},))
-    otlp_traces_endpoint: str | None = unsupported(None)
-    collect_detailed_traces: Any = unsupported(None)
-    show_hidden_metrics_for_version: str | None = unsupported(None)
     disable_log_stats: bool = argument(False, Switch(), "ObservabilityConfig", "log no statistics")
 
     def __new__(cls, *_args: Any, **kwargs: Any) -> Self:

@@ -267,26 +267,26 @@ class DeviceMesh:
 
 @dataclasses.dataclass(frozen=True)
 class Unsupported:
-    """An argument of vLLM that only takes its default here (`only`, or another spelling of it in `also`)."""
+    """An argument of vLLM that takes its default here (`only`), or what means the same here (`also`)."""
 
     only: Any
     reason: str
     also: tuple[Any, ...] = ()
 
     def check(self, name: str, value: Any) -> Any:
-        if value is self.only or (type(value) is type(self.only) and value == self.only) or value in self.also:
+        if any(type(value) is type(each) and value == each for each in (self.only, *self.also)):
             return value
         raise VLLMValidationError(
-            f"{name}={shown(value)} is not supported{' yet' if not self.reason else ': ' + self.reason}. "
-            f"Leave {name} at {self.only!r}.",
+            f"{name}={shown(value)} is not supported: {self.reason}. Leave {name} at {self.only!r}.",
             parameter=name,
             value=value,
         )
 
     def flag(self) -> dict[str, Any]:
-        if isinstance(self.only, bool):
+        taken = (self.only, *self.also)
+        if any(isinstance(value, bool) for value in taken):
             return {"action": argparse.BooleanOptionalAction}
-        return {"type": _guess, "nargs": "+" if isinstance(self.only, list) else None}
+        return {"type": _guess, "nargs": "+" if any(isinstance(value, list) for value in taken) else None}
 
 
 def _guess(text: str) -> Any:
@@ -302,8 +302,9 @@ def argument[T](default: T, kind: Kind, group: str, help_text: str, *aliases: st
     metadata = {"kind": kind, "group": group, "help": help_text, "aliases": aliases}
     if isinstance(default, (dict, list)):
         return cast(T, dataclasses.field(default_factory=type(default), metadata=metadata))
-    secret = isinstance(kind, Token)
-    return cast(T, dataclasses.field(default=default, metadata=metadata, repr=not secret))
+    return cast(
+        T, dataclasses.field(default=default, metadata=metadata, repr=not isinstance(kind, Token | Unsupported))
+    )
 
 
 def required(kind: Kind, group: str, help_text: str) -> Any:
@@ -311,8 +312,8 @@ def required(kind: Kind, group: str, help_text: str) -> Any:
     return dataclasses.field(metadata={"kind": kind, "group": group, "help": help_text, "aliases": ()})
 
 
-def unsupported(default: Any, reason: str = "", *, also: tuple[Any, ...] = (), aliases: tuple[str, ...] = ()) -> Any:
-    """Declare an argument of vLLM that is refused by name unless it has its default."""
+def unsupported(default: Any, reason: str, *, also: tuple[Any, ...] = (), aliases: tuple[str, ...] = ()) -> Any:
+    """Declare an argument of vLLM that is refused by name, with the reason, unless it has its default."""
     return argument(default, Unsupported(default, reason, also), "", argparse.SUPPRESS, *aliases)
 
 

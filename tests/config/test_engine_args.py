@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,35 +24,10 @@ UNSUPPORTED = {
     for field in dataclasses.fields(EngineArgs)
     if isinstance(field.metadata["kind"], Unsupported)
 }
-# A value that vLLM takes, for each argument that is not supported.
-VLLM_VALUES: dict[str, Any] = {
-    "tokenizer_mode": "slow",
-    "trust_remote_code": True,
-    "config_format": "mistral",
-    "model_impl": "transformers",
-    "runner": "pooling",
-    "convert": "embed",
-    "served_model_name": ["name"],
-    "allowed_local_media_path": "media",
-    "allowed_media_domains": ["example.org"],
-    "safetensors_load_strategy": "eager",
-    "pipeline_parallel_size": 2,
-    "data_parallel_size": 2,
-    "node_rank": 1,
-    "master_addr": "10.0.0.1",
-    "distributed_executor_backend": "ray",
-    "worker_cls": "my.Worker",
-    "prefix_caching_hash_algo": "xxhash",
-    "cpu_offload_gb": 4,
-    "kv_offloading_backend": "lmcache",
-    "watermark": 0.1,
-    "reasoning_parser": "qwen3",
-    "lora_dtype": "bfloat16",
-    "model_loader_extra_config": {"a": 1},
-    "speculative_config": {"method": "ngram", "num_speculative_tokens": 4},
-    "kv_transfer_config": {"kv_connector": "Nixl"},
-    "compilation_config": 3,
-}
+VLLM_ARGUMENTS: dict[str, Any] = json.loads(
+    (Path(__file__).parents[1] / "data" / "vllm_0_32_engine_args.json").read_text(encoding="utf-8")
+)
+"""Every argument of vLLM 0.32's EngineArgs and AsyncEngineArgs with its default there; {} is an object of settings."""
 
 BAD_VALUES: dict[str, tuple[Any, ...]] = {
     "model": (None, "", 3, "x" * 100_000),
@@ -143,15 +120,26 @@ def test_bad_values_name_their_argument(name: str, value: Any):
     assert len(str(caught.value)) < 400
 
 
-@pytest.mark.parametrize("name", UNSUPPORTED)
-def test_unsupported_arguments_are_refused_by_name(name: str):
-    kind = UNSUPPORTED[name]
-    value = VLLM_VALUES.get(name, not kind.only if isinstance(kind.only, bool) else 7)
-    with pytest.raises(VLLMValidationError, match=f"^{name}=.* is not supported") as caught:
-        make(**{name: value})
-    assert caught.value.parameter == name
-    for default in (kind.only, *kind.also):
-        assert getattr(make(**{name: default}), name) == default
+def test_every_argument_of_vllm_is_known_and_takes_its_default():
+    known = {field.name for field in dataclasses.fields(EngineArgs)}
+    assert set(VLLM_ARGUMENTS) - known == set()
+    args = EngineArgs(**VLLM_ARGUMENTS)
+    assert {name: getattr(args, name) for name in set(VLLM_ARGUMENTS) & set(UNSUPPORTED)} == {
+        name: VLLM_ARGUMENTS[name] for name in set(VLLM_ARGUMENTS) & set(UNSUPPORTED)
+    }
+
+
+def test_unsupported_arguments_are_refused_by_name():
+    for name, kind in UNSUPPORTED.items():
+        taken = (kind.only, *kind.also)
+        for value in (True, False, 7, "refused", ["refused"], {"refused": 1}, np.zeros(2)):
+            if any(type(value) is type(each) and value == each for each in taken):
+                continue
+            with pytest.raises(VLLMValidationError, match=f"^{name}=.* is not supported: .+ Leave {name} at") as caught:
+                make(**{name: value})
+            assert caught.value.parameter == name
+        for value in taken:
+            assert getattr(make(**{name: value}), name) == value
 
 
 @pytest.mark.parametrize("name", GONE)
@@ -243,6 +231,15 @@ def parse(*words: str) -> EngineArgs:
 
 def test_no_flags_give_the_defaults():
     assert parse("--model", "m") == EngineArgs(model="m")
+    parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
+    assert EngineArgs(**vars(parser.parse_args(["--model", "m"]))) == EngineArgs(model="m")
+
+
+def test_every_argument_of_vllm_has_its_flag():
+    parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
+    flags = {flag for action in parser._actions for flag in action.option_strings}
+    internal = {"enable_mm_processor_stats"}  # not a flag in vLLM either
+    assert {"--" + name.replace("_", "-") for name in set(VLLM_ARGUMENTS) - internal} <= flags
 
 
 def test_flags():
@@ -300,6 +297,11 @@ def test_flags():
         (("--block-size", "24"), "block_size"),
         (("--reasoning-parser", "qwen3"), "reasoning_parser"),
         (("--logprobs-mode", "all"), "logprobs_mode"),
+        (("--cudagraph-capture-sizes", "1", "2", "4"), "cudagraph_capture_sizes"),
+        (("--no-disable-cascade-attn",), "disable_cascade_attn"),
+        (("-O3",), "optimization_level"),
+        (("-O", "0"), "optimization_level"),
+        (("-cc", '{"mode": 3}'), "compilation_config"),
     ],
 )
 def test_flags_are_refused_by_name(words: tuple[str, ...], name: str):
