@@ -5,12 +5,21 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from jaxllm.exceptions import VLLMValidationError
+
 
 def default_cache_dir() -> str:
-    """Return where compiled programs and fetched files are kept: JAXLLM_CACHE, or jaxllm in the user's cache folder."""
+    """Return where compiled programs and tokenizers are kept: JAXLLM_CACHE, or jaxllm in the user's cache folder.
+
+    Raises VLLMValidationError where ~ or ~name in it stands for no folder.
+    """
     own = os.environ.get("JAXLLM_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return str(Path(own or Path(base, "jaxllm")).expanduser())
+    folder = own or str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "jaxllm"))
+    try:
+        return str(Path(folder).expanduser())
+    except RuntimeError as error:
+        message = f"there is no home folder for {folder!r}: set the environment variable JAXLLM_CACHE to a folder."
+        raise VLLMValidationError(message, parameter="JAXLLM_CACHE", value=folder) from error
 
 
 def environment(prefixes: tuple[str, ...]) -> dict[str, str]:

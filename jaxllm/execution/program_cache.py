@@ -1,7 +1,8 @@
 """Compiled programs on disk, found without tracing them again: by the code and the configuration that they come from.
 
-JAX's own compile cache finds a program by its traced form, and tracing takes longer than the rest of loading it. Like
-JAX's, the folder holds code that is run as it is: it must be nobody else's.
+JAX's own compile cache finds a program by its traced form, and tracing takes longer than the rest of loading it. A
+program is machine code, so no form of its file makes a stranger's one safe to load: folders and files that another
+user owns, or may write to, are not used.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from jax.experimental.compilation_cache import compilation_cache
 import pallas_kernels
 from jaxllm import models, version
 from jaxllm.execution.compiler import ProgramKey, StepCompiler, describe
-from jaxllm.utils.files import write_whole
+from jaxllm.utils.files import make_own, read_own, write_whole
 from jaxllm.utils.log import log_phase
 
 logger = logging.getLogger(__name__)
@@ -51,21 +52,32 @@ def use_cache(cache_dir: str, *, keeps_programs: bool) -> Folders:
     """Keep compiled programs in a folder per CPU model: code for another CPU must be a clean miss.
 
     Returns the folders for a ProgramCache. It keeps no programs where JAX's own cache has to do (`keeps_programs` is
-    False), and nothing if the user wants none. If the user set a folder for JAX's cache, both are used, and kept there.
+    False), and nothing if the user wants none, or the folder is not this user's own. If the user set a folder for JAX's
+    cache, both are used, and kept there.
     """
     # Loading takes 0.05 s where the smallest program takes 1 s to compile.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     given = jax.config.jax_compilation_cache_dir
-    folder = given or str(Path(cache_dir, "xla", _cpu_digest()))
+    folder = Path(given or Path(cache_dir, "xla", _cpu_digest()))
     if not jax.config.jax_enable_compilation_cache:
         return Folders(None, None)
-    kernels = Path(folder, "kernels")
+    kernels = _own(folder / "kernels")
     if keeps_programs:
-        return Folders(Path(folder, "programs"), kernels)
-    if given is None:
-        jax.config.update("jax_compilation_cache_dir", folder)
+        return Folders(_own(folder / "programs"), kernels)
+    if given is None and _own(folder):
+        jax.config.update("jax_compilation_cache_dir", str(folder))
         compilation_cache.reset_cache()  # a program compiled before has settled that there is none
     return Folders(None, kernels)
+
+
+def _own(folder: Path) -> Path | None:
+    """Make a folder for code; None, with a warning, if it is not this user's own."""
+    try:
+        make_own(folder)
+    except OSError as error:
+        logger.warning("compiled code is neither kept nor loaded: %s; set JAXLLM_CACHE to a folder of your own", error)
+        return None
+    return folder
 
 
 class ProgramCache:
@@ -85,7 +97,7 @@ class ProgramCache:
             return None
         path = self._path(key)
         try:
-            payload = zlib.decompress(path.read_bytes())
+            payload = zlib.decompress(read_own(path))
         except FileNotFoundError:
             return None
         except (OSError, zlib.error) as error:
@@ -101,7 +113,7 @@ class ProgramCache:
             )
         except Exception as error:  # noqa: BLE001 (XLA raises every kind here)
             return _give_up(path, error)
-        with contextlib.suppress(OSError):  # it may be another user's
+        with contextlib.suppress(OSError):  # it may be root's
             os.utime(path)
         log_phase(logger, describe(key), time.perf_counter() - started)
         return program
@@ -151,7 +163,7 @@ class ProgramCache:
             payload, _, _ = serialize_executable.serialize(program)
             # XLA:CPU does not give away the code of a program that was loaded itself, as from JAX's cache.
             if any(magic in payload for magic in CODE_MAGIC):
-                path.parent.mkdir(parents=True, exist_ok=True)
+                make_own(path.parent)
                 _make_room(path.parent)
                 write_whole(path, zlib.compress(payload, 1))
         except Exception as error:  # noqa: BLE001 (JAX and XLA raise every kind here, and the program is there)

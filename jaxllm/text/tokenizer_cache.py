@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from tokenizers import Tokenizer as Backend
 
-from jaxllm.utils.files import write_whole
+from jaxllm.utils.files import read_own, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class TokenizerCache:
         """Return a tokenizer, None if it is not there."""
         path = self._path(digest)
         try:
-            head, _, body = path.read_text(encoding="utf-8").partition("\n")
+            head, _, body = read_own(path).decode().partition("\n")
             facts = json.loads(head)
             return KeptTokenizer(Backend.from_str(body), facts["eos_token_id"])
         except FileNotFoundError:

@@ -12,9 +12,11 @@ CHECKSUM_BYTES = 4
 
 
 def load(path: Path) -> bytes | None:
-    """Return an object file that was kept whole, else None."""
+    """Return an object file that was kept whole, by this user or root, else None."""
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            is_own = os.fstat(file.fileno()).st_uid in (0, os.geteuid())
+            content = file.read() if is_own else b""
     except OSError:
         return None
     checksum, code = content[:CHECKSUM_BYTES], content[CHECKSUM_BYTES:]
@@ -24,7 +26,7 @@ def load(path: Path) -> bytes | None:
 def save(path: Path, code: bytes) -> None:
     """Keep an object file; one that cannot be kept is compiled again."""
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete_on_close=False) as file:
             file.write(_checksum(code) + code)
             file.close()

@@ -397,6 +397,10 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     assert default_cache_dir() == str(tmp_path / "jaxllm")
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     assert default_cache_dir() == str(Path.home() / ".cache" / "jaxllm")
+    monkeypatch.setenv("JAXLLM_CACHE", "~nobody-of-this-name/x")
+    with pytest.raises(VLLMValidationError, match=r"no home folder for '~nobody-of-this-name/x': set .* JAXLLM_CACHE"):
+        default_cache_dir()
+    monkeypatch.delenv("JAXLLM_CACHE")
     monkeypatch.setenv("JAXLLM_X", "1")
     assert environment(("JAXLLM_",)) == {"JAXLLM_X": "1"}
 

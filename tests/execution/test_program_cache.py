@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,6 +23,7 @@ from jaxllm.execution.program_cache import Folders, ProgramCache, source_digest,
 from jaxllm.models import LayerLoop, registry
 from tests.execution.support import make_compiler
 from tests.models.tiny import folder
+from tests.utils.ownership import give_away
 
 NUM_BLOCKS = 33
 QUICK = Upkeep.MAKE_COUNTS
@@ -160,7 +162,50 @@ def test_a_broken_file_counts_as_none(disk: Path, damage: bytes | None, caplog: 
     lookup(idle(compiler), disk).get(QUICK)  # and it is whole again
 
 
-def test_a_folder_of_another_user_is_read(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Harmful:
+    """Does harm when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (os.environ["HARM"],)
+
+
+def test_a_program_of_another_user_is_not_loaded(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HARM", str(disk.parent / "harm"))
+    compiler = small()
+    lookup(compiler, disk).get(QUICK)
+    (path,) = files(disk)
+    path.write_bytes(zlib.compress(pickle.dumps(Harmful())))
+    give_away(monkeypatch, path)
+    with caplog.at_level("WARNING", "jaxllm"):
+        assert lookup(compiler, disk).load(QUICK) is None
+    assert "belongs to another user" in caplog.text
+    assert not (disk.parent / "harm").exists()
+
+
+@pytest.mark.parametrize("keeps_programs", [True, False])
+def test_a_folder_of_another_user_is_not_used(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, keeps_programs: bool
+) -> None:
+    def use() -> Folders:
+        return use_cache(str(disk), keeps_programs=keeps_programs)
+
+    made = use()
+    (cpu,) = disk.glob("xla/*")
+    assert made == Folders(cpu / "programs" if keeps_programs else None, cpu / "kernels")
+    assert cpu.stat().st_mode & 0o777 == 0o700
+    set_jax_cache(None)
+    for given_away in (cpu, cpu / "kernels", cpu / "programs"):
+        given_away.mkdir(exist_ok=True)
+        give_away(monkeypatch, given_away)
+    with caplog.at_level("WARNING", "jaxllm"):
+        assert use() == Folders(None, None)
+    assert jax.config.jax_compilation_cache_dir is None
+    assert "set JAXLLM_CACHE to a folder of your own" in caplog.text
+
+
+def test_a_folder_of_root_is_read(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = small()
     lookup(compiler, disk).get(QUICK)
 
@@ -176,7 +221,7 @@ def test_a_folder_that_cannot_be_read_has_nothing(disk: Path, monkeypatch: pytes
         raise PermissionError
 
     monkeypatch.setattr(os, "stat", refuse)
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     cache = lookup(small(), disk)
     monkeypatch.setattr(ProgramCache, "_path", lambda self, key: disk / "program")
     assert not cache.is_kept(QUICK)

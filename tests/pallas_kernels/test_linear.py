@@ -15,6 +15,7 @@ from jaxllm.models.layers import ACTIVATIONS
 from pallas_kernels.linear import Kind, can_multiply, linear
 from pallas_kernels.linear.kernel import Kernel
 from pallas_kernels.native import compiling, objects
+from tests.utils.ownership import give_away
 
 DTYPES = [(jnp.bfloat16, jnp.bfloat16), (jnp.bfloat16, jnp.float32), (jnp.float32, jnp.float32)]
 FLOAT32 = Kind(jnp.float32, jnp.float32, jnp.float32)
@@ -255,4 +256,11 @@ def test_a_broken_file_counts_as_none(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     assert objects.load(path) is None
     assert objects.load(tmp_path / "none") is None
+
     objects.save(tmp_path / "code" / "below a file", b"code")
+
+
+def test_a_file_of_another_user_counts_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects.save(tmp_path / "code", b"machine code")
+    give_away(monkeypatch, tmp_path / "code")
+    assert objects.load(tmp_path / "code") is None
