@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 import msgspec
 
 from jaxllm.cli.engine_flags import add_engine_flags, read_engine_args
+from jaxllm.cli.streams import say, show
 from jaxllm.config.environment import environment
 from jaxllm.utils import child_process
 
@@ -58,7 +58,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         description="Start the engine twice, each time in a new process: with an empty compile cache, and with the one "
         "that the first process left. Says how long each part took, up to the first token and to the last program. "
         "Files of the model are in the system's cache the second time.",
-        epilog="Exit status: 0 measured, 2 misuse, 3 the engine did not start.",
+        epilog="Exit status: 0 measured, 2 misuse, 3 the engine did not start, 4 results could not be written.",
         allow_abbrev=False,
     )
     parser.add_argument("what", choices=["startup"])
@@ -76,12 +76,12 @@ def run(args: argparse.Namespace) -> int:
             cold = _start(engine_args, cache)
             warm = _start(engine_args, cache)
     except child_process.ChildError as error:
-        print(f"jaxllm: error: the engine did not start: {error}.", file=sys.stderr)
+        say(f"jaxllm: error: the engine did not start: {error}.")
         return 3
     if args.json:
-        print(msgspec.json.format(msgspec.json.encode({"cold": cold, "warm": warm}), indent=1).decode())
+        show(msgspec.json.format(msgspec.json.encode({"cold": cold, "warm": warm}), indent=1).decode())
     else:
-        print("\n".join(_table(args.model, cold, warm)))
+        show("\n".join(_table(args.model, cold, warm)))
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 import msgspec
@@ -11,6 +10,7 @@ import msgspec
 from jaxllm.check.process import ask
 from jaxllm.check.table import render
 from jaxllm.cli.engine_flags import add_engine_flags, read_engine_args
+from jaxllm.cli.streams import say, show
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.utils.child_process import ChildError
 
@@ -22,7 +22,8 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         help="say whether a model fits on a TPU or GPU, without one",
         description="Compile the engine's steps with the real compiler of hardware that need not be here, from "
         "config.json alone, and say whether they fit, how many requests run at once, and what bounds their speed.",
-        epilog="Exit status: 0 it fits, 1 it does not, 2 misuse, 3 the compiler failed. Compilers: "
+        epilog="Exit status: 0 it fits, 1 it does not, 2 misuse, 3 the compiler failed, 4 the report could not be "
+        "written. Compilers: "
         "pip install 'jaxllm[check]'.",
         allow_abbrev=False,
     )
@@ -43,10 +44,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         report = ask(engine_args, args.topology)
     except ChildError as error:
-        print(f"jaxllm: error: compiling for {args.topology} failed: {error}.", file=sys.stderr)
+        say(f"jaxllm: error: compiling for {args.topology} failed: {error}.")
         return 3
     if args.json:
-        print(msgspec.json.format(msgspec.json.encode(report), indent=1).decode())
+        show(msgspec.json.format(msgspec.json.encode(report), indent=1).decode())
     else:
-        print(render(report))
+        show(render(report))
     return 0 if report.fits else 1

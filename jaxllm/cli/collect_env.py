@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxllm
+from jaxllm.cli.streams import show
 from jaxllm.config.environment import default_cache_dir, environment
 
 _PACKAGES = (
@@ -50,7 +51,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 def run(_args: argparse.Namespace) -> int:
     """Print one `name: value` line per fact; returns the exit status."""
     for name, value in facts():
-        print(f"{name}: {value}")
+        show(f"{name}: {value}")
     return 0
 
 

@@ -57,7 +57,7 @@ def _key(action: argparse.Action) -> str:
 def _read(name: str) -> dict[Any, Any]:
     try:
         content = yaml.safe_load(Path(name).expanduser().read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, RuntimeError, ValueError, yaml.YAMLError) as error:
         raise VLLMValidationError(f"--config {name}: {error}", parameter="config", value=name) from error
     if content is not None and not isinstance(content, dict):
         raise VLLMValidationError(

@@ -16,6 +16,7 @@ from jaxllm.cli.config_file import Repeat
 from jaxllm.cli.engine_flags import add_engine_flags, read_engine_args
 from jaxllm.cli.jobs import Job, Task, job_label, jobs_from_prompts, parse_job, read_jobs
 from jaxllm.cli.journal import Console, Journal
+from jaxllm.cli.streams import losing_messages, say
 from jaxllm.config.engine_args import EngineArgs
 from jaxllm.config.kinds import Integer, Kind, Number, Switch
 from jaxllm.exceptions import VLLMValidationError
@@ -79,7 +80,8 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         help="generate text for prompts or a file of them",
         description="Generate text. A run with --output that was killed goes on where it stopped when started again.",
         epilog="A .jsonl line is an object with prompt, prompt_token_ids or messages, and optionally id and any "
-        "sampling parameter. A prompt that fails gets a line with its error; the exit status is then 1.",
+        "sampling parameter. A prompt that fails gets a line with its error; the exit status is then 1. "
+        "Other statuses: 0 done, 2 misuse, 4 results could not be written, 130 interrupted.",
         allow_abbrev=False,
     )
     parser.add_argument("--prompt", action=Repeat, metavar="TEXT", help="a prompt; may be repeated")
@@ -109,7 +111,7 @@ def run(args: argparse.Namespace, make_engine: Callable[[EngineArgs], Engine] | 
     with sink:
         todo = [job for job in jobs if job.index not in sink.done]
         if len(todo) < len(jobs):
-            print(f"{len(jobs) - len(todo)} of {len(jobs)} prompts are done already.", file=sys.stderr)
+            say(f"{len(jobs) - len(todo)} of {len(jobs)} prompts are done already.")
         counts = Counts()
         if todo:
             engine = (make_engine or _load_engine)(engine_args)
@@ -117,7 +119,7 @@ def run(args: argparse.Namespace, make_engine: Callable[[EngineArgs], Engine] | 
                 counts = Run(engine, sink, flags, args.chat, len(jobs)).finish(todo)
             except KeyboardInterrupt:
                 again = "" if output is None else " Start the same command again to go on."
-                print(f"interrupted: {len(sink.done)} of {len(jobs)} prompts are done.{again}", file=sys.stderr)
+                say(f"interrupted: {len(sink.done)} of {len(jobs)} prompts are done.{again}")
                 return 130
             finally:
                 engine.shutdown()
@@ -282,17 +284,32 @@ def _read_prompts(args: argparse.Namespace) -> list[Job]:
 
 def _check_output(args: argparse.Namespace) -> Path | None:
     if args.output is None:
+        if sys.stdout is None:
+            message = "standard output is closed: name a file with --output."
+            raise VLLMValidationError(message, parameter="output")
         return None
-    output = Path(args.output).expanduser()
+    try:
+        output = Path(args.output).expanduser()
+        fault = _fault(output, args.input)
+    except (OSError, RuntimeError, ValueError) as error:  # no such home, a name that is too long, a loop of links
+        message = f"--output {shown(args.output)}: {error}."
+        raise VLLMValidationError(message, parameter="output", value=args.output) from error
+    if fault is not None:
+        raise VLLMValidationError(f"--output {shown(args.output)}: {fault}.", parameter="output", value=args.output)
+    return output
+
+
+def _fault(output: Path, source: str | None) -> str | None:
+    """Say why a file cannot take the results; None if it can, as far as can be seen."""
     if output.suffix not in (".jsonl", ".json"):
-        message = f"--output must be a .jsonl or .json file, got {shown(args.output)}."
-    elif not output.parent.is_dir():
-        message = f"--output {args.output}: there is no folder {output.parent}."
-    elif args.input and output.resolve() == Path(args.input).expanduser().resolve():
-        message = "--output must not be the input file."
-    else:
-        return output
-    raise VLLMValidationError(message, parameter="output", value=args.output)
+        return "it must be a .jsonl or .json file"
+    if not output.parent.is_dir():
+        return f"there is no folder {output.parent}"
+    if output.is_dir():
+        return "it is a folder; name a file"
+    if source and output.resolve() == Path(source).expanduser().resolve():
+        return "it must not be the input file"
+    return None
 
 
 def _settings(engine_args: EngineArgs, flags: Mapping[str, Any], chat: bool) -> bytes:
@@ -321,25 +338,30 @@ class Progress:
             mininterval=wait,
             file=sys.stderr,
             disable=not shown,
+            delay=1e-9,  # draws nothing while it is made
         )
+        with losing_messages():
+            self._bar.refresh()
         self._start = time.monotonic()
 
     def __enter__(self) -> Callable[[int, Counts], None]:
         return self._advance
 
     def __exit__(self, *_error: object) -> None:
-        self._bar.close()
+        with losing_messages():
+            self._bar.close()
 
     def _advance(self, num_done: int, counts: Counts) -> None:
         seconds = max(time.monotonic() - self._start, 1e-6)
         read, written = counts.prompt_tokens / seconds, counts.output_tokens / seconds
         self._bar.set_postfix_str(f"input: {read:.0f} tok/s, output: {written:.0f} tok/s", refresh=False)
-        self._bar.update(num_done)
+        with losing_messages():
+            self._bar.update(num_done)
 
 
 def _report(counts: Counts, num_prompts: int, max_tokens_given: bool) -> int:
     if counts.cut_off and not max_tokens_given:
-        print(f"Prompts cut off at max_tokens: {counts.cut_off}; set --max-tokens for more.", file=sys.stderr)
+        say(f"Prompts cut off at max_tokens: {counts.cut_off}; set --max-tokens for more.")
     if counts.failed:
-        print(f"{counts.failed} of {num_prompts} prompts failed; their places hold the errors.", file=sys.stderr)
+        say(f"{counts.failed} of {num_prompts} prompts failed; their places hold the errors.")
     return 1 if counts.failed else 0

@@ -61,18 +61,18 @@ def jobs_from_prompts(prompts: list[str]) -> list[Job]:
 
 def read_jobs(name: str) -> list[Job]:
     """Make one job per line of a .jsonl or .txt file; blank lines are skipped."""
-    path = Path(name).expanduser()
-    if path.suffix not in (".jsonl", ".txt"):
+    if Path(name).suffix not in (".jsonl", ".txt"):
         message = f"--input must be a .jsonl or .txt file, got {shown(name)}."
         raise VLLMValidationError(message, parameter="input", value=name)
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise VLLMValidationError(f"--input {name}: {error.strerror}.", parameter="input", value=name) from error
+        content = Path(name).expanduser().read_bytes()
+    except (OSError, RuntimeError, ValueError) as error:  # no such file, no such home, no such name
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise VLLMValidationError(f"--input {shown(name)}: {reason}.", parameter="input", value=name) from error
     lines = [line for line in content.removeprefix(b"\xef\xbb\xbf").splitlines() if line.strip()]
     if not lines:
         raise VLLMValidationError(f"--input {name} has no prompts.", parameter="input", value=name)
-    return [Job(i, line, path.suffix == ".jsonl") for i, line in enumerate(lines)]
+    return [Job(i, line, Path(name).suffix == ".jsonl") for i, line in enumerate(lines)]
 
 
 def parse_job(job: Job, chat: bool) -> Task:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 import msgspec
 
+from jaxllm.cli.streams import writing
 from jaxllm.exceptions import VLLMValidationError
 
 
@@ -20,6 +22,7 @@ class _Entry(msgspec.Struct):
     record: msgspec.Raw
 
 
+_WAY_OUT = "make room and start the same command again: what is done is kept"
 _LINE_ENDS = ("\u0085", "\u2028", "\u2029")
 """What str.splitlines takes for the end of a line, and JSON does not escape."""
 
@@ -49,7 +52,11 @@ class Journal:
         self._failed: dict[int, bytes] = {}
 
     def __enter__(self) -> Self:
-        self._file: BinaryIO = self.path.open("a+b")
+        try:
+            self._file: BinaryIO = self.path.open("a+b")
+        except OSError as error:
+            message = f"--output {self._output}: cannot write {self.path.name} beside it: {error.strerror}."
+            raise VLLMValidationError(message, parameter="output", value=str(self._output)) from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -64,7 +71,8 @@ class Journal:
     ) -> None:
         if self.path.exists() and self.path.stat().st_size == 0:
             self.path.unlink()  # nothing to go on from, as when the model could not be loaded
-        self._file.close()
+        with suppress(OSError):  # of a record that could not be written
+            self._file.close()
 
     def _load(self) -> None:
         """Find the records that count, and cut off a line that a kill left unfinished."""
@@ -96,8 +104,9 @@ class Journal:
         raw = msgspec.Raw(_encode(record))
         line = msgspec.json.encode(_Entry(index, self._keys[index], raw)) + b"\n"
         start = self._file.tell()
-        self._file.write(line)
-        self._file.flush()
+        with writing(self.path, _WAY_OUT):
+            self._file.write(line)
+            self._file.flush()
         self._places[index] = (start, len(line))
 
     def fail(self, index: int, record: dict[str, Any]) -> None:
@@ -107,6 +116,16 @@ class Journal:
     def finish(self) -> None:
         """Write the output file in input order, in one move, and remove the journal."""
         temporary = self._output.with_name(self._output.name + ".tmp")
+        with writing(self._output, _WAY_OUT):
+            try:
+                self._merge(temporary)
+            except OSError:
+                temporary.unlink(missing_ok=True)
+                raise
+            temporary.replace(self._output)
+            self.path.unlink()
+
+    def _merge(self, temporary: Path) -> None:
         as_array = self._output.suffix == ".json"
         with temporary.open("wb") as out:
             out.write(b"[\n" if as_array else b"")
@@ -116,8 +135,6 @@ class Journal:
             out.write(b"\n]\n" if as_array else b"\n")
             out.flush()
             os.fsync(out.fileno())
-        temporary.replace(self._output)
-        self.path.unlink()
 
     def _records(self) -> Iterator[bytes]:
         for index in range(len(self._keys)):
@@ -169,9 +186,10 @@ class Console:
         lines = texts if alone else [title, *(f"  -> {text!r}" for text in texts)]
         self._waiting[index] = "\n".join(lines) + "\n"
         while self._next in self._waiting:
-            self._stream.write(self._waiting.pop(self._next))
+            with writing("standard output"):
+                self._stream.write(self._waiting.pop(self._next))
+                self._stream.flush()
             self._next += 1
-        self._stream.flush()
 
     def finish(self) -> None:
         """Nothing is left to do."""

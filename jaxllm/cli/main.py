@@ -1,4 +1,4 @@
-"""The command line: picks the subcommand and turns what users do wrong into one line and exit status 2."""
+"""The command line picks the subcommand, and turns what users do wrong into one line and an exit status."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import jaxllm
 from jaxllm.cli import bench, check, collect_env, generate
 from jaxllm.cli.config_file import apply_config_file
+from jaxllm.cli.streams import OUTPUT_STATUS, OutputError, flush_messages, flush_output, prepare_streams, say
 from jaxllm.exceptions import VLLMValidationError
 
 
@@ -29,9 +30,25 @@ def make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentP
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status: 0 done, 2 misuse, 130 interrupted, and others that commands explain."""
+    """Run the command and return its exit status: 0 done, 2 misuse, 4 results could not be written, 130 interrupted.
+
+    What other statuses mean, the commands explain.
+    """
+    prepare_streams()
+    try:
+        try:
+            return _run(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            flush_output()
+    except OutputError as error:
+        say(f"jaxllm: error: {error}")
+        return OUTPUT_STATUS
+    finally:
+        flush_messages()
+
+
+def _run(words: list[str]) -> int:
     parser, commands = make_parser()
-    words = list(sys.argv[1:] if argv is None else argv)
     name = words[0] if words and words[0] in commands else None
     try:
         if name is not None:
@@ -40,10 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _log_to_stderr()
         return args.run(args)
     except VLLMValidationError as error:
-        print(f"jaxllm: error: {error}", file=sys.stderr)
+        say(f"jaxllm: error: {error}")
         return 2
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        say("interrupted")
         return 130
 
 
