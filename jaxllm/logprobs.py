@@ -13,13 +13,13 @@ class Logprob:
 
     logprob: float
     rank: int | None = None
-    """Place of the token among all, from 1."""
+    """The token's place among all, from 1; for ids that were asked for, their place among those."""
     decoded_token: str | None = None
     """The token's text; None without detokenizing."""
 
 
 LogprobsOnePosition = dict[int, Logprob]
-"""Token id -> Logprob: the token itself first, then the most likely ones in falling order, then those asked for."""
+"""Token id -> Logprob: the token itself first, then the most likely ones in falling order, or those asked for."""
 
 
 @dataclasses.dataclass

@@ -30,8 +30,8 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
-    """Log-probabilities at one position: of the token itself, then of the `logprobs` most likely ones in falling order,
-    then of `logprob_token_ids`.
+    """Log-probabilities at one position: of the token itself, then of the most likely ones in falling order, then of
+    those that were asked for by id.
     """
 
     token_ids: list[int]

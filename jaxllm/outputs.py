@@ -75,7 +75,7 @@ class RequestOutput:
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None
     prompt_token_id_logprobs: np.ndarray | None = dataclasses.field(default=None, compare=False)
-    """[rows, prompt_logprob_token_ids] float32: row i is of prompt position prompt_logprob_start + i + 1."""
+    """The values at prompt_logprob_token_ids, as float32 of the same shape; -inf where a row is filled up with -1."""
 
     def add(self, next_output: RequestOutput, aggregate: bool) -> None:
         """Take in a later output of the same request: append its deltas if `aggregate`, else let it replace ours."""

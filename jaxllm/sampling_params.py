@@ -154,7 +154,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens."""
     logprob_token_ids: list[int] | None = None
-    """Token ids whose log-probabilities to return at each output token, besides the `logprobs` most likely ones."""
+    """Return the log-probabilities of these token ids at each output token, in place of the most likely ones'."""
     flat_logprobs: bool = False
     """Return log-probabilities as `FlatLogprobs`: a few long lists instead of many small dicts."""
     detokenize: bool = True
@@ -189,10 +189,14 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
     """Longest reasoning in tokens, then its end is forced; None or -1 is unlimited."""
     repetition_detection: RepetitionDetectionParams | None = None
     """End an output that repeats itself."""
-    prompt_logprob_token_ids: list[int] | None = None
-    """Token ids to score at each prompt position; `RequestOutput.prompt_token_id_logprobs` has the values."""
+    prompt_logprob_token_ids: list[list[int]] | None = None
+    """One row of token ids per prompt position to score; `RequestOutput.prompt_token_id_logprobs` has the values.
+
+    Row i is of the position prompt_logprob_start + i + 1, and the last row is of the prompt's last token. A list of
+    lists, or an integer array of two dimensions; shorter rows, and entries of -1, score -inf.
+    """
     prompt_logprob_start: int | None = None
-    """First prompt position after which prompt_logprob_token_ids are scored; 0 unless given."""
+    """The prompt position before the first one that prompt_logprob_token_ids score; 0 unless given."""
     trace_decode_token_ids: list[int] | None = None
     """Refused: outputs are sampled."""
     output_text_buffer_length: int = 0
@@ -279,6 +283,10 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
         if self.logprob_token_ids is not None:
             name = "logprob_token_ids"
             self.logprob_token_ids = check_ints(name, self.logprob_token_ids, 0, INT32_MAX, MAX_LOGPROB_TOKEN_IDS)
+            if self.logprobs not in (None, len(self.logprob_token_ids)):
+                message = f"When both logprobs and {name} are set, logprobs must equal len({name})"
+                counts = f"logprobs={self.logprobs}, len({name})={len(self.logprob_token_ids)}"
+                raise VLLMValidationError(f"{message}. Got {counts}.", parameter=name, value=self.logprobs)
         check_prompt_scores(self)
 
     def _check_token_rules(self) -> None:
@@ -318,6 +326,11 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
         if self.prompt_logprobs is not None:
             return 1
         return None if self.prompt_logprob_token_ids is None else (self.prompt_logprob_start or 0) + 1
+
+    def prompt_ids_at(self, position: int) -> list[int] | None:
+        """Return the row of prompt_logprob_token_ids that is of a prompt position; None where there is none."""
+        row = position - 1 - (self.prompt_logprob_start or 0)
+        return None if self.prompt_logprob_token_ids is None or row < 0 else self.prompt_logprob_token_ids[row]
 
     @property
     def eos_token_id(self) -> int | None:

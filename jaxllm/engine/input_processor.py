@@ -187,10 +187,14 @@ class InputProcessor:
                 f"a prompt of {len(ids)} within max_model_len={limit}"
             )
             raise refusal(label, message, "min_tokens", params.min_tokens)
-        start = params.prompt_logprob_start or 0
-        if start >= len(ids):
-            message = f"prompt_logprob_start={start} is beyond the prompt of {len(ids)} tokens"
-            raise refusal(label, message, "prompt_logprob_start", start)
+        rows = params.prompt_logprob_token_ids
+        num_scored = max(0, len(ids) - 1 - (params.prompt_logprob_start or 0))
+        if rows is not None and len(rows) != num_scored:
+            message = (
+                f"prompt_logprob_token_ids has {len(rows)} rows, but the prompt has {num_scored} scored rows "
+                "(prompt_len - 1 - prompt_logprob_start)"
+            )
+            raise refusal(label, message, "prompt_logprob_token_ids", len(rows))
         return max_tokens
 
     def _check_priority(self, priority: Any, label: str) -> int:

@@ -107,7 +107,8 @@ class ParamsResolver:
     def _check_ids(self, params: SamplingParams, label: str) -> None:
         for name in _ID_FIELDS:
             ids = getattr(params, name)
-            if ids and (largest := max(ids)) >= self._limits.vocab_size:
+            largest = max(map(max, ids)) if ids and name == "prompt_logprob_token_ids" else max(ids or (0,))
+            if largest >= self._limits.vocab_size:
                 message = f"{name} must be below the vocabulary's size {self._limits.vocab_size}, got {largest}"
                 raise refusal(label, message, name, largest)
 
@@ -119,11 +120,17 @@ class ParamsResolver:
         asked = {
             "logprobs": params.logprobs,
             "prompt_logprobs": params.prompt_logprobs,
-            "prompt_logprob_token_ids": None if ids is None else len(ids),
+            "prompt_logprob_token_ids": None if ids is None else len(ids[0]),
         }
         for name, count in asked.items():
             if count is not None and not 0 <= count <= limit:
-                what = "all (-1)" if count < 0 else f"{count}" if name != "prompt_logprob_token_ids" else f"{count} ids"
+                what = (
+                    "all (-1)"
+                    if count < 0
+                    else f"{count}"
+                    if name != "prompt_logprob_token_ids"
+                    else f"{count} ids in a row"
+                )
                 message = f"{name}={what} is more than max_logprobs={limit}; start the engine with a larger"
                 raise refusal(label, f"{message} max_logprobs (-1 for no limit)", name, count)
 
@@ -135,6 +142,10 @@ class ParamsResolver:
             if value > longest:
                 message = f"{name}={value} does not fit max_model_len={longest + 1}; it must be at most {longest}"
                 raise refusal(label, message, name, value)
+        num_rows = len(params.prompt_logprob_token_ids or ())
+        if num_rows > longest:
+            message = f"prompt_logprob_token_ids has {num_rows} rows, but a prompt has at most {longest} scored rows"
+            raise refusal(label, f"{message} (max_model_len - 1)", "prompt_logprob_token_ids", num_rows)
 
     def _check_needs(self, params: SamplingParams, label: str) -> None:
         """Refuse what needs something that this engine was started without."""

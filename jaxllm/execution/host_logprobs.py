@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ class _Wish(NamedTuple):
     num_top: int
     """-1 is the whole vocabulary."""
     asked_ids: list[int]
+    """-1 stands for no token, and scores -inf."""
 
 
 def read_logprobs(
@@ -35,18 +37,22 @@ def read_logprobs(
 def _wishes(chunks: Sequence[Chunk]) -> Iterator[_Wish | None]:
     for chunk in chunks:
         params = chunk.params
-        asked = chunk.samples and (params.logprobs is not None or params.logprob_token_ids)
-        yield _Wish(params.logprobs or 0, params.logprob_token_ids or []) if asked else None
+        if not chunk.samples or params.num_logprobs is None:
+            yield None
+        elif params.logprob_token_ids:
+            yield _Wish(0, params.logprob_token_ids)
+        else:
+            yield _Wish(params.num_logprobs, [])
     for chunk in chunks:
         params = chunk.params
-        for _ in chunk.scored_ids:
-            yield _Wish(params.prompt_logprobs or 0, params.prompt_logprob_token_ids or [])
+        for position in range(chunk.score_start, chunk.score_start + len(chunk.scored_ids)):
+            yield _Wish(params.prompt_logprobs or 0, params.prompt_ids_at(position) or [])
 
 
 def _read_rows(
     wishes: Sequence[_Wish | None], token_ids: Sequence[int], logprobs: Logprobs
 ) -> list[TokenLogprobs | None]:
-    """One conversion an array, however many rows; and no more columns than some row wants: Python numbers are dear."""
+    """Convert each array once, however many rows, and no more columns than some row wants: Python numbers are dear."""
     top_ids, top = _top(wishes, logprobs)
     num_rows, most_asked = len(wishes), max((len(wish.asked_ids) for wish in wishes if wish is not None), default=0)
     sampled, ranks = (np.asarray(x)[:num_rows] for x in (logprobs.sampled_s, logprobs.rank_s))
@@ -62,9 +68,9 @@ def _read_rows(
             continue
         end = 1 + (num_columns if wish.num_top < 0 else wish.num_top)
         if wish.asked_ids:
-            first = 1 + num_columns
+            asked = zip(wish.asked_ids, row_values[1 + num_columns :], strict=False)
             row_ids = row_ids[:end] + wish.asked_ids
-            row_values = row_values[:end] + row_values[first : first + len(wish.asked_ids)]
+            row_values = row_values[:end] + [value if each >= 0 else -math.inf for each, value in asked]
             entries.append(TokenLogprobs(row_ids, row_values, rank))
         else:
             entries.append(TokenLogprobs(row_ids[:end], row_values[:end], rank))

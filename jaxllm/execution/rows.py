@@ -137,7 +137,7 @@ def fill_rare(
     if asked:
         logprob_ids_sn = neutral_array(shapes.logprob_ids_sn)
         for row, ids in asked:
-            logprob_ids_sn[row, : len(ids)] = ids
+            logprob_ids_sn[row, : len(ids)] = np.maximum(ids, 0)  # -1 only fills a row up
     return RareInputs(bits_sw, bias_ids_sn, bias_sn, logprob_ids_sn)
 
 
@@ -156,12 +156,12 @@ def _wants_logprobs(params: SamplingParams) -> bool:
 
 
 def _asked_ids(chunks: Sequence[Chunk]) -> Iterator[list[int] | None]:
-    """Yield each row's logprob_token_ids."""
+    """Yield the token ids that each row is asked for."""
     for chunk in chunks:
         yield chunk.params.logprob_token_ids if chunk.samples else None
     for chunk in chunks:
-        for _ in chunk.scored_ids:
-            yield chunk.params.prompt_logprob_token_ids
+        for position in range(chunk.score_start, chunk.score_start + len(chunk.scored_ids)):
+            yield chunk.params.prompt_ids_at(position)
 
 
 def _fill_penalties(ints: dict[str, np.ndarray], floats: dict[str, np.ndarray], chunks: Sequence[Chunk]) -> None:

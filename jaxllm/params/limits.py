@@ -17,6 +17,8 @@ MAX_BAD_WORD_TOKENS = 1_024
 """Tokens of all bad words together, in both spellings."""
 MAX_LOGIT_BIASES = 1_024
 MAX_LOGPROB_TOKEN_IDS = 128
+MAX_SCORED_ROWS = 2**20
+"""More than any context has positions."""
 MAX_ALLOWED_TOKEN_IDS = 300_000
 """More than any vocabulary has."""
 MAX_GRAMMAR_LENGTH = 2**20

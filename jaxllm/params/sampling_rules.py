@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxllm.exceptions import VLLMValidationError
@@ -12,7 +12,6 @@ from jaxllm.params.checks import (
     check_bool,
     check_float,
     check_int,
-    check_ints,
     check_str,
     check_strings,
     shown,
@@ -26,6 +25,7 @@ from jaxllm.params.limits import (
     MAX_EXTRA_ARGS,
     MAX_LOGIT_BIASES,
     MAX_LOGPROB_TOKEN_IDS,
+    MAX_SCORED_ROWS,
 )
 
 GONE: Mapping[str, str] = {
@@ -92,12 +92,9 @@ def check_extra_args(given: Any) -> dict[str, int | float]:
 
 def check_prompt_scores(params: Any) -> None:
     """Check what SamplingParams say of the prompt's log-probabilities, and settle whether the prefix cache is read."""
-    name, ids = "prompt_logprob_token_ids", params.prompt_logprob_token_ids
+    ids = params.prompt_logprob_token_ids
     if ids is not None:
-        params.prompt_logprob_token_ids = check_ints(name, ids, 0, INT32_MAX, MAX_LOGPROB_TOKEN_IDS)
-        if not len(params.prompt_logprob_token_ids) == len(ids) > 0:
-            message = f"{name} must have at least one entry, and none twice; got {shown(ids)}."
-            raise VLLMValidationError(message, parameter=name, value=ids)
+        params.prompt_logprob_token_ids = check_id_rows("prompt_logprob_token_ids", ids)
     name, start = "prompt_logprob_start", params.prompt_logprob_start
     if start is not None:
         params.prompt_logprob_start = check_int(name, start, 0, INT32_MAX)
@@ -110,6 +107,27 @@ def check_prompt_scores(params: Any) -> None:
     if is_scored and not params.skip_reading_prefix_cache:
         message = f"{name}=False cannot go with log-probabilities of the prompt: cached tokens have none. Leave it out."
         raise VLLMValidationError(message, parameter=name, value=skip)
+
+
+def check_id_rows(name: str, rows: Any) -> list[list[int]]:
+    """Return rows of token ids, all as long as the longest; -1 fills up, and may be given as well."""
+    if getattr(rows, "ndim", 0) == 2 and rows.dtype.kind in "iu":
+        rows = rows.tolist()
+    if not isinstance(rows, (list, tuple)) or not rows or not all(isinstance(row, (list, tuple)) for row in rows):
+        message = f"{name} must be a non-empty integer array of shape [num_rows, num_ids], or lists in a list"
+        raise VLLMValidationError(f"{message}; got {shown(rows)}.", parameter=name, value=rows)
+    width = max(map(len, rows))
+    if not 0 < width <= MAX_LOGPROB_TOKEN_IDS or len(rows) > MAX_SCORED_ROWS:
+        message = f"{name} must have at most {MAX_SCORED_ROWS} rows, and 1 to {MAX_LOGPROB_TOKEN_IDS} ids in a row"
+        raise VLLMValidationError(f"{message}; got {len(rows)} rows, up to {width} ids.", parameter=name, value=width)
+    return [[*_check_id_row(name, row), *[-1] * (width - len(row))] for row in rows]
+
+
+def _check_id_row(name: str, row: Any) -> Sequence[int]:
+    # A long prompt has thousands of rows: a call of check_int for each id would take too long.
+    if set(map(type, row)) == {int} and min(row) >= -1 and max(row) <= INT32_MAX:
+        return row
+    return [check_int(name, each, -1, INT32_MAX) for each in row]
 
 
 def check_logit_bias(biases: Any) -> dict[int, float]:

@@ -41,13 +41,12 @@ class LogprobsCollector:
         """Show tokens as text if there is a tokenizer."""
         self.cumulative = 0.0
         self._positions: SampleLogprobs = FlatLogprobs() if params.flat_logprobs else []
-        self._num_asked = len(params.logprob_token_ids or ())
         self._texts = TokenTexts(tokenizer)
 
     def append(self, position: TokenLogprobs) -> None:
         """Add one position."""
         self.cumulative += position.logprobs[0]
-        _append(self._positions, position, self._num_asked, self._texts)
+        _append(self._positions, position, self._texts)
 
     def copy(self) -> SampleLogprobs:
         """Return the positions so far."""
@@ -66,7 +65,7 @@ class PromptCollector:
     def __init__(self, params: SamplingParams, num_prompt_tokens: int, tokenizer: Tokenizer | None) -> None:
         self._is_flat = params.flat_logprobs
         self._wants_top = params.prompt_logprobs is not None
-        self._num_asked = len(params.prompt_logprob_token_ids or ())
+        self._num_asked = len(params.prompt_logprob_token_ids[0]) if params.prompt_logprob_token_ids else 0
         self._asked_start = (params.prompt_logprob_start or 0) + 1
         self._first = params.first_scored_position or 1
         self._tokenizer = tokenizer
@@ -97,13 +96,13 @@ class PromptCollector:
         if not self._wants_top:
             return None
         positions, texts = self._empty(), TokenTexts(self._tokenizer)
-        for position in self._scored:
+        for place, position in enumerate(self._scored):
             if position is None:
                 positions.append(None)
                 continue
-            end = len(position.token_ids) - self._num_asked
+            end = len(position.token_ids) - (self._num_asked if place >= self._asked_start else 0)
             shown = TokenLogprobs(position.token_ids[:end], position.logprobs[:end], position.rank)
-            _append(positions, shown, 0, texts)
+            _append(positions, shown, texts)
         return positions
 
     def _asked(self) -> np.ndarray | None:
@@ -120,29 +119,11 @@ class PromptCollector:
         return np.array(rows, np.float32).reshape(len(rows), self._num_asked)
 
 
-def _append(
-    positions: SampleLogprobs | PromptLogprobs, position: TokenLogprobs, num_asked: int, texts: TokenTexts
-) -> None:
-    """Add one position; the token itself comes first, also when it is among the most likely.
-
-    Of the last `num_asked` tokens, which were asked for by id, the rank is known only if they are among the others.
-    """
+def _append(positions: SampleLogprobs | PromptLogprobs, position: TokenLogprobs, texts: TokenTexts) -> None:
+    """Add one position; the token itself comes first, and where it is among the others its rank is its place there."""
     token_ids, values = position.token_ids, position.logprobs
-    strings = texts.at(token_ids)
-    num_ranked = len(token_ids) - num_asked
+    ranks, strings = (position.rank, *range(1, len(token_ids))), texts.at(token_ids)
     if isinstance(positions, FlatLogprobs):
-        ranks: list[int | None] = [position.rank, *range(1, num_ranked)]
-        known = dict(zip(token_ids[:num_ranked], ranks, strict=True)) if num_asked else {}
-        ranks += [known.get(token_id) for token_id in token_ids[num_ranked:]]
         positions.append_fast(token_ids, values, ranks, strings)
-        return
-    own = token_ids[0]
-    entries = {own: Logprob(values[0], position.rank, strings[0])}
-    for rank in range(1, num_ranked):
-        token_id = token_ids[rank]
-        entries[token_id] = Logprob(values[rank], rank, strings[rank])
-    for i in range(num_ranked, len(token_ids)):
-        token_id = token_ids[i]
-        if token_id not in entries:
-            entries[token_id] = Logprob(values[i], None, strings[i])
-    positions.append(entries)
+    else:
+        positions.append(dict(zip(token_ids, map(Logprob, values, ranks, strings), strict=True)))

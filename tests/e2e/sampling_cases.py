@@ -203,9 +203,13 @@ CASES: dict[str, Case] = {
         checks.ends(9, "repetition", "repetition_detected", "abcabcabc"),
         repetition_detection=RepetitionDetectionParams(max_pattern_size=4, min_pattern_size=2, min_count=3),
     ),
-    "prompt_logprob_token_ids": Case(SCORED | {"prompt_logprob_token_ids": ASKED}, checks.scores_ids_from(0)),
+    "prompt_logprob_token_ids": Case(
+        SCORED | {"prompt_logprob_token_ids": checks.rows_from(0)}, checks.scores_ids_from(0)
+    ),
     "prompt_logprob_start": Case(
-        SCORED | {"prompt_logprob_token_ids": ASKED, "prompt_logprob_start": 7}, checks.scores_ids_from(7)
+        SCORED | {"prompt_logprob_token_ids": checks.rows_from(7), "prompt_logprob_start": 7},
+        checks.scores_ids_from(7),
+        without=SCORED | {"prompt_logprob_token_ids": checks.rows_from(0)},
     ),
     "trace_decode_token_ids": Case({"trace_decode_token_ids": [5, 6]}, is_refused=True),
     "output_text_buffer_length": _spelled(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -147,6 +148,11 @@ def scores_the_prompt(evidence: Evidence) -> None:
         assert position[token].rank == (logits_v >= logits_v[token]).sum()
 
 
+def rows_from(start: int) -> list[list[int]]:
+    """Return a row of ids for each prompt position after `start`, of one id up to all those asked for."""
+    return [ASKED[: 1 + position % len(ASKED)] for position in range(start + 1, len(PROMPT))]
+
+
 def scores_ids_from(start: int) -> Check:
     """Check the matrix of the asked ids' logits over the prompt, from the position after `start` on."""
 
@@ -155,8 +161,10 @@ def scores_ids_from(start: int) -> Check:
         shown, whole = evidence.raw.prompt_token_id_logprobs, evidence.raw.prompt_logprobs
         assert shown is not None
         assert whole is not None
-        expected = [[entry[i].logprob for i in ASKED] for entry in whole[start + 1 :] if entry is not None]
-        assert shown.tolist() == expected
+        values = [[entry[i].logprob for i in ASKED] for entry in whole[start + 1 :] if entry is not None]
+        nothing = [-math.inf] * len(ASKED)
+        rows = zip(values, rows_from(start), strict=True)
+        assert shown.tolist() == [(row[: len(ids)] + nothing)[: len(ASKED)] for row, ids in rows]
 
     return check
 

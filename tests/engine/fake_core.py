@@ -113,7 +113,7 @@ class FakeCore:
             new_token_ids=[token_id],
             new_logprobs=None
             if params.num_logprobs is None
-            else [self._logprobs(token_id, params.logprobs or 0, params.logprob_token_ids or [])],
+            else [self._logprobs(token_id, params.num_logprobs, params.logprob_token_ids or [])],
             finish_reason=reason,
             stop_reason=stop_reason,
             num_cached_tokens=3,
@@ -124,7 +124,7 @@ class FakeCore:
 
     def _logprobs(self, token_id: int, k: int, asked_ids: list[int]) -> TokenLogprobs:
         """Make the sampled token the most likely one if its id is even, else the fifth, at -5; ids asked for at -id."""
-        num = self._vocab_size if k < 0 else k
+        num = 0 if asked_ids else self._vocab_size if k < 0 else k
         others = [each for each in range(self._vocab_size) if each != token_id]
         top = [token_id, *others] if token_id % 2 == 0 else [*others[:4], token_id, *others[4:]]
         rank = 1 if token_id % 2 == 0 else 5

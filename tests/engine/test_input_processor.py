@@ -180,13 +180,13 @@ def test_n_sequences(tokenizer: Tokenizer) -> None:
 
 
 def test_only_the_first_sequence_scores_the_prompt(tokenizer: Tokenizer) -> None:
-    params = SamplingParams(n=3, prompt_logprobs=2, prompt_logprob_token_ids=[1], prompt_logprob_start=1)
+    params = SamplingParams(n=3, prompt_logprobs=2, prompt_logprob_token_ids=[[1]], prompt_logprob_start=1)
     request = processor(tokenizer).process("12", [1, 2, 3], params)
     assert [each.sampling_params.first_scored_position for each in request.sequences] == [1, None, None]
     first, second, third = (each.sampling_params for each in request.sequences)
     assert second is third
     assert first is request.params
-    assert (first.prompt_logprob_token_ids, second.prompt_logprob_token_ids) == ([1], None)
+    assert (first.prompt_logprob_token_ids, second.prompt_logprob_token_ids) == ([[1]], None)
 
 
 def test_seeds(tokenizer: Tokenizer) -> None:

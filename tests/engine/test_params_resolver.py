@@ -37,7 +37,9 @@ def resolved(inputs: InputProcessor, **fields: Any) -> SamplingParams:
 )
 def test_ids_are_below_the_logits_width(tokenizer: Tokenizer, name: str) -> None:
     def value(token_id: int) -> Any:
-        return {3: 1.0, token_id: 1.0} if name == "logit_bias" else [3, token_id]
+        if name == "logit_bias":
+            return {3: 1.0, token_id: 1.0}
+        return [[3, token_id]] if name == "prompt_logprob_token_ids" else [3, token_id]
 
     resolved(processor(tokenizer), **{name: value(399)})
     with pytest.raises(VLLMValidationError, match=f"^params: {name} must be below .* 400, got 400") as error:
@@ -62,7 +64,7 @@ def test_limits_of_log_probabilities(tokenizer: Tokenizer) -> None:
         ({"logprobs": -1}, r"logprobs=all \(-1\)"),
         ({"prompt_logprobs": 21}, "prompt_logprobs=21"),
         ({"prompt_logprobs": -1}, r"prompt_logprobs=all \(-1\)"),
-        ({"prompt_logprob_token_ids": list(range(21))}, "prompt_logprob_token_ids=21 ids"),
+        ({"prompt_logprob_token_ids": [list(range(21))]}, "prompt_logprob_token_ids=21 ids in a row"),
     ]
     for fields, match in asked:
         with pytest.raises(VLLMValidationError, match=match) as error:
@@ -70,8 +72,10 @@ def test_limits_of_log_probabilities(tokenizer: Tokenizer) -> None:
         assert [error.value.parameter] == list(fields)
         resolved(processor(tokenizer, max_logprobs=400), **fields)
     resolved(processor(tokenizer), logprob_token_ids=list(range(128)))
-    with pytest.raises(VLLMValidationError, match="prompt_logprob_start=2 is beyond the prompt of 2 tokens"):
-        resolved(processor(tokenizer), prompt_logprob_token_ids=[1], prompt_logprob_start=2)
+    for start, num_scored in ((0, 1), (1, 0), (2, 0)):
+        message = f"prompt_logprob_token_ids has 2 rows, but the prompt has {num_scored} scored rows"
+        with pytest.raises(VLLMValidationError, match=message):
+            resolved(processor(tokenizer), prompt_logprob_token_ids=[[1], [1]], prompt_logprob_start=start)
 
 
 def test_bad_words_in_both_spellings(tokenizer: Tokenizer) -> None:

@@ -12,7 +12,7 @@ from tests.execution.test_batch import make_chunk, step
 
 def test_scored_prompt_tokens_get_rows_after_the_chunks() -> None:
     """The token at position p - 1 predicts the one at p; a chunk that ends inside the prompt has the next one too."""
-    params = SamplingParams(prompt_logprobs=2, prompt_logprob_token_ids=[9, 4])
+    params = SamplingParams(prompt_logprobs=2)
     _, ints, _ = step(
         make_chunk("a", 9, [50], [3, 1, 7], num_prompt_tokens=4),
         make_chunk("b", 2, [60, 61, 62, 63], [2, 9], params=params, samples=False, score_start=4,
@@ -28,10 +28,12 @@ def test_scored_prompt_tokens_get_rows_after_the_chunks() -> None:
 
 
 def test_scored_rows_have_their_own_token_ids() -> None:
-    params = SamplingParams(prompt_logprobs=0, logprob_token_ids=[1], prompt_logprob_token_ids=[9, 4])
-    chunk = make_chunk("c", 0, [30, 31, 32], [5], params=params, score_start=1, scored_ids=array("i", [31, 32]))
+    params = SamplingParams(
+        prompt_logprobs=0, logprob_token_ids=[1], prompt_logprob_token_ids=[[9, 4], [7]], prompt_logprob_start=1
+    )
+    chunk = make_chunk("c", 0, [30, 31, 32], [5], params=params, score_start=1, scored_ids=array("i", [31, 32, 33]))
     inputs, *_ = step(chunk)
-    np.testing.assert_array_equal(inputs.rare.logprob_ids_sn[:4, :3], [[1, 0, 0], [9, 4, 0], [9, 4, 0], [0, 0, 0]])
+    np.testing.assert_array_equal(inputs.rare.logprob_ids_sn[:4, :3], [[1, 0, 0], [0, 0, 0], [9, 4, 0], [7, 0, 0]])
 
 
 def test_penalties_count_in_the_requests_slot_and_padding_is_neutral() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from jaxllm.engine.input_processor import InputProcessor
@@ -28,11 +29,12 @@ INT32 = 2**31 - 1
 LONGEST = 64  # max_model_len
 MAX_SECONDS = 0.05
 PROMPT = "some words"
+SCORED = 7  # the prompt's tokens but for the first
 
 # Where a probe needs another field to be of any use.
 TOGETHER: Mapping[str, dict[str, Any]] = {
     "min_tokens": {"max_tokens": None},
-    "prompt_logprob_start": {"prompt_logprob_token_ids": [1]},
+    "prompt_logprob_start": {"prompt_logprob_token_ids": [[1]] * SCORED},
 }
 GENERIC: Mapping[str, Any] = {
     "-1": -1,
@@ -98,8 +100,11 @@ TABLE: dict[str, Row] = {
     "skip_reading_prefix_cache": Row((True, False, None), (1,)),
     "thinking_token_budget": Row((0, INT32), (-2, INT32 + 1), ("-1",)),
     "repetition_detection": Row((RepetitionDetectionParams(1024, 1024, INT32),), ({"min_count": 2},)),
-    "prompt_logprob_token_ids": Row(([999], list(range(20))), ([1000], list(range(21)), list(range(129)), [1, 1])),
-    "prompt_logprob_start": Row((0, 1), (LONGEST, INT32)),
+    "prompt_logprob_token_ids": Row(
+        ([[999]] * SCORED, [list(range(20))] * SCORED, [[1, 1]] * SCORED, np.array([[-1, 1]] * SCORED)),
+        ([[1000]], [list(range(21))], [list(range(129))], [[-2]], [[1]] * LONGEST, np.array([1]), np.array([[0.5]])),
+    ),
+    "prompt_logprob_start": Row((0,), (LONGEST, INT32)),
     "trace_decode_token_ids": Row((None,), ([1],)),
 }
 

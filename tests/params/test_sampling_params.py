@@ -114,7 +114,7 @@ BAD_VALUES: dict[str, tuple[Any, ...]] = {
     "skip_reading_prefix_cache": (1, "yes"),
     "thinking_token_budget": (-2, 1.5, True),
     "repetition_detection": ({"min_count": 2}, 3),
-    "prompt_logprob_token_ids": ([-1], 3, [], [1, 1], [[1], [2]], list(range(129))),
+    "prompt_logprob_token_ids": ([[-2]], 3, [], [1, 1], [[]], [[1], [0.5]], [[1], [True]], [list(range(129))], ["1"]),
     "prompt_logprob_start": (-1, 1.5, 1),
     "trace_decode_token_ids": (3, [1]),
 }
@@ -183,9 +183,10 @@ def test_every_field_has_bad_values():
         {"presence_penalty": -2.0, "frequency_penalty": 2, "repetition_penalty": 1e3},
         {"prompt_logprobs": -1},
         {"prompt_logprobs": True, "flat_logprobs": True},
-        {"logprob_token_ids": list(range(128)), "logprobs": 3},
+        {"logprob_token_ids": list(range(128)), "logprobs": 128},
         {"logprob_token_ids": []},
-        {"prompt_logprob_token_ids": list(range(128)), "prompt_logprob_start": 5},
+        {"prompt_logprob_token_ids": [list(range(128))], "prompt_logprob_start": 5},
+        {"prompt_logprob_token_ids": np.array([[1, -1], [2, 3]], np.int32)},
         {"spaces_between_special_tokens": False, "stream_interval": 2**31 - 1},
         {"structured_outputs": StructuredOutputsParams(regex="a+")},
         {"logit_bias": dict.fromkeys(range(1024), -100.0)},
@@ -215,7 +216,7 @@ def test_fields_without_a_meaning_are_refused_with_the_reason(name: str, value: 
 
 def test_the_prefix_cache_is_not_read_where_the_prompt_is_scored():
     assert SamplingParams().skip_reading_prefix_cache is False
-    asked: list[dict[str, Any]] = [{"prompt_logprobs": 0}, {"prompt_logprob_token_ids": [1]}]
+    asked: list[dict[str, Any]] = [{"prompt_logprobs": 0}, {"prompt_logprob_token_ids": [[1]]}]
     for fields in asked:
         assert SamplingParams(**fields).skip_reading_prefix_cache is True
         with pytest.raises(VLLMValidationError, match="Leave it out") as caught:
@@ -226,14 +227,19 @@ def test_the_prefix_cache_is_not_read_where_the_prompt_is_scored():
 def test_what_is_scored():
     assert SamplingParams().first_scored_position is None
     assert SamplingParams(prompt_logprobs=0).first_scored_position == 1
-    assert SamplingParams(prompt_logprob_token_ids=[3]).first_scored_position == 1
-    asked: dict[str, Any] = {"prompt_logprob_token_ids": [3], "prompt_logprob_start": 4}
+    assert SamplingParams(prompt_logprob_token_ids=[[3]]).first_scored_position == 1
+    asked: dict[str, Any] = {"prompt_logprob_token_ids": [[3], [4, 5]], "prompt_logprob_start": 4}
     assert SamplingParams(**asked).first_scored_position == 5
     assert SamplingParams(**asked, prompt_logprobs=0).first_scored_position == 1
+    assert [SamplingParams(**asked).prompt_ids_at(each) for each in (4, 5, 6)] == [None, [3, -1], [4, 5]]
+    assert SamplingParams(prompt_logprobs=0).prompt_ids_at(1) is None
     assert SamplingParams().num_logprobs is None
     assert SamplingParams(logprobs=0).num_logprobs == 0
     assert SamplingParams(logprob_token_ids=[4, 5]).num_logprobs == 2
-    assert SamplingParams(logprob_token_ids=[4, 5], logprobs=-1).num_logprobs == -1
+    assert SamplingParams(logprob_token_ids=[4, 5], logprobs=2).num_logprobs == 2
+    for count in (-1, 0, 3):
+        with pytest.raises(VLLMValidationError, match=r"logprobs must equal len\(logprob_token_ids\)"):
+            SamplingParams(logprob_token_ids=[4, 5], logprobs=count)
 
 
 @pytest.mark.parametrize("name", ["best_of", "guided_decoding", "logits_processors", "truncate_prompt_tokens"])

@@ -74,7 +74,7 @@ def test_one_spare_row_is_enough_to_score_a_token_a_step(priority: int):
 
 def test_a_prompt_that_is_scored_late_is_read_freely_until_there():
     simulation = Simulation(make_config(max_num_seqs=2, max_rows=4))
-    simulation.add(make_request("a", 20, prompt_logprob_token_ids=[1], prompt_logprob_start=15, max_tokens=1))
+    simulation.add(make_request("a", 20, prompt_logprob_token_ids=[[1]] * 4, prompt_logprob_start=15, max_tokens=1))
     assert shape(simulation.plan()) == [("a", 0, 18)]
     simulation.run(overlap=1)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from typing import Any
 
 import hypothesis.internal.conjecture.engine
 import hypothesis.stateful
@@ -131,11 +132,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def send(self, request_id: str, prompt: list[int], max_tokens: int, kind: int, fork_of: str | None) -> None:
         self.num_added += 1
         max_tokens = max(1, min(max_tokens, MAX_MODEL_LEN - len(prompt)))
-        scoring = {}
+        scoring: dict[str, Any] = {}
         if kind & 24 == 8:
-            scoring = (
-                {"prompt_logprobs": 1} if kind & 1 else {"prompt_logprob_token_ids": [1], "prompt_logprob_start": 3}
-            )
+            rows = [[1]] * (len(prompt) - 4)
+            scores_late = not kind & 1 and rows
+            late = {"prompt_logprob_token_ids": rows, "prompt_logprob_start": 3}
+            scoring = late if scores_late else {"prompt_logprobs": 1}
         request = make_request(
             request_id,
             prompt,

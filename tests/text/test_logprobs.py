@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -135,25 +136,21 @@ def test_prompt_logprobs_come_from_the_first_of_n(tokenizer: Tokenizer) -> None:
 
 def test_values_of_prompt_logprob_token_ids(tokenizer: Tokenizer) -> None:
     """They are a matrix of their own, from the position after prompt_logprob_start on."""
-    both = [chunk("r", 1, scored(1, -7.0, -8.0), scored(2, -9.0, -10.0), scored(3, -11.0, -12.0)), token("r", 9)]
-    core = ScriptedCore([both[0]], [token("r", 9, reason="length")])
-    ids = {"prompt_logprob_token_ids": [50, 51], "output_kind": FINAL}
+    step = [chunk("r", 1, scored(1), scored(2, -9.0, -10.0), scored(3, -11.0, -math.inf))]
+    core = ScriptedCore(step, [token("r", 9, reason="length")])
+    ids: dict[str, Any] = {"prompt_logprob_token_ids": [[50, 51], [50]], "output_kind": FINAL}
     output = drain(start(core, tokenizer, prompt_logprobs=2, prompt_logprob_start=1, **ids), core)[-1][0]
     assert output.prompt_logprobs == [None, *(expected(tokenizer, position) for position in (1, 2, 3))]
     assert output.prompt_token_id_logprobs is not None
     assert output.prompt_token_id_logprobs.dtype == np.float32
-    assert output.prompt_token_id_logprobs.tolist() == [[-9.0, -10.0], [-11.0, -12.0]]
+    assert output.prompt_token_id_logprobs.tolist() == [[-9.0, -10.0], [-11.0, -math.inf]]
 
     core = ScriptedCore([chunk("r", 3, scored(3, -11.0, -12.0, top=0))], [token("r", 9, reason="length")])
+    ids["prompt_logprob_token_ids"] = np.array([[50, 51]])
     output = drain(start(core, tokenizer, prompt_logprob_start=2, **ids), core)[-1][0]
     assert output.prompt_logprobs is None
     assert output.prompt_token_id_logprobs is not None
     assert output.prompt_token_id_logprobs.tolist() == [[-11.0, -12.0]]
-
-    core = ScriptedCore([token("r", 9, reason="length")])
-    output = drain(start(core, tokenizer, prompt_logprob_start=3, **ids), core)[-1][0]
-    assert output.prompt_token_id_logprobs is not None
-    assert output.prompt_token_id_logprobs.shape == (0, 2)
 
 
 def test_a_prompt_cut_short_by_an_error(tokenizer: Tokenizer) -> None:
@@ -216,23 +213,23 @@ def test_decoded_tokens_hold_whole_characters(tokenizer: Tokenizer, kind: Reques
 
 @pytest.mark.parametrize("flat", [False, True])
 def test_logprob_token_ids(tokenizer: Tokenizer, flat: bool) -> None:
-    """Ids asked for follow the most likely ones; their rank is known only if they are among those."""
-    core = FakeCore(lambda _request: [301])
-    fields = {"logprob_token_ids": [7, 1, 301], "max_tokens": 1, "flat_logprobs": flat, "output_kind": FINAL}
-    completion = drain(start(core, tokenizer, logprobs=2, **fields), core)[-1][0].outputs[0]
-    assert completion.logprobs is not None
-    (position,) = completion.logprobs
-    assert list(position) == [301, 0, 1, 7]
-    assert [each.rank for each in position.values()] == [5, 1, 2, None]
-    assert [each.decoded_token for each in position.values()] == [tokenizer.token_string(each) for each in position]
-    assert completion.cumulative_logprob == -5.0
+    """As in vLLM: they come in place of the most likely ones, and their ranks are their places in the list."""
+    for logprobs in (None, 2):
+        core = FakeCore(lambda _request: [301])
+        fields = {"logprob_token_ids": [7, 1], "max_tokens": 1, "flat_logprobs": flat, "output_kind": FINAL}
+        completion = drain(start(core, tokenizer, logprobs=logprobs, **fields), core)[-1][0].outputs[0]
+        assert completion.logprobs is not None
+        (position,) = completion.logprobs
+        assert [(each, entry.logprob) for each, entry in position.items()] == [(301, -5.0), (7, -7.0), (1, -1.0)]
+        assert [each.rank for each in position.values()] == [5, 1, 2]
+        assert [each.decoded_token for each in position.values()] == [tokenizer.token_string(each) for each in position]
+        assert completion.cumulative_logprob == -5.0
 
+    fields["logprob_token_ids"] = [7, 301]
     core = FakeCore(lambda _request: [301])
     completion = drain(start(core, tokenizer, **fields), core)[-1][0].outputs[0]
     assert completion.logprobs is not None
-    assert list(completion.logprobs[0]) == [301, 7, 1]
-    assert completion.logprobs[0][7].logprob == -7.0
-    assert completion.cumulative_logprob == -5.0
+    assert [(each, entry.rank) for each, entry in completion.logprobs[0].items()] == [(301, 2), (7, 1)]
 
 
 @pytest.mark.parametrize("kind", [CUMULATIVE, DELTA, FINAL])
@@ -240,7 +237,7 @@ def test_flat_logprobs_hold_the_same(tokenizer: Tokenizer, kind: RequestOutputKi
     def positions(flat: bool) -> list[list[Any]]:
         core = FakeCore(lambda _request: [300, 301, 302])
         fields = {"logprobs": 3, "max_tokens": 3, "output_kind": kind}
-        engine = start(core, tokenizer, flat_logprobs=flat, logprob_token_ids=[9], **fields)
+        engine = start(core, tokenizer, flat_logprobs=flat, **fields)
         outputs = [output for step in drain(engine, core) for output in step]
         assert all(isinstance(each.outputs[0].logprobs, FlatLogprobs) is flat for each in outputs)
         return [list(output.outputs[0].logprobs or []) for output in outputs]
