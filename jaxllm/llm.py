@@ -234,6 +234,20 @@ class LLM(RefusedMethods):
         """Return counts and times since the engine's start, as vLLM's metrics."""
         return self.llm_engine.get_metrics()
 
+    def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        *,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> None:
+        """Record what host and devices do until `stop_profile`; what is None is as profiler_config says."""
+        self.llm_engine.start_profile(profile_prefix, delay_iterations=delay_iterations, max_iterations=max_iterations)
+
+    def stop_profile(self) -> None:
+        """End the recording and write it to the folder of profiler_config."""
+        self.llm_engine.stop_profile()
+
     def get_world_size(self, include_dp: bool = True) -> int:
         """Return how many devices run the model."""
         del include_dp  # there are no replicas

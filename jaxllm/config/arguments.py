@@ -31,6 +31,7 @@ from jaxllm.config.kinds import (
     check_fields,
     required,
 )
+from jaxllm.config.profiler import ProfilerConfig
 from jaxllm.config.unsupported_arguments import UnsupportedArguments
 from jaxllm.exceptions import VLLMValidationError, unknown_parameter
 from jaxllm.params.checks import INT32_MAX
@@ -185,6 +186,12 @@ class EngineArguments(UnsupportedArguments):
         None, Group(AttentionConfig), "AttentionConfig", 'as JSON; {"backend": "xla"} turns our own kernels off', "-ac"
     )
     disable_log_stats: bool = argument(False, Switch(), "ObservabilityConfig", "log no statistics")
+    profiler_config: ProfilerConfig | None = argument(
+        None,
+        Group(ProfilerConfig),
+        "ProfilerConfig",
+        'of start_profile, as JSON: {"profiler": "torch", "torch_profiler_dir": FOLDER}, which is JAX\'s profiler',
+    )
 
     def __new__(cls, *_args: Any, **kwargs: Any) -> Self:
         """Name an unknown keyword, and what to use instead, before the dataclass's own TypeError."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxllm.config.groups import ReasoningConfig, StructuredOutputsConfig
+from jaxllm.config.profiler import ProfilerConfig
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -78,6 +79,7 @@ class EngineConfig:
     chat_template: str | None
     """The template's text; None is the tokenizer's own."""
     disable_log_stats: bool
+    profiler_config: ProfilerConfig | None
     use_tqdm_on_load: bool
     platform: str
     """ "cpu", "gpu" or "tpu"."""

@@ -183,10 +183,12 @@ class Group[T]:
         if not isinstance(value, Mapping):
             message = f"{name} must be a dict or {self.made.__name__}, got {shown(value)} ({type(value).__name__})."
             raise VLLMValidationError(message, parameter=name, value=value)
-        known = [field.name for field in dataclasses.fields(cast(Any, self.made))]
+        fields = dataclasses.fields(cast(Any, self.made))
+        known = [field.name for field in fields]
         for key in value:
             if key not in known:
-                message = f"{name} has no {shown(key)}; it takes {', '.join(known)}."
+                taken = ", ".join(field.name for field in fields if "refused" not in field.metadata)
+                message = f"{name} has no {shown(key)}; it takes {taken}."
                 raise VLLMValidationError(message, parameter=name, value=key)
         return self.made(**value)
 

@@ -55,6 +55,7 @@ COPIED = (
     "long_prefill_token_threshold",
     "scheduling_policy",
     "disable_log_stats",
+    "profiler_config",
     "use_tqdm_on_load",
 )
 """Arguments that the engine takes as they are given."""

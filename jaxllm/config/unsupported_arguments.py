@@ -262,7 +262,6 @@ class UnsupportedArguments:
     logging_config: Any = unsupported(None, _LOGS)
     log_level: Any = unsupported(None, _LOGS)
     log_config_file: str | None = unsupported(None, _LOGS)
-    profiler_config: Any = unsupported(None, "see jax.profiler", also=({},))
 
     # Other engines, and the server
     kv_transfer_config: Any = unsupported(None, _TRANSFER)

@@ -12,6 +12,7 @@ from jaxllm.engine.input_processor import GRAMMAR_SECONDS, InputProcessor, Proce
 from jaxllm.engine.metrics import EngineMetrics, Metric, cache_config_info
 from jaxllm.engine.output_processor import OutputProcessor
 from jaxllm.engine.params_resolver import CheckGrammar, InputLimits
+from jaxllm.engine.profiler import StepProfiler
 from jaxllm.engine.stats_log import StatsLogger
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import RequestOutput
@@ -51,6 +52,7 @@ class LLMEngine:
         cache_info = cache_config_info(config, stats.num_blocks, core.max_model_len)
         self._metrics = EngineMetrics(config.model, core.max_model_len, stats, cache_info)
         self._stats_logger = None if config.disable_log_stats else StatsLogger(self._metrics, config.platform)
+        self._profiler = StepProfiler(config.profiler_config)
         self._outputs = OutputProcessor(tokenizer, self._metrics)
         limits = InputLimits.of(config, max_model_len=core.max_model_len, has_thinking_tokens=has_thinking_tokens)
         self._inputs = InputProcessor(tokenizer, limits, config.generation_config, config.seed, check_grammar)
@@ -174,6 +176,7 @@ class LLMEngine:
 
         If it fails or is cut off, all requests end with it.
         """
+        self._profiler.before_step()
         started = time.monotonic()
         step = self._core.step()
         try:
@@ -228,6 +231,20 @@ class LLMEngine:
         """Return counts and times since the engine's start, as vLLM's metrics."""
         return self._metrics.snapshot()
 
+    def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        *,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> None:
+        """Record what host and devices do until `stop_profile`; what is None is as profiler_config says."""
+        self._profiler.start(profile_prefix, delay_iterations, max_iterations)
+
+    def stop_profile(self) -> None:
+        """End the recording and write it to the folder of profiler_config."""
+        self._profiler.stop()
+
     def do_log_stats(self) -> None:
         """Log the statistics line now, unless disable_log_stats was given."""
         if self._stats_logger is not None:
@@ -239,6 +256,7 @@ class LLMEngine:
 
     def shutdown(self) -> None:
         """Release the device; may be called twice."""
+        self._profiler.close()
         self._core.shutdown()
 
 

@@ -38,8 +38,6 @@ class RefusedMethods:
     classify = _RefusedMethod(_POOLING)
     reward = _RefusedMethod(_POOLING)
     score = _RefusedMethod(_POOLING)
-    start_profile = _RefusedMethod("is not supported yet; wrap the call in `with jax.profiler.trace(directory):`")
-    stop_profile = _RefusedMethod("is not supported yet; wrap the call in `with jax.profiler.trace(directory):`")
     sleep = _RefusedMethod("is not supported yet; call shutdown() and make a new LLM when it is needed again")
     wake_up = _RefusedMethod("is not supported yet; an LLM is always awake until shutdown()")
     collective_rpc = _RefusedMethod("is not supported yet; there are no workers: the engine is llm.llm_engine")

@@ -71,6 +71,7 @@ BAD_VALUES: dict[str, tuple[Any, ...]] = {
     "logits_processors": ("module:function", 3, {"a": 1}, [""], ["m:f"] * 65),
     "batch_invariant": (1, 0, "yes"),
     "stream_interval": (0, -1, 2**31, 1.5, None, True),
+    "profiler_config": (3, "torch", {"profiler": "cuda"}, {"profiler": "torch"}, {"folder": "x"}),
     "structured_outputs_config": (
         *("guidance", 3, [1], {"backend": "xgrammar"}, {"backend": 3}, {"backends": "auto"}),
         *({"disable_any_whitespace": 1}, {"reasoning_parser": "qwen3"}, {"reasoning_parser_plugin": "a.py"}),
