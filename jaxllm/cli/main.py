@@ -12,11 +12,12 @@ from jaxllm.cli import bench, check, collect_env, generate
 from jaxllm.cli.config_file import apply_config_file
 from jaxllm.cli.streams import OUTPUT_STATUS, OutputError, flush_messages, flush_output, prepare_streams, say
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.utils.argparse_utils import FlexibleArgumentParser
 
 
 def make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     """Return the whole parser, and each subcommand's own by name."""
-    parser = argparse.ArgumentParser(
+    parser = FlexibleArgumentParser(
         prog="jaxllm", description="LLM inference on JAX, with vLLM's names.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=jaxllm.__version__)

@@ -6,17 +6,15 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import check_bool, check_choice, check_float, check_int, check_kind, check_str, shown
+from jaxllm.utils.argparse_utils import human_readable_int
 
 MAX_TEXT = 65_536
 MAX_NAMES = 64
-_SIZE = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)([kmgtKMGT]?)")
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 class Kind(Protocol):
@@ -29,20 +27,6 @@ class Kind(Protocol):
     def flag(self) -> dict[str, Any] | None:
         """Return the keywords for argparse's add_argument, or None for what a command line cannot give."""
         ...
-
-
-def parse_size(text: str) -> int:
-    """Read "2048", "1k" (1000), "1K" (1024) or "25.6k"; anything else raises ValueError."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"{shown(text)} is not a number such as 4096, 4k (4000), 4K (4096) or 25.6k")
-    digits, unit = match.groups()
-    size = float(digits) * (1024 if unit.isupper() else 1000) ** _POWERS[unit.lower()] if unit else float(digits)
-    if not unit and "." not in digits:
-        return int(digits)
-    if size != int(size):
-        raise ValueError(f"{shown(text)} is not a whole number")
-    return int(size)
 
 
 def _argparse_type(read: Any) -> Any:
@@ -80,7 +64,7 @@ class Integer:
     def _read(self, text: str) -> int:
         if text in self.words:
             return self.words[text]
-        return parse_size(text) if self.sized else int(text)
+        return human_readable_int(text) if self.sized else int(text)
 
     def flag(self) -> dict[str, Any]:
         return {"type": _argparse_type(self._read), "metavar": "SIZE" if self.sized else "N"}

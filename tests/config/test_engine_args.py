@@ -14,10 +14,11 @@ import pytest
 
 from jaxllm.config import EngineArgs
 from jaxllm.config.arguments import GONE
-from jaxllm.config.groups import ReasoningConfig, StructuredOutputsConfig
-from jaxllm.config.kinds import Unsupported, parse_size
+from jaxllm.config.groups import AttentionConfig, ReasoningConfig, StructuredOutputsConfig
+from jaxllm.config.kinds import Unsupported
 from jaxllm.engine import arg_utils
 from jaxllm.exceptions import UnknownParameterError, VLLMValidationError
+from jaxllm.utils.argparse_utils import FlexibleArgumentParser
 
 UNSUPPORTED = {
     field.name: field.metadata["kind"]
@@ -198,35 +199,8 @@ def test_the_token_is_not_shown():
     assert "hf_secret" not in repr(make(hf_token="hf_secret"))
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("0", 0),
-        ("-1", -1),
-        ("1k", 1000),
-        ("1K", 1024),
-        ("25.6k", 25_600),
-        ("1.5K", 1536),
-        ("2m", 2_000_000),
-        (" 7 ", 7),
-    ],
-)
-def test_parse_size(text: str, size: int):
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "k", "1kk", "1.2345k", "1,000", "0x10", "1e3", "nan", "1.5", "\u0661", "9" * 100])
-def test_parse_size_refuses(text: str):
-    if text.isdecimal() and text.isascii():
-        with pytest.raises(VLLMValidationError, match="max_model_len"):
-            make(max_model_len=text)
-    else:
-        with pytest.raises(ValueError, match="number"):
-            parse_size(text)
-
-
 def parse(*words: str) -> EngineArgs:
-    parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
+    parser = FlexibleArgumentParser(allow_abbrev=False, exit_on_error=False)
     return EngineArgs.from_cli_args(EngineArgs.add_cli_args(parser).parse_args(words))
 
 
@@ -234,6 +208,13 @@ def test_no_flags_give_the_defaults():
     assert parse("--model", "m") == EngineArgs(model="m")
     parser = EngineArgs.add_cli_args(argparse.ArgumentParser())
     assert EngineArgs(**vars(parser.parse_args(["--model", "m"]))) == EngineArgs(model="m")
+
+
+def test_flags_as_vllms_users_write_them():
+    words = ("--model", "m", "--max_model_len", "10.5k", "--structured_outputs_config.disable_any_whitespace", "true")
+    expected = EngineArgs("m", max_model_len=10_500, structured_outputs_config={"disable_any_whitespace": True})
+    assert parse(*words) == expected
+    assert parse("--model=m", "-ac.backend", "xla").attention_config == AttentionConfig("xla")
 
 
 def test_every_argument_of_vllm_has_its_flag():
@@ -312,7 +293,14 @@ def test_flags_are_refused_by_name(words: tuple[str, ...], name: str):
 
 
 @pytest.mark.parametrize(
-    "words", [("--max-model-len", "many"), ("--hf-overrides", "[1]"), ("--hf-overrides", "{"), ("--seed", "x")]
+    "words",
+    [
+        ("--max-model-len", "many"),
+        ("--max-model-len", "1.5K"),
+        ("--hf-overrides", "[1]"),
+        ("--hf-overrides", "{"),
+        ("--seed", "x"),
+    ],
 )
 def test_malformed_flags(words: tuple[str, str]):
     with pytest.raises(argparse.ArgumentError, match=words[0]):
