@@ -171,7 +171,11 @@ class Run:
                 self._submit(job)
             except VLLMValidationError as error:
                 self._fail(job, error)
-                advance(1, self._counts)
+            except RecursionError:
+                self._fail(job, VLLMValidationError("the line is nested too deep.", parameter="prompt"))
+            else:
+                continue
+            advance(1, self._counts)
         return bool(self._tasks)
 
     def _submit(self, job: Job) -> None:

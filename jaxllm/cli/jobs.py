@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from jaxllm.exceptions import VLLMValidationError, unknown_parameter
-from jaxllm.params.checks import check_int, shown
+from jaxllm.params.checks import INT32_MAX, check_int, check_str, shown
 from jaxllm.params.sampling_rules import GONE
 from jaxllm.sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
 
@@ -92,7 +92,7 @@ def parse_job(job: Job, chat: bool) -> Task:
         message = f"messages must be a list with at least one message, got {shown(messages)}."
         raise VLLMValidationError(message, parameter="messages", value=messages)
     if line.get("cache_salt") is not None:
-        prompt["cache_salt"] = line["cache_salt"]
+        prompt["cache_salt"] = check_str("cache_salt", line["cache_salt"], INT32_MAX)
     priority = check_int("priority", line.get("priority") or 0, -(2**31), 2**31 - 1)
     return Task(prompt, messages, _sampling_fields(line), line.get("id"), priority)
 

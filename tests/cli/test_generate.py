@@ -206,6 +206,19 @@ def test_chat(tmp_path: Path):
     assert "messages" not in records[3]
 
 
+def test_a_conversation_that_cannot_be_read_is_that_line_s_error(tmp_path: Path):
+    engine = FakeEngine(tokenizer=byte_level())
+    call = {"type": "function", "function": {"name": "f", "arguments": "[" * 5000}}
+    good = {"messages": [{"role": "user", "content": "u"}]}
+    lines = [good, {"messages": [{"role": "assistant", "tool_calls": [call]}]}, good | {"cache_salt": 5}, good]
+    source = write_jsonl(tmp_path / "in.jsonl", lines)
+    assert run_generate(engine, "m", "--input", source, "--output", tmp_path / "out.jsonl") == 1
+    records = read_jsonl(tmp_path / "out.jsonl")
+    assert ["error" in record for record in records] == [False, True, True, False]
+    assert records[2]["parameter"] == "cache_salt"
+    assert len(engine.requests) == 2
+
+
 def test_chat_on_the_terminal_shows_what_was_asked(capsys: pytest.CaptureFixture[str]):
     run_generate(FakeEngine(tokenizer=byte_level()), "m", "--chat", "--prompt", "hello", "--n", "2")
     captured = capsys.readouterr()
