@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
@@ -14,6 +15,7 @@ from jaxllm.engine.output_processor import OutputProcessor
 from jaxllm.engine.params_resolver import CheckGrammar, InputLimits
 from jaxllm.engine.profiler import StepProfiler
 from jaxllm.engine.stats_log import StatsLogger
+from jaxllm.engine.turn import locked
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
@@ -33,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class LLMEngine:
-    """Runs requests, many at a time; not safe to use from several threads."""
+    """Runs requests, many at a time. Threads may share it, each call then waits for those of the others."""
 
     def __init__(
         self,
@@ -47,6 +49,7 @@ class LLMEngine:
         """Check structured outputs with `check_grammar`; without it, only their form."""
         self.config = config
         self.tokenizer = tokenizer
+        self._lock = threading.RLock()
         self._core = core
         stats = core.stats()
         cache_info = cache_config_info(config, stats.num_blocks, core.max_model_len)
@@ -91,6 +94,7 @@ class LLMEngine:
         """The longest sequence, prompt and output together."""
         return self._core.max_model_len
 
+    @locked
     def add_request(
         self,
         request_id: str,
@@ -125,6 +129,7 @@ class LLMEngine:
         self.enqueue(request)
         return request_id
 
+    @locked
     def add_requests(
         self,
         request_ids: Sequence[str],
@@ -155,12 +160,14 @@ class LLMEngine:
             self.abort_request(queued)
             raise
 
+    @locked
     def process_requests(
         self, request_ids: Sequence[str], prompts: Sequence[Any], params: Sequence[SamplingParams]
     ) -> list[ProcessedRequest]:
         """Check and complete many requests without queueing any, for final outputs; errors name the index."""
         return self._inputs.process_batch(request_ids, prompts, params, output_kind=RequestOutputKind.FINAL_ONLY)
 
+    @locked
     def enqueue(self, request: ProcessedRequest) -> None:
         """Queue a request that is complete already."""
         self._outputs.add_request(request)
@@ -171,6 +178,7 @@ class LLMEngine:
             self.abort_request(request.request_id)
             raise
 
+    @locked
     def step(self) -> list[RequestOutput]:
         """Do one step of the core and return what is new; empty when there is nothing to do.
 
@@ -191,12 +199,14 @@ class LLMEngine:
             self._stats_logger.on_step(started, time.monotonic())
         return processed.outputs
 
+    @locked
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests without further output; unknown ids are ignored."""
         ids = [request_ids] if isinstance(request_ids, str) else request_ids
         if aborted := self._outputs.abort_requests(ids):
             self._core.abort_requests(aborted)
 
+    @locked
     def release(self, request_ids: Iterable[str]) -> None:
         """Give up the blocks that ended requests have kept for forks; unknown ids are ignored."""
         self._core.release(request_ids)
@@ -209,6 +219,7 @@ class LLMEngine:
         """Return how many requests are not finished; n outputs count once."""
         return self._outputs.num_unfinished_requests
 
+    @locked
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing forgotten, while requests run."""
         is_reset = self._core.reset_prefix_cache()
@@ -254,6 +265,7 @@ class LLMEngine:
         """Wait until every program is compiled, so that no step has to."""
         self._core.warm_up()
 
+    @locked
     def shutdown(self) -> None:
         """Release the device; may be called twice."""
         self._profiler.close()

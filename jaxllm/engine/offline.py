@@ -1,0 +1,202 @@
+"""The calls of an `LLM` on its engine: requests are numbered, queued all or none, and run to their end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxllm.beam_search import BeamSearchOutput
+from jaxllm.engine.beam_search import BeamSearcher
+from jaxllm.engine.interrupts import deferred_interrupts
+from jaxllm.engine.llm_engine import LLMEngine
+from jaxllm.engine.progress import Progress
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.outputs import RequestOutput
+from jaxllm.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from jaxllm.text.chat import ChatRenderer, is_single_conversation
+from jaxllm.text.prompts import is_single_prompt
+
+type Params = SamplingParams | Sequence[SamplingParams] | None
+type UseTqdm = bool | Callable[..., Any]
+
+
+class OfflineRunner:
+    """Runs batches of prompts to their end, one batch at a time; `enqueue` keeps some for a later `wait`."""
+
+    def __init__(self, engine: LLMEngine) -> None:
+        self._engine = engine
+        self._num_requests = 0
+        self._enqueued: dict[str, RequestOutput | None] = {}
+        """The output of each enqueued request, None while it is unfinished."""
+        self._failure: Exception | None = None
+        """The error of a step that ended enqueued requests, until `wait` raises it."""
+        self._is_closing = False
+
+    def default_params(self) -> SamplingParams:
+        """Return vLLM's default sampling parameters with the model's own on top."""
+        return SamplingParams.from_optional(**self._engine.config.default_sampling_params)
+
+    def add_prompts(
+        self, prompts: Any, params: Params, priority: Sequence[int] | None, options: dict[str, Any] | None
+    ) -> list[str]:
+        """Queue one prompt or many for their final outputs, and return their request ids."""
+        batch = [prompts] if is_single_prompt(prompts) else list(prompts)
+        return self._add(batch, params, priority, options, "prompts")
+
+    def add_chats(
+        self,
+        messages: Any,
+        params: Params,
+        priority: Sequence[int] | None,
+        options: dict[str, Any] | None,
+        template_options: dict[str, Any],
+    ) -> list[str]:
+        """Queue one conversation or many for their final outputs, and return their request ids."""
+        single = is_single_conversation(messages)
+        renderer = ChatRenderer(self._engine.require_tokenizer(), self._engine.config.chat_template)
+        with deferred_interrupts():
+            rendered = [
+                renderer.render(conversation, "messages" if single else f"messages[{i}]", **template_options)
+                for i, conversation in enumerate([messages] if single else messages)
+            ]
+        return self._add(rendered, params, priority, options, "messages")
+
+    def enqueue(self, request_ids: list[str]) -> list[str]:
+        """Keep the outputs of these requests for `wait`, whichever call's steps finish them."""
+        self._enqueued |= dict.fromkeys(request_ids)
+        return request_ids
+
+    def wait(self, use_tqdm: UseTqdm) -> list[RequestOutput]:
+        """Run everything enqueued and return the outputs in the order of their request ids, without aborted ones.
+
+        Raises RuntimeError if a step of another call failed and ended enqueued requests; the rest can be waited for.
+        """
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise RuntimeError("Enqueued requests ended without an output: a step of another call failed.") from failure
+        try:
+            self._step_until_done([name for name, output in self._enqueued.items() if output is None], use_tqdm)
+            return _in_order([output for output in self._enqueued.values() if output is not None])
+        finally:
+            self._enqueued.clear()
+            self._failure = None
+
+    def run(self, request_ids: Sequence[str], use_tqdm: UseTqdm) -> list[RequestOutput]:
+        """Step until these requests are finished and return their outputs in order."""
+        outputs = self._step_until_done(request_ids, use_tqdm)
+        if len(outputs) < len(request_ids):
+            raise RuntimeError(
+                f"{len(request_ids) - len(outputs)} of {len(request_ids)} requests ended without an output: they were "
+                "aborted, or another caller of llm_engine.step() has taken their outputs."
+            )
+        return _in_order(outputs)
+
+    def beam_search(
+        self, prompts: Any, params: BeamSearchParams, use_tqdm: UseTqdm, limit: int | None
+    ) -> list[BeamSearchOutput]:
+        """Search for the likeliest continuations of one prompt or many, at most `limit` prompts at once."""
+        batch = [prompts] if is_single_prompt(prompts) else list(prompts)
+        with deferred_interrupts():
+            searcher = BeamSearcher(self._engine, self._new_ids(len(batch)), batch, params, limit)
+        searcher.run(self._step, use_tqdm)
+        return searcher.outputs(self._engine.tokenizer)
+
+    def close(self) -> None:
+        """Let a call that runs in another thread end with an error after its present step."""
+        self._is_closing = True
+
+    def _new_ids(self, count: int) -> list[str]:
+        first, self._num_requests = self._num_requests, self._num_requests + count
+        return [str(first + i) for i in range(count)]
+
+    def _add(
+        self,
+        prompts: list[Any],
+        params: Params,
+        priority: Sequence[int] | None,
+        options: dict[str, Any] | None,
+        label: str,
+    ) -> list[str]:
+        spread = self._spread_params(params, len(prompts), label)
+        if priority is not None:
+            _check_same_length(label, len(prompts), "priority", priority)
+        if not prompts:
+            return []
+        request_ids = [str(self._num_requests + i) for i in range(len(prompts))]
+        try:
+            # Not only for order's sake: JAX runs code in the garbage collector, where a KeyboardInterrupt gets lost.
+            with deferred_interrupts():
+                self._engine.add_requests(
+                    request_ids,
+                    prompts,
+                    spread,
+                    priorities=priority,
+                    tokenization_kwargs=options,
+                    output_kind=RequestOutputKind.FINAL_ONLY,
+                    label=label,
+                )
+        except KeyboardInterrupt:
+            with deferred_interrupts():
+                self._engine.abort_request(request_ids)
+            raise
+        return self._new_ids(len(prompts))
+
+    def _spread_params(self, params: Params, num_prompts: int, label: str) -> list[SamplingParams]:
+        """Return one SamplingParams per prompt."""
+        if params is None:
+            return [self.default_params()] * num_prompts
+        if isinstance(params, Sequence):
+            _check_same_length(label, num_prompts, "sampling_params", params)
+            return list(params)
+        return [params] * num_prompts
+
+    def _step_until_done(self, request_ids: Sequence[str], use_tqdm: UseTqdm) -> list[RequestOutput]:
+        """Step until these requests are finished or aborted; return the outputs of those that finished."""
+        waiting = set(request_ids)
+        done: list[RequestOutput] = []
+        try:
+            with (
+                deferred_interrupts() as raise_if_interrupted,
+                contextlib.closing(Progress(use_tqdm, len(waiting))) as progress,
+            ):
+                while waiting and self._engine.has_unfinished_requests():
+                    for output in self._step():
+                        if output.request_id in waiting and output.finished:
+                            waiting.discard(output.request_id)
+                            done.append(output)
+                            progress.update(output)
+                    raise_if_interrupted()
+        except BaseException:
+            with deferred_interrupts():  # impatient fingers must not leave half of them running
+                self._engine.abort_request(waiting)
+            raise
+        return done
+
+    def _step(self) -> list[RequestOutput]:
+        """Do one step; outputs of enqueued requests are kept for `wait`."""
+        if self._is_closing:
+            raise RuntimeError("The LLM was shut down by another thread.")
+        try:
+            outputs = self._engine.step()
+        except Exception as error:  # the failed step has ended every request, the enqueued ones too
+            lost = [name for name, output in self._enqueued.items() if output is None]
+            if lost:
+                self._engine.abort_request(lost)
+                self._enqueued = {name: output for name, output in self._enqueued.items() if output is not None}
+                self._failure = error
+            raise
+        for output in outputs:
+            if output.request_id in self._enqueued and output.finished:
+                self._enqueued[output.request_id] = output
+        return outputs
+
+
+def _in_order(outputs: list[RequestOutput]) -> list[RequestOutput]:
+    return sorted(outputs, key=lambda output: int(output.request_id))
+
+
+def _check_same_length(label: str, num_prompts: int, name: str, values: Sequence[Any]) -> None:
+    if len(values) != num_prompts:
+        message = f"The lengths of {label} ({num_prompts}) and {name} ({len(values)}) must be the same."
+        raise VLLMValidationError(message, parameter=name, value=len(values))

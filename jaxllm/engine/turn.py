@@ -1,0 +1,76 @@
+"""Calls from several threads: those of an `LLM` happen in turn, those of an `LLMEngine` one after the other."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Concatenate, Protocol
+
+
+class Turn:
+    """Lets one call in at a time: calls of other threads wait, and a call from within a call is refused."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: int | None = None
+        """The thread whose call runs now."""
+        self._call = ""
+
+    @contextmanager
+    def take(self, call: str) -> Iterator[None]:
+        """Wait until no other thread's call runs; raise RuntimeError within a call of this thread."""
+        self.check(call)
+        with self._lock:
+            try:
+                self._thread, self._call = threading.get_ident(), call
+                yield
+            finally:
+                self._thread = None
+
+    def check(self, call: str) -> None:
+        """Raise RuntimeError if a call of this thread is running already, as in a progress bar that it calls."""
+        if self._thread == threading.get_ident():
+            raise RuntimeError(
+                f"LLM.{call}() was called from within LLM.{self._call}(), as by a progress bar or a signal handler: "
+                "an LLM does one call at a time. Make the call afterwards, or on another LLM."
+            )
+
+
+class TakesTurns(Protocol):
+    """An object whose methods happen in turn."""
+
+    _turn: Turn
+
+
+def in_turn[Owner: TakesTurns, **P, R](
+    method: Callable[Concatenate[Owner, P], R],
+) -> Callable[Concatenate[Owner, P], R]:
+    """Make a method that runs in its object's turn."""
+
+    @functools.wraps(method)
+    def call_in_turn(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._turn.take(method.__name__):
+            return method(self, *args, **kwargs)
+
+    return call_in_turn
+
+
+class HasLock(Protocol):
+    """An object whose methods exclude each other."""
+
+    _lock: threading.RLock
+
+
+def locked[Owner: HasLock, **P, R](
+    method: Callable[Concatenate[Owner, P], R],
+) -> Callable[Concatenate[Owner, P], R]:
+    """Make a method that runs while no other thread is in a method of its object."""
+
+    @functools.wraps(method)
+    def call_locked(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return call_locked
