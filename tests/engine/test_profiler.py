@@ -48,7 +48,7 @@ def test_a_trace_lands_in_the_folder(tmp_path: Path) -> None:
     ],
 )
 def test_which_steps_are_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, int], call: dict[str, int], recorded: list[int]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, int], call: dict[str, Any], recorded: list[int]
 ) -> None:
     switches: list[str] = []
     seen: list[int] = []
