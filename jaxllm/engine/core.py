@@ -58,7 +58,7 @@ class EngineCore:
             return
         try:
             self._scheduler.add_request(request)
-        except ValueError:
+        except BaseException:
             self._masks.remove([request.request_id])
             raise
 
@@ -178,7 +178,16 @@ class EngineCore:
                 self._masks.remove([request_id])
                 self._ended.append(_ending(request_id, "error", failed[request_id]))
             elif self._masks.is_ready(request_id):
-                self._scheduler.add_request(self._compiling.pop(request_id))
+                self._admit(self._compiling.pop(request_id))
+
+    def _admit(self, request: EngineCoreRequest) -> None:
+        """Hand over a request within a step; one that the scheduler does not take ends alone."""
+        try:
+            self._scheduler.add_request(request)
+        except Exception as error:
+            logger.exception("request %s cannot be scheduled", request.request_id)
+            self._masks.remove([request.request_id])
+            self._ended.append(_ending(request.request_id, "error", f"{type(error).__name__}: {error}"))
 
     def _drop_compiling(self, request_ids: Iterable[str]) -> list[EngineCoreOutput]:
         dropped = [each for each in request_ids if self._compiling.pop(each, None) is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import operator
 import time
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 from jaxllm.engine.params_resolver import CheckGrammar, InputLimits, ParamsResolver, refusal
 from jaxllm.messages import EngineCoreRequest
-from jaxllm.params.checks import check_int, is_unicode, shown
+from jaxllm.params.checks import check_float, check_int, is_unicode, shown
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.text.prompts import ParsedPrompt, parse_prompt
 from jaxllm.text.tokenizer import Tokenizer, check_encode_options
@@ -64,7 +65,7 @@ class InputProcessor:
         grammar_seconds: float = GRAMMAR_SECONDS,
     ) -> ProcessedRequest:
         """Check and complete one request."""
-        when = time.time() if arrival_time is None else arrival_time
+        when = time.time() if arrival_time is None else check_float("arrival_time", arrival_time, 0, math.inf)
         params = self._params.resolve(params, "params", None, grammar_seconds=grammar_seconds)
         ids, text, salt = self._tokenize([parse_prompt(prompt, "prompt")], ["prompt"], tokenization_kwargs)[0]
         max_tokens = self._check_lengths(ids, params, "prompt")

@@ -18,6 +18,7 @@ from jaxllm.engine.stats_log import StatsLogger
 from jaxllm.engine.turn import locked
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import RequestOutput
+from jaxllm.params.checks import INT32_MAX, check_str
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.text.reasoning import thinking_tokens
 from jaxllm.text.tokenizer import Tokenizer, load_tokenizer
@@ -113,9 +114,7 @@ class LLMEngine:
         A grammar that has not failed to compile after grammar_seconds can still do so, which ends the request with
         finish_reason "error"; with 0 every grammar that fails does that.
         """
-        if not isinstance(request_id, str):
-            message = f"request_id must be a string, got {type(request_id).__name__}."
-            raise VLLMValidationError(message, parameter="request_id", value=request_id)
+        check_str("request_id", request_id, INT32_MAX)
         refuse_given(lora_request=lora_request, trace_headers=trace_headers)
         request = self._inputs.process(
             request_id,

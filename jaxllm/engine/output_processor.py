@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,10 +17,12 @@ from jaxllm.text.detokenizer import make_detokenizer
 from jaxllm.text.logprobs import LogprobsCollector, PromptCollector
 from jaxllm.text.tokenizer import Tokenizer
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessedOutputs:
-    """What one step gives to users, and what the core must stop: sequences that a stop string ended."""
+    """What one step gives to users, and what the core must stop: sequences that a stop string or a failure ended."""
 
     outputs: list[RequestOutput]
     aborts: list[str]
@@ -131,6 +134,13 @@ class _Request:
             self.prompt_logprobs.show(output, delta=delta)
         return output
 
+    def failed_output(self, error: Exception) -> RequestOutput:
+        """Return the last output of a request whose outputs cannot be made, without anything that may fail again."""
+        reason = f"{type(error).__name__}: {error}"
+        ends = [CompletionOutput(i, "", [], None, None, None, "error", reason) for i in range(len(self.sequences))]
+        request = self.request
+        return RequestOutput(request.request_id, request.prompt, request.prompt_token_ids, None, ends, finished=True)
+
     def _output(self, shown: list[_Sequence], delta: bool, finished: bool) -> RequestOutput:
         return RequestOutput(
             request_id=self.request.request_id,
@@ -190,27 +200,45 @@ class OutputProcessor:
         return aborted
 
     def process_outputs(self, step: EngineCoreOutputs) -> ProcessedOutputs:
-        """Take in one step of the core; sequences that are not known (any more) are ignored."""
-        changed: dict[_Request, list[_Sequence]] = {}
-        aborts: list[str] = []
+        """Take in one step of the core; sequences that are not known (any more) are ignored.
+
+        What fails while one request's part is taken in ends that request, with an "error".
+        """
+        parts: dict[_Request, list[tuple[_Sequence, EngineCoreOutput]]] = {}
         num_new_tokens = 0
-        now = time.time()
         for output in step.outputs:
             sequence = self._sequences.get(output.request_id)
-            if sequence is None:
-                continue
-            if output.new_prompt_logprobs is not None and sequence.owner.prompt_logprobs is not None:
-                sequence.owner.prompt_logprobs.add(output.new_prompt_logprobs)
-            if sequence.update(output) and output.finish_reason is None:
-                aborts.append(output.request_id)
-            num_new_tokens += len(output.new_token_ids)
-            self._record_tokens(sequence, output, step.timestamp, now)
-            if sequence.finish_reason is not None:
-                self._finish(output.request_id, sequence, now)
-            changed.setdefault(sequence.owner, []).append(sequence)
+            if sequence is not None:
+                parts.setdefault(sequence.owner, []).append((sequence, output))
+                num_new_tokens += len(output.new_token_ids)
+        now = time.time()
+        outputs: list[RequestOutput] = []
+        aborts: list[str] = []
+        for request, part in parts.items():
+            try:
+                aborts += [
+                    each.request_id for sequence, each in part if self._take(sequence, each, step.timestamp, now)
+                ]
+                shown = request.output([sequence for sequence, _ in part])
+            except Exception as error:
+                request_id = request.request.request_id
+                logger.exception("the output of request %s cannot be made", request_id)
+                aborts += {*self.abort_requests([request_id]), *(each.request_id for _, each in part)}
+                shown = request.failed_output(error)
+            if shown is not None:
+                outputs.append(shown)
         self._metrics.on_step(step.stats, num_new_tokens, step.num_deferred_reqs)
-        outputs = [request.output(sequences) for request, sequences in changed.items()]
-        return ProcessedOutputs([output for output in outputs if output is not None], aborts)
+        return ProcessedOutputs(outputs, aborts)
+
+    def _take(self, sequence: _Sequence, output: EngineCoreOutput, timestamp: float, now: float) -> bool:
+        """Take in one sequence's part of a step; say whether the core must stop it, for a stop string ended it."""
+        if output.new_prompt_logprobs is not None and sequence.owner.prompt_logprobs is not None:
+            sequence.owner.prompt_logprobs.add(output.new_prompt_logprobs)
+        is_stopped = sequence.update(output) and output.finish_reason is None
+        self._record_tokens(sequence, output, timestamp, now)
+        if sequence.finish_reason is not None:
+            self._finish(output.request_id, sequence, now)
+        return is_stopped
 
     def _record_tokens(self, sequence: _Sequence, output: EngineCoreOutput, timestamp: float, now: float) -> None:
         stats = sequence.stats

@@ -202,8 +202,8 @@ class KVCacheManager:
         while len(hashes) <= index:
             parent = hashes[-1] if hashes else None
             # The salt enters with the first block; the chain carries it to all the others.
-            salt = "" if hashes else request.source.cache_salt or ""
-            hashes.append(self.pool.hash_block(parent, self._token_bytes(request, len(hashes)), salt.encode()))
+            salt = b"" if hashes else request.salt
+            hashes.append(self.pool.hash_block(parent, self._token_bytes(request, len(hashes)), salt))
         return hashes[index]
 
 

@@ -34,6 +34,7 @@ class Request:
         "params",
         "queued_ts",
         "request_id",
+        "salt",
         "scheduled_ts",
         "score_start",
         "source",
@@ -52,6 +53,8 @@ class Request:
         self.token_ids = array("i", source.prompt_token_ids)
         """int32, prompt and outputs."""
         self.num_prompt_tokens = len(source.prompt_token_ids)
+        # Encoded here, where a salt that cannot be is this request's error: hashes are made in the middle of a step.
+        self.salt = (source.cache_salt or "").encode()
         self.block_hashes: list[bytes] = []
         """The hash chain of the leading full blocks, as far as anyone has asked for it."""
         self.donor = donor

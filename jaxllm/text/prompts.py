@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.params.checks import shown
+from jaxllm.params.checks import INT32_MAX, check_str, shown
 
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 
@@ -36,6 +36,7 @@ def is_single_prompt(prompts: Any) -> bool:
 def parse_prompt(prompt: Any, label: str) -> ParsedPrompt:
     """Tell the forms of a prompt apart."""
     if isinstance(prompt, ParsedPrompt):
+        _check_salt(prompt.salt, label)
         return prompt
     if isinstance(prompt, str):
         return ParsedPrompt(prompt)
@@ -65,10 +66,13 @@ def _parse_mapping(prompt: Mapping[str, Any], label: str) -> ParsedPrompt:
     if token_ids is not None and not _is_id_list(token_ids):
         message = f"{label}: 'prompt_token_ids' must be a list of integers, got {shown(token_ids)}."
         raise VLLMValidationError(message, parameter="prompt_token_ids", value=token_ids)
-    if salt is not None and (not isinstance(salt, str) or not salt):
-        message = f"{label}: 'cache_salt' must be a non-empty str, got {shown(salt)}."
-        raise VLLMValidationError(message, parameter="cache_salt", value=salt)
+    _check_salt(salt, label)
     return ParsedPrompt(text, token_ids, salt)
+
+
+def _check_salt(salt: Any, label: str) -> None:
+    if salt is not None:
+        check_str(f"{label}: 'cache_salt'", salt, INT32_MAX, parameter="cache_salt")
 
 
 def _is_id_list(value: Any) -> bool:

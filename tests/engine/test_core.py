@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 
 from jaxllm.constraints.token_masks import TokenMasks
 from jaxllm.engine.core import EngineCore
-from jaxllm.messages import EngineCoreRequest
+from jaxllm.messages import EngineCoreOutput, EngineCoreRequest
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.plan import StepPlan, StepResult
@@ -103,7 +104,7 @@ def make_core(*, overlap: bool = True, masks: TokenMasks | None = None) -> tuple
     return core, runner, scheduler
 
 
-def add(core: EngineCore, request_id: str, max_tokens: int = 3) -> None:
+def add(core: EngineCore, request_id: str, max_tokens: int = 3, cache_salt: str | None = None) -> None:
     core.add_request(
         EngineCoreRequest(
             request_id=request_id,
@@ -113,6 +114,7 @@ def add(core: EngineCore, request_id: str, max_tokens: int = 3) -> None:
             max_tokens=max_tokens,
             seed=0,
             arrival_time=0.0,
+            cache_salt=cache_salt,
         )
     )
 
@@ -224,6 +226,27 @@ def test_requests_wait_for_their_grammars_and_others_do_not() -> None:
     assert len(run_all(core)["slow"]) == 3
     assert set(masks.accepted) == {"slow", "plain"}
     assert runner.masks == [None] * len(runner.masks)
+
+
+@pytest.mark.parametrize("salt", ["\ud800", 3])
+def test_a_request_that_cannot_be_hashed_ends_alone(salt: Any) -> None:
+    """At once, or, where it waited for its grammar, in the step that would have let it in."""
+    masks = ScriptedMasks()
+    core, _, scheduler = make_core(masks=masks)
+    add(core, "plain")
+    with pytest.raises((UnicodeEncodeError, AttributeError)):
+        add(core, "refused", cache_salt=salt)
+    assert masks.removed.count("refused") == 2  # before it is added, and after the failure
+    masks.compiling = {"late"}
+    add(core, "late", cache_salt=salt)
+    masks.compiling = set()
+    ends = {output.request_id: output.finish_reason for output in run_steps(core) if output.finish_reason is not None}
+    assert ends == {"late": "error", "plain": "length"}
+    scheduler.check()
+
+
+def run_steps(core: EngineCore) -> list[EngineCoreOutput]:
+    return [output for _ in range(10) for output in core.step().outputs]
 
 
 def test_requests_that_wait_for_grammars_can_be_aborted() -> None:

@@ -11,7 +11,7 @@ from jaxllm.engine.input_processor import InputProcessor, mix
 from jaxllm.engine.params_resolver import InputLimits
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
-from jaxllm.text.prompts import is_single_prompt
+from jaxllm.text.prompts import ParsedPrompt, is_single_prompt
 from jaxllm.text.tokenizer import Tokenizer
 from tests.engine.support import byte_level
 
@@ -64,6 +64,9 @@ def test_text_of_a_token_prompt_is_passed_through(tokenizer: Tokenizer) -> None:
         ({"prompt": "a", "multi_modal_data": {"image": 1}}, "'multi_modal_data' is not supported", "multi_modal_data"),
         ({"prompt_embeds": 1}, "'prompt_embeds' is not supported", "prompt_embeds"),
         ({"prompt": "a", "cache_salt": ""}, "cache_salt", "cache_salt"),
+        ({"prompt": "a", "cache_salt": "\ud800"}, "'cache_salt' must be Unicode text", "cache_salt"),
+        ({"prompt": "a", "cache_salt": 3}, "'cache_salt' must be a string, got 3", "cache_salt"),
+        (ParsedPrompt("a", salt="\ud800"), "'cache_salt' must be Unicode text", "cache_salt"),
         (b"bytes", "a prompt is a str", "prompt"),
         (5, "a prompt is a str", "prompt"),
         ("\ud800", "lone surrogates", "prompt"),
@@ -230,3 +233,10 @@ def test_one_prompt_or_many() -> None:
     assert not any(is_single_prompt(prompts) for prompts in ([], ["a"], [[1]], [{"prompt": "a"}], [np.array([1])]))
     with pytest.raises(VLLMValidationError, match="prompts must be"):
         is_single_prompt(3)
+
+
+@pytest.mark.parametrize("when", ["abc", float("nan"), float("inf"), -1.0, True, [1.0]])
+def test_arrival_times_are_checked(tokenizer: Tokenizer, when: Any) -> None:
+    with pytest.raises(VLLMValidationError, match="arrival_time must be") as error:
+        processor(tokenizer).process("r", "a", SamplingParams(), arrival_time=when)
+    assert error.value.parameter == "arrival_time"

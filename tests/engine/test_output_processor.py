@@ -244,3 +244,35 @@ def test_request_ids_are_unique(tokenizer: Tokenizer) -> None:
         engine.add_request(3, "hello", SamplingParams())  # type: ignore[arg-type]
     with pytest.raises(VLLMValidationError, match="lora_request is not supported"):
         engine.add_request("b", "hello", SamplingParams(), lora_request=object())
+
+
+@pytest.mark.parametrize("part", ["on_next_token", "on_finished_sequence", "output"])
+def test_a_failure_over_one_request_is_its_own(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """Its metrics or its output cannot be made: it ends with an error, and the others never hear of it."""
+    core = says(tokenizer, "abcd")
+    engine = make_engine(core, tokenizer)
+    for name in ("good", "bad"):
+        engine.add_request(name, "hello", SamplingParams(n=2, seed=1, output_kind=FINAL))
+    bad = engine._outputs._requests["bad"]
+    owner = type(bad) if part == "output" else type(engine._outputs._metrics)
+    real, take = getattr(owner, part), engine._outputs._take
+    taken: list[Any] = []
+
+    def remember(sequence: Any, *args: Any) -> bool:
+        taken.append(sequence.owner)
+        return take(sequence, *args)
+
+    def fail(*args: Any, **options: Any) -> Any:
+        if taken[-1] is bad:
+            raise ArithmeticError("no number")
+        return real(*args, **options)
+
+    monkeypatch.setattr(engine._outputs, "_take", remember)
+    monkeypatch.setattr(owner, part, fail)
+    outputs = {output.request_id: output for output in drain(engine)}
+    assert [(each.text, each.finish_reason) for each in outputs["good"].outputs] == [("abcd", "stop")] * 2
+    ends = [(each.finish_reason, each.stop_reason) for each in outputs["bad"].outputs]
+    assert ends == [("error", "ArithmeticError: no number")] * 2
+    assert not core.requests
