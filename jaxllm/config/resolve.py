@@ -85,9 +85,11 @@ def resolve(
     )
     model_config = settings.read_model_config(args.model, checkpoint, args.hf_overrides)
     if logits_processors:
+        from jaxllm.execution.jax_settings import tracing
         from jaxllm.sampling.processors import check_traceable
 
-        check_traceable(logits_processors, model_config.vocab_size)
+        with tracing():
+            check_traceable(logits_processors, model_config.vocab_size)
     generation_config = settings.read_generation_config(args.generation_config, checkpoint)
     default_sampling_params = settings.default_sampling_params(
         args.generation_config, generation_config, args.override_generation_config

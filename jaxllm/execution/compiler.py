@@ -29,6 +29,7 @@ from pallas_kernels.paged_attention import KVPool, PagedAttention, copy_blocks
 
 from .batch import BatchShape, buffer_size, count_rows, float_fields, int_fields
 from .buckets import Bucket, make_buckets, pick_bucket
+from .jax_settings import tracing
 from .mesh import param_sharding, placed, pool_sharding, replicated
 from .options import compiler_options, min_rows
 from .rows import RareInputs, rare_shapes
@@ -163,7 +164,8 @@ class StepCompiler:
         """Lower a program for a pool of `num_blocks` blocks; pool and token counts are donated."""
         function, donated, inputs, outputs = self._signature(key, num_blocks)
         jitted = jax.jit(function, donate_argnums=donated, out_shardings=outputs)
-        return jitted.trace(*inputs).lower(lowering_platforms=(PLATFORMS[self.config.platform],))
+        with tracing():
+            return jitted.trace(*inputs).lower(lowering_platforms=(PLATFORMS[self.config.platform],))
 
     def trees(self, key: ProgramKey, num_blocks: int) -> tuple[Any, Any]:
         """Return what a compiled program takes and gives, as JAX's tree structures."""

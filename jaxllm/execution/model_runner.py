@@ -16,6 +16,7 @@ from jaxllm.scheduling.plan import StepPlan, StepResult
 from .batch import BatchShape, StepInputs, build
 from .compiler import COPIES, ProgramKey, StepCompiler, Upkeep
 from .host_logprobs import read_logprobs
+from .jax_settings import running, tracing
 from .mesh import replicated
 from .programs import Programs
 from .rows import RareInputs, neutral_array, rare_shapes
@@ -33,6 +34,7 @@ class RunningStep:
         for array in jax.tree.leaves((output.tokens_s, None if arrays is None else arrays._replace(all_sv=None))):
             array.copy_to_host_async()
 
+    @running()
     def result(self) -> StepResult:
         """Wait for the tokens and return them as plain Python values."""
         chunks = self.plan.chunks
@@ -58,14 +60,16 @@ class ModelRunner:
         """
         self.compiler, self.programs, self.num_blocks = compiler, programs, num_blocks
         with ThreadPoolExecutor(1) as executor:
-            state = executor.submit(programs.get(Upkeep.MAKE_STATE))
-            self._params = load_params()
+            state = executor.submit(running()(programs.get(Upkeep.MAKE_STATE)))
+            with tracing():
+                self._params = load_params()
         self._pool, self._previous_tokens = state.result()
         self._counts: Array | None = None
         """Made by the first step that needs it."""
         self._neutral: dict[int, RareInputs] = {}
         """By rows: the same arrays each step, so that nothing is sent for what nobody uses."""
 
+    @running()
     def run(self, plan: StepPlan, masks: Sequence[np.ndarray | None]) -> RunningStep:
         """Start a step and return at once, unless its program has yet to be compiled.
 
@@ -88,6 +92,7 @@ class ModelRunner:
         self._previous_tokens = output.tokens_s
         return RunningStep(plan, output)
 
+    @running()
     def reset(self) -> None:
         """Make the device's state anew: a step that failed or was cut off may have lost what was donated to it."""
         for array in jax.tree.leaves(self._pool):

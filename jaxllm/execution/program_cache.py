@@ -27,6 +27,7 @@ from jax.experimental.compilation_cache import compilation_cache
 import pallas_kernels
 from jaxllm import models, version
 from jaxllm.execution.compiler import ProgramKey, StepCompiler, describe
+from jaxllm.execution.jax_settings import counts
 from jaxllm.utils.files import make_own, read_own, write_whole
 from jaxllm.utils.log import log_phase
 
@@ -138,7 +139,7 @@ class ProgramCache:
     def _facts(self) -> str:
         """All that a program depends on besides its key, as text."""
         compiler = self._compiler
-        settings = {name: value for name, value in jax.config.values.items() if "cache" not in name}
+        settings = {name: value for name, value in jax.config.values.items() if counts(name)}
         return "\n".join(
             str(each)
             for each in (

@@ -16,6 +16,7 @@ from jaxllm import LLM, EngineArgs, SamplingParams
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.scheduling.scheduler import Scheduler
 from tests.e2e.inside import scheduler_of
+from tests.execution.support import hostile_jax
 from tests.models.tiny import folder
 
 SMALL: dict[str, Any] = {
@@ -115,6 +116,14 @@ def test_engines_live_side_by_side_and_leave_nothing(expected: list[list[int]]) 
         tokens(first)
     with make() as again:
         assert tokens(again) == expected
+
+
+def test_the_users_jax_settings_change_nothing_and_stay(expected: list[list[int]]) -> None:
+    with hostile_jax():
+        with make() as llm:
+            assert tokens(llm) == expected
+        assert jax.config.jax_enable_x64
+        assert jax.config.jax_numpy_rank_promotion == "raise"
 
 
 SECOND_START = """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,6 +33,31 @@ HF_CONFIG: dict[str, Any] = {
     "tie_word_embeddings": True,
     "hidden_act": "silu",
 }
+
+
+HOSTILE: dict[str, Any] = {
+    "jax_debug_infs": True,
+    "jax_debug_nans": True,
+    "jax_disable_jit": True,
+    "jax_enable_x64": True,
+    "jax_numpy_dtype_promotion": "strict",
+    "jax_numpy_rank_promotion": "raise",
+    "jax_threefry_partitionable": False,
+    "jax_transfer_guard": "disallow_explicit",
+}
+
+
+@contextmanager
+def hostile_jax() -> Iterator[None]:
+    """Set what a user may have set for other work, and what breaks a program that relies on JAX's defaults."""
+    before = {name: getattr(jax.config, name) for name in HOSTILE}
+    try:
+        for name, value in HOSTILE.items():
+            jax.config.update(name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
 
 
 def model_config(num_layers: int = 2) -> ModelConfig:

@@ -21,7 +21,7 @@ from jaxllm.execution import program_cache
 from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep
 from jaxllm.execution.program_cache import Folders, ProgramCache, source_digest, use_cache
 from jaxllm.models import LayerLoop, registry
-from tests.execution.support import make_compiler
+from tests.execution.support import hostile_jax, make_compiler
 from tests.models.tiny import folder
 from tests.utils.ownership import give_away
 
@@ -147,6 +147,8 @@ def test_jax_settings_count(disk: Path) -> None:
     finally:
         jax.config.update("jax_default_matmul_precision", with_precision)
     assert len(files(disk) - before) == 1
+    with hostile_jax():  # what the engine pins does not count
+        lookup(idle(small()), disk).get(QUICK)
 
 
 @pytest.mark.parametrize("damage", [b"", b"nonsense", zlib.compress(b""), zlib.compress(b"nonsense"), None])

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import pytest
 
 from jaxllm import LLM, SamplingParams, TokensPrompt
-from jaxllm.execution.compiler import StepCompiler
+from jaxllm.execution.compiler import StepCompiler, Upkeep
 from jaxllm.execution.kv_pool import PoolRequest, block_bytes
 from jaxllm.models import LayerLoop
-from tests.execution.support import make_attention, make_compiler, model_config
+from tests.execution.support import hostile_jax, make_attention, make_compiler, model_config
 from tests.models.tiny import folder
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -36,6 +36,14 @@ def test_program_size_does_not_grow_with_depth(is_full: bool, loop: LayerLoop) -
         shape = next(shape for shape in compiler.shapes() if shape.is_full is is_full)
         sizes.append(len(compiler.lower(shape, 33).as_text().splitlines()))
     assert sizes[0] == sizes[1]
+
+
+def test_the_users_jax_settings_change_no_program() -> None:
+    compiler = make_compiler(max_num_seqs=4, max_num_batched_tokens=8)
+    keys = [compiler.shapes()[-1], *Upkeep]
+    expected = [compiler.lower(key, 33).as_text() for key in keys]
+    with hostile_jax():
+        assert [compiler.lower(key, 33).as_text() for key in keys] == expected
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
