@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""A CPU's own kernels against plain XLA, in turns: attention of one layer, and the matmuls of all layers of a model.
+"""Compare a CPU's own kernels with plain XLA, in turns: one layer's attention, and the matmuls of all layers.
 
     scripts/bench_cpu_kernels.py [--case smollm2-135m] [--json OUT]
 
-Medians of the rounds, in milliseconds. Attention gets a pool that does not fit the caches; matmuls get every layer's
-own weights, as a step does.
+Figures are medians of the rounds, in milliseconds. Attention gets a pool that does not fit the caches; matmuls get
+every layer's own weights, as a step does.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pallas_kernels.paged_attention.cases import CASES
 
 ROUNDS = 15
 LAYERS = 4
-"""Of the pool that attention goes through."""
+"""How many layers the pool has that attention goes through."""
 BLOCK_SIZE = 128
 STEPS = {
     "64 decodes at 30 to 300": [(30 + 270 * i // 63, 1) for i in range(64)],
@@ -45,7 +45,7 @@ STEPS = {
     "prefill of 512 at 8,000": [(8000, 512)],
 }
 MATRICES = ((960, 576), (576, 576), (3072, 576), (576, 1536))
-"""SmolLM2-135M's, of each of its layers."""
+"""The matrices of each of SmolLM2-135M's layers."""
 NUM_LAYERS = 30
 ROWS = (4, 64, 512)
 NO_WINDOW = 2**30

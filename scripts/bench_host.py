@@ -54,7 +54,7 @@ class Stopwatch:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
         self._inner = [0.0]
-        """Per wrapped call that is open, the time already counted for others inside it."""
+        """For each open call, the time already counted for others inside it."""
 
     def wrap(self, owner: Any, name: str, part: str) -> None:
         """Replace a function of `owner` by one that counts its time for `part`."""

@@ -53,13 +53,13 @@ def make_runner(model: str, dtype: str, *, invariant: bool) -> Any:
 
 
 def decode_step(runner: Any) -> StepPlan:
-    """Every row decodes one token."""
+    """Plan a step in which every row decodes one token."""
     compiler = runner.compiler
     return decode_plan(GREEDY, compiler.config.block_size, runner.num_blocks, compiler.model.config.vocab_size)
 
 
 def prefill_step(runner: Any) -> StepPlan:
-    """One whole prompt."""
+    """Plan a step of one whole prompt."""
     block_size = runner.compiler.config.block_size
     chunk = Chunk(
         request_id="0",

@@ -30,10 +30,10 @@ from pallas_kernels.paged_attention.gpu.write import rotate_and_write
 NUM_LAYERS = 2
 MODELS = ("llama-3-8b", "llama-3.2-1b", "qwen3-0.6b", "gemma-2-2b-sliding", "smollm2-135m")
 DECODES = ((1, 8192), (32, 2048), (64, 2048), (128, 2048), (64, 8192))
-"""(Sequences, context)."""
+"""Pairs of the number of sequences and their context."""
 PREFILLS = (4096, 16_384)
 WRITES = (1, 64, 256)
-"""Decodes in a step."""
+"""How many sequences decode in a step."""
 KINDS = ("decode", "prefill", "write")
 KV_DTYPES = {"bfloat16": jnp.bfloat16, "fp8": jnp.float8_e4m3fn}
 
@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def describe() -> dict[str, Any]:
-    """Say what measures."""
+    """Return the hardware and the versions that figures depend on."""
     device = jax.devices()[0]
     return {
         "date": datetime.now(UTC).date().isoformat(),

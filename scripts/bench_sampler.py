@@ -111,7 +111,7 @@ def make_batch(**settings: float) -> SamplingBatch:
 
 
 def make_rules(v: int, rng: np.random.Generator) -> tuple[Rules, Rules]:
-    """Return neutral rules, and rules with everything on that the host's word of use turns on."""
+    """Return neutral rules, and rules of which every feature is in use, as the host tells the program."""
     zeros, words = jnp.zeros(ROWS, jnp.int32), -(-v // 32)
     neutral = Rules(
         is_scored_s=zeros,
@@ -169,7 +169,7 @@ def measure_steps(model: str, repeats: int) -> Table:
 
 
 class StepCase:
-    """One step, again and again; all cases of a runner take turns with its KV pool."""
+    """Runs one step again and again; all cases of a runner take turns with its KV pool."""
 
     def __init__(
         self, runner: Any, plan: StepPlan, *, sampler: Callable[[Array, SamplingBatch], Array] | None = None

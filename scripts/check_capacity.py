@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Is the number of KV blocks that `jaxllm check` names what the device holds? The TPU compiler's own answer.
+"""Ask the TPU's compiler whether a device holds as many KV blocks as `jaxllm check` says, and no more.
 
 For each model and topology, sized with all of the memory (gpu_memory_utilization=1): the largest step, which needs the
 most, compiles with the N blocks that are named, and with 1.1 N the compiler says that it is out of memory. It is also

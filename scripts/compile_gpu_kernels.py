@@ -52,13 +52,13 @@ NUM_LAYERS, NUM_BLOCKS, MAX_CONTEXT = 2, 4096, 8192
 NO_WINDOW = 2**30
 SMEM_LIMIT = 227 * 1024
 GRAPHS_JAX = (0, 12)
-"""Before it, XLA puts no Mosaic GPU kernel into a CUDA graph."""
+"""Older versions of jax put no Mosaic GPU kernel into a CUDA graph."""
 FIRST_PTXAS = (13, 3)
-"""Earlier ones may overwrite registers that an asynchronous wgmma still reads."""
+"""Earlier versions of ptxas may overwrite registers that an asynchronous wgmma still reads."""
 
 
 class Arguments(NamedTuple):
-    """What the op gets, but for what is static."""
+    """The op's arguments, without the static ones."""
 
     pool: Any
     q: Any
@@ -76,9 +76,9 @@ class Kernel(NamedTuple):
     tokens: int
     sequences: int
     call: Callable[[PagedAttention, Arguments, dict[str, Any]], Any]
-    """Gets the op, its arguments, and layer, number of layers, and what attention takes besides."""
+    """A function of the op, its arguments, and the settings: layer, number of layers, and attention's own."""
     names: tuple[str, ...]
-    """What ptxas must have spoken of."""
+    """The kernels that ptxas must have compiled."""
 
 
 def write(_: PagedAttention, x: Arguments, settings: dict[str, Any]) -> Any:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Compile the TPU attention kernels for TPUs that are not there, with libtpu, and count what they cost.
 
-Checked, for each model's shape and each step's: the pool is updated in place, and the scratch beside it is small.
-Counted, from the compiler's own listing: the bundles (instructions of the VLIW core) that a full KV tile takes, beside
-the time that its bytes take at the memory's nominal bandwidth. A clock above `GHz` makes the kernel wait for memory.
-These are static figures; nothing runs.
+It checks, for each model's shape and each step's, that the pool is updated in place and the scratch beside it is small.
+It counts, from the compiler's own listing, the bundles (instructions of the VLIW core) that a full KV tile takes,
+beside the time that its bytes take at the memory's nominal bandwidth. A clock above `GHz` makes the kernel wait for
+memory. These are static figures; nothing runs.
 """
 
 # ruff: noqa: E402  libtpu reads the environment when it is loaded
@@ -43,9 +43,9 @@ from pallas_kernels.paged_attention.tpu.decode import heads_together
 from pallas_kernels.paged_attention.tpu.prefill import Cut
 
 BANDWIDTH = {"v5e": 820e9, "v6e": 1640e9, "tpu7x": 3700e9}
-"""Bytes per second of one device: HBM's nominal figures; a TPU7x chip is two devices."""
+"""HBM's nominal bytes per second of one device; a TPU7x chip is two devices."""
 STEPS = {"decode": (64, 64), "prefill": (2048, 256), "mixed": (512, 256)}
-"""Tokens and sequences."""
+"""Steps by name: how many tokens and sequences they have."""
 NUM_LAYERS, POOL_BYTES, BLOCK_SIZE, TABLE = 4, 2**30, 64, 256
 TEMP_LIMIT = 128 * 2**20
 """Queries, new keys and values and the output in the kernels' layouts, of 2,048 tokens at most 32 MiB each."""
@@ -187,17 +187,17 @@ class Loop:
 
     @property
     def own_bundles(self) -> int:
-        """Bundles that are in no inner loop."""
+        """Count the bundles that are in no inner loop."""
         return len(self) - sum(map(len, self.inside))
 
     @property
     def matmuls(self) -> int:
-        """Slots of bundles that are a matmul's, by the name that this libtpu gives the unit."""
+        """Count the slots that hold a matmul, by the name that this libtpu gives the unit."""
         return self.uses["MATMUL" if "MATMUL" in self.uses else "MXU"]
 
     @property
     def own_matmuls(self) -> int:
-        """Those that are in no inner loop."""
+        """Count the matmuls that are in no inner loop."""
         return self.matmuls - sum(loop.matmuls for loop in self.inside)
 
     def busiest(self) -> Loop:

@@ -61,7 +61,7 @@ class FetchError(Exception):
 
 
 def default_dir() -> Path:
-    """The folder for model files: `models` in JAXLLM_CACHE, or else in the user's cache folder for jaxllm."""
+    """Return the folder for model files: `models` in JAXLLM_CACHE, or else in the user's cache folder for jaxllm."""
     if own := os.environ.get("JAXLLM_CACHE"):
         return Path(own).expanduser() / "models"
     user_cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -74,7 +74,7 @@ def sha256_of(path: Path) -> str:
 
 
 def is_present(model: ModelFile, directory: Path) -> bool:
-    """Whether the file is there, whole and right."""
+    """Say whether the file is there, whole and right."""
     path = directory / model.name
     return path.is_file() and path.stat().st_size == model.size and sha256_of(path) == model.sha256
 

@@ -1,4 +1,4 @@
-"""The cost sheet of GPU kernels: what the compilers say of them, beside the limits of an H100."""
+"""Write the cost sheet of GPU kernels: what the compilers say of them, beside the limits of an H100."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from jaxllm.execution.hardware import HARDWARE
 H100 = HARDWARE["h100"]
 NUM_SMS = 132
 MMA_FLOPS, SPECIAL_FUNCTIONS = 4096, 16
-"""Of an SM in a cycle: FLOPs of dense bfloat16 matmuls; exp2 and the like."""
+"""An SM does so many FLOPs of dense bfloat16 matmuls in a cycle, or so many exp2 and the like."""
 CLOCK = H100.flops_per_second / NUM_SMS / MMA_FLOPS
-"""At which NVIDIA's peak is reached, in Hz."""
+"""The frequency, in Hz, at which NVIDIA's peak is reached."""
 SM_REGISTERS, SM_THREADS, SM_BLOCKS, SM_SMEM = 65536, 2048, 32, 228 * 1024
 SHARED_TILES = ("paged_prefill",)
-"""Kernels of which several thread blocks read the same KV tile at about the same time: the query heads of a kv head,
+"""In these kernels several thread blocks read the same KV tile at about the same time: the query heads of a kv head,
 and neighbouring query tiles."""
 LIMITS = (
     f"{H100.bytes_per_second / 1e12:.2f} TB/s (HBM), {H100.flops_per_second / 1e12:.1f} TFLOP/s (MMA), "

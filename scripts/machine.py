@@ -1,4 +1,4 @@
-"""The machine that figures were measured on, without anything that tells one such machine from another."""
+"""Describe the machine that figures were measured on, with nothing that tells one such machine from another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return the processor, the cores this process may use, memory, and the load now, which figures suffer from."""
+    """Return the processor, the cores this process may use, memory, and the load now, from which figures suffer."""
     try:
         cpu = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:

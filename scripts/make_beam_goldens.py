@@ -25,7 +25,7 @@ from transformers.modeling_outputs import CausalLMOutput
 LENGTHS = (3, 24, 90, 200)
 NUM_TOKENS = 20
 SEARCHES = ((2, 1.0), (4, 0.0), (4, 2.0), (8, 1.0))
-"""Widths and length penalties."""
+"""Pairs of width and length penalty that are searched with."""
 NUM_CASES = 240
 VOCAB_SIZE = 14
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Where a step's time goes on this CPU: decode steps of a checkpoint under XLA's profiler, sorted by part of the model.
+"""Show where a step's time goes on this CPU: decode steps under XLA's profiler, sorted by part of the model.
 
     scripts/profile_step.py MODEL [--rows 1 64] [--context 256] [--json OUT]
 

@@ -1,7 +1,7 @@
-"""What a kernel's PTX says of an iteration of its loops: the bytes it brings, its matmuls, its special functions.
+"""Read from a kernel's PTX what an iteration of its loops does: the bytes it loads, its matmuls, its special functions.
 
-Of an iteration that may go several ways, the most that one way does; ways whose conditions contradict each other, such
-as `x >= 64` and then `x < 64`, are left out.
+An iteration that may go several ways counts as the most that one way does; ways whose conditions contradict each
+other, such as `x >= 64` and then `x < 64`, are left out.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 WARPGROUP = 128
-"""Threads. Each instruction of these kernels is one warpgroup's."""
+"""How many threads execute each instruction of these kernels."""
 _RESULT = re.compile(r"(?:@\S+ )?(?!bar\b)[a-z][\w.:]*\s+(\{[^}]*\}|%[\w|%]+), (.*);")
-"""An instruction with a result, and its operands."""
+"""This matches an instruction with a result, and its operands."""
 _SPECIAL = re.compile(r"(?:ex2|lg2|rcp|rsqrt|sqrt|sin|cos|tanh)\.approx|div\.(?:approx|full)")
-"""Each is one instruction of the special function unit."""
+"""This matches what is one instruction of the special function unit."""
 
 
 class Loop(NamedTuple):
-    """What a warpgroup does in an iteration."""
+    """The work of a warpgroup in an iteration."""
 
     num_bytes: int
-    """Brought from global memory."""
+    """Bytes loaded from global memory."""
     flops: int
-    """Of matmuls."""
+    """Floating-point operations of matmuls."""
     specials: int
-    """Special functions, exp2 above all, of all threads."""
+    """Special functions of all threads, exp2 above all."""
 
 
 class Kernel(NamedTuple):
     """A kernel as compiled."""
 
     threads: int
-    """Of a thread block."""
+    """The size of a thread block."""
     loops: list[Loop]
-    """Those that hold no other; a kernel without any is taken for one."""
+    """The loops that hold no other; a kernel without any counts as one."""
 
 
 def read_kernels(text: str) -> dict[str, Kernel]:
-    """Return the kernels by name. There may be other text between them. ValueError for what is not understood."""
+    """Return the kernels by name; other text may stand between them. Raises ValueError for what is not understood."""
     kernels = {}
     for part in text.split(".visible .entry ")[1:]:
         name, (head, _, rest) = part[: part.index("(")], part.partition("\n{")
@@ -74,7 +74,7 @@ def _specials(line: str) -> int:
 
 
 class _Registers:
-    """Which instructions write a register, and which registers differ between threads."""
+    """Knows which instructions write a register, and which registers differ between threads."""
 
     def __init__(self, lines: list[str]) -> None:
         self._writers: defaultdict[str, list[str]] = defaultdict(list)
@@ -111,7 +111,7 @@ class _Registers:
 
 
 class _Fact(NamedTuple):
-    """That `register < threshold`, or that it is not. A predicate is taken for 0 or 1."""
+    """The knowledge that `register < threshold`, or that it is not. A predicate is taken for 0 or 1."""
 
     register: str
     threshold: int
@@ -119,14 +119,14 @@ class _Fact(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Lines that always run together, and where they go on, if that depends on anything."""
+    """A basic block: lines that run together, and where they go on, under which condition."""
 
     lines: list[str]
     exits: list[tuple[int, _Fact | None]]
 
 
 def _cut(lines: Sequence[str]) -> list[_Block]:
-    """Return the basic blocks. The little loops in which barriers are waited for are none: their labels differ."""
+    """Return the basic blocks. The small loops that wait for barriers do not count: their labels differ."""
     parts: list[list[str]] = [[]]
     labels: dict[str, int] = {}
     comparisons: dict[str, _Fact] = {}

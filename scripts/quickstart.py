@@ -1,4 +1,4 @@
-"""What quickstart.sh runs: one chat prompt and a small batch, through jaxllm's public API only."""
+"""Run one chat prompt and a small batch, through jaxllm's public API only; quickstart.sh starts this."""
 
 from __future__ import annotations
 

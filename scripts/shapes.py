@@ -1,4 +1,4 @@
-"""HF configurations of real models, as their config.json has them, for programs that need shapes and no weights."""
+"""Programs that need shapes and no weights find here the config.json of real models."""
 
 from __future__ import annotations
 

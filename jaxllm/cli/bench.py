@@ -1,4 +1,4 @@
-"""`jaxllm bench startup`: where the time goes from the start of a process to its first token."""
+"""`jaxllm bench startup` shows where the time goes from the start of a process to its first token."""
 
 from __future__ import annotations
 
@@ -35,19 +35,20 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Startup:
-    """One start of one process. `first_token` is when it came, in seconds since the process' start."""
+    """One start of one process, in seconds."""
 
     versions: dict[str, str]
     device: str
     parts: list[Part]
-    """One after the other, up to the first token; waiting for its program is in the last one."""
+    """These come one after the other, up to the first token; waiting for its program is in the last one."""
     first_token: float
+    """Time from the process' start to the first token."""
     programs: list[Part]
-    """All programs of the engine, in the order of their compilation, partly beside the parts above and after them."""
+    """All programs of the engine, in the order of compilation; some compile beside the parts above, some after them."""
     all_programs: float
-    """When the last one was there."""
+    """Time from the process' start to the last program."""
     num_compilations: int
-    """Of the engine's programs and of JAX's own small ones; the others were in the compile cache."""
+    """How many programs were compiled, JAX's own small ones too; the others were in the compile cache."""
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""`jaxllm check`: does a model fit on hardware that is not here, and what would it do there."""
+"""`jaxllm check` says whether a model fits on hardware that is not here, and what it would do there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`jaxllm collect-env`: what a bug report needs to say about a machine. Secrets are not shown."""
+"""`jaxllm collect-env` prints what a bug report needs to say about a machine. It shows no secrets."""
 
 from __future__ import annotations
 

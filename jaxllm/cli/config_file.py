@@ -1,4 +1,4 @@
-"""`--config FILE.yaml`: its keys are long flags without the dashes. The command line wins over the file."""
+"""`--config FILE.yaml` gives flags: its keys are long flags without the dashes. The command line wins over it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the subcommands that name an engine share: MODEL, --config, and a flag per engine argument."""
+"""Subcommands that name an engine share these flags: MODEL, --config, and one per engine argument."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`jaxllm generate`: prompts from flags or a file, one engine, results in input order."""
+"""`jaxllm generate` runs prompts from flags or a file on one engine, and gives results in input order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from jaxllm.params.checks import INT32_MAX, shown
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 
 QUEUE_LENGTH = 1024
-"""Prompts handed to the engine ahead of their turn; more would only delay the first results."""
+"""How many prompts the engine gets ahead of their turn; more would only delay the first results."""
 
 SAMPLING_FLAGS: Mapping[str, tuple[Kind, str]] = {
     "n": (Integer(1, INT32_MAX), "outputs per prompt"),
@@ -43,11 +43,11 @@ SAMPLING_FLAGS: Mapping[str, tuple[Kind, str]] = {
 }
 
 _ENGINE_ONLY = ("hf_token", "enforce_eager", "download_dir", "use_tqdm_on_load", "max_logprobs")
-"""Model and loading arguments that change no result, so that a resumed run may change them."""
+"""These model and loading arguments change no result, so a resumed run may change them."""
 
 
 class Engine(Protocol):
-    """What is needed of an LLMEngine."""
+    """The part of an LLMEngine that a run needs."""
 
     @property
     def config(self) -> Any: ...
@@ -65,7 +65,7 @@ class Engine(Protocol):
 
 @dataclasses.dataclass
 class Counts:
-    """What a run has done so far."""
+    """Counts of what a run has done so far."""
 
     failed: int = 0
     cut_off: int = 0
@@ -100,7 +100,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace, make_engine: Callable[[EngineArgs], Engine] | None = None) -> int:
-    """Generate as the command line says; returns the exit status. Everything is checked before the model loads."""
+    """Generate as the command line says and return the exit status. Everything is checked before the model loads."""
     engine_args = read_engine_args(args)
     flags = _sampling_flags(args)
     SamplingParams(**flags)
@@ -162,7 +162,7 @@ class Run:
         return self._counts
 
     def _fill(self, waiting: Iterator[Job], limit: int, advance: Callable[[int, Counts], None]) -> bool:
-        """Hand jobs to the engine until `limit` are in it; returns whether any is."""
+        """Hand jobs to the engine until `limit` are in it, and say whether any is."""
         while len(self._tasks) < limit:
             job = next(waiting, None)
             if job is None:
@@ -260,7 +260,7 @@ def _logprobs(completion: Any) -> dict[str, Any]:
 
 
 def _positions(positions: Iterable[Mapping[int, Logprob] | None]) -> list[Any]:
-    """Return one list of entries per position; None where nothing is known, as at the prompt's first token."""
+    """Return one list of entries per position, and None where nothing is known, as at the prompt's first token."""
     return [
         [{"token_id": token_id, **dataclasses.asdict(entry)} for token_id, entry in position.items()]
         if position
@@ -327,7 +327,7 @@ def _settings(engine_args: EngineArgs, flags: Mapping[str, Any], chat: bool) -> 
 
 
 class Progress:
-    """A bar on standard error: prompts done of all, and tokens per second."""
+    """A bar on standard error shows how many prompts are done, and tokens per second."""
 
     def __init__(self, total: int, initial: int, *, shown: bool) -> None:
         from tqdm import tqdm

@@ -1,4 +1,4 @@
-"""From an input file's lines to prompts and their sampling parameters; a bad line is an error of that line only."""
+"""Lines of an input file become prompts with sampling parameters; a bad line is an error of that line only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OBJECTS: Mapping[str, type[RepetitionDetectionParams | StructuredOutputsParams]
     "repetition_detection": RepetitionDetectionParams,
     "structured_outputs": StructuredOutputsParams,
 }
-"""Sampling parameters that JSON can only give as objects."""
+"""These sampling parameters are objects in JSON, and of types of their own here."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class Job:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Task:
-    """One prompt, read: `messages` are still to be rendered; `fields` are keywords of SamplingParams."""
+    """A prompt that was read: `messages` are still to be rendered; `fields` are keywords of SamplingParams."""
 
     prompt: Mapping[str, Any]
     messages: list[Any] | None
     fields: Mapping[str, Any]
     label: Any
-    """The line's "id", repeated in its result; None if it has none."""
+    """The line's "id", or None; its result repeats it."""
     priority: int
 
 

@@ -1,4 +1,4 @@
-"""Where results go while a run lasts: a file that a killed run finds again, merged in input order at the end."""
+"""Results go into a file that a killed run finds again; at the end they are merged in input order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Entry(msgspec.Struct):
 
 _WAY_OUT = "make room and start the same command again: what is done is kept"
 _LINE_ENDS = ("\u0085", "\u2028", "\u2029")
-"""What str.splitlines takes for the end of a line, and JSON does not escape."""
+"""str.splitlines takes these for the end of a line, and JSON does not escape them."""
 
 
 def _encode(record: dict[str, Any]) -> bytes:
@@ -36,13 +36,13 @@ def _encode(record: dict[str, Any]) -> bytes:
 
 
 class Journal:
-    """Finished records next to the output file, one JSON line each; only one run at a time may hold it.
+    """Keeps finished records next to the output file, one JSON line each; only one run at a time may hold it.
 
     A record counts on resume if the prompt at its index still has the same key.
     """
 
     is_silent = True
-    """Shows nothing itself, so a progress bar is wanted."""
+    """The journal shows nothing itself, so a progress bar is wanted."""
 
     def __init__(self, output: Path, keys: Sequence[str]) -> None:
         self._output = output
@@ -96,7 +96,7 @@ class Journal:
 
     @property
     def done(self) -> frozenset[int]:
-        """Indices of the prompts that have a result."""
+        """Return the indices of the prompts that have a result."""
         return frozenset(self._places)
 
     def put(self, index: int, record: dict[str, Any]) -> None:
@@ -147,7 +147,7 @@ class Journal:
 
 
 class Console:
-    """Results on standard output, in input order, each as soon as those before it are there."""
+    """Shows results on standard output, in input order, each as soon as those before it are there."""
 
     is_silent = False
 
@@ -167,7 +167,7 @@ class Console:
 
     @property
     def done(self) -> frozenset[int]:
-        """Nothing is known from an earlier run."""
+        """Return no index: nothing is known from an earlier run."""
         return frozenset()
 
     def put(self, index: int, record: dict[str, Any]) -> None:
@@ -192,4 +192,4 @@ class Console:
             self._next += 1
 
     def finish(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: everything has been shown."""

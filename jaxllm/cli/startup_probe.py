@@ -1,4 +1,4 @@
-"""The process that `jaxllm bench startup` starts: one engine, one token, all programs, and when each was there."""
+"""`jaxllm bench startup` starts this process: it makes one engine and one token, and times each part of that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Standard output and standard error, which may be closed, full, a broken pipe, or lack a character."""
+"""Standard output and standard error are written to here: they may be closed, full, broken, or lack a character."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether greedy outputs agree with a reference in float32, near ties allowed.
+"""Check that greedy outputs agree with a reference in float32, near ties allowed.
 
 Rounding may decide between two tokens that are about as likely, and from there on the outputs are of different texts.
 So an output agrees with the reference if it follows it to the end, or leaves it for a token to which the reference
@@ -14,19 +14,22 @@ from typing import Any
 from benchmarking.worker import BenchmarkError
 
 NEAR_TIES = {"float32": 1e-3, "bfloat16": 0.25}
-"""Difference of log-probabilities, by the dtype that is compared with the reference.
+"""The difference of log-probabilities that counts as a near tie, by the dtype that is compared with the reference.
 
 On SmolLM2-135M jaxllm, vLLM and HF in bfloat16 lose up to 0.16; an epsilon that is 100 times too large in the norms
 loses 0.29, an fp8 KV cache 1.36, and a wrong RoPE leaves the likeliest tokens altogether.
 """
 TOP = 20
-"""The tokens per position whose log-probabilities the reference holds; others are no near ties."""
+"""How many tokens per position the reference has log-probabilities of; others are no near ties."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Of so many requests, how many are the same to the end, the share of tokens till the first other one, and what
-    the dearest of the first other tokens lost against the reference's own, in log-probability."""
+    """Says how many requests are the same to the end, and where the others leave the reference.
+
+    `share_of_tokens` come before the first other token; `widest_gap` is the most log-probability that such a token lost
+    against the reference's own.
+    """
 
     requests: int
     same: int

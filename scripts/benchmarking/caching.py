@@ -1,4 +1,4 @@
-"""Workloads that repeat themselves, with prefix caching and without: one system prompt, chats, a long document."""
+"""Measure workloads that repeat themselves, with prefix caching and without: system prompt, chats, long document."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Outputs = list[list[int]]
 
 
 class Session:
-    """A worker that counts the seconds and tokens of what it generates."""
+    """Counts the seconds and tokens of what a worker generates."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker

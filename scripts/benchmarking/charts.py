@@ -1,4 +1,4 @@
-"""The figures as pictures. Only these need matplotlib: pip install -e '.[benchmark]'."""
+"""Draw the figures as pictures. Only these need matplotlib: pip install -e '.[benchmark]'."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GROWTH = {
     "depth": {"step_ms": "decode step of 8, ms", "cold_s": "start with empty caches, s"},
     "width": {"step_ms": "decode step of 8, ms", "cold_s": "start with empty caches, s"},
 }
-"""What grows, and which of its rows' figures are drawn."""
+"""The figures that are drawn for each thing that grows."""
 
 
 def require_matplotlib() -> None:

@@ -1,4 +1,4 @@
-"""jaxllm against its peers: outputs first, then speed, in turns; scripts/benchmark.py says what is measured and how."""
+"""Compare jaxllm with its peers: outputs first, then speed, in turns; scripts/benchmark.py says how."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROWS = (4, 16, 32, 64, 128, 512)
 
 @dataclass(frozen=True)
 class Tasks:
-    """All that a contestant is asked, the same for each."""
+    """The requests of the benchmark, the same for each contestant."""
 
     first: Requests
     warm_up: Requests
@@ -45,7 +45,7 @@ class Tasks:
 
     @property
     def checked(self) -> Requests:
-        """The requests whose outputs are compared with the reference's: the first of those measured offline."""
+        """Return the requests whose outputs are compared with the reference's: the first of those measured offline."""
         return self.offline.first(CHECKED_REQUESTS, CHECKED_TOKENS)
 
     def describe(self) -> dict[str, Any]:

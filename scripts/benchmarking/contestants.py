@@ -1,4 +1,4 @@
-"""Who is compared: the worker program of each, in which environment it runs, and what it is started with."""
+"""Contestants are listed here: the worker program of each, its environment, and its settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from benchmarking.worker import Worker
 
 KV_BYTES = 1 << 30
-"""KV cache of those that have one of a fixed size; it holds all requests of the offline workload at once."""
+"""The size of the KV cache, where it is fixed; it holds all requests of the offline workload at once."""
 
 
 @dataclass(frozen=True)

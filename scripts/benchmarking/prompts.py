@@ -1,4 +1,4 @@
-"""The prompts of the benchmark: random token ids from a fixed seed, so that every contestant gets the same."""
+"""Make the benchmark's prompts: random token ids from a fixed seed, so that every contestant gets the same."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 SEED = 6
 FIRST_PLAIN_ID = 256
-"""Ids below may be special tokens."""
+"""Token ids below this one may be special."""
 
 
 @dataclass(frozen=True)
@@ -20,22 +20,22 @@ class Requests:
 
     @property
     def prompt_tokens(self) -> int:
-        """The prompts' tokens."""
+        """Count the prompts' tokens."""
         return sum(map(len, self.prompts))
 
     @property
     def output_tokens(self) -> int:
-        """The tokens to generate."""
+        """Count the tokens to generate."""
         return sum(self.lengths)
 
     @property
     def decodes(self) -> list[int]:
-        """How many requests have a token to come in each step after the prompts', which give a first one."""
+        """Count, for each step after the prompts', the requests that still have a token to come."""
         return [sum(length > step for length in self.lengths) for step in range(1, max(self.lengths))]
 
     @property
     def cached_tokens(self) -> int:
-        """Over all those steps, the tokens before each one's own."""
+        """Count, over all those steps and their requests, the tokens that come before."""
         each = zip(self.prompts, self.lengths, strict=True)
         return sum(len(prompt) + step for prompt, length in each for step in range(length - 1))
 

@@ -1,4 +1,4 @@
-"""From the figures of a run to the table, the targets and the README's part."""
+"""Turn the figures of a run into the table, the targets and the README's part."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ METRICS = (
 
 @dataclass(frozen=True)
 class Target:
-    """What is to be reached: times better than a peer, or at most so much where no peer is named."""
+    """A figure to reach: `bound` times better than a peer, or at most `bound` where no peer is named."""
 
     metric: str
     bound: float
@@ -59,7 +59,7 @@ TARGETS = (
     Target("cold_s", 10.0),
     Target("warm_s", 4.0),
 )
-"""For SmolLM2-135M on two cores."""
+"""The targets hold for SmolLM2-135M on two cores."""
 TARGETS_DTYPE = "bfloat16"
 
 

@@ -1,4 +1,4 @@
-"""How jaxllm's cost grows: with the batch, the context, the number of prompts, and the model's depth and width."""
+"""Measure how jaxllm's cost grows with the batch, the context, the number of prompts, and the model's size."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POINTS = {
 QUICK_POINTS = {"batch": (1, 4), "context": (128, 256), "prompts": (10,), "depth": (2,), "width": (256,)}
 REPEATS = 3
 WIDTH_LAYERS = 4
-"""Of the models of different widths."""
+"""How many layers the models of different widths have."""
 ENGINE = {"enable_prefix_caching": False}
 Row = dict[str, float]
 

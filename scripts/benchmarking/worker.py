@@ -1,4 +1,4 @@
-"""The benchmark's side of a worker: a process of a library's own environment, asked by lines of JSON."""
+"""Start workers, processes in a library's own environment, and ask them by lines of JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OF_THIS_SHELL = (
     "TRITON_CACHE_DIR",
     "VLLM_CACHE_ROOT",
 )
-"""Variables that would lead a worker to other caches, or to another's modules."""
+"""These variables would lead a worker to other caches, or to another's modules."""
 END_SECONDS = 60
 LOG_LINES = 25
 READ_BYTES = 1 << 24

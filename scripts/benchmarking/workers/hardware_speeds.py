@@ -1,4 +1,4 @@
-"""A worker that times what the machine does at best: the model's matmuls alone, and memory read and copied."""
+"""This worker times what the machine does at best: the model's matmuls alone, and memory read and copied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""llama.cpp (llama-cpp-python) as a worker: one request after the other, with the file's own quantized weights."""
+"""This worker runs llama.cpp (llama-cpp-python): one request after the other, with the file's quantized weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Model:
         )
 
     def versions(self) -> dict[str, str]:
-        """Return what runs."""
+        """Return the versions that run."""
         return {"llama-cpp-python": llama_cpp.__version__, "python": platform.python_version()}
 
     def warm_up(self) -> None:

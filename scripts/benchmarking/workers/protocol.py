@@ -1,6 +1,6 @@
-"""A worker's side of the benchmark: methods of one object, called by lines of JSON on stdin, answered on stdout.
+"""Serve the methods of one object: lines of JSON on stdin call them, lines on stdout answer.
 
-Imports nothing but Python's own, and runs under Python 3.11: workers live in their libraries' environments.
+This imports nothing but Python's own, and runs under Python 3.11: workers live in their libraries' environments.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hugging Face Transformers as a worker: `generate` on static batches, or its continuous batching."""
+"""This worker runs Hugging Face Transformers: `generate` on static batches, or its continuous batching."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ BATCH_SIZE = 16
 PAGE_SIZE = 256
 MAX_BATCH_TOKENS = 512
 NEVER = -1
-"""No token: generation never ends early."""
+"""An id that no token has, so that generation never ends early."""
 
 
 class Static:
-    """`generate` on batches of 16 in the order given, padded on the left; a batch ends with its longest request."""
+    """Runs `generate` on batches of 16 in order, padded on the left; a batch ends with its longest request."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -30,7 +30,7 @@ class Static:
         self.model.generation_config.eos_token_id = None
 
     def versions(self) -> dict[str, str]:
-        """Return what runs."""
+        """Return the versions that run."""
         return {
             "transformers": transformers.__version__,
             "torch": torch.__version__,
@@ -61,7 +61,7 @@ class Static:
 
 
 class Continuous(Static):
-    """Continuous batching, one manager for the worker's life; its KV cache has the size that `kv_bytes` says."""
+    """Runs continuous batching, one manager for the worker's life, with a KV cache of `kv_bytes`."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         super().__init__(settings)

