@@ -10,7 +10,8 @@ from jaxllm.beam_search import BeamSearchOutput
 from jaxllm.config.engine_args import EngineArgs
 from jaxllm.engine.llm_engine import LLMEngine, refuse_given
 from jaxllm.engine.metrics import Metric
-from jaxllm.engine.offline import OfflineRunner, Params, UseTqdm
+from jaxllm.engine.offline import OfflineRunner, Params, Priority, check_output_type
+from jaxllm.engine.progress import UseTqdm, check_use_tqdm
 from jaxllm.engine.refused_methods import RefusedMethods
 from jaxllm.engine.turn import Turn, in_turn
 from jaxllm.inputs import PromptType
@@ -98,7 +99,7 @@ class LLM(RefusedMethods):
         *,
         use_tqdm: UseTqdm = True,
         lora_request: Any = None,
-        priority: list[int] | None = None,
+        priority: Priority = None,
         tokenization_kwargs: dict[str, Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
@@ -107,7 +108,7 @@ class LLM(RefusedMethods):
         Nothing runs if a prompt or its params are invalid: the error names the first one by its index. With
         sampling_params=None the model's defaults hold. Ctrl-C ends this call's requests only.
         """
-        refuse_given(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
+        self._check(use_tqdm, lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
         request_ids = self._runner.add_prompts(prompts, sampling_params, priority, tokenization_kwargs)
         return self._runner.run(request_ids, use_tqdm)
 
@@ -118,6 +119,7 @@ class LLM(RefusedMethods):
         sampling_params: Params = None,
         use_tqdm: UseTqdm = True,
         lora_request: Any = None,
+        priority: Priority = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
@@ -128,7 +130,7 @@ class LLM(RefusedMethods):
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Generate the next message of one conversation or of many; messages have OpenAI's form."""
-        refuse_given(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
+        self._check(use_tqdm, lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
         template_options = {
             "chat_template": chat_template,
             "content_format": chat_template_content_format,
@@ -137,7 +139,7 @@ class LLM(RefusedMethods):
             "tools": tools,
             "chat_template_kwargs": chat_template_kwargs,
         }
-        request_ids = self._runner.add_chats(messages, sampling_params, None, tokenization_kwargs, template_options)
+        request_ids = self._runner.add_chats(messages, sampling_params, priority, tokenization_kwargs, template_options)
         return self._runner.run(request_ids, use_tqdm)
 
     @in_turn
@@ -153,7 +155,7 @@ class LLM(RefusedMethods):
 
         Beams share their KV blocks. At most concurrency_limit prompts are searched at once; with None, all.
         """
-        refuse_given(lora_request=lora_request)
+        self._check(use_tqdm, lora_request=lora_request)
         return self._runner.beam_search(prompts, params, use_tqdm, concurrency_limit)
 
     @in_turn
@@ -162,14 +164,13 @@ class LLM(RefusedMethods):
         prompts: PromptType | Sequence[PromptType],
         sampling_params: Params = None,
         lora_request: Any = None,
-        priority: list[int] | None = None,
+        priority: Priority = None,
         use_tqdm: UseTqdm = True,
         tokenization_kwargs: dict[str, Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[str]:
-        """Queue prompts for `wait_for_completion` and return their request ids."""
-        del use_tqdm  # queueing is quick
-        refuse_given(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
+        """Queue prompts for `wait_for_completion` and return their request ids; it is too quick to show a bar."""
+        self._check(use_tqdm, lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
         return self._runner.enqueue(self._runner.add_prompts(prompts, sampling_params, priority, tokenization_kwargs))
 
     @in_turn
@@ -177,9 +178,9 @@ class LLM(RefusedMethods):
         self,
         messages: Sequence[Any],
         sampling_params: Params = None,
-        lora_request: Any = None,
-        priority: list[int] | None = None,
         use_tqdm: UseTqdm = True,
+        lora_request: Any = None,
+        priority: Priority = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
@@ -189,9 +190,8 @@ class LLM(RefusedMethods):
         tokenization_kwargs: dict[str, Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[str]:
-        """Queue conversations for `wait_for_completion` and return their request ids."""
-        del use_tqdm
-        refuse_given(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
+        """Queue conversations for `wait_for_completion` and return their request ids; no bar is shown."""
+        self._check(use_tqdm, lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
         template_options = {
             "chat_template": chat_template,
             "content_format": chat_template_content_format,
@@ -210,7 +210,8 @@ class LLM(RefusedMethods):
 
         Raises RuntimeError if a step of another call failed and ended some; the others can be waited for again.
         """
-        del output_type  # there is one type of output
+        self._check(use_tqdm)
+        check_output_type(output_type)
         return self._runner.wait(use_tqdm)
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -261,6 +262,11 @@ class LLM(RefusedMethods):
         self._runner.close()
         with self._turn.take("shutdown"):
             self.llm_engine.shutdown()
+
+    def _check(self, use_tqdm: UseTqdm, **unsupported: Any) -> None:
+        """Refuse a progress bar that is none, and arguments that have no meaning here yet."""
+        check_use_tqdm(use_tqdm)
+        refuse_given(**unsupported)
 
     def __enter__(self) -> Self:
         return self

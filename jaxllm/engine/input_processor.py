@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import operator
@@ -88,7 +89,7 @@ class InputProcessor:
         labels = [f"{label}[{i}]" for i in range(len(prompts))]
         resolved = self._resolve_all(params, output_kind)
         parsed = [parse_prompt(prompt, name) for prompt, name in zip(prompts, labels, strict=True)]
-        given = priorities or [0] * len(prompts)
+        given = [0] * len(prompts) if priorities is None else priorities
         checked = [self._check_priority(priority, f"priority[{i}]") for i, priority in enumerate(given)]
         tokenized = self._tokenize(parsed, labels, tokenization_kwargs)
         lengths = [
@@ -199,7 +200,7 @@ class InputProcessor:
         return max_tokens
 
     def _check_priority(self, priority: Any, label: str) -> int:
-        checked = check_int(label, priority, -(2**31), 2**31 - 1)
+        checked = check_int(label, priority, -(2**31), 2**31 - 1, parameter="priority")
         if checked and not self._limits.priorities:
             message = "needs scheduling_policy='priority'; the engine runs first come, first served"
             raise refusal(label, message, "priority", priority)
@@ -262,6 +263,7 @@ def _split_mix(value: int) -> int:
 
 def _as_int(value: object, label: str, position: int) -> int:
     if not isinstance(value, bool) and hasattr(value, "__index__"):
-        return operator.index(value)  # type: ignore[arg-type]
+        with contextlib.suppress(TypeError):  # arrays have an index only if they hold one integer
+            return operator.index(value)  # type: ignore[arg-type]
     message = f"token ids must be integers, got {shown(value)} ({type(value).__name__}) at position {position}"
     raise refusal(label, message, "prompt_token_ids", value)

@@ -18,7 +18,7 @@ from jaxllm.engine.stats_log import StatsLogger
 from jaxllm.engine.turn import locked
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import RequestOutput
-from jaxllm.params.checks import INT32_MAX, check_str
+from jaxllm.params.checks import INT32_MAX, check_str, shown
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.text.reasoning import thinking_tokens
 from jaxllm.text.tokenizer import Tokenizer, load_tokenizer
@@ -202,6 +202,11 @@ class LLMEngine:
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests without further output; unknown ids are ignored."""
         ids = [request_ids] if isinstance(request_ids, str) else request_ids
+        ids = list(ids) if isinstance(ids, Iterable) else [ids]
+        for each in ids:
+            if not isinstance(each, str):
+                message = f"request_ids must be a string or strings, got {shown(each)} ({type(each).__name__})."
+                raise VLLMValidationError(message, parameter="request_ids", value=each)
         if aborted := self._outputs.abort_requests(ids):
             self._core.abort_requests(aborted)
 

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import numbers
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jaxllm.beam_search import BeamSearchOutput
 from jaxllm.engine.beam_search import BeamSearcher
 from jaxllm.engine.interrupts import deferred_interrupts
 from jaxllm.engine.llm_engine import LLMEngine
-from jaxllm.engine.progress import Progress
+from jaxllm.engine.progress import Progress, UseTqdm
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import RequestOutput
+from jaxllm.params.checks import has_length, shown
 from jaxllm.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from jaxllm.text.chat import ChatRenderer, is_single_conversation
 from jaxllm.text.prompts import is_single_prompt
 
 type Params = SamplingParams | Sequence[SamplingParams] | None
-type UseTqdm = bool | Callable[..., Any]
+type Priority = int | Sequence[int] | None
 
 
 class OfflineRunner:
@@ -38,7 +40,7 @@ class OfflineRunner:
         return SamplingParams.from_optional(**self._engine.config.default_sampling_params)
 
     def add_prompts(
-        self, prompts: Any, params: Params, priority: Sequence[int] | None, options: dict[str, Any] | None
+        self, prompts: Any, params: Params, priority: Priority, options: dict[str, Any] | None
     ) -> list[str]:
         """Queue one prompt or many for their final outputs, and return their request ids."""
         batch = [prompts] if is_single_prompt(prompts) else list(prompts)
@@ -48,7 +50,7 @@ class OfflineRunner:
         self,
         messages: Any,
         params: Params,
-        priority: Sequence[int] | None,
+        priority: Priority,
         options: dict[str, Any] | None,
         template_options: dict[str, Any],
     ) -> list[str]:
@@ -114,13 +116,12 @@ class OfflineRunner:
         self,
         prompts: list[Any],
         params: Params,
-        priority: Sequence[int] | None,
+        priority: Priority,
         options: dict[str, Any] | None,
         label: str,
     ) -> list[str]:
         spread = self._spread_params(params, len(prompts), label)
-        if priority is not None:
-            _check_same_length(label, len(prompts), "priority", priority)
+        priorities = _spread_priority(priority, len(prompts), label)
         if not prompts:
             return []
         request_ids = [str(self._num_requests + i) for i in range(len(prompts))]
@@ -131,7 +132,7 @@ class OfflineRunner:
                     request_ids,
                     prompts,
                     spread,
-                    priorities=priority,
+                    priorities=priorities,
                     tokenization_kwargs=options,
                     output_kind=RequestOutputKind.FINAL_ONLY,
                     label=label,
@@ -192,11 +193,32 @@ class OfflineRunner:
         return outputs
 
 
+def check_output_type(output_type: Any) -> None:
+    """Refuse a type that no output of a generating model is of."""
+    kinds = output_type if isinstance(output_type, tuple) else (output_type,)
+    if output_type is not None and RequestOutput not in kinds:
+        message = f"output_type must be RequestOutput, which every output is; got {shown(output_type)}."
+        raise VLLMValidationError(message, parameter="output_type", value=output_type)
+
+
+def _spread_priority(priority: Any, num_prompts: int, label: str) -> list[Any] | None:
+    """Return one priority per prompt: a single integer holds for all of them."""
+    if priority is None:
+        return None
+    if isinstance(priority, numbers.Integral):
+        return [priority] * num_prompts
+    if isinstance(priority, (str, bytes, Mapping)) or not has_length(priority):
+        message = f"priority must be an integer or a list of them, got {shown(priority)} ({type(priority).__name__})."
+        raise VLLMValidationError(message, parameter="priority", value=priority)
+    _check_same_length(label, num_prompts, "priority", priority)
+    return list(priority)
+
+
 def _in_order(outputs: list[RequestOutput]) -> list[RequestOutput]:
     return sorted(outputs, key=lambda output: int(output.request_id))
 
 
-def _check_same_length(label: str, num_prompts: int, name: str, values: Sequence[Any]) -> None:
+def _check_same_length(label: str, num_prompts: int, name: str, values: Collection[Any]) -> None:
     if len(values) != num_prompts:
         message = f"The lengths of {label} ({num_prompts}) and {name} ({len(values)}) must be the same."
         raise VLLMValidationError(message, parameter=name, value=len(values))

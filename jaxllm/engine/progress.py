@@ -6,13 +6,24 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import RequestOutput
+from jaxllm.params.checks import shown
+
+type UseTqdm = bool | Callable[..., Any]
+
+
+def check_use_tqdm(use_tqdm: Any) -> None:
+    """Refuse a `use_tqdm` that neither switches a bar on or off nor makes one."""
+    if not isinstance(use_tqdm, bool) and not callable(use_tqdm):
+        message = f"use_tqdm must be True, False or a callable that makes a bar as tqdm does, got {shown(use_tqdm)}."
+        raise VLLMValidationError(message, parameter="use_tqdm", value=use_tqdm)
 
 
 class Progress:
     """Counts finished requests on a bar; without one it does nothing."""
 
-    def __init__(self, use_tqdm: bool | Callable[..., Any], total: int) -> None:
+    def __init__(self, use_tqdm: UseTqdm, total: int) -> None:
         """Make a bar for `total` requests with tqdm, or with a callable that takes tqdm's arguments."""
         self._bar: Any = None
         self._start = time.monotonic()
@@ -48,7 +59,7 @@ class Progress:
         return f"est. speed input: {num_in:.2f} toks/s, output: {num_out:.2f} toks/s"
 
 
-def _bar_maker(use_tqdm: bool | Callable[..., Any]) -> Callable[..., Any]:
+def _bar_maker(use_tqdm: UseTqdm) -> Callable[..., Any]:
     if callable(use_tqdm):
         return use_tqdm
     from tqdm.auto import tqdm

@@ -27,7 +27,7 @@ def shown(value: object) -> str:
     """Show a user's value in an error, briefly whatever its size."""
     if isinstance(value, str):
         return repr(value) if len(value) <= 80 else f"{value[:60]!r}... ({len(value)} characters)"
-    if _has_length(value) and len(value) > 8:
+    if has_length(value) and len(value) > 8:
         return f"{type(value).__name__} of {len(value)}"
     brief = _Brief()
     brief.maxlevel = 2
@@ -137,8 +137,18 @@ def check_kind(name: str, value: Any, kind: type) -> None:
         )
 
 
+def check_options(name: str, value: Any) -> dict[str, Any]:
+    """Return a dict of keyword arguments; None gives an empty one."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        message = f"{name} must be a dict with strings as keys, got {shown(value)} ({type(value).__name__})."
+        raise VLLMValidationError(message, parameter=name, value=value)
+    return dict(value)
+
+
 def _check_collection(name: str, value: Any, max_count: int) -> Collection[Any]:
-    if isinstance(value, (str, bytes, Mapping)) or not _has_length(value):
+    if isinstance(value, (str, bytes, Mapping)) or not has_length(value):
         raise VLLMValidationError(
             f"{name} must be a list, got {shown(value)} ({type(value).__name__}).", parameter=name, value=value
         )
@@ -149,6 +159,6 @@ def _check_collection(name: str, value: Any, max_count: int) -> Collection[Any]:
     return value
 
 
-def _has_length(value: object) -> TypeGuard[Collection[Any]]:
+def has_length(value: object) -> TypeGuard[Collection[Any]]:
     """Say whether a value is a collection; arrays without dimensions look like one."""
     return isinstance(value, Collection) and getattr(value, "shape", None) != ()

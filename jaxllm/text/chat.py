@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.params.checks import check_choice, shown
+from jaxllm.params.checks import check_bool, check_choice, check_kind, check_options, shown
 from jaxllm.text.prompts import ParsedPrompt
 from jaxllm.text.tokenizer import Tokenizer
 
@@ -51,13 +51,17 @@ class ChatRenderer:
     ) -> ParsedPrompt:
         """Return the prompt's text, special tokens included; errors name the message as in "messages[2]"."""
         check_choice("chat_template_content_format", content_format, CONTENT_FORMATS)
+        check_bool("add_generation_prompt", add_generation_prompt)
+        check_bool("continue_final_message", continue_final_message)
+        check_kind("chat_template", chat_template, str)
+        check_tools(tools)
         if add_generation_prompt and continue_final_message:
             raise VLLMValidationError(
                 "continue_final_message=True goes on with the last message: pass add_generation_prompt=False with it.",
                 parameter="continue_final_message",
                 value=True,
             )
-        options = dict(chat_template_kwargs or {})
+        options = check_options("chat_template_kwargs", chat_template_kwargs)
         for name in options:
             if name in _RESERVED:
                 message = f"chat_template_kwargs must not contain {name!r}; pass what the method itself takes for it."
@@ -113,6 +117,14 @@ class ChatRenderer:
         if not isinstance(rendered, str):
             raise TypeError(f"apply_chat_template returned {type(rendered).__name__}, not str")
         return rendered
+
+
+def check_tools(tools: Any) -> None:
+    """Refuse tools that are not a list of dicts."""
+    if tools is None or (isinstance(tools, (list, tuple)) and all(isinstance(tool, Mapping) for tool in tools)):
+        return
+    message = f"tools must be a list of dicts, got {shown(tools)} ({type(tools).__name__})."
+    raise VLLMValidationError(message, parameter="tools", value=tools)
 
 
 def is_single_conversation(messages: Any) -> bool:
@@ -192,7 +204,7 @@ def _parse_tool_calls(calls: Any, label: str) -> list[Any]:
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments) if arguments else {}
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 message = f"{label}[{i}]: 'arguments' is not JSON ({error})."
                 raise VLLMValidationError(message, parameter="messages", value=arguments) from error
         parsed.append({**call, "function": {**function, "arguments": {} if arguments is None else arguments}})

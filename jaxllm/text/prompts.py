@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.params.checks import INT32_MAX, check_str, shown
+from jaxllm.params.checks import INT32_MAX, check_str, has_length, shown
 
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 
@@ -76,5 +76,6 @@ def _check_salt(salt: Any, label: str) -> None:
 
 
 def _is_id_list(value: Any) -> bool:
-    """Whether `value` can be token ids: a sequence that is no text; arrays of NumPy count."""
-    return hasattr(value, "__len__") and hasattr(value, "__getitem__") and not isinstance(value, (str, bytes, Mapping))
+    """Say whether `value` can be token ids: a sequence that is no text; NumPy's arrays count if they have an axis."""
+    is_sequence = has_length(value) and hasattr(value, "__getitem__")
+    return is_sequence and not isinstance(value, (str, bytes, Mapping))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.params.checks import INT32_MAX, check_bool, check_int
+from jaxllm.params.checks import INT32_MAX, check_bool, check_int, check_options
 
 if TYPE_CHECKING:  # both cost import time
     from tokenizers import Tokenizer as Backend
@@ -134,7 +134,7 @@ class Tokenizer:
 
 def check_encode_options(options: Mapping[str, Any] | None) -> None:
     """Refuse tokenization_kwargs that `Tokenizer.encode` cannot use."""
-    for name, value in (options or {}).items():
+    for name, value in check_options("tokenization_kwargs", options).items():
         if name not in _ENCODE_OPTIONS:
             raise VLLMValidationError(
                 f"tokenization_kwargs has no {name!r}; it takes {', '.join(_ENCODE_OPTIONS)}.",

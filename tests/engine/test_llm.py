@@ -9,6 +9,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxllm.config import EngineArgs
@@ -16,6 +17,7 @@ from jaxllm.engine.metrics import Histogram
 from jaxllm.engine.refused_methods import RefusedMethods
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.llm import LLM
+from jaxllm.outputs import PoolingRequestOutput, RequestOutput
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.text.tokenizer import Tokenizer
 from tests.engine.fake_core import FakeCore, hashed_tokens
@@ -135,10 +137,11 @@ def test_signatures_are_vllms() -> None:
         "prompts sampling_params use_tqdm lora_request priority tokenization_kwargs mm_processor_kwargs"
     )
     assert " ".join(names(LLM.chat)) == (
-        "messages sampling_params use_tqdm lora_request chat_template chat_template_content_format "
+        "messages sampling_params use_tqdm lora_request priority chat_template chat_template_content_format "
         "add_generation_prompt continue_final_message tools chat_template_kwargs tokenization_kwargs "
         "mm_processor_kwargs"
     )
+    assert names(LLM.enqueue_chat) == names(LLM.chat)
     arguments = inspect.signature(LLM.__init__).parameters
     assert list(arguments)[:4] == ["self", "model", "runner", "convert"]
     assert set(arguments) - {"self", "kwargs"} <= set(EngineArgs.__dataclass_fields__)
@@ -333,6 +336,67 @@ def test_priorities_reach_the_core(core: FakeCore, tokenizer: Tokenizer) -> None
     llm = make_llm(core, tokenizer, scheduling_policy="priority")
     llm.generate(["a", "b"], priority=[3, -1], use_tqdm=False)
     assert [request.priority for request in core.seen] == [3, -1]
+
+
+def test_one_priority_holds_for_every_prompt(core: FakeCore, tokenizer: Tokenizer) -> None:
+    llm = make_llm(core, tokenizer, scheduling_policy="priority")
+    hello = [{"role": "user", "content": "hello"}]
+    llm.generate(["a", "b"], priority=7, use_tqdm=False)
+    llm.chat([hello, hello], priority=-2, use_tqdm=False)
+    llm.chat(hello, priority=np.array([4]), use_tqdm=False)  # type: ignore[arg-type]
+    llm.enqueue_chat(hello, priority=1)
+    assert [request.priority for request in core.seen] == [7, 7, -2, -2, 4, 1]
+
+
+@pytest.mark.parametrize("priority", ["high", 1.5, {"a": 1}, ["high"], [None], True])
+def test_priorities_of_wrong_types(core: FakeCore, tokenizer: Tokenizer, priority: Any) -> None:
+    llm = make_llm(core, tokenizer, scheduling_policy="priority")
+    with pytest.raises(VLLMValidationError, match=r"priority(\[0\])? must be an integer") as error:
+        llm.generate(["a"], priority=priority, use_tqdm=False)
+    assert error.value.parameter == "priority"
+    assert core.seen == []
+
+
+def test_arguments_of_wrong_types(llm: LLM, core: FakeCore) -> None:
+    for bad in (0, None, "yes", []):
+        methods: list[Any] = [llm.generate, llm.enqueue, llm.chat, llm.enqueue_chat]
+        for method in methods:
+            with pytest.raises(VLLMValidationError, match="use_tqdm must be True, False or a callable"):
+                method([{"role": "user", "content": "a"}], use_tqdm=bad)
+    for bad in (3, "truncation", [1], {1: 2}):
+        with pytest.raises(VLLMValidationError, match="tokenization_kwargs must be a dict with strings as keys"):
+            llm.generate("a", tokenization_kwargs=bad)  # type: ignore[arg-type]
+    for bad in (5, None, [1], [["a"]], b"a"):
+        with pytest.raises(VLLMValidationError, match="request_ids must be a string or strings"):
+            llm.llm_engine.abort_request(bad)  # type: ignore[arg-type]
+    for bad in (int, "RequestOutput", (PoolingRequestOutput,)):
+        with pytest.raises(VLLMValidationError, match="output_type must be RequestOutput"):
+            llm.wait_for_completion(bad)
+    assert llm.wait_for_completion((RequestOutput, PoolingRequestOutput), use_tqdm=False) == []
+    assert core.seen == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "match"),
+    [
+        (np.array(5), "prompts must be one prompt or a list"),
+        ([np.array(5)], "token id|prompts|a prompt is"),
+        ({"prompt_token_ids": np.array(5)}, "'prompt_token_ids' must be a list of integers"),
+        ({"prompt_token_ids": np.array([[1, 2], [3, 4]])}, "token ids must be integers"),
+        (np.array([[[1, 2]]]), "token ids must be integers"),
+        (np.array([1.5, 2.5]), "token ids must be integers"),
+        (np.array([True]), "token ids must be integers"),
+    ],
+)
+def test_arrays_that_are_no_prompts(llm: LLM, core: FakeCore, prompt: Any, match: str) -> None:
+    with pytest.raises(VLLMValidationError, match=match):
+        llm.generate(prompt, use_tqdm=False)
+    assert core.seen == []
+
+
+def test_rows_of_an_array_are_prompts(llm: LLM) -> None:
+    outputs = llm.generate(np.array([[1, 2], [3, 4]]), use_tqdm=False)  # type: ignore[arg-type]
+    assert [output.prompt_token_ids for output in outputs] == [[1, 2], [3, 4]]
 
 
 def test_same_seed_same_output(core: FakeCore, tokenizer: Tokenizer) -> None:

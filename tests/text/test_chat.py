@@ -114,6 +114,7 @@ def test_content_parts(llm: LLM) -> None:
         ([{"role": "user", "content": [{"type": "text"}]}], r"\['content'\]\[0\]: needs 'text'"),
         ([{"role": "user", "content": [3]}], "a part is a dict"),
         ([{"role": "a", "tool_calls": [{"function": {"arguments": "{"}}]}], "'arguments' is not JSON"),
+        ([{"role": "a", "tool_calls": [{"function": {"arguments": "[" * 5000}}]}], "'arguments' is not JSON"),
         ([{"role": "a", "tool_calls": 3}], r"\['tool_calls'\]: must be a list"),
         ([{"role": "a", "tool_calls": [3]}], "a tool call is a dict"),
     ],
@@ -128,6 +129,17 @@ def test_refused_messages(llm: LLM, core: FakeCore, messages: Any, match: str) -
 def test_refused_options(llm: LLM) -> None:
     with pytest.raises(VLLMValidationError, match="must not contain 'chat_template'"):
         chat(llm, HELLO, chat_template_kwargs={"chat_template": "{{ 1 }}"})
+    for bad in (3, ["a"], {1: 2}, "prefix"):
+        with pytest.raises(VLLMValidationError, match="chat_template_kwargs must be a dict with strings as keys"):
+            chat(llm, HELLO, chat_template_kwargs=bad)
+    for bad in (3, b"{{ 1 }}", ["{{ 1 }}"]):
+        with pytest.raises(VLLMValidationError, match="chat_template must be a str"):
+            chat(llm, HELLO, chat_template=bad)
+    for bad in (3, {"type": "function"}, ["weather"]):
+        with pytest.raises(VLLMValidationError, match="tools must be a list of dicts"):
+            chat(llm, HELLO, tools=bad)
+    with pytest.raises(VLLMValidationError, match="add_generation_prompt must be True or False"):
+        chat(llm, HELLO, add_generation_prompt="yes")
     with pytest.raises(VLLMValidationError, match="chat_template_content_format must be one of"):
         chat(llm, HELLO, chat_template_content_format="html")
     with pytest.raises(VLLMValidationError, match=r"messages: the chat template refused .*no tools here"):
