@@ -1,4 +1,4 @@
-"""What every test stands on: the CPU platform, caches inside the repository, and the real models' paths.
+"""Every test stands on this: the CPU platform, caches inside the repository, and the real models' paths.
 
 Environment variables are set here, before jax is first imported; so are they for the processes that tests start.
 """
@@ -49,13 +49,13 @@ hypothesis.settings.load_profile("jaxllm")
 
 @pytest.fixture(scope="session")
 def repository() -> Path:
-    """The repository's root."""
+    """Return the repository's root."""
     return REPOSITORY
 
 
 @pytest.fixture(scope="session")
 def smollm2_path() -> str:
-    """SmolLM2-135M-Instruct as GGUF. Tests that need it fail without it."""
+    """Return the path of SmolLM2-135M-Instruct as GGUF. Tests that need it fail without it."""
     model = MODELS["smollm2"]
     if not is_present(model, MODEL_DIR):
         pytest.fail(f"{model.name} is not in {MODEL_DIR}; run scripts/fetch_models.py smollm2")
@@ -64,7 +64,7 @@ def smollm2_path() -> str:
 
 @pytest.fixture(scope="session")
 def gemma_path() -> str:
-    """Gemma 3 270M as GGUF. Tests that need it skip without it, but fail in CI."""
+    """Return the path of Gemma 3 270M as GGUF. Tests that need it skip without it, but fail in CI."""
     model = MODELS["gemma"]
     if not is_present(model, MODEL_DIR):
         absent = pytest.fail if os.environ.get("CI") == "true" else pytest.skip

@@ -50,7 +50,7 @@ class Source:
 
 
 def find_imports(tree: ast.AST, package: str = "") -> list[Import]:
-    """Every import of a file in `package`, those in functions and for type checkers too, by absolute names."""
+    """List every import of a file in `package`, those in functions and for type checkers too, by absolute names."""
     found: list[Import] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -68,7 +68,7 @@ def is_function(node: ast.AST) -> bool:
 
 
 def sources(folder: str) -> list[Source]:
-    """Every Python file under one top-level folder, without following the link jaxllm/models."""
+    """List every Python file under one top-level folder, without following the link jaxllm/models."""
     return [Source(path, module_name(path)) for path in python_files(ROOT / folder)]
 
 

@@ -1,4 +1,4 @@
-"""Who may import whom: jaxllm -> models -> pallas_kernels, and nothing heavy at the front door."""
+"""Imports go one way, jaxllm -> models -> pallas_kernels, and nothing heavy is imported at the front door."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def offences(files: list[Source], is_wrong) -> list[str]:
 
 
 def inside(imported: Import, package: str) -> bool:
-    """Whether an import reaches into a package, as `import package.x` or as `from above import package`."""
+    """Say whether an import reaches into a package, as `import package.x` or as `from above import package`."""
     full = f"{imported.module}.{imported.name}" if imported.name else imported.module
     return any(name == package or name.startswith(package + ".") for name in (imported.module, full))
 
@@ -45,7 +45,7 @@ def test_kernels_import_only_compilers_and_themselves():
 
 
 def test_models_import_only_kernels_and_themselves():
-    """Checked under their import name, so a relative import that climbs out of models shows as jaxllm."""
+    """They are checked under their import name, so a relative import that climbs out of models shows as jaxllm."""
 
     def is_wrong(imported: Import) -> bool:
         return imported.top == "models" or (imported.top == "jaxllm" and not inside(imported, "jaxllm.models"))
@@ -104,7 +104,7 @@ ROOMS = (
 
 
 def room(module: str) -> str:
-    """The room that a module is in: the longest name in ROOMS that it begins with."""
+    """Return the room that a module is in: the longest name in ROOMS that it begins with."""
     return max((name for name in ROOMS if module == name or module.startswith(f"{name}.")), key=len)
 
 
@@ -143,7 +143,7 @@ def test_no_import_cycles():
 
 
 def target_module(imported: Import, known: set[str]) -> str | None:
-    """The module of ours that an import names; parent packages count only where they are named themselves."""
+    """Return the module of ours that an import names; parent packages count only where they are named themselves."""
     submodule = f"{imported.module}.{imported.name}"
     return submodule if submodule in known else imported.module if imported.module in known else None
 
@@ -165,7 +165,7 @@ def test_third_party_imports_are_declared_dependencies():
 
 
 def modules_after(statement: str) -> tuple[float, set[str]]:
-    """Seconds that `statement` takes in a fresh interpreter, and the top-level modules then loaded."""
+    """Return the seconds that `statement` takes in a fresh interpreter, and the top-level modules then loaded."""
     program = (
         "import json, sys, time; start = time.perf_counter()\n"
         f"{statement}\n"

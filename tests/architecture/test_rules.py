@@ -1,4 +1,4 @@
-"""House rules that a reader can rely on: sizes, where the environment is read, and what never appears."""
+"""The house rules hold: sizes, where the environment is read, and what never appears."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_nothing_runs_arbitrary_code():
 
 
 def test_no_mutable_state_in_modules():
-    """No `global` statement: what changes lives in an object."""
+    """What changes lives in an object, so there is no `global` statement."""
     found = [
         f"{source.where}:{node.lineno}"
         for source in SOURCES

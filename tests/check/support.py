@@ -1,4 +1,4 @@
-"""A kind of hardware that is this CPU, for tests that compile with what is here."""
+"""Tests that compile with what is here get a kind of hardware that is this CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bounds' arithmetic, by hand for small models."""
+"""The bounds' arithmetic equals that by hand for small models."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_prefill_counts_each_pair_once():
     [("llama-3.2-1b", 1.2358, 1.2358), ("qwen3-8b", 8.1907, 7.5684), ("llama-3.3-70b", 70.5537, 69.503)],
 )
 def test_real_models(name: str, billions: float, read_billions: float):
-    """Parameters as published; a table of embeddings that are only looked up (151,936 x 4096, ...) is not read."""
+    """Parameters are as published; a table of embeddings that are only looked up (151,936 x 4096, ...) is not read."""
     hf = MODELS[name]
     config = get_family(hf["architectures"][0]).read_config(hf)
     specs = Model(config, "bfloat16").param_specs()

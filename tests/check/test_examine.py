@@ -125,7 +125,7 @@ def test_what_does_not_fit_says_what_would(monkeypatch: pytest.MonkeyPatch, repo
 
 
 def test_a_larger_topology_is_proposed_only_where_nothing_else_helps(monkeypatch: pytest.MonkeyPatch, report: Report):
-    """With parameters that are too many for one device but not for two."""
+    """The parameters are too many for one device but not for two."""
     monkeypatch.setattr(StepCompiler, "used_bytes", lambda self: report.memory.params // self.mesh.size + 100_000)
     add_toy(monkeypatch, dataclasses.replace(TOY, memory_bytes=report.memory.params))
     failed = fit(engine_args(), open_config(MODEL), TOY, jax.devices()[:1])

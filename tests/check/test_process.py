@@ -75,7 +75,7 @@ def test_arguments_cross_over():
 
 
 def test_an_error_comes_back_as_it_was(monkeypatch: pytest.MonkeyPatch):
-    """From a real process, which does not get as far as a compiler."""
+    """The process is a real one, which does not get as far as a compiler."""
     monkeypatch.setattr(process, "require_compiler", lambda _hardware: None)
     with pytest.raises(VLLMValidationError, match="neither a folder nor a file") as error:
         ask(dataclasses.replace(engine_args(), model="./nothing-here"), "v5e:1x1")

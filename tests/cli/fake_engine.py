@@ -1,4 +1,4 @@
-"""An engine that answers at once: the prompt backwards, then the request's seed; finished last in, first out.
+"""A fake engine answers at once: the prompt backwards, then the request's seed; it finishes last in, first out.
 
 A regex fails to compile, when the request is taken or later, as the time that the caller gives it allows.
 """

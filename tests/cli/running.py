@@ -1,4 +1,4 @@
-"""Running `jaxllm generate` over a fake engine."""
+"""Tests run `jaxllm generate` over a fake engine."""
 
 from __future__ import annotations
 

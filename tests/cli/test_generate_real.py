@@ -38,7 +38,7 @@ def engine() -> Iterator[LLMEngine]:
 
 @pytest.fixture
 def lines() -> list[dict[str, Any]]:
-    """The goldens' prompts, a bad one after each."""
+    """Return the goldens' prompts, a bad one after each."""
     bad = [line | {"id": name} for name, (line, _) in BAD.items()]
     good = [
         {"prompt_token_ids": golden.prompt.tolist(), "max_tokens": len(golden.tokens)} for golden in read_goldens(CASE)

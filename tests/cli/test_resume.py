@@ -22,7 +22,7 @@ LINES: list[Any] = [{"prompt": f"p{i}"} for i in range(20)]
 
 
 class Killed(BaseException):
-    """As if the process were gone."""
+    """Stands for the end of the process: nothing catches it."""
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_failed_lines_are_tried_again(source: Path, output: Path):
 
 
 def test_a_grammar_that_fails_is_an_error_and_tried_again(source: Path, output: Path):
-    """As every failed line is: the failure can be the deadline's, on a machine that was busy."""
+    """Every failed line is tried again: the failure can be the deadline's, on a machine that was busy."""
     write_jsonl(source, [*LINES[:-1], {"prompt": "bad", "structured_outputs": {"regex": "("}, "n": 2}])
     kill_after(5, source, output)
     assert len(read_jsonl(partial(output))) == 4, "finished last in, first out: the bad one is the first"
@@ -203,7 +203,7 @@ sys.exit(run_generate(Slow(per_step=1), "m", "--input", sys.argv[1], "--output",
 
 
 def test_sigkill(source: Path, output: Path, repository: Path):
-    """A real process, killed without warning once it has finished some prompts."""
+    """A real process is killed without warning once it has finished some prompts."""
     command = [sys.executable, "-c", SLOW_RUN, str(source), str(output)]
     environment = os.environ | {"PYTHONPATH": str(repository)}
     process = subprocess.Popen(command, cwd=repository, env=environment, stderr=subprocess.DEVNULL)

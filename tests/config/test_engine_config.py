@@ -1,4 +1,4 @@
-"""From arguments to a configuration: what is checked when, what the checkpoint decides, what the defaults are."""
+"""Arguments become a configuration: what is checked when, what the checkpoint decides, what the defaults are."""
 
 from __future__ import annotations
 

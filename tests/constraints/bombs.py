@@ -1,4 +1,4 @@
-"""Compiles and uses grammars made to hurt, in a process of its own: `python -m tests.constraints.bombs TOKENIZER_JSON`.
+"""Compile and use grammars made to hurt, in a process of its own: `python -m tests.constraints.bombs TOKENIZER_JSON`.
 
 Prints one JSON line per bomb: its name, the refusal or null, seconds to compile, worst seconds of one mask or token.
 """
@@ -30,7 +30,7 @@ NUM_TOKENS = 25
 
 
 def chain(length: int, **more: Any) -> dict[str, Any]:
-    """A chain of references, alone or inside `more`, as the value of its key "next"."""
+    """Return a chain of references, alone or inside `more`, as the value of its key "next"."""
 
     def link(reference: dict[str, str]) -> dict[str, Any]:
         return {**more, "properties": {"next": reference}, "required": ["next"]} if more else reference
@@ -47,7 +47,7 @@ def nested(keyword: str, depth: int) -> dict[str, Any]:
 
 
 def doubled(depth: int) -> dict[str, Any]:
-    """anyOf of the same thing twice, `depth` times: references keep it small, expanded it is 2**depth."""
+    """Return anyOf of the same thing twice, `depth` times: references keep it small, expanded it is 2**depth."""
     halves = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(depth)}
     return {"$ref": "#/$defs/d0", "$defs": {**halves, f"d{depth}": {"type": "object"}}}
 
@@ -67,7 +67,7 @@ def contained(depth: int) -> dict[str, Any]:
 
 
 def repeated(depth: int) -> dict[str, Any]:
-    """The same dict twice in one, `depth` times: small in memory, endless as JSON."""
+    """Return the same dict twice in one, `depth` times: small in memory, endless as JSON."""
     schema: dict[str, Any] = {"type": "null"}
     for _ in range(depth):
         schema = {"anyOf": [schema, schema]}

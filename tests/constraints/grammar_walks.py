@@ -1,4 +1,4 @@
-"""Random outputs of a grammar: at each step any allowed token, leaning towards those that bring an end near."""
+"""Random walks write outputs of a grammar: any allowed token at each step, mostly one that brings the end near."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Walk(NamedTuple):
     text: str
     token_ids: list[int]
     ended: bool
-    """Whether the grammar let it end; otherwise it was cut off."""
+    """True if the grammar let it end; otherwise it was cut off."""
 
 
 @functools.cache
@@ -44,7 +44,7 @@ def make_compiler(path: str, **options: float) -> GrammarCompiler:
 
 
 def allowed(matcher: Matcher, vocab_size: int = VOCAB_SIZE) -> np.ndarray:
-    """The mask of what may follow, as bool [32 * ceil(v/32)]."""
+    """Return the mask of what may follow, as bool [32 * ceil(v/32)]."""
     bits_w = np.full(num_words(vocab_size), -1, np.int32)
     matcher.fill(bits_w)
     return np.unpackbits(bits_w.view(np.uint8), bitorder="little").astype(bool)

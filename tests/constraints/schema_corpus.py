@@ -19,7 +19,7 @@ class Case(NamedTuple):
     schema: dict[str, Any]
 
     def is_valid(self, text: str) -> bool:
-        """Whether a text is JSON that the schema allows."""
+        """Say whether a text is JSON that the schema allows."""
         try:
             value = json.loads(text)
         except ValueError:
@@ -33,5 +33,5 @@ def cases(file: str) -> list[Case]:
 
 
 def corpus() -> list[Case]:
-    """200 keyword cases drawn with a fixed seed, and all 50 realistic ones."""
+    """Return 200 keyword cases drawn with a fixed seed, and all 50 realistic ones."""
     return random.Random(2020_12).sample(cases("keywords.jsonl"), 200) + cases("realistic.jsonl")

@@ -1,4 +1,4 @@
-"""Which ids bad words ban, against the plain definition."""
+"""Bad words ban the ids that their plain definition says."""
 
 from __future__ import annotations
 

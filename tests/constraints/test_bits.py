@@ -1,4 +1,4 @@
-"""Packed bits against Python sets."""
+"""Packed bits do what Python sets do."""
 
 from __future__ import annotations
 

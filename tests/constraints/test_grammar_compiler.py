@@ -1,4 +1,4 @@
-"""The compiler around llguidance: compiled once, kept up to a number of bytes, late calls given up."""
+"""The grammar compiler compiles once, keeps up to a number of bytes, and gives up calls that are late."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ NUMBER: /[0-9]{1,2}/
 
 
 def is_arithmetic(text: str) -> bool:
-    """Whether `text` can be reduced to one number: by hand, so as to owe nothing to the grammar."""
+    """Say whether `text` can be reduced to one number: by hand, so as to owe nothing to the grammar."""
     while (shorter := re.sub(r"\((\d+)\)|\d+[-+]\d+(?![0-9])", "0", text)) != text:
         text = shorter
     return text.isdigit()

@@ -57,7 +57,7 @@ def test_params(fields: dict[str, Any], named: str):
 
 
 def test_a_schema_is_read_as_json():
-    """So nothing in it, a tuple say, is passed over by what looks for lists, and later changes do not reach it."""
+    """A schema is copied as JSON: what looks for lists sees its tuples too, and later changes do not reach it."""
     given = {"enum": ("a", 1), "properties": {1: True}}
     params = StructuredOutputsParams(json=given)
     given["type"] = "object"

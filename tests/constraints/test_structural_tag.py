@@ -43,7 +43,7 @@ def params(form: dict[str, Any], **options: Any) -> StructuredOutputsParams:
 
 
 def takes(compiler: GrammarCompiler, path: str, form: dict[str, Any], text: str, **options: Any) -> bool:
-    """Whether the whole of `text`, with special tokens in it, is allowed and may end there."""
+    """Say whether the whole of `text`, with special tokens in it, is allowed and may end there."""
     ids = smollm2_tokenizer(path).encode([text])[0]
     grammar = compiler.start(params(form, **options)).result()
 

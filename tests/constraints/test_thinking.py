@@ -1,4 +1,4 @@
-"""The thinking budget against its definition over the whole sequence."""
+"""The thinking budget does what its definition over the whole sequence says."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def last(tokens: Sequence[int], sequence: Sequence[int]) -> int:
 
 
 def forced(thinking: ThinkingTokens, prompt: list[int], output: list[int], budget: int) -> int | None:
-    """As in vLLM: the last start after the last end opens a section; at its budget the end is forced token by token."""
+    """Return what vLLM forces: the last start after the last end opens a section, whose end is forced at its budget."""
     tokens, end_ids = prompt + output, thinking.end_ids
     start = last(tokens, thinking.start_ids)
     if start < 0 or start <= last(tokens, end_ids):

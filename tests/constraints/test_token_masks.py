@@ -1,4 +1,4 @@
-"""The rows of TokenMasks against sets of ids, with grammars that are lists of words."""
+"""The rows of TokenMasks equal sets of ids, with grammars that are lists of words."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Words:
 
 
 class WordGrammars:
-    """In place of the compiler: a choice of "3 4" stands for the token sequence (3, 4)."""
+    """Stands in for the compiler: a choice of "3 4" is the token sequence (3, 4)."""
 
     def __init__(self) -> None:
         self.executor = ThreadPoolExecutor(1)
@@ -260,7 +260,7 @@ def test_accept_returns_before_the_matcher_has_worked(masks: TokenMasks, grammar
 @pytest.mark.parametrize("broken", ["accept", "fill", "matcher"])
 def test_a_failing_matcher_is_a_dead_end(masks: TokenMasks, monkeypatch: pytest.MonkeyPatch, broken: str):
     class Panic(BaseException):
-        """As a panic in Rust arrives: no Exception."""
+        """Arrives as a panic in Rust does: it is no Exception."""
 
     def fail(*args: object):
         raise Panic("boom")

@@ -1,4 +1,4 @@
-"""What lies within an `LLM`, for tests that look at the engine's state."""
+"""Tests that look at the engine's state reach into an `LLM` with these functions."""
 
 from __future__ import annotations
 

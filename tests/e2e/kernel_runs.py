@@ -1,4 +1,4 @@
-"""A tiny model in one process: XLA's attention, then a platform's kernels in their interpreter. Prints what came of it.
+"""Run a tiny model in one process with XLA's attention, then with a platform's kernels in their interpreter.
 
     python -m tests.e2e.kernel_runs FOLDER BACKEND
 

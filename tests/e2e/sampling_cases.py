@@ -39,11 +39,11 @@ BUSY: dict[str, Any] = {
     "logprobs": -1,
     "max_tokens": 12,
 }
-"""What each field has to get along with."""
+"""Other features that each field has to get along with."""
 LOOSE = BUSY | {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
-"""For masks, which truncation would hide in part."""
+"""Settings for cases of masks, which truncation would hide in part."""
 SPELLED = BUSY | {"structured_outputs": StructuredOutputsParams(choice=["abcabcabcabc"]), "max_tokens": 14}
-"""The output is this text, then EOS."""
+"""The text that spelling cases put out, before EOS."""
 SCORED = GREEDY | {"prompt_logprobs": -1}
 
 
@@ -55,15 +55,15 @@ class Case:
     check: Check = checks.nothing_more
     prompt: Sequence[int] = tuple(PROMPT)
     without: Mapping[str, Any] | None = None
-    """The same request without the feature; None: without the field."""
+    """Arguments of the same request without the feature; None leaves the field out."""
     is_refused: bool = False
     shows_all_logits: bool = True
-    """The oracle can judge each step."""
+    """True where the oracle can judge each step."""
     streams: bool = False
     bad_words: Sequence[Sequence[int]] = ()
-    """The fields' bad_words as ids, in each spelling."""
+    """Ids of the fields' bad_words, in each spelling."""
     follows: Callable[[Sequence[int]], set[int]] | None = None
-    """What a grammar or a thinking budget lets follow."""
+    """A function that says what a grammar or a thinking budget lets follow."""
 
     def job(self) -> Job:
         """Return the request."""
@@ -90,7 +90,7 @@ class Case:
 
 
 def tilt(logits_sv: Array, state: LogitsState) -> Array:
-    """A custom logits processor that looks at all of its state; without extra_args it changes nothing."""
+    """Be a custom logits processor that looks at all of its state; without extra_args it changes nothing."""
     ids_v = jnp.arange(logits_sv.shape[1])
     steps_s = 0.1 * state.num_outputs_s + 0.01 * state.positions_s
     pattern_sv = jnp.where(ids_v % 3 > 0, ids_v % 5 + steps_s[:, None], 0.0)
@@ -102,7 +102,7 @@ tilt.extra_args = {"tilt": 0.0}  # type: ignore[attr-defined]
 
 
 def tilt_oracle(logits_v: np.ndarray, prompt: Sequence[int], output: Sequence[int], tilt: float) -> np.ndarray:
-    """The same in numpy."""
+    """Do what `tilt` does, in numpy."""
     ids_v = np.arange(len(logits_v))
     steps = 0.1 * len(output) + 0.01 * (len(prompt) + len(output))
     pattern_v = np.where(ids_v % 3 > 0, ids_v % 5 + steps, 0.0)

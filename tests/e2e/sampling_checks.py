@@ -1,4 +1,4 @@
-"""What must be true of a request that uses a field of `SamplingParams`, besides what the oracle says of every step."""
+"""These checks say what must be true of a request that uses a field, besides what the oracle says of every step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GOLDEN_TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one request gave: with raw logits, with processed ones, and if the case streams, step by step."""
+    """The outputs of one request: with raw logits, with processed ones, and if the case streams, step by step."""
 
     params: SamplingParams
     raw: RequestOutput
@@ -36,12 +36,12 @@ class Evidence:
 
     @property
     def output(self) -> CompletionOutput:
-        """The first output of those with raw logits."""
+        """Return the first output of those with raw logits."""
         return self.raw.outputs[0]
 
     @property
     def texts(self) -> list[str]:
-        """The text that each streamed output shows."""
+        """Return the text that each streamed output shows."""
         return [output.outputs[0].text for output in self.stream]
 
 
@@ -49,7 +49,7 @@ type Check = Callable[[Evidence], None]
 
 
 def nothing_more(evidence: Evidence) -> None:
-    """For fields that the oracle alone judges."""
+    """Check nothing: the oracle alone judges these fields."""
     del evidence
 
 

@@ -1,4 +1,4 @@
-"""The whole sampler in float64 numpy, from the documented order of operations; it shares no code with the engine's.
+"""The oracle is the whole sampler in float64 numpy, by the documented order; it shares no code with the engine's.
 
 Raw logits; masks; logit_bias; custom processors; repetition, frequency and presence penalties; the greedy pick, or
 temperature, min_p, top_k, top_p and a draw. What lies within rounding of a threshold may go either way.
@@ -19,28 +19,28 @@ from jaxllm import SamplingParams
 GREEDY_BELOW = 1e-5
 VALUE_TOLERANCE = 1e-4
 MASS_TOLERANCE = 1e-6
-"""Of a row's probability: top_p and the draw."""
+"""The part of a row's probability that top_p and the draw may be off by."""
 
 
 @dataclass(frozen=True)
 class OracleRequest:
-    """What one output is sampled by. Everything that the engine derives from text is given as ids."""
+    """Holds what one output is sampled by. Everything that the engine derives from text is given as ids."""
 
     prompt: Sequence[int]
     params: SamplingParams
     eos: int
     seed: int = 0
     bad_words: Sequence[Sequence[int]] = ()
-    """Each bad word in each spelling."""
+    """Ids of each bad word in each spelling."""
     follows: Callable[[Sequence[int]], set[int]] | None = None
-    """What a grammar or a thinking budget lets follow an output."""
+    """A function that says what a grammar or a thinking budget lets follow an output."""
     process: Callable[[np.ndarray, Sequence[int], Sequence[int], float], np.ndarray] | None = None
     """The custom logits processor, over (logits, prompt, output, its extra argument)."""
     extra_arg: float = 0.0
 
 
 class Kept(NamedTuple):
-    """What truncation must keep and what it may keep, bool [v]."""
+    """The ids that truncation must keep and those that it may keep, bool [v]."""
 
     must_v: np.ndarray
     may_v: np.ndarray

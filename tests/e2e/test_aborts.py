@@ -1,4 +1,4 @@
-"""Requests that end early on a real engine: aborted in every state, by Ctrl-C, by a stop string. Blocks come back, the
+"""Requests end early on a real engine: aborted in every state, by Ctrl-C, by a stop string. Blocks come back, the
 others' outputs are what they would have been, and the engine goes on.
 """
 
@@ -40,7 +40,7 @@ Engine = tuple[LLM, RecordingScheduler]
 
 @pytest.fixture(scope="module")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A byte-level tokenizer: the model's 256 ids are special tokens and bytes, so that text has broken characters."""
+    """Write a byte-level tokenizer: the 256 ids are special tokens and bytes, so that text has broken characters."""
     path = str(tmp_path_factory.mktemp("tokenizer"))
     byte_level().hf.save_pretrained(path)
     return path
@@ -48,7 +48,7 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module", params=[True, False], ids=["a step in flight", "no step in flight"])
 def engine(request: pytest.FixtureRequest, tokenizer_folder: str) -> Iterator[Engine]:
-    """An engine of 33 blocks and 16 tokens a step, which leaves a step in flight after each `step`, or none."""
+    """Start an engine of 33 blocks and 16 tokens a step, which leaves a step in flight after each `step`, or none."""
     arguments = {"max_num_batched_tokens": 16, "max_num_seqs": 16, "num_gpu_blocks_override": 33}
     with tiny_llm(
         CASE,
@@ -71,7 +71,7 @@ def make_job(seed: int, length: int, max_tokens: int, n: int = 1) -> Job:
 
 
 def assert_idle(engine: Engine) -> None:
-    """Nothing is queued, running or in flight for anyone, and every block is free."""
+    """Check that nothing is queued, running or in flight for anyone, and every block is free."""
     llm, scheduler = engine
     assert not llm.llm_engine.has_unfinished_requests()
     assert llm.llm_engine.get_num_unfinished_requests() == 0
@@ -94,7 +94,7 @@ def sequence_ids(request_id: str, n: int) -> list[str]:
 
 
 def state_of(scheduler: RecordingScheduler, sequence_id: str, num_prompt_tokens: int) -> str | None:
-    """Return the state of a sequence, None once it has ended."""
+    """Return the state of a sequence, or None once it has ended."""
     try:
         status = scheduler.status_of(sequence_id)
     except KeyError:
@@ -114,7 +114,7 @@ class Aborter:
     n: int
     num_aborted: int = 0
     num_in_flight: int = 0
-    """Those aborted while the device was computing something for them."""
+    """How many were aborted while the device was computing something for them."""
     _rng: random.Random = field(default_factory=lambda: random.Random(7))
     _victims: dict[str, Job] = field(default_factory=dict)
 
@@ -182,7 +182,7 @@ def test_aborted_in_each_state(engine: Engine, state: str, n: int) -> None:
 
 
 def test_nothing_is_left_when_all_are_aborted(engine: Engine) -> None:
-    """After any number of steps; the step in flight is nobody's then."""
+    """All are aborted after any number of steps; the step in flight is nobody's then."""
     llm, scheduler = engine
     jobs = [make_job(seed, 7 * seed, max_tokens=30) for seed in range(1, 8)]
     undisturbed = run_together(llm, jobs)
@@ -203,7 +203,7 @@ def test_nothing_is_left_when_all_are_aborted(engine: Engine) -> None:
 @pytest.mark.parametrize("num_presses", [1, 2])
 @pytest.mark.parametrize("num_steps", [0, 1, 5, 20, 45])
 def test_ctrl_c_leaves_the_engine_usable(engine: Engine, num_steps: int, num_presses: int) -> None:
-    """Pressed once, it waits for the step's end, and requests of other calls go on; pressed twice, it cuts it off."""
+    """The first Ctrl-C waits for the step's end, and requests of other calls go on; the second cuts the step off."""
     llm, scheduler = engine
     jobs = [make_job(seed, 15 * seed, max_tokens=30) for seed in range(1, 8)]
     undisturbed = run_together(llm, jobs)

@@ -43,7 +43,7 @@ NUM_JOBS = 64
 WHOLE = 512  # tokens a step
 MAX_TOKENS = 16
 LENGTHS = (330, 64, 60, 50, 40, 35, 8, 3)
-"""Of the prompts of each round."""
+"""Lengths of the prompts of each round."""
 
 
 class Setting(NamedTuple):
@@ -52,7 +52,7 @@ class Setting(NamedTuple):
     case: str
     dtype: str
     invariant: bool | None
-    """What `batch_invariant` is for invariance; the opposite must show differences."""
+    """The value of `batch_invariant` that gives invariance; the opposite must show differences."""
 
 
 SETTINGS = (Setting("gemma3", "bfloat16", None), Setting("llama3_tied", "float32", True))
@@ -162,20 +162,20 @@ Engine = tuple[LLM, RecordingScheduler]
 
 @pytest.fixture(scope="module", params=SETTINGS, ids=lambda setting: setting.dtype)
 def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engines:
-    """A setting's engines."""
+    """Return a setting's engines."""
     return Engines(request.param, save_tokenizer(tmp_path_factory.mktemp("tokenizer")))
 
 
 @pytest.fixture(scope="module")
 def whole(engines: Engines) -> Iterator[Engine]:
-    """An engine that takes every prompt whole, 64 requests at a time, with blocks in plenty."""
+    """Start an engine that takes every prompt whole, 64 requests at a time, with blocks in plenty."""
     with engines() as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
 def reference(whole: Engine) -> list[RequestOutput]:
-    """Every job alone, its prompt whole but where its scored positions take too many rows."""
+    """Run every job alone, its prompt whole but where its scored positions take too many rows."""
     llm, scheduler = whole
     outputs = run_alone(llm, JOBS)
     assert all(len(plan.chunks) == 1 for plan in scheduler.plans)
@@ -250,7 +250,7 @@ def test_neighbours_that_use_no_feature(whole: Engine, reference: list[RequestOu
 
 
 def test_would_differ_without(engines: Engines) -> None:
-    """The negative control: with invariance turned off, and without the CPU's kernels, which cannot be otherwise."""
+    """This is the negative control: invariance is off, and so are the CPU's kernels, which cannot be otherwise."""
     jobs = [JOBS[index] for index in SHORT]
     with engines(batch_invariant=False, attention_config={"backend": "xla"}) as (llm, _):
         alone = run_alone(llm, jobs)

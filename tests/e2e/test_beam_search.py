@@ -1,4 +1,4 @@
-"""Beam search on real engines: HF's beams on SmolLM2, an oracle that sees the whole vocabulary, shared blocks."""
+"""Beam search on real engines finds HF's beams on SmolLM2, and those of an oracle; beams share their blocks."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def search_tiny(llm: LLM, width: int, penalty: float, max_tokens: int = 12) -> l
 
 @pytest.fixture(scope="module")
 def ending(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The tiny model, made to end at tokens that it likes."""
+    """Start the tiny model, made to end at tokens that it likes."""
     path = tmp_path_factory.mktemp("models") / CASE
     shutil.copytree(folder(CASE), path)
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": ENDS}))

@@ -36,7 +36,7 @@ def make(case: str = "qwen3", **changes: Any) -> LLM:
 
 
 def tokens(llm: LLM) -> list[list[int]]:
-    """Tokens of a few prompts, the first one five times."""
+    """Return the tokens of a few prompts, the first one five times."""
     params = [SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, detokenize=False, n=n) for n in (5, 1, 1)]
     prompts = [list(range(1, 20)), [7], list(range(30, 70))]
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)

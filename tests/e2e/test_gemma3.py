@@ -1,4 +1,4 @@
-"""Gemma 3 270M from its GGUF (Q4_K, Q6_K), against HF Transformers in float32: sliding and global layers, 262 k ids."""
+"""Gemma 3 270M from its GGUF (Q4_K, Q6_K) equals HF Transformers in float32: sliding and global layers, 262 k ids."""
 
 from jaxllm import LLM
 from tests.e2e.goldens import assert_equal_to_hf, assert_top5_close, generate_rows, load_rows

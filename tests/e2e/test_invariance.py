@@ -98,7 +98,7 @@ def hit_rate(outputs: Sequence[RequestOutput], block_size: int) -> float:
 
 @pytest.fixture(scope="module")
 def whole() -> Iterator[Engine]:
-    """An engine that takes every prompt whole, 64 requests at a time, with blocks in plenty."""
+    """Start an engine that takes every prompt whole, 64 requests at a time, with blocks in plenty."""
     arguments = {"max_num_batched_tokens": WHOLE, "max_num_seqs": 64}
     with tiny_llm(CASE, **arguments) as engine:
         yield engine
@@ -106,7 +106,7 @@ def whole() -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def reference(whole: Engine) -> list[RequestOutput]:
-    """Every job alone."""
+    """Run every job alone."""
     llm, scheduler = whole
     outputs = run_alone(llm, JOBS)
     assert prompt_chunks(scheduler, outputs) == [1] * len(JOBS)
@@ -117,7 +117,7 @@ def reference(whole: Engine) -> list[RequestOutput]:
 
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[Engine]:
-    """An engine of 33 blocks, which hold one request of full length, and 16 tokens a step."""
+    """Start an engine of 33 blocks, which hold one request of full length, and 16 tokens a step."""
     arguments = {"max_num_batched_tokens": 16, "max_num_seqs": 16, "num_gpu_blocks_override": 33}
     with tiny_llm(CASE, **arguments) as engine:
         yield engine
@@ -251,7 +251,7 @@ def test_would_notice_other_seeds(whole: Engine, reference: list[RequestOutput])
 def test_would_notice_a_wrong_block(
     whole: Engine, reference: list[RequestOutput], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A warm run whose prompts get a cached block that is not theirs."""
+    """A warm run differs if its prompts get a cached block that is not theirs."""
     llm, scheduler = whole
     assert llm.reset_prefix_cache()
     jobs = [JOBS[index] for index in LONG]

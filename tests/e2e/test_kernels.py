@@ -1,4 +1,4 @@
-"""The engine with the kernels of a TPU and of a GPU, run in their interpreters: the same tokens as in plain XLA."""
+"""The engine gives the same tokens with the kernels of a TPU and of a GPU, in their interpreters, as in plain XLA."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users are promised of `LLM`, on a real model: text, limits, stops, seeds, log-probabilities, lifetimes.
+"""`LLM` keeps its promises on a real model: text, limits, stops, seeds, log-probabilities, lifetimes.
 
 One engine with one bucket serves all: two programs are compiled.
 """
@@ -33,7 +33,7 @@ def engine(smollm2_path: str) -> Iterator[LLM]:
 
 @pytest.fixture
 def llm(engine: LLM) -> Iterator[LLM]:
-    """The engine, which every test must leave idle and consistent."""
+    """Start the engine, which every test must leave idle and consistent."""
     yield engine
     assert not engine.llm_engine.has_unfinished_requests()
     scheduler = scheduler_of(engine)

@@ -90,7 +90,7 @@ def assert_prompt_equal(positions: list[dict[int, Logprob] | None], row: dict[st
 def assert_top_equal(
     position: Mapping[int, Logprob], ids: list[int], logprobs: list[float], tolerance: float, where: str
 ) -> None:
-    """The most likely tokens, but for those too close to the last one to tell."""
+    """Check the most likely tokens, but for those too close to the last one to tell."""
     assert len(position) in (TOP, TOP + 1), where
     last = min(logprobs)
     for token_id, value in zip(ids, logprobs, strict=True):

@@ -1,4 +1,4 @@
-"""quantization="int8" on SmolLM2: nearly the same model in half the memory, and as independent of the batch."""
+"""SmolLM2 with quantization="int8" is nearly the same model in half the memory, and as independent of the batch."""
 
 from __future__ import annotations
 

@@ -29,12 +29,12 @@ RUN_FIELDS = [name for name, case in CASES.items() if not case.is_refused]
 PLAIN = Job(PROMPT, SamplingParams(**GREEDY))
 OTHERS = others()
 IS_INVARIANT = jax.__version_info__ >= (0, 12)
-"""In float32; with an older jax, tokens and texts are all that can be compared."""
+"""True where float32 is invariant; with an older jax, tokens and texts are all that can be compared."""
 
 
 @pytest.fixture(scope="module")
 def arguments(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What both engines are made with: rows are to be compared to the bit."""
+    """Return what both engines are made with: rows are to be compared to the bit."""
     return {
         "tokenizer": save_tokenizer(tmp_path_factory.mktemp("tokenizer")),
         "skip_tokenizer_init": False,
@@ -49,21 +49,21 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def raw(arguments: dict[str, Any]) -> Iterator[Engine]:
-    """The engine that shows the model's logits."""
+    """Start the engine that shows the model's logits."""
     with tiny_llm(CASE, logprobs_mode="raw_logits", **arguments) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
 def processed(arguments: dict[str, Any]) -> Iterator[Engine]:
-    """The engine that shows what tokens are sampled from."""
+    """Start the engine that shows what tokens are sampled from."""
     with tiny_llm(CASE, logprobs_mode="processed_logits", **arguments) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
 def plain(raw: Engine, processed: Engine) -> tuple[list[RequestOutput], list[RequestOutput]]:
-    """Both engines' outputs of a batch whose row 0 is plain and greedy."""
+    """Return both engines' outputs of a batch whose row 0 is plain and greedy."""
     both = [run_together(llm, [PLAIN, *OTHERS]) for llm, _ in (raw, processed)]
     # A grammar's rows sit out the step that follows each of their own.
     steps = [{chunk.request_id for chunk in plan.chunks} for plan in raw[1].plans]
@@ -73,7 +73,7 @@ def plain(raw: Engine, processed: Engine) -> tuple[list[RequestOutput], list[Req
 
 @pytest.fixture(scope="module")
 def identities(raw: Engine, processed: Engine) -> dict[str, tuple[RequestOutput, RequestOutput]]:
-    """Both engines' outputs of each case's request without its feature."""
+    """Return both engines' outputs of each case's request without its feature."""
     jobs = [CASES[name].identity(name) for name in RUN_FIELDS]
     left, right = (run_together(llm, jobs) for llm, _ in (raw, processed))
     return dict(zip(RUN_FIELDS, zip(left, right, strict=True), strict=True))

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct from its GGUF, against HF Transformers in float32."""
+"""SmolLM2-135M-Instruct from its GGUF equals HF Transformers in float32."""
 
 from jaxllm import LLM
 from tests.e2e.goldens import assert_equal_to_hf, assert_top5_close, generate_rows, load_rows

@@ -1,4 +1,4 @@
-"""Structured outputs of a real model at temperature 1, in full batches, with prompts in chunks and preemptions."""
+"""Structured outputs of a real model are valid at temperature 1, in full batches, with chunks and preemptions."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tests.e2e.inside import scheduler_of
 
 NUM_SEQS = 64
 CHUNK = 16
-"""Tokens of a prompt in one step; every prompt has more."""
+"""How many tokens of a prompt fit in one step; every prompt has more."""
 BLOCK_SIZE = 16
 NUM_BLOCKS = 2 * NUM_SEQS
-"""For prompts; there are too few for outputs, even short ones."""
+"""Enough blocks for prompts, but too few for outputs, even short ones."""
 MAX_TOKENS = 80
 
 PATTERNS = (
@@ -92,7 +92,7 @@ def refusal(compiler: GrammarCompiler, case: Case) -> str | None:
 
 
 class Run(NamedTuple):
-    """What one call of all kinds, shuffled, has come to."""
+    """The outcome of one call of all kinds, shuffled."""
 
     json: list[tuple[Case, CompletionOutput]]
     regex: list[tuple[str, CompletionOutput]]

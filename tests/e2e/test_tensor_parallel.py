@@ -55,7 +55,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 def found(
     tmp_path_factory: pytest.TempPathFactory, checkpoint: str, smollm2_path: str, repository: Path
 ) -> dict[str, Any]:
-    """What tensor_parallel_runs.py writes."""
+    """Return what tensor_parallel_runs.py writes."""
     folder = tmp_path_factory.mktemp("runs")
     out, tokenizer = folder / "found.json", save_tokenizer(folder / "tokenizer")
     command = [sys.executable, "-m", "tests.e2e.tensor_parallel_runs", str(out), checkpoint, tokenizer, smollm2_path]
@@ -165,7 +165,7 @@ def test_each_device_holds_its_heads_of_the_pool(runs: dict[str, Any], size: str
 
 @pytest.mark.parametrize("size", SIZES)
 def test_two_sums_a_layer_are_exchanged(runs: dict[str, Any], size: str) -> None:
-    """And one for the embedding; in sampling what each tile comes to, or all logits once."""
+    """The embedding takes one more; sampling exchanges what each tile comes to, or all logits once."""
     sums = 2 * NUM_LAYERS + 1
     plain = {"all-reduce": sums + 2, "all-gather": 2, "collective-permute": 1}
     full = {"all-reduce": sums, "all-gather": 1}

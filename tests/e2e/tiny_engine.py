@@ -1,4 +1,4 @@
-"""Engines of tiny models whose scheduler can be looked at: what it planned, what is in flight, what is left."""
+"""Engines of tiny models have a scheduler that can be looked at: what it planned, what is in flight, what is left."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ SPECIALS = ("<pad>", "<s>", "</s>", "<think>", "</think>", "<tool>", "<call>")
 EOS, THINK, END_THINK, TOOL = (SPECIALS.index(text) for text in ("</s>", "<think>", "</think>", "<tool>"))
 VOCAB_SIZE = 256
 SPACED = " <tool>"
-"""How the decoder writes TOOL: with a space before it, as those of some families do."""
+"""The text that the decoder makes of TOOL: a space comes before it, as in some families."""
 
 
 def token_bytes() -> list[bytes]:

@@ -1,4 +1,4 @@
-"""An engine core without a model: each request's tokens come from a script. And a client that sends all as bytes."""
+"""A fake core has no model: each request's tokens come from a script. Its client sends everything as bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ type Script = Callable[[EngineCoreRequest], list[int]]
 
 
 class FakeCore:
-    """One token per request and step; EOS, stop ids, min_tokens and max_tokens as the scheduler treats them."""
+    """Gives one token per request and step; treats EOS, stop ids, min_tokens and max_tokens as the scheduler does."""
 
     def __init__(self, script: Script, *, max_model_len: int = 128, vocab_size: int = 1000, running: int = 64) -> None:
         self.max_model_len = max_model_len
@@ -29,7 +29,7 @@ class FakeCore:
         self.seen: list[EngineCoreRequest] = []
         self.aborted: list[str] = []
         self.parked: set[str] = set()
-        """Ended requests whose blocks are kept."""
+        """Requests that have ended, and whose blocks are kept."""
         self.num_steps = self.num_tokens = self.num_resets = self.num_shutdowns = self.num_blocks_in_use = 0
         self.before_step: Callable[[int], None] = lambda step: None
         self._script = script
@@ -86,7 +86,7 @@ class FakeCore:
         return not self.requests
 
     def warm_up(self) -> None:
-        """Nothing to compile."""
+        """Do nothing: there is nothing to compile."""
 
     def shutdown(self) -> None:
         self.num_shutdowns += 1
@@ -180,7 +180,7 @@ class BytesClient:
 
 
 def hashed_tokens(request: EngineCoreRequest, low: int = 300, high: int = 330) -> list[int]:
-    """Tokens that depend on the prompt, and on the seed unless the request is greedy."""
+    """Return tokens that depend on the prompt, and on the seed unless the request is greedy."""
     seed = request.seed if request.sampling_params.temperature else 0
     tokens: list[int] = []
     for position in range(request.max_tokens):

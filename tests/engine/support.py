@@ -1,4 +1,4 @@
-"""Small tokenizers of the two large families, and engines over a fake core."""
+"""Tests get small tokenizers of the two large families here, and engines over a fake core."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CORPUS = [
 
 
 def byte_level(bos: bool = False) -> Tokenizer:
-    """A byte-level BPE, as GPT-2, Llama 3 and Qwen have. Ids below 300 are special tokens and bytes."""
+    """Return a byte-level BPE, as GPT-2, Llama 3 and Qwen have. Ids below 300 are special tokens and bytes."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -49,7 +49,7 @@ def byte_level(bos: bool = False) -> Tokenizer:
 
 
 def byte_fallback() -> Tokenizer:
-    """A BPE with byte tokens and a word-start mark, as Llama 2, Mistral and Gemma have."""
+    """Return a BPE with byte tokens and a word-start mark, as Llama 2, Mistral and Gemma have."""
     vocab = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"<0x{byte:02X}>": byte + 3 for byte in range(256)}
     words = ["▁", *"abcdehlnorEND.", "he", "ll", "▁he", "EN", "héé", "你"]
     vocab |= {word: len(vocab) + i for i, word in enumerate(words)}
@@ -64,13 +64,13 @@ def byte_fallback() -> Tokenizer:
 
 
 class FakeMesh:
-    """As much of a mesh as the front half looks at."""
+    """Has as much of a mesh as the front half looks at."""
 
     size = 3
 
 
 class ModelShape:
-    """As much of a model's config as the front half looks at."""
+    """Has as much of a model's config as the front half looks at."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size

@@ -35,10 +35,10 @@ class FakeRunner:
         self.events.append("reset")
 
     def warm_up(self) -> None:
-        """Nothing to compile."""
+        """Do nothing: there is nothing to compile."""
 
     def shutdown(self) -> None:
-        """Nothing to stop."""
+        """Do nothing: there is nothing to stop."""
 
 
 class FakeStep:
@@ -55,7 +55,7 @@ class FakeStep:
 
 
 class ScriptedMasks(TokenMasks):
-    """Masks as told: which requests have one, still compile, are at a dead end or complete."""
+    """Does as it is told: which requests have a mask, still compile, are at a dead end or complete."""
 
     def __init__(self) -> None:
         super().__init__(1000, None, None)

@@ -1,4 +1,4 @@
-"""The facade: batches in order, defaults, refusals that run nothing, interrupts that leave the engine usable."""
+"""The facade keeps batches in order, has vLLM's defaults, refuses before anything runs, and survives interrupts."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_streaming_by_hand(llm: LLM) -> None:
 
 
 class Bar:
-    """What tqdm is asked to do."""
+    """Records what tqdm is asked to do."""
 
     def __init__(self, **options: Any) -> None:
         self.options = options

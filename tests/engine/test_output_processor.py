@@ -1,4 +1,4 @@
-"""Outputs of n sequences merged, streamed in each kind, with log-probabilities, times and stop reasons."""
+"""Outputs of n sequences are merged and streamed in each kind, with log-probabilities, times and stop reasons."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tokenizer() -> Tokenizer:
 
 
 def says(tokenizer: Tokenizer, text: str, eos: bool = True) -> FakeCore:
-    """A core that answers every prompt with `text`, one token per character."""
+    """Return a core that answers every prompt with `text`, one token per character."""
     ids = [token_id for letter in text for token_id in tokenizer.backend.encode(letter).ids]
     return FakeCore(lambda _request: ids + [0] * 200 if eos else (ids * 200)[:200])
 

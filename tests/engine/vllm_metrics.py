@@ -1,4 +1,4 @@
-"""All metrics of vLLM 0.32: those that jaxllm has too, and why it has not the others."""
+"""vLLM 0.32 has these metrics: those that jaxllm has too, and the others with the reason why not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CACHE_CONFIG_LABELS = (
     *("kv_cache_max_concurrency", "kv_cache_memory_bytes", "kv_cache_size_tokens", "num_gpu_blocks"),
     *("num_gpu_blocks_override", "prefix_caching_hash_algo"),
 )
-"""vLLM has more: its cache has settings that have no meaning here."""
+"""Labels of the cache's settings; vLLM has more, which have no meaning here."""
 
 OURS = {
     "num_requests_running": Family("Gauge"),

@@ -1,4 +1,4 @@
-"""A small model's steps, without an engine around them."""
+"""Tests run a small model's steps here, without an engine around them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans become padded arrays: compared with a plain loop over tokens."""
+"""Plans become padded arrays, equal to those of a plain loop over tokens."""
 
 from array import array
 from typing import Any

@@ -1,4 +1,4 @@
-"""The table of hardware, and how much of a device's memory an engine may use."""
+"""The table of hardware says what devices have, and an engine uses its part of a device's memory."""
 
 from __future__ import annotations
 

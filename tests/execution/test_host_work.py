@@ -1,4 +1,4 @@
-"""What the host does per step, counted rather than timed: transfers, and Python instructions."""
+"""The host's work per step is counted rather than timed: transfers, and Python instructions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def make_plan(*num_tokens: int, params: SamplingParams | None = None) -> StepPla
 
 
 class FakePrograms(Programs[StepShape]):
-    """Programs that compute nothing and keep what they are given."""
+    """Stands in for programs: computes nothing and keeps what it is given."""
 
     def __init__(self, num_rows: int) -> None:
         super().__init__(lambda shape: None, (), ahead=False)

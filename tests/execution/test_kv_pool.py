@@ -1,4 +1,4 @@
-"""How many blocks there are: by hand for a small model."""
+"""The number of blocks is that by hand for a small model."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Which models can be spread over how many devices, and which part of each parameter a device holds."""
+"""A mesh spreads a model over devices, each with its part of each parameter, or refuses one that does not divide."""
 
 from __future__ import annotations
 

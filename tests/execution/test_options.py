@@ -1,4 +1,4 @@
-"""What the compiler is told; that it is enough is shown by tests/e2e/test_batch_invariance.py."""
+"""The compiler gets these options; tests/e2e/test_batch_invariance.py shows that they are enough."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs from disk: the same as compiled ones, for the same code and configuration only, and never an error."""
+"""Programs from disk equal compiled ones, serve the same code and configuration only, and are never an error."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def idle(compiler: StepCompiler) -> StepCompiler:
 
 @pytest.mark.parametrize(("max_logprobs", "which"), [(5, slice(None)), (200, slice(-1, None))])
 def test_every_program_comes_back(disk: Path, max_logprobs: int, which: slice) -> None:
-    """Those of a few log-probabilities, and the one of so many that the host sorts them."""
+    """There are programs of a few log-probabilities, and one of so many that the host sorts them."""
     compiler = small(max_logprobs=max_logprobs)
     keys = compiler.programs()[which]
     first, second = lookup(compiler, disk), lookup(idle(compiler), disk)

@@ -1,4 +1,4 @@
-"""Compiling ahead: order, jumping the queue, one compile per program, failure and stop."""
+"""Programs compile ahead in order, once each; one that is needed jumps the queue; failures and stops are handled."""
 
 import subprocess
 import sys

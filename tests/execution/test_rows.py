@@ -1,4 +1,4 @@
-"""Which token each row of logits looks at, and what it is told to do."""
+"""Each row of logits looks at the right token and gets its settings."""
 
 from __future__ import annotations
 

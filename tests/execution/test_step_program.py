@@ -1,4 +1,4 @@
-"""The compiled step: its size, its memory, how many there are, and that none is compiled late."""
+"""The compiled step has a bounded size and memory; there are few, and none is compiled late."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_few_plain_programs_on_cpu_by_default() -> None:
 
 
 def test_nothing_compiles_after_warm_up() -> None:
-    """Over a workload that touches every bucket and every sampling feature, with chunks, decodes and hits."""
+    """The workload touches every bucket and every sampling feature, with chunks, decodes and hits."""
     llm = LLM(
         str(folder("llama3_tied")), dtype="float32", skip_tokenizer_init=True, block_size=16, max_num_batched_tokens=32,
         max_num_seqs=16,

@@ -1,4 +1,4 @@
-"""What happens between steps: blocks are copied, and slots of the token counts are filled."""
+"""Between steps blocks are copied, and slots of the token counts are filled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.execution.test_batch import make_chunk
 
 
 class CutOff:
-    """Programs of which each is interrupted once it has taken its arguments."""
+    """Stands in for programs: each is interrupted once it has taken its arguments."""
 
     def __init__(self, programs: Programs) -> None:
         self._programs = programs
@@ -67,7 +67,7 @@ def test_more_copies_than_one_program_takes() -> None:
 
 
 def test_a_step_copies_before_it_runs() -> None:
-    """The same token after a copied context samples what it samples after the original."""
+    """A token after a copied context samples what it samples after the original."""
     runner = make_runner(num_blocks=33)
     params = SamplingParams(temperature=0, logprobs=1)
     ids = [5, 9, 200, 31, 77]
@@ -107,7 +107,7 @@ def test_counts_follow_a_request_through_its_slot() -> None:
 
 
 def test_the_state_is_made_anew_after_a_step_that_was_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its inputs are gone: they were donated to it."""
+    """The step's inputs are gone: they were donated to it."""
     runner = make_runner()
     params = SamplingParams(temperature=0, frequency_penalty=1.0)
     chunk = make_chunk("a", 0, [5, 9], [3], params=params, slot=2, history=array("i", [5, 9]))

@@ -1,4 +1,4 @@
-"""A stand-in for the hub on 127.0.0.1: the few endpoints that opening and fetching a model use."""
+"""A server on 127.0.0.1 stands in for the hub: the few endpoints that opening and fetching a model use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class HubServer(ThreadingHTTPServer):
         self.repositories = repositories
         self.gated = gated
         self.requests: list[tuple[str, str, int]] = []
-        """(method, path, bytes of the answer)."""
+        """One (method, path, bytes of the answer) per request."""
 
     @property
     def url(self) -> str:
@@ -50,7 +50,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     @property
     def hub(self) -> HubServer:
-        """The server, as what it is."""
+        """Return the server as the class that it is of."""
         assert isinstance(self.server, HubServer)
         return self.server
 

@@ -1,4 +1,4 @@
-"""Which dtype the model computes in."""
+"""The dtype that the model computes in follows from checkpoint, device and argument."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening local folders and files: what is found, and what is said of what is missing or corrupt."""
+"""Local folders and files are opened, and errors say what is missing or corrupt."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_single_file(tmp_path: Path):
 
 
 def test_a_config_alone(tmp_path: Path):
-    """From a folder without weights or tokenizer, from a file of any name, and from a GGUF file's header."""
+    """The config comes from a folder without weights or tokenizer, a file of any name, or a GGUF file's header."""
     (tmp_path / "config.json").write_text('{"architectures": ["A"], "torch_dtype": "bfloat16"}')
     (tmp_path / "other.json").write_text('{"architectures": ["B"]}')
     (tmp_path / "m.gguf").write_bytes(gguf_bytes(llama_metadata(), gguf_f32({"token_embd.weight": np.ones((6, 8))})))

@@ -37,7 +37,7 @@ EXTREMES = (0, 1, 7, 0x7F, 0x80, 0xFF, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2
 
 @st.composite
 def mutated(draw: st.DrawFn, valid: bytes) -> bytes:
-    """A valid file with some bytes overwritten, put in, taken out or cut off."""
+    """Draw a valid file with some bytes overwritten, put in, taken out or cut off."""
     data = bytearray(valid)
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, max(len(data) - 1, 0)))
@@ -144,7 +144,7 @@ VALUES = st.one_of(
 
 @st.composite
 def contradicting_models(draw: st.DrawFn) -> bytes:
-    """A whole GGUF file in which some metadata say something else, or are missing."""
+    """Draw a whole GGUF file in which some metadata say something else, or are missing."""
     arch = draw(st.sampled_from(("llama", "qwen2", "qwen3", "gemma2", "gemma3")))
     kind = draw(st.sampled_from(tuple(TOKENIZERS)))
     tokenizer = TOKENS | TOKENIZERS[kind] | {"model": kind, "eos_token_id": 1}

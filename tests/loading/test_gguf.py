@@ -1,4 +1,4 @@
-"""The GGUF reader and its dequantizing, against files made here and goldens made by the gguf package."""
+"""The GGUF reader and its dequantizing agree with files made here and goldens made by the gguf package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GGUF metadata as a HF config: families, names, RoPE scaling, and values brought back to HF's."""
+"""GGUF metadata becomes an HF config: families, names, RoPE scaling, and values brought back to HF's."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_unquantized_files_keep_their_dtype(tmp_path: Path):
 
 
 def llama3_factors(head_dim: int, theta: float, scaling: Mapping[str, float]) -> np.ndarray:
-    """How the converter makes rope_freqs.weight."""
+    """Return rope_freqs.weight as the converter makes it."""
     factors = []
     for frequency in 1 / theta ** (np.arange(0, head_dim, 2) / head_dim):
         wavelength = 2 * np.pi / frequency

@@ -1,4 +1,4 @@
-"""Real GGUF files against goldens that transformers and the gguf package made (scripts/make_gguf_goldens.py)."""
+"""Real GGUF files equal goldens that transformers and the gguf package made (scripts/make_gguf_goldens.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxllm.loading.checkpoint import Checkpoint
 from jaxllm.loading.open import open_checkpoint
 
 MAX_SECONDS = 3
-"""Of processor time, since wall time depends on what else the machine does; for SmolLM2's 135 million numbers."""
+"""How much processor time SmolLM2's 135 million numbers may take; wall time depends on what else the machine does."""
 
 
 class Case:

@@ -1,4 +1,4 @@
-"""The hub, over real HTTP to a stand-in: what is fetched and when, and what its errors say."""
+"""The hub is reached over real HTTP, at a stand-in: what is fetched and when, and what errors say."""
 
 from __future__ import annotations
 

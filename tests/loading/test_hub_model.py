@@ -1,4 +1,4 @@
-"""A model on the hub, from its id to tokens; and one whose weights do not fit, of which none are fetched."""
+"""A model on the hub goes from its id to tokens; of one whose weights do not fit, none are fetched."""
 
 from __future__ import annotations
 

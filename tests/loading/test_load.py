@@ -1,4 +1,4 @@
-"""Names checked, then weights streamed into place: values, layouts, dtypes, sharding, memory."""
+"""Names are checked, then weights are streamed into place: values, layouts, dtypes, sharding, memory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def specs(dtype: Any = np.float32, *, stacked: bool = True) -> dict[str, ParamSp
 
 
 def expected_q(hf: dict[str, np.ndarray], layer: int) -> np.ndarray:
-    """By the definition of "(n h) d -> d n h"."""
+    """Return what the definition of "(n h) d -> d n h" says."""
     return np.einsum("nhd->dnh", hf[f"layers.{layer}.q"].reshape(N, H, D))
 
 
@@ -78,7 +78,7 @@ def test_stacked_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device_
 @pytest.mark.parametrize("device_path", [False, True], ids=["cpu", "other devices"])
 @pytest.mark.parametrize("stacked", [False, True])
 def test_quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stacked: bool, device_path: bool):
-    """As what is loaded without, quantized afterwards."""
+    """Weights quantized while they load equal those quantized afterwards."""
     if device_path:
         monkeypatch.setattr(load, "shares_host_memory", lambda sharding: False)
     checkpoint = open_checkpoint(str(write_folder(tmp_path, tensors())))
@@ -266,7 +266,7 @@ def run_python(code: str, *arguments: str, **environment: str) -> str:
 
 @pytest.mark.parametrize("device_path", [False, True], ids=["cpu", "other devices"])
 def test_heads_are_repeated_in_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device_path: bool):
-    """Where there are more devices than kv heads."""
+    """Heads are repeated where there are more devices than kv heads."""
     if device_path:
         monkeypatch.setattr(load, "shares_host_memory", lambda sharding: False)
     hf = tensors()
@@ -364,7 +364,7 @@ print((peak - before) / 1e6, sum(array.nbytes for array in jax.tree.leaves(param
 
 @pytest.fixture(scope="module")
 def large_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """302 MB of weights."""
+    """Write 302 MB of weights."""
     hf = {f"layers.{layer}.w": np.full((2048, 3072), layer, np.float32) for layer in range(12)}
     return write_folder(tmp_path_factory.mktemp("large"), hf)
 

@@ -1,4 +1,4 @@
-"""The safetensors reader: right values without a copy, and an error for every way a header can lie."""
+"""The safetensors reader gives right values without a copy, and an error for every way a header can lie."""
 
 from __future__ import annotations
 

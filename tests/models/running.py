@@ -1,4 +1,4 @@
-"""Running a model on its own, without an engine: parameters from HF tensors, one sequence at a time."""
+"""Tests run a model on its own here, without an engine: parameters from HF tensors, one sequence at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading config.json: old and new keys, HF's defaults, and refusals that name what is not supported."""
+"""config.json is read with old and new keys and HF's defaults, and refusals name what is not supported."""
 
 from __future__ import annotations
 

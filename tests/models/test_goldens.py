@@ -1,4 +1,4 @@
-"""Each family and RoPE type against HF in float32, and proof that each feature's absence would be noticed."""
+"""Each family and RoPE type equals HF in float32, and the absence of each feature would be noticed."""
 
 from __future__ import annotations
 

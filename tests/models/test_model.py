@@ -1,4 +1,4 @@
-"""Parameters and programs: no memory for the abstract tree, nothing unread in a checkpoint, size free of depth."""
+"""The abstract tree takes no memory, a checkpoint is read whole, and a program does not grow with depth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights in int8: as near as 8 bits allow, only where they are multiplied with, and nothing else is another model."""
+"""Weights in int8 are as near as 8 bits allow, and only those that are multiplied with are quantized."""
 
 from __future__ import annotations
 

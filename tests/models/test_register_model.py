@@ -1,4 +1,4 @@
-"""An architecture from outside of jaxllm, end to end: its own config keys, tensor names, layouts and layer."""
+"""An architecture from outside jaxllm works end to end: its own config keys, tensor names, layouts and layer."""
 
 from __future__ import annotations
 

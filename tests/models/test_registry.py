@@ -1,4 +1,4 @@
-"""Architectures by name, built in and added from outside."""
+"""Architectures are found by name, built in or added from outside."""
 
 from __future__ import annotations
 

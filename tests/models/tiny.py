@@ -1,4 +1,4 @@
-"""The tiny checkpoints of tests/data/tiny and HF's goldens for them (scripts/make_tiny_checkpoints.py)."""
+"""Tests read the tiny checkpoints of tests/data/tiny, and HF's goldens for them, here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Golden:
 
     @property
     def sequence(self) -> np.ndarray:
-        """Prompt and tokens but for the last, which nothing follows."""
+        """Return prompt and tokens but for the last, which nothing follows."""
         return np.concatenate((self.prompt, self.tokens[:-1]))
 
 

@@ -1,4 +1,4 @@
-"""What the tests of kernels share."""
+"""The tests of kernels share this."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Running the GPU's kernels in their interpreter."""
+"""Tests run the GPU's kernels in their interpreter here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def interpreted(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def assert_pools_equal(pool: FusedPool, expected: SplitPool) -> None:
-    """But for the null block, where padding goes."""
+    """Check that pools are equal but for the null block, where padding goes."""
     null_block = LAYER * (pool.kv.shape[0] // NUM_LAYERS)
     got, want = (np.delete(np.asarray(x.kv, np.float32), null_block, axis=0) for x in (pool, fused(expected)))
     np.testing.assert_array_equal(got, want)

@@ -1,4 +1,4 @@
-"""Ragged steps over a poisoned pool, for every implementation of paged attention, and the reference's answer."""
+"""Every implementation of paged attention gets these ragged steps over a poisoned pool, and the reference's answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Step(NamedTuple):
     pool: SplitPool
     batch: AttentionBatch
     rope: Rope
-    """Of few bits: products are exact, and a sum has the same bits with and without fused multiply-add."""
+    """Tables of few bits: products are exact, and a sum has the same bits with and without fused multiply-add."""
     rows: np.ndarray
     """Rows of t that are no padding."""
 
@@ -75,7 +75,7 @@ def make_step(
 
 
 fused = FusedPool.of
-"""The pool in the kernels' layout."""
+"""Return the pool in the kernels' layout."""
 
 
 def reference(step: Step, **settings: Any) -> tuple[np.ndarray, SplitPool]:

@@ -1,4 +1,4 @@
-"""The GPU's decode kernel, and the whole op, in their interpreter, which looks for races, against the reference."""
+"""The GPU's decode kernel, and the whole op, equal the reference in their interpreter, which looks for races."""
 
 from __future__ import annotations
 

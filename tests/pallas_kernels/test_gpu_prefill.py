@@ -1,4 +1,4 @@
-"""The GPU's prefill kernel in its interpreter, which also looks for races, against the float32 reference."""
+"""The GPU's prefill kernel equals the float32 reference in its interpreter, which also looks for races."""
 
 from __future__ import annotations
 

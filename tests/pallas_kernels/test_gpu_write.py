@@ -1,4 +1,4 @@
-"""The kernel that rotates q and k and writes k and v, in its interpreter, which looks for races."""
+"""The kernel that rotates q and k and writes k and v is right in its interpreter, which looks for races."""
 
 from __future__ import annotations
 

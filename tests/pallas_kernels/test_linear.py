@@ -1,4 +1,4 @@
-"""A CPU's matmul against float64: ragged sizes, every dtype, rows that do not depend on the others."""
+"""A CPU's matmul equals float64's: ragged sizes, every dtype, rows that do not depend on the others."""
 
 import functools
 import time
@@ -94,7 +94,7 @@ def test_gates(t: int, n: int, k: int, activation: str, dtype: Any, out_dtype: A
 
 
 def make_int8(n: int, k: int) -> tuple[jax.Array, jax.Array]:
-    """Return every integer, and scales."""
+    """Return weights of every int8 value, and scales."""
     rng = np.random.default_rng(1)
     values = rng.integers(-127, 128, (n, k)).astype(np.int8)
     return jnp.asarray(values), jnp.asarray(rng.uniform(0.5, 2, n) / k, jnp.float32)
@@ -124,7 +124,7 @@ def test_int8_matches_float64(t: int, n: int, k: int, dtype: Any, out_dtype: Any
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 @pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
 def test_int8_gates(activation: str, dtype: Any) -> None:
-    """As a weight of x's dtype that needs no scales does, but for the order of rounding."""
+    """Gates in int8 equal those of a weight of x's dtype that needs no scales, but for the order of rounding."""
     # The last is too long to be converted for all rows at once.
     for t, n, k in ((1, 16, 32), (5, 18, 64), (100, 36, 64), (8, 16, 4160)):
         x, (w, scales) = make(t, n, k, dtype)[0], make_int8(n, k)

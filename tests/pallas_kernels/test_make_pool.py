@@ -1,4 +1,4 @@
-"""Making a pool: cleared for XLA, untouched for the CPU's kernel."""
+"""A pool is made cleared for XLA, and untouched for the CPU's kernel."""
 
 import ctypes
 import mmap

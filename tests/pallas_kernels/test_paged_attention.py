@@ -1,4 +1,4 @@
-"""Paged attention of a CPU, in plain XLA and as a kernel, against the float32 reference, in a poisoned pool."""
+"""Paged attention of a CPU, in plain XLA and as a kernel, equals the float32 reference in a poisoned pool."""
 
 from itertools import pairwise
 from typing import Any
@@ -96,7 +96,7 @@ def test_decodes_for_all_cores_match_reference(dtype, block_size: int, window: i
 
 
 def assert_pools_equal(pool: SplitPool, expected: SplitPool) -> None:
-    """But for the null block, where padding goes."""
+    """Check that pools are equal but for the null block, where padding goes."""
     num_blocks = expected.k.shape[0] // NUM_LAYERS
     for got, want in zip(pool, expected, strict=True):
         got, want = (np.delete(np.asarray(x, np.float32), LAYER * num_blocks, axis=0) for x in (got, want))
@@ -156,7 +156,7 @@ def test_values_beyond_8_bits_are_clipped() -> None:
 
 
 def assert_same(got, expected, dtype) -> None:
-    """Bitwise but for XLA:CPU's float32 matmuls, whose last bit may differ from one row count to another."""
+    """Check equality to the bit, but for XLA:CPU's float32 matmuls: their last bit may differ between row counts."""
     tolerance = 0 if dtype == jnp.bfloat16 or IMPLEMENTATION == "cpu" else 1e-6
     np.testing.assert_allclose(
         np.asarray(got, np.float32), np.asarray(expected, np.float32), rtol=tolerance, atol=tolerance
@@ -165,7 +165,7 @@ def assert_same(got, expected, dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_row_does_not_depend_on_its_batch(dtype) -> None:
-    """Decoded alone or among others, and as decode or as the last row of a chunk."""
+    """A row is decoded alone or among others, and as decode or as the last row of a chunk."""
     op = attention(6, 3, 16, dtype=dtype)
     lengths = [5, 40, 129, 200, 31, 77]
     whole = make(2, [(length, length) for length in lengths], op)

@@ -1,4 +1,4 @@
-"""A CPU's RMS norm against float64: every dtype, rows of padding, rows that do not depend on the others."""
+"""A CPU's RMS norm equals float64's: every dtype, rows of padding, rows that do not depend on the others."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The GPU descriptions that programs are compiled for without a device."""
+"""Programs are compiled without a device for these GPU descriptions, which must be right."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pallas_kernels.targets import gpu_target, gpu_targets
 
 
 def test_the_h100_is_what_nvidia_says():
-    """From the data sheet: 132 SMs, 80 GB, 3.35 TB/s, 227 KB of shared memory for a block, compute capability 9.0."""
+    """The data sheet says: 132 SMs, 80 GB, 3.35 TB/s, 227 KB of shared memory for a block, compute capability 9.0."""
     assert gpu_targets() == ("h100",)
     text = gpu_target("h100")
     numbers = {name: float(value) for name, value in re.findall(r"(\w+): ([0-9.]+)", text)}

@@ -1,4 +1,4 @@
-"""The TPU kernels in the TPU interpreter, which also looks for races, against the float32 reference."""
+"""The TPU kernels equal the float32 reference in the TPU interpreter, which also looks for races."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def run(
 
 
 def check_pool(step: Step, result: Result, **settings: Any) -> None:
-    """The pool is the reference's to the bit, but for the null blocks, where padding need not be written."""
+    """Check that the pool is the reference's to the bit, but for the null blocks, where padding need not be written."""
     _, pool = reference(step, **settings)
     expected, got = np.array(fused(pool).kv), result.pool.copy()
     num_blocks = len(expected) // NUM_LAYERS
@@ -204,7 +204,7 @@ def test_bfloat16_error_is_at_most_twice_that_of_its_inputs(
 
 
 def test_a_race_would_be_reported() -> None:
-    """A copy that is read before it is waited for."""
+    """The race is a copy that is read before it is waited for."""
 
     def kernel(x: Any, out: Any, buffer: Any, semaphore: Any) -> None:
         copy = pltpu.make_async_copy(x, buffer, semaphore)

@@ -1,4 +1,4 @@
-"""Beam search without an engine: equal to HF's on random models, and to trying every sequence out."""
+"""Beam search without an engine equals HF's on random models, and trying every sequence out."""
 
 from __future__ import annotations
 

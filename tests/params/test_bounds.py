@@ -52,12 +52,12 @@ GENERIC: Mapping[str, Any] = {
 
 
 class Row(NamedTuple):
-    """The largest values that are taken, and the smallest that are not."""
+    """The largest values of a field that are taken, and the smallest that are not."""
 
     taken: tuple[Any, ...]
     refused: tuple[Any, ...]
     generic: tuple[str, ...] = ()
-    """Which of the generic probes are taken."""
+    """The generic probes that are taken."""
 
 
 TABLE: dict[str, Row] = {
@@ -138,7 +138,7 @@ def inputs() -> InputProcessor:
 
 
 def refusal(inputs: InputProcessor, name: str, value: Any) -> VLLMValidationError | None:
-    """Return the error that a value gets, in time and before the prompt is tokenized; None if it is taken."""
+    """Return the error that a value gets, in time and before the prompt is tokenized, or None if it is taken."""
     tokenizer().seen = False
     try:
         inputs.process("r", PROMPT, SamplingParams(**{**TOGETHER.get(name, {}), name: value}))
@@ -149,7 +149,7 @@ def refusal(inputs: InputProcessor, name: str, value: Any) -> VLLMValidationErro
 
 
 def timed_refusal(inputs: InputProcessor, name: str, value: Any) -> VLLMValidationError | None:
-    """The same, with the time: of this thread alone, and the best of three, for other work must not fail the test."""
+    """Return the error and the time: this thread's alone, and the best of three, lest other work fail the test."""
     seconds: list[float] = []
     gc.disable()
     try:
@@ -200,7 +200,7 @@ def test_hostile_values(inputs: InputProcessor, name: str) -> None:
 
 
 def test_internal_fields_are_not_taken_from_users(inputs: InputProcessor) -> None:
-    """They would reach the masks, which are as wide as the logits."""
+    """Internal fields would reach the masks, which are as wide as the logits."""
     params = SamplingParams(_eos_token_id=10**9, _all_stop_token_ids={10**9}, _bad_words_token_ids=[[10**9]])
     resolved = inputs.process("r", PROMPT, params).params
     assert (resolved.eos_token_id, resolved.all_stop_token_ids, resolved.bad_words_token_ids) == (0, {0}, None)

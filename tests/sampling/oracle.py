@@ -1,4 +1,4 @@
-"""What the sampler must do, row by row in float64 with sorts, and the rows of settings that tests give to both."""
+"""The oracle does what the sampler must do, row by row in float64 with sorts; tests give both the same settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOLERANCE = 1e-6  # of a row's mass: ids this near to p may go either way
 
 @dataclass(frozen=True)
 class Row:
-    """Settings of one row, neutral ones by default."""
+    """The settings of one row, neutral by default."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -40,7 +40,7 @@ class Row:
     bias: dict[int, float] = field(default_factory=dict)
     allowed: frozenset[int] | None = None
     boost: float = 0.0
-    """An argument of `steer`."""
+    """The argument of `steer`."""
     scored: int | None = None
     asked: Sequence[int] = ()
 

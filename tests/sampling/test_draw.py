@@ -1,4 +1,4 @@
-"""Draws: their distribution by chi-square, their randomness by seed and position, and ids that may never be drawn."""
+"""Draws have the right distribution, by chi-square, depend on seed and position alone, and never take excluded ids."""
 
 from dataclasses import replace
 from functools import partial
@@ -43,7 +43,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def counts() -> dict[str, np.ndarray]:
-    """How often each id was drawn under each of the settings, each draw with a seed of its own."""
+    """Count how often each id was drawn under each of the settings, each draw with a seed of its own."""
     program = make_sampler("raw_logprobs", 1)
     rows = {name: [replace(row, seed=seed) for seed in range(DRAWS)] for name, row in SETTINGS.items()}
     logits = np.tile(LOGITS, (DRAWS, 1))
@@ -101,7 +101,7 @@ def test_randomness_is_the_rows_own() -> None:
 
 @pytest.mark.parametrize("v", [1, 2, 255, 256, 257, 300, 513, 1024])
 def test_only_ids_with_weight_are_drawn(v: int) -> None:
-    """At both ends of the uniform numbers, in vocabularies that are no whole tiles, with zeros at either end."""
+    """The uniform numbers lie at both ends, vocabularies are no whole tiles, and zeros are at either end."""
     rng = np.random.default_rng(v)
     s = 64
     logits = (rng.standard_normal((s, v)) * 5).astype(np.float32)
@@ -129,7 +129,7 @@ def test_infinite_temperatures_forbid_what_is_forbidden() -> None:
 
 @pytest.mark.parametrize("v", [5, 256, 300, 1000])
 def test_most_likely_ids_equal_a_stable_sort(v: int) -> None:
-    """With many ties, and minus infinity among them: of equal ones the least ids come first."""
+    """There are many ties, with minus infinity among them: of equal ones the least ids come first."""
     rng = np.random.default_rng(v)
     logits = rng.choice(np.array([-np.inf, -1.0, 0.5, 2.0, 2.5], np.float32), (32, v))
     logits[0] = -np.inf

@@ -1,4 +1,4 @@
-"""Every feature of a row against the float64 oracle, alone and all at once, and what it must not touch."""
+"""Every feature of a row equals the float64 oracle, alone and all at once, and touches nothing else."""
 
 from collections.abc import Callable
 from functools import partial
@@ -53,7 +53,7 @@ TRUNCATING = ("top_k", "top_p", "min_p", "everything", "many truncations")
 
 @pytest.fixture(scope="module")
 def program() -> Sampler:
-    """The sampler with a custom processor; it shows every processed logit."""
+    """Compile the sampler with a custom processor; it shows every processed logit."""
     return make_sampler("processed_logits", V, steer)
 
 
@@ -77,7 +77,7 @@ def mismatches(program: Sampler, logits_sv: np.ndarray) -> dict[str, str]:
 
 
 def mismatch(logits: np.ndarray, row: Row, token: int, shown: Any) -> str | None:
-    """Compare one row; None if it is as it must be."""
+    """Compare one row and say what differs; None means nothing."""
     if row.scored is not None:
         right = token == row.scored and np.array_equal(shown, logits)
         return None if right else "a prompt row is not raw"

@@ -1,4 +1,4 @@
-"""Logprobs in the four modes, of sampled tokens, likely ones, asked ones and prompt tokens, against float64."""
+"""Logprobs in the four modes equal float64's: of sampled tokens, likely ones, asked ones and prompt tokens."""
 
 from functools import partial
 
@@ -44,7 +44,7 @@ def expected_values(logits: np.ndarray, row: Row, mode: str) -> np.ndarray:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_values_equal_the_oracle(mode: str) -> None:
-    """Of the sampled token with its rank, of the 8 most likely ids, and of those that were asked for."""
+    """The values are of the sampled token with its rank, the 8 most likely ids, and those that were asked for."""
     program = make_sampler(mode, 8)
     for kind in ("random", "forbidden", "flat"):
         base = adversarial_logits(V)[kind]
@@ -71,7 +71,7 @@ def test_values_equal_the_oracle(mode: str) -> None:
 
 
 def test_results_do_not_depend_on_the_number_of_rows() -> None:
-    """Bitwise, alone and in company, at a width that fills no whole tile."""
+    """Results are equal to the bit, alone and in company, at a width that fills no whole tile."""
     program = make_sampler("processed_logprobs", 8)
     logits = np.stack([np.roll(adversarial_logits(V)["random"], 37 * row) for row in range(len(ROWS))])
     tokens, logprobs = program(logits, ROWS)
@@ -105,7 +105,7 @@ def test_many_logprobs_come_as_the_whole_vocabulary() -> None:
 
 
 def test_impossible_ids_stay_at_minus_infinity() -> None:
-    """Never NaN, even where no id is possible."""
+    """No value is NaN, even where no id is possible."""
     values = np.array([[-np.inf, 1.0, -np.inf], [-np.inf, -np.inf, -np.inf]], np.float32)
     logprobs = gather(values, [0, 0], [[1, 2], [0, 1]], 3)
     np.testing.assert_array_equal(logprobs.sampled_s, [-np.inf, -np.inf])

@@ -1,4 +1,4 @@
-"""Custom logits processors: how they are named and checked. What they do is in test_features."""
+"""Custom logits processors are named and checked here. What they do is in test_features."""
 
 from typing import Any, ClassVar
 

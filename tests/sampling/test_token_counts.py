@@ -1,4 +1,4 @@
-"""Token counts: made on the host, kept up on the device."""
+"""Token counts are made on the host and kept up on the device."""
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ def test_short_histories(tokens: list[int]) -> None:
 
 
 def test_sampled_tokens_add_up_to_what_the_host_counts() -> None:
-    """Step by step on the device as from the whole list, rows in any order; the row of the uncounted stays zero."""
+    """Counting step by step on the device equals counting the whole list, in any order; the spare row stays zero."""
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, V, 4).tolist() for _ in range(3)]
     outputs = rng.integers(0, V, (20, 3))
@@ -48,7 +48,7 @@ def test_sampled_tokens_add_up_to_what_the_host_counts() -> None:
 
 
 def test_counts_stop_at_their_limit() -> None:
-    """The bit above belongs to the prompt."""
+    """Counts must not reach the bit above, which belongs to the prompt."""
     full = count_row([1] + [2] * (MAX_COUNT + 5), 1, V)
     assert full[2] == MAX_COUNT
     counts = jnp.zeros((2, V), jnp.uint16).at[1].set(full)

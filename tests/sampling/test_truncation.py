@@ -1,4 +1,4 @@
-"""The thresholds of top_k, top_p and min_p against a sort in float64."""
+"""The thresholds of top_k, top_p and min_p equal those of a sort in float64."""
 
 import jax
 import jax.numpy as jnp

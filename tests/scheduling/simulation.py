@@ -1,4 +1,4 @@
-"""A fake device and a driver for the scheduler: what is generated must equal what a loop over one request gives.
+"""A fake device and a driver run the scheduler: what is generated must equal what a loop over one request gives.
 
 The keys and values of a position depend on all tokens up to it. Here they are one number, a digest of those tokens (and
 of the cache salt, so that sharing across salts shows). The device keeps them in slots, as the real pool does, and every
@@ -94,12 +94,12 @@ def sample(digest: int, seed: int, banned: list[int]) -> int:
 
 @dataclass
 class Truth:
-    """What a request must give, from a plain loop over its tokens."""
+    """The outcome that a request must have, from a plain loop over its tokens."""
 
     request: EngineCoreRequest
     outputs: list[int]
     digests: array[int]
-    """One per position of prompt and outputs, and of what rows in flight may add after the end."""
+    """One digest per position of prompt and outputs, and of what rows in flight may add after the end."""
     finish_reason: str
     stop_reason: int | None
 
@@ -109,7 +109,7 @@ class Truth:
 
     @property
     def scores(self) -> dict[int, TokenLogprobs]:
-        """What the scored positions must give."""
+        """Return what the scored positions must give."""
         params, prompt = self.request.sampling_params, self.request.prompt_token_ids
         if params.prompt_logprobs is None and params.prompt_logprob_token_ids is None:
             return {}
@@ -258,7 +258,7 @@ class FakeDevice:
 
 @dataclass
 class Seen:
-    """What came out of one request so far."""
+    """The outputs of one request so far."""
 
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None

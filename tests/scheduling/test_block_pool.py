@@ -1,4 +1,4 @@
-"""Blocks: free, shared, found again, and evicted in the right order."""
+"""Blocks are free, shared, found again, and evicted in the right order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commit records: tokens, ends, logprobs, times."""
+"""Commit records tokens, ends, logprobs and times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forks: what they share, copy, take over and recompute, and that they get on whatever becomes of their donor."""
+"""Forks share, copy, take over or recompute blocks, and get on whatever becomes of their donor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxllm.scheduling.plan import StepPlan
 from tests.scheduling.simulation import Simulation, make_config, make_request
 
 PROMPT = list(range(1, 11))
-"""Two full blocks of 4, and 2 tokens in a third."""
+"""A prompt of two full blocks of 4, and 2 tokens in a third."""
 
 
 def shape(plan: StepPlan | None) -> list[tuple[str, int, int]]:
@@ -147,7 +147,7 @@ def test_a_fork_shares_even_when_it_may_not_read_the_prefix_cache():
 
 @pytest.mark.parametrize("caching", [True, False])
 def test_beams_compute_one_token_each(caching: bool):
-    """As beam search does: every step forks ended requests, each by one token, and lets go of them."""
+    """Beam search does this: every step forks ended requests, each by one token, and lets go of them."""
     simulation = Simulation(make_config(enable_prefix_caching=caching))
     park(simulation, "root")
     beams = [("root", PROMPT)]

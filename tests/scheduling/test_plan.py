@@ -1,4 +1,4 @@
-"""What plan decides: order, chunks, rows continued on the device, cache hits, preemption."""
+"""A plan decides order, chunks, rows continued on the device, cache hits and preemption."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ def test_reset_prefix_cache_refuses_while_blocks_are_in_use():
 
 
 def crowd(policy: str = "fcfs") -> Simulation:
-    """Three requests of 16 tokens that fill a pool of 16 blocks to within 4 of them, none in flight."""
+    """Add three requests of 16 tokens that fill a pool of 16 blocks to within 4 of them, none in flight."""
     simulation = Simulation(make_config(num_blocks=17, policy=policy))
     for name, priority in zip("abc", (1, 2, 0), strict=True):
         simulation.add(make_request(name, 15, max_tokens=40, priority=priority))

@@ -1,4 +1,4 @@
-"""Repetition detection against the plain definition."""
+"""Repetition detection does what its plain definition says."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def expected(output: list[int], smallest: int, largest: int, count: int) -> bool
 
 @st.composite
 def outputs(draw: st.DrawFn) -> list[int]:
-    """Outputs that repeat often: copies of a few pieces, with faults. 256 differs from 1 by the place of a byte."""
+    """Draw outputs that repeat often: copies of a few pieces, with faults. 256 and 1 have the same bytes."""
     token = st.sampled_from([0, 1, 256])
     pieces = draw(st.lists(st.tuples(st.lists(token, min_size=1, max_size=6), st.integers(1, 8)), max_size=4))
     return [token_id for piece, times in pieces for token_id in piece * times]

@@ -1,4 +1,4 @@
-"""Who is next."""
+"""The queue says who is next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of logits, scored prompts, token counts, and requests that wait for their last token."""
+"""Plans have the right rows of logits, scored prompts and token counts, and requests wait for their last token."""
 
 from __future__ import annotations
 

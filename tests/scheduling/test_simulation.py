@@ -1,4 +1,4 @@
-"""Whole workloads: the tokens equal the sequential result, whatever the scheduler had to do."""
+"""The tokens of whole workloads equal the sequential result, whatever the scheduler had to do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxllm.messages import EngineCoreRequest
 from tests.scheduling.simulation import EOS, Simulation, make_config, make_request
 
 TINY = {"num_blocks": 17, "max_num_seqs": 6, "max_num_batched_tokens": 12, "max_rows": 8}
-"""16 blocks of 4 tokens: one request of 64 tokens, or six that must fight."""
+"""A pool of 16 blocks of 4 tokens: one request of 64 tokens fits, or six must fight."""
 
 
 def workload(seed: int, num_requests: int = 14) -> list[EngineCoreRequest]:
@@ -136,7 +136,7 @@ def test_a_second_run_hits_everything_that_it_can(overlap: int):
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_the_first_in_line_is_never_held_up(policy: str, overlap: int):
-    """With the smallest pool and many rivals, the first request needs at most two steps a token."""
+    """Even with the smallest pool and many rivals, the first request needs at most two steps a token."""
     simulation = Simulation(make_config(policy=policy, num_blocks=17, max_num_seqs=8, max_num_batched_tokens=16))
     for i in range(8):
         simulation.add(make_request(str(i), 8, max_tokens=56, priority=i))

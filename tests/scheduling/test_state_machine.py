@@ -1,4 +1,4 @@
-"""Anything in any order: requests come, are planned, committed and aborted, the cache is reset; the laws hold always.
+"""Requests come, are planned, committed and aborted, and the cache is reset, in any order; the laws hold always.
 
 JAXLLM_LONG_TESTS=1 runs 200 times 5,000 steps instead of 20 times 500.
 """
@@ -34,7 +34,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     """The simulation under every sequence of calls that an engine may make."""
 
     seen: Counter[str]
-    """What happened in all runs; set by the test."""
+    """Everything that happened in all runs; the test sets it."""
 
     @initialize(
         policy=st.sampled_from(["fcfs", "priority"]),

@@ -1,4 +1,4 @@
-"""What fixed workloads cost in counted things: steps, tokens computed, rows of padding. No clock is read.
+"""Fixed workloads cost so many steps, tokens computed and rows of padding. No clock is read.
 
 The bounds are what was counted when they were set: a change may lower them, and one that raises them has to say why.
 """
@@ -22,7 +22,7 @@ type Requests = list[tuple[list[int], int]]
 
 @dataclass
 class Counts:
-    """What a workload took."""
+    """The cost of a workload."""
 
     steps: int = 0
     tokens: int = 0

@@ -342,7 +342,7 @@ class TestWorkers:
 
     @pytest.fixture
     def read(self, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-        """What would be read before a start: here an environment of gigabytes."""
+        """Return what would be read before a start: here an environment of gigabytes."""
         read: list[Path] = []
         monkeypatch.setattr("benchmarking.worker.read_files", lambda *paths: read.extend(paths))
         return read

@@ -15,7 +15,7 @@ from tests.execution.support import make_runner
 
 @pytest.fixture
 def _names_are_new() -> Iterator[None]:
-    """A program from the cache would have the names that it was compiled with."""
+    """Keep JAX's cache out: a program from it would have the names that it was compiled with."""
     jax.config.update("jax_compilation_cache_include_metadata_in_key", True)
     yield
     jax.config.update("jax_compilation_cache_include_metadata_in_key", False)

@@ -90,7 +90,7 @@ def test_kernels_stand_between_other_text() -> None:
 
 @pytest.mark.parametrize(("second", "branches"), [("gt.s32 %p3, %r4, 63", 1), ("gt.s32 %p3, %r4, 64", 2)])
 def test_of_several_ways_the_longest_possible_counts(second: str, branches: int) -> None:
-    """Keys, and then values: in one way or, where there are fewer than 64, in another."""
+    """The loop reads keys, and then values: in one way or, where there are fewer than 64, in another."""
     found = loop(
         expect("%r1"),
         "setp.lt.s32 %p2, %r4, 64;",

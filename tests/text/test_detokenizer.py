@@ -45,7 +45,7 @@ def pieces(tokenizer: Tokenizer, prompt: list[int], token_ids: list[int], skip: 
 
 
 def after(tokenizer: Tokenizer, prompt: list[int], token_ids: list[int], skip: bool = True) -> str:
-    """The output's text as it reads after the prompt."""
+    """Return the output's text as it reads after the prompt."""
     decode = tokenizer.backend.decode
     before = decode(prompt, skip_special_tokens=skip)
     return decode(prompt + token_ids, skip_special_tokens=skip)[len(before) :]
@@ -67,7 +67,7 @@ def test_stream_equals_decoding_at_once(tokenizer: Tokenizer, text: str) -> None
 @settings(max_examples=300)
 @given(ids=st.lists(st.one_of(st.integers(0, 450), st.integers(100, 220)), max_size=90))
 def test_any_byte_level_tokens(byte_tokenizer: Tokenizer, ids: list[int]) -> None:
-    """Random tokens: broken characters, special tokens, ids that the tokenizer does not know."""
+    """Random tokens make broken characters, special tokens, and ids that the tokenizer does not know."""
     tokenizer = byte_tokenizer
     for skip in (True, False):
         assert "".join(pieces(tokenizer, [], ids, skip)) == after(tokenizer, [], ids, skip)
@@ -96,7 +96,7 @@ def test_unfinished_character_shows_at_the_end_only() -> None:
 
 
 def test_space_after_prompt_is_kept() -> None:
-    """Alone, the first token of a Llama-2 tokenizer decodes without its space."""
+    """The first token of a Llama-2 tokenizer, decoded alone, loses its space."""
     tokenizer = byte_fallback()
     ids = tokenizer.backend.encode("hello hello").ids
     prompt, output = ids[: len(ids) // 2], ids[len(ids) // 2 :]

@@ -1,4 +1,4 @@
-"""Log-probabilities of outputs and prompts in both containers, and what else a core may report."""
+"""Log-probabilities of outputs and prompts come in both containers, with what else a core may report."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_prompt_logprobs_come_from_the_first_of_n(tokenizer: Tokenizer) -> None:
 
 
 def test_values_of_prompt_logprob_token_ids(tokenizer: Tokenizer) -> None:
-    """They are a matrix of their own, from the position after prompt_logprob_start on."""
+    """The values are a matrix of their own, from the position after prompt_logprob_start on."""
     step = [chunk("r", 1, scored(1), scored(2, -9.0, -10.0), scored(3, -11.0, -math.inf))]
     core = ScriptedCore(step, [token("r", 9, reason="length")])
     ids: dict[str, Any] = {"prompt_logprob_token_ids": [[50, 51], [50]], "output_kind": FINAL}
@@ -187,7 +187,7 @@ def test_a_repetition_keeps_its_text(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize("kind", [CUMULATIVE, DELTA, FINAL])
 def test_decoded_tokens_hold_whole_characters(tokenizer: Tokenizer, kind: RequestOutputKind, flat: bool) -> None:
-    """As in vLLM: a token that ends inside a character has no text, and the one that completes it has all of it."""
+    """A token that ends inside a character has no text, and the one that completes it has all of it, as in vLLM."""
     smile = tokenizer.backend.encode("😀", add_special_tokens=False).ids
     a, b = tokenizer.encode(["a", "b"], {"add_special_tokens": False})
     ids = a + smile + b
@@ -213,7 +213,7 @@ def test_decoded_tokens_hold_whole_characters(tokenizer: Tokenizer, kind: Reques
 
 @pytest.mark.parametrize("flat", [False, True])
 def test_logprob_token_ids(tokenizer: Tokenizer, flat: bool) -> None:
-    """As in vLLM: they come in place of the most likely ones, and their ranks are their places in the list."""
+    """They come in place of the most likely ones, as in vLLM, and their ranks are their places in the list."""
     for logprobs in (None, 2):
         core = FakeCore(lambda _request: [301])
         fields = {"logprob_token_ids": [7, 1], "max_tokens": 1, "flat_logprobs": flat, "output_kind": FINAL}

@@ -1,4 +1,4 @@
-"""Which tokenizer an engine uses, and what it does beyond Hugging Face's."""
+"""An engine uses the right tokenizer, which does a few things beyond Hugging Face's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.engine.support import byte_fallback, byte_level
 
 
 class OneTokenizer(Checkpoint):
-    """As much of a checkpoint as is needed."""
+    """Has as much of a checkpoint as is needed."""
 
     def __init__(self, hf: Any) -> None:
         self._hf = hf

@@ -1,4 +1,4 @@
-"""Tokenizers from disk: they encode as transformers does, need no transformers, and are never an error."""
+"""Tokenizers from disk encode as transformers does, need no transformers, and are never an error."""
 
 from __future__ import annotations
 

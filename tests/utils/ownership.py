@@ -1,4 +1,4 @@
-"""Files that belong to somebody else."""
+"""Tests make files that belong to somebody else."""
 
 from __future__ import annotations
 

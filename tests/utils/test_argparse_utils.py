@@ -1,4 +1,4 @@
-"""Flags as vLLM's users write them, and what is left alone."""
+"""Flags are taken as vLLM's users write them, and the rest is left alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of caches: nobody else can write them, and what somebody else has written is not read."""
+"""Nobody else can write files of caches, and what somebody else has written is not read."""
 
 from __future__ import annotations
 
