@@ -84,12 +84,7 @@ def resolve(
         download_dir=args.download_dir,
     )
     model_config = settings.read_model_config(args.model, checkpoint, args.hf_overrides)
-    if logits_processors:
-        from jaxllm.execution.jax_settings import tracing
-        from jaxllm.sampling.processors import check_traceable
-
-        with tracing():
-            check_traceable(logits_processors, model_config.vocab_size)
+    _check_traceable(logits_processors, model_config.vocab_size)
     generation_config = settings.read_generation_config(args.generation_config, checkpoint)
     default_sampling_params = settings.default_sampling_params(
         args.generation_config, generation_config, args.override_generation_config
@@ -211,6 +206,16 @@ def _check_gpu_kernels(platform: str, backend: str | None) -> None:
         require_interpreter_threads()
     except RuntimeError as error:
         raise VLLMValidationError(f"attention_config: {error}", parameter="attention_config", value=backend) from error
+
+
+def _check_traceable(logits_processors: tuple[LogitsProcessor, ...], vocab_size: int) -> None:
+    """Trace custom logits processors once, before any weights are loaded."""
+    if logits_processors:
+        from jaxllm.execution.jax_settings import tracing
+        from jaxllm.sampling.processors import check_traceable
+
+        with tracing():
+            check_traceable(logits_processors, vocab_size)
 
 
 def _load_processors(given: list[Any] | None) -> tuple[LogitsProcessor, ...]:
