@@ -246,9 +246,13 @@ class LLM(RefusedMethods):
         return self.llm_engine.config.mesh.size
 
     @in_turn
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; False, and nothing forgotten, while requests run."""
-        return self.llm_engine.reset_prefix_cache()
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget all cached prefixes; False, and nothing forgotten, while requests run.
+
+        With `reset_running_requests` they are preempted first, and compute what they had anew. A connector's cache
+        counts as reset: there is none.
+        """
+        return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
 
     def reset_mm_cache(self) -> None:
         """Do nothing: there is no cache of multimodal inputs."""

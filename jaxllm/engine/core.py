@@ -87,10 +87,7 @@ class EngineCore:
         try:
             return self._step()
         except BaseException:
-            self._in_flight = None
-            self._abandon()
-            if self._runner is not None:
-                self._runner.reset()
+            self._begin_anew()
             raise
 
     def _step(self) -> EngineCoreOutputs:
@@ -122,9 +119,21 @@ class EngineCore:
         """Return how the scheduler stands."""
         return self._scheduler.stats()
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; False, and nothing done, while requests hold blocks."""
-        return self._scheduler.reset_prefix_cache()
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached prefixes; False, and nothing done, while requests hold blocks.
+
+        With `reset_running_requests` they give their blocks up, and compute again what was in them.
+        """
+        if not reset_running_requests:
+            return self._scheduler.reset_prefix_cache()
+        in_flight, self._in_flight = self._in_flight, None
+        try:
+            if in_flight is not None:
+                self._ended += self._commit(in_flight)
+            return self._scheduler.reset_prefix_cache(preempt=True)
+        except BaseException:
+            self._begin_anew()
+            raise
 
     def warm_up(self) -> None:
         """Wait until every program is compiled."""
@@ -199,6 +208,13 @@ class EngineCore:
             self._masks.wait(COMPILE_WAIT)
         elif self._scheduler.has_unfinished_requests():
             raise RuntimeError("the scheduler has requests and plans nothing: this is a bug in jaxllm")
+
+    def _begin_anew(self) -> None:
+        """End all requests after a failure that may have come anywhere in a step."""
+        self._in_flight = None
+        self._abandon()
+        if self._runner is not None:
+            self._runner.reset()
 
     def _abandon(self) -> None:
         self._ended += self._drop_compiling(list(self._compiling))

@@ -40,8 +40,8 @@ class CoreClient(Protocol):
         """Say whether a step has something to do."""
         ...
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; False when blocks are in use."""
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached prefixes; False when blocks are in use, unless running requests are to give theirs up."""
         ...
 
     def warm_up(self) -> None:
@@ -88,9 +88,9 @@ class InprocClient:
         """Say whether a step has something to do."""
         return self._core.has_unfinished_requests()
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; False when blocks are in use."""
-        return self._core.reset_prefix_cache()
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached prefixes; False when blocks are in use, unless running requests are to give theirs up."""
+        return self._core.reset_prefix_cache(reset_running_requests)
 
     def warm_up(self) -> None:
         """Wait until every program is compiled."""

@@ -18,7 +18,7 @@ from jaxllm.engine.stats_log import StatsLogger
 from jaxllm.engine.turn import locked
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import RequestOutput
-from jaxllm.params.checks import INT32_MAX, check_str, shown
+from jaxllm.params.checks import INT32_MAX, check_bool, check_str, shown
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.text.reasoning import thinking_tokens
 from jaxllm.text.tokenizer import Tokenizer, load_tokenizer
@@ -224,9 +224,15 @@ class LLMEngine:
         return self._outputs.num_unfinished_requests
 
     @locked
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; False, and nothing forgotten, while requests run."""
-        is_reset = self._core.reset_prefix_cache()
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget all cached prefixes; False, and nothing forgotten, while requests run.
+
+        With `reset_running_requests` they are preempted first, and compute what they had anew. A connector's cache
+        counts as reset: there is none.
+        """
+        check_bool("reset_running_requests", reset_running_requests)
+        check_bool("reset_connector", reset_connector)
+        is_reset = self._core.reset_prefix_cache(reset_running_requests)
         if is_reset and self._stats_logger is not None:
             self._stats_logger.forget_hits()
         return is_reset

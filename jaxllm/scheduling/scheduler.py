@@ -148,10 +148,6 @@ class Scheduler:
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
 
-    @property
-    def num_unfinished_requests(self) -> int:
-        return len(self._requests)
-
     def status_of(self, request_id: str) -> RequestStatus:
         """Say where a request stands; raise KeyError if it has ended or never came."""
         request = self._requests[request_id]
@@ -361,8 +357,13 @@ class Scheduler:
 
     # -- the state, seen from outside ----------------------------------------------------------------------------------
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes and parked tables; return False, and forget nothing, while any request runs."""
+    def reset_prefix_cache(self, preempt: bool = False) -> bool:
+        """Forget all cached prefixes and parked tables; return False, and forget nothing, while any request runs.
+
+        With `preempt`, which takes that no step is in flight, the running requests give up their blocks first.
+        """
+        while self._running and preempt:
+            self._preempt(self._running[-1])
         if self._running:
             return False
         while self.cache.give_up_parked(spared=()):

@@ -11,7 +11,7 @@ from copy import deepcopy
 
 import pytest
 
-from jaxllm import LLM, RequestOutput, SamplingParams
+from jaxllm import LLM, RequestOutput, SamplingParams, TokensPrompt
 from tests.e2e.tiny_engine import (
     CASE,
     NUM_LOGPROBS,
@@ -156,6 +156,27 @@ def test_prefix_cache_cold_and_warm(whole: Engine, reference: list[RequestOutput
     assert hit_rate(warm, 16) >= 0.9
     assert differences(reference, cold) == differences(reference, warm) == {}
     assert scheduler.stats().num_preemptions == 0
+
+
+def test_the_cache_is_reset_under_running_requests(whole: Engine, reference: list[RequestOutput]) -> None:
+    """Also with a step in flight; none of what they had is found again."""
+    llm, scheduler = whole
+    engine, jobs = llm.llm_engine, JOBS[:16]
+    before = scheduler.stats().num_preemptions
+    for index, job in enumerate(jobs):
+        engine.add_request(f"reset {index}", TokensPrompt(prompt_token_ids=job.prompt), job.params)
+    outputs: dict[str, RequestOutput] = {}
+    num_steps = 0
+    while engine.has_unfinished_requests():
+        outputs |= {output.request_id: output for output in engine.step() if output.finished}
+        num_steps += 1
+        if num_steps % 10 == 0:
+            assert not llm.reset_prefix_cache()
+            assert llm.reset_prefix_cache(reset_running_requests=True)
+            assert (scheduler.cache.pool.num_cached, scheduler.stats().num_blocks_in_use) == (0, 0)
+            scheduler.check()
+    assert scheduler.stats().num_preemptions - before >= 20
+    assert differences(reference[:16], [outputs[f"reset {index}"] for index in range(16)]) == {}
 
 
 @pytest.mark.parametrize("budget", [CHUNKED_64, CHUNKED_256])

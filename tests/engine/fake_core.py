@@ -81,9 +81,9 @@ class FakeCore:
     def has_unfinished_requests(self) -> bool:
         return bool(self.requests)
 
-    def reset_prefix_cache(self) -> bool:
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         self.num_resets += 1
-        return not self.requests
+        return reset_running_requests or not self.requests
 
     def warm_up(self) -> None:
         """Do nothing: there is nothing to compile."""
@@ -169,8 +169,8 @@ class BytesClient:
     def has_unfinished_requests(self) -> bool:
         return self._core.has_unfinished_requests()
 
-    def reset_prefix_cache(self) -> bool:
-        return self._core.reset_prefix_cache()
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        return self._core.reset_prefix_cache(reset_running_requests)
 
     def warm_up(self) -> None:
         self._core.warm_up()

@@ -422,6 +422,12 @@ def test_odds_and_ends(llm: LLM, core: FakeCore, tokenizer: Tokenizer) -> None:
     assert llm.get_world_size() == 3
     assert llm.reset_prefix_cache() is True
     assert core.num_resets == 1
+    llm.enqueue("a")
+    assert llm.reset_prefix_cache() is False
+    assert llm.reset_prefix_cache(reset_running_requests=True, reset_connector=True) is True
+    with pytest.raises(VLLMValidationError, match="reset_running_requests must be True or False"):
+        llm.reset_prefix_cache("yes")  # type: ignore[arg-type]
+    llm.wait_for_completion(use_tqdm=False)
     assert llm.reset_mm_cache() is None
     with llm:
         pass

@@ -124,7 +124,7 @@ def test_times_and_counts():
     assert (second.queued_ts, second.scheduled_ts) == (first.queued_ts, first.scheduled_ts)
     stats = scheduler.stats()
     assert (stats.num_steps, stats.num_scheduled_tokens, stats.num_blocks, stats.num_blocks_in_use) == (2, 7, 129, 2)
-    assert scheduler.num_unfinished_requests == 1
+    assert scheduler.has_unfinished_requests()
 
 
 @pytest.mark.parametrize("num_tokens", [0, 65])

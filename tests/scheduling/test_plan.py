@@ -262,6 +262,9 @@ def test_reset_prefix_cache_refuses_while_blocks_are_in_use():
     simulation.add(make_request("a", prompt, max_tokens=2))
     simulation.step()
     assert not simulation.scheduler.reset_prefix_cache()
+    assert simulation.scheduler.reset_prefix_cache(preempt=True)
+    assert simulation.scheduler.status_of("a") is RequestStatus.PREEMPTED
+    simulation.scheduler.check()
     simulation.run()
     assert simulation.scheduler.reset_prefix_cache()
     simulation.add(make_request("b", prompt))
