@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import MutableSequence, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,8 @@ from jaxllm.logprobs import FlatLogprobs, Logprob, PromptLogprobs, SampleLogprob
 
 if TYPE_CHECKING:
     import numpy as np
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(slots=True)
@@ -55,8 +58,20 @@ class CompletionOutput:
         return self.finish_reason is not None
 
 
+class _TakesLaterFields(type):
+    """Warns of fields that are unknown here, so that code written for a later vLLM goes on without them."""
+
+    if not TYPE_CHECKING:  # a __call__ seen by type checkers would hide the fields from them
+
+        def __call__(cls, *args, **fields):
+            later = fields.keys() - cls.__dataclass_fields__.keys()
+            if later:
+                logger.warning("%s has no %s here: ignored.", cls.__name__, ", ".join(sorted(later)))
+            return super().__call__(*args, **{name: value for name, value in fields.items() if name not in later})
+
+
 @dataclasses.dataclass(slots=True)
-class RequestOutput:
+class RequestOutput(metaclass=_TakesLaterFields):
     """Everything generated for one prompt, so far or since the last one (`SamplingParams.output_kind`)."""
 
     request_id: str

@@ -32,7 +32,6 @@ from jaxllm.params.limits import (
     MAX_STOP_TOKEN_IDS,
     MIN_TEMPERATURE,
     REPETITION_PENALTIES,
-    SAMPLING_EPS,
 )
 from jaxllm.params.sampling_rules import (
     GONE,
@@ -130,7 +129,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
     repetition_penalty: float = 1.0
     """Divides the positive logits (multiplies the negative ones) of tokens in prompt or output; in [0.001, 1000]."""
     temperature: float = 1.0
-    """In [0, 2]; 0 is greedy."""
+    """In [0, 2]; 0 is greedy, and a temperature in between that is below 0.01 becomes 0.01."""
+    watermarking: bool | None = None
+    """None or False: no watermark is put into outputs. True is refused."""
     top_p: float = 1.0
     """Keep the most likely tokens whose probabilities sum to this; in (0, 1], 1 keeps all."""
     top_k: int = 0
@@ -174,11 +175,11 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
     structured_outputs: StructuredOutputsParams | None = None
     """What the text must match."""
     logit_bias: dict[int, float] | None = None
-    """Added to the logits of these token ids; in [-100, 100]."""
+    """Added to the logits of these token ids; in [-1e30, 1e30]."""
     allowed_token_ids: list[int] | None = None
     """Sample from these token ids only."""
     extra_args: dict[str, Any] | None = None
-    """Numbers for the engine's logits processors, by name."""
+    """Values for the engine's logits processors, by name; others may be in it, and are passed along."""
     routed_experts_prompt_start: int = 0
     """Refused: no routing is returned."""
     bad_words: list[str] | None = None
@@ -230,9 +231,13 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
         self.frequency_penalty = check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         self.repetition_penalty = check_float("repetition_penalty", self.repetition_penalty, *REPETITION_PENALTIES)
         self.temperature = check_float("temperature", self.temperature, 0.0, 2.0)
-        if SAMPLING_EPS <= self.temperature < MIN_TEMPERATURE:
+        if 0 < self.temperature < MIN_TEMPERATURE:
             logger.warning(
-                "temperature %s is raised to %s, the lowest that samples.", self.temperature, MIN_TEMPERATURE
+                "temperature %s is less than %s, which may cause numerical errors nan or inf in tensors. We have "
+                "maxed it out to %s.",
+                self.temperature,
+                MIN_TEMPERATURE,
+                MIN_TEMPERATURE,
             )
             self.temperature = MIN_TEMPERATURE
         self.top_p = check_float("top_p", self.top_p, 0.0, 1.0, above_low=True)
@@ -311,7 +316,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
     @property
     def sampling_type(self) -> SamplingType:
         """Greedy, random, or random with a seed of its own."""
-        if self.temperature < SAMPLING_EPS:
+        if self.temperature == 0:
             return SamplingType.GREEDY
         return SamplingType.RANDOM if self.seed is None else SamplingType.RANDOM_SEED
 

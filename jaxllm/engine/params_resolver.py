@@ -168,20 +168,17 @@ class ParamsResolver:
             raise refusal(label, message, "thinking_token_budget", params.thinking_token_budget)
 
     def _check_extra_args(self, params: SamplingParams, label: str) -> None:
-        """Check each value against the kind of its default: an integer, or a number."""
-        if not params.extra_args:
-            return
-        taken, checked = self._limits.extra_args, {}
-        for name, value in params.extra_args.items():
-            if name not in taken:
-                known = f"they take {', '.join(taken)}" if taken else "no logits processor takes any"
-                raise refusal(label, f"extra_args has no {shown(name)}; {known}", "extra_args", name)
+        """Check what the logits processors take against the kind of its default: an integer, or a number."""
+        taken, checked = self._limits.extra_args, dict(params.extra_args or {})
+        for name in checked.keys() & taken.keys():
+            value = checked[name]
             what = f"{label}: extra_args[{name!r}]"
             if isinstance(taken[name], int):
                 checked[name] = check_int(what, value, -INT32_MAX - 1, INT32_MAX, parameter="extra_args")
             else:
                 checked[name] = check_float(what, value, -FLOAT32_MAX, FLOAT32_MAX, parameter="extra_args")
-        params.extra_args = checked
+        if checked:
+            params.extra_args = checked
 
     def _resolve_stops(self, params: SamplingParams) -> None:
         """Add the model's EOS ids, leaving out any that the model itself lacks."""

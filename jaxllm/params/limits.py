@@ -1,7 +1,5 @@
 """The bounds of what requests may ask for; every refusal names the one it is about."""
 
-SAMPLING_EPS = 1e-5
-"""Temperatures below it mean greedy."""
 MIN_TEMPERATURE = 1e-2
 """Random sampling at a lower temperature overflows float32 logits; such a temperature is raised to this one."""
 
@@ -22,8 +20,8 @@ MAX_SCORED_ROWS = 2**20
 MAX_ALLOWED_TOKEN_IDS = 300_000
 """More than any vocabulary has."""
 MAX_GRAMMAR_LENGTH = 2**20
-MAX_EXTRA_ARGS = 32
-MAX_EXTRA_ARG_NAME = 128
+MAX_LOGIT_BIAS = 1e30
+"""A larger bias, divided by the lowest temperature and multiplied with the largest penalty, would not be a float32."""
 REPETITION_PENALTIES = (1e-3, 1e3)
 """Beyond these, float32 logits overflow sooner or later."""
 MAX_PATTERN_SIZE = 1_024

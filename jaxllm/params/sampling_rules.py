@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import (
@@ -12,17 +13,14 @@ from jaxllm.params.checks import (
     check_bool,
     check_float,
     check_int,
-    check_str,
     check_strings,
     shown,
 )
 from jaxllm.params.limits import (
-    FLOAT32_MAX,
     MAX_BAD_WORD_LENGTH,
     MAX_BAD_WORDS,
     MAX_BAD_WORDS_LENGTH,
-    MAX_EXTRA_ARG_NAME,
-    MAX_EXTRA_ARGS,
+    MAX_LOGIT_BIAS,
     MAX_LOGIT_BIASES,
     MAX_LOGPROB_TOKEN_IDS,
     MAX_SCORED_ROWS,
@@ -39,24 +37,24 @@ GONE: Mapping[str, str] = {
     "use_beam_width": "beam search has its own BeamSearchParams",
 }
 
-REFUSED: Mapping[str, tuple[object, str]] = {
-    "routed_experts_prompt_start": (0, "which experts a token went to is not returned"),
+REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
+    "watermarking": ((None, False), "outputs get no watermark"),
+    "routed_experts_prompt_start": ((0,), "which experts a token went to is not returned"),
     "trace_decode_token_ids": (
-        None,
+        (None,),
         "outputs are sampled, not prescribed; to score a given text, make it the prompt and ask for prompt_logprobs",
     ),
 }
-"""Fields that only take their default -> (the default, why)."""
+"""Fields that take no other values than these, of which the first is the default -> (the values, why)."""
 
 
 def refuse_without_meaning(params: Any) -> None:
     """Refuse fields of SamplingParams that have no meaning here."""
-    for name, (only, reason) in REFUSED.items():
+    for name, (taken, reason) in REFUSED.items():
         value = getattr(params, name)
-        if value != only or type(value) is not type(only):
-            raise VLLMValidationError(
-                f"{name}={shown(value)} is not supported: {reason}. Leave it at {only!r}.", parameter=name, value=value
-            )
+        if not any(type(value) is type(each) and value == each for each in taken):
+            message = f"{name}={shown(value)} is not supported: {reason}. Leave it at {taken[0]!r}."
+            raise VLLMValidationError(message, parameter=name, value=value)
 
 
 def check_bad_words(words: Any) -> list[str]:
@@ -74,20 +72,19 @@ def check_bad_words(words: Any) -> list[str]:
     return checked
 
 
-def check_extra_args(given: Any) -> dict[str, int | float]:
-    """Return {name: number}: what the logits processors may be given."""
+def check_extra_args(given: Any) -> dict[str, Any]:
+    """Return a copy, as it arrives where the engine runs: lists for tuples, integers of 64 bits at most."""
     name = "extra_args"
-    if not isinstance(given, Mapping) or len(given) > MAX_EXTRA_ARGS:
-        message = f"{name} must be a dict with at most {MAX_EXTRA_ARGS} entries, got {shown(given)}."
+    if not isinstance(given, Mapping):
+        message = f"{name} must be a dict, got {shown(given)} ({type(given).__name__})."
         raise VLLMValidationError(message, parameter=name, value=given)
-    checked: dict[str, int | float] = {}
-    for key, value in given.items():
-        check_str(name, key, MAX_EXTRA_ARG_NAME)
-        if isinstance(value, int) and not isinstance(value, bool):
-            checked[key] = check_int(f"{name}[{key!r}]", value, -INT32_MAX - 1, INT32_MAX, parameter=name)
-        else:
-            checked[key] = check_float(f"{name}[{key!r}]", value, -FLOAT32_MAX, FLOAT32_MAX, parameter=name)
-    return checked
+    try:
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(dict(given)))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        wanted = "strings, numbers, lists and dicts, with integers between -2**63 and 2**64 - 1"
+        raise VLLMValidationError(
+            f"{name} must be a dict of {wanted}: {error}.", parameter=name, value=given
+        ) from error
 
 
 def check_prompt_scores(params: Any) -> None:
@@ -131,7 +128,7 @@ def _check_id_row(name: str, row: Any) -> Sequence[int]:
 
 
 def check_logit_bias(biases: Any) -> dict[int, float]:
-    """Return {token id: bias clamped to [-100, 100]}; ids may be numerals, as JSON keys are."""
+    """Return {token id: bias}; ids may be numerals, as JSON keys are."""
     name = "logit_bias"
     if not isinstance(biases, Mapping) or len(biases) > MAX_LOGIT_BIASES:
         wanted = f"a dict from token id to bias with at most {MAX_LOGIT_BIASES} entries"
@@ -140,6 +137,6 @@ def check_logit_bias(biases: Any) -> dict[int, float]:
     checked: dict[int, float] = {}
     for key, bias in biases.items():
         token_id = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 11 else key
-        number = check_float(name, bias, -math.inf, math.inf)
-        checked[check_int(name, token_id, 0, INT32_MAX)] = min(100.0, max(-100.0, number))
+        number = check_float(name, bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+        checked[check_int(name, token_id, 0, INT32_MAX)] = number
     return checked

@@ -90,11 +90,14 @@ TABLE: dict[str, Row] = {
     "skip_clone": Row((True, False), (1, None)),
     "structured_outputs": Row((StructuredOutputsParams(regex="a+"),), ({}, "a+")),
     "logit_bias": Row(
-        ({999: 100}, {str(i): 1.0 for i in range(1000)}),
+        ({999: 1e30}, {str(i): 1.0 for i in range(1000)}),
         ({1000: 1.0}, dict.fromkeys(range(1025), 1.0), {-1: 1.0}, {1: math.nan}, {1: math.inf}, {"1e3": 1.0}),
     ),
     "allowed_token_ids": Row(([999], list(range(1000)) * 300), ([1000], [1] * 300_001, [-1])),
-    "extra_args": Row(({"scale": 3e38, "shift": -INT32 - 1}, {}), ({"scale": math.nan}, {"shift": 0.5}, {"other": 1})),
+    "extra_args": Row(
+        ({"scale": 3e38, "shift": -INT32 - 1}, {}), ({"scale": math.nan}, {"shift": 0.5}, {"other": 2**64})
+    ),
+    "watermarking": Row((None, False), (True,)),
     "routed_experts_prompt_start": Row((0,), (1,)),
     "bad_words": Row((["x" * 500], ["ab"] * 128), (["x" * 4097], ["a"] * 129, ["ab " * 600]), ("empty list",)),
     "skip_reading_prefix_cache": Row((True, False, None), (1,)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import pytest
@@ -48,6 +49,15 @@ def test_fields_are_those_of_vllm():
         "num_generation_tokens num_preemptions arrival_time queued_ts scheduled_ts first_token_ts last_token_ts "
         "first_token_latency is_corrupted is_watermarked is_watermark_skipped"
     )
+
+
+def test_fields_of_a_later_vllm_are_ignored_with_a_warning(caplog: pytest.LogCaptureFixture):
+    fields: dict[str, object] = {"colour": "blue", "num_cached_tokens": 3}
+    output = RequestOutput("0", "a", [1], None, [], True, **fields)  # type: ignore[arg-type]
+    assert (output.request_id, output.num_cached_tokens, hasattr(output, "colour")) == ("0", 3, False)
+    assert caplog.messages == ["RequestOutput has no colour here: ignored."]
+    assert dataclasses.replace(output, finished=False).finished is False
+    assert copy.deepcopy(output) == output
 
 
 def test_finished_is_a_method():

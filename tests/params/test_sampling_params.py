@@ -32,6 +32,7 @@ VLLM_DEFAULTS: dict[str, Any] = {
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
     "temperature": 1.0,
+    "watermarking": None,
     "top_p": 1.0,
     "top_k": 0,
     "min_p": 0.0,
@@ -98,9 +99,10 @@ BAD_VALUES: dict[str, tuple[Any, ...]] = {
     "output_kind": (0, "DELTA", None),
     "stream_interval": (0, -1, 1.5, 2**63),
     "structured_outputs": ({"json": {}}, "json"),
-    "logit_bias": ([1], {"a": 1.0}, {1: NAN}, {1: "x"}, {-1: 1.0}, dict.fromkeys(range(1025), 1.0)),
+    "logit_bias": ([1], {"a": 1.0}, {1: NAN}, {1: "x"}, {-1: 1.0}, {1: 1.1e30}, dict.fromkeys(range(1025), 1.0)),
     "allowed_token_ids": ([-1], 3, ["a"], [], [[1]], {1: 2}),
-    "extra_args": ([1], "x", {1: 1}, {"": 1}, {"a": "b"}, {"a": NAN}, {"a": 2**31}, {"a": 1e300}, {"a": True}),
+    "extra_args": ([1], "x", {"a": 2**64}, {"a": [-(2**63) - 1]}, {"a": object()}, {"a": "\ud800"}),
+    "watermarking": (True, 0, "no"),
     "routed_experts_prompt_start": (1, -1, 1.5, None, False),
     "bad_words": (
         [""],
@@ -130,7 +132,7 @@ def test_fields_order_and_defaults_are_those_of_vllm():
 
 
 def test_positional_arguments_follow_vllm():
-    params = SamplingParams(2, 0.0, 0.0, 1.0, 0.5, 0.9, 40, 0.1, 7, "END")
+    params = SamplingParams(2, 0.0, 0.0, 1.0, 0.5, None, 0.9, 40, 0.1, 7, "END")
     assert (params.n, params.temperature, params.top_p, params.top_k) == (2, 0.5, 0.9, 40)
     assert (params.min_p, params.seed, params.stop) == (0.1, 7, ["END"])
 
@@ -189,16 +191,17 @@ def test_every_field_has_bad_values():
         {"prompt_logprob_token_ids": np.array([[1, -1], [2, 3]], np.int32)},
         {"spaces_between_special_tokens": False, "stream_interval": 2**31 - 1},
         {"structured_outputs": StructuredOutputsParams(regex="a+")},
-        {"logit_bias": dict.fromkeys(range(1024), -100.0)},
+        {"logit_bias": dict.fromkeys(range(1024), -1e30)},
         {"logit_bias": {"12": 3}},
         {"logit_bias": {}},
         {"allowed_token_ids": np.arange(300_000)},
-        {"extra_args": {"a": 1, "b": 0.5}},
+        {"extra_args": {"a": 1, "b": 0.5, "c": "text", "d": {"e": [True, None, [2**63]]}}},
+        {"watermarking": False},
         {"bad_words": ("a", "b" * 4096)},
         {"skip_reading_prefix_cache": True},
         {"thinking_token_budget": 0},
         {"repetition_detection": RepetitionDetectionParams(1024, 0, 2)},
-        *({name: only} for name, (only, _) in REFUSED.items()),
+        *({name: value} for name, (taken, _) in REFUSED.items() for value in taken),
     ],
 )
 def test_good_values(fields: dict[str, Any]):
@@ -206,9 +209,11 @@ def test_good_values(fields: dict[str, Any]):
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
 
 
-@pytest.mark.parametrize(("name", "value"), [("routed_experts_prompt_start", 1), ("trace_decode_token_ids", [1])])
+@pytest.mark.parametrize(
+    ("name", "value"), [("watermarking", True), ("routed_experts_prompt_start", 1), ("trace_decode_token_ids", [1])]
+)
 def test_fields_without_a_meaning_are_refused_with_the_reason(name: str, value: Any):
-    assert set(REFUSED) == {"routed_experts_prompt_start", "trace_decode_token_ids"}
+    assert set(REFUSED) == {"watermarking", "routed_experts_prompt_start", "trace_decode_token_ids"}
     with pytest.raises(VLLMValidationError, match=f"^{name}=.* is not supported: {REFUSED[name][1][:10]}") as caught:
         SamplingParams(**{name: value})
     assert caught.value.parameter == name
@@ -256,7 +261,7 @@ def test_unknown_field_is_a_type_error_with_a_suggestion():
         SamplingParams.from_optional(temprature=0.5)
 
 
-@pytest.mark.parametrize("temperature", [0, 0.0, 1e-6, 9.9e-6])
+@pytest.mark.parametrize("temperature", [0, 0.0])
 def test_greedy_resets_the_filters(temperature: float):
     params = SamplingParams(temperature=temperature, top_p=0.5, top_k=5, min_p=0.5, n=3, seed=1)
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.0, 1.0, 0, 0.0)
@@ -264,7 +269,7 @@ def test_greedy_resets_the_filters(temperature: float):
     assert params.n == 3
 
 
-@pytest.mark.parametrize("temperature", [1e-5, 5e-3])
+@pytest.mark.parametrize("temperature", [1e-9, 9.9e-6, 1e-5, 5e-3])
 def test_low_temperatures_are_raised_with_a_warning(temperature: float, caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING):
         params = SamplingParams(temperature=temperature, top_p=0.5)
@@ -276,6 +281,8 @@ def test_low_temperatures_are_raised_with_a_warning(temperature: float, caplog: 
 
 def test_normalisations():
     assert SamplingParams(top_k=-1).top_k == 0
+    assert SamplingParams(logit_bias={3: 250.0, 4: -1e4}).logit_bias == {3: 250.0, 4: -1e4}
+    assert SamplingParams(extra_args={"a": (1, {"b": ()})}).extra_args == {"a": [1, {"b": []}]}
     assert SamplingParams(seed=-1).seed is None
     assert SamplingParams(logprobs=True).logprobs == 1
     assert SamplingParams(thinking_token_budget=-1).thinking_token_budget is None
