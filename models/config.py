@@ -1,4 +1,4 @@
-"""What a decoder is, as frozen values."""
+"""Frozen values say what a decoder is."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ class ModelConfig:
     embed_scale: float = 1.0
     norm_offset: float = 0.0
     num_shards: int = 1
-    """Over how many devices heads and MLP are spread."""
+    """The number of devices that heads and MLP are spread over."""
     kv_repeats: int = 1
-    """Of `num_kv_heads` so many in a row are one head of the checkpoint: there are more devices than such heads."""
+    """So many of `num_kv_heads` in a row are one head of the checkpoint, which has fewer of them than devices."""
 
     def __post_init__(self) -> None:
         """Refuse sizes that do not fit together with ValueError."""

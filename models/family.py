@@ -1,4 +1,4 @@
-"""What a family of models says about itself: how to read its config, its layer, and its tensors' HF names."""
+"""A family of models says about itself how to read its config, its layer, and its tensors' HF names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .layers import DecoderLayer
 
 
 class TensorName(NamedTuple):
-    """Where a parameter comes from.
+    """The tensor of a checkpoint that a parameter comes from.
 
     `name` is HF's, with `{body}` and `{head}` for the family's prefixes and `{l}` for the layer; `layout` goes from
     HF's axes to ours, as in "(n h) d -> d n h".
@@ -24,7 +24,7 @@ class TensorName(NamedTuple):
 
 
 class Prefixes(NamedTuple):
-    """What HF's names start with: those of the decoder, and that of the output head."""
+    """The beginnings of HF's names: those of the decoder, and that of the output head."""
 
     body: str
     head: str
@@ -51,7 +51,7 @@ class Family:
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Glob patterns of tensors that the family knowingly leaves out."""
+        """Return glob patterns of tensors that the family knowingly leaves out."""
         return BUFFERS + (OTHER_MODALITIES if self.is_wrapper else ())
 
     def read_config(self, hf: Mapping[str, Any], tensor_names: Collection[str] = ()) -> ModelConfig:

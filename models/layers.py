@@ -32,11 +32,11 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
 }
 
 type Heads = tuple[Array, Array, Array]
-"""Queries, keys and values of a step's tokens: q_tnh, k_tkh, v_tkh."""
+"""The queries, keys and values of a step's tokens: q_tnh, k_tkh, v_tkh."""
 
 
 class LayerData(NamedTuple):
-    """What differs between layers besides weights: ints in an unrolled loop, else traced int32 scalars."""
+    """The settings of one layer besides weights: ints in an unrolled loop, else traced int32 scalars."""
 
     layer: Array | int
     window: Array | int
@@ -44,7 +44,7 @@ class LayerData(NamedTuple):
 
 
 class LayerLoop(enum.Enum):
-    """How a step goes through the layers. What is computed is the same."""
+    """The way in which a step goes through the layers. All ways compute the same."""
 
     SCAN = "scan"
     """One body over weights stacked along a leading axis: the quickest to compile."""
@@ -58,7 +58,7 @@ class LayerLoop(enum.Enum):
 
     @property
     def stacked(self) -> bool:
-        """Whether weights have a leading axis of layers."""
+        """Say whether weights have a leading axis of layers."""
         return self in (LayerLoop.SCAN, LayerLoop.IN_PLACE)
 
 
@@ -78,9 +78,9 @@ class LayerOf:
 
 
 def declare(shape: tuple[int, ...], axes: tuple[str, ...], dtype: DTypeLike, num_inputs: int = 0) -> nnx.Param[Array]:
-    """Declare a parameter with one logical sharding axis per dimension; what it multiplies has its last `num_inputs`.
+    """Declare a parameter with one logical sharding axis per dimension; matmuls sum over its last `num_inputs`.
 
-    None where it is added, or multiplies number by number: such are never quantized.
+    `num_inputs` is 0 for a parameter that is added, or multiplies number by number: such are never quantized.
     """
     return nnx.Param(jnp.zeros(shape, dtype), out_sharding=axes, num_inputs=num_inputs)
 
@@ -271,7 +271,7 @@ class Embedding(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """What surrounds grouped-query self-attention: attending itself is the business of `paged_attention`."""
+    """The projections around grouped-query self-attention; attending itself is the business of `paged_attention`."""
 
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
         d, n, k, h = cfg.hidden_size, cfg.num_heads, cfg.num_kv_heads, cfg.head_dim
@@ -305,7 +305,7 @@ class Attention(nnx.Module):
 
 
 class GatedMLP(nnx.Module):
-    """down(act(gate(x)) * up(x))."""
+    """The MLP down(act(gate(x)) * up(x))."""
 
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
         d, f = cfg.hidden_size, cfg.intermediate_size

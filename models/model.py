@@ -43,7 +43,7 @@ class TokenBatch(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where in an array with others a parameter is: its rows follow those of `start` in each of `num_shards` shards."""
+    """The place of a parameter in an array with others: it begins at row `start` in each of `num_shards` shards."""
 
     array: str
     num_shards: int
@@ -64,20 +64,20 @@ class ParamSpec:
     layout: str
     hf_shape: tuple[int, ...]
     repeats: int = 1
-    """How often in a row each kv head of the HF tensor stands in ours."""
+    """Each kv head of the HF tensor stands in ours so often in a row."""
     place: Place | None = None
-    """None for one that has an array of its own."""
+    """The place in an array with others, or None for a parameter that has an array of its own."""
     quantized_inputs: int = 0
-    """If it is quantized: the number of its last axes, which are summed over."""
+    """The number of last axes that are summed over, if the parameter is quantized; else 0."""
 
     @property
     def stacked(self) -> bool:
-        """Whether the first dimension counts layers."""
+        """Say whether the first dimension counts layers."""
         return self.axes[0] == "layers"
 
     @property
     def rows(self) -> int:
-        """Of each shard, if it is in an array with others."""
+        """Return the rows of each shard, if the parameter is in an array with others."""
         return self.shape[self.stacked] // (self.place.num_shards if self.place else 1)
 
 
@@ -87,7 +87,7 @@ class ArraySpec:
 
     shape: tuple[int, ...]
     dtype: Any
-    """As it is loaded."""
+    """The dtype that it is loaded in."""
     axes: tuple[str | None, ...]
     params: Mapping[str, ParamSpec]
     quantized_inputs: int = 0
@@ -122,7 +122,7 @@ def _array(params: Mapping[str, ParamSpec]) -> ArraySpec:
 
 
 class Frame(nnx.Module):
-    """What surrounds the layers."""
+    """The parts around the layers: embedding, last norm, output head."""
 
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
         self.embed = Embedding(cfg, dtype)
@@ -159,12 +159,12 @@ class Model:
 
     @property
     def weight_dtype(self) -> Any:
-        """Of what is multiplied with."""
+        """Return the dtype of the weights that are multiplied with."""
         return self.dtype if self.quantization is None else jnp.dtype(jnp.int8)
 
     @property
     def ignored_tensors(self) -> tuple[str, ...]:
-        """Glob patterns of checkpoint tensors that this model knowingly leaves out."""
+        """Return glob patterns of checkpoint tensors that this model knowingly leaves out."""
         return self.family.ignored + (("*lm_head.weight",) if self.config.tie_word_embeddings else ())
 
     def param_specs(self, tensor_names: Collection[str] = ()) -> dict[str, ParamSpec]:

@@ -9,7 +9,7 @@ from jax import Array
 
 METHODS = ("int8",)
 LARGEST = 127
-"""Of the integers, which are as far from 0 on either side."""
+"""The largest integer; the least is as far from 0."""
 
 
 class Quantized(NamedTuple):
@@ -22,12 +22,12 @@ class Quantized(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the weight."""
+        """Return the weight's shape."""
         return self.values.shape
 
     @property
     def ndim(self) -> int:
-        """Of the weight."""
+        """Return the weight's number of axes."""
         return self.values.ndim
 
 

@@ -1,1 +1,1 @@
-"""`jaxllm check`: whether a model fits on hardware that is not here, found out by compiling it for that hardware."""
+"""`jaxllm check` finds out whether a model fits on hardware that is not here, by compiling it for that hardware."""

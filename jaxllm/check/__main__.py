@@ -1,4 +1,4 @@
-"""The process that compiles, so that the one that asked needs no compiler, no environment and no device of its own."""
+"""This process compiles, so that the one that asked needs no compiler, no environment and no device of its own."""
 
 from __future__ import annotations
 

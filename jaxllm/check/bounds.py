@@ -1,4 +1,4 @@
-"""How many tokens a second the memory and the arithmetic of devices allow: bounds, which no program reaches."""
+"""Memory and arithmetic of devices bound the tokens a second; no program reaches these bounds."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ EMBEDDING = "embed.table"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What tokens cost, and what the devices give; collectives and everything but matmuls count for nothing."""
+    """The cost of tokens, and what the devices give; collectives and everything but matmuls count for nothing."""
 
     num_devices: int
     bytes_per_second: float
-    """Of one device."""
+    """The memory bandwidth of one device."""
     flops_per_second: float
-    """Of one device."""
+    """The arithmetic of one device."""
     param_bytes: int
-    """Of one device, read by every step."""
+    """Bytes of one device's parameters, which every step reads."""
     kv_bytes: float
-    """Of one device: one token's keys and values in one layer."""
+    """Bytes of one token's keys and values in one layer, on one device."""
     token_flops: int
-    """Of all devices: a token's matmuls with the weights of all layers."""
+    """Operations of a token's matmuls with the weights of all layers, on all devices together."""
     head_flops: int
-    """Of all devices: the logits of one row."""
+    """Operations of the logits of one row, on all devices together."""
     pair_flops: int
-    """Of all devices: one query token and one key in one layer."""
+    """Operations of one query token and one key in one layer, on all devices together."""
     windows: tuple[int | None, ...]
     max_num_batched_tokens: int
 

@@ -1,4 +1,4 @@
-"""The compilers of hardware that is not here: which packages hold them, and what they need around them."""
+"""Packages hold the compilers of hardware that is not here; this finds them and gives them their environment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TPU_ENVIRONMENT = {
 }
 GPU_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": ""}  # a GPU that is there would be used to tune for, and be taken
 _MODULES = {"tpu": {"libtpu": "libtpu"}, "gpu": {"jax_plugins.xla_cuda13": "jax-cuda13-plugin"}}
-"""By platform: module -> the package that it comes with."""
+"""The modules that each platform's compiler needs, and the package that each comes with."""
 _PACKAGES = {"tpu": ("libtpu",), "gpu": ("jax-cuda13-plugin", "nvidia-cuda-nvcc")}
 
 
@@ -71,7 +71,7 @@ def describe_devices(hardware: Hardware, topology: str, num_devices: int) -> Seq
 
 
 def compiler_versions(hardware: Hardware) -> dict[str, str]:
-    """Return the versions of what compiles."""
+    """Return the versions of the compilers."""
     packages = ("jax", *_PACKAGES[hardware.platform])
     return {package: importlib.metadata.version(package) for package in packages}
 

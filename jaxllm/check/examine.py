@@ -1,4 +1,4 @@
-"""The whole of `jaxllm check`, in the process that compiles: from engine arguments and a topology to a report."""
+"""In the process that compiles, engine arguments and a topology become the report of `jaxllm check`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LENGTHS = (1024, 4096, 16_384, 65_536)
-"""Of requests for which the report says how many run at once; the context is one more."""
+"""The lengths of requests for which the report says how many run at once; the whole context is one more."""
 
 
 def examine(args: EngineArgs, topology: str) -> Report:

@@ -1,4 +1,4 @@
-"""Whether an engine fits on described devices, by the engine's own sizing, and what would make it fit."""
+"""An engine fits on described devices if its own sizing says so; changes that would make it fit are found by trying."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 UTILIZATION = 0.95
-"""The most that is proposed."""
+"""The largest gpu_memory_utilization that is proposed."""
 FEW_TOKENS = 512
 """The fewest tokens of a step that are proposed."""
 
@@ -40,12 +40,12 @@ class Fit:
     model: Model
     specs: Mapping[str, ParamSpec]
     memory: DeviceMemory | None
-    """None if the largest step does not even compile."""
+    """The memory's parts, or None if the largest step does not even compile."""
     num_blocks: int
-    """0 if it does not fit."""
+    """How many KV blocks there are; 0 if the engine does not fit."""
     max_model_len: int
     reason: str | None
-    """Why it does not fit."""
+    """The reason why it does not fit, or None."""
 
 
 def fit(args: EngineArgs, checkpoint: Checkpoint, hardware: Hardware, devices: Sequence[Any]) -> Fit:

@@ -1,4 +1,4 @@
-"""Counting the collectives of a compiled step in XLA's own text of it."""
+"""Count the collectives of a compiled step in XLA's own text of it."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _COMPARE = re.compile(r"compare\(([^)]*)\), direction=LT")
 _CONSTANT = re.compile(r"\bconstant\((\d+)\)")
 
 type _Key = tuple[str, bool]
-"""Kind, and whether it is in a loop whose length is not known."""
+"""The kind of a collective, and whether it is in a loop whose length is not known."""
 type _Tally = Mapping[_Key, tuple[int, int]]
-"""Count and bytes."""
+"""Count and bytes of each kind of collective."""
 
 
 @dataclass(frozen=True, slots=True)

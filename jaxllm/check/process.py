@@ -1,4 +1,4 @@
-"""Asking another process to compile, in its own environment."""
+"""Ask another process to compile, in its own environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to look at."""
+    """The engine to look at, and the topology."""
 
     topology: str
     engine_args: dict[str, Any]

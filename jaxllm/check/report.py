@@ -1,4 +1,4 @@
-"""What `jaxllm check` finds out, as plain values: the form of its --json."""
+"""The findings of `jaxllm check` are these plain values, which its --json prints."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class MemoryReport:
     """One device's memory, in bytes; all devices hold as much."""
 
     limit: int
-    """What the engine may use."""
+    """The bytes that the engine may use."""
     params: int
     scratch: int | None
-    """None where the parameters alone are too many, and nothing was compiled."""
+    """Bytes of the largest step's scratch; None where the parameters alone are too many, and nothing was compiled."""
     block: int
     num_blocks: int
     """KV blocks, the null block counted; 0 where there is not room for one request."""
@@ -49,9 +49,9 @@ class Collective:
     kind: str
     count: int
     bytes: int
-    """Of their results on one device, together."""
+    """The bytes of their results on one device, together."""
     repeated: bool
-    """In a loop whose length depends on the batch: the figures are those of one pass."""
+    """True in a loop whose length depends on the batch: the figures are those of one pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,26 +92,26 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The answer."""
+    """The answer of `jaxllm check`."""
 
     model: str
     architecture: str
     topology: str
     num_devices: int
-    """Of the topology."""
+    """How many devices the topology has."""
     tensor_parallel_size: int
-    """Devices in use."""
+    """How many devices are in use."""
     versions: dict[str, str]
     hardware: Figures
     engine: dict[str, Any]
     """The engine's settings that decide shapes."""
     fits: bool
     reason: str | None
-    """Why it does not fit."""
+    """The reason why it does not fit, or None."""
     memory: MemoryReport
     concurrency: list[Concurrency] = field(default_factory=list)
     programs: list[Program] = field(default_factory=list)
     bounds: list[Bound] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
-    """Where it does not fit: the smallest change first."""
+    """Changes that would make it fit, the smallest first."""
     notes: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The report as text."""
+"""Write the report as text."""
 
 from __future__ import annotations
 

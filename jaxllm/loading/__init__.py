@@ -1,1 +1,1 @@
-"""Where weights come from: a hub repository, a folder of safetensors, a GGUF file, or random numbers."""
+"""Weights come from a hub repository, a folder of safetensors, a GGUF file, or random numbers."""

@@ -1,4 +1,4 @@
-"""What a checkpoint is to the rest: a config, named tensors in the HF form, and a tokenizer.
+"""A checkpoint is to the rest a config, named tensors in the HF form, and a tokenizer.
 
 Opening one reads headers and small files only, so that names and shapes are checked before any weight is fetched.
 """
@@ -30,13 +30,13 @@ class Checkpoint(ABC):
     """A model on disk or on the hub, opened. Tensors have HF's names and shapes ([out, in]) wherever they are from."""
 
     source: str
-    """What the user asked for."""
+    """The model as the user named it."""
     config: dict[str, Any]
-    """In the form of a HF config.json, `architectures` filled."""
+    """The config in the form of HF's config.json, `architectures` filled."""
     generation_config: dict[str, Any]
     tensors: Mapping[str, TensorInfo]
     is_gguf: bool
-    """Its dtypes were chosen to store the weights, and say nothing about computing."""
+    """True for GGUF, whose dtypes were chosen to store the weights, and say nothing about computing."""
     dtype: str
     """The floating-point dtype that most of the weights have, e.g. "bfloat16"."""
 

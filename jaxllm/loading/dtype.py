@@ -1,4 +1,4 @@
-"""Which dtype the model computes in."""
+"""The dtype that the model computes in follows from argument, checkpoint and device."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def resolve_dtype(requested: str, checkpoint: Checkpoint, platform: str) -> str:
 
 
 def multiplies_bfloat16_fast(platform: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether bfloat16 matmuls have hardware here: every GPU and TPU, and CPUs with AVX512-BF16 or AMX-BF16."""
+    """Say whether bfloat16 matmuls have hardware here: every GPU and TPU, and CPUs with AVX512-BF16 or AMX-BF16."""
     if platform != "cpu":
         return True
     try:

@@ -98,7 +98,7 @@ class GGUFTensor:
 
 @dataclass(frozen=True, slots=True)
 class _StringArray:
-    """Where an array of strings lies; decoded when asked for, since vocabularies are long."""
+    """The place of an array of strings, which is decoded when asked for, since vocabularies are long."""
 
     start: int
     num_bytes: int
@@ -137,7 +137,7 @@ class GGUFFile:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The metadata keys, in file order."""
+        """Return the metadata keys, in file order."""
         return tuple(self._metadata)
 
     def value(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
@@ -157,7 +157,7 @@ class GGUFFile:
         return value
 
     def is_array(self, key: str) -> bool:
-        """Whether the key holds an array, of numbers or of strings."""
+        """Say whether the key holds an array, of numbers or of strings."""
         return isinstance(self._metadata.get(key), (np.ndarray, _StringArray))
 
     def strings(self, key: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""GGUF metadata -> a config in the form of HF's config.json, and GGUF tensor names -> HF names."""
+"""GGUF metadata become a config in the form of HF's config.json, and GGUF tensor names HF names."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ARCHITECTURES: Mapping[str, tuple[str, str]] = {
     "gemma2": ("gemma2", "Gemma2ForCausalLM"),
     "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
 }
-"""GGUF architecture -> HF model type and class."""
+"""HF's model type and class for each GGUF architecture."""
 
 IGNORED_NAMES = (ROPE_FACTORS_NAME,)
 PERMUTED_ARCHITECTURES = ("llama",)
-"""Those whose query and key rows the converter interleaves, as the original Llama code had them."""
+"""The architectures whose query and key rows the converter interleaves, as the original Llama code had them."""
 OFFSET_NORM_ARCHITECTURES = ("gemma2", "gemma3")
-"""Those whose norm weights the converter stores plus one."""
+"""The architectures whose norm weights the converter stores plus one."""
 
 _GLOBAL_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",

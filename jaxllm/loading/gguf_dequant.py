@@ -1,4 +1,4 @@
-"""Block-quantized GGUF data -> float32, vectorised over blocks.
+"""Turn block-quantized GGUF data into float32, vectorised over blocks.
 
 Operations are in the order of the format's own reference, so that results are bitwise the same.
 """
@@ -12,7 +12,7 @@ import numpy as np
 from jaxllm.loading.gguf import TensorType
 
 CHUNK_NUMBERS = 1 << 17
-"""Numbers dequantized at once, for temporaries that stay in the cache."""
+"""How many numbers are dequantized at once, so that temporaries stay in the cache."""
 
 _HALF = "<f2"
 _NIBBLES = np.array([0, 4], np.uint8)[:, None]

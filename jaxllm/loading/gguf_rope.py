@@ -1,4 +1,4 @@
-"""GGUF's ways of saying how RoPE is scaled -> HF's `rope_scaling`."""
+"""Turn GGUF's ways of saying how RoPE is scaled into HF's `rope_scaling`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GGUF metadata -> a tokenizer of the tokenizers library, wrapped as transformers has them (without torch)."""
+"""GGUF metadata become a tokenizer of the tokenizers library, wrapped as transformers has them (without torch)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TEKKEN_SPLIT = (
 
 @dataclass(frozen=True, slots=True)
 class _Splitting:
-    """How a byte-level vocabulary cuts text before its merges."""
+    """The way in which a byte-level vocabulary cuts text before its merges."""
 
     pattern: str | None = None
     """A regex of words; None for GPT-2's own."""
@@ -39,7 +39,7 @@ class _Splitting:
     compose: bool = False
     """Characters are composed (NFC) first."""
     adds_bos: bool = False
-    """Where the file does not say."""
+    """True if a BOS token is added where the file does not say."""
 
 
 _GPT2 = _Splitting()
@@ -53,11 +53,11 @@ _SPLITTINGS: Mapping[str, _Splitting] = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), _QWEN2),
     "tekken": _Splitting(_TEKKEN_SPLIT, ignore_merges=True),
 }
-"""Value of tokenizer.ggml.pre -> splitting."""
+"""The splitting for each value of tokenizer.ggml.pre."""
 
 
 class GGUFTokenizer(PreTrainedTokenizerFast):
-    """transformers' wrapper; a tokenizer passed as an argument would be copied, which takes a second or more."""
+    """This is transformers' wrapper: it would copy a tokenizer passed as an argument, which takes a second or more."""
 
     def __init__(self, *, backend: Tokenizer, **kwargs: Any) -> None:
         self._tokenizer = backend

@@ -1,4 +1,4 @@
-"""What jaxllm uses of transformers, without its notice that PyTorch is missing: jaxllm never needs it. Import late."""
+"""jaxllm uses this of transformers, without the notice that PyTorch is missing, which it never needs. Import late."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ SMALL_FILES = (
     "additional_chat_templates/*.jinja",
     local.INDEX_NAME,
 )
-"""What opening brings here; never code, never other formats of the weights."""
+"""Opening brings these files here; never code, never other formats of the weights."""
 NUM_HEADER_THREADS = 8
 
 

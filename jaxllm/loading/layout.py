@@ -10,22 +10,22 @@ from dataclasses import dataclass
 import numpy as np
 
 TILE_ROWS, TILE_COLUMNS = 256, 1024
-"""A tile that is transposed at once; measured best of 32 to 512 rows."""
+"""The size of a tile that is transposed at once; it measured best of 32 to 512 rows."""
 
 Index = tuple[slice | np.ndarray, ...]
-"""Per axis what is taken of it: a range, or places along one axis at most."""
+"""An index says per axis what is taken of it: a range, or places along one axis at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Axis letters of the HF tensor, groups flattened, and of ours."""
+    """The axis letters of the HF tensor, groups flattened, and of ours."""
 
     theirs: tuple[str, ...]
     ours: tuple[str, ...]
 
     @property
     def rotation(self) -> int | None:
-        """By how many letters theirs is rotated to give ours (0: the same order), or None if ours is no rotation."""
+        """Return by how many letters theirs is rotated to give ours (0: not at all), or None if it is no rotation."""
         count = len(self.theirs)
         turns = (turn for turn in range(max(count, 1)) if self.theirs[turn:] + self.theirs[:turn] == self.ours)
         return next(turns, None)

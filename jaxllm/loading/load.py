@@ -30,16 +30,16 @@ __all__ = ["check_names", "init_dummy", "load_params"]
 logger = logging.getLogger(__name__)
 
 ALIGNMENT = 64
-"""Bytes to which JAX on CPU wants a buffer aligned, or it copies it."""
+"""JAX on a CPU wants a buffer aligned to so many bytes, or it copies it."""
 
 ShardingFor = Callable[[str], jax.sharding.Sharding | None]
 Bounds = tuple[tuple[int, int], ...]
 Fill = Callable[[int, "Sequence[_Piece]"], None]
-"""Writes layer `int` of an array's parameters, into pieces of the array."""
+"""A function that writes layer `int` of an array's parameters into pieces of the array."""
 
 
 class _Piece(NamedTuple):
-    """What some devices hold of an array or of a layer of it: the elements within `bounds`."""
+    """The part of an array, or of a layer of it, that some devices hold: the elements within `bounds`."""
 
     array: np.ndarray
     bounds: Bounds

@@ -1,4 +1,4 @@
-"""Opening what a user names as the model: a folder, a .gguf file, or a repository of the hub.
+"""Open what a user names as the model: a folder, a .gguf file, or a repository of the hub.
 
 The only module that knows every kind of checkpoint.
 """
@@ -100,7 +100,7 @@ def _open_file(path: Path, load_format: str) -> Checkpoint:
 
 
 def _looks_like_path(model: str) -> bool:
-    """Whether `model` can only be meant as a path: a hub id is "name" or "org/name", with no dots alone or suffix."""
+    """Say whether `model` can only be a path: a hub id is "name" or "org/name", with no dots alone or suffix."""
     parts = model.split("/")
     return (
         model.startswith((".", "/", "~"))

@@ -17,9 +17,9 @@ import numpy as np
 from jaxllm.loading.mapped_file import MappedFile
 
 MAX_HEADER_BYTES = 100_000_000
-"""As the format's own reader has it."""
+"""The largest header, in bytes, as the format's own reader has it."""
 MAX_ENTRY_BYTES = 4096
-"""Of one tensor in the header; a list of millions of sizes would take more memory than the file."""
+"""The largest entry of one tensor; a list of millions of sizes would take more memory than the file."""
 
 DTYPES: Mapping[str, np.dtype] = {
     "BOOL": np.dtype(np.bool_),

@@ -1,4 +1,4 @@
-"""A matrix times the transpose of another on a CPU: quick for few rows, and the same for any number of them."""
+"""Multiply a matrix by the transpose of another on a CPU: quickly for few rows, and the same for any number of them."""
 
 from __future__ import annotations
 

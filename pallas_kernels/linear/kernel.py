@@ -42,34 +42,34 @@ from pallas_kernels.native.number_formats import FORMATS
 from .kind import MIN_COLUMNS, MIN_GATES, MIN_ROWS, STEP_BYTES, Kind
 
 COLUMNS = MIN_COLUMNS
-"""Rows of w at a time."""
+"""How many rows of w are multiplied at a time."""
 FEW_ROWS, MANY_ROWS = MIN_ROWS, 6
-"""Rows of x at a time. With 6, their 24 sums and what they are made of take 29 of 32 registers."""
+"""How many rows of x are multiplied at a time. With 6, their 24 sums and operands take 29 of 32 registers."""
 BLOCK = 96
-"""Rows of x in a unit of work, which stay in a core's cache ..."""
+"""How many rows of x a unit of work has; they stay in a core's cache."""
 MIN_CHUNK, MAX_CHUNK = 16, 256
-"""... and of w: many, for memory to be read in long stretches, but enough units for all cores."""
+"""How many rows of w a unit has: many, to read memory in long stretches, but enough units for all cores."""
 UNITS_PER_CORE = 4
 GROUP_BYTES = 12 << 10
-"""Of w, which stay in a core's first cache for all rows of a unit ..."""
+"""Bytes of w that stay in a core's first cache for all rows of a unit."""
 GATES = MIN_GATES
-"""... or so many gates and what they gate, whose activations fill vectors."""
+"""How many gates are taken at a time with what they gate: their activations fill vectors."""
 SCRATCH_BYTES = 128 << 10
-"""Of the stack, for those that were int8; rows that are too long for it are taken in registers."""
+"""Bytes of the stack for weights that were int8; rows that are too long for it are taken in registers."""
 AHEAD = 2048
-"""Bytes of w to fetch before they are wanted."""
+"""How far ahead w is fetched, in bytes."""
 NULL = ir.Constant(POINTER, None)
 GELU = math.sqrt(2 / math.pi)
 
 
 class Operands(NamedTuple):
-    """Where those of a call are, and how many rows of x, columns of y, and numbers to a sum there are."""
+    """The addresses of a call's operands, and its sizes: rows of x, columns of y, and numbers to a sum."""
 
     x: Any
     w: Any
     scales: Any
     plus: Any
-    """NULL if there is nothing to add."""
+    """The address of what is added to the product, or NULL."""
     y: Any
     t: Any
     n: Any
@@ -90,7 +90,7 @@ class Kernel:
         self.activate = ACTIVATIONS[kind.activation] if kind.activation else None
         self.parts = 2 if kind.activation else 1
         self.width = COLUMNS // self.parts
-        """Of `COLUMNS`, those that are not gated by others."""
+        """How many columns of y come of `COLUMNS` rows of w: half of them where the others are gates."""
         self.module = ir.Module()
 
     def build(self, name: str) -> ir.Module:

@@ -1,4 +1,4 @@
-"""From LLVM IR to a function that XLA can call."""
+"""LLVM IR becomes a function that XLA can call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .objects import load, save
 
 
 class Kernel(Protocol):
-    """What writes a kernel."""
+    """A writer of kernels."""
 
     def build(self, name: str) -> ir.Module:
         """Return a module, with a function of this name for XLA to call."""

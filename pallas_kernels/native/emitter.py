@@ -1,4 +1,4 @@
-"""Writing LLVM IR: loops, variables and vectors of float32, on top of llvmlite's builder."""
+"""Write LLVM IR: loops, variables and vectors of float32, on top of llvmlite's builder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ POINTER, VOID = ir.PointerType(), ir.VoidType()
 
 
 class _BFloat(ir.Type):
-    """What llvmlite lacks."""
+    """The type bfloat, which llvmlite lacks."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -28,15 +28,15 @@ class _BFloat(ir.Type):
 
 BF16 = _BFloat()
 LANES = 16
-"""Numbers in a vector: float32 in 512 bits. A processor with shorter registers takes several for each."""
+"""How many float32 a vector of 512 bits holds. A processor with shorter registers takes several for each."""
 CACHE_LINE = 64
-"""Bytes that a processor reads from memory at once."""
+"""How many bytes a processor reads from memory at once."""
 LOG2_E = 1.4426950408889634
 # exp(x) = 2**n * exp(r), r = x - n * ln 2 in [-ln 2 / 2, ln 2 / 2]: ln 2 in two parts, Cephes' polynomial for exp(r).
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
 EXP_COEFFICIENTS = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
 EXP_LEAST = -87.3
-"""Below it exp is as good as 0, and is 0 here."""
+"""Below this number exp is as good as 0, and is 0 here."""
 
 
 def vector(element: ir.Type, lanes: int = LANES) -> ir.VectorType:

@@ -1,4 +1,4 @@
-"""What XLA calls: a handler of its foreign function interface (xla/ffi/api/c_api.h) around a kernel.
+"""XLA calls a handler of its foreign function interface (xla/ffi/api/c_api.h) around a kernel.
 
 A kernel is two functions of the addresses of its buffers and of their dimensions:
 
@@ -20,9 +20,9 @@ from .emitter import I32, I64, POINTER, VOID, Emitter
 
 MAX_BUFFERS = 24
 VERSION = (0, 1)
-"""Of the interface; nothing newer is used."""
+"""The interface's version; nothing newer is used."""
 METADATA = 1
-"""Type of the extension by which XLA asks for it."""
+"""The type of the extension by which XLA asks for the version."""
 
 
 class Fields:

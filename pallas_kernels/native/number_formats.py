@@ -1,4 +1,4 @@
-"""How numbers lie in memory, as integers, and what they are in float32."""
+"""Formats say how numbers lie in memory, as integers, and what they are in float32."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .emitter import F16, F32, I8, I16, I32, Emitter, vector
 
 
 class Format(NamedTuple):
-    """One dtype."""
+    """The format of one dtype."""
 
     storage: ir.Type
     num_bytes: int
     widen: Callable[[Emitter, Any], Any]
-    """Stored numbers, one or a vector, as float32."""
+    """A function that turns stored numbers, one or a vector, into float32."""
     narrow: Callable[[Emitter, Any], Any] | None
-    """float32 as stored, to the nearest; None for dtypes that kernels only read."""
+    """A function that rounds float32 to stored numbers; None for dtypes that kernels only read."""
 
 
 def _like(value: Any, element: ir.Type) -> ir.Type:

@@ -1,4 +1,4 @@
-"""Arrays whose memory nobody has written: what is never used takes no time, and no memory either."""
+"""Make arrays whose memory nobody has written: what is never used takes no time, and no memory either."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ways of running the op: what each can do, and which one a platform gets."""
+"""There are several ways of running the op; this says what each can do, and which one a platform gets."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class Implementation(NamedTuple):
     """Import the function; it has the signature of `PagedAttention.__call__` with q, k, v, pool, batch first, `tiles`
     and `interpret`, and without `rope` unless it fuses it."""
     platform: str | None
-    """Where it runs; None is everywhere. A CPU interprets what belongs elsewhere, slowly."""
+    """The platform where it runs, or None for all. A CPU interprets what belongs elsewhere, slowly."""
     pool_spec: Callable[[AttentionShape, int, int], KVPool]
     tiles: Callable[[AttentionShape], Tiles]
     row_alignment: int
     """Longer chunks start at a multiple of this row."""
     refusal: Callable[[AttentionShape], str | None]
-    """Why it cannot run a shape, or None."""
+    """A function that says why it cannot run a shape, or None if it can."""
     prepare: Callable[[AttentionShape, Path | None], None] = lambda _shape, _folder: None
     """See `PagedAttention.prepare`."""
     make_pool: Callable[[KVPool], KVPool] = lambda spec: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), spec)
     """Make a pool's arrays, traced."""
     fuses_rope: Callable[[AttentionShape], bool] = lambda _: False
-    """Whether it rotates q and k, and casts k and v to the pool's dtype. Else it gets them like that."""
+    """A function that says whether it rotates q and k, and casts k and v to the pool's dtype. Else it gets them so."""
 
 
 def _load_xla() -> Callable[..., tuple[Array, Any]]:

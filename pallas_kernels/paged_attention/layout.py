@@ -12,27 +12,28 @@ FLOAT8 = (jnp.dtype(jnp.float8_e4m3fn), jnp.dtype(jnp.float8_e5m2))
 
 
 class AttentionShape(NamedTuple):
-    """What the op is compiled for, besides the batch. Dtypes are numpy's, so that equal shapes are one."""
+    """The shape that the op is compiled for, besides the batch. Dtypes are numpy's, so that equal shapes are one."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     block_size: int
     dtype: Any
-    """Of queries, new keys and values, and the output."""
+    """The dtype of queries, new keys and values, and the output."""
     kv_dtype: Any
-    """Of the pool."""
+    """The dtype of the pool."""
 
     @property
     def group(self) -> int:
-        """Query heads per kv head."""
+        """Return the number of query heads per kv head."""
         return self.num_heads // self.num_kv_heads
 
 
 class SplitPool(NamedTuple):
-    """The XLA path's: keys [l * b, k, h, o] and values [l * b, k, o, h] of all layers; 8-bit floats as uint8.
+    """The pool of the XLA path has keys [l * b, k, h, o] and values [l * b, k, o, h] of all layers.
 
-    Layer i owns blocks [i * b, (i + 1) * b), and block 0 of every layer is the null block, where padding writes.
+    8-bit floats are held as uint8. Layer i owns blocks [i * b, (i + 1) * b), and block 0 of every layer is the null
+    block, where padding writes.
     A block of one head is a matmul operand as it lies: q @ K and probabilities @ V.
     """
 
@@ -42,9 +43,10 @@ class SplitPool(NamedTuple):
 
 
 class PairedPool(NamedTuple):
-    """A CPU's: keys [l * b, k, h / 2, o, 2] and values [l * b, k, o / 2, h, 2]; layers and null blocks as above.
+    """The pool of a CPU's kernel has keys [l * b, k, h / 2, o, 2] and values [l * b, k, o / 2, h, 2].
 
-    What is multiplied and summed up is side by side in pairs, which is how instructions for bfloat16 take it.
+    Layers and null blocks are as above. What is multiplied and summed up is side by side in pairs, which is how
+    instructions for bfloat16 take it.
     """
 
     k: Any
@@ -61,9 +63,9 @@ class PairedPool(NamedTuple):
 
 
 class FusedPool(NamedTuple):
-    """The kernels': [l * b, k, o, 2 * h], a token's key and value side by side; layers and null blocks as above.
+    """The pool of GPU and TPU kernels is [l * b, k, o, 2 * h], a token's key and value side by side.
 
-    One DMA brings both; at h = 64 they fill a TPU's 128 lanes.
+    Layers and null blocks are as above. One DMA brings both; at h = 64 they fill a TPU's 128 lanes.
     """
 
     kv: Any
@@ -91,13 +93,13 @@ def has_pairs(shape: AttentionShape) -> bool:
 
 
 def cpu_pool_spec(shape: AttentionShape, num_layers: int, num_blocks: int) -> SplitPool | PairedPool:
-    """The same for a CPU's kernel."""
+    """Return shape and dtype of a pool as a CPU's kernel has it."""
     spec = split_pool_spec(shape, num_layers, num_blocks)
     return jax.eval_shape(PairedPool.of, spec) if has_pairs(shape) else spec
 
 
 def fused_pool_spec(shape: AttentionShape, num_layers: int, num_blocks: int) -> FusedPool:
-    """The same for the kernels' layout."""
+    """Return shape and dtype of a pool as the GPU's and TPU's kernels have it."""
     dims = (num_layers * num_blocks, shape.num_kv_heads, shape.block_size, 2 * shape.head_dim)
     return FusedPool(jax.ShapeDtypeStruct(dims, shape.kv_dtype))
 
@@ -111,30 +113,30 @@ def to_pool_dtype(x: Array, dtype: Any) -> Array:
 
 
 class AttentionBatch(NamedTuple):
-    """Where the tokens of one step live. Decode rows (sequences of one token) come first, then the longer chunks.
+    """The places of one step's tokens. Decode rows (sequences of one token) come first, then the longer chunks.
 
     All int32. Rows of padding, at the end and between chunks, point at slot 0; padding sequences have context_lens 0
     and no rows.
     """
 
     slots_t: Array
-    """Where each token's K and V go: block * block_size + offset."""
+    """The slots that each token's K and V go to: block * block_size + offset."""
     block_tables_sm: Array
     """Block ids of each sequence, in order; unused entries are 0."""
     context_lens_s: Array
-    """Tokens of each sequence in the pool once this step's are written."""
+    """How many tokens of each sequence are in the pool once this step's are written."""
     query_starts_s: Array
     """Each sequence's first row in t; of longer chunks a multiple of the implementation's `row_alignment`."""
     query_ends_s: Array
-    """One past its last row."""
+    """One past each sequence's last row."""
     num_decodes: Array
-    """Leading sequences with one token each; sequence i < num_decodes is row i."""
+    """How many leading sequences have one token each; sequence i < num_decodes is row i."""
     tile_seqs_i: Array
-    """The longer chunks, cut into tiles of `Tiles.query` rows: which sequence a tile belongs to ..."""
+    """The sequence of each tile; the longer chunks are cut into tiles of `Tiles.query` rows."""
     tile_rows_i: Array
-    """... and its first row in t, ascending."""
+    """Each tile's first row in t, ascending."""
     num_tiles: Array
-    """Tiles in use."""
+    """How many tiles are in use."""
 
 
 def copy_blocks[Pool: KVPool](kv_pool: Pool, sources_c: Array, targets_c: Array, *, num_layers: int) -> Pool:

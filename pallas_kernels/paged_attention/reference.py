@@ -1,4 +1,4 @@
-"""What paged attention means: a loop over tokens in float32. Slow, and the definition of correct."""
+"""The reference is a loop over tokens in float32: slow, and the definition of correct."""
 
 from __future__ import annotations
 

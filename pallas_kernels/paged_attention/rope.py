@@ -9,7 +9,7 @@ from jax import Array
 
 
 class Rope(NamedTuple):
-    """By how much each token's heads are rotated, float32 [t, h / 2] each."""
+    """The rotation of each token's heads, float32 [t, h / 2] each."""
 
     cos_th: Array
     sin_th: Array

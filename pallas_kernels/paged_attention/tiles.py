@@ -1,4 +1,4 @@
-"""Tile sizes. The same for every step of an engine, so that a row's sums never depend on its batch."""
+"""Tile sizes are the same for every step of an engine, so that a row's sums never depend on its batch."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 
 class Tiles(NamedTuple):
-    """How an implementation cuts its work."""
+    """The sizes by which an implementation cuts its work."""
 
     decode: int
-    """Decode rows attended together."""
+    """How many decode rows are attended together."""
     query: int
-    """Query rows of one sequence attended together in prefill."""
+    """How many query rows of one sequence are attended together in prefill."""
     kv: int
-    """Tokens of K and V read at a time (at least one block)."""
+    """How many tokens of K and V are read at a time (at least one block)."""
 
 
 XLA_TILES = Tiles(decode=8, query=64, kv=128)

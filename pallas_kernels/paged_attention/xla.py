@@ -1,4 +1,4 @@
-"""Paged attention in plain jnp: the fallback where no kernel of a platform's own can run.
+"""Paged attention in plain jnp is the fallback where no kernel of a platform's own can run.
 
 Online softmax in float32 over KV tiles of fixed length. Decode rows go in groups, prefill chunks in tiles of query
 rows; both loop over live KV only, and neither sum depends on who else is in the batch.

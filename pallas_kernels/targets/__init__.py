@@ -1,4 +1,4 @@
-"""Descriptions of GPUs that XLA compiles for on machines that have none.
+"""XLA compiles for the GPUs described here on machines that have none.
 
 jax.experimental.topologies.get_topology_desc(
     platform="cuda", topology_name="h100", target_config=gpu_target("h100"), topology="1x1x1"

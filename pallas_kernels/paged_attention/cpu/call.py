@@ -1,4 +1,4 @@
-"""The kernel as a function of JAX arrays."""
+"""Call the kernel as a function of JAX arrays."""
 
 from __future__ import annotations
 

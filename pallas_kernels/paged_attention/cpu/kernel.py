@@ -44,11 +44,11 @@ from ..layout import AttentionShape, has_pairs
 
 MASKED = float(jnp.finfo(jnp.float32).min)
 MAX_ROWS = 6
-"""Query rows at a time."""
+"""How many query rows are attended at a time."""
 ROWS_PER_CORE = 4
 """With so many decode rows per core, a row's heads stay together, and the next one's keys are fetched early."""
 MAX_SUMS = 24
-"""Vectors of sums at a time; there are 32 registers for them and what they are made of."""
+"""How many vectors of sums there are at a time; 32 registers hold them and their operands."""
 
 
 BUFFERS = [
@@ -85,14 +85,14 @@ class Rows(NamedTuple):
 
     positions: list[Any]
     places: list[Any]
-    """Where they are among all queries, and their results among all results."""
+    """The addresses of the rows among all queries, and of their results among all results."""
     q: Any
     acc: Any
     scores: Any
     queries: Any
     """`q` as it is multiplied: in bfloat16, if the pool is."""
     probs: Any
-    """And what becomes of `scores`."""
+    """The probabilities that `scores` become, in the same dtype as `queries`."""
     largest: list[Variable]
     sums: list[Variable]
 
@@ -104,7 +104,7 @@ class Kernel:
         self.shape, self.query_tile = shape, query_tile
         self.format, self.kv_format = FORMATS[shape.dtype], FORMATS[shape.kv_dtype]
         self.width = 2 if has_pairs(shape) else 1
-        """Numbers that one step of a sum takes."""
+        """How many numbers one step of a sum takes."""
         self.module = ir.Module()
 
     def build(self, name: str) -> ir.Module:

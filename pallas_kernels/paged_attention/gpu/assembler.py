@@ -1,4 +1,4 @@
-"""Which ptxas compiles the kernels on this machine, and whether it is to be trusted."""
+"""The ptxas that compiles the kernels on this machine may be one that is not to be trusted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The second half of split decode: what the splits of a row made of it, put together."""
+"""Split decode has this second half: it puts together what the splits of a row made of it."""
 
 from __future__ import annotations
 

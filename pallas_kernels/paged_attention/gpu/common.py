@@ -1,4 +1,4 @@
-"""What the Hopper kernels share: how they are compiled, how shared memory is laid out, small numeric helpers.
+"""The Hopper kernels share this: how they are compiled, how shared memory is laid out, small numeric helpers.
 
 The kernels are written in Mosaic GPU (`plgpu`) for sm_90a, for jax 0.11.2 to 0.12.
 """

@@ -54,18 +54,18 @@ CONVERTED_COLUMNS = 128
 
 
 class DecodeConfig(NamedTuple):
-    """How the kernel is compiled for a shape."""
+    """The sizes that the kernel is compiled with for a shape."""
 
     groups: int
-    """Parts of a KV tile that are attended at the same time ..."""
+    """How many parts of a KV tile are attended at the same time."""
     shares: int
-    """... and warpgroups for each, every one of which multiplies its share of the columns of V."""
+    """How many warpgroups attend each part; each multiplies its share of the columns of V."""
     stages: int
-    """KV tiles in the ring."""
+    """How many KV tiles the ring holds."""
     workers: int = 132
-    """Thread blocks: the SMs of an H100."""
+    """How many thread blocks there are: one for each SM of an H100."""
     first_split: int = 512
-    """Positions of the first splits, a multiple of the tile."""
+    """How many positions the first splits have, a multiple of the tile."""
 
     @property
     def tile(self) -> int:
@@ -320,13 +320,13 @@ def _produce(refs: _Refs, config: DecodeConfig, i: Array, item: _Item, first_til
 
 
 class _Consumer(NamedTuple):
-    """Which of the consumers a warpgroup is."""
+    """The place of a warpgroup among the consumers."""
 
     warpgroup: Array
     group: Array
-    """Which positions of a tile it attends ..."""
+    """The group of a tile's positions that it attends."""
     share: Array | int
-    """... and which share of the columns of V it multiplies."""
+    """The share of the columns of V that it multiplies."""
     num_shares: int
 
     def columns(self, start: int, h: int, width: int) -> list[Any]:

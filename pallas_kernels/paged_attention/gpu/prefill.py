@@ -48,7 +48,7 @@ PART_COLUMNS = 64
 
 
 class _Config(NamedTuple):
-    """What the kernel is compiled for, besides the shapes of its operands."""
+    """The settings that the kernel is compiled for, besides the shapes of its operands."""
 
     group: int
     head_dim: int
@@ -62,7 +62,7 @@ class _Config(NamedTuple):
 
     @property
     def piece(self) -> int:
-        """Tokens that one TMA brings."""
+        """Return how many tokens one TMA brings."""
         return min(self.block_size, self.kv_tile)
 
     @property
@@ -71,19 +71,19 @@ class _Config(NamedTuple):
 
     @property
     def converts(self) -> bool:
-        """Whether the pool is of another type than the matmuls."""
+        """Say whether the pool is of another type than the matmuls."""
         return self.kv_dtype != jnp.bfloat16
 
     @property
     def raw_stages(self) -> int:
-        """Buffers for tiles as the pool has them, before they are converted."""
+        """Return how many buffers hold tiles as the pool has them, before they are converted."""
         if not self.converts:
             return 0
         return 2 if self.head_dim < 256 else 1
 
     @property
     def stages(self) -> int:
-        """As many as fit."""
+        """Return how many stages fit in the shared memory."""
         q_bytes = QUERY_TILE * self.head_dim * 2
         kv_bytes = self.kv_tile * self.head_dim * 2
         raw_bytes = self.raw_stages * kv_bytes
@@ -91,7 +91,7 @@ class _Config(NamedTuple):
 
 
 class _Operands(NamedTuple):
-    """Refs in GMEM."""
+    """Refs to the operands in global memory."""
 
     q_tnh: Any
     kv_pool: Any
@@ -117,7 +117,7 @@ class _Smem(NamedTuple):
 
 
 class _Barriers(NamedTuple):
-    """Filled and emptied, per warpgroup or stage; and whose turn it is."""
+    """Barriers: filled and emptied, per warpgroup or stage; and whose turn it is."""
 
     q_w: Any
     k_a: Any
@@ -141,13 +141,13 @@ class _Work(NamedTuple):
     context_len: Array
     window: Array
     first: Array
-    """First KV tile that the tile sees ..."""
+    """The first KV tile that the tile sees."""
     stop: Array
-    """... and one past the last."""
+    """One past the last KV tile that the tile sees."""
 
 
 class _Program(NamedTuple):
-    """What one program works on."""
+    """The work of one program, with its refs."""
 
     config: _Config
     operands: _Operands

@@ -1,4 +1,4 @@
-"""The work of a decode step: every row's context cut into splits, and the list of those that are live."""
+"""A decode step's work is every row's context cut into splits, and the list of those that are live."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class DecodeWork(NamedTuple):
     """The live splits of all decode rows, one entry per row and split; int32."""
 
     seqs_i: Array
-    """Whose split ..."""
+    """The sequence of each split."""
     starts_i: Array
-    """... the first position of its first live KV tile ..."""
+    """The first position of each split's first live KV tile."""
     ends_i: Array
-    """... and one past its last position."""
+    """One past each split's last position."""
     lows_s: Array
     """The first position in a row's window."""
     firsts_s: Array
-    """Each row's first entry ..."""
+    """The index of each row's first entry."""
     lasts_s: Array
-    """... and one past its last."""
+    """One past the index of each row's last entry."""
 
 
 def decode_work(batch: AttentionBatch, bounds: tuple[int, ...], window: Array | int, tile: int) -> DecodeWork:

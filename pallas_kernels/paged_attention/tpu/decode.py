@@ -1,4 +1,4 @@
-"""Decode rows: sequences with one new token each.
+"""Attend decode rows: sequences with one new token each.
 
 One program. A sequence's last KV tile is fetched without the new token, which is put into it in VMEM; the slab of rows
 around it goes back to the pool while the tile is attended.
@@ -22,22 +22,22 @@ from .options import LANES, SUBLANES, Options, hbm, matmul_dtype, take
 from .stream import KVStream, Ring, Tile, clear_slabs, ring_scratch
 
 UNROLL = 8
-"""Heads that are attended together, at most: each one's latencies hide behind the others."""
+"""At most so many heads are attended together: each one's latencies hide behind the others."""
 OUTPUTS = 2
 
 
 class _Scalars(NamedTuple):
-    """In SMEM."""
+    """Scalars, in SMEM."""
 
     place: Any
-    """First block of the layer, window."""
+    """The first block of the layer, and the window."""
     lens_s: Any
     slots_s: Any
     num_decodes: Any
 
 
 class _Scratch(NamedTuple):
-    """In VMEM."""
+    """Scratch, in VMEM."""
 
     q: Any
     """[num_buffers, k, r, c]: r is the group, padded."""
@@ -123,7 +123,7 @@ def _kernel(*refs: Any, options: Options) -> None:
 
 
 class _Operands(NamedTuple):
-    """In HBM, but for the sinks."""
+    """Operands, in HBM but for the sinks."""
 
     tables: Any
     q: Any
@@ -144,7 +144,7 @@ class _Sequence(NamedTuple):
     first: Array
     end: Array
     slot: Array
-    """Of the new token."""
+    """The slot of the new token."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class _Decode:
         )
 
     def slab_copy(self, item: _Sequence) -> Any:
-        """The slab of rows around the new token, to the pool."""
+        """Return the copy of the slab of rows around the new token to the pool."""
         _, _, slabs, slab, _ = self.operands.pool.shape
         place = lax.rem(item.number, OUTPUTS)
         block, offset = lax.div(item.slot, slabs * slab), lax.rem(item.slot, slabs * slab)
@@ -217,7 +217,7 @@ class _Decode:
 
     @property
     def states(self) -> softmax.State:
-        """Of all groups of heads that are attended together."""
+        """Return the state of all groups of heads that are attended together."""
         return softmax.State(self.scratch.maxima, self.scratch.sums, self.scratch.values)
 
     def attend(self, stream: KVStream, tile: Tile[_Sequence]) -> None:

@@ -1,4 +1,4 @@
-"""What the TPU kernels are compiled for, and their tile sizes."""
+"""TPU kernels are compiled for these options and tile sizes."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Options(NamedTuple):
 
     @property
     def columns(self) -> int:
-        """Columns of q and of the output: head_dim, or K and V together where both fit in one row of lanes."""
+        """Return the columns of q and output: head_dim, or K and V together where both fit in one row of lanes."""
         return self.head_dim if self.head_dim % LANES == 0 else 2 * self.head_dim
 
     @property
     def kv_tile(self) -> int:
-        """Tokens of a KV tile."""
+        """Return how many tokens a KV tile has."""
         return max(self.tiles.kv, self.block_size)
 
     def slab(self, dtype: Any) -> int:

@@ -1,4 +1,4 @@
-"""Longer chunks, in tiles of query rows.
+"""Attend longer chunks, in tiles of query rows.
 
 One program: it writes all chunks' K and V (`write.py`), then attends tile after tile. The rows of a tile are its tokens
 times the query heads of a kv head, so that a KV tile is one matmul operand for many rows. They are taken in blocks; a
@@ -28,16 +28,16 @@ from .write import ChunkWriter, QueryTile, WriteScratch, write_scratch
 BUFFERS = 2
 KV_BUFFERS = 2
 PART_ROWS = 256
-"""Rows that are attended at a time, at most, if a token's do not exceed it, ..."""
+"""At most so many rows are attended at a time, if one token's are not more."""
 BLOCK_ROWS = 1024
-"""... and where there are so many, of one head or several, and no mask: a long stretch of code hides latencies."""
+"""So many rows, of one head or several, are attended where there is no mask: a long stretch of code hides latencies."""
 
 
 class _Scalars(NamedTuple):
-    """In SMEM."""
+    """Scalars, in SMEM."""
 
     place: Any
-    """First block of the layer, window."""
+    """The first block of the layer, and the window."""
     lens_s: Any
     starts_s: Any
     ends_s: Any
@@ -48,7 +48,7 @@ class _Scalars(NamedTuple):
 
 
 class _Operands(NamedTuple):
-    """In HBM, but for the sinks."""
+    """Operands, in HBM but for the sinks."""
 
     tables: Any
     q: Any
@@ -58,19 +58,19 @@ class _Operands(NamedTuple):
     pool: Any
     sinks_krx: Any
     out: Any
-    """As q."""
+    """Its shape is that of q."""
     written: Any
     """The pool again, to write and to read what was written."""
 
 
 class _Scratch(NamedTuple):
-    """In VMEM."""
+    """Scratch, in VMEM."""
 
     q: Any
     """[2, k, query / 16, 16 * g, c]."""
     q_semaphores: Any
     out: Any
-    """As q."""
+    """Its shape is that of q."""
     out_semaphores: Any
     maxima: Any
     """[k, query * g, 128], as the sums."""
@@ -138,7 +138,7 @@ def prefill_attention(
 
 
 class Cut(NamedTuple):
-    """How the rows of a tile are attended: in parts, or in blocks of several parts and heads."""
+    """The way in which the rows of a tile are attended: in parts, or in blocks of several parts and heads."""
 
     part_tokens: int
     block_tokens: int
@@ -285,7 +285,7 @@ class _Prefill:
         tile_first = tile.tile * tile_tokens
 
         def is_whole(first: Array, last: Array) -> Array:
-            """Whether tokens at these positions attend to all of the tile."""
+            """Say whether tokens at these positions attend to all of the tile."""
             return (tile_first + tile_tokens <= first + 1) & (tile_first > last - self.scalars.place[1])
 
         def attend_part(head: Array, part: Array) -> None:

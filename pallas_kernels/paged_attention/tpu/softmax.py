@@ -1,4 +1,4 @@
-"""One step of the online softmax: query rows against one KV tile.
+"""Do one step of the online softmax: query rows against one KV tile.
 
 Scores are in base 2 (one multiplication gives both `scale` and log2 e). A row's maximum is kept in all 128 lanes, its
 sum as 128 partial sums, which are added up once at the end.
@@ -20,7 +20,7 @@ NOTHING_SEEN = -1e30
 
 
 class State(NamedTuple):
-    """Of r query rows: float32 refs [.., 128], [.., 128] and [.., c], of which all but the last axis make r."""
+    """The state of r query rows: float32 refs [.., 128], [.., 128] and [.., c]; all but the last axis make r."""
 
     maxima: Any
     sums: Any
@@ -32,7 +32,7 @@ class State(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """What one kv head multiplies."""
+    """The operands that one kv head multiplies."""
 
     q_rc: Array
     kv_tc: Array

@@ -1,4 +1,4 @@
-"""The ring of VMEM buffers through which a kernel's KV tiles stream.
+"""A kernel's KV tiles stream through a ring of VMEM buffers.
 
 A kernel has a list of items (sequences, or tiles of query rows), each of which attends to a range of positions. The
 tiles of all items, one after the other, are fetched `num_buffers - 1` tiles ahead of their use.
@@ -19,15 +19,15 @@ from .options import LANES, ceil_div
 
 MOST_TABLES = 16
 TABLE_BYTES = 256 * 2**10
-"""Of SMEM, which has 1 MiB."""
+"""Bytes of block tables in SMEM, which has 1 MiB."""
 
 
 class Item(Protocol):
-    """What the stream reads of an item, a NamedTuple of scalars."""
+    """The fields of an item that the stream reads; it is a NamedTuple of scalars."""
 
     @property
     def number(self) -> Array:
-        """Its place in the list."""
+        """Return the item's place in the list."""
         ...
 
     @property
@@ -35,12 +35,12 @@ class Item(Protocol):
 
     @property
     def first(self) -> Array:
-        """The first position that it attends to ..."""
+        """Return the first position that it attends to."""
         ...
 
     @property
     def end(self) -> Array:
-        """... and one past the last."""
+        """Return one past the last position that it attends to."""
         ...
 
 
@@ -49,9 +49,9 @@ class Tile[T: Item](NamedTuple):
 
     item: T
     tile: Array
-    """Which, counted from position 0."""
+    """The tile's number, counted from position 0."""
     buffer: Array
-    """Where it lies."""
+    """The buffer that holds it."""
 
 
 class _Cursor(NamedTuple):
@@ -89,7 +89,7 @@ def ring_scratch(num_buffers: int, tile: int, pool: Array, tables: Array) -> Rin
 
 @dataclass(frozen=True)
 class KVStream[T: Item]:
-    """What streams through a ring, and what the items are."""
+    """The pool that streams through a ring, and the items it streams for."""
 
     pool: Any
     """[l * b, k, o / slab, slab, 2 * h] in HBM."""
@@ -118,7 +118,7 @@ class KVStream[T: Item]:
     def run(
         self, on_start: Callable[[T], None], on_tile: Callable[[Tile[T]], None], on_end: Callable[[T], None]
     ) -> None:
-        """For each item: `on_start(item)`, `on_tile` for its tiles in order, `on_end(item)`."""
+        """Call, for each item, `on_start(item)`, `on_tile` for its tiles in order, and `on_end(item)`."""
         num_buffers, num_tables = self.ring.buffers.shape[0], self.ring.tables.shape[0]
 
         def fetch_table(i: Array, _: None) -> None:

@@ -1,4 +1,4 @@
-"""Writing chunks of K and V into the pool, before anything attends to them.
+"""Write chunks of K and V into the pool, before anything attends to them.
 
 A tile of new rows lands at any offset in a block, but a DMA moves whole slabs. So the rows are shifted in VMEM to
 where slabs begin, the slabs at the two ends of a chunk are filled up with what the pool holds, and a slab that two
@@ -27,25 +27,25 @@ class QueryTile(NamedTuple):
     number: Array
     sequence: Array
     first: Array
-    """The first position that any of its rows attends to ..."""
+    """The first position that any of its rows attends to."""
     end: Array
-    """... and one past the last, and past its own last."""
+    """One past the last position that they attend to, which is also past the tile's own last."""
     row: Array
-    """Its first row in t ..."""
+    """Its first row in t."""
     position: Array
-    """... and in the sequence."""
+    """The position of its first row in the sequence."""
     is_first: Array
-    """Of its chunk."""
+    """True for the first tile of its chunk."""
     is_last: Array
 
     @property
     def num_rows(self) -> Array:
-        """Its rows."""
+        """Return how many rows it has."""
         return self.end - self.position
 
 
 class WriteScratch(NamedTuple):
-    """In VMEM."""
+    """Scratch of the writing, in VMEM."""
 
     new: Any
     """[2, k, (lead + query) / 16, 16, 2 * h]: rows of the step, a tile's own after those before it."""
