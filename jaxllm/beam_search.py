@@ -13,20 +13,24 @@ class BeamSearchSequence:
     """One of the sequences that a search found."""
 
     orig_prompt: dict[str, Any]
-    """The prompt: its `prompt_token_ids`, and `prompt` and `cache_salt` where it has them."""
+    """The prompt as `prompt_token_ids`, with its `prompt` and `cache_salt` where it has them."""
     tokens: list[int]
     """The prompt's tokens, then the generated ones, with the end of sequence if that ended them."""
     logprobs: list[dict[int, Logprob]]
-    """Per generated token, the most likely ones at its place."""
+    """The most likely tokens at the place of each generated token."""
     lora_request: Any | None = None
     cum_logprob: float = 0.0
-    """Sum over the generated tokens. The score is this, divided by their number to the power of length_penalty."""
+    """The sum of the generated tokens' log-probabilities.
+
+    The sequence's score is this, divided by the number of its tokens to the power of `length_penalty`; the prompt's
+    tokens count, a last end of sequence does not.
+    """
     text: str | None = None
-    """All tokens as text, special ones too; an end of sequence only with include_stop_str_in_output."""
+    """The text of all tokens, the prompt's too; special tokens are in it only if `skip_special_tokens` is False."""
     finish_reason: str | None = None
-    """"stop" at an end of sequence, else "length"."""
+    """How the sequence ended: "stop" at an end of sequence or of its grammar, "length", or "abort"."""
     stop_reason: int | str | None = None
-    """The end of sequence's token id."""
+    """The end of sequence's token id, where that ended the sequence."""
 
 
 @dataclass
@@ -34,4 +38,4 @@ class BeamSearchOutput:
     """What a search found for one prompt."""
 
     sequences: list[BeamSearchSequence]
-    """As many as the beam's width, best first."""
+    """The best sequences, best first: as many as the beam is wide, unless fewer are possible."""

@@ -151,7 +151,7 @@ class LLM(RefusedMethods):
         use_tqdm: UseTqdm = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
-        """Search for the likeliest texts, `beam_width` per prompt, as Hugging Face's generate(num_beams=...) does.
+        """Search for the likeliest texts, `beam_width` per prompt; README says how that compares with Hugging Face.
 
         Beams share their KV blocks. At most concurrency_limit prompts are searched at once; with None, all.
         """

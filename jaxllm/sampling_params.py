@@ -20,6 +20,7 @@ from jaxllm.params.checks import (
     check_ints,
     check_kind,
     check_strings,
+    shown,
 )
 from jaxllm.params.limits import (
     LENGTH_PENALTIES,
@@ -88,11 +89,20 @@ class BeamSearchParams(msgspec.Struct, omit_defaults=True):
     max_tokens: int
     ignore_eos: bool = False
     temperature: float = 0.0
+    """Above 0, a token drawn at this temperature is a candidate too, beside the most likely ones of each beam."""
     length_penalty: float = 1.0
-    """A text's score is its log-probability divided by its length in tokens to the power of this; in [-32, 32]."""
+    """A text's score is its log-probability divided by its length to the power of this; in [-32, 32].
+
+    The length is that of the whole sequence in tokens: the prompt counts, a last end of sequence does not.
+    """
     include_stop_str_in_output: bool = False
-    """Keep the end-of-sequence token in the text; it always is among the tokens."""
+    """Keep the end-of-sequence token in the text even if special tokens are left out; it always is among the tokens."""
     structured_outputs: StructuredOutputsParams | None = None
+    """What the generated text must match. The scores are the model's own, as without it."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    watermarking: bool | None = None
+    """True is refused: there are no watermarks."""
 
     def __post_init__(self) -> None:
         self.beam_width = check_int("beam_width", self.beam_width, 1, MAX_N)
@@ -102,6 +112,10 @@ class BeamSearchParams(msgspec.Struct, omit_defaults=True):
         self.length_penalty = check_float("length_penalty", self.length_penalty, *LENGTH_PENALTIES)
         check_bool("include_stop_str_in_output", self.include_stop_str_in_output)
         check_kind("structured_outputs", self.structured_outputs, StructuredOutputsParams)
+        check_bool("skip_special_tokens", self.skip_special_tokens)
+        if self.watermarking not in (None, False):
+            message = f"watermarking={shown(self.watermarking)} is not supported: outputs have no watermarks."
+            raise VLLMValidationError(message, parameter="watermarking", value=self.watermarking)
 
 
 class _SamplingParamsMeta(msgspec.StructMeta):

@@ -44,6 +44,11 @@ def has(bits_w: np.ndarray, token_id: int) -> bool:
     return bool(int(bits_w[token_id // 32]) >> token_id % 32 & 1)
 
 
+def ids(bits_w: np.ndarray) -> list[int]:
+    """List the ids that are set."""
+    return np.flatnonzero(np.unpackbits(bits_w.view(np.uint8), bitorder="little")).tolist()
+
+
 def is_empty(bits_w: np.ndarray) -> bool:
     """Say whether no id is set."""
     return not bits_w.any()

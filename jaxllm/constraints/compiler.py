@@ -40,7 +40,7 @@ class GrammarCompiler:
     ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._eos_token_ids = list(eos_token_ids)
+        self.eos_token_ids = list(eos_token_ids)
         self._deadline_seconds = deadline_seconds
         self._cache = _Cache(cache_bytes)
         self._lock = threading.Lock()
@@ -123,7 +123,7 @@ class GrammarCompiler:
         self._special_tokens = {token.content: token_id for token_id, token in added.items() if token.special}
         try:
             num_ids = max(self._vocab_size, num_tokens, 1 + max(added, default=0))
-            tokenizer = LLTokenizer(backend.to_str(), n_vocab=num_ids, eos_token=self._eos_token_ids or None)
+            tokenizer = LLTokenizer(backend.to_str(), n_vocab=num_ids, eos_token=self.eos_token_ids or None)
         except Exception as error:
             message = f"structured_outputs cannot be used with this model's tokenizer: {brief_error(str(error))}"
             raise VLLMValidationError(message, parameter="structured_outputs") from error

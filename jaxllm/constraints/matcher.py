@@ -50,6 +50,10 @@ class Matcher:
         self._vocabulary = vocabulary
         self._matcher = matcher
 
+    def fork(self) -> Matcher:
+        """Return an independent matcher of the same tokens."""
+        return Matcher(self._vocabulary, self._matcher.deep_copy())
+
     def accept(self, token_id: int) -> bool:
         """Append a token. False if it may not follow: then nothing may any more."""
         return self._matcher.consume_token(token_id)

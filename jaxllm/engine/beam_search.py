@@ -1,4 +1,4 @@
-"""Beam search: `LLM.beam_search` under vLLM's names, with the results of Hugging Face's `generate(num_beams=...)`.
+"""Beam search on an engine: `LLM.beam_search`, with vLLM's results.
 
 Each step of a search is one ordinary request per live beam, for one token and its most likely rivals. It forks the
 request that its beam grew from, so that beams share the KV blocks of what they have in common.
@@ -7,17 +7,19 @@ request that its beam grew from, so that beams share the KV blocks of what they 
 from __future__ import annotations
 
 import contextlib
-import heapq
-import math
+import copy
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from jaxllm.beam_search import BeamSearchOutput, BeamSearchSequence
-from jaxllm.engine.input_processor import ProcessedRequest
+from jaxllm.constraints import bits
+from jaxllm.constraints.beam_grammar import BeamGrammar
+from jaxllm.engine.beams import Beam, BeamSearch, Step
+from jaxllm.engine.input_processor import ProcessedRequest, mix
 from jaxllm.engine.interrupts import deferred_interrupts
 from jaxllm.engine.progress import Progress
 from jaxllm.exceptions import VLLMValidationError
@@ -27,87 +29,10 @@ from jaxllm.params.checks import INT32_MAX, check_int, shown
 from jaxllm.sampling_params import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from jaxllm.engine.llm_engine import LLMEngine
     from jaxllm.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class Beam:
-    """A sequence in the making."""
-
-    token_ids: list[int]
-    """Generated ones only."""
-    cum_logprob: float
-    logprobs: list[Mapping[int, Logprob]]
-    parent: int
-    """Its index among the live beams of the step before."""
-
-
-class BeamSearch:
-    """The search for one prompt, without an engine: log-probabilities in, the beams to go on with out.
-
-    As in Hugging Face: an end of sequence counts only among the step's `width` best candidates; scores divide by the
-    number of generated tokens, that end included; once `width` sequences have ended, the search ends as soon as its
-    best live beam, scored at its present length, is no better than the worst of them.
-    """
-
-    def __init__(self, width: int, max_tokens: int, length_penalty: float, end_ids: frozenset[int]) -> None:
-        self.live = [Beam([], 0.0, [], 0)]
-        """The beams to go on with, best first; none when the search has ended."""
-        self._ended: list[tuple[float, Beam]] = []
-        self._num_tokens = 0
-        self._width = width
-        self._max_tokens = max_tokens
-        self._length_penalty = length_penalty
-        self._end_ids = end_ids
-
-    @property
-    def found(self) -> list[Beam]:
-        """The best sequences that have ended so far, best first."""
-        return [beam for _, beam in self._ended]
-
-    def advance(self, tops: Sequence[Mapping[int, Logprob]]) -> None:
-        """Take each live beam's most likely next tokens, at least `num_candidates` of them, and do one step."""
-        self._num_tokens += 1
-        is_last = self._num_tokens == self._max_tokens
-        live: list[Beam] = []
-        for place, (cum_logprob, parent, token_id) in enumerate(self._best_candidates(tops)):
-            before = self.live[parent]
-            beam = Beam([*before.token_ids, token_id], cum_logprob, [*before.logprobs, tops[parent]], parent)
-            if not is_last and token_id not in self._end_ids:
-                live.append(beam)
-            elif place < self._width:
-                self._ended.append((self._score(cum_logprob), beam))
-        self._ended.sort(key=_first, reverse=True)
-        del self._ended[self._width :]
-        self.live = live[: self._width] if self._can_improve(live) else []
-
-    def _best_candidates(self, tops: Sequence[Mapping[int, Logprob]]) -> list[tuple[float, int, int]]:
-        """Return (cumulative log-probability, parent, token id) of the best continuations, best first."""
-        candidates = (
-            (beam.cum_logprob + entry.logprob, parent, token_id)
-            for parent, (beam, top) in enumerate(zip(self.live, tops, strict=True))
-            for token_id, entry in top.items()
-            if entry.logprob > -math.inf
-        )
-        return heapq.nlargest(num_candidates(self._width, self._end_ids), candidates, key=_first)
-
-    def _score(self, cum_logprob: float) -> float:
-        return cum_logprob / self._num_tokens**self._length_penalty
-
-    def _can_improve(self, live: list[Beam]) -> bool:
-        if len(self._ended) < self._width or not live:
-            return True
-        return self._score(live[0].cum_logprob) > self._ended[-1][0]
-
-
-def num_candidates(width: int, end_ids: frozenset[int]) -> int:
-    """Return how many continuations a step looks at: enough for `width` to go on if all others end."""
-    return width * max(2, 1 + len(end_ids))
-
-
-def _first(pair: tuple[float, *tuple[Any, ...]]) -> float:
-    return pair[0]
 
 
 @dataclass(slots=True)
@@ -116,13 +41,36 @@ class _Running:
 
     request: ProcessedRequest
     search: BeamSearch
+    grammar: BeamGrammar | None
     num_steps: int = 0
-    request_ids: list[str] = field(default_factory=list)
-    """One per live beam."""
-    parent_ids: list[str] = field(default_factory=list)
+    request_ids: list[str | None] = field(default_factory=list)
+    """One per live beam; None for a beam that nothing can follow."""
+    parent_ids: list[str | None] = field(default_factory=list)
     """The requests of the step before, while they are needed."""
+    masks: Sequence[np.ndarray | None] = ()
+    """What the grammar lets follow each live beam; empty without a grammar."""
     tops: dict[str, Mapping[int, Logprob]] = field(default_factory=dict)
-    """What has come back of them."""
+    """What the requests have given so far."""
+    is_aborted: bool = False
+
+    @property
+    def is_step_complete(self) -> bool:
+        """Say whether all requests of the step have ended."""
+        return len(self.tops) == len(_known(self.request_ids))
+
+    def advance(self) -> None:
+        """Do the step that is complete."""
+        if self.is_aborted:
+            self.search.abort()
+        else:
+            self.search.advance([self._step(index) for index in range(len(self.request_ids))])
+
+    def _step(self, index: int) -> Step | None:
+        request_id = self.request_ids[index]
+        if request_id is None:
+            return None
+        top, mask_w = self.tops[request_id], self.masks[index] if self.masks else None
+        return Step(top, top if mask_w is None else [each for each in top if bits.has(mask_w, each)])
 
 
 class BeamSearcher:
@@ -137,30 +85,27 @@ class BeamSearcher:
         concurrency_limit: int | None,
     ) -> None:
         """Check everything, without queueing anything."""
-        end_ids = _check_params(engine, params)
+        num_candidates = _check_params(engine, params)
         self._limit = len(prompts) if concurrency_limit is None else concurrency_limit
         if concurrency_limit is not None:
             self._limit = check_int("concurrency_limit", concurrency_limit, 1, INT32_MAX)
         self._engine = engine
         self._params = params
-        self._end_ids = end_ids
-        width, vocab_size = params.beam_width, engine.model_config.vocab_size
+        self._end_id = _end_id(engine)
         sampling = SamplingParams(
-            temperature=0,
+            temperature=params.temperature,
             max_tokens=params.max_tokens,
-            logprobs=min(num_candidates(width, end_ids), vocab_size),
+            logprobs=num_candidates,
+            structured_outputs=params.structured_outputs,
             ignore_eos=True,
             detokenize=False,
         )
         requests = engine.process_requests(request_ids, prompts, [sampling] * len(prompts)) if prompts else []
-        self._searches = [
-            _Running(each, BeamSearch(width, each.sequences[0].max_tokens, params.length_penalty, end_ids))
-            for each in requests
-        ]
+        self._searches = [self._begin(each) for each in requests]
         self._pending = deque(self._searches)
         self._active: list[_Running] = []
         self._owners: dict[str, _Running] = {}
-        """By the ids of the requests that are not finished."""
+        """The searches, by the ids of their requests that have not ended."""
 
     def run(self, step: Callable[[], list[RequestOutput]], use_tqdm: bool | Callable[..., Any]) -> None:
         """Step until every search has ended. Ctrl-C and errors leave neither requests nor blocks behind."""
@@ -169,10 +114,11 @@ class BeamSearcher:
                 deferred_interrupts() as raise_if_interrupted,
                 contextlib.closing(Progress(use_tqdm, len(self._searches))) as progress,
             ):
-                self._start()
+                self._start(progress)
                 while self._active:
                     if not self._engine.has_unfinished_requests():
-                        raise RuntimeError("the requests of a beam search were aborted")
+                        self._end_aborted(progress)
+                        continue
                     for output in step():
                         self._take(output, progress)
                     raise_if_interrupted()
@@ -188,115 +134,169 @@ class BeamSearcher:
             for running in self._searches
         ]
 
-    def _start(self) -> None:
+    def _begin(self, request: ProcessedRequest) -> _Running:
+        """Make a prompt's search; its requests carry masks of the grammar, not the grammar."""
+        params, max_tokens = self._params, request.sequences[0].max_tokens
+        search = BeamSearch(
+            len(request.prompt_token_ids),
+            params.beam_width,
+            max_tokens,
+            params.length_penalty,
+            self._end_id,
+            ignore_eos=params.ignore_eos,
+        )
+        constraint, grammars = request.params.structured_outputs, self._engine.grammars
+        if constraint is None or grammars is None:
+            return _Running(request, search, None)
+        vocab_size = self._engine.model_config.vocab_size
+        return _Running(request, search, BeamGrammar(grammars, constraint, vocab_size, self._end_id))
+
+    def _start(self, progress: Progress) -> None:
         """Begin as many searches as may run at once."""
         while self._pending and len(self._active) < self._limit:
             running = self._pending.popleft()
             self._active.append(running)
-            self._submit(running)
+            self._go_on(running, progress)
 
     def _take(self, output: RequestOutput, progress: Progress) -> None:
         """Take in an output of the engine, ours or not; a search whose step is complete goes on or ends."""
         running = self._owners.pop(output.request_id, None)
         if running is None:
             return
-        logprobs = output.outputs[0].logprobs
-        if not logprobs:
-            raise RuntimeError(f"a step of a beam search ended without a token, by {output.outputs[0].finish_reason!r}")
-        running.tops[output.request_id] = logprobs[0]
-        if len(running.tops) < len(running.request_ids):
-            return
-        running.search.advance([running.tops[each] for each in running.request_ids])
-        self._submit(running)
-        if not running.search.live:
-            found = running.search.found
-            progress.count(len(running.request.prompt_token_ids), sum(len(beam.token_ids) for beam in found))
-            self._active.remove(running)
-            self._start()
+        completion = output.outputs[0]
+        if completion.finish_reason == "abort":
+            running.is_aborted = True
+        elif not completion.logprobs:
+            raise RuntimeError(f"a step of a beam search ended without a token, by {completion.finish_reason!r}")
+        running.tops[output.request_id] = completion.logprobs[0] if completion.logprobs else {}
+        if running.is_step_complete:
+            running.advance()
+            self._go_on(running, progress)
+
+    def _end_aborted(self, progress: Progress) -> None:
+        """End the searches whose requests the engine does not know any more: somebody has aborted them."""
+        self._owners.clear()
+        for running in list(self._active):
+            running.search.abort()
+            self._go_on(running, progress)
 
     def _abort(self) -> None:
         self._engine.abort_request(list(self._owners))
         for running in self._active:
-            self._engine.release(running.parent_ids + running.request_ids)
+            self._engine.release(_known(running.parent_ids + running.request_ids))
+
+    def _go_on(self, running: _Running, progress: Progress) -> None:
+        """Queue a search's next step; one that has ended makes room for another."""
+        self._submit(running)
+        if running.search.live and not _known(running.request_ids):  # the grammar lets nothing follow any beam
+            running.advance()
+            self._submit(running)
+        if not running.search.live:
+            found = running.search.found
+            progress.count(len(running.request.prompt_token_ids), sum(len(beam.token_ids) for beam in found))
+            self._active.remove(running)
+            self._start(progress)
 
     def _submit(self, running: _Running) -> None:
         """Queue one request per live beam, each a fork of its parent's, and let go of the parents."""
         parents = running.parent_ids = running.request_ids
         running.request_ids, running.tops = [], {}
-        base = running.request.sequences[0]
+        running.masks = self._masks(running)
         for index, beam in enumerate(running.search.live):
-            request_id = f"{base.request_id}.{running.num_steps}.{index}"
-            core = msgspec.structs.replace(
-                base,
-                request_id=request_id,
-                prompt_token_ids=base.prompt_token_ids + beam.token_ids,
-                max_tokens=1,
-                fork_of=parents[beam.parent] if parents else None,
-                keeps_blocks=True,
-            )
-            request = ProcessedRequest(
-                request_id, None, core.prompt_token_ids, core.sampling_params, core.arrival_time, (core,)
-            )
+            mask_w = running.masks[index] if running.masks else None
+            if running.masks and mask_w is None:
+                running.request_ids.append(None)
+                continue
+            request = self._request(running, index, beam, parents[beam.parent] if parents else None, mask_w)
             self._engine.enqueue(request)
-            running.request_ids.append(request_id)
-            self._owners[request_id] = running
+            running.request_ids.append(request.request_id)
+            self._owners[request.request_id] = running
         running.num_steps += 1
-        self._engine.release(parents)
+        self._engine.release(_known(parents))
         running.parent_ids = []
 
+    def _masks(self, running: _Running) -> Sequence[np.ndarray | None]:
+        """Return what the grammar lets follow each live beam; nothing without a grammar."""
+        if running.grammar is None or not running.search.live:
+            return ()
+        if not running.num_steps:
+            return running.grammar.begin()
+        return running.grammar.advance([(beam.parent, beam.token_ids[-1]) for beam in running.search.live])
+
+    def _request(
+        self, running: _Running, index: int, beam: Beam, fork_of: str | None, mask_w: np.ndarray | None
+    ) -> ProcessedRequest:
+        """Make a live beam's request for its next token, one of the mask's."""
+        base = running.request.sequences[0]
+        params = copy.copy(base.sampling_params)
+        params.structured_outputs = None
+        params.allowed_token_ids = None if mask_w is None else bits.ids(mask_w)
+        core = msgspec.structs.replace(
+            base,
+            request_id=f"{base.request_id}.{running.num_steps}.{index}",
+            prompt_token_ids=base.prompt_token_ids + beam.token_ids,
+            sampling_params=params,
+            max_tokens=1,
+            seed=mix(base.seed, index),
+            fork_of=fork_of,
+            keeps_blocks=True,
+        )
+        return ProcessedRequest(core.request_id, None, core.prompt_token_ids, params, core.arrival_time, (core,))
+
     def _sequence(self, running: _Running, beam: Beam, tokenizer: Tokenizer | None) -> BeamSearchSequence:
-        request, last = running.request, beam.token_ids[-1]
-        base = request.sequences[0]
+        request, base = running.request, running.request.sequences[0]
         prompt: dict[str, Any] = {"type": "token", "prompt_token_ids": request.prompt_token_ids}
         prompt |= {} if request.prompt is None else {"prompt": request.prompt}
         prompt |= {} if base.cache_salt is None else {"cache_salt": base.cache_salt}
+        ends = beam.finish_reason == "stop" and beam.token_ids[-1] == self._end_id
         tokens = request.prompt_token_ids + beam.token_ids
-        ends = last in self._end_ids
-        text = None
-        if tokenizer is not None:
-            shown_tokens = tokens[:-1] if ends and not self._params.include_stop_str_in_output else tokens
-            text = tokenizer.backend.decode(shown_tokens, skip_special_tokens=False)
         return BeamSearchSequence(
             orig_prompt=prompt,
             tokens=tokens,
-            logprobs=[_with_strings(top, tokenizer) for top in beam.logprobs],
+            logprobs=[_with_strings(top, beam.token_ids[:i], tokenizer) for i, top in enumerate(beam.logprobs)],
             cum_logprob=beam.cum_logprob,
-            text=text,
-            finish_reason="stop" if ends else "length",
-            stop_reason=last if ends else None,
+            text=None if tokenizer is None else self._text(tokens, ends, tokenizer),
+            finish_reason=beam.finish_reason,
+            stop_reason=self._end_id if ends else None,
         )
 
+    def _text(self, tokens: list[int], ends: bool, tokenizer: Tokenizer) -> str:
+        """Return a sequence's text, with the end of sequence if that is asked for, special or not."""
+        skip = self._params.skip_special_tokens
+        text = tokenizer.backend.decode(tokens, skip_special_tokens=skip)
+        keeps_end = ends and self._params.include_stop_str_in_output
+        is_left_out = keeps_end and not tokenizer.backend.decode(tokens[-1:], skip_special_tokens=skip)
+        return text + tokenizer.token_string(tokens[-1]) if is_left_out else text
 
-def _with_strings(top: Mapping[int, Logprob], tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+
+def _known(request_ids: Collection[str | None]) -> list[str]:
+    return [each for each in request_ids if each is not None]
+
+
+def _with_strings(top: Mapping[int, Logprob], before: Sequence[int], tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+    """Return one step's log-probabilities with the tokens' texts as they read after the tokens `before`."""
     if tokenizer is None:
         return dict(top)
-    return {each: Logprob(entry.logprob, entry.rank, tokenizer.token_string(each)) for each, entry in top.items()}
+    strings = tokenizer.token_strings(list(top), before)
+    entries = zip(top.items(), strings, strict=True)
+    return {token_id: Logprob(entry.logprob, entry.rank, string) for (token_id, entry), string in entries}
 
 
-def _check_params(engine: LLMEngine, params: Any) -> frozenset[int]:
-    """Refuse what cannot be searched; return the ids that end a sequence."""
+def _check_params(engine: LLMEngine, params: Any) -> int:
+    """Refuse what cannot be searched; return how many of the most likely tokens each step asks for."""
     if not isinstance(params, BeamSearchParams):
         message = f"params must be BeamSearchParams, got {shown(params)} ({type(params).__name__})."
         raise VLLMValidationError(message, parameter="params", value=params)
-    if params.temperature:
-        message = (
-            f"beam search takes temperature=0 only, got {params.temperature}: beams rank by the model's own "
-            "log-probabilities; use generate() to sample."
-        )
-        raise VLLMValidationError(message, parameter="temperature", value=params.temperature)
-    if params.structured_outputs is not None:
-        message = "structured_outputs is not supported in beam search; use generate(), with n > 1 for several outputs."
-        raise VLLMValidationError(message, parameter="structured_outputs", value=params.structured_outputs)
     _check_mode(engine)
-    end_ids = frozenset() if params.ignore_eos else _end_ids(engine)
-    wanted = min(num_candidates(params.beam_width, end_ids), engine.model_config.vocab_size)
+    # So many that the width is left if each beam's likeliest token is the end of sequence.
+    wanted = min(2 * params.beam_width, engine.model_config.vocab_size)
     if wanted > engine.config.max_logprobs:
         message = (
             f"beam_width={params.beam_width} needs the {wanted} most likely tokens of each step, but "
             f"max_logprobs={engine.config.max_logprobs}; start the engine with max_logprobs={wanted} or more."
         )
         raise VLLMValidationError(message, parameter="beam_width", value=params.beam_width)
-    return end_ids
+    return wanted
 
 
 def _check_mode(engine: LLMEngine) -> None:
@@ -315,9 +315,11 @@ def _check_mode(engine: LLMEngine) -> None:
         raise VLLMValidationError(message, parameter="logits_processors", value=mode)
 
 
-def _end_ids(engine: LLMEngine) -> frozenset[int]:
-    known = SamplingParams()
-    known.update_from_generation_config(
-        engine.config.generation_config, engine.tokenizer.eos_token_id if engine.tokenizer is not None else None
-    )
-    return frozenset(each for each in known.all_stop_token_ids if each < engine.model_config.vocab_size)
+def _end_id(engine: LLMEngine) -> int | None:
+    """Return the tokenizer's end of sequence, or without a tokenizer the first of the generation config."""
+    if engine.tokenizer is not None:
+        end_id = engine.tokenizer.eos_token_id
+    else:
+        given = engine.config.generation_config.get("eos_token_id")
+        end_id = given[0] if isinstance(given, list) and given else given
+    return end_id if isinstance(end_id, int) and end_id < engine.model_config.vocab_size else None

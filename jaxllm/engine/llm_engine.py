@@ -12,7 +12,7 @@ from jaxllm.engine.core_client import CoreClient, InprocClient
 from jaxllm.engine.input_processor import GRAMMAR_SECONDS, InputProcessor, ProcessedRequest
 from jaxllm.engine.metrics import EngineMetrics, Metric, cache_config_info
 from jaxllm.engine.output_processor import OutputProcessor
-from jaxllm.engine.params_resolver import CheckGrammar, InputLimits
+from jaxllm.engine.params_resolver import InputLimits
 from jaxllm.engine.profiler import StepProfiler
 from jaxllm.engine.stats_log import StatsLogger
 from jaxllm.engine.turn import locked
@@ -43,13 +43,14 @@ class LLMEngine:
         config: EngineConfig,
         core: CoreClient,
         tokenizer: Tokenizer | None,
-        check_grammar: CheckGrammar | None = None,
+        grammars: GrammarCompiler | None = None,
         *,
         has_thinking_tokens: bool = False,
     ) -> None:
-        """Check structured outputs with `check_grammar`; without it, only their form."""
+        """Compile structured outputs with `grammars`; without it, check only their form."""
         self.config = config
         self.tokenizer = tokenizer
+        self.grammars = grammars
         self._lock = threading.RLock()
         self._core = core
         stats = core.stats()
@@ -59,6 +60,7 @@ class LLMEngine:
         self._profiler = StepProfiler(config.profiler_config)
         self._outputs = OutputProcessor(tokenizer, self._metrics)
         limits = InputLimits.of(config, max_model_len=core.max_model_len, has_thinking_tokens=has_thinking_tokens)
+        check_grammar = None if grammars is None else grammars.check
         self._inputs = InputProcessor(tokenizer, limits, config.generation_config, config.seed, check_grammar)
 
     @classmethod
@@ -82,8 +84,7 @@ class LLMEngine:
             prepared.stop()
             raise
         log_phase(logger, "engine")
-        check_grammar = None if grammars is None else grammars.check
-        return cls(config, core, tokenizer, check_grammar, has_thinking_tokens=thinking is not None)
+        return cls(config, core, tokenizer, grammars, has_thinking_tokens=thinking is not None)
 
     @property
     def model_config(self) -> ModelConfig:

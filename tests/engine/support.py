@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from jaxllm.config import EngineConfig
 from jaxllm.config.groups import StructuredOutputsConfig
+from jaxllm.constraints.compiler import GrammarCompiler
 from jaxllm.engine.core_client import CoreClient
 from jaxllm.engine.llm_engine import LLMEngine
 from jaxllm.llm import LLM
@@ -98,8 +99,10 @@ def make_config(**changes: Any) -> EngineConfig:
     return EngineConfig(**(fields | changes))
 
 
-def make_engine(core: object, tokenizer: Tokenizer | None, **config: Any) -> LLMEngine:
-    return LLMEngine(make_config(**config), BytesClient(cast(CoreClient, core)), tokenizer)
+def make_engine(
+    core: object, tokenizer: Tokenizer | None, grammars: GrammarCompiler | None = None, **config: Any
+) -> LLMEngine:
+    return LLMEngine(make_config(**config), BytesClient(cast(CoreClient, core)), tokenizer, grammars)
 
 
 def make_llm(core: object, tokenizer: Tokenizer | None, **config: Any) -> LLM:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 from typing import Any
 
@@ -11,13 +12,13 @@ import pytest
 
 from jaxllm import LLM, SamplingParams
 from jaxllm.beam_search import BeamSearchOutput
-from jaxllm.engine.beam_search import BeamSearch, num_candidates
+from jaxllm.constraints.compiler import GrammarCompiler
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.messages import EngineCoreOutput, EngineCoreRequest, TokenLogprobs
 from jaxllm.sampling_params import BeamSearchParams, StructuredOutputsParams
 from tests.engine.fake_core import FakeCore
 from tests.engine.support import byte_level, make_llm
-from tests.params.test_beam_search import log_softmax, most_likely
+from tests.engine.test_beams import by_the_book, log_softmax, most_likely
 
 END = 0  # the tokenizer's end of sequence
 PROMPTS = [[350, 351], [352], [353, 350, 354]]
@@ -29,15 +30,32 @@ class RandomCore(FakeCore):
 
     def __init__(self, **changes: Any) -> None:
         super().__init__(lambda request: [350] * request.max_tokens, **changes)
+        self.drawn = 399
+        """What is drawn at a temperature; it is sure to come, though not among the most likely."""
 
     def _advance(self, request: EngineCoreRequest) -> EngineCoreOutput:
         output = super()._advance(request)
-        if request.sampling_params.logprobs is None or not request.keeps_blocks:
+        asked = request.sampling_params
+        if asked.logprobs is None or not request.keeps_blocks:
             return output
-        best = most_likely(row_after(request.prompt_token_ids), request.sampling_params.logprobs)
-        values = [entry.logprob for entry in best.values()]
-        position = TokenLogprobs([next(iter(best)), *best], [values[0], *values], 1)
+        row = row_after(request.prompt_token_ids)
+        ids = list(most_likely(row, asked.logprobs))
+        allowed = range(len(row)) if asked.allowed_token_ids is None else asked.allowed_token_ids
+        drawn = self.drawn if asked.temperature else max(allowed, key=row.__getitem__)
+        ids = [drawn, *ids]
+        position = TokenLogprobs(ids, [0.0 if each == self.drawn else row[each] for each in ids], 1)
         return msgspec.structs.replace(output, new_logprobs=[position])
+
+
+class AbortingCore(RandomCore):
+    """Ends one request of the second search at its fourth step."""
+
+    def _advance(self, request: EngineCoreRequest) -> EngineCoreOutput:
+        output = super()._advance(request)
+        if request.request_id != "1.3.1":
+            return output
+        self.parked.discard(request.request_id)
+        return EngineCoreOutput(request_id=request.request_id, new_token_ids=[], finish_reason="abort")
 
 
 def row_after(token_ids: list[int]) -> list[float]:
@@ -54,17 +72,18 @@ def params(**changes: Any) -> BeamSearchParams:
     return BeamSearchParams(**(fields | changes))
 
 
-def expected(prompt: list[int], end_ids: frozenset[int] = frozenset({END}), max_tokens: int = MAX_TOKENS) -> list[Any]:
+def expected(prompt: list[int], *, max_tokens: int = MAX_TOKENS, **settings: Any) -> list[list[int]]:
     """Search alone, without an engine."""
-    search = BeamSearch(WIDTH, max_tokens, 1.0, end_ids)
-    count = num_candidates(WIDTH, end_ids)
-    while search.live:
-        search.advance([most_likely(row_after(prompt + beam.token_ids), count) for beam in search.live])
-    return [(prompt + beam.token_ids, beam.cum_logprob) for beam in search.found]
+
+    def rows_after(ids: list[int]) -> dict[int, float]:
+        return {each: entry.logprob for each, entry in most_likely(row_after(prompt + ids), 2 * WIDTH).items()}
+
+    settings = {"num_prompt": len(prompt), "width": WIDTH, "penalty": 1.0, "end": END} | settings
+    return [prompt + ids for ids in by_the_book(rows_after, max_tokens=max_tokens, **settings)]
 
 
-def found(output: BeamSearchOutput) -> list[Any]:
-    return [(sequence.tokens, sequence.cum_logprob) for sequence in output.sequences]
+def found(output: BeamSearchOutput) -> list[list[int]]:
+    return [sequence.tokens for sequence in output.sequences]
 
 
 @pytest.mark.parametrize("limit", [None, 1, 2, 100])
@@ -97,7 +116,7 @@ def test_what_a_sequence_holds() -> None:
     core = RandomCore()
     llm = make(core)
     prompt: Any = {"prompt_token_ids": [350, 351], "prompt": "as it was", "cache_salt": "mine"}
-    [output] = llm.beam_search(prompt, params())
+    [output] = llm.beam_search(prompt, params(max_tokens=3))
     assert {each.cache_salt for each in core.seen} == {"mine"}
     tokenizer = llm.get_tokenizer()
     assert {sequence.finish_reason for sequence in output.sequences} == {"stop", "length"}
@@ -106,32 +125,36 @@ def test_what_a_sequence_holds() -> None:
         generated = sequence.tokens[2:]
         ends = generated[-1] == END
         assert (sequence.finish_reason, sequence.stop_reason) == (("stop", END) if ends else ("length", None))
-        assert sequence.text == tokenizer.decode(sequence.tokens[:-1] if ends else sequence.tokens)
+        assert sequence.text == tokenizer.decode(sequence.tokens, skip_special_tokens=True)
         assert sum(top[each].logprob for top, each in zip(sequence.logprobs, generated, strict=True)) == pytest.approx(
             sequence.cum_logprob
         )
         assert all(len(top) == 2 * WIDTH for top in sequence.logprobs)
         assert sequence.logprobs[0][generated[0]].decoded_token == tokenizer.decode([generated[0]])
-    [whole] = llm.beam_search(prompt, params(include_stop_str_in_output=True))
-    assert [each.text for each in whole.sequences] == [tokenizer.decode(each.tokens) for each in whole.sequences]
+    shown = [tokenizer.decode(each.tokens, skip_special_tokens=False) for each in output.sequences]
+    [whole] = llm.beam_search(prompt, params(max_tokens=3, skip_special_tokens=False))
+    assert [each.text for each in whole.sequences] == shown
+    [kept] = llm.beam_search(prompt, params(max_tokens=3, include_stop_str_in_output=True))
+    for sequence in kept.sequences:
+        end = "<|end|>" if sequence.finish_reason == "stop" else ""
+        assert sequence.text == f"{tokenizer.decode(sequence.tokens, skip_special_tokens=True)}{end}"
 
 
 def test_without_a_tokenizer_there_is_no_text_and_only_the_generation_config_ends() -> None:
     core = RandomCore()
     config: dict[str, Any] = {"logprobs_mode": "raw_logprobs", "skip_tokenizer_init": True}
     [output] = make_llm(core, None, **config).beam_search([350], params())
-    assert found(output) == expected([350], frozenset())
+    assert found(output) == expected([350], end=None)
     assert all(sequence.text is None for sequence in output.sequences)
-    two_ends: dict[str, Any] = {"generation_config": {"eos_token_id": [END, 5]}}
-    [output] = make_llm(core, None, **config, **two_ends).beam_search([350], params())
-    assert found(output) == expected([350], frozenset({END, 5}))
-    assert core.seen[-1].sampling_params.logprobs == 3 * WIDTH
+    for ends in ([END, 5], END):
+        [output] = make_llm(core, None, **config, generation_config={"eos_token_id": ends}).beam_search([350], params())
+        assert found(output) == expected([350])
 
 
 def test_the_context_ends_a_search() -> None:
     core = RandomCore(max_model_len=5)
     [output] = make(core).beam_search([PROMPTS[0]], params(max_tokens=50, ignore_eos=True))
-    assert found(output) == expected(PROMPTS[0], frozenset(), max_tokens=3)
+    assert found(output) == expected(PROMPTS[0], max_tokens=3, ignore_eos=True)
     assert {sequence.finish_reason for sequence in output.sequences} == {"length"}
 
 
@@ -150,7 +173,7 @@ def test_what_is_enqueued_runs_on() -> None:
 
 
 @pytest.mark.parametrize("step", [0, 1, 4])
-@pytest.mark.parametrize("how", ["ctrl-c", "error", "abort"])
+@pytest.mark.parametrize("how", ["ctrl-c", "error"])
 def test_interrupts_and_errors_leave_nothing_behind(how: str, step: int) -> None:
     core = RandomCore(running=2)
     llm = make(core)
@@ -160,14 +183,11 @@ def test_interrupts_and_errors_leave_nothing_behind(how: str, step: int) -> None
             return
         if how == "ctrl-c":
             signal.raise_signal(signal.SIGINT)
-        elif how == "error":
-            raise ValueError("the device is gone")
         else:
-            llm.llm_engine.abort_request(list(core.requests))
+            raise ValueError("the device is gone")
 
     core.before_step = strike
-    error = {"ctrl-c": KeyboardInterrupt, "error": ValueError, "abort": RuntimeError}[how]
-    with pytest.raises(error):
+    with pytest.raises({"ctrl-c": KeyboardInterrupt, "error": ValueError}[how]):
         llm.beam_search(PROMPTS, params())
     assert not core.requests
     assert not core.parked
@@ -176,9 +196,72 @@ def test_interrupts_and_errors_leave_nothing_behind(how: str, step: int) -> None
     assert found(llm.beam_search(PROMPTS[:1], params())[0]) == expected(PROMPTS[0])
 
 
+@pytest.mark.parametrize("how", ["by the core", "by the user"])
+def test_aborted_searches_return_what_they_have(how: str) -> None:
+    core = AbortingCore() if how == "by the core" else RandomCore()
+    llm = make(core)
+
+    def strike(at: int) -> None:
+        if how == "by the user" and at == 3:
+            llm.llm_engine.abort_request([each for each in core.requests if each.startswith("1.")][:1])
+
+    core.before_step = strike
+    first, second, third = llm.beam_search(PROMPTS, params(ignore_eos=True))
+    whole = [expected(prompt, ignore_eos=True) for prompt in PROMPTS]
+    assert [found(first), found(third)] == [whole[0], whole[2]]
+    assert {sequence.finish_reason for sequence in first.sequences} == {"length"}
+    assert [sequence.finish_reason for sequence in second.sequences] == ["abort"] * WIDTH
+    assert found(second) == expected(PROMPTS[1], max_tokens=3, ignore_eos=True)
+    assert not core.requests
+    assert not core.parked
+    assert not llm.llm_engine.has_unfinished_requests()
+
+
+def test_a_token_drawn_at_a_temperature_is_a_candidate_too() -> None:
+    core = RandomCore()
+    [output] = make(core).beam_search([[350]], params(temperature=0.7))
+    assert found(output)[0] == [350] + [core.drawn] * MAX_TOKENS
+    assert {each.sampling_params.temperature for each in core.seen} == {0.7}
+    assert len({(each.seed, each.request_id.split(".")[1]) for each in core.seen}) == len(core.seen)
+    make(core).beam_search([[350]], params())
+    assert core.seen[-1].sampling_params.temperature == 0.0
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_structured_outputs_choose_among_the_candidates(ignore_eos: bool) -> None:
+    """As in vLLM: the grammar says what may follow, and the scores are those without it."""
+    tokenizer = byte_level()
+    grammars = GrammarCompiler(tokenizer, 1000, [END, 1])
+    assert [tokenizer.token_string(each) for each in range(4, 10)] == list('!"#$%&')
+    pattern = "[!-&]{2,4}"
+
+    def rows_after(ids: list[int]) -> dict[int, float]:
+        if END in ids:
+            return {}
+        row, allowed = row_after([350, *ids]), [END] * (len(ids) >= 2) + [*range(4, 10)] * (len(ids) < 4)
+        best = [max(allowed, key=row.__getitem__), *most_likely(row, 2 * WIDTH)]
+        return {each: row[each] for each in best if each in allowed}
+
+    core = RandomCore()
+    llm = make(core, grammars=grammars)
+    [output] = llm.beam_search(
+        [[350]], params(structured_outputs=StructuredOutputsParams(regex=pattern), ignore_eos=ignore_eos)
+    )
+    settings: dict[str, Any] = {"num_prompt": 1, "width": WIDTH, "max_tokens": MAX_TOKENS, "penalty": 1.0, "end": END}
+    assert [ids[1:] for ids in found(output)] == by_the_book(rows_after, ignore_eos=ignore_eos, **settings)
+    assert {sequence.finish_reason for sequence in output.sequences} == {"stop"}
+    assert len(output.sequences) == WIDTH
+    for sequence in output.sequences:
+        assert re.fullmatch(pattern, (sequence.text or "").removeprefix(tokenizer.token_string(350)))
+        rows = [row_after(sequence.tokens[:i]) for i in range(1, len(sequence.tokens))]
+        values = [row[each] for row, each in zip(rows, sequence.tokens[1:], strict=True)]
+        assert sequence.cum_logprob == pytest.approx(sum(values))
+    assert all(each.sampling_params.structured_outputs is None for each in core.seen)
+    assert not core.parked
+
+
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"temperature": 0.5}, {}, "temperature=0 only"),
-    ({"structured_outputs": StructuredOutputsParams(choice=["a", "b"])}, {}, "structured_outputs"),
+    ({"structured_outputs": StructuredOutputsParams(grammar="root ::= nothing")}, {}, "grammar"),
     ({"beam_width": 11}, {}, "beam_width=11 .* 22 .* max_logprobs=20"),
     ({}, {"logprobs_mode": "raw_logits"}, "logprobs_mode='raw_logits'"),
     ({}, {"logits_processors": (lambda logits_sv, state: logits_sv,)}, "logits_processors .*processed_logprobs"),
@@ -189,7 +272,9 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 def test_what_cannot_be_searched_is_refused(changes: dict[str, Any], config: dict[str, Any], message: str) -> None:
     core = RandomCore()
     with pytest.raises(VLLMValidationError, match=message):
-        make(core, **config).beam_search([[350]], params(**changes))
+        make(core, grammars=GrammarCompiler(byte_level(), 1000, [END]), **config).beam_search(
+            [[350]], params(**changes)
+        )
     assert not core.seen
 
 

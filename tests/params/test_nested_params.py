@@ -55,12 +55,15 @@ def test_repetition_detection_is_checked_again():
 def test_beam_search_params():
     params = BeamSearchParams(beam_width=4, max_tokens=8)
     assert (params.ignore_eos, params.temperature, params.length_penalty) == (False, 0.0, 1.0)
+    assert (params.skip_special_tokens, params.watermarking) == (True, None)
     wrong = (
         {"beam_width": 0},
         {"max_tokens": 0},
         {"temperature": math.nan},
         {"length_penalty": math.inf},
         {"length_penalty": 33},
+        {"skip_special_tokens": None},
+        {"watermarking": True},
     )
     for fields in wrong:
         with pytest.raises(VLLMValidationError, match=next(iter(fields))):

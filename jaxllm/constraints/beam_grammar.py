@@ -1,0 +1,66 @@
+"""Which tokens a grammar lets follow each beam of a search."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxllm.constraints import bits
+from jaxllm.constraints.matcher import Grammar, Matcher
+
+if TYPE_CHECKING:
+    from jaxllm.constraints.compiler import GrammarCompiler
+    from jaxllm.params.structured_outputs import StructuredOutputsParams
+
+
+class BeamGrammar:
+    """Follows the live beams of one search through their grammar."""
+
+    def __init__(
+        self, grammars: GrammarCompiler, params: StructuredOutputsParams, vocab_size: int, end_id: int | None
+    ) -> None:
+        """Compile what `params` ask for; `end_id` alone may end a sequence, whatever else the model ends at."""
+        self._grammars = grammars
+        self._compiled = grammars.start(params)
+        self._vocab_size = vocab_size
+        self._end_id = end_id
+        self._other_ends = [each for each in grammars.eos_token_ids if each != end_id and each < vocab_size]
+        self._matchers: list[Matcher] = []
+        """One per live beam."""
+
+    def begin(self) -> list[np.ndarray | None]:
+        """Return what may come first, for the one beam that a search begins with."""
+        return self._run(partial(self._begin, self._compiled.result()))
+
+    def advance(self, grown: Sequence[tuple[int, int]]) -> list[np.ndarray | None]:
+        """Return what may follow each new live beam, given the index of the one that it grew from and its last token.
+
+        Each is a mask, or None where nothing may follow.
+        """
+        return self._run(partial(self._advance, grown))
+
+    def _run(self, work: partial[list[np.ndarray | None]]) -> list[np.ndarray | None]:
+        return self._grammars.submit(work).result()
+
+    def _begin(self, grammar: Grammar) -> list[np.ndarray | None]:
+        self._matchers = [grammar.matcher()]
+        return [self._mask(self._matchers[0])]
+
+    def _advance(self, grown: Sequence[tuple[int, int]]) -> list[np.ndarray | None]:
+        before = self._matchers
+        self._matchers = [before[parent].fork() for parent, _ in grown]
+        return [
+            self._mask(matcher) if token_id != self._end_id and matcher.accept(token_id) else None
+            for matcher, (_, token_id) in zip(self._matchers, grown, strict=True)
+        ]
+
+    def _mask(self, matcher: Matcher) -> np.ndarray | None:
+        if matcher.is_complete:
+            return None if self._end_id is None else bits.only([self._end_id], self._vocab_size)
+        bits_w = np.empty(bits.num_words(self._vocab_size), np.int32)
+        matcher.fill(bits_w)
+        bits_w = bits.without(bits_w, self._other_ends, self._vocab_size)
+        return None if bits.is_empty(bits_w) else bits_w
