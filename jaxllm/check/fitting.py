@@ -14,6 +14,7 @@ from jaxllm.engine.kv_cache_size import DeviceMemory, longest_context, make_mode
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.mesh import refusal
 from jaxllm.models.model import Model, ParamSpec
+from jaxllm.sampling.processors import on_host
 
 from . import compilers
 from .report import Change
@@ -51,6 +52,9 @@ class Fit:
 def fit(args: EngineArgs, checkpoint: Checkpoint, hardware: Hardware, devices: Sequence[Any]) -> Fit:
     """Size an engine as its start would. Raises VLLMValidationError for arguments that cannot run at all."""
     config = args.create_engine_config(devices, checkpoint)
+    if classes := on_host(config.logits_processors):
+        message = f"logits_processors: {classes[0].__name__} runs on the host, and check compiles for devices alone"
+        raise VLLMValidationError(f"{message}; leave it out.", parameter="logits_processors", value=classes[0])
     model = make_model(config)
     specs = model.param_specs(checkpoint.tensors)
     memory, num_blocks, max_model_len, reason = None, 0, config.max_model_len, None

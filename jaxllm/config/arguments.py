@@ -115,7 +115,7 @@ class EngineArguments(UnsupportedArguments):
         "-q",
     )
     logits_processors: list[Any] | None = argument(
-        None, Names("MODULE:FUNCTION"), _MODEL, "functions (logits_sv, state) -> logits_sv, traced into each step"
+        None, Names("MODULE:NAME"), _MODEL, "functions (logits_sv, state) -> logits_sv, or classes for the host"
     )
     load_format: str = argument(
         "auto", Choice(("auto", "safetensors", "gguf", "dummy")), _LOAD, "form of the weights; dummy: random ones"

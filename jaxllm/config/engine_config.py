@@ -49,7 +49,8 @@ class EngineConfig:
     """At most the vocabulary's size."""
     logprobs_mode: str
     """ "raw_logprobs", "processed_logprobs", "raw_logits" or "processed_logits"."""
-    logits_processors: tuple[LogitsProcessor, ...]
+    logits_processors: tuple[LogitsProcessor | type, ...]
+    """Functions that steps trace, and classes that run on the host."""
     batch_invariant: bool
     """Outputs do not depend, to the bit, on what else runs."""
     structured_outputs_config: StructuredOutputsConfig

@@ -84,7 +84,6 @@ def resolve(
         download_dir=args.download_dir,
     )
     model_config = settings.read_model_config(args.model, checkpoint, args.hf_overrides)
-    _check_traceable(logits_processors, model_config.vocab_size)
     generation_config = settings.read_generation_config(args.generation_config, checkpoint)
     default_sampling_params = settings.default_sampling_params(
         args.generation_config, generation_config, args.override_generation_config
@@ -92,6 +91,7 @@ def resolve(
     requested = cast(int | None, args.max_model_len)  # check() has read strings
     max_model_len, can_shrink = settings.resolve_max_model_len(requested, settings.context_length(model_config))
     mesh, platform, model_config = _resolve_devices(args, devices, model_config)
+    _check_processors(logits_processors, model_config.vocab_size, mesh.size)
     limits, dtype = _resolve_limits(args, platform, max_model_len), resolve_dtype(args.dtype, checkpoint, platform)
     copied = {name: getattr(args, name) for name in COPIED}
     return EngineConfig(
@@ -208,22 +208,29 @@ def _check_gpu_kernels(platform: str, backend: str | None) -> None:
         raise VLLMValidationError(f"attention_config: {error}", parameter="attention_config", value=backend) from error
 
 
-def _check_traceable(logits_processors: tuple[LogitsProcessor, ...], vocab_size: int) -> None:
-    """Trace custom logits processors once, before any weights are loaded."""
-    if logits_processors:
-        from jaxllm.execution.jax_settings import tracing
-        from jaxllm.sampling.processors import check_traceable
-
-        with tracing():
-            check_traceable(logits_processors, vocab_size)
-
-
-def _load_processors(given: list[Any] | None) -> tuple[LogitsProcessor, ...]:
+def _load_processors(given: list[Any] | None) -> tuple[LogitsProcessor | type, ...]:
     if not given:
         return ()  # and JAX need not be imported yet
     from jaxllm.sampling.processors import load_processors
 
     return load_processors(given)
+
+
+def _check_processors(processors: Sequence[LogitsProcessor | type], vocab_size: int, num_devices: int) -> None:
+    """See whether functions can be traced; refuse classes where the logits come from several devices."""
+    if not processors:
+        return
+    from jaxllm.execution.jax_settings import tracing
+    from jaxllm.sampling.processors import JNP_FORM, check_traceable, on_host, traced
+
+    with tracing():
+        check_traceable(traced(processors), vocab_size)
+    classes = on_host(processors)
+    if classes and num_devices > 1:
+        message = (
+            f"logits_processors: {classes[0].__name__} is a class, which runs for one device, not for {num_devices}"
+        )
+        raise VLLMValidationError(f"{message}; write {JNP_FORM}.", parameter="logits_processors", value=classes[0])
 
 
 def _resolve_max_logprobs(requested: int, vocab_size: int) -> int:

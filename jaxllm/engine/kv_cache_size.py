@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.compiler import StepCompiler, StepConfig
 from jaxllm.execution.hardware import real_memory_limit
+from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.kv_pool import PoolRequest, block_bytes, count_blocks, most_tokens
 from jaxllm.execution.mesh import param_bytes
 from jaxllm.execution.options import layer_loop
 from jaxllm.models.model import Model, ParamSpec
+from jaxllm.sampling.processors import traced
 
 if TYPE_CHECKING:
     from jaxllm.config.engine_config import EngineConfig
@@ -56,8 +58,8 @@ def make_model(config: EngineConfig) -> Model:
     return Model(config.model_config, config.dtype, loop, quantization=config.quantization)
 
 
-def step_config(config: EngineConfig, max_model_len: int) -> StepConfig:
-    """Return what fixes the shapes of steps."""
+def step_config(config: EngineConfig, max_model_len: int, host: HostProcessors | None = None) -> StepConfig:
+    """Return what fixes the shapes of steps; `host` runs the logits processors that are classes."""
     return StepConfig(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -66,18 +68,23 @@ def step_config(config: EngineConfig, max_model_len: int) -> StepConfig:
         max_logprobs=config.max_logprobs,
         platform=config.platform,
         logprobs_mode=config.logprobs_mode,
-        processors=tuple(config.logits_processors),
+        processors=(*traced(config.logits_processors), *(host.traced() if host else ())),
+        host_processors=host,
         batch_invariant=config.batch_invariant,
     )
 
 
 def measure_memory(
-    config: EngineConfig, model: Model, specs: Mapping[str, ParamSpec], limit: int | None
+    config: EngineConfig,
+    model: Model,
+    specs: Mapping[str, ParamSpec],
+    limit: int | None,
+    host: HostProcessors | None = None,
 ) -> DeviceMemory:
     """Compile the largest step and see what it takes; nothing is compiled where that decides nothing."""
     params, scratch = param_bytes(config.mesh, specs), 0
     if limit is not None and params <= limit:
-        compiler = StepCompiler(step_config(config, config.max_model_len), model, config.mesh)
+        compiler = StepCompiler(step_config(config, config.max_model_len, host), model, config.mesh)
         scratch = compiler.used_bytes() - params
     return DeviceMemory(limit=limit, params=params, scratch=scratch, block=block_bytes(_pool_request(config, limit)))
 

@@ -253,6 +253,7 @@ class LLMEngine:
         """Return counts and times since the engine's start, as vLLM's metrics."""
         return self._metrics.snapshot()
 
+    @locked
     def start_profile(
         self,
         profile_prefix: str | None = None,
@@ -263,10 +264,12 @@ class LLMEngine:
         """Record what host and devices do until `stop_profile`; what is None is as profiler_config says."""
         self._profiler.start(profile_prefix, delay_iterations, max_iterations)
 
+    @locked
     def stop_profile(self) -> None:
         """End the recording and write it to the folder of profiler_config."""
         self._profiler.stop()
 
+    @locked
     def do_log_stats(self) -> None:
         """Log the statistics line now, unless disable_log_stats was given."""
         if self._stats_logger is not None:
@@ -279,8 +282,10 @@ class LLMEngine:
     @locked
     def shutdown(self) -> None:
         """Release the device; may be called twice."""
-        self._profiler.close()
-        self._core.shutdown()
+        try:
+            self._profiler.close()
+        finally:
+            self._core.shutdown()
 
 
 def _load_tokenizer(config: EngineConfig) -> Tokenizer | None:

@@ -39,17 +39,20 @@ class InputLimits:
     has_thinking_tokens: bool = False
     """It is known how the model marks its reasoning."""
     extra_args: Mapping[str, int | float] = field(default_factory=dict)
-    """What the logits processors take, with the defaults."""
+    """What traced logits processors take, with the defaults."""
+    processor_classes: tuple[Any, ...] = ()
+    """The logits processors that run on the host: `extra_args` may hold anything for them."""
     structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
 
     @classmethod
     def of(cls, config: EngineConfig, *, max_model_len: int, has_thinking_tokens: bool) -> Self:
         """Return the limits of an engine; its KV cache may have made max_model_len smaller than the config's."""
         taken: Mapping[str, int | float] = {}
+        classes: tuple[type, ...] = ()
         if config.logits_processors:
-            from jaxllm.sampling.processors import extra_args
+            from jaxllm.sampling.processors import extra_args, on_host, traced
 
-            taken = extra_args(config.logits_processors)
+            taken, classes = extra_args(traced(config.logits_processors)), on_host(config.logits_processors)
         return cls(
             vocab_size=config.model_config.vocab_size,
             max_model_len=max_model_len,
@@ -58,6 +61,7 @@ class InputLimits:
             stream_interval=config.stream_interval,
             has_thinking_tokens=has_thinking_tokens,
             extra_args=taken,
+            processor_classes=classes,
             structured_outputs=config.structured_outputs_config,
         )
 
@@ -96,6 +100,7 @@ class ParamsResolver:
         self._check_lengths(params, label)
         self._check_needs(params, label)
         self._check_extra_args(params, label)
+        self._ask_processors(params, label)
         self._resolve_stops(params)
         params._bad_words_token_ids = self._resolve_bad_words(params, label)
         self._resolve_structured_outputs(params, label, grammar_seconds)
@@ -179,6 +184,18 @@ class ParamsResolver:
                 checked[name] = check_float(what, value, -FLOAT32_MAX, FLOAT32_MAX, parameter="extra_args")
         if checked:
             params.extra_args = checked
+
+    def _ask_processors(self, params: SamplingParams, label: str) -> None:
+        """Let the classes among the logits processors refuse params."""
+        for each in self._limits.processor_classes:
+            validate = getattr(each, "validate_params", None)
+            if validate is None:
+                continue
+            try:
+                validate(params)
+            except Exception as error:  # a user's class may raise anything
+                message = f"{each.__name__} refuses them: {error}"
+                raise refusal(label, message, "logits_processors", params.extra_args) from error
 
     def _resolve_stops(self, params: SamplingParams) -> None:
         """Add the model's EOS ids, leaving out any that the model itself lacks."""

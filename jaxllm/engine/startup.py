@@ -16,6 +16,7 @@ from jaxllm.constraints.token_masks import TokenMasks
 from jaxllm.engine.core import EngineCore
 from jaxllm.engine.kv_cache_size import make_model, measure_memory, memory_limit, size_pool, step_config
 from jaxllm.execution.compiler import ProgramKey, StepCompiler
+from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.mesh import param_sharding
 from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.execution.program_cache import ProgramCache, use_cache
@@ -24,6 +25,7 @@ from jaxllm.loading.load import check_names, init_dummy, load_params
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.model import ParamSpec, array_specs
 from jaxllm.models.registry import is_built_in
+from jaxllm.sampling.processors import on_host
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.scheduler import Scheduler
 from jaxllm.utils.log import log_phase
@@ -68,9 +70,11 @@ def prepare(config: EngineConfig) -> Prepared:
     specs = model.param_specs(config.checkpoint.tensors)
     if config.load_format != "dummy":
         check_names(specs, config.checkpoint, ignored=model.ignored_tensors)
-    memory = measure_memory(config, model, specs, memory_limit(config))
+    classes = on_host(config.logits_processors)
+    host = HostProcessors(classes, config) if classes else None
+    memory = measure_memory(config, model, specs, memory_limit(config), host)
     num_blocks, max_model_len = size_pool(config, memory)
-    compiler = StepCompiler(step_config(config, max_model_len), model, config.mesh)
+    compiler = StepCompiler(step_config(config, max_model_len, host), model, config.mesh)
     cache = ProgramCache(compiler, num_blocks, folders, environment(XLA_VARIABLES))
     programs = Programs(
         cache.compile,
@@ -115,7 +119,8 @@ def make_core(
         len(compiler.programs()),
         time.monotonic() - prepared.started,
     )
-    return EngineCore(scheduler, runner, masks, max_model_len=max_model_len, overlap=config.async_scheduling)
+    overlap = config.async_scheduling and compiler.config.host_processors is None
+    return EngineCore(scheduler, runner, masks, max_model_len=max_model_len, overlap=overlap)
 
 
 def keeps_programs(config: EngineConfig) -> bool:

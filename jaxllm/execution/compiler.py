@@ -29,6 +29,7 @@ from pallas_kernels.paged_attention import KVPool, PagedAttention, copy_blocks
 
 from .batch import BatchShape, buffer_size, count_rows, float_fields, int_fields
 from .buckets import Bucket, make_buckets, pick_bucket
+from .host_processors import HostProcessors
 from .jax_settings import tracing
 from .mesh import param_sharding, placed, pool_sharding, replicated
 from .options import compiler_options, min_rows
@@ -88,6 +89,9 @@ class StepConfig:
     platform: str
     logprobs_mode: str = "raw_logprobs"
     processors: tuple[LogitsProcessor, ...] = ()
+    """What the step calls, on the device or on the host."""
+    host_processors: HostProcessors | None = None
+    """What the step's calls on the host reach."""
     batch_invariant: bool = False
 
     @property
@@ -222,8 +226,9 @@ class StepCompiler:
             processors=self.config.processors,
             attention=self.config.attention,
             mesh=self.mesh,
-            # On a GPU a loop would be driven from the host, and the step no longer be one CUDA graph.
-            logits_tile=self.max_rows if self.config.platform == "gpu" else LOGITS_TILE,
+            # On a GPU a loop would be driven from the host, and the step no longer be one CUDA graph. Logits processors
+            # on the host take all rows at once.
+            logits_tile=self.max_rows if self.config.platform == "gpu" or self.config.host_processors else LOGITS_TILE,
             # Elsewhere the head takes as long as its weights take to read.
             few_rows=self.buckets[0].num_tokens if self.config.platform == "cpu" else None,
         )

@@ -16,6 +16,7 @@ from jaxllm.scheduling.plan import StepPlan, StepResult
 from .batch import BatchShape, StepInputs, build
 from .compiler import COPIES, ProgramKey, StepCompiler, Upkeep
 from .host_logprobs import read_logprobs
+from .host_processors import HostProcessors
 from .jax_settings import running, tracing
 from .mesh import replicated
 from .programs import Programs
@@ -26,8 +27,9 @@ from .step import DeviceState, StepOutput, StepShape
 class RunningStep:
     """A step on the device. `result` waits for it."""
 
-    def __init__(self, plan: StepPlan, output: StepOutput) -> None:
+    def __init__(self, plan: StepPlan, output: StepOutput, host_processors: HostProcessors | None = None) -> None:
         self.plan = plan
+        self._host_processors = host_processors
         self._output = output
         arrays = output.logprobs
         # The whole vocabulary's values are fetched only if some row asks.
@@ -39,6 +41,8 @@ class RunningStep:
         """Wait for the tokens and return them as plain Python values."""
         chunks = self.plan.chunks
         rows = np.asarray(self._output.tokens_s)[: self.plan.num_rows].tolist()
+        if self._host_processors is not None:
+            self._host_processors.after_step()
         if self._output.logprobs is None:
             return StepResult(rows, [None] * len(chunks), [[]] * len(chunks))
         logprobs, prompt_logprobs = read_logprobs(chunks, rows, self._output.logprobs)
@@ -82,6 +86,9 @@ class ModelRunner:
         self._copy_blocks(plan.copies)
         self._set_counts(plan)
         program = self.programs.get(shape)
+        host = self.compiler.config.host_processors
+        if host is not None:
+            host.before_step(plan.chunks)
         state = DeviceState(self._pool, self._get_counts() if inputs.is_full else None)
         state, output = program(
             self._params, state, self._previous_tokens, inputs.ints, inputs.floats, self._rare(inputs)
@@ -90,7 +97,7 @@ class ModelRunner:
         if inputs.is_full:
             self._counts = state.counts_cv
         self._previous_tokens = output.tokens_s
-        return RunningStep(plan, output)
+        return RunningStep(plan, output, host)
 
     @running()
     def reset(self) -> None:

@@ -1,6 +1,7 @@
-"""Custom logits processors: pure jnp functions `(logits_sv, state) -> logits_sv` that are traced into the step.
+"""Custom logits processors: pure jnp functions `(logits_sv, state) -> logits_sv` that are traced into the step, and
+classes that run on the host (`jaxllm.logits_processors`).
 
-A processor sees all rows at once and must treat each by itself. It may carry `extra_args`, a dict from names to default
+A function sees all rows at once and must treat each by itself. It may carry `extra_args`, a dict from names to default
 numbers, as an attribute: requests set them by `SamplingParams.extra_args`.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,6 +23,9 @@ from jaxllm.params.checks import INT32_MAX, check_float, check_int, shown
 PARAMETER = "logits_processors"
 MAX_PROCESSORS = 64
 MAX_EXTRA_ARGS = 64
+HOST_METHODS = ("apply", "is_argmax_invariant", "update_state")
+"""What a class must have to run on the host."""
+JNP_FORM = "a function in jnp: `def process(logits_sv, state): return logits_sv` (jaxllm/sampling/README.md)"
 
 
 class LogitsState(NamedTuple):
@@ -42,19 +46,34 @@ class LogitsState(NamedTuple):
 type LogitsProcessor = Callable[[Array, LogitsState], Array]
 
 
-def load_processors(given: Any) -> tuple[LogitsProcessor, ...]:
-    """Return the processors of `LLM(logits_processors=...)`: functions, "module:function" or "module.function"."""
+def load_processors(given: Any) -> tuple[LogitsProcessor | type, ...]:
+    """Return the processors of `LLM(logits_processors=...)`: functions and classes, "module:name" or "module.name"."""
     if given is None:
         return ()
     if not isinstance(given, (list, tuple)):
-        raise _error("must be a list of functions or of their names, 'module:function'", given)
+        raise _error("must be a list of functions and classes, or of their names, 'module:name'", given)
     if len(given) > MAX_PROCESSORS:
         raise _error(f"must have at most {MAX_PROCESSORS} entries, got {len(given)}", given)
     processors = tuple(_import(item) if isinstance(item, str) else item for item in given)
     for processor in processors:
         _check(processor)
-    extra_args(processors)
+    extra_args(traced(processors))
     return processors
+
+
+def traced(processors: Sequence[LogitsProcessor | type]) -> tuple[LogitsProcessor, ...]:
+    """Return those that are traced into the step."""
+    return tuple(each for each in processors if not isinstance(each, type))
+
+
+def on_host(processors: Sequence[LogitsProcessor | type]) -> tuple[type, ...]:
+    """Return those that run on the host."""
+    return tuple(each for each in processors if isinstance(each, type))
+
+
+def runs_last(processor: LogitsProcessor) -> bool:
+    """Say whether a processor comes after the penalties."""
+    return getattr(processor, "runs_last", False)
 
 
 def extra_args(processors: tuple[LogitsProcessor, ...]) -> dict[str, int | float]:
@@ -123,7 +142,7 @@ def _import(name: str) -> Any:
     if not separator:
         module_name, separator, attributes = name.rpartition(".")
     if not module_name or not attributes:
-        raise _error(f": {shown(name)} is not 'module:function'", name)
+        raise _error(f": {shown(name)} is not 'module:name'", name)
     try:
         found: Any = importlib.import_module(module_name)
     except Exception as error:  # a user's module may raise anything
@@ -138,10 +157,13 @@ def _import(name: str) -> Any:
 
 def _check(processor: Any) -> None:
     if inspect.isclass(processor):
-        message = f": {processor.__name__} is a class; give a function (logits_sv, state) -> logits_sv, or an instance"
-        raise _error(message + " that can be called so", processor)
+        missing = [name for name in HOST_METHODS if not callable(getattr(processor, name, None))]
+        if not missing:
+            return
+        message = f": {processor.__name__} is a class without {', '.join(missing)}; give one like those of"
+        raise _error(f"{message} jaxllm.logits_processors.LogitsProcessor, or {JNP_FORM}", processor)
     if not callable(processor):
-        raise _error(f": {shown(processor)} is not a function (logits_sv, state) -> logits_sv", processor)
+        raise _error(f": {shown(processor)} is neither a class of logits processors nor {JNP_FORM}", processor)
     try:
         inspect.signature(processor).bind(None, None)
     except TypeError as error:

@@ -16,7 +16,7 @@ from jax import Array, lax
 from .draw import draw, uniforms
 from .logprobs import Logprobs, gather_logprobs
 from .penalties import add_biases, mask, penalize
-from .processors import LogitsProcessor, LogitsState, process
+from .processors import LogitsProcessor, LogitsState, process, runs_last
 from .shards import ShardedRows, VocabShards
 from .tiles import Rows, WholeRows, largest, most_likely
 from .token_counts import in_prompt, output_counts
@@ -153,17 +153,11 @@ def _edit(
     """Return the logits after masks, biases, custom processors and penalties."""
     logits_sv = mask(logits_sv, rules.allowed_bits_sw)
     logits_sv = add_biases(logits_sv, rules.bias_ids_sn, rules.bias_sn, uses.num_biases)
-    if processors:
-        counts_sv = counts_cv[rules.count_rows_s]
-        state = LogitsState(
-            num_outputs_s=rules.num_outputs_s,
-            positions_s=batch.positions_s,
-            output_counts_sv=output_counts(counts_sv),
-            in_prompt_sv=in_prompt(counts_sv),
-            extra_args=rules.extra_args,
-        )
-        logits_sv = process(logits_sv, state, processors)
-    return penalize(
+    first = tuple(each for each in processors if not runs_last(each))
+    last = tuple(each for each in processors if runs_last(each))
+    if first:
+        logits_sv = process(logits_sv, _state(batch, rules, counts_cv), first)
+    logits_sv = penalize(
         logits_sv,
         counts_cv,
         rules.count_rows_s,
@@ -171,6 +165,19 @@ def _edit(
         rules.frequency_s,
         rules.repetition_s,
         is_used=uses.penalties > 0,
+    )
+    return process(logits_sv, _state(batch, rules, counts_cv), last) if last else logits_sv
+
+
+def _state(batch: SamplingBatch, rules: Rules, counts_cv: Array) -> LogitsState:
+    """Return what processors may look at besides the logits."""
+    counts_sv = counts_cv[rules.count_rows_s]
+    return LogitsState(
+        num_outputs_s=rules.num_outputs_s,
+        positions_s=batch.positions_s,
+        output_counts_sv=output_counts(counts_sv),
+        in_prompt_sv=in_prompt(counts_sv),
+        extra_args=rules.extra_args,
     )
 
 

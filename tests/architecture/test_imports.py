@@ -82,6 +82,7 @@ ROOMS = (
     "jaxllm.utils",
     "jaxllm.params",
     "jaxllm.sampling_params",
+    "jaxllm.logits_processors",
     "jaxllm.pooling_params",
     "jaxllm.inputs",
     "jaxllm.logprobs",

@@ -173,7 +173,11 @@ def test_more_than_one_host_is_noted():
 
 @pytest.mark.parametrize(
     ("changes", "parameter"),
-    [({"max_model_len": 10**6}, "max_model_len"), ({"model": "./nothing-here"}, "model")],
+    [
+        ({"max_model_len": 10**6}, "max_model_len"),
+        ({"model": "./nothing-here"}, "model"),
+        ({"logits_processors": ["tests.e2e.test_host_processors:Forced"]}, "logits_processors"),
+    ],
 )
 def test_what_no_hardware_could_run_is_misuse(changes: dict, parameter: str):
     with pytest.raises(VLLMValidationError) as error:
