@@ -16,7 +16,7 @@ from jaxllm.messages import EngineCoreRequest
 from jaxllm.params.checks import check_float, check_int, is_unicode, shown
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.text.prompts import ParsedPrompt, parse_prompt
-from jaxllm.text.tokenizer import Tokenizer, check_encode_options
+from jaxllm.text.tokenizer import EncodeOptions, Tokenizer, encode_options
 
 _MASK = 2**64 - 1
 # How long a single request may keep the caller, who has steps to run, waiting for its grammar.
@@ -115,38 +115,42 @@ class InputProcessor:
         self, prompts: Sequence[ParsedPrompt], labels: Sequence[str], options: Mapping[str, Any] | None
     ) -> list[tuple[list[int], str | None, str | None]]:
         """Return (token ids, text, cache salt) of each prompt; all texts are tokenized in one call."""
-        check_encode_options(options)
+        how = encode_options(options, self._limits.max_model_len)
         places = [i for i, prompt in enumerate(prompts) if prompt.token_ids is None]
         if places and self._tokenizer is None:
             message = "text needs a tokenizer; with skip_tokenizer_init=True pass {'prompt_token_ids': [...]}"
             raise refusal(labels[places[0]], message, "prompt", prompts[places[0]].text)
-        given = {
+        encoded = {
             i: self._check_ids(prompt.token_ids, labels[i])
             for i, prompt in enumerate(prompts)
             if prompt.token_ids is not None
         }
-        texts = {
-            without_specials: [i for i in places if prompts[i].is_templated is without_specials]
-            for without_specials in (False, True)
-        }
-        encoded = given
-        for without_specials, rows in texts.items():
-            defaults = {"add_special_tokens": False} if without_specials else {}
-            encoded |= self._encode(prompts, rows, labels, {**defaults, **(options or {})})
-        return [(encoded[i], prompt.text, prompt.salt) for i, prompt in enumerate(prompts)]
+        for is_templated in (False, True):
+            rows = [i for i in places if prompts[i].is_templated is is_templated]
+            adds_special = not is_templated if how.add_special_tokens is None else how.add_special_tokens
+            encoded |= self._encode(prompts, rows, labels, how, adds_special)
+        return [(how.cut(encoded[i], self._tokenizer), prompt.text, prompt.salt) for i, prompt in enumerate(prompts)]
 
     def _encode(
-        self, prompts: Sequence[ParsedPrompt], rows: list[int], labels: Sequence[str], options: Mapping[str, Any]
+        self,
+        prompts: Sequence[ParsedPrompt],
+        rows: list[int],
+        labels: Sequence[str],
+        how: EncodeOptions,
+        add_special_tokens: bool,
     ) -> dict[int, list[int]]:
+        """Return the token ids of the texts in `rows`."""
         if self._tokenizer is None:
             return {}
         texts = [prompts[i].text or "" for i in rows]
         for i, text in zip(rows, texts, strict=True):
             if not is_unicode(text):
                 raise refusal(labels[i], "the text has lone surrogates, which are not Unicode", "prompt", shown(text))
-            if not options.get("truncation"):
+            if how.keep is None:
                 self._check_characters(text, self._tokenizer, labels[i])
-        ids = self._tokenizer.encode(texts, options)
+        # The tokenizer keeps its special tokens where it cuts; with a side of the request's own all are cut alike.
+        keep = how.keep if how.side is None else None
+        ids = self._tokenizer.encode(texts, add_special_tokens=add_special_tokens, keep=keep)
         return {i: self._check_ids(each, labels[i]) for i, each in zip(rows, ids, strict=True)}
 
     def _check_ids(self, token_ids: Sequence[Any] | None, label: str) -> list[int]:

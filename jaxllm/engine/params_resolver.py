@@ -212,7 +212,7 @@ class ParamsResolver:
         if not params.bad_words or self._tokenizer is None:
             return None
         bare = [word.lstrip() for word in params.bad_words]
-        encoded = self._tokenizer.encode(bare + [" " + word for word in bare], {"add_special_tokens": False})
+        encoded = self._tokenizer.encode(bare + [" " + word for word in bare], add_special_tokens=False)
         sequences: list[list[int]] = []
         for word, first, spaced in zip(bare, encoded[: len(bare)], encoded[len(bare) :], strict=True):
             if not first:

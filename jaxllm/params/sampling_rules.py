@@ -30,7 +30,7 @@ GONE: Mapping[str, str] = {
     "best_of": "generate n outputs and pick by cumulative_logprob",
     "guided_decoding": "use structured_outputs=StructuredOutputsParams(...)",
     "logits_processors": "it was removed from vLLM as well; see logit_bias, bad_words and allowed_token_ids",
-    "truncate_prompt_tokens": "pass tokenization_kwargs={'truncation': True, 'max_length': N} to generate",
+    "truncate_prompt_tokens": "pass tokenization_kwargs={'truncate_prompt_tokens': N} to generate",
     "early_stopping": "beam search has its own BeamSearchParams",
     "use_beam_search": "call LLM.beam_search with BeamSearchParams",
     "length_penalty": "beam search has its own BeamSearchParams",

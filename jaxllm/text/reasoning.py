@@ -34,7 +34,7 @@ def thinking_tokens(markers: tuple[str, str] | None, tokenizer: Tokenizer | None
     if tokenizer is None:
         message = "reasoning_config needs a tokenizer; leave it out with skip_tokenizer_init=True."
         raise VLLMValidationError(message, parameter="reasoning_config", value=markers)
-    start_ids, end_ids = tokenizer.encode(markers, {"add_special_tokens": False})
+    start_ids, end_ids = tokenizer.encode(markers, add_special_tokens=False)
     if not start_ids or not end_ids:
         message = f"reasoning_config: {markers[0]!r} or {markers[1]!r} makes no token of this tokenizer."
         raise VLLMValidationError(message, parameter="reasoning_config", value=markers)

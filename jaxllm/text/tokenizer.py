@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.params.checks import INT32_MAX, check_bool, check_int, check_options
+from jaxllm.params.checks import check_bool, check_choice, check_int, check_options, shown
 
 if TYPE_CHECKING:  # both cost import time
     from tokenizers import Tokenizer as Backend
@@ -20,7 +21,7 @@ HALF = "\N{REPLACEMENT CHARACTER}"
 """What a part of a character decodes to."""
 LONGEST_CHARACTER = 4
 """Bytes of a character in UTF-8, each of which may be a token."""
-_ENCODE_OPTIONS = ("add_special_tokens", "truncation", "max_length")
+_ENCODE_OPTIONS = ("add_special_tokens", "truncation", "max_length", "truncate_prompt_tokens", "truncation_side")
 
 
 class Tokenizer:
@@ -68,15 +69,16 @@ class Tokenizer:
         """How many characters a token can stand for: its form in the vocabulary is never shorter than its text."""
         return max(map(len, self.backend.get_vocab(with_added_tokens=True)))
 
-    def encode(self, texts: Sequence[str], options: Mapping[str, Any] | None = None) -> list[list[int]]:
-        """Turn texts into token ids; `options`: add_special_tokens (True), truncation (False), max_length."""
+    def encode(
+        self, texts: Sequence[str], *, add_special_tokens: bool = True, keep: int | None = None
+    ) -> list[list[int]]:
+        """Turn texts into token ids, each cut to `keep` of them, special tokens included, on the tokenizer's side."""
         if not texts:
             return []
-        options = {"add_special_tokens": True, **(options or {})}
-        if options.get("truncation") or options.get("max_length") is not None:
-            encoded = self.hf(list(texts), **options, return_attention_mask=False, verbose=False)
-            return encoded["input_ids"]
-        batch = self.backend.encode_batch_fast(list(texts), add_special_tokens=options["add_special_tokens"])
+        if keep is not None:
+            options: dict[str, Any] = {"truncation": True, "max_length": keep, "return_attention_mask": False}
+            return self.hf(list(texts), add_special_tokens=add_special_tokens, verbose=False, **options)["input_ids"]
+        batch = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in batch]
 
     def token_string(self, token_id: int) -> str:
@@ -132,19 +134,61 @@ class Tokenizer:
         return self.backend.decode(token_ids, skip_special_tokens=False)
 
 
-def check_encode_options(options: Mapping[str, Any] | None) -> None:
-    """Refuse tokenization_kwargs that `Tokenizer.encode` cannot use."""
-    for name, value in check_options("tokenization_kwargs", options).items():
-        if name not in _ENCODE_OPTIONS:
-            raise VLLMValidationError(
-                f"tokenization_kwargs has no {name!r}; it takes {', '.join(_ENCODE_OPTIONS)}.",
-                parameter="tokenization_kwargs",
-                value=name,
-            )
-        if name != "max_length":
-            check_bool(name, value)
-        elif value is not None:
-            check_int(name, value, 1, INT32_MAX)
+@dataclass(frozen=True, slots=True)
+class EncodeOptions:
+    """How prompts become token ids: `tokenization_kwargs`, checked and brought to one form."""
+
+    add_special_tokens: bool | None = None
+    """None adds them to texts that do not have them from a chat template."""
+    keep: int | None = None
+    """The most tokens of a prompt; None cuts nothing off."""
+    side: str | None = None
+    """The side on which what is too long is cut off, "left" or "right"; None is the tokenizer's own."""
+
+    def cut(self, token_ids: list[int], tokenizer: Tokenizer | None) -> list[int]:
+        """Return the token ids of a prompt that are kept."""
+        if self.keep is None or len(token_ids) <= self.keep:
+            return token_ids
+        side = self.side or ("right" if tokenizer is None else tokenizer.hf.truncation_side)
+        return token_ids[-self.keep :] if side == "left" else token_ids[: self.keep]
+
+
+def encode_options(given: Mapping[str, Any] | None, max_model_len: int) -> EncodeOptions:
+    """Check tokenization_kwargs. Raises VLLMValidationError for those that have no meaning here."""
+    name = "tokenization_kwargs"
+    options = check_options(name, given)
+    for key in options:
+        if key not in _ENCODE_OPTIONS:
+            message = f"{name} has no {key!r}; it takes {', '.join(_ENCODE_OPTIONS)}."
+            raise VLLMValidationError(message, parameter=name, value=key)
+    special, side = options.get("add_special_tokens"), options.get("truncation_side")
+    if "add_special_tokens" in options:
+        check_bool("add_special_tokens", special)
+    check_choice("truncation_side", side, (None, "left", "right"))
+    return EncodeOptions(special, _num_kept(options, max_model_len), side)
+
+
+def _num_kept(options: Mapping[str, Any], max_model_len: int) -> int | None:
+    """Return how many tokens of a prompt are kept; -1, and truncation to no length, leave room for one more."""
+    truncation, longest = options.get("truncation"), options.get("max_length")
+    if not isinstance(truncation, bool):
+        check_choice("truncation", truncation, (None, "longest_first", "do_not_truncate"))
+    is_on = truncation in (True, "longest_first")
+    name, keep = "truncate_prompt_tokens", options.get("truncate_prompt_tokens")
+    if keep is None and is_on:
+        name, keep = "max_length", -1 if longest is None else longest
+    elif longest is not None and not is_on:
+        message = "max_length goes with truncation=True; pass both, or truncate_prompt_tokens alone."
+        raise VLLMValidationError(message, parameter="max_length", value=longest)
+    elif keep is not None and truncation is not None:
+        message = "truncate_prompt_tokens and truncation exclude each other; pass one of them."
+        raise VLLMValidationError(message, parameter=name, value=keep)
+    if keep is None:
+        return None
+    if isinstance(keep, int) and keep > max_model_len:
+        message = f"{name}={shown(keep)} cannot be greater than max_model_len={max_model_len}."
+        raise VLLMValidationError(f"{message} Please request a smaller truncation size.", parameter=name, value=keep)
+    return max_model_len - 1 if keep == -1 else check_int(name, keep, 1, max_model_len)
 
 
 def load_tokenizer(

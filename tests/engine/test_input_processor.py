@@ -89,7 +89,7 @@ def test_a_hopelessly_long_text_is_refused_before_it_is_tokenized(
         inputs.process("r", "a" * (31 * longest), SamplingParams())
     cut = inputs.process("r", "a" * 10_000, SamplingParams(), tokenization_kwargs={"truncation": True, "max_length": 9})
     assert len(cut.prompt_token_ids) == 9
-    monkeypatch.setattr(Tokenizer, "encode", lambda *_: pytest.fail("it was tokenized"))
+    monkeypatch.setattr(Tokenizer, "encode", lambda *_, **_options: pytest.fail("it was tokenized"))
     with pytest.raises(VLLMValidationError, match=rf"prompt: .* has {31 * longest + 1} characters") as error:
         inputs.process("r", "a" * (31 * longest + 1), SamplingParams())
     assert error.value.parameter == "prompt"
@@ -130,6 +130,48 @@ def test_special_tokens_and_truncation() -> None:
     for bad in ({"padding": True}, {"truncation": 1}, {"max_length": 0}):
         with pytest.raises(VLLMValidationError):
             inputs.process("r", "hello", SamplingParams(), tokenization_kwargs=bad)
+
+
+def test_truncate_prompt_tokens() -> None:
+    """As in vLLM: texts keep their special tokens, token ids are cut too, -1 leaves room for one token."""
+    inputs = processor(byte_level(bos=True))
+
+    def ids(prompt: Any, **options: Any) -> list[int]:
+        return inputs.process("r", prompt, SamplingParams(), tokenization_kwargs=options).prompt_token_ids
+
+    text = "the END of the story" * 5
+    whole = processor(byte_level(bos=True), max_model_len=999).process("r", text, SamplingParams()).prompt_token_ids
+    assert ids(text, truncate_prompt_tokens=5) == whole[:5]
+    assert whole[0] == 3
+    assert ids(text, truncate_prompt_tokens=5, truncation_side="left") == whole[-5:]
+    assert ids(text, truncate_prompt_tokens=5, truncation_side="right") == whole[:5]
+    assert ids(text, truncate_prompt_tokens=5, add_special_tokens=False) == whole[1:6]
+    assert ids(text, truncate_prompt_tokens=-1) == ids(text, truncation=True) == whole[:31]
+    assert ids(list(range(40)), truncate_prompt_tokens=-1) == list(range(31))
+    assert ids([5, 6, 7], truncate_prompt_tokens=2) == ids([5, 6, 7], truncation=True, max_length=2) == [5, 6]
+    assert ids([5, 6, 7], truncate_prompt_tokens=2, truncation_side="left") == [6, 7]
+    assert ids([5, 6, 7], truncate_prompt_tokens=None) == ids([5, 6, 7], truncation=False) == [5, 6, 7]
+    without = processor(None)
+    assert without.process(
+        "r", [5, 6, 7], SamplingParams(), tokenization_kwargs={"truncate_prompt_tokens": 2}
+    ).prompt_token_ids == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens must be at least 1"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens must be at least 1"),
+        ({"truncate_prompt_tokens": 1.5}, "truncate_prompt_tokens must be an integer"),
+        ({"truncate_prompt_tokens": 33}, "truncate_prompt_tokens=33 cannot be greater than max_model_len=32. Please"),
+        ({"truncate_prompt_tokens": 3, "truncation": True}, "exclude each other"),
+        ({"truncation_side": "top"}, "truncation_side must be one of"),
+        ({"max_length": 4}, "max_length goes with truncation=True"),
+    ],
+)
+def test_refused_truncations(tokenizer: Tokenizer, options: dict[str, Any], match: str) -> None:
+    with pytest.raises(VLLMValidationError, match=match):
+        processor(tokenizer).process("r", "a", SamplingParams(), tokenization_kwargs=options)
 
 
 def test_max_tokens(tokenizer: Tokenizer) -> None:

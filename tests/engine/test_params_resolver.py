@@ -51,7 +51,7 @@ def test_one_bad_request_refuses_the_batch_before_it_is_tokenized(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = processor(tokenizer)
-    monkeypatch.setattr(tokenizer, "encode", lambda *_: pytest.fail("tokenized"))
+    monkeypatch.setattr(tokenizer, "encode", lambda *_, **_options: pytest.fail("tokenized"))
     with pytest.raises(VLLMValidationError, match=r"^sampling_params\[1\]: logit_bias"):
         inputs.process_batch(["0", "1"], ["a", "b"], [SamplingParams(), SamplingParams(logit_bias={400: 1})])
     with pytest.raises(VLLMValidationError, match=r"^prompts\[1\]: token id 400"):
@@ -80,7 +80,7 @@ def test_limits_of_log_probabilities(tokenizer: Tokenizer) -> None:
 
 def test_bad_words_in_both_spellings(tokenizer: Tokenizer) -> None:
     def ids(text: str) -> list[int]:
-        return tokenizer.encode([text], {"add_special_tokens": False})[0]
+        return tokenizer.encode([text], add_special_tokens=False)[0]
 
     assert len(ids("hello")) == len(ids(" world")) == 1
     assert ids(" hello")[0] != ids("hello")[0]
@@ -212,7 +212,7 @@ def test_marks_of_reasoning(tokenizer: Tokenizer) -> None:
     with pytest.raises(VLLMValidationError, match="reasoning_config needs a tokenizer"):
         marks(None, own)
     empty = byte_fallback()
-    empty.encode = lambda *_: [[], [1]]  # type: ignore[method-assign]
+    empty.encode = lambda *_, **_options: [[], [1]]  # type: ignore[method-assign]
     with pytest.raises(VLLMValidationError, match="makes no token"):
         marks(empty, own)
 

@@ -189,7 +189,7 @@ def test_a_repetition_keeps_its_text(tokenizer: Tokenizer) -> None:
 def test_decoded_tokens_hold_whole_characters(tokenizer: Tokenizer, kind: RequestOutputKind, flat: bool) -> None:
     """A token that ends inside a character has no text, and the one that completes it has all of it, as in vLLM."""
     smile = tokenizer.backend.encode("😀", add_special_tokens=False).ids
-    a, b = tokenizer.encode(["a", "b"], {"add_special_tokens": False})
+    a, b = tokenizer.encode(["a", "b"], add_special_tokens=False)
     ids = a + smile + b
     texts = ["a", "", "", "", "😀", "b"]
     positions = [TokenLogprobs([each, *b], [-1.0, -2.0], 2) for each in ids]

@@ -57,19 +57,16 @@ def check_is_the_same(model: Path | str, reference: Any, cache: Path) -> None:
     for found in (load(model, cache), load(model, cache)):
         assert found.eos_token_id == reference.eos_token_id
         for add_special_tokens in (True, False):
-            given, options = texts(), {"add_special_tokens": add_special_tokens}
-            ids = found.encode(given, options)
-            assert ids == reference(given, **options)["input_ids"]
+            given = texts()
+            ids = found.encode(given, add_special_tokens=add_special_tokens)
+            assert ids == reference(given, add_special_tokens=add_special_tokens)["input_ids"]
             for skip in (True, False):
                 assert found.backend.decode_batch(ids, skip_special_tokens=skip) == [
                     reference.backend_tokenizer.decode(each, skip_special_tokens=skip) for each in ids
                 ]
-        for options in ({"truncation": True, "max_length": 3}, {"truncation": True}, {"max_length": None}):
-            assert (
-                found.encode(["one two three four"], options)
-                == reference(["one two three four"], **options)["input_ids"]
-            )
-        assert found.encode([], {"truncation": True, "max_length": 3}) == []
+        cut = reference(["one two three four"], truncation=True, max_length=3)["input_ids"]
+        assert found.encode(["one two three four"], keep=3) == cut
+        assert found.encode([], keep=3) == []
         assert found.added_tokens == {key: token.content for key, token in reference.added_tokens_decoder.items()}
         assert found.hf.get_chat_template() == reference.get_chat_template() if reference.chat_template else True
     assert list((cache / "tokenizers").iterdir())
