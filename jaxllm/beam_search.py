@@ -1,4 +1,4 @@
-"""What `LLM.beam_search` returns, under vLLM's names."""
+"""`LLM.beam_search` returns these, under vLLM's names."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class BeamSearchSequence:
 
 @dataclass
 class BeamSearchOutput:
-    """What a search found for one prompt."""
+    """The sequences that a search found for one prompt."""
 
     sequences: list[BeamSearchSequence]
     """The best sequences, best first: as many as the beam is wide, unless fewer are possible."""

@@ -1,4 +1,4 @@
-"""What a prompt may be: text, token ids, or a dict of one of the two forms below."""
+"""A prompt is text, token ids, or a dict of one of the two forms below."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ LogprobsOnePosition = dict[int, Logprob]
 
 @dataclasses.dataclass
 class FlatLogprobs(MutableSequence[LogprobsOnePosition]):
-    """What a list of positions holds, in six long lists: position i is entries start_indices[i] to end_indices[i].
+    """A list of positions, held in six long lists: position i is entries start_indices[i] to end_indices[i].
 
     Made for programs that would rather not have thousands of small dicts. Reads and grows as such a list does, but
     no position can be changed.

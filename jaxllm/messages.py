@@ -1,4 +1,4 @@
-"""What crosses the engine-core client: every type here round-trips through msgpack."""
+"""These types cross the engine-core client: every one round-trips through msgpack."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_id: int | None
     """The tokenizer's EOS, or None when the request ignores it."""
     max_tokens: int
-    """At least 1; already cut to the model's context."""
+    """The most tokens to generate, at least 1; already cut to the model's context."""
     seed: int
-    """In [0, 2**64): all of the request's randomness comes from it and the position."""
+    """A number in [0, 2**64): all of the request's randomness comes from it and the position."""
     arrival_time: float
     """Seconds, time.time()."""
     priority: int = 0
@@ -26,7 +26,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     fork_of: str | None = None
     """Another request that begins with the same tokens: this one waits for its prompt, then shares its blocks."""
     keeps_blocks: bool = False
-    """Whether the blocks stay for forks after the request has ended, until `release` or until blocks run short."""
+    """True if the blocks stay for forks after the request has ended, until `release` or until blocks run short."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
@@ -49,7 +49,7 @@ class PromptLogprobs(msgspec.Struct, frozen=True, gc=False):
 
 
 class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step did to one request."""
+    """The outcome of one step for one request."""
 
     request_id: str
     new_token_ids: list[int]
@@ -64,7 +64,7 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_tokens: int = 0
     """Prompt tokens taken from the prefix cache when the request was first scheduled."""
     num_preemptions: int = 0
-    """How often the request's blocks have been taken away so far."""
+    """The request's blocks have been taken away so often so far."""
     queued_ts: float = 0.0
     scheduled_ts: float = 0.0
     """time.monotonic() when the request entered the queue and when it was first scheduled."""
@@ -88,7 +88,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True):
-    """What one call of EngineCore.step returns."""
+    """The outcome of one call of EngineCore.step."""
 
     outputs: list[EngineCoreOutput]
     stats: SchedulerStats

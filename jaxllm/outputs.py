@@ -1,4 +1,4 @@
-"""What comes back: vLLM's `RequestOutput` and its parts, field for field."""
+"""Requests come back as vLLM's `RequestOutput` and its parts, field for field."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(slots=True)
 class RequestStateStats:
-    """When things happened to a request. `arrival_time` is time.time(); the `_ts` are time.monotonic(), in seconds."""
+    """The times of a request's events. `arrival_time` is time.time(); the `_ts` are time.monotonic(), in seconds."""
 
     num_generation_tokens: int = 0
     num_preemptions: int = 0
@@ -158,7 +158,7 @@ class ClassificationOutput:
 
     @property
     def num_classes(self) -> int:
-        """How many classes there are."""
+        """Return how many classes there are."""
         return len(self.probs)
 
 
@@ -170,12 +170,12 @@ class ScoringOutput:
 
 
 class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
-    """What `LLM.embed` returns per prompt."""
+    """`LLM.embed` returns one of these per prompt."""
 
 
 class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
-    """What `LLM.classify` returns per prompt."""
+    """`LLM.classify` returns one of these per prompt."""
 
 
 class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
-    """What `LLM.score` returns per pair."""
+    """`LLM.score` returns one of these per pair."""

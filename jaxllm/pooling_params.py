@@ -1,4 +1,4 @@
-"""How to pool hidden states: vLLM's `PoolingParams`."""
+"""vLLM's `PoolingParams` say how to pool hidden states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxllm.sampling_params import RequestOutputKind
 
 
 class PoolingParams(msgspec.Struct, omit_defaults=True):
-    """How to turn one request's hidden states into an output."""
+    """Parameters that say how one request's hidden states become an output."""
 
     use_activation: bool | None = None
     """Apply the pooler's activation; None is the model's default."""

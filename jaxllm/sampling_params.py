@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 class SamplingType(enum.IntEnum):
-    """How a request picks its next token."""
+    """The ways in which a request picks its next token."""
 
     GREEDY = 0
     RANDOM = 1
@@ -56,7 +56,7 @@ class SamplingType(enum.IntEnum):
 
 
 class RequestOutputKind(enum.Enum):
-    """What each `RequestOutput` of an unfinished request holds."""
+    """The contents of each `RequestOutput` of an unfinished request."""
 
     CUMULATIVE = 0
     """All output so far."""

@@ -1,4 +1,4 @@
-"""From a checkpoint's own files to settings: overrides, architecture, context length, default sampling."""
+"""A checkpoint's own files become settings: overrides, architecture, context length, default sampling."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GENERATION_KEYS: Mapping[str, str] = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
-"""Key of a HF generation config -> sampling parameter; vLLM reads the same ones."""
+"""The sampling parameter for each key of an HF generation config; vLLM reads the same ones."""
 
 
 def apply_overrides(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

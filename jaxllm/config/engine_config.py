@@ -24,7 +24,7 @@ class EngineConfig:
 
     model: str
     tokenizer: str | None
-    """Where the tokenizer is from; None is the checkpoint's own."""
+    """The folder, file or hub id of the tokenizer; None is the checkpoint's own."""
     tokenizer_revision: str | None
     skip_tokenizer_init: bool
     revision: str | None
@@ -43,25 +43,25 @@ class EngineConfig:
     """The attention op of one device's heads, and the form of the KV cache."""
     max_model_len: int
     max_model_len_can_shrink: bool
-    """Not asked for by the user, so the engine may lower it to what the KV cache holds."""
+    """True if the user did not ask for it: the engine may then lower it to what the KV cache holds."""
     seed: int
     max_logprobs: int
-    """At most the vocabulary's size."""
+    """The most log-probabilities per position: at most the vocabulary's size."""
     logprobs_mode: str
     """ "raw_logprobs", "processed_logprobs", "raw_logits" or "processed_logits"."""
     logits_processors: tuple[LogitsProcessor | type, ...]
     """Functions that steps trace, and classes that run on the host."""
     batch_invariant: bool
-    """Outputs do not depend, to the bit, on what else runs."""
+    """True if outputs do not depend, to the bit, on what else runs."""
     structured_outputs_config: StructuredOutputsConfig
     reasoning_config: ReasoningConfig | None
-    """None: <think> and </think>, if the tokenizer has them."""
+    """The model's reasoning markers; None means <think> and </think>, if the tokenizer has them."""
     stream_interval: int
-    """Fewest new tokens per streamed output."""
+    """The fewest new tokens per streamed output."""
     enforce_eager: bool
     block_size: int
     kv_cache_dtype: str
-    """As it was given: "auto" is the model's."""
+    """The dtype as it was given: "auto" is the model's."""
     enable_prefix_caching: bool
     gpu_memory_utilization: float
     kv_cache_memory_bytes: int | None

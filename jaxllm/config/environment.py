@@ -1,4 +1,4 @@
-"""What the process's environment says: the only place of the engine that reads it."""
+"""This is the only place of the engine that reads the process's environment."""
 
 from __future__ import annotations
 

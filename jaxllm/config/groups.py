@@ -13,7 +13,7 @@ _NO_PARSER = "there are no reasoning parsers yet: give reasoning_config its reas
 
 @dataclasses.dataclass(frozen=True)
 class StructuredOutputsConfig:
-    """What holds for all structured outputs."""
+    """Settings that hold for all structured outputs."""
 
     backend: str = "auto"
     """ "auto" or "guidance": both are llguidance."""
@@ -42,7 +42,7 @@ class StructuredOutputsConfig:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
-    """How attention is computed."""
+    """Settings of how attention is computed."""
 
     backend: str | None = None
     """ "xla", "cpu", "tpu" or "gpu"; None is the platform's own kernels, or "xla" where they cannot run a model. A CPU
@@ -57,13 +57,13 @@ class AttentionConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ReasoningConfig:
-    """How a model marks its reasoning; needed for thinking_token_budget."""
+    """The marks of a model's reasoning, which thinking_token_budget needs."""
 
     reasoning_parser: str = ""
     reasoning_start_str: str = ""
-    """Begins the reasoning, as "<think>" does."""
+    """The text that begins the reasoning, such as "<think>"."""
     reasoning_end_str: str = ""
-    """Ends the reasoning, as "</think>" does; it is what a spent budget forces."""
+    """The text that ends the reasoning, such as "</think>"; a spent budget forces it."""
 
     def __post_init__(self) -> None:
         group = "reasoning_config"

@@ -18,7 +18,7 @@ MAX_NAMES = 64
 
 
 class Kind(Protocol):
-    """What an argument may be."""
+    """A kind says what an argument may be."""
 
     def check(self, name: str, value: Any) -> Any:
         """Return the value in its final form, or raise VLLMValidationError naming the argument."""

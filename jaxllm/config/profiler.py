@@ -38,7 +38,7 @@ class ProfilerConfig:
     delay_iterations: int = 0
     """How many steps of the engine go by before recording begins."""
     max_iterations: int = 0
-    """After how many recorded steps it ends; 0: when stop_profile is called."""
+    """Recording ends after so many steps; 0 means when stop_profile is called."""
     torch_profiler_activities: None = _refused(None, _TORCH)
     torch_profiler_with_flops: bool = _refused(False, _TORCH)
     torch_profiler_use_gzip: bool = _refused(True, "JAX chooses the form of its files")

@@ -1,4 +1,4 @@
-"""From `EngineArgs` to the `EngineConfig` that an engine runs by: checkpoint, devices, and what follows from both."""
+"""`EngineArgs` become the `EngineConfig` that an engine runs by: checkpoint, devices, and what follows from both."""
 
 from __future__ import annotations
 

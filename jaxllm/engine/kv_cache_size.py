@@ -1,4 +1,4 @@
-"""How the memory of each device is divided: parameters, the largest step's scratch, and KV blocks from what is left.
+"""Each device's memory is divided into parameters, the largest step's scratch, and KV blocks from what is left.
 
 For real devices and for those of a topology alike, so that `jaxllm check` names what an engine will have.
 """
@@ -28,13 +28,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """What takes the memory of one device, in bytes; all devices hold as much."""
+    """The memory of one device by what takes it, in bytes; all devices hold as much."""
 
     limit: int | None
-    """What the engine may use; None for a CPU, whose pool has its own rule."""
+    """The bytes that the engine may use; None for a CPU, whose pool has its own rule."""
     params: int
     scratch: int
-    """What the largest step needs besides parameters and pool: activations, logits, inputs, token counts, its code."""
+    """The largest step's bytes besides parameters and pool: activations, logits, inputs, token counts, its code."""
     block: int
     """One device's part of a KV block, over all layers."""
 

@@ -55,7 +55,7 @@ class Gauge(Metric):
 
 @dataclass
 class Histogram(Metric):
-    """How often a value was at most each bound; `buckets` is cumulative and ends with "+Inf"."""
+    """A histogram counts how often a value was at most each bound; `buckets` is cumulative and ends with "+Inf"."""
 
     count: int
     sum: float

@@ -1,4 +1,4 @@
-"""What the core puts out, made into what users see: text, log-probabilities, n outputs in one `RequestOutput`."""
+"""The core's outputs become what users see: text, log-probabilities, n outputs in one `RequestOutput`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ProcessedOutputs:
-    """What one step gives to users, and what the core must stop: sequences that a stop string or a failure ended."""
+    """The outputs of one step, and the sequences that the core must stop: a stop string or a failure ended them."""
 
     outputs: list[RequestOutput]
     aborts: list[str]
@@ -165,7 +165,7 @@ class OutputProcessor:
 
     @property
     def num_unfinished_requests(self) -> int:
-        """How many requests are not finished; n outputs count once."""
+        """Return how many requests are not finished; n outputs count once."""
         return len(self._requests)
 
     def add_request(self, request: ProcessedRequest) -> None:

@@ -1,4 +1,4 @@
-"""From a user's `SamplingParams` to those that the engine runs by: checked against the model, and complete."""
+"""A user's `SamplingParams` become those that the engine runs by: checked against the model, and complete."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ID_FIELDS = ("stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_toke
 
 @dataclass(frozen=True, slots=True)
 class InputLimits:
-    """What the engine can take."""
+    """The limits of what the engine can take."""
 
     vocab_size: int
     """The width of the logits; every token id is below it."""
@@ -39,7 +39,7 @@ class InputLimits:
     has_thinking_tokens: bool = False
     """It is known how the model marks its reasoning."""
     extra_args: Mapping[str, int | float] = field(default_factory=dict)
-    """What traced logits processors take, with the defaults."""
+    """The arguments that traced logits processors take, with their defaults."""
     processor_classes: tuple[Any, ...] = ()
     """The logits processors that run on the host: `extra_args` may hold anything for them."""
     structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)

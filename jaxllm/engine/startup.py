@@ -1,4 +1,4 @@
-"""From a configuration to a core that is ready for its first step: names checked, weights loaded, pool sized."""
+"""A configuration becomes a core that is ready for its first step: names checked, weights loaded, pool sized."""
 
 from __future__ import annotations
 

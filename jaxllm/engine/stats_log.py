@@ -13,10 +13,10 @@ logger = logging.getLogger("jaxllm")
 
 
 class _Totals(NamedTuple):
-    """What the engine has done since its start."""
+    """Totals of what the engine has done since its start."""
 
     prompt_tokens: int
-    """Those that were computed."""
+    """Prompt tokens that were computed, not found in the cache."""
     generation_tokens: int
     num_preemptions: int
 

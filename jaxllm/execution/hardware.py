@@ -1,4 +1,4 @@
-"""What is known of accelerators before one is there: memory, bandwidth, arithmetic, per device as JAX counts them.
+"""This is known of accelerators before one is there: memory, bandwidth, arithmetic, per device as JAX counts them.
 
 An engine sizes its KV pool by the same table where it knows the device, so that every start gives the same number.
 """
@@ -25,15 +25,15 @@ class Hardware:
     platform: str
     """ "tpu" or "gpu"."""
     device_kind: str
-    """As JAX names it."""
+    """The device's name in JAX."""
     memory_bytes: int
-    """What gpu_memory_utilization is a part of."""
+    """The memory that gpu_memory_utilization is a part of."""
     usable_bytes: int
     """The most that the runtime gives out."""
     bytes_per_second: float
-    """Of device memory."""
+    """The bandwidth of the device's memory."""
     flops_per_second: float
-    """Of dense bfloat16 matmuls."""
+    """The arithmetic of dense bfloat16 matmuls."""
     devices_per_host: int
     """The most that one host drives."""
     layouts: tuple[str, ...]

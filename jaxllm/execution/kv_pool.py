@@ -1,4 +1,4 @@
-"""How many blocks the KV pool gets, and the pool itself."""
+"""The KV pool is sized and made here."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ COARSE_BLOCKS = 16  # the count is an argument shape: a few blocks more or less 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRequest:
-    """What decides the size of the pool."""
+    """Everything that decides the size of the pool."""
 
     model_config: ModelConfig
     attention: PagedAttention
-    """Of the heads of one device."""
+    """The attention op of one device's heads."""
     num_devices: int = 1
     max_num_seqs: int
     max_model_len: int
     num_gpu_blocks_override: int | None
     kv_cache_memory_bytes: int | None
-    """Of one device."""
+    """The size of the KV cache on one device, if the user named it."""
     memory_limit: int | None
     """Bytes of one device that the engine may use; None for the CPU's own rule."""
 

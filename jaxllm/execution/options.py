@@ -1,4 +1,4 @@
-"""What the XLA compiler is told and given, per platform."""
+"""The XLA compiler gets these options, per platform."""
 
 from __future__ import annotations
 

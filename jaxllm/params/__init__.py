@@ -1,1 +1,1 @@
-"""What requests may ask for, and the checks and limits of single values."""
+"""Requests may ask for this; the checks and limits of single values are here too."""

@@ -1,1 +1,1 @@
-"""From logits to tokens on the device: pure jnp, one row never looks at another."""
+"""Logits become tokens on the device: pure jnp, one row never looks at another."""

@@ -13,23 +13,23 @@ from .tiles import tile_maxima, top_ids
 MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 
 MAX_TOP_IDS = 128
-"""If more are wanted, the whole vocabulary goes to the host, which sorts it."""
+"""The most ids that the device sorts; if more are wanted, the whole vocabulary goes to the host, which sorts it."""
 
 
 class Logprobs(NamedTuple):
-    """What each row shows: log-probabilities, or logits in the two modes that say so."""
+    """The values that each row shows: log-probabilities, or logits in the two modes that say so."""
 
     sampled_s: Array
-    """Of the token itself."""
+    """The value of the sampled token itself."""
     rank_s: Array
     """int32 count of ids at least as likely as the token itself."""
     asked_sn: Array
-    """Of each row's `logprob_ids_sn`."""
+    """The values of each row's `logprob_ids_sn`."""
     top_ids_sk: Array | None
     """The most likely ids in falling order; None if all_sv is there instead."""
     top_sk: Array | None
     all_sv: Array | None
-    """Of the whole vocabulary, by id."""
+    """The values of the whole vocabulary, by id."""
 
 
 def fill_logprobs(value: Any, num_logprobs: int) -> Logprobs:

@@ -29,7 +29,7 @@ JNP_FORM = "a function in jnp: `def process(logits_sv, state): return logits_sv`
 
 
 class LogitsState(NamedTuple):
-    """What a processor may look at, besides the logits."""
+    """The state that a processor may look at, besides the logits."""
 
     num_outputs_s: Array
     """int32 count of output tokens so far."""

@@ -17,7 +17,7 @@ from .tiles import TILE, split_tiles, take_tiles
 
 @dataclass(frozen=True, slots=True)
 class VocabShards:
-    """How a vocabulary lies on the devices of a mesh axis: in equal parts, which need not be whole tiles."""
+    """The parts of a vocabulary on the devices of a mesh axis: equal ones, which need not be whole tiles."""
 
     vocab_size: int
     num_devices: int
@@ -45,7 +45,7 @@ class VocabShards:
 
     @property
     def can_sample(self) -> bool:
-        """Whether tiles reach no further than that; if not, the vocabulary is small, and better gathered."""
+        """Say whether tiles reach no further than that; if not, the vocabulary is small, and better gathered."""
         return self.vocab_size % self.num_devices == 0 and self.borrowed <= self.size
 
 

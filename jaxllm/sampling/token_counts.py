@@ -1,4 +1,4 @@
-"""How often each token is in a request's output, and whether it is in its prompt: one uint16 per id.
+"""Token counts say how often each token is in the output, and whether it is in the prompt: one uint16 per id.
 
 The low 15 bits count the output, the top bit says "in the prompt". Row 0 of the device's counts stays zero: rows that
 count nothing read it.

@@ -22,7 +22,7 @@ NUM_PARTS = 8
 
 
 class _Bounds(NamedTuple):
-    """Where each row's threshold is, as integers, and what would be kept at either bound."""
+    """The bounds between which each row's threshold is, as integers, and what would be kept at either."""
 
     low_s: Array
     kept_at_low_s: Array

@@ -1,4 +1,4 @@
-"""Conversations to prompts: OpenAI's message form, checked and brought to what chat templates expect."""
+"""Conversations become prompts: OpenAI's message form, checked and brought to what chat templates expect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TEXT_PARTS = {
     "refusal": "refusal",
     "thinking": "thinking",
 }
-"""Type of a content part -> the key that holds its text."""
+"""The key that holds the text of each type of content part."""
 _RESERVED = frozenset(
     {"conversation", "chat_template", "tools", "add_generation_prompt", "continue_final_message", "tokenize"}
     | {"padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"}

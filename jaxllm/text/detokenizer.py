@@ -107,7 +107,7 @@ class Detokenizer(Protocol):
 
     @property
     def text(self) -> str:
-        """All text so far, held-back characters included."""
+        """Return all text so far, held-back characters included."""
         ...
 
     def update(self, new_token_ids: Sequence[int], *, finished: bool, ends_in_stop_token: bool) -> str | None:

@@ -1,4 +1,4 @@
-"""Which tokens begin and end a model's reasoning."""
+"""Certain tokens begin and end a model's reasoning."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # both cost import time
     from jaxllm.loading.checkpoint import Checkpoint
 
 HALF = "\N{REPLACEMENT CHARACTER}"
-"""What a part of a character decodes to."""
+"""The character that a part of a character decodes to."""
 LONGEST_CHARACTER = 4
 """Bytes of a character in UTF-8, each of which may be a token."""
 _ENCODE_OPTIONS = ("add_special_tokens", "truncation", "max_length", "truncate_prompt_tokens", "truncation_side")
@@ -66,7 +66,7 @@ class Tokenizer:
 
     @cached_property
     def longest_token(self) -> int:
-        """How many characters a token can stand for: its form in the vocabulary is never shorter than its text."""
+        """Return how many characters a token can stand for: no token's text is longer than its vocabulary entry."""
         return max(map(len, self.backend.get_vocab(with_added_tokens=True)))
 
     def encode(

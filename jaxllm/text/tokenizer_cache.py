@@ -20,11 +20,11 @@ from jaxllm.utils.files import read_own, write_whole
 logger = logging.getLogger(__name__)
 
 LIBRARIES = ("transformers", "tokenizers", "sentencepiece", "tiktoken", "protobuf")
-"""Which make tokenizers, as far as they are there."""
+"""The libraries that make tokenizers, as far as they are there."""
 
 
 class KeptTokenizer(NamedTuple):
-    """What the engine needs of a tokenizer besides chat templates."""
+    """The parts of a tokenizer that the engine needs besides chat templates."""
 
     backend: Backend
     eos_token_id: int | None

@@ -1,4 +1,4 @@
-"""Asking another process of this program: one request goes in, one result or the user's mistake comes out.
+"""Another process of this program is asked: one request goes in, one result or the user's mistake comes out.
 
 For work that wants an environment of its own, or a process that has just started. Both speak JSON: the request is the
 child's standard input, the answer the last line of its standard output. What it logs goes to standard error.

@@ -1,4 +1,4 @@
-"""The engine's log: on stderr for programs that set up no logging of their own, and the marks of a start-up in it."""
+"""The engine's log goes to stderr for programs without logging of their own, and marks the parts of a start-up."""
 
 from __future__ import annotations
 
