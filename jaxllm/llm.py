@@ -12,7 +12,7 @@ from jaxllm.engine.llm_engine import LLMEngine, refuse_given
 from jaxllm.engine.metrics import Metric
 from jaxllm.engine.offline import OfflineRunner, Params, Priority, check_output_type
 from jaxllm.engine.progress import UseTqdm, check_use_tqdm
-from jaxllm.engine.refused_methods import RefusedMethods
+from jaxllm.engine.refused_methods import LLM_REFUSES, RefusesMethods
 from jaxllm.engine.turn import Turn, in_turn
 from jaxllm.inputs import PromptType
 from jaxllm.outputs import RequestOutput
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-class LLM(RefusedMethods):
+class LLM(RefusesMethods, refused=LLM_REFUSES):
     """A model, its tokenizer and its KV cache, ready to generate; `with LLM(...) as llm:` releases them at the end.
 
     `model` is a hub id, a folder, or a .gguf file; every other argument is one of `EngineArgs`. Threads may share an

@@ -14,6 +14,7 @@ from jaxllm.engine.metrics import EngineMetrics, Metric, cache_config_info
 from jaxllm.engine.output_processor import OutputProcessor
 from jaxllm.engine.params_resolver import InputLimits
 from jaxllm.engine.profiler import StepProfiler
+from jaxllm.engine.refused_methods import ENGINE_REFUSES, RefusesMethods
 from jaxllm.engine.stats_log import StatsLogger
 from jaxllm.engine.turn import locked
 from jaxllm.exceptions import VLLMValidationError
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class LLMEngine:
+class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
     """Runs requests, many at a time. Threads may share it, each call then waits for those of the others."""
 
     def __init__(
@@ -237,6 +238,20 @@ class LLMEngine:
         if is_reset and self._stats_logger is not None:
             self._stats_logger.forget_hits()
         return is_reset
+
+    def reset_mm_cache(self) -> None:
+        """Do nothing: there is no cache of multimodal inputs."""
+
+    def reset_encoder_cache(self) -> None:
+        """Do nothing: no model here has an encoder."""
+
+    def is_sleeping(self) -> bool:
+        """Return False: an engine is awake until `shutdown`."""
+        return False
+
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        """Return what the model can be used for."""
+        return ("generate",)
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """Return the transformers tokenizer. The engine has a copy of its own, which changes to it do not reach."""

@@ -1,7 +1,9 @@
-"""Methods of vLLM's `LLM` that have no meaning here yet: each raises, saying what to do instead."""
+"""The methods of vLLM's `LLM` and `LLMEngine` that are refused by name: each says what to do instead."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from jaxllm.exceptions import VLLMValidationError
@@ -12,40 +14,60 @@ _POOLING = (
     "jaxllm runs models that generate so far; pooling models are yet to come"
 )
 _NEW_WEIGHTS = "is not supported yet; to run other weights, save a checkpoint and make a new LLM from it"
+_LORA = "is not supported yet; merge the adapter into a checkpoint and make a new LLM from it"
+_BOTH = {
+    "apply_model": "is not supported yet; a model is a pure function here, not a torch module",
+    "collective_rpc": "is not supported yet; there are no workers, the engine runs in this process",
+    "get_weight_version": _NEW_WEIGHTS,
+    "release_kv_cache_memory": "is not supported yet; shutdown() releases the KV cache with all the rest",
+    "sleep": "is not supported yet; call shutdown() and make a new LLM when it is needed again",
+    "wake_up": "is not supported yet; an engine is always awake until shutdown()",
+}
+
+LLM_REFUSES: Mapping[str, str] = _BOTH | {
+    "classify": _POOLING,
+    "embed": _POOLING,
+    "encode": _POOLING,
+    "reward": _POOLING,
+    "score": _POOLING,
+    "finish_weight_update": _NEW_WEIGHTS,
+    "init_weight_transfer_engine": _NEW_WEIGHTS,
+    "shutdown_weight_transfer_engine": _NEW_WEIGHTS,
+    "start_draft_weight_update": _NEW_WEIGHTS,
+    "start_weight_update": _NEW_WEIGHTS,
+    "update_weight_version": _NEW_WEIGHTS,
+    "update_weights": _NEW_WEIGHTS,
+}
+"""Each method's name, and what completes the sentence "LLM.method() ..."."""
+ENGINE_REFUSES: Mapping[str, str] = _BOTH | {
+    "add_lora": _LORA,
+    "list_loras": _LORA,
+    "pin_lora": _LORA,
+    "remove_lora": _LORA,
+    "do_log_stats_with_interval": "is not needed: a line is logged every ten seconds; do_log_stats() logs one at once",
+    "from_vllm_config": "is not supported; call from_engine_args(EngineArgs(...)), which makes the configuration",
+    "has_unfinished_requests_dp": "is not supported yet; there are no replicas, has_unfinished_requests() says it all",
+    "set_weight_version": _NEW_WEIGHTS,
+}
+"""The same of `LLMEngine`."""
 
 
 class _RefusedMethod:
-    """A method, declared by its name in the class, that takes anything and raises VLLMValidationError."""
+    """A method that takes anything and raises VLLMValidationError."""
 
-    def __init__(self, reason: str) -> None:
-        """Complete the sentence "LLM.method() ..." with `reason`."""
-        self._reason = reason
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        del owner
-        self._name = name
+    def __init__(self, owner: str, name: str, reason: str) -> None:
+        """Complete the sentence "owner.name() ..." with `reason`."""
+        self._message, self._name = f"{owner}.{name}() {reason}.", name
 
     def __call__(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         """Raise."""
-        raise VLLMValidationError(f"LLM.{self._name}() {self._reason}.", parameter=self._name)
+        raise VLLMValidationError(self._message, parameter=self._name)
 
 
-class RefusedMethods:
-    """The methods that `LLM` refuses by name."""
+class RefusesMethods:
+    """A base of classes that refuse methods by name: `class C(RefusesMethods, refused={name: reason})`."""
 
-    encode = _RefusedMethod(_POOLING)
-    embed = _RefusedMethod(_POOLING)
-    classify = _RefusedMethod(_POOLING)
-    reward = _RefusedMethod(_POOLING)
-    score = _RefusedMethod(_POOLING)
-    sleep = _RefusedMethod("is not supported yet; call shutdown() and make a new LLM when it is needed again")
-    wake_up = _RefusedMethod("is not supported yet; an LLM is always awake until shutdown()")
-    collective_rpc = _RefusedMethod("is not supported yet; there are no workers: the engine is llm.llm_engine")
-    apply_model = _RefusedMethod("is not supported yet; a model is a pure function here, not a torch module")
-    init_weight_transfer_engine = _RefusedMethod(_NEW_WEIGHTS)
-    start_weight_update = _RefusedMethod(_NEW_WEIGHTS)
-    start_draft_weight_update = _RefusedMethod(_NEW_WEIGHTS)
-    update_weights = _RefusedMethod(_NEW_WEIGHTS)
-    finish_weight_update = _RefusedMethod(_NEW_WEIGHTS)
-    update_weight_version = _RefusedMethod(_NEW_WEIGHTS)
-    get_weight_version = _RefusedMethod(_NEW_WEIGHTS)
+    def __init_subclass__(cls, *, refused: Mapping[str, str] = MappingProxyType({}), **others: Any) -> None:
+        super().__init_subclass__(**others)
+        for name, reason in refused.items():
+            setattr(cls, name, _RefusedMethod(cls.__name__, name, reason))

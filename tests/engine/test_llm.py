@@ -14,7 +14,6 @@ import pytest
 
 from jaxllm.config import EngineArgs
 from jaxllm.engine.metrics import Histogram
-from jaxllm.engine.refused_methods import RefusedMethods
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.llm import LLM
 from jaxllm.outputs import PoolingRequestOutput, RequestOutput
@@ -107,26 +106,6 @@ def test_unsupported_arguments_are_refused(llm: LLM, core: FakeCore) -> None:
     with pytest.raises(VLLMValidationError, match="tokenization_kwargs has no 'padding'"):
         llm.generate("a", tokenization_kwargs={"padding": True})
     llm.generate("a", lora_request=[None], use_tqdm=False)
-
-
-@pytest.mark.parametrize("method", [name for name in vars(RefusedMethods) if not name.startswith("_")])
-def test_refused_methods(llm: LLM, method: str) -> None:
-    with pytest.raises(
-        VLLMValidationError, match=rf"LLM\.{method}\(\) is (not supported yet|only supported for)"
-    ) as error:
-        getattr(llm, method)("anything", at="all")
-    assert error.value.parameter == method
-
-
-def test_every_method_of_vllm_is_there() -> None:
-    names = (
-        "generate chat beam_search encode embed classify score enqueue enqueue_chat wait_for_completion collective_rpc "
-        "apply_model start_profile stop_profile reset_prefix_cache reset_mm_cache sleep wake_up get_metrics "
-        "get_tokenizer get_world_size get_default_sampling_params init_weight_transfer_engine start_weight_update "
-        "start_draft_weight_update update_weights finish_weight_update update_weight_version get_weight_version "
-        "from_engine_args"
-    )
-    assert [name for name in names.split() if not callable(getattr(LLM, name, None))] == []
 
 
 def test_signatures_are_vllms() -> None:
