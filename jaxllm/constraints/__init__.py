@@ -1,1 +1,1 @@
-"""Which tokens may follow: grammars of structured outputs, and the masks that all rules of a request add up to."""
+"""Constraints say which tokens may follow: grammars of structured outputs, and the masks that all rules add up to."""

@@ -13,9 +13,9 @@ class BadWords:
     def __init__(self, sequences: Iterable[Sequence[int]]) -> None:
         always: dict[int, None] = {}
         self._by_last: dict[int, list[tuple[list[int], int]]] = {}
-        """Last token of the prefix -> (prefix, token banned after it)."""
+        """The (prefix, token banned after it) pairs by the prefix's last token."""
         self.num_recent = 0
-        """Output tokens that `banned` needs to see, at most; 0 when nothing depends on them."""
+        """How many output tokens `banned` needs to see at most; 0 when nothing depends on them."""
         for sequence in sequences:
             *prefix, banned = sequence
             if not prefix:
@@ -24,7 +24,7 @@ class BadWords:
             self._by_last.setdefault(prefix[-1], []).append((prefix, banned))
             self.num_recent = max(self.num_recent, len(prefix))
         self.always = tuple(always)
-        """Words of one token: banned whatever the output."""
+        """The words of one token, which are banned whatever the output."""
 
     def banned(self, output_ids: Sequence[int]) -> list[int]:
         """List the ids banned after this output (its last num_recent tokens will do), besides `always`."""

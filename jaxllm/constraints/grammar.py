@@ -1,4 +1,4 @@
-"""From `StructuredOutputsParams` to the text that llguidance compiles."""
+"""`StructuredOutputsParams` become the text that llguidance compiles."""
 
 from __future__ import annotations
 

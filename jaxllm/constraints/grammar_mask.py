@@ -18,18 +18,18 @@ from jaxllm.params.structured_outputs import StructuredOutputsParams
 
 
 class DeadEndError(Exception):
-    """No token may follow; says why."""
+    """No token may follow; the message says why."""
 
 
 class Place(NamedTuple):
-    """Where the output stands in the grammar."""
+    """The place of an output in its grammar."""
 
     matcher: Matcher
-    """For the compiler's thread alone."""
+    """The matcher, for the compiler's thread alone."""
     bits_w: np.ndarray
-    """int32, what the grammar lets follow. Not to be written to."""
+    """The ids that the grammar lets follow, int32. Not to be written to."""
     is_complete: bool
-    """Nothing but the end may follow."""
+    """True if nothing but the end may follow."""
 
 
 class GrammarMask:
@@ -40,11 +40,11 @@ class GrammarMask:
         self._num_words = bits.num_words(vocab_size)
         self.compiled = _attempt(partial(grammars.start, params))
         self._place: Future[Place] | None = None
-        """Where the accepted tokens have led; None until the grammar is compiled and someone wants to know."""
+        """The place that the accepted tokens have led to; None until the grammar is compiled and someone asks."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether compiling is over, well or not."""
+        """Say whether compiling is over, well or not."""
         return self.compiled.done()
 
     def prepare(self) -> Future[Place]:

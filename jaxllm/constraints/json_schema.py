@@ -32,7 +32,7 @@ _KINDS: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
     **dict.fromkeys(("$ref", "pattern", "format"), ("a string", str)),
     **dict.fromkeys((f"{m}{of}" for m in ("min", "max") for of in _COUNTED), ("a number", (int, float))),
 }
-"""Keyword -> what its value must be; what else there is, llguidance checks."""
+"""The kind of value that each keyword must have; the rest llguidance checks."""
 _DEFINITIONS = ("$defs", "definitions")  # reached by reference only
 
 _WHITESPACE = r"[ \t]|\r?\n[ \t]{0,40}"  # what JSON is written with; without a bound, small models never stop
@@ -185,7 +185,7 @@ def _joined(base: str, own: str) -> str:
 
 
 class _References:
-    """Where `$ref`s of one schema lead: a fragment of the schema itself, of a subschema's `$id`, or an `$anchor`."""
+    """Finds where `$ref`s of a schema lead: to a part of the schema itself, of a subschema's `$id`, or an `$anchor`."""
 
     def __init__(self, parameter: str, schema: Schema) -> None:
         self._parameter = parameter

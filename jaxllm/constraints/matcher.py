@@ -1,4 +1,4 @@
-"""Where one output stands in its grammar. Everything here must run on `GrammarCompiler.submit`'s thread."""
+"""A matcher follows one output through its grammar. Everything here must run on `GrammarCompiler.submit`'s thread."""
 
 from __future__ import annotations
 
@@ -75,17 +75,17 @@ class Matcher:
 
     @property
     def may_end(self) -> bool:
-        """Whether the output so far matches the grammar."""
+        """Say whether the output so far matches the grammar."""
         return self._matcher.is_accepting()
 
     @property
     def is_complete(self) -> bool:
-        """Whether the output matches the grammar and nothing but its end may follow."""
+        """Say whether the output matches the grammar and nothing but its end may follow."""
         return self._matcher.is_stopped() and self._matcher.is_accepting()
 
     @property
     def error(self) -> str | None:
-        """Why nothing may follow although the output is not complete, or None. Known after `accept` or `fill`."""
+        """Say why nothing may follow although the output is not complete, or None. Known after `accept` or `fill`."""
         if self._matcher.is_error():
             return brief_error(self._matcher.get_error())
         if self._matcher.is_stopped() and not self._matcher.is_accepting():

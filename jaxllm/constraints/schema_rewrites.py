@@ -17,9 +17,9 @@ from jaxllm.constraints.schema_negation import Schema, all_of, any_of, negated
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties", "minContains")
 _MAX_CONTAINS = 64
 _MAX_BRANCHES = 64
-"""Of a oneOf: each is combined with all the others."""
+"""The most branches of a oneOf: each is combined with all the others."""
 _MAX_LENGTH = 2**23
-"""Of a rewritten schema, in characters; `not`, `if`, `oneOf` and `contains` repeat parts of it."""
+"""The most characters of a rewritten schema; `not`, `if`, `oneOf` and `contains` repeat parts of it."""
 _POINTER = r"(?:/(?:[^~/]|~[01])*)*"
 _FORMATS: dict[str, dict[str, str]] = {
     "idn-email": {"format": "email"},

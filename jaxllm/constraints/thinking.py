@@ -13,7 +13,7 @@ from jaxllm.text.reasoning import ThinkingTokens
 
 
 class ThinkingState:
-    """Where one sequence stands with its thinking; a function of its tokens alone. No budget means no limit."""
+    """Knows where one sequence stands with its thinking, by its tokens alone. No budget means no limit."""
 
     __slots__ = ("_budget", "_last_end", "_last_start", "_num_outputs", "_num_tokens", "_recent", "_tokens")
 
@@ -31,7 +31,7 @@ class ThinkingState:
 
     @property
     def is_open(self) -> bool:
-        """Whether the next token is part of a thinking section."""
+        """Say whether the next token is part of a thinking section."""
         return self._last_start is not None and (self._last_end is None or self._last_start > self._last_end)
 
     @property

@@ -14,7 +14,7 @@ from jaxllm.scheduling.plan import Chunk
 
 
 class _Wish(NamedTuple):
-    """What one row asked for."""
+    """The log-probabilities that one row asked for."""
 
     num_top: int
     """-1 is the whole vocabulary."""

@@ -34,16 +34,16 @@ from jaxllm.utils.log import log_phase
 logger = logging.getLogger(__name__)
 
 MAX_BYTES = 1 << 30
-"""Of all programs kept; those used longest ago go first."""
+"""The bytes of all programs kept; those used longest ago go first."""
 CODE_MAGIC = (b"\x7fELF", b"\xcf\xfa\xed\xfe")
-"""What machine code starts with, on Linux and on macOS."""
+"""Machine code starts with these bytes, on Linux and on macOS."""
 LIBRARIES = ("jax", "jaxlib", "flax", "llvmlite", "numpy")
 CODE = (version.__file__, models.__file__, pallas_kernels.__file__)
 """Whatever of ours a program may come from."""
 
 
 class Folders(NamedTuple):
-    """Where compiled code is kept; None where it is not."""
+    """The folders where compiled code is kept; None where it is not."""
 
     programs: Path | None
     kernels: Path | None

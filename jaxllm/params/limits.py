@@ -40,5 +40,5 @@ MAX_PARENTHESES = 150
 """Parentheses inside parentheses in regular expressions and grammars."""
 MAX_ENUM_VALUES = 2**16
 MAX_PROPERTIES = 2_000
-"""Of one object. Compiling takes time with its square."""
+"""The most properties of one object. Compiling takes time with their square."""
 MAX_SCHEMA_NODES = 200_000

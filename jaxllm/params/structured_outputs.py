@@ -1,4 +1,4 @@
-"""What an output must match: vLLM's `StructuredOutputsParams`."""
+"""vLLM's `StructuredOutputsParams` say what an output must match."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TAKES_JSON_OPTIONS = ("json", "json_object", "structural_tag")
 
 
 class StructuredOutputsParams(msgspec.Struct, omit_defaults=True):
-    """What the output must match: exactly one of json, regex, choice, grammar, json_object, structural_tag."""
+    """The output must match exactly one of json, regex, choice, grammar, json_object, structural_tag."""
 
     json: Any = None
     """A JSON Schema: a dict, JSON text, or a Pydantic model class (a dict once made)."""

@@ -1,1 +1,1 @@
-"""Which tokens run in the next step, and in which blocks their keys and values lie. Pure Python."""
+"""Scheduling decides which tokens run in the next step, and in which blocks their keys and values lie. Pure Python."""

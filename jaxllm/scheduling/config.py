@@ -24,7 +24,7 @@ class SchedulerConfig:
     """All blocks of the pool, the null block 0 counted."""
     enable_prefix_caching: bool = True
     keys_depend_on_prompt: bool = False
-    """Whether the same tokens have other keys in a longer prompt, as with dynamic RoPE: then only prompts of one length
+    """True if the same tokens have other keys in a longer prompt, as with dynamic RoPE: then only prompts of one length
     share blocks, and the prefix cache must be off."""
     policy: SchedulingPolicy = "fcfs"
     long_prefill_token_threshold: int = 0
@@ -40,7 +40,7 @@ class SchedulerConfig:
     """The rows of a chunk of two tokens or more start at a multiple of this; those left out count for the step's size,
     which is max_num_batched_tokens rounded up to a multiple."""
     tracks_all_tokens: bool = False
-    """Whether every request gets a slot of the device's token counts, not just those with penalties."""
+    """True if every request gets a slot of the device's token counts, not just those with penalties."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "row_alignment"):

@@ -47,9 +47,9 @@ class KVCacheManager:
         self.pool = BlockPool(config.num_blocks)
         self._keys_depend_on_prompt = config.keys_depend_on_prompt
         self.tables: dict[str, BlockTable] = {}
-        """Those of the running requests, by id."""
+        """The tables of the running requests, by id."""
         self.parked: dict[str, tuple[Request, BlockTable]] = {}
-        """Those of ended requests, kept for forks, by id, oldest first. A cache: any may go at any time."""
+        """The tables of ended requests, kept for forks, by id, oldest first. It is a cache: any may go at any time."""
 
     # -- beginnings ----------------------------------------------------------------------------------------------------
 

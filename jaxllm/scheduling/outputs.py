@@ -1,4 +1,4 @@
-"""What the scheduler reports of a request."""
+"""The scheduler reports these outputs of a request."""
 
 from __future__ import annotations
 

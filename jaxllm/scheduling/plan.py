@@ -1,4 +1,4 @@
-"""What passes between the scheduler and the execution: a step's plan on the way out, its result on the way back."""
+"""Plans and results pass between the scheduler and the execution: a step's plan on the way out, its result back."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     block_ids: array[int]
     """int32, a copy of all the request's blocks; they cover start + num_tokens positions."""
     samples: bool
-    """Whether the chunk ends at the request's last token, so that the step samples the next one."""
+    """True if the chunk ends at the request's last token, so that the step samples the next one."""
     num_prompt_tokens: int
     params: SamplingParams
     seed: int
-    """In [0, 2**64)."""
+    """A number in [0, 2**64)."""
     num_output_tokens: int
     """Outputs before the token that this chunk samples, those in flight counted."""
     slot: int | None = None
@@ -54,7 +54,7 @@ class StepPlan:
 
     step_id: int
     chunks: tuple[Chunk, ...]
-    """Never empty; the one-token chunks (decode rows) first, then the longer ones."""
+    """The chunks, at least one: those of one token (decode rows) first, then the longer ones."""
     num_preempted: int
     copies: tuple[tuple[int, int], ...] = ()
     """(source, target) blocks to copy before the step runs; no target is another's source."""
@@ -76,7 +76,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step sampled: row i belongs to chunks[i]. Rows of chunks that do not sample hold values to be ignored."""
+    """The result of a step: row i belongs to chunks[i]. Rows of chunks that do not sample hold values to be ignored."""
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs | None]

@@ -1,4 +1,4 @@
-"""Says when an output goes round in circles."""
+"""Repetition detection says when an output goes round in circles."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from jaxllm.scheduling.repetition import repeats
 
 
 class RequestStatus(enum.Enum):
-    """Where a request stands; follows from which queue holds it."""
+    """The status of a request, which follows from the queue that holds it."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -49,7 +49,7 @@ class Request:
         self.request_id = source.request_id
         self.params = source.sampling_params
         self.order = order
-        """Unique; the smaller runs first and is preempted last."""
+        """The place in line, which is unique: the smaller runs first and is preempted last."""
         self.token_ids = array("i", source.prompt_token_ids)
         """int32, prompt and outputs."""
         self.num_prompt_tokens = len(source.prompt_token_ids)
@@ -60,7 +60,7 @@ class Request:
         self.donor = donor
         """The request whose blocks this one shares where their tokens agree; None once this one has ended."""
         self.keeps_blocks = source.keeps_blocks
-        """Whether its table outlives it, whether or not a fork is waiting for it."""
+        """True if its table outlives it, whether or not a fork is waiting for it."""
         self.score_start = self.params.first_scored_position
         """The first prompt position that is scored, if any is."""
         self.waits_for_last_token = waits_for_last_token(self.params)
@@ -71,7 +71,7 @@ class Request:
         """Prompt tokens that were found, in the prefix cache or at the donor, when first scheduled."""
         self.num_preemptions = 0
         self.finish_reason: str | None = None
-        """As in EngineCoreOutput, once it has ended."""
+        """The finish reason as in EngineCoreOutput, once it has ended."""
 
     @property
     def num_tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""Who goes first: the order that a policy gives requests, and the queue of those that wait."""
+"""The queue knows who goes first: by the order that a policy gives the requests that wait."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Which tokens run next. There is no prefill phase and no decode phase: a request has tokens, some of them computed,
-and every step closes a part of the gap within one token budget. A new prompt, a chunk of a long one, a decode and the
-return of a preempted request are all this one rule.
+"""The scheduler decides which tokens run next. There is no prefill phase and no decode phase: a request has tokens,
+some of them computed, and every step closes a part of the gap within one token budget. A new prompt, a chunk of a long
+one, a decode and the return of a preempted request are all this one rule.
 
 `plan` decides and may change the queues, the block tables, the slots and the pool. `commit` alone (and an end from
 outside) changes a request's tokens, its computed count and its end. So a step can be planned while the one before it
@@ -55,7 +55,7 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._waiting = RequestQueue()
         self._running: list[Request] = []
-        """Those with a block table, in the policy's order: the last one is preempted first."""
+        """The requests with a block table, in the policy's order: the last one is preempted first."""
         self._slots = TokenCountSlots(self.config.max_num_seqs)
         self._in_flight: dict[int, tuple[StepPlan, list[Request]]] = {}
         """The plans not committed yet with the requests of their rows, by step id, oldest first."""

@@ -14,7 +14,7 @@ from jaxllm.scheduling.request import Request
 
 
 class InFlight(msgspec.Struct, frozen=True, gc=False):
-    """What the steps in flight hold of one request."""
+    """The part of one request that the steps in flight hold."""
 
     num_tokens: int = 0
     num_sampled: int = 0
@@ -58,7 +58,7 @@ class StepDraft:
         """Rows of logits that the step may still take."""
         self.num_preempted = 0
         self._copies: dict[int, int] = {}
-        """Target -> source block."""
+        """The source block of each target block."""
         self.donors: dict[Request, None] = {}
         """Donors of the forks that this step admits, in order. Their blocks stay until it is planned: a block that is
         copied must not become the target of another copy."""

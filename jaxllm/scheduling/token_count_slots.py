@@ -1,4 +1,4 @@
-"""Who has which row of the device's token counts."""
+"""Slots say which request has which row of the device's token counts."""
 
 from __future__ import annotations
 
