@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -260,8 +259,10 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
     def shutdown(self) -> None:
         """Release the device; may be called twice. The LLM cannot be used afterwards.
 
-        A call that another thread is in ends with an error after its present step.
+        A call that another thread is in ends with an error after its present step. In a forked child nothing is done.
         """
+        if not self._turn.home.is_here:
+            return
         self._turn.check("shutdown")
         self._runner.close()
         with self._turn.take("shutdown"):
@@ -277,7 +278,3 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
 
     def __exit__(self, *_error: object) -> None:
         self.shutdown()
-
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # a half-made LLM, or an interpreter that is going down
-            self.shutdown()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -23,6 +24,7 @@ from jaxllm.params.checks import INT32_MAX, check_bool, check_str, shown
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.text.reasoning import thinking_tokens
 from jaxllm.text.tokenizer import Tokenizer, load_tokenizer
+from jaxllm.utils.forks import Home, keep_in_children
 from jaxllm.utils.log import log_phase, show_log
 
 if TYPE_CHECKING:
@@ -37,7 +39,10 @@ logger = logging.getLogger(__name__)
 
 
 class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
-    """Runs requests, many at a time. Threads may share it, each call then waits for those of the others."""
+    """Runs requests, many at a time. Threads may share it, each call then waits for those of the others.
+
+    An engine that nobody holds any more releases its device, as `shutdown` does.
+    """
 
     def __init__(
         self,
@@ -52,6 +57,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         self.config = config
         self.tokenizer = tokenizer
         self.grammars = grammars
+        self._home = Home()
         self._lock = threading.RLock()
         self._core = core
         stats = core.stats()
@@ -63,6 +69,8 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         limits = InputLimits.of(config, max_model_len=core.max_model_len, has_thinking_tokens=has_thinking_tokens)
         check_grammar = None if grammars is None else grammars.check
         self._inputs = InputProcessor(tokenizer, limits, config.generation_config, config.seed, check_grammar)
+        keep_in_children()
+        weakref.finalize(self, _release, self._home, self._profiler, core)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
@@ -292,15 +300,23 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
 
     def warm_up(self) -> None:
         """Wait until every program is compiled, so that no step has to."""
+        self._home.check()
         self._core.warm_up()
 
-    @locked
     def shutdown(self) -> None:
-        """Release the device; may be called twice."""
+        """Release the device; may be called twice. In a forked child nothing is done."""
+        if self._home.is_here:
+            with self._lock:
+                _release(self._home, self._profiler, self._core)
+
+
+def _release(home: Home, profiler: StepProfiler, core: CoreClient) -> None:
+    """End an engine in its own process: of what a forked child has of it, nothing can be ended there."""
+    if home.is_here:
         try:
-            self._profiler.close()
+            profiler.close()
         finally:
-            self._core.shutdown()
+            core.shutdown()
 
 
 def _load_tokenizer(config: EngineConfig) -> Tokenizer | None:

@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Concatenate, Protocol
 
+from jaxllm.utils.forks import Home
+
 
 class Turn:
     """Lets one call in at a time: calls of other threads wait, and a call from within a call is refused."""
 
     def __init__(self) -> None:
+        self.home = Home()
         self._lock = threading.Lock()
         self._thread: int | None = None
         """The thread whose call runs now."""
@@ -30,7 +33,11 @@ class Turn:
                 self._thread = None
 
     def check(self, call: str) -> None:
-        """Raise RuntimeError if a call of this thread is running already, as in a progress bar that it calls."""
+        """Raise RuntimeError if a call of this thread is running already, as in a progress bar that it calls.
+
+        So does a call in a forked child.
+        """
+        self.home.check()
         if self._thread == threading.get_ident():
             raise RuntimeError(
                 f"LLM.{call}() was called from within LLM.{self._call}(), as by a progress bar or a signal handler: "
@@ -60,16 +67,18 @@ def in_turn[Owner: TakesTurns, **P, R](
 class HasLock(Protocol):
     """An object whose methods exclude each other."""
 
+    _home: Home
     _lock: threading.RLock
 
 
 def locked[Owner: HasLock, **P, R](
     method: Callable[Concatenate[Owner, P], R],
 ) -> Callable[Concatenate[Owner, P], R]:
-    """Make a method that runs while no other thread is in a method of its object."""
+    """Make a method that runs while no other thread is in a method of its object; in a forked child it raises."""
 
     @functools.wraps(method)
     def call_locked(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        self._home.check()
         with self._lock:
             return method(self, *args, **kwargs)
 

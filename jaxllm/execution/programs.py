@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
+from jaxllm.utils.forks import Home
+
 logger = logging.getLogger(__name__)
 
 PAUSE = 3.0
@@ -49,6 +51,7 @@ class Programs[Key: Hashable]:
         self._wake = threading.Event()
         """Set when there is something to do at once: to compile what was asked for, or to stop."""
         self._is_stopped = False
+        self._home = Home()
         self._thread: threading.Thread | None = None
         if ahead:
             # A daemon, so that exit does not wait for the whole list; but it crashes a process that dies under it, so
@@ -93,12 +96,17 @@ class Programs[Key: Hashable]:
         return len(self._done)
 
     def stop(self) -> None:
-        """Compile nothing further ahead; waits for the one being compiled. May be called twice."""
-        atexit.unregister(self.stop)
+        """Compile nothing further ahead, and wait for the one being compiled. May be called twice.
+
+        A forked child has no thread to stop.
+        """
+        if not self._home.is_here:
+            return
         self._is_stopped = True
         self._wake.set()
         if self._thread is not None:
             self._thread.join()
+        atexit.unregister(self.stop)  # and not before: who is interrupted while waiting here waits again at exit
 
     def _run_ahead(self) -> None:
         while (task := self._next()) is not None:

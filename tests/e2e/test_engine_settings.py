@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 from jaxllm import LLM, EngineArgs, SamplingParams
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.scheduling.scheduler import Scheduler
-from tests.e2e.inside import scheduler_of
+from tests.e2e.inside import core_of, scheduler_of
 from tests.execution.support import hostile_jax
 from tests.models.tiny import folder
 
@@ -106,10 +108,16 @@ def test_engines_live_side_by_side_and_leave_nothing(expected: list[list[int]]) 
     before = used()
     first = make()
     alone = used()
-    second = make("llama2")
+    second = make("llama2", enforce_eager=False)
     assert tokens(first) == expected != tokens(second)
+    engine, programs = second.llm_engine, weakref.ref(core_of(second)._runner.programs)  # type: ignore[union-attr]
     del second
+    assert used() > alone
+    assert programs()
+    del engine
     assert used() == alone
+    assert not programs()
+    assert not [thread for thread in threading.enumerate() if thread.name == "jaxllm-compile"]
     first.shutdown()
     assert used() == before, "parameters and KV cache outlive shutdown"
     with pytest.raises(RuntimeError, match="shut down"):
@@ -124,6 +132,39 @@ def test_the_users_jax_settings_change_nothing_and_stay(expected: list[list[int]
             assert tokens(llm) == expected
         assert jax.config.jax_enable_x64
         assert jax.config.jax_numpy_rank_promotion == "raise"
+
+
+FORK = """
+import json, multiprocessing, os, sys, threading
+from jaxllm import LLM
+llm = LLM(sys.argv[1], **json.loads(sys.argv[2]))
+before = llm.generate([[1, 2, 3]], use_tqdm=False)
+child = os.fork()
+if child == 0:
+    try:
+        llm.generate([[1, 2, 3]], use_tqdm=False)
+    except RuntimeError as error:
+        print(error, flush=True)
+    sys.exit(7)
+hung = threading.Timer(30, os.kill, (child, 9))
+hung.start()
+print("status", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+hung.cancel()
+print(len(llm.generate([[1, 2, 3]], use_tqdm=False)))
+queue = multiprocessing.Queue()
+"""
+
+
+def test_a_forked_child_is_told_to_spawn_and_all_exit_without_a_word(repository: Path) -> None:
+    """A queue changes the order in which an interpreter that goes down ends what is left."""
+    settings = json.dumps(SMALL | {"enforce_eager": False, "disable_log_stats": True})
+    command = [sys.executable, "-W", "ignore", "-c", FORK, str(folder("qwen3")), settings]
+    env = os.environ | {"PYTHONPATH": str(repository)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=90)
+    message, status, answers = done.stdout.splitlines()
+    assert "Start children with multiprocessing.get_context('spawn')" in message
+    assert (status, answers) == ("status 7", "1")
+    assert not [line for line in done.stderr.splitlines() if not line.startswith("INFO ")]
 
 
 SECOND_START = """

@@ -396,6 +396,15 @@ def test_same_seed_same_output(core: FakeCore, tokenizer: Tokenizer) -> None:
     assert all(each == greedy[0] for each in greedy)
 
 
+def test_an_engine_that_nobody_holds_is_shut_down(core: FakeCore, tokenizer: Tokenizer) -> None:
+    llm = make_llm(core, tokenizer)
+    engine = llm.llm_engine
+    del llm
+    assert core.num_shutdowns == 0
+    del engine
+    assert core.num_shutdowns == 1
+
+
 def test_odds_and_ends(llm: LLM, core: FakeCore, tokenizer: Tokenizer) -> None:
     assert llm.get_tokenizer() is tokenizer.hf
     assert llm.get_world_size() == 3
@@ -411,7 +420,6 @@ def test_odds_and_ends(llm: LLM, core: FakeCore, tokenizer: Tokenizer) -> None:
     with llm:
         pass
     assert core.num_shutdowns == 1
-    LLM.__new__(LLM).__del__()  # half made
     bare = make_llm(core, None)
     assert bare.generate([1, 2], use_tqdm=False)[0].outputs[0].text == ""
     with pytest.raises(VLLMValidationError, match="no tokenizer"):

@@ -1,0 +1,43 @@
+"""Forked children: a fork copies an engine's memory, but neither its threads nor its devices' threads."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from functools import cache
+
+
+class Home:
+    """The process that an engine was made in, the only one that can use it."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        """Say whether this is that process, and not a child forked from it."""
+        return os.getpid() == self._pid
+
+    def check(self) -> None:
+        """Raise RuntimeError in a forked child, where a call would wait for ever."""
+        if not self.is_here:
+            raise RuntimeError(
+                f"This engine belongs to process {self._pid}, from which process {os.getpid()} was forked: a fork "
+                "copies neither threads nor devices. Start children with multiprocessing.get_context('spawn'), and "
+                "make an LLM in each that needs one."
+            )
+
+
+@cache
+def keep_in_children() -> None:
+    """Free nothing of JAX's own in children forked from now on: a client or pool of threads that a fork has cut off
+    from its threads hangs or crashes the child that frees it, at the latest when it exits.
+    """
+    os.register_at_fork(after_in_child=_keep_all)
+
+
+def _keep_all() -> None:
+    names = [name for name in sys.modules if name.partition(".")[0] in ("jax", "jaxlib")]
+    for value in [value for name in names for value in vars(sys.modules[name]).values()]:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
