@@ -1,4 +1,4 @@
-"""Log-probabilities as users see them: vLLM's `Logprob`, and its two containers of positions."""
+"""Users see log-probabilities as vLLM's `Logprob`, in one of its two containers of positions."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any, NoReturn, overload
 
 @dataclasses.dataclass(slots=True)
 class Logprob:
-    """One token's log-probability at one position."""
+    """A token's log-probability at one position."""
 
     logprob: float
     rank: int | None = None
     """The token's place among all, from 1; for ids that were asked for, their place among those."""
     decoded_token: str | None = None
-    """The token's text; None without detokenizing."""
+    """The token's text as it reads there: "" if it ends inside a character. It is None where nothing is detokenized."""
 
 
 LogprobsOnePosition = dict[int, Logprob]
-"""Token id -> Logprob: the token itself first, then the most likely ones in falling order, or those asked for."""
+"""A position maps token ids to Logprobs: the token itself first, then the most likely ones, or those asked for."""
 
 
 @dataclasses.dataclass
 class FlatLogprobs(MutableSequence[LogprobsOnePosition]):
-    """A list of positions, held in six long lists: position i is entries start_indices[i] to end_indices[i].
+    """A list of positions that six long lists hold: position i is entries start_indices[i] to end_indices[i].
 
-    Made for programs that would rather not have thousands of small dicts. Reads and grows as such a list does, but
-    no position can be changed.
+    It is for programs that would rather not have thousands of small dicts. It reads and grows as a list of them does,
+    but no position can be changed.
     """
 
     start_indices: list[int] = dataclasses.field(default_factory=list)
@@ -38,7 +38,7 @@ class FlatLogprobs(MutableSequence[LogprobsOnePosition]):
     decoded_tokens: list[str | None] = dataclasses.field(default_factory=list)
 
     def append(self, value: LogprobsOnePosition | None) -> None:
-        """Add a position; None is one without entries."""
+        """Add a position; None adds one without entries."""
         entries = (value or {}).values()
         self.append_fast(
             list(value or ()),
@@ -54,7 +54,7 @@ class FlatLogprobs(MutableSequence[LogprobsOnePosition]):
         ranks: Iterable[int | None],
         decoded_tokens: Iterable[str | None],
     ) -> None:
-        """Add a position from its columns, which have one length."""
+        """Add a position from its columns, which all have one length."""
         self.start_indices.append(len(self.token_ids))
         self.token_ids.extend(token_ids)
         self.logprobs.extend(logprobs)
@@ -63,7 +63,7 @@ class FlatLogprobs(MutableSequence[LogprobsOnePosition]):
         self.end_indices.append(len(self.token_ids))
 
     def extend(self, values: Iterable[LogprobsOnePosition | None]) -> None:
-        """Add positions."""
+        """Add positions; None adds one without entries."""
         for value in values:
             self.append(value)
 
@@ -95,12 +95,12 @@ class FlatLogprobs(MutableSequence[LogprobsOnePosition]):
         raise TypeError("positions of FlatLogprobs cannot be deleted")
 
     def insert(self, index: int, value: Any) -> NoReturn:
-        """Refuse: positions are only added at the end."""
+        """Refuse to insert: positions are only added at the end."""
         del index, value
         raise TypeError("positions can only be appended to FlatLogprobs")
 
 
 SampleLogprobs = list[LogprobsOnePosition] | FlatLogprobs
-"""Per output token."""
+"""An output has one position for each of its tokens."""
 PromptLogprobs = list[LogprobsOnePosition | None] | FlatLogprobs
-"""Per prompt token; the first has none."""
+"""A prompt has one position for each of its tokens; the first token's has no entries."""

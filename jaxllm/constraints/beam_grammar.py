@@ -1,4 +1,4 @@
-"""Which tokens a grammar lets follow each beam of a search."""
+"""A grammar says which tokens may follow each beam of a search."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class BeamGrammar:
     def __init__(
         self, grammars: GrammarCompiler, params: StructuredOutputsParams, vocab_size: int, end_id: int | None
     ) -> None:
-        """Compile what `params` ask for; `end_id` alone may end a sequence, whatever else the model ends at."""
+        """Compile what `params` ask for. Of the tokens that the model ends at, `end_id` alone may end a sequence."""
         self._grammars = grammars
         self._compiled = grammars.start(params)
         self._vocab_size = vocab_size
         self._end_id = end_id
         self._other_ends = [each for each in grammars.eos_token_ids if each != end_id and each < vocab_size]
         self._matchers: list[Matcher] = []
-        """One per live beam."""
+        """The matcher of each live beam."""
 
     def begin(self) -> list[np.ndarray | None]:
         """Return what may come first, for the one beam that a search begins with."""

@@ -1,4 +1,4 @@
-"""Beam search on an engine: `LLM.beam_search`, with vLLM's results.
+"""`LLM.beam_search` runs searches on an engine, with vLLM's results.
 
 Each step of a search is one ordinary request per live beam, for one token and its most likely rivals. It forks the
 request that its beam grew from, so that beams share the KV blocks of what they have in common.
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Running:
-    """A prompt's search with the requests of its present step."""
+    """A prompt's search, with the requests of its present step."""
 
     request: ProcessedRequest
     search: BeamSearch
     grammar: BeamGrammar | None
     num_steps: int = 0
     request_ids: list[str | None] = field(default_factory=list)
-    """One per live beam; None for a beam that nothing can follow."""
+    """The request of each live beam; None for a beam that nothing can follow."""
     parent_ids: list[str | None] = field(default_factory=list)
     """The requests of the step before, while they are needed."""
     masks: Sequence[np.ndarray | None] = ()

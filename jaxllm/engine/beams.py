@@ -1,4 +1,4 @@
-"""Which beams a search goes on with and which it returns: vLLM's rules, without an engine."""
+"""Decide by vLLM's rules which beams a search goes on with and which it returns; no engine is needed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Beam:
     """A sequence in the making."""
 
     token_ids: list[int]
-    """The generated tokens only."""
+    """The generated tokens, without the prompt's."""
     cum_logprob: float
     logprobs: list[Mapping[int, Logprob]]
     parent: int
-    """Its index among the live beams of the step before."""
+    """The index, among the live beams of the step before, of the one that it grew from."""
     finish_reason: str | None = None
-    """None while the beam is live; else "stop", "length" or "abort"."""
+    """How the beam ended: "stop", "length" or "abort"; None while it is live."""
 
 
 class Step(NamedTuple):
@@ -34,7 +34,7 @@ class Step(NamedTuple):
 
 
 class BeamSearch:
-    """The search for one prompt: log-probabilities in, the beams to go on with out.
+    """Searches for one prompt: takes log-probabilities, and says which beams to go on with.
 
     As in vLLM, a score is the sum of the log-probabilities divided by the length of the whole sequence, prompt
     included and a last end of sequence not counted, to the power of the length penalty; and every end of sequence

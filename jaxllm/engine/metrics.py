@@ -1,4 +1,4 @@
-"""Counts and times since the engine's start, under vLLM's names, types, labels and bounds."""
+"""Count and time what the engine has done since its start, under vLLM's names, types, labels and bounds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Counter(Metric):
 
 @dataclass
 class Vector(Metric):
-    """Counts by position."""
+    """Counts of the same thing, by position."""
 
     values: list[int]
 
@@ -138,7 +138,7 @@ def cache_config_info(config: EngineConfig, num_blocks: int, max_model_len: int)
 
 
 class EngineMetrics:
-    """Everything that is counted. Times are in seconds."""
+    """Holds everything that is counted or timed, in seconds."""
 
     def __init__(
         self, model_name: str, max_model_len: int, stats: SchedulerStats, cache_info: Mapping[str, str] | None = None
@@ -147,9 +147,9 @@ class EngineMetrics:
         self.prompt_tokens_cached = 0
         self.generation_tokens = 0
         self.stats = stats
-        """The scheduler after the last step."""
+        """The scheduler's counts after the last step."""
         self.num_deferred = 0
-        """How many requests wait for a grammar."""
+        """The number of requests that wait for a grammar."""
         self._labels = {"model_name": model_name, **_ENGINE}
         self._cache_info = {**(cache_info or {}), **_ENGINE}
         self._num_step_tokens = 0

@@ -1,4 +1,4 @@
-"""The methods of vLLM's `LLM` and `LLMEngine` that are refused by name: each says what to do instead."""
+"""Some methods of vLLM's `LLM` and `LLMEngine` are refused by name; each error says what to do instead."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LLM_REFUSES: Mapping[str, str] = _BOTH | {
     "update_weight_version": _NEW_WEIGHTS,
     "update_weights": _NEW_WEIGHTS,
 }
-"""Each method's name, and what completes the sentence "LLM.method() ..."."""
+"""The methods that `LLM` refuses; each reason completes the sentence "LLM.method() ..."."""
 ENGINE_REFUSES: Mapping[str, str] = _BOTH | {
     "add_lora": _LORA,
     "list_loras": _LORA,
@@ -49,7 +49,7 @@ ENGINE_REFUSES: Mapping[str, str] = _BOTH | {
     "has_unfinished_requests_dp": "is not supported yet; there are no replicas, has_unfinished_requests() says it all",
     "set_weight_version": _NEW_WEIGHTS,
 }
-"""The same of `LLMEngine`."""
+"""The methods that `LLMEngine` refuses; each reason completes the sentence "LLMEngine.method() ..."."""
 
 
 class _RefusedMethod:
@@ -60,7 +60,7 @@ class _RefusedMethod:
         self._message, self._name = f"{owner}.{name}() {reason}.", name
 
     def __call__(self, *_args: Any, **_kwargs: Any) -> NoReturn:
-        """Raise."""
+        """Raise, whatever the arguments."""
         raise VLLMValidationError(self._message, parameter=self._name)
 
 

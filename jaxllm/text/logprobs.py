@@ -1,4 +1,4 @@
-"""Log-probabilities as users see them: at each position a dict from token id to `Logprob`, or `FlatLogprobs`."""
+"""Turn the log-probabilities of steps into what users see: `Logprob`s by token id at each position, with texts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class LogprobsCollector:
 
 
 class PromptCollector:
-    """The log-probabilities of a prompt's tokens, kept by position: a preempted request reports some again."""
+    """Collects the log-probabilities of a prompt's tokens by position, since a preempted request reports some again."""
 
     def __init__(self, params: SamplingParams, num_prompt_tokens: int, tokenizer: Tokenizer | None) -> None:
         self._is_flat = params.flat_logprobs
@@ -78,7 +78,7 @@ class PromptCollector:
         self._scored[scored.start : scored.start + len(scored.positions)] = scored.positions
 
     def show(self, output: RequestOutput, *, delta: bool) -> None:
-        """Put what is known into an output; with deltas into one alone, once all of it is known."""
+        """Put what is known into an output; with deltas put it into one output alone, once all of it is known."""
         is_complete = None not in self._scored[self._first :]
         if self._is_given or (delta and not is_complete and not output.finished):
             output.prompt_logprobs = self._empty() if self._wants_top else None
@@ -120,7 +120,7 @@ class PromptCollector:
 
 
 def _append(positions: SampleLogprobs | PromptLogprobs, position: TokenLogprobs, texts: TokenTexts) -> None:
-    """Add one position; the token itself comes first, and where it is among the others its rank is its place there."""
+    """Add one position. Its own token comes first; if it is among the others too, its rank is its place there."""
     token_ids, values = position.token_ids, position.logprobs
     ranks, strings = (position.rank, *range(1, len(token_ids))), texts.at(token_ids)
     if isinstance(positions, FlatLogprobs):
