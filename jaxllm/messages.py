@@ -87,6 +87,16 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     num_scheduled_tokens: int
 
 
+class BlockEviction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A stay of content in a KV block that has ended; all in seconds."""
+
+    lifetime: float
+    idle: float
+    """From the last time it was found in the prefix cache, or from its beginning, to its end."""
+    reuse_gaps: list[float]
+    """Between the last few times it was found."""
+
+
 class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of one call of EngineCore.step."""
 
@@ -94,5 +104,7 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True):
     stats: SchedulerStats
     timestamp: float
     """time.monotonic() when the step's tokens reached the host."""
+    evictions: list[BlockEviction] = []
+    """Of the blocks that are followed (kv_cache_metrics)."""
     num_deferred_reqs: int = 0
     """Requests that the scheduler does not know yet, because their grammars are being compiled."""

@@ -186,6 +186,15 @@ class EngineArguments(UnsupportedArguments):
         None, Group(AttentionConfig), "AttentionConfig", 'as JSON; {"backend": "xla"} turns our own kernels off', "-ac"
     )
     disable_log_stats: bool = argument(False, Switch(), "ObservabilityConfig", "log no statistics")
+    kv_cache_metrics: bool = argument(
+        False, Switch(), "ObservabilityConfig", "measure how long KV blocks keep their content"
+    )
+    kv_cache_metrics_sample: float = argument(
+        0.01,
+        Number(0.0, 1.0, above_low=True),
+        "ObservabilityConfig",
+        "part of the KV blocks that kv_cache_metrics looks at",
+    )
     profiler_config: ProfilerConfig | None = argument(
         None,
         Group(ProfilerConfig),

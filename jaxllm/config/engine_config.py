@@ -80,6 +80,8 @@ class EngineConfig:
     chat_template: str | None
     """The template's text; None is the tokenizer's own."""
     disable_log_stats: bool
+    kv_cache_metrics: bool
+    kv_cache_metrics_sample: float
     profiler_config: ProfilerConfig | None
     use_tqdm_on_load: bool
     platform: str

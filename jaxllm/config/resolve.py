@@ -55,6 +55,8 @@ COPIED = (
     "long_prefill_token_threshold",
     "scheduling_policy",
     "disable_log_stats",
+    "kv_cache_metrics",
+    "kv_cache_metrics_sample",
     "profiler_config",
     "use_tqdm_on_load",
 )

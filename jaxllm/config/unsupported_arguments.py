@@ -250,8 +250,6 @@ class UnsupportedArguments:
     otlp_traces_endpoint: str | None = unsupported(None, _MEASURED)
     collect_detailed_traces: Any = unsupported(None, _MEASURED)
     show_hidden_metrics_for_version: str | None = unsupported(None, _MEASURED)
-    kv_cache_metrics: bool = unsupported(False, _MEASURED)
-    kv_cache_metrics_sample: float = unsupported(0.01, _MEASURED)
     custom_histogram_buckets: dict[str, list[float]] | None = unsupported(None, _MEASURED)
     cudagraph_metrics: bool = unsupported(False, _GRAPHS)
     enable_layerwise_nvtx_tracing: bool = unsupported(False, _MEASURED)

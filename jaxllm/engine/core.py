@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from jaxllm.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, SchedulerStats
+from jaxllm.messages import BlockEviction, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, SchedulerStats
 
 if TYPE_CHECKING:
     from jaxllm.constraints.token_masks import TokenMasks
@@ -112,6 +112,7 @@ class EngineCore:
             outputs=outputs,
             stats=self.stats(),
             timestamp=time.monotonic(),
+            evictions=self._take_evictions(),
             num_deferred_reqs=len(self._compiling),
         )
 
@@ -147,6 +148,10 @@ class EngineCore:
         self._runner.shutdown()
         self._runner = self._in_flight = None
         self._abandon()
+
+    def _take_evictions(self) -> list[BlockEviction]:
+        residency = self._scheduler.cache.pool.residency
+        return [] if residency is None else residency.take_evictions()
 
     def _launch(self, before: RunningStep | None) -> RunningStep | None:
         if self._runner is None:

@@ -62,7 +62,9 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         self._core = core
         stats = core.stats()
         cache_info = cache_config_info(config, stats.num_blocks, core.max_model_len)
-        self._metrics = EngineMetrics(config.model, core.max_model_len, stats, cache_info)
+        self._metrics = EngineMetrics(
+            config.model, core.max_model_len, stats, cache_info, has_residency=config.kv_cache_metrics
+        )
         self._stats_logger = None if config.disable_log_stats else StatsLogger(self._metrics, config.platform)
         self._profiler = StepProfiler(config.profiler_config)
         self._outputs = OutputProcessor(tokenizer, self._metrics)

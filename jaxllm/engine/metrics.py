@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jaxllm.messages import SchedulerStats
+from jaxllm.messages import BlockEviction, SchedulerStats
 from jaxllm.outputs import RequestStateStats
 
 if TYPE_CHECKING:
@@ -21,6 +21,10 @@ _LATENCIES = (
 )
 _TOKEN_LATENCIES = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _DURATIONS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_RESIDENCY = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+    *(1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800),
+)
 _STEP_TOKENS = (1, *(2**power for power in range(3, 15)))
 
 
@@ -119,6 +123,14 @@ def _histogram_bounds(max_model_len: int) -> dict[str, Sequence[float]]:
     }
 
 
+_RESIDENCY_BOUNDS: dict[str, Sequence[float]] = {
+    "kv_block_lifetime_seconds": _RESIDENCY,
+    "kv_block_idle_before_evict_seconds": _RESIDENCY,
+    "kv_block_reuse_gap_seconds": _RESIDENCY,
+}
+"""Histograms that there are with kv_cache_metrics."""
+
+
 def cache_config_info(config: EngineConfig, num_blocks: int, max_model_len: int) -> dict[str, str]:
     """Return the KV cache's settings and size as labels, those of vLLM's that have a meaning here."""
     num_tokens = (num_blocks - 1) * (config.block_size or 0)  # block 0 is padding's
@@ -141,7 +153,13 @@ class EngineMetrics:
     """Holds everything that is counted or timed, in seconds."""
 
     def __init__(
-        self, model_name: str, max_model_len: int, stats: SchedulerStats, cache_info: Mapping[str, str] | None = None
+        self,
+        model_name: str,
+        max_model_len: int,
+        stats: SchedulerStats,
+        cache_info: Mapping[str, str] | None = None,
+        *,
+        has_residency: bool = False,
     ) -> None:
         self.prompt_tokens = 0
         self.prompt_tokens_cached = 0
@@ -154,7 +172,7 @@ class EngineMetrics:
         self._cache_info = {**(cache_info or {}), **_ENGINE}
         self._num_step_tokens = 0
         self._finished: dict[str, int] = dict.fromkeys(("stop", "length", "abort", "error", "repetition"), 0)
-        bounds = _histogram_bounds(max_model_len)
+        bounds = _histogram_bounds(max_model_len) | (_RESIDENCY_BOUNDS if has_residency else {})
         self._histograms = {name: _Distribution(bounds) for name, bounds in bounds.items()}
 
     @property
@@ -171,6 +189,14 @@ class EngineMetrics:
             self._observe("iteration_tokens_total", self._num_step_tokens)
         self._num_step_tokens = 0
         self.stats, self.num_deferred = stats, num_deferred
+
+    def on_evictions(self, evictions: Sequence[BlockEviction]) -> None:
+        """Count stays of content in KV blocks that have ended; there are some with kv_cache_metrics only."""
+        for each in evictions:
+            self._observe("kv_block_lifetime_seconds", each.lifetime)
+            self._observe("kv_block_idle_before_evict_seconds", each.idle)
+            for gap in each.reuse_gaps:
+                self._observe("kv_block_reuse_gap_seconds", gap)
 
     def on_first_token(self, latency: float, num_prompt_tokens: int, num_cached_tokens: int) -> None:
         """Count a sequence whose prompt is done."""

@@ -227,6 +227,7 @@ class OutputProcessor:
                 shown = request.failed_output(error)
             if shown is not None:
                 outputs.append(shown)
+        self._metrics.on_evictions(step.evictions)
         self._metrics.on_step(step.stats, num_new_tokens, step.num_deferred_reqs)
         return ProcessedOutputs(outputs, aborts)
 

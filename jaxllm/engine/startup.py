@@ -158,6 +158,7 @@ def _scheduler_config(config: EngineConfig, num_blocks: int, max_model_len: int,
         max_rows=max_rows,
         keys_depend_on_prompt=_keys_depend_on_the_prompt(config.model_config),
         tracks_all_tokens=bool(config.logits_processors),
+        kv_cache_metrics_sample=config.kv_cache_metrics_sample if config.kv_cache_metrics else None,
     )
 
 

@@ -12,6 +12,8 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from jaxllm.scheduling.block_residency import BlockResidency
+
 NULL_BLOCK = 0
 """The block that padding writes to; no request ever owns it."""
 
@@ -61,8 +63,10 @@ class LinkedBlocks:
 class BlockPool:
     """Hand out blocks, count who holds them, and remember full ones by the hash of everything up to their end."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, residency: BlockResidency | None = None) -> None:
+        """Have `num_blocks` blocks, of which `residency` follows some."""
         self.num_blocks = num_blocks
+        self.residency = residency
         self.num_cached = 0
         """Blocks that nobody holds and whose content can still be found."""
         self._root_hash = os.urandom(32)
@@ -118,6 +122,8 @@ class BlockPool:
             block_id = self._unheld.pop_first()
             self._num_holders[block_id] = 1
             self._evict(block_id)
+            if self.residency is not None:
+                self.residency.on_taken(block_id)
             taken.append(block_id)
         return taken
 
@@ -128,6 +134,8 @@ class BlockPool:
                 self._unheld.remove(block_id)
                 self.num_cached -= 1
             self._num_holders[block_id] += 1
+            if self.residency is not None:
+                self.residency.on_shared(block_id)
 
     def release(self, block_ids: Sequence[int]) -> None:
         """Drop one holder of each block, given in the order of the sequence."""
@@ -149,6 +157,8 @@ class BlockPool:
         self._block_by_hash.clear()
         self._content.clear()
         self.num_cached = 0
+        if self.residency is not None:
+            self.residency.forget_all()
         return True
 
     def _evict(self, block_id: int) -> None:

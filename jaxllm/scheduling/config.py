@@ -42,6 +42,9 @@ class SchedulerConfig:
     tracks_all_tokens: bool = False
     """True if every request gets a slot of the device's token counts, not just those with penalties."""
 
+    kv_cache_metrics_sample: float | None = None
+    """The part of the blocks whose content is followed from beginning to end; None for no such metrics."""
+
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "row_alignment"):
             if getattr(self, name) < 1:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from jaxllm.scheduling.block_pool import BlockPool
+from jaxllm.scheduling.block_residency import BlockResidency
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.request import Request
 
@@ -44,7 +45,8 @@ class KVCacheManager:
     def __init__(self, config: SchedulerConfig) -> None:
         self.block_size = config.block_size
         self.enable_prefix_caching = config.enable_prefix_caching
-        self.pool = BlockPool(config.num_blocks)
+        sample = config.kv_cache_metrics_sample if config.enable_prefix_caching else None
+        self.pool = BlockPool(config.num_blocks, None if sample is None else BlockResidency(sample))
         self._keys_depend_on_prompt = config.keys_depend_on_prompt
         self.tables: dict[str, BlockTable] = {}
         """The tables of the running requests, by id."""

@@ -72,6 +72,8 @@ BAD_VALUES: dict[str, tuple[Any, ...]] = {
     "logits_processors": ("module:function", 3, {"a": 1}, [""], ["m:f"] * 65),
     "batch_invariant": (1, 0, "yes"),
     "stream_interval": (0, -1, 2**31, 1.5, None, True),
+    "kv_cache_metrics": (1, None),
+    "kv_cache_metrics_sample": (0, 0.0, 1.1, -1, math.nan, "0.5", None, True),
     "profiler_config": (3, "torch", {"profiler": "cuda"}, {"profiler": "torch"}, {"folder": "x"}),
     "structured_outputs_config": (
         *("guidance", 3, [1], {"backend": "xgrammar"}, {"backend": 3}, {"backends": "auto"}),

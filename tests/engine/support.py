@@ -90,6 +90,7 @@ def make_config(**changes: Any) -> EngineConfig:
         "generation_config": {},
         "default_sampling_params": {},
         "disable_log_stats": False,
+        "kv_cache_metrics": False,
         "platform": "cpu",
         "skip_tokenizer_init": False,
         "logits_processors": (),

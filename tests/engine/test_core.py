@@ -12,6 +12,7 @@ from jaxllm.constraints.token_masks import TokenMasks
 from jaxllm.engine.core import EngineCore
 from jaxllm.messages import EngineCoreOutput, EngineCoreRequest
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.scheduling.block_residency import BlockResidency
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.plan import StepPlan, StepResult
 from jaxllm.scheduling.scheduler import Scheduler
@@ -127,6 +128,18 @@ def run_all(core: EngineCore) -> dict[str, list[int]]:
         for output in core.step().outputs:
             tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
     raise AssertionError("the core does not come to an end")
+
+
+def test_evictions_of_blocks_are_reported_once() -> None:
+    core, _, scheduler = make_core()
+    residency = scheduler.cache.pool.residency = BlockResidency(1.0)
+    for index in range(30):
+        add(core, str(index))
+    reported = 0
+    while core.has_unfinished_requests():
+        reported += len(core.step().evictions)
+    assert reported > 20
+    assert residency.take_evictions() == []
 
 
 def test_the_next_step_is_launched_before_the_last_is_waited_for() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from jaxllm.engine.metrics import PREFIX, EngineMetrics, Histogram, Metric, cache_config_info
 from jaxllm.engine.stats_log import StatsLogger
-from jaxllm.messages import SchedulerStats
+from jaxllm.messages import BlockEviction, SchedulerStats
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.text.tokenizer import Tokenizer
 from tests.engine.fake_core import FakeCore, hashed_tokens
@@ -119,7 +119,7 @@ def test_log_on_demand(caplog: pytest.LogCaptureFixture) -> None:
 def snapshot(max_model_len: int = 128) -> list[Metric]:
     config = make_config(block_size=16, kv_cache_dtype="auto", enable_prefix_caching=True, gpu_memory_utilization=0.9)
     info = cache_config_info(config, 51, max_model_len)
-    return EngineMetrics("some/model", max_model_len, stats(), info).snapshot()
+    return EngineMetrics("some/model", max_model_len, stats(), info, has_residency=True).snapshot()
 
 
 def test_every_metric_of_vllm_is_ours_or_not_applicable() -> None:
@@ -157,7 +157,18 @@ def test_the_bounds_of_histograms_are_vllms() -> None:
         "1.0 8.0 16.0 32.0 64.0 128.0 256.0 512.0 1024.0 2048.0 4096.0 8192.0 16384.0 +Inf"
     )
     assert found["time_to_first_token_seconds"].endswith("80.0 160.0 640.0 2560.0 +Inf")
+    assert found["kv_block_idle_before_evict_seconds"].startswith("0.001 0.002 0.005 0.01 0.02 0.05 0.1 0.2 0.5 1.0")
+    assert found["kv_block_reuse_gap_seconds"].endswith("20.0 30.0 60.0 120.0 300.0 600.0 1200.0 1800.0 +Inf")
     assert found["request_num_preemptions"] == "1.0 2.0 3.0 4.0 5.0 10.0 20.0 +Inf"
+
+
+def test_evictions_are_counted() -> None:
+    metrics = EngineMetrics("m", 128, stats(), has_residency=True)
+    metrics.on_evictions([BlockEviction(lifetime=5, idle=2, reuse_gaps=[0.5, 1.5])])
+    found = {each.name: (each.count, each.sum) for each in metrics.snapshot() if isinstance(each, Histogram)}
+    assert found["vllm:kv_block_lifetime_seconds"] == (1, 5)
+    assert found["vllm:kv_block_idle_before_evict_seconds"] == (1, 2)
+    assert found["vllm:kv_block_reuse_gap_seconds"] == (2, 2)
 
 
 def test_the_cache_is_described_before_the_first_step() -> None:

@@ -63,11 +63,13 @@ OURS = {
     "request_decode_time_seconds": Family("Histogram"),
     "request_num_preemptions": Family("Histogram"),
     "request_prefill_kv_computed_tokens": Family("Histogram"),
+    # with kv_cache_metrics
+    "kv_block_lifetime_seconds": Family("Histogram"),
+    "kv_block_idle_before_evict_seconds": Family("Histogram"),
+    "kv_block_reuse_gap_seconds": Family("Histogram"),
 }
 
 NOT_APPLICABLE = {
-    "vLLM has them only with kv_cache_metrics, which is off by default and not supported": """
-        kv_block_lifetime_seconds kv_block_idle_before_evict_seconds kv_block_reuse_gap_seconds""",
     "vLLM has it only with VLLM_COMPUTE_NANS_IN_LOGITS": "corrupted_requests",
     "vLLM has it only with watermark_config; there are no watermarks": "watermark_requests",
     "vLLM has it only with enable_lora; there are no adapters yet": "lora_requests_info",
