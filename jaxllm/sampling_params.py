@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import enum
-import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,6 @@ from jaxllm.params.limits import (
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
-    MIN_TEMPERATURE,
     REPETITION_PENALTIES,
 )
 from jaxllm.params.sampling_rules import (
@@ -40,11 +38,10 @@ from jaxllm.params.sampling_rules import (
     check_extra_args,
     check_logit_bias,
     check_prompt_scores,
+    check_temperature,
     refuse_without_meaning,
 )
 from jaxllm.params.structured_outputs import StructuredOutputsParams
-
-logger = logging.getLogger(__name__)
 
 
 class SamplingType(enum.IntEnum):
@@ -244,18 +241,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
         self.presence_penalty = check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         self.frequency_penalty = check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         self.repetition_penalty = check_float("repetition_penalty", self.repetition_penalty, *REPETITION_PENALTIES)
-        self.temperature = check_float("temperature", self.temperature, 0.0, 2.0)
-        if 0 < self.temperature < MIN_TEMPERATURE:
-            logger.warning(
-                "temperature %s is less than %s, which may cause numerical errors nan or inf in tensors. We have "
-                "maxed it out to %s.",
-                self.temperature,
-                MIN_TEMPERATURE,
-                MIN_TEMPERATURE,
-            )
-            self.temperature = MIN_TEMPERATURE
+        self.temperature = check_temperature(self.temperature)
         self.top_p = check_float("top_p", self.top_p, 0.0, 1.0, above_low=True)
-        self.top_k = max(0, check_int("top_k", self.top_k, -1, INT32_MAX))
+        self.top_k = max(0, check_int("top_k", self.top_k, -1, INT32_MAX, below="0 (disable), or at least 1"))
         self.min_p = check_float("min_p", self.min_p, 0.0, 1.0)
         if self.seed is not None:
             self.seed = check_int("seed", self.seed, -(2**63), 2**64 - 1)
@@ -264,10 +252,10 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
     def _check_lengths(self) -> None:
         if self.max_tokens is not None:
             self.max_tokens = check_int("max_tokens", self.max_tokens, 1, INT32_MAX)
-        self.min_tokens = check_int("min_tokens", self.min_tokens, 0, INT32_MAX)
+        self.min_tokens = check_int("min_tokens", self.min_tokens, 0, INT32_MAX, below="greater than or equal to 0")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise VLLMValidationError(
-                f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}.",
+                f"min_tokens must be less than or equal to max_tokens={self.max_tokens}, got {self.min_tokens}.",
                 parameter="min_tokens",
                 value=self.min_tokens,
             )
@@ -275,7 +263,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
         if self.stream_interval is not None:
             self.stream_interval = check_int("stream_interval", self.stream_interval, 1, INT32_MAX)
         if self.thinking_token_budget is not None:
-            budget = check_int("thinking_token_budget", self.thinking_token_budget, -1, INT32_MAX)
+            below = "a non-negative integer or -1 for unlimited"
+            budget = check_int("thinking_token_budget", self.thinking_token_budget, -1, INT32_MAX, below=below)
             self.thinking_token_budget = None if budget == -1 else budget
 
     def _check_text(self) -> None:
@@ -289,16 +278,20 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
         self.stop = check_strings("stop", stop, MAX_STOP_STRINGS, MAX_STOP_LENGTH)
         if self.stop and not self.detokenize:
             raise VLLMValidationError(
-                "stop strings need detokenize=True; use stop_token_ids without it.", parameter="stop", value=self.stop
+                "stop strings are only supported when detokenize is True. Set detokenize=True to use stop, or use "
+                "stop_token_ids.",
+                parameter="stop",
+                value=self.stop,
             )
         hold_back = bool(self.stop) and not self.include_stop_str_in_output
         self.output_text_buffer_length = max(map(len, self.stop)) - 1 if hold_back else 0
 
     def _check_logprobs(self) -> None:
+        below = "non-negative or -1"
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None:  # True means 1, as in vLLM
-                setattr(self, name, 1 if value is True else check_int(name, value, -1, INT32_MAX))
+                setattr(self, name, 1 if value is True else check_int(name, value, -1, INT32_MAX, below=below))
         if self.logprob_token_ids is not None:
             name = "logprob_token_ids"
             self.logprob_token_ids = check_ints(name, self.logprob_token_ids, 0, INT32_MAX, MAX_LOGPROB_TOKEN_IDS)
@@ -316,7 +309,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
             name, ids = "allowed_token_ids", self.allowed_token_ids
             self.allowed_token_ids = check_ints(name, ids, 0, INT32_MAX, MAX_ALLOWED_TOKEN_IDS)
             if not self.allowed_token_ids:
-                message = f"{name} cannot be empty: nothing could be sampled. Leave it out to allow every token."
+                message = f"{name} is not None and empty: nothing could be sampled. Leave it out to allow every token."
                 raise VLLMValidationError(message, parameter=name, value=ids)
         if self.logit_bias is not None:
             self.logit_bias = check_logit_bias(self.logit_bias)

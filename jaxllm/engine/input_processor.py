@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxllm.engine.params_resolver import CheckGrammar, InputLimits, ParamsResolver, refusal
+from jaxllm.exceptions import VLLMValidationError
 from jaxllm.messages import EngineCoreRequest
 from jaxllm.params.checks import check_float, check_int, is_unicode, shown
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
@@ -118,7 +119,7 @@ class InputProcessor:
         how = encode_options(options, self._limits.max_model_len)
         places = [i for i, prompt in enumerate(prompts) if prompt.token_ids is None]
         if places and self._tokenizer is None:
-            message = "text needs a tokenizer; with skip_tokenizer_init=True pass {'prompt_token_ids': [...]}"
+            message = "text needs a tokenizer; with `skip_tokenizer_init=True` pass {'prompt_token_ids': [...]}"
             raise refusal(labels[places[0]], message, "prompt", prompts[places[0]].text)
         encoded = {
             i: self._check_ids(prompt.token_ids, labels[i])
@@ -156,41 +157,51 @@ class InputProcessor:
     def _check_ids(self, token_ids: Sequence[Any] | None, label: str) -> list[int]:
         """Return the ids as plain ints within the vocabulary; at least one."""
         if token_ids is None or len(token_ids) == 0:
-            raise refusal(label, "the prompt is empty; it needs at least one token", "prompt", token_ids)
+            raise refusal(label, "The decoder prompt cannot be empty; it needs at least one token", "prompt", token_ids)
         ids = list(token_ids)
         if set(map(type, ids)) != {int}:
             ids = [_as_int(token_id, label, i) for i, token_id in enumerate(ids)]
         if min(ids) < 0 or max(ids) >= self._limits.vocab_size:
             i = next(i for i, token_id in enumerate(ids) if not 0 <= token_id < self._limits.vocab_size)
-            message = f"token id {shown(ids[i])} at position {i} is not in [0, {self._limits.vocab_size})"
+            message = f"Token id {shown(ids[i])} is out of vocabulary, at position {i}"
+            message += f": the model has {self._limits.vocab_size} tokens"
             raise refusal(label, message, "prompt_token_ids", ids[i])
         return ids
 
     def _check_characters(self, text: str, tokenizer: Tokenizer, label: str) -> None:
         """Refuse a text that must be too long whatever its tokens are: to tokenize millions takes minutes."""
-        longest = self._limits.max_model_len - 1
-        if len(text) > longest and len(text) > longest * tokenizer.longest_token:
-            message = (
-                f"the prompt has {len(text)} characters, and max_model_len={longest + 1} leaves room for at most "
-                f"{longest} tokens, of {tokenizer.longest_token} characters at most; shorten it"
-            )
-            raise refusal(label, message, "prompt", len(text))
+        limit = self._limits.max_model_len
+        if len(text) > limit and len(text) > (most := limit * tokenizer.longest_token):
+            upper = f"more than {most}, which is the upper bound for {limit} tokens"
+            raise self._too_long(label, len(text), f"{len(text)} characters ({upper})")
+
+    def _too_long(self, label: str, length: int, contents: str) -> VLLMValidationError:
+        """Make the error for a prompt that does not fit the context."""
+        message = (
+            f"This model's maximum context length is {self._limits.max_model_len} tokens. However, your prompt "
+            f"contains {contents}. Please reduce the length of the input prompt, or start the engine with a larger "
+            "max_model_len"
+        )
+        return refusal(label, message, "prompt", length)
 
     def _check_lengths(self, ids: Sequence[int], params: SamplingParams, label: str) -> int:
         """Return how many tokens may be generated: max_tokens cut to what the context has left."""
         limit = self._limits.max_model_len
-        if len(ids) > limit - 1:
+        if len(ids) > limit:
+            raise self._too_long(label, len(ids), f"{len(ids)} input tokens")
+        if len(ids) == limit:
             message = (
-                f"the prompt has {len(ids)} tokens, but max_model_len={limit} leaves room for at most {limit - 1} "
-                "and one to generate; shorten it, or start the engine with a larger max_model_len"
+                f"The decoder prompt (length {limit}) plus the number of requested output tokens (at least 1) is "
+                f"longer than the maximum model length of {limit}. Please reduce the length of the input prompt, or "
+                "start the engine with a larger max_model_len"
             )
-            raise refusal(label, message, "prompt", len(ids))
+            raise refusal(label, message, "prompt", limit)
         room = limit - len(ids)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         if params.min_tokens > max_tokens:
             message = (
-                f"min_tokens={params.min_tokens} is more than the {max_tokens} tokens that can follow "
-                f"a prompt of {len(ids)} within max_model_len={limit}"
+                f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {params.min_tokens}: a prompt "
+                f"of {len(ids)} tokens leaves no more within max_model_len={limit}"
             )
             raise refusal(label, message, "min_tokens", params.min_tokens)
         rows = params.prompt_logprob_token_ids

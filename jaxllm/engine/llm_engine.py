@@ -270,7 +270,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
     def require_tokenizer(self) -> Tokenizer:
         """Return the tokenizer. Raises VLLMValidationError without one."""
         if self.tokenizer is None:
-            message = "there is no tokenizer: the engine was made with skip_tokenizer_init=True."
+            message = "there is no tokenizer: the engine was made with `skip_tokenizer_init=True`."
             raise VLLMValidationError(message, parameter="skip_tokenizer_init", value=True)
         return self.tokenizer
 

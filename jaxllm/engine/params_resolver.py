@@ -114,8 +114,10 @@ class ParamsResolver:
             ids = getattr(params, name)
             largest = max(map(max, ids)) if ids and name == "prompt_logprob_token_ids" else max(ids or (0,))
             if largest >= self._limits.vocab_size:
-                message = f"{name} must be below the vocabulary's size {self._limits.vocab_size}, got {largest}"
-                raise refusal(label, message, name, largest)
+                message = f"token_id(s) [{largest}] in {name} contain out-of-vocab token ids"
+                if name == "allowed_token_ids":  # vLLM has words of its own for it
+                    message = f"{name} contains out-of-vocab token id {largest}"
+                raise refusal(label, f"{message}. Vocabulary size: {self._limits.vocab_size}", name, largest)
 
     def _check_logprobs(self, params: SamplingParams, label: str) -> None:
         limit = self._limits.max_logprobs
@@ -123,21 +125,16 @@ class ParamsResolver:
             return
         ids = params.prompt_logprob_token_ids
         asked = {
-            "logprobs": params.logprobs,
-            "prompt_logprobs": params.prompt_logprobs,
-            "prompt_logprob_token_ids": None if ids is None else len(ids[0]),
+            "logprobs": ("sample logprobs of {}", params.logprobs),
+            "prompt_logprobs": ("prompt logprobs of {}", params.prompt_logprobs),
+            "prompt_logprob_token_ids": ("{} token ids per row in prompt_logprob_token_ids", ids and len(ids[0])),
         }
-        for name, count in asked.items():
+        for name, (what, count) in asked.items():
             if count is not None and not 0 <= count <= limit:
-                what = (
-                    "all (-1)"
-                    if count < 0
-                    else f"{count}"
-                    if name != "prompt_logprob_token_ids"
-                    else f"{count} ids in a row"
-                )
-                message = f"{name}={what} is more than max_logprobs={limit}; start the engine with a larger"
-                raise refusal(label, f"{message} max_logprobs (-1 for no limit)", name, count)
+                num = self._limits.vocab_size if count < 0 else count
+                message = f"Requested {what.format(num)}, which is greater than max allowed: {limit}"
+                way_out = f"lower {name}, or start the engine with max_logprobs={num} or more (-1 for no limit)"
+                raise refusal(label, f"{message}; {way_out}", name, count)
 
     def _check_lengths(self, params: SamplingParams, label: str) -> None:
         """Refuse what fits no prompt at all."""
@@ -163,12 +160,13 @@ class ParamsResolver:
             for name, way_out in instead.items():
                 if getattr(params, name):
                     what = "stop strings need" if name == "stop" else f"{name} needs"
-                    message = f"{what} a tokenizer; {way_out} with skip_tokenizer_init=True"
+                    message = f"{what} a tokenizer; {way_out} with `skip_tokenizer_init=True`"
                     raise refusal(label, message, name, getattr(params, name))
         if params.thinking_token_budget is not None and not self._limits.has_thinking_tokens:
             message = (
-                "thinking_token_budget needs to know how the model marks its reasoning; start the engine with "
-                "reasoning_config={'reasoning_start_str': ..., 'reasoning_end_str': ...}"
+                "thinking_token_budget is set but reasoning_config is not configured, and the tokenizer has no <think> "
+                "and </think>; start the engine with reasoning_config={'reasoning_start_str': ..., "
+                "'reasoning_end_str': ...}"
             )
             raise refusal(label, message, "thinking_token_budget", params.thinking_token_budget)
 

@@ -35,8 +35,13 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
-def check_int(name: str, value: Any, low: int, high: int, *, parameter: str | None = None) -> int:
-    """Return `value` as an int in [low, high]; booleans and floats are refused. Errors: `parameter`'s, or `name`'s."""
+def check_int(
+    name: str, value: Any, low: int, high: int, *, parameter: str | None = None, below: str | None = None
+) -> int:
+    """Return `value` as an int in [low, high]; booleans and floats are refused.
+
+    Errors are `parameter`'s, or `name`'s; `below` are their words for what is less than `low`.
+    """
     parameter = parameter or name
     if type(value) is not int:
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
@@ -44,13 +49,20 @@ def check_int(name: str, value: Any, low: int, high: int, *, parameter: str | No
             raise VLLMValidationError(message, parameter=parameter, value=value)
         value = operator.index(value)
     if not low <= value <= high:
-        wanted = f"at least {low}" if value < low else f"at most {high}"
+        wanted = (below or f"at least {low}") if value < low else f"at most {high}"
         raise VLLMValidationError(f"{name} must be {wanted}, got {shown(value)}.", parameter=parameter, value=value)
     return value
 
 
 def check_float(
-    name: str, value: Any, low: float, high: float, *, above_low: bool = False, parameter: str | None = None
+    name: str,
+    value: Any,
+    low: float,
+    high: float,
+    *,
+    above_low: bool = False,
+    parameter: str | None = None,
+    below: str | None = None,
 ) -> float:
     """Return `value` as a finite float in [low, high], or in (low, high] when `above_low`; errors as in check_int."""
     parameter = parameter or name
@@ -65,8 +77,9 @@ def check_float(
         message = f"{name} must be a finite number, got {shown(value)}."
         raise VLLMValidationError(message, parameter=parameter, value=value)
     if not low <= number <= high or (above_low and number == low):
-        wanted = f"{'(' if above_low else '['}{low:g}, {high:g}{']' if math.isfinite(high) else ')'}"
-        raise VLLMValidationError(f"{name} must be in {wanted}, got {shown(value)}.", parameter=parameter, value=value)
+        wanted = f"in {'(' if above_low else '['}{low:g}, {high:g}{']' if math.isfinite(high) else ')'}"
+        wanted = below if below and number < low else wanted
+        raise VLLMValidationError(f"{name} must be {wanted}, got {shown(value)}.", parameter=parameter, value=value)
     return number
 
 
@@ -116,6 +129,10 @@ def check_ints(name: str, value: Any, low: int, high: int, max_count: int) -> li
     # Hundreds of thousands of ids are allowed: a call of check_int for each would take too long.
     if set(map(type, items)) == {int} and min(items) >= low and max(items) <= high:
         return list(dict.fromkeys(items))
+    strange = next((item for item in items if isinstance(item, bool) or not isinstance(item, numbers.Integral)), None)
+    if strange is not None:
+        message = f"{name} must contain only integers, got {shown(strange)} ({type(strange).__name__})."
+        raise VLLMValidationError(message, parameter=name, value=strange)
     return list(dict.fromkeys(check_int(name, item, low, high) for item in items))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,10 @@ from jaxllm.params.limits import (
     MAX_LOGIT_BIASES,
     MAX_LOGPROB_TOKEN_IDS,
     MAX_SCORED_ROWS,
+    MIN_TEMPERATURE,
 )
+
+logger = logging.getLogger(__name__)
 
 GONE: Mapping[str, str] = {
     "best_of": "generate n outputs and pick by cumulative_logprob",
@@ -55,6 +59,21 @@ def refuse_without_meaning(params: Any) -> None:
         if not any(type(value) is type(each) and value == each for each in taken):
             message = f"{name}={shown(value)} is not supported: {reason}. Leave it at {taken[0]!r}."
             raise VLLMValidationError(message, parameter=name, value=value)
+
+
+def check_temperature(value: Any) -> float:
+    """Return the temperature; one that is neither 0 nor as high as float32 logits need is raised with a warning."""
+    temperature = check_float("temperature", value, 0.0, 2.0, below="non-negative")
+    if not 0 < temperature < MIN_TEMPERATURE:
+        return temperature
+    logger.warning(
+        "temperature %s is less than %s, which may cause numerical errors nan or inf in tensors. We have maxed it out "
+        "to %s.",
+        temperature,
+        MIN_TEMPERATURE,
+        MIN_TEMPERATURE,
+    )
+    return MIN_TEMPERATURE
 
 
 def check_bad_words(words: Any) -> list[str]:

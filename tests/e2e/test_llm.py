@@ -83,7 +83,7 @@ def test_lengths_up_to_the_context(llm: LLM) -> None:
     assert (len(longest.outputs[0].token_ids), longest.outputs[0].finish_reason) == (1, "length")
     (full,) = generate(llm, [[5] * (CONTEXT - 9)], max_tokens=None, ignore_eos=True)
     assert len(full.outputs[0].token_ids) == 9
-    with pytest.raises(VLLMValidationError, match=rf"prompts\[1\]: the prompt has {CONTEXT} tokens"):
+    with pytest.raises(VLLMValidationError, match=rf"prompts\[1\]: The decoder prompt \(length {CONTEXT}\) plus"):
         generate(llm, [[5], [5] * CONTEXT])
 
 
@@ -192,7 +192,7 @@ def test_logprobs(llm: LLM) -> None:
     assert any(len(entries) == 4 for entries in completion.logprobs), "every sampled token was among the top 3"
     (bare,) = generate(llm, "The capital of France is", logprobs=0)
     assert all(list(entries) == [token] for token, entries in zip(*_rows(bare), strict=True))
-    with pytest.raises(VLLMValidationError, match="max_logprobs=20"):
+    with pytest.raises(VLLMValidationError, match="greater than max allowed: 20"):
         generate(llm, "a", logprobs=21)
 
 

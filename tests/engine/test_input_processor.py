@@ -48,16 +48,25 @@ def test_text_of_a_token_prompt_is_passed_through(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("prompt", "match", "parameter"),
     [
-        ("", "prompt is empty", "prompt"),
-        ([], "prompt is empty", "prompt"),
-        ({"prompt_token_ids": []}, "prompt is empty", "prompt"),
-        ([1, 1000], r"token id 1000 at position 1 is not in \[0, 1000\)", "prompt_token_ids"),
-        ([-1], "token id -1 at position 0", "prompt_token_ids"),
+        ("", "The decoder prompt cannot be empty", "prompt"),
+        ([], "The decoder prompt cannot be empty", "prompt"),
+        ({"prompt_token_ids": []}, "The decoder prompt cannot be empty", "prompt"),
+        ([1, 1000], "Token id 1000 is out of vocabulary, at position 1: the model has 1000 tokens", "prompt_token_ids"),
+        ([-1], "Token id -1 is out of vocabulary", "prompt_token_ids"),
         ([1, 2.0], "token ids must be integers.*position 1", "prompt_token_ids"),
         ([True], "token ids must be integers", "prompt_token_ids"),
         ([1, "a"], "token ids must be integers", "prompt_token_ids"),
-        ([10**30], "token id .* at position 0", "prompt_token_ids"),
-        ([1] * 32, "32 tokens, but max_model_len=32 leaves room for at most 31", "prompt"),
+        ([10**30], "Token id .* is out of vocabulary, at position 0", "prompt_token_ids"),
+        (
+            [1] * 32,
+            r"The decoder prompt \(length 32\) plus the number of requested output tokens \(at least 1\) is longer",
+            "prompt",
+        ),
+        (
+            [1] * 33,
+            "This model's maximum context length is 32 tokens.* 33 input.* reduce the length of the input prompt",
+            "prompt",
+        ),
         ({"prompt": 3}, "'prompt' must be a str", "prompt"),
         ({"prompt_token_ids": "abc"}, "must be a list of integers", "prompt_token_ids"),
         ({}, "needs 'prompt' or 'prompt_token_ids'", "prompt"),
@@ -85,22 +94,22 @@ def test_a_hopelessly_long_text_is_refused_before_it_is_tokenized(
     """Each token stands for as many characters as the longest one at most."""
     longest = max(map(len, tokenizer.backend.get_vocab()))
     inputs = processor(tokenizer)
-    with pytest.raises(VLLMValidationError, match=r"prompt: .* has \d+ tokens"):
-        inputs.process("r", "a" * (31 * longest), SamplingParams())
+    with pytest.raises(VLLMValidationError, match=r"prompt: .* contains \d+ input tokens"):
+        inputs.process("r", "a" * (32 * longest), SamplingParams())
     cut = inputs.process("r", "a" * 10_000, SamplingParams(), tokenization_kwargs={"truncation": True, "max_length": 9})
     assert len(cut.prompt_token_ids) == 9
     monkeypatch.setattr(Tokenizer, "encode", lambda *_, **_options: pytest.fail("it was tokenized"))
-    with pytest.raises(VLLMValidationError, match=rf"prompt: .* has {31 * longest + 1} characters") as error:
-        inputs.process("r", "a" * (31 * longest + 1), SamplingParams())
+    with pytest.raises(VLLMValidationError, match=rf"prompt: .* contains {32 * longest + 1} characters") as error:
+        inputs.process("r", "a" * (32 * longest + 1), SamplingParams())
     assert error.value.parameter == "prompt"
 
 
 def test_a_batch_names_the_index(tokenizer: Tokenizer) -> None:
     inputs = processor(tokenizer)
-    with pytest.raises(VLLMValidationError, match=r"^prompts\[2\]: the prompt is empty"):
+    with pytest.raises(VLLMValidationError, match=r"^prompts\[2\]: The decoder prompt cannot be empty"):
         inputs.process_batch(["0", "1", "2"], ["a", [1], ""], [SamplingParams()] * 3)
     params = [SamplingParams(), SamplingParams(stop_token_ids=[1000])]
-    with pytest.raises(VLLMValidationError, match=r"^sampling_params\[1\]: stop_token_ids"):
+    with pytest.raises(VLLMValidationError, match=r"^sampling_params\[1\]: .* in stop_token_ids"):
         inputs.process_batch(["0", "1"], ["a", "b"], params)
     with pytest.raises(VLLMValidationError, match=r"^sampling_params: must be SamplingParams, got None"):
         inputs.process_batch(["0"], ["a"], [None])
@@ -180,7 +189,7 @@ def test_max_tokens(tokenizer: Tokenizer) -> None:
     assert inputs.process("r", [1] * 31, SamplingParams(max_tokens=None)).sequences[0].max_tokens == 1
     assert inputs.process("r", [1] * 10, SamplingParams(max_tokens=None)).sequences[0].max_tokens == 22
     assert inputs.process("r", [1] * 10, SamplingParams(max_tokens=5)).sequences[0].max_tokens == 5
-    with pytest.raises(VLLMValidationError, match="min_tokens=23 is more than the 22 tokens") as error:
+    with pytest.raises(VLLMValidationError, match="less than or equal to max_tokens=22, got 23") as error:
         inputs.process("r", [1] * 10, SamplingParams(max_tokens=None, min_tokens=23))
     assert error.value.parameter == "min_tokens"
 

@@ -73,7 +73,11 @@ def test_lengths_must_agree(llm: LLM, core: FakeCore) -> None:
 
 @pytest.mark.parametrize(
     ("bad", "match"),
-    [("", r"prompts\[3\]: the prompt is empty"), ([5000], r"prompts\[3\]: token id 5000"), (None, r"prompts\[3\]")],
+    [
+        ("", r"prompts\[3\]: The decoder prompt cannot be empty"),
+        ([5000], r"prompts\[3\]: Token id 5000"),
+        (None, r"prompts\[3\]"),
+    ],
 )
 def test_a_bad_prompt_stops_the_batch_before_it_runs(llm: LLM, core: FakeCore, bad: Any, match: str) -> None:
     with pytest.raises(VLLMValidationError, match=match):

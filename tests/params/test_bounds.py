@@ -117,9 +117,9 @@ class Watched(Tokenizer):
 
     seen = False
 
-    def encode(self, texts: Sequence[str], options: Mapping[str, Any] | None = None) -> list[list[int]]:
+    def encode(self, texts: Sequence[str], **options: Any) -> list[list[int]]:
         self.seen = self.seen or PROMPT in texts
-        return super().encode(texts, options)
+        return super().encode(texts, **options)
 
 
 @cache

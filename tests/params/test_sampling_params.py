@@ -279,6 +279,33 @@ def test_low_temperatures_are_raised_with_a_warning(temperature: float, caplog: 
     assert SamplingParams(temperature=0.01, seed=3).sampling_type is SamplingType.RANDOM_SEED
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"min_tokens": -1}, "min_tokens must be greater than or equal to 0, got -1"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens must be less than or equal to max_tokens=4, got 5"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+        ({"n": 0}, "n must be at least 1, got 0"),
+        ({"temperature": -0.1}, "temperature must be non-negative, got -0.1"),
+        ({"temperature": 2.5}, r"temperature must be in \[0, 2\], got 2.5"),
+        ({"temperature": NAN}, "temperature must be a finite number"),
+        ({"top_p": 0}, r"top_p must be in \(0, 1\], got 0"),
+        ({"top_k": -2}, r"top_k must be 0 \(disable\), or at least 1, got -2"),
+        ({"presence_penalty": 3}, r"presence_penalty must be in \[-2, 2\], got 3"),
+        ({"logprobs": -2}, "logprobs must be non-negative or -1, got -2"),
+        ({"prompt_logprobs": -2}, "prompt_logprobs must be non-negative or -1, got -2"),
+        ({"stop_token_ids": ["a"]}, "stop_token_ids must contain only integers, got 'a'"),
+        ({"stop": [""]}, "stop cannot contain an empty string"),
+        ({"stop": "a", "detokenize": False}, "stop strings are only supported when detokenize is True. Set detokenize"),
+        ({"thinking_token_budget": -2}, "thinking_token_budget must be a non-negative integer or -1 for unlimited"),
+        ({"allowed_token_ids": []}, "allowed_token_ids is not None and empty"),
+    ],
+)
+def test_refusals_are_in_vllms_words(fields: dict[str, Any], words: str):
+    with pytest.raises(VLLMValidationError, match=words):
+        SamplingParams(**fields)
+
+
 def test_normalisations():
     assert SamplingParams(top_k=-1).top_k == 0
     assert SamplingParams(logit_bias={3: 250.0, 4: -1e4}).logit_bias == {3: 250.0, 4: -1e4}
