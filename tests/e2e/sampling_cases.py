@@ -212,6 +212,7 @@ CASES: dict[str, Case] = {
         without=SCORED | {"prompt_logprob_token_ids": checks.rows_from(0)},
     ),
     "trace_decode_token_ids": Case({"trace_decode_token_ids": [5, 6]}, is_refused=True),
+    "watermarking": Case({"watermarking": True}, is_refused=True),
     "output_text_buffer_length": _spelled(
         checks.holds_back_two, stop=["zzz"], output_text_buffer_length=7, streams=True, without=SPELLED
     ),
