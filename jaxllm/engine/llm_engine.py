@@ -274,6 +274,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
             raise VLLMValidationError(message, parameter="skip_tokenizer_init", value=True)
         return self.tokenizer
 
+    @locked
     def get_metrics(self) -> list[Metric]:
         """Return counts and times since the engine's start, as vLLM's metrics."""
         return self._metrics.snapshot()
