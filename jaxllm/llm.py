@@ -1,4 +1,4 @@
-"""`LLM`: vLLM's class for offline use, name for name."""
+"""`LLM` is vLLM's class for offline use, name for name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class LLM(RefusesMethods, refused=LLM_REFUSES):
-    """A model, its tokenizer and its KV cache, ready to generate; `with LLM(...) as llm:` releases them at the end.
+    """An LLM is a model with its tokenizer and its KV cache; `with LLM(...) as llm:` releases them at the end.
 
     `model` is a hub id, a folder, or a .gguf file; every other argument is one of `EngineArgs`. Threads may share an
     LLM: their calls happen in turn.
@@ -218,7 +218,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         return self.llm_engine.get_tokenizer()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return what holds when sampling_params is None: vLLM's defaults with the model's own on top."""
+        """Return the params that hold when sampling_params is None: vLLM's defaults with the model's own on top."""
         return self._runner.default_params()
 
     def get_metrics(self) -> list[Metric]:
@@ -232,7 +232,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         delay_iterations: int | None = None,
         max_iterations: int | None = None,
     ) -> None:
-        """Record what host and devices do until `stop_profile`; what is None is as profiler_config says."""
+        """Record what host and devices do until `stop_profile`; arguments left at None are as profiler_config says."""
         self.llm_engine.start_profile(profile_prefix, delay_iterations=delay_iterations, max_iterations=max_iterations)
 
     def stop_profile(self) -> None:
@@ -246,7 +246,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
 
     @in_turn
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget all cached prefixes; False, and nothing forgotten, while requests run.
+        """Forget all cached prefixes and return True; while requests run, forget nothing and return False.
 
         With `reset_running_requests` they are preempted first, and compute what they had anew. A connector's cache
         counts as reset: there is none.

@@ -8,7 +8,7 @@ from jaxllm.sampling_params import SamplingParams
 
 
 class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence to generate. Complete: nothing is looked up or defaulted after this point."""
+    """A request is one sequence to generate, complete: nothing is looked up or defaulted after this point."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -20,7 +20,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     """A number in [0, 2**64): all of the request's randomness comes from it and the position."""
     arrival_time: float
-    """Seconds, time.time()."""
+    """The time of arrival in seconds, as of time.time()."""
     priority: int = 0
     cache_salt: str | None = None
     fork_of: str | None = None
@@ -37,14 +37,14 @@ class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
     token_ids: list[int]
     logprobs: list[float]
     rank: int
-    """Rank of the token itself in the vocabulary, from 1."""
+    """The rank of the token itself in the vocabulary, from 1."""
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, gc=False):
     """Log-probabilities of some prompt tokens that follow one another."""
 
     start: int
-    """Position of the first one in the prompt."""
+    """The position of the first one in the prompt."""
     positions: list[TokenLogprobs]
 
 
@@ -53,16 +53,16 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     new_token_ids: list[int]
-    """Empty when a chunk of the prompt was scored, and at an abort or error."""
+    """It is empty when a chunk of the prompt was scored, and at an abort or error."""
     new_logprobs: list[TokenLogprobs] | None = None
     new_prompt_logprobs: PromptLogprobs | None = None
     """A preempted request reports positions again."""
     finish_reason: str | None = None
-    """None while the request goes on; else "stop", "length", "repetition", "abort" or "error"."""
+    """It is None while the request goes on; else "stop", "length", "repetition", "abort" or "error"."""
     stop_reason: int | str | None = None
     """The stop token id that ended the request (None for EOS); for "error", what went wrong."""
     num_cached_tokens: int = 0
-    """Prompt tokens taken from the prefix cache when the request was first scheduled."""
+    """So many prompt tokens were taken from the prefix cache when the request was first scheduled."""
     num_preemptions: int = 0
     """The request's blocks have been taken away so often so far."""
     queued_ts: float = 0.0
@@ -92,9 +92,9 @@ class BlockEviction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     lifetime: float
     idle: float
-    """From the last time it was found in the prefix cache, or from its beginning, to its end."""
+    """The time from when it was last found in the prefix cache, or from its beginning, to its end."""
     reuse_gaps: list[float]
-    """Between the last few times it was found."""
+    """The times between the last few times it was found."""
 
 
 class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +105,6 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True):
     timestamp: float
     """time.monotonic() when the step's tokens reached the host."""
     evictions: list[BlockEviction] = []
-    """Of the blocks that are followed (kv_cache_metrics)."""
+    """The evictions among the blocks that are followed (kv_cache_metrics)."""
     num_deferred_reqs: int = 0
     """Requests that the scheduler does not know yet, because their grammars are being compiled."""

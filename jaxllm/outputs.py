@@ -21,7 +21,7 @@ class RequestStateStats:
 
     num_generation_tokens: int = 0
     num_preemptions: int = 0
-    """How often its blocks were taken away and computed again."""
+    """Its blocks were taken away, and computed again, so many times."""
     arrival_time: float = 0.0
     queued_ts: float = 0.0
     scheduled_ts: float = 0.0
@@ -29,10 +29,10 @@ class RequestStateStats:
     last_token_ts: float = 0.0
     first_token_latency: float = 0.0
     is_corrupted: bool = False
-    """Always False: no output with NaNs is looked for."""
+    """It is always False: no output with NaNs is looked for."""
     is_watermarked: bool = False
     is_watermark_skipped: bool = False
-    """Always False: there are no watermarks."""
+    """Both are always False: there are no watermarks."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -43,13 +43,13 @@ class CompletionOutput:
     text: str
     token_ids: Sequence[int]
     cumulative_logprob: float | None
-    """Sum of what `logprobs` says of the output's own tokens; None unless they were asked for."""
+    """It sums the log-probabilities of the output's own tokens; None unless `logprobs` were asked for."""
     logprobs: SampleLogprobs | None
     routed_experts: Any | None = None
     finish_reason: str | None = None
-    """None while it goes on; else "stop", "length", "abort", "error" or "repetition"."""
+    """It is None while the output goes on; else "stop", "length", "abort", "error" or "repetition"."""
     stop_reason: int | str | None = None
-    """The stop string or stop token id that ended it; None for the end of sequence; what went wrong for "error"."""
+    """It is the stop string or token id that ended the output; None for EOS; for "error", what went wrong."""
     lora_request: Any | None = None
     sampling_mask: Any | None = None
 
@@ -59,7 +59,7 @@ class CompletionOutput:
 
 
 class _TakesLaterFields(type):
-    """Warns of fields that are unknown here, so that code written for a later vLLM goes on without them."""
+    """This metaclass warns of unknown fields, so that code written for a later vLLM goes on without them."""
 
     if not TYPE_CHECKING:  # a __call__ seen by type checkers would hide the fields from them
 
@@ -72,7 +72,7 @@ class _TakesLaterFields(type):
 
 @dataclasses.dataclass(slots=True)
 class RequestOutput(metaclass=_TakesLaterFields):
-    """Everything generated for one prompt, so far or since the last one (`SamplingParams.output_kind`)."""
+    """An output holds what was generated for one prompt, so far or since the last (`SamplingParams.output_kind`)."""
 
     request_id: str
     prompt: str | None
@@ -85,12 +85,12 @@ class RequestOutput(metaclass=_TakesLaterFields):
     encoder_prompt: str | None = None
     encoder_prompt_token_ids: list[int] | None = None
     num_cached_tokens: int | None = None
-    """Prompt tokens taken from the prefix cache."""
+    """So many prompt tokens were taken from the prefix cache."""
     num_cache_creation_tokens: int | None = None
     kv_transfer_params: dict[str, Any] | None = None
     ec_transfer_params: dict[str, Any] | None = None
     prompt_token_id_logprobs: np.ndarray | None = dataclasses.field(default=None, compare=False)
-    """The values at prompt_logprob_token_ids, as float32 of the same shape; -inf where a row is filled up with -1."""
+    """It has the values at prompt_logprob_token_ids, as float32 of the same shape; -inf where a row has -1."""
 
     def add(self, next_output: RequestOutput, aggregate: bool) -> None:
         """Take in a later output of the same request: append its deltas if `aggregate`, else let it replace ours."""
@@ -146,7 +146,7 @@ class EmbeddingOutput:
 
     @property
     def hidden_size(self) -> int:
-        """The vector's length."""
+        """Return the vector's length."""
         return len(self.embedding)
 
 

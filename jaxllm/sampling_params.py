@@ -1,4 +1,4 @@
-"""How to generate: vLLM's `SamplingParams`, field for field. Checked and normalised when made, and again by `clone`."""
+"""vLLM's `SamplingParams`, field for field, say how to generate; they are checked when made, and again by `clone`."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class RequestOutputKind(enum.Enum):
     """The contents of each `RequestOutput` of an unfinished request."""
 
     CUMULATIVE = 0
-    """All output so far."""
+    """Each output holds everything generated so far."""
     DELTA = 1
-    """Only what is new."""
+    """Each output holds only what is new."""
     FINAL_ONLY = 2
-    """Nothing until the request is finished."""
+    """There is one output, when the request is finished."""
 
 
 class RepetitionDetectionParams(msgspec.Struct, omit_defaults=True):
@@ -80,7 +80,7 @@ class RepetitionDetectionParams(msgspec.Struct, omit_defaults=True):
 
 
 class BeamSearchParams(msgspec.Struct, omit_defaults=True):
-    """How `LLM.beam_search` searches."""
+    """These params say how `LLM.beam_search` searches."""
 
     beam_width: int
     max_tokens: int
@@ -116,7 +116,7 @@ class BeamSearchParams(msgspec.Struct, omit_defaults=True):
 
 
 class _SamplingParamsMeta(msgspec.StructMeta):
-    """Turns an unknown keyword into an error that says what to use instead."""
+    """This metaclass turns an unknown keyword into an error that says what to use instead."""
 
     if not TYPE_CHECKING:  # a __call__ seen by type checkers would hide the fields from them
 
@@ -129,20 +129,20 @@ class _SamplingParamsMeta(msgspec.StructMeta):
 
 
 class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_SamplingParamsMeta):
-    """How to generate one request's output. Unset fields keep vLLM's defaults; note max_tokens=16."""
+    """These params say how to generate one request's output. The defaults are vLLM's; note max_tokens=16."""
 
     n: int = 1
-    """Outputs per prompt; all equal when greedy."""
+    """There are n outputs per prompt, all equal when greedy."""
     presence_penalty: float = 0.0
-    """Subtracted from the logits of tokens already in the output; in [-2, 2]."""
+    """It is subtracted from the logits of tokens already in the output; in [-2, 2]."""
     frequency_penalty: float = 0.0
-    """Subtracted once per occurrence in the output; in [-2, 2]."""
+    """It is subtracted from a token's logit once per occurrence in the output; in [-2, 2]."""
     repetition_penalty: float = 1.0
-    """Divides the positive logits (multiplies the negative ones) of tokens in prompt or output; in [0.001, 1000]."""
+    """It divides the positive logits of tokens in prompt or output and multiplies negative ones; in [0.001, 1000]."""
     temperature: float = 1.0
-    """In [0, 2]; 0 is greedy, and a temperature in between that is below 0.01 becomes 0.01."""
+    """It is in [0, 2]; 0 is greedy, and a temperature between 0 and 0.01 becomes 0.01."""
     watermarking: bool | None = None
-    """None or False: no watermark is put into outputs. True is refused."""
+    """With None or False no watermark is put into outputs. True is refused."""
     top_p: float = 1.0
     """Keep the most likely tokens whose probabilities sum to this; in (0, 1], 1 keeps all."""
     top_k: int = 0
@@ -150,21 +150,21 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
     min_p: float = 0.0
     """Keep tokens at least this likely relative to the most likely one; in [0, 1]."""
     seed: int | None = None
-    """Makes the request's randomness reproducible, in any batch. None or -1: taken from the engine's seed."""
+    """A seed makes the request's randomness reproducible, in any batch; None and -1 take one from the engine's."""
     stop: str | list[str] | None = None
-    """Strings that end the output; a list once made."""
+    """These strings end the output; they are a list once made."""
     stop_token_ids: list[int] | None = None
-    """Token ids that end the output."""
+    """These token ids end the output."""
     ignore_eos: bool = False
     """Go on after the end-of-sequence token."""
     max_tokens: int | None = 16
-    """Longest output in tokens; None runs to the model's context."""
+    """The output has at most so many tokens; None runs to the model's context."""
     min_tokens: int = 0
-    """No end of sequence or stop token before this many tokens."""
+    """No end of sequence and no stop token comes before this many tokens."""
     logprobs: int | None = None
-    """Log-probabilities of this many most likely tokens besides the sampled one; -1 is the whole vocabulary."""
+    """Return log-probabilities of so many most likely tokens besides the sampled one; -1 is the whole vocabulary."""
     prompt_logprobs: int | None = None
-    """The same for the prompt's tokens."""
+    """Return log-probabilities at the prompt's tokens too, of so many most likely ones; -1 is the whole vocabulary."""
     logprob_token_ids: list[int] | None = None
     """Return the log-probabilities of these token ids at each output token, in place of the most likely ones'."""
     flat_logprobs: bool = False
@@ -178,54 +178,54 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
     include_stop_str_in_output: bool = False
     """Keep the stop string in the text."""
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
-    """What outputs before the last one hold."""
+    """The kind says what outputs before the last one hold."""
     stream_interval: int | None = None
-    """New tokens per streamed output, at least the engine's stream_interval; the first and the last come at once."""
+    """So many new tokens make an output, at least the engine's stream_interval; the first and last come at once."""
     skip_clone: bool = False
     """`clone` returns this very object: promise that nobody changes it."""
     structured_outputs: StructuredOutputsParams | None = None
-    """What the text must match."""
+    """The text must match these."""
     logit_bias: dict[int, float] | None = None
-    """Added to the logits of these token ids; in [-1e30, 1e30]."""
+    """Biases are added to the logits of these token ids; in [-1e30, 1e30]."""
     allowed_token_ids: list[int] | None = None
     """Sample from these token ids only."""
     extra_args: dict[str, Any] | None = None
-    """Values for the engine's logits processors, by name; others may be in it, and are passed along."""
+    """The engine's logits processors find their values here by name; others may be in it, and are passed along."""
     routed_experts_prompt_start: int = 0
-    """Refused: no routing is returned."""
+    """Any other value than 0 is refused: no routing is returned."""
     bad_words: list[str] | None = None
-    """Words that are never generated, at the beginning of a word or after a space."""
+    """These words are never generated, be it at the beginning of a word or after a space."""
     skip_reading_prefix_cache: bool | None = None
-    """Compute the whole prompt anew; the default, and a must, with log-probabilities of the prompt."""
+    """Compute the whole prompt anew; this is the default, and a must, with log-probabilities of the prompt."""
     thinking_token_budget: int | None = None
-    """Longest reasoning in tokens, then its end is forced; None or -1 is unlimited."""
+    """The end of reasoning is forced after so many tokens; None and -1 set no limit."""
     repetition_detection: RepetitionDetectionParams | None = None
     """End an output that repeats itself."""
     prompt_logprob_token_ids: list[list[int]] | None = None
-    """One row of token ids per prompt position to score; `RequestOutput.prompt_token_id_logprobs` has the values.
+    """Score one row of token ids per prompt position; `RequestOutput.prompt_token_id_logprobs` has the values.
 
     Row i is of the position prompt_logprob_start + i + 1, and the last row is of the prompt's last token. A list of
     lists, or an integer array of two dimensions; shorter rows, and entries of -1, score -inf.
     """
     prompt_logprob_start: int | None = None
-    """The prompt position before the first one that prompt_logprob_token_ids score; 0 unless given."""
+    """It is the prompt position before the first one that prompt_logprob_token_ids score; 0 unless given."""
     trace_decode_token_ids: list[int] | None = None
-    """Refused: outputs are sampled."""
+    """Any list is refused: outputs are sampled."""
     output_text_buffer_length: int = 0
-    """Derived: characters held back until no stop string can start in them."""
+    """So many characters are held back until no stop string can start in them; it is derived from `stop`."""
     _eos_token_id: int | None = None
     _all_stop_token_ids: set[int] = msgspec.field(default_factory=set)
     _bad_words_token_ids: list[list[int]] | None = None
 
     @staticmethod
     def from_optional(**fields: Any) -> SamplingParams:
-        """Make params from fields of which any may be None for its default; max_tokens=None stays unlimited."""
+        """Make params from fields; any may be None for its default, but max_tokens=None stays unlimited."""
         kept = ((name, value) for name, value in fields.items() if value is not None or name == "max_tokens")
         given: dict[str, Any] = dict(kept)
         return SamplingParams(**given)
 
     def __post_init__(self) -> None:
-        """Normalise and check every field; also runs when decoded from msgpack, so it changes nothing twice."""
+        """Normalise and check every field. It runs again when decoded from msgpack, so it changes nothing twice."""
         self._check_random()
         self._check_lengths()
         self._check_text()
@@ -322,19 +322,19 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
 
     @property
     def sampling_type(self) -> SamplingType:
-        """Greedy, random, or random with a seed of its own."""
+        """Say whether the request is greedy, random, or random with a seed of its own."""
         if self.temperature == 0:
             return SamplingType.GREEDY
         return SamplingType.RANDOM if self.seed is None else SamplingType.RANDOM_SEED
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many log-probabilities come with each output token besides its own; -1 is all, None means none at all."""
+        """Count the log-probabilities that come with each token besides its own; -1 is all, None not even its own."""
         return self.logprobs if self.logprobs is not None else len(self.logprob_token_ids or ()) or None
 
     @property
     def first_scored_position(self) -> int | None:
-        """The first prompt position whose token gets a log-probability, at least 1; None when none does."""
+        """Return the first prompt position whose token gets a log-probability, at least 1; None when none does."""
         if self.prompt_logprobs is not None:
             return 1
         return None if self.prompt_logprob_token_ids is None else (self.prompt_logprob_start or 0) + 1
@@ -346,17 +346,17 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
 
     @property
     def eos_token_id(self) -> int | None:
-        """The end-of-sequence id that ends the output; None when ignored or not resolved yet."""
+        """Return the end-of-sequence id that ends the output; None when it is ignored or not resolved yet."""
         return self._eos_token_id
 
     @property
     def all_stop_token_ids(self) -> set[int]:
-        """Every id that min_tokens forbids: stop_token_ids and, once resolved, the model's EOS ids."""
+        """Return every id that min_tokens forbids: stop_token_ids and, once resolved, the model's EOS ids."""
         return self._all_stop_token_ids
 
     @property
     def bad_words_token_ids(self) -> list[list[int]] | None:
-        """Token sequences of bad_words; None until resolved with a tokenizer."""
+        """Return the token sequences of bad_words; None until they are resolved with a tokenizer."""
         return self._bad_words_token_ids
 
     def update_from_generation_config(
@@ -374,7 +374,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
             self.stop_token_ids = sorted(eos_ids.union(self.stop_token_ids or ()))
 
     def clone(self) -> SamplingParams:
-        """Copy deeply and check again, since fields may have been assigned; itself when skip_clone."""
+        """Return a deep copy, checked again since fields may have been assigned; these very params if skip_clone."""
         if self.skip_clone:
             return self
         copied = copy.copy(self)  # __post_init__ makes the plain lists anew

@@ -1,4 +1,4 @@
-"""The engine core: plan, run, commit. Token ids in, token ids out; it knows no text."""
+"""The engine core plans, runs and commits steps: token ids go in, token ids come out; it knows no text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MASK_WAIT = 0.05  # seconds; how long a step waits for masks before it goes on w
 
 
 class EngineCore:
-    """Runs steps with one in flight: step N + 1 is planned and sent while the device computes step N."""
+    """The core runs steps with one in flight: step N + 1 is planned and sent while the device computes step N."""
 
     def __init__(
         self,
@@ -35,16 +35,16 @@ class EngineCore:
         self.max_model_len = max_model_len
         self._scheduler = scheduler
         self._runner: ModelRunner | None = runner
-        """None once shut down."""
+        """It is None once the core is shut down."""
         self._masks = masks
         self._overlap = overlap
         self._in_flight: RunningStep | None = None
         self._compiling: dict[str, EngineCoreRequest] = {}
-        """Requests whose grammar is being compiled, in order of arrival."""
+        """The requests whose grammar is being compiled, in order of arrival."""
         self._held: set[str] = set()
-        """Requests that sat out the last plan because their masks were late."""
+        """The requests that sat out the last plan because their masks were late."""
         self._ended: list[EngineCoreOutput] = []
-        """What ended between steps, for the next one to report."""
+        """The ends that came between steps, for the next one to report."""
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request. Raises RuntimeError after `shutdown`, ValueError for one that cannot run."""
@@ -121,7 +121,7 @@ class EngineCore:
         return self._scheduler.stats()
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget all cached prefixes; False, and nothing done, while requests hold blocks.
+        """Forget all cached prefixes and return True; while requests hold blocks, do nothing and return False.
 
         With `reset_running_requests` they give their blocks up, and compute again what was in them.
         """
@@ -208,7 +208,7 @@ class EngineCore:
         return [_ending(request_id, "abort") for request_id in dropped]
 
     def _rest(self) -> None:
-        """Nothing could be planned: there is a grammar or a mask to wait for, or nothing at all to do."""
+        """Wait for a grammar or a mask where nothing could be planned; raise if that cannot be why."""
         if self._compiling or self._held:
             self._masks.wait(COMPILE_WAIT)
         elif self._scheduler.has_unfinished_requests():

@@ -1,4 +1,4 @@
-"""Checks and completes what users ask for, before anything runs: prompts and params to `EngineCoreRequest`s."""
+"""Prompts and params are checked and become complete `EngineCoreRequest`s before anything runs."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ GRAMMAR_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ProcessedRequest:
-    """A user's request, complete: `sequences` are what the core runs, one per output."""
+    """This is a user's request, complete: `sequences` are what the core runs, one per output."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     params: SamplingParams
-    """A private copy with stop ids and EOS resolved."""
+    """They are a private copy with stop ids and EOS resolved."""
     arrival_time: float
     sequences: tuple[EngineCoreRequest, ...]
 
 
 class InputProcessor:
-    """Turns prompts and params into complete requests, or refuses them with an error that names the argument."""
+    """This turns prompts and params into complete requests, or refuses them with an error that names the argument."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The synchronous engine: requests go in, each `step` gives outputs. `LLM` and offline streaming stand on it."""
+"""Requests go into the synchronous engine, and each `step` gives outputs. `LLM` and offline streaming stand on it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
-    """Runs requests, many at a time. Threads may share it, each call then waits for those of the others.
+    """An engine runs requests, many at a time. Threads may share it: each call waits for those of the others.
 
     An engine that nobody holds any more releases its device, as `shutdown` does.
     """
@@ -99,12 +99,12 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
 
     @property
     def model_config(self) -> ModelConfig:
-        """The model's shapes."""
+        """Return the model's shapes."""
         return self.config.model_config
 
     @property
     def max_model_len(self) -> int:
-        """The longest sequence, prompt and output together."""
+        """Return the length of the longest sequence, prompt and output together."""
         return self._core.max_model_len
 
     @locked
@@ -237,7 +237,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
 
     @locked
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget all cached prefixes; False, and nothing forgotten, while requests run.
+        """Forget all cached prefixes and return True; while requests run, forget nothing and return False.
 
         With `reset_running_requests` they are preempted first, and compute what they had anew. A connector's cache
         counts as reset: there is none.
@@ -287,7 +287,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         delay_iterations: int | None = None,
         max_iterations: int | None = None,
     ) -> None:
-        """Record what host and devices do until `stop_profile`; what is None is as profiler_config says."""
+        """Record what host and devices do until `stop_profile`; arguments left at None are as profiler_config says."""
         self._profiler.start(profile_prefix, delay_iterations, max_iterations)
 
     @locked

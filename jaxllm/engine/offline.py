@@ -24,7 +24,7 @@ type Priority = int | Sequence[int] | None
 
 
 class OfflineRunner:
-    """Runs batches of prompts to their end, one batch at a time; `enqueue` keeps some for a later `wait`."""
+    """This runs batches of prompts to their end, one at a time; `enqueue` keeps some for a later `wait`."""
 
     def __init__(self, engine: LLMEngine) -> None:
         self._engine = engine

@@ -29,7 +29,7 @@ class ProcessedOutputs:
 
 
 class _Sequence:
-    """One of a request's outputs, growing."""
+    """A sequence is one of a request's outputs, growing."""
 
     __slots__ = (
         "_shown_text",
@@ -103,7 +103,7 @@ class _Sequence:
 
 
 class _Request:
-    """A user's request with its n sequences."""
+    """This is a user's request with its n sequences."""
 
     __slots__ = ("kind", "num_unfinished", "prompt_logprobs", "request", "sequences", "stream_interval")
 
@@ -115,7 +115,7 @@ class _Request:
         params = request.params
         self.stream_interval = params.stream_interval or 1
         self.prompt_logprobs: PromptCollector | None = None
-        """Fed by the first sequence, the only one that scores the prompt."""
+        """The first sequence alone scores the prompt."""
         if params.first_scored_position is not None:
             shown_by = tokenizer if params.detokenize else None
             self.prompt_logprobs = PromptCollector(params, len(request.prompt_token_ids), shown_by)
@@ -155,7 +155,7 @@ class _Request:
 
 
 class OutputProcessor:
-    """Holds every unfinished request's output."""
+    """This holds every unfinished request's output."""
 
     def __init__(self, tokenizer: Tokenizer | None, metrics: EngineMetrics) -> None:
         self._tokenizer = tokenizer

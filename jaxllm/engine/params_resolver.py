@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jaxllm.config.engine_config import EngineConfig
 
 type CheckGrammar = Callable[[StructuredOutputsParams, float | None], None]
-"""Raises VLLMValidationError for a constraint that does not compile."""
+"""A check raises VLLMValidationError for a constraint that does not compile."""
 
 _ID_FIELDS = ("stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_token_ids", "prompt_logprob_token_ids")
 
@@ -28,14 +28,14 @@ class InputLimits:
     """The limits of what the engine can take."""
 
     vocab_size: int
-    """The width of the logits; every token id is below it."""
+    """The logits are so wide: every token id is below it."""
     max_model_len: int
     max_logprobs: int
-    """The vocabulary's size: no limit."""
+    """Log-probabilities of at most so many tokens are returned; the vocabulary's size sets no limit."""
     priorities: bool
     """The scheduling policy looks at priorities."""
     stream_interval: int = 1
-    """Fewest new tokens per streamed output."""
+    """A streamed output has at least so many new tokens."""
     has_thinking_tokens: bool = False
     """It is known how the model marks its reasoning."""
     extra_args: Mapping[str, int | float] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class InputLimits:
 
 
 class ParamsResolver:
-    """Copies params, completes the copies, and refuses what this model or this engine cannot do."""
+    """This copies params, completes the copies, and refuses what this model or this engine cannot do."""
 
     def __init__(
         self,

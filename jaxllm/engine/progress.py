@@ -1,4 +1,4 @@
-"""The progress bar of a batch: requests done, and tokens per second in and out."""
+"""The progress bar of a batch shows requests done, and tokens per second in and out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_use_tqdm(use_tqdm: Any) -> None:
 
 
 class Progress:
-    """Counts finished requests on a bar; without one it does nothing."""
+    """This counts finished requests on a bar; without one it does nothing."""
 
     def __init__(self, use_tqdm: UseTqdm, total: int) -> None:
         """Make a bar for `total` requests with tqdm, or with a callable that takes tqdm's arguments."""

@@ -12,7 +12,7 @@ from jaxllm.utils.forks import Home
 
 
 class Turn:
-    """Lets one call in at a time: calls of other threads wait, and a call from within a call is refused."""
+    """A turn lets one call in at a time: calls of other threads wait, and a call from within a call is refused."""
 
     def __init__(self) -> None:
         self.home = Home()

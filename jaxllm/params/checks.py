@@ -1,4 +1,4 @@
-"""Checks of single values, shared by every class that takes user input. Each returns the plain Python value."""
+"""Every class that takes user input checks single values by these functions, which return plain Python values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INT32_MAX = 2**31 - 1
 
 
 class _Brief(reprlib.Repr):
-    """Short `repr`s of anything, at a cost that its size does not change."""
+    """This makes short `repr`s of anything, at a cost that its size does not change."""
 
     def repr_int(self, x: int, level: int) -> str:
         """Show an integer; Python itself refuses to write out very long ones."""

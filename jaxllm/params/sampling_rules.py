@@ -1,4 +1,4 @@
-"""The tables of fields that are gone or refused, and the checks of single fields."""
+"""Here are the tables of fields that are gone or refused, and the checks of single fields."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
         "outputs are sampled, not prescribed; to score a given text, make it the prompt and ask for prompt_logprobs",
     ),
 }
-"""Fields that take no other values than these, of which the first is the default -> (the values, why)."""
+"""These fields take no other values than the listed ones, of which the first is the default, for the reason given."""
 
 
 def refuse_without_meaning(params: Any) -> None:

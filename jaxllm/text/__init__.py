@@ -1,1 +1,1 @@
-"""Between text and token ids: tokenizers, chat templates, detokenizing, log-probabilities with their tokens' text."""
+"""Text becomes token ids and back here: tokenizers, chat templates, detokenizing, log-probabilities with text."""

@@ -19,18 +19,18 @@ _TEXT_PARTS = {
     "refusal": "refusal",
     "thinking": "thinking",
 }
-"""The key that holds the text of each type of content part."""
+"""Each type of content part has its text under this key."""
 _RESERVED = frozenset(
     {"conversation", "chat_template", "tools", "add_generation_prompt", "continue_final_message", "tokenize"}
     | {"padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"}
     | {"tokenizer_kwargs"}
 )
-"""Names that would change what rendering returns, or bring a template past the one argument for it."""
+"""These names would change what rendering returns, or bring a template past the one argument for it."""
 _PROBE = "jaxllm-probe-7f3a"
 
 
 class ChatRenderer:
-    """Renders conversations with the tokenizer's chat template, or one given in its place."""
+    """This renders conversations with the tokenizer's chat template, or one given in its place."""
 
     def __init__(self, tokenizer: Tokenizer, default_template: str | None) -> None:
         self._tokenizer = tokenizer
@@ -97,7 +97,7 @@ class ChatRenderer:
             raise VLLMValidationError(message, parameter="chat_template", value=given) from error
 
     def _detect_format(self, template: str) -> str:
-        """Try whether the template shows content that is a string; templates of some models only take parts."""
+        """Say which form the template takes: some models' templates do not show content that is a string."""
         messages = [{"role": "user", "content": _PROBE}]
         options = {"add_generation_prompt": True, "continue_final_message": False, "tools": None}
         try:

@@ -1,4 +1,4 @@
-"""Text from tokens as they come: never half a character, and cut where the first stop string completes."""
+"""Tokens become text as they come: never half a character, and cut where the first stop string completes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
 _MAX_HELD = 64
-"""Tokens held before some are let out: a model that emits broken bytes must not make each step dearer."""
+"""So many tokens are held before some are let out: a model's broken bytes must not make each step dearer."""
 
 
 class TextStream:
-    """Decodes a growing token sequence; what it has put out is never taken back.
+    """A stream decodes a growing token sequence; what it has put out is never taken back.
 
     Of neighbouring `unspaced` tokens, each but the first shows as its string there, not as the decoder writes it.
     """
@@ -101,7 +101,7 @@ class TextStream:
 
 
 class Detokenizer(Protocol):
-    """One sequence's tokens and text."""
+    """A detokenizer holds one sequence's tokens and text."""
 
     token_ids: list[int]
 
@@ -120,7 +120,7 @@ class Detokenizer(Protocol):
 
 
 class TokenCollector:
-    """Collects tokens and makes no text: for detokenize=False."""
+    """This collects tokens and makes no text, for detokenize=False."""
 
     text = ""
 
@@ -140,7 +140,7 @@ class TokenCollector:
 
 
 class IncrementalDetokenizer:
-    """Makes text from tokens and looks for stop strings in it."""
+    """This makes text from tokens and looks for stop strings in it."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         self.token_ids: list[int] = []
@@ -186,7 +186,7 @@ class IncrementalDetokenizer:
 def first_stop(text: str, num_new: int, stops: Sequence[str]) -> tuple[int, str] | None:
     """Return where the stop string starts that completes first within the last `num_new` characters, and which.
 
-    Completing first, not starting first, so that the answer does not depend on how text is split into tokens.
+    The one that completes first counts, not the one that starts first: so the split into tokens does not matter.
     """
     best: tuple[int, int, str] | None = None
     for stop in stops:

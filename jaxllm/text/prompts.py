@@ -1,4 +1,4 @@
-"""The forms a prompt may have, told apart; what is not supported is refused by name."""
+"""The forms that a prompt may have are told apart here; what is not supported is refused by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 
 @dataclass(frozen=True, slots=True)
 class ParsedPrompt:
-    """Text to tokenize, or token ids with the text that they stand for where it is known."""
+    """A prompt is text to tokenize, or token ids with the text that they stand for where it is known."""
 
     text: str | None
     token_ids: Sequence[Any] | None = None

@@ -1,4 +1,4 @@
-"""A Hugging Face fast tokenizer, with what the engine needs around it: batches, single-token strings, the EOS id."""
+"""A Hugging Face fast tokenizer gets what the engine needs around it: batches, single tokens' text, the EOS id."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:  # both cost import time
 HALF = "\N{REPLACEMENT CHARACTER}"
 """The character that a part of a character decodes to."""
 LONGEST_CHARACTER = 4
-"""Bytes of a character in UTF-8, each of which may be a token."""
+"""A character has so many bytes in UTF-8 at most, and each may be a token."""
 _ENCODE_OPTIONS = ("add_special_tokens", "truncation", "max_length", "truncate_prompt_tokens", "truncation_side")
 
 
 class Tokenizer:
-    """Text to token ids and back."""
+    """A tokenizer turns text into token ids and back."""
 
     def __init__(
         self, backend: Backend, eos_token_id: int | None, load_hf: Callable[[], PreTrainedTokenizerBase]
     ) -> None:
-        """`eos_token_id` ends a sequence; `load_hf` makes the tokenizer that `backend` is of."""
+        """Wrap `backend`; `eos_token_id` ends a sequence, and `load_hf` makes transformers' tokenizer of it."""
         self.backend, self.eos_token_id = backend, eos_token_id
         self._load_hf = load_hf
         self._strings: dict[int, str] = {}
@@ -56,12 +56,12 @@ class Tokenizer:
 
     @cached_property
     def hf(self) -> PreTrainedTokenizerBase:
-        """The transformers tokenizer, for chat templates; importing transformers takes a second or two."""
+        """Return transformers' tokenizer, for chat templates; importing transformers takes a second or two."""
         return self._load_hf()
 
     @cached_property
     def added_tokens(self) -> dict[int, str]:
-        """The tokens that were added to the vocabulary as whole strings: special ones and others."""
+        """Return the tokens that were added to the vocabulary as whole strings: special ones and others."""
         return {token_id: token.content for token_id, token in self.backend.get_added_tokens_decoder().items()}
 
     @cached_property
@@ -123,7 +123,7 @@ class Tokenizer:
 
     @cached_property
     def _word_mark(self) -> str | None:
-        """The character that stands for a space in the vocabulary of a SentencePiece tokenizer; None for others."""
+        """Return the character that stands for a space in a SentencePiece vocabulary; None for other tokenizers."""
         from tokenizers import pre_tokenizers
 
         splitter: Any = self.backend.pre_tokenizer
@@ -136,12 +136,12 @@ class Tokenizer:
 
 @dataclass(frozen=True, slots=True)
 class EncodeOptions:
-    """How prompts become token ids: `tokenization_kwargs`, checked and brought to one form."""
+    """These options say how prompts become token ids: `tokenization_kwargs`, checked and brought to one form."""
 
     add_special_tokens: bool | None = None
     """None adds them to texts that do not have them from a chat template."""
     keep: int | None = None
-    """The most tokens of a prompt; None cuts nothing off."""
+    """A prompt keeps at most so many tokens; None cuts nothing off."""
     side: str | None = None
     """The side on which what is too long is cut off, "left" or "right"; None is the tokenizer's own."""
 

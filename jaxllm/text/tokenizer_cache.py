@@ -1,4 +1,4 @@
-"""Tokenizers on disk as transformers made them: importing it and making one again takes longer than a step's program.
+"""Tokenizers are kept on disk as transformers made them: to import it and make one takes longer than a step's program.
 
 Many kinds are changed when they are loaded (another normalizer, more whole tokens), so what is kept is the result.
 """
@@ -31,7 +31,7 @@ class KeptTokenizer(NamedTuple):
 
 
 class TokenizerCache:
-    """Tokenizers by a digest of what they are made from. A file that cannot be used counts as none."""
+    """This keeps tokenizers by a digest of what they are made from. A file that cannot be used counts as none."""
 
     def __init__(self, cache_dir: str) -> None:
         self._folder = Path(cache_dir, "tokenizers")
