@@ -1,12 +1,18 @@
-"""Ctrl-C between steps, not within one: a step cut in half would leave the engine in no usable state."""
+"""Ctrl-C between steps, not within one: a step cut in half would leave the engine in no usable state.
+
+And Ctrl-C that gets lost while an engine is made: JAX runs code in the garbage collector, which drops what that raises.
+"""
 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+AGAIN_SECONDS = 0.01
 
 
 @contextmanager
@@ -38,6 +44,30 @@ def deferred_interrupts() -> Iterator[Callable[[], None]]:
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     check()
+
+
+@contextmanager
+def lasting_interrupts() -> Iterator[None]:
+    """Raise a KeyboardInterrupt that Python drops once more, and until it arrives; only the main thread gets any."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = sys.unraisablehook
+
+    def again(dropped: sys.UnraisableHookArgs) -> None:
+        if not issubclass(dropped.exc_type, KeyboardInterrupt):
+            before(dropped)
+            return
+        # From a thread, or it would be raised within this function and dropped again.
+        main_thread = threading.main_thread().ident
+        assert main_thread is not None
+        threading.Timer(AGAIN_SECONDS, signal.pthread_kill, (main_thread, signal.SIGINT)).start()
+
+    sys.unraisablehook = again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def _nothing() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.engine.core_client import CoreClient, InprocClient
 from jaxllm.engine.input_processor import GRAMMAR_SECONDS, InputProcessor, ProcessedRequest
+from jaxllm.engine.interrupts import lasting_interrupts
 from jaxllm.engine.metrics import EngineMetrics, Metric, cache_config_info
 from jaxllm.engine.output_processor import OutputProcessor
 from jaxllm.engine.params_resolver import InputLimits
@@ -75,6 +76,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         weakref.finalize(self, _release, self._home, self._profiler, core)
 
     @classmethod
+    @lasting_interrupts()
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
         """Load the model and make an engine, its core in this process."""
         from jaxllm.engine.startup import make_core, prepare

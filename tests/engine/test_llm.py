@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import signal
 import sys
+import time
 from types import ModuleType
 from typing import Any
 
@@ -282,6 +284,26 @@ def test_interrupts_while_requests_are_aborted(llm: LLM, core: FakeCore, monkeyp
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["a", "b"], use_tqdm=False)
     assert not core.requests
+
+
+def test_an_interrupt_dropped_while_an_engine_is_made_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(phase: str, _: Any) -> None:
+        if phase == "stop" and gc.callbacks.count(interrupt):
+            gc.callbacks.remove(interrupt)
+            signal.raise_signal(signal.SIGINT)
+
+    def create_engine_config(_: EngineArgs) -> None:
+        gc.callbacks.append(interrupt)
+        gc.collect()
+        time.sleep(10)
+        pytest.fail("the interrupt was lost")
+
+    monkeypatch.setattr(EngineArgs, "create_engine_config", create_engine_config)
+    monkeypatch.setattr(sys, "unraisablehook", lambda dropped: None)
+    before = sys.unraisablehook
+    with pytest.raises(KeyboardInterrupt):
+        LLM("any")
+    assert sys.unraisablehook is before
 
 
 def test_failing_step_aborts_the_call(llm: LLM, core: FakeCore) -> None:
