@@ -124,6 +124,7 @@ def make_rules(v: int, rng: np.random.Generator) -> tuple[Rules, Rules]:
         bias_ids_sn=jnp.zeros((ROWS, MAX_LOGIT_BIASES), jnp.int32),
         bias_sn=jnp.zeros((ROWS, MAX_LOGIT_BIASES)),
         allowed_bits_sw=jnp.full((ROWS, words), -1, jnp.int32),
+        grammar_bits_sw=jnp.full((ROWS, words), -1, jnp.int32),
         logprob_ids_sn=jnp.zeros((ROWS, MAX_LOGPROB_TOKEN_IDS), jnp.int32),
         extra_args={},
     )

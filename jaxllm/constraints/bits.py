@@ -6,8 +6,18 @@ Bits at or beyond the vocabulary's size are 0. No function changes its arguments
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
+
+
+class RowMask(NamedTuple):
+    """Restricts one row of logits. The bits are not to be written to."""
+
+    allowed_w: np.ndarray
+    """int32, what all rules let follow."""
+    grammar_w: np.ndarray | None
+    """int32, what the grammar alone lets follow, after which raw log-probabilities are taken; None without one."""
 
 
 def num_words(vocab_size: int) -> int:

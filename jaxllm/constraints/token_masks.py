@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxllm.constraints import bits
 from jaxllm.constraints.bad_words import BadWords
+from jaxllm.constraints.bits import RowMask
 from jaxllm.constraints.compiler import GrammarCompiler
 from jaxllm.constraints.grammar_mask import DeadEndError, GrammarMask, Place
 from jaxllm.constraints.thinking import ThinkingState, ThinkingTokens
@@ -104,11 +105,11 @@ class TokenMasks:
         if rules is not None:
             rules.accept(token_ids)
 
-    def row(self, request_id: str, num_output_tokens: int) -> np.ndarray | None:
+    def row(self, request_id: str, num_output_tokens: int) -> RowMask | None:
         """Return what may be sampled after num_output_tokens outputs, those in flight counted; None for everything.
 
-        int32 [ceil(v/32)], not to be written to. Waits for the background. A request that turns out to be at its end is
-        from now on in `dead_ends` or `completed`, and what this step samples for it must be dropped.
+        Waits for the background. A request that turns out to be at its end is from now on in `dead_ends` or
+        `completed`, and what this step samples for it must be dropped.
         """
         rules = self._rules.get(request_id)
         if rules is None or request_id in self._dead_ends or request_id in self._completed:
@@ -180,13 +181,19 @@ class _Rules:
             return False
         return self._end_w is None or num_output_tokens + 1 < self._params.min_tokens
 
-    def row(self, num_output_tokens: int) -> np.ndarray | None:
-        """As TokenMasks.row, before the end. Raises DeadEndError."""
-        is_early = num_output_tokens < self._params.min_tokens
+    def row(self, num_output_tokens: int) -> RowMask | None:
+        """Do as `TokenMasks.row` where `are_at_end` says no. Raises DeadEndError."""
         place = self._place()
         if place is not None and place.is_complete:
-            return self._end_w
-        parts = [] if place is None else [place.bits_w]
+            return None if self._end_w is None else RowMask(self._end_w, self._end_w)
+        grammar_w = None if place is None else place.bits_w
+        allowed_w = self._allowed(grammar_w, num_output_tokens)
+        return None if allowed_w is None else RowMask(allowed_w, grammar_w)
+
+    def _allowed(self, grammar_w: np.ndarray | None, num_output_tokens: int) -> np.ndarray | None:
+        """Return what all rules leave of what the grammar allows. Raises DeadEndError where that is nothing."""
+        is_early = num_output_tokens < self._params.min_tokens
+        parts = [] if grammar_w is None else [grammar_w]
         parts += self._moving_parts()
         if not parts:
             return self._early_w if is_early else self._static_w

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxllm.constraints.bits import RowMask
 from jaxllm.scheduling.plan import Chunk, StepPlan
 
 from .buckets import Bucket
@@ -94,9 +95,9 @@ def unpack(buffer: Any, fields: Fields) -> dict[str, Any]:
 
 
 def build(
-    plan: StepPlan, shape: BatchShape, block_size: int, vocab_size: int, masks: Sequence[np.ndarray | None]
+    plan: StepPlan, shape: BatchShape, block_size: int, vocab_size: int, masks: Sequence[RowMask | None]
 ) -> StepInputs:
-    """Pad and pack one plan; `masks` are the packed bits of what each chunk's row may sample, None for everything.
+    """Pad and pack one plan; `masks` say what each chunk's row may sample, None for everything.
 
     Buffers are new each time: the device may still be reading the last step's.
     """
@@ -108,7 +109,7 @@ def build(
     _fill_tiles(int_views, lengths, shape.query_tile)
     fill_rows(int_views, float_views, plan.chunks, shape.extra_args)
     is_full = any(map(needs_full, plan.chunks, masks))
-    rare = RareInputs(None, None, None, None)
+    rare = RareInputs(*[None] * len(RareInputs._fields))
     if is_full:
         rare = fill_rare(int_views, plan.chunks, masks, shape.bucket.num_seqs, vocab_size)
     return StepInputs(shape=shape, ints=ints, floats=floats, rare=rare, is_full=is_full)

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax import Array
 
+from jaxllm.constraints.bits import RowMask
 from jaxllm.sampling.token_counts import count_row
 from jaxllm.scheduling.plan import StepPlan, StepResult
 
@@ -74,10 +75,10 @@ class ModelRunner:
         """By rows: the same arrays each step, so that nothing is sent for what nobody uses."""
 
     @running()
-    def run(self, plan: StepPlan, masks: Sequence[np.ndarray | None]) -> RunningStep:
+    def run(self, plan: StepPlan, masks: Sequence[RowMask | None]) -> RunningStep:
         """Start a step and return at once, unless its program has yet to be compiled.
 
-        `masks` are the packed bits of the ids that each chunk's row may sample; None stands for all.
+        `masks` say which ids each chunk's row may sample; None stands for all.
         """
         inputs = self._build(plan, masks, self.compiler.batch_shape(plan))
         shape = self.compiler.step_shape(inputs.shape.bucket, is_full=inputs.is_full)
@@ -115,7 +116,7 @@ class ModelRunner:
         """Stop compiling ahead."""
         self.programs.stop()
 
-    def _build(self, plan: StepPlan, masks: Sequence[np.ndarray | None], shape: BatchShape) -> StepInputs:
+    def _build(self, plan: StepPlan, masks: Sequence[RowMask | None], shape: BatchShape) -> StepInputs:
         return build(plan, shape, self.compiler.config.block_size, self.compiler.model.config.vocab_size, masks)
 
     def _nearest(self, shape: StepShape) -> StepShape:

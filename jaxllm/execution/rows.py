@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxllm.constraints.bits import RowMask
 from jaxllm.params.limits import MAX_LOGIT_BIASES, MAX_LOGPROB_TOKEN_IDS
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.plan import Chunk
@@ -27,6 +28,8 @@ class RareInputs(NamedTuple):
 
     allowed_bits_sw: Any
     """int32 bits, 32 ids a word: which ids each row may sample."""
+    grammar_bits_sw: Any
+    """The same by each row's grammar alone, for log-probabilities."""
     bias_ids_sn: Any
     bias_sn: Any
     logprob_ids_sn: Any
@@ -62,16 +65,18 @@ def float_row_fields(num_rows: int, extra_args: ExtraArgs) -> Fields:
 
 def rare_shapes(num_rows: int, vocab_size: int) -> RareInputs:
     """Return (shape, dtype, neutral value) of each rare input."""
+    bits = ((num_rows, -(-vocab_size // 32)), np.int32, -1)
     biases, ids = (num_rows, MAX_LOGIT_BIASES), (num_rows, MAX_LOGPROB_TOKEN_IDS)
     return RareInputs(
-        allowed_bits_sw=((num_rows, -(-vocab_size // 32)), np.int32, -1),
+        allowed_bits_sw=bits,
+        grammar_bits_sw=bits,
         bias_ids_sn=(biases, np.int32, 0),
         bias_sn=(biases, np.float32, 0.0),
         logprob_ids_sn=(ids, np.int32, 0),
     )
 
 
-def needs_full(chunk: Chunk, mask_w: np.ndarray | None) -> bool:
+def needs_full(chunk: Chunk, mask: RowMask | None) -> bool:
     """Say whether a chunk's rows are beyond greedy, temperature and seed."""
     if chunk.scored_ids:
         return True
@@ -79,7 +84,7 @@ def needs_full(chunk: Chunk, mask_w: np.ndarray | None) -> bool:
         return False
     params = chunk.params
     return (
-        mask_w is not None
+        mask is not None
         or chunk.slot is not None
         or _truncates(params)
         or _wants_logprobs(params)
@@ -114,18 +119,20 @@ def fill_rows(
 def fill_rare(
     ints: dict[str, np.ndarray],
     chunks: Sequence[Chunk],
-    masks: Sequence[np.ndarray | None],
+    masks: Sequence[RowMask | None],
     num_rows: int,
     vocab_size: int,
 ) -> RareInputs:
     """Make the arrays that some row needs, and count what is in use of them in `ints`."""
     shapes = rare_shapes(num_rows, vocab_size)
-    bits_sw = bias_ids_sn = bias_sn = logprob_ids_sn = None
-    if any(mask_w is not None for mask_w in masks):
-        bits_sw = neutral_array(shapes.allowed_bits_sw)
-        for row, mask_w in enumerate(masks):
-            if mask_w is not None:
-                bits_sw[row] = mask_w
+    bias_ids_sn = bias_sn = logprob_ids_sn = None
+    masked = [(row, mask) for row, mask in enumerate(masks) if mask is not None]
+    allowed = [(row, mask.allowed_w) for row, mask in masked]
+    by_grammar = [
+        (row, mask.grammar_w)
+        for row, mask in masked
+        if mask.grammar_w is not None and _wants_logprobs(chunks[row].params)
+    ]
     biased = [(row, c.params.logit_bias) for row, c in enumerate(chunks) if c.samples and c.params.logit_bias]
     if biased:
         bias_ids_sn, bias_sn = neutral_array(shapes.bias_ids_sn), neutral_array(shapes.bias_sn)
@@ -138,7 +145,23 @@ def fill_rare(
         logprob_ids_sn = neutral_array(shapes.logprob_ids_sn)
         for row, ids in asked:
             logprob_ids_sn[row, : len(ids)] = np.maximum(ids, 0)  # -1 only fills a row up
-    return RareInputs(bits_sw, bias_ids_sn, bias_sn, logprob_ids_sn)
+    return RareInputs(
+        allowed_bits_sw=_join_bits(allowed, shapes.allowed_bits_sw),
+        grammar_bits_sw=_join_bits(by_grammar, shapes.grammar_bits_sw),
+        bias_ids_sn=bias_ids_sn,
+        bias_sn=bias_sn,
+        logprob_ids_sn=logprob_ids_sn,
+    )
+
+
+def _join_bits(rows: Sequence[tuple[int, np.ndarray]], spec: tuple[tuple[int, ...], Any, Any]) -> np.ndarray | None:
+    """Return an array with these rows' bits, and the neutral ones elsewhere; None without any."""
+    if not rows:
+        return None
+    bits_sw = neutral_array(spec)
+    for row, bits_w in rows:
+        bits_sw[row] = bits_w
+    return bits_sw
 
 
 def neutral_array(spec: tuple[tuple[int, ...], Any, Any]) -> np.ndarray:

@@ -189,6 +189,7 @@ def _rules(i: dict[str, Array], f: dict[str, Array], rare: RareInputs, shape: Ba
         bias_ids_sn=rare.bias_ids_sn,
         bias_sn=rare.bias_sn,
         allowed_bits_sw=rare.allowed_bits_sw,
+        grammar_bits_sw=rare.grammar_bits_sw,
         logprob_ids_sn=rare.logprob_ids_sn,
         count_rows_s=i["count_rows"],
         extra_args={name: (i | f)[EXTRA + name] for name, _ in shape.extra_args},

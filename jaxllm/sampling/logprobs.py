@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from .penalties import mask
 from .tiles import tile_maxima, top_ids
 
 MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
@@ -40,11 +41,21 @@ def fill_logprobs(value: Any, num_logprobs: int) -> Logprobs:
 
 
 def gather_logprobs(
-    values_sv: Array, tokens_s: Array, logprob_ids_sn: Array, *, num_logprobs: int, normalizes: bool, is_used: Array
+    values_sv: Array,
+    tokens_s: Array,
+    logprob_ids_sn: Array,
+    *,
+    num_logprobs: int,
+    normalizes: bool,
+    is_used: Array,
+    allowed_bits_sw: Array | None = None,
 ) -> Logprobs:
-    """Return what to show of logits; zeros unless `is_used`. With `normalizes`, log-probabilities; -inf stays -inf."""
+    """Return what to show of logits; zeros unless `is_used`. With `normalizes`, log-probabilities; -inf stays -inf.
 
-    def gather() -> Logprobs:
+    Ids whose bit in `allowed_bits_sw` is 0 count as -inf.
+    """
+
+    def gather(values_sv: Array) -> Logprobs:
         maxima_si = tile_maxima(values_sv)
         total_s1 = (
             jax.nn.logsumexp(values_sv, axis=1, keepdims=True) if normalizes else jnp.zeros_like(maxima_si[:, :1])
@@ -66,6 +77,15 @@ def gather_logprobs(
         )
 
     def nothing() -> Logprobs:
-        return jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), jax.eval_shape(gather))
+        return jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), jax.eval_shape(gather, values_sv))
 
-    return lax.cond(is_used, gather, nothing)
+    if allowed_bits_sw is None:
+        return lax.cond(is_used, lambda: gather(values_sv), nothing)
+    # A branch of its own, for a cond that returned logits would copy them even where nothing is masked. The barrier
+    # keeps the mask out of the sums, so that both branches compute the same, bit for bit.
+    branches = (
+        nothing,
+        lambda: gather(values_sv),
+        lambda: gather(lax.optimization_barrier(mask(values_sv, allowed_bits_sw))),
+    )
+    return lax.switch(jnp.where(is_used, 1 + (allowed_bits_sw != -1).any(), 0), branches)

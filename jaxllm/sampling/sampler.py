@@ -1,8 +1,8 @@
 """Pick the next token of every row.
 
-Order of operations, as in vLLM: values of the raw logits for logprobs; masks; logit_bias; custom logits processors;
-repetition, frequency and presence penalties; greedy pick, or temperature, min_p, top_k, top_p and a draw. Everything is
-float32, and no row looks at another.
+Order of operations, as in vLLM: the mask of a grammar; values of the raw logits for logprobs; the other masks;
+logit_bias; custom logits processors; repetition, frequency and presence penalties; greedy pick, or temperature, min_p,
+top_k, top_p and a draw. Everything is float32, and no row looks at another.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ class Rules(NamedTuple):
     bias_sn: Array
     allowed_bits_sw: Array
     """int32 words of 32 ids; bit i % 32 of word i // 32 says whether id i may be sampled."""
+    grammar_bits_sw: Array
+    """The same for what each row's grammar alone lets follow; raw logprobs are taken after it."""
     logprob_ids_sn: Array
     extra_args: dict[str, Array]
     """Arguments of the custom logits processors, one value per row."""
@@ -138,6 +140,7 @@ def sample_full(
         num_logprobs=num_logprobs,
         normalizes=logprobs_mode.endswith("logprobs"),
         is_used=uses.logprobs > 0,
+        allowed_bits_sw=None if shows_processed else rules.grammar_bits_sw,
     )
     return tokens_s, logprobs
 

@@ -140,7 +140,8 @@ def request(
 
 
 def allowed(masks: TokenMasks, num_outputs: int, name: str = "r") -> set[int]:
-    return unpack(masks.row(name, num_outputs))
+    row = masks.row(name, num_outputs)
+    return unpack(None if row is None else row.allowed_w)
 
 
 WORD = st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple)
@@ -204,8 +205,8 @@ def test_no_rules_no_row(masks: TokenMasks):
 
 def test_static_rows_are_made_once(masks: TokenMasks):
     masks.add(request(allowed_token_ids=[3, EOS], min_tokens=2))
-    assert masks.row("r", 0) is masks.row("r", 1)
-    assert masks.row("r", 2) is masks.row("r", 3)
+    rows = [row.allowed_w for row in (masks.row("r", index) for index in range(4)) if row is not None]
+    assert (rows[0] is rows[1], rows[2] is rows[3]) == (True, True)
     assert (allowed(masks, 1), allowed(masks, 2)) == ({3}, {3, EOS})
 
 
@@ -312,6 +313,20 @@ def test_rules_that_exclude_each_other_are_named(masks: TokenMasks):
     assert not masks.is_ready("static")
 
 
+def test_what_the_grammar_alone_allows_is_told_apart(masks: TokenMasks):
+    fields = {"allowed_token_ids": [3, 4, 7, EOS], "min_tokens": 1, "stop_token_ids": [3]}
+    masks.add(request(structured_outputs=choose([3], [4], [5]), bad=[[7]], **fields))
+    masks.add(request("free", **fields))
+    row, free = masks.row("r", 0), masks.row("free", 0)
+    assert row is not None
+    assert free is not None
+    assert (unpack(row.allowed_w), unpack(row.grammar_w), free.grammar_w) == ({4}, {3, 4, 5}, None)
+    masks.accept("r", [4])
+    row = masks.row("r", 1)
+    assert row is not None
+    assert unpack(row.allowed_w) == unpack(row.grammar_w) == {EOS}
+
+
 def test_forks_have_their_own_place(masks: TokenMasks):
     for name in ("a", "b"):
         masks.add(request(name, structured_outputs=choose([3, 5], [4, 6])))
@@ -397,7 +412,7 @@ def test_a_late_mask_is_told_and_waited_for(grammars: WordGrammars, masks: Token
     threading.Timer(0.05, gate.set).start()
     masks.wait(5.0)
     assert masks.late() == set()
-    assert unpack(masks.row("slow", 1)) == {4}
+    assert allowed(masks, 1, "slow") == {4}
 
 
 def test_waiting_for_a_grammar_leaves_the_matchers_thread_free(grammars: WordGrammars, masks: TokenMasks):
@@ -409,4 +424,4 @@ def test_waiting_for_a_grammar_leaves_the_matchers_thread_free(grammars: WordGra
     [(future, grammar)] = grammars.held
     future.set_result(grammar)
     assert masks.is_ready("compiling")
-    assert unpack(masks.row("compiling", 0)) == {3}
+    assert allowed(masks, 0, "compiling") == {3}

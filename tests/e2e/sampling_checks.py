@@ -85,9 +85,12 @@ def goes_on_after_eos(evidence: Evidence) -> None:
 
 
 def chose(evidence: Evidence) -> None:
-    """Check that the text is one of the choices."""
+    """Check that the text is one of the choices, and that raw logits, too, are taken after the grammar's mask."""
     assert evidence.output.text in CHOICES
     assert evidence.output.finish_reason == "stop"
+    *before, last = map(logits_of, evidence.output.logprobs or ())
+    assert all(0 < np.isfinite(logits_v).sum() < 50 for logits_v in before)
+    assert np.flatnonzero(np.isfinite(last)).tolist() == [EOS]
 
 
 def thought_briefly(evidence: Evidence) -> None:

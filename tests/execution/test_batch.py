@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from jaxllm.constraints.bits import RowMask
 from jaxllm.execution.batch import BatchShape, build, count_rows, float_fields, int_fields, unpack
 from jaxllm.execution.buckets import Bucket, make_buckets, pick_bucket
 from jaxllm.sampling_params import SamplingParams
@@ -36,7 +37,7 @@ def step(
     bucket: tuple[int, int] = (16, 8),
     query_tile: int = 4,
     row_alignment: int = 1,
-    masks: dict[int, np.ndarray] | None = None,
+    masks: dict[int, RowMask] | None = None,
     extra_args: Any = (),
 ):
     shape = BatchShape(Bucket(*bucket), 6, query_tile, row_alignment, extra_args)
@@ -110,11 +111,18 @@ def test_the_plain_program_is_left_only_when_needed(kwargs: dict, full: bool) ->
 
 
 def test_a_mask_makes_a_step_full_and_reaches_its_row() -> None:
-    mask = np.array([5, -7, 3], np.int32)
+    bits_w, grammar_w = np.array([[5, -7, 3], [7, -5, 3]], np.int32)
+    mask = RowMask(bits_w, grammar_w)
     inputs, *_ = step(make_chunk("a", 0, [1], [1]), make_chunk("b", 0, [1], [2]), masks={1: mask})
     assert inputs.is_full
-    np.testing.assert_array_equal(inputs.rare.allowed_bits_sw[:3], [[-1] * 3, mask, [-1] * 3])
-    assert step(make_chunk("a", 0, [1], [1]))[0].rare.allowed_bits_sw is None
+    np.testing.assert_array_equal(inputs.rare.allowed_bits_sw[:3], [[-1] * 3, bits_w, [-1] * 3])
+    assert inputs.rare.grammar_bits_sw is None, "for log-probabilities only"
+    shown = SamplingParams(logprobs=0)
+    chunks = [make_chunk(name, 0, [1], [1 + at], params=shown) for at, name in enumerate("ab")]
+    inputs, *_ = step(*chunks, masks={0: RowMask(bits_w, None), 1: mask})
+    np.testing.assert_array_equal(inputs.rare.grammar_bits_sw[:3], [[-1] * 3, grammar_w, [-1] * 3])
+    rare = step(make_chunk("a", 0, [1], [1]))[0].rare
+    assert rare.allowed_bits_sw is rare.grammar_bits_sw is None
 
 
 @pytest.mark.parametrize("alignment", [1, 16])

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from jaxllm.constraints.bits import RowMask
 from jaxllm.execution.batch import build
 from jaxllm.execution.model_runner import ModelRunner, RunningStep
 from jaxllm.execution.programs import Programs
@@ -90,20 +91,21 @@ def test_two_arrays_are_sent_whatever_the_step(num_tokens: tuple[int, ...]) -> N
 
 
 @pytest.mark.parametrize(
-    ("params", "num_sent"),
+    ("params", "num_sent", "num_masks"),
     [
-        ({"logit_bias": {1: 2.0}}, 2),
-        ({"logprob_token_ids": [3]}, 1),
-        ({"logprobs": 1}, 0),
+        ({"logit_bias": {1: 2.0}}, 2, 1),
+        ({"logprob_token_ids": [3]}, 1, 2),
+        ({"logprobs": 1}, 0, 2),
     ],
 )
-def test_rare_arrays_are_sent_only_when_used(params: dict[str, Any], num_sent: int) -> None:
+def test_rare_arrays_are_sent_only_when_used(params: dict[str, Any], num_sent: int, num_masks: int) -> None:
     runner = make_runner()
     plan = make_plan(5, 3, params=SamplingParams(**params))
     runner.run(plan, [None, None]).result()
     assert sum(isinstance(x, np.ndarray) for x in arguments_of(runner, plan)[-1]) == num_sent
-    mask = np.full(10, -1, np.int32)
-    assert sum(isinstance(x, np.ndarray) for x in arguments_of(runner, plan, [mask, None])[-1]) == num_sent + 1
+    bits_w = np.full(10, -1, np.int32)
+    masked = arguments_of(runner, plan, [RowMask(bits_w, bits_w), None])
+    assert sum(isinstance(x, np.ndarray) for x in masked[-1]) == num_sent + num_masks
 
 
 def test_the_transfer_guard_sees_what_a_step_would_send() -> None:

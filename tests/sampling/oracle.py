@@ -39,6 +39,8 @@ class Row:
     output: Sequence[int] = ()
     bias: dict[int, float] = field(default_factory=dict)
     allowed: frozenset[int] | None = None
+    grammar: frozenset[int] | None = None
+    """What a grammar allows; `allowed` lies inside it."""
     boost: float = 0.0
     """The argument of `steer`."""
     scored: int | None = None
@@ -142,14 +144,16 @@ def make_rules(rows: Sequence[Row], v: int) -> tuple[Rules, Uses, Array]:
     """Return the rules of rows, what they use, and token counts in which row i is at len(rows) - i."""
     s = len(rows)
     bits_sw = np.full((s, -(-v // 32)), -1, np.int32)
+    grammar_bits_sw = bits_sw.copy()
     bias_ids_sn, bias_sn = np.zeros((s, NUM_BIASES), np.int32), np.zeros((s, NUM_BIASES), np.float32)
     asked_sn = np.zeros((s, NUM_ASKED), np.int32)
     counts_cv = np.zeros((s + 1, v), np.uint16)
     for index, row in enumerate(rows):
-        if row.allowed is not None:
-            flags = np.zeros(bits_sw.shape[1] * 32, np.uint8)
-            flags[list(row.allowed)] = 1
-            bits_sw[index] = np.packbits(flags, bitorder="little").view("<i4")
+        for packed_sw, ids in ((bits_sw, row.allowed), (grammar_bits_sw, row.grammar)):
+            if ids is not None:
+                flags = np.zeros(packed_sw.shape[1] * 32, np.uint8)
+                flags[list(ids)] = 1
+                packed_sw[index] = np.packbits(flags, bitorder="little").view("<i4")
         bias_ids_sn[index, : len(row.bias)] = list(row.bias)
         bias_sn[index, : len(row.bias)] = list(row.bias.values())
         asked_sn[index, : len(row.asked)] = row.asked
@@ -167,6 +171,7 @@ def make_rules(rows: Sequence[Row], v: int) -> tuple[Rules, Uses, Array]:
         bias_ids_sn=jnp.asarray(bias_ids_sn),
         bias_sn=jnp.asarray(bias_sn),
         allowed_bits_sw=jnp.asarray(bits_sw),
+        grammar_bits_sw=jnp.asarray(grammar_bits_sw),
         logprob_ids_sn=jnp.asarray(asked_sn),
         extra_args={"boost": column("boost", np.float32)},
     )

@@ -26,6 +26,8 @@ ROWS = [
     seen(temperature=0.0, presence=1.0, repetition=1.5, asked=(2, 4)),
     Row(temperature=1.5, top_k=30, seed=9, asked=(1, 2, 3, 4)),
     Row(temperature=0.0, allowed=frozenset({3, 8, 250}), asked=(3, 4)),
+    Row(temperature=0.7, allowed=frozenset(range(0, V, 6)), grammar=frozenset(range(0, V, 3)), seed=5, asked=(3, 4, 6)),
+    Row(allowed=frozenset(range(40, 50)), grammar=frozenset(range(40, 50)), asked=(V - 1, 49)),
     everything(V, top_p=1.0, min_p=0.0),
     Row(scored=11, asked=(11, 12)),
     Row(scored=V - 1, asked=(0,)),
@@ -35,6 +37,8 @@ ROWS = [
 def expected_values(logits: np.ndarray, row: Row, mode: str) -> np.ndarray:
     """Return what the row shows of each id."""
     values = logits.astype(np.float64)
+    if row.grammar is not None:
+        values = np.where(np.isin(np.arange(V), list(row.grammar)), values, -np.inf)
     if mode.startswith("processed") and row.scored is None:
         values = edited(logits, row)
         kept = np.ones(V, bool) if row.top_k == 0 else values >= np.sort(values)[-row.top_k]
@@ -70,9 +74,10 @@ def test_values_equal_the_oracle(mode: str) -> None:
             assert (values >= values[token] + margin).sum() <= rank <= (values >= values[token] - margin).sum()
 
 
-def test_results_do_not_depend_on_the_number_of_rows() -> None:
-    """Results are equal to the bit, alone and in company, at a width that fills no whole tile."""
-    program = make_sampler("processed_logprobs", 8)
+@pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
+def test_results_do_not_depend_on_the_other_rows(mode: str) -> None:
+    """Results are equal to the bit, alone and in company, grammars among it, at a width that fills no whole tile."""
+    program = make_sampler(mode, 8)
     logits = np.stack([np.roll(adversarial_logits(V)["random"], 37 * row) for row in range(len(ROWS))])
     tokens, logprobs = program(logits, ROWS)
     for index, row in enumerate(ROWS):
