@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -215,8 +216,10 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
     @locked
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests without further output; unknown ids are ignored."""
-        ids = [request_ids] if isinstance(request_ids, str) else request_ids
-        ids = list(ids) if isinstance(ids, Iterable) else [ids]
+        ids: list[Any] = [request_ids]
+        if not isinstance(request_ids, str):
+            with contextlib.suppress(TypeError):  # NumPy's scalars say that they are iterable
+                ids = list(request_ids)
         for each in ids:
             if not isinstance(each, str):
                 message = f"request_ids must be a string or strings, got {shown(each)} ({type(each).__name__})."

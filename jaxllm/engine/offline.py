@@ -196,7 +196,7 @@ class OfflineRunner:
 def check_output_type(output_type: Any) -> None:
     """Refuse a type that no output of a generating model is of."""
     kinds = output_type if isinstance(output_type, tuple) else (output_type,)
-    if output_type is not None and RequestOutput not in kinds:
+    if output_type is not None and not any(kind is RequestOutput for kind in kinds):
         message = f"output_type must be RequestOutput, which every output is; got {shown(output_type)}."
         raise VLLMValidationError(message, parameter="output_type", value=output_type)
 

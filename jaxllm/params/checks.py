@@ -12,6 +12,7 @@ from typing import Any, TypeGuard
 from jaxllm.exceptions import VLLMValidationError
 
 INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
 
 
 class _Brief(reprlib.Repr):
@@ -102,7 +103,7 @@ def check_str(name: str, value: Any, max_length: int, *, parameter: str | None =
     elif not is_unicode(value):
         message = f"{name} must be Unicode text: {shown(value)} has lone surrogates."
     else:
-        return value
+        return str(value)  # NumPy's strings are strings too, but travel nowhere
     raise VLLMValidationError(message, parameter=parameter or name, value=value)
 
 

@@ -14,6 +14,7 @@ from jaxllm.params.checks import (
     check_bool,
     check_float,
     check_int,
+    check_options,
     check_strings,
     shown,
 )
@@ -94,11 +95,8 @@ def check_bad_words(words: Any) -> list[str]:
 def check_extra_args(given: Any) -> dict[str, Any]:
     """Return a copy, as it arrives where the engine runs: lists for tuples, integers of 64 bits at most."""
     name = "extra_args"
-    if not isinstance(given, Mapping):
-        message = f"{name} must be a dict, got {shown(given)} ({type(given).__name__})."
-        raise VLLMValidationError(message, parameter=name, value=given)
     try:
-        return msgspec.msgpack.decode(msgspec.msgpack.encode(dict(given)))
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(check_options(name, given)))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         wanted = "strings, numbers, lists and dicts, with integers between -2**63 and 2**64 - 1"
         raise VLLMValidationError(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.params.checks import check_bool, check_choice, check_int, check_options, shown
+from jaxllm.params.checks import INT64_MAX, check_bool, check_choice, check_int, check_options
 
 if TYPE_CHECKING:  # both cost import time
     from tokenizers import Tokenizer as Backend
@@ -185,10 +185,11 @@ def _num_kept(options: Mapping[str, Any], max_model_len: int) -> int | None:
         raise VLLMValidationError(message, parameter=name, value=keep)
     if keep is None:
         return None
-    if isinstance(keep, int) and keep > max_model_len:
-        message = f"{name}={shown(keep)} cannot be greater than max_model_len={max_model_len}."
+    number = check_int(name, keep, -1, INT64_MAX, below="at least 1")
+    if number > max_model_len:
+        message = f"{name}={number} cannot be greater than max_model_len={max_model_len}."
         raise VLLMValidationError(f"{message} Please request a smaller truncation size.", parameter=name, value=keep)
-    return max_model_len - 1 if keep == -1 else check_int(name, keep, 1, max_model_len)
+    return max_model_len - 1 if number == -1 else check_int(name, number, 1, max_model_len)
 
 
 def load_tokenizer(

@@ -172,6 +172,7 @@ def test_truncate_prompt_tokens() -> None:
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens must be at least 1"),
         ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens must be at least 1"),
         ({"truncate_prompt_tokens": 1.5}, "truncate_prompt_tokens must be an integer"),
+        ({"truncate_prompt_tokens": np.array([1, 2])}, "truncate_prompt_tokens must be an integer"),
         ({"truncate_prompt_tokens": 33}, "truncate_prompt_tokens=33 cannot be greater than max_model_len=32. Please"),
         ({"truncate_prompt_tokens": 3, "truncation": True}, "exclude each other"),
         ({"truncation_side": "top"}, "truncation_side must be one of"),

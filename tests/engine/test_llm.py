@@ -371,10 +371,10 @@ def test_arguments_of_wrong_types(llm: LLM, core: FakeCore) -> None:
     for bad in (3, "truncation", [1], {1: 2}):
         with pytest.raises(VLLMValidationError, match="tokenization_kwargs must be a dict with strings as keys"):
             llm.generate("a", tokenization_kwargs=bad)  # type: ignore[arg-type]
-    for bad in (5, None, [1], [["a"]], b"a"):
+    for bad in (5, None, [1], [["a"]], b"a", np.array(5)):
         with pytest.raises(VLLMValidationError, match="request_ids must be a string or strings"):
             llm.llm_engine.abort_request(bad)  # type: ignore[arg-type]
-    for bad in (int, "RequestOutput", (PoolingRequestOutput,)):
+    for bad in (int, "RequestOutput", (PoolingRequestOutput,), np.array([1, 2])):
         with pytest.raises(VLLMValidationError, match="output_type must be RequestOutput"):
             llm.wait_for_completion(bad)
     assert llm.wait_for_completion((RequestOutput, PoolingRequestOutput), use_tqdm=False) == []

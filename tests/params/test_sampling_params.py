@@ -101,7 +101,7 @@ BAD_VALUES: dict[str, tuple[Any, ...]] = {
     "structured_outputs": ({"json": {}}, "json"),
     "logit_bias": ([1], {"a": 1.0}, {1: NAN}, {1: "x"}, {-1: 1.0}, {1: 1.1e30}, dict.fromkeys(range(1025), 1.0)),
     "allowed_token_ids": ([-1], 3, ["a"], [], [[1]], {1: 2}),
-    "extra_args": ([1], "x", {"a": 2**64}, {"a": [-(2**63) - 1]}, {"a": object()}, {"a": "\ud800"}),
+    "extra_args": ([1], "x", {1: 2}, {"a": 2**64}, {"a": [-(2**63) - 1]}, {"a": object()}, {"a": "\ud800"}),
     "watermarking": (True, 0, "no"),
     "routed_experts_prompt_start": (1, -1, 1.5, None, False),
     "bad_words": (
@@ -197,6 +197,7 @@ def test_every_field_has_bad_values():
         {"allowed_token_ids": np.arange(300_000)},
         {"extra_args": {"a": 1, "b": 0.5, "c": "text", "d": {"e": [True, None, [2**63]]}}},
         {"watermarking": False},
+        {"stop": np.array(["a", "b"])},
         {"bad_words": ("a", "b" * 4096)},
         {"skip_reading_prefix_cache": True},
         {"thinking_token_budget": 0},
