@@ -52,6 +52,9 @@ class CompletionOutput:
     """It is the stop string or token id that ended the output; None for EOS; for "error", what went wrong."""
     lora_request: Any | None = None
     sampling_mask: Any | None = None
+    spec_decode_metrics: Any | None = None
+    weight_versions: Any | None = None
+    """It is always None, as lora_request, routed_experts, sampling_mask and spec_decode_metrics are."""
 
     def finished(self) -> bool:
         """Say whether this output is complete."""

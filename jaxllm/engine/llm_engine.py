@@ -209,6 +209,9 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
             raise
         if processed.aborts:
             self._core.abort_requests(processed.aborts)
+        if not step.outputs and self.has_unfinished_requests() and not self._core.has_unfinished_requests():
+            lost = self._outputs.abort_all()
+            raise RuntimeError(f"The scheduler has lost {len(lost)} requests: none is queued, and they never ended.")
         if self._stats_logger is not None:
             self._stats_logger.on_step(started, time.monotonic())
         return processed.outputs

@@ -135,6 +135,16 @@ def test_another_thread_may_abort_through_the_engine(llm: LLM, core: FakeCore) -
     assert not core.requests
 
 
+def test_requests_that_a_scheduler_loses_are_not_waited_for(llm: LLM, core: FakeCore) -> None:
+    core.before_step = lambda step: core.requests.clear()
+    llm.enqueue(["a", "b"])
+    with pytest.raises(RuntimeError, match="has lost 2 requests"):
+        llm.wait_for_completion(use_tqdm=False)
+    assert not llm.llm_engine.has_unfinished_requests()
+    core.before_step = lambda step: None
+    assert len(llm.generate(["a", "b"], use_tqdm=False)) == 2
+
+
 def test_enqueued_requests_that_a_failing_step_ended(llm: LLM, core: FakeCore) -> None:
     """Waiting for them raises the failure; those that were finished before it can still be had."""
     llm.enqueue("short", SamplingParams(max_tokens=2))

@@ -42,7 +42,7 @@ def test_fields_are_those_of_vllm():
     )
     assert names(CompletionOutput) == (
         "index text token_ids cumulative_logprob logprobs routed_experts finish_reason stop_reason lora_request "
-        "sampling_mask"
+        "sampling_mask spec_decode_metrics weight_versions"
     )
     assert names(Logprob) == "logprob rank decoded_token"
     assert names(RequestStateStats) == (
