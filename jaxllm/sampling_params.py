@@ -165,6 +165,14 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
     """Return log-probabilities of so many most likely tokens besides the sampled one; -1 is the whole vocabulary."""
     prompt_logprobs: int | None = None
     """Return log-probabilities at the prompt's tokens too, of so many most likely ones; -1 is the whole vocabulary."""
+    prompt_logprob_token_ids: list[list[int]] | None = None
+    """Score one row of token ids per prompt position; `RequestOutput.prompt_token_id_logprobs` has the values.
+
+    Row i is of the position prompt_logprob_start + i + 1, and the last row is of the prompt's last token. A list of
+    lists, or an integer array of two dimensions; shorter rows, and entries of -1, score -inf.
+    """
+    prompt_logprob_start: int | None = None
+    """It is the prompt position before the first one that prompt_logprob_token_ids score; 0 unless given."""
     logprob_token_ids: list[int] | None = None
     """Return the log-probabilities of these token ids at each output token, in place of the most likely ones'."""
     flat_logprobs: bool = False
@@ -191,8 +199,6 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
     """Sample from these token ids only."""
     extra_args: dict[str, Any] | None = None
     """The engine's logits processors find their values here by name; others may be in it, and are passed along."""
-    routed_experts_prompt_start: int = 0
-    """Any other value than 0 is refused: no routing is returned."""
     bad_words: list[str] | None = None
     """These words are never generated, be it at the beginning of a word or after a space."""
     skip_reading_prefix_cache: bool | None = None
@@ -201,14 +207,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
     """The end of reasoning is forced after so many tokens; None and -1 set no limit."""
     repetition_detection: RepetitionDetectionParams | None = None
     """End an output that repeats itself."""
-    prompt_logprob_token_ids: list[list[int]] | None = None
-    """Score one row of token ids per prompt position; `RequestOutput.prompt_token_id_logprobs` has the values.
-
-    Row i is of the position prompt_logprob_start + i + 1, and the last row is of the prompt's last token. A list of
-    lists, or an integer array of two dimensions; shorter rows, and entries of -1, score -inf.
-    """
-    prompt_logprob_start: int | None = None
-    """It is the prompt position before the first one that prompt_logprob_token_ids score; 0 unless given."""
+    routed_experts_prompt_start: int = 0
+    """Any other value than 0 is refused: no routing is returned."""
     trace_decode_token_ids: list[int] | None = None
     """Any list is refused: outputs are sampled."""
     output_text_buffer_length: int = 0

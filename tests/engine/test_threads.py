@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from jaxllm.sampling_params import BeamSearchParams, SamplingParams
 from jaxllm.text.tokenizer import Tokenizer
 from tests.engine.fake_core import FakeCore, hashed_tokens
 from tests.engine.support import byte_level, make_llm
+from tests.engine.test_llm import Bar
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +99,37 @@ def test_a_call_within_a_call_is_refused(llm: LLM, core: FakeCore) -> None:
             llm.generate(["a", "b"], use_tqdm=bar)
         assert not core.requests
     assert len(llm.generate(["a", "b"], use_tqdm=False)) == 2
+
+
+def test_ctrl_c_while_waiting_for_a_turn(llm: LLM, core: FakeCore) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hold(step: int) -> None:
+        inside.set()
+        assert go_on.wait(20)
+
+    core.before_step = hold
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(llm.generate, "first", use_tqdm=False)
+        assert inside.wait(20)
+        pressed = pool.submit(lambda: (time.sleep(0.1), os.kill(os.getpid(), signal.SIGINT)))
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("second", use_tqdm=False)
+        pressed.result(20)
+        go_on.set()
+        assert [output.prompt for output in first.result(20)] == ["first"]
+    assert len(core.seen) == 1
+    assert [output.prompt for output in llm.generate("third", use_tqdm=False)] == ["third"]
+
+
+def test_a_callback_that_steps_the_engine_takes_no_output_in_silence(llm: LLM) -> None:
+    def make_bar(**options: Any) -> Bar:
+        for _ in range(20):
+            llm.llm_engine.step()
+        return Bar(**options)
+
+    with pytest.raises(RuntimeError, match=r"2 of 2 requests ended without an output"):
+        llm.generate(["a", "b"], SamplingParams(max_tokens=4), use_tqdm=make_bar)
 
 
 def test_shutdown_ends_the_call_of_another_thread(llm: LLM, core: FakeCore) -> None:

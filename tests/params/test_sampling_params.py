@@ -44,6 +44,8 @@ VLLM_DEFAULTS: dict[str, Any] = {
     "min_tokens": 0,
     "logprobs": None,
     "prompt_logprobs": None,
+    "prompt_logprob_token_ids": None,
+    "prompt_logprob_start": None,
     "logprob_token_ids": None,
     "flat_logprobs": False,
     "detokenize": True,
@@ -57,13 +59,11 @@ VLLM_DEFAULTS: dict[str, Any] = {
     "logit_bias": None,
     "allowed_token_ids": None,
     "extra_args": None,
-    "routed_experts_prompt_start": 0,
     "bad_words": None,
     "skip_reading_prefix_cache": None,
     "thinking_token_budget": None,
     "repetition_detection": None,
-    "prompt_logprob_token_ids": None,
-    "prompt_logprob_start": None,
+    "routed_experts_prompt_start": 0,
     "trace_decode_token_ids": None,
 }
 INTERNAL = ("output_text_buffer_length", "_eos_token_id", "_all_stop_token_ids", "_bad_words_token_ids")
