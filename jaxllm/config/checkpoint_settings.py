@@ -165,8 +165,6 @@ def resolve_batch_invariant(
     reason = None
     if platform != "cpu":
         reason = f"it is only assured on CPU so far, and this is a {platform}"
-    elif dtype not in ("bfloat16", "float32"):
-        reason = f"it is only assured in bfloat16 and float32, not in {dtype}"
     elif dtype == "float32" and jax_version < (0, 12):
         reason = "in float32 it needs jax 0.12 or newer; use that, or dtype='bfloat16'"
     if requested and reason is not None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.checkpoint import Checkpoint
+
+logger = logging.getLogger(__name__)
 
 DTYPE_ALIASES: Mapping[str, str] = {
     "float32": "float32",
@@ -20,8 +23,21 @@ DTYPE_ALIASES: Mapping[str, str] = {
 def resolve_dtype(requested: str, checkpoint: Checkpoint, platform: str) -> str:
     """Return "float32", "bfloat16" or "float16" for `requested` on `platform` ("cpu", "gpu" or "tpu").
 
-    "auto" is the checkpoint's dtype; for GGUF bfloat16 if the device multiplies it fast, else float32.
+    "auto" is the checkpoint's dtype; for GGUF bfloat16 if the device multiplies it fast, else float32. The kernels for
+    a CPU have no float16: float32 stands in for it there, and a line of the log says so.
     """
+    dtype = _asked_for(requested, checkpoint, platform)
+    if (platform, dtype) != ("cpu", "float16"):
+        return dtype
+    logger.warning(
+        "float16 is computed as float32 on a CPU, which holds it exactly in twice the memory; "
+        "dtype='bfloat16' takes no more memory than float16"
+    )
+    return "float32"
+
+
+def _asked_for(requested: str, checkpoint: Checkpoint, platform: str) -> str:
+    """Return the dtype that argument and checkpoint ask for."""
     if requested != "auto":
         if requested not in DTYPE_ALIASES:
             raise VLLMValidationError(

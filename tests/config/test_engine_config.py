@@ -358,14 +358,12 @@ def test_logits_processors_are_loaded(make_model: MakeModel):
         (None, "cpu", "bfloat16", (0, 12, 0), True),
         (None, "cpu", "float32", (0, 12, 0), True),
         (None, "cpu", "float32", (0, 11, 2), False),
-        (None, "cpu", "float16", (0, 12, 0), False),
         (None, "tpu", "bfloat16", (0, 12, 0), False),
         (False, "cpu", "bfloat16", (0, 12, 0), False),
         (False, "gpu", "float16", (0, 11, 2), False),
         (True, "cpu", "bfloat16", (0, 11, 2), True),
         (True, "cpu", "float32", (0, 12, 0), True),
         (True, "cpu", "float32", (0, 11, 2), "jax 0.12"),
-        (True, "cpu", "float16", (0, 12, 0), "not in float16"),
         (True, "gpu", "bfloat16", (0, 12, 0), "this is a gpu"),
     ],
 )
@@ -384,6 +382,8 @@ def test_outputs_are_batch_invariant_where_that_costs_nothing(make_model: MakeMo
     monkeypatch.setattr("pallas_kernels.native.compiling.has_feature", lambda _: True)
     model = make_model(head_dim=16)
     assert resolve(model).batch_invariant
+    half = resolve(model, dtype="half")
+    assert (half.dtype, half.attention.implementation) == ("float32", "cpu")
     assert resolve(model, dtype="float32").batch_invariant is (jax.__version_info__ >= (0, 12))
     assert not resolve(model, dtype="float32", attention_config=AttentionConfig(backend="xla")).batch_invariant
     assert not resolve(model, batch_invariant=False).batch_invariant

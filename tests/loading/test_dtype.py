@@ -22,7 +22,14 @@ def checkpoint(dtype: str = "bfloat16", *, gguf: bool = False) -> Any:
     [("float", "float32"), ("half", "float16"), ("bfloat16", "bfloat16"), ("float16", "float16")],
 )
 def test_what_is_asked_for_is_taken(requested: str, expected: str):
-    assert resolve_dtype(requested, checkpoint(gguf=True), "cpu") == expected
+    assert resolve_dtype(requested, checkpoint(gguf=True), "gpu") == expected
+
+
+@pytest.mark.parametrize(("requested", "stored"), [("half", "bfloat16"), ("float16", "float32"), ("auto", "float16")])
+def test_float16_on_a_cpu_is_computed_as_float32(caplog: pytest.LogCaptureFixture, requested: str, stored: str):
+    with caplog.at_level("WARNING", "jaxllm"):
+        assert resolve_dtype(requested, checkpoint(stored), "cpu") == "float32"
+    assert "float16 is computed as float32 on a CPU" in caplog.text
 
 
 @pytest.mark.parametrize("requested", ["float64", "int8", "fp8", ""])
