@@ -67,10 +67,11 @@ class _TakesLaterFields(type):
     if not TYPE_CHECKING:  # a __call__ seen by type checkers would hide the fields from them
 
         def __call__(cls, *args, **fields):
-            later = fields.keys() - cls.__dataclass_fields__.keys()
-            if later:
-                logger.warning("%s has no %s here: ignored.", cls.__name__, ", ".join(sorted(later)))
-            return super().__call__(*args, **{name: value for name, value in fields.items() if name not in later})
+            known = cls.__dataclass_fields__.keys()
+            if not known >= fields.keys():  # an output is made for each streamed token: nothing is copied as a rule
+                logger.warning("%s has no %s here: ignored.", cls.__name__, ", ".join(sorted(fields.keys() - known)))
+                fields = {name: value for name, value in fields.items() if name in known}
+            return super().__call__(*args, **fields)
 
 
 @dataclasses.dataclass(slots=True)
