@@ -23,6 +23,7 @@ from jaxllm.config.checkpoint_settings import (
 from jaxllm.config.environment import default_cache_dir, environment
 from jaxllm.config.groups import AttentionConfig, ReasoningConfig, StructuredOutputsConfig
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.logits_processors import LogitsProcessor
 from jaxllm.models.config import ModelConfig, RopeConfig
 
 LLAMA: dict[str, Any] = {
@@ -350,6 +351,18 @@ def test_logits_processors_are_loaded(make_model: MakeModel):
         with pytest.raises(VLLMValidationError, match="logits_processors") as caught:
             resolve(model, logits_processors=[wrong])
         assert caught.value.parameter == "logits_processors"
+
+
+class OnHost(LogitsProcessor):
+    """A class of logits processors; there is no engine to make one for."""
+
+
+def test_classes_of_logits_processors_take_one_device(make_model: MakeModel):
+    assert resolve(make_model(), logits_processors=[OnHost, unchanged]).logits_processors == (OnHost, unchanged)
+    with pytest.raises(
+        VLLMValidationError, match=r"OnHost is a class, which runs for one device, not for 2; write .*jnp"
+    ):
+        resolve_module._check_processors((OnHost,), 64, 2)
 
 
 @pytest.mark.parametrize(
