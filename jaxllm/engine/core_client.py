@@ -1,4 +1,4 @@
-"""The one way to the engine core: what crosses it are the types of `messages`, here within the process."""
+"""A client is the one way to the engine core: the types of `messages` cross it, here within the process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class CoreClient(Protocol):
 
     @property
     def max_model_len(self) -> int:
-        """The longest sequence, once the KV cache has its size."""
+        """Return the length of the longest sequence, once the KV cache has its size."""
         ...
 
     def stats(self) -> SchedulerStats:
@@ -54,14 +54,14 @@ class CoreClient(Protocol):
 
 
 class InprocClient:
-    """Calls an engine core in the same process and thread."""
+    """A client that calls an engine core in the same process and thread."""
 
     def __init__(self, core: CoreClient) -> None:
         self._core = core
 
     @property
     def max_model_len(self) -> int:
-        """The longest sequence, once the KV cache has its size."""
+        """Return the length of the longest sequence, once the KV cache has its size."""
         return self._core.max_model_len
 
     def stats(self) -> SchedulerStats:

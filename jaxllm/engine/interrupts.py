@@ -1,6 +1,6 @@
-"""Ctrl-C between steps, not within one: a step cut in half would leave the engine in no usable state.
+"""Ctrl-C ends a call between steps, not within one: a step cut in half would leave the engine in no usable state.
 
-And Ctrl-C that gets lost while an engine is made: JAX runs code in the garbage collector, which drops what that raises.
+While an engine is made it must not get lost: JAX runs code in the garbage collector, which drops what that raises.
 """
 
 from __future__ import annotations

@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 XLA_VARIABLES = ("XLA_", "NPROC", "PJRT_")
-"""The environment that compiled programs depend on."""
+"""Compiled programs depend on environment variables with these prefixes."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """All that does not need the weights; the first program is being compiled, from shapes alone."""
+    """The part of an engine that does not need the weights; its first program is being compiled, from shapes alone."""
 
     config: EngineConfig
     specs: Mapping[str, ParamSpec]

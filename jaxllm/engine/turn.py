@@ -1,4 +1,4 @@
-"""Calls from several threads: those of an `LLM` happen in turn, those of an `LLMEngine` one after the other."""
+"""Threads may share an engine: calls of an `LLM` happen in turn, those of an `LLMEngine` one after the other."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""From a step's plan to its tokens: fixed-shape batches, compiled programs, the KV pool."""
+"""A step's plan becomes its tokens here, by fixed-shape batches, compiled programs and the KV pool."""

@@ -1,4 +1,4 @@
-"""The fixed shapes that steps are padded to: one program per bucket."""
+"""Steps are padded to fixed shapes, the buckets; each has a program."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Bucket(NamedTuple):
-    """Shape of a step."""
+    """The shape that a step is padded to."""
 
     num_tokens: int
     num_seqs: int

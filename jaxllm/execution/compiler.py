@@ -1,4 +1,4 @@
-"""Which step programs there are, and how one is compiled: from shapes alone, without parameters or device memory."""
+"""An engine's programs are listed here, and compiled from shapes alone, without parameters or device memory."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ logger = logging.getLogger(__name__)
 # Rows of logits that exist at a time. Steps rarely fill their rows, and nothing is computed for tiles without any.
 LOGITS_TILE = 64
 STAND_IN_TOKENS = 128
-"""Bucket of the program that is compiled first, where it can stand in for smaller ones."""
+"""The bucket of this many tokens is compiled first, where its program can stand in for those of smaller ones."""
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
-"""As JAX names them."""
+"""JAX's name for each of our platforms."""
 # Blocks that one run of the copy program moves; further ones take further runs.
 COPIES = 8
 
@@ -52,13 +52,13 @@ class Upkeep(enum.Enum):
     """Small programs that run between steps."""
 
     MAKE_STATE = "make state"
-    """() -> (pool, previous step's tokens), all zeros"""
+    """It takes nothing and returns (pool, previous step's tokens), all zeros."""
     COPY_BLOCKS = "copy blocks"
-    """(pool, sources [COPIES], targets [COPIES]) -> pool"""
+    """It takes (pool, sources [COPIES], targets [COPIES]) and returns the pool."""
     MAKE_COUNTS = "make counts"
-    """() -> token counts, all zeros"""
+    """It takes nothing and returns the token counts, all zeros."""
     SET_COUNTS = "set counts"
-    """(token counts, row index, row [v]) -> token counts"""
+    """It takes (token counts, row index, row [v]) and returns the token counts."""
 
 
 type ProgramKey = StepShape | Upkeep
@@ -70,9 +70,9 @@ class _Signature(NamedTuple):
     function: Callable[..., Any]
     donated: tuple[int, ...]
     inputs: tuple[Any, ...]
-    """Shape, dtype and sharding of each argument's arrays."""
+    """The shape, dtype and sharding of each argument's arrays."""
     outputs: Any
-    """The sharding of each array that it gives."""
+    """The sharding of each array that the program returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,15 +83,15 @@ class StepConfig:
     max_num_batched_tokens: int
     max_model_len: int
     attention: PagedAttention
-    """Of the heads of one device."""
+    """The attention op of one device's heads."""
     max_logprobs: int
-    """At most the vocabulary."""
+    """The most log-probabilities that a row can ask for, no more than the vocabulary has tokens."""
     platform: str
     logprobs_mode: str = "raw_logprobs"
     processors: tuple[LogitsProcessor, ...] = ()
-    """What the step calls, on the device or on the host."""
+    """The functions that the step calls, on the device or on the host."""
     host_processors: HostProcessors | None = None
-    """What the step's calls on the host reach."""
+    """The host's side of the processors that are classes, which the step's calls reach."""
     batch_invariant: bool = False
 
     @property
@@ -100,7 +100,7 @@ class StepConfig:
 
 
 class StepCompiler:
-    """Compiles the steps of one model under one configuration, for the devices of a mesh, which need not be there."""
+    """A compiler of one model's steps under one configuration, for the devices of a mesh, which need not be there."""
 
     def __init__(self, config: StepConfig, model: Model, mesh: Mesh) -> None:
         self.config, self.model, self.mesh = config, model, mesh
@@ -110,7 +110,7 @@ class StepCompiler:
 
     @property
     def max_rows(self) -> int:
-        """Rows of a step's tokens, whatever its bucket."""
+        """Return the rows of a step's tokens, which are as many in every bucket."""
         return self.buckets[-1].num_seqs
 
     def programs(self) -> list[ProgramKey]:
@@ -265,8 +265,8 @@ class StepCompiler:
     def used_bytes(self) -> int:
         """Return the bytes of one device that the largest step takes besides the pool.
 
-        Parameters, inputs, token counts, scratch, and its code, which a TPU keeps there too. They hardly depend on the
-        number of blocks, so 2 will do.
+        They are those of parameters, inputs, token counts, scratch, and its code, which a TPU keeps there too. They
+        hardly depend on the number of blocks, so 2 will do.
         """
         largest = self.step_shape(self.buckets[-1], is_full=True)
         memory = self.compile(largest, 2).memory_analysis()

@@ -1,4 +1,4 @@
-"""This is known of accelerators before one is there: memory, bandwidth, arithmetic, per device as JAX counts them.
+"""This table has the memory, bandwidth and arithmetic of accelerators, per device as JAX counts them.
 
 An engine sizes its KV pool by the same table where it knows the device, so that every start gives the same number.
 """
@@ -29,13 +29,13 @@ class Hardware:
     memory_bytes: int
     """The memory that gpu_memory_utilization is a part of."""
     usable_bytes: int
-    """The most that the runtime gives out."""
+    """The most bytes that the runtime gives out."""
     bytes_per_second: float
     """The bandwidth of the device's memory."""
     flops_per_second: float
     """The arithmetic of dense bfloat16 matmuls."""
     devices_per_host: int
-    """The most that one host drives."""
+    """The most devices that one host drives."""
     layouts: tuple[str, ...]
     """Topologies that can be rented; for GPUs, numbers of them."""
     devices_per_chip: int = 1

@@ -1,4 +1,4 @@
-"""Log-probabilities from the device's arrays to plain Python values, one `TokenLogprobs` per row that asked."""
+"""Log-probabilities leave the device's arrays as plain Python values, one `TokenLogprobs` per row that asked."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class _Wish(NamedTuple):
     """The log-probabilities that one row asked for."""
 
     num_top: int
-    """-1 is the whole vocabulary."""
+    """The number of likeliest tokens; -1 is the whole vocabulary."""
     asked_ids: list[int]
-    """-1 stands for no token, and scores -inf."""
+    """The ids that are asked for by name; -1 stands for no token, and scores -inf."""
 
 
 def read_logprobs(

@@ -30,7 +30,7 @@ class PoolRequest:
     kv_cache_memory_bytes: int | None
     """The size of the KV cache on one device, if the user named it."""
     memory_limit: int | None
-    """Bytes of one device that the engine may use; None for the CPU's own rule."""
+    """The bytes of one device that the engine may use; None for the CPU's own rule."""
 
     @property
     def block_size(self) -> int:

@@ -1,4 +1,4 @@
-"""Several devices as one: the mesh, which part of each array a device holds, and which models can be spread so.
+"""Several devices work as one mesh: this says which part of each array each holds, and which models can be spread.
 
 There is always a mesh, of one axis; one device is a mesh of size 1.
 """
@@ -33,7 +33,7 @@ RULES: Mapping[str, str | None] = {
     "head_dim": None,
     "layers": None,
 }
-"""Logical axis of a parameter -> mesh axis."""
+"""The mesh axis, if any, over which each logical axis of a parameter is spread."""
 
 
 def make_mesh(devices: Sequence[Device]) -> Mesh:

@@ -1,4 +1,4 @@
-"""Owns parameters, KV pool, token counts and compiled programs, and runs plans on the device."""
+"""The model runner owns parameters, KV pool, token counts and compiled programs, and runs plans on the device."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class RunningStep:
 
 
 class ModelRunner:
-    """Runs steps in the order in which they are given; each waits for the one before on the device, not on the host."""
+    """A runner runs steps in the order given; each waits for the one before on the device, not on the host."""
 
     def __init__(
         self,
@@ -70,9 +70,9 @@ class ModelRunner:
                 self._params = load_params()
         self._pool, self._previous_tokens = state.result()
         self._counts: Array | None = None
-        """Made by the first step that needs it."""
+        """The token counts are made by the first step that needs them."""
         self._neutral: dict[int, RareInputs] = {}
-        """By rows: the same arrays each step, so that nothing is sent for what nobody uses."""
+        """Rare inputs that nobody uses, by the number of rows: the same arrays each step, so that nothing is sent."""
 
     @running()
     def run(self, plan: StepPlan, masks: Sequence[RowMask | None]) -> RunningStep:

@@ -1,4 +1,4 @@
-"""Compiled programs on disk, found without tracing them again: by the code and the configuration that they come from.
+"""Compiled programs are kept on disk, and found by the code and the configuration that they come from, without a trace.
 
 JAX's own compile cache finds a program by its traced form, and tracing takes longer than the rest of loading it. A
 program is machine code, so no form of its file makes a stranger's one safe to load: folders and files that another
@@ -39,11 +39,11 @@ CODE_MAGIC = (b"\x7fELF", b"\xcf\xfa\xed\xfe")
 """Machine code starts with these bytes, on Linux and on macOS."""
 LIBRARIES = ("jax", "jaxlib", "flax", "llvmlite", "numpy")
 CODE = (version.__file__, models.__file__, pallas_kernels.__file__)
-"""Whatever of ours a program may come from."""
+"""The packages of ours that a program may come from."""
 
 
 class Folders(NamedTuple):
-    """The folders where compiled code is kept; None where it is not."""
+    """The folders where compiled code is kept; a folder is None where none is kept."""
 
     programs: Path | None
     kernels: Path | None
@@ -72,7 +72,7 @@ def use_cache(cache_dir: str, *, keeps_programs: bool) -> Folders:
 
 
 def _own(folder: Path) -> Path | None:
-    """Make a folder for code; None, with a warning, if it is not this user's own."""
+    """Make a folder for code and return it; return None, with a warning, if it is not this user's own."""
     try:
         make_own(folder)
     except OSError as error:
@@ -87,12 +87,12 @@ class ProgramCache:
     def __init__(
         self, compiler: StepCompiler, num_blocks: int, folders: Folders, environment: Mapping[str, str]
     ) -> None:
-        """`environment` are the variables that XLA reads."""
+        """Find programs by `environment` too, the variables that XLA reads."""
         self._compiler, self._num_blocks = compiler, num_blocks
         self._folder, self._kernels, self._environment = folders.programs, folders.kernels, environment
 
     def load(self, key: ProgramKey) -> jax.stages.Compiled | None:
-        """Return a program that was kept, None if it was not, or is of no use."""
+        """Return a program that was kept, or None if there is none that is of use."""
         started = time.perf_counter()
         if self._folder is None:
             return None
@@ -137,7 +137,7 @@ class ProgramCache:
 
     @cached_property
     def _facts(self) -> str:
-        """All that a program depends on besides its key, as text."""
+        """Return all that a program depends on besides its key, as text."""
         compiler = self._compiler
         settings = {name: value for name, value in jax.config.values.items() if counts(name)}
         return "\n".join(
@@ -190,7 +190,7 @@ def _make_room(folder: Path) -> None:
 
 @cache
 def _code_digest() -> str:
-    """Return a digest of all code that a program comes from. Once: what is imported does not change with its file."""
+    """Return a digest of all code that a program comes from; what is imported does not change with its file."""
     versions = [metadata.version(name) for name in LIBRARIES]
     return " ".join([*versions, source_digest(Path(package).parent for package in CODE)])
 

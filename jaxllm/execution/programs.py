@@ -1,4 +1,4 @@
-"""Compiled programs: built ahead in the background, in an order that a waiting step may jump."""
+"""Programs are compiled ahead in the background, in an order that a waiting step may jump."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from jaxllm.utils.forks import Home
 logger = logging.getLogger(__name__)
 
 PAUSE = 3.0
-"""How long a program that nobody has asked for waits, times what the last one took to compile. A load: none."""
+"""A program that nobody has asked for waits this many times what the last one took to compile; a load is no reason."""
 
 
 class Programs[Key: Hashable]:
     """Programs by key, loaded or compiled ahead by one background thread; `get` does so at once for a missing one.
 
-    First the first, then whatever `nearest` would rather have had, and the others in the order given, with pauses:
-    compiling takes a core and Python from the rest of a start and from the steps. Of those that are `rare`, what is
-    kept elsewhere is not held until a step wants it: each takes memory. What is compiled when never changes a result,
-    only when it is there.
+    The first key comes first, then whatever `nearest` would rather have had, and the others in the order given, with
+    pauses: compiling takes a core and Python from the rest of a start and from the steps. Rare programs that are kept
+    elsewhere are not held until a step wants one: each takes memory. The order never changes a result, only when it is
+    there.
     """
 
     def __init__(
@@ -38,18 +38,18 @@ class Programs[Key: Hashable]:
         is_kept: Callable[[Key], bool] = lambda _: False,
         rare: Iterable[Key] = (),
     ) -> None:
-        """`load` returns what need not be compiled, else None; `is_kept` says without loading whether it would."""
+        """Compile only what `load` returns None for; `is_kept` says without loading whether it would."""
         self._compile, self._load, self._is_kept = compile_one, load, is_kept
         self._keys, self._rare = tuple(keys), frozenset(rare)
         self._ahead = iter(self._keys)
-        """Walked once: what is kept may be gone again, which is no reason to compile it for ever."""
+        """The keys are walked once: what is kept may be gone again, which is no reason to compile it for ever."""
         self._done: dict[Key, Any] = {}
         self._lock = threading.Lock()
         self._building: dict[Key, threading.Lock] = {}
         self._num_compiled = 0
         self._asked: deque[Any] = deque()  # of keys
         self._wake = threading.Event()
-        """Set when there is something to do at once: to compile what was asked for, or to stop."""
+        """The event is set when there is something to do at once: to compile what was asked for, or to stop."""
         self._is_stopped = False
         self._home = Home()
         self._thread: threading.Thread | None = None
@@ -70,8 +70,8 @@ class Programs[Key: Hashable]:
     def nearest[Some: Hashable](self, keys: Sequence[Some]) -> Some:
         """Return which of some programs that do the same to use now, the best one first; it is compiled next.
 
-        The first that is there, else that is kept, else that is being compiled; the best one if nothing is compiled
-        ahead.
+        It is the first that is there, else the first that is kept, else the first that is being compiled; it is the
+        best one if nothing is compiled ahead.
         """
         best = keys[0]
         if self._thread is None or not self._thread.is_alive():
@@ -122,7 +122,7 @@ class Programs[Key: Hashable]:
             self._wake.clear()
 
     def _next(self) -> tuple[Key, bool] | None:
-        """Return what to compile now and whether to hold it, or None if that is nothing, any more."""
+        """Return what to compile now and whether to hold it, or None if there is nothing more to compile."""
         if self._is_stopped:
             return None
         if self._asked:

@@ -1,4 +1,4 @@
-"""Paged attention over several devices: each runs the op on its own heads and its own part of the pool."""
+"""Paged attention is spread over devices: each runs the op on its own heads and its own part of the pool."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ShardedAttention:
         rope: Rope | None = None,
         **settings: Any,
     ) -> tuple[Array, KVPool]:
-        """See `PagedAttention`; everything is sharded over heads but the batch and `rope`."""
+        """Attend as `PagedAttention` does; everything is sharded over heads but the batch and `rope`."""
 
         def attend(heads: tuple[Array, Array, Array], kv_pool: KVPool, batch: AttentionBatch, shared: Any) -> Any:
             layer, window, rope = shared

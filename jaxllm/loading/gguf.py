@@ -1,6 +1,6 @@
 """A reader of GGUF files: metadata and tensor infos are checked in full, tensor data are views of the mapped file.
 
-Versions 2 and 3, little endian. Any malformed file is a ValueError; nothing is allocated on the file's word.
+It reads versions 2 and 3, little endian. Any malformed file is a ValueError; nothing is allocated on the file's word.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ def _turn_end_ids(file: GGUFFile) -> list[int]:
 
 
 class _Numbers:
-    """The numbers under one architecture's prefix."""
+    """The metadata under one architecture's prefix."""
 
     def __init__(self, file: GGUFFile, arch: str) -> None:
         self._file = file

@@ -1,6 +1,6 @@
-"""A checkpoint on the Hugging Face hub, in two stages: config, tokenizer and tensor headers; then the weights.
+"""A checkpoint comes from the Hugging Face hub in two stages: config, tokenizer and tensor headers; then the weights.
 
-Offline switch, cache folder, token and endpoint follow the hub library's own environment variables.
+The offline switch, cache folder, token and endpoint follow the hub library's own environment variables.
 """
 
 from __future__ import annotations

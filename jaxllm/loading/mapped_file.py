@@ -9,7 +9,7 @@ import numpy as np
 
 
 class MappedFile:
-    """The bytes of `path` as one uint8 array, paged in on first use."""
+    """A file's bytes as one uint8 array, paged in on first use."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

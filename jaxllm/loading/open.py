@@ -1,6 +1,6 @@
 """Open what a user names as the model: a folder, a .gguf file, or a repository of the hub.
 
-The only module that knows every kind of checkpoint.
+This is the only module that knows every kind of checkpoint.
 """
 
 from __future__ import annotations

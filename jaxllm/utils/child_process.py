@@ -1,7 +1,7 @@
 """Another process of this program is asked: one request goes in, one result or the user's mistake comes out.
 
-For work that wants an environment of its own, or a process that has just started. Both speak JSON: the request is the
-child's standard input, the answer the last line of its standard output. What it logs goes to standard error.
+This is for work that wants an environment of its own, or a process that has just started. Both speak JSON: the request
+is the child's standard input, the answer the last line of its standard output. What it logs goes to standard error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ChildError(RuntimeError):
 
 
 class _Answer(msgspec.Struct):
-    """A result, or what the user did wrong."""
+    """The answer of a process: a result, or what the user did wrong."""
 
     result: Any = None
     error: str | None = None

@@ -1,4 +1,4 @@
-"""Files in caches, which other processes read and write too, but no other user: what they hold is run, or trusted."""
+"""Files of caches are read and written by other processes too, but by no other user: they are run, or trusted."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def _check_own(path: Path, status: os.stat_result) -> None:
-    """Root may do anything anyway: what is root's is as good as this user's."""
+    """Raise PermissionError for what another user owns or may write; root may do anything anyway, so root's is fine."""
     if status.st_uid not in (0, os.geteuid()):
         raise PermissionError(f"{path} belongs to another user")
     if status.st_mode & FOR_OTHERS:

@@ -1,4 +1,4 @@
-"""Forked children: a fork copies an engine's memory, but neither its threads nor its devices' threads."""
+"""A fork copies an engine's memory, but neither its threads nor its devices' threads: children must not use it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ class Home:
 
 @cache
 def keep_in_children() -> None:
-    """Free nothing of JAX's own in children forked from now on: a client or pool of threads that a fork has cut off
-    from its threads hangs or crashes the child that frees it, at the latest when it exits.
+    """Let children that are forked from now on free nothing of JAX's own.
+
+    A client or a pool that a fork has cut off from its threads hangs or crashes the child that frees it, at the latest
+    when it exits.
     """
     os.register_at_fork(after_in_child=_keep_all)
 

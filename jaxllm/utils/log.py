@@ -6,7 +6,7 @@ import logging
 
 
 class _Fallback(logging.StreamHandler):
-    """Shows records only while nothing else does: the program may set up its logging later."""
+    """A handler that shows records only while nothing else does: the program may set up its logging later."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.getLogger().handlers:
