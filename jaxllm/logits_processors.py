@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     import numpy as np
 
 type AddedRequest = tuple[int, SamplingParams, list[int] | None, list[int]]
-"""Row, params, prompt token ids, and output token ids: a list that grows with the output."""
+"""A new request: its row, params, prompt token ids, and output token ids, a list that grows with the output."""
 type RemovedRequest = int
-"""Row."""
+"""The row that a request has left."""
 type MovedRequest = tuple[int, int, MoveDirectionality]
-"""Row before, row after, and whether the two change places."""
+"""A request's row before, its row after, and whether the two rows change places."""
 type RequestLogitsProcessor = Callable[..., np.ndarray]
-"""(output ids, logits [v]) -> logits, or (prompt ids, output ids, logits [v]) -> logits."""
+"""A function (output ids, logits [v]) -> logits, or (prompt ids, output ids, logits [v]) -> logits."""
 
 
 class MoveDirectionality(enum.Enum):
-    """What a move does to the row that it goes to."""
+    """A move's direction says what becomes of the row that it goes to."""
 
     UNIDIRECTIONAL = enum.auto()
-    """Nothing of it is left."""
+    """The request that had the row is gone."""
     SWAP = enum.auto()
-    """It goes where the other one was."""
+    """The request that had the row moves to the other one."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class BatchUpdate:
 
 
 class LogitsProcessor(ABC):
-    """Edits the logits of all requests of a step."""
+    """A logits processor edits the logits of all requests of a step."""
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
@@ -104,24 +104,24 @@ def process_dict_updates[State](
 
 
 class AdapterLogitsProcessor(LogitsProcessor):
-    """Runs a processor per request: subclasses say which one in `new_req_logits_processor`."""
+    """This processor runs one function per request, which subclasses give in `new_req_logits_processor`."""
 
     def __init__(self, vllm_config: Any, device: Any, is_pin_memory: bool) -> None:
         """Begin without requests."""
         del vllm_config, device, is_pin_memory
         self.req_info: dict[int, Callable[[np.ndarray], np.ndarray]] = {}
-        """Row -> the request's processor, with its token ids."""
+        """The functions of the requests that have one, by row, with token ids bound."""
 
     @abstractmethod
     def new_req_logits_processor(self, params: SamplingParams) -> RequestLogitsProcessor | None:
-        """Return the request's processor, or None if it needs none."""
+        """Return the function that edits a request's logits, or None if it needs none."""
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
         """Take in what has changed before a step."""
         process_dict_updates(self.req_info, batch_update, self._new_state)
 
     def apply(self, logits: np.ndarray) -> np.ndarray:
-        """Return the logits after each request's processor."""
+        """Return the logits after each request's function."""
         for row, process in self.req_info.items():
             logits[row] = process(logits[row])
         return logits

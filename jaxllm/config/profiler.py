@@ -32,11 +32,11 @@ class ProfilerConfig:
     torch_profiler_dir: str = ""
     """The folder that traces go to; it is made."""
     torch_profiler_with_stack: bool = True
-    """Record the Python functions that are called, too."""
+    """Whether the Python functions that are called are recorded too."""
     ignore_frontend: bool = False
     """Accepted: front end and core are one process."""
     delay_iterations: int = 0
-    """How many steps of the engine go by before recording begins."""
+    """The number of steps that go by before recording begins."""
     max_iterations: int = 0
     """Recording ends after so many steps; 0 means when stop_profile is called."""
     torch_profiler_activities: None = _refused(None, _TORCH)

@@ -30,7 +30,7 @@ _STEP_TOKENS = (1, *(2**power for power in range(3, 15)))
 
 @dataclass
 class Metric:
-    """One measured thing; `labels` tells metrics of the same name apart."""
+    """A metric is one measured thing; `labels` tells metrics of the same name apart."""
 
     name: str
     labels: dict[str, str]
@@ -38,21 +38,21 @@ class Metric:
 
 @dataclass
 class Counter(Metric):
-    """A count that only grows."""
+    """A counter only grows."""
 
     value: int
 
 
 @dataclass
 class Vector(Metric):
-    """Counts of the same thing, by position."""
+    """A vector counts the same thing by position."""
 
     values: list[int]
 
 
 @dataclass
 class Gauge(Metric):
-    """A value right now."""
+    """A gauge is a value right now."""
 
     value: float
 
@@ -67,7 +67,7 @@ class Histogram(Metric):
 
 
 class _Distribution:
-    """A histogram that is being filled."""
+    """A distribution is a histogram that is being filled."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -128,7 +128,7 @@ _RESIDENCY_BOUNDS: dict[str, Sequence[float]] = {
     "kv_block_idle_before_evict_seconds": _RESIDENCY,
     "kv_block_reuse_gap_seconds": _RESIDENCY,
 }
-"""Histograms that there are with kv_cache_metrics."""
+"""The histograms that there are with kv_cache_metrics only, with their bounds."""
 
 
 def cache_config_info(config: EngineConfig, num_blocks: int, max_model_len: int) -> dict[str, str]:

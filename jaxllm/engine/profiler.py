@@ -1,4 +1,4 @@
-"""Recording what host and devices do during some steps, by JAX's profiler."""
+"""Record what host and devices do during some steps, with JAX's profiler."""
 
 from __future__ import annotations
 

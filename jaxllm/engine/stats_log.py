@@ -27,14 +27,14 @@ class _Totals(NamedTuple):
 
 
 class _RecentHits:
-    """The prefix cache's hits among the last requests, about `max_requests` of them."""
+    """Holds the prefix cache's hits among the last requests, about `max_requests` of them."""
 
     def __init__(self, max_requests: int = 1000) -> None:
         self._max_requests = max_requests
         self._total = 0, 0, 0
-        """Requests, tokens looked up and tokens found since the engine's start."""
+        """Counts of requests, of tokens looked up and of tokens found since the engine's start."""
         self._steps: deque[tuple[int, int, int]] = deque()
-        """The same of the last steps that looked any up, oldest first."""
+        """The same counts for each of the last steps that looked tokens up, oldest first."""
 
     def observe(self, stats: SchedulerStats) -> None:
         before = self._total

@@ -30,7 +30,7 @@ WAY_OUT = (
 
 
 class _Request:
-    """A running request as processors know it."""
+    """This is what processors know of a running request."""
 
     __slots__ = ("output_ids", "params", "prompt_ids")
 
@@ -41,7 +41,7 @@ class _Request:
 
 
 class HostProcessors:
-    """The objects of an engine's processor classes, and which request they have in which row."""
+    """Holds one object of each processor class, and knows which request has which of their rows."""
 
     def __init__(self, classes: Sequence[type[LogitsProcessor]], vllm_config: Any) -> None:
         """Make one object of each class. Raises VLLMValidationError if one cannot be made."""
@@ -50,11 +50,11 @@ class HostProcessors:
         self._first = [each for each, is_last in zip(self._all, invariant, strict=True) if not is_last]
         self._last = [each for each, is_last in zip(self._all, invariant, strict=True) if is_last]
         self._running: dict[int, _Request] = {}
-        """By their slots in the device's token counts: no two have the same, and each is used again."""
+        """The running requests by their slots in the device's token counts, which no two share and which are used again."""
         self._batch: list[_Request] = []
         """The requests of the step in the order of the processors' rows."""
         self._rows = np.zeros(0, np.int64)
-        """The row of the step's logits that each of them has."""
+        """The row of the step's logits that each request of `_batch` has."""
         self._error: VLLMValidationError | None = None
 
     def traced(self) -> list[TracedProcessor]:

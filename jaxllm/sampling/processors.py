@@ -24,7 +24,7 @@ PARAMETER = "logits_processors"
 MAX_PROCESSORS = 64
 MAX_EXTRA_ARGS = 64
 HOST_METHODS = ("apply", "is_argmax_invariant", "update_state")
-"""What a class must have to run on the host."""
+"""The methods that a class must have to run on the host."""
 JNP_FORM = "a function in jnp: `def process(logits_sv, state): return logits_sv` (jaxllm/sampling/README.md)"
 
 

@@ -1,4 +1,4 @@
-"""How long KV blocks keep their content, measured on a sample of them: vLLM's kv_cache_metrics."""
+"""Measure how long KV blocks keep their content, on a sample of them: vLLM's kv_cache_metrics."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from collections.abc import Callable
 from jaxllm.messages import BlockEviction
 
 MAX_ACCESSES = 4
-"""How many of a block's last accesses are remembered."""
+"""The number of a block's last accesses that are remembered."""
 
 
 class _Residence:
-    """One stay of content in a block."""
+    """A residence is one stay of content in a block."""
 
     __slots__ = ("accesses", "since")
 
