@@ -50,7 +50,7 @@ class HostProcessors:
         self._first = [each for each, is_last in zip(self._all, invariant, strict=True) if not is_last]
         self._last = [each for each, is_last in zip(self._all, invariant, strict=True) if is_last]
         self._running: dict[int, _Request] = {}
-        """The running requests by their slots in the device's token counts, which no two share and which are used again."""
+        """The running requests by their slots in the token counts, which no two share and others take later."""
         self._batch: list[_Request] = []
         """The requests of the step in the order of the processors' rows."""
         self._rows = np.zeros(0, np.int64)
