@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
+import signal
+import sys
 import threading
 import time
 import weakref
@@ -58,7 +61,7 @@ class Programs[Key: Hashable]:
             # exit does wait for the one program that is being compiled, and that one is kept. Exit hooks run last
             # first: that of weakref.finalize, which takes JAX's traces their constants, is registered before ours.
             weakref.finalize(self, lambda: None).atexit = False
-            atexit.register(self.stop)
+            atexit.register(self._stop_at_exit)
             self._thread = threading.Thread(target=self._run_ahead, name="jaxllm-compile", daemon=True)
             self._thread.start()
 
@@ -106,7 +109,19 @@ class Programs[Key: Hashable]:
         self._wake.set()
         if self._thread is not None:
             self._thread.join()
-        atexit.unregister(self.stop)  # and not before: who is interrupted while waiting here waits again at exit
+        atexit.unregister(
+            self._stop_at_exit
+        )  # and not before: who is interrupted while waiting here waits again at exit
+
+    def _stop_at_exit(self) -> None:
+        """Stop, or end the process at once if that is interrupted, as Ctrl-C ends one that does not handle it."""
+        try:
+            self.stop()
+        except KeyboardInterrupt:
+            with contextlib.suppress(OSError, ValueError):  # what Python would write later in its exit
+                sys.stdout.flush()
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGINT)
 
     def _run_ahead(self) -> None:
         while (task := self._next()) is not None:

@@ -1,5 +1,6 @@
 """Programs compile ahead in order, once each; one that is needed jumps the queue; failures and stops are handled."""
 
+import signal
 import subprocess
 import sys
 import threading
@@ -229,10 +230,8 @@ def test_stop_leaves_the_rest_uncompiled() -> None:
     assert len(programs) <= 2
 
 
-def test_a_process_that_ends_while_a_program_is_traced_finishes_that_one_and_says_nothing() -> None:
-    """An exit hook of weakref.finalize takes a trace its constants, and ending under a running XLA compile crashes."""
-    code = """
-import threading, time, weakref, jax, jax.numpy as jnp, numpy as np
+ENDS_WHILE_TRACING = """
+import os, signal, sys, threading, time, weakref, jax, jax.numpy as jnp, numpy as np
 from jaxllm.execution.programs import Programs
 jax.config.update("jax_enable_compilation_cache", False)
 constant, is_tracing = jax.device_put(np.arange(8.0)), threading.Event()
@@ -249,9 +248,23 @@ def compile_one(key):
     return program
 programs = Programs(compile_one, [1, 2], ahead=True)
 assert is_tracing.wait(30)
+print("end")
+if sys.argv[1:]:
+    interrupt = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.daemon = True
+    interrupt.start()
 """
-    command = [sys.executable, "-c", code]
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_a_process_that_ends_while_a_program_is_traced_finishes_that_one_and_says_nothing(is_interrupted: bool) -> None:
+    """An exit hook of weakref.finalize takes a trace its constants, and ending under a running XLA compile crashes.
+
+    Ctrl-C ends the process at once, without a crash either.
+    """
+    command = [sys.executable, "-c", ENDS_WHILE_TRACING, *["interrupt"] * is_interrupted]
     done = subprocess.run(
         command, check=False, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2]
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "compiled 1\n", "")
+    expected = (-signal.SIGINT, "end\n", "") if is_interrupted else (0, "end\ncompiled 1\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == expected
