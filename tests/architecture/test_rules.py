@@ -17,6 +17,9 @@ UNSAFE_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"
 UNSAFE_BUILTINS = {"__import__", "compile", "eval", "exec"}
 MACHINE_PATHS = re.compile("(?<![A-Za-z0-9_.])/" + r"(work|root|home/\w+|Users/\w+|opt/pypi\S*)/")
 
+# How a docstring begins that makes no sense alone, as "Of what is multiplied with."
+FRAGMENT = re.compile(r"(Of|And|But|Those)\b|\.\.\.")
+
 # Parsed once: every test below looks at all of them, and names each offence with its file.
 SOURCES = product()
 
@@ -85,6 +88,19 @@ def test_nothing_runs_arbitrary_code():
         for source in SOURCES
         for node in ast.walk(source.tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in UNSAFE_BUILTINS
+    ]
+    assert not found
+
+
+def test_docstrings_make_sense_alone():
+    found = [
+        f"{source.where}:{node.lineno} {node.value.value[:60]!r}"
+        for source in SOURCES
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        and FRAGMENT.match(node.value.value)
     ]
     assert not found
 

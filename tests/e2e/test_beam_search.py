@@ -50,7 +50,7 @@ def assert_nothing_left(scheduler: Scheduler) -> None:
 
 
 def test_equals_hf(smollm2_path: str) -> None:
-    """As in vLLM's own tests: the same beams as HF's where none ends, and the same again with few prompts at a time.
+    """vLLM's own tests ask for the same beams as HF's where none ends, and the same again with few prompts at a time.
 
     Without a length penalty vLLM's rules find short ends that HF does not look at: two of the prompts have none.
     """

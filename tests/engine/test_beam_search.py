@@ -229,7 +229,7 @@ def test_a_token_drawn_at_a_temperature_is_a_candidate_too() -> None:
 
 @pytest.mark.parametrize("ignore_eos", [False, True])
 def test_structured_outputs_choose_among_the_candidates(ignore_eos: bool) -> None:
-    """As in vLLM: the grammar says what may follow, and the scores are those without it."""
+    """The grammar says what may follow, and the scores are those without it, as in vLLM."""
     tokenizer = byte_level()
     grammars = GrammarCompiler(tokenizer, 1000, [END, 1])
     assert [tokenizer.token_string(each) for each in range(4, 10)] == list('!"#$%&')

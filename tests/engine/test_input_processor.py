@@ -142,7 +142,7 @@ def test_special_tokens_and_truncation() -> None:
 
 
 def test_truncate_prompt_tokens() -> None:
-    """As in vLLM: texts keep their special tokens, token ids are cut too, -1 leaves room for one token."""
+    """Texts keep their special tokens, token ids are cut too, -1 leaves room for one token, as in vLLM."""
     inputs = processor(byte_level(bos=True))
 
     def ids(prompt: Any, **options: Any) -> list[int]:
