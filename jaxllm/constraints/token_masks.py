@@ -115,7 +115,7 @@ class TokenMasks:
         if rules is None or request_id in self._dead_ends or request_id in self._completed:
             return None
         try:
-            if not rules.are_at_end(num_output_tokens):
+            if not rules.are_at_end():
                 return rules.row(num_output_tokens)
             self._completed[request_id] = None
         except DeadEndError as end:
@@ -129,8 +129,9 @@ class TokenMasks:
         return dict(self._dead_ends)
 
     def completed(self) -> list[str]:
-        """List the requests whose grammar is complete and that no EOS will end: it is ignored, banned or unknown, or
-        would come before min_tokens. They stay until they are removed. Does not wait.
+        """List the requests whose grammar is complete and that no EOS will end, for it is ignored, banned or unknown.
+
+        They stay until they are removed. Does not wait.
         """
         return list(self._completed)
 
@@ -174,12 +175,12 @@ class _Rules:
         if self._grammar is not None and first < len(token_ids):
             self._grammar.accept(token_ids[first:])
 
-    def are_at_end(self, num_output_tokens: int) -> bool:
+    def are_at_end(self) -> bool:
         """Say whether the grammar is complete and EOS would not end the request. Waits; raises DeadEndError."""
         place = self._place()
         if place is None or not place.is_complete:
             return False
-        return self._end_w is None or num_output_tokens + 1 < self._params.min_tokens
+        return self._end_w is None
 
     def row(self, num_output_tokens: int) -> RowMask | None:
         """Do as `TokenMasks.row` where `are_at_end` says no. Raises DeadEndError."""

@@ -105,16 +105,16 @@ class Request:
 def find_end(request: Request, max_model_len: int) -> tuple[str, int | str | None] | None:
     """Return (finish_reason, stop_reason) if the request ends with its last token, else None."""
     source, params = request.source, request.params
-    may_stop = request.num_output_tokens >= params.min_tokens
-    if may_stop:
-        token_id = request.token_ids[-1]
-        if token_id == source.eos_token_id:
-            return "stop", None
-        if params.stop_token_ids and token_id in params.stop_token_ids:
-            return "stop", token_id
+    token_id = request.token_ids[-1]
+    # Whatever min_tokens says: its mask lets such a token through only where nothing else may follow.
+    if token_id == source.eos_token_id:
+        return "stop", None
+    if params.stop_token_ids and token_id in params.stop_token_ids:
+        return "stop", token_id
     if request.reaches_length(len(request.token_ids), max_model_len):
         return "length", None
     detection = params.repetition_detection
+    may_stop = request.num_output_tokens >= params.min_tokens
     if detection is not None and may_stop and repeats(request.token_ids, request.num_prompt_tokens, detection):
         return "repetition", "repetition_detected"
     return None

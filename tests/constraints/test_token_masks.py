@@ -178,7 +178,7 @@ def test_rows_are_what_all_rules_leave(
         matcher = WordMatcher(words or [])
         matcher.output = tuple(output)
         if words is not None and matcher.is_complete:
-            ends = not ignore_eos and EOS in static and len(output) + 1 >= min_tokens
+            ends = not ignore_eos and EOS in static
             assert (masks.completed() == []) == ends
             assert not ends or row == {EOS}
             return
@@ -345,14 +345,12 @@ def test_an_id_can_be_used_again(masks: TokenMasks):
     assert allowed(masks, 0) == {7}
 
 
-def test_eos_that_min_tokens_let_through_does_not_go_on(masks: TokenMasks):
-    """The grammar lets nothing but EOS follow though min_tokens is far: the output ends all the same."""
-    masks.add(request(structured_outputs=choose([3, 4], [3]), min_tokens=9, allowed_token_ids=[3, EOS]))
+@pytest.mark.parametrize("words", [[[3]], [[3, 4], [3]]], ids=["complete", "nothing else allowed"])
+def test_min_tokens_yields_to_the_end_of_a_grammar(masks: TokenMasks, words: list[list[int]]):
+    masks.add(request(structured_outputs=choose(*words), min_tokens=9, allowed_token_ids=[3, EOS]))
     masks.accept("r", [3])
-    assert allowed(masks, 1) == {EOS}, "min_tokens yields"
-    masks.accept("r", [EOS])
-    assert masks.row("r", 2) is None
-    assert masks.completed() == ["r"]
+    assert allowed(masks, 1) == {EOS}
+    assert masks.completed() == []
 
 
 def test_the_thinking_budget_forces_the_end(masks: TokenMasks):

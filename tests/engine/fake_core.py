@@ -21,7 +21,7 @@ type Script = Callable[[EngineCoreRequest], list[int]]
 
 
 class FakeCore:
-    """Gives one token per request and step; treats EOS, stop ids, min_tokens and max_tokens as the scheduler does."""
+    """Gives one token per request and step; treats EOS, stop ids and max_tokens as the scheduler does."""
 
     def __init__(self, script: Script, *, max_model_len: int = 128, vocab_size: int = 1000, running: int = 64) -> None:
         self.max_model_len = max_model_len
@@ -97,9 +97,9 @@ class FakeCore:
         out.append(token_id)
         params = request.sampling_params
         reason, stop_reason = None, None
-        if len(out) >= params.min_tokens and token_id == request.eos_token_id:
+        if token_id == request.eos_token_id:
             reason = "stop"
-        elif len(out) >= params.min_tokens and token_id in (params.stop_token_ids or ()):
+        elif token_id in (params.stop_token_ids or ()):
             reason, stop_reason = "stop", token_id
         elif len(out) == request.max_tokens:
             reason = "length"

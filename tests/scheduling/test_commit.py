@@ -40,8 +40,8 @@ def start(request: EngineCoreRequest, **changes: object) -> Scheduler:
         (make_request("a", 3, max_tokens=1, eos=EOS), [EOS], ("stop", None)),
         (make_request("a", 62, max_tokens=50), [5, 6], ("length", None)),
         (make_request("a", 64, max_tokens=1), [5], ("length", None)),
-        (make_request("a", 3, eos=EOS, min_tokens=2), [EOS, EOS], ("stop", None)),
-        (make_request("a", 62, eos=EOS, min_tokens=4, max_tokens=4), [EOS, EOS], ("length", None)),
+        (make_request("a", 3, eos=EOS, min_tokens=2), [EOS], ("stop", None)),
+        (make_request("a", 3, stop_token_ids=[8], min_tokens=3), [5, 8], ("stop", 8)),
     ],
     ids=[
         "eos",
@@ -52,8 +52,8 @@ def start(request: EngineCoreRequest, **changes: object) -> Scheduler:
         "eos-last",
         "context",
         "full",
-        "min",
-        "min-context",
+        "eos-that-min_tokens-let-through",
+        "stop-id-that-min_tokens-let-through",
     ],
 )
 def test_ends(request_: EngineCoreRequest, token_ids: list[int], end: tuple[str, int | None]):
