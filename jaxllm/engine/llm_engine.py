@@ -26,7 +26,7 @@ from jaxllm.params.checks import INT32_MAX, check_bool, check_str, shown
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.text.reasoning import thinking_tokens
 from jaxllm.text.tokenizer import Tokenizer, load_tokenizer
-from jaxllm.utils.forks import Home, keep_in_children
+from jaxllm.utils.forks import Home, engines_home
 from jaxllm.utils.log import log_phase, show_log
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         self.config = config
         self.tokenizer = tokenizer
         self.grammars = grammars
-        self._home = Home()
+        self._home = engines_home()
         self._lock = threading.RLock()
         self._core = core
         stats = core.stats()
@@ -73,7 +73,6 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         limits = InputLimits.of(config, max_model_len=core.max_model_len, has_thinking_tokens=has_thinking_tokens)
         check_grammar = None if grammars is None else grammars.check
         self._inputs = InputProcessor(tokenizer, limits, config.generation_config, config.seed, check_grammar)
-        keep_in_children()
         weakref.finalize(self, _release, self._home, self._profiler, core)
 
     @classmethod
@@ -86,6 +85,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         log_phase(logger, "imports")
         config = engine_args.create_engine_config()
         log_phase(logger, "configuration")
+        engines_home().check()  # now that JAX has its devices, which a child forked later would share
         prepared = prepare(config)
         log_phase(logger, "shapes")
         try:  # meanwhile the first program is compiled

@@ -9,7 +9,7 @@ from functools import cache
 
 
 class Home:
-    """The process that an engine was made in, the only one that can use it."""
+    """The process that an engine was made in is the only one that can use it."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -23,20 +23,21 @@ class Home:
         """Raise RuntimeError in a forked child, where a call would wait for ever."""
         if not self.is_here:
             raise RuntimeError(
-                f"This engine belongs to process {self._pid}, from which process {os.getpid()} was forked: a fork "
-                "copies neither threads nor devices. Start children with multiprocessing.get_context('spawn'), and "
-                "make an LLM in each that needs one."
+                f"There is an engine in process {self._pid}, from which process {os.getpid()} was forked. A fork "
+                "copies neither threads nor devices, so no engine can be used or made here. Start children with "
+                "multiprocessing.get_context('spawn'), and make an LLM in each that needs one."
             )
 
 
 @cache
-def keep_in_children() -> None:
-    """Let children that are forked from now on free nothing of JAX's own.
+def engines_home() -> Home:
+    """Return the process of the first engine; children that are forked from it can make none.
 
-    A client or a pool that a fork has cut off from its threads hangs or crashes the child that frees it, at the latest
-    when it exits.
+    Nor do they free anything of JAX's own: a client or a pool that a fork has cut off from its threads hangs or crashes
+    the child that frees it, at the latest when it exits.
     """
     os.register_at_fork(after_in_child=_keep_all)
+    return Home()
 
 
 def _keep_all() -> None:
