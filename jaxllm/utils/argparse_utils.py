@@ -35,7 +35,9 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
     `--a-config.b.c 1 --a-config.d+ x,y` is `--a-config '{"b": {"c": 1}, "d": ["x", "y"]}'`.
     """
 
-    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride] (one signature for its overloads)
+        self, args: Iterable[str] | None = None, namespace: Any = None
+    ) -> Any:
         """Parse as argparse does, after such flags are rewritten into those that were added."""
         return super().parse_known_args(self._rewrite(sys.argv[1:] if args is None else list(args)), namespace)
 

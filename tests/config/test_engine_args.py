@@ -214,7 +214,9 @@ def test_no_flags_give_the_defaults():
 
 def test_flags_as_vllms_users_write_them():
     words = ("--model", "m", "--max_model_len", "10.5k", "--structured_outputs_config.disable_any_whitespace", "true")
-    expected = EngineArgs("m", max_model_len=10_500, structured_outputs_config={"disable_any_whitespace": True})
+    expected = EngineArgs(
+        "m", max_model_len=10_500, structured_outputs_config=StructuredOutputsConfig(disable_any_whitespace=True)
+    )
     assert parse(*words) == expected
     assert parse("--model=m", "-ac.backend", "xla").attention_config == AttentionConfig("xla")
 
