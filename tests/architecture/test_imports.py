@@ -98,6 +98,9 @@ ROOMS = (
     "jaxllm.config",
     "jaxllm.engine",
     "jaxllm.llm",
+    "jaxllm.distributed",
+    "jaxllm.entrypoints",
+    "jaxllm.v1",
     "jaxllm",  # the front door: loads each name when it is asked for
     "jaxllm.check",
     "jaxllm.cli",

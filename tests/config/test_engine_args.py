@@ -16,7 +16,6 @@ from jaxllm.config import EngineArgs
 from jaxllm.config.arguments import GONE
 from jaxllm.config.groups import AttentionConfig, ReasoningConfig, StructuredOutputsConfig
 from jaxllm.config.kinds import Unsupported
-from jaxllm.engine import arg_utils
 from jaxllm.exceptions import UnknownParameterError, VLLMValidationError
 from jaxllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -89,10 +88,6 @@ BAD_VALUES: dict[str, tuple[Any, ...]] = {
 
 def make(**fields: Any) -> EngineArgs:
     return EngineArgs(**{"model": "no/such-model", **fields})
-
-
-def test_vllm_import_path():
-    assert arg_utils.EngineArgs is EngineArgs
 
 
 def test_defaults():

@@ -1,0 +1,48 @@
+"""Import paths that vLLM's tests and examples use, with jaxllm for vllm."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import weakref
+
+from jaxllm.distributed import cleanup_dist_env_and_memory
+
+PATHS = {
+    "jaxllm": ("LLM", "EngineArgs", "LLMEngine", "SamplingParams", "TokensPrompt", "RequestOutput"),
+    "jaxllm.config": ("AttentionConfig", "ProfilerConfig", "ReasoningConfig", "StructuredOutputsConfig"),
+    "jaxllm.distributed": ("cleanup_dist_env_and_memory",),
+    "jaxllm.engine.arg_utils": ("EngineArgs",),
+    "jaxllm.engine.llm_engine": ("LLMEngine",),
+    "jaxllm.entrypoints.llm": ("LLM",),
+    "jaxllm.inputs": ("PromptType", "TextPrompt", "TokensPrompt"),
+    "jaxllm.logprobs": ("FlatLogprobs", "Logprob", "LogprobsOnePosition", "PromptLogprobs", "SampleLogprobs"),
+    "jaxllm.outputs": ("CompletionOutput", "RequestOutput"),
+    "jaxllm.sampling_params": ("BeamSearchParams", "RequestOutputKind", "SamplingParams", "StructuredOutputsParams"),
+    "jaxllm.utils.argparse_utils": ("FlexibleArgumentParser",),
+    "jaxllm.v1.engine.llm_engine": ("LLMEngine",),
+    "jaxllm.v1.metrics.reader": ("Counter", "Gauge", "Histogram", "Metric", "Vector"),
+}
+
+
+def test_import_paths_of_vllm():
+    """A name means the same thing wherever it is imported from."""
+    found = [
+        (name, getattr(importlib.import_module(module), name)) for module, names in PATHS.items() for name in names
+    ]
+    assert len({name for name, _ in found}) == len({(name, id(value)) for name, value in found})
+
+
+def test_cleanup_frees_what_nothing_refers_to():
+    class Engine:
+        def __init__(self) -> None:
+            self.itself = self
+
+    gc.disable()
+    try:
+        engine = weakref.ref(Engine())
+        assert engine() is not None
+        cleanup_dist_env_and_memory()
+        assert engine() is None
+    finally:
+        gc.enable()
