@@ -71,8 +71,12 @@ class GrammarCompiler:
                 return self._in_flight[key]
             future: Future[Grammar] = Future()
             future.set_running_or_notify_cancel()  # shared: nobody may cancel it
+            try:
+                inner = self._submit(params)
+            except RuntimeError as error:  # no thread can be started
+                future.set_exception(refuse(params.kind, f"{error}."))
+                return future
             self._in_flight[key] = future
-            inner = self._submit(params)
         inner.add_done_callback(lambda inner: self._finish(key, params.kind, inner, future))
         return future
 
@@ -91,10 +95,11 @@ class GrammarCompiler:
     def _submit(self, params: StructuredOutputsParams) -> Future[Grammar]:
         if self._compile_thread is None:
             self._compile_thread = DeadlineThread("jaxllm-grammars")
-        if self._vocabulary is None:
-            late = f"the tokenizer could not be prepared in {_TOKENIZER_SECONDS:.0f} s"
-            self._vocabulary = self._compile_thread.submit(self._load_vocabulary, _TOKENIZER_SECONDS, late)
         vocabulary = self._vocabulary
+        if vocabulary is None or (vocabulary.done() and isinstance(vocabulary.exception(), RuntimeError)):
+            # Or there was no thread to load it: now there may be.
+            late = f"the tokenizer could not be prepared in {_TOKENIZER_SECONDS:.0f} s"
+            vocabulary = self._vocabulary = self._compile_thread.submit(self._load_vocabulary, _TOKENIZER_SECONDS, late)
         late = f"it did not compile in {self._deadline_seconds:g} s; make it smaller or simpler"
         return self._compile_thread.submit(
             lambda: self._compile(vocabulary.result(), params), self._deadline_seconds, late
@@ -111,7 +116,8 @@ class GrammarCompiler:
         elif isinstance(error, VLLMValidationError):
             future.set_exception(error)
         else:
-            reason = str(error) if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
+            is_plain = isinstance(error, (TimeoutError, RuntimeError))
+            reason = str(error) if is_plain else f"{type(error).__name__}: {error}"
             future.set_exception(refuse(kind, f"{brief_error(reason)}."))
 
     def _load_vocabulary(self) -> Vocabulary:

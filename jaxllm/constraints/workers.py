@@ -42,7 +42,8 @@ def _end_all() -> None:
     for _, calls in threads:
         with suppress(queue.Empty):
             while True:
-                calls.get_nowait()
+                if (call := calls.get_nowait()) is not None:
+                    call.future.set_exception(RuntimeError("Python is ending"))
         calls.put(None)
     deadline = time.monotonic() + _EXIT_SECONDS
     for thread, _ in threads:
@@ -55,11 +56,10 @@ class BigStackThread:
     def __init__(self, name: str) -> None:
         self._calls: _Calls = queue.SimpleQueue()
         self.thread = threading.Thread(target=_work, args=(self._calls,), name=name, daemon=True)
-        _CALLS[self.thread] = self._calls
         with _STACK_SIZE_LOCK:
             before = threading.stack_size(STACK_BYTES)
             try:
-                self.thread.start()
+                _start(self.thread, self._calls, f"a stack of {STACK_BYTES >> 20} MiB")
             finally:
                 threading.stack_size(before)
         weakref.finalize(self, self._calls.put, None)
@@ -81,8 +81,7 @@ class DeadlineThread:
     def __init__(self, name: str) -> None:
         self._calls: _Calls = queue.SimpleQueue()
         thread = threading.Thread(target=_supervise, args=(self._calls, name), name=f"{name}-deadlines", daemon=True)
-        _CALLS[thread] = self._calls
-        thread.start()
+        _start(thread, self._calls, "an ordinary stack")
         weakref.finalize(self, self._calls.put, None)
 
     def submit[T](self, run: Callable[[], T], seconds: float, late: str) -> Future[T]:
@@ -90,6 +89,16 @@ class DeadlineThread:
         future = _running_future()
         self._calls.put(_Call(run, future, seconds, late))
         return future
+
+
+def _start(thread: threading.Thread, calls: _Calls, stack: str) -> None:
+    """Start a thread that does `calls`. Raises RuntimeError, saying what to change, if none can be started."""
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError) as error:
+        message = f"no thread with {stack} can be started ({error}); raise this process's limits of memory and threads"
+        raise RuntimeError(message) from error
+    _CALLS[thread] = calls
 
 
 def _running_future() -> Future[Any]:
@@ -118,7 +127,11 @@ def _supervise(calls: _Calls, name: str) -> None:
         if len(abandoned) >= MAX_ABANDONED:
             call.future.set_exception(TimeoutError(f"{len(abandoned)} calls before it still run past their deadline"))
             continue
-        worker = worker or BigStackThread(name)
+        try:
+            worker = worker or BigStackThread(name)
+        except RuntimeError as error:
+            call.future.set_exception(error)
+            continue
         if not _run_in_time(call, worker):
             abandoned.append(worker.thread)
             worker = None

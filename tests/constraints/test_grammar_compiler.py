@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxllm.constraints import workers
 from jaxllm.constraints.compiler import GrammarCompiler
 from jaxllm.constraints.workers import MAX_ABANDONED, BigStackThread, DeadlineThread
 from jaxllm.exceptions import VLLMValidationError
@@ -47,6 +48,26 @@ def test_a_late_grammar_is_refused(smollm2_path: str):
     with pytest.raises(VLLMValidationError, match=r"did not compile in 0\.0001 s") as raised:
         compiler.check(choices)
     assert raised.value.parameter == "choice"
+
+
+@pytest.mark.parametrize("name", ["jaxllm-grammars", "jaxllm-grammars-deadlines"])
+def test_nobody_waits_for_a_thread_that_cannot_start(smollm2_path: str, monkeypatch: pytest.MonkeyPatch, name: str):
+    start = threading.Thread.start
+
+    def fail(thread: threading.Thread) -> None:
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    compiler, params = make_compiler(smollm2_path), StructuredOutputsParams(regex="a")
+    before = list(workers._CALLS)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        for _ in range(2):
+            with pytest.raises(VLLMValidationError, match="limits of memory and threads"):
+                compiler.check(params, 60)
+        assert all(thread in before or thread.is_alive() for thread in workers._CALLS), "the exit could not join it"
+    compiler.check(params)
 
 
 def test_an_unusable_tokenizer_is_refused(smollm2_path: str):
