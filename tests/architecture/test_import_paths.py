@@ -22,6 +22,9 @@ PATHS = {
     "jaxllm.utils.argparse_utils": ("FlexibleArgumentParser",),
     "jaxllm.v1.engine.llm_engine": ("LLMEngine",),
     "jaxllm.v1.metrics.reader": ("Counter", "Gauge", "Histogram", "Metric", "Vector"),
+    "jaxllm.v1.sample.logits_processor": ("AdapterLogitsProcessor", "BatchUpdate", "LogitsProcessor"),
+    "jaxllm.v1.sample.logits_processor.builtin": ("process_dict_updates",),
+    "jaxllm.v1.sample.logits_processor.interface": ("AddedRequest", "BatchUpdate", "LogitsProcessor"),
 }
 
 

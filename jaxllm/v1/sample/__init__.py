@@ -1,0 +1,1 @@
+"""Import paths of vLLM for sampling."""
