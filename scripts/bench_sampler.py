@@ -28,9 +28,10 @@ from jaxllm import SamplingParams
 from jaxllm.execution import step as step_module
 from jaxllm.execution.batch import build
 from jaxllm.execution.options import compiler_options
+from jaxllm.execution.packing import rare_specs
 from jaxllm.execution.step import DeviceState
-from jaxllm.params.limits import MAX_LOGIT_BIASES, MAX_LOGPROB_TOKEN_IDS
-from jaxllm.sampling.sampler import Rules, SamplingBatch, Uses, sample_full, sample_plain
+from jaxllm.sampling.inputs import RareRules, Rules, SamplingBatch, Uses
+from jaxllm.sampling.sampler import sample_full, sample_plain
 from jaxllm.scheduling.plan import Chunk, StepPlan
 
 ROWS = 64
@@ -41,6 +42,7 @@ DEFAULT_JSON = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 SAMPLED = {"temperature_s": 0.8}
 NUCLEUS = SAMPLED | {"top_p_s": 0.9}
 Table = dict[str, dict[str, float]]
+AllRules = tuple[Rules, RareRules]
 
 
 def main() -> int:
@@ -77,14 +79,16 @@ def measure_sampler(v: int, repeats: int) -> Table:
         batch = make_batch(**settings)
         return partial(compiled_plain, logits_sv, batch)
 
-    def full_case(rules: Rules, uses: tuple[int, int, int, int], **settings: float) -> Callable[[], Any]:
+    def full_case(
+        rules: tuple[Rules, RareRules], uses: tuple[int, int, int, int], **settings: float
+    ) -> Callable[[], Any]:
         scalars = Uses(*(jnp.asarray(use, jnp.int32) for use in uses))
-        return partial(compiled_full, logits_sv, make_batch(**settings), rules, scalars, counts_cv)
+        return partial(compiled_full, logits_sv, make_batch(**settings), *rules, scalars, counts_cv)
 
     nothing = Uses(*[jnp.asarray(0, jnp.int32)] * 4)
     compiled_argmax = compile_for_cpu(lambda logits_sv: jnp.argmax(logits_sv, axis=1), logits_sv)
     compiled_plain = compile_for_cpu(sample_plain, logits_sv, make_batch())
-    compiled_full = compile_for_cpu(full, logits_sv, make_batch(), neutral, nothing, counts_cv)
+    compiled_full = compile_for_cpu(full, logits_sv, make_batch(), *neutral, nothing, counts_cv)
     cases = {
         "jnp.argmax": partial(compiled_argmax, logits_sv),
         "plain: greedy": plain_case(),
@@ -94,7 +98,7 @@ def measure_sampler(v: int, repeats: int) -> Table:
         "full: top_p": full_case(neutral, (0, 0, 1, 0), **NUCLEUS),
         "full: top_k": full_case(neutral, (0, 0, 1, 0), **SAMPLED, top_k_s=50),
         "full: logprobs": full_case(neutral, (0, 0, 0, 1)),
-        "full: penalties": full_case(busy._replace(allowed_bits_sw=neutral.allowed_bits_sw), (0, 1, 0, 0)),
+        "full: penalties": full_case((busy[0], neutral[1]), (0, 1, 0, 0)),
         "full: mask": full_case(busy, (0, 0, 0, 0)),
         "full: everything": full_case(busy, (BIASES, 1, 1, 1), **NUCLEUS, top_k_s=50, min_p_s=0.01),
     }
@@ -110,9 +114,9 @@ def make_batch(**settings: float) -> SamplingBatch:
     return SamplingBatch(seeds_s2=jnp.asarray(seeds, jnp.int32), positions_s=jnp.arange(ROWS), **columns)
 
 
-def make_rules(v: int, rng: np.random.Generator) -> tuple[Rules, Rules]:
+def make_rules(v: int, rng: np.random.Generator) -> tuple[AllRules, AllRules]:
     """Return neutral rules, and rules of which every feature is in use, as the host tells the program."""
-    zeros, words = jnp.zeros(ROWS, jnp.int32), -(-v // 32)
+    zeros = jnp.zeros(ROWS, jnp.int32)
     neutral = Rules(
         is_scored_s=zeros,
         scored_ids_s=zeros,
@@ -121,22 +125,21 @@ def make_rules(v: int, rng: np.random.Generator) -> tuple[Rules, Rules]:
         frequency_s=jnp.zeros(ROWS),
         repetition_s=jnp.ones(ROWS),
         num_outputs_s=zeros,
-        bias_ids_sn=jnp.zeros((ROWS, MAX_LOGIT_BIASES), jnp.int32),
-        bias_sn=jnp.zeros((ROWS, MAX_LOGIT_BIASES)),
-        allowed_bits_sw=jnp.full((ROWS, words), -1, jnp.int32),
-        grammar_bits_sw=jnp.full((ROWS, words), -1, jnp.int32),
-        logprob_ids_sn=jnp.zeros((ROWS, MAX_LOGPROB_TOKEN_IDS), jnp.int32),
         extra_args={},
     )
-    return neutral, neutral._replace(
+    busy = neutral._replace(
         count_rows_s=jnp.arange(1, ROWS + 1),
         presence_s=jnp.full(ROWS, 0.5),
         frequency_s=jnp.full(ROWS, 0.5),
         repetition_s=jnp.full(ROWS, 1.2),
-        bias_ids_sn=jnp.asarray(rng.integers(0, v, (ROWS, MAX_LOGIT_BIASES)), jnp.int32),
-        bias_sn=jnp.asarray(rng.standard_normal((ROWS, MAX_LOGIT_BIASES)), jnp.float32),
-        allowed_bits_sw=jnp.asarray(rng.integers(-(2**31), 2**31, (ROWS, words)), jnp.int32),
     )
+    rare = RareRules(*(jnp.asarray(spec.neutral()) for spec in rare_specs(ROWS, v)))
+    busy_rare = rare._replace(
+        bias_ids_sb=jnp.asarray(rng.integers(0, v, rare.bias_ids_sb.shape), jnp.int32),
+        bias_sb=jnp.asarray(rng.standard_normal(rare.bias_sb.shape), jnp.float32),
+        allowed_bits_sw=jnp.asarray(rng.integers(-(2**31), 2**31, rare.allowed_bits_sw.shape), jnp.int32),
+    )
+    return (neutral, rare), (busy, busy_rare)
 
 
 def compile_for_cpu(function: Callable[..., Any], *args: Any) -> Callable[..., Any]:

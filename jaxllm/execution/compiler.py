@@ -19,6 +19,7 @@ from jax.stages import Lowered
 
 from jaxllm.models import LayerLoop
 from jaxllm.models.model import ArraySpec, Model, array_specs, held, unflatten
+from jaxllm.sampling.inputs import RareRules
 from jaxllm.sampling.logprobs import fill_logprobs
 from jaxllm.sampling.processors import LogitsProcessor, extra_args
 from jaxllm.sampling.token_counts import set_row
@@ -27,13 +28,13 @@ from jaxllm.utils.log import log_phase
 from pallas_kernels import linear, rms_norm
 from pallas_kernels.paged_attention import KVPool, PagedAttention, copy_blocks
 
-from .batch import BatchShape, buffer_size, count_rows, float_fields, int_fields
+from .batch import count_rows
 from .buckets import Bucket, make_buckets, pick_bucket
 from .host_processors import HostProcessors
 from .jax_settings import tracing
 from .mesh import param_sharding, placed, pool_sharding, replicated
 from .options import compiler_options, min_rows
-from .rows import RareInputs, rare_shapes
+from .packing import BatchShape, buffer_sizes, rare_specs
 from .step import DeviceState, StepOutput, StepShape, run_step
 
 logger = logging.getLogger(__name__)
@@ -159,10 +160,10 @@ class StepCompiler:
         """Return shape and dtype of a step's tokens."""
         return self._replicated((self.max_rows,), jnp.int32)
 
-    def rare_spec(self, bucket: Bucket) -> RareInputs:
-        """Return shape and dtype of each rare input."""
-        shapes = rare_shapes(bucket.num_seqs, self.model.config.vocab_size)
-        return RareInputs(*(self._replicated(shape, dtype) for shape, dtype, _ in shapes))
+    def rare_spec(self, bucket: Bucket) -> RareRules:
+        """Return shape and dtype of each array that is sent by itself."""
+        specs = rare_specs(bucket.num_seqs, self.model.config.vocab_size)
+        return RareRules(*(self._replicated(spec.shape, spec.packed.dtype) for spec in specs))
 
     def lower(self, key: ProgramKey, num_blocks: int) -> Lowered:
         """Lower a program for a pool of `num_blocks` blocks; pool and token counts are donated."""
@@ -193,12 +194,13 @@ class StepCompiler:
             row, index = self._replicated(counts.shape[1:], counts.dtype), self._replicated((), jnp.int32)
             return _Signature(set_row, (0,), (counts, index, row), everywhere)
         assert isinstance(key, StepShape)
+        num_ints, num_floats = buffer_sizes(key.batch)
         inputs = (
             self._params_spec,
             DeviceState(pool, counts if key.is_full else None),
             self.tokens_spec(),
-            self._replicated((buffer_size(int_fields(key.batch)),), jnp.int32),
-            self._replicated((buffer_size(float_fields(key.batch)),), jnp.float32),
+            self._replicated((num_ints,), jnp.int32),
+            self._replicated((num_floats,), jnp.float32),
             self.rare_spec(key.batch.bucket) if key.is_full else None,
         )
         outputs = (

@@ -11,17 +11,18 @@ import numpy as np
 from jax import Array
 
 from jaxllm.constraints.bits import RowMask
+from jaxllm.sampling.inputs import RareRules
 from jaxllm.sampling.token_counts import count_row
 from jaxllm.scheduling.plan import StepPlan, StepResult
 
-from .batch import BatchShape, StepInputs, build
+from .batch import StepInputs, build
 from .compiler import COPIES, ProgramKey, StepCompiler, Upkeep
 from .host_logprobs import read_logprobs
 from .host_processors import HostProcessors
 from .jax_settings import running, tracing
 from .mesh import replicated
+from .packing import BatchShape, rare_specs
 from .programs import Programs
-from .rows import RareInputs, neutral_array, rare_shapes
 from .step import DeviceState, StepOutput, StepShape
 
 
@@ -71,7 +72,7 @@ class ModelRunner:
         self._pool, self._previous_tokens = state.result()
         self._counts: Array | None = None
         """The token counts are made by the first step that needs them."""
-        self._neutral: dict[int, RareInputs] = {}
+        self._neutral: dict[int, RareRules] = {}
         """Rare inputs that nobody uses, by the number of rows: the same arrays each step, so that nothing is sent."""
 
     @running()
@@ -150,15 +151,13 @@ class ModelRunner:
             counts = self._counts = self.programs.get(Upkeep.MAKE_COUNTS)()
         return counts
 
-    def _rare(self, inputs: StepInputs) -> RareInputs | None:
+    def _rare(self, inputs: StepInputs) -> RareRules | None:
         if not inputs.is_full:
             return None
         num_rows = inputs.shape.bucket.num_seqs
         if num_rows not in self._neutral:
-            shapes = rare_shapes(num_rows, self.compiler.model.config.vocab_size)
+            specs = rare_specs(num_rows, self.compiler.model.config.vocab_size)
             everywhere = replicated(self.compiler.mesh)
-            self._neutral[num_rows] = RareInputs(*(jax.device_put(neutral_array(spec), everywhere) for spec in shapes))
+            self._neutral[num_rows] = RareRules(*(jax.device_put(spec.neutral(), everywhere) for spec in specs))
         neutral = self._neutral[num_rows]
-        return RareInputs(
-            *(unused if used is None else used for used, unused in zip(inputs.rare, neutral, strict=True))
-        )
+        return RareRules(*(unused if used is None else used for used, unused in zip(inputs.rare, neutral, strict=True)))

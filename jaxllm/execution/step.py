@@ -12,16 +12,16 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.models.model import Model, TokenBatch
+from jaxllm.sampling.inputs import RareRules, SamplingBatch
 from jaxllm.sampling.logprobs import Logprobs
 from jaxllm.sampling.processors import LogitsProcessor
-from jaxllm.sampling.sampler import Rules, SamplingBatch, Uses, sample_full, sample_plain, sample_plain_shard
+from jaxllm.sampling.sampler import sample_full, sample_plain, sample_plain_shard
 from jaxllm.sampling.shards import VocabShards
 from jaxllm.sampling.token_counts import add_tokens
-from pallas_kernels.paged_attention import AttentionBatch, KVPool, PagedAttention
+from pallas_kernels.paged_attention import KVPool, PagedAttention
 
-from .batch import BatchShape, float_fields, int_fields, unpack
 from .mesh import MODEL_AXIS, replicated
-from .rows import EXTRA, RareInputs
+from .packing import BatchShape, PackedInputs, unpack
 from .sharded_attention import ShardedAttention
 
 
@@ -59,7 +59,7 @@ def run_step(
     previous_tokens: Array,
     ints: Array,
     floats: Array,
-    rare: RareInputs | None,
+    rare: RareRules | None,
     *,
     model: Model,
     shape: StepShape,
@@ -73,38 +73,37 @@ def run_step(
 
     `logits_tile` rows of logits exist at a time; in a plain step of at most `few_rows`, only so many.
     """
-    i, f = unpack(ints, int_fields(shape.batch)), unpack(floats, float_fields(shape.batch))
-    tokens, batch = _batches(i, previous_tokens, shape.batch.bucket.num_seqs)
+    inputs = unpack(ints, floats, shape.batch)
     attend = ShardedAttention(attention, mesh)
-    hidden_td, kv_pool = model.forward(params, state.kv_pool, tokens, batch, attention=attend)
-    rows = (hidden_td[i["logit_tokens"]], _sampling(i, f))
+    tokens = _known_tokens(inputs, previous_tokens)
+    hidden_td, kv_pool = model.forward(params, state.kv_pool, tokens, inputs.attention, attention=attend)
+    num_rows = inputs.logit_rows.num_rows
+    rows = (hidden_td[inputs.logit_rows.logit_tokens_s], inputs.sampling)
     logits = partial(model.logits, params)
     if rare is None:
         sampler = plain_sampler(mesh, model.config.vocab_size)
         tokens_s = map_rows(
             lambda num_rows, x, batch: sampler(logits(x, num_rows), batch),
             rows,
-            num_rows=i["num_rows"],
+            num_rows=num_rows,
             tile=logits_tile,
             few_rows=few_rows,
         )
         return DeviceState(kv_pool, None), StepOutput(_pad(tokens_s, shape.max_rows), None)
 
-    def sample(num_rows: Array, hidden_rd: Array, batch: SamplingBatch, rules: Rules) -> tuple[Array, Logprobs]:
+    def sample(num_rows: Array, hidden_rd: Array, *settings: Any) -> tuple[Array, Logprobs]:
         return sample_full(
             _gathered(logits(hidden_rd, num_rows), mesh),
-            batch,
-            rules,
-            _uses(i),
-            state.counts_cv,
+            *settings,
+            uses=inputs.uses,
+            counts_cv=state.counts_cv,
             num_logprobs=shape.num_logprobs,
             logprobs_mode=shape.logprobs_mode,
             processors=processors,
         )
 
-    rules = _rules(i, f, rare, shape.batch)
-    tokens_s, logprobs = map_row_tiles(sample, (*rows, rules), num_rows=i["num_rows"], tile=logits_tile)
-    counts_cv = add_tokens(state.counts_cv, i["count_rows"], tokens_s)
+    tokens_s, logprobs = map_row_tiles(sample, (*rows, inputs.rules, rare), num_rows=num_rows, tile=logits_tile)
+    counts_cv = add_tokens(state.counts_cv, inputs.rules.count_rows_s, tokens_s)
     return DeviceState(kv_pool, counts_cv), StepOutput(_pad(tokens_s, shape.max_rows), logprobs)
 
 
@@ -135,65 +134,13 @@ def _pad(tokens_s: Array, num_rows: int) -> Array:
     return jnp.pad(tokens_s, (0, num_rows - tokens_s.shape[0]))
 
 
-def _batches(i: dict[str, Array], previous_tokens: Array, s: int) -> tuple[TokenBatch, AttentionBatch]:
-    # A row that continues a step in flight has its token on the device only. Such rows are decodes: row i is token i.
-    sampled_s = previous_tokens[i["previous_rows"]]
-    first_ids_s = jnp.where(i["from_previous"] == 1, sampled_s, i["token_ids"][:s])
-    tokens = TokenBatch(
-        token_ids_t=lax.dynamic_update_slice_in_dim(i["token_ids"], first_ids_s, 0, 0),
-        positions_t=i["positions"],
-        rope_lengths_t=i["rope_lengths"],
-    )
-    attention = AttentionBatch(
-        slots_t=i["slots"],
-        block_tables_sm=i["block_tables"],
-        context_lens_s=i["context_lens"],
-        query_starts_s=i["query_starts"],
-        query_ends_s=i["query_ends"],
-        num_decodes=i["num_decodes"],
-        tile_seqs_i=i["tile_seqs"],
-        tile_rows_i=i["tile_rows"],
-        num_tiles=i["num_tiles"],
-    )
-    return tokens, attention
-
-
-def _sampling(i: dict[str, Array], f: dict[str, Array]) -> SamplingBatch:
-    return SamplingBatch(
-        seeds_s2=i["seeds"],
-        positions_s=i["sampled_positions"],
-        temperature_s=f["temperature"],
-        top_k_s=i["top_k"],
-        top_p_s=f["top_p"],
-        min_p_s=f["min_p"],
-    )
-
-
-def _uses(i: dict[str, Array]) -> Uses:
-    return Uses(
-        num_biases=i["num_biases"],
-        penalties=i["uses_penalties"],
-        truncation=i["uses_truncation"],
-        logprobs=i["uses_logprobs"],
-    )
-
-
-def _rules(i: dict[str, Array], f: dict[str, Array], rare: RareInputs, shape: BatchShape) -> Rules:
-    return Rules(
-        is_scored_s=i["is_scored"],
-        scored_ids_s=i["scored_ids"],
-        presence_s=f["presence"],
-        frequency_s=f["frequency"],
-        repetition_s=f["repetition"],
-        num_outputs_s=i["num_outputs"],
-        bias_ids_sn=rare.bias_ids_sn,
-        bias_sn=rare.bias_sn,
-        allowed_bits_sw=rare.allowed_bits_sw,
-        grammar_bits_sw=rare.grammar_bits_sw,
-        logprob_ids_sn=rare.logprob_ids_sn,
-        count_rows_s=i["count_rows"],
-        extra_args={name: (i | f)[EXTRA + name] for name, _ in shape.extra_args},
-    )
+def _known_tokens(inputs: PackedInputs, previous_tokens: Array) -> TokenBatch:
+    """Return the step's tokens, with those filled in that only the device knows: the last step sampled them."""
+    # Such rows are decodes: row i is token i.
+    previous_rows_s, token_ids_t = inputs.logit_rows.previous_rows_s, inputs.tokens.token_ids_t
+    first_ids_s = token_ids_t[: previous_rows_s.shape[0]]
+    first_ids_s = jnp.where(previous_rows_s >= 0, previous_tokens[previous_rows_s], first_ids_s)
+    return inputs.tokens._replace(token_ids_t=lax.dynamic_update_slice_in_dim(token_ids_t, first_ids_s, 0, 0))
 
 
 def map_rows(function: Callable[..., Array], arrays: Any, *, num_rows: Array, tile: int, few_rows: int | None) -> Array:

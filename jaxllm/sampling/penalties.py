@@ -17,12 +17,12 @@ def mask(logits_sv: Array, allowed_bits_sw: Array) -> Array:
     return jnp.where(allowed_sv, logits_sv, -jnp.inf)
 
 
-def add_biases(logits_sv: Array, ids_sn: Array, biases_sn: Array, num_biases: Array) -> Array:
+def add_biases(logits_sv: Array, ids_sb: Array, biases_sb: Array, num_biases: Array) -> Array:
     """Add the first `num_biases` columns of biases to their ids' logits."""
     rows_s = jnp.arange(logits_sv.shape[0])
 
     def add_column(column: Array, logits_sv: Array) -> Array:
-        return logits_sv.at[rows_s, ids_sn[:, column]].add(biases_sn[:, column])
+        return logits_sv.at[rows_s, ids_sb[:, column]].add(biases_sb[:, column])
 
     return lax.fori_loop(0, num_biases, add_column, logits_sv)
 

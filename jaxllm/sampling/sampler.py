@@ -8,12 +8,12 @@ top_k, top_p and a draw. Everything is float32, and no row looks at another.
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 from .draw import draw, uniforms
+from .inputs import RareRules, Rules, SamplingBatch, Uses
 from .logprobs import Logprobs, gather_logprobs
 from .penalties import add_biases, mask, penalize
 from .processors import LogitsProcessor, LogitsState, process, runs_last
@@ -22,55 +22,6 @@ from .tiles import Rows, WholeRows, largest, most_likely
 from .token_counts import in_prompt, output_counts
 from .truncation import truncate
 from .weights import Weighing, is_greedy
-
-
-class SamplingBatch(NamedTuple):
-    """Settings of each row that both programs read, and those of truncation."""
-
-    seeds_s2: Array
-    """int32 bits of the high and low word of each row's 64-bit seed."""
-    positions_s: Array
-    """int32 position of the token to be sampled."""
-    temperature_s: Array
-    top_k_s: Array
-    """int32; 0 and -1 keep all."""
-    top_p_s: Array
-    min_p_s: Array
-
-
-class Rules(NamedTuple):
-    """Settings of each row that only `sample_full` reads."""
-
-    is_scored_s: Array
-    """bool or int32: rows of prompt positions "pick" `scored_ids_s`, by unprocessed logits."""
-    scored_ids_s: Array
-    count_rows_s: Array
-    """int32 row of the token counts; UNCOUNTED_ROW counts nothing."""
-    presence_s: Array
-    frequency_s: Array
-    repetition_s: Array
-    num_outputs_s: Array
-    """int32 count of output tokens before the one to be sampled."""
-    bias_ids_sn: Array
-    """int32; unused entries are 0, and 0.0 in `bias_sn`."""
-    bias_sn: Array
-    allowed_bits_sw: Array
-    """int32 words of 32 ids; bit i % 32 of word i // 32 says whether id i may be sampled."""
-    grammar_bits_sw: Array
-    """The same for what each row's grammar alone lets follow; raw logprobs are taken after it."""
-    logprob_ids_sn: Array
-    extra_args: dict[str, Array]
-    """Arguments of the custom logits processors, one value per row."""
-
-
-class Uses(NamedTuple):
-    """int32 scalars: what some row uses. The rest is skipped."""
-
-    num_biases: Array
-    """Columns of `bias_sn`."""
-    penalties: Array
-    truncation: Array
-    logprobs: Array
 
 
 def sample_plain(logits_sv: Array, batch: SamplingBatch) -> Array:
@@ -97,6 +48,7 @@ def sample_full(
     logits_sv: Array,
     batch: SamplingBatch,
     rules: Rules,
+    rare: RareRules,
     uses: Uses,
     counts_cv: Array,
     *,
@@ -113,7 +65,7 @@ def sample_full(
       logprobs_mode: one of `logprobs.MODES`.
     """
 
-    edit = partial(_edit, logits_sv, batch, rules, uses, counts_cv, processors)
+    edit = partial(_edit, logits_sv, batch, rules, rare, uses, counts_cv, processors)
     pick = partial(_pick, batch=batch, uniforms_s=uniforms(batch.seeds_s2, batch.positions_s), uses=uses)
     shows_processed = logprobs_mode.startswith("processed")
     edited_sv = logits_sv
@@ -123,7 +75,7 @@ def sample_full(
     else:
         # A cond that returned logits would copy them, also where nobody edits. At 64 x 128k greedy with nothing in use
         # would cost 3.5 times what `sample_plain` does, instead of 1.03 times.
-        is_edited = (uses.num_biases > 0) | (uses.penalties > 0) | (rules.allowed_bits_sw != -1).any()
+        is_edited = (uses.num_biases > 0) | (uses.penalties > 0) | (rare.allowed_bits_sw != -1).any()
         tokens_s, weighing = lax.cond(is_edited, lambda: pick(edit()), lambda: pick(logits_sv))
     is_scored_s = rules.is_scored_s > 0
     tokens_s = jnp.where(is_scored_s, rules.scored_ids_s, tokens_s)
@@ -136,11 +88,11 @@ def sample_full(
     logprobs = gather_logprobs(
         shown_sv,
         tokens_s,
-        rules.logprob_ids_sn,
+        rare.logprob_ids_sn,
         num_logprobs=num_logprobs,
         normalizes=logprobs_mode.endswith("logprobs"),
         is_used=uses.logprobs > 0,
-        allowed_bits_sw=None if shows_processed else rules.grammar_bits_sw,
+        allowed_bits_sw=None if shows_processed else rare.grammar_bits_sw,
     )
     return tokens_s, logprobs
 
@@ -149,13 +101,14 @@ def _edit(
     logits_sv: Array,
     batch: SamplingBatch,
     rules: Rules,
+    rare: RareRules,
     uses: Uses,
     counts_cv: Array,
     processors: tuple[LogitsProcessor, ...],
 ) -> Array:
     """Return the logits after masks, biases, custom processors and penalties."""
-    logits_sv = mask(logits_sv, rules.allowed_bits_sw)
-    logits_sv = add_biases(logits_sv, rules.bias_ids_sn, rules.bias_sn, uses.num_biases)
+    logits_sv = mask(logits_sv, rare.allowed_bits_sw)
+    logits_sv = add_biases(logits_sv, rare.bias_ids_sb, rare.bias_sb, uses.num_biases)
     first = tuple(each for each in processors if not runs_last(each))
     last = tuple(each for each in processors if runs_last(each))
     if first:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from jaxllm.constraints.bits import RowMask
-from jaxllm.execution.batch import BatchShape, build, count_rows, float_fields, int_fields, unpack
+from jaxllm.execution.batch import build, count_rows
 from jaxllm.execution.buckets import Bucket, make_buckets, pick_bucket
+from jaxllm.execution.packing import BatchShape, unpack
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.plan import Chunk, StepPlan
 
@@ -43,47 +44,47 @@ def step(
     shape = BatchShape(Bucket(*bucket), 6, query_tile, row_alignment, extra_args)
     plan = StepPlan(step_id=0, chunks=chunks, num_preempted=0)
     inputs = build(plan, shape, BLOCK_SIZE, 70, [(masks or {}).get(row) for row in range(len(chunks))])
-    return inputs, unpack(inputs.ints, int_fields(shape)), unpack(inputs.floats, float_fields(shape))
+    return inputs, unpack(inputs.ints, inputs.floats, shape)
 
 
 def test_tokens_lie_end_to_end_and_padding_is_neutral() -> None:
-    _, ints, _ = step(
+    _, arrays = step(
         make_chunk("a", 9, [50], [3, 1, 7], num_prompt_tokens=4),
         make_chunk("b", 2, [60, 61, 62, 63, 64, 65], [2, 9], num_prompt_tokens=20, samples=False),
     )
-    np.testing.assert_array_equal(ints["token_ids"], [50, 60, 61, 62, 63, 64, 65] + [0] * 9)
-    np.testing.assert_array_equal(ints["positions"], [9, 2, 3, 4, 5, 6, 7] + [0] * 9)
-    np.testing.assert_array_equal(ints["rope_lengths"], [10] + [20] * 6 + [0] * 9)
-    np.testing.assert_array_equal(ints["slots"], [7 * 4 + 1, 2 * 4 + 2, 2 * 4 + 3, 36, 37, 38, 39] + [0] * 9)
-    np.testing.assert_array_equal(ints["context_lens"], [10, 8] + [0] * 6)
-    np.testing.assert_array_equal(ints["query_starts"], [0, 1] + [7] * 6)
-    np.testing.assert_array_equal(ints["query_ends"], [1] + [7] * 7)
-    np.testing.assert_array_equal(ints["block_tables"][:2], [[3, 1, 7, 0, 0, 0], [2, 9, 0, 0, 0, 0]])
-    assert not ints["block_tables"][2:].any()
-    assert (ints["num_decodes"], ints["num_rows"], ints["num_tiles"]) == (1, 2, 2)
-    np.testing.assert_array_equal(ints["tile_seqs"][:2], [1, 1])
-    np.testing.assert_array_equal(ints["tile_rows"][:2], [1, 5])
+    np.testing.assert_array_equal(arrays.tokens.token_ids_t, [50, 60, 61, 62, 63, 64, 65] + [0] * 9)
+    np.testing.assert_array_equal(arrays.tokens.positions_t, [9, 2, 3, 4, 5, 6, 7] + [0] * 9)
+    np.testing.assert_array_equal(arrays.tokens.rope_lengths_t, [10] + [20] * 6 + [0] * 9)
+    np.testing.assert_array_equal(arrays.attention.slots_t, [7 * 4 + 1, 2 * 4 + 2, 2 * 4 + 3, 36, 37, 38, 39] + [0] * 9)
+    np.testing.assert_array_equal(arrays.attention.context_lens_s, [10, 8] + [0] * 6)
+    np.testing.assert_array_equal(arrays.attention.query_starts_s, [0, 1] + [7] * 6)
+    np.testing.assert_array_equal(arrays.attention.query_ends_s, [1] + [7] * 7)
+    np.testing.assert_array_equal(arrays.attention.block_tables_sm[:2], [[3, 1, 7, 0, 0, 0], [2, 9, 0, 0, 0, 0]])
+    assert not arrays.attention.block_tables_sm[2:].any()
+    assert (arrays.attention.num_decodes, arrays.logit_rows.num_rows, arrays.attention.num_tiles) == (1, 2, 2)
+    np.testing.assert_array_equal(arrays.attention.tile_seqs_i[:2], [1, 1])
+    np.testing.assert_array_equal(arrays.attention.tile_rows_i[:2], [1, 5])
 
 
 def test_a_row_in_flight_points_at_its_row() -> None:
-    _, ints, _ = step(
+    _, arrays = step(
         make_chunk("a", 4, [0], [1, 2], previous_row=5),
         make_chunk("b", 4, [9], [3, 4]),
         make_chunk("c", 5, [0], [5, 6], previous_row=0),
     )
-    np.testing.assert_array_equal(ints["previous_rows"][:3], [5, 0, 0])
-    np.testing.assert_array_equal(ints["from_previous"][:4], [1, 0, 1, 0])
+    np.testing.assert_array_equal(arrays.logit_rows.previous_rows_s, [5, -1, 0] + [-1] * 5)
 
 
 def test_sampling_settings() -> None:
     params = SamplingParams(temperature=0.5, top_k=7, top_p=0.9, min_p=0.1)
-    inputs, ints, floats = step(
+    inputs, arrays = step(
         make_chunk("a", 3, [1], [1], params=params, seed=2**64 - 2), make_chunk("b", 0, [1, 2], [2], seed=5)
     )
-    np.testing.assert_array_equal(ints["seeds"][:2].view(np.uint32), [[2**32 - 1, 2**32 - 2], [0, 5]])
-    np.testing.assert_array_equal(ints["sampled_positions"][:2], [4, 2])
-    assert ints["top_k"][0] == 7
-    assert [floats[name][0] for name in ("temperature", "top_p", "min_p")] == pytest.approx([0.5, 0.9, 0.1])
+    np.testing.assert_array_equal(arrays.sampling.seeds_s2[:2].view(np.uint32), [[2**32 - 1, 2**32 - 2], [0, 5]])
+    np.testing.assert_array_equal(arrays.sampling.positions_s[:2], [4, 2])
+    assert arrays.sampling.top_k_s[0] == 7
+    floats = (arrays.sampling.temperature_s, arrays.sampling.top_p_s, arrays.sampling.min_p_s)
+    assert [values_s[0] for values_s in floats] == pytest.approx([0.5, 0.9, 0.1])
     assert inputs.is_full
 
 
@@ -106,20 +107,20 @@ def test_sampling_settings() -> None:
     ],
 )
 def test_the_plain_program_is_left_only_when_needed(kwargs: dict, full: bool) -> None:
-    inputs, *_ = step(make_chunk("a", 0, [1], [1], **kwargs))
+    inputs, _ = step(make_chunk("a", 0, [1], [1], **kwargs))
     assert inputs.is_full is full
 
 
 def test_a_mask_makes_a_step_full_and_reaches_its_row() -> None:
     bits_w, grammar_w = np.array([[5, -7, 3], [7, -5, 3]], np.int32)
     mask = RowMask(bits_w, grammar_w)
-    inputs, *_ = step(make_chunk("a", 0, [1], [1]), make_chunk("b", 0, [1], [2]), masks={1: mask})
+    inputs, _ = step(make_chunk("a", 0, [1], [1]), make_chunk("b", 0, [1], [2]), masks={1: mask})
     assert inputs.is_full
     np.testing.assert_array_equal(inputs.rare.allowed_bits_sw[:3], [[-1] * 3, bits_w, [-1] * 3])
     assert inputs.rare.grammar_bits_sw is None, "for log-probabilities only"
     shown = SamplingParams(logprobs=0)
     chunks = [make_chunk(name, 0, [1], [1 + at], params=shown) for at, name in enumerate("ab")]
-    inputs, *_ = step(*chunks, masks={0: RowMask(bits_w, None), 1: mask})
+    inputs, _ = step(*chunks, masks={0: RowMask(bits_w, None), 1: mask})
     np.testing.assert_array_equal(inputs.rare.grammar_bits_sw[:3], [[-1] * 3, grammar_w, [-1] * 3])
     rare = step(make_chunk("a", 0, [1], [1]))[0].rare
     assert rare.allowed_bits_sw is rare.grammar_bits_sw is None
@@ -142,15 +143,14 @@ def test_random_plans_equal_a_loop(alignment: int) -> None:
                 slot = blocks[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
                 expected[row + index] = (token_id, position, slot)
             covered += list(range(row, row + size)) if size > 1 else []
-        inputs, ints, _ = step(*chunks, bucket=(128, 8), query_tile=3, row_alignment=alignment)
+        inputs, arrays = step(*chunks, bucket=(128, 8), query_tile=3, row_alignment=alignment)
         plan = StepPlan(step_id=0, chunks=tuple(chunks), num_preempted=0)
         assert count_rows(plan, inputs.shape.row_alignment) == max(expected) + 1
-        got = zip(ints["token_ids"].tolist(), ints["positions"].tolist(), ints["slots"].tolist(), strict=True)
-        assert list(got) == [expected.get(row, (0, 0, 0)) for row in range(128)]
-        rows = [(int(s), int(r)) for s, r in zip(ints["tile_seqs"], ints["tile_rows"], strict=True)][
-            : int(ints["num_tiles"])
-        ]
-        ends = ints["query_ends"].tolist()
+        tokens, attention = arrays.tokens, arrays.attention
+        got = np.stack([tokens.token_ids_t, tokens.positions_t, attention.slots_t], axis=1)
+        assert got.tolist() == [list(expected.get(row, (0, 0, 0))) for row in range(128)]
+        rows = np.stack([attention.tile_seqs_i, attention.tile_rows_i], axis=1)[: attention.num_tiles].tolist()
+        ends = attention.query_ends_s.tolist()
         assert covered == [row for seq, first in rows for row in range(first, min(first + 3, ends[seq]))]
 
 

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jaxllm.sampling.inputs import RareRules, Rules, SamplingBatch, Uses
 from jaxllm.sampling.logprobs import Logprobs
 from jaxllm.sampling.processors import LogitsProcessor, LogitsState
-from jaxllm.sampling.sampler import Rules, SamplingBatch, Uses, sample_full
+from jaxllm.sampling.sampler import sample_full
 from jaxllm.sampling.token_counts import UNCOUNTED_ROW, count_row
 
 NUM_BIASES = 8
@@ -140,12 +141,12 @@ def make_batch(rows: Sequence[Row]) -> SamplingBatch:
     )
 
 
-def make_rules(rows: Sequence[Row], v: int) -> tuple[Rules, Uses, Array]:
+def make_rules(rows: Sequence[Row], v: int) -> tuple[Rules, RareRules, Uses, Array]:
     """Return the rules of rows, what they use, and token counts in which row i is at len(rows) - i."""
     s = len(rows)
     bits_sw = np.full((s, -(-v // 32)), -1, np.int32)
     grammar_bits_sw = bits_sw.copy()
-    bias_ids_sn, bias_sn = np.zeros((s, NUM_BIASES), np.int32), np.zeros((s, NUM_BIASES), np.float32)
+    bias_ids_sb, bias_sb = np.zeros((s, NUM_BIASES), np.int32), np.zeros((s, NUM_BIASES), np.float32)
     asked_sn = np.zeros((s, NUM_ASKED), np.int32)
     counts_cv = np.zeros((s + 1, v), np.uint16)
     for index, row in enumerate(rows):
@@ -154,8 +155,8 @@ def make_rules(rows: Sequence[Row], v: int) -> tuple[Rules, Uses, Array]:
                 flags = np.zeros(packed_sw.shape[1] * 32, np.uint8)
                 flags[list(ids)] = 1
                 packed_sw[index] = np.packbits(flags, bitorder="little").view("<i4")
-        bias_ids_sn[index, : len(row.bias)] = list(row.bias)
-        bias_sn[index, : len(row.bias)] = list(row.bias.values())
+        bias_ids_sb[index, : len(row.bias)] = list(row.bias)
+        bias_sb[index, : len(row.bias)] = list(row.bias.values())
         asked_sn[index, : len(row.asked)] = row.asked
         counts_cv[s - index] = count_row([*row.prompt, *row.output], len(row.prompt), v)
     counted = [s - i if row.prompt or row.output else UNCOUNTED_ROW for i, row in enumerate(rows)]
@@ -168,20 +169,16 @@ def make_rules(rows: Sequence[Row], v: int) -> tuple[Rules, Uses, Array]:
         frequency_s=column("frequency", np.float32),
         repetition_s=column("repetition", np.float32),
         num_outputs_s=jnp.asarray([len(row.output) for row in rows], jnp.int32),
-        bias_ids_sn=jnp.asarray(bias_ids_sn),
-        bias_sn=jnp.asarray(bias_sn),
-        allowed_bits_sw=jnp.asarray(bits_sw),
-        grammar_bits_sw=jnp.asarray(grammar_bits_sw),
-        logprob_ids_sn=jnp.asarray(asked_sn),
         extra_args={"boost": column("boost", np.float32)},
     )
+    rare = RareRules(*map(jnp.asarray, (bits_sw, grammar_bits_sw, bias_ids_sb, bias_sb, asked_sn)))
     uses = (
         max(len(row.bias) for row in rows),
         any(row.penalizes for row in rows),
         any(row.truncates for row in rows),
         1,
     )
-    return rules, Uses(*(jnp.asarray(int(use), jnp.int32) for use in uses)), jnp.asarray(counts_cv)
+    return rules, rare, Uses(*(jnp.asarray(int(use), jnp.int32) for use in uses)), jnp.asarray(counts_cv)
 
 
 def _column(rows: Sequence[Row], name: str, dtype: Any) -> Array:
@@ -198,8 +195,8 @@ def make_sampler(mode: str, num_logprobs: int, *processors: LogitsProcessor) -> 
     )
 
     def run(logits_sv: np.ndarray, rows: Sequence[Row]) -> tuple[np.ndarray, Logprobs]:
-        rules, uses, counts_cv = make_rules(rows, logits_sv.shape[1])
-        return jax.tree.map(np.asarray, program(jnp.asarray(logits_sv), make_batch(rows), rules, uses, counts_cv))
+        rules = make_rules(rows, logits_sv.shape[1])
+        return jax.tree.map(np.asarray, program(jnp.asarray(logits_sv), make_batch(rows), *rules))
 
     return run
 

@@ -1,0 +1,168 @@
+"""All that a step reads of the host's, in two buffers, one of int32 and one of float32: 2 transfers instead of 40.
+
+Where an array lies follows from the records alone (`jaxllm.sampling.inputs` says how), for the host that fills the
+buffers and for the step that reads them: a field that is added to a record is packed without another word. numpy only.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Annotated, Any, NamedTuple, get_type_hints
+
+import numpy as np
+from jax import Array
+
+from jaxllm.models.model import TokenBatch
+from jaxllm.params.limits import MAX_LOGIT_BIASES, MAX_LOGPROB_TOKEN_IDS
+from jaxllm.sampling.inputs import Packed, RareRules, Rules, SamplingBatch, Uses
+from pallas_kernels.paged_attention import AttentionBatch
+
+from .buckets import Bucket
+
+type ExtraArgs = tuple[tuple[str, int | float], ...]
+"""Names of the logits processors' arguments, with their defaults, whose types are the arrays' types."""
+
+AXES = frozenset("tsmiwbn2")
+"""Tokens, rows (the first ones are the sequences'), blocks, tiles, words of bits, biases, ids asked for, and pairs."""
+
+
+class BatchShape(NamedTuple):
+    """What fixes the shape of a step's inputs."""
+
+    bucket: Bucket
+    max_blocks: int
+    """Blocks of the longest request."""
+    query_tile: int
+    """Rows of a prefill tile."""
+    row_alignment: int
+    """Chunks of two tokens or more start at a multiple of this row."""
+    extra_args: ExtraArgs = ()
+    """What the logits processors take."""
+
+    @property
+    def max_tiles(self) -> int:
+        """The most tiles a step can have: every chunk may leave one part-filled, and takes 2 rows or more."""
+        t, s = self.bucket
+        num_chunks = min(s, -(-t // max(2, self.row_alignment)))
+        return t // self.query_tile + num_chunks
+
+
+class LogitRows(NamedTuple):
+    """Where the rows of logits come from, and the tokens that only the device knows."""
+
+    logit_tokens_s: Array
+    """The token whose hidden state gives the row."""
+    previous_rows_s: Annotated[Array, Packed(neutral=-1)]
+    """The row of the last step that sampled the sequence's only token; -1 if its token is in the batch."""
+    num_rows: Array
+    """Rows in use."""
+
+
+class PackedInputs(NamedTuple):
+    """The records of a step: views of the host's buffers, or slices of traced ones."""
+
+    tokens: TokenBatch
+    attention: AttentionBatch
+    logit_rows: LogitRows
+    sampling: SamplingBatch
+    rules: Rules
+    uses: Uses
+
+
+class ArrayField(NamedTuple):
+    """How an array of a record is packed."""
+
+    axes: str
+    packed: Packed
+
+
+class RareSpec(NamedTuple):
+    """What one of the arrays is that are sent by themselves."""
+
+    shape: tuple[int, ...]
+    packed: Packed
+
+    def neutral(self) -> np.ndarray:
+        """Make the array as it is where no row uses it."""
+        return np.full(self.shape, self.packed.neutral, self.packed.dtype)
+
+
+def array_fields(record: type) -> tuple[ArrayField | None, ...]:
+    """Return how each array of a record is packed; None for a dict, which holds the processors' arguments."""
+    fields = []
+    for name, hint in get_type_hints(record, include_extras=True).items():
+        suffix = name.rpartition("_")[2]
+        axes = suffix if len(suffix) <= 2 and AXES.issuperset(suffix) else ""
+        packed = next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Packed)), Packed())
+        fields.append(None if hint == dict[str, Array] else ArrayField(axes, packed))
+    return tuple(fields)
+
+
+# Read once: to look at annotations takes longer than to pack a step.
+_RECORDS = tuple((record, array_fields(record)) for record in get_type_hints(PackedInputs).values())
+_FIELDS = tuple(field for _, fields in _RECORDS for field in fields if field is not None)
+_RARE = tuple(field for field in array_fields(RareRules) if field is not None)
+
+
+def buffer_sizes(shape: BatchShape) -> tuple[int, int]:
+    """Return how many int32 and how many float32 a step's buffers hold."""
+    _, num_ints, num_floats = _lay_out(shape)
+    return num_ints, num_floats
+
+
+def allocate(shape: BatchShape) -> tuple[np.ndarray, np.ndarray, PackedInputs]:
+    """Return new buffers, and the records in them, which are neutral."""
+    slices, num_ints, num_floats = _lay_out(shape)
+    # Zeros are right for most padding: token 0 at position 0, written to the null block, in sequences of length 0.
+    ints, floats = np.zeros(num_ints, np.int32), np.zeros(num_floats, np.float32)
+    arrays = _cut(ints, floats, slices)
+    for array, (packed, *_) in zip(arrays, slices, strict=True):
+        if packed.neutral:
+            array[...] = packed.neutral
+    return ints, floats, _assemble(arrays, shape)
+
+
+def unpack(ints: Any, floats: Any, shape: BatchShape) -> PackedInputs:
+    """Cut two packed buffers into a step's records."""
+    return _assemble(_cut(ints, floats, _lay_out(shape)[0]), shape)
+
+
+def rare_specs(num_rows: int, vocab_size: int) -> RareRules:
+    """Return a RareSpec in place of each array."""
+    sizes = {"s": num_rows, "w": -(-vocab_size // 32), "b": MAX_LOGIT_BIASES, "n": MAX_LOGPROB_TOKEN_IDS}
+    return RareRules(*(RareSpec(tuple([sizes[axis] for axis in axes]), packed) for axes, packed in _RARE))
+
+
+type _Slice = tuple[Packed, int, int, tuple[int, ...]]
+"""An array's type, its start and end in the buffer of that type, and its shape."""
+
+
+@lru_cache(maxsize=64)  # an engine has a dozen shapes
+def _lay_out(shape: BatchShape) -> tuple[tuple[_Slice, ...], int, int]:
+    """Return where each array lies, one after the other, and the sizes of the int32 and the float32 buffer."""
+    (t, s), m, i = shape.bucket, shape.max_blocks, shape.max_tiles
+    sizes = {"t": t, "s": s, "m": m, "i": i, "2": 2}
+    extra = [Packed(np.int32 if isinstance(default, int) else np.float32, default) for _, default in shape.extra_args]
+    ends: dict[type, int] = {np.int32: 0, np.float32: 0}
+    slices: list[_Slice] = []
+    for axes, packed in (*_FIELDS, *(("s", packed) for packed in extra)):
+        dims = tuple([sizes[axis] for axis in axes])
+        start = ends[packed.dtype]
+        ends[packed.dtype] = end = start + math.prod(dims)
+        slices.append((packed, start, end, dims))
+    return tuple(slices), ends[np.int32], ends[np.float32]
+
+
+def _cut(ints: Any, floats: Any, slices: tuple[_Slice, ...]) -> list[Any]:
+    buffers = {np.int32: ints, np.float32: floats}
+    return [buffers[packed.dtype][start:end].reshape(dims) for packed, start, end, dims in slices]
+
+
+def _assemble(arrays: list[Any], shape: BatchShape) -> PackedInputs:
+    """Make the records of the arrays, in the order in which they are laid out."""
+    each = iter(arrays)
+    extra_args = {name: array for (name, _), array in zip(shape.extra_args, arrays[len(_FIELDS) :], strict=True)}
+    return PackedInputs(
+        *(record(*(extra_args if field is None else next(each) for field in fields)) for record, fields in _RECORDS)
+    )
