@@ -53,7 +53,7 @@ class Programs[Key: Hashable]:
         self._asked: deque[Any] = deque()  # of keys
         self._wake = threading.Event()
         """The event is set when there is something to do at once: to compile what was asked for, or to stop."""
-        self._is_stopped = False
+        self._is_stopped, self._has_ended = False, threading.Event()
         self._home = Home()
         self._thread: threading.Thread | None = None
         if ahead:
@@ -62,7 +62,7 @@ class Programs[Key: Hashable]:
             # first: that of weakref.finalize, which takes JAX's traces their constants, is registered before ours.
             weakref.finalize(self, lambda: None).atexit = False
             atexit.register(self._stop_at_exit)
-            self._thread = threading.Thread(target=self._run_ahead, name="jaxllm-compile", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="jaxllm-compile", daemon=True)
             self._thread.start()
 
     def get(self, key: Key) -> Any:
@@ -108,6 +108,7 @@ class Programs[Key: Hashable]:
         self._is_stopped = True
         self._wake.set()
         if self._thread is not None:
+            self._has_ended.wait()  # Python 3.12 takes a thread for ended whose join was interrupted
             self._thread.join()
         atexit.unregister(
             self._stop_at_exit
@@ -122,6 +123,12 @@ class Programs[Key: Hashable]:
                 sys.stdout.flush()
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             signal.raise_signal(signal.SIGINT)
+
+    def _run(self) -> None:
+        try:
+            self._run_ahead()
+        finally:
+            self._has_ended.set()
 
     def _run_ahead(self) -> None:
         while (task := self._next()) is not None:

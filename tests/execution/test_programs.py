@@ -230,6 +230,27 @@ def test_stop_leaves_the_rest_uncompiled() -> None:
     assert len(programs) <= 2
 
 
+def test_an_interrupted_stop_can_be_made_again() -> None:
+    """A thread whose join is interrupted counts as ended, in Python 3.12, though it still runs."""
+    started, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def compile_one(key: int) -> int:
+        started.set()
+        assert go_on.wait(10)
+        ended.set()
+        return key
+
+    programs = Programs(compile_one, [1, 2], ahead=True)
+    assert started.wait(10)
+    main_thread = threading.get_ident()
+    threading.Timer(0.05, signal.pthread_kill, (main_thread, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        programs.stop()
+    threading.Timer(0.1, go_on.set).start()
+    programs.stop()
+    assert ended.is_set()
+
+
 ENDS_WHILE_TRACING = """
 import os, signal, sys, threading, time, weakref, jax, jax.numpy as jnp, numpy as np
 from jaxllm.execution.programs import Programs
