@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.params.checks import shown
+from jaxllm.params.checks import INT32_MAX, check_ints, shown
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.utils.files import read_text
 
 if TYPE_CHECKING:
     from jaxllm.loading.checkpoint import Checkpoint
     from jaxllm.models.config import ModelConfig
 
+MAX_NAME = 256
+MAX_ENDS = 4096
 GENERATION_KEYS: Mapping[str, str] = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -43,15 +46,8 @@ def read_model_config(model: str, checkpoint: Checkpoint, overrides: Mapping[str
     from jaxllm.models.registry import get_family
 
     config = apply_overrides(checkpoint.config, overrides)
-    method = (config.get("quantization_config") or {}).get("quant_method")
-    if method is not None:
-        raise VLLMValidationError(
-            f"model={model!r} has weights quantized with {method!r}, which is not supported yet; "
-            "use the original checkpoint or a GGUF file.",
-            parameter="model",
-            value=model,
-        )
-    architecture = (config.get("architectures") or ["none"])[0]
+    _refuse_quantized(model, config)
+    architecture = _first_architecture(model, config)
     try:
         family = get_family(architecture)
     except ValueError as error:
@@ -64,6 +60,31 @@ def read_model_config(model: str, checkpoint: Checkpoint, overrides: Mapping[str
         raise VLLMValidationError(f"model={model!r}: {error}.", parameter="model", value=model) from error
     # A registered family may read its config with a built-in one's function, and would be taken for that one later.
     return dataclasses.replace(model_config, architecture=architecture)
+
+
+def _refuse_quantized(model: str, config: Mapping[str, Any]) -> None:
+    quantization = config.get("quantization_config")
+    if not quantization:
+        return
+    if not isinstance(quantization, Mapping):
+        message = f"model={model!r}: config.json: quantization_config is {shown(quantization)}, expected an object."
+        raise VLLMValidationError(message, parameter="model", value=model)
+    method = quantization.get("quant_method")
+    if method is not None:
+        raise VLLMValidationError(
+            f"model={model!r} has weights quantized with {shown(method)}, which is not supported yet; "
+            "use the original checkpoint or a GGUF file.",
+            parameter="model",
+            value=model,
+        )
+
+
+def _first_architecture(model: str, config: Mapping[str, Any]) -> str:
+    names = config.get("architectures") or ["none"]
+    if not isinstance(names, list) or not isinstance(names[0], str) or len(names[0]) > MAX_NAME:
+        message = f"model={model!r}: config.json: architectures is {shown(names)}, expected a list with a class's name."
+        raise VLLMValidationError(message, parameter="model", value=model)
+    return names[0]
 
 
 def context_length(config: ModelConfig) -> int:
@@ -84,6 +105,13 @@ def context_length(config: ModelConfig) -> int:
 
 def resolve_max_model_len(requested: int | None, context: int) -> tuple[int, bool]:
     """Return (length, whether the engine may lower it to what its KV cache holds); None and -1 mean the context."""
+    if context < 1:
+        raise VLLMValidationError(
+            "the RoPE scaling of config.json leaves a context of no token: its factor is far below 1. "
+            "Mend it with hf_overrides={'rope_scaling': ...}.",
+            parameter="max_model_len",
+            value=requested,
+        )
     if requested is None or requested == -1:
         return context, True
     if requested > context:
@@ -98,13 +126,24 @@ def resolve_max_model_len(requested: int | None, context: int) -> tuple[int, boo
 
 def read_generation_config(choice: str, checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the HF generation config: the checkpoint's for "auto" and "vllm", else that of the folder `choice`."""
+    config = _read_generation_config(choice, checkpoint)
+    ends = config.get("eos_token_id")
+    if ends is not None:
+        check_ints(
+            "eos_token_id of generation_config", ends if isinstance(ends, list) else [ends], 0, INT32_MAX, MAX_ENDS
+        )
+    return config
+
+
+def _read_generation_config(choice: str, checkpoint: Checkpoint) -> dict[str, Any]:
     if choice in ("auto", "vllm"):
         return dict(checkpoint.generation_config)
-    path = Path(choice).expanduser()
-    path = path / "generation_config.json" if path.is_dir() else path
+    path = Path(choice)
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        path = path.expanduser()
+        path = path / "generation_config.json" if path.is_dir() else path
+        config = json.loads(read_text(path))
+    except (OSError, ValueError, RuntimeError) as error:  # also a nesting too deep, an unknown user's home folder
         raise VLLMValidationError(
             f"generation_config={choice!r} is neither 'auto', 'vllm' nor a folder with a readable "
             f"generation_config.json ({error}).",
@@ -178,8 +217,8 @@ def read_chat_template(template: str | None) -> str | None:
     if template is None or "{" in template or "\n" in template:
         return template
     try:
-        return Path(template).expanduser().read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+        return read_text(Path(template).expanduser())
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: the home folder of an unknown user
         raise VLLMValidationError(
             f"chat_template={shown(template)} is neither a Jinja template nor a readable file ({error}).",
             parameter="chat_template",

@@ -142,6 +142,10 @@ class Json:
 
     def check(self, name: str, value: Any) -> dict[str, Any]:
         check_kind(name, value, dict)
+        for key in value or ():
+            if not isinstance(key, str):
+                message = f"{name} must have strings for keys, got {shown(key)} ({type(key).__name__})."
+                raise VLLMValidationError(message, parameter=name, value=value)
         return {} if value is None else value
 
     def flag(self) -> dict[str, Any]:
@@ -208,7 +212,7 @@ class Dtype:
         if not isinstance(value, str):
             import numpy as np
 
-            with contextlib.suppress(TypeError):  # refused just below, by name
+            with contextlib.suppress(TypeError, ValueError):  # refused just below, by name
                 value = np.dtype(value).name
         return check_choice(name, value, self.names)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from dataclasses import dataclass
 
 from jaxllm.exceptions import VLLMValidationError
@@ -49,6 +50,7 @@ def count_blocks(request: PoolRequest, *, used_bytes: int) -> int:
     Raises VLLMValidationError when the pool would not hold one request of `max_model_len` tokens.
     """
     blocks, parameter = _available(request, used_bytes)
+    _check_room(request, blocks, used_bytes)
     needed = blocks_per_request(request) + 1
     if blocks >= needed:
         return blocks
@@ -59,6 +61,21 @@ def count_blocks(request: PoolRequest, *, used_bytes: int) -> int:
         f"or set max_model_len to {fits} or less.",
         parameter=parameter,
         value=getattr(request, parameter, None),
+    )
+
+
+def _check_room(request: PoolRequest, blocks: int, used_bytes: int) -> None:
+    """Refuse a number of blocks that no memory here holds; other settings never give one."""
+    asked = blocks * block_bytes(request)
+    room = request.memory_limit
+    room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if room is None else room - used_bytes
+    if request.num_gpu_blocks_override is None or asked <= room:
+        return
+    raise VLLMValidationError(
+        f"num_gpu_blocks_override={blocks} blocks take {asked / 2**30:.1f} GiB, more than the {room / 2**30:.1f} GiB "
+        f"there are: lower it to {max(0, room // block_bytes(request))} or less.",
+        parameter="num_gpu_blocks_override",
+        value=blocks,
     )
 
 

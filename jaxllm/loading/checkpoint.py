@@ -68,6 +68,7 @@ def dominant_dtype(tensors: Iterable[TensorInfo], config: Mapping[str, Any]) -> 
     if counts:
         name = counts.most_common(1)[0][0]
         return "float32" if name == "float64" else name
-    inner = config.get("text_config") or {}
+    inner = config.get("text_config")
+    inner = inner if isinstance(inner, Mapping) else {}
     stated = config.get("dtype") or config.get("torch_dtype") or inner.get("dtype") or inner.get("torch_dtype")
     return str(stated).removeprefix("torch.") if stated else "float32"

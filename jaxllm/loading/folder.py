@@ -13,6 +13,8 @@ import numpy as np
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype
 from jaxllm.loading.safetensors import SafetensorsFile
+from jaxllm.params.checks import shown
+from jaxllm.utils.files import read_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+MAX_FILE_NAME = 200
 TOKENIZER_SUFFIXES = (".json", ".jinja", ".model", ".tiktoken", ".txt")
 
 
@@ -114,7 +117,7 @@ class ConfigCheckpoint(Checkpoint):
 def read_json(path: Path, source: str) -> dict[str, Any]:
     """Read a file that has to hold one JSON object."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise _error(f"{path.name} cannot be read: {error}", source) from None
     if not isinstance(value, dict):
@@ -145,6 +148,8 @@ def read_index(folder: Path, source: str) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not all(isinstance(value, str) for value in weight_map.values()):
         raise _error(f"{INDEX_NAME} has no weight_map from tensor names to file names", source)
     for file_name in set(weight_map.values()):
+        if not 0 < len(file_name) <= MAX_FILE_NAME or not file_name.isprintable():
+            raise _error(f"{INDEX_NAME} names the file {shown(file_name)}, which no file can be called", source)
         if "/" in file_name or "\\" in file_name or file_name.startswith("."):
             raise _error(f"{INDEX_NAME} names the file {file_name!r}, outside of the folder", source)
     return weight_map

@@ -32,6 +32,20 @@ def read_own(path: Path) -> bytes:
         return file.read()
 
 
+MAX_TEXT_BYTES = 2**26
+
+
+def read_text(path: Path) -> str:
+    """Read a text file of at most 64 MiB; devices and pipes may never end. Raises OSError or ValueError."""
+    if not path.is_file():
+        raise OSError("there is no such file" if not path.exists() else "it is not a regular file")
+    with path.open("rb") as file:
+        content = file.read(MAX_TEXT_BYTES + 1)
+    if len(content) > MAX_TEXT_BYTES:
+        raise ValueError(f"it is longer than {MAX_TEXT_BYTES} bytes")
+    return content.decode()
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file that is there whole or not at all, in a folder of this user's that is made if need be.
 
