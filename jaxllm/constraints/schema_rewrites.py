@@ -31,6 +31,8 @@ _FORMATS: dict[str, dict[str, str]] = {
     "iri-reference": {"pattern": "^[A-Za-z0-9/._~-]*$"},
     "uri-template": {"pattern": "^[A-Za-z0-9/._~-]*$"},
 }
+_LISTED_NAMES = re.compile(r"\^(?:(\w{1,64})|\((?:\?:)?(\w{1,64}(?:\|\w{1,64}){0,63})\))\$")
+"""The pattern of one name, or of a few in parentheses."""
 _IN_PLACE = ("$ref", "$dynamicRef", "anyOf", "oneOf", "if", "dependentSchemas", "dependencies")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _SCHEMAS = ("items", "prefixItems", "additionalItems", "additionalProperties", "allOf", "anyOf", "oneOf")
@@ -77,6 +79,7 @@ class Rewriter:
             node |= _FORMATS.get(node["format"], {})
             if "pattern" in _FORMATS.get(node["format"], {}):
                 del node["format"]
+        _name_patterns_out(node)
         yield from _take_unevaluated(node)
         yield from _take_not(node)
         yield from _take_if(node)
@@ -95,6 +98,23 @@ def _length(item: tuple[str, Any]) -> int:
     if isinstance(value, str):
         return len(key) + len(value)
     return len(key) + (len(json.dumps(value)) if key in ("enum", "const", "default", "examples") else 6)
+
+
+def _name_patterns_out(node: dict[str, Any]) -> None:
+    """Make properties of patterns that only list names: llguidance offers a name for them that `properties` has taken.
+
+    Where a name is in both, both schemas must hold.
+    """
+    patterns, properties = node.get("patternProperties"), node.get("properties", {})
+    listed = {pattern: match for pattern in patterns or {} if (match := _LISTED_NAMES.fullmatch(pattern))}
+    if not listed or not isinstance(patterns, dict) or not isinstance(properties, dict):
+        return
+    properties = dict(properties)
+    for pattern, match in listed.items():
+        for name in dict.fromkeys((match[1] or match[2]).split("|")):
+            properties[name] = all_of([properties.get(name, True), patterns[pattern]])
+    node["properties"] = properties
+    node["patternProperties"] = {key: value for key, value in patterns.items() if key not in listed}
 
 
 def _take_not(node: dict[str, Any]) -> Iterator[Schema]:

@@ -107,6 +107,24 @@ def test_disable_additional_properties(compiler: GrammarCompiler, smollm2_path: 
     assert "additionalProperties" not in inner
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"type": "string"}}, "patternProperties": {"^a$": {"maxLength": 3}}},
+        {"properties": {"a": {"type": "boolean"}}, "patternProperties": {"^(?:a|b)$": {"type": ["boolean", "null"]}}},
+        {"properties": {"a": {"type": "integer"}}, "patternProperties": {"^a$": {"type": "null"}, "^x": {"const": 1}}},
+    ],
+)
+def test_patterns_of_names_that_properties_have_too(compiler: GrammarCompiler, smollm2_path: str, schema: dict):
+    schema = {"type": "object", "additionalProperties": False, **schema}
+    params = StructuredOutputsParams(json=schema, disable_any_whitespace=True)
+    walks = walk_all(compiler, smollm2_tokenizer(smollm2_path), params, 30)
+    whole = [walk.text for walk in walks if walk.ended]
+    assert len(whole) > 15
+    for text in whole:
+        jsonschema.validate(json.loads(text), schema)
+
+
 def test_lark_grammar(compiler: GrammarCompiler, smollm2_path: str):
     for text in texts(compiler, smollm2_path, StructuredOutputsParams(grammar=ARITHMETIC)):
         assert re.fullmatch(r"[-+()0-9]+", text)
