@@ -10,7 +10,7 @@ import msgspec
 from jaxllm.constraints.gbnf import gbnf_to_lark
 from jaxllm.constraints.json_schema import check_schemas_inside, schema_text
 from jaxllm.constraints.lark import check_lark, is_gbnf, literal
-from jaxllm.constraints.limits import check_parentheses
+from jaxllm.constraints.limits import check_parentheses, refuse
 from jaxllm.constraints.structural_tag import structural_tag_grammar
 from jaxllm.params.structured_outputs import StructuredOutputsParams
 
@@ -32,6 +32,8 @@ def grammar_text(
             schema_text("json", params.json, params, expands_one_of=expands_one_of)
         )
     if kind == "json_object":
+        if params.json_object is not True:
+            raise refuse(kind, "it must be True, or left out for one of the other constraints.")
         return LLMatcher.grammar_from_json_schema(schema_text("json_object", {"type": "object"}, params))
     if kind == "regex":
         check_parentheses("regex", params.regex or "")

@@ -10,7 +10,8 @@ from jaxllm.params.limits import MAX_DEPTH, MAX_PARENTHESES
 
 def refuse(parameter: str, message: str) -> VLLMValidationError:
     """Make the error for a constraint that cannot be used; `parameter` is a field of StructuredOutputsParams."""
-    return VLLMValidationError(f"structured_outputs.{parameter}: {message}", parameter=parameter)
+    words = "Invalid grammar specification: " if parameter == "grammar" else ""  # vLLM's, which people's code matches
+    return VLLMValidationError(f"structured_outputs.{parameter}: {words}{message}", parameter=parameter)
 
 
 def check_parentheses(parameter: str, text: str) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json as json_text
-from typing import Any
+import logging
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.params.checks import check_bool, check_str, check_strings
+from jaxllm.params.checks import check_bool, check_str, check_strings, shown
 from jaxllm.params.limits import MAX_GRAMMAR_LENGTH, MAX_JSON_NESTING
+
+logger = logging.getLogger(__name__)
 
 MAX_CHOICES = 2**16
 _CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -17,7 +20,19 @@ _JSON_OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whi
 _TAKES_JSON_OPTIONS = ("json", "json_object", "structural_tag")
 
 
-class StructuredOutputsParams(msgspec.Struct, omit_defaults=True):
+class _DropsBackend(msgspec.StructMeta):
+    """This metaclass warns of `backend`, which vLLM ignores too: there is one, llguidance."""
+
+    if not TYPE_CHECKING:  # a __call__ seen by type checkers would hide the fields from them
+
+        def __call__(cls, *args, **fields):  # noqa: N805
+            if "backend" in fields:
+                backend = fields.pop("backend")
+                logger.warning("%s(backend=%s) is ignored: llguidance does the work.", cls.__name__, shown(backend))
+            return super().__call__(*args, **fields)
+
+
+class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, metaclass=_DropsBackend):
     """The output must match exactly one of json, regex, choice, grammar, json_object, structural_tag."""
 
     json: Any = None
@@ -56,9 +71,8 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True):
             self.json = _check_json(self.json)
         if self.choice is not None:
             self.choice = _check_choices(self.choice)
-        if self.json_object is not None and self.json_object is not True:
-            message = "json_object must be True, or left out for one of the other constraints."
-            raise VLLMValidationError(message, parameter="json_object", value=self.json_object)
+        if self.json_object is not None:  # False is refused with the request, as in vLLM
+            check_bool("json_object", self.json_object)
         self._check_options(given[0])
 
     def _check_options(self, kind: str) -> None:
@@ -98,6 +112,8 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True):
 def _check_json(schema: Any) -> str | dict[str, Any]:
     """Return a schema as text or dict; a class gives its `model_json_schema()`."""
     if isinstance(schema, str):
+        if not schema:
+            return schema  # it is refused with the request, as in vLLM
         return check_str("json", schema, MAX_GRAMMAR_LENGTH)
     if isinstance(schema, type):
         to_schema = getattr(schema, "model_json_schema", None)

@@ -75,7 +75,7 @@ BAD_VALUES: dict[str, tuple[Any, ...]] = {
     "kv_cache_metrics_sample": (0, 0.0, 1.1, -1, math.nan, "0.5", None, True),
     "profiler_config": (3, "torch", {"profiler": "cuda"}, {"profiler": "torch"}, {"folder": "x"}),
     "structured_outputs_config": (
-        *("guidance", 3, [1], {"backend": "xgrammar"}, {"backend": 3}, {"backends": "auto"}),
+        *("guidance", 3, [1], {"backend": "regex"}, {"backend": 3}, {"backends": "auto"}),
         *({"disable_any_whitespace": 1}, {"reasoning_parser": "qwen3"}, {"reasoning_parser_plugin": "a.py"}),
     ),
     "reasoning_config": (
@@ -184,6 +184,14 @@ def test_unsupported_numbers_are_not_taken_for_booleans():
 def test_accepted_spellings(fields: dict[str, Any], expected: Any):
     (name,) = fields
     assert getattr(make(**fields), name) == expected
+
+
+@pytest.mark.parametrize("backend", ["xgrammar", "outlines", "lm-format-enforcer"])
+def test_other_backends_of_structured_outputs(backend: str, caplog: pytest.LogCaptureFixture):
+    assert make(structured_outputs_config={"backend": backend}).structured_outputs_config is not None
+    assert [message for message in caplog.messages if "llguidance does the work" in message] == [
+        f"structured_outputs_config: llguidance does the work of backend={backend!r}."
+    ]
 
 
 def test_more_requests_than_tokens_in_a_step():

@@ -32,6 +32,15 @@ def test_schemas_too_deep_to_copy_are_refused(depth: int):
     assert SamplingParams(structured_outputs=StructuredOutputsParams(json=schema)).clone() is not None
 
 
+def test_a_backend_of_structured_outputs_is_ignored_aloud(caplog: pytest.LogCaptureFixture):
+    fields: dict[str, Any] = {"regex": "a", "backend": "xgrammar"}
+    unknown: dict[str, Any] = {"regex": "a", "backends": "x"}
+    assert StructuredOutputsParams(**fields) == StructuredOutputsParams(regex="a")
+    assert caplog.messages == ["StructuredOutputsParams(backend='xgrammar') is ignored: llguidance does the work."]
+    with pytest.raises(TypeError, match="back"):
+        StructuredOutputsParams(**unknown)
+
+
 def test_structured_outputs():
     params = StructuredOutputsParams(choice=["a", "b"])
     assert not params.all_constraints_none()
