@@ -160,7 +160,8 @@ def measure(engine: Any, watch: Stopwatch, args: argparse.Namespace) -> Steps:
     while len(steps) < num_steps:
         watch.seconds.clear()
         outputs = engine.step()
-        if len(outputs) == engine._core._core._in_flight.plan.num_decodes == args.seqs:
+        lengths = [len(chunk.token_ids) for chunk in engine._core._core._in_flight.plan.chunks]
+        if len(outputs) == lengths.count(1) == args.seqs:
             steps.append(dict(watch.seconds))
             if len(steps) % 50 == 0:
                 print(f"{len(steps)} of {num_steps} steps", file=sys.stderr)

@@ -98,7 +98,7 @@ class EngineCore:
             before, did_commit = None, True
         else:
             did_commit = before is not None
-        launched = self._launch(before)
+        launched = self._launch()
         if before is not None:
             self._ended += self._commit(before)
         if self._overlap:
@@ -153,11 +153,11 @@ class EngineCore:
         residency = self._scheduler.cache.pool.residency
         return [] if residency is None else residency.take_evictions()
 
-    def _launch(self, before: RunningStep | None) -> RunningStep | None:
+    def _launch(self) -> RunningStep | None:
         if self._runner is None:
             return None
         self._held = self._masks.late(MASK_WAIT)
-        plan = self._scheduler.plan((before.plan,) if before is not None else (), self._held)
+        plan = self._scheduler.plan(self._held)
         if plan is None:
             return None
         row = self._masks.row

@@ -11,7 +11,7 @@ from jaxllm.messages import TokenLogprobs
 from jaxllm.sampling_params import SamplingParams
 
 
-class Chunk(msgspec.Struct, frozen=True, gc=False):
+class Chunk(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One request's tokens in one step."""
 
     # A struct because hundreds are made per step: a frozen dataclass takes five times as long.
@@ -43,10 +43,6 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     """int32, the prompt tokens from score_start on whose log-probabilities are wanted; this chunk's tokens predict
     them."""
 
-    @property
-    def num_tokens(self) -> int:
-        return len(self.token_ids)
-
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
@@ -67,11 +63,6 @@ class StepPlan:
     def num_rows(self) -> int:
         """Count the rows of logits: one per chunk, then one per scored prompt token, chunk by chunk."""
         return sum(1 + len(chunk.scored_ids) for chunk in self.chunks)
-
-    @property
-    def num_decodes(self) -> int:
-        """Count the leading one-token chunks."""
-        return sum(len(chunk.token_ids) == 1 for chunk in self.chunks)
 
 
 @dataclass(frozen=True, slots=True)

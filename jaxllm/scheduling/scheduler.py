@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -157,13 +157,11 @@ class Scheduler:
 
     # -- plan ----------------------------------------------------------------------------------------------------------
 
-    def plan(self, in_flight: Sequence[StepPlan] = (), held: Collection[str] = ()) -> StepPlan | None:
+    def plan(self, held: Collection[str] = ()) -> StepPlan | None:
         """Return the next step, or None if nothing can run now; in_flight: the uncommitted plans, oldest first.
 
         Requests in `held` sit this step out.
         """
-        if [plan.step_id for plan in in_flight] != list(self._in_flight):
-            raise ValueError(f"in_flight must name the uncommitted steps {list(self._in_flight)}, oldest first.")
         draft = StepDraft(self.config, tally(self._in_flight.values()), self._slots.by_request)
         if self._plan_running(draft, held):
             self._plan_waiting(draft, held)

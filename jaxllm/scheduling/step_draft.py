@@ -105,20 +105,20 @@ class StepDraft:
             score_start, scored_ids = scored.start, request.token_ids[scored.start : scored.stop]
             self.num_rows -= len(scored)
         chunk = Chunk(
-            request.request_id,
-            start,
-            request.token_ids[start : start + num_tokens] if is_known else array("i", (0,)),
-            None if is_known else ahead.row,
-            table.block_ids[:],
-            start + num_tokens == num_known + ahead.num_sampled,
-            request.num_prompt_tokens,
-            request.params,
-            request.source.seed,
-            num_known - request.num_prompt_tokens + ahead.num_sampled,
-            slot,
-            request.token_ids[:] if is_admitted and slot is not None else None,
-            score_start,
-            scored_ids,
+            request_id=request.request_id,
+            start=start,
+            token_ids=request.token_ids[start : start + num_tokens] if is_known else array("i", (0,)),
+            previous_row=None if is_known else ahead.row,
+            block_ids=table.block_ids[:],
+            samples=start + num_tokens == num_known + ahead.num_sampled,
+            num_prompt_tokens=request.num_prompt_tokens,
+            params=request.params,
+            seed=request.source.seed,
+            num_output_tokens=num_known - request.num_prompt_tokens + ahead.num_sampled,
+            slot=slot,
+            history=request.token_ids[:] if is_admitted and slot is not None else None,
+            score_start=score_start,
+            scored_ids=scored_ids,
         )
         if num_tokens == 1:
             self._decodes.append((request, chunk))

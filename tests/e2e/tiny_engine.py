@@ -29,10 +29,9 @@ class RecordingScheduler(Scheduler):
         self.in_flight: tuple[StepPlan, ...] = ()
         self.before_plan: Callable[[], None] = lambda: None
 
-    def plan(self, in_flight: Sequence[StepPlan] = (), held: Collection[str] = ()) -> StepPlan | None:
+    def plan(self, held: Collection[str] = ()) -> StepPlan | None:
         self.before_plan()
-        plan = super().plan(in_flight, held)
-        self.in_flight = tuple(in_flight)
+        plan = super().plan(held)
         if plan is not None:
             self.plans.append(plan)
             self.in_flight += (plan,)

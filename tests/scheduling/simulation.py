@@ -173,7 +173,7 @@ class FakeDevice:
         return StepResult(sampled, [TokenLogprobs([token_id], [-1.0], 1) for token_id in sampled], scores)
 
     def _check_shape(self, plan: StepPlan) -> None:
-        lengths = [chunk.num_tokens for chunk in plan.chunks]
+        lengths = [len(chunk.token_ids) for chunk in plan.chunks]
         assert 0 < sum(lengths) == plan.num_tokens <= self.config.max_num_batched_tokens
         alignment = self.config.row_alignment
         rows = [lengths.count(1), *(length for length in lengths if length > 1)]
@@ -184,8 +184,7 @@ class FakeDevice:
         slots = [chunk.slot for chunk in plan.chunks if chunk.slot is not None]
         assert len(set(slots)) == len(slots), "two rows have one slot"
         assert len({chunk.request_id for chunk in plan.chunks}) == len(lengths), "a request has two rows"
-        assert all(length == 1 for length in lengths[: plan.num_decodes])
-        assert all(length > 1 for length in lengths[plan.num_decodes :]), "one-token chunks come first"
+        assert lengths == sorted(lengths, key=lambda length: length > 1), "one-token chunks come first"
         if self.config.long_prefill_token_threshold:
             assert max(lengths) <= self.config.long_prefill_token_threshold
 
@@ -220,7 +219,7 @@ class FakeDevice:
 
     def _attend(self, chunk: Chunk, truth: Truth) -> array[int]:
         """Return the content of the positions up to the chunk's end."""
-        size, end = self.config.block_size, chunk.start + chunk.num_tokens
+        size, end = self.config.block_size, chunk.start + len(chunk.token_ids)
         context = array("q")
         for block_id in chunk.block_ids:
             context.extend(self.digests[block_id * size : (block_id + 1) * size])
@@ -232,7 +231,7 @@ class FakeDevice:
 
     def _score(self, chunk: Chunk, context: array[int]) -> list[TokenLogprobs]:
         if chunk.scored_ids:
-            assert chunk.start < chunk.score_start <= chunk.start + chunk.num_tokens + 1 - len(chunk.scored_ids)
+            assert chunk.start < chunk.score_start <= chunk.start + len(chunk.token_ids) + 1 - len(chunk.scored_ids)
         return [score(token_id, context[p - 1]) for p, token_id in enumerate(chunk.scored_ids, chunk.score_start)]
 
     def _sample(self, chunk: Chunk, context: array[int], truth: Truth) -> int:
@@ -289,7 +288,7 @@ class Simulation:
 
     def plan(self) -> StepPlan | None:
         """Plan a step and run it on the device at once; its result waits for `commit`."""
-        plan = self.scheduler.plan([plan for plan, _ in self.in_flight])
+        plan = self.scheduler.plan()
         if plan is None:
             assert self.in_flight or not self.scheduler.has_unfinished_requests(), "stuck: nothing runs and nothing can"
             return None

@@ -86,7 +86,7 @@ def test_rows_of_a_request_that_ended_are_dropped():
     scheduler = start(make_request("a", 3, eos=EOS))
     first = scheduler.plan()
     assert first is not None
-    second = scheduler.plan([first])
+    second = scheduler.plan()
     assert second is not None
     assert scheduler.commit(first, StepResult([EOS], [None], [[]]))[0].finish_reason == "stop"
     scheduler.add_request(make_request("a", 3))  # the same id again, while the old row is in flight
@@ -98,7 +98,7 @@ def test_steps_are_committed_in_order_and_once():
     scheduler = start(make_request("a", 3))
     first = scheduler.plan()
     assert first is not None
-    second = scheduler.plan([first])
+    second = scheduler.plan()
     assert second is not None
     result = StepResult([5], [None], [[]])
     with pytest.raises(ValueError, match="not the oldest"):

@@ -17,7 +17,7 @@ PROMPT = list(range(1, 11))
 
 def shape(plan: StepPlan | None) -> list[tuple[str, int, int]]:
     """List (request, start, tokens) of each row."""
-    return [(chunk.request_id, chunk.start, chunk.num_tokens) for chunk in plan.chunks] if plan else []
+    return [(chunk.request_id, chunk.start, len(chunk.token_ids)) for chunk in plan.chunks] if plan else []
 
 
 def add_siblings(simulation: Simulation, n: int, prompt: list[int] = PROMPT, **params: object) -> None:
@@ -48,7 +48,7 @@ def test_siblings_plan_the_prompt_once(n: int, num_prompt_tokens: int, overlap: 
         num_copies += len(plan.copies)
         for chunk in plan.chunks:
             if chunk.start < num_prompt_tokens:
-                num_planned += chunk.num_tokens
+                num_planned += len(chunk.token_ids)
                 started |= {chunk.request_id} if chunk.samples else set()
         while len(simulation.in_flight) > overlap:
             simulation.commit()
