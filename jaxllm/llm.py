@@ -20,6 +20,8 @@ from jaxllm.sampling_params import BeamSearchParams, SamplingParams
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from jaxllm.config.vllm_config import ModelConfig
+
 
 class LLM(RefusesMethods, refused=LLM_REFUSES):
     """An LLM is a model with its tokenizer and its KV cache; `with LLM(...) as llm:` releases them at the end.
@@ -238,6 +240,11 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
     def stop_profile(self) -> None:
         """End the recording and write it to the folder of profiler_config."""
         self.llm_engine.stop_profile()
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """Return the settings of the model under vLLM's names: max_model_len, dtype, hf_config, get_vocab_size()."""
+        return self.llm_engine.model_config
 
     def get_world_size(self, include_dp: bool = True) -> int:
         """Return how many devices run the model."""

@@ -41,11 +41,10 @@ def apply_overrides(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
     return merged
 
 
-def read_model_config(model: str, checkpoint: Checkpoint, overrides: Mapping[str, Any]) -> ModelConfig:
+def read_model_config(model: str, checkpoint: Checkpoint, config: Mapping[str, Any]) -> ModelConfig:
     """Find the model's family and let it read the HF config; what cannot run here is refused by name."""
     from jaxllm.models.registry import get_family
 
-    config = apply_overrides(checkpoint.config, overrides)
     _refuse_quantized(model, config)
     architecture = _first_architecture(model, config)
     try:

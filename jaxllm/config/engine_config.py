@@ -32,6 +32,8 @@ class EngineConfig:
     download_dir: str | None
     load_format: str
     checkpoint: Checkpoint
+    hf_config: Mapping[str, Any]
+    """The checkpoint's config.json with `hf_overrides` in place."""
     model_config: ModelConfig
     dtype: str
     """ "float32", "bfloat16" or "float16"."""

@@ -85,7 +85,8 @@ def resolve(
         token=args.hf_token,
         download_dir=args.download_dir,
     )
-    model_config = settings.read_model_config(args.model, checkpoint, args.hf_overrides)
+    hf_config = settings.apply_overrides(checkpoint.config, args.hf_overrides)
+    model_config = settings.read_model_config(args.model, checkpoint, hf_config)
     generation_config = settings.read_generation_config(args.generation_config, checkpoint)
     default_sampling_params = settings.default_sampling_params(
         args.generation_config, generation_config, args.override_generation_config
@@ -100,6 +101,7 @@ def resolve(
         **copied,
         **limits,
         checkpoint=checkpoint,
+        hf_config=hf_config,
         model_config=model_config,
         **_resolve_numerics(args, model_config, mesh, platform, dtype, limits["block_size"]),
         mesh=mesh,

@@ -148,7 +148,7 @@ class BeamSearcher:
         constraint, grammars = request.params.structured_outputs, self._engine.grammars
         if constraint is None or grammars is None:
             return _Running(request, search, None)
-        vocab_size = self._engine.model_config.vocab_size
+        vocab_size = self._engine.config.model_config.vocab_size
         return _Running(request, search, BeamGrammar(grammars, constraint, vocab_size, self._end_id))
 
     def _start(self, progress: Progress) -> None:
@@ -289,7 +289,7 @@ def _check_params(engine: LLMEngine, params: Any) -> int:
         raise VLLMValidationError(message, parameter="params", value=params)
     _check_mode(engine)
     # So many that the width is left if each beam's likeliest token is the end of sequence.
-    wanted = min(2 * params.beam_width, engine.model_config.vocab_size)
+    wanted = min(2 * params.beam_width, engine.config.model_config.vocab_size)
     if wanted > engine.config.max_logprobs:
         message = (
             f"beam_width={params.beam_width} needs the {wanted} most likely tokens of each step, but "
@@ -322,4 +322,4 @@ def _end_id(engine: LLMEngine) -> int | None:
     else:
         given = engine.config.generation_config.get("eos_token_id")
         end_id = given[0] if isinstance(given, list) and given else given
-    return end_id if isinstance(end_id, int) and end_id < engine.model_config.vocab_size else None
+    return end_id if isinstance(end_id, int) and end_id < engine.config.model_config.vocab_size else None

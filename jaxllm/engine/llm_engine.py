@@ -8,8 +8,10 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
+from jaxllm.config.vllm_config import ModelConfig, VllmConfig, vllm_config
 from jaxllm.engine.core_client import CoreClient, InprocClient
 from jaxllm.engine.input_processor import GRAMMAR_SECONDS, InputProcessor, ProcessedRequest
 from jaxllm.engine.interrupts import lasting_interrupts
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from jaxllm.config.engine_args import EngineArgs
     from jaxllm.config.engine_config import EngineConfig
     from jaxllm.constraints.compiler import GrammarCompiler
-    from jaxllm.models.config import ModelConfig
 
 logger = logging.getLogger(__name__)
 
@@ -100,10 +101,15 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         log_phase(logger, "engine")
         return cls(config, core, tokenizer, grammars, has_thinking_tokens=thinking is not None)
 
+    @cached_property
+    def vllm_config(self) -> VllmConfig:
+        """Return the settings that the engine runs by, under vLLM's names."""
+        return vllm_config(self.config, num_blocks=self._core.stats().num_blocks, max_model_len=self.max_model_len)
+
     @property
     def model_config(self) -> ModelConfig:
-        """Return the model's shapes."""
-        return self.config.model_config
+        """Return the settings of the model under vLLM's names: max_model_len, dtype, hf_config, get_vocab_size()."""
+        return self.vllm_config.model_config
 
     @property
     def max_model_len(self) -> int:

@@ -10,15 +10,15 @@ logging.getLogger("transformers").addFilter(lambda record: "PyTorch was not foun
 from transformers import PreTrainedTokenizerFast  # noqa: E402 (the notice comes with the import)
 
 if TYPE_CHECKING:
-    from transformers import AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 
-__all__ = ["AutoTokenizer", "PreTrainedTokenizerFast"]
+__all__ = ["AutoConfig", "AutoTokenizer", "PreTrainedConfig", "PreTrainedTokenizerFast"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import AutoTokenizer when it is asked for: it brings PyTorch along wherever that is installed."""
-    if name != "AutoTokenizer":
+    """Import the others when they are asked for: AutoTokenizer brings PyTorch along wherever that is installed."""
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from transformers import AutoTokenizer
+    import transformers
 
-    return AutoTokenizer
+    return getattr(transformers, name)

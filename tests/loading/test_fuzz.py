@@ -163,7 +163,7 @@ def read_settings(path: Path) -> None:
     checkpoint = GGUFCheckpoint(path)
     with contextlib.suppress(ValueError):
         checkpoint.tokenizer()
-    model_config = read_model_config("x.gguf", checkpoint, {})
+    model_config = read_model_config("x.gguf", checkpoint, checkpoint.config)
     check_names(Model(model_config, "float32").param_specs(checkpoint.tensors), checkpoint)
 
 
