@@ -14,6 +14,7 @@ from jaxllm.constraints.limits import refuse
 from jaxllm.constraints.matcher import Grammar, Vocabulary, brief_error
 from jaxllm.constraints.workers import BigStackThread, DeadlineThread
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.limits import MAX_PROPERTIES
 from jaxllm.params.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -138,7 +139,12 @@ class GrammarCompiler:
     def _compile(self, vocabulary: Vocabulary, params: StructuredOutputsParams) -> Grammar:
         from llguidance import LLMatcher, LLParserLimits
 
-        limits = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)  # a state takes 1 to 2 KB
+        limits = LLParserLimits(
+            max_lexer_states=50_000,  # each takes 1 to 2 KB
+            max_items_in_row=20 * MAX_PROPERTIES,  # where all are optional, each takes 16
+            step_max_items=500 * MAX_PROPERTIES,  # about 20,000 take a millisecond
+            verbose_errors=False,
+        )
         text = grammar_text(params, self._special_tokens)
         start = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=limits)
         if _ONE_OF_ERROR in start.get_error():

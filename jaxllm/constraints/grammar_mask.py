@@ -87,7 +87,7 @@ def _advance(before: Future[Place], token_ids: Sequence[int], num_words: int) ->
         if matcher.is_complete:
             break  # what follows a complete output is its end
         if not matcher.accept(token_id):
-            raise DeadEndError(f"structured_outputs does not let token {token_id} follow: this is a bug in jaxllm")
+            raise DeadEndError(f"structured_outputs does not let token {token_id} follow: {matcher.error}")
     return _look(matcher, num_words)
 
 

@@ -10,6 +10,7 @@ import pydantic
 import pytest
 
 from jaxllm.constraints.compiler import GrammarCompiler
+from jaxllm.params.limits import MAX_PROPERTIES
 from jaxllm.params.structured_outputs import StructuredOutputsParams
 from tests.constraints.grammar_walks import EOS, allowed, make_compiler, smollm2_tokenizer, walk_all
 from tests.constraints.schema_corpus import corpus
@@ -123,6 +124,18 @@ def test_patterns_of_names_that_properties_have_too(compiler: GrammarCompiler, s
     assert len(whole) > 15
     for text in whole:
         jsonschema.validate(json.loads(text), schema)
+
+
+def test_as_many_optional_properties_as_are_allowed(compiler: GrammarCompiler, smollm2_path: str):
+    schema = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(MAX_PROPERTIES)}}
+    grammar = compiler.start(StructuredOutputsParams(json={**schema, "additionalProperties": False})).result()
+    token_ids = smollm2_tokenizer(smollm2_path).backend.encode(f'{{"p3": 12, "p{MAX_PROPERTIES - 1}": 7}}').ids
+
+    def follow() -> tuple[bool, str | None]:
+        matcher = grammar.matcher()
+        return all(allowed(matcher)[each] and matcher.accept(each) for each in token_ids), matcher.error
+
+    assert compiler.submit(follow).result() == (True, None)
 
 
 def test_lark_grammar(compiler: GrammarCompiler, smollm2_path: str):
