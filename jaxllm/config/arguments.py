@@ -75,6 +75,9 @@ class EngineArguments(UnsupportedArguments):
 
     model: str = required(Text(optional=False), _MODEL, "hub id, folder, or .gguf file")
     tokenizer: str | None = argument(None, Text(), _MODEL, "hub id or folder of the tokenizer; default: the model's")
+    tokenizer_mode: str = argument(
+        "auto", Choice(("auto", "hf", "fast", "mistral")), _MODEL, "all of them read the tokenizer's tokenizer.json"
+    )
     skip_tokenizer_init: bool = argument(False, Switch(), _MODEL, "load no tokenizer: token ids in, token ids out")
     dtype: str = argument("auto", Dtype(), _MODEL, "dtype of weights and activations; auto: the checkpoint's")
     seed: int = argument(0, Integer(0, 2**64 - 1), _MODEL, "seed of the requests that have none of their own")

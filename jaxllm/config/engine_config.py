@@ -25,6 +25,8 @@ class EngineConfig:
     model: str
     tokenizer: str | None
     """The folder, file or hub id of the tokenizer; None is the checkpoint's own."""
+    tokenizer_mode: str
+    """ "auto", "hf" or "fast", which are the same; "mistral" says so in the log."""
     tokenizer_revision: str | None
     skip_tokenizer_init: bool
     revision: str | None

@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 COPIED = (
     "model",
     "tokenizer",
+    "tokenizer_mode",
     "tokenizer_revision",
     "skip_tokenizer_init",
     "revision",

@@ -41,7 +41,6 @@ class UnsupportedArguments:
     model_weights: str = unsupported("", "the weights are where model says")
     model_impl: str = unsupported("auto", "models are jaxllm's own", also=("jaxllm",))
     model_class_overrides: dict[str, str] = unsupported({}, "see jaxllm.register_model(...)")
-    tokenizer_mode: str = unsupported("auto", "tokenizers come from the tokenizers library", also=("hf", "fast"))
     trust_remote_code: bool = unsupported(False, _CHECKPOINT_CODE)
     code_revision: str | None = unsupported(None, _CHECKPOINT_CODE)
     hf_config_path: str | None = unsupported(None, "config.json is beside the weights; see hf_overrides")

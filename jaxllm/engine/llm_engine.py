@@ -341,14 +341,23 @@ def _load_tokenizer(config: EngineConfig) -> Tokenizer | None:
     if config.skip_tokenizer_init:
         return None
     is_own = config.tokenizer == config.model and config.tokenizer_revision is None
-    return load_tokenizer(
-        config.checkpoint,
-        config.cache_dir,
-        name=None if is_own else config.tokenizer,
-        revision=config.tokenizer_revision,
-        hf_token=config.hf_token,
-        download_dir=config.download_dir,
-    )
+    try:
+        tokenizer = load_tokenizer(
+            config.checkpoint,
+            config.cache_dir,
+            name=None if is_own else config.tokenizer,
+            revision=config.tokenizer_revision,
+            hf_token=config.hf_token,
+            download_dir=config.download_dir,
+        )
+    except VLLMValidationError as error:
+        if config.tokenizer_mode != "mistral":
+            raise
+        message = f"tokenizer_mode='mistral' works only where there is a tokenizer.json. {error}"
+        raise VLLMValidationError(message, parameter="tokenizer_mode", value="mistral") from error
+    if config.tokenizer_mode == "mistral":
+        logger.info("tokenizer_mode='mistral': the tokenizer.json is used, by the tokenizers library")
+    return tokenizer
 
 
 def _reasoning_markers(config: EngineConfig) -> tuple[str, str] | None:

@@ -32,6 +32,7 @@ VLLM_ARGUMENTS: dict[str, Any] = json.loads(
 BAD_VALUES: dict[str, tuple[Any, ...]] = {
     "model": (None, "", 3, "x" * 100_000),
     "tokenizer": ("", 3),
+    "tokenizer_mode": ("slow", "deepseek_v32", None, 3),
     "skip_tokenizer_init": (1, None, "yes"),
     "dtype": ("int8", "fp8", 3, None, np.int8),
     "seed": (-1, 2**64, 1.0, None, True, "x"),
