@@ -61,7 +61,9 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def __init__(self, vllm_config: Any, device: Any, is_pin_memory: bool) -> None:
-        """Begin without requests. `device` is "cpu" and `is_pin_memory` False: logits are in the host's memory."""
+        """Begin without requests. `vllm_config` is the engine's, before its KV cache has a size; `device` is "cpu" and
+        `is_pin_memory` False, since logits are in the host's memory.
+        """
 
     @abstractmethod
     def apply(self, logits: np.ndarray) -> np.ndarray:

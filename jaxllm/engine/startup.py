@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from jaxllm.config.environment import environment
+from jaxllm.config.vllm_config import vllm_config
 from jaxllm.constraints.token_masks import TokenMasks
 from jaxllm.engine.core import EngineCore
 from jaxllm.engine.kv_cache_size import make_model, measure_memory, memory_limit, size_pool, step_config
@@ -70,8 +71,7 @@ def prepare(config: EngineConfig) -> Prepared:
     specs = model.param_specs(config.checkpoint.tensors)
     if config.load_format != "dummy":
         check_names(specs, config.checkpoint, ignored=model.ignored_tensors)
-    classes = on_host(config.logits_processors)
-    host = HostProcessors(classes, config) if classes else None
+    host = _make_host_processors(config)
     memory = measure_memory(config, model, specs, memory_limit(config), host)
     num_blocks, max_model_len = size_pool(config, memory)
     compiler = StepCompiler(step_config(config, max_model_len, host), model, config.mesh)
@@ -85,6 +85,15 @@ def prepare(config: EngineConfig) -> Prepared:
         rare=[shape for shape in compiler.shapes() if shape.is_full],
     )
     return Prepared(config, specs, compiler, programs, num_blocks, max_model_len, started)
+
+
+def _make_host_processors(config: EngineConfig) -> HostProcessors | None:
+    """Make the logits processors that are classes. As in vLLM, they come before the KV cache has its size."""
+    classes = on_host(config.logits_processors)
+    if not classes:
+        return None
+    num_blocks = config.num_gpu_blocks_override or 0
+    return HostProcessors(classes, vllm_config(config, num_blocks=num_blocks, max_model_len=config.max_model_len))
 
 
 def make_core(

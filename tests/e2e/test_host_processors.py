@@ -29,7 +29,7 @@ class Forced(LogitsProcessor):
             raise ValueError(f"target must be a token id, got {target!r}")
 
     def __init__(self, vllm_config: Any, device: Any, is_pin_memory: bool) -> None:
-        self.max_num_seqs = vllm_config.max_num_seqs
+        self.max_num_seqs = vllm_config.scheduler_config.max_num_seqs
         self.targets: dict[int, int] = {}
         self.made.append(self)
 
