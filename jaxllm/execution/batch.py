@@ -55,7 +55,7 @@ def first_rows(lengths: np.ndarray, alignment: int) -> np.ndarray:
     return np.cumsum(num_rows) - num_rows + is_longer * (-num_decodes % alignment)
 
 
-def count_rows(plan: StepPlan, alignment: int) -> int:
+def num_token_rows(plan: StepPlan, alignment: int) -> int:
     """Return how many rows of tokens a plan takes."""
     if alignment == 1:
         return plan.num_tokens

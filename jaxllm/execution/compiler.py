@@ -28,7 +28,7 @@ from jaxllm.utils.log import log_phase
 from pallas_kernels import linear, rms_norm
 from pallas_kernels.paged_attention import KVPool, PagedAttention, copy_blocks
 
-from .batch import count_rows
+from .batch import num_token_rows
 from .buckets import Bucket, make_buckets, pick_bucket
 from .host_processors import HostProcessors
 from .jax_settings import tracing
@@ -133,7 +133,7 @@ class StepCompiler:
 
     def batch_shape(self, plan: StepPlan) -> BatchShape:
         """Return the smallest shape that holds a step."""
-        num_tokens = count_rows(plan, self.config.attention.row_alignment)
+        num_tokens = num_token_rows(plan, self.config.attention.row_alignment)
         return self._batch_shape(pick_bucket(self.buckets, num_tokens, plan.num_rows))
 
     def step_shape(self, bucket: Bucket, *, is_full: bool) -> StepShape:

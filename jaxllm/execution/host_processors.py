@@ -17,9 +17,9 @@ from jax.experimental import io_callback
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.logits_processors import AddedRequest, BatchUpdate, LogitsProcessor, MoveDirectionality, MovedRequest
+from jaxllm.sampling.distribution import GREEDY_TEMPERATURE
 from jaxllm.sampling.processors import PARAMETER, LogitsState
 from jaxllm.sampling.processors import LogitsProcessor as TracedProcessor
-from jaxllm.sampling.weights import GREEDY_TEMPERATURE
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.plan import Chunk
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from .distribution import Distribution
 from .tiles import TILE, Rows
-from .weights import Weighing
 
 
 def uniforms(seeds_s2: Array, positions_s: Array) -> Array:
@@ -20,26 +20,26 @@ def uniforms(seeds_s2: Array, positions_s: Array) -> Array:
     return jax.vmap(one)(seeds_s2, positions_s)
 
 
-def draw(rows: Rows, weighing: Weighing, uniforms_s: Array) -> Array:
-    """Return one id per row, each as likely as its weight; in two levels: a tile of ids, then the id within it."""
-    sums_si = rows.each_tile(lambda logits_sij: weighing.weights(logits_sij).sum(axis=2))
+def draw(rows: Rows, distribution: Distribution, uniforms_s: Array) -> Array:
+    """Return one id per row, each as likely as its mass; in two levels: a tile of ids, then the id within it."""
+    sums_si = rows.each_tile(lambda logits_sij: distribution.mass(logits_sij).sum(axis=2))
     ends_si = jnp.cumsum(sums_si, axis=1)
     target_s = uniforms_s * ends_si[:, -1]
     tile_s = _first_above(ends_si, sums_si, target_s)
     before_si = jnp.concatenate([jnp.zeros_like(ends_si[:, :1]), ends_si[:, :-1]], axis=1)
     before_s = jnp.take_along_axis(before_si, tile_s[:, None], axis=1)[:, 0]
-    weights_sj = weighing.weights(rows.take(tile_s))
-    ids_s = tile_s * TILE + _first_above(jnp.cumsum(weights_sj, axis=1), weights_sj, target_s - before_s)
+    mass_sj = distribution.mass(rows.take(tile_s))
+    ids_s = tile_s * TILE + _first_above(jnp.cumsum(mass_sj, axis=1), mass_sj, target_s - before_s)
     return jnp.minimum(ids_s, rows.vocab_size - 1)
 
 
-def _first_above(ends_si: Array, weights_si: Array, target_s: Array) -> Array:
-    """Return the first index that has weight and whose cumulative sum exceeds the target.
+def _first_above(ends_si: Array, mass_si: Array, target_s: Array) -> Array:
+    """Return the first index that has mass and whose cumulative sum exceeds the target.
 
-    Rounding may leave no such index, and cumulative sums that fall a little: then it is the last one that has weight.
+    Rounding may leave no such index, and cumulative sums that fall a little: then it is the last one that has mass.
     """
     width = ends_si.shape[1]
     indices_i = jnp.arange(width, dtype=jnp.int32)
-    has_weight_si = weights_si > 0
-    last_s = jnp.where(has_weight_si, indices_i, 0).max(axis=1)
-    return jnp.where(has_weight_si & (ends_si > target_s[:, None]), indices_i, last_s[:, None]).min(axis=1)
+    has_mass_si = mass_si > 0
+    last_s = jnp.where(has_mass_si, indices_i, 0).max(axis=1)
+    return jnp.where(has_mass_si & (ends_si > target_s[:, None]), indices_i, last_s[:, None]).min(axis=1)

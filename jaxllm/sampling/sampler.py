@@ -12,6 +12,7 @@ from functools import partial
 import jax.numpy as jnp
 from jax import Array, lax
 
+from .distribution import Distribution, is_greedy
 from .draw import draw, uniforms
 from .inputs import RareRules, Rules, SamplingBatch, Uses
 from .logprobs import Logprobs, gather_logprobs
@@ -21,7 +22,6 @@ from .shards import ShardedRows, VocabShards
 from .tiles import Rows, WholeRows, largest, most_likely
 from .token_counts import in_prompt, output_counts
 from .truncation import truncate
-from .weights import Weighing, is_greedy
 
 
 def sample_plain(logits_sv: Array, batch: SamplingBatch) -> Array:
@@ -71,19 +71,19 @@ def sample_full(
     edited_sv = logits_sv
     if processors or shows_processed:
         edited_sv = edit()
-        tokens_s, weighing = pick(edited_sv)
+        tokens_s, distribution = pick(edited_sv)
     else:
         # A cond that returned logits would copy them, also where nobody edits. At 64 x 128k greedy with nothing in use
         # would cost 3.5 times what `sample_plain` does, instead of 1.03 times.
         is_edited = (uses.num_biases > 0) | (uses.penalties > 0) | (rare.allowed_bits_sw != -1).any()
-        tokens_s, weighing = lax.cond(is_edited, lambda: pick(edit()), lambda: pick(logits_sv))
+        tokens_s, distribution = lax.cond(is_edited, lambda: pick(edit()), lambda: pick(logits_sv))
     is_scored_s = rules.is_scored_s > 0
     tokens_s = jnp.where(is_scored_s, rules.scored_ids_s, tokens_s)
 
     shown_sv = logits_sv
     if shows_processed:
         # As drawn from: greedy rows without temperature and truncation, prompt rows without any change.
-        shown_sv = jnp.where(is_greedy(batch.temperature_s)[:, None], edited_sv, weighing.scaled(edited_sv))
+        shown_sv = jnp.where(is_greedy(batch.temperature_s)[:, None], edited_sv, distribution.scaled(edited_sv))
         shown_sv = jnp.where(is_scored_s[:, None], logits_sv, shown_sv)
     logprobs = gather_logprobs(
         shown_sv,
@@ -137,26 +137,26 @@ def _state(batch: SamplingBatch, rules: Rules, counts_cv: Array) -> LogitsState:
     )
 
 
-def _most_likely(rows: Rows, batch: SamplingBatch) -> tuple[Array, Weighing]:
-    """Return each row's most likely id, and the weights of an untruncated draw."""
+def _most_likely(rows: Rows, batch: SamplingBatch) -> tuple[Array, Distribution]:
+    """Return each row's most likely id, and the distribution of an untruncated draw."""
     # Without the barrier XLA would take the largest of a row from all of its logits once more.
     maxima_si = lax.optimization_barrier(rows.each_tile(largest))
     largest_s = maxima_si.max(axis=1)
-    everything = Weighing(batch.temperature_s, largest_s, jnp.full_like(largest_s, -jnp.inf))
+    everything = Distribution(batch.temperature_s, largest_s, jnp.full_like(largest_s, -jnp.inf))
     return most_likely(rows, maxima_si), everything
 
 
-def _pick(logits_sv: Array, batch: SamplingBatch, uniforms_s: Array, uses: Uses) -> tuple[Array, Weighing]:
-    """Return one token per row, and by which weights."""
+def _pick(logits_sv: Array, batch: SamplingBatch, uniforms_s: Array, uses: Uses) -> tuple[Array, Distribution]:
+    """Return one token per row, and the distribution that it was drawn from."""
     rows = WholeRows(logits_sv)
     greedy_s, everything = _most_likely(rows, batch)
 
-    def sample() -> tuple[Array, Weighing]:
+    def sample() -> tuple[Array, Distribution]:
         settings = (batch.top_k_s, batch.top_p_s, batch.min_p_s)
         least_s = truncate(logits_sv, everything, *settings, is_used=uses.truncation > 0)
-        weighing = everything._replace(min_logit_s=least_s)
-        return draw(rows, weighing, uniforms_s), weighing
+        distribution = everything._replace(min_logit_s=least_s)
+        return draw(rows, distribution, uniforms_s), distribution
 
     is_greedy_s = is_greedy(batch.temperature_s)
-    drawn_s, weighing = lax.cond(is_greedy_s.all(), lambda: (greedy_s, everything), sample)
-    return jnp.where(is_greedy_s, greedy_s, drawn_s), weighing
+    drawn_s, distribution = lax.cond(is_greedy_s.all(), lambda: (greedy_s, everything), sample)
+    return jnp.where(is_greedy_s, greedy_s, drawn_s), distribution

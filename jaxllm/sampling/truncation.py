@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .weights import Weighing
+from .distribution import Distribution
 
 INF_BITS = 0x7F800000
-ONE_BITS = 0x3F800000  # of 1.0, the largest weight
+ONE_BITS = 0x3F800000  # of 1.0, the largest mass
 MASS_TOLERANCE = 5e-7  # of a row's mass: float32 sums of a vocabulary are no better
 NUM_PARTS = 8
 
@@ -31,19 +31,19 @@ class _Bounds(NamedTuple):
 
 
 def truncate(
-    logits_sv: Array, weighing: Weighing, top_k_s: Array, top_p_s: Array, min_p_s: Array, *, is_used: Array
+    logits_sv: Array, distribution: Distribution, top_k_s: Array, top_p_s: Array, min_p_s: Array, *, is_used: Array
 ) -> Array:
     """Return each row's least logit that min_p, top_k and then top_p keep.
 
     Args:
       logits_sv: float32.
-      weighing: of untruncated logits.
+      distribution: of untruncated logits.
       top_k_s: keep the k largest; 0 and less keep all.
       top_p_s: keep the fewest largest whose sum reaches this part of what the other two left.
       min_p_s: drop what is less likely than this part of the most likely id's probability.
       is_used: whether any row truncates; nothing is computed otherwise.
     """
-    arrays = (logits_sv, weighing, top_k_s, top_p_s, min_p_s)
+    arrays = (logits_sv, distribution, top_k_s, top_p_s, min_p_s)
     num_rows = logits_sv.shape[0]
 
     def one_row(row: Array, least_s: Array) -> Array:
@@ -58,7 +58,7 @@ def truncate(
     )
 
 
-def _truncate(logits_sv: Array, weighing: Weighing, top_k_s: Array, top_p_s: Array, min_p_s: Array) -> Array:
+def _truncate(logits_sv: Array, distribution: Distribution, top_k_s: Array, top_p_s: Array, min_p_s: Array) -> Array:
     v = logits_sv.shape[1]
     keys_s = _bisect(
         (top_k_s > 0) & (top_k_s < v),
@@ -67,20 +67,20 @@ def _truncate(logits_sv: Array, weighing: Weighing, top_k_s: Array, top_p_s: Arr
         wanted_s=top_k_s.astype(jnp.float32),
         slack=lambda _: jnp.float32(1.0),
     )
-    weights_sv = weighing._replace(min_logit_s=_from_key(keys_s)).weights(logits_sv)
+    mass_sv = distribution._replace(min_logit_s=_from_key(keys_s)).mass(logits_sv)
     # Computed once, not at every halving.
-    weights_sv = lax.optimization_barrier(jnp.where(weights_sv >= min_p_s[:, None], weights_sv, 0.0))
-    total_s = _sum(weights_sv)
+    mass_sv = lax.optimization_barrier(jnp.where(mass_sv >= min_p_s[:, None], mass_sv, 0.0))
+    total_s = _sum(mass_sv)
     bits_s = _bisect(
         top_p_s < 1.0,
         (0, ONE_BITS + 1),
-        lambda bits_s: _sum(jnp.where(weights_sv >= _from_bits(bits_s)[:, None], weights_sv, 0.0)),
+        lambda bits_s: _sum(jnp.where(mass_sv >= _from_bits(bits_s)[:, None], mass_sv, 0.0)),
         wanted_s=top_p_s * total_s,
-        # Less than two ids of this weight, or no more than rounding hides.
+        # Less than two ids of this mass, or no more than rounding hides.
         slack=lambda bits_s: jnp.maximum(1.5 * _from_bits(bits_s), MASS_TOLERANCE * total_s),
     )
-    least_weight_s1 = jnp.maximum(min_p_s, _from_bits(bits_s))[:, None]
-    kept_sv = (weights_sv >= least_weight_s1) & (logits_sv >= _from_key(keys_s)[:, None])
+    least_mass_s1 = jnp.maximum(min_p_s, _from_bits(bits_s))[:, None]
+    kept_sv = (mass_sv >= least_mass_s1) & (logits_sv >= _from_key(keys_s)[:, None])
     return jnp.where(kept_sv, logits_sv, jnp.inf).min(axis=1)
 
 

@@ -1,6 +1,6 @@
 """Block tables: which blocks hold each request's keys and values, and how much of them is computed.
 
-A request starts with a `Beginning`: blocks of the prefix cache, or of a donor, another request that begins with the
+A request starts with a `PrefixHit`: blocks of the prefix cache, or of a donor, another request that begins with the
 same tokens. Full blocks are shared, since nobody writes to them again. A block that is not full has one writer: a
 second request gets a copy.
 """
@@ -29,7 +29,7 @@ class BlockTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class PrefixHit:
     """The leading tokens of a request that others have computed."""
 
     block_ids: array[int]
@@ -40,7 +40,7 @@ class Beginning:
 
 
 class KVCacheManager:
-    """Open, grow, close and park block tables, and find beginnings that are already computed."""
+    """Open, grow, close and park block tables, and find prefixes that are already computed."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.block_size = config.block_size
@@ -53,23 +53,23 @@ class KVCacheManager:
         self.parked: dict[str, tuple[Request, BlockTable]] = {}
         """The tables of ended requests, kept for forks, by id, oldest first. It is a cache: any may go at any time."""
 
-    # -- beginnings ----------------------------------------------------------------------------------------------------
+    # -- prefix hits ---------------------------------------------------------------------------------------------------
 
-    def find_beginning(self, request: Request, num_donated: int, takes_over: bool) -> Beginning:
-        """Return the longest beginning to be had; the request's last token is always left to compute.
+    def find_prefix(self, request: Request, num_donated: int, takes_over: bool) -> PrefixHit:
+        """Return the longest hit to be had; the request's last token is always left to compute.
 
         num_donated: leading tokens of the donor that are computed or planned. takes_over: whether the donor ends with
         this fork, so that its last block needs no copy.
         """
         if request.is_scored:
-            return Beginning(array("i"), 0)
+            return PrefixHit(array("i"), 0)
         num_wanted = request.num_tokens - 1
         donated = self._find_donated(request, min(num_donated, num_wanted), takes_over)
         if donated.num_tokens == num_wanted or not self.looks_up(request):
             return donated
         cached = self._find_cached(request, num_wanted // self.block_size)
         num_cached = len(cached) * self.block_size
-        return Beginning(cached, num_cached) if num_cached > donated.num_tokens else donated
+        return PrefixHit(cached, num_cached) if num_cached > donated.num_tokens else donated
 
     def looks_up(self, request: Request) -> bool:
         """Say whether the request's tokens are looked up in the prefix cache."""
@@ -84,21 +84,21 @@ class KVCacheManager:
             found.append(block_id)
         return found
 
-    def _find_donated(self, request: Request, max_tokens: int, takes_over: bool) -> Beginning:
+    def _find_donated(self, request: Request, max_tokens: int, takes_over: bool) -> PrefixHit:
         donor = request.donor
         table = None if donor is None else self.table_of(donor)
         if donor is None or table is None or not self._may_share(request, donor):
-            return Beginning(array("i"), 0)
+            return PrefixHit(array("i"), 0)
         num_tokens = common_length(request.token_ids, donor.token_ids, max_tokens)
         num_full, rest = divmod(num_tokens, self.block_size)
         shared = table.block_ids[:num_full]
         if not rest:
-            return Beginning(shared, num_tokens)
+            return PrefixHit(shared, num_tokens)
         block_id = table.block_ids[num_full]
         if takes_over and self.pool.is_private(block_id):
             shared.append(block_id)
-            return Beginning(shared, num_tokens)
-        return Beginning(shared, num_tokens, block_id)
+            return PrefixHit(shared, num_tokens)
+        return PrefixHit(shared, num_tokens, block_id)
 
     def _may_share(self, request: Request, donor: Request) -> bool:
         if self._keys_depend_on_prompt and donor.num_prompt_tokens != request.num_prompt_tokens:
@@ -114,15 +114,15 @@ class KVCacheManager:
 
     # -- tables --------------------------------------------------------------------------------------------------------
 
-    def fits(self, num_tokens: int, beginning: Beginning) -> bool:
-        """Say whether num_tokens positions fit in the blocks now available, after this beginning."""
-        shared = beginning.block_ids
+    def fits(self, num_tokens: int, hit: PrefixHit) -> bool:
+        """Say whether num_tokens positions fit in the blocks now available, beside those of this hit."""
+        shared = hit.block_ids
         num_revived = sum(not self.pool.is_held(block_id) for block_id in shared)
         return self._num_blocks(num_tokens) - len(shared) + num_revived <= self.pool.num_available
 
-    def open_table(self, request: Request, beginning: Beginning, num_tokens: int) -> BlockTable:
-        """Give the request a table that covers num_tokens positions, more than its beginning; they must fit."""
-        block_ids, num_begun = beginning.block_ids[:], beginning.num_tokens
+    def open_table(self, request: Request, hit: PrefixHit, num_tokens: int) -> BlockTable:
+        """Give the request a table that covers num_tokens positions, more than its hit; they must fit."""
+        block_ids, num_begun = hit.block_ids[:], hit.num_tokens
         self.pool.share(block_ids)
         table = BlockTable(block_ids, num_begun, num_begun // self.block_size)
         self.tables[request.request_id] = table

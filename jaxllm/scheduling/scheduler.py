@@ -20,7 +20,7 @@ from operator import attrgetter
 
 from jaxllm.messages import EngineCoreOutput, EngineCoreRequest, PromptLogprobs, SchedulerStats
 from jaxllm.scheduling.config import SchedulerConfig
-from jaxllm.scheduling.kv_cache_manager import Beginning, KVCacheManager
+from jaxllm.scheduling.kv_cache_manager import KVCacheManager, PrefixHit
 from jaxllm.scheduling.outputs import make_output
 from jaxllm.scheduling.plan import StepPlan, StepResult
 from jaxllm.scheduling.request import Request, RequestStatus, find_end, needs_token_counts
@@ -210,7 +210,7 @@ class Scheduler:
             if not self.cache.grow(table, start + num_new) and not self._make_room(draft, request, start + num_new):
                 return False
             draft.add(request, table, start, num_new)
-            if draft.is_full:
+            if draft.is_spent:
                 return False
         return not draft.num_preempted
 
@@ -240,27 +240,27 @@ class Scheduler:
 
     def _plan_waiting(self, draft: StepDraft, held: Collection[str]) -> None:
         """Admit waiting requests, in order, while the step, sequence slots and blocks have room."""
-        while not draft.is_full and len(self._running) < self.config.max_num_seqs:
+        while not draft.is_spent and len(self._running) < self.config.max_num_seqs:
             request = self._waiting.peek()
             if request is None:
                 break
             if request.request_id in held or self._waits_for_donor(request, draft):
                 self._waiting.set_aside()
                 continue
-            beginning = self._find_beginning(request, draft)
-            start = beginning.num_tokens
+            hit = self._find_prefix(request, draft)
+            start = hit.num_tokens
             num_missing = request.num_tokens - start
             if num_missing > draft.room() and not self.config.enable_chunked_prefill:
                 break
             # All its tokens must fit, not just the first chunk: half-read prompts would crowd each other out.
-            if not self.cache.fits(request.num_tokens, beginning):
+            if not self.cache.fits(request.num_tokens, hit):
                 if self._give_up_parked(request, draft):
                     continue
                 break
             num_new = draft.limit(request, start, num_missing)
             if not num_new:
                 break
-            self._admit(request, beginning, num_new, draft)
+            self._admit(request, hit, num_new, draft)
         self._waiting.restore()
         for donor in draft.donors:
             self._close_unwanted(donor)
@@ -279,12 +279,12 @@ class Scheduler:
             return 0
         return table.num_computed_tokens + draft.in_flight.get(donor, NOTHING_IN_FLIGHT).num_tokens
 
-    def _find_beginning(self, request: Request, draft: StepDraft) -> Beginning:
+    def _find_prefix(self, request: Request, draft: StepDraft) -> PrefixHit:
         donor = request.donor
         if donor is None:
-            return self.cache.find_beginning(request, 0, takes_over=False)
+            return self.cache.find_prefix(request, 0, takes_over=False)
         is_last = donor.finish_reason is not None and not donor.keeps_blocks and self._waiting.num_forks(donor) == 1
-        return self.cache.find_beginning(request, self._num_donated(donor, draft), takes_over=is_last)
+        return self.cache.find_prefix(request, self._num_donated(donor, draft), takes_over=is_last)
 
     def _give_up_parked(self, request: Request, draft: StepDraft) -> bool:
         """Close a parked table for a waiting request, its own donor's last; return False if there is none to close."""
@@ -293,9 +293,9 @@ class Scheduler:
             return give_up(spared)
         return give_up({**spared, request.donor: None}) or give_up(spared)
 
-    def _admit(self, request: Request, beginning: Beginning, num_new: int, draft: StepDraft) -> None:
+    def _admit(self, request: Request, hit: PrefixHit, num_new: int, draft: StepDraft) -> None:
         """Move the first waiting request to its place among the running and plan its first chunk."""
-        start = beginning.num_tokens
+        start = hit.num_tokens
         self._waiting.pop()
         insort(self._running, request, key=attrgetter("order"))
         if request.scheduled_ts is None:
@@ -307,9 +307,9 @@ class Scheduler:
                 self._counters.num_hit_tokens += start
         if self.config.tracks_all_tokens or needs_token_counts(request.params):
             self._slots.take(request)
-        table = self.cache.open_table(request, beginning, start + num_new)
-        if beginning.copied_block is not None:
-            draft.copy(beginning.copied_block, table.block_ids[len(beginning.block_ids)])
+        table = self.cache.open_table(request, hit, start + num_new)
+        if hit.copied_block is not None:
+            draft.copy(hit.copied_block, table.block_ids[len(hit.block_ids)])
         if request.donor is not None:
             draft.donors[request.donor] = None
         draft.add(request, table, start, num_new, is_admitted=True)

@@ -70,7 +70,7 @@ class StepDraft:
         self._longer: list[tuple[Request, Chunk]] = []
 
     @property
-    def is_full(self) -> bool:
+    def is_spent(self) -> bool:
         return not (self.num_tokens and self.num_rows and self._aligned(len(self._decodes) + 1) <= self._row_room)
 
     def _aligned(self, num_rows: int) -> int:

@@ -45,7 +45,7 @@ COLUMNS = MIN_COLUMNS
 """How many rows of w are multiplied at a time."""
 FEW_ROWS, MANY_ROWS = MIN_ROWS, 6
 """How many rows of x are multiplied at a time. With 6, their 24 sums and operands take 29 of 32 registers."""
-BLOCK = 96
+UNIT_ROWS = 96
 """How many rows of x a unit of work has; they stay in a core's cache."""
 MIN_CHUNK, MAX_CHUNK = 16, 256
 """How many rows of w a unit has: many, to read memory in long stretches, but enough units for all cores."""
@@ -111,19 +111,20 @@ class Kernel:
     def _add_prepare(self) -> ir.Function:
         e, (_, dims) = add_function(self.module, "prepare", I64, POINTER, POINTER)
         t, n, _ = self._sizes(e, dims)
-        e.ir.ret(e.product(e.ceil_div(t, BLOCK), e.ceil_div(n, self._chunk(e, n))))
+        e.ir.ret(e.product(e.ceil_div(t, UNIT_ROWS), e.ceil_div(n, self._chunk(e, n))))
         return e.function
 
     def _add_run(self, few: ir.Function, many: ir.Function) -> ir.Function:
-        """Do one unit: `BLOCK` rows of x times a chunk of w."""
+        """Do one unit: `UNIT_ROWS` rows of x times a chunk of w."""
         e, (buffers, dims, unit) = add_function(self.module, "run", VOID, POINTER, POINTER, I64)
         of = self._operands(e, buffers, dims)
         num_rows = e.load_int(e.load(buffers, POINTER, 3), 0)
         chunk = self._chunk(e, of.n)
         chunks = e.ceil_div(of.n, chunk)
-        first_row, first_column = e.product(e.ir.sdiv(unit, chunks), BLOCK), e.product(e.ir.srem(unit, chunks), chunk)
+        first_row = e.product(e.ir.sdiv(unit, chunks), UNIT_ROWS)
+        first_column = e.product(e.ir.srem(unit, chunks), chunk)
         last_column = e.least(e.sum(first_column, chunk), of.n)
-        end_row = e.least(e.sum(first_row, BLOCK), of.t)
+        end_row = e.least(e.sum(first_row, UNIT_ROWS), of.t)
         last_row = e.most(e.least(end_row, num_rows), first_row)
         is_few = e.ir.or_(e.ir.icmp_signed("<=", num_rows, I64(FEW_ROWS)), e.ir.icmp_signed("<", of.t, I64(MANY_ROWS)))
         scratch = e.array(self.storage, self.scratch_size) if self.is_quantized else None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxllm.constraints.bits import RowMask
-from jaxllm.execution.batch import build, count_rows
+from jaxllm.execution.batch import build, num_token_rows
 from jaxllm.execution.buckets import Bucket, make_buckets, pick_bucket
 from jaxllm.execution.packing import BatchShape, unpack
 from jaxllm.sampling_params import SamplingParams
@@ -145,7 +145,7 @@ def test_random_plans_equal_a_loop(alignment: int) -> None:
             covered += list(range(row, row + size)) if size > 1 else []
         inputs, arrays = step(*chunks, bucket=(128, 8), query_tile=3, row_alignment=alignment)
         plan = StepPlan(step_id=0, chunks=tuple(chunks), num_preempted=0)
-        assert count_rows(plan, inputs.shape.row_alignment) == max(expected) + 1
+        assert num_token_rows(plan, inputs.shape.row_alignment) == max(expected) + 1
         tokens, attention = arrays.tokens, arrays.attention
         got = np.stack([tokens.token_ids_t, tokens.positions_t, attention.slots_t], axis=1)
         assert got.tolist() == [list(expected.get(row, (0, 0, 0))) for row in range(128)]

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxllm.sampling.distribution import Distribution
 from jaxllm.sampling.draw import draw
 from jaxllm.sampling.sampler import sample_plain
 from jaxllm.sampling.tiles import WholeRows, most_likely, tile_maxima, top_ids
-from jaxllm.sampling.weights import Weighing
 from tests.sampling.oracle import Row, edited, kept_by_sort, make_batch, make_sampler, weights_of
 
 V = 40
@@ -50,8 +50,8 @@ def counts() -> dict[str, np.ndarray]:
     return {name: np.bincount(program(logits, group)[0], minlength=V) for name, group in rows.items()}
 
 
-def draw_from(logits_sv: jax.Array, weighing: Weighing, uniforms_s: jax.Array) -> jax.Array:
-    return draw(WholeRows(logits_sv), weighing, uniforms_s)
+def draw_from(logits_sv: jax.Array, distribution: Distribution, uniforms_s: jax.Array) -> jax.Array:
+    return draw(WholeRows(logits_sv), distribution, uniforms_s)
 
 
 def fits(counts: np.ndarray, row: Row) -> bool:
@@ -100,7 +100,7 @@ def test_randomness_is_the_rows_own() -> None:
 
 
 @pytest.mark.parametrize("v", [1, 2, 255, 256, 257, 300, 513, 1024])
-def test_only_ids_with_weight_are_drawn(v: int) -> None:
+def test_only_ids_with_mass_are_drawn(v: int) -> None:
     """The uniform numbers lie at both ends, vocabularies are no whole tiles, and zeros are at either end."""
     rng = np.random.default_rng(v)
     s = 64
@@ -108,9 +108,9 @@ def test_only_ids_with_weight_are_drawn(v: int) -> None:
     forbidden = rng.random((s, v)) < rng.choice([0.0, 0.5, 0.99, 1.0], (s, 1))
     forbidden[np.arange(s), rng.integers(0, v, s)] = False
     logits[forbidden] = -np.inf
-    weighing = Weighing(jnp.ones(s), jnp.asarray(logits.max(axis=1)), jnp.full(s, -jnp.inf))
+    distribution = Distribution(jnp.ones(s), jnp.asarray(logits.max(axis=1)), jnp.full(s, -jnp.inf))
     for uniform in (0.0, 0.3, float(np.nextafter(np.float32(1), np.float32(0)))):
-        ids = np.asarray(jax.jit(draw_from)(jnp.asarray(logits), weighing, jnp.full(s, uniform, jnp.float32)))
+        ids = np.asarray(jax.jit(draw_from)(jnp.asarray(logits), distribution, jnp.full(s, uniform, jnp.float32)))
         assert (ids < v).all()
         assert not forbidden[np.arange(s), ids].any()
 

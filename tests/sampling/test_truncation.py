@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxllm.sampling.distribution import Distribution
 from jaxllm.sampling.truncation import truncate
-from jaxllm.sampling.weights import Weighing
 from tests.sampling.oracle import Row, adversarial_logits, kept_by_sort, make_batch
 
 V = 300
@@ -16,8 +16,8 @@ SETTINGS = [(k, p, m) for k in (-1, 0, 1, 2, 5, 50, V) for p in (1.0, 0.99, 0.5,
 @pytest.fixture(scope="module")
 def program():
     def least(logits_sv, batch):
-        weighing = Weighing(batch.temperature_s, logits_sv.max(axis=1), jnp.full(len(logits_sv), -jnp.inf))
-        return truncate(logits_sv, weighing, batch.top_k_s, batch.top_p_s, batch.min_p_s, is_used=jnp.array(True))
+        distribution = Distribution(batch.temperature_s, logits_sv.max(axis=1), jnp.full(len(logits_sv), -jnp.inf))
+        return truncate(logits_sv, distribution, batch.top_k_s, batch.top_p_s, batch.min_p_s, is_used=jnp.array(True))
 
     return jax.jit(least)
 
@@ -37,7 +37,7 @@ def test_it_equals_a_sort(program, name: str, temperature: float) -> None:
 
 
 def test_top_k_is_exact_where_probabilities_vanish(program) -> None:
-    """Weights of e**-200 are 0 in float32, and yet the third of these ids is not the tenth."""
+    """Masses of e**-200 are 0 in float32, and yet the third of these ids is not the tenth."""
     logits = np.arange(V, dtype=np.float32)[::-1] * -200.0
     rows = [Row(temperature=1.0, top_k=k) for k in range(1, 6)]
     least_s = np.asarray(program(jnp.asarray(np.tile(logits, (len(rows), 1))), make_batch(rows)))
@@ -45,7 +45,7 @@ def test_top_k_is_exact_where_probabilities_vanish(program) -> None:
 
 
 def test_a_wide_vocabulary(program) -> None:
-    """Sums of 50k weights round; what is kept stays within the tolerance."""
+    """Sums of 50k masses round; what is kept stays within the tolerance."""
     logits = (np.random.default_rng(1).standard_normal(50_257) * 2).astype(np.float32)
     rows = [Row(temperature=1.0, top_p=p, top_k=k) for p, k in ((0.5, 0), (0.95, 0), (0.999, 0), (1.0, 1000))]
     least_s = np.asarray(program(jnp.asarray(np.tile(logits, (len(rows), 1))), make_batch(rows)))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from jaxllm.scheduling.kv_cache_manager import Beginning, KVCacheManager, common_length
+from jaxllm.scheduling.kv_cache_manager import KVCacheManager, PrefixHit, common_length
 from jaxllm.scheduling.plan import StepPlan
 from tests.scheduling.simulation import Simulation, make_config, make_request
 
@@ -301,27 +301,27 @@ def test_anything_may_become_of_donor_and_forks(overlap: int, num_steps: int, vi
 # -- the simulation notices --------------------------------------------------------------------------------------------
 
 
-def share_what_should_be_copied(beginning: Beginning) -> Beginning:
-    if beginning.copied_block is None:
-        return beginning
-    shared = array("i", [*beginning.block_ids, beginning.copied_block])
-    return replace(beginning, block_ids=shared, copied_block=None)
+def share_what_should_be_copied(hit: PrefixHit) -> PrefixHit:
+    if hit.copied_block is None:
+        return hit
+    shared = array("i", [*hit.block_ids, hit.copied_block])
+    return replace(hit, block_ids=shared, copied_block=None)
 
 
-def copy_nothing(beginning: Beginning) -> Beginning:
-    return replace(beginning, copied_block=None)
+def copy_nothing(hit: PrefixHit) -> PrefixHit:
+    return replace(hit, copied_block=None)
 
 
-def copy_the_wrong_block(beginning: Beginning) -> Beginning:
-    return replace(beginning, copied_block=beginning.copied_block and beginning.block_ids[0])
+def copy_the_wrong_block(hit: PrefixHit) -> PrefixHit:
+    return replace(hit, copied_block=hit.copied_block and hit.block_ids[0])
 
 
-def share_the_wrong_block(beginning: Beginning) -> Beginning:
-    return replace(beginning, block_ids=beginning.block_ids[::-1])
+def share_the_wrong_block(hit: PrefixHit) -> PrefixHit:
+    return replace(hit, block_ids=hit.block_ids[::-1])
 
 
-def claim_a_token_more(beginning: Beginning) -> Beginning:
-    return replace(beginning, num_tokens=beginning.num_tokens + (beginning.num_tokens == 6))
+def claim_a_token_more(hit: PrefixHit) -> PrefixHit:
+    return replace(hit, num_tokens=hit.num_tokens + (hit.num_tokens == 6))
 
 
 BREAKS = [
@@ -336,10 +336,10 @@ BREAKS = [
 @pytest.mark.parametrize("break_it", [None, *BREAKS])
 def test_a_broken_share_or_copy_shows(monkeypatch: pytest.MonkeyPatch, break_it):
     """The simulated device alone must notice; the scheduler's own laws are not asked."""
-    find = KVCacheManager.find_beginning
+    find = KVCacheManager.find_prefix
     if break_it is not None:
         monkeypatch.setattr(
-            KVCacheManager, "find_beginning", lambda self, *args, **kwargs: break_it(find(self, *args, **kwargs))
+            KVCacheManager, "find_prefix", lambda self, *args, **kwargs: break_it(find(self, *args, **kwargs))
         )
     simulation = Simulation(make_config(enable_prefix_caching=False))
     add_siblings(simulation, 3)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from jaxllm.execution.batch import count_rows
+from jaxllm.execution.batch import num_token_rows
 from jaxllm.execution.buckets import make_buckets, pick_bucket
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.plan import StepPlan
@@ -29,7 +29,7 @@ class Counts:
     rows: int = 0
 
     def add(self, plan: StepPlan) -> None:
-        num_rows = count_rows(plan, 1)
+        num_rows = num_token_rows(plan, 1)
         self.steps += 1
         self.tokens += plan.num_tokens
         self.rows += pick_bucket(BUCKETS, num_rows, plan.num_rows).num_tokens

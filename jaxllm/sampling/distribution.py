@@ -1,4 +1,4 @@
-"""From logits to unnormalised probabilities, element by element, so that no array of them need exist."""
+"""Logits become unnormalised probabilities here, element by element, so that no array of them need exist."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ GREEDY_TEMPERATURE = 1e-5
 MAX_TEMPERATURE = 1e30  # its inverse is still a normal float32: 0 x inf is NaN
 
 
-class Weighing(NamedTuple):
-    """What makes weights of each row's logits."""
+class Distribution(NamedTuple):
+    """Each row's probabilities, not normalised: the mass of an id follows from its logit."""
 
     temperature_s: Array
     largest_s: Array
-    """Each row's largest logit, whose weight is 1."""
+    """Each row's largest logit, whose mass is 1."""
     min_logit_s: Array
-    """Lower logits have weight 0."""
+    """Lower logits have mass 0."""
 
     def scaled(self, logits: Array) -> Array:
         """Divide logits [s, ...] by the temperature; -inf for those that are cut off."""
         scale = 1.0 / jnp.clip(self.temperature_s, GREEDY_TEMPERATURE, MAX_TEMPERATURE)
         return jnp.where(logits >= _like(self.min_logit_s, logits), logits * _like(scale, logits), -jnp.inf)
 
-    def weights(self, logits: Array) -> Array:
-        """Return the weights of logits [s, ...], in [0, 1]."""
+    def mass(self, logits: Array) -> Array:
+        """Return the mass of logits [s, ...], in [0, 1]."""
         largest = _like(self.largest_s, logits)
         scale = 1.0 / jnp.clip(self.temperature_s, GREEDY_TEMPERATURE, MAX_TEMPERATURE)
-        weights = jnp.exp((logits - largest) * _like(scale, logits))
-        # Even where it is infinite, and where all are -inf, the largest has weight 1.
-        weights = jnp.where(logits == largest, 1.0, weights)
-        return jnp.where(logits >= _like(self.min_logit_s, logits), weights, 0.0)
+        mass = jnp.exp((logits - largest) * _like(scale, logits))
+        # Even where it is infinite, and where all are -inf, the largest has mass 1.
+        mass = jnp.where(logits == largest, 1.0, mass)
+        return jnp.where(logits >= _like(self.min_logit_s, logits), mass, 0.0)
 
 
 def is_greedy(temperature_s: Array) -> Array:
