@@ -1,4 +1,4 @@
-"""Settings: `EngineArgs` as the user gives them, `EngineConfig` as the engine runs by them."""
+"""Settings are `EngineArgs` when the user gives them, and `EngineConfig` when the engine runs by them."""
 
 from jaxllm.config.engine_args import EngineArgs
 from jaxllm.config.engine_config import EngineConfig

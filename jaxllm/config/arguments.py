@@ -1,4 +1,4 @@
-"""The engine arguments that work: vLLM's names, what each takes here, and the command-line flags made from them."""
+"""`EngineArguments` declares the engine arguments that work: vLLM's names, what each takes, and their flags."""
 
 # Fields are declared by calls that make dataclass fields, which ruff takes for shared default values.
 # ruff: noqa: RUF009
@@ -40,7 +40,7 @@ BLOCK_SIZES = (8, 16, 32, 64, 128, 256, 512)
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
 QUANTIZATIONS: Mapping[str, str] = {"int8": "int8", "int8_per_channel_weight_only": "int8"}
-"""Our name, and vLLM's, to ours."""
+"""This maps our name of a quantization, and vLLM's, to ours."""
 MAX_NUM_SEQS = 65_536
 MAX_NUM_BATCHED_TOKENS = 2**20
 
@@ -71,7 +71,7 @@ _MODEL, _LOAD, _CACHE, _SCHEDULER = "ModelConfig", "LoadConfig", "CacheConfig", 
 
 @dataclasses.dataclass
 class EngineArguments(UnsupportedArguments):
-    """The fields of `jaxllm.EngineArgs` that work. All are checked when one is made; no file is touched."""
+    """These fields of `jaxllm.EngineArgs` work. All fields are checked when one is made; no file is touched."""
 
     model: str = required(Text(optional=False), _MODEL, "hub id, folder, or .gguf file")
     tokenizer: str | None = argument(None, Text(), _MODEL, "hub id or folder of the tokenizer; default: the model's")

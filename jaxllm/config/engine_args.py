@@ -1,4 +1,4 @@
-"""`EngineArgs`: vLLM's engine arguments, made from keywords or a command line, turned into an `EngineConfig`."""
+"""`EngineArgs` are vLLM's engine arguments, made from keywords or a command line; they become an `EngineConfig`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class EngineArgs(EngineArguments):
-    """vLLM's engine arguments; each works or is refused by name (`jaxllm/config/arguments.py` lists them)."""
+    """Each of vLLM's engine arguments works (`config/arguments.py`) or is refused (`config/unsupported_arguments.py`)."""
 
     def create_engine_config(
         self, devices: Sequence[Device] | None = None, checkpoint: Checkpoint | None = None

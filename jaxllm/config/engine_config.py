@@ -1,4 +1,4 @@
-"""`EngineConfig`: the settings that an engine runs by, checked and resolved."""
+"""`EngineConfig` holds the settings that an engine runs by, checked and resolved."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Everything that the engine depends on, checked and resolved."""
+    """An engine config is everything that the engine depends on, checked and resolved."""
 
     model: str
     tokenizer: str | None
     """The folder, file or hub id of the tokenizer; None is the checkpoint's own."""
     tokenizer_mode: str
-    """ "auto", "hf" or "fast", which are the same; "mistral" says so in the log."""
+    """The mode as it was given: all modes read tokenizer.json, and "mistral" says so in the log."""
     tokenizer_revision: str | None
     skip_tokenizer_init: bool
     revision: str | None
@@ -38,9 +38,9 @@ class EngineConfig:
     """The checkpoint's config.json with `hf_overrides` in place."""
     model_config: ModelConfig
     dtype: str
-    """ "float32", "bfloat16" or "float16"."""
+    """The dtype of weights and activations: "float32", "bfloat16" or "float16"."""
     quantization: str | None
-    """ "int8", or None for weights of `dtype`."""
+    """The form of the weights: "int8", or None for `dtype`."""
     mesh: Mesh
     """The devices that the model is spread over."""
     attention: PagedAttention
@@ -52,7 +52,7 @@ class EngineConfig:
     max_logprobs: int
     """The most log-probabilities per position: at most the vocabulary's size."""
     logprobs_mode: str
-    """ "raw_logprobs", "processed_logprobs", "raw_logits" or "processed_logits"."""
+    """What log-probabilities are: "raw_logprobs", "processed_logprobs", "raw_logits" or "processed_logits"."""
     logits_processors: tuple[LogitsProcessor | type, ...]
     """Functions that steps trace, and classes that run on the host."""
     batch_invariant: bool
@@ -89,5 +89,5 @@ class EngineConfig:
     profiler_config: ProfilerConfig | None
     use_tqdm_on_load: bool
     platform: str
-    """ "cpu", "gpu" or "tpu"."""
+    """The kind of the devices: "cpu", "gpu" or "tpu"."""
     cache_dir: str

@@ -1,4 +1,4 @@
-"""Engine arguments that are groups of settings themselves: vLLM's names, given as these classes, dicts or JSON."""
+"""Some engine arguments are groups of settings themselves, given as these classes, dicts or JSON."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class StructuredOutputsConfig:
     backend: str = "auto"
     """This is one of vLLM's names, all of which mean llguidance."""
     disable_fallback: bool = False
-    """Accepted: there is one backend to begin with."""
+    """This changes nothing: there is one backend to begin with."""
     disable_any_whitespace: bool = False
-    """JSON without whitespace, besides the requests that ask for it."""
+    """True leaves whitespace out of all JSON, not only for the requests that ask for it."""
     disable_additional_properties: bool = False
-    """Objects of JSON schemas have no properties that the schema does not name, unless it says otherwise."""
+    """True keeps objects to the properties that their JSON schema names, unless it says otherwise."""
     reasoning_parser: str = ""
     reasoning_parser_plugin: str = ""
     enable_in_reasoning: bool = False
-    """Accepted: without a reasoning parser, an output is structured from its first token on, as in vLLM."""
+    """This changes nothing: without a reasoning parser, an output is structured from its first token, as in vLLM."""
 
     def __post_init__(self) -> None:
         group = "structured_outputs_config"
@@ -51,7 +51,7 @@ class AttentionConfig:
     """Settings of how attention is computed."""
 
     backend: str | None = None
-    """ "xla", "cpu", "tpu" or "gpu"; None is the platform's own kernels, or "xla" where they cannot run a model. A CPU
+    """The kernels: "xla", "cpu", "tpu" or "gpu"; None is the platform's own kernels, or "xla" where they cannot run a model. A CPU
     runs the kernels of a TPU or GPU in their interpreters: slow, for tests."""
 
     def __post_init__(self) -> None:

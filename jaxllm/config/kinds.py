@@ -1,4 +1,4 @@
-"""The kinds of engine arguments: each checks a value, reads it from a command line, and names what it takes."""
+"""Every engine argument has a kind, which checks a value, reads it from a command line, and names what it takes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _argparse_type(read: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Integer:
-    """An integer in [low, high]; `sized` ones may be strings such as "4k"; `words` stand for integers."""
+    """The value is an integer in [low, high], if `sized` also a string such as "4k"; `words` stand for integers."""
 
     low: int
     high: int
@@ -72,7 +72,7 @@ class Integer:
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """A finite number in [low, high], or in (low, high]."""
+    """The value is a finite number in [low, high], or in (low, high]."""
 
     low: float
     high: float
@@ -87,7 +87,7 @@ class Number:
 
 @dataclasses.dataclass(frozen=True)
 class Switch:
-    """True or False; --flag and --no-flag."""
+    """The value is True or False, on the command line --flag or --no-flag."""
 
     optional: bool = False
 
@@ -100,7 +100,7 @@ class Switch:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """One of a few values."""
+    """The value is one of a few."""
 
     values: tuple[Any, ...]
 
@@ -114,7 +114,7 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """A non-empty string."""
+    """The value is a non-empty string."""
 
     optional: bool = True
 
@@ -127,7 +127,7 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class Token:
-    """A secret string, True for the one stored on this machine, False for none, None for whichever there is."""
+    """The value is a secret string, True for the one stored here, False for none, None for whichever there is."""
 
     def check(self, name: str, value: Any) -> str | bool | None:
         return value if value is None or isinstance(value, bool) else check_str(name, value, MAX_TEXT)
@@ -138,7 +138,7 @@ class Token:
 
 @dataclasses.dataclass(frozen=True)
 class Json:
-    """A dict; JSON on the command line."""
+    """The value is a dict, on the command line JSON."""
 
     def check(self, name: str, value: Any) -> dict[str, Any]:
         check_kind(name, value, dict)
@@ -161,7 +161,7 @@ class Json:
 
 @dataclasses.dataclass(frozen=True)
 class Group[T]:
-    """A dataclass of settings, or a dict with some of them; JSON on the command line; None leaves all as they are."""
+    """The value is a dataclass of settings, or a dict or JSON with some of them; None leaves all as they are."""
 
     made: type[T]
 
@@ -186,7 +186,7 @@ class Group[T]:
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """A list of things by name, or of the things themselves."""
+    """The value is a list of things by name, or of the things themselves."""
 
     metavar: str
 
@@ -204,7 +204,7 @@ class Names:
 
 @dataclasses.dataclass(frozen=True)
 class Dtype:
-    """A dtype by name, or anything that numpy takes for one."""
+    """The value is a dtype by name, or anything that numpy takes for one."""
 
     names: tuple[str, ...] = ("auto", "half", "float16", "bfloat16", "float", "float32")
 
@@ -222,7 +222,7 @@ class Dtype:
 
 @dataclasses.dataclass(frozen=True)
 class ClassName:
-    """A class, or its dotted name "module.Class"."""
+    """The value is a class, or its dotted name "module.Class"."""
 
     def check(self, name: str, value: Any) -> type | str | None:
         if value is None or isinstance(value, type):
@@ -242,7 +242,7 @@ class ClassName:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceMesh:
-    """A jax.sharding.Mesh; a command line cannot give one."""
+    """The value is a jax.sharding.Mesh; a command line cannot give one."""
 
     def check(self, name: str, value: Any) -> Any:
         if value is not None:
@@ -257,7 +257,7 @@ class DeviceMesh:
 
 @dataclasses.dataclass(frozen=True)
 class Unsupported:
-    """An argument of vLLM that takes its default here (`only`), or what means the same here (`also`)."""
+    """The value is what vLLM's argument defaults to (`only`), or what means the same here (`also`)."""
 
     only: Any
     reason: str

@@ -28,13 +28,13 @@ class ProfilerConfig:
     """Settings of the profiler; without `profiler="torch"` there is none."""
 
     profiler: str | None = None
-    """ "torch" is JAX's profiler here; its traces are for XProf, TensorBoard and Perfetto."""
+    """The name "torch" means JAX's profiler here; its traces are for XProf, TensorBoard and Perfetto."""
     torch_profiler_dir: str = ""
     """The folder that traces go to; it is made."""
     torch_profiler_with_stack: bool = True
-    """Whether the Python functions that are called are recorded too."""
+    """True records the Python functions that are called, too."""
     ignore_frontend: bool = False
-    """Accepted: front end and core are one process."""
+    """This changes nothing: front end and core are one process."""
     delay_iterations: int = 0
     """The number of steps that go by before recording begins."""
     max_iterations: int = 0

@@ -61,7 +61,7 @@ COPIED = (
     "profiler_config",
     "use_tqdm_on_load",
 )
-"""Arguments that the engine takes as they are given."""
+"""The engine takes these arguments as they are given."""
 
 
 def resolve(

@@ -1,4 +1,4 @@
-"""vLLM's engine arguments that do nothing here yet: each takes its default in vLLM 0.32, and is refused otherwise."""
+"""Some of vLLM's engine arguments do nothing here yet: each takes its default in vLLM 0.32, else it is refused."""
 
 # Fields are declared by calls that make dataclass fields, which ruff takes for shared default values.
 # ruff: noqa: RUF009
@@ -32,7 +32,7 @@ _WEIGHTS = "weights are memory-mapped safetensors or GGUF files"
 
 @dataclasses.dataclass(kw_only=True)
 class UnsupportedArguments:
-    """One row per argument: its default, why no other value is taken, and in `also` what means the same here.
+    """A row per argument says its default, why no other value is taken, and in `also` what means the same here.
 
     A row moves to `EngineArguments` on the day that its argument works.
     """
