@@ -315,6 +315,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         if self._stats_logger is not None:
             self._stats_logger.log()
 
+    @lasting_interrupts()
     def warm_up(self) -> None:
         """Wait until every program is compiled, so that no step has to."""
         self._home.check()
