@@ -51,8 +51,10 @@ class AttentionConfig:
     """Settings of how attention is computed."""
 
     backend: str | None = None
-    """The kernels: "xla", "cpu", "tpu" or "gpu"; None is the platform's own kernels, or "xla" where they cannot run a model. A CPU
-    runs the kernels of a TPU or GPU in their interpreters: slow, for tests."""
+    """The kernels: "xla", "cpu", "tpu" or "gpu"; None is the platform's own, or "xla" where they cannot run a model.
+
+    A CPU runs the kernels of a TPU or GPU in their interpreters: slow, for tests.
+    """
 
     def __post_init__(self) -> None:
         if self.backend not in (None, "xla", "cpu", "tpu", "gpu"):
