@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class EngineArgs(EngineArguments):
-    """Each of vLLM's engine arguments works (`config/arguments.py`) or is refused (`unsupported_arguments.py` there)."""
+    """Each of vLLM's engine arguments works (`arguments.py`) or is refused by name (`unsupported_arguments.py`)."""
 
     def create_engine_config(
         self, devices: Sequence[Device] | None = None, checkpoint: Checkpoint | None = None

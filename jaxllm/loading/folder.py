@@ -1,4 +1,4 @@
-"""A checkpoint in a local folder: config.json, tokenizer files, and safetensors, single or by index."""
+"""A local folder holds a checkpoint: config.json, tokenizer files, and safetensors, single or by index."""
 
 from __future__ import annotations
 
