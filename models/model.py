@@ -42,8 +42,8 @@ class TokenBatch(NamedTuple):
     rope_lengths_t: Array
 
 
-class Place(NamedTuple):
-    """The place of a parameter in an array with others: it begins at row `start` in each of `num_shards` shards."""
+class Segment(NamedTuple):
+    """The segment of a parameter in an array with others: it begins at row `start` in each of `num_shards` shards."""
 
     array: str
     num_shards: int
@@ -65,8 +65,8 @@ class ParamSpec:
     hf_shape: tuple[int, ...]
     repeats: int = 1
     """Each kv head of the HF tensor stands in ours so often in a row."""
-    place: Place | None = None
-    """The place in an array with others, or None for a parameter that has an array of its own."""
+    segment: Segment | None = None
+    """The segment in an array with others, or None for a parameter that has an array of its own."""
     quantized_inputs: int = 0
     """The number of last axes that are summed over, if the parameter is quantized; else 0."""
 
@@ -78,7 +78,7 @@ class ParamSpec:
     @property
     def rows(self) -> int:
         """Return the rows of each shard, if the parameter is in an array with others."""
-        return self.shape[self.stacked] // (self.place.num_shards if self.place else 1)
+        return self.shape[self.stacked] // (self.segment.num_shards if self.segment else 1)
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class ArraySpec:
     quantized_inputs: int = 0
 
 
-def held[Spec: (ParamSpec, ArraySpec)](spec: Spec) -> Spec | Quantized:
-    """Return what is held for a spec: itself, or the specs of the integers and of the scales."""
+def stored[Spec: (ParamSpec, ArraySpec)](spec: Spec) -> Spec | Quantized:
+    """Return what is stored for a spec: itself, or the specs of the integers and of the scales."""
     if not (count := spec.quantized_inputs):
         return spec
     values = replace(spec, dtype=jnp.dtype(jnp.int8), quantized_inputs=0)
@@ -106,17 +106,17 @@ def array_specs(specs: Mapping[str, ParamSpec]) -> dict[str, ArraySpec]:
     """Return the arrays that hold these parameters, by path."""
     members: dict[str, dict[str, ParamSpec]] = {}
     for path, spec in specs.items():
-        members.setdefault(spec.place.array if spec.place else path, {})[path] = spec
+        members.setdefault(spec.segment.array if spec.segment else path, {})[path] = spec
     return {path: _array(params) for path, params in members.items()}
 
 
 def _array(params: Mapping[str, ParamSpec]) -> ArraySpec:
     first = next(iter(params.values()))
     shape, axes = first.shape, first.axes
-    if first.place:
+    if first.segment:
         lead = int(first.stacked)
         rows = sum(spec.rows for spec in params.values())
-        shape = (*shape[:lead], first.place.num_shards, rows, *shape[lead + 1 :])
+        shape = (*shape[:lead], first.segment.num_shards, rows, *shape[lead + 1 :])
         axes = (*axes[:lead], "shards", "rows", *axes[lead + 1 :])
     return ArraySpec(shape, first.dtype, axes, params, first.quantized_inputs)
 
@@ -285,7 +285,7 @@ class _Param(NamedTuple):
     shape: tuple[int, ...]
     dtype: Any
     axes: tuple[str, ...]
-    place: Place | None
+    segment: Segment | None
     num_inputs: int
 
 
@@ -299,10 +299,10 @@ def _params(state: nnx.State) -> Iterator[tuple[str, _Param]]:
             continue
         start, num_shards = 0, metadata["num_shards"]
         for part in metadata["parts"]:
-            place = Place(path, num_shards, start)
+            segment = Segment(path, num_shards, start)
             owner = path.rpartition(".")[0]
             own_shape, own_axes = (part.size, *shape[2:]), (part.axis, *axes[2:])
-            yield f"{owner}.{part.name}", _Param(own_shape, variable.dtype, own_axes, place, num_inputs)
+            yield f"{owner}.{part.name}", _Param(own_shape, variable.dtype, own_axes, segment, num_inputs)
             start += part.size // num_shards
 
 
@@ -319,14 +319,14 @@ def _spec(param: _Param, source: str, layout: str, kv_repeats: int, *, quantizes
         layout=layout,
         hf_shape=_hf_shape(layout, once),
         repeats=repeats,
-        place=param.place,
+        segment=param.segment,
         quantized_inputs=param.num_inputs if quantizes else 0,
     )
 
 
 def _within(owner: str, spec: ParamSpec) -> ParamSpec:
     """Return the spec with its array's path continued upwards."""
-    return replace(spec, place=spec.place._replace(array=f"{owner}.{spec.place.array}")) if spec.place else spec
+    return replace(spec, segment=spec.segment._replace(array=f"{owner}.{spec.segment.array}")) if spec.segment else spec
 
 
 def _stack(specs: list[ParamSpec]) -> ParamSpec:

@@ -41,7 +41,7 @@ class EngineCore:
         self._in_flight: RunningStep | None = None
         self._compiling: dict[str, EngineCoreRequest] = {}
         """The requests whose grammar is being compiled, in order of arrival."""
-        self._held: set[str] = set()
+        self._late: set[str] = set()
         """The requests that sat out the last plan because their masks were late."""
         self._ended: list[EngineCoreOutput] = []
         """The ends that came between steps, for the next one to report."""
@@ -156,8 +156,8 @@ class EngineCore:
     def _launch(self) -> RunningStep | None:
         if self._runner is None:
             return None
-        self._held = self._masks.late(MASK_WAIT)
-        plan = self._scheduler.plan(self._held)
+        self._late = self._masks.late(MASK_WAIT)
+        plan = self._scheduler.plan(self._late)
         if plan is None:
             return None
         row = self._masks.row
@@ -209,7 +209,7 @@ class EngineCore:
 
     def _rest(self) -> None:
         """Wait for a grammar or a mask where nothing could be planned; raise if that cannot be why."""
-        if self._compiling or self._held:
+        if self._compiling or self._late:
             self._masks.wait(COMPILE_WAIT)
         elif self._scheduler.has_unfinished_requests():
             raise RuntimeError("the scheduler has requests and plans nothing: this is a bug in jaxllm")

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from jax.stages import Lowered
 
 from jaxllm.models import LayerLoop
-from jaxllm.models.model import ArraySpec, Model, array_specs, held, unflatten
+from jaxllm.models.model import ArraySpec, Model, array_specs, stored, unflatten
 from jaxllm.sampling.inputs import RareRules
 from jaxllm.sampling.logprobs import fill_logprobs
 from jaxllm.sampling.processors import LogitsProcessor, extra_args
@@ -292,7 +292,7 @@ class StepCompiler:
             return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=param_sharding(self.mesh, spec))
 
         arrays = array_specs(self.model.param_specs())
-        return unflatten({path: jax.tree.map(placed_spec, held(spec)) for path, spec in arrays.items()})
+        return unflatten({path: jax.tree.map(placed_spec, stored(spec)) for path, spec in arrays.items()})
 
 
 def describe(key: ProgramKey) -> str:

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.model import ArraySpec, ParamSpec, held
+from jaxllm.models.model import ArraySpec, ParamSpec, stored
 
 type Device = Any
 """A jax.Device, which type checkers cannot see."""
@@ -129,7 +129,7 @@ def param_bytes(mesh: Mesh, specs: Mapping[str, ParamSpec]) -> int:
     return sum(
         prod(param_sharding(mesh, array).shard_shape(array.shape)) * np.dtype(array.dtype).itemsize
         for spec in specs.values()
-        for array in jax.tree.leaves(held(spec))
+        for array in jax.tree.leaves(stored(spec))
     )
 
 

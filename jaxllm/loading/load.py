@@ -19,7 +19,7 @@ from tqdm import tqdm
 from jaxllm.loading.checkpoint import Checkpoint
 from jaxllm.loading.layout import Index, parse_layout, write_tensor
 from jaxllm.loading.names import check_names
-from jaxllm.models.model import KV_HEADS, array_specs, held, unflatten
+from jaxllm.models.model import KV_HEADS, array_specs, stored, unflatten
 from jaxllm.models.quantization import quantize
 
 if TYPE_CHECKING:
@@ -123,10 +123,10 @@ def _fill_random(table: np.ndarray, array: ArraySpec, layer: int, pieces: Sequen
 
 def _own(spec: ParamSpec, pieces: Sequence[_Piece]) -> Iterator[_Piece]:
     """Return what pieces of an array's layer have of one of its parameters, as pieces of that."""
-    if spec.place is None:
+    if spec.segment is None:
         yield from pieces
         return
-    start, rows = spec.place.start, spec.rows
+    start, rows = spec.segment.start, spec.rows
     for piece in pieces:
         for view, shard in zip(piece.array, range(*piece.bounds[0]), strict=True):
             yield _Piece(view[start : start + rows], ((shard * rows, (shard + 1) * rows), *piece.bounds[2:]))
@@ -168,14 +168,14 @@ def _place(array: ArraySpec, dtype: Any, sharding: jax.sharding.Sharding | None,
     placed = _assemble(array.shape, sharding, pieces)
     if not array.quantized_inputs:
         return placed
-    shardings = _shardings(held(array), sharding)
+    shardings = _shardings(stored(array), sharding)
     return jax.jit(quantize, static_argnums=1, out_shardings=shardings)(placed, array.quantized_inputs)
 
 
 def _place_by_layer(array: ArraySpec, dtype: np.dtype, sharding: jax.sharding.Sharding, fill: Fill) -> Any:
     """Allocate what is held of the array on the devices, and bring its layers there one by one."""
     layer_shape, layer_sharding = array.shape[1:], _of_axes(sharding, 1, None)
-    specs = held(replace(array, dtype=dtype))
+    specs = stored(replace(array, dtype=dtype))
     shardings = _shardings(specs, sharding)
 
     def read(layer: int) -> jax.Array:

@@ -157,14 +157,14 @@ class Scheduler:
 
     # -- plan ----------------------------------------------------------------------------------------------------------
 
-    def plan(self, held: Collection[str] = ()) -> StepPlan | None:
+    def plan(self, late: Collection[str] = ()) -> StepPlan | None:
         """Return the next step, or None if nothing can run now; in_flight: the uncommitted plans, oldest first.
 
-        Requests in `held` sit this step out.
+        Requests in `late` sit this step out.
         """
         draft = StepDraft(self.config, tally(self._in_flight.values()), self._slots.by_request)
-        if self._plan_running(draft, held):
-            self._plan_waiting(draft, held)
+        if self._plan_running(draft, late):
+            self._plan_waiting(draft, late)
         finished = draft.finish(self._counters.num_steps)
         if finished is None:
             return None
@@ -184,14 +184,14 @@ class Scheduler:
         num_held = sum(in_flight.get(request, NOTHING_IN_FLIGHT).num_sampled > 0 for request in waiting)
         return 2 * num_held > len(self._running)
 
-    def _plan_running(self, draft: StepDraft, held: Collection[str]) -> bool:
+    def _plan_running(self, draft: StepDraft, late: Collection[str]) -> bool:
         """Give running requests their tokens, in order; say whether there is room for others."""
         running, max_model_len = self._running, self.config.max_model_len
         index = 0
         while index < len(running):  # preemption shortens it
             request = running[index]
             index += 1
-            if request.request_id in held:
+            if request.request_id in late:
                 continue
             ahead = draft.in_flight.get(request, NOTHING_IN_FLIGHT)
             num_tokens = len(request.token_ids) + ahead.num_sampled
@@ -238,13 +238,13 @@ class Scheduler:
         request.num_preemptions += 1
         self._counters.num_preemptions += 1
 
-    def _plan_waiting(self, draft: StepDraft, held: Collection[str]) -> None:
+    def _plan_waiting(self, draft: StepDraft, late: Collection[str]) -> None:
         """Admit waiting requests, in order, while the step, sequence slots and blocks have room."""
         while not draft.is_spent and len(self._running) < self.config.max_num_seqs:
             request = self._waiting.peek()
             if request is None:
                 break
-            if request.request_id in held or self._waits_for_donor(request, draft):
+            if request.request_id in late or self._waits_for_donor(request, draft):
                 self._waiting.set_aside()
                 continue
             hit = self._find_prefix(request, draft)

@@ -29,9 +29,9 @@ class RecordingScheduler(Scheduler):
         self.in_flight: tuple[StepPlan, ...] = ()
         self.before_plan: Callable[[], None] = lambda: None
 
-    def plan(self, held: Collection[str] = ()) -> StepPlan | None:
+    def plan(self, late: Collection[str] = ()) -> StepPlan | None:
         self.before_plan()
-        plan = super().plan(held)
+        plan = super().plan(late)
         if plan is not None:
             self.plans.append(plan)
             self.in_flight += (plan,)

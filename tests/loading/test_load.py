@@ -20,7 +20,7 @@ from jaxllm.loading import load
 from jaxllm.loading.layout import parse_layout, write_tensor
 from jaxllm.loading.load import check_names, init_dummy, load_params
 from jaxllm.loading.open import open_checkpoint
-from jaxllm.models.model import ParamSpec, Place
+from jaxllm.models.model import ParamSpec, Segment
 from jaxllm.models.quantization import Quantized, quantize
 from tests.loading.files import spec, write_folder
 
@@ -295,7 +295,7 @@ def test_parameters_in_one_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         names, layout = [f"{layer}.{name}" for layer in layers], f"({name} h) d -> {name} h d"
         made = spec((*lead, heads, H, D), names, layout, hf[f"0.{name}"].shape, stacked=stacked, dtype=np.float32)
         axes = (*made.axes[: len(lead)], axis, "head_dim", "embed")
-        return dataclasses.replace(made, axes=axes, place=Place("a.qk", 2, start))
+        return dataclasses.replace(made, axes=axes, segment=Segment("a.qk", 2, start))
 
     params = {"a.q": part("q", 4, "heads", 0), "a.k": dataclasses.replace(part("k", 2, "kv_heads", 2), repeats=2)}
     found = np.asarray(load_params(params, checkpoint)["a"]["qk"])
@@ -304,7 +304,7 @@ def test_parameters_in_one_array(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         q, k = hf[f"{layer}.q"].reshape(4, H, D), hf[f"{layer}.k"].reshape(1, H, D)
         expected = np.stack([np.concatenate([q[:2], k]), np.concatenate([q[2:], k])])
         np.testing.assert_array_equal(found[layer] if stacked else found, expected)
-    apart = {path: dataclasses.replace(spec, place=None) for path, spec in params.items()}
+    apart = {path: dataclasses.replace(spec, segment=None) for path, spec in params.items()}
     together, alone = init_dummy(params, 0)["a"]["qk"], init_dummy(apart, 0)["a"]
     shards = zip(*(np.split(np.asarray(alone[name]), 2, axis=len(lead)) for name in "qk"), strict=True)
     expected = np.stack([np.concatenate(shard, axis=len(lead)) for shard in shards], axis=len(lead))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxllm.models import LayerLoop, Model
-from jaxllm.models.model import array_specs, held
+from jaxllm.models.model import array_specs, stored
 from jaxllm.models.quantization import Quantized, quantize
 from tests.models.running import Runner, build_model, load
 from tests.models.tiny import CASES, read_goldens, read_tensors
@@ -59,7 +59,7 @@ def test_only_matrices_are_quantized(case: str) -> None:
     for path, spec in model.param_specs(read_tensors(case)).items():
         assert (spec.quantized_inputs > 0) == (len(spec.hf_shape) == 2), path
     for array in array_specs(model.param_specs()).values():
-        leaves = jax.tree.leaves(held(array))
+        leaves = jax.tree.leaves(stored(array))
         if array.quantized_inputs:
             assert [leaf.dtype for leaf in leaves] == [np.int8, np.float32]
             assert leaves[1].shape == array.shape[: -array.quantized_inputs]

@@ -354,6 +354,6 @@ def test_held_requests_sit_out(policy: str):
     simulation.add(make_request("c", 3))
     simulation.add(make_request("d", 2))
     scheduler = simulation.scheduler
-    plan = scheduler.plan(held={"a", "c", "unknown"})
+    plan = scheduler.plan(late={"a", "c", "unknown"})
     assert shape(plan) == [("b", 4, 1), ("d", 0, 2)]
     assert scheduler.status_of("c") is RequestStatus.WAITING
