@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test.sh [PYTEST ARGUMENTS]: lint, types, the attention kernels through the TPU's compiler, and tests, in the environment that
-# quickstart.sh makes plus the test extras.
+# test.sh [--all] [PYTEST ARGUMENTS]: lint, types and tests, in the environment that quickstart.sh makes plus the test extras.
+# Checks that take long run when what they guard has changed (scripts/guarded.py); with --all, for a nightly run, always.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/lib.sh
@@ -29,7 +29,15 @@ compile_tpu_kernels() {
 }
 
 ensure_env test
-failed=0
+failed=0 all=0
+[ "${1:-}" != --all ] || { all=1; shift; }
+must_run() { [ "$all" = 1 ] || .venv/bin/python scripts/guarded.py changed "$1"; }
+guarded() { # CHECK COMMAND...: run a check that has to, and record that it passed
+  local check=$1
+  shift
+  "$@" && .venv/bin/python scripts/guarded.py record "$check"
+}
+
 part "model files" fetch_models
 part "ruff check" .venv/bin/ruff check . || failed=1
 part "ruff format" .venv/bin/ruff format --check . || failed=1
@@ -37,15 +45,25 @@ part "ruff format" .venv/bin/ruff format --check . || failed=1
 types_log=$(mktemp) tpu_log=$(mktemp)
 .venv/bin/pyright --warnings >"$types_log" 2>&1 &
 types=$!
-compile_tpu_kernels >"$tpu_log" 2>&1 &
-kernels=$!
+kernels=
+if must_run tpu_compiler; then
+  compile_tpu_kernels >"$tpu_log" 2>&1 &
+  kernels=$!
+fi
+run_pytest() { .venv/bin/python -m pytest --durations=15 --numprocesses 2 --dist worksteal "$@"; }
 # The interpreter of GPU kernels waits for ever with the two threads that XLA has on two cores: NPROC gives it more.
-run_pytest() { .venv/bin/python -m pytest --durations=15 --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@"; }
 run_gpu_interpreter() { NPROC=8 run_pytest "$@"; }
 gpu_tests=(tests/pallas_kernels/test_gpu_{decode,prefill,write}.py)
+golden_tests=(tests/models/test_goldens_notice.py)
 if [ $# = 0 ]; then
-  part "pytest, GPU interpreter" run_gpu_interpreter "${gpu_tests[@]}" || failed=1
-  part "pytest" run_pytest "${gpu_tests[@]/#/--ignore=}" || failed=1
+  if must_run gpu_interpreter; then
+    part "pytest, GPU interpreter" guarded gpu_interpreter run_gpu_interpreter "${gpu_tests[@]}" || failed=1
+  fi
+  if must_run goldens_notice; then
+    part "pytest, goldens" guarded goldens_notice run_pytest "${golden_tests[@]}" || failed=1
+  fi
+  apart=("${gpu_tests[@]}" "${golden_tests[@]}")
+  part "pytest" run_pytest "${apart[@]/#/--ignore=}" || failed=1
 elif [[ "$*" == *pallas_kernels* ]]; then
   part "pytest" run_gpu_interpreter "$@" || failed=1
 else
@@ -60,7 +78,7 @@ finish() { # PROCESS LOG: wait for what runs beside, and show what it said
   return "$status"
 }
 part "pyright" finish "$types" "$types_log" || failed=1
-part "TPU kernels" finish "$kernels" "$tpu_log" || failed=1
+[ -z "$kernels" ] || part "TPU kernels" guarded tpu_compiler finish "$kernels" "$tpu_log" || failed=1
 
 for line in "${report[@]}" "in all: $SECONDS s"; do say "$line"; done
 exit "$failed"

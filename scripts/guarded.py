@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""Say whether what a slow check guards has changed since the check last passed.
+
+    scripts/guarded.py changed CHECK    exits with 0 if CHECK has to run, with 1 if it has passed on the same sources
+    scripts/guarded.py record CHECK     keeps in tests/guarded.json that CHECK passed on the sources as they are
+
+`scripts/test.sh` runs a slow check only when it has to, and records it when it passes: commit tests/guarded.json with
+the change. `scripts/test.sh --all` runs every check. Python files count by their syntax, without comments and docstrings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """What a check guards: files by pattern, and packages by the version that requirements.lock gives them."""
+
+    files: tuple[str, ...]
+    packages: tuple[str, ...]
+
+
+CHECKS = {
+    "gpu_interpreter": Guarded(
+        files=(
+            "pallas_kernels/paged_attention/*.py",
+            "pallas_kernels/paged_attention/gpu/**/*.py",
+            "tests/pallas_kernels/test_gpu_*.py",
+            "tests/pallas_kernels/conftest.py",
+            "tests/pallas_kernels/gpu.py",
+            "tests/pallas_kernels/steps.py",
+        ),
+        packages=("jax", "jaxlib", "ml_dtypes", "numpy"),
+    ),
+    "tpu_compiler": Guarded(
+        files=(
+            "pallas_kernels/paged_attention/*.py",
+            "pallas_kernels/paged_attention/tpu/**/*.py",
+            "scripts/compile_tpu_kernels.py",
+            "scripts/lib.sh",
+        ),
+        packages=("jax", "jaxlib"),
+    ),
+    "goldens_notice": Guarded(
+        files=(
+            "tests/data/tiny/**/*",
+            "tests/models/test_goldens_notice.py",
+            "tests/models/tiny.py",
+        ),
+        packages=(),
+    ),
+}
+
+
+def digest(guarded: Guarded, root: Path = ROOT) -> str:
+    """Return the digest of the files that a check guards and of its packages' versions."""
+    total = hashlib.sha256()
+    for pattern in guarded.files:
+        paths = sorted(path for path in root.glob(pattern) if path.is_file())
+        if not paths:
+            raise FileNotFoundError(f"{pattern} matches no file under {root}")
+        for path in paths:
+            total.update(f"{path.relative_to(root).as_posix()}\n".encode() + content(path) + b"\n")
+    lock = (root / "requirements.lock").read_text()
+    for package in guarded.packages:
+        pin = re.search(rf"(?mi)^{re.escape(package)}==\S+$", lock)
+        if pin is None:
+            raise LookupError(f"requirements.lock does not pin {package}")
+        total.update(pin.group().encode() + b"\n")
+    return total.hexdigest()
+
+
+def content(path: Path) -> bytes:
+    """Return a file's bytes; of a Python file its syntax tree, without docstrings and comments."""
+    if path.suffix != ".py":
+        return path.read_bytes()
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [each for each in node.body if not is_string(each)]
+    return ast.dump(tree).encode()
+
+
+def is_string(node: ast.stmt) -> bool:
+    """Say whether a statement is a string by itself: a docstring of a module, class, function or attribute."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def read_record(root: Path = ROOT) -> dict[str, str]:
+    """Return each check's digest when it last passed."""
+    path = root / "tests" / "guarded.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def has_changed(check: str, root: Path = ROOT) -> bool:
+    """Say whether a check has to run."""
+    return read_record(root).get(check) != digest(CHECKS[check], root)
+
+
+def record(check: str, root: Path = ROOT) -> None:
+    """Keep that a check passed on the sources as they are."""
+    passed = read_record(root) | {check: digest(CHECKS[check], root)}
+    (root / "tests" / "guarded.json").write_text(json.dumps(passed, indent=2, sort_keys=True) + "\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=["changed", "record"])
+    parser.add_argument("check", choices=sorted(CHECKS))
+    arguments = parser.parse_args()
+    if arguments.action == "record":
+        record(arguments.check)
+        return 0
+    return 0 if has_changed(arguments.check) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
