@@ -5,7 +5,7 @@
     scripts/guarded.py record CHECK     keeps in tests/guarded.json that CHECK passed on the sources as they are
 
 `scripts/test.sh` runs a slow check only when it has to, and records it when it passes: commit tests/guarded.json with
-the change. `scripts/test.sh --all` runs every check. Python files count by their syntax, without comments and docstrings.
+the change; `scripts/test.sh --all` runs every check. Python files count by syntax, without comments and docstrings.
 """
 
 from __future__ import annotations
@@ -31,14 +31,22 @@ class Guarded:
 
 
 CHECKS = {
-    "gpu_interpreter": Guarded(
+    # Kernels in their interpreters, by themselves and in the engine.
+    "interpreters": Guarded(
         files=(
             "pallas_kernels/paged_attention/*.py",
             "pallas_kernels/paged_attention/gpu/**/*.py",
+            "pallas_kernels/paged_attention/tpu/**/*.py",
+            "jaxllm/execution/step.py",
+            "models/layers.py",
+            "models/model.py",
             "tests/pallas_kernels/test_gpu_*.py",
+            "tests/pallas_kernels/test_tpu_kernel.py",
             "tests/pallas_kernels/conftest.py",
             "tests/pallas_kernels/gpu.py",
             "tests/pallas_kernels/steps.py",
+            "tests/e2e/test_kernels.py",
+            "tests/e2e/kernel_runs.py",
         ),
         packages=("jax", "jaxlib", "ml_dtypes", "numpy"),
     ),

@@ -7,10 +7,7 @@ Without it some bit differs, so these tests can fail.
 from __future__ import annotations
 
 import random
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -19,7 +16,7 @@ import pytest
 from jaxllm import LLM, RequestOutput, SamplingParams
 from jaxllm.logprobs import Logprob
 from jaxllm.sampling_params import StructuredOutputsParams
-from tests.e2e.tiny_engine import CONTEXT, NUM_LOGPROBS, Job, RecordingScheduler, run_together, tiny_llm
+from tests.e2e.tiny_engine import CONTEXT, NUM_LOGPROBS, Job, RecordingScheduler, limited, run_together, tiny_llm
 from tests.e2e.tiny_tokenizer import save_tokenizer
 
 SCHEMA = {
@@ -135,26 +132,6 @@ def run_alone(llm: LLM, jobs: Sequence[Job]) -> list[RequestOutput]:
         assert llm.reset_prefix_cache()
         outputs += run_together(llm, [job])
     return outputs
-
-
-@contextmanager
-def limited(scheduler: RecordingScheduler, budget: int, num_blocks: int | None = None) -> Iterator[None]:
-    """Give steps fewer tokens, and take blocks away; without, prefixes are not cached: that would make chunks fewer.
-
-    Engines of other sizes would do the same with more programs to compile.
-    """
-    config, cache, taken = scheduler.config, scheduler.cache, array("i")
-    scheduler.config = replace(config, max_num_batched_tokens=budget)
-    if num_blocks is None:
-        cache.enable_prefix_caching = False
-    else:
-        taken = cache.pool.take(cache.pool.num_available - num_blocks)
-    try:
-        yield
-    finally:
-        cache.pool.release(taken)
-        cache.enable_prefix_caching = True
-        scheduler.config = config
 
 
 Engine = tuple[LLM, RecordingScheduler]

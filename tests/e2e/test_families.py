@@ -23,7 +23,14 @@ def test_generates_what_hf_does(case: str) -> None:
         enforce_eager=True,
     ) as llm:
         params = [
-            SamplingParams(temperature=0, max_tokens=len(golden.tokens), logprobs=-1, ignore_eos=True, detokenize=False)
+            SamplingParams(
+                temperature=0,
+                max_tokens=len(golden.tokens),
+                logprobs=-1,
+                ignore_eos=True,
+                detokenize=False,
+                prompt_logprobs=None if golden.prompt_logprobs is None else -1,
+            )
             for golden in goldens
         ]
         outputs = llm.generate([{"prompt_token_ids": g.prompt.tolist()} for g in goldens], params, use_tqdm=False)
@@ -35,3 +42,9 @@ def test_generates_what_hf_does(case: str) -> None:
         vocab = range(golden.logprobs.shape[1])
         got = np.array([[step[token].logprob for token in vocab] for step in completion.logprobs])
         np.testing.assert_allclose(got, golden.logprobs, rtol=0, atol=TOLERANCE)
+        if golden.prompt_logprobs is not None:
+            assert output.prompt_logprobs is not None
+            # Row i of the golden is what follows token i; the first token follows nothing.
+            scored = np.array([[step[token].logprob for token in vocab] for step in output.prompt_logprobs[1:] if step])
+            np.testing.assert_allclose(scored, golden.prompt_logprobs[:-1], rtol=0, atol=TOLERANCE)
+    assert any(golden.prompt_logprobs is not None for golden in goldens)

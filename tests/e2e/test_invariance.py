@@ -20,6 +20,7 @@ from tests.e2e.tiny_engine import (
     RecordingScheduler,
     difference,
     differences,
+    limited,
     run_together,
     tiny_llm,
 )
@@ -180,12 +181,11 @@ def test_the_cache_is_reset_under_running_requests(whole: Engine, reference: lis
 
 
 @pytest.mark.parametrize("budget", [CHUNKED_64, CHUNKED_256])
-def test_whole_and_chunked(budget: int, reference: list[RequestOutput]) -> None:
-    # No cached prefixes: they would make chunks fewer.
-    arguments = {"max_num_batched_tokens": budget, "max_num_seqs": 64, "enable_prefix_caching": False}
-    with tiny_llm(CASE, **arguments) as (llm, scheduler):
+def test_whole_and_chunked(budget: int, whole: Engine, reference: list[RequestOutput]) -> None:
+    llm, scheduler = whole
+    with limited(scheduler, budget):
         outputs = run_together(llm, JOBS)
-        chunks = prompt_chunks(scheduler, outputs)
+    chunks = prompt_chunks(scheduler, outputs)
     assert all(chunks[index] >= max(2, len(JOBS[index].prompt) // budget) for index in LONG)
     assert differences(reference, outputs) == {}
 
