@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from types import MappingProxyType
 
@@ -21,38 +22,50 @@ BUILT_IN = MappingProxyType(
     }
 )
 
-# The one place that outside code extends, hence the mutable state.
-_registered: dict[str, Family] = {}
+
+class Registry:
+    """The families by architecture: the built-in ones, and those that users add."""
+
+    def __init__(self, built_in: Mapping[str, str]) -> None:
+        self._built_in = built_in
+        self._added: dict[str, Family] = {}
+
+    def get_family(self, architecture: str) -> Family:
+        """Return the family of an HF architecture name; an unknown name raises ValueError that lists the known ones."""
+        if architecture in self._added:
+            return self._added[architecture]
+        if architecture not in self._built_in:
+            known = ", ".join(self.supported_architectures())
+            raise ValueError(
+                f"architecture {architecture!r} is not supported; there are {known} (register_model adds one)"
+            )
+        module, attribute = self._built_in[architecture].split(":")
+        return getattr(import_module(f".{module}", __package__), attribute)
+
+    def is_built_in(self, architecture: str) -> bool:
+        """Say whether an architecture's family is ours, and no other was registered in its place."""
+        return architecture in self._built_in and architecture not in self._added
+
+    def register_model(self, architecture: str, family: Family) -> None:
+        """Add an architecture, or replace one; TypeError or ValueError if it is no Family, or names no embedding.
+
+        `architecture` is what a config.json says; the family's own config function may name another one.
+        """
+        if not isinstance(family, Family):
+            raise TypeError(f"register_model({architecture!r}): expected a Family, got {type(family).__name__}")
+        if "embed.table" not in family.names:
+            raise ValueError(f"register_model({architecture!r}): the family's names lack 'embed.table'")
+        self._added[architecture] = family
+
+    def supported_architectures(self) -> tuple[str, ...]:
+        """Return all architecture names that `get_family` knows, sorted."""
+        return tuple(sorted({*self._built_in, *self._added}))
 
 
-def get_family(architecture: str) -> Family:
-    """Return the family of an HF architecture name; an unknown name raises ValueError that lists the known ones."""
-    if architecture in _registered:
-        return _registered[architecture]
-    if architecture not in BUILT_IN:
-        known = ", ".join(supported_architectures())
-        raise ValueError(f"architecture {architecture!r} is not supported; there are {known} (register_model adds one)")
-    module, attribute = BUILT_IN[architecture].split(":")
-    return getattr(import_module(f".{module}", __package__), attribute)
+REGISTRY = Registry(BUILT_IN)
+"""The process's: users add a family before they make an engine, so no engine can own it."""
 
-
-def is_built_in(architecture: str) -> bool:
-    """Say whether an architecture's family is ours, and no other was registered in its place."""
-    return architecture in BUILT_IN and architecture not in _registered
-
-
-def register_model(architecture: str, family: Family) -> None:
-    """Add an architecture, or replace one; TypeError or ValueError if it is no Family, or does not name the embedding.
-
-    `architecture` is what a config.json says; the family's own config function may name another one.
-    """
-    if not isinstance(family, Family):
-        raise TypeError(f"register_model({architecture!r}): expected a Family, got {type(family).__name__}")
-    if "embed.table" not in family.names:
-        raise ValueError(f"register_model({architecture!r}): the family's names lack 'embed.table'")
-    _registered[architecture] = family
-
-
-def supported_architectures() -> tuple[str, ...]:
-    """Return all architecture names that `get_family` knows, sorted."""
-    return tuple(sorted({*BUILT_IN, *_registered}))
+get_family = REGISTRY.get_family
+is_built_in = REGISTRY.is_built_in
+register_model = REGISTRY.register_model
+supported_architectures = REGISTRY.supported_architectures

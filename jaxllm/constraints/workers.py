@@ -31,23 +31,43 @@ class _Call(NamedTuple):
 
 type _Calls = queue.SimpleQueue[_Call | None]
 
-_CALLS: weakref.WeakKeyDictionary[threading.Thread, _Calls] = weakref.WeakKeyDictionary()
-"""What each thread, the supervisors too, has to do."""
+
+class _Threads:
+    """The threads of this process that run calls, the supervisors too, with what each has to do.
+
+    They may outlive whoever started them, as late calls do, and must all be ended before Python ends.
+    """
+
+    def __init__(self) -> None:
+        self.calls: weakref.WeakKeyDictionary[threading.Thread, _Calls] = weakref.WeakKeyDictionary()
+        atexit.register(self._end)
+
+    def start(self, thread: threading.Thread, calls: _Calls, stack: str) -> None:
+        """Start a thread that does `calls`. Raises RuntimeError, saying what to change, if none can be started."""
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError) as error:
+            message = (
+                f"no thread with {stack} can be started ({error}); raise this process's limits of memory and threads"
+            )
+            raise RuntimeError(message) from error
+        self.calls[thread] = calls
+
+    def _end(self) -> None:
+        """Let calls end before Python does: a thread that comes back from Rust later than that crashes the process."""
+        threads = list(self.calls.items())
+        for _, calls in threads:
+            with suppress(queue.Empty):
+                while True:
+                    if (call := calls.get_nowait()) is not None:
+                        call.future.set_exception(RuntimeError("Python is ending"))
+            calls.put(None)
+        deadline = time.monotonic() + _EXIT_SECONDS
+        for thread, _ in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
-@atexit.register
-def _end_all() -> None:
-    """Let calls end before Python does: a thread that comes back from Rust later than that crashes the process."""
-    threads = list(_CALLS.items())
-    for _, calls in threads:
-        with suppress(queue.Empty):
-            while True:
-                if (call := calls.get_nowait()) is not None:
-                    call.future.set_exception(RuntimeError("Python is ending"))
-        calls.put(None)
-    deadline = time.monotonic() + _EXIT_SECONDS
-    for thread, _ in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+_THREADS = _Threads()
 
 
 class BigStackThread:
@@ -59,7 +79,7 @@ class BigStackThread:
         with _STACK_SIZE_LOCK:
             before = threading.stack_size(STACK_BYTES)
             try:
-                _start(self.thread, self._calls, f"a stack of {STACK_BYTES >> 20} MiB")
+                _THREADS.start(self.thread, self._calls, f"a stack of {STACK_BYTES >> 20} MiB")
             finally:
                 threading.stack_size(before)
         weakref.finalize(self, self._calls.put, None)
@@ -81,7 +101,7 @@ class DeadlineThread:
     def __init__(self, name: str) -> None:
         self._calls: _Calls = queue.SimpleQueue()
         thread = threading.Thread(target=_supervise, args=(self._calls, name), name=f"{name}-deadlines", daemon=True)
-        _start(thread, self._calls, "an ordinary stack")
+        _THREADS.start(thread, self._calls, "an ordinary stack")
         weakref.finalize(self, self._calls.put, None)
 
     def submit[T](self, run: Callable[[], T], seconds: float, late: str) -> Future[T]:
@@ -89,16 +109,6 @@ class DeadlineThread:
         future = _running_future()
         self._calls.put(_Call(run, future, seconds, late))
         return future
-
-
-def _start(thread: threading.Thread, calls: _Calls, stack: str) -> None:
-    """Start a thread that does `calls`. Raises RuntimeError, saying what to change, if none can be started."""
-    try:
-        thread.start()
-    except (RuntimeError, MemoryError) as error:
-        message = f"no thread with {stack} can be started ({error}); raise this process's limits of memory and threads"
-        raise RuntimeError(message) from error
-    _CALLS[thread] = calls
 
 
 def _running_future() -> Future[Any]:

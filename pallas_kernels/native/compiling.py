@@ -66,7 +66,7 @@ _lock = threading.Lock()
 _registry = functools.cache(_Registry)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=16)  # asked for while kernels are written
 def has_feature(name: str) -> bool:
     """Say whether the processor has instructions, by LLVM's name for them."""
     return llvm.get_host_cpu_features().get(name, False)

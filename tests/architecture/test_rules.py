@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 
+from tests.architecture.module_state import find_module_state
 from tests.architecture.sources import ROOT, Source, is_function, product
 
 MAX_FILE_LINES = {"jaxllm": 400, "models": 400, "pallas_kernels": 900}
@@ -106,14 +107,55 @@ def test_docstrings_make_sense_alone():
 
 
 def test_no_mutable_state_in_modules():
-    """What changes lives in an object, so there is no `global` statement."""
-    found = [
-        f"{source.where}:{node.lineno}"
-        for source in SOURCES
-        for node in ast.walk(source.tree)
-        if isinstance(node, ast.Global)
-    ]
+    """What changes lives in an object."""
+    found = [f"{source.where}:{line} {name}" for source in SOURCES for line, name in find_module_state(source.tree)]
     assert not found
+
+
+STATE = """
+from collections import defaultdict
+from functools import cache, lru_cache
+from itertools import count
+TABLE, NAMES = {}, [name for name in "ab"]
+BY_NAME: dict[str, int] = defaultdict(int)
+NUMBERS = count()
+FIXED = {"a": 1}
+OWNER = Owner(FIXED)
+if TABLE is not None:
+    SEEN = set[int]()
+TABLE["at import"] = 1
+def subscript(): TABLE["a"] = 1
+def delete(): del TABLE["a"]
+def augment(): BY_NAME["a"] += 1
+def nested(): TABLE["a"].names.append(1)
+def method(): return lambda: SEEN.add(1)
+class Class:
+    def method(self): NAMES.sort()
+def number(): return next(NUMBERS)
+def attribute(): subscript.calls = 1
+def by_name(): setattr(OWNER, "calls", 1)
+def declared():
+    global NAMES
+    NAMES = []
+@cache
+def kept(a): return a
+@lru_cache(maxsize=None)
+def kept_too(*a): return a
+def reads(name): return FIXED[name], FIXED.get(name), sorted(TABLE), OWNER.add(name)
+def local():
+    TABLE = {}
+    TABLE["a"] = 1
+    def inner(NAMES): TABLE.update(NAMES.pop())
+@cache
+def once(): return Owner()
+@lru_cache(maxsize=9)
+def few(a): return a
+"""
+
+
+def test_mutable_state_is_found():
+    names = " ".join(name for _, name in find_module_state(ast.parse(STATE)))
+    assert names == "TABLE TABLE BY_NAME TABLE SEEN NAMES NUMBERS subscript OWNER NAMES kept kept_too"
 
 
 def test_every_folder_of_modules_is_a_package():

@@ -60,13 +60,15 @@ def test_nobody_waits_for_a_thread_that_cannot_start(smollm2_path: str, monkeypa
         start(thread)
 
     compiler, params = make_compiler(smollm2_path), StructuredOutputsParams(regex="a")
-    before = list(workers._CALLS)
+    before = list(workers._THREADS.calls)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", fail)
         for _ in range(2):
             with pytest.raises(VLLMValidationError, match="limits of memory and threads"):
                 compiler.check(params, 60)
-        assert all(thread in before or thread.is_alive() for thread in workers._CALLS), "the exit could not join it"
+        assert all(thread in before or thread.is_alive() for thread in workers._THREADS.calls), (
+            "the exit could not join it"
+        )
     compiler.check(params)
 
 

@@ -275,7 +275,7 @@ def test_an_engine_keeps_what_comes_from_our_code_alone(
     if outside == "processor":
         settings = {"logits_processors": [processor]}
     if outside == "family":
-        monkeypatch.setitem(registry._registered, "LlamaForCausalLM", registry.get_family("LlamaForCausalLM"))
+        monkeypatch.setitem(registry.REGISTRY._added, "LlamaForCausalLM", registry.get_family("LlamaForCausalLM"))
     if outside == "disabled":
         monkeypatch.setattr(type(jax.config), "jax_enable_compilation_cache", False)
     config = EngineArgs(model=str(folder("llama3_tied")), **settings).create_engine_config()

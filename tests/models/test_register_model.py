@@ -87,7 +87,7 @@ def write_their_checkpoint(folder: Path) -> Path:
 
 
 def test_an_architecture_from_outside_generates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(registry.REGISTRY, "_added", {})
     monkeypatch.setattr(TheirLayer, "num_calls", 0)
     register_model("TheirForCausalLM", THEIR_FAMILY)
     golden = read_goldens(SOURCE)[0]

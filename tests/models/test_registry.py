@@ -21,7 +21,7 @@ def test_every_registered_name_loads(architecture: str) -> None:
 
 
 def test_register_model_adds_and_replaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(registry.REGISTRY, "_added", {})
     family = replace(LLAMA)
     register_model("MyForCausalLM", family)
     register_model("LlamaForCausalLM", family)
