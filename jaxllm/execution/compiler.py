@@ -153,7 +153,7 @@ class StepCompiler:
         return placed(type(local)(*whole), pool_sharding(self.mesh))
 
     def counts_spec(self) -> jax.ShapeDtypeStruct:
-        """Return shape and dtype of the token counts: a row for those that count nothing, and one per slot."""
+        """Return shape and dtype of the token counts: a row for those that count nothing, and one per sequence."""
         return self._replicated((self.config.max_num_seqs + 1, self.model.config.vocab_size), jnp.uint16)
 
     def tokens_spec(self) -> jax.ShapeDtypeStruct:

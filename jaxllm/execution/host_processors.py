@@ -50,7 +50,7 @@ class HostProcessors:
         self._first = [each for each, is_last in zip(self._all, invariant, strict=True) if not is_last]
         self._last = [each for each, is_last in zip(self._all, invariant, strict=True) if is_last]
         self._running: dict[int, _Request] = {}
-        """The running requests by their slots in the token counts, which no two share and others take later."""
+        """The running requests by their rows of the token counts, which no two share and others take later."""
         self._batch: list[_Request] = []
         """The requests of the step in the order of the processors' rows."""
         self._rows = np.zeros(0, np.int64)
@@ -83,12 +83,12 @@ class HostProcessors:
 
     def _request_of(self, chunk: Chunk) -> _Request:
         """Return the request of a chunk, with all output tokens that come before this step."""
-        slot = chunk.slot
-        if slot is None:
-            raise RuntimeError("a request without a slot: this is a bug in jaxllm")
-        if chunk.history is not None:  # it has just got the slot
-            self._running[slot] = _Request(chunk, chunk.history.tolist())
-        request = self._running[slot]
+        row = chunk.count_row
+        if row is None:
+            raise RuntimeError("a request without token counts: this is a bug in jaxllm")
+        if chunk.history is not None:  # it has just got the row
+            self._running[row] = _Request(chunk, chunk.history.tolist())
+        request = self._running[row]
         num_new = chunk.num_output_tokens - len(request.output_ids)
         if num_new > 0:
             request.output_ids += chunk.token_ids[-num_new:].tolist()

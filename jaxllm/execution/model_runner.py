@@ -12,7 +12,7 @@ from jax import Array
 
 from jaxllm.constraints.bits import RowMask
 from jaxllm.sampling.inputs import RareRules
-from jaxllm.sampling.token_counts import count_row
+from jaxllm.sampling.token_counts import count_tokens
 from jaxllm.scheduling.plan import StepPlan, StepResult
 
 from .batch import StepInputs, build
@@ -136,14 +136,14 @@ class ModelRunner:
             self._pool = self.programs.get(Upkeep.COPY_BLOCKS)(self._pool, *pairs)
 
     def _set_counts(self, plan: StepPlan) -> None:
-        """Fill the slots of requests that have just got one."""
+        """Fill the rows of the token counts that requests have just got."""
         vocab_size = self.compiler.model.config.vocab_size
         for chunk in plan.chunks:
-            if chunk.history is None or chunk.slot is None:
+            if chunk.history is None or chunk.count_row is None:
                 continue
-            row_v = count_row(chunk.history, chunk.num_prompt_tokens, vocab_size)
-            index = np.int32(chunk.slot + 1)
-            self._counts = self.programs.get(Upkeep.SET_COUNTS)(self._get_counts(), index, row_v)
+            row_v = count_tokens(chunk.history, chunk.num_prompt_tokens, vocab_size)
+            row = np.int32(chunk.count_row)
+            self._counts = self.programs.get(Upkeep.SET_COUNTS)(self._get_counts(), row, row_v)
 
     def _get_counts(self) -> Array:
         counts = self._counts

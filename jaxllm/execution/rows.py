@@ -102,9 +102,9 @@ def _asked_ids(chunks: Sequence[Chunk]) -> Iterator[list[int] | None]:
 
 def _fill_penalties(rules: Rules, uses: Uses, chunks: Sequence[Chunk]) -> None:
     for row, chunk in enumerate(chunks):
-        if chunk.slot is None or not chunk.samples:
+        if chunk.count_row is None or not chunk.samples:
             continue
-        rules.count_rows_s[row] = chunk.slot + 1  # row 0 is for those that count nothing
+        rules.count_rows_s[row] = chunk.count_row
         params = chunk.params
         rules.presence_s[row] = params.presence_penalty
         rules.frequency_s[row] = params.frequency_penalty

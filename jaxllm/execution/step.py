@@ -30,8 +30,8 @@ class DeviceState(NamedTuple):
 
     kv_pool: KVPool
     counts_cv: Any
-    """Token counts (`sampling.token_counts`): row 0 for those that count nothing, then one per slot. None in
-    plain steps."""
+    """Token counts (`sampling.token_counts`): row 0 for those that count nothing, then one per sequence.
+    None in plain steps."""
 
 
 class StepOutput(NamedTuple):

@@ -17,7 +17,7 @@ MAX_COUNT = 0x7FFF
 IN_PROMPT = 0x8000
 
 
-def count_row(token_ids: Sequence[int] | np.ndarray, num_prompt_tokens: int, vocab_size: int) -> np.ndarray:
+def count_tokens(token_ids: Sequence[int] | np.ndarray, num_prompt_tokens: int, vocab_size: int) -> np.ndarray:
     """Return uint16[v], the counts of a request from all of its tokens."""
     ids = np.asarray(token_ids, np.int64)
     row_v = np.minimum(np.bincount(ids[num_prompt_tokens:], minlength=vocab_size), MAX_COUNT).astype(np.uint16)

@@ -40,7 +40,7 @@ class SchedulerConfig:
     """The rows of a chunk of two tokens or more start at a multiple of this; those left out count for the step's size,
     which is max_num_batched_tokens rounded up to a multiple."""
     tracks_all_tokens: bool = False
-    """True if every request gets a slot of the device's token counts, not just those with penalties."""
+    """True if every request gets a row of the device's token counts, not just those with penalties."""
 
     kv_cache_metrics_sample: float | None = None
     """The part of the blocks whose content is followed from beginning to end; None for no such metrics."""

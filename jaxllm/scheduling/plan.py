@@ -33,10 +33,10 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A number in [0, 2**64)."""
     num_output_tokens: int
     """Outputs before the token that this chunk samples, those in flight counted."""
-    slot: int | None = None
-    """The request's row in the device's token counts, if it needs them."""
+    count_row: int | None = None
+    """The request's row of the device's token counts, if it needs one."""
     history: array[int] | None = None
-    """int32, all tokens of the request when it got its slot; given once, for the slot to be filled."""
+    """int32, all tokens of the request when it got its count_row; given once, for the row to be filled."""
     score_start: int = 0
     """Position of the first prompt token to score."""
     scored_ids: array[int] = msgspec.field(default_factory=lambda: array("i"))

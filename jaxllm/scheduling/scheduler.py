@@ -2,9 +2,9 @@
 some of them computed, and every step closes a part of the gap within one token budget. A new prompt, a chunk of a long
 one, a decode and the return of a preempted request are all this one rule.
 
-`plan` decides and may change the queues, the block tables, the slots and the pool. `commit` alone (and an end from
-outside) changes a request's tokens, its computed count and its end. So a step can be planned while the one before it
-still runs.
+`plan` decides and may change the queues, the block tables, the rows of counts and the pool. `commit` alone (and an end
+from outside) changes a request's tokens, its computed count and its end. So a step can be planned while the one before
+it still runs.
 
 A fork is a request that names a donor, another one with the same beginning. It waits until the donor's prompt is
 planned, then shares its blocks. That is a cache too: what a fork computes never depends on what became of the donor.
@@ -26,7 +26,7 @@ from jaxllm.scheduling.plan import StepPlan, StepResult
 from jaxllm.scheduling.request import Request, RequestStatus, find_end, needs_token_counts
 from jaxllm.scheduling.request_queue import RequestQueue, order_of
 from jaxllm.scheduling.step_draft import NOTHING_IN_FLIGHT, StepDraft, tally
-from jaxllm.scheduling.token_count_slots import TokenCountSlots
+from jaxllm.scheduling.token_count_rows import TokenCountRows
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Scheduler:
         self._waiting = RequestQueue()
         self._running: list[Request] = []
         """The requests with a block table, in the policy's order: the last one is preempted first."""
-        self._slots = TokenCountSlots(self.config.max_num_seqs)
+        self._count_rows = TokenCountRows(self.config.max_num_seqs)
         self._in_flight: dict[int, tuple[StepPlan, list[Request]]] = {}
         """The plans not committed yet with the requests of their rows, by step id, oldest first."""
 
@@ -126,7 +126,7 @@ class Scheduler:
             request.finish_reason = finish_reason
         else:
             request.finish_reason = finish_reason
-            self._slots.release(request)
+            self._count_rows.release(request)
             if finish_reason not in ("abort", "error") and self._is_wanted(request):
                 self.cache.park(request)
             else:
@@ -162,7 +162,7 @@ class Scheduler:
 
         Requests in `late` sit this step out.
         """
-        draft = StepDraft(self.config, tally(self._in_flight.values()), self._slots.by_request)
+        draft = StepDraft(self.config, tally(self._in_flight.values()), self._count_rows.by_request)
         if self._plan_running(draft, late):
             self._plan_waiting(draft, late)
         finished = draft.finish(self._counters.num_steps)
@@ -232,14 +232,14 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         """Take a running request's blocks away and put it back in line; what it computed may still be found."""
         self._running.remove(request)
-        self._slots.release(request)
+        self._count_rows.release(request)
         self.cache.close_table(request)
         self._waiting.push(request)
         request.num_preemptions += 1
         self._counters.num_preemptions += 1
 
     def _plan_waiting(self, draft: StepDraft, late: Collection[str]) -> None:
-        """Admit waiting requests, in order, while the step, sequence slots and blocks have room."""
+        """Admit waiting requests, in order, while the step, its sequences and the blocks have room."""
         while not draft.is_spent and len(self._running) < self.config.max_num_seqs:
             request = self._waiting.peek()
             if request is None:
@@ -306,7 +306,7 @@ class Scheduler:
                 self._counters.num_queried_tokens += request.num_prompt_tokens
                 self._counters.num_hit_tokens += start
         if self.config.tracks_all_tokens or needs_token_counts(request.params):
-            self._slots.take(request)
+            self._count_rows.take(request)
         table = self.cache.open_table(request, hit, start + num_new)
         if hit.copied_block is not None:
             draft.copy(hit.copied_block, table.block_ids[len(hit.block_ids)])
@@ -384,7 +384,7 @@ class Scheduler:
         )
 
     def check(self) -> None:
-        """Assert the laws of queues, slots, tables and pool, recomputed from the live block tables."""
+        """Assert the laws of queues, rows of counts, tables and pool, recomputed from the live block tables."""
         waiting, running = list(self._waiting), self._running
         assert len(waiting) + len(running) == len(self._requests), "a request is lost or in line twice"
         assert {*waiting, *running} == set(self._requests.values()), "the queues hold a stranger"
@@ -392,7 +392,7 @@ class Scheduler:
         assert running == sorted(running, key=attrgetter("order")), "the running requests are out of order"
         assert len(running) <= self.config.max_num_seqs, "too many running requests"
         self._waiting.check()
-        self._slots.check([r for r in running if self.config.tracks_all_tokens or needs_token_counts(r.params)])
+        self._count_rows.check([r for r in running if self.config.tracks_all_tokens or needs_token_counts(r.params)])
         assert all(self._is_wanted(request) for request, _ in self.cache.parked.values()), "parked to no purpose"
         in_flight = tally(self._in_flight.values())
         self.cache.check({r: in_flight.get(r, NOTHING_IN_FLIGHT).num_tokens for r in running})

@@ -46,7 +46,7 @@ class StepDraft:
     """Collect a step's chunks until its tokens or its rows of logits are spent."""
 
     def __init__(
-        self, config: SchedulerConfig, in_flight: Mapping[Request, InFlight], slots: Mapping[Request, int]
+        self, config: SchedulerConfig, in_flight: Mapping[Request, InFlight], count_rows: Mapping[Request, int]
     ) -> None:
         self.in_flight = in_flight
         self.num_tokens = config.max_num_batched_tokens
@@ -63,7 +63,7 @@ class StepDraft:
         """Donors of the forks that this step admits, in order. Their blocks stay until it is planned: a block that is
         copied must not become the target of another copy."""
         self._threshold = config.long_prefill_token_threshold or config.max_num_batched_tokens
-        self._slots = slots
+        self._count_rows = count_rows
         self._nothing = array("i")
         """The scored ids of all chunks that have none: making one for each takes time."""
         self._decodes: list[tuple[Request, Chunk]] = []
@@ -98,7 +98,7 @@ class StepDraft:
         ahead = self.in_flight.get(request, NOTHING_IN_FLIGHT)
         num_known = len(request.token_ids)
         is_known = start < num_known
-        slot = self._slots.get(request) if self._slots else None
+        count_row = self._count_rows.get(request) if self._count_rows else None
         score_start, scored_ids = 0, self._nothing
         if request.is_scored:
             scored = request.scored_positions(start, num_tokens)
@@ -115,8 +115,8 @@ class StepDraft:
             params=request.params,
             seed=request.source.seed,
             num_output_tokens=num_known - request.num_prompt_tokens + ahead.num_sampled,
-            slot=slot,
-            history=request.token_ids[:] if is_admitted and slot is not None else None,
+            count_row=count_row,
+            history=request.token_ids[:] if is_admitted and count_row is not None else None,
             score_start=score_start,
             scored_ids=scored_ids,
         )

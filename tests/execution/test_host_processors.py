@@ -28,7 +28,7 @@ VOCAB = 8
 
 def chunk(
     request_id: str,
-    slot: int,
+    count_row: int,
     prompt: list[int],
     outputs: list[int],
     num_tokens: int = 1,
@@ -36,7 +36,7 @@ def chunk(
     is_new: bool,
     **params: Any,
 ) -> Chunk:
-    """Plan the last num_tokens tokens of a request, whose slot may be new."""
+    """Plan the last num_tokens tokens of a request, whose row of counts may be new."""
     token_ids = array("i", prompt + outputs)
     return Chunk(
         request_id=request_id,
@@ -49,7 +49,7 @@ def chunk(
         params=SamplingParams(**params),
         seed=0,
         num_output_tokens=len(outputs),
-        slot=slot,
+        count_row=count_row,
         history=token_ids if is_new else None,
     )
 
@@ -82,25 +82,25 @@ def test_rows_follow_random_steps() -> None:
     rng = random.Random(0)
     recorders: list[Recorder] = []
     host = HostProcessors([Recorder], recorders)
-    running: dict[int, tuple[str, list[int], list[int]]] = {}  # by slot
+    running: dict[int, tuple[str, list[int], list[int]]] = {}  # by row of the token counts
     num_moves = num_made = 0
     for _ in range(400):
-        for slot in [slot for slot in running if rng.random() < 0.2]:
-            del running[slot]
-        new = [slot for slot in range(6) if slot not in running and rng.random() < 0.3]
-        for slot in new:  # one that was preempted comes back with outputs
+        for key in [key for key in running if rng.random() < 0.2]:
+            del running[key]
+        new = [key for key in range(1, 7) if key not in running and rng.random() < 0.3]
+        for key in new:  # one that was preempted comes back with outputs
             num_made += 1
-            running[slot] = (f"r{num_made}", [num_made, 7], [rng.randrange(9) for _ in range(rng.choice((0, 0, 3)))])
-        chosen = [slot for slot in running if slot in new or rng.random() < 0.9]
+            running[key] = (f"r{num_made}", [num_made, 7], [rng.randrange(9) for _ in range(rng.choice((0, 0, 3)))])
+        chosen = [key for key in running if key in new or rng.random() < 0.9]
         rng.shuffle(chosen)
         if not chosen:
             continue
         chunks = [
-            chunk(name, slot, prompt, outputs, 2 if slot in new else 1, is_new=slot in new)
-            for slot, (name, prompt, outputs) in ((slot, running[slot]) for slot in chosen)
+            chunk(name, key, prompt, outputs, 2 if key in new else 1, is_new=key in new)
+            for key, (name, prompt, outputs) in ((key, running[key]) for key in chosen)
         ]
         host.before_step(chunks)
-        expected = {running[slot][1][0]: running[slot][2] for slot in chosen}
+        expected = {running[key][1][0]: running[key][2] for key in chosen}
         (recorder,) = recorders
         assert sorted(recorder.rows) == list(range(len(chosen)))
         assert {(prompt or [0])[0]: outputs for prompt, outputs in recorder.rows.values()} == expected
@@ -110,14 +110,14 @@ def test_rows_follow_random_steps() -> None:
             assert list(update.removed) == sorted(update.removed, reverse=True)
             num_moves += len(update.moved)
         logits_sv = np.zeros((8, VOCAB), np.float32)  # rows of prompt tokens and padding follow
-        for row, slot in enumerate(chosen):
-            logits_sv[row] = running[slot][1][0]
+        for row, key in enumerate(chosen):
+            logits_sv[row] = running[key][1][0]
         edited_sv = host._apply_first(logits_sv)
         host.after_step()
         assert [row[0] for row in recorder.seen] == [recorder.rows[row][0][0] for row in range(len(chosen))]  # type: ignore[index]
         assert (edited_sv - logits_sv == np.where(np.arange(8) < len(chosen), 100, 0)[:, None]).all()
-        for slot in chosen:
-            running[slot][2].append(rng.randrange(9))
+        for key in chosen:
+            running[key][2].append(rng.randrange(9))
     assert num_moves > 20
     assert None in recorders[0].updates
 
@@ -173,8 +173,8 @@ def test_invariant_ones_see_the_temperature_and_leave_greedy_rows_alone() -> Non
     assert runs_last(function)
     host.before_step(
         [
-            chunk(name, slot, [1], [], is_new=True, temperature=t)
-            for slot, (name, t) in enumerate([("a", 0.5), ("b", 0.0)])
+            chunk(name, key, [1], [], is_new=True, temperature=t)
+            for key, (name, t) in enumerate([("a", 0.5), ("b", 0.0)], 1)
         ]
     )
     logits_sv = np.array([[0.5, 2.0], [0.5, 2.0], [0.5, 2.0]], np.float32)

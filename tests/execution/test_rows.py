@@ -43,12 +43,12 @@ def test_scored_rows_have_their_own_token_ids() -> None:
     np.testing.assert_array_equal(inputs.rare.logprob_ids_sn[:4, :3], [[1, 0, 0], [0, 0, 0], [9, 4, 0], [7, 0, 0]])
 
 
-def test_penalties_count_in_the_requests_slot_and_padding_is_neutral() -> None:
+def test_penalties_count_in_the_requests_row_and_padding_is_neutral() -> None:
     params = SamplingParams(presence_penalty=0.5, frequency_penalty=-1.0, repetition_penalty=1.5)
     _, arrays = step(
-        make_chunk("a", 0, [1], [1], params=params, slot=4),
+        make_chunk("a", 0, [1], [1], params=params, count_row=5),
         make_chunk("b", 0, [1], [2]),
-        make_chunk("c", 0, [1, 2], [3], params=params, slot=2, samples=False),
+        make_chunk("c", 0, [1, 2], [3], params=params, count_row=3, samples=False),
     )
     np.testing.assert_array_equal(arrays.rules.count_rows_s, [5] + [0] * 7)
     assert arrays.uses.penalties == 1

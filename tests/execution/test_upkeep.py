@@ -1,4 +1,4 @@
-"""Between steps blocks are copied, and slots of the token counts are filled."""
+"""Between steps blocks are copied, and rows of the token counts are filled."""
 
 from __future__ import annotations
 
@@ -89,28 +89,28 @@ def test_pool_and_counts_are_aliased() -> None:
     assert fill.alias_size_in_bytes >= compiler.counts_spec().size * 2
 
 
-def test_counts_follow_a_request_through_its_slot() -> None:
+def test_counts_follow_a_request_through_its_row() -> None:
     runner = make_runner()
     params = SamplingParams(temperature=0, frequency_penalty=1.0)
-    counts = lambda slot: {int(i): int(c) for i, c in enumerate(np.asarray(runner._counts)[slot + 1]) if c}  # noqa: E731
+    counts = lambda row: {int(i): int(c) for i, c in enumerate(np.asarray(runner._counts)[row]) if c}  # noqa: E731
     history = array("i", [5, 9, 5, 200])
-    chunk = make_chunk("a", 0, [5, 9, 5, 200], [3], params=params, slot=2, history=history, num_prompt_tokens=3)
+    chunk = make_chunk("a", 0, [5, 9, 5, 200], [3], params=params, count_row=2, history=history, num_prompt_tokens=3)
     token = runner.run(StepPlan(0, (chunk,), 0), [None]).result().token_ids[0]
     prompt = 0x8000
     assert counts(2) == {5: prompt, 9: prompt, 200: 1} | {token: 1 + (token == 200)}
     assert counts(1) == {}
-    again = runner.run(StepPlan(1, (make_chunk("a", 4, [token], [3], params=params, slot=2),), 0), [None]).result()
+    again = runner.run(StepPlan(1, (make_chunk("a", 4, [token], [3], params=params, count_row=2),), 0), [None]).result()
     assert counts(2)[again.token_ids[0]] == 1 + (again.token_ids[0] in (token, 200))
-    other = make_chunk("b", 0, [1, 2], [4], params=params, slot=2, history=array("i", [1, 2]), samples=False)
+    other = make_chunk("b", 0, [1, 2], [4], params=params, count_row=2, history=array("i", [1, 2]), samples=False)
     runner.run(StepPlan(2, (other,), 0), [None]).result()
-    assert counts(2) == {1: prompt, 2: prompt}, "the next request in a slot starts with its own tokens"
+    assert counts(2) == {1: prompt, 2: prompt}, "the next request in a row starts with its own tokens"
 
 
 def test_the_state_is_made_anew_after_a_step_that_was_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """The step's inputs are gone: they were donated to it."""
     runner = make_runner()
     params = SamplingParams(temperature=0, frequency_penalty=1.0)
-    chunk = make_chunk("a", 0, [5, 9], [3], params=params, slot=2, history=array("i", [5, 9]))
+    chunk = make_chunk("a", 0, [5, 9], [3], params=params, count_row=2, history=array("i", [5, 9]))
     plan = StepPlan(0, (chunk,), 0)
     expected = runner.run(plan, [None]).result()
     with monkeypatch.context() as patch:

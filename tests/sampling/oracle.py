@@ -16,7 +16,7 @@ from jaxllm.sampling.inputs import RareRules, Rules, SamplingBatch, Uses
 from jaxllm.sampling.logprobs import Logprobs
 from jaxllm.sampling.processors import LogitsProcessor, LogitsState
 from jaxllm.sampling.sampler import sample_full
-from jaxllm.sampling.token_counts import UNCOUNTED_ROW, count_row
+from jaxllm.sampling.token_counts import UNCOUNTED_ROW, count_tokens
 
 NUM_BIASES = 8
 NUM_ASKED = 4
@@ -158,7 +158,7 @@ def make_rules(rows: Sequence[Row], v: int) -> tuple[Rules, RareRules, Uses, Arr
         bias_ids_sb[index, : len(row.bias)] = list(row.bias)
         bias_sb[index, : len(row.bias)] = list(row.bias.values())
         asked_sn[index, : len(row.asked)] = row.asked
-        counts_cv[s - index] = count_row([*row.prompt, *row.output], len(row.prompt), v)
+        counts_cv[s - index] = count_tokens([*row.prompt, *row.output], len(row.prompt), v)
     counted = [s - i if row.prompt or row.output else UNCOUNTED_ROW for i, row in enumerate(rows)]
     column = partial(_column, rows)
     rules = Rules(

@@ -9,7 +9,7 @@ from jaxllm.sampling.token_counts import (
     MAX_COUNT,
     UNCOUNTED_ROW,
     add_tokens,
-    count_row,
+    count_tokens,
     in_prompt,
     output_counts,
     set_row,
@@ -19,7 +19,7 @@ V = 50
 
 
 def test_the_host_counts_prompt_and_output_apart() -> None:
-    row = jnp.asarray(count_row([3, 3, 7, 3, 9, 9], 3, V))
+    row = jnp.asarray(count_tokens([3, 3, 7, 3, 9, 9], 3, V))
     assert row.dtype == jnp.uint16
     assert {int(i): int(output_counts(row)[i]) for i in np.flatnonzero(output_counts(row))} == {3: 1, 9: 2}
     assert set(np.flatnonzero(in_prompt(row)).tolist()) == {3, 7}
@@ -27,7 +27,7 @@ def test_the_host_counts_prompt_and_output_apart() -> None:
 
 @pytest.mark.parametrize("tokens", [[], [4]])
 def test_short_histories(tokens: list[int]) -> None:
-    assert output_counts(jnp.asarray(count_row(tokens, len(tokens), V))).sum() == 0
+    assert output_counts(jnp.asarray(count_tokens(tokens, len(tokens), V))).sum() == 0
 
 
 def test_sampled_tokens_add_up_to_what_the_host_counts() -> None:
@@ -37,19 +37,19 @@ def test_sampled_tokens_add_up_to_what_the_host_counts() -> None:
     outputs = rng.integers(0, V, (20, 3))
     counts = jnp.zeros((4, V), jnp.uint16)
     for row, prompt in enumerate(prompts):
-        counts = jax.jit(set_row, donate_argnums=0)(counts, jnp.int32(row + 1), count_row(prompt, 4, V))
+        counts = jax.jit(set_row, donate_argnums=0)(counts, jnp.int32(row + 1), count_tokens(prompt, 4, V))
     add = jax.jit(add_tokens, donate_argnums=0)
     rows = np.array([2, UNCOUNTED_ROW, 3, 1, UNCOUNTED_ROW])
     for step in outputs:
         counts = add(counts, jnp.asarray(rows), jnp.asarray([step[1], 5, step[2], step[0], 6]))
     for row, prompt in enumerate(prompts):
-        np.testing.assert_array_equal(counts[row + 1], count_row([*prompt, *outputs[:, row]], 4, V))
+        np.testing.assert_array_equal(counts[row + 1], count_tokens([*prompt, *outputs[:, row]], 4, V))
     assert not np.asarray(counts[UNCOUNTED_ROW]).any()
 
 
 def test_counts_stop_at_their_limit() -> None:
     """Counts must not reach the bit above, which belongs to the prompt."""
-    full = count_row([1] + [2] * (MAX_COUNT + 5), 1, V)
+    full = count_tokens([1] + [2] * (MAX_COUNT + 5), 1, V)
     assert full[2] == MAX_COUNT
     counts = jnp.zeros((2, V), jnp.uint16).at[1].set(full)
     for _ in range(3):

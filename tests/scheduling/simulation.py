@@ -3,7 +3,7 @@
 The keys and values of a position depend on all tokens up to it. Here they are one number, a digest of those tokens (and
 of the cache salt, so that sharing across salts shows). The device keeps them in slots, as the real pool does, and every
 row reads back its whole context: a slot that holds anything but the right digest fails at once. Token counts are lists
-of tokens by slot, and a prompt token's log-probability is the digest that predicts it.
+of tokens by row, and a prompt token's log-probability is the digest that predicts it.
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ class FakeDevice:
         num_slots = config.num_blocks * config.block_size
         self.digests = array("q", [-1]) * num_slots
         self.token_ids = array("i", [-1]) * num_slots
-        self.counts: list[list[int]] = [[] for _ in range(config.max_num_seqs)]
-        """The tokens in each slot of the token counts."""
+        self.counts: list[list[int]] = [[] for _ in range(config.max_num_seqs + 1)]
+        """The tokens in each row of the token counts."""
         self._previous: list[int] = []
 
     def run(self, plan: StepPlan, truths: dict[str, Truth]) -> StepResult:
@@ -181,8 +181,9 @@ class FakeDevice:
         assert sum(-(-num // alignment) for num in rows) <= most_rows
         assert len(lengths) <= self.config.max_num_seqs
         assert plan.num_rows == sum(1 + len(chunk.scored_ids) for chunk in plan.chunks) <= self.config.num_rows
-        slots = [chunk.slot for chunk in plan.chunks if chunk.slot is not None]
-        assert len(set(slots)) == len(slots), "two rows have one slot"
+        rows = [chunk.count_row for chunk in plan.chunks if chunk.count_row is not None]
+        assert len(set(rows)) == len(rows), "two requests count in one row"
+        assert 0 not in rows, "row 0 is for those that count nothing"
         assert len({chunk.request_id for chunk in plan.chunks}) == len(lengths), "a request has two rows"
         assert lengths == sorted(lengths, key=lambda length: length > 1), "one-token chunks come first"
         if self.config.long_prefill_token_threshold:
@@ -236,7 +237,7 @@ class FakeDevice:
 
     def _sample(self, chunk: Chunk, context: array[int], truth: Truth) -> int:
         request, end = truth.request, len(context)
-        counts = None if chunk.slot is None else self.counts[chunk.slot]
+        counts = None if chunk.count_row is None else self.counts[chunk.count_row]
         needs_counts = self.config.tracks_all_tokens or needs_token_counts(chunk.params)
         assert (counts is not None) == needs_counts
         if chunk.history is not None:

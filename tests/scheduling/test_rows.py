@@ -135,18 +135,23 @@ def test_scoring_needs_two_rows():
 # -- token counts ------------------------------------------------------------------------------------------------------
 
 
-def test_only_requests_with_penalties_have_slots():
+def test_only_requests_with_penalties_have_token_counts():
     simulation = Simulation(make_config())
     penalties = ({}, {"presence_penalty": 1.0}, {"frequency_penalty": -1.0}, {"repetition_penalty": 1.2})
     for i, params in enumerate(penalties):
         simulation.add(make_request(str(i), 3, **params))  # pyright: ignore[reportArgumentType]
     plan = simulation.plan()
     assert plan is not None
-    assert [chunk.slot for chunk in plan.chunks] == [None, 0, 1, 2]
+    assert [chunk.count_row for chunk in plan.chunks] == [None, 1, 2, 3]
     assert [chunk.history for chunk in plan.chunks][1:] == [chunk.token_ids for chunk in plan.chunks][1:]
     plan = simulation.plan()
     assert plan is not None
-    assert [(chunk.slot, chunk.history) for chunk in plan.chunks] == [(None, None), (0, None), (1, None), (2, None)]
+    assert [(chunk.count_row, chunk.history) for chunk in plan.chunks] == [
+        (None, None),
+        (1, None),
+        (2, None),
+        (3, None),
+    ]
     simulation.run(overlap=2)
 
 

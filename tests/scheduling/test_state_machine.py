@@ -169,7 +169,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.seen["copy"] += len(plan.copies)
             self.seen["table taken over"] += self.num_taken_over(plan)
             self.seen["scored row"] += plan.num_rows - len(plan.chunks)
-            self.seen["slot filled"] += sum(chunk.history is not None for chunk in plan.chunks)
+            self.seen["counts filled"] += sum(chunk.history is not None for chunk in plan.chunks)
             self.seen["commit wanted"] += self.simulation.scheduler.waits_for_commit()
 
     def num_taken_over(self, plan: StepPlan) -> int:
@@ -247,7 +247,7 @@ def test_the_laws_hold_in_any_order_of_events(monkeypatch: pytest.MonkeyPatch):
         "cache reset refused",
         "copy",
         "scored row",
-        "slot filled",
+        "counts filled",
         "commit wanted",
         *(f"fork of a {state} request" for state in ("waiting", "running", "parked", "gone")),
         *(f"release of a {state} request" for state in ("waiting", "running", "parked", "gone")),
