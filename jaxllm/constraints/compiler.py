@@ -88,11 +88,6 @@ class GrammarCompiler:
                 self._match_thread = BigStackThread("jaxllm-matchers")
             return self._match_thread.submit(run)
 
-    @property
-    def cached_bytes(self) -> int:
-        """Estimate the memory of the grammars kept."""
-        return self._cache.num_bytes
-
     def _submit(self, params: StructuredOutputsParams) -> Future[Grammar]:
         if self._compile_thread is None:
             self._compile_thread = DeadlineThread("jaxllm-grammars")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 from dataclasses import dataclass
@@ -10,8 +9,6 @@ from dataclasses import dataclass
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.models.config import ModelConfig
 from pallas_kernels.paged_attention import PagedAttention
-
-logger = logging.getLogger(__name__)
 
 CPU_POOL_BYTES = 2**30  # the host's memory is not ours to fill
 COARSE_BLOCKS = 16  # the count is an argument shape: a few blocks more or less must not miss the compile cache

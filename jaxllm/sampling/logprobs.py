@@ -11,8 +11,6 @@ from jax import Array, lax
 from .penalties import mask
 from .tiles import tile_maxima, top_ids
 
-MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
-
 MAX_TOP_IDS = 128
 """The most ids that the device sorts; if more are wanted, the whole vocabulary goes to the host, which sorts it."""
 

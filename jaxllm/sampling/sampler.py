@@ -62,7 +62,7 @@ def sample_full(
       logits_sv: float32.
       counts_cv: the token counts of all requests, uint16; read only.
       num_logprobs: how many of the most likely ids to show, at least 1.
-      logprobs_mode: one of `logprobs.MODES`.
+      logprobs_mode: "raw_logprobs", "processed_logprobs", "raw_logits" or "processed_logits".
     """
 
     edit = partial(_edit, logits_sv, batch, rules, rare, uses, counts_cv, processors)

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 from array import array
 
 from jaxllm.messages import EngineCoreRequest
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.repetition import repeats
-
-
-class RequestStatus(enum.Enum):
-    """The status of a request, which follows from the queue that holds it."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    PREEMPTED = "preempted"
-    """Waiting again, after its blocks were taken away."""
 
 
 class Request:

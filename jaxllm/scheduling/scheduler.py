@@ -23,7 +23,7 @@ from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.kv_cache_manager import KVCacheManager, PrefixHit
 from jaxllm.scheduling.outputs import make_output
 from jaxllm.scheduling.plan import StepPlan, StepResult
-from jaxllm.scheduling.request import Request, RequestStatus, find_end, needs_token_counts
+from jaxllm.scheduling.request import Request, find_end, needs_token_counts
 from jaxllm.scheduling.request_queue import RequestQueue, order_of
 from jaxllm.scheduling.step_draft import NOTHING_IN_FLIGHT, StepDraft, tally
 from jaxllm.scheduling.token_count_rows import TokenCountRows
@@ -148,20 +148,10 @@ class Scheduler:
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
 
-    def status_of(self, request_id: str) -> RequestStatus:
-        """Say where a request stands; raise KeyError if it has ended or never came."""
-        request = self._requests[request_id]
-        if request not in self._waiting:
-            return RequestStatus.RUNNING
-        return RequestStatus.WAITING if request.scheduled_ts is None else RequestStatus.PREEMPTED
-
     # -- plan ----------------------------------------------------------------------------------------------------------
 
     def plan(self, late: Collection[str] = ()) -> StepPlan | None:
-        """Return the next step, or None if nothing can run now; in_flight: the uncommitted plans, oldest first.
-
-        Requests in `late` sit this step out.
-        """
+        """Return the next step, or None if nothing can run now. Requests in `late` sit it out."""
         draft = StepDraft(self.config, tally(self._in_flight.values()), self._count_rows.by_request)
         if self._plan_running(draft, late):
             self._plan_waiting(draft, late)

@@ -18,7 +18,6 @@ import pytest
 from jaxllm import LLM, CompletionOutput, RequestOutput, SamplingParams, TokensPrompt
 from jaxllm.engine.llm_engine import LLMEngine
 from jaxllm.sampling_params import RequestOutputKind
-from jaxllm.scheduling.request import RequestStatus
 from tests.e2e.tiny_engine import (
     CASE,
     NUM_LOGPROBS,
@@ -30,6 +29,7 @@ from tests.e2e.tiny_engine import (
     tiny_llm,
 )
 from tests.engine.support import byte_level
+from tests.scheduling.simulation import state_of
 
 STATES = ("waiting", "mid-prefill", "decoding", "preempted")
 NUM_ABORTS = 20
@@ -93,14 +93,14 @@ def sequence_ids(request_id: str, n: int) -> list[str]:
     return [request_id] if n == 1 else [f"{index}_{request_id}" for index in range(n)]
 
 
-def state_of(scheduler: RecordingScheduler, sequence_id: str, num_prompt_tokens: int) -> str | None:
+def stage_of(scheduler: RecordingScheduler, sequence_id: str, num_prompt_tokens: int) -> str | None:
     """Return the state of a sequence, or None once it has ended."""
     try:
-        status = scheduler.status_of(sequence_id)
+        state = state_of(scheduler, sequence_id)
     except KeyError:
         return None
-    if status is not RequestStatus.RUNNING:
-        return status.value
+    if state != "running":
+        return state
     num_computed = scheduler.cache.tables[sequence_id].num_computed_tokens
     return "mid-prefill" if num_computed < num_prompt_tokens else "decoding"
 
@@ -148,7 +148,7 @@ class Aborter:
         llm, scheduler = self.engine
         for request_id, job in list(self._victims.items()):
             sequences = sequence_ids(request_id, self.n)
-            states = [state_of(scheduler, each, len(job.prompt)) for each in sequences]
+            states = [stage_of(scheduler, each, len(job.prompt)) for each in sequences]
             if self.state not in states or self._rng.random() < 0.5:
                 continue
             self.num_aborted += 1
@@ -156,7 +156,7 @@ class Aborter:
             llm.llm_engine.abort_request(request_id)
             del self._victims[request_id]
             assert not scheduler.cache.tables.keys() & set(sequences), "its blocks are still held"
-            assert [state_of(scheduler, each, 0) for each in sequences] == [None] * self.n
+            assert [stage_of(scheduler, each, 0) for each in sequences] == [None] * self.n
             scheduler.check()
 
 

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm.sampling.logprobs import MAX_TOP_IDS, MODES, Logprobs, gather_logprobs
+from jaxllm.config.arguments import LOGPROBS_MODES
+from jaxllm.sampling.logprobs import MAX_TOP_IDS, Logprobs, gather_logprobs
 from tests.sampling.oracle import (
     Row,
     adversarial_logits,
@@ -46,7 +47,7 @@ def expected_values(logits: np.ndarray, row: Row, mode: str) -> np.ndarray:
     return log_softmax(values) if mode.endswith("logprobs") else values
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", LOGPROBS_MODES)
 def test_values_equal_the_oracle(mode: str) -> None:
     """The values are of the sampled token with its rank, the 8 most likely ids, and those that were asked for."""
     program = make_sampler(mode, 8)

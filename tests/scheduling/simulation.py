@@ -144,6 +144,14 @@ def generate_alone(request: EngineCoreRequest, max_model_len: int) -> Truth:
     return Truth(request, outputs, digests, *end)
 
 
+def state_of(scheduler: Scheduler, request_id: str) -> str:
+    """Return "waiting", "running" or "preempted"; raise KeyError if the request has ended or never came."""
+    request = scheduler._requests[request_id]
+    if request not in scheduler._waiting:
+        return "running"
+    return "waiting" if request.scheduled_ts is None else "preempted"
+
+
 class FakeDevice:
     """Run plans in the order given, as the accelerator does, and check all that a plan promises."""
 

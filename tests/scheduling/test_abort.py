@@ -6,12 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from jaxllm.scheduling.request import RequestStatus
-from tests.scheduling.simulation import Simulation, make_config, make_request
+from tests.scheduling.simulation import Simulation, make_config, make_request, state_of
 
 
 def keep_waiting(simulation: Simulation, request_ids: list[str]) -> None:
-    assert {simulation.scheduler.status_of(request_id) for request_id in request_ids} == {RequestStatus.WAITING}
+    assert {state_of(simulation.scheduler, request_id) for request_id in request_ids} == {"waiting"}
 
 
 def stop_mid_prefill(simulation: Simulation, request_ids: list[str]) -> None:
@@ -29,7 +28,7 @@ def preempt(simulation: Simulation, request_ids: list[str]) -> None:
     decode(simulation, request_ids)
     for request_id in request_ids:
         simulation.scheduler._preempt(simulation.scheduler._requests[request_id])
-    assert {simulation.scheduler.status_of(request_id) for request_id in request_ids} == {RequestStatus.PREEMPTED}
+    assert {state_of(simulation.scheduler, request_id) for request_id in request_ids} == {"preempted"}
 
 
 def leave_in_flight(simulation: Simulation, request_ids: list[str]) -> None:

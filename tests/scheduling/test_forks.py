@@ -9,7 +9,7 @@ import pytest
 
 from jaxllm.scheduling.kv_cache_manager import KVCacheManager, PrefixHit, common_length
 from jaxllm.scheduling.plan import StepPlan
-from tests.scheduling.simulation import Simulation, make_config, make_request
+from tests.scheduling.simulation import Simulation, make_config, make_request, state_of
 
 PROMPT = list(range(1, 11))
 """A prompt of two full blocks of 4, and 2 tokens in a third."""
@@ -286,7 +286,7 @@ def test_anything_may_become_of_donor_and_forks(overlap: int, num_steps: int, vi
         simulation.step(overlap)
     in_flight = {chunk.request_id for plan, _ in simulation.in_flight for chunk in plan.chunks}
     for name in victims:
-        is_running = simulation.scheduler.status_of(name).value == "running"
+        is_running = state_of(simulation.scheduler, name) == "running"
         if what == "abort":
             simulation.abort([name])
         elif what == "end":

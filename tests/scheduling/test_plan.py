@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from jaxllm.scheduling.plan import StepPlan
-from jaxllm.scheduling.request import RequestStatus
 from jaxllm.scheduling.step_draft import InFlight, tally
-from tests.scheduling.simulation import Simulation, make_config, make_request
+from tests.scheduling.simulation import Simulation, make_config, make_request, state_of
 
 
 def shape(plan: StepPlan | None) -> list[tuple[str, int, int]]:
@@ -251,7 +250,7 @@ def test_reset_prefix_cache_refuses_while_blocks_are_in_use():
     simulation.step()
     assert not simulation.scheduler.reset_prefix_cache()
     assert simulation.scheduler.reset_prefix_cache(preempt=True)
-    assert simulation.scheduler.status_of("a") is RequestStatus.PREEMPTED
+    assert state_of(simulation.scheduler, "a") == "preempted"
     simulation.scheduler.check()
     simulation.run()
     assert simulation.scheduler.reset_prefix_cache()
@@ -286,7 +285,7 @@ def run_until_preemption(simulation: Simulation, overlap: int) -> StepPlan:
 def test_the_last_in_order_is_preempted(policy: str, victim: str, overlap: int):
     simulation = crowd(policy)
     plan = run_until_preemption(simulation, overlap)
-    assert simulation.scheduler.status_of(victim) is RequestStatus.PREEMPTED
+    assert state_of(simulation.scheduler, victim) == "preempted"
     assert victim not in [chunk.request_id for chunk in plan.chunks]
     assert simulation.scheduler.stats().num_preemptions == plan.num_preempted == 1
     simulation.run(overlap)
@@ -356,4 +355,4 @@ def test_held_requests_sit_out(policy: str):
     scheduler = simulation.scheduler
     plan = scheduler.plan(late={"a", "c", "unknown"})
     assert shape(plan) == [("b", 4, 1), ("d", 0, 2)]
-    assert scheduler.status_of("c") is RequestStatus.WAITING
+    assert state_of(scheduler, "c") == "waiting"

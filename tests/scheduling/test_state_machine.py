@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from jaxllm.scheduling.plan import StepPlan
-from tests.scheduling.simulation import EOS, Simulation, make_config, make_request
+from tests.scheduling.simulation import EOS, Simulation, make_config, make_request, state_of
 
 IS_LONG = bool(os.environ.get("JAXLLM_LONG_TESTS"))
 NUM_RUNS, NUM_STEPS = (200, 5_000) if IS_LONG else (20, 500)
@@ -126,7 +126,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def state_of(self, request_id: str) -> str:
         if request_id in self.simulation.live:
-            return self.simulation.scheduler.status_of(request_id).value
+            return state_of(self.simulation.scheduler, request_id)
         return "parked" if request_id in self.simulation.scheduler.cache.parked else "gone"
 
     def send(self, request_id: str, prompt: list[int], max_tokens: int, kind: int, fork_of: str | None) -> None:
@@ -193,7 +193,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def abort(self, position: int) -> None:
         live = self.simulation.live
         request_id = live[position % len(live)]
-        self.seen[f"abort of a {self.simulation.scheduler.status_of(request_id).value} request"] += 1
+        self.seen[f"abort of a {state_of(self.simulation.scheduler, request_id)} request"] += 1
         self.simulation.abort([request_id, "unknown", request_id])
 
     def reset_cache(self) -> None:
