@@ -1,4 +1,4 @@
-"""Which family serves which HF architecture. A new family is one file and one line here."""
+"""The registry says which family serves which HF architecture. A new family is one file and one line here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads that llguidance runs on. Its compiler and parser recurse with the grammar, and a stack overflow in Rust ends
+"""llguidance runs on these threads. Its compiler and parser recurse with the grammar, and a stack overflow in Rust ends
 the process, so both get stacks far larger than any accepted grammar needs.
 """
 
@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 STACK_BYTES = 512 << 20
-"""Reserved, not touched: compiling takes about 6 KB per level, and limits.MAX_DEPTH bounds the levels."""
+"""This much is reserved, not touched: compiling takes about 6 KB per level, and limits.MAX_DEPTH bounds the levels."""
 MAX_ABANDONED = 4
 _EXIT_SECONDS = 2.0
 

@@ -1,4 +1,4 @@
-"""From a plan to the arrays of a step: two packed host buffers of fixed shape. numpy only."""
+"""A plan becomes the arrays of a step: two packed host buffers of fixed shape. numpy only."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .rows import fill_rare, fill_rows
 
 
 class StepInputs(NamedTuple):
-    """One step on the host, ready to be sent."""
+    """The inputs of one step on the host, ready to be sent."""
 
     shape: BatchShape
     ints: np.ndarray
     floats: np.ndarray
     rare: RareRules
-    """None in place of each array that no row needs."""
+    """The fields of arrays that no row needs are None."""
     is_full: bool
-    """Whether some row needs more than the `plain` program does."""
+    """True if some row needs more than the `plain` program does."""
 
 
 def build(

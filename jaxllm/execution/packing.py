@@ -1,4 +1,4 @@
-"""All that a step reads of the host's, in two buffers, one of int32 and one of float32: 2 transfers instead of 40.
+"""All that a step reads of the host's lies in two buffers, one of int32 and one of float32: 2 transfers instead of 40.
 
 Where an array lies follows from the records alone (`jaxllm.sampling.inputs` says how), for the host that fills the
 buffers and for the step that reads them: a field that is added to a record is packed without another word. numpy only.
@@ -21,24 +21,25 @@ from pallas_kernels.paged_attention import AttentionBatch
 from .buckets import Bucket
 
 type ExtraArgs = tuple[tuple[str, int | float], ...]
-"""Names of the logits processors' arguments, with their defaults, whose types are the arrays' types."""
+"""The names of the logits processors' arguments, with their defaults, whose types are the arrays' types."""
 
 AXES = frozenset("tsmiwbn2")
-"""Tokens, rows (the first ones are the sequences'), blocks, tiles, words of bits, biases, ids asked for, and pairs."""
+"""The letters of the axes, in order: tokens, rows (the first ones are the sequences'), blocks, tiles, words of bits,
+biases, ids asked for, and pairs."""
 
 
 class BatchShape(NamedTuple):
-    """What fixes the shape of a step's inputs."""
+    """The sizes that fix the shapes of a step's inputs."""
 
     bucket: Bucket
     max_blocks: int
-    """Blocks of the longest request."""
+    """The blocks of the longest request."""
     query_tile: int
-    """Rows of a prefill tile."""
+    """The rows of a prefill tile."""
     row_alignment: int
     """Chunks of two tokens or more start at a multiple of this row."""
     extra_args: ExtraArgs = ()
-    """What the logits processors take."""
+    """The arguments that the logits processors take."""
 
     @property
     def max_tiles(self) -> int:
@@ -49,14 +50,14 @@ class BatchShape(NamedTuple):
 
 
 class LogitRows(NamedTuple):
-    """Where the rows of logits come from, and the tokens that only the device knows."""
+    """This record says where the rows of logits come from, and which tokens only the device knows."""
 
     logit_tokens_s: Array
     """The token whose hidden state gives the row."""
     previous_rows_s: Annotated[Array, Packed(neutral=-1)]
     """The row of the last step that sampled the sequence's only token; -1 if its token is in the batch."""
     num_rows: Array
-    """Rows in use."""
+    """The number of rows in use."""
 
 
 class PackedInputs(NamedTuple):
@@ -71,14 +72,14 @@ class PackedInputs(NamedTuple):
 
 
 class ArrayField(NamedTuple):
-    """How an array of a record is packed."""
+    """The packing of an array of a record: its axes, its type and its neutral value."""
 
     axes: str
     packed: Packed
 
 
 class RareSpec(NamedTuple):
-    """What one of the arrays is that are sent by themselves."""
+    """The shape and packing of an array that is sent by itself."""
 
     shape: tuple[int, ...]
     packed: Packed

@@ -1,4 +1,4 @@
-"""The rows of logits of a step: which token each looks at, and how it samples or scores. numpy only.
+"""Fill a step's rows of logits: which token each looks at, and how it samples or scores. numpy only.
 
 Row i belongs to chunk i and to its last token; after them comes one row per scored prompt token, chunk by chunk.
 """
@@ -19,7 +19,7 @@ from .packing import PackedInputs, RareSpec
 
 
 def fill_rows(inputs: PackedInputs, chunks: Sequence[Chunk]) -> None:
-    """Fill the records of the rows; those of tokens and sequences must be filled."""
+    """Fill the records of the rows; those of tokens and sequences must be filled before."""
     num_seqs = len(chunks)
     params = [chunk.params for chunk in chunks]
     sampling, rules, uses = inputs.sampling, inputs.rules, inputs.uses

@@ -1,4 +1,4 @@
-"""The step: one pure function from parameters, pool and packed inputs to tokens. Everything in it is traced."""
+"""The step is one pure function from parameters, pool and packed inputs to tokens. Everything in it is traced."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ from .sharded_attention import ShardedAttention
 
 
 class DeviceState(NamedTuple):
-    """What stays on the device from step to step; donated."""
+    """The arrays that stay on the device from step to step; a step takes their memory for those that it returns."""
 
     kv_pool: KVPool
     counts_cv: Any
-    """Token counts (`sampling.token_counts`): row 0 for those that count nothing, then one per sequence.
+    """The token counts (`sampling.token_counts`): row 0 for those that count nothing, then one per sequence.
     None in plain steps."""
 
 
 class StepOutput(NamedTuple):
-    """What comes back from the device; rows beyond the step's own hold garbage."""
+    """The arrays that come back from the device; rows beyond the step's own hold garbage."""
 
     tokens_s: Array
-    """As many rows as the largest bucket has, so that the next step can read it whatever its bucket."""
+    """It has as many rows as the largest bucket, so that the next step can read it whatever its bucket."""
     logprobs: Logprobs | None
 
 
 class StepShape(NamedTuple):
-    """What a program is compiled for."""
+    """The shape that a step's program is compiled for."""
 
     batch: BatchShape
     is_full: bool
     num_logprobs: int
     logprobs_mode: str
     max_rows: int
-    """Rows of `tokens_s`."""
+    """The number of rows of `tokens_s`."""
 
 
 def run_step(

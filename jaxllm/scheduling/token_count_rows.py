@@ -1,4 +1,4 @@
-"""Which request has which row of the device's token counts."""
+"""Requests that count their tokens are given rows of the device's token counts."""
 
 from __future__ import annotations
 

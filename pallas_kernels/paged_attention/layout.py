@@ -57,10 +57,6 @@ class PairedPool(NamedTuple):
         """Return the same keys and values in this layout."""
         return PairedPool(*(x.reshape(*x.shape[:2], -1, 2, x.shape[3]).swapaxes(-1, -2) for x in pool))
 
-    def split(self) -> SplitPool:
-        """Return the same keys and values in the other layout."""
-        return SplitPool(*(x.swapaxes(-1, -2).reshape(*x.shape[:2], -1, x.shape[3]) for x in self))
-
 
 class FusedPool(NamedTuple):
     """The pool of GPU and TPU kernels is [l * b, k, o, 2 * h], a token's key and value side by side.

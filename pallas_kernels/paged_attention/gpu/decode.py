@@ -261,8 +261,8 @@ def _drain(refs: _Refs, config: DecodeConfig, num_tiles: Array) -> None:
         plgpu.barrier_wait(refs.kv_free.at[lax.rem(tile, config.stages)])
 
     lax.fori_loop(lax.max(num_tiles - config.stages, 0), num_tiles, wait, None)
-    for slot in range(QUERY_BUFFERS):
-        plgpu.barrier_wait(refs.q_free.at[slot])
+    for buffer in range(QUERY_BUFFERS):
+        plgpu.barrier_wait(refs.q_free.at[buffer])
 
 
 def _num_tiles(item: _Item, config: DecodeConfig) -> Array:
@@ -274,13 +274,13 @@ def _start_queries(refs: _Refs, wg: Array) -> None:
 
     @pl.when(wg == 0)
     def _():
-        for slot in range(QUERY_BUFFERS):
-            ref = refs.buffers.q.at[slot]
+        for buffer in range(QUERY_BUFFERS):
+            ref = refs.buffers.q.at[buffer]
             ref[...] = jnp.zeros(ref.shape, ref.dtype)
         plgpu.commit_smem()
 
-    for slot in range(QUERY_BUFFERS):
-        plgpu.barrier_arrive(refs.q_free.at[slot])
+    for buffer in range(QUERY_BUFFERS):
+        plgpu.barrier_arrive(refs.q_free.at[buffer])
 
 
 def _produce(refs: _Refs, config: DecodeConfig, i: Array, item: _Item, first_tile: Array) -> None:
@@ -289,10 +289,10 @@ def _produce(refs: _Refs, config: DecodeConfig, i: Array, item: _Item, first_til
     o, max_blocks = refs.kv.shape[2], refs.tables_sm.shape[1]
     chunk = min(o, ROWS)
 
-    slot = lax.rem(i, QUERY_BUFFERS)
-    plgpu.barrier_wait(refs.q_free.at[slot])
-    q = refs.buffers.q.at[slot, pl.ds(0, g)]
-    plgpu.copy_gmem_to_smem(refs.q_skgh.at[item.seq, item.head], q, refs.q_full.at[slot])
+    buffer = lax.rem(i, QUERY_BUFFERS)
+    plgpu.barrier_wait(refs.q_free.at[buffer])
+    q = refs.buffers.q.at[buffer, pl.ds(0, g)]
+    plgpu.copy_gmem_to_smem(refs.q_skgh.at[item.seq, item.head], q, refs.q_full.at[buffer])
 
     def bring(j, _):
         stage = lax.rem(first_tile + j, config.stages)
@@ -357,19 +357,19 @@ def _consume(
 ) -> None:
     """Attend one consumer's part of an item's tiles, and store the result."""
     h = refs.q_skgh.shape[3]
-    slot = lax.rem(i, QUERY_BUFFERS)
+    buffer = lax.rem(i, QUERY_BUFFERS)
     low = refs.work.lows_s[item.seq]
     p = refs.buffers.p.at[me.warpgroup]
-    plgpu.barrier_wait(refs.q_full.at[slot])
+    plgpu.barrier_wait(refs.q_full.at[buffer])
 
     def attend(j, state):
         max_r, sum_r, acc_c = state
         # Unless these are opaque to LLVM, it computes all matrix descriptors first and holds them in registers.
-        stage, q_slot, group = lax.optimization_barrier((lax.rem(first_tile + j, config.stages), slot, me.group))
+        stage, q_buffer, group = lax.optimization_barrier((lax.rem(first_tile + j, config.stages), buffer, me.group))
         position = item.start + j * config.tile + me.group * ROWS
         plgpu.barrier_wait(refs.kv_full.at[stage])
         keys = _keys(refs, me._replace(group=group), stage)
-        scores = scaled_scores(product(refs.buffers.q.at[q_slot], keys.transpose((1, 0))), scale, soft_cap)
+        scores = scaled_scores(product(refs.buffers.q.at[q_buffer], keys.transpose((1, 0))), scale, soft_cap)
         _share(refs, me)  # the keys are used, so values may take their place
         columns = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=plgpu.Layout.WGMMA.reduce(0))
         positions = lax.broadcast_in_dim(position + columns, scores.shape, (1,))
@@ -395,7 +395,7 @@ def _consume(
         tuple(accumulator(MMA_ROWS, VALUE_COLUMNS) for _ in range(num_columns)),
     )
     max_r, sum_r, acc_c = lax.fori_loop(0, _num_tiles(item, config), attend, nothing)
-    plgpu.barrier_arrive(refs.q_free.at[slot])
+    plgpu.barrier_arrive(refs.q_free.at[buffer])
     _store(refs, me, item, max_r, sum_r, acc_c)
 
 

@@ -320,9 +320,9 @@ def _compute(program: _Program, warpgroup: Array) -> None:
         plgpu.barrier_arrive(barriers.turn)
         plgpu.barrier_wait(barriers.turn)
 
-    def multiply_keys(slot: Array) -> Array:
+    def multiply_keys(stage: Array) -> Array:
         def body(acc_ref: Any) -> Array:
-            plgpu.wgmma(acc_ref, q_rh, smem.k_ach.at[slot].T)
+            plgpu.wgmma(acc_ref, q_rh, smem.k_ach.at[stage].T)
             take_turns()
             return acc_ref[...]
 
@@ -330,10 +330,10 @@ def _compute(program: _Program, warpgroup: Array) -> None:
 
     def step(tile: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         acc_rh, max_r, sum_r = state
-        slot = lax.rem(tile - work.first, config.stages)
-        plgpu.barrier_wait(barriers.k_a.at[slot])
-        scores_rc = multiply_keys(slot)
-        plgpu.barrier_arrive(barriers.k_free_a.at[slot])
+        stage = lax.rem(tile - work.first, config.stages)
+        plgpu.barrier_wait(barriers.k_a.at[stage])
+        scores_rc = multiply_keys(stage)
+        plgpu.barrier_arrive(barriers.k_free_a.at[stage])
 
         scores_rc, unit = _in_log2(scores_rc, config)
         is_partial = ((tile + 1) * c > row + work.shift + 1) | (tile * c <= last_row + work.shift - work.window)
@@ -349,16 +349,16 @@ def _compute(program: _Program, warpgroup: Array) -> None:
         )
 
         plgpu.barrier_arrive(barriers.turn)
-        plgpu.barrier_wait(barriers.v_a.at[slot])
+        plgpu.barrier_wait(barriers.v_a.at[stage])
         plgpu.barrier_wait(barriers.turn)
-        acc_rh = _add_values(program, acc_rh, weights_rc, warpgroup, slot)
-        plgpu.barrier_arrive(barriers.v_free_a.at[slot])
+        acc_rh = _add_values(program, acc_rh, weights_rc, warpgroup, stage)
+        plgpu.barrier_arrive(barriers.v_free_a.at[stage])
         return acc_rh, new_max_r, sum_r
 
     def skip(tile: Array, _: None) -> None:
-        slot = lax.rem(tile - work.first, config.stages)
-        plgpu.barrier_arrive(barriers.k_free_a.at[slot])
-        plgpu.barrier_arrive(barriers.v_free_a.at[slot])
+        stage = lax.rem(tile - work.first, config.stages)
+        plgpu.barrier_arrive(barriers.k_free_a.at[stage])
+        plgpu.barrier_arrive(barriers.v_free_a.at[stage])
         take_turns()
         take_turns()
 
@@ -399,9 +399,9 @@ def _mask(scores_rc: Array, work: _Work, row: Array, first_position: Array) -> A
     return jnp.where((distance_rc >= 0) & (distance_rc < work.window), scores_rc, -jnp.inf)
 
 
-def _add_values(program: _Program, acc_rh: Array, weights_rc: Array, warpgroup: Array, slot: Array) -> Array:
+def _add_values(program: _Program, acc_rh: Array, weights_rc: Array, warpgroup: Array, stage: Array) -> Array:
     """Return acc + weights @ V."""
-    v_ch = program.smem.v_ach.at[slot]
+    v_ch = program.smem.v_ach.at[stage]
     if not program.config.interpret:
 
         def accumulate(acc_ref: Any) -> None:
@@ -432,12 +432,12 @@ def _produce(program: _Program) -> None:
     @pl.loop(work.first, work.stop)
     def _(tile: Array) -> None:
         number = tile - work.first
-        slot = lax.rem(number, config.stages)
+        stage = lax.rem(number, config.stages)
 
         def wait_until_free(barrier_a: Any) -> None:
-            pl.when(number >= config.stages)(partial(plgpu.barrier_wait, barrier_a.at[slot]))
+            pl.when(number >= config.stages)(partial(plgpu.barrier_wait, barrier_a.at[stage]))
 
-        fill(program, tile, slot, wait_until_free)
+        fill(program, tile, stage, wait_until_free)
 
     if not config.interpret:
         return
@@ -445,9 +445,9 @@ def _produce(program: _Program) -> None:
     # jax 0.11's interpreter wants whoever waits at a barrier to see all of it.
     @pl.loop(lax.max(work.stop - config.stages, work.first), work.stop)
     def _(tile: Array) -> None:
-        slot = lax.rem(tile - work.first, config.stages)
-        plgpu.barrier_wait(program.barriers.k_free_a.at[slot])
-        plgpu.barrier_wait(program.barriers.v_free_a.at[slot])
+        stage = lax.rem(tile - work.first, config.stages)
+        plgpu.barrier_wait(program.barriers.k_free_a.at[stage])
+        plgpu.barrier_wait(program.barriers.v_free_a.at[stage])
 
 
 def _sources(program: _Program, tile: Array) -> list[Any]:
@@ -475,20 +475,20 @@ def _copy(config: _Config, sources: list[Any], column: int, target_ch: Any, barr
         plgpu.copy_gmem_to_smem(source.at[:, pl.ds(column, target_ch.shape[-1])], target, barrier)
 
 
-def _fill(program: _Program, tile: Array, slot: Array, wait_until_free: Callable[[Any], None]) -> None:
+def _fill(program: _Program, tile: Array, stage: Array, wait_until_free: Callable[[Any], None]) -> None:
     """Bring a KV tile."""
     config, barriers = program.config, program.barriers
-    k_ch, v_ch = program.smem.k_ach.at[slot], program.smem.v_ach.at[slot]
+    k_ch, v_ch = program.smem.k_ach.at[stage], program.smem.v_ach.at[stage]
     # Block ids are read before the stage is free.
     sources = _sources(program, tile)
     wait_until_free(barriers.k_free_a)
-    _copy(config, sources, 0, k_ch, barriers.k_a.at[slot])
+    _copy(config, sources, 0, k_ch, barriers.k_a.at[stage])
     wait_until_free(barriers.v_free_a)
     live = program.work.context_len - tile * config.kv_tile
 
     @pl.when(live >= config.kv_tile)
     def _() -> None:
-        _copy(config, sources, config.head_dim, v_ch, barriers.v_a.at[slot])
+        _copy(config, sources, config.head_dim, v_ch, barriers.v_a.at[stage])
 
     @pl.when(live < config.kv_tile)
     def _() -> None:
@@ -500,7 +500,7 @@ def _fill(program: _Program, tile: Array, slot: Array, wait_until_free: Callable
             part[...] = _live_rows(part[...], rows, live, plgpu.Layout.WGMMA)
         plgpu.commit_smem()
         for _ in range(config.num_pieces):
-            plgpu.barrier_arrive(barriers.v_a.at[slot])
+            plgpu.barrier_arrive(barriers.v_a.at[stage])
 
 
 def _fetch_raw(program: _Program, tile: Array) -> None:
@@ -514,7 +514,7 @@ def _fetch_raw(program: _Program, tile: Array) -> None:
         _copy(config, sources, 0, program.smem.raw_ac2h.at[raw], program.barriers.raw_a.at[raw])
 
 
-def _fill_by_conversion(program: _Program, tile: Array, slot: Array, wait_until_free: Callable[[Any], None]) -> None:
+def _fill_by_conversion(program: _Program, tile: Array, stage: Array, wait_until_free: Callable[[Any], None]) -> None:
     """Turn a KV tile into bfloat16, while the next one comes if there is a second buffer for it."""
     config, smem, barriers, work = program.config, program.smem, program.barriers, program.work
     raw = lax.rem(tile - work.first, config.raw_stages)
@@ -536,11 +536,11 @@ def _fill_by_conversion(program: _Program, tile: Array, slot: Array, wait_until_
         _fetch_raw(program, tile + 1)
     plgpu.barrier_wait(barriers.raw_a.at[raw])
     wait_until_free(barriers.k_free_a)
-    convert(smem.k_ach.at[slot], 0)
-    plgpu.barrier_arrive(barriers.k_a.at[slot])
+    convert(smem.k_ach.at[stage], 0)
+    plgpu.barrier_arrive(barriers.k_a.at[stage])
     wait_until_free(barriers.v_free_a)
-    convert(smem.v_ach.at[slot], config.head_dim)
-    plgpu.barrier_arrive(barriers.v_a.at[slot])
+    convert(smem.v_ach.at[stage], config.head_dim)
+    plgpu.barrier_arrive(barriers.v_a.at[stage])
     if config.raw_stages == 1:
         _fetch_raw(program, tile + 1)
 
