@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from tests.architecture.sources import is_function
 
+PRODUCT = ("jaxllm", "pallas_kernels")
 CONTAINERS = (ast.Dict, ast.List, ast.Set, ast.DictComp, ast.ListComp, ast.SetComp, ast.GeneratorExp)
 # Calls, by the last part of their name, that make what can be changed, iterators and queues among it.
 MAKES_CONTAINER = re.compile(
@@ -38,8 +39,10 @@ def find_module_state(tree: ast.Module) -> list[tuple[int, str]]:
 
 
 def _bindings(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
-    """Yield the names that the module itself binds, imports aside, with what it binds each to."""
+    """Yield the names that a module binds, but for imported libraries, with what it binds each to."""
     for node in _own_nodes(tree):
+        if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith(PRODUCT)):
+            yield from ((alias.asname or alias.name, alias) for alias in node.names)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name, node
         elif isinstance(node, ast.Assign):

@@ -116,6 +116,8 @@ STATE = """
 from collections import defaultdict
 from functools import cache, lru_cache
 from itertools import count
+import os
+from jaxllm.models.registry import BUILT_IN
 TABLE, NAMES = {}, [name for name in "ab"]
 BY_NAME: dict[str, int] = defaultdict(int)
 NUMBERS = count()
@@ -134,6 +136,7 @@ class Class:
 def number(): return next(NUMBERS)
 def attribute(): subscript.calls = 1
 def by_name(): setattr(OWNER, "calls", 1)
+def imported(): BUILT_IN["a"] = 1
 def declared():
     global NAMES
     NAMES = []
@@ -141,6 +144,7 @@ def declared():
 def kept(a): return a
 @lru_cache(maxsize=None)
 def kept_too(*a): return a
+def library(): os.environ["a"] = "1"
 def reads(name): return FIXED[name], FIXED.get(name), sorted(TABLE), OWNER.add(name)
 def local():
     TABLE = {}
@@ -155,7 +159,7 @@ def few(a): return a
 
 def test_mutable_state_is_found():
     names = " ".join(name for _, name in find_module_state(ast.parse(STATE)))
-    assert names == "TABLE TABLE BY_NAME TABLE SEEN NAMES NUMBERS subscript OWNER NAMES kept kept_too"
+    assert names == "TABLE TABLE BY_NAME TABLE SEEN NAMES NUMBERS subscript OWNER BUILT_IN NAMES kept kept_too"
 
 
 def test_every_folder_of_modules_is_a_package():
