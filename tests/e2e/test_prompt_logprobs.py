@@ -10,12 +10,11 @@ import pytest
 
 from jaxllm import LLM, RequestOutput, SamplingParams
 from jaxllm.logprobs import Logprob
-from tests.e2e.goldens import FOLDER, TOLERANCE
+from tests.e2e.goldens import FLOAT32, FOLDER, TOLERANCE
 from tests.e2e.inside import scheduler_of
 
 ROWS: list[dict[str, Any]] = json.loads((FOLDER / "smollm2-135m-instruct-q4_1-logprobs.json").read_text())["rows"]
 TOP = 5
-WHOLE: dict[str, Any] = {"max_num_seqs": 512}
 CHUNKED: dict[str, Any] = {
     "max_num_batched_tokens": 64,
     "max_num_seqs": 32,
@@ -40,7 +39,7 @@ def test_the_goldens_cover_what_they_should() -> None:
 
 
 def test_whole_prompts_equal_hf(smollm2_path: str) -> None:
-    with LLM(smollm2_path, dtype="float32", enforce_eager=True, max_model_len=512, **WHOLE) as llm:
+    with LLM(smollm2_path, **FLOAT32) as llm:
         assert_equal(llm.generate([row["prompt_ids"] for row in ROWS], SAMPLING, use_tqdm=False), ROWS)
         assert scheduler_of(llm).stats().num_preemptions == 0
 

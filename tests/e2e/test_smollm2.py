@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct from its GGUF equals HF Transformers in float32."""
 
 from jaxllm import LLM
-from tests.e2e.goldens import assert_equal_to_hf, assert_top5_close, generate_rows, load_rows
+from tests.e2e.goldens import FLOAT32, assert_equal_to_hf, assert_top5_close, generate_rows, load_rows
 
 ROWS = load_rows("smollm2-135m-instruct-q4_1")
 
@@ -16,7 +16,7 @@ def test_the_goldens_cover_what_they_should() -> None:
 
 
 def test_float32_equals_hf(smollm2_path: str) -> None:
-    with LLM(smollm2_path, dtype="float32", enforce_eager=True) as llm:
+    with LLM(smollm2_path, **FLOAT32) as llm:
         assert_equal_to_hf(generate_rows(llm, ROWS), ROWS)
 
 
