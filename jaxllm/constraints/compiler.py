@@ -14,7 +14,7 @@ from jaxllm.constraints.limits import refuse
 from jaxllm.constraints.matcher import Grammar, Vocabulary, brief_error
 from jaxllm.constraints.workers import BigStackThread, DeadlineThread
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.params.limits import MAX_PROPERTIES
+from jaxllm.params.limits import MAX_FORCED_BYTES, MAX_PROPERTIES
 from jaxllm.params.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -149,11 +149,21 @@ class GrammarCompiler:
             nested = "nested too deep; not, if, oneOf and contains count more than once: "
             error = brief_error(start.get_error())
             raise refuse(params.kind, nested + error if _NESTING_ERROR in error else error)
-        grammar = Grammar(vocabulary, start, num_bytes=200_000 + 8 * len(text))
+        grammar = Grammar(vocabulary, start, _num_text_bytes(params.kind, text))
+        if grammar.forces_too_much:
+            message = f"all outputs begin with the same text of more than {MAX_FORCED_BYTES} bytes; make it shorter."
+            raise refuse(params.kind, message)
         error = grammar.first_error()
         if error is not None:
             raise refuse(params.kind, f"no output matches it: {error}")
         return grammar
+
+
+def _num_text_bytes(kind: str, text: str) -> int:
+    """Estimate what a grammar of this text takes, from above: so much was measured for the worst of each kind."""
+    if kind in ("json", "json_object"):
+        return 32 * len(text) + 8_000 * text.count("{")
+    return {"choice": 32, "regex": 96}.get(kind, 256) * len(text)
 
 
 class _Cache:
@@ -171,8 +181,9 @@ class _Cache:
         return grammar
 
     def put(self, key: bytes, grammar: Grammar) -> None:
+        """Keep a grammar; the latest one stays even if it alone is too large, or its requests would all compile it."""
         self._grammars[key] = grammar
         self.num_bytes += grammar.num_bytes + len(key)
-        while self.num_bytes > self._max_bytes:
+        while self.num_bytes > self._max_bytes and len(self._grammars) > 1:
             key, grammar = self._grammars.popitem(last=False)
             self.num_bytes -= grammar.num_bytes + len(key)

@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxllm.constraints.bits import all_ids, num_words
+from jaxllm.params.limits import MAX_FORCED_BYTES
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+
+_GRAMMAR_BYTES = 200_000
+_FORCED_BYTES = 640
+"""A byte that must follow takes 190 to 610 bytes: llguidance looks ahead for all of them."""
 
 
 class Vocabulary:
@@ -24,12 +29,14 @@ class Vocabulary:
 
 
 class Grammar:
-    """A compiled grammar. `num_bytes` is an estimate of its memory."""
+    """A compiled grammar, and an estimate of its memory: `num_text_bytes` is the part that its text's size decides."""
 
-    def __init__(self, vocabulary: Vocabulary, start: LLMatcher, num_bytes: int) -> None:
+    def __init__(self, vocabulary: Vocabulary, start: LLMatcher, num_text_bytes: int) -> None:
         self._vocabulary = vocabulary
         self._start = start
-        self.num_bytes = num_bytes
+        num_forced = len(start.compute_ff_bytes())
+        self.forces_too_much = num_forced > MAX_FORCED_BYTES
+        self.num_bytes = _GRAMMAR_BYTES + num_text_bytes + _FORCED_BYTES * num_forced
 
     def first_error(self) -> str | None:
         """Say why no output matches, or None. Makes the first mask once for all matchers."""

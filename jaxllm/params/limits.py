@@ -42,3 +42,5 @@ MAX_ENUM_VALUES = 2**16
 MAX_PROPERTIES = 2_000
 """The most properties of one object. Compiling takes time with their square."""
 MAX_SCHEMA_NODES = 200_000
+MAX_FORCED_BYTES = 2**16
+"""The most bytes that may be the only beginning of a grammar's outputs: each takes half a kilobyte of memory."""

@@ -31,6 +31,43 @@ def test_the_cache_is_bounded_in_bytes(smollm2_path: str):
     assert not compiler.start(first).done()
 
 
+def test_what_grammars_take_is_counted(smollm2_path: str, tmp_path: Path, repository: Path):
+    """Twenty short texts of large grammars stay within the bound of the cache."""
+    program = """
+import sys
+from transformers import PreTrainedTokenizerFast
+from jaxllm.constraints.compiler import CACHE_BYTES, GrammarCompiler
+from jaxllm.params.structured_outputs import StructuredOutputsParams
+from jaxllm.text.tokenizer import Tokenizer
+
+def resident_bytes():
+    with open("/proc/self/statm") as file:
+        return 4096 * int(file.read().split()[1])
+
+tokenizer = Tokenizer.of(PreTrainedTokenizerFast(tokenizer_file=sys.argv[1]))
+compiler = GrammarCompiler(tokenizer, 49_152, [2], deadline_seconds=60)
+compiler.check(StructuredOutputsParams(regex="a"))
+before = resident_bytes()
+for number in range(20):
+    compiler.check(StructuredOutputsParams(regex=f"(abc){{{20_000 + number}}}"))
+print((resident_bytes() - before) / CACHE_BYTES)
+"""
+    smollm2_tokenizer(smollm2_path).backend.save(str(tmp_path / "tokenizer.json"))
+    command = [sys.executable, "-c", program, str(tmp_path / "tokenizer.json")]
+    done = subprocess.run(command, check=False, cwd=repository, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert 0.2 < float(done.stdout) < 1.5  # what was freed is not all given back
+
+
+def test_a_grammar_larger_than_the_cache_is_kept_alone(smollm2_path: str):
+    compiler = make_compiler(smollm2_path, cache_bytes=5_000_000)
+    small, large = StructuredOutputsParams(regex="a"), StructuredOutputsParams(regex="a{20000}")
+    compiler.check(small)
+    compiler.check(large)
+    assert compiler.start(large).done()
+    assert not compiler.start(small).done()
+
+
 def test_equal_params_share_one_grammar(smollm2_path: str):
     compiler = make_compiler(smollm2_path)
     schema = {"type": "object", "properties": {"b": {}, "a": {}}}
