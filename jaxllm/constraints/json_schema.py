@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
 from jaxllm.constraints.limits import check_depth, check_parentheses, refuse
+from jaxllm.constraints.name_patterns import property_names
 from jaxllm.constraints.schema_rewrites import Rewriter
 from jaxllm.params.checks import shown
 from jaxllm.params.limits import MAX_ENUM_VALUES, MAX_JSON_NESTING, MAX_PROPERTIES, MAX_SCHEMA_NODES
@@ -57,7 +58,7 @@ def schema_text(parameter: str, schema: Any, params: StructuredOutputsParams, *,
     if params.disable_additional_properties:
         schema = copy.deepcopy(schema)
         _close_objects(schema)
-    schema = Rewriter(parameter, expands_one_of=expands_one_of).rewrite(schema)
+    schema = Rewriter(parameter, property_names(schema), expands_one_of=expands_one_of).rewrite(schema)
     given = schema.get("x-guidance")
     schema["x-guidance"] = _whitespace(params, given if isinstance(given, dict) else {})
     return json.dumps(schema)

@@ -99,7 +99,7 @@ def _negated_enum(values: Any) -> Schema | None:
         if longest * len(strings) > _MAX_LETTERS or longest > _MAX_LETTERS // 100:
             found.append({"type": "string", "minLength": longest + 1})
         else:
-            found.append({"type": "string", "pattern": f"^(?:{_other_strings(strings)})$"})
+            found.append({"type": "string", "pattern": f"^(?:{other_strings(strings)})$"})
     if "number" in kinds:
         numbers = [value for value in values if _type_of(value) == "number"]
         found.append({"type": "number", "exclusiveMinimum": max(numbers)})
@@ -114,7 +114,7 @@ def _type_of(value: Any) -> str:
     return kinds.get(type(value), "object")
 
 
-def _other_strings(strings: list[str]) -> str:
+def other_strings(strings: list[str]) -> str:
     """Write a regular expression for every string but these."""
     if not strings:
         return "(?s:.*)"
@@ -126,7 +126,7 @@ def _other_strings(strings: list[str]) -> str:
     if not following:
         return "(?s:.+)"
     first = "".join(_code(character) for character in following)
-    branches = [f"{_code(character)}(?:{_other_strings(rest)})" for character, rest in following.items()]
+    branches = [f"{_code(character)}(?:{other_strings(rest)})" for character, rest in following.items()]
     return "|".join([*ends, f"[^{first}](?s:.*)", *branches])
 
 

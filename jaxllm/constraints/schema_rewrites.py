@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from jaxllm.constraints.limits import refuse
+from jaxllm.constraints.name_patterns import matches_only, matching
 from jaxllm.constraints.schema_negation import Schema, all_of, any_of, negated
 
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties", "minContains")
@@ -39,10 +40,14 @@ _SCHEMAS = ("items", "prefixItems", "additionalItems", "additionalProperties", "
 
 
 class Rewriter:
-    """Rewrites one schema. With `expands_one_of`, oneOf becomes anyOf of what matches one branch and no other."""
+    """Rewrites a schema, whose properties have `names`, or a part of it.
 
-    def __init__(self, parameter: str, *, expands_one_of: bool) -> None:
+    With `expands_one_of`, oneOf becomes anyOf of what matches one branch and no other.
+    """
+
+    def __init__(self, parameter: str, names: Collection[str], *, expands_one_of: bool) -> None:
         self._parameter = parameter
+        self._names = names
         self._expands_one_of = expands_one_of
         self._length = 0
 
@@ -79,7 +84,7 @@ class Rewriter:
             node |= _FORMATS.get(node["format"], {})
             if "pattern" in _FORMATS.get(node["format"], {}):
                 del node["format"]
-        _name_patterns_out(node)
+        _name_patterns_out(node, self._names)
         yield from _take_unevaluated(node)
         yield from _take_not(node)
         yield from _take_if(node)
@@ -100,21 +105,27 @@ def _length(item: tuple[str, Any]) -> int:
     return len(key) + (len(json.dumps(value)) if key in ("enum", "const", "default", "examples") else 6)
 
 
-def _name_patterns_out(node: dict[str, Any]) -> None:
+def _name_patterns_out(node: dict[str, Any], names: Collection[str]) -> None:
     """Make properties of patterns that only list names: llguidance offers a name for them that `properties` has taken.
 
-    Where a name is in both, both schemas must hold.
+    Such a pattern is a list in so many words, or one that matches none but `names`, of properties anywhere in the
+    schema. Where a name is in both, both schemas must hold.
     """
     patterns, properties = node.get("patternProperties"), node.get("properties", {})
-    listed = {pattern: match for pattern in patterns or {} if (match := _LISTED_NAMES.fullmatch(pattern))}
-    if not listed or not isinstance(patterns, dict) or not isinstance(properties, dict):
+    if not patterns or not isinstance(patterns, dict) or not isinstance(properties, dict):
         return
-    properties = dict(properties)
-    for pattern, match in listed.items():
-        for name in dict.fromkeys((match[1] or match[2]).split("|")):
-            properties[name] = all_of([properties.get(name, True), patterns[pattern]])
-    node["properties"] = properties
-    node["patternProperties"] = {key: value for key, value in patterns.items() if key not in listed}
+    properties, others = dict(properties), {}
+    for pattern, schema in patterns.items():
+        if match := _LISTED_NAMES.fullmatch(pattern):
+            listed = list(dict.fromkeys((match[1] or match[2]).split("|")))
+        elif names and matches_only(pattern, names):
+            listed = matching(pattern, names)
+        else:
+            others[pattern] = schema
+            continue
+        for name in listed:
+            properties[name] = all_of([properties.get(name, True), schema])
+    node |= {"properties": properties, "patternProperties": others}
 
 
 def _take_not(node: dict[str, Any]) -> Iterator[Schema]:

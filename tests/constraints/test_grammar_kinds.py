@@ -10,6 +10,7 @@ import pydantic
 import pytest
 
 from jaxllm.constraints.compiler import GrammarCompiler
+from jaxllm.constraints.name_patterns import matches_only, matching, property_names
 from jaxllm.params.limits import MAX_PROPERTIES
 from jaxllm.params.structured_outputs import StructuredOutputsParams
 from tests.constraints.grammar_walks import EOS, allowed, make_compiler, smollm2_tokenizer, walk_all
@@ -114,6 +115,10 @@ def test_disable_additional_properties(compiler: GrammarCompiler, smollm2_path: 
         {"properties": {"a": {"type": "string"}}, "patternProperties": {"^a$": {"maxLength": 3}}},
         {"properties": {"a": {"type": "boolean"}}, "patternProperties": {"^(?:a|b)$": {"type": ["boolean", "null"]}}},
         {"properties": {"a": {"type": "integer"}}, "patternProperties": {"^a$": {"type": "null"}, "^x": {"const": 1}}},
+        {"properties": {"a": {"type": "integer"}}, "patternProperties": {"^[a]$": {"maximum": 5}}},
+        {"properties": {"a": {"type": "null"}, "b": {}}, "patternProperties": {"^[ab]$|^a$": {"type": "null"}}},
+        {"properties": {"a": {"type": "null"}, "b": {}}, "patternProperties": {"^[a]$": {"type": "null"}, "^[b]$": {}}},
+        {"required": ["a"], "patternProperties": {"^[a]$": {"type": "null"}}},
     ],
 )
 def test_patterns_of_names_that_properties_have_too(compiler: GrammarCompiler, smollm2_path: str, schema: dict):
@@ -136,6 +141,16 @@ def test_as_many_optional_properties_as_are_allowed(compiler: GrammarCompiler, s
         return all(allowed(matcher)[each] and matcher.accept(each) for each in token_ids), matcher.error
 
     assert compiler.submit(follow).result() == (True, None)
+
+
+def test_patterns_are_compared_with_many_names():
+    names = property_names({"patternProperties": {}, "properties": dict.fromkeys(f"key {i}" for i in range(1000))})
+    assert matches_only("^key [0-9]{1,3}$", names) is False  # "key 00"
+    assert matches_only("^key ([0-9]|[1-9][0-9]{1,2})$", names) is True
+    assert matches_only("key 7", names) is False
+    assert matching("[17]$", ["key 1", "key 2"]) == ["key 1"]
+    assert matches_only("^[x]{80}$", property_names({"propertyNames": {}, "required": ["x" * 80, "y" * 81]})) is True
+    assert matches_only("(?=a)", names) is False  # for llguidance to refuse
 
 
 def test_lark_grammar(compiler: GrammarCompiler, smollm2_path: str):
