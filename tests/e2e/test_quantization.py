@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import pytest
@@ -14,10 +15,18 @@ from tests.e2e.inside import core_of
 
 PROMPTS = [row["prompt_ids"] for row in load_rows("smollm2-135m-instruct-q4_1") if 100 < len(row["prompt_ids"]) < 500]
 
+# Few buckets: most of the time goes into programs.
+SETTINGS: dict[str, Any] = {
+    "dtype": "bfloat16",
+    "enforce_eager": True,
+    "max_num_batched_tokens": 512,
+    "max_num_seqs": 16,
+}
+
 
 @pytest.fixture(scope="module")
 def quantized(smollm2_path: str) -> Iterator[LLM]:
-    with LLM(smollm2_path, dtype="bfloat16", quantization="int8", enforce_eager=True) as llm:
+    with LLM(smollm2_path, quantization="int8", **SETTINGS) as llm:
         yield llm
 
 
@@ -45,7 +54,7 @@ def num_bytes(llm: LLM) -> int:
 
 
 def test_is_nearly_the_same_model_in_half_the_memory(smollm2_path: str, quantized: LLM) -> None:
-    with LLM(smollm2_path, dtype="bfloat16", enforce_eager=True) as llm:
+    with LLM(smollm2_path, **SETTINGS) as llm:
         expected, whole = perplexity(read(llm, PROMPTS)), num_bytes(llm)
     got = perplexity(read(quantized, PROMPTS))
     assert got != expected
