@@ -21,7 +21,7 @@ def test_float32_equals_hf(smollm2_path: str) -> None:
 
 
 def test_bfloat16_is_close_to_hf(smollm2_path: str) -> None:
-    llm = LLM(smollm2_path, dtype="bfloat16", enforce_eager=True)
+    llm = LLM(smollm2_path, dtype="bfloat16", enforce_eager=True, max_num_batched_tokens=512, max_num_seqs=16)
     rows = [row for row in ROWS if len(row["prompt_ids"]) <= 300][::2]
     assert_top5_close(generate_rows(llm, rows, max_tokens=16), rows)
     llm.shutdown()
