@@ -16,11 +16,6 @@ from jaxllm.text.tokenizer import Tokenizer
 from tests.engine.support import byte_level
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return byte_level()
-
-
 def processor(tokenizer: Tokenizer | None, generation_config: dict[str, Any] | None = None, **limits: Any):
     fields: dict[str, Any] = {"vocab_size": 1000, "max_model_len": 32, "max_logprobs": 20, "priorities": False}
     return InputProcessor(tokenizer, InputLimits(**(fields | limits)), generation_config or {}, seed=7)

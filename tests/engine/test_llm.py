@@ -21,23 +21,8 @@ from jaxllm.llm import LLM
 from jaxllm.outputs import PoolingRequestOutput, RequestOutput
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.text.tokenizer import Tokenizer
-from tests.engine.fake_core import FakeCore, hashed_tokens
-from tests.engine.support import byte_level, make_config, make_llm
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return byte_level()
-
-
-@pytest.fixture
-def core() -> FakeCore:
-    return FakeCore(lambda request: hashed_tokens(request, 260, 320), running=4)
-
-
-@pytest.fixture
-def llm(core: FakeCore, tokenizer: Tokenizer) -> LLM:
-    return make_llm(core, tokenizer)
+from tests.engine.fake_core import FakeCore
+from tests.engine.support import make_config, make_llm
 
 
 def test_one_prompt_and_many(llm: LLM) -> None:

@@ -13,7 +13,7 @@ from jaxllm.messages import BlockEviction, SchedulerStats
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.text.tokenizer import Tokenizer
 from tests.engine.fake_core import FakeCore, hashed_tokens
-from tests.engine.support import byte_level, make_config, make_engine
+from tests.engine.support import make_config, make_engine
 from tests.engine.vllm_metrics import MODEL_AND_ENGINE, NOT_APPLICABLE, OURS
 
 
@@ -176,11 +176,6 @@ def test_the_cache_is_described_before_the_first_step() -> None:
     labels = info.labels
     assert (labels["num_gpu_blocks"], labels["block_size"], labels["kv_cache_size_tokens"]) == ("51", "16", "800")
     assert (labels["kv_cache_max_concurrency"], labels["cache_dtype"], labels["engine"]) == ("6.25", "auto", "0")
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return byte_level()
 
 
 @pytest.mark.parametrize("disabled", [True, False])

@@ -13,14 +13,9 @@ from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.text.tokenizer import Tokenizer
 from tests.engine.fake_core import FakeCore, hashed_tokens
-from tests.engine.support import byte_level, make_engine
+from tests.engine.support import make_engine
 
 CUMULATIVE, DELTA, FINAL = RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return byte_level()
 
 
 def says(tokenizer: Tokenizer, text: str, eos: bool = True) -> FakeCore:

@@ -16,11 +16,6 @@ from jaxllm.text.tokenizer import Tokenizer
 from tests.engine.support import byte_fallback, byte_level, make_config
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return byte_level()
-
-
 def processor(
     tokenizer: Tokenizer | None, generation_config: dict[str, Any] | None = None, check: Any = None, **limits: Any
 ) -> InputProcessor:

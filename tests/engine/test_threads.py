@@ -15,30 +15,27 @@ import pytest
 from jaxllm.llm import LLM
 from jaxllm.sampling_params import BeamSearchParams, SamplingParams
 from jaxllm.text.tokenizer import Tokenizer
-from tests.engine.fake_core import FakeCore, hashed_tokens
-from tests.engine.support import byte_level, make_llm
+from tests.engine.fake_core import FakeCore
+from tests.engine.support import make_llm
 from tests.engine.test_llm import Bar
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return byte_level()
-
-
-@pytest.fixture
-def core() -> FakeCore:
-    return FakeCore(lambda request: hashed_tokens(request, 260, 320), running=4)
-
-
-@pytest.fixture
-def llm(core: FakeCore, tokenizer: Tokenizer) -> LLM:
-    return make_llm(core, tokenizer)
 
 
 def answer(llm: LLM, prompt: str) -> list[int]:
     (output,) = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)
     assert output.prompt == prompt
     return list(output.outputs[0].token_ids)
+
+
+def slow_steps(core: FakeCore) -> threading.Event:
+    """Make each step take 10 ms; return what is set when the first one begins."""
+    inside = threading.Event()
+
+    def before_step(step: int) -> None:
+        inside.set()
+        time.sleep(0.01)
+
+    core.before_step = before_step
+    return inside
 
 
 def test_threads_take_turns(llm: LLM, core: FakeCore) -> None:
@@ -133,13 +130,7 @@ def test_a_callback_that_steps_the_engine_takes_no_output_in_silence(llm: LLM) -
 
 
 def test_shutdown_ends_the_call_of_another_thread(llm: LLM, core: FakeCore) -> None:
-    inside = threading.Event()
-
-    def slow(step: int) -> None:
-        inside.set()
-        time.sleep(0.01)
-
-    core.before_step = slow
+    inside = slow_steps(core)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(llm.generate, ["a"] * 8, SamplingParams(max_tokens=100), use_tqdm=False)
         assert inside.wait(20)
@@ -153,15 +144,9 @@ def test_shutdown_ends_the_call_of_another_thread(llm: LLM, core: FakeCore) -> N
 
 def test_another_thread_may_abort_through_the_engine(llm: LLM, core: FakeCore) -> None:
     """The abort waits for the step's end. The call says that an output is missing."""
-    inside = threading.Event()
-
-    def slow(step: int) -> None:
-        inside.set()
-        time.sleep(0.01)
-
-    core.before_step = slow
+    inside = slow_steps(core)
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(llm.generate, ["a", "b"], SamplingParams(max_tokens=30), use_tqdm=False)
+        running = pool.submit(llm.generate, ["a", "b"], SamplingParams(max_tokens=100), use_tqdm=False)
         assert inside.wait(20)
         llm.llm_engine.abort_request("0")
         with pytest.raises(RuntimeError, match=r"1 of 2 requests ended without an output"):
