@@ -1,17 +1,20 @@
-"""Patterns of property names, compared with lists of names as llguidance reads them."""
+"""patternProperties and propertyNames of JSON Schema, said so that llguidance can hold a model to them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from jaxllm.constraints.schema_negation import other_strings
+from jaxllm.constraints.schema_negation import Schema, all_of, other_strings
 
 _MAX_LETTERS = 5_000
 _MAX_NAME_LENGTH = 80
 """Each letter takes a parenthesis inside that of the one before; longer names are not compared."""
 _EMPTY_ERROR = "Regex is empty"
+_LISTED_NAMES = re.compile(r"\^(?:(\w{1,64})|\((?:\?:)?(\w{1,64}(?:\|\w{1,64}){0,63})\))\$")
+"""The pattern of one name, or of a few in parentheses."""
 
 
 def property_names(schema: Any) -> list[str]:
@@ -30,6 +33,43 @@ def property_names(schema: Any) -> list[str]:
     return sorted(name for name in names if len(name) <= _MAX_NAME_LENGTH) if has_patterns else []
 
 
+def list_pattern_properties(node: dict[str, Any], names: Collection[str]) -> None:
+    """Make properties of patterns that only list names: llguidance offers a name for them that `properties` has taken.
+
+    Such a pattern is a list in so many words, or one that matches none but `names`, of properties anywhere in the
+    schema. Where a name is in both, both schemas must hold.
+    """
+    patterns, properties = node.get("patternProperties"), node.get("properties", {})
+    if not patterns or not isinstance(patterns, dict) or not isinstance(properties, dict):
+        return
+    properties, others = dict(properties), {}
+    for pattern, schema in patterns.items():
+        if match := _LISTED_NAMES.fullmatch(pattern):
+            listed = list(dict.fromkeys((match[1] or match[2]).split("|")))
+        elif names and matches_only(pattern, names):
+            listed = matching(pattern, names)
+        else:
+            others[pattern] = schema
+            continue
+        for name in listed:
+            properties[name] = all_of([properties.get(name, True), schema])
+    node |= {"properties": properties, "patternProperties": others}
+
+
+def take_property_names(node: dict[str, Any]) -> Iterator[Schema]:
+    """Take propertyNames out of `node`; yield schemas of patternProperties that say the same."""
+    names = node.get("propertyNames")
+    if isinstance(names, bool):
+        del node["propertyNames"]
+        yield True if names else {"maxProperties": 0}
+        return
+    patterns = _patterns_of(names) if isinstance(names, dict) else None
+    if patterns is None:
+        return
+    del node["propertyNames"]
+    yield from ({"patternProperties": {pattern: True}, "additionalProperties": False} for pattern in patterns)
+
+
 def matches_only(pattern: str, names: Iterable[str]) -> bool:
     """Say whether a pattern matches none but these names."""
     others = ({"pattern": f"^(?:{other_strings(part)})$"} for part in _parts(names))
@@ -39,6 +79,21 @@ def matches_only(pattern: str, names: Iterable[str]) -> bool:
 def matching(pattern: str, names: Iterable[str]) -> list[str]:
     """Return those of the names that a pattern matches."""
     return [name for name in names if not _is_empty({"pattern": pattern}, {"enum": [name]})]
+
+
+def _patterns_of(names: dict[str, Any]) -> list[str] | None:
+    """Say in patterns, all of which must match, what a schema asks of a name; None if that cannot be said."""
+    shortest, longest = names.get("minLength", 0), names.get("maxLength")
+    patterns = [names["pattern"]] if "pattern" in names else []
+    if "minLength" in names or "maxLength" in names:
+        patterns.append(f"^(?s:.{{{int(shortest)},{'' if longest is None else int(longest)}}})$")
+    values = [names["const"]] if "const" in names else names.get("enum")
+    if values is not None:
+        escaped = [re.escape(value) for value in values if isinstance(value, str)]
+        patterns.append(f"^(?:{'|'.join(escaped)})$" if escaped else "^[^\\s\\S]$")
+    known = {"pattern", "minLength", "maxLength", "const", "enum"}
+    known |= {"type"} if names.get("type") == "string" else set()
+    return patterns if set(names) <= known else None
 
 
 def _parts(names: Iterable[str]) -> Iterator[list[str]]:

@@ -7,12 +7,11 @@ come first, for example. What cannot be said stays, and llguidance refuses it by
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
 from jaxllm.constraints.limits import refuse
-from jaxllm.constraints.name_patterns import matches_only, matching
+from jaxllm.constraints.name_patterns import list_pattern_properties, take_property_names
 from jaxllm.constraints.schema_negation import Schema, all_of, any_of, negated
 
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties", "minContains")
@@ -32,8 +31,6 @@ _FORMATS: dict[str, dict[str, str]] = {
     "iri-reference": {"pattern": "^[A-Za-z0-9/._~-]*$"},
     "uri-template": {"pattern": "^[A-Za-z0-9/._~-]*$"},
 }
-_LISTED_NAMES = re.compile(r"\^(?:(\w{1,64})|\((?:\?:)?(\w{1,64}(?:\|\w{1,64}){0,63})\))\$")
-"""The pattern of one name, or of a few in parentheses."""
 _IN_PLACE = ("$ref", "$dynamicRef", "anyOf", "oneOf", "if", "dependentSchemas", "dependencies")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _SCHEMAS = ("items", "prefixItems", "additionalItems", "additionalProperties", "allOf", "anyOf", "oneOf")
@@ -84,13 +81,13 @@ class Rewriter:
             node |= _FORMATS.get(node["format"], {})
             if "pattern" in _FORMATS.get(node["format"], {}):
                 del node["format"]
-        _name_patterns_out(node, self._names)
+        list_pattern_properties(node, self._names)
         yield from _take_unevaluated(node)
         yield from _take_not(node)
         yield from _take_if(node)
         yield from _take_dependencies(node)
         yield from _take_contains(node)
-        yield from _take_property_names(node)
+        yield from take_property_names(node)
         if self._expands_one_of:
             yield from _take_one_of(node)
         if node.get("uniqueItems") is False or (node.get("uniqueItems") and node.get("maxItems", 2) <= 1):
@@ -103,29 +100,6 @@ def _length(item: tuple[str, Any]) -> int:
     if isinstance(value, str):
         return len(key) + len(value)
     return len(key) + (len(json.dumps(value)) if key in ("enum", "const", "default", "examples") else 6)
-
-
-def _name_patterns_out(node: dict[str, Any], names: Collection[str]) -> None:
-    """Make properties of patterns that only list names: llguidance offers a name for them that `properties` has taken.
-
-    Such a pattern is a list in so many words, or one that matches none but `names`, of properties anywhere in the
-    schema. Where a name is in both, both schemas must hold.
-    """
-    patterns, properties = node.get("patternProperties"), node.get("properties", {})
-    if not patterns or not isinstance(patterns, dict) or not isinstance(properties, dict):
-        return
-    properties, others = dict(properties), {}
-    for pattern, schema in patterns.items():
-        if match := _LISTED_NAMES.fullmatch(pattern):
-            listed = list(dict.fromkeys((match[1] or match[2]).split("|")))
-        elif names and matches_only(pattern, names):
-            listed = matching(pattern, names)
-        else:
-            others[pattern] = schema
-            continue
-        for name in listed:
-            properties[name] = all_of([properties.get(name, True), schema])
-    node |= {"properties": properties, "patternProperties": others}
 
 
 def _take_not(node: dict[str, Any]) -> Iterator[Schema]:
@@ -187,34 +161,6 @@ def _take_contains(node: dict[str, Any]) -> Iterator[Schema]:
     node.pop("minContains", None)
     node.pop("maxContains", None)
     yield {"prefixItems": [wanted] * count, "items": others, "minItems": count} if count else {"items": others}
-
-
-def _take_property_names(node: dict[str, Any]) -> Iterator[Schema]:
-    names = node.get("propertyNames")
-    if isinstance(names, bool):
-        del node["propertyNames"]
-        yield True if names else {"maxProperties": 0}
-        return
-    patterns = _name_patterns(names) if isinstance(names, dict) else None
-    if patterns is None:
-        return
-    del node["propertyNames"]
-    yield from ({"patternProperties": {pattern: True}, "additionalProperties": False} for pattern in patterns)
-
-
-def _name_patterns(names: dict[str, Any]) -> list[str] | None:
-    """Say in patterns, all of which must match, what a schema asks of a name; None if that cannot be said."""
-    shortest, longest = names.get("minLength", 0), names.get("maxLength")
-    patterns = [names["pattern"]] if "pattern" in names else []
-    if "minLength" in names or "maxLength" in names:
-        patterns.append(f"^(?s:.{{{int(shortest)},{'' if longest is None else int(longest)}}})$")
-    values = [names["const"]] if "const" in names else names.get("enum")
-    if values is not None:
-        escaped = [re.escape(value) for value in values if isinstance(value, str)]
-        patterns.append(f"^(?:{'|'.join(escaped)})$" if escaped else "^[^\\s\\S]$")
-    known = {"pattern", "minLength", "maxLength", "const", "enum"}
-    known |= {"type"} if names.get("type") == "string" else set()
-    return patterns if set(names) <= known else None
 
 
 def _take_unevaluated(node: dict[str, Any]) -> Iterator[Schema]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +20,7 @@ from jaxllm.engine.params_resolver import InputLimits
 from jaxllm.engine.profiler import StepProfiler
 from jaxllm.engine.refused_methods import ENGINE_REFUSES, RefusesMethods
 from jaxllm.engine.stats_log import StatsLogger
-from jaxllm.engine.turn import locked
+from jaxllm.engine.turn import FairLock, locked
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import RequestOutput
 from jaxllm.params.checks import INT32_MAX, check_bool, check_str, shown
@@ -61,7 +60,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         self.tokenizer = tokenizer
         self.grammars = grammars
         self._home = engines_home()
-        self._lock = threading.RLock()
+        self._lock = FairLock()
         self._core = core
         stats = core.stats()
         cache_info = cache_config_info(config, stats.num_blocks, core.max_model_len)
@@ -324,7 +323,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
     def shutdown(self) -> None:
         """Release the device; may be called twice. In a forked child nothing is done."""
         if self._home.is_here:
-            with self._lock:
+            with self._lock.take():
                 _release(self._home, self._profiler, self._core)
 
 

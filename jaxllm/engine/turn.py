@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Concatenate, Protocol
 
 from jaxllm.utils.forks import Home
@@ -64,11 +64,40 @@ def in_turn[Owner: TakesTurns, **P, R](
     return call_in_turn
 
 
+class FairLock:
+    """A lock that goes to the thread that has waited longest; who holds it may take it again.
+
+    A plain lock goes to whoever is awake, so that a loop of steps takes it again and again before an abort gets it.
+    """
+
+    def __init__(self) -> None:
+        # A signal handler may run, and take the lock, in a thread that waits for it.
+        self._next = threading.RLock()
+        self._lock = threading.RLock()
+        self._holder: int | None = None
+
+    @contextmanager
+    def take(self) -> Iterator[None]:
+        """Wait for the lock and hold it."""
+        if self._holder == threading.get_ident():
+            yield
+            return
+        with ExitStack() as waiting:
+            waiting.enter_context(self._next)
+            with self._lock:
+                waiting.close()
+                try:
+                    self._holder = threading.get_ident()
+                    yield
+                finally:
+                    self._holder = None
+
+
 class HasLock(Protocol):
     """An object whose methods exclude each other."""
 
     _home: Home
-    _lock: threading.RLock
+    _lock: FairLock
 
 
 def locked[Owner: HasLock, **P, R](
@@ -79,7 +108,7 @@ def locked[Owner: HasLock, **P, R](
     @functools.wraps(method)
     def call_locked(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> R:
         self._home.check()
-        with self._lock:
+        with self._lock.take():
             return method(self, *args, **kwargs)
 
     return call_locked

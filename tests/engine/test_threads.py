@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from jaxllm.engine.turn import FairLock
 from jaxllm.llm import LLM
 from jaxllm.sampling_params import BeamSearchParams, SamplingParams
 from jaxllm.text.tokenizer import Tokenizer
@@ -152,6 +153,24 @@ def test_another_thread_may_abort_through_the_engine(llm: LLM, core: FakeCore) -
         with pytest.raises(RuntimeError, match=r"1 of 2 requests ended without an output"):
             running.result(20)
     assert not core.requests
+
+
+def test_the_lock_goes_to_the_thread_that_waits() -> None:
+    """A loop that gives the lock back and takes it again, as one of steps does, lets another thread in between."""
+    lock, order = FairLock(), []
+
+    def take(name: str) -> None:
+        with lock.take(), lock.take():
+            order.append(name)
+
+    with ThreadPoolExecutor(1) as pool:
+        with lock.take():
+            other = pool.submit(take, "other")
+            time.sleep(0.1)
+            assert not order
+        take("loop")
+        other.result(20)
+    assert order == ["other", "loop"]
 
 
 def test_requests_that_a_scheduler_loses_are_not_waited_for(llm: LLM, core: FakeCore) -> None:
