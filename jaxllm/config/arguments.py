@@ -23,6 +23,7 @@ from jaxllm.config.kinds import (
     Json,
     Names,
     Number,
+    Sizes,
     Switch,
     Text,
     Token,
@@ -160,6 +161,12 @@ class EngineArguments(UnsupportedArguments):
         Integer(1, MAX_NUM_BATCHED_TOKENS, optional=True, sized=True),
         _SCHEDULER,
         "tokens of one step; default: 512 (CPU) or 2048",
+    )
+    cudagraph_capture_sizes: list[int] | None = argument(
+        None,
+        Sizes(MAX_NUM_BATCHED_TOKENS),
+        "CompilationConfig",
+        "tokens of the steps that get a program, besides the largest; default: the smallest, each time twice as many",
     )
     max_num_seqs: int | None = argument(
         None, Integer(1, MAX_NUM_SEQS, optional=True, sized=True), _SCHEDULER, "requests run together; default: 256"

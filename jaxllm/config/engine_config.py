@@ -72,6 +72,8 @@ class EngineConfig:
     num_gpu_blocks_override: int | None
     max_num_seqs: int
     max_num_batched_tokens: int
+    cudagraph_capture_sizes: tuple[int, ...] | None
+    """The tokens of steps that get a program, besides the largest; None: the smallest, each time twice as many."""
     long_prefill_token_threshold: int
     enable_chunked_prefill: bool
     scheduling_policy: Literal["fcfs", "priority"]

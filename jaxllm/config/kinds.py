@@ -15,6 +15,7 @@ from jaxllm.utils.argparse_utils import human_readable_int
 
 MAX_TEXT = 65_536
 MAX_NAMES = 64
+MAX_SIZES = 1024
 
 
 class Kind(Protocol):
@@ -200,6 +201,24 @@ class Names:
 
     def flag(self) -> dict[str, Any]:
         return {"nargs": "+", "metavar": self.metavar}
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """The value is a list of integers in [1, high]; an empty one says nothing."""
+
+    high: int
+
+    def check(self, name: str, value: Any) -> list[int] | None:
+        if value is None:
+            return None
+        if isinstance(value, str) or not isinstance(value, Sequence) or len(value) > MAX_SIZES:
+            message = f"{name} must be a list of at most {MAX_SIZES}, got {shown(value)} ({type(value).__name__})."
+            raise VLLMValidationError(message, parameter=name, value=value)
+        return [check_int(f"{name}[{i}]", size, 1, self.high, parameter=name) for i, size in enumerate(value)] or None
+
+    def flag(self) -> dict[str, Any]:
+        return {"type": int, "nargs": "+", "metavar": "N"}
 
 
 @dataclasses.dataclass(frozen=True)

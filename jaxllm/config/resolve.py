@@ -255,9 +255,14 @@ def _resolve_limits(args: EngineArguments, platform: str, max_model_len: int) ->
             parameter="max_num_batched_tokens",
             value=tokens,
         )
+    sizes = args.cudagraph_capture_sizes
+    if sizes and (beyond := [size for size in sizes if size > tokens]):
+        message = "cudagraph_capture_sizes: no step has %s tokens, since max_num_batched_tokens is %d"
+        logger.warning(message, ", ".join(map(str, beyond)), tokens)
     return {
         "block_size": args.block_size or DEFAULT_BLOCK_SIZE[platform],
         "max_num_batched_tokens": tokens,
+        "cudagraph_capture_sizes": None if sizes is None else tuple(sizes),
         "max_num_seqs": args.max_num_seqs or min(DEFAULT_NUM_SEQS, tokens),
         "enable_prefix_caching": args.enable_prefix_caching is not False,
         "enable_chunked_prefill": chunked,

@@ -160,8 +160,7 @@ class UnsupportedArguments:
 
     # Compilation and kernels
     compilation_config: Any = unsupported(None, _GRAPHS, also=({},), aliases=("-cc",))
-    cudagraph_capture_sizes: list[int] | None = unsupported(None, _GRAPHS, also=([],))
-    max_cudagraph_capture_size: int | None = unsupported(None, _GRAPHS)
+    max_cudagraph_capture_size: int | None = unsupported(None, "see cudagraph_capture_sizes")
     optimization_level: int = unsupported(2, _GRAPHS, aliases=("-O",))
     performance_mode: str = unsupported("balanced", "see max_num_batched_tokens and max_num_seqs")
     kernel_config: Any = unsupported(None, _KERNELS, also=({},))

@@ -63,6 +63,7 @@ def step_config(config: EngineConfig, max_model_len: int, host: HostProcessors |
     return StepConfig(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        sizes=config.cudagraph_capture_sizes,
         max_model_len=max_model_len,
         attention=config.attention,
         max_logprobs=config.max_logprobs,

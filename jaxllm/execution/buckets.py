@@ -13,13 +13,18 @@ class Bucket(NamedTuple):
     num_seqs: int
 
 
-def make_buckets(max_num_batched_tokens: int, max_num_seqs: int, least: int) -> tuple[Bucket, ...]:
-    """Return sizes from `least`, each twice the last, up to the token budget, with as many sequences as they hold."""
-    sizes = [size for size in _doubled(least, max_num_batched_tokens) if size < max_num_batched_tokens]
+def make_buckets(
+    max_num_batched_tokens: int, max_num_seqs: int, least: int, sizes: Sequence[int] | None = None
+) -> tuple[Bucket, ...]:
+    """Return buckets of these numbers of tokens, and of the token budget, with as many sequences as they hold.
+
+    Sizes are rounded up to a multiple of `least`; left out, they are `least`, each time twice as many.
+    """
     # A budget that is none of these would pad its fullest steps for nothing.
-    sizes.append(-(-max_num_batched_tokens // least) * least)
+    wanted = [*(_doubled(least, max_num_batched_tokens) if sizes is None else sizes), max_num_batched_tokens]
+    rounded = {-(-size // least) * least for size in wanted if size <= max_num_batched_tokens}
     most_seqs = _doubled(least, max_num_seqs)[-1]
-    return tuple(Bucket(size, min(size, most_seqs)) for size in sizes)
+    return tuple(Bucket(size, min(size, most_seqs)) for size in sorted(rounded))
 
 
 def pick_bucket(buckets: Sequence[Bucket], num_tokens: int, num_seqs: int) -> Bucket:

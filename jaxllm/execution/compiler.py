@@ -88,6 +88,8 @@ class StepConfig:
     max_logprobs: int
     """The most log-probabilities that a row can ask for, no more than the vocabulary has tokens."""
     platform: str
+    sizes: tuple[int, ...] | None = None
+    """The tokens of the buckets besides the largest; None: the smallest, each time twice as many."""
     logprobs_mode: str = "raw_logprobs"
     processors: tuple[LogitsProcessor, ...] = ()
     """The functions that the step calls, on the device or on the host."""
@@ -105,9 +107,9 @@ class StepCompiler:
 
     def __init__(self, config: StepConfig, model: Model, mesh: Mesh) -> None:
         self.config, self.model, self.mesh = config, model, mesh
-        least = max(min_rows(config.platform, model.dtype), config.attention.row_alignment)
+        self._least = max(min_rows(config.platform, model.dtype), config.attention.row_alignment)
         self.options = compiler_options(config.platform, model.dtype, config.batch_invariant)
-        self.buckets = make_buckets(config.max_num_batched_tokens, config.max_num_seqs, least)
+        self.buckets = make_buckets(config.max_num_batched_tokens, config.max_num_seqs, self._least, config.sizes)
 
     @property
     def max_rows(self) -> int:
@@ -232,7 +234,7 @@ class StepCompiler:
             # on the host take all rows at once.
             logits_tile=self.max_rows if self.config.platform == "gpu" or self.config.host_processors else LOGITS_TILE,
             # Elsewhere the head takes as long as its weights take to read.
-            few_rows=self.buckets[0].num_tokens if self.config.platform == "cpu" else None,
+            few_rows=self._least if self.config.platform == "cpu" else None,
         )
 
     def _replicated(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:

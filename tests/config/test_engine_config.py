@@ -138,6 +138,12 @@ def test_limits_depend_on_one_another(make_model: MakeModel, fields: dict[str, A
     assert (config.max_num_batched_tokens, config.max_num_seqs) == (tokens, seqs)
 
 
+def test_sizes_that_no_step_has(make_model: MakeModel, caplog: pytest.LogCaptureFixture):
+    fields: dict[str, Any] = {"cudagraph_capture_sizes": [8, 64, 128, 512], "max_num_batched_tokens": 64}
+    assert resolve(make_model(), **fields).cudagraph_capture_sizes == (8, 64, 128, 512)
+    assert "no step has 128, 512 tokens, since max_num_batched_tokens is 64" in caplog.text
+
+
 def test_whole_prompts_need_room(make_model: MakeModel):
     with pytest.raises(VLLMValidationError, match="max_model_len=4096") as caught:
         resolve(make_model(), enable_chunked_prefill=False, max_num_batched_tokens=512)

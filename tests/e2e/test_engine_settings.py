@@ -57,6 +57,7 @@ ODD: list[dict[str, Any]] = [
     {"max_num_batched_tokens": 1, "max_num_seqs": None},
     {"max_num_batched_tokens": 7, "max_num_seqs": 2, "kv_cache_memory_bytes": "1m"},
     {"block_size": 128, "max_num_seqs": 1},
+    {"cudagraph_capture_sizes": [16, 5000], "max_num_batched_tokens": 64},
     {"num_gpu_blocks_override": 5},
     {"async_scheduling": False, "enable_prefix_caching": False, "long_prefill_token_threshold": 3},
     {"enable_chunked_prefill": False, "max_num_batched_tokens": 64},

@@ -170,6 +170,19 @@ def test_buckets_cover_every_step(tokens: int, seqs: int, least: int) -> None:
         pick_bucket(buckets, buckets[-1].num_tokens + 1, 1)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([], [(512, 64)]),
+        ([16], [(16, 16), (512, 64)]),
+        ([64, 8, 1, 3, 64], [(8, 8), (64, 64), (512, 64)]),
+        ([60, 512, 513, 4096], [(64, 64), (512, 64)]),
+    ],
+)
+def test_buckets_of_sizes(sizes: list[int], expected: list[tuple[int, int]]) -> None:
+    assert make_buckets(512, 64, 8, sizes) == tuple(Bucket(*each) for each in expected)
+
+
 def test_few_programs_by_default() -> None:
     assert len(make_buckets(512, 256, 8)) == 7
     assert len(make_buckets(512, 256, 4)) == 8
