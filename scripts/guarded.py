@@ -31,20 +31,18 @@ class Guarded:
 
 
 CHECKS = {
-    # Kernels in their interpreters, by themselves and in the engine.
-    "interpreters": Guarded(
+    # Kernels in their interpreters, and in plain XLA, by themselves and in the engine.
+    "kernels": Guarded(
         files=(
             "pallas_kernels/paged_attention/*.py",
             "pallas_kernels/paged_attention/gpu/**/*.py",
             "pallas_kernels/paged_attention/tpu/**/*.py",
+            "jaxllm/execution/options.py",
             "jaxllm/execution/step.py",
             "models/layers.py",
             "models/model.py",
-            "tests/pallas_kernels/test_gpu_*.py",
-            "tests/pallas_kernels/test_tpu_kernel.py",
-            "tests/pallas_kernels/conftest.py",
-            "tests/pallas_kernels/gpu.py",
-            "tests/pallas_kernels/steps.py",
+            "tests/pallas_kernels/*.py",
+            "tests/e2e/test_batch_invariance.py",
             "tests/e2e/test_kernels.py",
             "tests/e2e/kernel_runs.py",
         ),

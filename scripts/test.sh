@@ -52,21 +52,17 @@ if must_run tpu_compiler; then
 fi
 run_pytest() { .venv/bin/python -m pytest --durations=15 --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@"; }
 # The interpreter of GPU kernels waits for ever with the two threads that XLA has on two cores: NPROC gives it more.
-run_interpreters() { NPROC=8 run_pytest "$@"; }
-interpreter_tests=(tests/pallas_kernels/test_gpu_{decode,prefill,write}.py tests/pallas_kernels/test_tpu_kernel.py
-  tests/e2e/test_kernels.py)
-golden_tests=(tests/models/test_goldens_notice.py)
+run_kernels() { NPROC=8 run_pytest "$@"; }
 if [ $# = 0 ]; then
-  if must_run interpreters; then
-    part "pytest, interpreters" guarded interpreters run_interpreters "${interpreter_tests[@]}" || failed=1
+  if must_run kernels; then
+    part "pytest, kernels" guarded kernels run_kernels -m kernels tests/pallas_kernels tests/e2e || failed=1
   fi
   if must_run goldens_notice; then
-    part "pytest, goldens" guarded goldens_notice run_pytest "${golden_tests[@]}" || failed=1
+    part "pytest, goldens" guarded goldens_notice run_pytest -m goldens_notice tests/models || failed=1
   fi
-  apart=("${interpreter_tests[@]}" "${golden_tests[@]}")
-  part "pytest" run_pytest "${apart[@]/#/--ignore=}" || failed=1
+  part "pytest" run_pytest -m "not kernels and not goldens_notice" || failed=1
 elif [[ "$*" == *pallas_kernels* ]]; then
-  part "pytest" run_interpreters "$@" || failed=1
+  part "pytest" run_kernels "$@" || failed=1
 else
   part "pytest" run_pytest "$@" || failed=1
 fi

@@ -12,13 +12,6 @@ from jaxllm import LLM, RequestOutput, SamplingParams
 FOLDER = Path(__file__).parent.parent / "data" / "goldens"
 TOLERANCE = 1e-4
 NUM_TOKENS = 64
-# Tests that make engines of these settings find each other's programs in the cache.
-FLOAT32: dict[str, Any] = {
-    "dtype": "float32",
-    "enforce_eager": True,
-    "max_num_batched_tokens": 512,
-    "max_num_seqs": 512,
-}
 
 
 def load_rows(name: str) -> list[dict[str, Any]]:

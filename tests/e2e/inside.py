@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
 from jaxllm import LLM
+from jaxllm.beam_search import BeamSearchOutput
 from jaxllm.engine.core import EngineCore
 from jaxllm.engine.core_client import InprocClient
 from jaxllm.scheduling.scheduler import Scheduler
@@ -21,3 +27,36 @@ def core_of(llm: LLM) -> EngineCore:
 def scheduler_of(llm: LLM) -> Scheduler:
     """Return the core's scheduler."""
     return core_of(llm)._scheduler
+
+
+@contextmanager
+def limited(scheduler: Scheduler, budget: int, num_blocks: int | None = None) -> Iterator[None]:
+    """Give steps fewer tokens, and take blocks away; without, prefixes are not cached: that would make chunks fewer.
+
+    Engines of other sizes would do the same with more programs to compile.
+    """
+    config, cache, taken = scheduler.config, scheduler.cache, array("i")
+    scheduler.config = replace(config, max_num_batched_tokens=budget)
+    if num_blocks is None:
+        cache.enable_prefix_caching = False
+    else:
+        taken = cache.pool.take(cache.pool.num_available - num_blocks)
+    try:
+        yield
+    finally:
+        cache.pool.release(taken)
+        cache.enable_prefix_caching = True
+        scheduler.config = config
+
+
+def generated(output: BeamSearchOutput) -> list[list[int]]:
+    """Return the tokens of each beam after the prompt."""
+    return [each.tokens[len(each.orig_prompt["prompt_token_ids"]) :] for each in output.sequences]
+
+
+def assert_nothing_left(scheduler: Scheduler) -> None:
+    """Check that no request and no block is left."""
+    scheduler.check()
+    stats = scheduler.stats()
+    assert (stats.num_blocks_in_use, stats.num_running_reqs, stats.num_waiting_reqs) == (0, 0, 0)
+    assert not scheduler.cache.parked

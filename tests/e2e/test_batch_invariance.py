@@ -16,7 +16,8 @@ import pytest
 from jaxllm import LLM, RequestOutput, SamplingParams
 from jaxllm.logprobs import Logprob
 from jaxllm.sampling_params import StructuredOutputsParams
-from tests.e2e.tiny_engine import CONTEXT, NUM_LOGPROBS, Job, RecordingScheduler, limited, run_together, tiny_llm
+from tests.e2e.inside import limited
+from tests.e2e.tiny_engine import CONTEXT, NUM_LOGPROBS, Job, RecordingScheduler, run_together, tiny_llm
 from tests.e2e.tiny_tokenizer import save_tokenizer
 
 SCHEMA = {
@@ -68,6 +69,7 @@ class Engines:
             "tokenizer": self.tokenizer,
             "skip_tokenizer_init": False,
             "max_num_batched_tokens": WHOLE,
+            "cudagraph_capture_sizes": [8, 32, 128],
             "max_num_seqs": NUM_JOBS,
             "num_gpu_blocks_override": 1600,
             "hf_overrides": {"max_position_embeddings": CONTEXT},
@@ -231,10 +233,12 @@ def test_neighbours_that_use_no_feature(whole: Engine, reference: list[RequestOu
     assert got == [reference[index].outputs[0].token_ids for index in indices]
 
 
+@pytest.mark.kernels
 def test_would_differ_without(engines: Engines) -> None:
     """This is the negative control: invariance is off, and so are the CPU's kernels, which cannot be otherwise."""
     jobs = [JOBS[index] for index in SHORT]
-    with engines(batch_invariant=False, attention_config={"backend": "xla"}) as (llm, _):
+    shapes = {"max_num_batched_tokens": 128, "cudagraph_capture_sizes": [8]}
+    with engines(batch_invariant=False, attention_config={"backend": "xla"}, **shapes) as (llm, _):
         alone = run_alone(llm, jobs)
         assert llm.reset_prefix_cache()
         together = run_together(llm, jobs)

@@ -9,7 +9,12 @@ ROWS = load_rows("gemma-3-270m-q4_k_m")
 
 
 # Few buckets: most of the time goes into programs.
-SMALL: dict[str, Any] = {"enforce_eager": True, "max_num_batched_tokens": 256, "max_num_seqs": 16}
+SMALL: dict[str, Any] = {
+    "enforce_eager": True,
+    "max_num_batched_tokens": 256,
+    "max_num_seqs": 16,
+    "cudagraph_capture_sizes": [16],
+}
 
 
 def test_float32_equals_hf(gemma_path: str) -> None:

@@ -12,6 +12,7 @@ from copy import deepcopy
 import pytest
 
 from jaxllm import LLM, RequestOutput, SamplingParams, TokensPrompt
+from tests.e2e.inside import limited
 from tests.e2e.tiny_engine import (
     CASE,
     NUM_LOGPROBS,
@@ -20,7 +21,6 @@ from tests.e2e.tiny_engine import (
     RecordingScheduler,
     difference,
     differences,
-    limited,
     run_together,
     tiny_llm,
 )
@@ -100,7 +100,7 @@ def hit_rate(outputs: Sequence[RequestOutput], block_size: int) -> float:
 @pytest.fixture(scope="module")
 def whole() -> Iterator[Engine]:
     """Start an engine that takes every prompt whole, 64 requests at a time, with blocks in plenty."""
-    arguments = {"max_num_batched_tokens": WHOLE, "max_num_seqs": 64}
+    arguments = {"max_num_batched_tokens": WHOLE, "max_num_seqs": 64, "cudagraph_capture_sizes": [8, 64]}
     with tiny_llm(CASE, **arguments) as engine:
         yield engine
 

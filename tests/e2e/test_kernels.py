@@ -16,6 +16,8 @@ from safetensors.numpy import save_file
 from jaxllm.models import Model, get_family
 from pallas_kernels.paged_attention.gpu.common import INTERPRETER_THREADS
 
+pytestmark = pytest.mark.kernels
+
 NUM_LAYERS = 2
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128, "hidden_size": 64,

@@ -21,6 +21,7 @@ SETTINGS: dict[str, Any] = {
     "enforce_eager": True,
     "max_num_batched_tokens": 512,
     "max_num_seqs": 16,
+    "cudagraph_capture_sizes": [16],
 }
 
 

@@ -41,6 +41,7 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "block_size": 8,
         "max_num_batched_tokens": 16,
         "max_num_seqs": 16,
+        "cudagraph_capture_sizes": [16],
         "max_logprobs": -1,
         "batch_invariant": True if IS_INVARIANT else None,
         "logits_processors": [tilt],

@@ -58,6 +58,7 @@ def llm(smollm2_path: str) -> Iterator[LLM]:
         max_model_len=256,
         max_num_seqs=NUM_SEQS,
         max_num_batched_tokens=4 * NUM_SEQS,
+        cudagraph_capture_sizes=[8, NUM_SEQS],
         long_prefill_token_threshold=CHUNK,
         block_size=BLOCK_SIZE,
         num_gpu_blocks_override=NUM_BLOCKS,

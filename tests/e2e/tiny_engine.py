@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from jaxllm import LLM, CompletionOutput, RequestOutput, SamplingParams, TokensPrompt
@@ -94,26 +93,6 @@ def tiny_llm(case: str, **arguments: Any) -> Iterator[tuple[LLM, RecordingSchedu
     }
     with LLM(str(folder(case)), **(defaults | arguments)) as llm:
         yield llm, made[0]
-
-
-@contextmanager
-def limited(scheduler: RecordingScheduler, budget: int, num_blocks: int | None = None) -> Iterator[None]:
-    """Give steps fewer tokens, and take blocks away; without, prefixes are not cached: that would make chunks fewer.
-
-    Engines of other sizes would do the same with more programs to compile.
-    """
-    config, cache, taken = scheduler.config, scheduler.cache, array("i")
-    scheduler.config = replace(config, max_num_batched_tokens=budget)
-    if num_blocks is None:
-        cache.enable_prefix_caching = False
-    else:
-        taken = cache.pool.take(cache.pool.num_available - num_blocks)
-    try:
-        yield
-    finally:
-        cache.pool.release(taken)
-        cache.enable_prefix_caching = True
-        scheduler.config = config
 
 
 def run_together(llm: LLM, jobs: Sequence[Job]) -> list[RequestOutput]:

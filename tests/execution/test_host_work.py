@@ -17,6 +17,7 @@ import pytest
 
 from jaxllm.constraints.bits import RowMask
 from jaxllm.execution.batch import build
+from jaxllm.execution.compiler import ProgramKey
 from jaxllm.execution.model_runner import ModelRunner, RunningStep
 from jaxllm.execution.programs import Programs
 from jaxllm.execution.step import StepOutput, StepShape
@@ -47,17 +48,21 @@ def make_plan(*num_tokens: int, params: SamplingParams | None = None) -> StepPla
     return StepPlan(step_id=0, chunks=chunks, num_preempted=0)
 
 
-class FakePrograms(Programs[StepShape]):
-    """Stands in for programs: computes nothing and keeps what it is given."""
+class FakePrograms(Programs[ProgramKey]):
+    """Stands in for the programs of steps: computes nothing and keeps what it is given."""
 
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self, others: Programs[ProgramKey], num_rows: int) -> None:
         super().__init__(lambda shape: None, (), ahead=False)
+        self._others = others
         self.arguments: tuple[Any, ...] = ()
         row_s, row_sk = jnp.zeros(num_rows), jnp.zeros((num_rows, 5))
         self._plain = StepOutput(row_s.astype(jnp.int32), None)
         self._full = StepOutput(row_s.astype(jnp.int32), Logprobs(row_s, row_s, row_sk, row_sk, row_sk, None))
 
-    def get(self, key: StepShape) -> Any:
+    def get(self, key: ProgramKey) -> Any:
+        if not isinstance(key, StepShape):
+            return self._others.get(key)
+
         def program(params: Any, state: Any, *arguments: Any) -> tuple[Any, StepOutput]:
             self.arguments = arguments
             return state, self._full if key.is_full else self._plain
@@ -65,9 +70,15 @@ class FakePrograms(Programs[StepShape]):
         return program
 
 
+def make_ready(runner: ModelRunner, plan: StepPlan) -> None:
+    """Let a step make what every later one finds on the device."""
+    runner.programs = cast(Any, FakePrograms(runner.programs, runner.compiler.max_rows))
+    runner.run(plan, [None] * len(plan.chunks)).result()
+
+
 def arguments_of(runner: ModelRunner, plan: StepPlan, masks: Any = None) -> tuple[Any, ...]:
     """Return what a step gives to its program besides parameters and state, having sent nothing on its own."""
-    programs = FakePrograms(runner.compiler.max_rows)
+    programs = FakePrograms(runner.programs, runner.compiler.max_rows)
     runner.programs = cast(Any, programs)
     with jax.transfer_guard_host_to_device("disallow_explicit"):
         runner.run(plan, masks or [None] * len(plan.chunks))
@@ -78,7 +89,7 @@ def arguments_of(runner: ModelRunner, plan: StepPlan, masks: Any = None) -> tupl
 def test_two_arrays_are_sent_whatever_the_step(num_tokens: tuple[int, ...]) -> None:
     runner = make_runner()
     full = make_plan(*num_tokens, params=SamplingParams(logprobs=2, top_k=3))
-    runner.run(full, [None] * len(num_tokens)).result()  # makes what every later one finds on the device
+    make_ready(runner, full)
     rare = []
     for plan in (make_plan(*num_tokens), full, full):
         previous, ints, floats, unused = arguments_of(runner, plan)
@@ -101,7 +112,7 @@ def test_two_arrays_are_sent_whatever_the_step(num_tokens: tuple[int, ...]) -> N
 def test_rare_arrays_are_sent_only_when_used(params: dict[str, Any], num_sent: int, num_masks: int) -> None:
     runner = make_runner()
     plan = make_plan(5, 3, params=SamplingParams(**params))
-    runner.run(plan, [None, None]).result()
+    make_ready(runner, plan)
     assert sum(isinstance(x, np.ndarray) for x in arguments_of(runner, plan)[-1]) == num_sent
     bits_w = np.full(10, -1, np.int32)
     masked = arguments_of(runner, plan, [RowMask(bits_w, bits_w), None])

@@ -49,10 +49,10 @@ def test_the_users_jax_settings_change_no_program() -> None:
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_the_pool_is_aliased_and_scratch_does_not_depend_on_it(dtype: jnp.dtype) -> None:
     compiler = make_compiler(dtype=dtype)
-    # One bucket of each kind stands for all: each costs two compiles.
+    # One bucket of each kind and dtype stands for all: each costs two compiles.
     shapes = compiler.shapes()
     plain, full = [shape for shape in shapes if not shape.is_full], [shape for shape in shapes if shape.is_full]
-    for shape in (plain[1], full[0]) if dtype == jnp.float32 else (full[0],):
+    for shape in (plain[1] if dtype == jnp.float32 else full[0],):
         temps = []
         for num_blocks in (33, 1025):
             memory = compiler.compile(shape, num_blocks).memory_analysis()
@@ -87,7 +87,7 @@ def test_nothing_compiles_after_warm_up() -> None:
     """The workload touches every bucket and every sampling feature, with chunks, decodes and hits."""
     llm = LLM(
         str(folder("llama3_tied")), dtype="float32", skip_tokenizer_init=True, block_size=16, max_num_batched_tokens=32,
-        max_num_seqs=16,
+        max_num_seqs=16, cudagraph_capture_sizes=[8],
     )  # fmt: skip
     features = [
         SamplingParams(temperature=0),

@@ -17,6 +17,8 @@ from tests.models.dense import dense_attention
 from tests.models.running import Runner, build_model, load
 from tests.models.tiny import read_goldens, read_tensors
 
+pytestmark = pytest.mark.goldens_notice
+
 NOTICED = 1e-2
 
 Change = Callable[[ModelConfig], ModelConfig]

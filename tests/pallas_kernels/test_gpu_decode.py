@@ -18,7 +18,7 @@ from pallas_kernels.paged_attention.gpu.splits import split_bounds
 from tests.pallas_kernels.gpu import assert_pools_equal, interpreted
 from tests.pallas_kernels.steps import LAYER, NO_WINDOW, NUM_LAYERS, SCALE, Step, fused, make_step, reference
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation")]
 # Around the edges of blocks, tiles and splits (of 128 positions here), and a longer chunk that is none of decode's.
 LENGTHS = [1, 17, 193]
 STEP = [(length, 1) for length in LENGTHS] + [(20, 4)]

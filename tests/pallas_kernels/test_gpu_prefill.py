@@ -15,7 +15,7 @@ from pallas_kernels.paged_attention.gpu.prefill import prefill_attention
 from pallas_kernels.paged_attention.tiles import Tiles
 from tests.pallas_kernels.steps import LAYER, NO_WINDOW, NUM_LAYERS, SCALE, Step, fused, make_step, reference
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation")]
 TILES = Tiles(decode=64, query=128, kv=64)
 # Two tiles of rows, the second of one row; a chunk at an odd position; chunks that the tile of the one before overlaps.
 RAGGED = [(5, 1), (129, 129), (150, 47), (33, 33), (97, 3)]

@@ -17,7 +17,7 @@ from pallas_kernels.paged_attention.rope import rotate
 from tests.pallas_kernels.gpu import assert_pools_equal, interpreted
 from tests.pallas_kernels.steps import LAYER, NUM_LAYERS, Step, fused, make_step, reference
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation")]
 # Decodes, and chunks that begin and end within blocks; rows of padding are between and after them.
 RAGGED = [(1, 1), (17, 1), (64, 1), (20, 4), (39, 23)]
 FLOAT8 = [jnp.float8_e4m3fn, jnp.float8_e5m2]

@@ -19,7 +19,7 @@ from pallas_kernels.paged_attention.implementations import IMPLEMENTATIONS
 from pallas_kernels.paged_attention.tpu import tpu_paged_attention, tpu_tiles
 from tests.pallas_kernels.steps import LAYER, NO_WINDOW, NUM_LAYERS, SCALE, Step, fused, make_step, reference
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation")]
 # A ring shorter than the list of tiles, and tiles shorter than the contexts.
 TILES = Tiles(decode=3, query=32, kv=128)
 # Decodes of 1 block to 3 and 1 token, chunks at odd positions, of several tiles, of two tokens in one slab.
