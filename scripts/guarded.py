@@ -48,6 +48,30 @@ CHECKS = {
         ),
         packages=("jax", "jaxlib", "ml_dtypes", "numpy"),
     ),
+    # More than SmolLM2 on one device: what the host does is the same there.
+    "device": Guarded(
+        files=(
+            "jaxllm/execution/*.py",
+            "jaxllm/loading/*.py",
+            "jaxllm/sampling/*.py",
+            "models/*.py",
+            "pallas_kernels/**/*.py",
+            "tests/data/goldens/*.json",
+            "tests/e2e/goldens.py",
+            "tests/e2e/inside.py",
+            "tests/e2e/sampling_cases.py",
+            "tests/e2e/tensor_parallel_runs.py",
+            "tests/e2e/test_gemma3.py",
+            "tests/e2e/test_quantization.py",
+            "tests/e2e/test_smollm2.py",
+            "tests/e2e/test_tensor_parallel.py",
+            "tests/e2e/tiny_engine.py",
+            "tests/execution/support.py",
+            "tests/execution/test_step_program.py",
+            "tests/models/*.py",
+        ),
+        packages=("flax", "jax", "jaxlib", "llvmlite", "ml_dtypes", "numpy", "safetensors", "tokenizers"),
+    ),
     "tpu_compiler": Guarded(
         files=(
             "pallas_kernels/paged_attention/*.py",

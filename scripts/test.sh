@@ -53,14 +53,18 @@ fi
 run_pytest() { .venv/bin/python -m pytest --durations=15 --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@"; }
 # The interpreter of GPU kernels waits for ever with the two threads that XLA has on two cores: NPROC gives it more.
 run_kernels() { NPROC=8 run_pytest "$@"; }
+guarded_tests() { # CHECK RUN FOLDER...: run the tests that are marked with a check's name
+  if must_run "$1"; then
+    part "pytest, $1" guarded "$1" "$2" -m "$1" "${@:3}"
+  else
+    report+=("pytest, $1: passed before, on the same sources")
+  fi
+}
 if [ $# = 0 ]; then
-  if must_run kernels; then
-    part "pytest, kernels" guarded kernels run_kernels -m kernels tests/pallas_kernels tests/e2e || failed=1
-  fi
-  if must_run goldens_notice; then
-    part "pytest, goldens" guarded goldens_notice run_pytest -m goldens_notice tests/models || failed=1
-  fi
-  part "pytest" run_pytest -m "not kernels and not goldens_notice" || failed=1
+  guarded_tests kernels run_kernels tests/pallas_kernels tests/e2e || failed=1
+  guarded_tests device run_pytest tests/e2e tests/execution tests/models || failed=1
+  guarded_tests goldens_notice run_pytest tests/models || failed=1
+  part "pytest" run_pytest -m "not kernels and not device and not goldens_notice" || failed=1
 elif [[ "$*" == *pallas_kernels* ]]; then
   part "pytest" run_kernels "$@" || failed=1
 else

@@ -2,8 +2,12 @@
 
 from typing import Any
 
+import pytest
+
 from jaxllm import LLM
 from tests.e2e.goldens import assert_equal_to_hf, assert_top5_close, generate_rows, load_rows
+
+pytestmark = pytest.mark.device
 
 ROWS = load_rows("gemma-3-270m-q4_k_m")
 

@@ -82,8 +82,8 @@ class Nucleus(LogitsProcessor):
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     """An engine whose blocks are too few for its requests."""
-    arguments = {"block_size": 8, "max_num_batched_tokens": 16, "max_num_seqs": 8, "num_gpu_blocks_override": 17}
-    arguments["cudagraph_capture_sizes"] = [16]
+    arguments: dict[str, Any] = {"block_size": 8, "max_num_seqs": 8, "num_gpu_blocks_override": 17}
+    arguments |= {"max_num_batched_tokens": 16, "cudagraph_capture_sizes": [16]}
     classes = [f"{__name__}:Forced", Counting, Nucleus]
     with tiny_llm(CASE, logits_processors=classes, logprobs_mode="processed_logprobs", **arguments) as made:
         yield made

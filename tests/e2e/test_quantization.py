@@ -13,6 +13,8 @@ from jaxllm import LLM, RequestOutput, SamplingParams
 from tests.e2e.goldens import load_rows
 from tests.e2e.inside import core_of
 
+pytestmark = pytest.mark.device
+
 PROMPTS = [row["prompt_ids"] for row in load_rows("smollm2-135m-instruct-q4_1") if 100 < len(row["prompt_ids"]) < 500]
 
 # Few buckets: most of the time goes into programs.

@@ -53,8 +53,19 @@ def test_the_log_probabilities_cover_what_they_should() -> None:
     assert sum(len(row["prompt_errors"]) for row in SCORED) <= 1
 
 
+MORE = [row for row in ROWS if 500 < len(row["prompt_ids"]) <= 1000]
+"""Rows of many tokens, of lengths between those of others."""
+
+
 def test_float32_equals_hf(llm: LLM) -> None:
-    assert_equal_to_hf(generate_rows(llm, ROWS), ROWS)
+    rows = [row for row in ROWS if row not in MORE]
+    assert_equal_to_hf(generate_rows(llm, rows), rows)
+
+
+@pytest.mark.device
+def test_float32_equals_hf_in_more_lengths(llm: LLM) -> None:
+    assert len(MORE) == 5
+    assert_equal_to_hf(generate_rows(llm, MORE), MORE)
 
 
 def test_bfloat16_is_close_to_hf(smollm2_path: str) -> None:

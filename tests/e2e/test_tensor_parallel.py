@@ -20,6 +20,8 @@ from tests.e2e.tiny_engine import TOLERANCE
 from tests.e2e.tiny_tokenizer import save_tokenizer
 from tests.loading.files import write_folder
 
+pytestmark = pytest.mark.device
+
 SIZES = ("1", "2", "8")
 SPREAD = SIZES[1:]
 NUM_LAYERS = 3

@@ -46,6 +46,7 @@ def test_the_users_jax_settings_change_no_program() -> None:
         assert [compiler.lower(key, 33).as_text() for key in keys] == expected
 
 
+@pytest.mark.device
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_the_pool_is_aliased_and_scratch_does_not_depend_on_it(dtype: jnp.dtype) -> None:
     compiler = make_compiler(dtype=dtype)
@@ -71,6 +72,7 @@ def weight_copies(compiler: StepCompiler) -> list[str]:
     return [line.strip() for line in text.splitlines() if re.search(pattern, line)]
 
 
+@pytest.mark.device
 def test_a_step_on_a_cpu_copies_no_weights() -> None:
     """Copies took a quarter of a decode step when layers were scanned, and more where einsums were not in 2-D."""
     assert not weight_copies(make_compiler(loop=LayerLoop.IN_PLACE))

@@ -15,6 +15,8 @@ from jaxllm.models.quantization import Quantized, quantize
 from tests.models.running import Runner, build_model, load
 from tests.models.tiny import CASES, read_goldens, read_tensors
 
+pytestmark = pytest.mark.device
+
 
 def rounded(weight: np.ndarray) -> np.ndarray:
     """Return what an HF matrix [out, in] is in int8; HF's other tensors have one dimension."""
