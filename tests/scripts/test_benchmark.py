@@ -1,4 +1,4 @@
-"""scripts/benchmark.py: what is compared, how it is judged and written down; the libraries themselves do not run."""
+"""scripts/benchmark.py: what is compared, how it is judged and written down; other libraries do not run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ import pytest
 from benchmarking import agreement, caching, charts, compare, contestants, report, sweep
 from benchmarking.prompts import FIRST_PLAIN_ID, Source
 from benchmarking.worker import PROGRAMS, Answer, BenchmarkError, Worker, read_files
+
+import jaxllm
+from tests.models.tiny import folder
 
 SHAPES = {
     "vocab_size": 1000, "hidden_size": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16,
@@ -510,6 +514,23 @@ def test_decode_step_is_what_more_tokens_cost():
 
     clock: Any = Clock()
     assert sweep.decode(clock, Source(1000), 4, 8, 9) == pytest.approx((2.0, 0.25))
+
+
+def test_our_own_worker(monkeypatch: pytest.MonkeyPatch):
+    """The library changes under the script; it runs here as it does there, on a tiny model."""
+    monkeypatch.syspath_prepend(PROGRAMS)
+    limits = {"skip_tokenizer_init": True, "max_num_batched_tokens": 8, "max_num_seqs": 8, "enforce_eager": True}
+    settings = {"library": "jaxllm", "model": str(folder("llama3_tied")), "dtype": "float32", "engine": limits}
+    engine = import_module("vllm_api").Engine(settings)
+    assert engine.versions()["jaxllm"] == jaxllm.__version__
+    [tokens] = engine.generate([[1, 2, 3]], [4])
+    [scored] = engine.reference([[1, 2, 3]], [4], top=2)
+    assert [token for token, _ in scored] == tokens
+    assert all(len(likeliest) == 2 for _, likeliest in scored)
+    hf = json.loads((folder("llama3_tied") / "config.json").read_text())
+    shapes = engine.shapes()
+    assert (shapes["vocab_size"], shapes["num_layers"]) == (hf["vocab_size"], hf["num_hidden_layers"])
+    engine.llm.shutdown()
 
 
 def test_who_is_compared(tmp_path: Path):

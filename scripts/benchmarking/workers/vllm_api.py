@@ -44,7 +44,7 @@ class Engine:
 
     def shapes(self) -> dict[str, int]:
         """Return the sizes of the model; jaxllm only."""
-        config = self.llm.llm_engine.model_config
+        config = self.llm.llm_engine.config.model_config
         names = (
             "vocab_size",
             "hidden_size",
