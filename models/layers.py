@@ -20,6 +20,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from pallas_kernels import linear as native
+from pallas_kernels.rms_norm import can_norm, rms_norm
 
 from .config import ModelConfig
 from .quantization import Quantized
@@ -237,6 +238,11 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         """Normalise; the shape and dtype stay."""
+        held, size = self.scale.get_raw_value(), x.shape[-1]
+        if isinstance(held, LayerOf) and can_norm(size, x.dtype):
+            x_rd, num_rows = x.reshape(-1, size), held.num_rows * math.prod(x.shape[1:-1])
+            normed = rms_norm(x_rd, held.stack, held.layer, eps=self.eps, offset=self.offset, num_rows=num_rows)
+            return normed.reshape(x.shape)
         x32 = x.astype(jnp.float32)
         normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
         scale = self.scale[...].astype(jnp.float32) + self.offset

@@ -25,7 +25,7 @@ from jaxllm.sampling.processors import LogitsProcessor, extra_args
 from jaxllm.sampling.token_counts import set_row
 from jaxllm.scheduling.plan import StepPlan
 from jaxllm.utils.log import log_phase
-from pallas_kernels import linear
+from pallas_kernels import linear, rms_norm
 from pallas_kernels.paged_attention import KVPool, PagedAttention, copy_blocks
 
 from .batch import num_token_rows
@@ -247,6 +247,7 @@ class StepCompiler:
         """
         self.config.attention.prepare(folder)
         if self.model.loop is LayerLoop.IN_PLACE:
+            rms_norm.prepare(self.model.dtype, folder)
             for kind in self._native_linears():
                 linear.prepare(kind, folder)
 

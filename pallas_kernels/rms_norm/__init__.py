@@ -1,0 +1,45 @@
+"""Root-mean-square norm on a CPU, in one pass over each row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+
+LANES = 16
+
+
+def can_norm(size: int, dtype: DTypeLike) -> bool:
+    """Say whether there is a kernel for rows of this size."""
+    return jnp.dtype(dtype) in (jnp.bfloat16, jnp.float32) and size % LANES == 0
+
+
+def rms_norm(
+    x_td: Array, scale_ld: Array, layer: Array | int, *, eps: float, offset: float, num_rows: Array | int | None = None
+) -> Array:
+    """Return x / sqrt(mean(x ** 2) + eps) * (scale[layer] + offset) by rows, computed in float32, in x's dtype.
+
+    `can_norm` must hold. Only the first `num_rows` rows are normed, if given; others become 0.
+    """
+    dtype = jnp.dtype(x_td.dtype)
+    prepare(dtype)
+    call = jax.ffi.ffi_call(_name(dtype), jax.ShapeDtypeStruct(x_td.shape, dtype))
+    rows = jnp.asarray(x_td.shape[0] if num_rows is None else num_rows, jnp.int32)
+    scale = scale_ld.astype(dtype)
+    return call(x_td, scale, jnp.asarray(layer, jnp.int32), rows, jnp.float32(eps), jnp.float32(offset))
+
+
+def prepare(dtype: DTypeLike, folder: Path | None = None) -> None:
+    """Compile the kernel, kept in a folder. A program that another process compiled needs it when it is loaded."""
+    from pallas_kernels.native.compiling import register
+
+    from .kernel import Kernel
+
+    register(_name(dtype), Kernel(dtype), folder)
+
+
+def _name(dtype: DTypeLike) -> str:
+    return f"rms_norm_{jnp.dtype(dtype).name}"

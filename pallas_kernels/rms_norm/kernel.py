@@ -1,0 +1,72 @@
+"""The kernel in LLVM IR: a row is read twice, the second time from the first cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from llvmlite import ir
+
+from pallas_kernels.native.emitter import F32, I64, LANES, POINTER, VOID, Emitter, add_function, vector
+from pallas_kernels.native.handler import add_handler
+from pallas_kernels.native.number_formats import FORMATS
+
+ROWS = 16
+"""In a unit of work."""
+
+
+class Kernel:
+    """Writes the functions of one kernel."""
+
+    def __init__(self, dtype: Any) -> None:
+        self.format = FORMATS[jnp.dtype(dtype)]
+        self.module = ir.Module()
+
+    def build(self, name: str) -> ir.Module:
+        """Return the module, with a function of this name for XLA to call."""
+        add_handler(self.module, name, self._add_prepare(), self._add_run())
+        return self.module
+
+    def _sizes(self, e: Emitter, dims: Any) -> tuple[Any, Any]:
+        x = e.load(dims, POINTER, 0)
+        return e.load(x, I64, 0), e.load(x, I64, 1)
+
+    def _add_prepare(self) -> ir.Function:
+        e, (_, dims) = add_function(self.module, "prepare", I64, POINTER, POINTER)
+        e.ir.ret(e.ceil_div(self._sizes(e, dims)[0], ROWS))
+        return e.function
+
+    def _add_run(self) -> ir.Function:
+        """Norm, or clear, a few rows."""
+        e, (buffers, dims, unit) = add_function(self.module, "run", VOID, POINTER, POINTER, I64)
+        x, scale, layer, num_rows, eps, offset, y = (e.load(buffers, POINTER, index) for index in range(7))
+        t, d = self._sizes(e, dims)
+        storage = self.format.storage
+        scale = e.at(scale, storage, e.product(e.load_int(layer, 0), d))
+        num_rows, eps, offset = e.load_int(num_rows, 0), e.load(eps, F32, 0), e.splat(e.load(offset, F32, 0))
+        first = e.product(unit, ROWS)
+        with e.range(first, e.least(e.sum(first, ROWS), t)) as row:
+            source, target = (e.at(base, storage, e.product(row, d)) for base in (x, y))
+            with e.ir.if_else(e.ir.icmp_signed("<", row, num_rows)) as (is_live, is_padding):
+                with is_live:
+                    self._norm(e, source, target, d, scale, offset, eps)
+                with is_padding:
+                    e.clear(target, e.product(d, self.format.num_bytes))
+        e.ir.ret_void()
+        return e.function
+
+    def _norm(self, e: Emitter, x: Any, y: Any, d: Any, scale: Any, offset: Any, eps: Any) -> None:
+        assert self.format.narrow is not None
+        squares = e.variable(vector(F32), e.splat(F32(0.0)))
+        with e.range(0, d, LANES) as i:
+            numbers = self._load(e, x, i)
+            squares.value = e.fma(numbers, numbers, squares.value)
+        mean = e.ir.fdiv(e.reduce(e.ir.fadd, squares.value), e.ir.sitofp(d, F32))
+        factor = e.splat(e.ir.fdiv(F32(1.0), e.call("sqrt", e.ir.fadd(mean, eps))))
+        with e.range(0, d, LANES) as i:
+            by = e.ir.fadd(self._load(e, scale, i), offset)
+            numbers = e.ir.fmul(e.ir.fmul(self._load(e, x, i), factor), by)
+            e.store_vector(self.format.narrow(e, numbers), y, i)
+
+    def _load(self, e: Emitter, base: Any, i: Any) -> Any:
+        return self.format.widen(e, e.load_vector(base, self.format.storage, i))
