@@ -185,6 +185,14 @@ class Group[T]:
         return Json().flag()
 
 
+def _check_list(name: str, value: Any, most: int) -> Sequence[Any]:
+    """Return a list of at most so many, or refuse what is none."""
+    if isinstance(value, (str, Mapping)) or not isinstance(value, Sequence) or len(value) > most:
+        message = f"{name} must be a list of at most {most}, got {shown(value)} ({type(value).__name__})."
+        raise VLLMValidationError(message, parameter=name, value=value)
+    return value
+
+
 @dataclasses.dataclass(frozen=True)
 class Names:
     """The value is a list of things by name, or of the things themselves."""
@@ -194,10 +202,8 @@ class Names:
     def check(self, name: str, value: Any) -> list[Any] | None:
         if value is None:
             return None
-        if isinstance(value, (str, Mapping)) or not isinstance(value, Sequence) or len(value) > MAX_NAMES:
-            message = f"{name} must be a list of at most {MAX_NAMES}, got {shown(value)} ({type(value).__name__})."
-            raise VLLMValidationError(message, parameter=name, value=value)
-        return [check_str(name, each, MAX_TEXT) if isinstance(each, str) else each for each in value]
+        names = _check_list(name, value, MAX_NAMES)
+        return [check_str(name, each, MAX_TEXT) if isinstance(each, str) else each for each in names]
 
     def flag(self) -> dict[str, Any]:
         return {"nargs": "+", "metavar": self.metavar}
@@ -212,10 +218,8 @@ class Sizes:
     def check(self, name: str, value: Any) -> list[int] | None:
         if value is None:
             return None
-        if isinstance(value, str) or not isinstance(value, Sequence) or len(value) > MAX_SIZES:
-            message = f"{name} must be a list of at most {MAX_SIZES}, got {shown(value)} ({type(value).__name__})."
-            raise VLLMValidationError(message, parameter=name, value=value)
-        return [check_int(f"{name}[{i}]", size, 1, self.high, parameter=name) for i, size in enumerate(value)] or None
+        sizes = enumerate(_check_list(name, value, MAX_SIZES))
+        return [check_int(f"{name}[{i}]", size, 1, self.high, parameter=name) for i, size in sizes] or None
 
     def flag(self) -> dict[str, Any]:
         return {"type": int, "nargs": "+", "metavar": "N"}

@@ -65,7 +65,7 @@ def in_turn[Owner: TakesTurns, **P, R](
 
 
 class FairLock:
-    """A lock that goes to the thread that has waited longest; who holds it may take it again.
+    """A lock that goes to a waiting thread before the one that gives it back; who holds it may take it again.
 
     A plain lock goes to whoever is awake, so that a loop of steps takes it again and again before an abort gets it.
     """
