@@ -48,15 +48,20 @@ CHECKS = {
         ),
         packages=("jax", "jaxlib", "ml_dtypes", "numpy"),
     ),
-    # More than SmolLM2 on one device: what the host does is the same there.
+    # More than SmolLM2 on one device: what the host does besides start-up and tokenizing is the same there.
     "device": Guarded(
         files=(
+            "jaxllm/config/resolve.py",
+            "jaxllm/engine/kv_cache_size.py",
+            "jaxllm/engine/startup.py",
             "jaxllm/execution/*.py",
             "jaxllm/loading/*.py",
             "jaxllm/sampling/*.py",
+            "jaxllm/text/tokenizer*.py",
             "models/*.py",
             "pallas_kernels/**/*.py",
             "tests/data/goldens/*.json",
+            "tests/data/tiny/**/*",
             "tests/e2e/goldens.py",
             "tests/e2e/inside.py",
             "tests/e2e/sampling_cases.py",
@@ -66,8 +71,10 @@ CHECKS = {
             "tests/e2e/test_smollm2.py",
             "tests/e2e/test_tensor_parallel.py",
             "tests/e2e/tiny_engine.py",
+            "tests/e2e/tiny_tokenizer.py",
             "tests/execution/support.py",
             "tests/execution/test_step_program.py",
+            "tests/loading/files.py",
             "tests/models/*.py",
         ),
         packages=("flax", "jax", "jaxlib", "llvmlite", "ml_dtypes", "numpy", "safetensors", "tokenizers"),

@@ -1,4 +1,4 @@
-"""Run one model on 1, 2, 4 or 8 virtual CPU devices and write down what came out, for test_tensor_parallel.py.
+"""Run one model on 1, 2, 4 and 8 virtual CPU devices and write down what came out, for test_tensor_parallel.py.
 
 A process of its own, because the number of devices is fixed once JAX runs. Arguments: a file to write, a checkpoint,
 its tokenizer, and SmolLM2.
@@ -28,7 +28,7 @@ from tests.e2e.tiny_engine import Job, RecordingScheduler, run_together, tiny_ll
 from tests.models.tiny import read_goldens
 
 NUM_DEVICES = 8
-SIZES = (1, 2, 8)
+SIZES = (1, 2, 4, 8)
 FAMILIES = {"gemma3": 2, "qwen3": 4}
 """Tiny checkpoints with windows, two RoPE tables, norms of heads, tied embeddings; the vocabulary is one tile."""
 ARGUMENTS: dict[str, Any] = {

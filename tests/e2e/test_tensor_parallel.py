@@ -1,4 +1,4 @@
-"""One model on 1, 2 and 8 devices: the same tokens, parts of equal size, and no more exchanged than need be."""
+"""One model on 1, 2, 4 and 8 devices: the same tokens, parts of equal size, and no more exchanged than need be."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.loading.files import write_folder
 
 pytestmark = pytest.mark.device
 
-SIZES = ("1", "2", "8")
+SIZES = ("1", "2", "4", "8")
 SPREAD = SIZES[1:]
 NUM_LAYERS = 3
 # 31.25 tiles of 256 ids: no device's part is in whole tiles.
