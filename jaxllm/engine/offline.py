@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jaxllm.beam_search import BeamSearchOutput
-from jaxllm.engine.beam_search import BeamSearcher
 from jaxllm.engine.interrupts import deferred_interrupts
 from jaxllm.engine.llm_engine import LLMEngine
 from jaxllm.engine.progress import Progress, UseTqdm
@@ -98,6 +97,8 @@ class OfflineRunner:
         self, prompts: Any, params: BeamSearchParams, use_tqdm: UseTqdm, limit: int | None
     ) -> list[BeamSearchOutput]:
         """Search for the likeliest continuations of one prompt or many, at most `limit` prompts at once."""
+        from jaxllm.engine.beam_search import BeamSearcher  # which loads numpy
+
         batch = [prompts] if is_single_prompt(prompts) else list(prompts)
         with deferred_interrupts():
             searcher = BeamSearcher(self._engine, self._new_ids(len(batch)), batch, params, limit)

@@ -18,6 +18,7 @@ HOST_ONLY_MODULES = [
     "jaxllm.exceptions",
     "jaxllm.outputs",
     "jaxllm.beam_search",
+    "jaxllm.llm",
     "jaxllm.sampling_params",
     "jaxllm.messages",
     "jaxllm.scheduling.scheduler",
