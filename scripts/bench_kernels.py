@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxllm.config.resolve import detect_architecture
 from pallas_kernels.paged_attention import AttentionBatch, PagedAttention, Rope, pick
 from pallas_kernels.paged_attention.batches import ragged_batch
 from pallas_kernels.paged_attention.cases import CASES, Case
@@ -152,7 +153,7 @@ class Bench:
     def _op(self, case: Case) -> PagedAttention:
         platform = {"cuda": "gpu"}.get(jax.default_backend(), jax.default_backend())
         shape = case.shape(self._block_size, jnp.bfloat16, self._kv)
-        op, reason = pick(shape, platform, self._dry_run)
+        op, reason = pick(shape, platform, self._dry_run, architecture=detect_architecture(jax.devices()))
         if reason is not None:
             raise SystemExit(f"the kernels of {platform} refuse this shape: {reason}")
         return op

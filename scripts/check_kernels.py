@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from bench_kernels import describe
 
+from jaxllm.config.resolve import detect_architecture
 from pallas_kernels.paged_attention import FusedPool, pick
 from pallas_kernels.paged_attention.cases import CASES
 from tests.pallas_kernels.steps import LAYER, NO_WINDOW, NUM_LAYERS, SCALE, make_step, reference
@@ -43,7 +44,7 @@ def main() -> int:
         for block_size in (16, 64)[: 1 if args.dry_run else None]:
             for kv_dtype in (jnp.bfloat16, jnp.float8_e4m3fn)[: 1 if args.dry_run else None]:
                 shape = case.shape(block_size, jnp.bfloat16, kv_dtype)
-                op, reason = pick(shape, platform, args.dry_run)
+                op, reason = pick(shape, platform, args.dry_run, architecture=detect_architecture(jax.devices()))
                 if reason is not None:
                     continue
                 window = min(case.window or NO_WINDOW, 100)  # shorter than the contexts here

@@ -56,9 +56,10 @@ def describe_devices(hardware: Hardware, topology: str, num_devices: int) -> Seq
     from jax.experimental import topologies
 
     if hardware.platform == "tpu":
-        # Older libtpus take a host to have four chips.
-        bounds = {"chips_per_host_bounds": [1, 1, 1]} if num_devices == hardware.devices_per_chip else {}
-        return topologies.get_topology_desc(platform="tpu", topology_name=topology, **bounds).devices
+        options: dict[str, Any] = {"chip_config_name": hardware.chip_config} if hardware.chip_config else {}
+        if num_devices == hardware.devices_per_chip:
+            options["chips_per_host_bounds"] = [1, 1, 1]  # older libtpus take a host to have four chips
+        return topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices
     from pallas_kernels.targets import gpu_target
 
     described = topologies.get_topology_desc(

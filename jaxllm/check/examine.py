@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jax.errors import JaxRuntimeError
 
+from jaxllm.config.resolve import detect_architecture
 from jaxllm.engine.kv_cache_size import step_config
 from jaxllm.execution.buckets import pick_bucket
 from jaxllm.execution.compiler import StepCompiler
@@ -17,6 +18,7 @@ from jaxllm.execution.mesh import param_bytes, replicated_params
 from jaxllm.execution.step import StepShape
 from jaxllm.loading.open import open_config
 from jaxllm.version import __version__
+from pallas_kernels.paged_attention import pick
 
 from . import compilers
 from .bounds import count_work
@@ -180,5 +182,7 @@ def _notes(config: EngineConfig, hardware: Hardware, changes: list[Change]) -> I
             f"{max(named)} devices of {hardware.name} are on more than one host; "
             "an engine drives the devices of one host so far."
         )
-    if config.attention.implementation == "xla" and hardware.platform in ("tpu", "gpu"):
-        yield f"attention runs in plain XLA: the {hardware.platform}'s own kernels do not take this model."
+    architecture = detect_architecture(config.mesh.devices.tolist())
+    _, reason = pick(config.attention.shape, config.platform, architecture=architecture)
+    if config.attention.implementation == "xla" and reason is not None:
+        yield f"attention runs in plain XLA, not in the {config.platform}'s own kernels: {reason}."

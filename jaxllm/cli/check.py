@@ -28,7 +28,9 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--topology", metavar="NAME", help="v5e:2x2, v6e:2x4, v5p:2x2x1, tpu7x:2x2x1, h100, h100:8, ..."
+        "--topology",
+        metavar="NAME",
+        help="v5e:2x2, v6e:2x4, v5p:2x2x1, tpu7x:2x2x1, h100, h100:8, h200, b200, a100, ...",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     add_engine_flags(parser, "hub id, folder, config.json, or .gguf file")

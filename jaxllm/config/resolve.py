@@ -133,6 +133,11 @@ def detect_platform(devices: Sequence[Device]) -> str:
     return platform
 
 
+def detect_architecture(devices: Sequence[Device]) -> str | None:
+    """Return the compute capability of NVIDIA's GPUs, such as "9.0"; other devices may have none."""
+    return getattr(devices[0], "compute_capability", None)
+
+
 def _resolve_devices(
     args: EngineArguments, devices: Sequence[Device] | None, model_config: ModelConfig
 ) -> tuple[Mesh, str, ModelConfig]:
@@ -185,7 +190,7 @@ def _resolve_attention(
     )
     backend = None if args.attention_config is None else args.attention_config.backend
     try:
-        attention, reason = pick(shape, platform, backend)
+        attention, reason = pick(shape, platform, backend, architecture=detect_architecture(mesh.devices.tolist()))
     except ValueError as error:
         message = f"attention_config: {error}. Leave backend out, or use 'xla'."
         raise VLLMValidationError(message, parameter="attention_config", value=backend) from error

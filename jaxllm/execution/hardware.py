@@ -39,6 +39,8 @@ class Hardware:
     layouts: tuple[str, ...]
     """Topologies that can be rented; for GPUs, numbers of them."""
     devices_per_chip: int = 1
+    chip_config: str | None = None
+    """How libtpu makes devices of a chip's cores, where runtimes do it otherwise than libtpu by default."""
 
     def topologies(self) -> Mapping[str, int]:
         """Return the number of devices by the topology's name, ascending."""
@@ -57,16 +59,53 @@ class Hardware:
 _FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4")
 
+
+def _gpu(
+    name: str,
+    device_kind: str,
+    memory_bytes: int,
+    bytes_per_second: float,
+    flops_per_second: float,
+    layouts: tuple[str, ...] = ("1", "2", "4", "8"),
+) -> Hardware:
+    """Return a kind of GPU, of which one host has as many as the last layout."""
+    return Hardware(
+        name=name,
+        platform="gpu",
+        device_kind=device_kind,
+        memory_bytes=memory_bytes,
+        usable_bytes=int(memory_bytes * 0.95),  # the driver keeps about 1 %, and a runtime some for code
+        bytes_per_second=bytes_per_second,
+        flops_per_second=flops_per_second,
+        devices_per_host=int(layouts[-1]),
+        layouts=layouts,
+    )
+
+
 # memory_bytes of TPUs: the largest array, in MiB, with which libtpu 0.0.48 and 0.0.51 still compile a program; their
 # own messages say 15.75G, 95.73G, 31.24G and 94.74G (scripts/check_capacity.py asks again). What runtimes report as
 # bytes_limit is a few MiB more: 16,909,332,480 on a v5e, 33,550,237,696 on a v6e (vllm-project/vllm#16211).
-# Bandwidth and arithmetic: docs.cloud.google.com/tpu/docs/v5e, /v5p, /v6e and /tpu7x, where they are per chip; a chip
-# of tpu7x is two devices.
-# H100 SXM: memory and bandwidth are those of the device that pallas_kernels/targets/h100.txtpb was read from; 989.4
-# TFLOP/s is NVIDIA's figure without sparsity. The driver keeps about 1 % of its memory, and a runtime some for code.
+# Bandwidth and arithmetic: docs.cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e and /tpu7x, where they are per chip; a
+# chip of tpu7x is two devices, a chip of v4 or v5p one device of two cores.
+# GPUs: memory and bandwidth are those of the descriptions in pallas_kernels/targets, which say where they are from.
+# Arithmetic is NVIDIA's figure for bfloat16 with sums in float32, without sparsity, or half of that with sparsity: of
+# the data sheets of A100, H100, H200, L4, L40S, HGX B200 and GB300 NVL72, and of the white papers on the architectures
+# Ada (RTX 4090) and RTX Blackwell (RTX 5090).
 HARDWARE: Mapping[str, Hardware] = {
     each.name: each
     for each in (
+        Hardware(
+            name="v4",
+            platform="tpu",
+            device_kind="TPU v4",
+            memory_bytes=31_484 * MIB,
+            usable_bytes=31_484 * MIB,
+            bytes_per_second=1228e9,
+            flops_per_second=275e12,
+            devices_per_host=4,
+            layouts=_CUBES,
+            chip_config="megacore",
+        ),
         Hardware(
             name="v5e",
             platform="tpu",
@@ -112,17 +151,15 @@ HARDWARE: Mapping[str, Hardware] = {
             layouts=("1x1x1", *_CUBES),
             devices_per_chip=2,
         ),
-        Hardware(
-            name="h100",
-            platform="gpu",
-            device_kind="NVIDIA H100 80GB HBM3",
-            memory_bytes=84_942_979_072,
-            usable_bytes=int(84_942_979_072 * 0.95),
-            bytes_per_second=3352.32e9,
-            flops_per_second=989.4e12,
-            devices_per_host=8,
-            layouts=("1", "2", "4", "8"),
-        ),
+        _gpu("a100", "NVIDIA A100-SXM4-80GB", 85_100_068_864, 2039.04e9, 312e12),
+        _gpu("h100", "NVIDIA H100 80GB HBM3", 84_942_979_072, 3352.32e9, 989.4e12),
+        _gpu("h200", "NVIDIA H200", 151_397_597_184, 4800e9, 989.4e12),
+        _gpu("b200", "NVIDIA B200", 191_514_411_008, 7672.32e9, 2250e12),
+        _gpu("gb300", "NVIDIA GB300", 297_021_079_552, 7928.064e9, 2500e12, layouts=("1", "2", "4")),
+        _gpu("l4", "NVIDIA L4", 23_583_784_960, 300.048e9, 121e12),
+        _gpu("l40s", "NVIDIA L40S", 47_576_711_168, 864.096e9, 362.05e12),
+        _gpu("rtx4090", "NVIDIA GeForce RTX 4090", 25_250_627_584, 1008.096e9, 165.2e12),
+        _gpu("rtx5090", "NVIDIA GeForce RTX 5090", 33_677_180_928, 1792.128e9, 209.5e12),
     )
 }
 

@@ -144,21 +144,25 @@ class PagedAttention:
             )
 
 
-def pick(shape: AttentionShape, platform: str, name: str | None = None) -> tuple[PagedAttention, str | None]:
+def pick(
+    shape: AttentionShape, platform: str, name: str | None = None, *, architecture: str | None = None
+) -> tuple[PagedAttention, str | None]:
     """Return the op for a platform ("cpu", "tpu" or "gpu"), and why it is not the platform's own kernels if it is not.
 
-    `name` is one of `IMPLEMENTATIONS`; a CPU runs the kernels of other platforms in their interpreters. Raises
-    ValueError for a name that does not exist, or that cannot run this shape on this platform.
+    `name` is one of `IMPLEMENTATIONS`; a CPU runs the kernels of other platforms in their interpreters. `architecture`
+    is a GPU's compute capability, such as "9.0", or None for one that has none. Raises ValueError for a name that does
+    not exist, or that cannot run this shape on this device.
     """
+    if name not in (None, *IMPLEMENTATIONS):
+        raise ValueError(f"paged attention: there is no implementation {name!r}, only {', '.join(IMPLEMENTATIONS)}")
     own = next((each for each, entry in IMPLEMENTATIONS.items() if entry.platform == platform), "xla")
-    reason = IMPLEMENTATIONS[name or own].refusal(shape) if name in (None, *IMPLEMENTATIONS) else None
+    entry = IMPLEMENTATIONS[name or own]
+    is_elsewhere = entry.platform not in (None, platform)
+    reason = (None if is_elsewhere else entry.device_refusal(architecture)) or entry.refusal(shape)
     if name is None:
         return PagedAttention(shape, own if reason is None else "xla"), reason
-    if name not in IMPLEMENTATIONS:
-        raise ValueError(f"paged attention: there is no implementation {name!r}, only {', '.join(IMPLEMENTATIONS)}")
-    if reason is not None:
-        raise ValueError(f"paged attention: {name!r} cannot run this model: {reason}")
-    belongs_to = IMPLEMENTATIONS[name].platform
-    if belongs_to not in (None, platform) and platform != "cpu":
+    if is_elsewhere and platform != "cpu":
         raise ValueError(f"paged attention: {name!r} does not run on a {platform}")
-    return PagedAttention(shape, name, interpret=belongs_to not in (None, platform)), None
+    if reason is not None:
+        raise ValueError(f"paged attention: {name!r} cannot run this model here: {reason}")
+    return PagedAttention(shape, name, interpret=is_elsewhere), None

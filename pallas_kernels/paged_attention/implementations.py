@@ -32,6 +32,8 @@ class Implementation(NamedTuple):
     """See `PagedAttention.prepare`."""
     make_pool: Callable[[KVPool], KVPool] = lambda spec: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), spec)
     """Make a pool's arrays, traced."""
+    device_refusal: Callable[[str | None], str | None] = lambda _: None
+    """A function that says why it cannot run on a device of its platform, by the architecture, or None if it can."""
     fuses_rope: Callable[[AttentionShape], bool] = lambda _: False
     """A function that says whether it rotates q and k, and casts k and v to the pool's dtype. Else it gets them so."""
 
@@ -126,6 +128,14 @@ def _refuse_on_gpu(shape: AttentionShape) -> str | None:
     return _refuse(shape, (jnp.bfloat16,), (16, 32, 64, 128))
 
 
+def _refuse_gpu(architecture: str | None) -> str | None:
+    if architecture is not None and architecture.startswith("9."):
+        return None
+    is_nvidia = architecture is not None and architecture[0].isdigit()
+    found = f"has compute capability {architecture}" if is_nvidia else f"is not NVIDIA's ({architecture or 'ROCm'})"
+    return f"the kernels are for NVIDIA's Hopper (compute capability 9.0), and this GPU {found}"
+
+
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "xla": Implementation(_load_xla, None, split_pool_spec, lambda _: XLA_TILES, 1, lambda _: None),
     "cpu": Implementation(
@@ -140,5 +150,14 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
         fuses_rope=lambda shape: shape.kv_dtype == shape.dtype,
     ),
     "tpu": Implementation(_load_tpu, "tpu", fused_pool_spec, _tpu_tiles, 16, _refuse_on_tpu),
-    "gpu": Implementation(_load_gpu, "gpu", fused_pool_spec, _gpu_tiles, 16, _refuse_on_gpu, fuses_rope=lambda _: True),
+    "gpu": Implementation(
+        _load_gpu,
+        "gpu",
+        fused_pool_spec,
+        _gpu_tiles,
+        16,
+        _refuse_on_gpu,
+        device_refusal=_refuse_gpu,
+        fuses_rope=lambda _: True,
+    ),
 }

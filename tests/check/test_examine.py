@@ -7,11 +7,13 @@ import json
 import re
 
 import jax
+import jax.numpy as jnp
 import jsonschema
 import msgspec
 import pytest
 
 from jaxllm import LLM
+from jaxllm.check import examine as examining
 from jaxllm.check import fitting
 from jaxllm.check.examine import _notes, examine
 from jaxllm.check.fitting import fit
@@ -23,6 +25,7 @@ from jaxllm.execution.compiler import StepCompiler
 from jaxllm.execution.mesh import param_bytes
 from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.loading.open import open_config
+from pallas_kernels.paged_attention import PagedAttention
 from tests.check.support import MODEL, TOY, add_toy, engine_args
 from tests.e2e.inside import core_of
 from tests.models.tiny import read_hf_config
@@ -170,6 +173,21 @@ def test_more_than_one_host_is_noted():
     assert list(_notes(config, TOY, [change])) == [
         "2 devices of toy are on more than one host; an engine drives the devices of one host so far."
     ]
+
+
+def test_attention_in_plain_xla_is_noted_with_the_reason(monkeypatch: pytest.MonkeyPatch):
+    config = engine_args().create_engine_config()
+    bfloat16 = jnp.dtype("bfloat16")
+    shape = config.attention.shape._replace(head_dim=64, dtype=bfloat16, kv_dtype=bfloat16)
+    on_gpu = dataclasses.replace(config, platform="gpu", attention=PagedAttention(shape))
+    monkeypatch.setattr(examining, "detect_architecture", lambda _: "10.0")
+    [note] = _notes(on_gpu, TOY, [])
+    assert note.startswith("attention runs in plain XLA, not in the gpu's own kernels: ")
+    assert note.endswith("this GPU has compute capability 10.0.")
+    monkeypatch.setattr(examining, "detect_architecture", lambda _: "9.0")
+    assert list(_notes(on_gpu, TOY, [])) == []  # the user chose it
+    odd = dataclasses.replace(on_gpu, attention=PagedAttention(shape._replace(head_dim=80)))
+    assert [note.endswith("head_dim must be 64, 128 or 256, not 80.") for note in _notes(odd, TOY, [])] == [True]
 
 
 @pytest.mark.parametrize(

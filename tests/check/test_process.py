@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
+from jax.experimental import topologies
 
 from jaxllm.check import compilers, process
 from jaxllm.check.compilers import compiler_environment, find_ptxas, require_compiler
@@ -14,7 +17,7 @@ from jaxllm.check.process import Request, ask
 from jaxllm.config import EngineArgs
 from jaxllm.config.groups import AttentionConfig
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.hardware import HARDWARE
+from jaxllm.execution.hardware import HARDWARE, find_topology
 from jaxllm.utils import child_process
 from jaxllm.utils.child_process import ChildError
 from tests.check.support import engine_args
@@ -54,6 +57,31 @@ def test_the_process_touches_no_device():
         assert environment["HOME"] == "somewhere"
     assert compiler_environment(HARDWARE["h100"], {})["CUDA_VISIBLE_DEVICES"] == ""
     assert compiler_environment(HARDWARE["v5e"], {})["ALLOW_MULTIPLE_LIBTPU_LOAD"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("topology", "options"),
+    [
+        (
+            "v4:2x2x1",
+            {"chip_config_name": "megacore"},
+        ),  # else libtpu describes two devices a chip, which no runtime has
+        ("v5p:2x2x1", {}),
+        ("v5e:1x1", {"chips_per_host_bounds": [1, 1, 1]}),
+        ("tpu7x:1x1x1", {"chips_per_host_bounds": [1, 1, 1]}),
+    ],
+)
+def test_what_libtpu_is_told_of_a_topology(topology: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    told: dict[str, Any] = {}
+
+    def describe(**given: Any) -> Any:
+        told.update(given)
+        return SimpleNamespace(devices=[])
+
+    monkeypatch.setattr(topologies, "get_topology_desc", describe)
+    hardware, num_devices = find_topology(topology)
+    compilers.describe_devices(hardware, topology, num_devices)
+    assert told == {"platform": "tpu", "topology_name": topology} | options
 
 
 def test_more_devices_than_the_topology_has():

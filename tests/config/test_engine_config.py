@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,65 @@ def test_accelerator_defaults(make_model: MakeModel, on_platform: Callable[[str]
     on_platform(platform)
     config = resolve(make_model())
     assert (config.block_size, config.max_num_batched_tokens, config.max_num_seqs) == (64, 2048, 256)
+
+
+class Gpu:
+    """A GPU as JAX shows it; only NVIDIA's have a compute capability."""
+
+    platform, device_kind, id, process_index = "gpu", "a GPU", 0, 0
+
+    def __init__(self, compute_capability: str | None) -> None:
+        if compute_capability is not None:
+            self.compute_capability = compute_capability
+
+
+@pytest.mark.parametrize("compute_capability", ["8.0", "8.9", "9.0", "10.0", "12.0", None])
+def test_a_gpu_that_is_no_hopper_runs_plain_xla(
+    make_model: MakeModel, caplog: pytest.LogCaptureFixture, compute_capability: str | None
+):
+    def resolve_on_gpu(**fields: Any) -> EngineConfig:
+        return EngineArgs(model=str(model), load_format="dummy", **fields).create_engine_config([gpu])
+
+    model, gpu = make_model(head_dim=64), Gpu(compute_capability)
+    attention = resolve_on_gpu().attention
+    own_kernels = {"attention_config": AttentionConfig(backend="gpu")}
+    if compute_capability == "9.0":
+        assert attention.implementation == resolve_on_gpu(**own_kernels).attention.implementation == "gpu"
+        assert not attention.interpret
+        assert "plain XLA" not in caplog.text
+        return
+    found = f"compute capability {compute_capability}" if compute_capability else "not NVIDIA's (ROCm)"
+    assert attention.implementation == "xla"
+    assert "attention runs in plain XLA, not in the gpu's own kernels: the kernels are for" in caplog.text
+    assert found in caplog.text
+    with pytest.raises(VLLMValidationError, match=re.escape(found)) as caught:
+        resolve_on_gpu(**own_kernels)
+    assert (caught.value.parameter, caught.value.value) == ("attention_config", "gpu")
+
+
+@pytest.mark.parametrize(
+    ("config", "fields", "missing"),
+    [
+        ({"head_dim": 80}, {}, "head_dim must be 64, 128 or 256, not 80"),
+        ({"head_dim": 64}, {"dtype": "float32"}, "dtype must be bfloat16, not float32"),
+        ({"head_dim": 64}, {"block_size": 8}, "block_size must be 16, 32, 64, 128, not 8"),
+        (
+            {"head_dim": 64, "num_attention_heads": 65, "num_key_value_heads": 1},
+            {},
+            "a kv head can serve at most 64 query heads, not 65",
+        ),
+    ],
+)
+def test_what_a_hoppers_kernels_do_not_take_is_named(
+    make_model: MakeModel,
+    caplog: pytest.LogCaptureFixture,
+    config: dict[str, Any],
+    fields: dict[str, Any],
+    missing: str,
+):
+    args = EngineArgs(model=str(make_model(**config)), load_format="dummy", **fields)
+    assert args.create_engine_config([Gpu("9.0")]).attention.implementation == "xla"
+    assert missing in caplog.text
 
 
 def test_a_cpu_needs_threads_to_interpret_gpu_kernels(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch):

@@ -1,5 +1,6 @@
 """Paged attention of a CPU, in plain XLA and as a kernel, equals the float32 reference in a poisoned pool."""
 
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -286,21 +287,58 @@ def test_a_processor_without_avx512_runs_plain_xla(monkeypatch: pytest.MonkeyPat
 def test_each_platform_gets_its_own_kernels_where_they_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pallas_kernels.native.compiling.has_feature", lambda _: True)
     shape = CASES["llama-3-8b"].shape()
-    assert [pick(shape, platform)[0].implementation for platform in ("cpu", "tpu", "gpu")] == ["cpu", "tpu", "gpu"]
+    picked = [pick(shape, platform, architecture="9.0")[0].implementation for platform in ("cpu", "tpu", "gpu")]
+    assert picked == ["cpu", "tpu", "gpu"]
     assert pick(shape, "cpu", "tpu")[0].interpret
     assert not pick(shape, "tpu", "tpu")[0].interpret
     op, reason = pick(shape._replace(head_dim=80), "tpu")
     assert (op.implementation, reason) == ("xla", "head_dim must be 64, 128 or 256, not 80")
     assert pick(shape._replace(head_dim=72), "cpu")[0].implementation == "xla"
-    assert pick(shape._replace(dtype=jnp.dtype("float32"), kv_dtype=jnp.dtype("float32")), "gpu")[1] is not None
+    float32 = shape._replace(dtype=jnp.dtype("float32"), kv_dtype=jnp.dtype("float32"))
+    assert pick(float32, "gpu", architecture="9.0")[1] == "dtype must be bfloat16, not float32"
     for platform, name, wrong, match in (
         ("cpu", "cuda", {}, r"no implementation 'cuda', only xla, cpu, tpu, gpu"),
         ("gpu", "tpu", {}, r"'tpu' does not run on a gpu"),
-        ("tpu", "tpu", {"block_size": 8}, r"'tpu' cannot run this model: block_size must be 16, 32, 64, 128, not 8"),
+        (
+            "tpu",
+            "tpu",
+            {"block_size": 8},
+            r"cannot run this model here: block_size must be 16, 32, 64, 128, not 8",
+        ),
         ("tpu", "tpu", {"kv_dtype": jnp.dtype("float32")}, "same dtype or float8"),
         ("gpu", "cpu", {}, r"'cpu' does not run on a gpu"),
         ("cpu", "cpu", {"block_size": 8}, "multiples of 16, not 128 and 8"),
         ("cpu", "gpu", {"num_heads": 8 * 65}, "at most 64 query heads"),
     ):
         with pytest.raises(ValueError, match=match):
-            pick(shape._replace(**wrong), platform, name)
+            pick(shape._replace(**wrong), platform, name, architecture="9.0")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "found"),
+    [
+        ("9.0", None),
+        ("7.5", "has compute capability 7.5"),
+        ("8.0", "has compute capability 8.0"),
+        ("8.9", "has compute capability 8.9"),
+        ("10.0", "has compute capability 10.0"),
+        ("12.0", "has compute capability 12.0"),
+        ("gfx942", "is not NVIDIA's (gfx942)"),
+        (None, "is not NVIDIA's (ROCm)"),
+    ],
+)
+def test_the_kernels_of_a_gpu_are_hoppers(architecture: str | None, found: str | None) -> None:
+    shape = CASES["llama-3-8b"].shape()
+    op, reason = pick(shape, "gpu", architecture=architecture)
+    if found is None:
+        assert (op.implementation, reason) == ("gpu", None)
+        assert pick(shape, "gpu", "gpu", architecture=architecture)[0] == op
+        return
+    missing = f"the kernels are for NVIDIA's Hopper (compute capability 9.0), and this GPU {found}"
+    assert (op.implementation, reason) == ("xla", missing)
+    # It is named before what another model could have: of another head size it is no less true.
+    assert pick(shape._replace(head_dim=80), "gpu", architecture=architecture)[1] == missing
+    with pytest.raises(ValueError, match=re.escape(f"'gpu' cannot run this model here: {missing}")):
+        pick(shape, "gpu", "gpu", architecture=architecture)
+    assert pick(shape, "gpu", "xla", architecture=architecture) == (op, None)
+    assert pick(shape, "cpu", "gpu", architecture=architecture)[0].interpret
