@@ -132,7 +132,7 @@ class Bench:
         for num_seqs in (2,) if self._dry_run else WRITES:
             q, k, v, pool, batch = self._arguments(op, case, [(40, 1)] * num_seqs)
             table = jnp.ones((len(q), case.head_dim // 2))
-            fixed = {"num_layers": NUM_LAYERS, "interpret": op.interpret}
+            fixed = {"num_rows": num_seqs, "num_layers": NUM_LAYERS, "interpret": op.interpret}
 
             def step(pool: Any, call: int, q: Any, *others: Any, fixed: Any = fixed) -> tuple[Any, Any]:
                 k, v, slots_t, rope = others

@@ -84,17 +84,25 @@ class Kernel(NamedTuple):
 def write(_: PagedAttention, x: Arguments, settings: dict[str, Any]) -> Any:
     """Rotate q and k, and write k and v."""
     place = {name: settings[name] for name in ("layer", "num_layers")}
-    return rotate_and_write(x.q, x.k, x.v, x.pool, x.batch.slots_t, x.rope, **place)
+    num_rows = x.batch.context_lens_s.shape[0]
+    return rotate_and_write(x.q, x.k, x.v, x.pool, x.batch.slots_t, x.rope, num_rows=num_rows, **place)
 
 
-def decode(_: PagedAttention, x: Arguments, settings: dict[str, Any]) -> Any:
+def decode(op: PagedAttention, x: Arguments, settings: dict[str, Any]) -> Any:
     """Attend the decode rows."""
-    return decode_attention(x.q, x.pool, x.batch, **settings)
+    shape = op.shape
+    q_rkgh = x.q.reshape(len(x.q), shape.num_kv_heads, shape.group, shape.head_dim)
+    padded_rkgh = jnp.pad(q_rkgh, ((0, 0), (0, 0), (0, -shape.group % 8), (0, 0)))
+    out_tc = jax.new_ref(x.q.reshape(len(x.q), -1))
+    decode_attention(padded_rkgh, x.pool, x.batch, out_tc, **settings)
+    return jax.freeze(out_tc)
 
 
 def prefill(op: PagedAttention, x: Arguments, settings: dict[str, Any]) -> Any:
     """Attend the longer chunks."""
-    return prefill_attention(x.q, x.pool, x.batch, tiles=op.tiles, **settings)
+    qo_tc = jax.new_ref(x.q.reshape(len(x.q), -1))
+    prefill_attention(qo_tc, x.pool, x.batch, tiles=op.tiles, **settings)
+    return jax.freeze(qo_tc)
 
 
 def whole(op: PagedAttention, x: Arguments, settings: dict[str, Any]) -> Any:

@@ -12,15 +12,24 @@ from jax._src.pallas.mosaic_gpu.interpret.interpret_pallas_call import get_races
 from pallas_kernels.paged_attention import FusedPool, SplitPool
 from tests.pallas_kernels.steps import LAYER, NUM_LAYERS, fused
 
+_DEVICE = jax.sharding.AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", platform="gpu", num_cores=1)
+H100 = jax.sharding.AbstractMesh((), (), abstract_device=_DEVICE)
+"""The mesh under which the kernels are traced."""
+
 
 def interpreted(function: Callable[..., Any], *args: Any) -> Any:
     """Call a function of kernels, and look for races."""
-    device = jax.sharding.AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", platform="gpu", num_cores=1)
     reset_gpu_interpret_mode_state()
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
+    with jax.sharding.use_abstract_mesh(H100):
         result = jax.block_until_ready(function(*args))
     assert not get_races().races_found
     return result
+
+
+def traced(function: Any, *args: Any) -> str:
+    """Return a jitted function of kernels as it is traced, with the kernels' names."""
+    with jax.sharding.use_abstract_mesh(H100):
+        return str(function.trace(*args).jaxpr)
 
 
 def assert_pools_equal(pool: FusedPool, expected: SplitPool) -> None:

@@ -14,14 +14,15 @@ from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, Fused
 from pallas_kernels.paged_attention.cases import CASES
 from pallas_kernels.paged_attention.gpu import gpu_paged_attention, gpu_tiles
 from pallas_kernels.paged_attention.gpu.decode import DecodeConfig, decode_attention, decode_config
-from pallas_kernels.paged_attention.gpu.splits import split_bounds
-from tests.pallas_kernels.gpu import assert_pools_equal, interpreted
+from pallas_kernels.paged_attention.gpu.splits import SplitRule
+from tests.pallas_kernels.gpu import assert_pools_equal, interpreted, traced
 from tests.pallas_kernels.steps import LAYER, NO_WINDOW, NUM_LAYERS, SCALE, Step, fused, make_step, reference
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation")]
 # Around the edges of blocks, tiles and splits (of 128 positions here), and a longer chunk that is none of decode's.
 LENGTHS = [1, 17, 193]
 STEP = [(length, 1) for length in LENGTHS] + [(20, 4)]
+UNTOUCHED = 7.0
 
 
 def shape_of(n: int, k: int, h: int = 64, block_size: int = 16, kv_dtype: Any = jnp.bfloat16) -> AttentionShape:
@@ -34,7 +35,8 @@ def make(seed: int, shape: AttentionShape, chunks: list[tuple[int, int]] = STEP)
 
 def small(shape: AttentionShape, workers: int = 2) -> DecodeConfig:
     """Return the configuration of a shape, with short splits and few thread blocks."""
-    return decode_config(shape.head_dim, shape.kv_dtype)._replace(first_split=128, workers=workers)
+    config = decode_config(shape.head_dim, shape.kv_dtype, num_rows=8, num_kv_heads=shape.num_kv_heads)
+    return config._replace(splits=SplitRule(most=3, least_tiles=1), workers=workers)
 
 
 @cache
@@ -42,7 +44,14 @@ def compiled(config: DecodeConfig, soft_cap: float | None = None) -> Any:
     fixed = {"num_layers": NUM_LAYERS, "scale": SCALE, "soft_cap": soft_cap, "config": config, "interpret": True}
 
     def function(q: Any, pool: Any, batch: Any, layer: Any, window: Any, sinks_n: Any) -> Any:
-        return decode_attention(q, pool, batch, layer=layer, window=window, sinks_n=sinks_n, **fixed)
+        t, n, h = q.shape
+        k = pool.kv.shape[1]
+        padding = ((0, 0), (0, 0), (0, -(n // k) % 8), (0, 0))
+        # What pads the query heads may be anything.
+        q_rkgh = jnp.pad(q.reshape(t, k, n // k, h), padding, constant_values=jnp.nan)
+        out_tc = jax.new_ref(jnp.full((t, n * h), UNTOUCHED, q.dtype))
+        decode_attention(q_rkgh, pool, batch, out_tc, layer=layer, window=window, sinks_n=sinks_n, **fixed)
+        return jax.freeze(out_tc).reshape(q.shape)
 
     return jax.jit(function)
 
@@ -88,7 +97,7 @@ def test_matches_reference(shape: AttentionShape, window: int, soft_cap: float |
     pool, expected = filled(step, **settings)
     out = decode(step, pool, small(shape), **settings)
     np.testing.assert_allclose(out[: len(LENGTHS)], expected[: len(LENGTHS)], rtol=2e-2, atol=1e-2)
-    assert not out[len(LENGTHS) :].any(), "rows that are no decodes are zero"
+    assert (out[len(LENGTHS) :] == UNTOUCHED).all(), "rows that are no decodes stay as they are"
 
 
 def test_a_row_has_the_same_bits_alone_in_a_batch_and_on_any_thread_block() -> None:
@@ -108,39 +117,38 @@ def test_a_row_has_the_same_bits_alone_in_a_batch_and_on_any_thread_block() -> N
     np.testing.assert_array_equal(decode(alone, pool, small(shape)), out[picked])
 
 
-def test_the_op_rotates_writes_decodes_and_prefills() -> None:
+@pytest.mark.parametrize("chunks", [[(5, 1), (70, 1), (20, 17)], [(5, 1), (70, 1)]])
+def test_the_op_rotates_writes_decodes_and_prefills(chunks: list[tuple[int, int]]) -> None:
+    """Decodes alone come without room for tiles, and then there is no prefill."""
     shape = shape_of(2, 1)
-    step = make(4, shape, [(5, 1), (70, 1), (20, 17)])
+    step = make(4, shape, chunks)
+    has_tiles = chunks[-1][1] > 1
+    if not has_tiles:
+        no_tiles = {name: getattr(step.batch, name)[:0] for name in ("tile_seqs_i", "tile_rows_i")}
+        step = step._replace(batch=step.batch._replace(**no_tiles))
     expected, expected_pool = reference(step, rope=step.rope)
     settings = {"num_layers": NUM_LAYERS, "scale": SCALE, "tiles": gpu_tiles(shape), "interpret": True}
 
+    @jax.jit
     def function(q: Any, k: Any, v: Any, pool: Any, batch: AttentionBatch, rope: Rope) -> Any:
         return gpu_paged_attention(q, k, v, pool, batch, rope=rope, layer=LAYER, window=NO_WINDOW, **settings)
 
-    out, pool = interpreted(jax.jit(function), step.q, step.k, step.v, fused(step.pool), step.batch, step.rope)
+    arguments = (step.q, step.k, step.v, fused(step.pool), step.batch, step.rope)
+    out, pool = interpreted(function, *arguments)
     out = np.asarray(out, np.float32)
     np.testing.assert_allclose(out[step.rows], expected[step.rows], rtol=2e-2, atol=1e-2)
     assert np.isfinite(out).all(), "padding rows must stay finite, they flow through the layers"
     assert_pools_equal(pool, expected_pool)
+    kernels = traced(function, *arguments)
+    assert "paged_decode" in kernels
+    assert ("paged_prefill" in kernels) == has_tiles
 
 
 @pytest.mark.parametrize("kv_dtype", [jnp.bfloat16, jnp.float8_e4m3fn])
 def test_every_case_has_tiles_in_flight(kv_dtype: Any) -> None:
     for name, case in CASES.items():
-        config = decode_config(case.head_dim, jnp.dtype(kv_dtype))
+        config = decode_config(case.head_dim, jnp.dtype(kv_dtype), num_rows=64, num_kv_heads=case.num_kv_heads)
         in_flight = config.stages * config.tile * 2 * case.head_dim * jnp.dtype(kv_dtype).itemsize
         # An SM's share of 3.35 TB/s, times 2 us: enough to hide the latency of HBM twice.
         assert config.stages >= 2, name
         assert in_flight >= 50_000, name
-        assert config.first_split % config.tile == 0, name
-
-
-def test_splits_begin_at_the_same_positions_for_any_length_of_context() -> None:
-    assert split_bounds(1, 512) == (0, 512)
-    assert split_bounds(4097, 512) == (*range(0, 4097, 512), 4096 + 1024)
-    longest = split_bounds(131_072, 512)
-    assert len(longest) - 1 < 45
-    for max_context in (1, 512, 513, 5000, 40_000):
-        bounds = split_bounds(max_context, 512)
-        assert bounds == longest[: len(bounds)]
-        assert bounds[-2] < max_context <= bounds[-1]

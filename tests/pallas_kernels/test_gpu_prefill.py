@@ -13,6 +13,7 @@ import pytest
 from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, FusedPool
 from pallas_kernels.paged_attention.gpu.prefill import prefill_attention
 from pallas_kernels.paged_attention.tiles import Tiles
+from tests.pallas_kernels.gpu import H100
 from tests.pallas_kernels.steps import LAYER, NO_WINDOW, NUM_LAYERS, SCALE, Step, fused, make_step, reference
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation")]
@@ -36,8 +37,9 @@ def shape_of(heads: tuple[int, int], h: int = 64, block_size: int = 16, kv_dtype
 @cache
 def compiled(has_sinks: bool, soft_cap: float | None) -> Any:
     def function(q: Any, pool: Any, batch: Any, layer: Any, window: Any, sinks_n: Any) -> Any:
-        return prefill_attention(
-            q,
+        qo_tc = jax.new_ref(q.reshape(len(q), -1))
+        prefill_attention(
+            qo_tc,
             pool,
             batch,
             layer=layer,
@@ -49,6 +51,7 @@ def compiled(has_sinks: bool, soft_cap: float | None) -> Any:
             tiles=TILES,
             interpret=True,
         )
+        return jax.freeze(qo_tc).reshape(q.shape)
 
     return jax.jit(function)
 
@@ -71,10 +74,9 @@ def run(
     soft_cap: float | None = None,
     sinks_n: np.ndarray | None = None,
 ) -> np.ndarray:
-    device = jax.sharding.AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", platform="gpu", num_cores=1)
     batch = step.batch if batch is None else batch
     sinks = np.zeros(1, np.float32) if sinks_n is None else sinks_n
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
+    with jax.sharding.use_abstract_mesh(H100):
         function = compiled(sinks_n is not None, soft_cap)
         # A race raises.
         return np.asarray(function(step.q, pool, batch, np.int32(LAYER), np.int32(window), sinks), np.float32)
@@ -113,6 +115,8 @@ def test_matches_reference(
     out = run(step, pool, **settings)
     rows = tiled_rows(step.batch)
     assert np.isfinite(out[rows]).all()
+    others = np.setdiff1d(np.arange(len(out)), rows)
+    np.testing.assert_array_equal(out[others], np.asarray(step.q, np.float32)[others], "other rows stay as they are")
     rows = np.intersect1d(rows, step.rows)
     # Probabilities and results are rounded to bfloat16.
     np.testing.assert_allclose(out[rows], expected[rows], rtol=2**-7, atol=2**-7)
@@ -154,14 +158,15 @@ def test_chunks_equal_the_whole_bitwise_and_so_does_a_repetition() -> None:
 def test_a_step_without_tiles_does_nothing() -> None:
     step = make(3, [(5, 5)], shape_of((1, 1)))
     pool, _ = filled(step)
-    run(step, pool, step.batch._replace(num_tiles=jnp.int32(0)))
+    out = run(step, pool, step.batch._replace(num_tiles=jnp.int32(0)))
+    np.testing.assert_array_equal(out, np.asarray(step.q, np.float32))
 
 
 def test_refuses_other_tiles() -> None:
     step = make(4, [(5, 5)], shape_of((1, 1)))
     with pytest.raises(ValueError, match="128 query rows"):
         prefill_attention(
-            step.q,
+            step.q.reshape(len(step.q), -1),
             fused(step.pool),
             step.batch,
             layer=0,

@@ -32,10 +32,18 @@ def make(shape: AttentionShape, chunks: list[tuple[int, int]] = RAGGED) -> Step:
 
 
 def run(step: Step, rope: Rope | None) -> tuple[np.ndarray, FusedPool]:
-    write = jax.jit(partial(rotate_and_write, num_layers=NUM_LAYERS, interpret=True))
+    num_rows = len(step.batch.context_lens_s)
+    write = jax.jit(partial(rotate_and_write, num_rows=num_rows, num_layers=NUM_LAYERS, interpret=True))
     arguments = (step.q, step.k, step.v, fused(step.pool), step.batch.slots_t, rope)
-    q, pool = interpreted(lambda: write(*arguments, layer=LAYER))
-    assert q.dtype == step.q.dtype
+    queries, pool = interpreted(lambda: write(*arguments, layer=LAYER))
+    assert {x.dtype for x in queries} == {step.q.dtype}
+    q, decode_rkgh = queries.all_tc.reshape(step.q.shape), queries.decode_rkgh
+    k = step.k.shape[1]
+    g = q.shape[1] // k
+    assert decode_rkgh.shape[0] >= num_rows
+    assert decode_rkgh.shape[2] % 8 == 0
+    decodes = decode_rkgh[:num_rows, :, :g].reshape(num_rows, *q.shape[1:])
+    np.testing.assert_array_equal(decodes.astype(np.float32), q[:num_rows].astype(np.float32))
     return np.asarray(q, np.float32), pool
 
 

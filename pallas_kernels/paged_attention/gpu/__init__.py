@@ -2,15 +2,15 @@
 
 Three steps on the same pool, none of which copies it: q and k are rotated, and k and v written in place (`write.py`),
 decode rows are attended by a split-KV kernel (`decode.py`), longer chunks by one in the shape of FlashAttention-3
-(`prefill.py`). What stands between the kernels is elementwise and fuses, so that an unrolled model stays one command
-buffer.
+(`prefill.py`), unless the batch has no room for tiles. Results take the place of the rotated queries; rows that are
+neither's stay these. Nothing stands between the kernels, and an unrolled model stays one command buffer.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
+import jax
 from jax import Array
 
 from ..layout import AttentionBatch, AttentionShape, FusedPool
@@ -47,18 +47,16 @@ def gpu_paged_attention(
 ) -> tuple[Array, FusedPool]:
     """See `PagedAttention`. `interpret` runs the kernels on a CPU, in an interpreter that looks for races."""
     place: dict[str, Any] = {"layer": layer, "num_layers": num_layers, "interpret": interpret}
-    q_tnh, kv_pool = rotate_and_write(q_tnh, k_tkh, v_tkh, kv_pool, batch.slots_t, rope, **place)
+    num_rows = batch.context_lens_s.shape[0]
+    queries, kv_pool = rotate_and_write(q_tnh, k_tkh, v_tkh, kv_pool, batch.slots_t, rope, num_rows=num_rows, **place)
     settings: dict[str, Any] = place | {
         "window": window,
         "scale": scale,
         "soft_cap": soft_cap,
         "sinks_n": sinks_n,
     }
-    decoded_snh = decode_attention(q_tnh, kv_pool, batch, **settings)
-    prefilled_tnh = prefill_attention(q_tnh, kv_pool, batch, tiles=tiles, **settings)
-    t, s = q_tnh.shape[0], decoded_snh.shape[0]
-    decoded_tnh = jnp.pad(decoded_snh, ((0, t - s), (0, 0), (0, 0)))
-    rows_t1 = jnp.arange(t, dtype=jnp.int32)[:, None]
-    is_prefill_ts = (rows_t1 >= batch.query_starts_s) & (rows_t1 < batch.query_ends_s) & (rows_t1 >= batch.num_decodes)
-    # The rows of neither kernel are what decode left: zeros.
-    return jnp.where(is_prefill_ts.any(axis=1)[:, None, None], prefilled_tnh, decoded_tnh), kv_pool
+    out_tc = jax.new_ref(queries.all_tc)
+    decode_attention(queries.decode_rkgh, kv_pool, batch, out_tc, **settings)
+    if batch.tile_seqs_i.shape[0]:
+        prefill_attention(out_tc, kv_pool, batch, tiles=tiles, **settings)
+    return jax.freeze(out_tc).reshape(q_tnh.shape), kv_pool

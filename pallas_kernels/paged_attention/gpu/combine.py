@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial, reduce
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jax.typing import DTypeLike
 
 from .common import LOG2_E, LOWEST, TINY, WARPGROUP_LANES, compiler_params, interpret_params
 from .splits import DecodeWork
@@ -19,49 +18,47 @@ from .splits import DecodeWork
 COMBINED = 4
 
 
+def heads_at_a_time(head_dim: int) -> int:
+    """Return how many query heads a thread block combines: a warpgroup holds a vector of at least 128 numbers."""
+    return max(1, WARPGROUP_LANES // head_dim)
+
+
 def combine_splits(
-    parts: Array,
-    logs: Array,
-    work: DecodeWork,
-    sinks_n: Array | None,
-    shape: tuple[int, int, int, int],
-    dtype: DTypeLike,
-    interpret: bool,
-) -> Array:
-    """Add up the parts of every row, in order. Returns [s, k, g, h], which is `shape`.
+    parts: Array, logs: Array, work: DecodeWork, sinks_n: Array | None, out_tc: Any, interpret: bool
+) -> None:
+    """Add up the parts of every decode row, in order.
 
     Args:
-      parts: what decode made of item i in its p-th group of consumers, normalised, float32 [i, p, k, g, h].
+      parts: what decode made of item i in its p-th group of consumers, normalised, float32 [i, p, k, g, h]; g is a
+        multiple of `heads_at_a_time`, and the query heads that pad it to one hold anything.
       logs: base-2 logarithms of what they weigh, float32 [i, p, k, 64].
       work: which items are whose.
       sinks_n: one more score per query head.
-      shape: (s, k, g, h).
-      dtype: of the result.
+      out_tc: a Ref to [t, n * h] that gets the rows; other rows stay as they are.
       interpret: run in the interpreter.
     """
-    s, k, g, h = shape
-    # A warpgroup holds a vector of at least 128 numbers: two heads of 64.
-    heads = max(1, WARPGROUP_LANES // h)
-    steps = -(-g // heads)
-    operands = [parts.reshape(*parts.shape[:3], -1), logs, work.firsts_s, work.lasts_s]
+    _, _, k, padded_g, h = parts.shape
+    heads, g = heads_at_a_time(h), out_tc.shape[1] // (k * h)
+    operands = [parts.reshape(*parts.shape[:3], -1), logs, work.firsts_s, work.lasts_s, out_tc]
     if sinks_n is not None:
         sinks_kg = sinks_n.astype(jnp.float32).reshape(k, g) * LOG2_E
-        operands.append(jnp.pad(sinks_kg, ((0, 0), (0, steps * heads - g))))
+        operands.append(jnp.pad(sinks_kg, ((0, 0), (0, padded_g - g))))
     kernel = plgpu.kernel(
-        partial(_combine_kernel, h=h, heads=heads),
-        out_type=jax.ShapeDtypeStruct((s, k, steps * heads * h), dtype),
-        grid=(steps, k, s),
+        partial(_combine_kernel, g=g, h=h),
+        out_type=(),
+        grid=(padded_g // heads, k, work.firsts_s.shape[0]),
         grid_names=("heads", "kv_head", "seq"),
         kernel_name="combine_splits",
+        scratch_types={} if g == padded_g else {"out_smem": plgpu.SMEM((heads * h,), out_tc.dtype)},
         compiler_params=compiler_params(),
         interpret=interpret_params(interpret),
     )
-    return kernel(*operands).reshape(s, k, steps * heads, h)[:, :, :g]
+    kernel(*operands)
 
 
-def _combine_kernel(parts, logs, firsts_s, lasts_s, *sinks_and_out, h: int, heads: int):
-    """Combine the parts of `heads` query heads of one kv head of one row; e counts those heads."""
-    *sinks_kg, out_skc = sinks_and_out
+def _combine_kernel(parts, logs, firsts_s, lasts_s, out_tc, *sinks_kg, g: int, h: int, out_smem=None):
+    """Combine the parts of some query heads of one kv head of one row; e counts those heads."""
+    heads = heads_at_a_time(h)
     step, head, seq = lax.axis_index("heads"), lax.axis_index("kv_head"), lax.axis_index("seq")
     consumers, width = parts.shape[1], heads * h
     layout = plgpu.Layout.WG_STRIDED((width,), vec_size=width // WARPGROUP_LANES)
@@ -98,18 +95,33 @@ def _combine_kernel(parts, logs, firsts_s, lasts_s, *sinks_and_out, h: int, head
             acc += value * spread(weight_e)
         return tuple(new_max_e), tuple(sum_e), acc
 
-    nothing = (jnp.float32(LOWEST),) * heads, (jnp.float32(0),) * heads, spread([jnp.float32(0)])
-    max_e, sum_e, acc = lax.fori_loop(0, lax.div(num_parts + (COMBINED - 1), COMBINED), add, nothing)
-    if sinks_kg:
-        # A sink has a weight and no value.
-        sink_e = [sinks_kg[0][head, step * heads + e] for e in range(heads)]
-        new_max_e = [jnp.maximum(*pair) for pair in zip(max_e, sink_e, strict=True)]
-        decay_e = [jnp.exp2(old - new) for old, new in zip(max_e, new_max_e, strict=True)]
-        sum_e = [
-            total * decay + jnp.exp2(sink - new)
-            for total, decay, sink, new in zip(sum_e, decay_e, sink_e, new_max_e, strict=True)
-        ]
-        acc *= spread(decay_e)
-    out_skc[seq, head, columns] = (acc * spread([1.0 / jnp.maximum(total, TINY) for total in sum_e])).astype(
-        out_skc.dtype
-    )
+    def store(result: Array) -> None:
+        """Write the heads that there are: a kv head with an odd number of them leaves half of the last vector."""
+        start = head * (g * h) + step * width
+        if out_smem is None:
+            out_tc[seq, pl.ds(start, width)] = result
+            return
+        out_smem[...] = result
+        plgpu.commit_smem()
+        for e in range(heads):
+            target = out_tc.at[seq, pl.ds(start + e * h, h)]
+            copy = partial(plgpu.copy_smem_to_gmem, out_smem.at[pl.ds(e * h, h)], target)
+            pl.when(step * heads + e < g)(copy)
+        plgpu.wait_smem_to_gmem(0)
+
+    # Rows that are no decodes have no parts, and are not touched.
+    @pl.when(num_parts > 0)
+    def _():
+        nothing = (jnp.float32(LOWEST),) * heads, (jnp.float32(0),) * heads, spread([jnp.float32(0)])
+        max_e, sum_e, acc = lax.fori_loop(0, lax.div(num_parts + (COMBINED - 1), COMBINED), add, nothing)
+        if sinks_kg:
+            # A sink has a weight and no value.
+            sink_e = [sinks_kg[0][head, step * heads + e] for e in range(heads)]
+            new_max_e = [jnp.maximum(*pair) for pair in zip(max_e, sink_e, strict=True)]
+            decay_e = [jnp.exp2(old - new) for old, new in zip(max_e, new_max_e, strict=True)]
+            sum_e = [
+                total * decay + jnp.exp2(sink - new)
+                for total, decay, sink, new in zip(sum_e, decay_e, sink_e, new_max_e, strict=True)
+            ]
+            acc *= spread(decay_e)
+        store((acc * spread([1.0 / jnp.maximum(total, TINY) for total in sum_e])).astype(out_tc.dtype))

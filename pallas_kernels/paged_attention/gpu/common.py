@@ -24,6 +24,8 @@ TINY = 1e-30
 # Rows of a wgmma.
 MMA_ROWS = 64
 WARPGROUP_LANES = 128
+# Rows of a tile of tiled shared memory: a TMA writes whole tiles.
+TILED_ROWS = 8
 # Shared memory of a thread block of an H100, and what Mosaic GPU itself needs of it (barriers, reductions).
 SMEM_BYTES = 227 * 1024
 SMEM_RESERVED = 3 * 1024
@@ -61,7 +63,7 @@ def tiled_smem(shape: tuple[int, ...], dtype: DTypeLike, *, columns: int | None 
     """
     bits = 8 * jnp.dtype(dtype).itemsize
     swizzle = plgpu.find_swizzle((shape[-1] if columns is None else columns) * bits)
-    tiling = plgpu.TilingTransform((8, 8 * swizzle // bits))  # pyright: ignore[reportAbstractUsage]
+    tiling = plgpu.TilingTransform((TILED_ROWS, 8 * swizzle // bits))  # pyright: ignore[reportAbstractUsage]
     transforms = (tiling, plgpu.SwizzleTransform(swizzle))  # pyright: ignore[reportAbstractUsage]
     return plgpu.SMEM(shape, dtype, transforms=transforms)
 

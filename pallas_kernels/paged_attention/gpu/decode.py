@@ -6,8 +6,9 @@ two consumer warpgroups attend with wgmma, the g query heads of the kv head padd
 half of a tile's positions, above it half of the columns of V, as one's registers would not hold all of them. What they
 make of an item is a part of its row; a second kernel adds up a row's parts, in order.
 
-Where splits and tiles begin depends on positions only, so a row's result is bitwise the same in every batch. It is not
-bitwise that of the prefill kernel, which sums a row's tiles in one pass.
+Where splits and tiles begin depends on a row's own context and on the shapes of the step's arrays, so its result is
+bitwise the same in every batch of these shapes. It is not bitwise that of the prefill kernel, which sums a row's tiles
+in one pass.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.typing import DTypeLike
 
 from ..layout import AttentionBatch, FusedPool
-from .combine import combine_splits
+from .combine import combine_splits, heads_at_a_time
 from .common import (
     LOWEST,
     MMA_ROWS,
@@ -41,7 +42,7 @@ from .common import (
     smem_bytes,
     tiled_smem,
 )
-from .splits import DecodeWork, decode_work, split_bounds
+from .splits import DecodeWork, SplitRule, decode_work, split_rule
 
 # Positions of a KV tile that a group of consumers attends: the rows of the layout in which values are masked.
 ROWS = 64
@@ -51,6 +52,8 @@ VALUE_COLUMNS = 64
 STORE_COLUMNS = 32
 # Columns of a float8 pool converted at a time: a swizzled tile of it.
 CONVERTED_COLUMNS = 128
+# Thread blocks: one for each SM of an H100 or H200.
+WORKERS = 132
 
 
 class DecodeConfig(NamedTuple):
@@ -62,10 +65,10 @@ class DecodeConfig(NamedTuple):
     """How many warpgroups attend each part; each multiplies its share of the columns of V."""
     stages: int
     """How many KV tiles the ring holds."""
-    workers: int = 132
-    """How many thread blocks there are: one for each SM of an H100."""
-    first_split: int = 512
-    """How many positions the first splits have, a multiple of the tile."""
+    splits: SplitRule
+    """How a row's context is cut."""
+    workers: int = WORKERS
+    """How many thread blocks there are."""
 
     @property
     def tile(self) -> int:
@@ -78,20 +81,21 @@ class DecodeConfig(NamedTuple):
         return self.groups * self.shares
 
 
-def decode_config(head_dim: int, kv_dtype: DTypeLike) -> DecodeConfig:
-    """Return the configuration that fills the shared memory; of the shape only, so that sums don't change."""
+def decode_config(head_dim: int, kv_dtype: DTypeLike, num_rows: int, num_kv_heads: int) -> DecodeConfig:
+    """Return the configuration that fills the shared memory; of the shapes only, so that sums don't change."""
     # One warpgroup's registers don't hold 64 rows of h = 256.
     groups, shares = (2, 1) if head_dim <= 128 else (1, 2)
-    config = DecodeConfig(groups, shares, stages=1)
+    config = DecodeConfig(groups, shares, 1, split_rule(num_rows, num_kv_heads, WORKERS))
     buffers = _buffer_types(config, head_dim, kv_dtype)
     stage, total = smem_bytes(buffers.kv), sum(map(smem_bytes, jax.tree.leaves(tuple(buffers))))
     return config._replace(stages=min(8, 1 + (SMEM_BYTES - SMEM_RESERVED - total) // stage))
 
 
 def decode_attention(
-    q_tnh: Array,
+    q_rkgh: Array,
     kv_pool: FusedPool,
     batch: AttentionBatch,
+    out_tc: Any,
     *,
     layer: Array | int,
     num_layers: int,
@@ -101,27 +105,31 @@ def decode_attention(
     sinks_n: Array | None = None,
     config: DecodeConfig | None = None,
     interpret: bool = False,
-) -> Array:
-    """Attend the leading decode rows; K and V of the step are in the pool. Returns [s, n, h], other rows 0."""
-    _, n, h = q_tnh.shape
+) -> None:
+    """Attend the leading decode rows; K and V of the step are in the pool.
+
+    Args:
+      q_rkgh: the queries of at least s rows. g is a multiple of 8, as a TMA writes whole groups of 8 rows of a tiled
+        buffer; the query heads that pad it to one hold anything.
+      kv_pool, batch, layer, num_layers, window, scale, soft_cap, sinks_n: see `PagedAttention`.
+      out_tc: a Ref to [t, n * h] that gets the result in the decode rows; the others stay as they are.
+      config: sizes other than those of the shape.
+      interpret: run in the interpreter.
+    """
+    k, h = q_rkgh.shape[1], q_rkgh.shape[3]
     s, max_blocks = batch.block_tables_sm.shape
-    rows_l, k, o, _ = kv_pool.kv.shape
+    rows_l, _, o, _ = kv_pool.kv.shape
     if config is None:
-        config = decode_config(h, kv_pool.kv.dtype)
+        config = decode_config(h, kv_pool.kv.dtype, s, k)
         if interpret:  # idle thread blocks take their time too
             config = config._replace(workers=2)
-    bounds = split_bounds(max_blocks * o, config.first_split)
-    work = decode_work(batch, bounds, window, config.tile)
-    # A TMA writes whole groups of 8 rows of a tiled buffer.
-    g = n // k
-    padded_g = -(-g // 8) * 8
-    q_skgh = jnp.pad(q_tnh[:s].reshape(s, k, g, h), ((0, 0), (0, 0), (0, padded_g - g), (0, 0)))
+    work = decode_work(batch, config.splits, config.tile, window, max_blocks * o)
     first_row = jnp.asarray(layer * (rows_l // num_layers), jnp.int32).reshape(1)
-    parts, logs = _attend(
-        q_skgh, kv_pool.kv, batch.block_tables_sm, first_row, work, scale, soft_cap, config, interpret
-    )
-    out_sngh = combine_splits(parts, logs, work, sinks_n, (s, k, g, h), q_tnh.dtype, interpret)
-    return out_sngh.reshape(s, n, h)
+    heads = heads_at_a_time(h)
+    g = -(-out_tc.shape[1] // (k * h * heads)) * heads
+    tables_sm = batch.block_tables_sm
+    parts = _attend(q_rkgh, g, kv_pool.kv, tables_sm, first_row, work, scale, soft_cap, config, interpret)
+    combine_splits(*parts, work, sinks_n, out_tc, interpret)
 
 
 class _Buffers(NamedTuple):
@@ -151,7 +159,8 @@ def _buffer_types(config: DecodeConfig, h: int, kv_dtype: DTypeLike) -> _Buffers
 
 
 def _attend(
-    q_skgh: Array,
+    q_rkgh: Array,
+    g: int,
     kv: Array,
     tables_sm: Array,
     first_row: Array,
@@ -161,8 +170,11 @@ def _attend(
     config: DecodeConfig,
     interpret: bool,
 ) -> tuple[Array, Array]:
-    """Return each item's normalised results [i, p, k, g, h] and base-2 logarithms [i, p, k, 64] of their weights."""
-    _, k, g, h = q_skgh.shape
+    """Return each item's normalised results [i, p, k, g, h] and base-2 logarithms [i, p, k, 64] of their weights.
+
+    Of the query heads the first `g` are stored.
+    """
+    k, h = kv.shape[1], q_rkgh.shape[3]
     items, w = work.seqs_i.shape[0], config.consumers
     chunks = config.tile // min(kv.shape[2], ROWS)
     kernel = plgpu.kernel(
@@ -187,7 +199,7 @@ def _attend(
         compiler_params=compiler_params(),
         interpret=interpret_params(interpret),
     )
-    return kernel(q_skgh, kv, tables_sm, first_row, *work)
+    return kernel(q_rkgh, kv, tables_sm, first_row, *work)
 
 
 class _Item(NamedTuple):
@@ -203,7 +215,7 @@ class _Item(NamedTuple):
 class _Refs(NamedTuple):
     """Operands, results and scratch of the kernel."""
 
-    q_skgh: Any
+    q_rkgh: Any
     kv: Any
     tables_sm: Any
     first_row: Any
@@ -285,14 +297,14 @@ def _start_queries(refs: _Refs, wg: Array) -> None:
 
 def _produce(refs: _Refs, config: DecodeConfig, i: Array, item: _Item, first_tile: Array) -> None:
     """Bring an item's queries and KV tiles."""
-    g = refs.q_skgh.shape[2]
+    g = refs.q_rkgh.shape[2]
     o, max_blocks = refs.kv.shape[2], refs.tables_sm.shape[1]
     chunk = min(o, ROWS)
 
     buffer = lax.rem(i, QUERY_BUFFERS)
     plgpu.barrier_wait(refs.q_free.at[buffer])
     q = refs.buffers.q.at[buffer, pl.ds(0, g)]
-    plgpu.copy_gmem_to_smem(refs.q_skgh.at[item.seq, item.head], q, refs.q_full.at[buffer])
+    plgpu.copy_gmem_to_smem(refs.q_rkgh.at[item.seq, item.head], q, refs.q_full.at[buffer])
 
     def bring(j, _):
         stage = lax.rem(first_tile + j, config.stages)
@@ -356,7 +368,7 @@ def _consume(
     soft_cap: float | None,
 ) -> None:
     """Attend one consumer's part of an item's tiles, and store the result."""
-    h = refs.q_skgh.shape[3]
+    h = refs.q_rkgh.shape[3]
     buffer = lax.rem(i, QUERY_BUFFERS)
     low = refs.work.lows_s[item.seq]
     p = refs.buffers.p.at[me.warpgroup]
@@ -401,7 +413,7 @@ def _consume(
 
 def _keys(refs: _Refs, me: _Consumer, stage: Array) -> Any:
     """Return a group's keys [64, h] of a stage in bfloat16; each of its warpgroups converts a share."""
-    h = refs.q_skgh.shape[3]
+    h = refs.q_rkgh.shape[3]
     kv = refs.buffers.kv.at[stage, me.group]
     if refs.buffers.converted is None:
         return kv.at[:, pl.ds(0, h)]
@@ -425,7 +437,7 @@ def _values(refs: _Refs, me: _Consumer, stage: Array, num_live: Array) -> list[A
 
     Slots beyond the context hold anything, and 0 x NaN is NaN.
     """
-    h = refs.q_skgh.shape[3]
+    h = refs.q_rkgh.shape[3]
     kv = refs.buffers.kv.at[stage, me.group]
 
     def zeroed(x: Array) -> Array:
@@ -458,7 +470,7 @@ def _convert(ref: Any) -> Array:
 
 def _store(refs: _Refs, me: _Consumer, item: _Item, max_r: Array, sum_r: Array, acc_c: tuple[Array, ...]) -> None:
     """Write a consumer's part: its rows divided by their sums, and log2 of what they weigh."""
-    g, h = refs.q_skgh.shape[2:]
+    g, h = refs.parts.shape[3:]
     out = refs.buffers.out.at[me.warpgroup]
     part = refs.parts.at[item.entry, me.group, item.head]
 

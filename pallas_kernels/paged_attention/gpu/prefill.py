@@ -2,7 +2,7 @@
 
 One program is one query head and one tile of 128 query rows of one sequence. Warpgroups 0 and 1 take 64 rows each and
 alternate, one in its softmax while the other has the tensor cores; warpgroup 2 brings K and V from the blocks, one TMA
-per block and operand, through a ring of stages. Rows of no tile are left as they are: their output is undefined.
+per block and operand, through a ring of stages. What a program makes of its queries takes their place.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
@@ -40,7 +39,7 @@ COMPUTE_REGISTERS, PRODUCER_REGISTERS = 224, 56
 OVERHEAD_BYTES = 3 * 1024
 """Shared memory for barriers and Mosaic GPU's own 2 KiB."""
 STORE_ROWS = 16
-"""Rows are stored in pieces of this size, so that a tile's last rows don't run into the next chunk."""
+"""Rows are read and stored in pieces of this size, so that a tile's last rows don't run into the next chunk."""
 # With one, a warpgroup that skips a tile could free the stage in the other's name: it may be one tile ahead.
 MIN_STAGES, MAX_STAGES = 2, 4
 PART_COLUMNS = 64
@@ -93,7 +92,8 @@ class _Config(NamedTuple):
 class _Operands(NamedTuple):
     """Refs to the operands in global memory."""
 
-    q_tnh: Any
+    qo_tc: Any
+    """The queries [t, n * h]; results take their place."""
     kv_pool: Any
     block_tables_sm: Any
     context_lens_s: Any
@@ -151,14 +151,13 @@ class _Program(NamedTuple):
 
     config: _Config
     operands: _Operands
-    out_tnh: Any
     smem: _Smem
     barriers: _Barriers
     work: _Work
 
 
 def prefill_attention(
-    q_tnh: Array,
+    qo_tc: Any,
     kv_pool: FusedPool,
     batch: AttentionBatch,
     *,
@@ -170,15 +169,16 @@ def prefill_attention(
     sinks_n: Array | None = None,
     tiles: Tiles,
     interpret: bool = False,
-) -> Array:
+) -> None:
     """Attend the rows of the batch's tiles; this step's K and V are in the pool already.
 
-    A row's result depends on its sequence and position only, to the bit: KV tiles are cut from position 0, and each row
-    of a wgmma is summed for itself.
-    Rows from a sequence's end to the next multiple of 16 are finite, those of no tile are undefined.
+    `qo_tc` is a Ref to the queries [t, n * h], t a multiple of 16; the tiles' rows get their results, the others stay
+    as they are. A row's result depends on its sequence and position only, to the bit: KV tiles are cut from position 0,
+    and each row of a wgmma is summed for itself. Rows from a sequence's end to the next multiple of 16 become finite.
     """
-    t, n, h = q_tnh.shape
     pool = kv_pool.kv
+    h = pool.shape[3] // 2
+    n = qo_tc.shape[1] // h
     if tiles.query != QUERY_TILE or tiles.kv % MMA_ROWS:
         raise ValueError(f"prefill takes tiles of 128 query rows and a multiple of 64 tokens, not {tiles}")
     config = _Config(
@@ -194,10 +194,8 @@ def prefill_attention(
     )
     if config.stages < MIN_STAGES:
         raise ValueError(f"prefill: {MIN_STAGES} KV tiles of {tiles.kv} tokens do not fit in shared memory at h={h}")
-    # TMA fills rows beyond t with zeros, but a slice may not be larger than what it is cut from.
-    q_tnh = jnp.pad(q_tnh, ((0, max(0, MMA_ROWS - t)), (0, 0), (0, 0)))
     operands = _Operands(
-        q_tnh,
+        qo_tc,
         pool,
         batch.block_tables_sm,
         batch.context_lens_s,
@@ -212,13 +210,12 @@ def prefill_attention(
     present = [x for x in operands if x is not None]
 
     def body(*refs: Any, smem: _Smem, barriers: _Barriers) -> None:
-        *inputs, out_tnh = refs
-        padded = _Operands(*inputs, *[None] * (len(operands) - len(present)))
-        _run(config, padded, out_tnh, smem, barriers)
+        padded = _Operands(*refs, *[None] * (len(operands) - len(present)))
+        _run(config, padded, smem, barriers)
 
     kernel = plgpu.kernel(
         body,
-        out_type=jax.ShapeDtypeStruct((t, n, h), q_tnh.dtype),
+        out_type=(),
         # The heads of a group run side by side and share their K and V in the L2 cache.
         grid=(batch.tile_seqs_i.shape[0], n),
         grid_names=("tile", "head"),
@@ -229,7 +226,7 @@ def prefill_attention(
         compiler_params=compiler_params(),
         interpret=interpret_params(interpret),
     )
-    return kernel(*present)
+    kernel(*present)
 
 
 def _one(x: Array | int) -> Array:
@@ -254,7 +251,7 @@ def _barriers(config: _Config) -> _Barriers:
     stages, both = config.stages, COMPUTE_WARPGROUPS
     arrivals = 1 if config.converts else config.num_pieces
     return _Barriers(
-        q_w=plgpu.Barrier(num_barriers=both),
+        q_w=plgpu.Barrier(num_arrivals=MMA_ROWS // STORE_ROWS, num_barriers=both),
         k_a=plgpu.Barrier(num_arrivals=arrivals, num_barriers=stages),
         v_a=plgpu.Barrier(num_arrivals=arrivals, num_barriers=stages),
         k_free_a=plgpu.Barrier(num_arrivals=both, num_barriers=stages),
@@ -264,14 +261,14 @@ def _barriers(config: _Config) -> _Barriers:
     )
 
 
-def _run(config: _Config, operands: _Operands, out_tnh: Any, smem: _Smem, barriers: _Barriers) -> None:
+def _run(config: _Config, operands: _Operands, smem: _Smem, barriers: _Barriers) -> None:
     warpgroup = lax.axis_index("warpgroup")
     # Last tiles first: they see the most, and a long program should not start last. Programs beyond the last tile end.
     tile = operands.num_tiles_1[0] - 1 - lax.axis_index("tile")
 
     @pl.when(tile >= 0)
     def _() -> None:
-        program = _Program(config, operands, out_tnh, smem, barriers, _work(config, operands, tile))
+        program = _Program(config, operands, smem, barriers, _work(config, operands, tile))
 
         @pl.when(warpgroup < COMPUTE_WARPGROUPS)
         def _() -> None:
@@ -305,7 +302,7 @@ def _work(config: _Config, operands: _Operands, tile: Array) -> _Work:
 
 def _compute(program: _Program, warpgroup: Array) -> None:
     """Attend 64 rows."""
-    config, operands, out_tnh, smem, barriers, work = program
+    config, operands, smem, barriers, work = program
     h, c = config.head_dim, config.kv_tile
     row = work.row + warpgroup * MMA_ROWS
     last_row = lax.min(row + MMA_ROWS, work.end) - 1
@@ -313,7 +310,13 @@ def _compute(program: _Program, warpgroup: Array) -> None:
     stop = jnp.where(row < work.end, lax.div(last_row + work.shift, c) + 1, work.first)
 
     q_rh = smem.q_wrh.at[warpgroup]
-    plgpu.copy_gmem_to_smem(operands.q_tnh.at[pl.ds(row, MMA_ROWS), work.head], q_rh, barriers.q_w.at[warpgroup])
+    columns = pl.ds(pl.multiple_of(work.head * h, h), h)
+    last_piece = lax.div(work.end - 1, STORE_ROWS) * STORE_ROWS
+    for first in range(0, MMA_ROWS, STORE_ROWS):
+        # Rows beyond the sequence's end may be another program's, so the last piece comes again.
+        piece = pl.ds(pl.multiple_of(lax.min(row + first, last_piece), STORE_ROWS), STORE_ROWS)
+        target = q_rh.at[pl.ds(first, STORE_ROWS)]
+        plgpu.copy_gmem_to_smem(operands.qo_tc.at[piece, columns], target, barriers.q_w.at[warpgroup])
     plgpu.barrier_wait(barriers.q_w.at[warpgroup])
 
     def take_turns() -> None:
@@ -375,7 +378,7 @@ def _compute(program: _Program, warpgroup: Array) -> None:
     plgpu.commit_smem()
     for first in range(0, MMA_ROWS, STORE_ROWS):
         source = q_rh.at[pl.ds(first, STORE_ROWS)]
-        target = out_tnh.at[pl.ds(row + first, STORE_ROWS), work.head]
+        target = operands.qo_tc.at[pl.ds(row + first, STORE_ROWS), columns]
         pl.when(row + first < work.end)(partial(plgpu.copy_smem_to_gmem, source, target))
     plgpu.wait_smem_to_gmem(0)
 

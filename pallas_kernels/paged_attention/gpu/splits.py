@@ -9,18 +9,30 @@ from jax import Array
 
 from ..layout import AttentionBatch
 
-# Splits of a context double in length every so many: enough for one short context, not too many for a long one.
-SPLITS_PER_LENGTH = 8
+# The least tiles of a split, in steps of up to so many rows and in larger ones. For each split a part of the result is
+# written and read, a few percent of two tiles' bytes, and a thread block has to change over.
+FEW_ROWS, FEW_ROWS_TILES, MANY_ROWS_TILES = 32, 2, 4
 
 
-def split_bounds(max_context: int, first_split: int) -> tuple[int, ...]:
-    """Return where splits begin and the last one ends, for contexts of up to `max_context` tokens."""
-    bounds, length = [0], first_split
-    while bounds[-1] < max_context:
-        bounds.append(bounds[-1] + length)
-        if len(bounds) % SPLITS_PER_LENGTH == 1:
-            length *= 2
-    return tuple(bounds)
+class SplitRule(NamedTuple):
+    """The rule by which a row's context is cut, by its own length alone: into equal splits of whole tiles."""
+
+    most: int
+    """How many splits a row has at most."""
+    least_tiles: int
+    """How many tiles a split has at least."""
+
+
+def split_rule(num_rows: int, num_kv_heads: int, workers: int) -> SplitRule:
+    """Return the rule for steps of up to `num_rows` rows on so many thread blocks.
+
+    A row has no more items than there are thread blocks, and a long one about as many, of the same length. So thread
+    blocks that take them in turn get equal shares of each row, however long the rows are.
+    """
+    return SplitRule(
+        most=max(1, workers // num_kv_heads),
+        least_tiles=FEW_ROWS_TILES if num_rows <= FEW_ROWS else MANY_ROWS_TILES,
+    )
 
 
 class DecodeWork(NamedTuple):
@@ -29,7 +41,7 @@ class DecodeWork(NamedTuple):
     seqs_i: Array
     """The sequence of each split."""
     starts_i: Array
-    """The first position of each split's first live KV tile."""
+    """The first position of each split's first KV tile."""
     ends_i: Array
     """One past each split's last position."""
     lows_s: Array
@@ -40,24 +52,22 @@ class DecodeWork(NamedTuple):
     """One past the index of each row's last entry."""
 
 
-def decode_work(batch: AttentionBatch, bounds: tuple[int, ...], window: Array | int, tile: int) -> DecodeWork:
+def decode_work(batch: AttentionBatch, rule: SplitRule, tile: int, window: Array | int, max_context: int) -> DecodeWork:
     """Return what there is to do. Of the batch and the window only: layers with the same window share it."""
     s = batch.context_lens_s.shape[0]
     rows_s = jnp.arange(s, dtype=jnp.int32)
     lens_s = jnp.where(rows_s < batch.num_decodes, batch.context_lens_s, 0)
     lows_s = jnp.maximum(lens_s - window, 0).astype(jnp.int32)
-    inner = jnp.asarray(bounds[1:-1], jnp.int32)
-    split_of = lambda positions_s: jnp.sum(positions_s[:, None] >= inner[None], axis=1, dtype=jnp.int32)  # noqa: E731
-    first_splits_s = split_of(lows_s)
-    counts_s = jnp.where(lens_s > 0, split_of(lens_s - 1) - first_splits_s + 1, 0)
+    first_tiles_s = lows_s // tile
+    tiles_s = (lens_s + (tile - 1)) // tile - first_tiles_s
+    lengths_s = jnp.maximum((tiles_s + (rule.most - 1)) // rule.most, rule.least_tiles)
+    counts_s = (tiles_s + lengths_s - 1) // lengths_s
     # Not cumsum: this is one fusion.
     lasts_s = jnp.sum(jnp.where(rows_s[None] <= rows_s[:, None], counts_s[None], 0), axis=1, dtype=jnp.int32)
     firsts_s = lasts_s - counts_s
 
-    items_i = jnp.arange(s * (len(bounds) - 1), dtype=jnp.int32)
+    items_i = jnp.arange(s * min(rule.most, -(-max_context // (rule.least_tiles * tile))), dtype=jnp.int32)
     seqs_i = jnp.minimum(jnp.sum(items_i[:, None] >= lasts_s[None], axis=1, dtype=jnp.int32), s - 1)
-    splits_i = jnp.minimum(first_splits_s[seqs_i] + items_i - firsts_s[seqs_i], len(bounds) - 2)
-    bounds_p = jnp.asarray(bounds, jnp.int32)
-    starts_i = jnp.maximum(bounds_p[splits_i], lows_s[seqs_i] // tile * tile)
-    ends_i = jnp.minimum(bounds_p[splits_i + 1], lens_s[seqs_i])
+    starts_i = (first_tiles_s[seqs_i] + (items_i - firsts_s[seqs_i]) * lengths_s[seqs_i]) * tile
+    ends_i = jnp.minimum(starts_i + lengths_s[seqs_i] * tile, lens_s[seqs_i])
     return DecodeWork(seqs_i, starts_i, ends_i, lows_s, firsts_s, lasts_s)

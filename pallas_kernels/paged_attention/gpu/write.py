@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +15,21 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from ..layout import FusedPool, to_pool_dtype
 from ..rope import Rope, rotate_halves
-from .common import WARPGROUP_LANES, compiler_params, interpret_params
+from .common import TILED_ROWS, WARPGROUP_LANES, compiler_params, interpret_params
 
 # Of a thread block. Half a head of each is h / 32 numbers a thread: a load of 4 to 16 bytes.
 TOKENS = 8
 # At most, of a thread block: their loads are in flight together.
 QUERY_HEADS = 4
+
+
+class Queries(NamedTuple):
+    """A step's queries, rotated, as the kernels read them."""
+
+    all_tc: Array
+    """All queries [t, n * h]."""
+    decode_rkgh: Array
+    """The queries of at least the first s rows, g padded with anything to a multiple of 8."""
 
 
 def rotate_and_write(
@@ -30,13 +40,15 @@ def rotate_and_write(
     slots_t: Array,
     rope: Rope | None,
     *,
+    num_rows: int,
     layer: Array | int,
     num_layers: int,
     interpret: bool = False,
-) -> tuple[Array, FusedPool]:
+) -> tuple[Queries, FusedPool]:
     """Return q rotated, and the pool with k, rotated, and v at the tokens' slots; the null block is not written to.
 
-    Without `rope` nothing is rotated. The number of tokens must be a multiple of 8, or ValueError is raised.
+    Without `rope` nothing is rotated. At most the first `num_rows` tokens are decodes. The number of tokens must be a
+    multiple of 8, or ValueError is raised.
 
     A thread block takes a kv head of 8 tokens, with some or all of its query heads. It loads cos and sin once, and
     halves of heads, so that numbers that are multiplied are in the same thread. The kernel gets the pool as a Ref,
@@ -47,13 +59,18 @@ def rotate_and_write(
     if t % TOKENS:
         raise ValueError(f"the GPU's kernel writes {TOKENS} tokens at a time, which {t} is no multiple of")
     heads = 0 if rope is None else max(count for count in range(1, QUERY_HEADS + 1) if g % count == 0)
-    # XLA makes one matmul of those for q, k and v. This is what comes of it, where three operands would be cut out.
+    # XLA makes one matmul of those for q, k and v, and sees that these slices of it, in four dimensions, are the whole.
+    # Taken as three operands they would first be cut out, by as many kernels as the rotation took before.
     new = (k_tkh, v_tkh) if rope is None else (q_tnh, k_tkh, v_tkh)
-    new_tc = jnp.concatenate([x.reshape(t, -1) for x in new], axis=1)
+    new_tc = jnp.concatenate([x[:, None] for x in new], axis=2).reshape(t, -1)
     first_row = jnp.asarray(layer * (kv_pool.kv.shape[0] // num_layers), jnp.int32).reshape(1)
+    padding = -g % TILED_ROWS
+    shapes: list[tuple[int, ...]] = [(t, n * h)] if rope else []
+    if rope and padding:
+        shapes.append((-(-num_rows // TOKENS) * TOKENS, k, g + padding, h))
     kernel = plgpu.kernel(
         partial(_write_kernel, heads=heads),
-        out_type=() if rope is None else jax.ShapeDtypeStruct((t, n * h), q_tnh.dtype),
+        out_type=[jax.ShapeDtypeStruct(shape, q_tnh.dtype) for shape in shapes],
         grid=(t // TOKENS, k, g // heads if heads else 1),
         grid_names=("tokens", "kv_head", "part"),
         kernel_name="kv_write",
@@ -63,14 +80,19 @@ def rotate_and_write(
         interpret=interpret_params(interpret),
     )
     pool = jax.new_ref(kv_pool.kv)
-    rotated_tc = kernel(new_tc, slots_t, first_row, pool, *(rope or ()))
-    return q_tnh if rope is None else rotated_tc.reshape(q_tnh.shape), FusedPool(jax.freeze(pool))
+    rotated = kernel(new_tc, slots_t, first_row, pool, *(rope or ()))
+    all_tc = rotated[0] if rope else q_tnh.reshape(t, -1)
+    if rope and padding:
+        decode_rkgh = rotated[1]
+    else:
+        decode_rkgh = jnp.pad(all_tc.reshape(t, k, g, h), ((0, 0), (0, 0), (0, padding), (0, 0)))
+    return Queries(all_tc, decode_rkgh), FusedPool(jax.freeze(pool))
 
 
 def _write_kernel(new_tc, slots_t, first_row, pool, *rotation, kv_smem, heads: int):
     """Rotate `heads` query heads; the first thread block of a kv head writes its keys and values, too.
 
-    `rotation` is cos, sin and where rotated queries go, or nothing.
+    `rotation` is cos, sin and where rotated queries go, decodes' perhaps to a second place, or nothing.
     """
     k, h = pool.shape[1], pool.shape[3] // 2
     n = new_tc.shape[1] // h - 2 * k
@@ -99,9 +121,12 @@ def _write_kernel(new_tc, slots_t, first_row, pool, *rotation, kv_smem, heads: i
         for i, slot in enumerate(slots):
             _write_token(kv_smem.at[i], pool, slot, row, kv_head)
 
-    for head, query in zip(query_heads, queries, strict=True):
-        for ref, half in zip(halves(rotation[-1], head), rotate_halves(*query, *cos_and_sin), strict=True):
+    for i, query in enumerate(queries):
+        rotated = rotate_halves(*query, *cos_and_sin)
+        for ref, half in zip(halves(rotation[2], query_heads[i]), rotated, strict=True):
             ref[...] = half
+        for padded in rotation[3:]:
+            _store_padded(padded, first_token, kv_head, part * heads + i, rotated)
     plgpu.wait_smem_to_gmem(0)
 
 
@@ -112,6 +137,16 @@ def _write_token(kv_smem: Any, pool: Any, slot: Array, first_row: Array, kv_head
     @pl.when(slot >= o)
     def _():
         plgpu.copy_smem_to_gmem(kv_smem, pool.at[first_row + lax.div(slot, o), kv_head, lax.rem(slot, o)])
+
+
+def _store_padded(padded_rkgh: Any, first_token: Array, kv_head: Array, head: Array, halves: Sequence[Array]) -> None:
+    """Store the halves of a query head where decode reads it, if these tokens may be decodes."""
+
+    @pl.when(first_token < padded_rkgh.shape[0])
+    def _():
+        for i, half in enumerate(halves):
+            columns = pl.ds(i * half.shape[1], half.shape[1])
+            padded_rkgh[pl.ds(first_token, TOKENS), kv_head, head, columns] = half
 
 
 def _in_pool_dtype(x: Array, dtype: Any) -> Array:
