@@ -36,7 +36,7 @@ type Heads = tuple[Array, Array, Array]
 
 
 class LayerData(NamedTuple):
-    """The settings of one layer besides weights: ints in an unrolled loop, else traced int32 scalars."""
+    """The settings of one layer besides weights: ints, and while a step is traced int32 scalars."""
 
     layer: Array | int
     window: Array | int
@@ -206,7 +206,7 @@ def run_layers(
         return run(params, *carry, layer_data), None
 
     # All layers have the same shapes, so each part is traced and lowered once.
-    project_once, finish_once = jax.jit(project), jax.jit(finish)
+    project_once, attend_once, finish_once = jax.jit(project), jax.jit(attend), jax.jit(finish)
 
     def switch_step(carry: tuple[Array, Any], layer_data: LayerData) -> tuple[tuple[Array, Any], None]:
         x_td, kv_pool = carry
@@ -223,8 +223,9 @@ def run_layers(
         case LayerLoop.SWITCH:
             return jax.lax.scan(switch_step, (x_td, kv_pool), stacked_data)[0]
         case LayerLoop.UNROLL:
-            for params, layer_data in zip(layers, data, strict=True):
-                x_td, kv_pool = run(params, x_td, kv_pool, layer_data)
+            for params, *scalars in zip(layers, *stacked_data, strict=True):
+                attended_tnh, kv_pool = attend_once(project_once(params, x_td), kv_pool, LayerData(*scalars))
+                x_td = finish_once(params, x_td, attended_tnh)
             return x_td, kv_pool
 
 

@@ -235,6 +235,7 @@ class StepCompiler:
             logits_tile=self.max_rows if self.config.platform == "gpu" or self.config.host_processors else LOGITS_TILE,
             # Elsewhere the head takes as long as its weights take to read.
             few_rows=self._least if self.config.platform == "cpu" else None,
+            skips_unused=self.config.platform != "gpu",
         )
 
     def _replicated(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:

@@ -68,10 +68,12 @@ def run_step(
     mesh: Mesh,
     logits_tile: int,
     few_rows: int | None = None,
+    skips_unused: bool = True,
 ) -> tuple[DeviceState, StepOutput]:
     """Run one step: `previous_tokens` are the last one's `tokens_s`; `rare` and token counts are a full step's.
 
-    `logits_tile` rows of logits exist at a time; in a plain step of at most `few_rows`, only so many.
+    `logits_tile` rows of logits exist at a time; in a plain step of at most `few_rows`, only so many. For
+    `skips_unused` see `sampling.branches`.
     """
     inputs = unpack(ints, floats, shape.batch)
     attend = ShardedAttention(attention, mesh)
@@ -81,7 +83,7 @@ def run_step(
     rows = (hidden_td[inputs.logit_rows.logit_tokens_s], inputs.sampling)
     logits = partial(model.logits, params)
     if rare is None:
-        sampler = plain_sampler(mesh, model.config.vocab_size)
+        sampler = plain_sampler(mesh, model.config.vocab_size, skips_unused)
         tokens_s = map_rows(
             lambda num_rows, x, batch: sampler(logits(x, num_rows), batch),
             rows,
@@ -100,6 +102,7 @@ def run_step(
             num_logprobs=shape.num_logprobs,
             logprobs_mode=shape.logprobs_mode,
             processors=processors,
+            skips_unused=skips_unused,
         )
 
     tokens_s, logprobs = map_row_tiles(sample, (*rows, inputs.rules, rare), num_rows=num_rows, tile=logits_tile)
@@ -107,13 +110,13 @@ def run_step(
     return DeviceState(kv_pool, counts_cv), StepOutput(_pad(tokens_s, shape.max_rows), logprobs)
 
 
-def plain_sampler(mesh: Mesh, vocab_size: int) -> Callable[[Array, SamplingBatch], Array]:
+def plain_sampler(mesh: Mesh, vocab_size: int, skips_unused: bool) -> Callable[[Array, SamplingBatch], Array]:
     """Return `sample_plain` for logits of a vocabulary that lies on several devices."""
     shards = VocabShards(vocab_size, mesh.size, MODEL_AXIS)
     if mesh.size == 1 or not shards.can_sample:
-        return lambda logits_sv, batch: sample_plain(_gathered(logits_sv, mesh), batch)
+        return lambda logits_sv, batch: sample_plain(_gathered(logits_sv, mesh), batch, skips_unused=skips_unused)
     return jax.shard_map(
-        partial(sample_plain_shard, shards=shards),
+        partial(sample_plain_shard, shards=shards, skips_unused=skips_unused),
         mesh=mesh,
         in_specs=(PartitionSpec(None, MODEL_AXIS), PartitionSpec()),
         out_specs=PartitionSpec(),

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from .branches import when
 from .penalties import mask
 from .tiles import tile_maxima, top_ids
 
@@ -45,12 +46,12 @@ def gather_logprobs(
     *,
     num_logprobs: int,
     normalizes: bool,
-    is_used: Array,
+    is_used: Array | bool,
     allowed_bits_sw: Array | None = None,
 ) -> Logprobs:
     """Return what to show of logits; zeros unless `is_used`. With `normalizes`, log-probabilities; -inf stays -inf.
 
-    Ids whose bit in `allowed_bits_sw` is 0 count as -inf.
+    With `is_used` True itself the program has no branch. Ids whose bit in `allowed_bits_sw` is 0 count as -inf.
     """
 
     def gather(values_sv: Array) -> Logprobs:
@@ -78,7 +79,9 @@ def gather_logprobs(
         return jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), jax.eval_shape(gather, values_sv))
 
     if allowed_bits_sw is None:
-        return lax.cond(is_used, lambda: gather(values_sv), nothing)
+        return when(is_used, lambda: gather(values_sv), nothing)
+    if is_used is True:
+        return gather(mask(values_sv, allowed_bits_sw))
     # A branch of its own, for a cond that returned logits would copy them even where nothing is masked. The barrier
     # keeps the mask out of the sums, so that both branches compute the same, bit for bit.
     branches = (

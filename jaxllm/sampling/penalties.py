@@ -17,9 +17,11 @@ def mask(logits_sv: Array, allowed_bits_sw: Array) -> Array:
     return jnp.where(allowed_sv, logits_sv, -jnp.inf)
 
 
-def add_biases(logits_sv: Array, ids_sb: Array, biases_sb: Array, num_biases: Array) -> Array:
-    """Add the first `num_biases` columns of biases to their ids' logits."""
+def add_biases(logits_sv: Array, ids_sb: Array, biases_sb: Array, num_biases: Array | None) -> Array:
+    """Add the first `num_biases` columns of biases to their ids' logits; None: all of them, at once."""
     rows_s = jnp.arange(logits_sv.shape[0])
+    if num_biases is None:
+        return logits_sv.at[rows_s[:, None], ids_sb].add(biases_sb)
 
     def add_column(column: Array, logits_sv: Array) -> Array:
         return logits_sv.at[rows_s, ids_sb[:, column]].add(biases_sb[:, column])
@@ -37,7 +39,10 @@ def penalize(
     *,
     is_used: Array,
 ) -> Array:
-    """Make ids less likely that the prompt or the output holds (repetition) or the output holds (the other two)."""
+    """Make ids less likely that the prompt or the output holds (repetition) or the output holds (the other two).
+
+    Nothing is computed unless `is_used`, on a CPU.
+    """
     num_rows = logits_sv.shape[0]
     settings = (presence_s, frequency_s, repetition_s)
 

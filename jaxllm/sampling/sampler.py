@@ -12,6 +12,7 @@ from functools import partial
 import jax.numpy as jnp
 from jax import Array, lax
 
+from .branches import when
 from .distribution import Distribution, is_greedy
 from .draw import draw, uniforms
 from .inputs import RareRules, Rules, SamplingBatch, Uses
@@ -24,24 +25,27 @@ from .token_counts import in_prompt, output_counts
 from .truncation import truncate
 
 
-def sample_plain(logits_sv: Array, batch: SamplingBatch) -> Array:
-    """Return one token per row, by its temperature and seed only."""
-    return _sample_plain(WholeRows(logits_sv), batch)
+def sample_plain(logits_sv: Array, batch: SamplingBatch, *, skips_unused: bool = True) -> Array:
+    """Return one token per row, by its temperature and seed only; for `skips_unused` see `branches`."""
+    return _sample_plain(WholeRows(logits_sv), batch, skips_unused)
 
 
-def sample_plain_shard(logits_sv: Array, batch: SamplingBatch, shards: VocabShards) -> Array:
+def sample_plain_shard(
+    logits_sv: Array, batch: SamplingBatch, shards: VocabShards, *, skips_unused: bool = True
+) -> Array:
     """Do the same where each device has a part of the vocabulary; the tokens are those of `sample_plain`."""
-    return _sample_plain(ShardedRows.of(logits_sv, shards), batch)
+    return _sample_plain(ShardedRows.of(logits_sv, shards), batch, skips_unused)
 
 
-def _sample_plain(rows: Rows, batch: SamplingBatch) -> Array:
+def _sample_plain(rows: Rows, batch: SamplingBatch, skips_unused: bool) -> Array:
     greedy_s, everything = _most_likely(rows, batch)
 
     def sample() -> Array:
         return draw(rows, everything, uniforms(batch.seeds_s2, batch.positions_s))
 
     is_greedy_s = is_greedy(batch.temperature_s)
-    return jnp.where(is_greedy_s, greedy_s, lax.cond(is_greedy_s.all(), lambda: greedy_s, sample))
+    draws = ~is_greedy_s.all() if skips_unused else True
+    return jnp.where(is_greedy_s, greedy_s, when(draws, sample, lambda: greedy_s))
 
 
 def sample_full(
@@ -55,6 +59,7 @@ def sample_full(
     num_logprobs: int,
     logprobs_mode: str,
     processors: tuple[LogitsProcessor, ...],
+    skips_unused: bool = True,
 ) -> tuple[Array, Logprobs]:
     """Return one token per row with every feature, and what its logprobs show.
 
@@ -63,13 +68,14 @@ def sample_full(
       counts_cv: the token counts of all requests, uint16; read only.
       num_logprobs: how many of the most likely ids to show, at least 1.
       logprobs_mode: "raw_logprobs", "processed_logprobs", "raw_logits" or "processed_logits".
+      skips_unused: whether what `uses` and `rare` say that no row uses is skipped; see `branches`.
     """
-
-    edit = partial(_edit, logits_sv, batch, rules, rare, uses, counts_cv, processors)
-    pick = partial(_pick, batch=batch, uniforms_s=uniforms(batch.seeds_s2, batch.positions_s), uses=uses)
+    skipping = {"uses": uses, "skips_unused": skips_unused}
+    edit = partial(_edit, logits_sv, batch, rules, rare, counts_cv, processors, **skipping)
+    pick = partial(_pick, batch=batch, uniforms_s=uniforms(batch.seeds_s2, batch.positions_s), **skipping)
     shows_processed = logprobs_mode.startswith("processed")
     edited_sv = logits_sv
-    if processors or shows_processed:
+    if processors or shows_processed or not skips_unused:
         edited_sv = edit()
         tokens_s, distribution = pick(edited_sv)
     else:
@@ -91,7 +97,7 @@ def sample_full(
         rare.logprob_ids_sn,
         num_logprobs=num_logprobs,
         normalizes=logprobs_mode.endswith("logprobs"),
-        is_used=uses.logprobs > 0,
+        is_used=uses.logprobs > 0 if skips_unused else True,
         allowed_bits_sw=None if shows_processed else rare.grammar_bits_sw,
     )
     return tokens_s, logprobs
@@ -102,13 +108,15 @@ def _edit(
     batch: SamplingBatch,
     rules: Rules,
     rare: RareRules,
-    uses: Uses,
     counts_cv: Array,
     processors: tuple[LogitsProcessor, ...],
+    *,
+    uses: Uses,
+    skips_unused: bool,
 ) -> Array:
     """Return the logits after masks, biases, custom processors and penalties."""
     logits_sv = mask(logits_sv, rare.allowed_bits_sw)
-    logits_sv = add_biases(logits_sv, rare.bias_ids_sb, rare.bias_sb, uses.num_biases)
+    logits_sv = add_biases(logits_sv, rare.bias_ids_sb, rare.bias_sb, uses.num_biases if skips_unused else None)
     first = tuple(each for each in processors if not runs_last(each))
     last = tuple(each for each in processors if runs_last(each))
     if first:
@@ -146,7 +154,9 @@ def _most_likely(rows: Rows, batch: SamplingBatch) -> tuple[Array, Distribution]
     return most_likely(rows, maxima_si), everything
 
 
-def _pick(logits_sv: Array, batch: SamplingBatch, uniforms_s: Array, uses: Uses) -> tuple[Array, Distribution]:
+def _pick(
+    logits_sv: Array, batch: SamplingBatch, uniforms_s: Array, *, uses: Uses, skips_unused: bool
+) -> tuple[Array, Distribution]:
     """Return one token per row, and the distribution that it was drawn from."""
     rows = WholeRows(logits_sv)
     greedy_s, everything = _most_likely(rows, batch)
@@ -158,5 +168,6 @@ def _pick(logits_sv: Array, batch: SamplingBatch, uniforms_s: Array, uses: Uses)
         return draw(rows, distribution, uniforms_s), distribution
 
     is_greedy_s = is_greedy(batch.temperature_s)
-    drawn_s, distribution = lax.cond(is_greedy_s.all(), lambda: (greedy_s, everything), sample)
+    draws = ~is_greedy_s.all() if skips_unused else True
+    drawn_s, distribution = when(draws, sample, lambda: (greedy_s, everything))
     return jnp.where(is_greedy_s, greedy_s, drawn_s), distribution

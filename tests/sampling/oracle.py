@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+import pytest
+from jax import Array, lax
 
 from jaxllm.sampling.inputs import RareRules, Rules, SamplingBatch, Uses
 from jaxllm.sampling.logprobs import Logprobs
@@ -188,17 +190,36 @@ def _column(rows: Sequence[Row], name: str, dtype: Any) -> Array:
 Sampler = Callable[[np.ndarray, Sequence[Row]], tuple[np.ndarray, Logprobs]]
 
 
-def make_sampler(mode: str, num_logprobs: int, *processors: LogitsProcessor) -> Sampler:
-    """Return `sample_full`, compiled when it is first called; its results are numpy arrays."""
-    program = jax.jit(
-        lambda *args: sample_full(*args, num_logprobs=num_logprobs, logprobs_mode=mode, processors=processors)
-    )
+def make_sampler(
+    mode: str, num_logprobs: int, *processors: LogitsProcessor, platform: str = "cpu", poisons_uses: bool = False
+) -> Sampler:
+    """Return `sample_full` as on a platform, compiled when it is first called; its results are numpy arrays.
+
+    With `poisons_uses` it is told of everything that no row uses it, which a GPU must not look at.
+    """
+    settings: dict[str, Any] = {"num_logprobs": num_logprobs, "logprobs_mode": mode, "processors": processors}
+    program = jax.jit(partial(sample_full, skips_unused=platform != "gpu", **settings))
 
     def run(logits_sv: np.ndarray, rows: Sequence[Row]) -> tuple[np.ndarray, Logprobs]:
-        rules = make_rules(rows, logits_sv.shape[1])
-        return jax.tree.map(np.asarray, program(jnp.asarray(logits_sv), make_batch(rows), *rules))
+        rules, rare, uses, counts_cv = make_rules(rows, logits_sv.shape[1])
+        uses = jax.tree.map(jnp.zeros_like, uses) if poisons_uses else uses
+        with traced_for(platform):
+            found = program(jnp.asarray(logits_sv), make_batch(rows), rules, rare, uses, counts_cv)
+        return jax.tree.map(np.asarray, found)
 
     return run
+
+
+@contextmanager
+def traced_for(platform: str) -> Iterator[None]:
+    """Trace what a platform would run; a CPU then runs it."""
+
+    def take(**branches: Callable[[], Any]) -> Any:
+        return branches.get(platform, branches["default"])()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lax, "platform_dependent", take)
+        yield
 
 
 def everything(v: int, **changes: Any) -> Row:

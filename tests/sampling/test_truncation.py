@@ -7,19 +7,25 @@ import pytest
 
 from jaxllm.sampling.distribution import Distribution
 from jaxllm.sampling.truncation import truncate
-from tests.sampling.oracle import Row, adversarial_logits, kept_by_sort, make_batch
+from tests.sampling.oracle import Row, adversarial_logits, kept_by_sort, make_batch, traced_for
 
 V = 300
 SETTINGS = [(k, p, m) for k in (-1, 0, 1, 2, 5, 50, V) for p in (1.0, 0.99, 0.5, 1e-6) for m in (0.0, 0.05, 1.0)]
 
 
-@pytest.fixture(scope="module")
-def program():
+@pytest.fixture(scope="module", params=["cpu", "gpu"])
+def program(request: pytest.FixtureRequest):
     def least(logits_sv, batch):
         distribution = Distribution(batch.temperature_s, logits_sv.max(axis=1), jnp.full(len(logits_sv), -jnp.inf))
         return truncate(logits_sv, distribution, batch.top_k_s, batch.top_p_s, batch.min_p_s, is_used=jnp.array(True))
 
-    return jax.jit(least)
+    jitted = jax.jit(least)
+
+    def run(*args):
+        with traced_for(request.param):
+            return jitted(*args)
+
+    return run
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
