@@ -3,8 +3,9 @@
 
 For each model the plain decode step, the plain step of the largest bucket and the full one, on one device or spread
 over several. Checked: the KV pool is updated in place, scratch does not grow with the pool, the program holds no copy
-of weights or pool, devices exchange two sums a layer and what little the embedding and sampling need, and on one GPU
-the plain decode step is one command buffer (CUDA graph). Run by scripts/compile_check.sh, which makes the environments.
+of weights or pool, devices exchange two sums a layer and what little the embedding and sampling need, on a GPU no
+branch or loop asks the host, and on one the plain decode step is one command buffer (CUDA graph). Run by
+scripts/compile_check.sh, which makes the environments.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import re
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,8 @@ SEQS, TOKENS, CONTEXT, BLOCK_SIZE = 64, 2000, 8192, 64
 # A smaller pool would fit into VMEM, and some of them are brought there.
 BLOCKS = (513, 1025)
 SLACK = 2**19  # bytes of scratch; a thousandth of what so many more blocks take
+GRAPHS_JAX = (0, 12)
+"""Older versions of jax put no Mosaic GPU kernel into a CUDA graph."""
 
 
 def main() -> int:
@@ -122,8 +126,7 @@ def check_program(compiler: StepCompiler, shape: StepShape) -> dict[str, Any]:
     # The loops of plain XLA's attention stay outside of command buffers.
     has_kernels = compiler.config.attention.implementation == "gpu"
     for num_blocks in BLOCKS:
-        start = time.monotonic()
-        memory, hlo, thunks = compile_program(compiler, shape, num_blocks)
+        memory, hlo, listing, seconds = compile_program(compiler, shape, num_blocks)
         pool_bytes = sum(device_bytes(x) for x in compiler.pool_spec(num_blocks))
         if memory.alias_size_in_bytes < pool_bytes:
             missed.append(f"pool of {pool_bytes} bytes, aliased {memory.alias_size_in_bytes}")
@@ -132,18 +135,22 @@ def check_program(compiler: StepCompiler, shape: StepShape) -> dict[str, Any]:
         temps.append(memory.temp_size_in_bytes)
         collectives = {each.kind: each.count for each in count_collectives(hlo)}
         row = {
-            "compile_s": round(time.monotonic() - start, 1),
+            **seconds,
             "temp_mib": round(temps[-1] / 2**20, 1),
             "alias_mib": round(memory.alias_size_in_bytes / 2**20, 1),
-            "thunks": thunks,
+            "thunks": count_thunks(listing),
+            "nodes": count_nodes(listing),
             "collectives": collectives,
         }
+        if has_kernels and (asking := find_host_predicates(listing, hlo)):
+            missed.append(f"the host is asked: {asking}")
     if abs(temps[1] - temps[0]) > max(0.01 * temps[0], SLACK):
         missed.append(f"scratch {temps[0]} with {BLOCKS[0]} blocks, {temps[1]} with {BLOCKS[1]}")
     if (expected := expected_collectives(compiler, shape)) != row["collectives"]:
         missed.append(f"collectives should be {expected}")
     is_plain_decode = not shape.is_full and shape.batch.bucket.num_tokens <= SEQS
-    if has_kernels and compiler.mesh.size == 1 and is_plain_decode and row["thunks"] != {"kCommandBuffer": 1}:
+    is_graph = row["thunks"] == {"kCommandBuffer": 1} or jax.__version_info__ < GRAPHS_JAX
+    if has_kernels and compiler.mesh.size == 1 and is_plain_decode and not is_graph:
         missed.append("not one command buffer")
     return row | {"missed": missed}
 
@@ -168,16 +175,22 @@ def device_bytes(spec: jax.ShapeDtypeStruct) -> int:
     return math.prod(spec.sharding.shard_shape(spec.shape)) * spec.dtype.itemsize
 
 
-def compile_program(compiler: StepCompiler, shape: StepShape, num_blocks: int) -> tuple[Any, str, dict[str, int]]:
-    """Return the compiler's memory analysis, the final HLO, and on a GPU the thunks by kind."""
+def compile_program(
+    compiler: StepCompiler, shape: StepShape, num_blocks: int
+) -> tuple[Any, str, str, dict[str, float]]:
+    """Return the compiler's memory analysis, the final HLO, on a GPU the thunks, and the seconds of either stage."""
     platform = compiler.config.platform
     options = compiler_options(platform, jnp.bfloat16, batch_invariant=False) or {}
     with tempfile.TemporaryDirectory() as folder:
         if platform == "gpu":
             options |= {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
-        compiled = compiler.lower(shape, num_blocks).compile(compiler_options=options or None)
-        thunks = count_thunks(read_thunks(Path(folder))) if platform == "gpu" else {}
-        return compiled.memory_analysis(), compiled.as_text() or "", thunks
+        start = time.monotonic()
+        lowered = compiler.lower(shape, num_blocks)
+        lowered_at = time.monotonic()
+        compiled = lowered.compile(compiler_options=options or None)
+        seconds = {"lower_s": round(lowered_at - start, 1), "compile_s": round(time.monotonic() - lowered_at, 1)}
+        listing = read_thunks(Path(folder)) if platform == "gpu" else ""
+        return compiled.memory_analysis(), compiled.as_text() or "", listing, seconds
 
 
 def find_copies(hlo: str, compiler: StepCompiler, num_blocks: int) -> list[str]:
@@ -192,19 +205,28 @@ def find_copies(hlo: str, compiler: StepCompiler, num_blocks: int) -> list[str]:
 
 
 def read_thunks(folder: Path) -> str:
-    """Return what XLA:GPU will run for the step, one line per thunk."""
+    """Return what XLA:GPU will run for the step, one line per thunk, indented in what holds it."""
     files = sorted(folder.glob("*thunk_sequence*.txt"), key=lambda file: file.stat().st_size)
     if not files:
         raise SystemExit(f"XLA wrote no thunk sequence, only {[file.name for file in folder.iterdir()]}")
     return files[-1].read_text()
 
 
-def count_thunks(text: str) -> dict[str, int]:
+def count_thunks(listing: str) -> dict[str, int]:
     """Count the thunks of the outermost sequence by kind."""
-    counts: dict[str, int] = {}
-    for kind in re.findall(r"^\d+: (k\w+)", text, re.MULTILINE):
-        counts[kind] = counts.get(kind, 0) + 1
-    return counts
+    return dict(Counter(re.findall(r"^\d+: (k\w+)", listing, re.MULTILINE)))
+
+
+def count_nodes(listing: str) -> int:
+    """Count what is launched, in command buffers or not; a loop's body once."""
+    return len(re.findall(r"^ *\d+: k(?!CommandBuffer|While)", listing, re.MULTILINE))
+
+
+def find_host_predicates(listing: str, hlo: str) -> list[str]:
+    """Return the branches and loops of which XLA:GPU brings the predicate to the host; of counted loops it need not."""
+    branches = re.findall(r"^\d+: (kConditional.*)", listing, re.MULTILINE)
+    loops = re.findall(r"^ *(%while\S*) = .* while\((?!.*known_trip_count)", hlo, re.MULTILINE)
+    return [*branches, *(loops if listing else ())]
 
 
 if __name__ == "__main__":

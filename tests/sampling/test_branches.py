@@ -1,0 +1,45 @@
+"""A GPU's sampler has no branch, and no loop but those that run a fixed number of times: the host is never asked."""
+
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxllm.config.arguments import LOGPROBS_MODES
+from jaxllm.execution.compiler import PLATFORMS as JAX_NAMES
+from jaxllm.sampling.sampler import sample_full, sample_plain
+from tests.sampling.oracle import Row, make_batch, make_rules, steer, traced_for
+
+V, NUM_ROWS = 1000, 3
+BRANCH = re.compile(r"stablehlo\.(?:case|if)\b")
+LOOP = re.compile(r"stablehlo\.while\b.*?\bcond \{(.*?)\} do \{", re.DOTALL)
+COUNTED = re.compile(r"dense<8> .*stablehlo\.compare\s+LT, %iterArg\w*, %\w+, +SIGNED", re.DOTALL)
+PROGRAMS = {"plain": sample_plain} | {
+    mode: partial(sample_full, num_logprobs=20, logprobs_mode=mode, processors=(steer,)) for mode in LOGPROBS_MODES
+}
+
+
+def lowered(name: str, platform: str, *, skips_unused: bool) -> str:
+    """Return one of the programs, as it is given to a platform's compiler."""
+    rows = [Row()] * NUM_ROWS
+    arguments = (jnp.zeros((NUM_ROWS, V)), make_batch(rows), *(make_rules(rows, V) if name != "plain" else ()))
+    program = jax.jit(partial(PROGRAMS[name], skips_unused=skips_unused))
+    # The compiler folds the branch on the platform itself.
+    with traced_for(platform):
+        return program.trace(*arguments).lower(lowering_platforms=(JAX_NAMES[platform],)).as_text()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_gpu_asks_the_host_nothing(name: str) -> None:
+    text = lowered(name, "gpu", skips_unused=False)
+    assert BRANCH.findall(text) == []
+    loops = LOOP.findall(text)
+    assert len(loops) == text.count("stablehlo.while") == (0 if name == "plain" else 2)
+    assert all(COUNTED.search(condition) for condition in loops)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_other_platforms_skip_what_no_row_uses(name: str) -> None:
+    assert BRANCH.search(lowered(name, "tpu", skips_unused=True))
