@@ -59,6 +59,8 @@ make_venv() {
     python_facts .venv/bin/python >/dev/null || die ".venv has a Python older than 3.12; remove .venv and run this again"
     return
   fi
+  # --clear would empty the folder that it leads to, which others use.
+  [ ! -L .venv ] || die ".venv is a link to $(readlink .venv), made for another folder; remove the link and run this again"
   python=$(find_python) || exit 1
   say "making .venv with $("$python" -V) ($python)"
   "$python" -m venv --clear .venv || die "could not make .venv with $python"

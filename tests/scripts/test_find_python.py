@@ -1,4 +1,4 @@
-"""scripts/lib.sh finds a Python that works, whatever the shims in PATH say."""
+"""scripts/lib.sh finds a Python that works, whatever the shims in PATH say, and clears nobody else's environment."""
 
 from __future__ import annotations
 
@@ -83,3 +83,21 @@ def test_failures_are_one_clear_line(
     assert found.stderr.startswith("jaxllm: ")
     for word in words:
         assert word in found.stderr
+
+
+def test_an_environment_behind_a_link_is_not_cleared(repository: Path, tmp_path: Path):
+    shared = write_program(tmp_path / "elsewhere/.venv/bin/activate", "of another folder")
+    write_program(tmp_path / "elsewhere/.venv/bin/python", WORKS)
+    folder = tmp_path / "here"
+    folder.mkdir()
+    (folder / ".venv").symlink_to(tmp_path / "elsewhere/.venv")
+    done = subprocess.run(
+        [BASH, "-c", f"set -euo pipefail\n. {repository}/scripts/lib.sh\nmake_venv"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "is a link" in done.stderr
+    assert shared.read_text() == "of another folder"
