@@ -33,16 +33,18 @@ for compiled_for in (HARDWARE["v6e"], HARDWARE["h100"]):
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
+from jax.stages import Compiled
 from shapes import MODELS
 
 from jaxllm.check.hlo import count_collectives
 from jaxllm.config.resolve import detect_architecture
 from jaxllm.execution.buckets import pick_bucket
-from jaxllm.execution.compiler import StepCompiler, StepConfig
+from jaxllm.execution.compiler import ProgramKey, StepCompiler, StepConfig, describe
 from jaxllm.execution.mesh import MODEL_AXIS, make_mesh, param_sharding, spread
-from jaxllm.execution.options import compiler_options, layer_loop
+from jaxllm.execution.options import layer_loop
 from jaxllm.execution.step import StepShape
 from jaxllm.models import Model, get_family
+from jaxllm.models.config import ModelConfig
 from jaxllm.models.model import array_specs
 from jaxllm.sampling.shards import VocabShards
 from pallas_kernels.paged_attention import AttentionShape, pick
@@ -54,6 +56,8 @@ BLOCKS = (513, 1025)
 SLACK = 2**19  # bytes of scratch; a thousandth of what so many more blocks take
 GRAPHS_JAX = (0, 12)
 """Older versions of jax put no Mosaic GPU kernel into a CUDA graph."""
+LAYER_NODES, NORM_NODES, OTHER_NODES = 12, 2, 36
+"""The most launches of a layer, more if it norms queries and keys, and of all the rest, in a plain decode step."""
 
 
 def main() -> int:
@@ -63,10 +67,12 @@ def main() -> int:
     parser.add_argument("models", nargs="+", choices=MODELS, metavar="MODEL", help=f"of {', '.join(MODELS)}")
     parser.add_argument("--json", type=Path, metavar="OUT")
     parser.add_argument("--layers", type=int, help="compile fewer layers")
+    parser.add_argument("--start", action="store_true", help="compile an engine's programs in its order, check nothing")
     parser.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N")
     args = parser.parse_args()
     platform, mesh = find_target(args.target, args.tensor_parallel_size)
-    rows = [row for model in args.models for row in check_model(model, platform, mesh, args.layers)]
+    check = compile_all if args.start else check_model
+    rows = [row for model in args.models for row in check(model, platform, mesh, args.layers)]
     for row in rows:
         row["target"], row["devices"], row["jax"] = args.target, mesh.size, jax.__version__
         print("  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
@@ -84,10 +90,17 @@ def find_target(name: str, num_devices: int) -> tuple[str, Mesh]:
     return hardware.platform, make_mesh(devices[:num_devices])
 
 
+def compile_all(name: str, platform: str, mesh: Mesh, num_layers: int | None) -> Iterator[dict[str, Any]]:
+    """Yield what each program of an engine takes to lower and to compile, in the order in which it compiles them."""
+    compiler = make_compiler(name, platform, mesh, num_layers)
+    for key in compiler.programs():
+        _, seconds = timed_compile(compiler, key, BLOCKS[-1], compiler.options)
+        yield {"model": name, "program": describe(key), **seconds, "missed": []}
+
+
 def check_model(name: str, platform: str, mesh: Mesh, num_layers: int | None) -> Iterator[dict[str, Any]]:
     """Yield a row per program: what the compiler says, and what it misses of what is wanted."""
-    hf = MODELS[name] | ({"num_hidden_layers": num_layers} if num_layers else {})
-    compiler = make_compiler(hf, platform, mesh)
+    compiler = make_compiler(name, platform, mesh, num_layers)
     decode, largest = pick_bucket(compiler.buckets, SEQS, SEQS), compiler.buckets[-1]
     programs = {
         "decode": compiler.step_shape(decode, is_full=False),
@@ -99,8 +112,9 @@ def check_model(name: str, platform: str, mesh: Mesh, num_layers: int | None) ->
         yield described | check_program(compiler, shape)
 
 
-def make_compiler(hf: dict[str, Any], platform: str, mesh: Mesh) -> StepCompiler:
+def make_compiler(name: str, platform: str, mesh: Mesh, num_layers: int | None) -> StepCompiler:
     """Return the compiler of a model's steps with the platform's own attention, or plain XLA where that cannot run."""
+    hf: dict[str, Any] = MODELS[name] | ({"num_hidden_layers": num_layers} if num_layers else {})
     config = spread(get_family(hf["architectures"][0]).read_config(hf), mesh.size)
     bfloat16 = jnp.dtype("bfloat16")
     heads = (config.num_heads // mesh.size, config.num_kv_heads // mesh.size, config.head_dim)
@@ -152,7 +166,14 @@ def check_program(compiler: StepCompiler, shape: StepShape) -> dict[str, Any]:
     is_graph = row["thunks"] == {"kCommandBuffer": 1} or jax.__version_info__ < GRAPHS_JAX
     if has_kernels and compiler.mesh.size == 1 and is_plain_decode and not is_graph:
         missed.append("not one command buffer")
+    if has_kernels and is_plain_decode and row["nodes"] > most_nodes(compiler.model.config):
+        missed.append(f"more launches than {most_nodes(compiler.model.config)}")
     return row | {"missed": missed}
+
+
+def most_nodes(config: ModelConfig) -> int:
+    """Return how many launches a plain decode step should need at most."""
+    return config.num_layers * (LAYER_NODES + config.qk_norm * NORM_NODES) + OTHER_NODES
 
 
 def expected_collectives(compiler: StepCompiler, shape: StepShape) -> dict[str, int]:
@@ -180,17 +201,24 @@ def compile_program(
 ) -> tuple[Any, str, str, dict[str, float]]:
     """Return the compiler's memory analysis, the final HLO, on a GPU the thunks, and the seconds of either stage."""
     platform = compiler.config.platform
-    options = compiler_options(platform, jnp.bfloat16, batch_invariant=False) or {}
+    options = compiler.options or {}
     with tempfile.TemporaryDirectory() as folder:
         if platform == "gpu":
             options |= {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
-        start = time.monotonic()
-        lowered = compiler.lower(shape, num_blocks)
-        lowered_at = time.monotonic()
-        compiled = lowered.compile(compiler_options=options or None)
-        seconds = {"lower_s": round(lowered_at - start, 1), "compile_s": round(time.monotonic() - lowered_at, 1)}
+        compiled, seconds = timed_compile(compiler, shape, num_blocks, options)
         listing = read_thunks(Path(folder)) if platform == "gpu" else ""
         return compiled.memory_analysis(), compiled.as_text() or "", listing, seconds
+
+
+def timed_compile(
+    compiler: StepCompiler, key: ProgramKey, num_blocks: int, options: dict[str, Any] | None
+) -> tuple[Compiled, dict[str, float]]:
+    """Return a program, and the seconds that lowering and compiling it took."""
+    start = time.monotonic()
+    lowered = compiler.lower(key, num_blocks)
+    lowered_at = time.monotonic()
+    compiled = lowered.compile(compiler_options=options or None)
+    return compiled, {"lower_s": round(lowered_at - start, 1), "compile_s": round(time.monotonic() - lowered_at, 1)}
 
 
 def find_copies(hlo: str, compiler: StepCompiler, num_blocks: int) -> list[str]:

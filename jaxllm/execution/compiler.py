@@ -108,7 +108,8 @@ class StepCompiler:
     def __init__(self, config: StepConfig, model: Model, mesh: Mesh) -> None:
         self.config, self.model, self.mesh = config, model, mesh
         self._least = max(min_rows(config.platform, model.dtype), config.attention.row_alignment)
-        self.options = compiler_options(config.platform, model.dtype, config.batch_invariant)
+        quantized = model.quantization is not None
+        self.options = compiler_options(config.platform, model.dtype, config.batch_invariant, quantized=quantized)
         self.buckets = make_buckets(config.max_num_batched_tokens, config.max_num_seqs, self._least, config.sizes)
 
     @property

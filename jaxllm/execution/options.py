@@ -17,8 +17,19 @@ YNN_OPERATIONS = "xla_cpu_experimental_ynn_fusion_type"
 INVARIANT_OPERATIONS = {"bfloat16": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT", "float32": ""}
 
 
-def compiler_options(platform: str, dtype: DTypeLike, batch_invariant: bool) -> dict[str, Any] | None:
-    """Return the options of a step's compilation; None if there are none.
+GPU_OPTIONS: dict[str, Any] = {
+    # Else a kernel that reads a part of the packed inputs is fused with that slice, and is no node of a CUDA graph.
+    "xla_gpu_enable_dynamic_slice_fusion": False,
+}
+# cuBLAS adds to a matmul's result what is to be added, and takes its own word for the algorithm. XLA's own matmuls
+# take a kernel more for that, and which algorithm is the quickest is tried out: at every first start, and anew.
+CUBLAS_OPTIONS: dict[str, Any] = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0}
+
+
+def compiler_options(
+    platform: str, dtype: DTypeLike, batch_invariant: bool, *, quantized: bool = False
+) -> dict[str, Any] | None:
+    """Return the options of a step's compilation; None if there are none. `quantized`: matmuls read weights of 8 bits.
 
     Raises ValueError where it is not known how a row is kept from depending on the others; configurations are checked
     before they get here.
@@ -27,8 +38,8 @@ def compiler_options(platform: str, dtype: DTypeLike, batch_invariant: bool) -> 
     if batch_invariant and (platform != "cpu" or name not in INVARIANT_OPERATIONS):
         raise ValueError(f"batch invariance is not assured in {name} on {platform}")
     if platform == "gpu":
-        # Else a kernel that reads a part of the packed inputs is fused with that slice, and is no node of a CUDA graph.
-        return {"xla_gpu_enable_dynamic_slice_fusion": False}
+        # cuBLAS would want such weights in another dtype first, in memory.
+        return GPU_OPTIONS if quantized else GPU_OPTIONS | CUBLAS_OPTIONS
     if platform != "cpu":
         return None
     # Else XLA keeps bfloat16 intermediates in float32 where it likes, and a row's value depends on its bucket.

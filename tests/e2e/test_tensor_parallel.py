@@ -20,7 +20,7 @@ from tests.e2e.tiny_engine import TOLERANCE
 from tests.e2e.tiny_tokenizer import save_tokenizer
 from tests.loading.files import write_folder
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.timeout(1200)]  # one process makes four engines
 
 SIZES = ("1", "2", "4", "8")
 SPREAD = SIZES[1:]

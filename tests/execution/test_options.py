@@ -16,7 +16,9 @@ def test_cpu_rounds_to_the_dtype_in_any_case(dtype: str) -> None:
 
 
 def test_a_gpu_fuses_no_slice_with_a_kernel_and_a_tpu_has_no_options() -> None:
-    assert compiler_options("gpu", "bfloat16", batch_invariant=False) == {"xla_gpu_enable_dynamic_slice_fusion": False}
+    for quantized, matmuls in ((False, {"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0}), (True, {})):
+        options = compiler_options("gpu", "bfloat16", batch_invariant=False, quantized=quantized)
+        assert options == {"xla_gpu_enable_dynamic_slice_fusion": False} | matmuls
     assert compiler_options("tpu", "bfloat16", batch_invariant=False) is None
 
 
