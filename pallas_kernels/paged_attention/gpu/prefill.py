@@ -376,9 +376,12 @@ def _compute(program: _Program, warpgroup: Array) -> None:
         sum_r += jnp.exp2(operands.sinks_n[work.head] * LOG2_E - max_r)
     q_rh[...] = (acc_rh * along_rows(1.0 / sum_r, acc_rh)).astype(jnp.bfloat16)
     plgpu.commit_smem()
+    # Else addresses of these are computed with those of the queries, and held in registers all the while.
+    row, head = lax.optimization_barrier((row, work.head))
+    columns = pl.ds(pl.multiple_of(head * h, h), h)
     for first in range(0, MMA_ROWS, STORE_ROWS):
         source = q_rh.at[pl.ds(first, STORE_ROWS)]
-        target = operands.qo_tc.at[pl.ds(row + first, STORE_ROWS), columns]
+        target = operands.qo_tc.at[pl.ds(pl.multiple_of(row + first, STORE_ROWS), STORE_ROWS), columns]
         pl.when(row + first < work.end)(partial(plgpu.copy_smem_to_gmem, source, target))
     plgpu.wait_smem_to_gmem(0)
 
