@@ -1,83 +1,144 @@
 #!/usr/bin/env python3
-"""Measure whole engines with dummy weights of real models' shapes: decode tokens per second at several batch sizes.
+"""Measure whole engines with dummy weights of real models' shapes: decode steps at several batch sizes and contexts.
 
-Beside each figure stands the floor that memory sets: parameters and KV cache read once a step, at the bandwidth of a
-plain copy measured in the same run. --dry-run interprets the kernels of a GPU or TPU on a CPU, with a toy of a model.
+Beside each figure stands the floor that memory sets: the parameters that a step reads and the KV cache once, at the
+bandwidth of a plain copy measured in the same process. --dry-run interprets the kernels of a GPU or TPU on a CPU, with
+a toy of a model.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-from bench_kernels import Bench, describe
-from shapes import MODELS
+from device_time import busy_seconds, measure_peaks, profile
+from evidence import Evidence, make_parser
+from machine import describe_device
+from shapes import MODELS, TOY
 
 from jaxllm import LLM, SamplingParams, TokensPrompt
 
-BATCHES = (1, 16, 64, 256)
-PROMPT, OUTPUT = 128, 64
-TOY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128,
-       "num_key_value_heads": 2, "head_dim": 64}  # fmt: skip
+WARM, TIMED, TRACED = 4, 48, 8
+"""Numbers of decode steps."""
+
+
+class Batch(NamedTuple):
+    """Requests that decode together."""
+
+    size: int
+    context: int = 128
+    top_p: float = 1.0
+
+
+BATCHES = (Batch(64), Batch(1), Batch(16), Batch(256), Batch(64, 2048), Batch(64, top_p=0.9))
+DRY_BATCHES = (Batch(1, 4), Batch(1, 4, 0.9))
 
 
 def main() -> int:
     """Measure, print, and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("model", choices=MODELS)
-    parser.add_argument("--dry-run", metavar="IMPLEMENTATION")
-    parser.add_argument("--json", type=Path, metavar="OUT")
     args = parser.parse_args()
-    dry = bool(args.dry_run)
-    peaks = Bench(20, "bfloat16", 64, args.dry_run).peaks()
-    report: dict[str, Any] = describe() | {"model": args.model, "peaks": peaks, "rows": []}
-    prompt, output = (4, 2) if dry else (PROMPT, OUTPUT)
+    hf = MODELS[args.model] | (TOY if args.dry_run else {})
+    batches = DRY_BATCHES if args.dry_run else BATCHES
     with tempfile.TemporaryDirectory() as folder:
-        hf = MODELS[args.model] | (TOY if dry else {})
         Path(folder, "config.json").write_text(json.dumps(hf))
-        settings: dict[str, Any] = {"max_num_seqs": 2 if dry else max(BATCHES), "max_model_len": prompt + output}
-        if dry:
-            settings |= {"attention_config": {"backend": args.dry_run}, "enforce_eager": True, "block_size": 16}
-            settings |= {"max_num_batched_tokens": 16, "num_gpu_blocks_override": 4}
-        llm = LLM(folder, load_format="dummy", dtype="bfloat16", skip_tokenizer_init=True, **settings)
-        llm.llm_engine.warm_up() if not dry else None
-        num_bytes = sum(x.nbytes for x in jax.tree.leaves(llm.llm_engine._core._core._runner._params))  # type: ignore[attr-defined]
-        for batch in (1,) if dry else BATCHES:
-            row = measure(llm, batch, prompt, output)
-            kv_bytes = batch * (prompt + output / 2) * kv_bytes_per_token(hf)
-            floor = (num_bytes + kv_bytes) / (peaks["copy_gb_per_s"] * 1e9)
-            row |= {"floor_ms": round(floor * 1e3, 3), "of_floor": round(floor * 1e3 / row["step_ms"], 3)}
-            report["rows"].append(row)
-            print("  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
-            if args.json:
-                args.json.parent.mkdir(parents=True, exist_ok=True)
-                args.json.write_text(json.dumps(report, indent=1) + "\n")
-    return 0
+        fixed: dict[str, Any] = {"load_format": "dummy", "dtype": "bfloat16", "skip_tokenizer_init": True}
+        llm = LLM(folder, **fixed, **engine_settings(batches, args.dry_run))
+    # Not before: an engine says how much of a GPU's memory JAX is to take, before JAX looks at it.
+    evidence = Evidence(args.json, describe_device() | {"model": args.model})
+    peaks = measure_peaks(is_dry=bool(args.dry_run))
+    evidence.note(peaks=peaks)
+    weights = read_bytes(llm, hf)
+    for batch in batches:
+        row = measure(llm, batch, (1, 2, 1) if args.dry_run else (WARM, TIMED, TRACED))
+        kv = batch.size * (batch.context + TIMED / 2) * kv_bytes_per_token(hf)
+        floor_ms = (weights + kv) / peaks["copy_gb_per_s"] / 1e6
+        evidence.add(row | {"floor_ms": round(floor_ms, 3), "of_floor": round(floor_ms / row["step_ms"], 3)})
+    return evidence.finish()
 
 
-def measure(llm: LLM, batch: int, prompt: int, output: int) -> dict[str, Any]:
-    """Time the decode steps of a batch: all outputs, less those of one token each."""
-    prompts = [
-        TokensPrompt(prompt_token_ids=[(7 * i + 13 * row) % 100 + 3 for i in range(prompt)]) for row in range(batch)
-    ]
+def engine_settings(batches: Sequence[Batch], dry_run: str | None) -> dict[str, Any]:
+    """Return settings with which only the programs that these batches need are compiled."""
+    sizes = sorted({batch.size for batch in batches})
+    longest = max(batch.context + most_tokens(batch) for batch in batches)
+    settings: dict[str, Any] = {"max_num_seqs": max(sizes), "max_model_len": longest, "enforce_eager": True}
+    settings |= {"cudagraph_capture_sizes": sizes, "enable_prefix_caching": False}
+    if dry_run:
+        settings |= {"attention_config": {"backend": dry_run}, "block_size": 16, "num_gpu_blocks_override": 8}
+        settings |= {"max_num_batched_tokens": 16}
+    return settings
 
-    def seconds(num_tokens: int) -> float:
-        sampling = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
-        llm.reset_prefix_cache()
-        start = perf_counter()
-        llm.generate(prompts, sampling, use_tqdm=False)
-        return perf_counter() - start
 
-    seconds(2)
-    times = sorted(seconds(output) - seconds(1) for _ in range(3))
-    step = times[1] / (output - 1)
-    return {"batch": batch, "step_ms": round(step * 1e3, 3), "tokens_per_s": round(batch / step, 1)}
+def measure(llm: LLM, batch: Batch, steps: tuple[int, int, int]) -> dict[str, Any]:
+    """Time the decode steps of a batch, after some that compile: by the wall clock, then the device's by the profiler.
+
+    The time of the prompts has what is compiled for them in it, where they are the first.
+    """
+    warm, timed, traced = steps
+    engine = llm.llm_engine
+    temperature = 0.0 if batch.top_p == 1 else 1.0
+    sampling = SamplingParams(
+        temperature=temperature,
+        top_p=batch.top_p,
+        seed=0,
+        max_tokens=most_tokens(batch),
+        ignore_eos=True,
+        detokenize=False,
+    )
+    names = [f"{batch.size}-{batch.context}-{batch.top_p}-{row}" for row in range(batch.size)]
+    start = perf_counter()
+    for row, name in enumerate(names):
+        ids = [(7 * i + 13 * row) % 100 + 3 for i in range(batch.context)]
+        engine.add_request(name, TokensPrompt(prompt_token_ids=ids), sampling)
+    decoding: set[str] = set()
+    while len(decoding) < batch.size:
+        decoding |= {output.request_id for output in engine.step()}
+    prompts = perf_counter() - start
+    for _ in range(warm):
+        engine.step()
+    seconds = [timed_step(llm) for _ in range(timed)]
+    operations = profile(lambda: [engine.step() for _ in range(traced)])
+    engine.abort_request(names)
+    while engine.has_unfinished_requests():
+        engine.step()
+    step = sum(seconds) / timed
+    return {
+        "batch": batch.size,
+        "context": batch.context,
+        "top_p": batch.top_p,
+        "prompts_ms": round(prompts * 1e3, 1),
+        "step_ms": round(step * 1e3, 3),
+        "median_ms": round(median(seconds) * 1e3, 3),
+        "device_ms": round(busy_seconds(operations) / traced * 1e3, 3),
+        "tokens_per_s": round(batch.size / step, 1),
+    }
+
+
+def most_tokens(batch: Batch) -> int:
+    """Return a length of outputs with which the first request still decodes when the last one's prompt is done."""
+    return WARM + TIMED + TRACED + 8 + batch.size * batch.context // 1024
+
+
+def timed_step(llm: LLM) -> float:
+    """Return the seconds of one step of the engine."""
+    start = perf_counter()
+    llm.llm_engine.step()
+    return perf_counter() - start
+
+
+def read_bytes(llm: LLM, hf: dict[str, Any]) -> int:
+    """Return the bytes of the parameters that a step reads: of an embedding that is no output head only some rows."""
+    params = llm.llm_engine._core._core._runner._params  # type: ignore[attr-defined]
+    unread = 0 if hf["tie_word_embeddings"] else hf["vocab_size"] * hf["hidden_size"] * 2
+    return sum(x.nbytes for x in jax.tree.leaves(params)) - unread
 
 
 def kv_bytes_per_token(hf: dict[str, Any]) -> int:

@@ -1,41 +1,62 @@
 #!/usr/bin/env bash
-# gpu_check.sh [--dry-run]: everything that only a GPU can show, as stages of at most 9 minutes that do not depend on each
-# other: the kernels' numerics, their speed, and whole engines with dummy weights. Each writes its own JSON into
-# $OUT (default: benchmarks/results/gpu). A stage that fails is named at the end; the others run all the same.
-# On a bare machine PYTHON names one with jax and its CUDA plugin; packages it lacks are installed from wheels/ if that is
-# there. --dry-run runs the same on a CPU, in the kernels' interpreters and at toy sizes: it measures nothing.
+# gpu_check.sh [--stage NAME...] [--resume] [--plan] [--dry-run]: everything that only a GPU can show, in half an hour, what
+# fails first first: is the device sane, are the kernels right, is a real model, how fast are kernels and engines, and how
+# fast is what people would use instead. --plan shows the stages and their limits; README.md beside this says how to use it
+# on a rented machine. Evidence goes to $OUT (default: benchmarks/results/gpu), JSON and a log for each process.
+# PYTHON names another Python than .venv's; what gpu_pack.sh brought in pack/ is put together and used.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/lib.sh
+. scripts/stages.sh
 
-python=${PYTHON:-.venv/bin/python} out=${OUT:-benchmarks/results/gpu} dry=()
-if [ "${1:-}" = --dry-run ]; then
-  shift
-  dry=(--dry-run gpu) out=${OUT:-$(mktemp -d)}
-  export JAX_PLATFORMS=cpu NPROC=8 # the interpreter's kernels would wait for ever for more than XLA's two threads
-fi
-export PYTHONPATH=.:scripts${PYTHONPATH:+:$PYTHONPATH}
-[ -d wheels ] && "$python" -m pip install -q --no-index --find-links wheels --no-deps wheels/*.whl
-mkdir -p "$out"
-
-failed=()
-stage() { # NAME COMMAND...: at most 9 minutes
-  local name=$1 start=$SECONDS
-  shift
-  [ ${#wanted[@]} = 0 ] || [[ " ${wanted[*]} " == *" $name "* ]] || return 0
-  echo "== $name"
-  timeout 540 "$@" "${dry[@]}" --json "$out/$name.json" || failed+=("$name ($?)")
-  echo "== $name: $((SECONDS - start)) s"
+plan() {
+  stop_on_failure=1
+  stage device 240
+  run sanity 90 scripts/check_device.py sanity
+  run write 90 scripts/check_device.py write
+  run decode-1 90 scripts/check_device.py decode-1
+  run decode-4 90 scripts/check_device.py decode-4
+  run decode-30 90 scripts/check_device.py decode-30
+  run prefill 90 scripts/check_device.py prefill
+  run step 90 scripts/check_device.py step
+  stop_on_failure=
+  stage numerics 300 device
+  run xla 150 scripts/check_kernels.py --against xla
+  run reference 200 scripts/check_kernels.py --against reference
+  stage smollm2 240 device numerics
+  run kernels 100 scripts/check_goldens.py --enforce-eager
+  run xla 100 scripts/check_goldens.py --enforce-eager --backend xla
+  run compiled-ahead 120 scripts/check_goldens.py
+  stage decode 240 device numerics
+  run bfloat16 110 scripts/bench_kernels.py --only decode
+  run fp8 110 scripts/bench_kernels.py --only decode --kv fp8
+  run torch 60 scripts/bench_sdpa.py decode
+  stage prefill 240 device numerics
+  run bfloat16 110 scripts/bench_kernels.py --only prefill
+  run write 60 scripts/bench_kernels.py --only write
+  run torch 60 scripts/bench_sdpa.py prefill
+  stage engine 360 device numerics
+  run llama-3-8b 355 scripts/bench_engine.py llama-3-8b
+  stage hf 180 device
+  run llama-3-8b 175 scripts/bench_hf.py llama-3-8b
 }
 
-wanted=("$@")
-stage numerics "$python" scripts/check_kernels.py
-stage decode "$python" scripts/bench_kernels.py --only decode
-stage decode-fp8 "$python" scripts/bench_kernels.py --only decode --kv fp8
-stage prefill "$python" scripts/bench_kernels.py --only prefill
-stage write "$python" scripts/bench_kernels.py --only write
-stage smollm2 "$python" scripts/bench_engine.py smollm2-135m
-stage llama-3-8b "$python" scripts/bench_engine.py llama-3-8b
-if [ ${#failed[@]} -gt 0 ]; then
-  echo "failed: ${failed[*]}"
-  exit 1
-fi
+unpack() { # pack/ into .cache/pack: wheels, ptxas first in PATH, the model once all its parts are here
+  local to=.cache/pack wheel part parts
+  (cd pack && sha256sum --quiet --ignore-missing --check SHA256SUMS) || die "pack/ is damaged"
+  mkdir -p $to/bin $to/site $to/models
+  for wheel in pack/*.whl; do
+    [ ! -e "$wheel" ] || "$python" -m zipfile -e "$wheel" $to/site || die "could not unpack $wheel"
+  done
+  [ ! -e pack/ptxas.gz ] || { gunzip -c pack/ptxas.gz >$to/bin/ptxas && chmod +x $to/bin/ptxas; } || die "could not unpack ptxas"
+  parts=$(sed -n 's/.* \*\?\(.*\.gguf\.part[0-9]*\)$/\1/p' pack/SHA256SUMS | sort)
+  for part in $parts; do
+    [ -e "pack/$part" ] || { say "pack/$part is not here yet: the stage smollm2 needs it"; parts=''; }
+  done
+  [ -z "$parts" ] || (cd pack && cat $parts) >"$to/models/$(basename "${parts%%.part*}")"
+  PATH=$PWD/$to/bin:$PATH PYTHONPATH=$PYTHONPATH:$PWD/$to/site JAXLLM_CACHE=$PWD/$to
+  export PATH PYTHONPATH JAXLLM_CACHE
+}
+
+[ ! -d pack ] || [[ " $* " == *" --plan "* ]] || unpack
+follow_plan gpu "$@"

@@ -11,19 +11,18 @@ Profiling slows a step: the first column is what it takes without.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import re
 import statistics
 import sys
-import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import device_time
 import jax
 from machine import describe_machine
 from sheet import print_sheet
@@ -74,20 +73,17 @@ def profile(llm: LLM, num_seqs: int, context: int) -> dict[str, Any]:
     while len(decoding) < num_seqs:
         decoding |= {output.request_id for output in engine.step()}
     plain = [timed_step(engine) for _ in range(STEPS)]
-    with tempfile.TemporaryDirectory() as folder:
-        options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0
-        with jax.profiler.trace(folder, profiler_options=options):
-            traced = sum(timed_step(engine) for _ in range(STEPS))
-        events = list(read_events(Path(folder)))
+    profiled: list[float] = []
+    operations = device_time.profile(lambda: profiled.extend(timed_step(engine) for _ in range(STEPS)))
+    traced = sum(profiled)
     engine.abort_request(names)
     while engine.has_unfinished_requests():
         engine.step()
     parts = parts_by_operation(decode_program(engine._core._core._runner, num_seqs))  # type: ignore[attr-defined]
     seconds: defaultdict[str, float] = defaultdict(float)
-    for name, duration in events:
-        if name in parts:
-            seconds[parts[name]] += duration
+    for operation in operations:
+        if operation.name in parts:
+            seconds[parts[operation.name]] += operation.seconds
     busy = sum(seconds.values())
     seconds["host and gaps"] = max(0.0, traced - busy)
     per_step = {part: round(each * 1e3 / STEPS, 2) for part, each in sorted(seconds.items())}
@@ -105,15 +101,6 @@ def timed_step(engine: Any) -> float:
     start = perf_counter()
     engine.step()
     return perf_counter() - start
-
-
-def read_events(folder: Path) -> Iterator[tuple[str, float]]:
-    """Yield the name and the seconds of each operation that XLA ran."""
-    for path in folder.rglob("*.trace.json.gz"):
-        for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]:
-            operation = event.get("args", {}).get("hlo_op")
-            if event.get("ph") == "X" and operation:
-                yield operation, event["dur"] * 1e-6
 
 
 def decode_program(runner: ModelRunner, num_seqs: int) -> str:

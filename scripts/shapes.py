@@ -46,6 +46,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "max_window_layers": 64,
     },
 }  # fmt: skip
+TOY: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 128,
+}  # fmt: skip
+"""What makes any of these a toy."""
 HUB_IDS = {
     "llama-3.2-1b": "meta-llama/Llama-3.2-1B",
     "llama-3.3-70b": "meta-llama/Llama-3.3-70B-Instruct",

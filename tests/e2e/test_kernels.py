@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
-from jaxllm.models import Model, get_family
 from pallas_kernels.paged_attention.gpu.common import INTERPRETER_THREADS
+from tests.e2e.random_checkpoint import save_model
 
 pytestmark = pytest.mark.kernels
 
@@ -31,20 +30,6 @@ GEMMA = LLAMA | {
     "rope_theta": 1e6, "rope_local_base_freq": 1e4, "layer_types": ["sliding_attention", "full_attention"],
     "tie_word_embeddings": True,
 }  # fmt: skip
-
-
-def save_model(folder: Path, config: dict[str, Any]) -> None:
-    """Write a checkpoint of random weights, as large as makes one token clearly the most likely."""
-    rng = np.random.default_rng(0)
-    specs = Model(get_family(config["architectures"][0]).read_config(config), "float32").param_specs()
-    tensors = {}
-    for path, spec in specs.items():
-        for source in spec.sources:
-            fan_in = 4 if "embed" in path or "lm_head" in path else spec.hf_shape[-1]
-            noise = rng.standard_normal(spec.hf_shape, np.float32) / fan_in**0.5
-            tensors[source] = 1 + 0.1 * noise if "norm" in path else noise
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
 
 
 @pytest.mark.parametrize("backend", ["tpu", "gpu"])

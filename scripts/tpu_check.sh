@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# tpu_check.sh [--stage NAME...] [--resume] [--plan] [--dry-run]: everything that only a TPU can show, as gpu_check.sh does it
+# for a GPU. Evidence goes to $OUT (default: benchmarks/results/tpu), JSON and a log for each process.
+# PYTHON names another Python than .venv's. A v5e cannot hold Llama-3-8B: there the last process fails and its log says so.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/lib.sh
+. scripts/stages.sh
+
+plan() {
+  stop_on_failure=1
+  stage device 240
+  run sanity 90 scripts/check_device.py sanity
+  run decode-1 90 scripts/check_device.py decode-1
+  run decode-30 90 scripts/check_device.py decode-30
+  run prefill 90 scripts/check_device.py prefill
+  run step 90 scripts/check_device.py step
+  stop_on_failure=
+  stage numerics 300 device
+  run xla 150 scripts/check_kernels.py --against xla
+  run reference 200 scripts/check_kernels.py --against reference
+  stage smollm2 240 device numerics
+  run kernels 100 scripts/check_goldens.py --enforce-eager
+  run xla 100 scripts/check_goldens.py --enforce-eager --backend xla
+  run compiled-ahead 120 scripts/check_goldens.py
+  stage decode 240 device numerics
+  run bfloat16 115 scripts/bench_kernels.py --only decode
+  run fp8 115 scripts/bench_kernels.py --only decode --kv fp8
+  stage prefill 180 device numerics
+  run bfloat16 115 scripts/bench_kernels.py --only prefill
+  run fp8 115 scripts/bench_kernels.py --only prefill --kv fp8
+  stage engine 540 device numerics
+  run llama-3.2-1b 240 scripts/bench_engine.py llama-3.2-1b
+  run llama-3-8b 355 scripts/bench_engine.py llama-3-8b
+}
+
+follow_plan tpu "$@"
