@@ -51,11 +51,12 @@ TEMP_LIMIT = 128 * 2**20
 """Queries, new keys and values and the output in the kernels' layouts, of 2,048 tokens at most 32 MiB each."""
 SHEET = (
     "case", "step", "kv", "tile_KiB", "tile_ns", "tile_bundles", "GHz",
-    "block_rows", "block_bundles", "flops_per_bundle",
+    "block_rows", "block_bundles", "edge_bundles", "half_bundles", "flops_per_bundle",
 )  # fmt: skip
 LEGEND = """
 tile: of one sequence's KV in decode. Its bytes take tile_ns at HBM's nominal bandwidth; its bundles, one a cycle, take
-less at a clock above GHz. block: of query rows in prefill, with a KV tile of which nothing is masked."""
+less at a clock above GHz. block: of query rows in prefill, with a KV tile of which nothing is masked; edge: where some
+is; half: where all of the tile's second half is."""
 
 
 def main() -> int:
@@ -181,6 +182,8 @@ class Loop:
     last: int
     uses: dict[str, int]
     inside: list[Loop] = field(default_factory=list)
+    stretches: list[Loop] = field(default_factory=list)
+    """The straight pieces of code with matmuls that run under a condition and are in no inner loop."""
 
     def __len__(self) -> int:
         return self.last - self.first + 1
@@ -223,12 +226,16 @@ def read_loops(kernel: str) -> Loop:
         return Loop(first, last, dict(zip(units, totals, strict=True)))
 
     heads: dict[str, int] = {}
+    begins: dict[str, int] = {}
+    regions: list[Loop] = []
     loops = [make(0, len(uses) - 1)]
     for line in listing.read_text().splitlines():
         address = re.match(r"\s*(0x[0-9a-f]+|0)\s+(LB)?.*?\{", line)
         if address is None:
             continue
         bundle = int(address[1], 16)
+        begins |= dict.fromkeys(re.findall(r"Start region (\d+)", line), bundle)
+        regions += [make(begins[end], bundle) for end in re.findall(r"End region (\d+)", line) if end in begins]
         if address[2]:  # the body of a loop begins
             heads |= dict.fromkeys(re.findall(r"Start region (\d+)", line), bundle)
         back = re.search(r"sbr\.rel.*target = \$region(\d+)", line)
@@ -238,6 +245,12 @@ def read_loops(kernel: str) -> Loop:
     for i, loop in enumerate(loops[:-1]):
         outer = next(x for x in loops[i + 1 :] if x.first <= loop.first and loop.last <= x.last)
         outer.inside.append(loop)
+    stretches: list[Loop] = []
+    for region in sorted((x for x in regions if x.matmuls), key=len):  # the smallest ones hold no other
+        if all(x.last < region.first or region.last < x.first for x in stretches):
+            stretches.append(region)
+    for stretch in sorted(stretches, key=lambda x: x.first):
+        next(x for x in loops if x.first <= stretch.first and stretch.last <= x.last).stretches.append(stretch)
     return loops[-1]
 
 
@@ -266,12 +279,20 @@ def decode_cost(shape: AttentionShape, tiles: Tiles, bandwidth: float) -> dict[s
 
 
 def prefill_cost(shape: AttentionShape, tiles: Tiles) -> dict[str, Any]:
-    """Return the bundles that a block of rows takes for a KV tile where nothing is masked, and its flops per bundle."""
+    """Return the bundles that a block of rows takes for a KV tile, and its flops per bundle where nothing is masked."""
     loop = max(read_loops("paged_prefill"), key=lambda loop: loop.own_matmuls)
     cut = Cut.of(tiles.query, shape.group, shape.num_kv_heads)
     rows = cut.block_heads * cut.block_tokens * shape.group
     flops = 4 * rows * tiles.kv * shape.head_dim
-    return {"block_rows": rows, "block_bundles": loop.own_bundles, "flops_per_bundle": round(flops / loop.own_bundles)}
+    rest = loop.own_bundles - sum(map(len, loop.stretches))
+    whole, edge, half = (rest + len(stretch) for stretch in loop.stretches)  # in the order of the source
+    return {
+        "block_rows": rows,
+        "block_bundles": whole,
+        "edge_bundles": edge,
+        "half_bundles": half,
+        "flops_per_bundle": round(flops / whole),
+    }
 
 
 def clear(folder: Path) -> None:

@@ -17,6 +17,7 @@ from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, Tiles
 from pallas_kernels.paged_attention.cases import CASES
 from pallas_kernels.paged_attention.implementations import IMPLEMENTATIONS
 from pallas_kernels.paged_attention.tpu import tpu_paged_attention, tpu_tiles
+from pallas_kernels.paged_attention.tpu.prefill import Cut
 from tests.pallas_kernels.steps import LAYER, NO_WINDOW, NUM_LAYERS, SCALE, Step, fused, make_step, reference
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation")]
@@ -39,12 +40,12 @@ def shape_of(n: int, k: int, h: int, block_size: int, dtype: Any = jnp.float32, 
     return AttentionShape(n, k, h, block_size, jnp.dtype(dtype), jnp.dtype(kv_dtype or dtype))
 
 
-def make(chunks: list[tuple[int, int]], shape: AttentionShape, seed: int = 0) -> Step:
-    return make_step(np.random.default_rng(seed), chunks, shape, query_tile=TILES.query, row_alignment=16)
+def make(chunks: list[tuple[int, int]], shape: AttentionShape, seed: int = 0, tiles: Tiles = TILES) -> Step:
+    return make_step(np.random.default_rng(seed), chunks, shape, query_tile=tiles.query, row_alignment=16)
 
 
 @cache
-def compiled(soft_cap: float | None) -> Any:
+def compiled(soft_cap: float | None, tiles: Tiles) -> Any:
     def function(q: Any, k: Any, v: Any, pool: Any, batch: Any, layer: Any, window: Any, sinks_n: Any) -> Any:
         return tpu_paged_attention(
             q,
@@ -58,7 +59,7 @@ def compiled(soft_cap: float | None) -> Any:
             scale=SCALE,
             soft_cap=soft_cap,
             sinks_n=sinks_n,
-            tiles=TILES,
+            tiles=tiles,
         )
 
     # Most of the time goes into compiling the interpreter's program.
@@ -76,8 +77,9 @@ def run(
     window: int = NO_WINDOW,
     soft_cap: float | None = None,
     sinks_n: np.ndarray | None = None,
+    tiles: Tiles = TILES,
 ) -> Result:
-    function = compiled(soft_cap)
+    function = compiled(soft_cap, tiles)
     k, v = (x.astype(step.pool.k.dtype) for x in (step.k, step.v))
     out, pool = function(step.q, k, v, fused(step.pool), step.batch, jnp.int32(LAYER), jnp.int32(window), sinks_n)
     assert out.dtype == step.q.dtype
@@ -95,9 +97,9 @@ def check_pool(step: Step, result: Result, **settings: Any) -> None:
     np.testing.assert_array_equal(got, expected)
 
 
-def check(step: Step, tolerance: float, **settings: Any) -> None:
+def check(step: Step, tolerance: float, tiles: Tiles = TILES, **settings: Any) -> None:
     expected, _ = reference(step, **settings)
-    result = run(step, **settings)
+    result = run(step, tiles=tiles, **settings)
     np.testing.assert_allclose(result.out[step.rows], expected[step.rows], rtol=tolerance, atol=tolerance)
     assert np.isfinite(result.out).all(), "rows of padding must stay finite, they flow through the layers"
     check_pool(step, result, **settings)
@@ -179,6 +181,15 @@ def test_matches_reference_in_other_shapes(
 ) -> None:
     sinks_n = sinks_of(shape.num_heads) if has_sinks else None
     check(make(SHORT, shape), 1e-5, window=window, soft_cap=soft_cap, sinks_n=sinks_n)
+
+
+@pytest.mark.parametrize("window", [NO_WINDOW, 100])
+def test_blocks_of_rows(window: int) -> None:
+    """Blocks see all of a tile, some of it, or only of its first half; of short ends of chunks parts are attended."""
+    tiles = Tiles(decode=3, query=64, kv=256)
+    assert Cut.of(tiles.query, group=8, k=2).parts_per_block == 2
+    step = make([(90, 90), (197, 70), (400, 130)], shape_of(16, 2, 64, 64), tiles=tiles)
+    check(step, 1e-5, tiles, window=window)
 
 
 @pytest.mark.parametrize(

@@ -227,8 +227,9 @@ class _Decode:
         clear_slabs(self.ring.buffers, tile.buffer, jnp.int32(0), first_slab)
         pl.when(item.end <= (tile.tile + 1) * num_tokens)(lambda: self.write(tile))
         clear_slabs(self.ring.buffers, tile.buffer, end_slab, jnp.int32(self.ring.buffers.shape[2]))
-        num_groups, rows, _ = self.scratch.maxima.shape
-        unroll = self.scratch.q.shape[1] // num_groups
+        _, k, rows, _ = self.scratch.q.shape
+        num_groups = self.scratch.maxima.shape[0]
+        unroll = k // num_groups
         position = tile.tile * num_tokens + lax.broadcasted_iota(jnp.int32, (rows, num_tokens), 1)
         keep_rt = (position >= item.first) & (position < item.end)
         q_place = lax.rem(item.number, self.scratch.q.shape[0])

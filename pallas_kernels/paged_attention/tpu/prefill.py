@@ -8,6 +8,7 @@ those only the ones on an edge mask, and the ones that see nothing are skipped.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +22,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from ..layout import AttentionBatch
 from . import softmax
-from .options import LANES, ROW_ALIGNMENT, Options, ceil_div, hbm, matmul_dtype, take
+from .options import LANES, ROW_ALIGNMENT, SUBLANES, Options, ceil_div, hbm, matmul_dtype, take
 from .stream import KVStream, Ring, Tile, clear_slabs, ring_scratch
 from .write import ChunkWriter, QueryTile, WriteScratch, write_scratch
 
@@ -29,7 +30,7 @@ BUFFERS = 2
 KV_BUFFERS = 2
 PART_ROWS = 256
 """At most so many rows are attended at a time, if one token's are not more."""
-BLOCK_ROWS = 1024
+BLOCK_ROWS = 2048
 """So many rows, of one head or several, are attended where there is no mask: a long stretch of code hides latencies."""
 
 
@@ -135,6 +136,16 @@ def prefill_attention(
         **options.pallas_options(),
     )(*scalars, *inputs)
     return out.reshape(k, t, g, c).transpose(1, 0, 2, 3), pool
+
+
+class _Rows(NamedTuple):
+    """Rows that are attended together: `num_tokens` tokens of each of some heads, the same ones."""
+
+    head: Array
+    num_heads: int
+    place: Array
+    """So many times `num_tokens` tokens of the tile come before."""
+    num_tokens: int
 
 
 class Cut(NamedTuple):
@@ -256,7 +267,9 @@ class _Prefill:
         sinks_krx = self.operands.sinks_krx
         self.for_each_part(
             item,
-            lambda head, part: softmax.start(self.state(head, part), None if sinks_krx is None else sinks_krx[head]),
+            lambda rows: softmax.start(
+                self.state(rows), None if sinks_krx is None else sinks_krx[pl.ds(rows.head, rows.num_heads)]
+            ),
         )
         self.q_copy(item).wait()
 
@@ -264,72 +277,77 @@ class _Prefill:
     def cut(self) -> Cut:
         return Cut.of(self.options.tiles.query, self.options.group, self.scratch.q.shape[1])
 
-    def for_each_part(self, item: QueryTile, body: Callable[[Array, Array], None]) -> None:
-        """Call `body(head, part)` for all rows of the tile."""
-        num_parts = ceil_div(item.num_rows, self.cut.part_tokens)
+    def for_each_part(self, item: QueryTile, body: Callable[[_Rows], None]) -> None:
+        """Call `body` for all rows of the tile."""
+        tokens = self.cut.part_tokens
+        num_parts = ceil_div(item.num_rows, tokens)
 
         def of_head(head: Array, _: None) -> None:
-            lax.fori_loop(0, num_parts, lambda part, _: body(head, part), None)
+            lax.fori_loop(0, num_parts, lambda part, _: body(_Rows(head, 1, part, tokens)), None)
 
         lax.fori_loop(0, self.scratch.q.shape[1], of_head, None)
 
-    def state(self, head: Any, part: Array, num_tokens: int | None = None) -> softmax.State:
-        """Return the state of a part of the rows, or of a block of `num_tokens`."""
-        rows = (num_tokens or self.cut.part_tokens) * self.options.group
-        scratch = self.scratch
-        return softmax.State(scratch.maxima, scratch.sums, scratch.values).at(head, pl.ds(part * rows, rows))
+    def state(self, rows: _Rows) -> softmax.State:
+        num_rows, scratch = rows.num_tokens * self.options.group, self.scratch
+        state = softmax.State(scratch.maxima, scratch.sums, scratch.values)
+        return state.at(pl.ds(rows.head, rows.num_heads), pl.ds(rows.place * num_rows, num_rows))
 
     def attend(self, stream: KVStream, tile: Tile[QueryTile]) -> None:
         self.clear(stream, tile)
-        cut, item, tile_tokens = self.cut, tile.item, self.options.kv_tile
-        tile_first = tile.tile * tile_tokens
-
-        def is_whole(first: Array, last: Array) -> Array:
-            """Say whether tokens at these positions attend to all of the tile."""
-            return (tile_first + tile_tokens <= first + 1) & (tile_first > last - self.scalars.place[1])
-
-        def attend_part(head: Array, part: Array) -> None:
-            first = item.position + part * cut.part_tokens
-            last = first + cut.part_tokens - 1
-
-            def attend(is_masked: bool) -> None:
-                keep_rt = self._keep(first - tile_first) if is_masked else None
-                heads = [self._operands(tile, head, part, cut.part_tokens)]
-                softmax.attend(self.state(head, part), heads, keep_rt, self.options)
-
-            whole = is_whole(first, last)
-            is_seen = (tile_first <= last) & (tile_first + tile_tokens > first - self.scalars.place[1] + 1)
-            pl.when(whole)(lambda: attend(is_masked=False))
-            pl.when(is_seen & ~whole)(lambda: attend(is_masked=True))
-
-        def attend_block(i: Array, block: Array) -> None:
-            first_head = i * cut.block_heads
-            first = item.position + block * cut.block_tokens
-            last = first + cut.block_tokens - 1
-
-            def attend() -> None:
-                heads = [self._operands(tile, first_head + j, block, cut.block_tokens) for j in range(cut.block_heads)]
-                state = self.state(pl.ds(first_head, cut.block_heads), block, cut.block_tokens)
-                softmax.attend(state, heads, None, self.options)
-
-            def attend_parts(head: Array, _: None) -> None:
-                begin = block * cut.parts_per_block
-                end = jnp.minimum(begin + cut.parts_per_block, ceil_div(item.num_rows, cut.part_tokens))
-                lax.fori_loop(begin, end, lambda part, _: attend_part(first_head + head, part), None)
-
-            whole = is_whole(first, last) & (last < item.end)
-            pl.when(whole)(attend)
-            pl.when(~whole)(lambda: lax.fori_loop(0, cut.block_heads, attend_parts, None))
-
-        if cut.parts_per_block * cut.block_heads == 1:
-            self.for_each_part(item, attend_part)
-            return
-        num_blocks = ceil_div(item.num_rows, cut.block_tokens)
+        cut = self.cut
+        num_blocks = ceil_div(tile.item.num_rows, cut.block_tokens)
 
         def of_heads(i: Array, _: None) -> None:
-            lax.fori_loop(0, num_blocks, lambda block, _: attend_block(i, block), None)
+            head = i * cut.block_heads
+            lax.fori_loop(0, num_blocks, lambda block, _: self.attend_block(tile, head, block), None)
 
         lax.fori_loop(0, self.scratch.q.shape[1] // cut.block_heads, of_heads, None)
+
+    def attend_block(self, tile: Tile[QueryTile], head: Array, block: Array) -> None:
+        """Attend a block's rows together, unless no more than half of them are there: then part by part."""
+        cut, item, kv_tile = self.cut, tile.item, self.options.kv_tile
+        first = item.position + block * cut.block_tokens
+        num_parts = jnp.minimum(ceil_div(item.end - first, cut.part_tokens), cut.parts_per_block)
+        is_seen, is_whole = self._sight(tile, first, cut.block_tokens)
+        together = is_seen & (2 * num_parts > cut.parts_per_block)
+        rows = _Rows(head, cut.block_heads, block, cut.block_tokens)
+        pl.when(together & is_whole)(lambda: self.attend_rows(tile, rows, kv_tile, is_masked=False))
+        # Adding what is all masked would change nothing.
+        near = max(kv_tile // 2, LANES)
+        is_near = first + cut.block_tokens <= tile.tile * kv_tile + near
+        pl.when(together & ~is_whole & ~is_near)(lambda: self.attend_rows(tile, rows, kv_tile, is_masked=True))
+        pl.when(together & ~is_whole & is_near)(lambda: self.attend_rows(tile, rows, near, is_masked=True))
+
+        def attend_part(i: Array, part: Array) -> None:
+            is_seen, _ = self._sight(tile, item.position + part * cut.part_tokens, cut.part_tokens)
+            rows = _Rows(head + i, 1, part, cut.part_tokens)
+            pl.when(is_seen)(lambda: self.attend_rows(tile, rows, kv_tile, is_masked=True))
+
+        def attend_parts(i: Array, _: None) -> None:
+            begin = block * cut.parts_per_block
+            lax.fori_loop(begin, begin + num_parts, lambda part, _: attend_part(i, part), None)
+
+        if cut.parts_per_block > 1:
+            pl.when(is_seen & ~together)(lambda: lax.fori_loop(0, cut.block_heads, attend_parts, None))
+
+    def _sight(self, tile: Tile[QueryTile], first: Array, num_tokens: int) -> tuple[Array, Array]:
+        """Say whether any of some tokens, the first at this position, attends to any of the tile, and all to all."""
+        last, window = first + num_tokens - 1, self.scalars.place[1]
+        begin, end = tile.tile * self.options.kv_tile, (tile.tile + 1) * self.options.kv_tile
+        return (begin <= last) & (end > first - window + 1), (end <= first + 1) & (begin > last - window)
+
+    def attend_rows(self, tile: Tile[QueryTile], rows: _Rows, kv_tokens: int, *, is_masked: bool) -> None:
+        """Attend to the tile's first `kv_tokens`."""
+        ahead = tile.item.position + rows.place * rows.num_tokens - tile.tile * self.options.kv_tile
+        keep_rt = self._keep(ahead, rows.num_tokens, kv_tokens) if is_masked else None
+        slabs = kv_tokens // self.ring.buffers.shape[3]
+        steps = rows.num_tokens // ROW_ALIGNMENT
+        heads = []
+        for head in (rows.head + i for i in range(rows.num_heads)):
+            q = self.scratch.q[lax.rem(tile.item.number, BUFFERS), head, pl.ds(rows.place * steps, steps)]
+            kv_tc = self.ring.buffers[tile.buffer, head, :slabs].reshape(kv_tokens, -1)
+            heads.append(softmax.Operands(q.reshape(-1, q.shape[-1]), kv_tc))
+        softmax.attend(self.state(rows), heads, keep_rt, self.options)
 
     def clear(self, stream: KVStream, tile: Tile[QueryTile]) -> None:
         """Zero what lies beyond the item's positions: it may hold NaN, and 0 x NaN is NaN."""
@@ -345,24 +363,21 @@ class _Prefill:
             is_live = lax.broadcasted_iota(jnp.int32, rows.shape, 1) < rest
             self.ring.buffers[tile.buffer, :, end_slab - 1] = jnp.where(is_live, rows, jnp.zeros_like(rows))
 
-    def _operands(self, tile: Tile[QueryTile], head: Array, part: Array, num_tokens: int) -> softmax.Operands:
-        """Return some rows of q and the tile's K and V."""
-        steps = num_tokens // ROW_ALIGNMENT
-        q = self.scratch.q[lax.rem(tile.item.number, BUFFERS), head, pl.ds(part * steps, steps)]
-        kv_tc = self.ring.buffers[tile.buffer, head].reshape(self.options.kv_tile, -1)
-        return softmax.Operands(q.reshape(-1, q.shape[-1]), kv_tc)
-
-    def _keep(self, ahead: Array) -> Array:
-        """Return the mask of a part's rows, the first of which is `ahead` of the tile's first position."""
-        group, num_tokens = self.options.group, self.options.kv_tile
-        rows = self.cut.part_tokens * group
-        token = lax.broadcasted_iota(jnp.int32, (rows, LANES), 0)
+    def _keep(self, ahead: Array, num_tokens: int, kv_tokens: int) -> Array:
+        """Return the mask of the rows of some tokens, the first of which is `ahead` of the tile's first position."""
+        group = self.options.group
+        rows = num_tokens * group
+        # The tokens of so many rows are those of the rows before, plus a number.
+        period = math.lcm(group, SUBLANES)
+        token = lax.broadcasted_iota(jnp.int32, (period, LANES), 0)
         if group > 1:  # whole division, by way of float32: exact, the half keeps it off the edge
             token = ((token.astype(jnp.float32) + 0.5) * (1 / group)).astype(jnp.int32)
-        last = jnp.concatenate([token + ahead] * (num_tokens // LANES), axis=1)
-        before_first = jnp.concatenate([token + (ahead - self.scalars.place[1])] * (num_tokens // LANES), axis=1)
-        position = lax.broadcasted_iota(jnp.int32, (rows, num_tokens), 1)
-        return (position <= last) & (position > before_first)
+        token += ahead - self.scalars.place[1] + 1
+        first = jnp.concatenate([token + i * (period // group) for i in range(rows // period)], axis=0)
+        position = lax.broadcasted_iota(jnp.int32, (rows, kv_tokens), 1)
+        # Below `first` the difference is a large number without sign.
+        behind = position - jnp.concatenate([first] * (kv_tokens // LANES), axis=1)
+        return behind.astype(jnp.uint32) < self.scalars.place[1].astype(jnp.uint32)
 
     def end(self, item: QueryTile) -> None:
         earlier = item.number - BUFFERS
@@ -370,9 +385,9 @@ class _Prefill:
         out, steps = self.scratch.out, self.cut.part_tokens // ROW_ALIGNMENT
         place = lax.rem(item.number, BUFFERS)
 
-        def store(head: Array, part: Array) -> None:
-            rows = softmax.result(self.state(head, part)).astype(out.dtype)
-            out[place, head, pl.ds(part * steps, steps)] = rows.reshape(steps, -1, rows.shape[-1])
+        def store(rows: _Rows) -> None:
+            result = softmax.result(self.state(rows)).astype(out.dtype)
+            out[place, rows.head, pl.ds(rows.place * steps, steps)] = result.reshape(steps, -1, result.shape[-1])
 
         self.for_each_part(item, store)
         self.out_copy(item).start()

@@ -54,17 +54,16 @@ def start(state: State, sinks: Array | None) -> None:
 def attend(state: State, heads: Sequence[Operands], keep_rt: Array | None, options: Options) -> None:
     """Take one tile into account; the rows of the state are those of the heads, one after the other.
 
-    `keep_rt` says for each row and position whether it counts; None: all do. V must be finite where it does not.
+    `keep_rt` says for each row of any head and each position whether it counts; None: all do. V must be finite where
+    it does not.
     The heads' matmuls are independent, so the more of them, the better they hide each other's latency.
     """
     h, shares_lanes = options.head_dim, options.columns != options.head_dim
     keys = [kv_tc if shares_lanes else kv_tc[:, :h] for _, kv_tc in heads]
     values = [kv_tc if shares_lanes else kv_tc[:, h:] for _, kv_tc in heads]
     dtype = heads[0].q_rc.dtype
-    scores_rt = _stack([_dot(q_rc, k_tc.astype(dtype), 1) for (q_rc, _), k_tc in zip(heads, keys, strict=True)])
-    scores_rt = _scale(scores_rt, options)
-    if keep_rt is not None:
-        scores_rt = jnp.where(keep_rt, scores_rt, -jnp.inf)
+    scores = [_scale(_dot(q_rc, k_tc.astype(dtype), 1), options) for (q_rc, _), k_tc in zip(heads, keys, strict=True)]
+    scores_rt = _stack(scores if keep_rt is None else [jnp.where(keep_rt, x_rt, -jnp.inf) for x_rt in scores])
     maxima_rx, sums_rx, values_rc = (ref[...].reshape(-1, ref.shape[-1]) for ref in state)
     new_maxima_rx = jnp.maximum(maxima_rx, scores_rt.max(axis=1, keepdims=True))
     decay_rx = jnp.exp2(maxima_rx - new_maxima_rx)
@@ -79,8 +78,8 @@ def attend(state: State, heads: Sequence[Operands], keep_rt: Array | None, optio
 
 
 def result(state: State) -> Array:
-    """Return the attention's output [r, c]; zeros for rows that have seen nothing."""
-    total_r1 = state.sums[...].sum(axis=1, keepdims=True)
+    """Return the attention's output [.., c]; zeros for rows that have seen nothing."""
+    total_r1 = state.sums[...].sum(axis=-1, keepdims=True)
     return state.values[...] / jnp.maximum(total_r1, 1e-30)
 
 
