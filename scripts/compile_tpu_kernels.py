@@ -37,9 +37,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from sheet import print_sheet
 
-from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, PagedAttention, Tiles
+from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, PagedAttention, Tiles, pick
 from pallas_kernels.paged_attention.cases import CASES, Case
-from pallas_kernels.paged_attention.tpu.decode import heads_together
 from pallas_kernels.paged_attention.tpu.prefill import Cut
 
 BANDWIDTH = {"v5e": 820e9, "v6e": 1640e9, "tpu7x": 3700e9}
@@ -117,7 +116,7 @@ def compile_step(
     """Return a row: what the compiler says, and what it misses of what is wanted."""
     case, tokens_and_sequences = CASES[name], STEPS[step]
     shape = case.shape(BLOCK_SIZE, getattr(jnp, dtype), getattr(jnp, kv_dtype))
-    attention = PagedAttention(shape, "tpu")
+    attention, _ = pick(shape, "tpu", architecture=find_topology(topology)[0].device_kind)
     arguments = abstract_arguments(attention, case, *tokens_and_sequences)
     clear(DUMP)
     started = time.monotonic()
@@ -181,6 +180,8 @@ class Loop:
     first: int
     last: int
     uses: dict[str, int]
+    trips: int = 1
+    """How often its body runs, where it is written there; else 0."""
     inside: list[Loop] = field(default_factory=list)
     stretches: list[Loop] = field(default_factory=list)
     """The straight pieces of code with matmuls that run under a condition and are in no inner loop."""
@@ -192,6 +193,11 @@ class Loop:
     def own_bundles(self) -> int:
         """Count the bundles that are in no inner loop."""
         return len(self) - sum(map(len, self.inside))
+
+    @property
+    def bundles_of_one_trip(self) -> int:
+        """Count the bundles with those of inner loops, but for loops whose number of trips is not known."""
+        return self.own_bundles + sum(loop.trips * loop.bundles_of_one_trip for loop in self.inside)
 
     @property
     def matmuls(self) -> int:
@@ -221,10 +227,11 @@ def read_loops(kernel: str) -> Loop:
     start = next(i for i, line in enumerate(usage) if "UTILIZATION" in line) + 1
     uses = [[int(x) for x in line.split()] for line in usage[start:] if line.strip()]
 
-    def make(first: int, last: int) -> Loop:
+    def make(first: int, last: int, trips: int = 1) -> Loop:
         totals = (sum(column) for column in zip(*uses[first : last + 1], strict=True))
-        return Loop(first, last, dict(zip(units, totals, strict=True)))
+        return Loop(first, last, dict(zip(units, totals, strict=True)), trips)
 
+    trips = 0
     heads: dict[str, int] = {}
     begins: dict[str, int] = {}
     regions: list[Loop] = []
@@ -238,9 +245,12 @@ def read_loops(kernel: str) -> Loop:
         regions += [make(begins[end], bundle) for end in re.findall(r"End region (\d+)", line) if end in begins]
         if address[2]:  # the body of a loop begins
             heads |= dict.fromkeys(re.findall(r"Start region (\d+)", line), bundle)
+        if exit_test := re.search(r"scmp\.\w+\S* %s\w+, (\S+) /\* loop exit test", line):
+            trips = int(exit_test[1]) if exit_test[1].isdigit() else 0
         back = re.search(r"sbr\.rel.*target = \$region(\d+)", line)
         if back and back[1] in heads:
-            loops.append(make(heads[back[1]], bundle))
+            loops.append(make(heads[back[1]], bundle, trips))
+            trips = 0
     loops.sort(key=len)
     for i, loop in enumerate(loops[:-1]):
         outer = next(x for x in loops[i + 1 :] if x.first <= loop.first and loop.last <= x.last)
@@ -257,17 +267,12 @@ def read_loops(kernel: str) -> Loop:
 def decode_cost(shape: AttentionShape, tiles: Tiles, bandwidth: float) -> dict[str, Any]:
     """Return bundles and bytes of a full KV tile of one sequence.
 
-    Straight code counts whole, so the once-a-sequence parts are in it; of the inner loops those over heads and over the
-    blocks to fetch run for a full tile.
+    Straight code counts whole, so the once-a-sequence parts are in it; of the inner loops those of a fixed number of
+    trips, over heads for instance, run for a full tile.
     """
     kernel = read_loops("paged_decode")
     tile_loop = kernel.busiest().busiest()  # of the loop over sequences that over tiles
-    bundles, blocks = tile_loop.own_bundles, tiles.kv // shape.block_size
-    for loop in tile_loop.inside:
-        if loop.matmuls:
-            bundles += len(loop) * (shape.num_kv_heads // heads_together(shape.num_kv_heads))
-        elif not loop.uses["VLOAD"] + loop.uses["VSTORE"]:
-            bundles += len(loop) * blocks
+    bundles = tile_loop.bundles_of_one_trip
     tile_bytes = tiles.kv * shape.num_kv_heads * 2 * shape.head_dim * shape.kv_dtype.itemsize
     nanoseconds = 1e9 * tile_bytes / bandwidth
     return {

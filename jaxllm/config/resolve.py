@@ -134,8 +134,9 @@ def detect_platform(devices: Sequence[Device]) -> str:
 
 
 def detect_architecture(devices: Sequence[Device]) -> str | None:
-    """Return the compute capability of NVIDIA's GPUs, such as "9.0"; other devices may have none."""
-    return getattr(devices[0], "compute_capability", None)
+    """Return a TPU's kind, such as "TPU v6 lite", or the compute capability of NVIDIA's GPUs; others may have none."""
+    device = devices[0]
+    return device.device_kind if device.platform == "tpu" else getattr(device, "compute_capability", None)
 
 
 def _resolve_devices(

@@ -40,6 +40,8 @@ class PagedAttention:
     implementation: str = "xla"
     interpret: bool = False
     """Run a TPU's or GPU's kernels in their interpreter, on a CPU. Slow; for tests."""
+    architecture: str | None = None
+    """The device's, as `pick` takes it. A TPU's kernels run on all of them; what differs is what they make use of."""
 
     @property
     def _entry(self) -> Implementation:
@@ -48,7 +50,7 @@ class PagedAttention:
     @property
     def tiles(self) -> Tiles:
         """How the host cuts chunks for it, and how it cuts its work."""
-        return self._entry.tiles(self.shape)
+        return self._entry.tiles(self.shape, self.architecture)
 
     @property
     def row_alignment(self) -> int:
@@ -113,7 +115,7 @@ class PagedAttention:
             if rope is not None:
                 q_tnh, k_tkh = rotate(q_tnh, rope), rotate(k_tkh, rope)
             k_tkh, v_tkh = (to_pool_dtype(x, self.shape.kv_dtype) for x in (k_tkh, v_tkh))
-        return self._entry.load()(
+        return self._entry.load(self.architecture)(
             q_tnh,
             k_tkh,
             v_tkh,
@@ -150,8 +152,8 @@ def pick(
     """Return the op for a platform ("cpu", "tpu" or "gpu"), and why it is not the platform's own kernels if it is not.
 
     `name` is one of `IMPLEMENTATIONS`; a CPU runs the kernels of other platforms in their interpreters. `architecture`
-    is a GPU's compute capability, such as "9.0", or None for one that has none. Raises ValueError for a name that does
-    not exist, or that cannot run this shape on this device.
+    is a GPU's compute capability, such as "9.0", or None for one that has none, or a TPU's kind, such as "TPU v6 lite",
+    or None for any. Raises ValueError for a name that does not exist, or that cannot run this shape on this device.
     """
     if name not in (None, *IMPLEMENTATIONS):
         raise ValueError(f"paged attention: there is no implementation {name!r}, only {', '.join(IMPLEMENTATIONS)}")
@@ -160,9 +162,9 @@ def pick(
     is_elsewhere = entry.platform not in (None, platform)
     reason = (None if is_elsewhere else entry.device_refusal(architecture)) or entry.refusal(shape)
     if name is None:
-        return PagedAttention(shape, own if reason is None else "xla"), reason
+        return PagedAttention(shape, own if reason is None else "xla", architecture=architecture), reason
     if is_elsewhere and platform != "cpu":
         raise ValueError(f"paged attention: {name!r} does not run on a {platform}")
     if reason is not None:
         raise ValueError(f"paged attention: {name!r} cannot run this model here: {reason}")
-    return PagedAttention(shape, name, interpret=is_elsewhere), None
+    return PagedAttention(shape, name, interpret=is_elsewhere, architecture=architecture), None

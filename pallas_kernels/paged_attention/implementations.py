@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,13 +18,13 @@ from .tiles import XLA_TILES, Tiles
 class Implementation(NamedTuple):
     """One way of running the op."""
 
-    load: Callable[[], Callable[..., tuple[Array, Any]]]
-    """Import the function; it has the signature of `PagedAttention.__call__` with q, k, v, pool, batch first, `tiles`
-    and `interpret`, and without `rope` unless it fuses it."""
+    load: Callable[[str | None], Callable[..., tuple[Array, Any]]]
+    """Import the function for an architecture; it has the signature of `PagedAttention.__call__` with q, k, v, pool,
+    batch first, `tiles` and `interpret`, and without `rope` unless it fuses it."""
     platform: str | None
     """The platform where it runs, or None for all. A CPU interprets what belongs elsewhere, slowly."""
     pool_spec: Callable[[AttentionShape, int, int], KVPool]
-    tiles: Callable[[AttentionShape], Tiles]
+    tiles: Callable[[AttentionShape, str | None], Tiles]
     row_alignment: int
     """Longer chunks start at a multiple of this row."""
     refusal: Callable[[AttentionShape], str | None]
@@ -38,31 +39,31 @@ class Implementation(NamedTuple):
     """A function that says whether it rotates q and k, and casts k and v to the pool's dtype. Else it gets them so."""
 
 
-def _load_xla() -> Callable[..., tuple[Array, Any]]:
+def _load_xla(_: str | None) -> Callable[..., tuple[Array, Any]]:
     from .xla import xla_paged_attention
 
     return xla_paged_attention
 
 
-def _load_cpu() -> Callable[..., tuple[Array, Any]]:
+def _load_cpu(_: str | None) -> Callable[..., tuple[Array, Any]]:
     from .cpu import cpu_paged_attention
 
     return cpu_paged_attention
 
 
-def _load_tpu() -> Callable[..., tuple[Array, Any]]:
+def _load_tpu(architecture: str | None) -> Callable[..., tuple[Array, Any]]:
     from .tpu import tpu_paged_attention
 
-    return tpu_paged_attention
+    return partial(tpu_paged_attention, architecture=architecture)
 
 
-def _load_gpu() -> Callable[..., tuple[Array, Any]]:
+def _load_gpu(_: str | None) -> Callable[..., tuple[Array, Any]]:
     from .gpu import gpu_paged_attention
 
     return gpu_paged_attention
 
 
-def _cpu_tiles(shape: AttentionShape) -> Tiles:
+def _cpu_tiles(shape: AttentionShape, _: str | None) -> Tiles:
     from .cpu import cpu_tiles
 
     return cpu_tiles(shape)
@@ -81,13 +82,13 @@ def _make_cpu_pool(spec: KVPool) -> KVPool:
     return type(spec)(*uninitialized(spec))
 
 
-def _tpu_tiles(shape: AttentionShape) -> Tiles:
+def _tpu_tiles(shape: AttentionShape, architecture: str | None) -> Tiles:
     from .tpu import tpu_tiles
 
-    return tpu_tiles(shape)
+    return tpu_tiles(shape, architecture)
 
 
-def _gpu_tiles(shape: AttentionShape) -> Tiles:
+def _gpu_tiles(shape: AttentionShape, _: str | None) -> Tiles:
     from .gpu import gpu_tiles
 
     return gpu_tiles(shape)
@@ -137,7 +138,7 @@ def _refuse_gpu(architecture: str | None) -> str | None:
 
 
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
-    "xla": Implementation(_load_xla, None, split_pool_spec, lambda _: XLA_TILES, 1, lambda _: None),
+    "xla": Implementation(_load_xla, None, split_pool_spec, lambda _shape, _architecture: XLA_TILES, 1, lambda _: None),
     "cpu": Implementation(
         _load_cpu,
         "cpu",

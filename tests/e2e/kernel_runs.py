@@ -63,8 +63,8 @@ def count_calls(backend: str) -> Callable[[], int]:
     calls: list[int] = []
     entry = IMPLEMENTATIONS[backend]
 
-    def load() -> Callable[..., Any]:
-        run = entry.load()
+    def load(architecture: str | None) -> Callable[..., Any]:
+        run = entry.load(architecture)
 
         def counted(*arguments: Any, **settings: Any) -> Any:
             out_tnh, pool = run(*arguments, **settings)

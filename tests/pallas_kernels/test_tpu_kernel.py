@@ -13,10 +13,10 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, Tiles
+from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, SplitPool, Tiles
 from pallas_kernels.paged_attention.cases import CASES
 from pallas_kernels.paged_attention.implementations import IMPLEMENTATIONS
-from pallas_kernels.paged_attention.tpu import tpu_paged_attention, tpu_tiles
+from pallas_kernels.paged_attention.tpu import float8, tpu_paged_attention, tpu_tiles
 from pallas_kernels.paged_attention.tpu.prefill import Cut
 from tests.pallas_kernels.steps import LAYER, NO_WINDOW, NUM_LAYERS, SCALE, Step, fused, make_step, reference
 
@@ -45,7 +45,7 @@ def make(chunks: list[tuple[int, int]], shape: AttentionShape, seed: int = 0, ti
 
 
 @cache
-def compiled(soft_cap: float | None, tiles: Tiles) -> Any:
+def compiled(soft_cap: float | None, tiles: Tiles, architecture: str | None) -> Any:
     def function(q: Any, k: Any, v: Any, pool: Any, batch: Any, layer: Any, window: Any, sinks_n: Any) -> Any:
         return tpu_paged_attention(
             q,
@@ -60,6 +60,7 @@ def compiled(soft_cap: float | None, tiles: Tiles) -> Any:
             soft_cap=soft_cap,
             sinks_n=sinks_n,
             tiles=tiles,
+            architecture=architecture,
         )
 
     # Most of the time goes into compiling the interpreter's program.
@@ -78,8 +79,9 @@ def run(
     soft_cap: float | None = None,
     sinks_n: np.ndarray | None = None,
     tiles: Tiles = TILES,
+    architecture: str | None = None,
 ) -> Result:
-    function = compiled(soft_cap, tiles)
+    function = compiled(soft_cap, tiles, architecture)
     k, v = (x.astype(step.pool.k.dtype) for x in (step.k, step.v))
     out, pool = function(step.q, k, v, fused(step.pool), step.batch, jnp.int32(LAYER), jnp.int32(window), sinks_n)
     assert out.dtype == step.q.dtype
@@ -214,6 +216,26 @@ def test_bfloat16_error_is_at_most_twice_that_of_its_inputs(
     check_pool(step, result, **settings)
 
 
+def test_unpacked_float8_is_the_same() -> None:
+    """TPUs that unpack another 8-bit float get the same bits, from all numbers of the pool's."""
+    step = make(SHORT, shape_of(4, 2, 64, 32, jnp.bfloat16, jnp.float8_e4m3fn))
+    every = np.arange(256, dtype=np.uint8).view(jnp.float8_e4m3fn).astype(np.float32)
+    random = np.random.default_rng(1)
+    k, v = (random.choice(every[np.isfinite(every)], step.k.shape) * factor for factor in (1 / 64, 1))
+    pool = SplitPool(*(x + jnp.zeros_like(x) for x in step.pool))  # what the kernels write has no minus zero
+    step = step._replace(k=jnp.asarray(k, jnp.bfloat16), v=jnp.asarray(v, jnp.bfloat16), pool=pool)
+    result, expected = run(step, architecture="TPU v6 lite"), run(step)
+    np.testing.assert_array_equal(result.out, expected.out)
+    np.testing.assert_array_equal(result.pool, expected.pool)
+
+
+def test_nan_stays_nan_where_float8_is_unpacked() -> None:
+    x = jnp.asarray([0.0, -0.0, 2**-9, -448, np.nan, -np.nan], jnp.float8_e4m3fn)
+    got = float8.unpack(float8.to_be_unpacked(x), jnp.float32) * float8.FACTOR
+    np.testing.assert_array_equal(got, [0.0, 0.0, 2**-9, -448, np.nan, np.nan])
+    assert not np.signbit(got[:2]).any()
+
+
 def test_a_race_would_be_reported() -> None:
     """The race is a copy that is read before it is waited for."""
 
@@ -235,10 +257,11 @@ def test_a_race_would_be_reported() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("kv_dtype", [jnp.bfloat16, jnp.float8_e4m3fn])
-def test_tiles_of_real_models_fit(case: str, kv_dtype: Any) -> None:
+@pytest.mark.parametrize("architecture", [None, "TPU v6 lite", "TPU7x"])
+def test_tiles_of_real_models_fit(case: str, kv_dtype: Any, architecture: str | None) -> None:
     shape = CASES[case].shape(kv_dtype=kv_dtype)
     assert IMPLEMENTATIONS["tpu"].refusal(shape) is None
-    tiles = tpu_tiles(shape)
+    tiles = tpu_tiles(shape, architecture)
     tile_bytes = tiles.kv * shape.num_kv_heads * 2 * shape.head_dim * jnp.dtype(kv_dtype).itemsize
     assert tiles.decode * tile_bytes <= 16 * 2**20
     assert tiles.kv % shape.block_size == tiles.query % 16 == 0

@@ -14,6 +14,7 @@ from jax import Array, lax
 
 from ..layout import AttentionBatch, FusedPool
 from ..tiles import Tiles
+from . import float8
 from .decode import decode_attention
 from .options import LANES, Options, tpu_tiles
 from .prefill import prefill_attention
@@ -35,6 +36,7 @@ def tpu_paged_attention(
     soft_cap: float | None = None,
     sinks_n: Array | None = None,
     tiles: Tiles,
+    architecture: str | None = None,
     interpret: bool = False,
 ) -> tuple[Array, FusedPool]:
     """See `PagedAttention`. `interpret` runs the kernels on a CPU, in Pallas' simulation of a TPU."""
@@ -47,9 +49,12 @@ def tpu_paged_attention(
         scale=scale,
         soft_cap=soft_cap,
         has_sinks=sinks_n is not None,
+        unpacks_float8=kv_pool.kv.dtype == jnp.float8_e4m3fn and architecture in float8.UNPACKED_KINDS,
         tiles=tiles,
         interpret=interpret,
     )
+    if options.unpacks_float8:
+        k_tkh, v_tkh = float8.to_be_unpacked(k_tkh), float8.to_be_unpacked(v_tkh)
     q_tkgc, new_tkc = _widen(q_tnh, k, options), jnp.concatenate([k_tkh, v_tkh], axis=-1)
     sinks_kg = None if sinks_n is None else sinks_n.reshape(k, n // k)
     first_block = jnp.asarray(layer, jnp.int32) * (kv_pool.kv.shape[0] // num_layers)

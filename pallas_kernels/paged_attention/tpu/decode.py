@@ -274,7 +274,7 @@ class _Decode:
         _, k, rows, columns = out.shape
         num_groups = self.scratch.maxima.shape[0]
         for i in range(num_groups):
-            values = softmax.result(self.states.at(i)).reshape(k // num_groups, rows, columns)
+            values = softmax.result(self.states.at(i), self.options).reshape(k // num_groups, rows, columns)
             out[place, pl.ds(i * (k // num_groups), k // num_groups)] = values.astype(out.dtype)
         self.out_copy(item).start()
 

@@ -386,7 +386,7 @@ class _Prefill:
         place = lax.rem(item.number, BUFFERS)
 
         def store(rows: _Rows) -> None:
-            result = softmax.result(self.state(rows)).astype(out.dtype)
+            result = softmax.result(self.state(rows), self.options).astype(out.dtype)
             out[place, rows.head, pl.ds(rows.place * steps, steps)] = result.reshape(steps, -1, result.shape[-1])
 
         self.for_each_part(item, store)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
+from . import float8
 from .options import LANES, Options
 
 LOG2_E = 1.4426950408889634
@@ -59,10 +60,12 @@ def attend(state: State, heads: Sequence[Operands], keep_rt: Array | None, optio
     The heads' matmuls are independent, so the more of them, the better they hide each other's latency.
     """
     h, shares_lanes = options.head_dim, options.columns != options.head_dim
-    keys = [kv_tc if shares_lanes else kv_tc[:, :h] for _, kv_tc in heads]
-    values = [kv_tc if shares_lanes else kv_tc[:, h:] for _, kv_tc in heads]
     dtype = heads[0].q_rc.dtype
-    scores = [_scale(_dot(q_rc, k_tc.astype(dtype), 1), options) for (q_rc, _), k_tc in zip(heads, keys, strict=True)]
+    unpack = float8.unpack if options.unpacks_float8 else lax.convert_element_type
+    all_kv = [unpack(kv_tc, dtype) for _, kv_tc in heads]
+    keys = [kv_tc if shares_lanes else kv_tc[:, :h] for kv_tc in all_kv]
+    values = [kv_tc if shares_lanes else kv_tc[:, h:] for kv_tc in all_kv]
+    scores = [_scale(_dot(q_rc, k_tc, 1), options) for (q_rc, _), k_tc in zip(heads, keys, strict=True)]
     scores_rt = _stack(scores if keep_rt is None else [jnp.where(keep_rt, x_rt, -jnp.inf) for x_rt in scores])
     maxima_rx, sums_rx, values_rc = (ref[...].reshape(-1, ref.shape[-1]) for ref in state)
     new_maxima_rx = jnp.maximum(maxima_rx, scores_rt.max(axis=1, keepdims=True))
@@ -71,22 +74,24 @@ def attend(state: State, heads: Sequence[Operands], keep_rt: Array | None, optio
     sums_rx = sums_rx * decay_rx + _fold(weights_rt)
     rows = scores_rt.shape[0] // len(heads)
     parts = [weights_rt[i * rows : (i + 1) * rows].astype(dtype) for i in range(len(heads))]
-    new_values_rc = _stack([_dot(part, v_tc.astype(dtype), 0) for part, v_tc in zip(parts, values, strict=True)])
+    new_values_rc = _stack([_dot(part, v_tc, 0) for part, v_tc in zip(parts, values, strict=True)])
     values_rc = values_rc * _widen(decay_rx, values_rc.shape[1]) + new_values_rc
     for ref, value in zip(state, (new_maxima_rx, sums_rx, values_rc), strict=True):
         ref[...] = value.reshape(ref.shape)
 
 
-def result(state: State) -> Array:
+def result(state: State, options: Options) -> Array:
     """Return the attention's output [.., c]; zeros for rows that have seen nothing."""
     total_r1 = state.sums[...].sum(axis=-1, keepdims=True)
-    return state.values[...] / jnp.maximum(total_r1, 1e-30)
+    values_rc = state.values[...] / jnp.maximum(total_r1, 1e-30)
+    return values_rc * float8.FACTOR if options.unpacks_float8 else values_rc
 
 
 def _scale(scores_rt: Array, options: Options) -> Array:
+    scale = options.scale * (float8.FACTOR if options.unpacks_float8 else 1)
     if options.soft_cap is None:
-        return scores_rt * (options.scale * LOG2_E)
-    return jnp.tanh(scores_rt * (options.scale / options.soft_cap)) * (options.soft_cap * LOG2_E)
+        return scores_rt * (scale * LOG2_E)
+    return jnp.tanh(scores_rt * (scale / options.soft_cap)) * (options.soft_cap * LOG2_E)
 
 
 def _dot(a: Array, b: Array, b_axis: int) -> Array:

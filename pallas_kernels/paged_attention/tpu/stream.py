@@ -18,6 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 from .options import LANES, ceil_div
 
 MOST_TABLES = 16
+UNROLL = 8
 TABLE_BYTES = 256 * 2**10
 """Bytes of block tables in SMEM, which has 1 MiB."""
 
@@ -188,17 +189,28 @@ class KVStream[T: Item]:
         first, end = self.slabs(tile.item, tile.tile)
         table = lax.rem(tile.item.number, self.ring.tables.shape[0])
 
-        def fetch_block(i: Array, _: None) -> None:
+        def fetch_block(i: Array | int, num_slabs: Array | int) -> None:
             entry = tile.tile * blocks_per_tile + i
             block = self.first_block + self.ring.tables[table, lax.div(entry, LANES), lax.rem(entry, LANES)]
-            num_slabs = jnp.minimum(end - i * per_block, per_block)
             pltpu.make_async_copy(
                 self.pool.at[block, :, pl.ds(0, num_slabs)],
                 self.ring.buffers.at[tile.buffer, :, pl.ds(i * per_block, num_slabs)],
                 self.ring.semaphores.at[tile.buffer],
             ).start()
 
-        lax.fori_loop(lax.div(first, per_block), ceil_div(end, per_block), fetch_block, None)
+        def fetch_some(i: Array, _: None) -> None:
+            for j in range(unroll):
+                fetch_block(i * unroll + j, per_block)
+
+        def fetch_used(i: Array, _: None) -> None:
+            fetch_block(i, jnp.minimum(end - i * per_block, per_block))
+
+        # The starts of a whole tile's copies are one stretch of code, where one hides the latencies of the next.
+        unroll = min(blocks_per_tile, UNROLL)
+        is_whole = (first == 0) & (end == self._slabs_per_tile)
+        pl.when(is_whole)(lambda: lax.fori_loop(0, blocks_per_tile // unroll, fetch_some, None))
+        used = lax.div(first, per_block), ceil_div(end, per_block)
+        pl.when(~is_whole)(lambda: lax.fori_loop(*used, fetch_used, None))
 
     def _enter(self, item: T) -> None:
         """Fetch what belongs to an item, and the table of a later one."""

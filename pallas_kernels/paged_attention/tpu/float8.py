@@ -1,0 +1,27 @@
+"""Some TPUs unpack float8_e4m3b11fnuz in one instruction, and take seven more for float8_e4m3fn.
+
+Both have the same numbers, but for a factor: of the same bits, one is `FACTOR` times the other. Only minus zero of
+float8_e4m3fn is NaN of the other format, which has no minus zero, and the NaN of float8_e4m3fn is a number there.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+UNPACKED_KINDS = ("TPU v5 lite", "TPU v6 lite")
+FACTOR = 16
+
+
+def to_be_unpacked(x: Array) -> Array:
+    """Return float8_e4m3fn in which minus zero is zero, and NaN is minus zero, as `unpack` takes it."""
+    bits = lax.bitcast_convert_type(x, jnp.uint8)
+    magnitude = bits & 0x7F
+    bits = jnp.where(magnitude == 0, jnp.uint8(0), jnp.where(magnitude == 0x7F, jnp.uint8(0x80), bits))
+    return lax.bitcast_convert_type(bits, x.dtype)
+
+
+def unpack(x: Array, dtype: DTypeLike) -> Array:
+    """Return the numbers divided by `FACTOR`."""
+    return lax.bitcast_convert_type(x, jnp.float8_e4m3b11fnuz).astype(dtype)
