@@ -183,7 +183,8 @@ class StepCase:
         masks = [None] * len(plan.chunks)
         self._runner = runner
         self._inputs = build(plan, shape, compiler.config.block_size, compiler.model.config.vocab_size, masks)
-        key = compiler.step_shape(shape.bucket, is_full=self._inputs.is_full)
+        inputs = self._inputs
+        key = compiler.step_shape(shape.bucket, is_full=inputs.is_full, has_chunks=inputs.has_chunks)
         self._program = runner.programs.get(key)
         if sampler is not None:
             original = step_module.sample_plain

@@ -103,7 +103,7 @@ def check_model(name: str, platform: str, mesh: Mesh, num_layers: int | None) ->
     compiler = make_compiler(name, platform, mesh, num_layers)
     decode, largest = pick_bucket(compiler.buckets, SEQS, SEQS), compiler.buckets[-1]
     programs = {
-        "decode": compiler.step_shape(decode, is_full=False),
+        "decode": compiler.step_shape(decode, is_full=False, has_chunks=False),
         "largest": compiler.step_shape(largest, is_full=False),
         "full": compiler.step_shape(largest, is_full=True),
     }

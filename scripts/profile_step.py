@@ -106,7 +106,7 @@ def timed_step(engine: Any) -> float:
 def decode_program(runner: ModelRunner, num_seqs: int) -> str:
     """Return the text of the compiled program that decodes so many sequences."""
     bucket = pick_bucket(runner.compiler.buckets, num_seqs, num_seqs)
-    return runner.programs.get(runner.compiler.step_shape(bucket, is_full=False)).as_text()
+    return runner.programs.get(runner.compiler.step_shape(bucket, is_full=False, has_chunks=False)).as_text()
 
 
 def parts_by_operation(program: str) -> Mapping[str, str]:

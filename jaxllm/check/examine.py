@@ -76,7 +76,7 @@ def _compile_steps(sized: Fit) -> tuple[list[Program], str | None]:
     compiler = StepCompiler(step_config(config, sized.max_model_len), sized.model, config.mesh)
     decode, largest = pick_bucket(compiler.buckets, config.max_num_seqs, config.max_num_seqs), compiler.buckets[-1]
     shapes = {
-        "decode": compiler.step_shape(decode, is_full=False),
+        "decode": compiler.step_shape(decode, is_full=False, has_chunks=False),
         "prefill": compiler.step_shape(largest, is_full=False),
         "prefill, every sampling feature": compiler.step_shape(largest, is_full=True),
     }

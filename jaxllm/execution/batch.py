@@ -27,6 +27,8 @@ class StepInputs(NamedTuple):
     """The fields of arrays that no row needs are None."""
     is_full: bool
     """True if some row needs more than the `plain` program does."""
+    has_chunks: bool
+    """True if some sequence has more than one token in the step."""
 
 
 def build(
@@ -44,7 +46,8 @@ def build(
     fill_rows(inputs, plan.chunks)
     rare = fill_rare(inputs.uses, plan.chunks, masks, rare_specs(shape.bucket.num_seqs, vocab_size))
     is_full = any(inputs.uses) or any(array is not None for array in rare) or inputs.rules.count_rows_s.any()
-    return StepInputs(shape=shape, ints=ints, floats=floats, rare=rare, is_full=bool(is_full))
+    has_chunks = bool((lengths > 1).any())
+    return StepInputs(shape=shape, ints=ints, floats=floats, rare=rare, is_full=bool(is_full), has_chunks=has_chunks)
 
 
 def first_rows(lengths: np.ndarray, alignment: int) -> np.ndarray:

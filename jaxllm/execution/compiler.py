@@ -132,22 +132,34 @@ class StepCompiler:
         if self.config.batch_invariant:
             stand_in = pick_bucket(self.buckets, min(STAND_IN_TOKENS, self.buckets[-1].num_tokens), 1)
             order = [stand_in, self.buckets[0], *order]
-        return [self.step_shape(bucket, is_full=is_full) for bucket in dict.fromkeys(order)]
+        each = (
+            self.step_shape(x, is_full=is_full, has_chunks=has_chunks) for x in order for has_chunks in (False, True)
+        )
+        return list(dict.fromkeys(each))
 
     def batch_shape(self, plan: StepPlan) -> BatchShape:
         """Return the smallest shape that holds a step."""
         num_tokens = num_token_rows(plan, self.config.attention.row_alignment)
         return self._batch_shape(pick_bucket(self.buckets, num_tokens, plan.num_rows))
 
-    def step_shape(self, bucket: Bucket, *, is_full: bool) -> StepShape:
-        """Return the program of a bucket."""
-        num_logprobs = max(1, self.config.max_logprobs) if is_full else 0
-        return StepShape(self._batch_shape(bucket), is_full, num_logprobs, self.config.logprobs_mode, self.max_rows)
+    def step_shape(self, bucket: Bucket, *, is_full: bool, has_chunks: bool = True) -> StepShape:
+        """Return the program of a bucket, for steps with longer chunks or without."""
+        takes_less = bucket.num_tokens == bucket.num_seqs and self.config.attention.takes_decodes_alone
+        return StepShape(
+            self._batch_shape(bucket),
+            is_full=is_full,
+            # Most steps are plain ones. The full ones do not have to be compiled twice.
+            decodes_only=takes_less and not (is_full or has_chunks),
+            num_logprobs=max(1, self.config.max_logprobs) if is_full else 0,
+            logprobs_mode=self.config.logprobs_mode,
+            max_rows=self.max_rows,
+        )
 
     def larger(self, shape: StepShape) -> list[StepShape]:
         """Return the programs that also hold what a program holds, smallest first."""
-        later = self.buckets[self.buckets.index(shape.batch.bucket) + 1 :]
-        return [self.step_shape(bucket, is_full=shape.is_full) for bucket in later]
+        buckets = self.buckets[self.buckets.index(shape.batch.bucket) :]
+        shapes = (self.step_shape(bucket, is_full=shape.is_full) for bucket in buckets)
+        return [each for each in shapes if each != shape]
 
     def pool_spec(self, num_blocks: int) -> KVPool:
         """Return shape, dtype and sharding of the KV pool; each device holds the pool of its own heads."""
@@ -304,5 +316,5 @@ def describe(key: ProgramKey) -> str:
     if isinstance(key, Upkeep):
         return key.value
     bucket = key.batch.bucket
-    kind = "full" if key.is_full else "plain"
+    kind = "full" if key.is_full else "decodes alone" if key.decodes_only else "plain"
     return f"{bucket.num_tokens} tokens of {bucket.num_seqs} sequences, {kind}"

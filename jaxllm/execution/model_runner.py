@@ -82,7 +82,7 @@ class ModelRunner:
         `masks` say which ids each chunk's row may sample; None stands for all.
         """
         inputs = self._build(plan, masks, self.compiler.batch_shape(plan))
-        shape = self.compiler.step_shape(inputs.shape.bucket, is_full=inputs.is_full)
+        shape = self.compiler.step_shape(inputs.shape.bucket, is_full=inputs.is_full, has_chunks=inputs.has_chunks)
         if (there := self._nearest(shape)) != shape:
             shape, inputs = there, self._build(plan, masks, there.batch)
         self._copy_blocks(plan.copies)

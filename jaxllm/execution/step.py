@@ -47,6 +47,8 @@ class StepShape(NamedTuple):
 
     batch: BatchShape
     is_full: bool
+    decodes_only: bool
+    """True if no sequence has more than one token in the step, and attention takes less then."""
     num_logprobs: int
     logprobs_mode: str
     max_rows: int
@@ -76,9 +78,9 @@ def run_step(
     `skips_unused` see `sampling.branches`.
     """
     inputs = unpack(ints, floats, shape.batch)
-    attend = ShardedAttention(attention, mesh)
-    tokens = _known_tokens(inputs, previous_tokens)
-    hidden_td, kv_pool = model.forward(params, state.kv_pool, tokens, inputs.attention, attention=attend)
+    attend, tokens = ShardedAttention(attention, mesh), _known_tokens(inputs, previous_tokens)
+    batch = inputs.attention.without_tiles() if shape.decodes_only else inputs.attention
+    hidden_td, kv_pool = model.forward(params, state.kv_pool, tokens, batch, attention=attend)
     num_rows = inputs.logit_rows.num_rows
     rows = (hidden_td[inputs.logit_rows.logit_tokens_s], inputs.sampling)
     logits = partial(model.logits, params)

@@ -57,6 +57,11 @@ class PagedAttention:
         """Longer chunks must start at a multiple of this row."""
         return self._entry.row_alignment
 
+    @property
+    def takes_decodes_alone(self) -> bool:
+        """Say whether steps of decodes alone should come without room for tiles: they take less so."""
+        return self._entry.takes_decodes_alone
+
     def pool_spec(self, num_layers: int, num_blocks: int) -> KVPool:
         """Return shape and dtype of a pool of `num_blocks` blocks per layer, the null block counted."""
         return self._entry.pool_spec(self.shape, num_layers, num_blocks)

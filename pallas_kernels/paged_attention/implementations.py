@@ -37,6 +37,8 @@ class Implementation(NamedTuple):
     """A function that says why it cannot run on a device of its platform, by the architecture, or None if it can."""
     fuses_rope: Callable[[AttentionShape], bool] = lambda _: False
     """A function that says whether it rotates q and k, and casts k and v to the pool's dtype. Else it gets them so."""
+    takes_decodes_alone: bool = False
+    """True if it takes less for a batch without room for tiles, `AttentionBatch.without_tiles`."""
 
 
 def _load_xla(_: str | None) -> Callable[..., tuple[Array, Any]]:
@@ -160,5 +162,6 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
         _refuse_on_gpu,
         device_refusal=_refuse_gpu,
         fuses_rope=lambda _: True,
+        takes_decodes_alone=True,
     ),
 }

@@ -134,6 +134,10 @@ class AttentionBatch(NamedTuple):
     num_tiles: Array
     """How many tiles are in use."""
 
+    def without_tiles(self) -> AttentionBatch:
+        """Return the batch with no room for tiles, for implementations that take decodes alone."""
+        return self._replace(tile_seqs_i=self.tile_seqs_i[:0], tile_rows_i=self.tile_rows_i[:0])
+
 
 def copy_blocks[Pool: KVPool](kv_pool: Pool, sources_c: Array, targets_c: Array, *, num_layers: int) -> Pool:
     """Copy block `sources_c[i]` to `targets_c[i]` in every layer; donate the pool. A pair of null blocks does nothing.

@@ -27,6 +27,8 @@ DTYPES = {"tpu": "float32", "gpu": "bfloat16"}
 # Lengths of prompts and outputs, prompts beyond the window. Together they have more rows than one step takes, and soon
 # want more than the pool's two blocks of 16.
 JOBS = ((14, 5), (15, 3))
+# Then one that has the plain programs, and the one of decodes alone.
+ALONE = (6, 4)
 
 
 def main(folder: str, backend: str) -> None:
@@ -38,9 +40,10 @@ def main(folder: str, backend: str) -> None:
         settings = SETTINGS | {"dtype": DTYPES[backend], "attention_config": {"backend": name}}
         with tiny_llm(folder, **settings) as (llm, scheduler):
             outputs = [request.outputs[0] for request in run_together(llm, jobs)]
+            [alone] = run_together(llm, [make_job(*ALONE, logprobs=None)])
             results[name] = {
                 "implementation": llm.llm_engine.config.attention.implementation,
-                "tokens": [list(output.token_ids) for output in outputs],
+                "tokens": [list(output.token_ids) for output in (*outputs, alone.outputs[0])],
                 "logprobs": [output.cumulative_logprob for output in outputs],
                 "preemptions": scheduler.stats().num_preemptions,
                 "chunks": scheduler.num_prompt_chunks("1"),
@@ -50,10 +53,10 @@ def main(folder: str, backend: str) -> None:
     print(json.dumps(results))
 
 
-def make_job(num_prompt_tokens: int, num_output_tokens: int) -> Job:
+def make_job(num_prompt_tokens: int, num_output_tokens: int, logprobs: int | None = 2) -> Job:
     """Return a greedy job."""
     sampling = SamplingParams(
-        temperature=0, max_tokens=num_output_tokens, ignore_eos=True, logprobs=2, detokenize=False
+        temperature=0, max_tokens=num_output_tokens, ignore_eos=True, logprobs=logprobs, detokenize=False
     )
     return Job([(7 * i + num_prompt_tokens) % 120 + 3 for i in range(num_prompt_tokens)], sampling)
 

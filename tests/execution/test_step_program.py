@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import pytest
 
 from jaxllm import LLM, SamplingParams, TokensPrompt
+from jaxllm.execution.buckets import Bucket
 from jaxllm.execution.compiler import StepCompiler, Upkeep
 from jaxllm.execution.kv_pool import PoolRequest, block_bytes
 from jaxllm.models import LayerLoop
+from pallas_kernels.paged_attention import AttentionShape, PagedAttention
 from tests.execution.support import hostile_jax, make_attention, make_compiler, model_config
 from tests.models.tiny import folder
 
@@ -83,6 +85,23 @@ def test_a_step_on_a_cpu_copies_no_weights() -> None:
 def test_few_plain_programs_on_cpu_by_default() -> None:
     compiler = make_compiler(max_num_batched_tokens=512, max_num_seqs=256)
     assert sum(not shape.is_full for shape in compiler.shapes()) == 7
+
+
+def test_decodes_alone_have_plain_programs_where_attention_takes_less_for_them() -> None:
+    attention = PagedAttention(AttentionShape(4, 2, 64, 16, jnp.dtype("bfloat16"), jnp.dtype("bfloat16")), "gpu")
+    compiler = make_compiler(dtype=jnp.bfloat16, attention=attention)
+    decodes = [shape for shape in compiler.shapes() if shape.decodes_only]
+    assert [shape.batch.bucket for shape in decodes] == [Bucket(16, 16), Bucket(32, 32), Bucket(64, 64)]
+    assert not any(shape.is_full for shape in decodes)
+    for shape in decodes:
+        bucket = shape.batch.bucket
+        assert shape == compiler.step_shape(bucket, is_full=False, has_chunks=False)
+        mixed = compiler.step_shape(bucket, is_full=False, has_chunks=True)
+        assert compiler.larger(shape)[0] == mixed
+        assert mixed in compiler.shapes(), "a prompt may be short enough for the same bucket"
+        assert not mixed.decodes_only
+        assert not compiler.step_shape(bucket, is_full=True, has_chunks=False).decodes_only
+    assert not any(shape.decodes_only for shape in make_compiler().shapes())
 
 
 def test_nothing_compiles_after_warm_up() -> None:

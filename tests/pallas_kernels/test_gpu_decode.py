@@ -124,8 +124,7 @@ def test_the_op_rotates_writes_decodes_and_prefills(chunks: list[tuple[int, int]
     step = make(4, shape, chunks)
     has_tiles = chunks[-1][1] > 1
     if not has_tiles:
-        no_tiles = {name: getattr(step.batch, name)[:0] for name in ("tile_seqs_i", "tile_rows_i")}
-        step = step._replace(batch=step.batch._replace(**no_tiles))
+        step = step._replace(batch=step.batch.without_tiles())
     expected, expected_pool = reference(step, rope=step.rope)
     settings = {"num_layers": NUM_LAYERS, "scale": SCALE, "tiles": gpu_tiles(shape), "interpret": True}
 

@@ -41,8 +41,7 @@ def combine_splits(
     heads, g = heads_at_a_time(h), out_tc.shape[1] // (k * h)
     operands = [parts.reshape(*parts.shape[:3], -1), logs, work.firsts_s, work.lasts_s, out_tc]
     if sinks_n is not None:
-        sinks_kg = sinks_n.astype(jnp.float32).reshape(k, g) * LOG2_E
-        operands.append(jnp.pad(sinks_kg, ((0, 0), (0, padded_g - g))))
+        operands.append(sinks_n.astype(jnp.float32))
     kernel = plgpu.kernel(
         partial(_combine_kernel, g=g, h=h),
         out_type=(),
@@ -56,7 +55,7 @@ def combine_splits(
     kernel(*operands)
 
 
-def _combine_kernel(parts, logs, firsts_s, lasts_s, out_tc, *sinks_kg, g: int, h: int, out_smem=None):
+def _combine_kernel(parts, logs, firsts_s, lasts_s, out_tc, *sinks_n, g: int, h: int, out_smem=None):
     """Combine the parts of some query heads of one kv head of one row; e counts those heads."""
     heads = heads_at_a_time(h)
     step, head, seq = lax.axis_index("heads"), lax.axis_index("kv_head"), lax.axis_index("seq")
@@ -114,9 +113,9 @@ def _combine_kernel(parts, logs, firsts_s, lasts_s, out_tc, *sinks_kg, g: int, h
     def _():
         nothing = (jnp.float32(LOWEST),) * heads, (jnp.float32(0),) * heads, spread([jnp.float32(0)])
         max_e, sum_e, acc = lax.fori_loop(0, lax.div(num_parts + (COMBINED - 1), COMBINED), add, nothing)
-        if sinks_kg:
+        if sinks_n:
             # A sink has a weight and no value.
-            sink_e = [sinks_kg[0][head, step * heads + e] for e in range(heads)]
+            sink_e = [sinks_n[0][head * g + lax.min(step * heads + e, g - 1)] * LOG2_E for e in range(heads)]
             new_max_e = [jnp.maximum(*pair) for pair in zip(max_e, sink_e, strict=True)]
             decay_e = [jnp.exp2(old - new) for old, new in zip(max_e, new_max_e, strict=True)]
             sum_e = [
