@@ -85,14 +85,8 @@ def measure(llm: LLM, batch: Batch, steps: tuple[int, int, int]) -> dict[str, An
     warm, timed, traced = steps
     engine = llm.llm_engine
     temperature = 0.0 if batch.top_p == 1 else 1.0
-    sampling = SamplingParams(
-        temperature=temperature,
-        top_p=batch.top_p,
-        seed=0,
-        max_tokens=most_tokens(batch),
-        ignore_eos=True,
-        detokenize=False,
-    )
+    ending: dict[str, Any] = {"max_tokens": most_tokens(batch), "ignore_eos": True, "detokenize": False}
+    sampling = SamplingParams(temperature=temperature, top_p=batch.top_p, **ending)
     names = [f"{batch.size}-{batch.context}-{batch.top_p}-{row}" for row in range(batch.size)]
     start = perf_counter()
     for row, name in enumerate(names):

@@ -82,7 +82,7 @@ class Bench:
         self._repeats = 1 if dry_run else repeats
         self._calls = 1 if dry_run else 16
         self._kv = KV_DTYPES[kv]
-        self._block_size = 16 if dry_run else block_size
+        self._block_size = 32 if dry_run else block_size
         self._dry_run = dry_run
         self._peaks = peaks
 

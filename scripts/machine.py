@@ -94,7 +94,15 @@ def find_ptxas() -> dict[str, str] | None:
     """Return the release and the path of the ptxas that PATH names first, or None without one."""
     path = shutil.which("ptxas")
     release = re.search(r"\bV([\d.]+)", output_of(path, "--version") or "") if path else None
-    return {"path": path, "release": release[1]} if path and release else None
+    return {"path": _shown(Path(path)), "release": release[1]} if path and release else None
+
+
+def _shown(path: Path) -> str:
+    """Return a path as it is here, if it is one of these sources or of the user's, without where those are."""
+    for folder, name in ((ROOT, "."), (Path.home(), "~")):
+        if path.is_relative_to(folder):
+            return f"{name}/{path.relative_to(folder)}"
+    return str(path)
 
 
 def output_of(*command: str) -> str | None:

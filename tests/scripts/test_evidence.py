@@ -62,6 +62,8 @@ def test_the_first_ptxas_of_the_path_is_described(monkeypatch: pytest.MonkeyPatc
     program.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.3, V13.3.20'\n")
     program.chmod(0o755)
     assert machine.find_ptxas() == {"path": str(program), "release": "13.3.20"}
+    monkeypatch.setattr(machine, "ROOT", tmp_path.parent)
+    assert machine.find_ptxas() == {"path": f"./{tmp_path.name}/ptxas", "release": "13.3.20"}
 
 
 def test_time_is_counted_once_where_operations_overlap() -> None:
