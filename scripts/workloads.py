@@ -79,7 +79,8 @@ def make_workload(
 ) -> Workload:
     """Make a step for the op. The order of the pool's blocks is random too.
 
-    Decodes may be padded to the shapes of others that they are like, with which they share programs.
+    Decodes may be padded to the shapes of others that they are like, with which they share programs. A step of decodes
+    alone is as the engine makes it for the op.
     """
     rng, o = np.random.default_rng(seed), op.shape.block_size
     counts, like_counts = ([-(-length // o) for length, _ in each] for each in (chunks, like or chunks))
@@ -91,6 +92,8 @@ def make_workload(
         _widened(ragged_batch(chunks, blocks, query_tile=query_tile, **layout), max(like_counts) + 1)
         for query_tile in (op.tiles.query, XLA_TILES.query)
     )
+    if op.takes_decodes_alone and all(chunk == 1 for _, chunk in chunks):
+        batch = batch.without_tiles()
     is_written_bo = np.zeros((num_blocks, o), bool)
     for (length, chunk), owned in zip(chunks, blocks, strict=True):
         is_written_bo[owned] = np.arange(len(owned) * o).reshape(-1, o) < length - chunk

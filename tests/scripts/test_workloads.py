@@ -77,6 +77,7 @@ def test_padding_to_the_shapes_of_others_changes_nothing() -> None:
     assert compared["error"] == 0
     assert np.flatnonzero(padded.inputs.batch.slots_t).tolist() == np.flatnonzero(alone.inputs.batch.slots_t).tolist()
     assert padded.inputs.batch.num_decodes == 2
+    assert padded.inputs.batch.tile_seqs_i.size == 0, "a GPU's decodes come without room for tiles"
     assert padded.inputs.batch.context_lens_s.tolist() == [1500, 1, *[0] * 7]
 
 
