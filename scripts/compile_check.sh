@@ -50,6 +50,8 @@ for model in llama-3.2-1b llama-3-8b qwen3-8b; do
   part "steps-v6e-$model" $JAX scripts/compile_steps.py v6e:1x1 $model
   part "steps-h100-$model" $JAX scripts/compile_steps.py h100 $model
 done
+part steps-h100-old-jax $OLD_JAX scripts/compile_steps.py h100 llama-3-8b
+part start-h100 $JAX scripts/compile_steps.py h100 llama-3-8b --start # the programs of a start, one by one
 part steps-v5e-2x2 $JAX scripts/compile_steps.py v5e:2x2 llama-3.2-1b --tensor-parallel-size 4
 for target in v6e:2x4 v5p:2x2x2; do
   part "steps-${target//:/-}" $JAX scripts/compile_steps.py $target llama-3.2-1b --tensor-parallel-size 8
