@@ -24,6 +24,7 @@ from machine import describe_device
 from shapes import MODELS, TOY
 
 from jaxllm import LLM, SamplingParams, TokensPrompt
+from jaxllm.execution import options
 
 WARM, TIMED, TRACED = 4, 48, 8
 """Numbers of decode steps."""
@@ -45,7 +46,10 @@ def main() -> int:
     """Measure, print, and write."""
     parser = make_parser(__doc__)
     parser.add_argument("model", choices=MODELS)
+    parser.add_argument("--autotuned", action="store_true", help="on a GPU XLA's own matmuls are tried too, and timed")
     args = parser.parse_args()
+    if args.autotuned:
+        options.CUBLAS_OPTIONS = {}
     hf = MODELS[args.model] | (TOY if args.dry_run else {})
     batches = DRY_BATCHES if args.dry_run else BATCHES
     with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +57,7 @@ def main() -> int:
         fixed: dict[str, Any] = {"load_format": "dummy", "dtype": "bfloat16", "skip_tokenizer_init": True}
         llm = LLM(folder, **fixed, **engine_settings(batches, args.dry_run))
     # Not before: an engine says how much of a GPU's memory JAX is to take, before JAX looks at it.
-    evidence = Evidence(args.json, describe_device() | {"model": args.model})
+    evidence = Evidence(args.json, describe_device() | {"model": args.model, "autotuned": args.autotuned})
     peaks = measure_peaks(is_dry=bool(args.dry_run))
     evidence.note(peaks=peaks)
     weights = read_bytes(llm, hf)

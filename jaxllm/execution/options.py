@@ -21,8 +21,9 @@ GPU_OPTIONS: dict[str, Any] = {
     # Else a kernel that reads a part of the packed inputs is fused with that slice, and is no node of a CUDA graph.
     "xla_gpu_enable_dynamic_slice_fusion": False,
 }
-# cuBLAS adds to a matmul's result what is to be added, and takes its own word for the algorithm. XLA's own matmuls
-# take a kernel more for that, and which algorithm is the quickest is tried out: at every first start, and anew.
+# cuBLAS adds to a matmul's result what is to be added, and its own word is taken for the algorithm. XLA's own matmuls
+# take a kernel more for that, and would be tried out at each first start: bits would depend on which won. Neither has
+# been measured on a device (scripts/bench_engine.py --autotuned).
 CUBLAS_OPTIONS: dict[str, Any] = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0}
 
 
