@@ -1,9 +1,9 @@
 """Attend longer chunks, in tiles of query rows.
 
 One program: it writes all chunks' K and V (`write.py`), then attends tile after tile. The rows of a tile are its tokens
-times the query heads of a kv head, so that a KV tile is one matmul operand for many rows. They are taken in blocks; a
-block of which some do not see all of the KV tile (the diagonal, the window's edge, a chunk's end) in parts, and of
-those only the ones on an edge mask, and the ones that see nothing are skipped.
+times the query heads of a kv head, so that a KV tile is one matmul operand for many rows. They are taken in blocks,
+which mask where some rows do not see all of the KV tile (the diagonal, the window's edge), and leave out its second
+half where none sees that. Only at a chunk's end, where half a block or less has rows, is it taken in parts.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from .write import ChunkWriter, QueryTile, WriteScratch, write_scratch
 BUFFERS = 2
 KV_BUFFERS = 2
 PART_ROWS = 256
-"""At most so many rows are attended at a time, if one token's are not more."""
+"""At most so many rows are a part, if those of `ROW_ALIGNMENT` tokens are not more."""
 BLOCK_ROWS = 2048
-"""So many rows, of one head or several, are attended where there is no mask: a long stretch of code hides latencies."""
+"""At most so many rows, of one head or several, are a block: a long stretch of code hides latencies."""
 
 
 class _Scalars(NamedTuple):
