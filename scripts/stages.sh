@@ -113,6 +113,16 @@ run() { # NAME SECONDS SCRIPT ARGUMENTS...
   [ -z "${stop_on_failure:-}" ] || refusal="$name failed"
 }
 
+plan_answers() { # are the kernels right, and is a real model: the same questions for every device
+  stage numerics 300 device
+  run xla 150 scripts/check_kernels.py --against xla
+  run reference 200 scripts/check_kernels.py --against reference
+  stage smollm2 240 device numerics
+  run kernels 100 scripts/check_goldens.py --enforce-eager
+  run xla 100 scripts/check_goldens.py --enforce-eager --backend xla
+  run compiled-ahead 120 scripts/check_goldens.py
+}
+
 is_complete() { grep -qs '"complete": true' "$1"; } # JSON
 
 show_stage() { # [NEEDED STAGE...]

@@ -16,13 +16,7 @@ plan() {
   run prefill 90 scripts/check_device.py prefill
   run step 90 scripts/check_device.py step
   stop_on_failure=
-  stage numerics 300 device
-  run xla 150 scripts/check_kernels.py --against xla
-  run reference 200 scripts/check_kernels.py --against reference
-  stage smollm2 240 device numerics
-  run kernels 100 scripts/check_goldens.py --enforce-eager
-  run xla 100 scripts/check_goldens.py --enforce-eager --backend xla
-  run compiled-ahead 120 scripts/check_goldens.py
+  plan_answers
   stage decode 240 device numerics
   run bfloat16 115 scripts/bench_kernels.py --only decode
   run fp8 115 scripts/bench_kernels.py --only decode --kv fp8
