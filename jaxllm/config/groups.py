@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import check_bool, check_str, shown
 
-logger = logging.getLogger(__name__)
-
-_OTHER_GRAMMARS = ("xgrammar", "outlines", "lm-format-enforcer")
+OTHER_GRAMMARS = ("xgrammar", "outlines", "lm-format-enforcer")
 MAX_REASONING_STRING = 4_096
 _NO_PARSER = "there are no reasoning parsers yet: give reasoning_config its reasoning_start_str and reasoning_end_str"
 
@@ -34,11 +31,9 @@ class StructuredOutputsConfig:
 
     def __post_init__(self) -> None:
         group = "structured_outputs_config"
-        if self.backend not in ("auto", "guidance", *_OTHER_GRAMMARS):
+        if self.backend not in ("auto", "guidance", *OTHER_GRAMMARS):
             message = f"{group}: backend={shown(self.backend)} is not supported; use 'auto' or 'guidance'."
             raise VLLMValidationError(message, parameter=group, value=self.backend)
-        if self.backend in _OTHER_GRAMMARS:
-            logger.warning("%s: llguidance does the work of backend=%r.", group, self.backend)
         for name in ("disable_fallback", "disable_any_whitespace", "disable_additional_properties"):
             check_bool(f"{group}.{name}", getattr(self, name), parameter=group)
         check_bool(f"{group}.enable_in_reasoning", self.enable_in_reasoning, parameter=group)

@@ -139,7 +139,7 @@ class Token:
 
 @dataclasses.dataclass(frozen=True)
 class Json:
-    """The value is a dict, on the command line JSON."""
+    """The value is a dict of what JSON can hold, on the command line JSON."""
 
     def check(self, name: str, value: Any) -> dict[str, Any]:
         check_kind(name, value, dict)
@@ -147,7 +147,11 @@ class Json:
             if not isinstance(key, str):
                 message = f"{name} must have strings for keys, got {shown(key)} ({type(key).__name__})."
                 raise VLLMValidationError(message, parameter=name, value=value)
-        return {} if value is None else value
+        try:
+            return json.loads(json.dumps(value or {}))
+        except (TypeError, ValueError, RecursionError) as error:
+            message = f"{name} must hold only what JSON can hold: {error}."
+            raise VLLMValidationError(message, parameter=name, value=value) from error
 
     def flag(self) -> dict[str, Any]:
         return {"type": _argparse_type(self._read), "metavar": "JSON"}

@@ -10,7 +10,7 @@ from jaxllm.config import checkpoint_settings as settings
 from jaxllm.config.arguments import QUANTIZATIONS, EngineArguments
 from jaxllm.config.engine_config import EngineConfig
 from jaxllm.config.environment import default_cache_dir, reserve_gpu_memory
-from jaxllm.config.groups import StructuredOutputsConfig
+from jaxllm.config.groups import OTHER_GRAMMARS, StructuredOutputsConfig
 from jaxllm.exceptions import VLLMValidationError
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def resolve(
         **_resolve_numerics(args, model_config, mesh, platform, dtype, limits["block_size"]),
         mesh=mesh,
         logits_processors=logits_processors,
-        structured_outputs_config=args.structured_outputs_config or StructuredOutputsConfig(),
+        structured_outputs_config=_resolve_structured_outputs(args.structured_outputs_config),
         max_model_len=max_model_len,
         max_model_len_can_shrink=can_shrink,
         max_logprobs=_resolve_max_logprobs(args.max_logprobs, model_config.vocab_size),
@@ -242,6 +242,13 @@ def _check_processors(processors: Sequence[LogitsProcessor | type], vocab_size: 
             f"logits_processors: {classes[0].__name__} is a class, which runs for one device, not for {num_devices}"
         )
         raise VLLMValidationError(f"{message}; write {JNP_FORM}.", parameter="logits_processors", value=classes[0])
+
+
+def _resolve_structured_outputs(given: StructuredOutputsConfig | None) -> StructuredOutputsConfig:
+    config = given or StructuredOutputsConfig()
+    if config.backend in OTHER_GRAMMARS:
+        logger.warning("structured_outputs_config: llguidance does the work of backend=%r.", config.backend)
+    return config
 
 
 def _resolve_max_logprobs(requested: int, vocab_size: int) -> int:

@@ -1,13 +1,17 @@
-"""`llm.llm_engine.vllm_config`: the settings that an engine runs by, under the names that programs read in vLLM."""
+"""`llm.llm_engine.vllm_config`: the settings that an engine runs by, under the names that programs read in vLLM.
+
+They are plain data, which msgpack carries from the process of the engine core to that of the front end.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.config.engine_config import EngineConfig
-from jaxllm.config.groups import ReasoningConfig, StructuredOutputsConfig
+from jaxllm.config.groups import AttentionConfig, ReasoningConfig, StructuredOutputsConfig
 from jaxllm.config.profiler import ProfilerConfig
 
 if TYPE_CHECKING:
@@ -32,15 +36,24 @@ class ModelConfig:
     max_logprobs: int
     logprobs_mode: str
     enforce_eager: bool
-    engine_config: EngineConfig = dataclasses.field(repr=False)
-    """All settings, as jaxllm names them."""
+    batch_invariant: bool
+    """True if outputs do not depend, to the bit, on what else runs."""
+    architecture: str
+    """The model's class, as config.json names it."""
+    vocab_size: int
+    hidden_size: int
+    head_dim: int
+    num_kv_heads: int
+    """The number of KV heads over all devices."""
+    hf_config_json: str = dataclasses.field(repr=False)
+    """The text of config.json, `hf_overrides` included; numbers in it may be of any size, infinite or NaN."""
 
     @cached_property
     def hf_config(self) -> PreTrainedConfig:
         """Return config.json, `hf_overrides` included, as transformers' object."""
         from jaxllm.loading.hf import AutoConfig, PreTrainedConfig
 
-        values = dict(self.engine_config.hf_config)
+        values = json.loads(self.hf_config_json)
         try:
             return AutoConfig.for_model(**values)
         except (TypeError, ValueError):  # no model_type, or one that transformers does not know
@@ -52,30 +65,25 @@ class ModelConfig:
         return self.hf_config.get_text_config()
 
     @property
-    def architecture(self) -> str:
-        """Return the model's class, as config.json names it."""
-        return self.engine_config.model_config.architecture
-
-    @property
     def architectures(self) -> list[str]:
         """Return the model's class in a list, as config.json has it."""
         return [self.architecture]
 
     def get_vocab_size(self) -> int:
         """Return the number of token ids."""
-        return self.engine_config.model_config.vocab_size
+        return self.vocab_size
 
     def get_hidden_size(self) -> int:
         """Return the size of the hidden state."""
-        return self.engine_config.model_config.hidden_size
+        return self.hidden_size
 
     def get_head_size(self) -> int:
         """Return the size of an attention head."""
-        return self.engine_config.model_config.head_dim
+        return self.head_dim
 
     def get_total_num_kv_heads(self) -> int:
         """Return the number of KV heads over all devices."""
-        return self.engine_config.model_config.num_kv_heads
+        return self.num_kv_heads
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,6 +130,23 @@ class ParallelConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class DeviceConfig:
+    """The kind of the devices."""
+
+    device_type: str
+    """The platform's name: "cpu", "gpu" or "tpu"."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ObservabilityConfig:
+    """The settings of what an engine tells about itself."""
+
+    disable_log_stats: bool
+    kv_cache_metrics: bool
+    kv_cache_metrics_sample: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class VllmConfig:
     """All settings of an engine, in vLLM's groups; changing them is not possible, and would change nothing."""
 
@@ -129,6 +154,10 @@ class VllmConfig:
     cache_config: CacheConfig
     scheduler_config: SchedulerConfig
     parallel_config: ParallelConfig
+    device_config: DeviceConfig
+    attention_config: AttentionConfig
+    """The kernels that compute attention, by the name that was settled on."""
+    observability_config: ObservabilityConfig
     structured_outputs_config: StructuredOutputsConfig
     reasoning_config: ReasoningConfig | None
     profiler_config: ProfilerConfig | None
@@ -141,12 +170,24 @@ def vllm_config(config: EngineConfig, *, num_blocks: int, max_model_len: int) ->
         names = [field.name for field in dataclasses.fields(kind) if field.name not in settled]
         return kind(**settled, **{name: getattr(config, name) for name in names})
 
+    model = config.model_config
     return pick(
         VllmConfig,
         model_config=pick(
-            ModelConfig, tokenizer=config.tokenizer or config.model, max_model_len=max_model_len, engine_config=config
+            ModelConfig,
+            tokenizer=config.tokenizer or config.model,
+            max_model_len=max_model_len,
+            architecture=model.architecture,
+            vocab_size=model.vocab_size,
+            hidden_size=model.hidden_size,
+            head_dim=model.head_dim,
+            num_kv_heads=model.num_kv_heads,
+            hf_config_json=json.dumps(config.hf_config),
         ),
         cache_config=pick(CacheConfig, num_gpu_blocks=num_blocks, cache_dtype=str(config.attention.shape.kv_dtype)),
         scheduler_config=pick(SchedulerConfig, max_model_len=max_model_len, policy=config.scheduling_policy),
         parallel_config=ParallelConfig(tensor_parallel_size=config.mesh.size),
+        device_config=DeviceConfig(device_type=config.platform),
+        attention_config=AttentionConfig(backend=config.attention.implementation),
+        observability_config=pick(ObservabilityConfig),
     )

@@ -78,6 +78,8 @@ def test_weight_map(tmp_path: Path):
     ("name", "value"),
     [
         ("hf_overrides", {1: 2}),
+        ("hf_overrides", {"a": np.float32(1.0)}),
+        ("override_generation_config", {"a": {1, 2}}),
         ("dtype", np),
         ("dtype", HUGE),
         ("max_num_seqs", HUGE),

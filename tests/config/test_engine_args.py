@@ -190,14 +190,6 @@ def test_accepted_spellings(fields: dict[str, Any], expected: Any):
     assert getattr(make(**fields), name) == expected
 
 
-@pytest.mark.parametrize("backend", ["xgrammar", "outlines", "lm-format-enforcer"])
-def test_other_backends_of_structured_outputs(backend: str, caplog: pytest.LogCaptureFixture):
-    assert make(structured_outputs_config={"backend": backend}).structured_outputs_config is not None
-    assert [message for message in caplog.messages if "llguidance does the work" in message] == [
-        f"structured_outputs_config: llguidance does the work of backend={backend!r}."
-    ]
-
-
 def test_more_requests_than_tokens_in_a_step():
     with pytest.raises(VLLMValidationError, match="max_num_seqs=32") as caught:
         make(max_num_batched_tokens=16, max_num_seqs=32)

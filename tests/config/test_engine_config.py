@@ -86,6 +86,14 @@ def test_cpu_defaults(make_model: MakeModel):
     assert config.model_config.architecture == "LlamaForCausalLM"
 
 
+@pytest.mark.parametrize("backend", ["xgrammar", "outlines", "lm-format-enforcer"])
+def test_other_backends_of_structured_outputs(make_model: MakeModel, backend: str, caplog: pytest.LogCaptureFixture):
+    assert resolve(make_model(), structured_outputs_config={"backend": backend})
+    assert [message for message in caplog.messages if "llguidance does the work" in message] == [
+        f"structured_outputs_config: llguidance does the work of backend={backend!r}."
+    ]
+
+
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
 def test_accelerator_defaults(make_model: MakeModel, on_platform: Callable[[str], None], platform: str):
     on_platform(platform)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
-from jaxllm.config import EngineArgs
+from jaxllm.config import EngineArgs, ProfilerConfig, ReasoningConfig, StructuredOutputsConfig
+from jaxllm.config.vllm_config import VllmConfig, vllm_config
 from jaxllm.engine.llm_engine import LLMEngine
 from jaxllm.llm import LLM
 from tests.config.test_engine_config import LLAMA
@@ -22,8 +25,8 @@ def test_settings_under_vllms_names(tmp_path: Path):
     engine = LLMEngine(args.create_engine_config(), FakeCore(lambda request: [], max_model_len=96), None)
     llm = LLM.__new__(LLM)
     llm.llm_engine = engine
-    vllm_config, model_config = engine.vllm_config, llm.model_config
-    assert model_config is engine.model_config is vllm_config.model_config
+    config, model_config = engine.vllm_config, llm.model_config
+    assert model_config is engine.model_config is config.model_config
     assert (model_config.model, model_config.tokenizer) == (str(tmp_path), str(tmp_path))
     assert (model_config.max_model_len, model_config.dtype, model_config.max_logprobs) == (96, "bfloat16", 20)
     sizes = (model_config.get_vocab_size(), model_config.get_hidden_size(), model_config.get_head_size())
@@ -33,10 +36,61 @@ def test_settings_under_vllms_names(tmp_path: Path):
     assert model_config.hf_config is model_config.hf_config
     assert model_config.hf_text_config.hidden_size == 32
     assert model_config.architectures == ["LlamaForCausalLM"]
-    cache, scheduler = vllm_config.cache_config, vllm_config.scheduler_config
+    cache, scheduler = config.cache_config, config.scheduler_config
     assert (cache.block_size, cache.cache_dtype, cache.num_gpu_blocks) == (128, "float8_e4m3fn", 101)
     assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens, scheduler.policy) == (256, 512, "fcfs")
-    assert (scheduler.max_model_len, vllm_config.parallel_config.world_size) == (96, 1)
+    assert (scheduler.max_model_len, config.parallel_config.world_size) == (96, 1)
+    assert (config.device_config.device_type, config.attention_config.backend) == ("cpu", "xla")
+    assert (scheduler.async_scheduling, model_config.batch_invariant, model_config.quantization) == (True, True, None)
     with pytest.raises(dataclasses.FrozenInstanceError):
         model_config.max_model_len = 3  # type: ignore[misc]
     engine.shutdown()
+
+
+GEMMA3_TEXT = LLAMA | {
+    "model_type": "gemma3_text",
+    "architectures": ["Gemma3ForCausalLM"],
+    "hidden_activation": "gelu_pytorch_tanh",
+    "head_dim": 8,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 64,
+    "query_pre_attn_scalar": 8,
+    "rope_local_base_freq": 10_000.0,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "qwen3": LLAMA | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 8},
+    "gemma3": GEMMA3_TEXT,
+    "multimodal": {
+        "model_type": "gemma3",
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": GEMMA3_TEXT,
+        "vision_config": {"hidden_size": 8},
+    },
+    "nothing that transformers knows": LLAMA | {"model_type": "none-such"},
+    "what only JSON holds": LLAMA | {"x": [1e400, -1e400, 2**70, -(2**70), "\ud800", {"a": [None, True, {}]}, 0.1]},
+}
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_settings_cross_a_process_boundary(case: str, tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS[case]))
+    args = EngineArgs(
+        model=str(tmp_path),
+        load_format="dummy",
+        quantization="int8",
+        cudagraph_capture_sizes=[8, 64],
+        structured_outputs_config=StructuredOutputsConfig(backend="guidance", disable_any_whitespace=True),
+        reasoning_config=ReasoningConfig(reasoning_start_str="<think>", reasoning_end_str="</think>"),
+        profiler_config=ProfilerConfig(profiler="torch", torch_profiler_dir=str(tmp_path), delay_iterations=3),
+        kv_cache_memory_bytes=2**40,
+        seed=2**64 - 1,
+    )
+    config = vllm_config(args.create_engine_config(), num_blocks=7, max_model_len=96)
+    assert config.model_config.hf_config  # a settled property does not cross
+    copy = msgspec.msgpack.decode(msgspec.msgpack.encode(config), type=VllmConfig)
+    assert copy == config
+    ours, theirs = config.model_config.hf_config, copy.model_config.hf_config
+    assert (type(ours), ours.to_dict()) == (type(theirs), theirs.to_dict())
+    assert getattr(theirs, "x", None) == CONFIGS[case].get("x")
+    assert json.loads(copy.model_config.hf_config_json) == CONFIGS[case]
