@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from .family import Family
 
-# "module:attribute", imported on first use.
+# "module:attribute", imported on first use; modules of users go by their full names.
 BUILT_IN = MappingProxyType(
     {
         "LlamaForCausalLM": "llama:LLAMA",
@@ -28,12 +28,16 @@ class Registry:
 
     def __init__(self, built_in: Mapping[str, str]) -> None:
         self._built_in = built_in
-        self._added: dict[str, Family] = {}
+        self._added: dict[str, Family | str] = {}
 
     def get_family(self, architecture: str) -> Family:
-        """Return the family of an HF architecture name; an unknown name raises ValueError that lists the known ones."""
+        """Return the family of an HF architecture name; an unknown name raises ValueError that lists the known ones.
+
+        A family that was registered by name is imported now: ValueError if that fails, or finds no family.
+        """
         if architecture in self._added:
-            return self._added[architecture]
+            family = self._added[architecture]
+            return _import_family(architecture, family) if isinstance(family, str) else family
         if architecture not in self._built_in:
             known = ", ".join(self.supported_architectures())
             raise ValueError(
@@ -46,20 +50,45 @@ class Registry:
         """Say whether an architecture's family is ours, and no other was registered in its place."""
         return architecture in self._built_in and architecture not in self._added
 
-    def register_model(self, architecture: str, family: Family) -> None:
+    def register_model(self, architecture: str, family: Family | str) -> None:
         """Add an architecture, or replace one; TypeError or ValueError if it is no Family, or names no embedding.
 
-        `architecture` is what a config.json says; the family's own config function may name another one.
+        `architecture` is what a config.json says; the family's own config function may name another one. A family may
+        be given by name, "module:FAMILY", which is imported when a model of that architecture is loaded.
         """
-        if not isinstance(family, Family):
-            raise TypeError(f"register_model({architecture!r}): expected a Family, got {type(family).__name__}")
-        if "embed.table" not in family.names:
-            raise ValueError(f"register_model({architecture!r}): the family's names lack 'embed.table'")
+        if isinstance(family, str):
+            _split(architecture, family)
+        else:
+            _check(architecture, family)
         self._added[architecture] = family
 
     def supported_architectures(self) -> tuple[str, ...]:
         """Return all architecture names that `get_family` knows, sorted."""
         return tuple(sorted({*self._built_in, *self._added}))
+
+
+def _split(architecture: str, name: str) -> tuple[str, str]:
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise ValueError(f"register_model({architecture!r}): {name!r} is not 'module:FAMILY'")
+    return module, attribute
+
+
+def _import_family(architecture: str, name: str) -> Family:
+    module, attribute = _split(architecture, name)
+    try:
+        family = getattr(import_module(module), attribute)
+        _check(architecture, family)
+    except Exception as error:  # a user's module may raise anything
+        raise ValueError(f"{name!r} gives no family: {type(error).__name__}: {error}") from error
+    return family
+
+
+def _check(architecture: str, family: object) -> None:
+    if not isinstance(family, Family):
+        raise TypeError(f"register_model({architecture!r}): expected a Family, got {type(family).__name__}")
+    if "embed.table" not in family.names:
+        raise ValueError(f"register_model({architecture!r}): the family's names lack 'embed.table'")
 
 
 REGISTRY = Registry(BUILT_IN)

@@ -35,5 +35,5 @@ def ask(args: EngineArgs, topology: str) -> Report:
             value=args.tensor_parallel_size,
         )
     require_compiler(hardware)
-    request = Request(topology=topology, engine_args=args.given())
+    request = Request(topology=topology, engine_args=args.portable())
     return child_process.ask("jaxllm.check", request, Report, compiler_environment(hardware, environment(("",))))

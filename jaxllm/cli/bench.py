@@ -71,7 +71,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Print the figures; returns the exit status."""
-    engine_args = read_engine_args(args).given()
+    engine_args = read_engine_args(args).portable()
     try:
         with tempfile.TemporaryDirectory(prefix="jaxllm-startup-") as cache:
             cold = _start(engine_args, cache)

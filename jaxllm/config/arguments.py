@@ -10,8 +10,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Self
 
-import msgspec
-
 from jaxllm.config.groups import AttentionConfig, ReasoningConfig, StructuredOutputsConfig
 from jaxllm.config.kinds import (
     Choice,
@@ -32,6 +30,7 @@ from jaxllm.config.kinds import (
     check_fields,
     required,
 )
+from jaxllm.config.portable import portable
 from jaxllm.config.profiler import ProfilerConfig
 from jaxllm.config.unsupported_arguments import UnsupportedArguments
 from jaxllm.exceptions import VLLMValidationError, unknown_parameter
@@ -255,12 +254,15 @@ class EngineArguments(UnsupportedArguments):
         names = [field.name for field in dataclasses.fields(cls)]
         return cls(**{name: getattr(args, name) for name in names if hasattr(args, name)})
 
-    def given(self) -> dict[str, Any]:
-        """Return the arguments that are not left at their defaults, in JSON's types."""
+    def portable(self) -> dict[str, Any]:
+        """Return the arguments that are not left at their defaults, in JSON's types, for another process.
+
+        Functions and classes go by name. Raises VLLMValidationError for what has none there, as a mesh.
+        """
         given = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
             if value != default:
-                given[field.name] = msgspec.to_builtins(value)
+                given[field.name] = portable(field.name, field.metadata["kind"], value)
         return given

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_ints, shown
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.utils.files import read_text
+from jaxllm.utils.names import import_name
 
 if TYPE_CHECKING:
     from jaxllm.loading.checkpoint import Checkpoint
@@ -226,13 +226,12 @@ def read_chat_template(template: str | None) -> str | None:
 
 
 def load_class(name: str, value: type | str | None) -> type | None:
-    """Import a class by its dotted name; a class and None pass through."""
+    """Import a class by its name, "module.Class" or "module:Class"; a class and None pass through."""
     if not isinstance(value, str):
         return value
-    module, _, attribute = value.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+        found = import_name(value)
+    except ImportError as error:
         raise VLLMValidationError(
             f"{name}={value!r} cannot be imported: {error}.", parameter=name, value=value
         ) from error

@@ -22,6 +22,12 @@ def default_cache_dir() -> str:
         raise VLLMValidationError(message, parameter="JAXLLM_CACHE", value=folder) from error
 
 
+def plugin_names() -> list[str] | None:
+    """Return the names of the plugins to load, from JAXLLM_PLUGINS ("one,other"; "" is none), or None for all."""
+    names = os.environ.get("JAXLLM_PLUGINS")
+    return None if names is None else [name.strip() for name in names.split(",") if name.strip()]
+
+
 def environment(prefixes: tuple[str, ...]) -> dict[str, str]:
     """Return the environment variables whose names start with one of `prefixes`, sorted by name."""
     return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(prefixes)}

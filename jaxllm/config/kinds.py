@@ -249,12 +249,12 @@ class Dtype:
 
 @dataclasses.dataclass(frozen=True)
 class ClassName:
-    """The value is a class, or its dotted name "module.Class"."""
+    """The value is a class, or its name, "module.Class" or "module:Class"."""
 
     def check(self, name: str, value: Any) -> type | str | None:
         if value is None or isinstance(value, type):
             return value
-        module, _, attribute = check_str(name, value, MAX_TEXT).rpartition(".")
+        module, _, attribute = check_str(name, value, MAX_TEXT).replace(":", ".").rpartition(".")
         if not module or not attribute:
             raise VLLMValidationError(
                 f"{name} must be a class or its dotted name 'module.Class', got {shown(value)}.",

@@ -11,6 +11,7 @@ from jaxllm.config.arguments import QUANTIZATIONS, EngineArguments
 from jaxllm.config.engine_config import EngineConfig
 from jaxllm.config.environment import default_cache_dir, reserve_gpu_memory
 from jaxllm.config.groups import OTHER_GRAMMARS, StructuredOutputsConfig
+from jaxllm.config.plugins import load_plugins
 from jaxllm.exceptions import VLLMValidationError
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ COPIED = (
 def resolve(
     args: EngineArguments, devices: Sequence[Device] | None = None, checkpoint: Checkpoint | None = None
 ) -> EngineConfig:
-    """Open the checkpoint (headers and config only) and settle everything.
+    """Load the plugins, open the checkpoint (headers and config only) and settle everything.
 
     `devices` stand in for those that JAX sees; they may be a topology's. `checkpoint` is one that is open already.
     Checked in this order: argument values, checkpoint, architecture, length, devices, then what depends on them.
@@ -76,6 +77,7 @@ def resolve(
     from jaxllm.loading.open import open_checkpoint
 
     args.check()
+    load_plugins()
     scheduler_cls = settings.load_class("scheduler_cls", args.scheduler_cls)
     logits_processors = _load_processors(args.logits_processors)
     chat_template = settings.read_chat_template(args.chat_template)

@@ -7,7 +7,6 @@ numbers, as an attribute: requests set them by `SamplingParams.extra_args`.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,6 +18,7 @@ from jax import Array
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_float, check_int, shown
+from jaxllm.utils.names import import_name
 
 PARAMETER = "logits_processors"
 MAX_PROCESSORS = 64
@@ -138,21 +138,10 @@ def process(logits_sv: Array, state: LogitsState, processors: tuple[LogitsProces
 
 
 def _import(name: str) -> Any:
-    module_name, separator, attributes = name.partition(":")
-    if not separator:
-        module_name, separator, attributes = name.rpartition(".")
-    if not module_name or not attributes:
-        raise _error(f": {shown(name)} is not 'module:name'", name)
     try:
-        found: Any = importlib.import_module(module_name)
-    except Exception as error:  # a user's module may raise anything
-        message = f": cannot import {module_name!r} of {shown(name)}: {type(error).__name__}: {error}"
-        raise _error(message, name) from error
-    for attribute in attributes.split("."):
-        if not hasattr(found, attribute):
-            raise _error(f": {shown(name)}: {module_name!r} has no {attribute!r}", name)
-        found = getattr(found, attribute)
-    return found
+        return import_name(name)
+    except ImportError as error:
+        raise _error(f": {error}", name) from error
 
 
 def _check(processor: Any) -> None:

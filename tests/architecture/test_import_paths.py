@@ -18,6 +18,7 @@ PATHS = {
     "jaxllm.inputs": ("PromptType", "TextPrompt", "TokensPrompt"),
     "jaxllm.logprobs": ("FlatLogprobs", "Logprob", "LogprobsOnePosition", "PromptLogprobs", "SampleLogprobs"),
     "jaxllm.outputs": ("CompletionOutput", "RequestOutput"),
+    "jaxllm.plugins": ("load_general_plugins",),
     "jaxllm.sampling_params": ("BeamSearchParams", "RequestOutputKind", "SamplingParams", "StructuredOutputsParams"),
     "jaxllm.utils.argparse_utils": ("FlexibleArgumentParser",),
     "jaxllm.v1.engine.llm_engine": ("LLMEngine",),

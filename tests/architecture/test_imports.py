@@ -100,6 +100,7 @@ ROOMS = (
     "jaxllm.engine",
     "jaxllm.llm",
     "jaxllm.distributed",
+    "jaxllm.plugins",
     "jaxllm.entrypoints",
     "jaxllm.v1",
     "jaxllm",  # the front door: loads each name when it is asked for

@@ -95,11 +95,11 @@ def test_arguments_cross_over():
         kv_cache_dtype="fp8", hf_overrides={"rope_theta": 5.0}, attention_config=AttentionConfig(backend="xla"),
         gpu_memory_utilization=0.5, max_model_len="1k",
     )  # fmt: skip
-    request = Request(topology="v5e:2x2", engine_args=args.given())
+    request = Request(topology="v5e:2x2", engine_args=args.portable())
     read = msgspec.json.decode(msgspec.json.encode(request), type=Request)
     assert EngineArgs(**read.engine_args) == args
     assert "seed" not in read.engine_args
-    assert set(EngineArgs(model="x").given()) == {"model"}
+    assert set(EngineArgs(model="x").portable()) == {"model"}
 
 
 def test_an_error_comes_back_as_it_was(monkeypatch: pytest.MonkeyPatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -388,7 +389,8 @@ def test_chat_template_is_text_or_a_file(make_model: MakeModel, tmp_path: Path):
 
 def test_scheduler_class_by_name(make_model: MakeModel):
     model = make_model()
-    assert resolve(model, scheduler_cls="collections.OrderedDict").scheduler_cls.__name__ == "OrderedDict"  # type: ignore[union-attr]
+    for name in ("collections.OrderedDict", "collections:OrderedDict"):
+        assert resolve(model, scheduler_cls=name).scheduler_cls is OrderedDict
     for name in ("no_such_module.Scheduler", "collections.NoSuch", "os.path.join"):
         with pytest.raises(VLLMValidationError, match="scheduler_cls"):
             resolve(model, scheduler_cls=name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -35,5 +36,30 @@ def test_register_model_checks_the_names() -> None:
 
 
 def test_register_model_takes_families_only() -> None:
-    with pytest.raises(TypeError, match=r"MyForCausalLM.*expected a Family, got str"):
-        register_model("MyForCausalLM", "my_package.my_module:MyModel")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"MyForCausalLM.*expected a Family, got int"):
+        register_model("MyForCausalLM", 3)  # type: ignore[arg-type]
+
+
+def test_a_family_by_name_is_imported_when_it_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(registry.REGISTRY, "_added", {})
+    monkeypatch.syspath_prepend(tmp_path)
+    register_model("MyForCausalLM", "families_of_mine:MINE")
+    register_model("LlamaForCausalLM", "families_of_mine:MINE")
+    assert "MyForCausalLM" in supported_architectures()
+    assert not registry.is_built_in("LlamaForCausalLM")
+    (tmp_path / "families_of_mine.py").write_text("from jaxllm.models.llama import LLAMA as MINE\nNONE = 3\n")
+    assert get_family("MyForCausalLM") is get_family("LlamaForCausalLM") is LLAMA
+    for name, reason in (
+        ("families_of_mine:NONE", "TypeError: .*expected a Family, got int"),
+        ("families_of_mine:MISSING", "AttributeError"),
+        ("no_such_module:MINE", "ModuleNotFoundError"),
+    ):
+        register_model("MyForCausalLM", name)
+        with pytest.raises(ValueError, match=f"'{name}' gives no family: {reason}"):
+            get_family("MyForCausalLM")
+
+
+@pytest.mark.parametrize("name", ["", ":", "module", "module:", ":MINE"])
+def test_a_family_by_no_name(name: str) -> None:
+    with pytest.raises(ValueError, match="is not 'module:FAMILY'"):
+        register_model("MyForCausalLM", name)
