@@ -23,6 +23,14 @@ class UnknownParameterError(VLLMValidationError, TypeError):
     """A keyword that nothing here accepts; a TypeError too, as Python raises for unknown keywords."""
 
 
+class EngineDeadError(RuntimeError):
+    """The engine core has ended, and all requests with it; the message says why. Make a new engine."""
+
+
+class EngineGenerateError(RuntimeError):
+    """The engine could not go on with one request; the others are not touched."""
+
+
 def _rebuild(kind: type[VLLMValidationError], message: str, parameter: str | None, value: Any) -> VLLMValidationError:
     """Rebuild an error from a pickle; exceptions do not carry keyword arguments by themselves."""
     return kind(message, parameter=parameter, value=value)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.beam_search import BeamSearchOutput
 from jaxllm.config.engine_args import EngineArgs
-from jaxllm.engine.llm_engine import LLMEngine, refuse_given
+from jaxllm.engine.front_end import refuse_given
+from jaxllm.engine.llm_engine import LLMEngine
 from jaxllm.engine.metrics import Metric
 from jaxllm.engine.offline import OfflineRunner, Params, Priority, check_output_type
 from jaxllm.engine.progress import UseTqdm, check_use_tqdm
@@ -249,7 +250,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
     def get_world_size(self, include_dp: bool = True) -> int:
         """Return how many devices run the model."""
         del include_dp  # there are no replicas
-        return self.llm_engine.config.mesh.size
+        return self.llm_engine.vllm_config.parallel_config.world_size
 
     @in_turn
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:

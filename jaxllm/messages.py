@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Literal
+
 import msgspec
 
 from jaxllm.sampling_params import SamplingParams
 
+SEED_MASK = 2**64 - 1
+
 
 class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request is one sequence to generate, complete: nothing is looked up or defaulted after this point."""
+    """A request is a prompt to go on with, complete: nothing is looked up or defaulted after this point.
+
+    Its `sampling_params.n` outputs are one sequence each; `split` makes the requests of the single sequences.
+    """
 
     request_id: str
+    """The front end's own name of the request, which it never gives to another one."""
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
     eos_token_id: int | None
@@ -29,7 +38,52 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     """True if the blocks stay for forks after the request has ended, until `release` or until blocks run short."""
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
+def sequence_ids(request: EngineCoreRequest) -> list[str]:
+    """Return the ids that the core gives to a request's sequences: its own for the first, and one for each fork."""
+    return [request.request_id, *(f"{request.request_id}#{index}" for index in range(1, request.sampling_params.n))]
+
+
+def split(request: EngineCoreRequest) -> list[EngineCoreRequest]:
+    """Return one request per sequence: the first scores the prompt for all, the others are forks of it.
+
+    The seed of the i-th sequence is the request's plus i.
+    """
+    ids = sequence_ids(request)
+    if len(ids) == 1:
+        return [request]
+    params = _without_prompt_scores(request.sampling_params)
+    forks = [
+        msgspec.structs.replace(
+            request,
+            request_id=ids[index],
+            sampling_params=params,
+            seed=(request.seed + index) & SEED_MASK,
+            fork_of=request.request_id,
+        )
+        for index in range(1, len(ids))
+    ]
+    return [request, *forks]
+
+
+def _without_prompt_scores(params: SamplingParams) -> SamplingParams:
+    if params.first_scored_position is None:
+        return params
+    plain = copy.copy(params)
+    plain.prompt_logprobs = plain.prompt_logprob_token_ids = plain.prompt_logprob_start = None
+    return plain
+
+
+class RequestError(msgspec.Struct, frozen=True, array_like=True):
+    """A reason why a request has ended without what it asked for."""
+
+    kind: Literal["invalid", "internal"]
+    """It is "invalid" where the request asks for what cannot be done, "internal" where the engine has failed it."""
+    message: str
+    parameter: str | None = None
+    """The argument that asks for what cannot be done, if one is known."""
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Log-probabilities at one position: of the token itself, then of the most likely ones in falling order, then of
     those that were asked for by id.
     """
@@ -40,7 +94,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
     """The rank of the token itself in the vocabulary, from 1."""
 
 
-class PromptLogprobs(msgspec.Struct, frozen=True, gc=False):
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Log-probabilities of some prompt tokens that follow one another."""
 
     start: int
@@ -48,11 +102,12 @@ class PromptLogprobs(msgspec.Struct, frozen=True, gc=False):
     positions: list[TokenLogprobs]
 
 
-class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of one step for one request."""
+class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """The outcome of one step for one sequence."""
 
     request_id: str
-    new_token_ids: list[int]
+    """The id of the sequence, one of `sequence_ids`."""
+    new_token_ids: list[int] = []
     """It is empty when a chunk of the prompt was scored, and at an abort or error."""
     new_logprobs: list[TokenLogprobs] | None = None
     new_prompt_logprobs: PromptLogprobs | None = None
@@ -60,7 +115,11 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None = None
     """It is None while the request goes on; else "stop", "length", "repetition", "abort" or "error"."""
     stop_reason: int | str | None = None
-    """The stop token id that ended the request (None for EOS); for "error", what went wrong."""
+    """The stop token id that ended the request (None for EOS), or "repetition_detected"."""
+    error: RequestError | None = None
+    """The reason of finish_reason "error"."""
+    is_admitted: bool = False
+    """True once for a request with structured outputs: its grammar has compiled, and the request is good."""
     num_cached_tokens: int = 0
     """So many prompt tokens were taken from the prefix cache when the request was first scheduled."""
     num_preemptions: int = 0
@@ -70,7 +129,7 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True):
     """time.monotonic() when the request entered the queue and when it was first scheduled."""
 
 
-class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
+class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The scheduler at the end of a step; counters count from the engine's start."""
 
     num_running_reqs: int
@@ -87,7 +146,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     num_scheduled_tokens: int
 
 
-class BlockEviction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class BlockEviction(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """A stay of content in a KV block that has ended; all in seconds."""
 
     lifetime: float
@@ -97,7 +156,7 @@ class BlockEviction(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The times between the last few times it was found."""
 
 
-class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True):
+class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="outputs"):
     """The outcome of one call of EngineCore.step."""
 
     outputs: list[EngineCoreOutput]
@@ -108,3 +167,5 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True):
     """The evictions among the blocks that are followed (kv_cache_metrics)."""
     num_deferred_reqs: int = 0
     """Requests that the scheduler does not know yet, because their grammars are being compiled."""
+    is_warm: bool = True
+    """True once every program is compiled: before, a step may have to wait for one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from jax.errors import JaxRuntimeError
@@ -73,7 +74,7 @@ def examine(args: EngineArgs, topology: str) -> Report:
 def _compile_steps(sized: Fit) -> tuple[list[Program], str | None]:
     """Compile the steps with all KV blocks; return them, and why they do not fit if the compiler finds so."""
     config = sized.config
-    compiler = StepCompiler(step_config(config, sized.max_model_len), sized.model, config.mesh)
+    compiler = StepCompiler(step_config(replace(config, max_model_len=sized.max_model_len)), sized.model, config.mesh)
     decode, largest = pick_bucket(compiler.buckets, config.max_num_seqs, config.max_num_seqs), compiler.buckets[-1]
     shapes = {
         "decode": compiler.step_shape(decode, is_full=False, has_chunks=False),

@@ -143,14 +143,13 @@ class Run:
         self._sink = sink
         self._chat = chat
         self._num_prompts = num_prompts
-        self._sampling = {**engine.config.default_sampling_params, **flags}
+        self._sampling = {**engine.front.ready.default_sampling_params, **flags}
         self._tasks: dict[str, tuple[Job, Task]] = {}
         self._counts = Counts()
-        self._renderer: Any = None
 
     def finish(self, jobs: Sequence[Job]) -> Counts:
         """Run all jobs; at most QUEUE_LENGTH (or twice the engine's batch) are in the engine at a time."""
-        limit = max(QUEUE_LENGTH, 2 * self._engine.config.max_num_seqs)
+        limit = max(QUEUE_LENGTH, 2 * self._engine.vllm_config.scheduler_config.max_num_seqs)
         waiting = iter(jobs)
         num_done = self._num_prompts - len(jobs)
         with Progress(self._num_prompts, num_done, shown=self._sink.is_silent) as advance:
@@ -193,16 +192,12 @@ class Run:
         """Return a seed that depends on the prompt's place only, so that a resumed run samples the same."""
         from jaxllm.engine.input_processor import mix
 
-        return mix(self._engine.config.seed, index)
+        return mix(self._engine.model_config.seed, index)
 
     def _prompt(self, task: Task) -> Any:
         if task.messages is None:
             return task.prompt
-        from jaxllm.text.chat import ChatRenderer
-
-        if self._renderer is None:
-            self._renderer = ChatRenderer(self._engine.require_tokenizer(), self._engine.config.chat_template)
-        rendered = self._renderer.render(task.messages, "messages")
+        rendered = self._engine.front.chat_renderer.render(task.messages, "messages")
         return dataclasses.replace(rendered, salt=task.prompt.get("cache_salt"))
 
     def _take(self, output: RequestOutput) -> None:

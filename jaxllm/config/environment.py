@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -26,6 +27,36 @@ def plugin_names() -> list[str] | None:
     """Return the names of the plugins to load, from JAXLLM_PLUGINS ("one,other"; "" is none), or None for all."""
     names = os.environ.get("JAXLLM_PLUGINS")
     return None if names is None else [name.strip() for name in names.split(",") if name.strip()]
+
+
+def core_timeouts() -> tuple[float, float]:
+    """Return how many seconds an engine core in a process of its own may take for a step, compiling not counted, and
+    may give no sign of life: JAXLLM_STEP_TIMEOUT (300) and JAXLLM_SILENCE_TIMEOUT (30).
+
+    Raises VLLMValidationError for values that are not positive numbers.
+    """
+    return _seconds("JAXLLM_STEP_TIMEOUT", 300.0), _seconds("JAXLLM_SILENCE_TIMEOUT", 30.0)
+
+
+def uses_core_process() -> bool:
+    """Say whether the engine core of an `LLM` gets a process of its own: JAXLLM_ENABLE_V1_MULTIPROCESSING is "1".
+
+    Raises VLLMValidationError for a value other than "0" and "1".
+    """
+    name = "JAXLLM_ENABLE_V1_MULTIPROCESSING"
+    value = os.environ.get(name, "0")
+    if value not in ("0", "1"):
+        raise VLLMValidationError(f"the environment variable {name} is 0 or 1, not {value!r}.", parameter=name)
+    return value == "1"
+
+
+def _seconds(name: str, default: float) -> float:
+    value = os.environ.get(name, default)
+    with contextlib.suppress(ValueError):
+        if (seconds := float(value)) > 0:
+            return seconds
+    message = f"the environment variable {name} is a number of seconds above 0, not {value!r}."
+    raise VLLMValidationError(message, parameter=name, value=value)
 
 
 def environment(prefixes: tuple[str, ...]) -> dict[str, str]:

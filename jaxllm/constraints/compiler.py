@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxllm.constraints.grammar import grammar_key, grammar_text
 from jaxllm.constraints.limits import refuse
@@ -157,6 +157,16 @@ class GrammarCompiler:
         if error is not None:
             raise refuse(params.kind, f"no output matches it: {error}")
         return grammar
+
+
+def make_grammar_compiler(
+    tokenizer: Tokenizer, vocab_size: int, generation_config: Mapping[str, Any]
+) -> GrammarCompiler:
+    """Make the compiler for a model: the tokenizer's EOS and those of its generation config may end an output."""
+    more = generation_config.get("eos_token_id")
+    ids = [tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])]
+    eos_token_ids = list(dict.fromkeys(token_id for token_id in ids if token_id is not None))
+    return GrammarCompiler(tokenizer, vocab_size, eos_token_ids)
 
 
 def _num_text_bytes(kind: str, text: str) -> int:

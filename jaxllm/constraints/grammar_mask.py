@@ -18,7 +18,11 @@ from jaxllm.params.structured_outputs import StructuredOutputsParams
 
 
 class DeadEndError(Exception):
-    """No token may follow; the message says why."""
+    """No token may follow; the message says why, and `parameter` names the argument that is to blame, if one is."""
+
+    def __init__(self, message: str, parameter: str | None = None) -> None:
+        super().__init__(message)
+        self.parameter = parameter
 
 
 class Place(NamedTuple):
@@ -73,7 +77,8 @@ class GrammarMask:
         """Wait until compiling is over. Raises DeadEndError if it failed."""
         error = self.compiled.exception()
         if error is not None:
-            raise DeadEndError(f"structured_outputs did not compile: {_said(error)}") from error
+            parameter = getattr(error, "parameter", None) or "structured_outputs"
+            raise DeadEndError(f"structured_outputs did not compile: {_said(error)}", parameter) from error
 
 
 def _begin(compiled: Future[Grammar], num_words: int) -> Place:

@@ -19,7 +19,13 @@ from jaxllm.constraints.bits import RowMask
 from jaxllm.constraints.compiler import GrammarCompiler
 from jaxllm.constraints.grammar_mask import DeadEndError, GrammarMask, Place
 from jaxllm.constraints.thinking import ThinkingState, ThinkingTokens
-from jaxllm.messages import EngineCoreRequest
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.messages import EngineCoreRequest, RequestError
+from jaxllm.params.structured_outputs import StructuredOutputsParams
+
+_NO_TOKENIZER = RequestError(
+    "invalid", "structured_outputs need a tokenizer, which this engine does not have", "structured_outputs"
+)
 
 
 class TokenMasks:
@@ -32,8 +38,14 @@ class TokenMasks:
         self._thinking = thinking
         self._rules: dict[str, _Rules] = {}
         self._compiling: dict[str, GrammarMask] = {}
-        self._dead_ends: dict[str, str] = {}
+        self._dead_ends: dict[str, RequestError] = {}
         self._completed: dict[str, None] = {}
+
+    def check(self, constraint: StructuredOutputsParams, seconds: float | None = None) -> None:
+        """Raise VLLMValidationError if a grammar does not compile; one that takes longer than `seconds` passes."""
+        if self._grammars is None:
+            raise VLLMValidationError(f"{_NO_TOKENIZER.message}.", parameter=_NO_TOKENIZER.parameter)
+        self._grammars.check(constraint, seconds)
 
     def add(self, request: EngineCoreRequest) -> None:
         """Take on a request; its grammar starts to compile."""
@@ -42,7 +54,7 @@ class TokenMasks:
         grammar = None
         if params.structured_outputs is not None:
             if self._grammars is None:
-                self._dead_ends[request_id] = "structured_outputs need a tokenizer, which this engine does not have"
+                self._dead_ends[request_id] = _NO_TOKENIZER
                 return
             grammar = GrammarMask(self._grammars, params.structured_outputs, self._vocab_size)
             self._compiling[request_id] = grammar
@@ -59,7 +71,7 @@ class TokenMasks:
             try:
                 self._rules[request_id] = _Rules(request, self._vocab_size, grammar, thinking)
             except DeadEndError as end:
-                self._dead_ends[request_id] = str(end)
+                self._dead_ends[request_id] = _invalid(end)
 
     def is_ready(self, request_id: str) -> bool:
         """Say whether rows can be asked for: False while the grammar compiles, and at a dead end."""
@@ -69,7 +81,7 @@ class TokenMasks:
             try:
                 grammar.check_compiled()
             except DeadEndError as end:
-                self._dead_ends[request_id] = str(end)
+                self._dead_ends[request_id] = _invalid(end)
             else:
                 grammar.prepare()
         return request_id not in self._compiling and request_id not in self._dead_ends
@@ -119,10 +131,10 @@ class TokenMasks:
                 return rules.row(num_output_tokens)
             self._completed[request_id] = None
         except DeadEndError as end:
-            self._dead_ends[request_id] = str(end)
+            self._dead_ends[request_id] = _invalid(end)
         return None
 
-    def dead_ends(self) -> dict[str, str]:
+    def dead_ends(self) -> dict[str, RequestError]:
         """Return {request id: why no token may follow}, until they are removed. Does not wait."""
         for request_id in list(self._compiling):
             self.is_ready(request_id)
@@ -269,6 +281,10 @@ class _Rules:
     def _conflict(self, *names: str) -> DeadEndError:
         given = [name for name in names if getattr(self._params, name) not in (None, [])]
         return DeadEndError(f"{' and '.join(given)} leave no token that may follow; loosen one of them")
+
+
+def _invalid(end: DeadEndError) -> RequestError:
+    return RequestError("invalid", str(end), end.parameter)
 
 
 def _ending_ids(request: EngineCoreRequest, vocab_size: int) -> tuple[int, ...]:

@@ -136,7 +136,7 @@ class BeamSearcher:
 
     def _begin(self, request: ProcessedRequest) -> _Running:
         """Make a prompt's search; its requests carry masks of the grammar, not the grammar."""
-        params, max_tokens = self._params, request.sequences[0].max_tokens
+        params, max_tokens = self._params, request.core.max_tokens
         search = BeamSearch(
             len(request.prompt_token_ids),
             params.beam_width,
@@ -145,10 +145,10 @@ class BeamSearcher:
             self._end_id,
             ignore_eos=params.ignore_eos,
         )
-        constraint, grammars = request.params.structured_outputs, self._engine.grammars
+        constraint, grammars = request.params.structured_outputs, self._engine.front.grammars
         if constraint is None or grammars is None:
             return _Running(request, search, None)
-        vocab_size = self._engine.config.model_config.vocab_size
+        vocab_size = self._engine.front.ready.vocab_size
         return _Running(request, search, BeamGrammar(grammars, constraint, vocab_size, self._end_id))
 
     def _start(self, progress: Progress) -> None:
@@ -227,7 +227,7 @@ class BeamSearcher:
         self, running: _Running, index: int, beam: Beam, fork_of: str | None, mask_w: np.ndarray | None
     ) -> ProcessedRequest:
         """Make a live beam's request for its next token, one of the mask's."""
-        base = running.request.sequences[0]
+        base = running.request.core
         params = copy.copy(base.sampling_params)
         params.structured_outputs = None
         params.allowed_token_ids = None if mask_w is None else bits.ids(mask_w)
@@ -241,10 +241,10 @@ class BeamSearcher:
             fork_of=fork_of,
             keeps_blocks=True,
         )
-        return ProcessedRequest(core.request_id, None, core.prompt_token_ids, params, core.arrival_time, (core,))
+        return ProcessedRequest(core.request_id, None, core)
 
     def _sequence(self, running: _Running, beam: Beam, tokenizer: Tokenizer | None) -> BeamSearchSequence:
-        request, base = running.request, running.request.sequences[0]
+        request, base = running.request, running.request.core
         prompt: dict[str, Any] = {"type": "token", "prompt_token_ids": request.prompt_token_ids}
         prompt |= {} if request.prompt is None else {"prompt": request.prompt}
         prompt |= {} if base.cache_salt is None else {"cache_salt": base.cache_salt}
@@ -289,11 +289,11 @@ def _check_params(engine: LLMEngine, params: Any) -> int:
         raise VLLMValidationError(message, parameter="params", value=params)
     _check_mode(engine)
     # So many that the width is left if each beam's likeliest token is the end of sequence.
-    wanted = min(2 * params.beam_width, engine.config.model_config.vocab_size)
-    if wanted > engine.config.max_logprobs:
+    wanted = min(2 * params.beam_width, engine.front.ready.vocab_size)
+    if wanted > engine.model_config.max_logprobs:
         message = (
             f"beam_width={params.beam_width} needs the {wanted} most likely tokens of each step, but "
-            f"max_logprobs={engine.config.max_logprobs}; start the engine with max_logprobs={wanted} or more."
+            f"max_logprobs={engine.model_config.max_logprobs}; start the engine with max_logprobs={wanted} or more."
         )
         raise VLLMValidationError(message, parameter="beam_width", value=params.beam_width)
     return wanted
@@ -301,13 +301,13 @@ def _check_params(engine: LLMEngine, params: Any) -> int:
 
 def _check_mode(engine: LLMEngine) -> None:
     """Refuse engines whose logprobs are not what the model says of a sequence."""
-    mode = engine.config.logprobs_mode
+    mode = engine.model_config.logprobs_mode
     if mode.endswith("logits"):
         message = (
             f"beam search adds up log-probabilities, which this engine, started with logprobs_mode={mode!r}, lacks."
         )
         raise VLLMValidationError(message, parameter="logprobs_mode", value=mode)
-    if engine.config.logits_processors and mode != "processed_logprobs":
+    if engine.front.ready.has_logits_processors and mode != "processed_logprobs":
         message = (
             "beam search sees what logits_processors do only in an engine started with "
             "logprobs_mode='processed_logprobs'."
@@ -317,9 +317,9 @@ def _check_mode(engine: LLMEngine) -> None:
 
 def _end_id(engine: LLMEngine) -> int | None:
     """Return the tokenizer's end of sequence, or without a tokenizer the first of the generation config."""
-    if engine.tokenizer is not None:
-        end_id = engine.tokenizer.eos_token_id
+    if engine.front.tokenizer is not None:
+        end_id = engine.front.tokenizer.eos_token_id
     else:
-        given = engine.config.generation_config.get("eos_token_id")
+        given = engine.front.ready.generation_config.get("eos_token_id")
         end_id = given[0] if isinstance(given, list) and given else given
-    return end_id if isinstance(end_id, int) and end_id < engine.config.model_config.vocab_size else None
+    return end_id if isinstance(end_id, int) and end_id < engine.front.ready.vocab_size else None

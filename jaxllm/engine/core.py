@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from jaxllm.messages import BlockEviction, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, SchedulerStats
+from jaxllm.engine.profiler import StepProfiler
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.messages import (
+    BlockEviction,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    RequestError,
+    SchedulerStats,
+    split,
+)
+from jaxllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from jaxllm.constraints.token_masks import TokenMasks
@@ -16,12 +27,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-COMPILE_WAIT = 0.05  # seconds; how long an idle step waits for a grammar to compile, or for a late mask
-MASK_WAIT = 0.05  # seconds; how long a step waits for masks before it goes on without the requests whose are late
+COMPILE_WAIT = 0.01  # seconds; how long an idle step waits for a grammar to compile, or for a late mask
+MASK_WAIT = 0.05  # seconds; the longest that a step waits for late masks, however long the step before it took
+MASK_POLL = 0.0005  # seconds; how often it looks whether the step in flight has ended meanwhile
 
 
 class EngineCore:
-    """The core runs steps with one in flight: step N + 1 is planned and sent while the device computes step N."""
+    """The core runs steps with one in flight: step N + 1 is planned and sent while the device computes step N.
+
+    A request that it cannot take ends with an output that says why; no method raises for what a request asks, but
+    `check`.
+    """
 
     def __init__(
         self,
@@ -29,96 +45,125 @@ class EngineCore:
         runner: ModelRunner,
         masks: TokenMasks,
         *,
-        max_model_len: int,
         overlap: bool = True,
+        validators: Sequence[Callable[[SamplingParams], None]] = (),
+        profiler: StepProfiler | None = None,
     ) -> None:
-        self.max_model_len = max_model_len
+        """Let `validators`, which raise for params that they refuse, look at each request."""
         self._scheduler = scheduler
         self._runner: ModelRunner | None = runner
         """It is None once the core is shut down."""
         self._masks = masks
         self._overlap = overlap
+        self._validators = tuple(validators)
+        self._profiler = profiler or StepProfiler(None)
         self._in_flight: RunningStep | None = None
+        self._step_seconds = 0.0
+        """The time that the last step took from its launch, or from the end of the one before it, to its result."""
+        self._last_result = 0.0
+        self._live: set[str] = set()
+        """The sequences whose end has not been reported."""
         self._compiling: dict[str, EngineCoreRequest] = {}
-        """The requests whose grammar is being compiled, in order of arrival."""
+        """The sequences whose grammar is being compiled, in order of arrival."""
         self._late: set[str] = set()
-        """The requests that sat out the last plan because their masks were late."""
-        self._ended: list[EngineCoreOutput] = []
-        """The ends that came between steps, for the next one to report."""
+        """The sequences that sat out the last plan because their masks were late."""
+        self._reports: list[EngineCoreOutput] = []
+        """The ends and admissions that came between steps, for the next one to report."""
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Queue a request. Raises RuntimeError after `shutdown`, ValueError for one that cannot run."""
+        """Queue a request's sequences; one that cannot run ends with an error. Raises RuntimeError after `shutdown`."""
         if self._runner is None:
             raise RuntimeError("This engine was shut down: make a new one.")
-        # The id is free again, though the end of the request that had it may not be reported yet.
-        self._ended = [output for output in self._ended if output.request_id != request.request_id]
-        self._masks.add(request)
-        if not self._masks.is_ready(request.request_id):
-            self._compiling[request.request_id] = request
-            return
+        sequences = split(request)
+        self._live.update(sequence.request_id for sequence in sequences)
         try:
-            self._scheduler.add_request(request)
-        except BaseException:
-            self._masks.remove([request.request_id])
-            raise
+            self._validate(request.sampling_params)
+        except VLLMValidationError as error:
+            self._refuse(sequences, RequestError("invalid", str(error), error.parameter))
+            return
+        for sequence in sequences:
+            self._masks.add(sequence)
+            if self._masks.is_ready(sequence.request_id):
+                self._admit(sequence)
+            else:
+                self._compiling[sequence.request_id] = sequence
 
-    def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """End requests and free their blocks; the next `step` reports them."""
-        ids = list(request_ids)
-        self._ended += self._drop_compiling(ids)
-        self._ended += self._scheduler.abort_requests(ids)
+    def check(self, params: SamplingParams, seconds: float | None = None) -> None:
+        """Raise VLLMValidationError for params that would be refused. A grammar that has not compiled after `seconds`
+        passes, and every one with 0, lest it depend on the time; None waits to its deadline.
+        """
+        self._validate(params)
+        if params.structured_outputs is not None and seconds != 0:
+            self._masks.check(params.structured_outputs, seconds)
+
+    def refuse(self, request_id: str, error: RequestError) -> None:
+        """Report that a request, which the core has not got, has ended with an error."""
+        self._reports.append(_ending(request_id, "error", error))
+
+    def abort_requests(self, sequence_ids: Iterable[str]) -> None:
+        """End sequences and free their blocks; the next `step` reports them."""
+        ids = list(sequence_ids)
+        self._reports += [_ending(each, "abort") for each in ids if self._compiling.pop(each, None) is not None]
+        self._reports += self._scheduler.abort_requests(ids)
         self._masks.remove(ids)
 
-    def release(self, request_ids: Iterable[str]) -> None:
-        """Give up the blocks that ended requests have kept for forks."""
-        self._scheduler.release(request_ids)
+    def release(self, sequence_ids: Iterable[str]) -> None:
+        """Give up the blocks that ended sequences have kept for forks."""
+        self._scheduler.release(sequence_ids)
 
     def has_unfinished_requests(self) -> bool:
         """Say whether `step` has something to do or to report."""
-        return bool(
-            self._scheduler.has_unfinished_requests() or self._in_flight is not None or self._ended or self._compiling
-        )
+        return bool(self._live or self._in_flight is not None or self._reports)
 
     def step(self) -> EngineCoreOutputs:
         """Send the next step to the device, then wait for the one before and return what it did.
 
         If a step fails, the error is raised and all requests end with it; the engine itself goes on if the device does.
         """
+        self._profiler.before_step()
         try:
             return self._step()
-        except BaseException:
-            self._begin_anew()
+        except BaseException as error:
+            self._begin_anew(error)
             raise
 
     def _step(self) -> EngineCoreOutputs:
         self._admit_compiled()
         before, self._in_flight = self._in_flight, None
         if before is not None and self._scheduler.waits_for_commit():
-            self._ended += self._commit(before)
+            self._reports += self._commit(before)
             before, did_commit = None, True
         else:
             did_commit = before is not None
-        launched = self._launch()
+        launched = self._launch(before)
         if before is not None:
-            self._ended += self._commit(before)
+            self._reports += self._commit(before)
         if self._overlap:
             self._in_flight = launched
         elif launched is not None:
-            self._ended += self._commit(launched)
-        outputs, self._ended = self._ended, []
-        if launched is None and not did_commit and not outputs:
+            self._reports += self._commit(launched)
+        if launched is None and not did_commit and not self._reports:
             self._rest()
+        outputs, self._reports = self._reports, []
+        self._live.difference_update(output.request_id for output in outputs if output.finish_reason is not None)
         return EngineCoreOutputs(
             outputs=outputs,
             stats=self.stats(),
             timestamp=time.monotonic(),
             evictions=self._take_evictions(),
             num_deferred_reqs=len(self._compiling),
+            is_warm=self._runner is None or self._runner.is_warm,
         )
 
     def stats(self) -> SchedulerStats:
         """Return how the scheduler stands."""
         return self._scheduler.stats()
+
+    @property
+    def is_compiling(self) -> bool:
+        """Say, to any thread, whether a step waits for its program to be compiled, which may take minutes."""
+        runner = self._runner
+        return runner is not None and runner.is_compiling
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached prefixes and return True; while requests hold blocks, do nothing and return False.
@@ -130,11 +175,19 @@ class EngineCore:
         in_flight, self._in_flight = self._in_flight, None
         try:
             if in_flight is not None:
-                self._ended += self._commit(in_flight)
+                self._reports += self._commit(in_flight)
             return self._scheduler.reset_prefix_cache(preempt=True)
-        except BaseException:
-            self._begin_anew()
+        except BaseException as error:
+            self._begin_anew(error)
             raise
+
+    def start_profile(self, prefix: str | None, delay_iterations: int | None, max_iterations: int | None) -> None:
+        """Record what host and devices do until `stop_profile`; what is None is as profiler_config says."""
+        self._profiler.start(prefix, delay_iterations, max_iterations)
+
+    def stop_profile(self) -> None:
+        """End the recording and write it to the folder of profiler_config."""
+        self._profiler.stop()
 
     def warm_up(self) -> None:
         """Wait until every program is compiled."""
@@ -145,29 +198,55 @@ class EngineCore:
         """End all requests, stop background work, free parameters and KV cache. May be called twice."""
         if self._runner is None:
             return
-        self._runner.shutdown()
-        self._runner = self._in_flight = None
-        self._abandon()
+        try:
+            self._profiler.close()
+        finally:
+            self._runner.shutdown()
+            self._runner = self._in_flight = None
+            self._abandon(RequestError("internal", "The engine was shut down."))
+
+    def _validate(self, params: SamplingParams) -> None:
+        for validate in self._validators:
+            validate(params)
 
     def _take_evictions(self) -> list[BlockEviction]:
         residency = self._scheduler.cache.pool.residency
         return [] if residency is None else residency.take_evictions()
 
-    def _launch(self) -> RunningStep | None:
+    def _launch(self, before: RunningStep | None) -> RunningStep | None:
+        """Send the next step; `before` is the one in flight, if any."""
         if self._runner is None:
             return None
-        self._late = self._masks.late(MASK_WAIT)
+        self._late = self._late_masks(before)
         plan = self._scheduler.plan(self._late)
         if plan is None:
             return None
         row = self._masks.row
         masks = [row(chunk.request_id, chunk.num_output_tokens) if chunk.samples else None for chunk in plan.chunks]
+        if before is None:
+            self._last_result = time.monotonic()
         return self._runner.run(plan, masks)
 
+    def _late_masks(self, before: RunningStep | None) -> set[str]:
+        """Wait for masks and return the sequences whose are late.
+
+        The others are not held up for it: the wait ends with the step in flight, or without one after as long as the
+        last step took.
+        """
+        late = self._masks.late()
+        deadline = time.monotonic() + min(MASK_WAIT, self._step_seconds)
+        while late and (not before.is_done() if before is not None else time.monotonic() < deadline):
+            self._masks.wait(MASK_POLL)
+            late = self._masks.late()
+        return late
+
     def _commit(self, step: RunningStep) -> list[EngineCoreOutput]:
-        """Wait for a step and record it; requests that their masks have brought to an end get nothing of it."""
+        """Wait for a step and record it; sequences that their masks have brought to an end get nothing of it."""
         outputs = self._end_masked()
-        outputs += self._scheduler.commit(step.plan, step.result())
+        result = step.result()
+        now = time.monotonic()
+        self._step_seconds, self._last_result = now - self._last_result, now
+        outputs += self._scheduler.commit(step.plan, result)
         for output in outputs:
             if output.finish_reason is not None:
                 self._masks.remove([output.request_id])
@@ -177,35 +256,40 @@ class EngineCore:
 
     def _end_masked(self) -> list[EngineCoreOutput]:
         outputs: list[EngineCoreOutput] = []
-        for request_id, reason in self._masks.dead_ends().items():
-            outputs += self._scheduler.end(request_id, "error", reason)
-        for request_id in self._masks.completed():
-            outputs += self._scheduler.end(request_id, "stop")
+        for sequence_id, error in self._masks.dead_ends().items():
+            outputs += self._scheduler.end(sequence_id, "error", error)
+        for sequence_id in self._masks.completed():
+            outputs += self._scheduler.end(sequence_id, "stop")
         return outputs
 
     def _admit_compiled(self) -> None:
-        """Hand over the requests whose grammars are ready; those that did not compile end."""
+        """Hand over the sequences whose grammars are ready; those whose did not compile end."""
+        if not self._compiling:
+            return
         failed = self._masks.dead_ends()
-        for request_id in list(self._compiling):
-            if request_id in failed:
-                del self._compiling[request_id]
-                self._masks.remove([request_id])
-                self._ended.append(_ending(request_id, "error", failed[request_id]))
-            elif self._masks.is_ready(request_id):
-                self._admit(self._compiling.pop(request_id))
+        for sequence_id in list(self._compiling):
+            if sequence_id in failed:
+                self._refuse([self._compiling.pop(sequence_id)], failed[sequence_id])
+            elif self._masks.is_ready(sequence_id):
+                self._admit(self._compiling.pop(sequence_id))
 
-    def _admit(self, request: EngineCoreRequest) -> None:
-        """Hand over a request within a step; one that the scheduler does not take ends alone."""
+    def _admit(self, sequence: EngineCoreRequest) -> None:
+        """Hand over a sequence; one that the scheduler does not take ends alone."""
         try:
-            self._scheduler.add_request(request)
+            self._scheduler.add_request(sequence)
+        except ValueError as error:
+            self._refuse([sequence], RequestError("invalid", str(error)))
         except Exception as error:
-            logger.exception("request %s cannot be scheduled", request.request_id)
-            self._masks.remove([request.request_id])
-            self._ended.append(_ending(request.request_id, "error", f"{type(error).__name__}: {error}"))
+            logger.exception("request %s cannot be scheduled", sequence.request_id)
+            self._refuse([sequence], RequestError("internal", f"{type(error).__name__}: {error}"))
+        else:
+            if sequence.sampling_params.structured_outputs is not None:
+                self._reports.append(EngineCoreOutput(request_id=sequence.request_id, is_admitted=True))
 
-    def _drop_compiling(self, request_ids: Iterable[str]) -> list[EngineCoreOutput]:
-        dropped = [each for each in request_ids if self._compiling.pop(each, None) is not None]
-        return [_ending(request_id, "abort") for request_id in dropped]
+    def _refuse(self, sequences: Iterable[EngineCoreRequest], error: RequestError) -> None:
+        ids = [sequence.request_id for sequence in sequences]
+        self._masks.remove(ids)
+        self._reports += [_ending(each, "error", error) for each in ids]
 
     def _rest(self) -> None:
         """Wait for a grammar or a mask where nothing could be planned; raise if that cannot be why."""
@@ -213,22 +297,25 @@ class EngineCore:
             self._masks.wait(COMPILE_WAIT)
         elif self._scheduler.has_unfinished_requests():
             raise RuntimeError("the scheduler has requests and plans nothing: this is a bug in jaxllm")
+        elif self._live:
+            lost = len(self._live)
+            raise RuntimeError(f"The scheduler has lost {lost} requests: none is queued, and they never ended.")
 
-    def _begin_anew(self) -> None:
+    def _begin_anew(self, cause: BaseException) -> None:
         """End all requests after a failure that may have come anywhere in a step."""
         self._in_flight = None
-        self._abandon()
+        self._abandon(RequestError("internal", f"A step failed: {type(cause).__name__}: {cause}"))
         if self._runner is not None:
             self._runner.reset()
 
-    def _abandon(self) -> None:
-        self._ended += self._drop_compiling(list(self._compiling))
-        ended = self._scheduler.abandon()
-        self._ended += ended
-        self._masks.remove([output.request_id for output in self._ended])
+    def _abandon(self, error: RequestError) -> None:
+        self._reports += self._scheduler.abandon(error)
+        reported = {output.request_id for output in self._reports if output.finish_reason is not None}
+        # Those whose grammars compile, and those that the scheduler has lost.
+        self._reports += [_ending(each, "error", error) for each in sorted(self._live - reported)]
+        self._compiling.clear()
+        self._masks.remove(self._live)
 
 
-def _ending(request_id: str, finish_reason: str, stop_reason: str | None = None) -> EngineCoreOutput:
-    return EngineCoreOutput(
-        request_id=request_id, new_token_ids=[], finish_reason=finish_reason, stop_reason=stop_reason
-    )
+def _ending(sequence_id: str, finish_reason: str, error: RequestError | None = None) -> EngineCoreOutput:
+    return EngineCoreOutput(request_id=sequence_id, finish_reason=finish_reason, error=error)

@@ -1,43 +1,38 @@
-"""A client is the one way to the engine core: the types of `messages` cross it, here within the process."""
+"""A client is the one way to the engine core: the types of `messages` cross it, here within the thread."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Protocol
 
-from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest, SchedulerStats
+from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest, RequestError
+from jaxllm.sampling_params import SamplingParams
 
 
 class CoreClient(Protocol):
     """An engine core, wherever it runs."""
 
-    @property
-    def max_model_len(self) -> int:
-        """Return the length of the longest sequence, once the KV cache has its size."""
-        ...
-
-    def stats(self) -> SchedulerStats:
-        """Return how the scheduler stands."""
-        ...
-
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Queue a request."""
+        """Queue a request; one that the core refuses ends with an output that says why."""
         ...
 
-    def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """End requests and free their blocks at once; unknown ids are ignored."""
+    def check(self, params: SamplingParams, seconds: float | None = None) -> None:
+        """Raise VLLMValidationError for params that the core would refuse.
+
+        A grammar that has not compiled after `seconds` passes; None waits to its deadline.
+        """
         ...
 
-    def release(self, request_ids: Iterable[str]) -> None:
-        """Give up the blocks that ended requests have kept for forks; unknown ids are ignored."""
+    def abort_requests(self, sequence_ids: Iterable[str]) -> None:
+        """End sequences and free their blocks at once; unknown ids are ignored."""
         ...
 
-    def step(self) -> EngineCoreOutputs:
-        """Do one step; returns at once when there is nothing to do."""
+    def release(self, sequence_ids: Iterable[str]) -> None:
+        """Give up the blocks that ended sequences have kept for forks; unknown ids are ignored."""
         ...
 
-    def has_unfinished_requests(self) -> bool:
-        """Say whether a step has something to do."""
+    def step(self, *, wait: bool) -> EngineCoreOutputs | None:
+        """Return the outcome of a step; None if there is nothing to do, or without `wait` if none has come."""
         ...
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
@@ -46,6 +41,74 @@ class CoreClient(Protocol):
 
     def warm_up(self) -> None:
         """Wait until every program is compiled."""
+        ...
+
+    def start_profile(self, prefix: str | None, delay_iterations: int | None, max_iterations: int | None) -> None:
+        """Record what host and devices do until `stop_profile`; what is None is as profiler_config says."""
+        ...
+
+    def stop_profile(self) -> None:
+        """End the recording and write it to the folder of profiler_config."""
+        ...
+
+    def shutdown(self) -> None:
+        """Release the device; may be called twice."""
+        ...
+
+
+class RunnableCore(Protocol):
+    """A core as the one who runs it sees it: `EngineCore`, or one without a model."""
+
+    @property
+    def is_compiling(self) -> bool:
+        """Say, to any thread, whether a step waits for its program to be compiled."""
+        ...
+
+    def has_unfinished_requests(self) -> bool:
+        """Say whether a step has something to do."""
+        ...
+
+    def refuse(self, request_id: str, error: RequestError) -> None:
+        """Report that a request, which the core has not got, has ended with an error."""
+        ...
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queue a request; one that the core refuses ends with an output that says why."""
+        ...
+
+    def check(self, params: SamplingParams, seconds: float | None = None) -> None:
+        """Raise VLLMValidationError for params that the core would refuse.
+
+        A grammar that has not compiled after `seconds` passes; None waits to its deadline.
+        """
+        ...
+
+    def abort_requests(self, sequence_ids: Iterable[str]) -> None:
+        """End sequences and free their blocks at once; unknown ids are ignored."""
+        ...
+
+    def release(self, sequence_ids: Iterable[str]) -> None:
+        """Give up the blocks that ended sequences have kept for forks; unknown ids are ignored."""
+        ...
+
+    def step(self) -> EngineCoreOutputs:
+        """Do one step and return its outcome."""
+        ...
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached prefixes; False when blocks are in use, unless running requests are to give theirs up."""
+        ...
+
+    def warm_up(self) -> None:
+        """Wait until every program is compiled."""
+        ...
+
+    def start_profile(self, prefix: str | None, delay_iterations: int | None, max_iterations: int | None) -> None:
+        """Record what host and devices do until `stop_profile`; what is None is as profiler_config says."""
+        ...
+
+    def stop_profile(self) -> None:
+        """End the recording and write it to the folder of profiler_config."""
         ...
 
     def shutdown(self) -> None:
@@ -56,37 +119,29 @@ class CoreClient(Protocol):
 class InprocClient:
     """A client that calls an engine core in the same process and thread."""
 
-    def __init__(self, core: CoreClient) -> None:
+    def __init__(self, core: RunnableCore) -> None:
         self._core = core
 
-    @property
-    def max_model_len(self) -> int:
-        """Return the length of the longest sequence, once the KV cache has its size."""
-        return self._core.max_model_len
-
-    def stats(self) -> SchedulerStats:
-        """Return how the scheduler stands."""
-        return self._core.stats()
-
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Queue a request."""
+        """Queue a request; one that the core refuses ends with an output that says why."""
         self._core.add_request(request)
 
-    def abort_requests(self, request_ids: Iterable[str]) -> None:
-        """End requests and free their blocks at once; unknown ids are ignored."""
-        self._core.abort_requests(list(request_ids))
+    def check(self, params: SamplingParams, seconds: float | None = None) -> None:
+        """Raise VLLMValidationError for params that the core would refuse."""
+        self._core.check(params, seconds)
 
-    def release(self, request_ids: Iterable[str]) -> None:
-        """Give up the blocks that ended requests have kept for forks; unknown ids are ignored."""
-        self._core.release(list(request_ids))
+    def abort_requests(self, sequence_ids: Iterable[str]) -> None:
+        """End sequences and free their blocks at once; unknown ids are ignored."""
+        self._core.abort_requests(list(sequence_ids))
 
-    def step(self) -> EngineCoreOutputs:
-        """Do one step; returns at once when there is nothing to do."""
-        return self._core.step()
+    def release(self, sequence_ids: Iterable[str]) -> None:
+        """Give up the blocks that ended sequences have kept for forks; unknown ids are ignored."""
+        self._core.release(list(sequence_ids))
 
-    def has_unfinished_requests(self) -> bool:
-        """Say whether a step has something to do."""
-        return self._core.has_unfinished_requests()
+    def step(self, *, wait: bool) -> EngineCoreOutputs | None:
+        """Do one step, whether or not anyone waits for it; None if there is nothing to do."""
+        del wait
+        return self._core.step() if self._core.has_unfinished_requests() else None
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached prefixes; False when blocks are in use, unless running requests are to give theirs up."""
@@ -95,6 +150,14 @@ class InprocClient:
     def warm_up(self) -> None:
         """Wait until every program is compiled."""
         self._core.warm_up()
+
+    def start_profile(self, prefix: str | None, delay_iterations: int | None, max_iterations: int | None) -> None:
+        """Record what host and devices do until `stop_profile`; what is None is as profiler_config says."""
+        self._core.start_profile(prefix, delay_iterations, max_iterations)
+
+    def stop_profile(self) -> None:
+        """End the recording and write it to the folder of profiler_config."""
+        self._core.stop_profile()
 
     def shutdown(self) -> None:
         """Release the device; may be called twice."""

@@ -3,38 +3,53 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 import operator
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from jaxllm.engine.params_resolver import CheckGrammar, InputLimits, ParamsResolver, refusal
+from jaxllm.engine.params_resolver import CheckInCore, InputLimits, ParamsResolver, refusal
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.messages import EngineCoreRequest
+from jaxllm.messages import SEED_MASK, EngineCoreRequest
 from jaxllm.params.checks import check_float, check_int, is_unicode, shown
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.text.prompts import ParsedPrompt, parse_prompt
 from jaxllm.text.tokenizer import EncodeOptions, Tokenizer, encode_options
 
-_MASK = 2**64 - 1
 # How long a single request may keep the caller, who has steps to run, waiting for its grammar.
 GRAMMAR_SECONDS = 0.05
 
 
+class EncodedPrompt(NamedTuple):
+    """A prompt as token ids, with its text if it was given as text."""
+
+    token_ids: list[int]
+    text: str | None
+    salt: str | None
+    """The salt of the prefix cache's keys."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessedRequest:
-    """This is a user's request, complete: `sequences` are what the core runs, one per output."""
+    """This is a user's request, complete."""
 
     request_id: str
+    """The user's name of the request; the core knows it by another one."""
     prompt: str | None
-    prompt_token_ids: list[int]
-    params: SamplingParams
-    """They are a private copy with stop ids and EOS resolved."""
-    arrival_time: float
-    sequences: tuple[EngineCoreRequest, ...]
+    core: EngineCoreRequest
+    """The request as the core runs it."""
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """Return the token ids of the prompt."""
+        return self.core.prompt_token_ids
+
+    @property
+    def params(self) -> SamplingParams:
+        """Return the params: a private copy with stop ids and EOS resolved."""
+        return self.core.sampling_params
 
 
 class InputProcessor:
@@ -46,12 +61,12 @@ class InputProcessor:
         limits: InputLimits,
         generation_config: Mapping[str, Any],
         seed: int,
-        check_grammar: CheckGrammar | None = None,
+        check_in_core: CheckInCore | None = None,
     ) -> None:
-        """Check structured outputs with `check_grammar`; without it, only their form."""
+        """Let the core say what it would refuse; without `check_in_core` it refuses when it gets the request."""
         self._tokenizer = tokenizer
         self._limits = limits
-        self._params = ParamsResolver(tokenizer, limits, generation_config, check_grammar)
+        self._params = ParamsResolver(tokenizer, limits, generation_config, check_in_core)
         self._seed = seed
         self._num_arrivals = 0
 
@@ -67,12 +82,32 @@ class InputProcessor:
         grammar_seconds: float = GRAMMAR_SECONDS,
     ) -> ProcessedRequest:
         """Check and complete one request."""
+        resolved = self.resolve(params, grammar_seconds)
+        encoded = self.encode(prompt, tokenization_kwargs)
+        return self.complete(request_id, encoded, resolved, arrival_time=arrival_time, priority=priority)
+
+    def resolve(self, params: Any, grammar_seconds: float | None = None) -> SamplingParams:
+        """Check the params of one request and return a private, complete copy; see `ParamsResolver.resolve`."""
+        return self._params.resolve(params, "params", None, grammar_seconds=grammar_seconds)
+
+    def encode(self, prompt: Any, tokenization_kwargs: Mapping[str, Any] | None = None) -> EncodedPrompt:
+        """Check one prompt and tokenize it. Any thread may do it: 100,000 tokens take a quarter of a second."""
+        return self._tokenize([parse_prompt(prompt, "prompt")], ["prompt"], tokenization_kwargs)[0]
+
+    def complete(
+        self,
+        request_id: str,
+        prompt: EncodedPrompt,
+        params: SamplingParams,
+        *,
+        arrival_time: float | None = None,
+        priority: int = 0,
+    ) -> ProcessedRequest:
+        """Put an encoded prompt and resolved params together, if they fit each other."""
         when = time.time() if arrival_time is None else check_float("arrival_time", arrival_time, 0, math.inf)
-        params = self._params.resolve(params, "params", None, grammar_seconds=grammar_seconds)
-        ids, text, salt = self._tokenize([parse_prompt(prompt, "prompt")], ["prompt"], tokenization_kwargs)[0]
-        max_tokens = self._check_lengths(ids, params, "prompt")
+        max_tokens = self._check_lengths(prompt.token_ids, params, "prompt")
         checked = self._check_priority(priority, "priority")
-        return self._complete(request_id, text, ids, salt, params, max_tokens, checked, when)
+        return self._complete(request_id, prompt, params, max_tokens, checked, when)
 
     def process_batch(
         self,
@@ -94,12 +129,12 @@ class InputProcessor:
         checked = [self._check_priority(priority, f"priority[{i}]") for i, priority in enumerate(given)]
         tokenized = self._tokenize(parsed, labels, tokenization_kwargs)
         lengths = [
-            self._check_lengths(ids, each, name)
-            for (ids, _, _), each, name in zip(tokenized, resolved, labels, strict=True)
+            self._check_lengths(prompt.token_ids, each, name)
+            for prompt, each, name in zip(tokenized, resolved, labels, strict=True)
         ]
         return [
-            self._complete(request_ids[i], text, ids, salt, resolved[i], lengths[i], checked[i], when)
-            for i, (ids, text, salt) in enumerate(tokenized)
+            self._complete(request_ids[i], prompt, resolved[i], lengths[i], checked[i], when)
+            for i, prompt in enumerate(tokenized)
         ]
 
     def _resolve_all(self, params: Sequence[Any], output_kind: RequestOutputKind | None) -> list[SamplingParams]:
@@ -114,8 +149,8 @@ class InputProcessor:
 
     def _tokenize(
         self, prompts: Sequence[ParsedPrompt], labels: Sequence[str], options: Mapping[str, Any] | None
-    ) -> list[tuple[list[int], str | None, str | None]]:
-        """Return (token ids, text, cache salt) of each prompt; all texts are tokenized in one call."""
+    ) -> list[EncodedPrompt]:
+        """Check prompts and tokenize all texts in one call."""
         how = encode_options(options, self._limits.max_model_len)
         places = [i for i, prompt in enumerate(prompts) if prompt.token_ids is None]
         if places and self._tokenizer is None:
@@ -130,7 +165,10 @@ class InputProcessor:
             rows = [i for i in places if prompts[i].is_templated is is_templated]
             adds_special = not is_templated if how.add_special_tokens is None else how.add_special_tokens
             encoded |= self._encode(prompts, rows, labels, how, adds_special)
-        return [(how.cut(encoded[i], self._tokenizer), prompt.text, prompt.salt) for i, prompt in enumerate(prompts)]
+        return [
+            EncodedPrompt(how.cut(encoded[i], self._tokenizer), prompt.text, prompt.salt)
+            for i, prompt in enumerate(prompts)
+        ]
 
     def _encode(
         self,
@@ -224,55 +262,37 @@ class InputProcessor:
     def _complete(
         self,
         request_id: str,
-        text: str | None,
-        ids: list[int],
-        salt: str | None,
+        prompt: EncodedPrompt,
         params: SamplingParams,
         max_tokens: int,
         priority: int,
         arrival_time: float,
     ) -> ProcessedRequest:
-        """Make the core's requests; the i-th output's seed is the request's plus i, and the first scores the prompt."""
-        seed = mix(self._seed, self._num_arrivals) if params.seed is None else params.seed
-        self._num_arrivals += 1
-        request_ids = [request_id] if params.n == 1 else [f"{index}_{request_id}" for index in range(params.n)]
-        of_forks = _without_prompt_scores(params)
-        sequences = tuple(
-            EngineCoreRequest(
-                request_id=each,
-                prompt_token_ids=ids,
-                sampling_params=of_forks if index else params,
-                eos_token_id=params.eos_token_id,
-                max_tokens=max_tokens,
-                seed=(seed + index) & _MASK,
-                arrival_time=arrival_time,
-                priority=priority,
-                cache_salt=salt,
-                fork_of=request_ids[0] if index else None,
-            )
-            for index, each in enumerate(request_ids)
+        """Make the core's request, under an id of its own: the user's may come again while its end is on the way."""
+        number, self._num_arrivals = self._num_arrivals, self._num_arrivals + 1
+        core = EngineCoreRequest(
+            request_id=str(number),
+            prompt_token_ids=prompt.token_ids,
+            sampling_params=params,
+            eos_token_id=params.eos_token_id,
+            max_tokens=max_tokens,
+            seed=mix(self._seed, number) if params.seed is None else params.seed & SEED_MASK,
+            arrival_time=arrival_time,
+            priority=priority,
+            cache_salt=prompt.salt,
         )
-        return ProcessedRequest(request_id, text, ids, params, arrival_time, sequences)
-
-
-def _without_prompt_scores(params: SamplingParams) -> SamplingParams:
-    """Return the params of a request's further sequences: the first one scores the prompt for all."""
-    if params.first_scored_position is None:
-        return params
-    plain = copy.copy(params)
-    plain.prompt_logprobs = plain.prompt_logprob_token_ids = plain.prompt_logprob_start = None
-    return plain
+        return ProcessedRequest(request_id, prompt.text, core)
 
 
 def mix(seed: int, counter: int) -> int:
     """Mix two integers into one in [0, 2**64), evenly and always the same way (SplitMix64 twice)."""
-    return _split_mix(_split_mix(seed & _MASK) ^ (counter & _MASK))
+    return _split_mix(_split_mix(seed & SEED_MASK) ^ (counter & SEED_MASK))
 
 
 def _split_mix(value: int) -> int:
-    value = (value + 0x9E3779B97F4A7C15) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    value = (value + 0x9E3779B97F4A7C15) & SEED_MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & SEED_MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & SEED_MASK
     return value ^ (value >> 31)
 
 

@@ -58,13 +58,13 @@ def make_model(config: EngineConfig) -> Model:
     return Model(config.model_config, config.dtype, loop, quantization=config.quantization)
 
 
-def step_config(config: EngineConfig, max_model_len: int, host: HostProcessors | None = None) -> StepConfig:
+def step_config(config: EngineConfig, host: HostProcessors | None = None) -> StepConfig:
     """Return what fixes the shapes of steps; `host` runs the logits processors that are classes."""
     return StepConfig(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         sizes=config.cudagraph_capture_sizes,
-        max_model_len=max_model_len,
+        max_model_len=config.max_model_len,
         attention=config.attention,
         max_logprobs=config.max_logprobs,
         platform=config.platform,
@@ -85,7 +85,7 @@ def measure_memory(
     """Compile the largest step and see what it takes; nothing is compiled where that decides nothing."""
     params, scratch = param_bytes(config.mesh, specs), 0
     if limit is not None and params <= limit:
-        compiler = StepCompiler(step_config(config, config.max_model_len, host), model, config.mesh)
+        compiler = StepCompiler(step_config(config, host), model, config.mesh)
         scratch = compiler.used_bytes() - params
     return DeviceMemory(limit=limit, params=params, scratch=scratch, block=block_bytes(_pool_request(config, limit)))
 

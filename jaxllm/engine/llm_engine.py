@@ -3,41 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
-from jaxllm.config.vllm_config import ModelConfig, VllmConfig, vllm_config
-from jaxllm.engine.core_client import CoreClient, InprocClient
-from jaxllm.engine.input_processor import GRAMMAR_SECONDS, InputProcessor, ProcessedRequest
+from jaxllm.config.environment import uses_core_process
+from jaxllm.config.vllm_config import ModelConfig, VllmConfig
+from jaxllm.engine.core_client import CoreClient
+from jaxllm.engine.front_end import FrontEnd, refuse_given
+from jaxllm.engine.input_processor import GRAMMAR_SECONDS, ProcessedRequest
 from jaxllm.engine.interrupts import lasting_interrupts
-from jaxllm.engine.metrics import EngineMetrics, Metric, cache_config_info
-from jaxllm.engine.output_processor import OutputProcessor
-from jaxllm.engine.params_resolver import InputLimits
-from jaxllm.engine.profiler import StepProfiler
+from jaxllm.engine.metrics import Metric
 from jaxllm.engine.refused_methods import ENGINE_REFUSES, RefusesMethods
-from jaxllm.engine.stats_log import StatsLogger
+from jaxllm.engine.start import start_in_place, start_in_process
 from jaxllm.engine.turn import FairLock, locked
-from jaxllm.exceptions import VLLMValidationError
+from jaxllm.engine.wire import FrameError
+from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from jaxllm.outputs import RequestOutput
 from jaxllm.params.checks import INT32_MAX, check_bool, check_str, shown
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
-from jaxllm.text.reasoning import thinking_tokens
-from jaxllm.text.tokenizer import Tokenizer, load_tokenizer
 from jaxllm.utils.forks import Home, engines_home
-from jaxllm.utils.log import log_phase, show_log
+from jaxllm.utils.log import show_log
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from jaxllm.config.engine_args import EngineArgs
-    from jaxllm.config.engine_config import EngineConfig
-    from jaxllm.constraints.compiler import GrammarCompiler
-
-logger = logging.getLogger(__name__)
 
 
 class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
@@ -46,64 +38,24 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
     An engine that nobody holds any more releases its device, as `shutdown` does.
     """
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        core: CoreClient,
-        tokenizer: Tokenizer | None,
-        grammars: GrammarCompiler | None = None,
-        *,
-        has_thinking_tokens: bool = False,
-    ) -> None:
-        """Compile structured outputs with `grammars`; without it, check only their form."""
-        self.config = config
-        self.tokenizer = tokenizer
-        self.grammars = grammars
+    def __init__(self, core: CoreClient, front: FrontEnd) -> None:
+        self.front = front
         self._home = engines_home()
         self._lock = FairLock()
         self._core = core
-        stats = core.stats()
-        cache_info = cache_config_info(config, stats.num_blocks, core.max_model_len)
-        self._metrics = EngineMetrics(
-            config.model, core.max_model_len, stats, cache_info, has_residency=config.kv_cache_metrics
-        )
-        self._stats_logger = None if config.disable_log_stats else StatsLogger(self._metrics, config.platform)
-        self._profiler = StepProfiler(config.profiler_config)
-        self._outputs = OutputProcessor(tokenizer, self._metrics)
-        limits = InputLimits.of(config, max_model_len=core.max_model_len, has_thinking_tokens=has_thinking_tokens)
-        check_grammar = None if grammars is None else grammars.check
-        self._inputs = InputProcessor(tokenizer, limits, config.generation_config, config.seed, check_grammar)
-        weakref.finalize(self, _release, self._home, self._profiler, core)
+        weakref.finalize(self, _release, self._home, core)
 
     @classmethod
     @lasting_interrupts()
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
-        """Load the model and make an engine, its core in this process."""
-        from jaxllm.engine.startup import make_core, prepare
-
+        """Load the model and make an engine, its core in this process unless JAXLLM_ENABLE_V1_MULTIPROCESSING is 1."""
         show_log()
-        log_phase(logger, "imports")
-        config = engine_args.create_engine_config()
-        log_phase(logger, "configuration")
-        engines_home().check()  # now that JAX has its devices, which a child forked later would share
-        prepared = prepare(config)
-        log_phase(logger, "shapes")
-        try:  # meanwhile the first program is compiled
-            tokenizer = _load_tokenizer(config)
-            grammars = None if tokenizer is None else _make_grammar_compiler(config, tokenizer)
-            thinking = thinking_tokens(_reasoning_markers(config), tokenizer)
-            log_phase(logger, "tokenizer")
-            core = InprocClient(make_core(prepared, grammars, thinking))
-        except BaseException:
-            prepared.stop()
-            raise
-        log_phase(logger, "engine")
-        return cls(config, core, tokenizer, grammars, has_thinking_tokens=thinking is not None)
+        return cls(*(start_in_process if uses_core_process() else start_in_place)(engine_args))
 
-    @cached_property
+    @property
     def vllm_config(self) -> VllmConfig:
         """Return the settings that the engine runs by, under vLLM's names."""
-        return vllm_config(self.config, num_blocks=self._core.stats().num_blocks, max_model_len=self.max_model_len)
+        return self.front.ready.vllm_config
 
     @property
     def model_config(self) -> ModelConfig:
@@ -113,7 +65,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
     @property
     def max_model_len(self) -> int:
         """Return the length of the longest sequence, prompt and output together."""
-        return self._core.max_model_len
+        return self.front.ready.max_model_len
 
     @locked
     def add_request(
@@ -136,7 +88,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         """
         check_str("request_id", request_id, INT32_MAX)
         refuse_given(lora_request=lora_request, trace_headers=trace_headers)
-        request = self._inputs.process(
+        request = self.front.inputs.process(
             request_id,
             prompt,
             params,
@@ -161,7 +113,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         label: str = "prompts",
     ) -> None:
         """Queue many requests, all or none; errors name the index. `output_kind` replaces that of the params."""
-        processed = self._inputs.process_batch(
+        processed = self.front.inputs.process_batch(
             request_ids,
             prompts,
             params,
@@ -184,15 +136,14 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         self, request_ids: Sequence[str], prompts: Sequence[Any], params: Sequence[SamplingParams]
     ) -> list[ProcessedRequest]:
         """Check and complete many requests without queueing any, for final outputs; errors name the index."""
-        return self._inputs.process_batch(request_ids, prompts, params, output_kind=RequestOutputKind.FINAL_ONLY)
+        return self.front.inputs.process_batch(request_ids, prompts, params, output_kind=RequestOutputKind.FINAL_ONLY)
 
     @locked
     def enqueue(self, request: ProcessedRequest) -> None:
         """Queue a request that is complete already."""
-        self._outputs.add_request(request)
+        self.front.outputs.add_request(request)
         try:
-            for sequence in request.sequences:
-                self._core.add_request(sequence)
+            self._core.add_request(request.core)
         except BaseException:
             self.abort_request(request.request_id)
             raise
@@ -203,23 +154,28 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
 
         If it fails or is cut off, all requests end with it.
         """
-        self._profiler.before_step()
         started = time.monotonic()
-        step = self._core.step()
         try:
-            processed = self._outputs.process_outputs(step)
-        except BaseException:
-            # Nobody knows which of them have got their tokens.
-            self._core.abort_requests(self._outputs.abort_all())
+            step = self._core.step(wait=self.has_unfinished_requests())
+            if step is None:
+                self._check_none_lost()
+                return []
+            processed = self.front.outputs.process_outputs(step)
+        except EngineDeadError:
+            self.front.outputs.abort_all()
+            raise
+        except FrameError:
+            self._core.abort_requests(self.front.outputs.abort_all())
             raise
         if processed.aborts:
             self._core.abort_requests(processed.aborts)
-        if not step.outputs and self.has_unfinished_requests() and not self._core.has_unfinished_requests():
-            lost = self._outputs.abort_all()
-            raise RuntimeError(f"The scheduler has lost {len(lost)} requests: none is queued, and they never ended.")
-        if self._stats_logger is not None:
-            self._stats_logger.on_step(started, time.monotonic())
+        if self.front.stats_logger is not None:
+            self.front.stats_logger.on_step(started, time.monotonic())
         return processed.outputs
+
+    def _check_none_lost(self) -> None:
+        if lost := self.front.outputs.abort_all():
+            raise RuntimeError(f"The scheduler has lost {len(lost)} requests: none is queued, and they never ended.")
 
     @locked
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
@@ -232,7 +188,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
             if not isinstance(each, str):
                 message = f"request_ids must be a string or strings, got {shown(each)} ({type(each).__name__})."
                 raise VLLMValidationError(message, parameter="request_ids", value=each)
-        if aborted := self._outputs.abort_requests(ids):
+        if aborted := self.front.outputs.abort_requests(ids):
             self._core.abort_requests(aborted)
 
     @locked
@@ -242,11 +198,11 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
 
     def has_unfinished_requests(self) -> bool:
         """Say whether a step can give outputs."""
-        return self._outputs.num_unfinished_requests > 0
+        return self.front.outputs.num_unfinished_requests > 0
 
     def get_num_unfinished_requests(self) -> int:
         """Return how many requests are not finished; n outputs count once."""
-        return self._outputs.num_unfinished_requests
+        return self.front.outputs.num_unfinished_requests
 
     @locked
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
@@ -258,8 +214,8 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         check_bool("reset_running_requests", reset_running_requests)
         check_bool("reset_connector", reset_connector)
         is_reset = self._core.reset_prefix_cache(reset_running_requests)
-        if is_reset and self._stats_logger is not None:
-            self._stats_logger.forget_hits()
+        if is_reset and self.front.stats_logger is not None:
+            self.front.stats_logger.forget_hits()
         return is_reset
 
     def reset_mm_cache(self) -> None:
@@ -278,19 +234,12 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """Return the transformers tokenizer. The engine has a copy of its own, which changes to it do not reach."""
-        return self.require_tokenizer().hf
-
-    def require_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer. Raises VLLMValidationError without one."""
-        if self.tokenizer is None:
-            message = "there is no tokenizer: the engine was made with `skip_tokenizer_init=True`."
-            raise VLLMValidationError(message, parameter="skip_tokenizer_init", value=True)
-        return self.tokenizer
+        return self.front.require_tokenizer().hf
 
     @locked
     def get_metrics(self) -> list[Metric]:
         """Return counts and times since the engine's start, as vLLM's metrics."""
-        return self._metrics.snapshot()
+        return self.front.metrics.snapshot()
 
     @locked
     def start_profile(
@@ -301,18 +250,18 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         max_iterations: int | None = None,
     ) -> None:
         """Record what host and devices do until `stop_profile`; arguments left at None are as profiler_config says."""
-        self._profiler.start(profile_prefix, delay_iterations, max_iterations)
+        self._core.start_profile(profile_prefix, delay_iterations, max_iterations)
 
     @locked
     def stop_profile(self) -> None:
         """End the recording and write it to the folder of profiler_config."""
-        self._profiler.stop()
+        self._core.stop_profile()
 
     @locked
     def do_log_stats(self) -> None:
         """Log the statistics line now, unless disable_log_stats was given."""
-        if self._stats_logger is not None:
-            self._stats_logger.log()
+        if self.front.stats_logger is not None:
+            self.front.stats_logger.log()
 
     @lasting_interrupts()
     def warm_up(self) -> None:
@@ -324,60 +273,10 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         """Release the device; may be called twice. In a forked child nothing is done."""
         if self._home.is_here:
             with self._lock.take():
-                _release(self._home, self._profiler, self._core)
+                _release(self._home, self._core)
 
 
-def _release(home: Home, profiler: StepProfiler, core: CoreClient) -> None:
+def _release(home: Home, core: CoreClient) -> None:
     """End an engine in its own process: of what a forked child has of it, nothing can be ended there."""
     if home.is_here:
-        try:
-            profiler.close()
-        finally:
-            core.shutdown()
-
-
-def _load_tokenizer(config: EngineConfig) -> Tokenizer | None:
-    """Load the tokenizer that the config asks for: the checkpoint's own, another, or none."""
-    if config.skip_tokenizer_init:
-        return None
-    is_own = config.tokenizer == config.model and config.tokenizer_revision is None
-    try:
-        tokenizer = load_tokenizer(
-            config.checkpoint,
-            config.cache_dir,
-            name=None if is_own else config.tokenizer,
-            revision=config.tokenizer_revision,
-            hf_token=config.hf_token,
-            download_dir=config.download_dir,
-        )
-    except VLLMValidationError as error:
-        if config.tokenizer_mode != "mistral":
-            raise
-        message = f"tokenizer_mode='mistral' works only where there is a tokenizer.json. {error}"
-        raise VLLMValidationError(message, parameter="tokenizer_mode", value="mistral") from error
-    if config.tokenizer_mode == "mistral":
-        logger.info("tokenizer_mode='mistral': the tokenizer.json is used, by the tokenizers library")
-    return tokenizer
-
-
-def _reasoning_markers(config: EngineConfig) -> tuple[str, str] | None:
-    group = config.reasoning_config
-    return None if group is None else (group.reasoning_start_str, group.reasoning_end_str)
-
-
-def _make_grammar_compiler(config: EngineConfig, tokenizer: Tokenizer) -> GrammarCompiler:
-    """Make the compiler of structured outputs, which the engine's front and core share; it starts nothing yet."""
-    from jaxllm.constraints.compiler import GrammarCompiler
-
-    more = config.generation_config.get("eos_token_id")
-    ids = [tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])]
-    eos_token_ids = list(dict.fromkeys(token_id for token_id in ids if token_id is not None))
-    return GrammarCompiler(tokenizer, config.model_config.vocab_size, eos_token_ids)
-
-
-def refuse_given(**arguments: Any) -> None:
-    """Refuse arguments of vLLM that have no meaning here unless they are None, or a list of None."""
-    for name, value in arguments.items():
-        if value is None or (isinstance(value, (list, tuple)) and all(each is None for each in value)):
-            continue
-        raise VLLMValidationError(f"{name} is not supported yet; leave it at None.", parameter=name, value=value)
+        core.shutdown()

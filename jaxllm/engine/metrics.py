@@ -11,7 +11,7 @@ from jaxllm.messages import BlockEviction, SchedulerStats
 from jaxllm.outputs import RequestStateStats
 
 if TYPE_CHECKING:
-    from jaxllm.config.engine_config import EngineConfig
+    from jaxllm.config.vllm_config import VllmConfig
 
 PREFIX = "vllm:"  # dashboards ask for these names
 _ENGINE = {"engine": "0"}  # there are no replicas
@@ -131,19 +131,20 @@ _RESIDENCY_BOUNDS: dict[str, Sequence[float]] = {
 """The histograms that there are with kv_cache_metrics only, with their bounds."""
 
 
-def cache_config_info(config: EngineConfig, num_blocks: int, max_model_len: int) -> dict[str, str]:
+def cache_config_info(config: VllmConfig) -> dict[str, str]:
     """Return the KV cache's settings and size as labels, those of vLLM's that have a meaning here."""
-    num_tokens = (num_blocks - 1) * (config.block_size or 0)  # block 0 is padding's
+    cache = config.cache_config
+    num_tokens = (cache.num_gpu_blocks - 1) * cache.block_size  # block 0 is padding's
     info = {
-        "block_size": config.block_size,
-        "cache_dtype": config.kv_cache_dtype,
-        "enable_prefix_caching": config.enable_prefix_caching,
-        "gpu_memory_utilization": config.gpu_memory_utilization,
-        "kv_cache_max_concurrency": num_tokens / max_model_len,
-        "kv_cache_memory_bytes": config.kv_cache_memory_bytes,
+        "block_size": cache.block_size,
+        "cache_dtype": cache.cache_dtype,
+        "enable_prefix_caching": cache.enable_prefix_caching,
+        "gpu_memory_utilization": cache.gpu_memory_utilization,
+        "kv_cache_max_concurrency": num_tokens / config.model_config.max_model_len,
+        "kv_cache_memory_bytes": cache.kv_cache_memory_bytes,
         "kv_cache_size_tokens": num_tokens,
-        "num_gpu_blocks": num_blocks,
-        "num_gpu_blocks_override": config.num_gpu_blocks_override,
+        "num_gpu_blocks": cache.num_gpu_blocks,
+        "num_gpu_blocks_override": cache.num_gpu_blocks_override,
         "prefix_caching_hash_algo": "sha256",
     }
     return {name: str(value) for name, value in info.items()}

@@ -15,7 +15,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import RequestOutput
 from jaxllm.params.checks import has_length, shown
 from jaxllm.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
-from jaxllm.text.chat import ChatRenderer, is_single_conversation
+from jaxllm.text.chat import is_single_conversation
 from jaxllm.text.prompts import is_single_prompt
 
 type Params = SamplingParams | Sequence[SamplingParams] | None
@@ -36,7 +36,7 @@ class OfflineRunner:
 
     def default_params(self) -> SamplingParams:
         """Return vLLM's default sampling parameters with the model's own on top."""
-        return SamplingParams.from_optional(**self._engine.config.default_sampling_params)
+        return SamplingParams.from_optional(**self._engine.front.ready.default_sampling_params)
 
     def add_prompts(
         self, prompts: Any, params: Params, priority: Priority, options: dict[str, Any] | None
@@ -55,7 +55,7 @@ class OfflineRunner:
     ) -> list[str]:
         """Queue one conversation or many for their final outputs, and return their request ids."""
         single = is_single_conversation(messages)
-        renderer = ChatRenderer(self._engine.require_tokenizer(), self._engine.config.chat_template)
+        renderer = self._engine.front.chat_renderer
         with deferred_interrupts():
             rendered = [
                 renderer.render(conversation, "messages" if single else f"messages[{i}]", **template_options)
@@ -103,7 +103,7 @@ class OfflineRunner:
         with deferred_interrupts():
             searcher = BeamSearcher(self._engine, self._new_ids(len(batch)), batch, params, limit)
         searcher.run(self._step, use_tqdm)
-        return searcher.outputs(self._engine.tokenizer)
+        return searcher.outputs(self._engine.front.tokenizer)
 
     def close(self) -> None:
         """Let a call that runs in another thread end with an error after its present step."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from jaxllm.engine.input_processor import ProcessedRequest
 from jaxllm.engine.metrics import EngineMetrics
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+from jaxllm.messages import EngineCoreOutput, EngineCoreOutputs, RequestError, sequence_ids
 from jaxllm.outputs import CompletionOutput, RequestOutput, RequestStateStats
 from jaxllm.sampling_params import RequestOutputKind
 from jaxllm.text.detokenizer import make_detokenizer
@@ -22,10 +22,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ProcessedOutputs:
-    """The outputs of one step, and the sequences that the core must stop: a stop string or a failure ended them."""
+    """The outputs of one step, and what else became of requests in it."""
 
     outputs: list[RequestOutput]
     aborts: list[str]
+    """The sequences that the core must stop: a stop string or a failure ended them."""
+    errors: dict[str, RequestError]
+    """The errors that ended requests, by the users' ids; each has an output too."""
+    admitted: list[str]
+    """The users' ids of requests with structured outputs that the core has found good."""
 
 
 class _Sequence:
@@ -44,7 +49,8 @@ class _Sequence:
         "stop_reason",
     )
 
-    def __init__(self, owner: _Request, index: int, request: EngineCoreRequest, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, owner: _Request, index: int, tokenizer: Tokenizer | None) -> None:
+        request = owner.request.core
         params = request.sampling_params
         self.owner = owner
         self.index = index
@@ -75,6 +81,8 @@ class _Sequence:
             self.num_cached_tokens = output.num_cached_tokens
         self.finish_reason = "stop" if stop is not None else output.finish_reason
         self.stop_reason = stop if stop is not None else output.stop_reason
+        if self.finish_reason == "error" and output.error is not None:
+            self.stop_reason = output.error.message
         return stop is not None
 
     def is_due(self, stream_interval: int) -> bool:
@@ -110,7 +118,7 @@ class _Request:
     def __init__(self, request: ProcessedRequest, tokenizer: Tokenizer | None) -> None:
         self.request = request
         self.kind = request.params.output_kind
-        self.sequences = [_Sequence(self, i, each, tokenizer) for i, each in enumerate(request.sequences)]
+        self.sequences = [_Sequence(self, i, tokenizer) for i in range(request.params.n)]
         self.num_unfinished = len(self.sequences)
         params = request.params
         self.stream_interval = params.stream_interval or 1
@@ -134,9 +142,8 @@ class _Request:
             self.prompt_logprobs.show(output, delta=delta)
         return output
 
-    def failed_output(self, error: Exception) -> RequestOutput:
+    def failed_output(self, reason: str) -> RequestOutput:
         """Return the last output of a request whose outputs cannot be made, without anything that may fail again."""
-        reason = f"{type(error).__name__}: {error}"
         ends = [CompletionOutput(i, "", [], None, None, None, "error", reason) for i in range(len(self.sequences))]
         request = self.request
         return RequestOutput(request.request_id, request.prompt, request.prompt_token_ids, None, ends, finished=True)
@@ -170,13 +177,12 @@ class OutputProcessor:
 
     def add_request(self, request: ProcessedRequest) -> None:
         """Expect outputs for a request. Raises VLLMValidationError if its id is in use."""
-        ids = [sequence.request_id for sequence in request.sequences]
-        if request.request_id in self._requests or any(each in self._sequences for each in ids):
+        if request.request_id in self._requests:
             message = f"request_id {request.request_id!r} is in use by an unfinished request; choose another."
             raise VLLMValidationError(message, parameter="request_id", value=request.request_id)
         state = _Request(request, self._tokenizer)
         self._requests[request.request_id] = state
-        self._sequences.update(zip(ids, state.sequences, strict=True))
+        self._sequences.update(zip(sequence_ids(request.core), state.sequences, strict=True))
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
         """Forget requests; return the ids that the core knows them by. Unknown ids are ignored."""
@@ -185,11 +191,9 @@ class OutputProcessor:
             state = self._requests.pop(request_id, None)
             if state is None:
                 continue
-            for sequence, core_request in zip(state.sequences, state.request.sequences, strict=True):
-                # The id of a sequence that has ended may have been given to another request since.
-                if self._sequences.get(core_request.request_id) is sequence:
-                    del self._sequences[core_request.request_id]
-                    aborted.append(core_request.request_id)
+            aborted += [
+                each for each in sequence_ids(state.request.core) if self._sequences.pop(each, None) is not None
+            ]
         return aborted
 
     def abort_all(self) -> list[str]:
@@ -206,14 +210,27 @@ class OutputProcessor:
         """
         parts: dict[_Request, list[tuple[_Sequence, EngineCoreOutput]]] = {}
         num_new_tokens = 0
-        for output in step.outputs:
-            sequence = self._sequences.get(output.request_id)
-            if sequence is not None:
-                parts.setdefault(sequence.owner, []).append((sequence, output))
-                num_new_tokens += len(output.new_token_ids)
-        now = time.time()
+        errors: dict[str, RequestError] = {}
+        admitted: list[str] = []
         outputs: list[RequestOutput] = []
         aborts: list[str] = []
+        for output in step.outputs:
+            sequence = self._sequences.get(output.request_id)
+            if sequence is None:
+                continue
+            request_id = sequence.owner.request.request_id
+            if output.is_admitted:
+                admitted.append(request_id)
+                continue
+            if output.error is not None:
+                errors[request_id] = output.error
+                if sequence.index == 0 and not sequence.detokenizer.token_ids:  # the core has refused the request
+                    aborts += self.abort_requests([request_id])
+                    outputs.append(sequence.owner.failed_output(output.error.message))
+                    continue
+            parts.setdefault(sequence.owner, []).append((sequence, output))
+            num_new_tokens += len(output.new_token_ids)
+        now = time.time()
         for request, part in parts.items():
             try:
                 aborts += [
@@ -224,12 +241,13 @@ class OutputProcessor:
                 request_id = request.request.request_id
                 logger.exception("the output of request %s cannot be made", request_id)
                 aborts += {*self.abort_requests([request_id]), *(each.request_id for _, each in part)}
-                shown = request.failed_output(error)
+                failed = errors[request_id] = RequestError("internal", f"{type(error).__name__}: {error}")
+                shown = request.failed_output(failed.message)
             if shown is not None:
                 outputs.append(shown)
         self._metrics.on_evictions(step.evictions)
         self._metrics.on_step(step.stats, num_new_tokens, step.num_deferred_reqs)
-        return ProcessedOutputs(outputs, aborts)
+        return ProcessedOutputs(outputs, aborts, errors, admitted)
 
     def _take(self, sequence: _Sequence, output: EngineCoreOutput, timestamp: float, now: float) -> bool:
         """Take in one sequence's part of a step; say whether the core must stop it, for a stop string ended it."""
@@ -268,7 +286,7 @@ class OutputProcessor:
             now,
             num_prompt_tokens=len(request.prompt_token_ids),
             num_cached_tokens=sequence.num_cached_tokens or 0,
-            max_tokens=request.params.max_tokens or request.sequences[sequence.index].max_tokens,
+            max_tokens=request.params.max_tokens or request.core.max_tokens,
         )
         if owner.num_unfinished == 0:
             del self._requests[request.request_id]

@@ -11,14 +11,16 @@ from jaxllm.config.groups import StructuredOutputsConfig
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_float, check_int, shown
 from jaxllm.params.limits import FLOAT32_MAX, MAX_BAD_WORD_TOKENS
-from jaxllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from jaxllm.config.engine_config import EngineConfig
+    from jaxllm.config.engine_ready import EngineReady
 
-type CheckGrammar = Callable[[StructuredOutputsParams, float | None], None]
-"""A check raises VLLMValidationError for a constraint that does not compile."""
+type CheckInCore = Callable[[SamplingParams, float | None], None]
+"""A check raises VLLMValidationError for params that the core would refuse; a grammar that has not compiled after so
+many seconds passes.
+"""
 
 _ID_FIELDS = ("stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_token_ids", "prompt_logprob_token_ids")
 
@@ -40,28 +42,23 @@ class InputLimits:
     """It is known how the model marks its reasoning."""
     extra_args: Mapping[str, int | float] = field(default_factory=dict)
     """The arguments that traced logits processors take, with their defaults."""
-    processor_classes: tuple[Any, ...] = ()
-    """The logits processors that run on the host: `extra_args` may hold anything for them."""
+    has_validators: bool = False
+    """True if classes among the logits processors look at the params of each request."""
     structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
 
     @classmethod
-    def of(cls, config: EngineConfig, *, max_model_len: int, has_thinking_tokens: bool) -> Self:
-        """Return the limits of an engine; its KV cache may have made max_model_len smaller than the config's."""
-        taken: Mapping[str, int | float] = {}
-        classes: tuple[type, ...] = ()
-        if config.logits_processors:
-            from jaxllm.sampling.processors import extra_args, on_host, traced
-
-            taken, classes = extra_args(traced(config.logits_processors)), on_host(config.logits_processors)
+    def of(cls, ready: EngineReady) -> Self:
+        """Return the limits of an engine."""
+        config = ready.vllm_config
         return cls(
-            vocab_size=config.model_config.vocab_size,
-            max_model_len=max_model_len,
-            max_logprobs=config.max_logprobs,
-            priorities=config.scheduling_policy == "priority",
-            stream_interval=config.stream_interval,
-            has_thinking_tokens=has_thinking_tokens,
-            extra_args=taken,
-            processor_classes=classes,
+            vocab_size=ready.vocab_size,
+            max_model_len=ready.max_model_len,
+            max_logprobs=config.model_config.max_logprobs,
+            priorities=config.scheduler_config.policy == "priority",
+            stream_interval=config.scheduler_config.stream_interval,
+            has_thinking_tokens=ready.has_thinking_tokens,
+            extra_args=ready.extra_args,
+            has_validators=ready.has_validators,
             structured_outputs=config.structured_outputs_config,
         )
 
@@ -74,12 +71,13 @@ class ParamsResolver:
         tokenizer: Tokenizer | None,
         limits: InputLimits,
         generation_config: Mapping[str, Any],
-        check_grammar: CheckGrammar | None,
+        check_in_core: CheckInCore | None,
     ) -> None:
+        """Let the core say what it would refuse; without `check_in_core` it refuses when it gets the request."""
         self._tokenizer = tokenizer
         self._limits = limits
         self._generation_config = generation_config
-        self._check_grammar = check_grammar
+        self._check_in_core = check_in_core
 
     def resolve(
         self, given: Any, label: str, output_kind: RequestOutputKind | None, grammar_seconds: float | None = None
@@ -87,7 +85,7 @@ class ParamsResolver:
         """Return a private, complete copy; cheap checks go first, and errors begin with `label`.
 
         With `grammar_seconds`, a grammar that takes longer to compile is let through and refused by the core; with 0
-        every grammar is.
+        every one that does not compile is.
         """
         if not isinstance(given, SamplingParams):
             kind = type(given).__name__
@@ -100,10 +98,10 @@ class ParamsResolver:
         self._check_lengths(params, label)
         self._check_needs(params, label)
         self._check_extra_args(params, label)
-        self._ask_processors(params, label)
         self._resolve_stops(params)
         params._bad_words_token_ids = self._resolve_bad_words(params, label)
-        self._resolve_structured_outputs(params, label, grammar_seconds)
+        self._resolve_structured_outputs(params)
+        self._ask_core(params, label, grammar_seconds)
         params.stream_interval = max(params.stream_interval or 1, self._limits.stream_interval)
         if output_kind is not None:
             params.output_kind = output_kind
@@ -183,18 +181,6 @@ class ParamsResolver:
         if checked:
             params.extra_args = checked
 
-    def _ask_processors(self, params: SamplingParams, label: str) -> None:
-        """Let the classes among the logits processors refuse params."""
-        for each in self._limits.processor_classes:
-            validate = getattr(each, "validate_params", None)
-            if validate is None:
-                continue
-            try:
-                validate(params)
-            except Exception as error:  # a user's class may raise anything
-                message = f"{each.__name__} refuses them: {error}"
-                raise refusal(label, message, "logits_processors", params.extra_args) from error
-
     def _resolve_stops(self, params: SamplingParams) -> None:
         """Add the model's EOS ids, leaving out any that the model itself lacks."""
         params._eos_token_id = None
@@ -228,21 +214,23 @@ class ParamsResolver:
             raise refusal(label, message, "bad_words", largest)
         return sequences
 
-    def _resolve_structured_outputs(self, params: SamplingParams, label: str, seconds: float | None) -> None:
-        """Put the engine's settings in, then see whether the constraint compiles."""
-        constraint = params.structured_outputs
-        if constraint is None:
-            return
-        defaults = self._limits.structured_outputs
-        if defaults.disable_any_whitespace or defaults.disable_additional_properties:
-            constraint = params.structured_outputs = constraint.with_defaults(
+    def _resolve_structured_outputs(self, params: SamplingParams) -> None:
+        """Put the engine's settings into the constraint."""
+        constraint, defaults = params.structured_outputs, self._limits.structured_outputs
+        if constraint is not None and (defaults.disable_any_whitespace or defaults.disable_additional_properties):
+            params.structured_outputs = constraint.with_defaults(
                 disable_any_whitespace=defaults.disable_any_whitespace,
                 disable_additional_properties=defaults.disable_additional_properties,
             )
-        if self._check_grammar is None or seconds == 0:
+
+    def _ask_core(self, params: SamplingParams, label: str, grammar_seconds: float | None) -> None:
+        """Let the core refuse what only it knows: a grammar, or what a class of logits processors does not take."""
+        if self._check_in_core is None:
+            return
+        if params.structured_outputs is None and not self._limits.has_validators:
             return
         try:
-            self._check_grammar(constraint, seconds)
+            self._check_in_core(params, grammar_seconds)
         except VLLMValidationError as error:
             message = str(error).removesuffix(".")
             raise refusal(label, message, error.parameter or "structured_outputs", error.value) from error

@@ -1,21 +1,26 @@
-"""A configuration becomes a core that is ready for its first step: names checked, weights loaded, pool sized."""
+"""Engine arguments become a core that is ready for its first step: names checked, weights loaded, pool sized."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
 
+from jaxllm.config.engine_ready import EngineReady
 from jaxllm.config.environment import environment
 from jaxllm.config.vllm_config import vllm_config
+from jaxllm.constraints.compiler import GrammarCompiler, make_grammar_compiler
 from jaxllm.constraints.token_masks import TokenMasks
 from jaxllm.engine.core import EngineCore
+from jaxllm.engine.engine_tokenizer import load_engine_tokenizer
 from jaxllm.engine.kv_cache_size import make_model, measure_memory, memory_limit, size_pool, step_config
+from jaxllm.engine.profiler import StepProfiler
 from jaxllm.execution.compiler import ProgramKey, StepCompiler
 from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.mesh import param_sharding
@@ -26,15 +31,18 @@ from jaxllm.loading.load import check_names, init_dummy, load_params
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.model import ParamSpec, array_specs
 from jaxllm.models.registry import is_built_in
-from jaxllm.sampling.processors import on_host
+from jaxllm.sampling.processors import extra_args, on_host, traced, validators
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.scheduler import Scheduler
+from jaxllm.text.reasoning import thinking_tokens
+from jaxllm.text.tokenizer import Tokenizer
+from jaxllm.utils.forks import engines_home
 from jaxllm.utils.log import log_phase
 from jaxllm.version import __version__
 
 if TYPE_CHECKING:
+    from jaxllm.config.engine_args import EngineArgs
     from jaxllm.config.engine_config import EngineConfig
-    from jaxllm.constraints.compiler import GrammarCompiler
     from jaxllm.constraints.thinking import ThinkingTokens
 
 logger = logging.getLogger(__name__)
@@ -43,16 +51,62 @@ XLA_VARIABLES = ("XLA_", "NPROC", "PJRT_")
 """Compiled programs depend on environment variables with these prefixes."""
 
 
+def start_core(
+    engine_args: EngineArgs, on_tokenizer: Callable[[Tokenizer | None], None] = lambda _: None
+) -> tuple[EngineCore, EngineReady]:
+    """Resolve engine arguments, load the model and return its core with what a front end must know of it.
+
+    `on_tokenizer` gets the tokenizer as soon as it is there, before the weights are. Raises VLLMValidationError.
+    """
+    log_phase(logger, "imports")
+    config = engine_args.create_engine_config()
+    log_phase(logger, "configuration")
+    engines_home().check()  # now that JAX has its devices, which a child forked later would share
+    prepared = prepare(config)
+    log_phase(logger, "shapes")
+    try:  # meanwhile the first program is compiled
+        tokenizer = load_engine_tokenizer(config, config.checkpoint, config.cache_dir)
+        on_tokenizer(tokenizer)
+        grammars = None
+        if tokenizer is not None:
+            grammars = make_grammar_compiler(tokenizer, config.model_config.vocab_size, config.generation_config)
+        group = config.reasoning_config
+        markers = None if group is None else (group.reasoning_start_str, group.reasoning_end_str)
+        thinking = thinking_tokens(markers, tokenizer)
+        log_phase(logger, "tokenizer")
+        core = make_core(prepared, grammars, thinking)
+    except BaseException:
+        prepared.stop()
+        raise
+    log_phase(logger, "engine")
+    return core, _ready(prepared, core, has_thinking_tokens=thinking is not None)
+
+
+def _ready(prepared: Prepared, core: EngineCore, *, has_thinking_tokens: bool) -> EngineReady:
+    config = prepared.config
+    return EngineReady(
+        vllm_config=vllm_config(config, num_blocks=prepared.num_blocks, max_model_len=config.max_model_len),
+        stats=core.stats(),
+        generation_config=dict(config.generation_config),
+        default_sampling_params=dict(config.default_sampling_params),
+        chat_template=config.chat_template,
+        extra_args=extra_args(traced(config.logits_processors)),
+        has_validators=bool(validators(config.logits_processors)),
+        has_logits_processors=bool(config.logits_processors),
+        has_thinking_tokens=has_thinking_tokens,
+    )
+
+
 @dataclass(frozen=True)
 class Prepared:
     """The part of an engine that does not need the weights; its first program is being compiled, from shapes alone."""
 
     config: EngineConfig
+    """The settings with the final max_model_len, which may be shorter than what was asked for."""
     specs: Mapping[str, ParamSpec]
     compiler: StepCompiler
     programs: Programs[ProgramKey]
     num_blocks: int
-    max_model_len: int
     started: float
 
     def stop(self) -> None:
@@ -74,7 +128,8 @@ def prepare(config: EngineConfig) -> Prepared:
     host = _make_host_processors(config)
     memory = measure_memory(config, model, specs, memory_limit(config), host)
     num_blocks, max_model_len = size_pool(config, memory)
-    compiler = StepCompiler(step_config(config, max_model_len, host), model, config.mesh)
+    config = dataclasses.replace(config, max_model_len=max_model_len, max_model_len_can_shrink=False)
+    compiler = StepCompiler(step_config(config, host), model, config.mesh)
     cache = ProgramCache(compiler, num_blocks, folders, environment(XLA_VARIABLES))
     programs = Programs(
         cache.compile,
@@ -84,7 +139,7 @@ def prepare(config: EngineConfig) -> Prepared:
         is_kept=cache.is_kept,
         rare=[shape for shape in compiler.shapes() if shape.is_full],
     )
-    return Prepared(config, specs, compiler, programs, num_blocks, max_model_len, started)
+    return Prepared(config, specs, compiler, programs, num_blocks, started)
 
 
 def _make_host_processors(config: EngineConfig) -> HostProcessors | None:
@@ -104,11 +159,11 @@ def make_core(
     Without `grammars` there are no structured outputs, without `thinking` no thinking budgets.
     """
     config, compiler, programs = prepared.config, prepared.compiler, prepared.programs
-    num_blocks, max_model_len = prepared.num_blocks, prepared.max_model_len
+    num_blocks = prepared.num_blocks
     runner = ModelRunner(compiler, programs, num_blocks, partial(_load, config, prepared.specs))
     log_phase(logger, "weights, KV cache")
     masks = TokenMasks(config.model_config.vocab_size, grammars, thinking)
-    scheduler_config = _scheduler_config(config, num_blocks, max_model_len, compiler.max_rows)
+    scheduler_config = _scheduler_config(config, num_blocks, compiler.max_rows)
     scheduler = (config.scheduler_cls or Scheduler)(scheduler_config)
     device = config.mesh.devices[0]
     logger.info(
@@ -124,12 +179,19 @@ def make_core(
         config.attention.implementation,
         num_blocks,
         config.block_size,
-        max_model_len,
+        config.max_model_len,
         len(compiler.programs()),
         time.monotonic() - prepared.started,
     )
     overlap = config.async_scheduling and compiler.config.host_processors is None
-    return EngineCore(scheduler, runner, masks, max_model_len=max_model_len, overlap=overlap)
+    return EngineCore(
+        scheduler,
+        runner,
+        masks,
+        overlap=overlap,
+        validators=validators(config.logits_processors),
+        profiler=StepProfiler(config.profiler_config),
+    )
 
 
 def keeps_programs(config: EngineConfig) -> bool:
@@ -152,11 +214,11 @@ def _load(config: EngineConfig, specs: Mapping[str, ParamSpec]) -> Any:
     return load_params(specs, config.checkpoint, sharding_for=sharding_for, progress=config.use_tqdm_on_load)
 
 
-def _scheduler_config(config: EngineConfig, num_blocks: int, max_model_len: int, max_rows: int) -> SchedulerConfig:
+def _scheduler_config(config: EngineConfig, num_blocks: int, max_rows: int) -> SchedulerConfig:
     return SchedulerConfig(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=max_model_len,
+        max_model_len=config.max_model_len,
         block_size=config.block_size,
         row_alignment=config.attention.row_alignment,
         num_blocks=num_blocks,

@@ -38,6 +38,10 @@ class RunningStep:
         for array in jax.tree.leaves((output.tokens_s, None if arrays is None else arrays._replace(all_sv=None))):
             array.copy_to_host_async()
 
+    def is_done(self) -> bool:
+        """Say whether `result` would return at once."""
+        return self._output.tokens_s.is_ready()
+
     @running()
     def result(self) -> StepResult:
         """Wait for the tokens and return them as plain Python values."""
@@ -74,6 +78,16 @@ class ModelRunner:
         """The token counts are made by the first step that needs them."""
         self._neutral: dict[int, RareRules] = {}
         """Rare inputs that nobody uses, by the number of rows: the same arrays each step, so that nothing is sent."""
+
+    @property
+    def is_compiling(self) -> bool:
+        """Say, to any thread, whether a step waits for its program to be compiled."""
+        return self.programs.is_awaited
+
+    @property
+    def is_warm(self) -> bool:
+        """Say whether every program is compiled."""
+        return self.programs.is_warm
 
     @running()
     def run(self, plan: StepPlan, masks: Sequence[RowMask | None]) -> RunningStep:

@@ -50,6 +50,10 @@ class Programs[Key: Hashable]:
         self._lock = threading.Lock()
         self._building: dict[Key, threading.Lock] = {}
         self._num_compiled = 0
+        self.is_warm = False
+        """True once every program has been compiled ahead or waited for."""
+        self.is_awaited = False
+        """True while `get` compiles or loads a program for its caller."""
         self._asked: deque[Any] = deque()  # of keys
         self._wake = threading.Event()
         """The event is set when there is something to do at once: to compile what was asked for, or to stop."""
@@ -68,7 +72,13 @@ class Programs[Key: Hashable]:
     def get(self, key: Key) -> Any:
         """Return a program, compiling it now if it is not there."""
         program = self._done.get(key)
-        return self._build(key) if program is None else program
+        if program is not None:
+            return program
+        self.is_awaited = True
+        try:
+            return self._build(key)
+        finally:
+            self.is_awaited = False
 
     def nearest[Some: Hashable](self, keys: Sequence[Some]) -> Some:
         """Return which of some programs that do the same to use now, the best one first; it is compiled next.
@@ -91,6 +101,7 @@ class Programs[Key: Hashable]:
         for key in self._keys:
             if self._is_missing(key):
                 self._build(key, holds=key not in self._rare)
+        self.is_warm = True
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._done
@@ -142,6 +153,7 @@ class Programs[Key: Hashable]:
             if self._num_compiled > num_compiled:
                 self._wake.wait(PAUSE * (time.monotonic() - started))
             self._wake.clear()
+        self.is_warm = self.is_warm or not self._is_stopped
 
     def _next(self) -> tuple[Key, bool] | None:
         """Return what to compile now and whether to hold it, or None if there is nothing more to compile."""

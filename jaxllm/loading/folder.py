@@ -23,6 +23,7 @@ CONFIG_NAME = "config.json"
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 MAX_FILE_NAME = 200
+TEMPLATES_FOLDER = "additional_chat_templates"
 TOKENIZER_SUFFIXES = (".json", ".jinja", ".model", ".tiktoken", ".txt")
 
 
@@ -200,10 +201,10 @@ def tokenizer_digest(folder: Path) -> str | None:
     """Return a digest of the files that a folder's tokenizer may be made from; None if one cannot be read."""
     digest = hashlib.sha256()
     try:
-        for path in sorted(folder.iterdir()):
+        for path in sorted([*folder.iterdir(), *folder.glob(f"{TEMPLATES_FOLDER}/*")]):
             if path.suffix in TOKENIZER_SUFFIXES and path.is_file():
                 content = path.read_bytes()
-                digest.update(f"{path.name}\0{len(content)}\0".encode())
+                digest.update(f"{path.relative_to(folder)}\0{len(content)}\0".encode())
                 digest.update(content)
     except OSError:
         return None

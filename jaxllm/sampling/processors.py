@@ -18,6 +18,7 @@ from jax import Array
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_float, check_int, shown
+from jaxllm.sampling_params import SamplingParams
 from jaxllm.utils.names import import_name
 
 PARAMETER = "logits_processors"
@@ -135,6 +136,23 @@ def process(logits_sv: Array, state: LogitsState, processors: tuple[LogitsProces
             raise _error(f"{message}; it returned {got}", processor)
         logits_sv = result
     return logits_sv
+
+
+def validators(processors: Sequence[LogitsProcessor | type]) -> list[Callable[[SamplingParams], None]]:
+    """Return a check for each class among logits processors that has `validate_params`.
+
+    A check raises VLLMValidationError for params that the class refuses.
+    """
+    classes = [each for each in on_host(processors) if hasattr(each, "validate_params")]
+    return [partial(_validate, each) for each in classes]
+
+
+def _validate(processor_class: Any, params: SamplingParams) -> None:
+    try:
+        processor_class.validate_params(params)
+    except Exception as error:  # a user's class may raise anything
+        message = f"{processor_class.__name__} refuses them: {error}."
+        raise VLLMValidationError(message, parameter=PARAMETER, value=params.extra_args) from error
 
 
 def _import(name: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxllm.messages import EngineCoreOutput, PromptLogprobs, TokenLogprobs
+from jaxllm.messages import EngineCoreOutput, PromptLogprobs, RequestError, TokenLogprobs
 from jaxllm.scheduling.request import Request
 
 
@@ -13,6 +13,7 @@ def make_output(
     prompt_logprobs: PromptLogprobs | None = None,
     finish_reason: str | None = None,
     stop_reason: int | str | None = None,
+    error: RequestError | None = None,
 ) -> EngineCoreOutput:
     """Return what one step did to a request; `logprobs` are those of its new token."""
     return EngineCoreOutput(
@@ -22,6 +23,7 @@ def make_output(
         new_prompt_logprobs=prompt_logprobs,
         finish_reason=finish_reason,
         stop_reason=stop_reason,
+        error=error,
         num_cached_tokens=request.num_cached_tokens,
         num_preemptions=request.num_preemptions,
         queued_ts=request.queued_ts,

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 
-from jaxllm.messages import EngineCoreOutput, EngineCoreRequest, PromptLogprobs, SchedulerStats
+from jaxllm.messages import EngineCoreOutput, EngineCoreRequest, PromptLogprobs, RequestError, SchedulerStats
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.kv_cache_manager import KVCacheManager, PrefixHit
 from jaxllm.scheduling.outputs import make_output
@@ -90,7 +90,7 @@ class Scheduler:
         """End requests and free their blocks at once, also with a step in flight; ignore ids that are unknown."""
         return [output for request_id in request_ids for output in self.end(request_id, "abort")]
 
-    def end(self, request_id: str, finish_reason: str, error: str | None = None) -> list[EngineCoreOutput]:
+    def end(self, request_id: str, finish_reason: str, error: RequestError | None = None) -> list[EngineCoreOutput]:
         """End a request now and return its last output; none if the id is unknown. `error` says what went wrong."""
         request = self._requests.get(request_id)
         if request is None:
@@ -98,7 +98,7 @@ class Scheduler:
         if request not in self._waiting:
             self._running.remove(request)
         self._end(request, finish_reason)
-        return [make_output(request, [], finish_reason=finish_reason, stop_reason=error)]
+        return [make_output(request, [], finish_reason=finish_reason, error=error)]
 
     def release(self, request_ids: Iterable[str]) -> None:
         """Keep no blocks of these requests beyond end and last waiting fork; ignore ids that are unknown."""
@@ -109,15 +109,15 @@ class Scheduler:
                     request.keeps_blocks = False
                     self._close_unwanted(request)
 
-    def abandon(self) -> list[EngineCoreOutput]:
-        """End all requests and begin anew: what a failed step wrote is unknown, and it may have been cut off anywhere,
-        with the queues and the pool half changed.
+    def abandon(self, error: RequestError) -> list[EngineCoreOutput]:
+        """End all requests with an error and begin anew: what a failed step wrote is unknown, and it may have been cut
+        off anywhere, with the queues and the pool half changed.
         """
         requests = list(self._requests.values())
         self._begin()
         for request in requests:
-            request.finish_reason = "abort"
-        return [make_output(request, [], finish_reason="abort") for request in requests]
+            request.finish_reason = "error"
+        return [make_output(request, [], finish_reason="error", error=error) for request in requests]
 
     def _end(self, request: Request, finish_reason: str) -> None:
         """Take a request out of everything but the running list."""

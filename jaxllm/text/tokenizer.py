@@ -1,4 +1,4 @@
-"""A Hugging Face fast tokenizer gets what the engine needs around it: batches, single tokens' text, the EOS id."""
+"""A Hugging Face fast tokenizer gets what the engine needs around it: batches, single tokens' text, truncation."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT64_MAX, check_bool, check_choice, check_int, check_options
+from jaxllm.text.tokenizer_parts import TokenizerParts
 
 if TYPE_CHECKING:  # both cost import time
     from tokenizers import Tokenizer as Backend
@@ -27,36 +28,36 @@ _ENCODE_OPTIONS = ("add_special_tokens", "truncation", "max_length", "truncate_p
 class Tokenizer:
     """A tokenizer turns text into token ids and back."""
 
-    def __init__(
-        self, backend: Backend, eos_token_id: int | None, load_hf: Callable[[], PreTrainedTokenizerBase]
-    ) -> None:
-        """Wrap `backend`; `eos_token_id` ends a sequence, and `load_hf` makes transformers' tokenizer of it."""
-        self.backend, self.eos_token_id = backend, eos_token_id
+    def __init__(self, parts: TokenizerParts, load_hf: Callable[[], PreTrainedTokenizerBase]) -> None:
+        """Make a tokenizer of its parts; `load_hf` makes transformers' own, for users that ask for it."""
+        self.parts, self.eos_token_id = parts, parts.eos_token_id
         self._load_hf = load_hf
         self._strings: dict[int, str] = {}
 
     @classmethod
     def of(cls, hf: PreTrainedTokenizerBase) -> Self:
-        """Wrap a transformers tokenizer. Raises VLLMValidationError for one that is not fast."""
-        theirs: Backend | None = getattr(hf, "backend_tokenizer", None)
-        if theirs is None:
-            raise VLLMValidationError(
-                f"{type(hf).__name__} is not a fast tokenizer (it has no tokenizer.json); convert it first.",
-                parameter="tokenizer",
-                value=type(hf).__name__,
-            )
+        """Make one of transformers' tokenizer. Raises VLLMValidationError for one that is not fast."""
+        return cls(TokenizerParts.of(hf), lambda: hf)
+
+    @classmethod
+    def from_parts(cls, parts: TokenizerParts, load_hf: Callable[[], PreTrainedTokenizerBase]) -> Self:
+        """Make one of what `parts` of another gave, in any process."""
+        return cls(parts, load_hf)
+
+    @cached_property
+    def backend(self) -> Backend:
+        """Return the tokenizers library's tokenizer, which neither truncates nor pads."""
         from tokenizers import Tokenizer as Backend
 
-        # A copy: calls of theirs, which the user has too, change its settings.
-        backend = Backend.from_str(theirs.to_str())
+        backend = Backend.from_buffer(self.parts.tokenizer_json)
         backend.no_truncation()
         backend.no_padding()
-        backend.encode_special_tokens = bool(getattr(hf, "split_special_tokens", False))
-        return cls(backend, hf.eos_token_id if isinstance(hf.eos_token_id, int) else None, lambda: hf)
+        backend.encode_special_tokens = self.parts.split_special_tokens
+        return backend
 
     @cached_property
     def hf(self) -> PreTrainedTokenizerBase:
-        """Return transformers' tokenizer, for chat templates; importing transformers takes a second or two."""
+        """Return transformers' tokenizer, for users; importing transformers takes a second or two."""
         return self._load_hf()
 
     @cached_property
@@ -75,11 +76,17 @@ class Tokenizer:
         """Turn texts into token ids, each cut to `keep` of them, special tokens included, on the tokenizer's side."""
         if not texts:
             return []
-        if keep is not None:
-            options: dict[str, Any] = {"truncation": True, "max_length": keep, "return_attention_mask": False}
-            return self.hf(list(texts), add_special_tokens=add_special_tokens, verbose=False, **options)["input_ids"]
-        batch = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        return [encoding.ids for encoding in batch]
+        num_added = self.backend.num_special_tokens_to_add(False) if add_special_tokens else 0
+        adds_later = keep is not None and num_added > 0
+        batch = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens and not adds_later)
+        if keep is None:
+            return [encoding.ids for encoding in batch]
+        side = self.parts.truncation_side
+        if not adds_later:
+            return [cut_ids(encoding.ids, keep, side) for encoding in batch]
+        for encoding in batch:
+            encoding.truncate(max(0, keep - num_added), direction=side)
+        return [self.backend.post_process(encoding).ids for encoding in batch]
 
     def token_string(self, token_id: int) -> str:
         """Return the text of one token by itself; half a character shows as U+FFFD."""
@@ -149,8 +156,13 @@ class EncodeOptions:
         """Return the token ids of a prompt that are kept."""
         if self.keep is None or len(token_ids) <= self.keep:
             return token_ids
-        side = self.side or ("right" if tokenizer is None else tokenizer.hf.truncation_side)
-        return token_ids[-self.keep :] if side == "left" else token_ids[: self.keep]
+        side = self.side or ("right" if tokenizer is None else tokenizer.parts.truncation_side)
+        return cut_ids(token_ids, self.keep, side)
+
+
+def cut_ids(token_ids: list[int], keep: int, side: str) -> list[int]:
+    """Return at most `keep` of the token ids, with those on the side named, "left" or "right", cut off."""
+    return token_ids[max(0, len(token_ids) - keep) :] if side == "left" else token_ids[:keep]
 
 
 def encode_options(given: Mapping[str, Any] | None, max_model_len: int) -> EncodeOptions:
@@ -222,15 +234,14 @@ def _keep(cache_dir: str, digest: str | None, load_hf: Callable[[], PreTrainedTo
     """Return the tokenizer of a digest from disk if it is there, else make it and keep it."""
     if digest is None:
         return Tokenizer.of(load_hf())
-    from jaxllm.text.tokenizer_cache import KeptTokenizer, TokenizerCache
+    from jaxllm.text.tokenizer_cache import TokenizerCache
 
     cache = TokenizerCache(cache_dir)
     kept = cache.load(digest)
     if kept is not None:
-        return Tokenizer(*kept, load_hf)
+        return Tokenizer(kept, load_hf)
     tokenizer = Tokenizer.of(load_hf())
-    if not tokenizer.backend.encode_special_tokens:  # which a tokenizer's own form does not say
-        cache.save(digest, KeptTokenizer(tokenizer.backend, tokenizer.eos_token_id))
+    cache.save(digest, tokenizer.parts)
     return tokenizer
 
 

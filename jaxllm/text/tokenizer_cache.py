@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
 
-from tokenizers import Tokenizer as Backend
+import msgspec
 
+from jaxllm.text.tokenizer_parts import TokenizerParts
 from jaxllm.utils.files import read_own, write_whole
 
 logger = logging.getLogger(__name__)
@@ -23,37 +22,27 @@ LIBRARIES = ("transformers", "tokenizers", "sentencepiece", "tiktoken", "protobu
 """The libraries that make tokenizers, as far as they are there."""
 
 
-class KeptTokenizer(NamedTuple):
-    """The parts of a tokenizer that the engine needs besides chat templates."""
-
-    backend: Backend
-    eos_token_id: int | None
-
-
 class TokenizerCache:
     """This keeps tokenizers by a digest of what they are made from. A file that cannot be used counts as none."""
 
     def __init__(self, cache_dir: str) -> None:
         self._folder = Path(cache_dir, "tokenizers")
 
-    def load(self, digest: str) -> KeptTokenizer | None:
-        """Return a tokenizer, None if it is not there."""
+    def load(self, digest: str) -> TokenizerParts | None:
+        """Return a tokenizer's parts, None if they are not there."""
         path = self._path(digest)
         try:
-            head, _, body = read_own(path).decode().partition("\n")
-            facts = json.loads(head)
-            return KeptTokenizer(Backend.from_str(body), facts["eos_token_id"])
+            return msgspec.msgpack.decode(read_own(path), type=TokenizerParts)
         except FileNotFoundError:
             return None
-        except Exception:  # the library raises bare ones
+        except (OSError, ValueError):  # msgspec's errors are ValueErrors
             logger.warning("%s cannot be used; the tokenizer is made again", path, exc_info=True)
             return None
 
-    def save(self, digest: str, tokenizer: KeptTokenizer) -> None:
-        """Keep a tokenizer; a folder that cannot be written is a warning."""
-        head = json.dumps({"eos_token_id": tokenizer.eos_token_id})
+    def save(self, digest: str, parts: TokenizerParts) -> None:
+        """Keep a tokenizer's parts; a folder that cannot be written is a warning."""
         try:
-            write_whole(self._path(digest), f"{head}\n{tokenizer.backend.to_str()}".encode())
+            write_whole(self._path(digest), msgspec.msgpack.encode(parts))
         except OSError as error:
             logger.warning("the tokenizer cannot be kept: %s", error)
 
@@ -62,6 +51,6 @@ class TokenizerCache:
         for name in LIBRARIES:
             with contextlib.suppress(metadata.PackageNotFoundError):
                 made_by.update(f"{name} {metadata.version(name)} ".encode())
-        for path in (Path(__file__), Path(__file__).with_name("tokenizer.py")):
-            made_by.update(path.read_bytes())
+        for name in ("tokenizer_cache.py", "tokenizer_parts.py"):
+            made_by.update(Path(__file__).with_name(name).read_bytes())
         return self._folder / made_by.hexdigest()

@@ -6,11 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from tokenizers import processors
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.checkpoint import Checkpoint
-from jaxllm.text.tokenizer import Tokenizer, load_tokenizer
+from jaxllm.text.tokenizer import EncodeOptions, Tokenizer, load_tokenizer
+from jaxllm.text.tokenizer_parts import TokenizerParts
 from tests.engine.support import byte_fallback, byte_level
 
 
@@ -88,6 +91,59 @@ def test_a_token_keeps_the_space_that_its_word_begins_with() -> None:
     assert [tokenizer.backend.id_to_token(each) for each in ids] == ["▁he", "▁"]
     assert tokenizer.backend.decode(ids[:1]) == "he"
     assert tokenizer.token_strings(ids, []) == [" he", " "]
+
+
+POST_PROCESSORS = {
+    "none": None,
+    "byte level": processors.ByteLevel(trim_offsets=True),
+    "begin": processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 3)]),
+    "both ends": processors.TemplateProcessing(single="<s> $A <|end|>", special_tokens=[("<s>", 3), ("<|end|>", 0)]),
+    "roberta": processors.RobertaProcessing(("<|end|>", 0), ("<s>", 3)),
+    "bert": processors.BertProcessing(("<|end|>", 0), ("<s>", 3)),
+    "sequence": processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=False),
+            processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 3)]),
+        ]
+    ),
+}
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", POST_PROCESSORS)
+def test_truncation_is_transformers(name: str, side: str) -> None:
+    hf: Any = byte_level().hf
+    hf.truncation_side = side
+    if POST_PROCESSORS[name] is not None:
+        hf.backend_tokenizer.post_processor = POST_PROCESSORS[name]
+    texts = ["", "a", "hello", "one two three four", "<s> hello <|im_end|>", "你好 " * 9]
+    tokenizer = Tokenizer.of(hf)
+    for add_special_tokens in (True, False):
+        for keep in range(2 if add_special_tokens else 1, 12):
+            given: dict[str, Any] = {"add_special_tokens": add_special_tokens}
+            expected = hf(texts, truncation=True, max_length=keep, **given)["input_ids"]
+            assert tokenizer.encode(texts, keep=keep, **given) == expected
+            assert max(map(len, expected)) == keep
+
+
+def test_the_side_of_a_cut(tokenizer: Tokenizer) -> None:
+    left = Tokenizer(msgspec.structs.replace(tokenizer.parts, truncation_side="left"), tokenizer._load_hf)
+    for given, cutter, kept in [
+        (None, tokenizer, [1, 2]),
+        (None, None, [1, 2]),
+        (None, left, [2, 3]),
+        ("right", left, [1, 2]),
+        ("left", tokenizer, [2, 3]),
+    ]:
+        assert EncodeOptions(keep=2, side=given).cut([1, 2, 3], cutter) == kept
+        assert EncodeOptions(keep=3, side=given).cut([1, 2, 3], cutter) == [1, 2, 3]
+
+
+def test_parts_are_data(tokenizer: Tokenizer) -> None:
+    sent = msgspec.msgpack.encode(tokenizer.parts)
+    received = Tokenizer(msgspec.msgpack.decode(sent, type=TokenizerParts), tokenizer._load_hf)
+    assert received.parts == tokenizer.parts
+    assert received.encode(["hello <|im_end|>"]) == tokenizer.encode(["hello <|im_end|>"])
 
 
 def test_nothing_to_encode(tokenizer: Tokenizer) -> None:

@@ -54,6 +54,7 @@ def model(tmp_path: Path) -> Path:
 
 def check_is_the_same(model: Path | str, reference: Any, cache: Path) -> None:
     """Compare a tokenizer that is made, and one from disk, with transformers'."""
+    parts = Tokenizer.of(reference).parts
     for found in (load(model, cache), load(model, cache)):
         assert found.eos_token_id == reference.eos_token_id
         for add_special_tokens in (True, False):
@@ -68,7 +69,7 @@ def check_is_the_same(model: Path | str, reference: Any, cache: Path) -> None:
         assert found.encode(["one two three four"], keep=3) == cut
         assert found.encode([], keep=3) == []
         assert found.added_tokens == {key: token.content for key, token in reference.added_tokens_decoder.items()}
-        assert found.hf.get_chat_template() == reference.get_chat_template() if reference.chat_template else True
+        assert found.parts == parts
     assert list((cache / "tokenizers").iterdir())
 
 
@@ -97,7 +98,7 @@ def test_settings_of_transformers_that_its_files_carry(tmp_path: Path) -> None:
         assert found.encode(TEXTS) == reference(TEXTS)["input_ids"]
 
 
-def test_one_that_splits_special_tokens_is_not_kept(tmp_path: Path) -> None:
+def test_one_that_splits_special_tokens_is_kept_so(tmp_path: Path) -> None:
     hf: Any = byte_level().hf
     hf.split_special_tokens = True
     model = fill(tmp_path / "model", hf)
@@ -107,7 +108,20 @@ def test_one_that_splits_special_tokens_is_not_kept(tmp_path: Path) -> None:
     assert reference.split_special_tokens
     for _ in range(2):
         assert load(model, tmp_path / "cache").encode(TEXTS) == reference(TEXTS)["input_ids"]
-    assert not (tmp_path / "cache").exists()
+    assert len(list((tmp_path / "cache/tokenizers").iterdir())) == 1
+
+
+def test_all_that_chat_templates_need_is_kept(tmp_path: Path) -> None:
+    hf: Any = byte_level(bos=True).hf
+    hf.add_special_tokens({"bos_token": "<s>", "extra_special_tokens": ["<|im_end|>"]})
+    hf.init_kwargs["truncation_side"] = "left"
+    hf.chat_template = {"default": "a", "tool_use": "b"}
+    model = fill(tmp_path / "model", hf)
+    for _ in range(2):
+        parts = load(model, tmp_path / "cache").parts
+        assert parts.chat_template == {"default": "a", "tool_use": "b"}
+        assert parts.special_tokens == hf.special_tokens_map == {"bos_token": "<s>", "eos_token": "<|end|>"}
+        assert parts.truncation_side == "left"
 
 
 def test_the_second_time_transformers_is_not_imported(model: Path, tmp_path: Path, repository: Path) -> None:
@@ -116,7 +130,9 @@ def test_the_second_time_transformers_is_not_imported(model: Path, tmp_path: Pat
         "from jaxllm.text.tokenizer import load_tokenizer\n"
         "from jaxllm.loading.open import open_checkpoint\n"
         "tokenizer = load_tokenizer(open_checkpoint(sys.argv[1]), sys.argv[2])\n"
-        "print(tokenizer.encode(['hello world']), 'transformers' in sys.modules)\n"
+        "from jaxllm.text.chat import ChatRenderer\n"
+        "prompt = ChatRenderer(tokenizer, None).render([{'role': 'user', 'content': 'hi'}], 'messages')\n"
+        "print(tokenizer.encode(['hello world', prompt.text]), 'transformers' in sys.modules)\n"
     )
     runs = [
         subprocess.run(
@@ -129,8 +145,12 @@ def test_the_second_time_transformers_is_not_imported(model: Path, tmp_path: Pat
     assert runs[0].rsplit(maxsplit=1)[0] == runs[1].rsplit(maxsplit=1)[0]
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "config.json"])
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "tokenizer_config.json", "config.json", "additional_chat_templates/tool_use.jinja"]
+)
 def test_a_changed_file_is_a_miss(model: Path, tmp_path: Path, name: str) -> None:
+    (model / "additional_chat_templates").mkdir()
+    (model / "additional_chat_templates/tool_use.jinja").write_text("{{ tools }}")
     load(model, tmp_path / "cache")
     (model / name).write_text((model / name).read_text() + "\n")
     load(model, tmp_path / "cache")

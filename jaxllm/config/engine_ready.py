@@ -1,0 +1,42 @@
+"""`EngineReady` is all that an engine's front end knows of its core: the core's answer to the engine arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from jaxllm.config.vllm_config import VllmConfig
+from jaxllm.messages import SchedulerStats
+
+
+class EngineReady(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="ready"):
+    """The settings of an engine whose core is ready for requests. It is plain data and crosses to another process."""
+
+    vllm_config: VllmConfig
+    """The settings by vLLM's names, settled: max_model_len is what the KV cache holds."""
+    stats: SchedulerStats
+    """The scheduler at its start."""
+    generation_config: dict[str, Any]
+    """The HF generation config in force; its eos_token_id ends outputs."""
+    default_sampling_params: dict[str, Any]
+    """Keywords of SamplingParams for requests that bring none."""
+    chat_template: str | None
+    """The text of a template to use instead of the tokenizer's own."""
+    extra_args: dict[str, int | float]
+    """The arguments that traced logits processors take, with their defaults."""
+    has_logits_processors: bool
+    has_validators: bool
+    """True if classes among the logits processors look at the params of each request."""
+    has_thinking_tokens: bool
+    """True if it is known how the model marks its reasoning."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Return the length of the longest sequence, prompt and output together."""
+        return self.vllm_config.model_config.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Return the number of token ids: the logits are so wide."""
+        return self.vllm_config.model_config.get_vocab_size()

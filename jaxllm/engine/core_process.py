@@ -1,0 +1,100 @@
+"""This process, or thread, runs an engine core for the front end that has started it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import sys
+import threading
+from collections.abc import Callable
+
+import msgspec
+import zmq
+
+from jaxllm.config.engine_args import EngineArgs
+from jaxllm.config.engine_ready import EngineReady
+from jaxllm.engine.core_client import RunnableCore
+from jaxllm.engine.core_loop import CoreLoop, Heart, failure
+from jaxllm.engine.sockets import Addresses, SocketInbox, SocketOutbox
+from jaxllm.engine.wire import Starting
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.text.tokenizer import Tokenizer
+from jaxllm.utils.log import show_log
+
+logger = logging.getLogger(__name__)
+
+type StartCore = Callable[[Callable[[Tokenizer | None], None]], tuple[RunnableCore, EngineReady]]
+"""A function that makes a core; it gives the tokenizer to its argument as soon as it is there."""
+
+
+class Order(msgspec.Struct, frozen=True):
+    """The request that a front end writes to the standard input of its core's process."""
+
+    engine_args: dict[str, object]
+    addresses: Addresses
+    sys_path: list[str]
+    """The front end's sys.path: logits processors and plugins may lie beside the user's script."""
+    log_level: int
+
+
+def run_core(start: StartCore, addresses: Addresses, context: zmq.Context[zmq.Socket[bytes]]) -> int:
+    """Make a core, tell the front end and run it until it is told to end; return the exit status.
+
+    Whatever ends it before is told to the front end, and logged.
+    """
+    outbox, beats = SocketOutbox(context, addresses), SocketOutbox(context, addresses)
+    heart, core = Heart(beats), None
+    inbox = SocketInbox(context, addresses)
+    try:
+        core, ready = start(lambda tokenizer: outbox.send(Starting(None if tokenizer is None else tokenizer.parts)))
+        loop = CoreLoop(core, inbox, outbox)
+        outbox.send(ready)
+        heart.watch(loop)
+        loop.run()
+    except VLLMValidationError as error:
+        outbox.send(failure(error))
+        return 2
+    except BaseException as error:
+        logger.exception("the engine core has failed")
+        outbox.send(failure(error))
+        return 1
+    finally:
+        heart.stop()
+        for each in (inbox, outbox, beats):
+            each.close()
+        if core is not None:
+            core.shutdown()
+    return 0
+
+
+def main() -> int:
+    """Run the core that the order on standard input asks for."""
+    order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
+    threading.Thread(target=_end_with, args=(os.getppid(),), name="jaxllm-parent", daemon=True).start()
+    sys.path[:] = order.sys_path
+    logging.getLogger("jaxllm").setLevel(order.log_level)
+    show_log()
+
+    def start(on_tokenizer: Callable[[Tokenizer | None], None]) -> tuple[RunnableCore, EngineReady]:
+        from jaxllm.engine.startup import start_core  # which loads JAX
+
+        return start_core(EngineArgs(**order.engine_args), on_tokenizer)
+
+    with zmq.Context() as context:
+        return run_core(start, order.addresses, context)
+
+
+def _end_with(parent: int) -> None:
+    """End this process, however busy, when the front end's is gone: nobody could take what it makes."""
+    try:
+        descriptor = os.pidfd_open(parent)
+    except ProcessLookupError:
+        os._exit(1)
+    if os.getppid() == parent:
+        select.select([descriptor], [], [])
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

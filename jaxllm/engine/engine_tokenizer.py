@@ -1,0 +1,42 @@
+"""An engine's arguments say which tokenizer it has."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from jaxllm.config.arguments import EngineArguments
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.text.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from jaxllm.config.engine_config import EngineConfig
+    from jaxllm.loading.checkpoint import Checkpoint
+
+logger = logging.getLogger(__name__)
+
+
+def load_engine_tokenizer(
+    config: EngineArguments | EngineConfig, checkpoint: Checkpoint, cache_dir: str
+) -> Tokenizer | None:
+    """Load the tokenizer that an engine is to have: its checkpoint's, another, or None. Raises VLLMValidationError."""
+    if config.skip_tokenizer_init:
+        return None
+    is_own = config.tokenizer == config.model and config.tokenizer_revision is None
+    try:
+        tokenizer = load_tokenizer(
+            checkpoint,
+            cache_dir,
+            name=None if is_own else config.tokenizer,
+            revision=config.tokenizer_revision,
+            hf_token=config.hf_token,
+            download_dir=config.download_dir,
+        )
+    except VLLMValidationError as error:
+        if config.tokenizer_mode != "mistral":
+            raise
+        message = f"tokenizer_mode='mistral' works only where there is a tokenizer.json. {error}"
+        raise VLLMValidationError(message, parameter="tokenizer_mode", value="mistral") from error
+    if config.tokenizer_mode == "mistral":
+        logger.info("tokenizer_mode='mistral': the tokenizer.json is used, by the tokenizers library")
+    return tokenizer

@@ -1,0 +1,72 @@
+"""The front half of an engine: text goes in and comes out, and the core's messages stand between."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from jaxllm.config.engine_ready import EngineReady
+from jaxllm.engine.input_processor import InputProcessor
+from jaxllm.engine.metrics import EngineMetrics, cache_config_info
+from jaxllm.engine.output_processor import OutputProcessor
+from jaxllm.engine.params_resolver import CheckInCore, InputLimits
+from jaxllm.engine.stats_log import StatsLogger
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.text.chat import ChatRenderer
+from jaxllm.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from jaxllm.constraints.compiler import GrammarCompiler
+
+
+class FrontEnd:
+    """What the synchronous and the asynchronous engine share: everything but the way to the core."""
+
+    def __init__(self, ready: EngineReady, tokenizer: Tokenizer | None, check_in_core: CheckInCore | None) -> None:
+        """Let the core say what it would refuse; without `check_in_core` it refuses when it gets the request."""
+        self.ready = ready
+        self.tokenizer = tokenizer
+        config = ready.vllm_config
+        self.metrics = EngineMetrics(
+            config.model_config.model,
+            ready.max_model_len,
+            ready.stats,
+            cache_config_info(config),
+            has_residency=config.observability_config.kv_cache_metrics,
+        )
+        self.stats_logger: StatsLogger | None = None
+        if not config.observability_config.disable_log_stats:
+            self.stats_logger = StatsLogger(self.metrics, config.device_config.device_type)
+        self.inputs = InputProcessor(
+            tokenizer, InputLimits.of(ready), ready.generation_config, config.model_config.seed, check_in_core
+        )
+        self.outputs = OutputProcessor(tokenizer, self.metrics)
+
+    def require_tokenizer(self) -> Tokenizer:
+        """Return the tokenizer. Raises VLLMValidationError without one."""
+        if self.tokenizer is None:
+            message = "there is no tokenizer: the engine was made with `skip_tokenizer_init=True`."
+            raise VLLMValidationError(message, parameter="skip_tokenizer_init", value=True)
+        return self.tokenizer
+
+    @cached_property
+    def chat_renderer(self) -> ChatRenderer:
+        """Return what makes prompts of conversations. Raises VLLMValidationError without a tokenizer."""
+        return ChatRenderer(self.require_tokenizer(), self.ready.chat_template)
+
+    @cached_property
+    def grammars(self) -> GrammarCompiler | None:
+        """Return a compiler of grammars for beam searches, whose beams are followed here; None without a tokenizer."""
+        if self.tokenizer is None:
+            return None
+        from jaxllm.constraints.compiler import make_grammar_compiler  # which loads numpy
+
+        return make_grammar_compiler(self.tokenizer, self.ready.vocab_size, self.ready.generation_config)
+
+
+def refuse_given(**arguments: Any) -> None:
+    """Refuse arguments of vLLM that have no meaning here unless they are None, or a list of None."""
+    for name, value in arguments.items():
+        if value is None or (isinstance(value, (list, tuple)) and all(each is None for each in value)):
+            continue
+        raise VLLMValidationError(f"{name} is not supported yet; leave it at None.", parameter=name, value=value)

@@ -1,0 +1,297 @@
+"""The client of an engine core that runs by itself, in another process or thread."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Self
+
+import msgspec
+import zmq
+
+from jaxllm.config.engine_args import EngineArgs
+from jaxllm.config.engine_ready import EngineReady
+from jaxllm.config.environment import core_timeouts
+from jaxllm.engine.core_host import CoreHost, CoreProcess, CoreThread
+from jaxllm.engine.core_process import StartCore
+from jaxllm.engine.sockets import FrontSockets
+from jaxllm.engine.wire import (
+    Abort,
+    Add,
+    Call,
+    Failure,
+    FrameError,
+    FromCore,
+    Heartbeat,
+    Release,
+    Reply,
+    Shutdown,
+    Starting,
+    ToCore,
+)
+from jaxllm.exceptions import EngineDeadError, VLLMValidationError
+from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest, RequestError
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.text.tokenizer_parts import TokenizerParts
+from jaxllm.utils.log import show_log
+
+POLL_SECONDS = 0.5
+
+
+class CoreWatch:
+    """This judges by heartbeats whether a core hangs: a step takes for ever, or the process has stopped."""
+
+    def __init__(self, step_seconds: float, silence_seconds: float) -> None:
+        """Allow a step, compiling not counted, and a silence so many seconds."""
+        self._step_seconds, self._silence_seconds = step_seconds, silence_seconds
+        self._heard = self._looked = time.monotonic()
+        self._last: Heartbeat | None = None
+
+    def hear(self, beat: Heartbeat) -> None:
+        """Take in a heartbeat."""
+        self._heard, self._last = time.monotonic(), beat
+
+    def complaint(self) -> str | None:
+        """Say what is wrong; None if nothing is. To be called after all messages that have come are taken in."""
+        now = time.monotonic()
+        if now - self._looked > self._silence_seconds / 2:
+            self._heard = now  # it was this process that was stopped
+        self._looked = now
+        if now - self._heard > self._silence_seconds:
+            return f"it has given no sign of life for {now - self._heard:.0f} s (JAXLLM_SILENCE_TIMEOUT)"
+        last = self._last
+        if last is not None and not last.is_compiling and last.step_seconds > self._step_seconds:
+            return f"a step has taken {last.step_seconds:.0f} s (JAXLLM_STEP_TIMEOUT)"
+        return None
+
+
+class RemoteCore:
+    """A core that runs by itself, and what has come from it. For one thread.
+
+    Once it has ended, every call raises EngineDeadError, but for `shutdown`.
+    """
+
+    def __init__(self, host: CoreHost, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        """Connect to a core that starts; `wait_ready` waits for it."""
+        self._host, self._context = host, context
+        self._sockets = FrontSockets(context, host.meeting.addresses)
+        self._watch = CoreWatch(*core_timeouts())
+        self._outputs: deque[EngineCoreOutputs | FrameError] = deque()
+        self._replies: dict[int, Reply] = {}
+        self._call_ids = itertools.count()
+        self._ready: EngineReady | None = None
+        self._is_closed = False
+        self.tokenizer_parts: TokenizerParts | None = None
+        self.has_tokenizer = False
+        """True once `tokenizer_parts` are what the core says: parts, or None for an engine without a tokenizer."""
+        self.dead_error: EngineDeadError | None = None
+        """The error that ended the core; None while it runs."""
+
+    @classmethod
+    def in_process(cls, engine_args: EngineArgs) -> Self:
+        """Start a core in a process of its own."""
+        show_log()
+        return cls(CoreProcess(engine_args), zmq.Context())
+
+    @classmethod
+    def in_thread(cls, start: StartCore) -> Self:
+        """Start a core in a thread of this process."""
+        context = zmq.Context()
+        return cls(CoreThread(start, context), context)
+
+    @property
+    def host(self) -> CoreHost:
+        """Return where the core runs."""
+        return self._host
+
+    @property
+    def fd(self) -> int:
+        """Return the file descriptor to wait for messages with; see `FrontSockets.fd`."""
+        return self._sockets.fd
+
+    def wait_tokenizer(self) -> TokenizerParts | None:
+        """Wait until the core has sent the tokenizer and return it, None without one. Raises as `wait_ready` does."""
+        while not self.has_tokenizer:
+            self._wait()
+        return self.tokenizer_parts
+
+    def wait_ready(self) -> EngineReady:
+        """Wait until the core is ready. Raises VLLMValidationError for arguments that it refuses, EngineDeadError if
+        it ends otherwise.
+        """
+        while self._ready is None:
+            self._wait()
+        self._host.meeting.close()
+        return self._ready
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queue a request; one that the core refuses ends with an output that says why.
+
+        Raises VLLMValidationError for one that is too large to be sent.
+        """
+        try:
+            self._send(Add(request))
+        except FrameError as error:
+            message = f"the request cannot be sent to the engine core: {error}."
+            raise VLLMValidationError(message, parameter="prompt") from error
+
+    def check(self, params: SamplingParams, seconds: float | None = None) -> None:
+        """Raise VLLMValidationError for params that the core would refuse."""
+        self._call("check", params, seconds)
+
+    def abort_requests(self, sequence_ids: Iterable[str]) -> None:
+        """End sequences and free their blocks; unknown ids are ignored."""
+        self._send(Abort(list(sequence_ids)))
+
+    def release(self, sequence_ids: Iterable[str]) -> None:
+        """Give up the blocks that ended sequences have kept for forks; unknown ids are ignored."""
+        self._send(Release(list(sequence_ids)))
+
+    def step(self, *, wait: bool) -> EngineCoreOutputs | None:
+        """Return the outcome of the next step; without `wait`, None if it has not come.
+
+        Raises FrameError for one that cannot be read: nobody knows whose tokens it had.
+        """
+        while self.receive():
+            pass
+        while (outputs := self.take_outputs()) is None and wait:
+            self._wait()
+        return outputs
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached prefixes; False when blocks are in use, unless running requests are to give theirs up."""
+        return self._call("reset_prefix_cache", reset_running_requests)
+
+    def warm_up(self) -> None:
+        """Wait until every program is compiled."""
+        self._call("warm_up")
+
+    def start_profile(self, prefix: str | None, delay_iterations: int | None, max_iterations: int | None) -> None:
+        """Record what host and devices do until `stop_profile`; what is None is as profiler_config says."""
+        self._call("start_profile", prefix, delay_iterations, max_iterations)
+
+    def stop_profile(self) -> None:
+        """End the recording and write it to the folder of profiler_config."""
+        self._call("stop_profile")
+
+    def begin_call(self, method: str, *arguments: Any) -> int:
+        """Call a method of the core without waiting and return the id by which `take_reply` knows the call."""
+        call_id = next(self._call_ids)
+        self._send(Call(call_id, method, [msgspec.to_builtins(each) for each in arguments]))
+        return call_id
+
+    def take_reply(self, call_id: int) -> Reply | None:
+        """Return the answer to a call, None while there is none."""
+        return self._replies.pop(call_id, None)
+
+    def take_outputs(self) -> EngineCoreOutputs | None:
+        """Return the oldest outcome of a step that has come and not been taken; None if there is none.
+
+        Raises FrameError for one that cannot be read.
+        """
+        outputs = self._outputs.popleft() if self._outputs else None
+        if isinstance(outputs, FrameError):
+            raise outputs
+        return outputs
+
+    def receive(self) -> bool:
+        """Take in one message; return False if none has come. Raises EngineDeadError when the core has ended."""
+        self.check_alive()
+        message = self._sockets.receive()
+        if message is None:
+            return False
+        self._take(message)
+        return True
+
+    def check_alive(self) -> None:
+        """Raise EngineDeadError if the core has ended."""
+        if self.dead_error is not None:
+            raise self.dead_error
+
+    def look(self) -> None:
+        """Take in what has come, and see whether the core has ended or hangs. Raises EngineDeadError then."""
+        while self.receive():
+            pass
+        reason = self._host.end_reason()
+        if reason is not None:
+            while self.receive():  # what came between
+                pass
+        elif complaint := self._watch.complaint():
+            self._host.kill()
+            reason = complaint
+        if reason is not None:
+            self._die(reason)
+
+    def shutdown(self) -> None:
+        """End the core and wait until it has ended. May be called twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self.dead_error is None:
+            try:
+                self._sockets.send(Shutdown())
+            except (OSError, zmq.ZMQError):  # nobody has connected yet
+                self._host.kill()
+            self.dead_error = EngineDeadError("The engine was shut down: make a new one.")
+        self._host.stop()
+        self._sockets.close()
+        self._context.term()
+
+    def kill(self) -> None:
+        """End the core at once, as an interrupted start does."""
+        self._host.kill()
+        self.shutdown()
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        call_id = self.begin_call(method, *arguments)
+        while (reply := self.take_reply(call_id)) is None:
+            self._wait()
+        return result(reply)
+
+    def _send(self, message: ToCore) -> None:
+        self.check_alive()
+        self._sockets.send(message)
+
+    def _wait(self) -> None:
+        """Wait for a message, or for the core's end, and take in what has come."""
+        self.check_alive()
+        if self._sockets.poll(POLL_SECONDS, *self._host.fds):
+            while self.receive():
+                pass
+        self.look()
+
+    def _take(self, message: FromCore | FrameError) -> None:
+        match message:
+            case EngineCoreOutputs() | FrameError():
+                self._outputs.append(message)
+            case Heartbeat():
+                self._watch.hear(message)
+            case Reply(call_id):
+                self._replies[call_id] = message
+            case Starting(tokenizer):
+                self.tokenizer_parts, self.has_tokenizer = tokenizer, True
+            case EngineReady():
+                self._ready = message
+            case Failure(error):
+                if error.kind == "invalid" and self._ready is None:
+                    self.shutdown()
+                    raise VLLMValidationError(error.message, parameter=error.parameter)
+                self._die(error.message)
+
+    def _die(self, reason: str) -> None:
+        """Remember that the core has ended, and raise it."""
+        self.dead_error = EngineDeadError(f"{self._host.name[0].upper()}{self._host.name[1:]} has failed: {reason}.")
+        raise self.dead_error
+
+
+def result(reply: Reply) -> Any:
+    """Return the value of a reply. Raises its error: VLLMValidationError, or RuntimeError for one of the engine's."""
+    return reply.value if reply.error is None else _raise(reply.error)
+
+
+def _raise(error: RequestError) -> Any:
+    if error.kind == "invalid":
+        raise VLLMValidationError(error.message, parameter=error.parameter)
+    raise RuntimeError(error.message)

@@ -1,0 +1,156 @@
+"""ZeroMQ sockets join a front end and its core, in two threads or two processes: one way to the core, one way back."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from jaxllm.engine.wire import (
+    MAX_FRAME_BYTES,
+    FrameError,
+    FromCore,
+    ToCore,
+    decode_from_core,
+    decode_to_core,
+    encode_from_core,
+    encode_to_core,
+)
+
+LAST_MESSAGES_MS = 1000
+"""A core that ends gives its last messages so long to reach the front end."""
+
+
+class Addresses(msgspec.Struct, frozen=True):
+    """The addresses of the two sockets, which the front end binds and the core connects to."""
+
+    to_core: str
+    from_core: str
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A place where a front end waits for its core: addresses, and the folder of those that are files."""
+
+    addresses: Addresses
+    folder: Path | None
+
+    @classmethod
+    def in_process(cls) -> Meeting:
+        """Make addresses for two threads of this process."""
+        name = uuid.uuid4().hex
+        return cls(Addresses(f"inproc://{name}-to", f"inproc://{name}-from"), None)
+
+    @classmethod
+    def on_host(cls) -> Meeting:
+        """Make addresses for processes of this user: files in a new folder, which is closed to everybody else."""
+        folder = Path(tempfile.mkdtemp(prefix="jaxllm-"))  # mkdtemp's mode is 0700
+        return cls(Addresses(f"ipc://{folder}/to", f"ipc://{folder}/from"), folder)
+
+    def close(self) -> None:
+        """Delete the files: who has connected does not need them any more."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+    socket = context.socket(kind)
+    socket.setsockopt(zmq.MAXMSGSIZE, 2 * MAX_FRAME_BYTES)
+    return socket
+
+
+class FrontSockets:
+    """The front end's ends. For one thread."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], addresses: Addresses) -> None:
+        """Bind both sockets."""
+        self._out = _socket(context, zmq.PUSH)
+        # Without a bound, so that nothing here waits for a core that compiles: requests are limited elsewhere.
+        self._out.setsockopt(zmq.SNDHWM, 0)
+        self._out.setsockopt(zmq.LINGER, 0)
+        self._out.bind(addresses.to_core)
+        self._in = _socket(context, zmq.PULL)
+        self._in.bind(addresses.from_core)
+
+    @property
+    def fd(self) -> int:
+        """Return the file descriptor that becomes readable when messages have come; then `receive` until there is
+        nothing left, for it tells of them only once.
+        """
+        return self._in.getsockopt(zmq.FD)  # type: ignore[return-value]
+
+    def send(self, message: ToCore) -> None:
+        """Send a message without waiting. Raises FrameError for one that is too large, OSError without a core."""
+        self._out.send_multipart(encode_to_core(message), zmq.NOBLOCK, copy=False)
+
+    def poll(self, seconds: float, *fds: int) -> bool:
+        """Wait until a message has come or one of `fds` is readable; False after `seconds`."""
+        poller = zmq.Poller()
+        for each in (self._in, *fds):
+            poller.register(each, zmq.POLLIN)
+        return bool(poller.poll(seconds * 1000))
+
+    def receive(self) -> FromCore | FrameError | None:
+        """Return the next message, an error for one that cannot be read; None if none has come."""
+        try:
+            frame = self._in.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        try:
+            return decode_from_core(frame)
+        except FrameError as error:
+            return error
+
+    def close(self) -> None:
+        """Close both sockets; what has not been sent is lost."""
+        self._out.close(0)
+        self._in.close(0)
+
+
+class SocketInbox:
+    """The core's end of the way to it. For one thread."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], addresses: Addresses) -> None:
+        self._socket = _socket(context, zmq.PULL)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.connect(addresses.to_core)
+
+    def receive(self, *, wait: bool) -> list[ToCore | FrameError]:
+        """Return the messages that are there, in order; with `wait`, at least one."""
+        messages: list[ToCore | FrameError] = []
+        if wait:
+            self._socket.poll()
+        while True:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return messages
+            try:
+                messages.append(decode_to_core(frames))
+            except FrameError as error:
+                messages.append(error)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close(0)
+
+
+class SocketOutbox:
+    """A core's end of the way back. For one thread; each that sends has one of its own."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], addresses: Addresses) -> None:
+        self._socket = _socket(context, zmq.PUSH)
+        self._socket.connect(addresses.from_core)
+
+    def send(self, message: FromCore) -> None:
+        """Send a message, waiting while a thousand are on their way. Raises FrameError for one that is too large."""
+        self._socket.send(encode_from_core(message), copy=False)
+
+    def close(self) -> None:
+        """Close the socket; the last messages have a second to arrive."""
+        self._socket.close(LAST_MESSAGES_MS)

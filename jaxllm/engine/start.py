@@ -1,0 +1,72 @@
+"""An engine's two halves are started together: the core where it is asked for, the front end here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jaxllm.config.environment import default_cache_dir
+from jaxllm.engine.core_client import InprocClient
+from jaxllm.engine.engine_tokenizer import load_engine_tokenizer
+from jaxllm.engine.front_end import FrontEnd
+from jaxllm.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from jaxllm.config.engine_args import EngineArgs
+    from jaxllm.engine.remote_core import RemoteCore
+
+
+def start_in_place(engine_args: EngineArgs) -> tuple[InprocClient, FrontEnd]:
+    """Start a core that does its steps when it is called; the front end shares its tokenizer."""
+    from jaxllm.engine.startup import start_core  # which loads JAX
+
+    tokenizers: list[Tokenizer | None] = []
+    core, ready = start_core(engine_args, tokenizers.append)
+    return InprocClient(core), FrontEnd(ready, tokenizers[0], core.check)
+
+
+def start_in_process(engine_args: EngineArgs, *, asks_core: bool = True) -> tuple[RemoteCore, FrontEnd]:
+    """Start a core in a process of its own. This process loads neither JAX nor transformers.
+
+    With `asks_core` the front end waits until the core has said that a request with a grammar is good.
+    """
+    from jaxllm.engine.remote_core import RemoteCore
+
+    return _meet(RemoteCore.in_process(engine_args), engine_args, asks_core=asks_core)
+
+
+def start_in_thread(engine_args: EngineArgs, *, asks_core: bool = True) -> tuple[RemoteCore, FrontEnd]:
+    """Start a core in a thread of this process; otherwise as `start_in_process`."""
+    from jaxllm.engine.remote_core import RemoteCore
+    from jaxllm.engine.startup import start_core  # which loads JAX
+
+    core = RemoteCore.in_thread(lambda on_tokenizer: start_core(engine_args, on_tokenizer))
+    return _meet(core, engine_args, asks_core=asks_core)
+
+
+def _meet(core: RemoteCore, engine_args: EngineArgs, *, asks_core: bool) -> tuple[RemoteCore, FrontEnd]:
+    """Wait for a core that starts, and make its front end; the tokenizer is made while the core loads weights."""
+    try:
+        parts = core.wait_tokenizer()
+        tokenizer = None if parts is None else Tokenizer.from_parts(parts, lambda: _load_hf(engine_args))
+        return core, FrontEnd(core.wait_ready(), tokenizer, core.check if asks_core else None)
+    except BaseException:
+        core.kill()
+        raise
+
+
+def _load_hf(engine_args: EngineArgs) -> PreTrainedTokenizerBase:
+    """Load transformers' tokenizer anew, for a user who asks for it: the core has sent only its parts."""
+    from jaxllm.loading.open import open_checkpoint
+
+    checkpoint = open_checkpoint(
+        engine_args.model,
+        load_format=engine_args.load_format,
+        revision=engine_args.revision,
+        token=engine_args.hf_token,
+        download_dir=engine_args.download_dir,
+    )
+    tokenizer = load_engine_tokenizer(engine_args, checkpoint, default_cache_dir())
+    assert tokenizer is not None
+    return tokenizer.hf

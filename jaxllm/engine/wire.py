@@ -1,0 +1,143 @@
+"""The messages between a front end and its core as frames: msgpack, of bounded size, each typed.
+
+To the core go two frames, the id of the request that a message is about and its body, and for a new request a third,
+the prompt. From the core comes one.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from jaxllm.config.engine_ready import EngineReady
+from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest, RequestError
+from jaxllm.text.tokenizer_parts import TokenizerParts
+
+MAX_FRAME_BYTES = 256 << 20
+"""A larger frame is refused where it is made; the socket of the other side drops the peer that sends one."""
+
+
+class Add(msgspec.Struct, frozen=True, array_like=True, tag="add"):
+    """A message that queues a request, whose prompt is a frame of its own."""
+
+    request: EngineCoreRequest
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
+    """A message that ends sequences."""
+
+    sequence_ids: list[str]
+
+
+class Release(msgspec.Struct, frozen=True, array_like=True, tag="release"):
+    """A message that gives up the blocks that ended sequences have kept for forks."""
+
+    sequence_ids: list[str]
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True, tag="call"):
+    """A message that calls a method of the core and wants a `Reply`."""
+
+    call_id: int
+    method: str
+    arguments: list[Any]
+
+
+class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
+    """A message that ends the core."""
+
+
+class Starting(msgspec.Struct, frozen=True, array_like=True, tag="starting"):
+    """A message that brings the tokenizer, before the core is ready; None if the engine has none."""
+
+    tokenizer: TokenizerParts | None
+
+
+class Reply(msgspec.Struct, frozen=True, array_like=True, tag="reply"):
+    """The answer to a `Call`: a value, or an error."""
+
+    call_id: int
+    value: Any = None
+    error: RequestError | None = None
+
+
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="heartbeat"):
+    """A sign of life, sent twice a second by a thread of its own."""
+
+    step_seconds: float
+    """The time in seconds that the present step, or other work, has taken so far; 0.0 for an idle core."""
+    is_compiling: bool
+    """True if the step waits for its program to be compiled, which may take minutes."""
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
+    """The last message of a core that cannot go on; "invalid" for engine arguments that cannot be used."""
+
+    error: RequestError
+
+
+type ToCore = Add | Abort | Release | Call | Shutdown
+type FromCore = Starting | EngineReady | EngineCoreOutputs | Reply | Heartbeat | Failure
+
+
+class FrameError(Exception):
+    """A message that cannot be read, or that is too large; `request_id` is that of the request it is about, or ""."""
+
+    def __init__(self, message: str, request_id: str = "") -> None:
+        super().__init__(message)
+        self.request_id = request_id
+
+
+_encoder = msgspec.msgpack.Encoder()
+_to_core = msgspec.msgpack.Decoder(ToCore.__value__)
+_from_core = msgspec.msgpack.Decoder(FromCore.__value__)
+
+
+def encode_to_core(message: ToCore) -> list[bytes]:
+    """Return the frames of a message. Raises FrameError for one that is too large."""
+    if not isinstance(message, Add):
+        return _bounded([b"", _encoder.encode(message)])
+    request = message.request
+    without_prompt = Add(msgspec.structs.replace(request, prompt_token_ids=[]))
+    prompt = array("i", request.prompt_token_ids).tobytes()
+    return _bounded([request.request_id.encode(), _encoder.encode(without_prompt), prompt])
+
+
+def decode_to_core(frames: Sequence[bytes]) -> ToCore:
+    """Return the message of some frames. Raises FrameError, and nothing else, whatever they hold."""
+    request_id = ""
+    try:
+        request_id = bytes(frames[0]).decode()
+        message = _to_core.decode(frames[1])
+        if not isinstance(message, Add):
+            return message
+        if message.request.request_id != request_id:
+            raise ValueError(f"it is about {message.request.request_id!r}")
+        prompt = array("i")
+        prompt.frombytes(frames[2])
+        return Add(msgspec.structs.replace(message.request, prompt_token_ids=prompt.tolist()))
+    except Exception as error:  # msgspec raises UnicodeDecodeError and RecursionError too
+        raise FrameError(f"{type(error).__name__}: {error}", request_id) from error
+
+
+def encode_from_core(message: FromCore) -> bytes:
+    """Return the frame of a message. Raises FrameError for one that is too large."""
+    return _bounded([_encoder.encode(message)])[0]
+
+
+def decode_from_core(frame: bytes) -> FromCore:
+    """Return the message of a frame. Raises FrameError, and nothing else, whatever it holds."""
+    try:
+        return _from_core.decode(frame)
+    except Exception as error:
+        raise FrameError(f"{type(error).__name__}: {error}") from error
+
+
+def _bounded(frames: list[bytes]) -> list[bytes]:
+    largest = max(map(len, frames))
+    if largest > MAX_FRAME_BYTES:
+        raise FrameError(f"it takes {largest} bytes, and at most {MAX_FRAME_BYTES} cross to another process")
+    return frames
