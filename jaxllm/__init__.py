@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jaxllm.version import __version__
 
 if TYPE_CHECKING:
-    from jaxllm.config import EngineArgs
+    from jaxllm.config import AsyncEngineArgs, EngineArgs
     from jaxllm.engine.llm_engine import LLMEngine
     from jaxllm.inputs import PromptType, TextPrompt, TokensPrompt
     from jaxllm.llm import LLM
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
     "ClassificationOutput",
     "ClassificationRequestOutput",
     "CompletionOutput",
@@ -53,6 +54,7 @@ __all__ = [
 
 _MODULES = {
     "LLM": "jaxllm.llm",
+    "AsyncEngineArgs": "jaxllm.config",
     "ClassificationOutput": "jaxllm.outputs",
     "ClassificationRequestOutput": "jaxllm.outputs",
     "CompletionOutput": "jaxllm.outputs",

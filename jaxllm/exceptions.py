@@ -1,9 +1,10 @@
-"""The errors that users see; every one caused by their input is a `VLLMValidationError`."""
+"""The errors that users see; every one caused by what they give is a `VLLMValidationError`."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from http import HTTPStatus
 from typing import Any
 
 
@@ -29,6 +30,21 @@ class EngineDeadError(RuntimeError):
 
 class EngineGenerateError(RuntimeError):
     """The engine could not go on with one request; the others are not touched."""
+
+
+class EngineBusyError(RuntimeError):
+    """The engine takes no more requests for now; another one, or the same later, may."""
+
+    http_status = HTTPStatus.SERVICE_UNAVAILABLE
+    """The status that a server answers with."""
+
+
+class QueueOverflowError(EngineBusyError):
+    """So many requests wait or run that another would exceed max_num_queued_reqs."""
+
+
+class MaxQueuedTokensError(EngineBusyError):
+    """So many prompt tokens wait that more would exceed max_num_queued_tokens."""
 
 
 def _rebuild(kind: type[VLLMValidationError], message: str, parameter: str | None, value: Any) -> VLLMValidationError:

@@ -22,7 +22,7 @@ _MEASURED = "get_metrics() returns all that is measured so far"
 _MEDIA = "prompts are text or token ids so far"
 _OFFLOAD = "weights and KV cache stay on the device; see quantization and kv_cache_dtype"
 _ONE_ENGINE = "an engine runs in one process, without replicas or pipelines; see tensor_parallel_size and mesh"
-_QUEUE = "the queue has no bound; see max_num_seqs and max_num_batched_tokens"
+_QUEUE = "the synchronous engine's queue has no bound; see AsyncEngineArgs"
 _RECURRENT = "no model with recurrent layers runs yet"
 _SERVER = "there is no server yet"
 _SLEEP = "an engine does not sleep yet; shutdown() frees the device"
@@ -254,7 +254,7 @@ class UnsupportedArguments:
     enable_mfu_metrics: bool = unsupported(False, _MEASURED)
     enable_logging_iteration_details: bool = unsupported(False, _LOGS)
     aggregate_engine_logging: bool = unsupported(False, _LOGS)
-    enable_log_requests: bool = unsupported(False, _LOGS)
+    enable_log_requests: bool = unsupported(False, "see AsyncEngineArgs")
     logging_config: Any = unsupported(None, _LOGS)
     log_level: Any = unsupported(None, _LOGS)
     log_config_file: str | None = unsupported(None, _LOGS)

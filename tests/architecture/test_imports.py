@@ -21,6 +21,9 @@ HOST_ONLY_MODULES = [
     "jaxllm.llm",
     "jaxllm.sampling_params",
     "jaxllm.messages",
+    "jaxllm.config",
+    "jaxllm.config.vllm_config",
+    "jaxllm.engine.protocol",
     "jaxllm.scheduling.scheduler",
 ]
 
@@ -80,6 +83,7 @@ ROOMS = (
     "jaxllm.models",
     "jaxllm.version",
     "jaxllm.exceptions",
+    "jaxllm.usage",
     "jaxllm.utils",
     "jaxllm.params",
     "jaxllm.sampling_params",

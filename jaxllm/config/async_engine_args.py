@@ -1,0 +1,55 @@
+"""`AsyncEngineArgs` are the engine arguments and those of the asynchronous engine in front of it."""
+
+# Fields are declared by calls that make dataclass fields, which ruff takes for shared default values.
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import logging
+
+from jaxllm.config.engine_args import EngineArgs
+from jaxllm.config.kinds import Integer, Switch, add_flags, argument
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.checks import INT32_MAX
+
+_GROUP = "AsyncEngineArgs"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(kw_only=True)
+class AsyncEngineArgs(EngineArgs):
+    """Each of these arguments is one of vLLM's too; the synchronous engine, which has no use for them, refuses them."""
+
+    enable_log_requests: bool = argument(
+        False, Switch(), _GROUP, "log each request's id and parameters; at level DEBUG its prompt too"
+    )
+    disable_log_requests: bool | None = argument(None, Switch(optional=True), _GROUP, argparse.SUPPRESS)
+    max_num_queued_reqs: int | None = argument(
+        None, Integer(1, INT32_MAX, optional=True), _GROUP, "most requests that wait or run, n counted as n"
+    )
+    max_num_queued_tokens: int | None = argument(
+        None,
+        Integer(1, 2**63 - 1, optional=True, sized=True),
+        _GROUP,
+        "most prompt tokens of requests that have no output yet",
+    )
+
+    def check(self) -> None:
+        """Check and normalise every argument; `disable_log_requests`, the older name, becomes `enable_log_requests`."""
+        super().check()
+        if self.disable_log_requests is None:
+            return
+        if self.disable_log_requests and self.enable_log_requests:
+            message = "enable_log_requests and disable_log_requests contradict each other; leave the latter out."
+            raise VLLMValidationError(message, parameter="disable_log_requests", value=True)
+        logger.warning("disable_log_requests is deprecated; use enable_log_requests, which is off by default")
+        self.enable_log_requests, self.disable_log_requests = not self.disable_log_requests, None
+
+    @classmethod
+    def add_cli_args(cls, parser: argparse.ArgumentParser, async_args_only: bool = False) -> argparse.ArgumentParser:
+        """Add a flag per argument; if `async_args_only`, those that `EngineArgs` refuses or lacks, and no others."""
+        names = cls.__annotations__ if async_args_only else None
+        add_flags(parser, tuple(field for field in dataclasses.fields(cls) if names is None or field.name in names))
+        return parser
