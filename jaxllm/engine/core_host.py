@@ -18,9 +18,6 @@ from jaxllm.config.engine_args import EngineArgs
 from jaxllm.engine.core_process import Order, StartCore, run_core
 from jaxllm.engine.sockets import Meeting
 
-KILL_SECONDS = 5.0
-"""A core that was told to end gets so long before it is killed."""
-
 
 class CoreHost(Protocol):
     """The process or thread in which a core runs."""
@@ -38,8 +35,8 @@ class CoreHost(Protocol):
         """Say how it has ended; None while it runs."""
         ...
 
-    def stop(self) -> None:
-        """Wait until it has ended; it is killed if that takes too long. May be called twice."""
+    def stop(self, seconds: float) -> None:
+        """Wait until it has ended; it is killed after so many seconds. May be called twice."""
         ...
 
     def kill(self) -> None:
@@ -87,10 +84,10 @@ class CoreProcess:
         hint = "; the system kills processes so when memory runs out" if name == "SIGKILL" else ""
         return f"it was ended by {name}{hint}"
 
-    def stop(self) -> None:
-        """Wait until the process has ended; it is killed after KILL_SECONDS. May be called twice."""
+    def stop(self, seconds: float) -> None:
+        """Wait until the process has ended; it is killed after so many seconds. May be called twice."""
         try:
-            self._process.wait(KILL_SECONDS)
+            self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.kill()
         self.meeting.close()
@@ -122,9 +119,9 @@ class CoreThread:
         """Say that the thread has ended; None while it runs."""
         return None if self._thread.is_alive() else "its thread ended"
 
-    def stop(self) -> None:
-        """Wait until the thread has ended, or for KILL_SECONDS: a thread cannot be killed. May be called twice."""
-        self._thread.join(KILL_SECONDS)
+    def stop(self, seconds: float) -> None:
+        """Wait until the thread has ended, or for so many seconds: a thread cannot be killed. May be called twice."""
+        self._thread.join(seconds)
 
     def kill(self) -> None:
         """Do nothing: a thread cannot be killed."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from jaxllm.config.engine_args import EngineArgs
+from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.config.engine_ready import EngineReady
 from jaxllm.engine.core_client import RunnableCore
 from jaxllm.engine.core_loop import CoreLoop, Heart, failure
@@ -79,7 +79,7 @@ def main() -> int:
     def start(on_tokenizer: Callable[[Tokenizer | None], None]) -> tuple[RunnableCore, EngineReady]:
         from jaxllm.engine.startup import start_core  # which loads JAX
 
-        return start_core(EngineArgs(**order.engine_args), on_tokenizer)
+        return start_core(AsyncEngineArgs(**order.engine_args), on_tokenizer)
 
     with zmq.Context() as context:
         return run_core(start, order.addresses, context)

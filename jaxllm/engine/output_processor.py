@@ -27,8 +27,8 @@ class ProcessedOutputs:
     outputs: list[RequestOutput]
     aborts: list[str]
     """The sequences that the core must stop: a stop string or a failure ended them."""
-    errors: dict[str, RequestError]
-    """The errors that ended requests, by the users' ids; each has an output too."""
+    refusals: dict[str, RequestError]
+    """The errors of requests that the core has refused, by the users' ids; each has an output too."""
     admitted: list[str]
     """The users' ids of requests with structured outputs that the core has found good."""
 
@@ -196,6 +196,15 @@ class OutputProcessor:
             ]
         return aborted
 
+    def end_aborted(self, request_id: str) -> tuple[RequestOutput | None, list[str]]:
+        """End a request as aborted; return its last output, and the ids of the sequences that the core must stop."""
+        state, now = self._requests[request_id], time.time()
+        running = {each: self._sequences[each] for each in sequence_ids(state.request.core) if each in self._sequences}
+        for sequence_id, sequence in running.items():
+            sequence.finish_reason = "abort"
+            self._finish(sequence_id, sequence, now)
+        return state.output(list(running.values())), list(running)
+
     def abort_all(self) -> list[str]:
         """Forget all requests; return the ids that the core knows them by."""
         aborted = list(self._sequences)
@@ -210,7 +219,7 @@ class OutputProcessor:
         """
         parts: dict[_Request, list[tuple[_Sequence, EngineCoreOutput]]] = {}
         num_new_tokens = 0
-        errors: dict[str, RequestError] = {}
+        refusals: dict[str, RequestError] = {}
         admitted: list[str] = []
         outputs: list[RequestOutput] = []
         aborts: list[str] = []
@@ -222,12 +231,11 @@ class OutputProcessor:
             if output.is_admitted:
                 admitted.append(request_id)
                 continue
-            if output.error is not None:
-                errors[request_id] = output.error
-                if sequence.index == 0 and not sequence.detokenizer.token_ids:  # the core has refused the request
-                    aborts += self.abort_requests([request_id])
-                    outputs.append(sequence.owner.failed_output(output.error.message))
-                    continue
+            if output.error is not None and sequence.index == 0 and not sequence.detokenizer.token_ids:
+                refusals[request_id] = output.error
+                aborts += self.abort_requests([request_id])
+                outputs.append(sequence.owner.failed_output(output.error.message))
+                continue
             parts.setdefault(sequence.owner, []).append((sequence, output))
             num_new_tokens += len(output.new_token_ids)
         now = time.time()
@@ -241,13 +249,12 @@ class OutputProcessor:
                 request_id = request.request.request_id
                 logger.exception("the output of request %s cannot be made", request_id)
                 aborts += {*self.abort_requests([request_id]), *(each.request_id for _, each in part)}
-                failed = errors[request_id] = RequestError("internal", f"{type(error).__name__}: {error}")
-                shown = request.failed_output(failed.message)
+                shown = request.failed_output(f"{type(error).__name__}: {error}")
             if shown is not None:
                 outputs.append(shown)
         self._metrics.on_evictions(step.evictions)
         self._metrics.on_step(step.stats, num_new_tokens, step.num_deferred_reqs)
-        return ProcessedOutputs(outputs, aborts, errors, admitted)
+        return ProcessedOutputs(outputs, aborts, refusals, admitted)
 
     def _take(self, sequence: _Sequence, output: EngineCoreOutput, timestamp: float, now: float) -> bool:
         """Take in one sequence's part of a step; say whether the core must stop it, for a stop string ended it."""

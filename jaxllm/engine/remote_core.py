@@ -38,6 +38,8 @@ from jaxllm.text.tokenizer_parts import TokenizerParts
 from jaxllm.utils.log import show_log
 
 POLL_SECONDS = 0.5
+KILL_SECONDS = 5.0
+"""A core that was told to end gets so long before it is killed."""
 
 
 class CoreWatch:
@@ -82,7 +84,8 @@ class RemoteCore:
         self._replies: dict[int, Reply] = {}
         self._call_ids = itertools.count()
         self._ready: EngineReady | None = None
-        self._is_closed = False
+        self.is_closed = False
+        """True once `shutdown` was called."""
         self.tokenizer_parts: TokenizerParts | None = None
         self.has_tokenizer = False
         """True once `tokenizer_parts` are what the core says: parts, or None for an engine without a tokenizer."""
@@ -224,18 +227,18 @@ class RemoteCore:
         if reason is not None:
             self._die(reason)
 
-    def shutdown(self) -> None:
-        """End the core and wait until it has ended. May be called twice."""
-        if self._is_closed:
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the core and wait until it has ended; it is killed after `timeout` seconds. May be called twice."""
+        if self.is_closed:
             return
-        self._is_closed = True
+        self.is_closed = True
         if self.dead_error is None:
             try:
                 self._sockets.send(Shutdown())
             except (OSError, zmq.ZMQError):  # nobody has connected yet
                 self._host.kill()
             self.dead_error = EngineDeadError("The engine was shut down: make a new one.")
-        self._host.stop()
+        self._host.stop(KILL_SECONDS if timeout is None else timeout)
         self._sockets.close()
         self._context.term()
 

@@ -14,6 +14,7 @@ import jax
 
 from jaxllm.config.engine_ready import EngineReady
 from jaxllm.config.environment import environment
+from jaxllm.config.resolve import resolve
 from jaxllm.config.vllm_config import vllm_config
 from jaxllm.constraints.compiler import GrammarCompiler, make_grammar_compiler
 from jaxllm.constraints.token_masks import TokenMasks
@@ -59,7 +60,7 @@ def start_core(
     `on_tokenizer` gets the tokenizer as soon as it is there, before the weights are. Raises VLLMValidationError.
     """
     log_phase(logger, "imports")
-    config = engine_args.create_engine_config()
+    config = resolve(engine_args)
     log_phase(logger, "configuration")
     engines_home().check()  # now that JAX has its devices, which a child forked later would share
     prepared = prepare(config)

@@ -1,0 +1,66 @@
+"""A bound on what an engine has in hand: requests beyond it are refused at the door, before any work is done."""
+
+from __future__ import annotations
+
+from jaxllm.exceptions import MaxQueuedTokensError, QueueOverflowError
+
+
+class Admission:
+    """This counts the sequences that wait or run, and the prompt tokens of those that have no output yet.
+
+    Places are reserved before a request is tokenized, so that many at once cannot overrun the bound.
+    """
+
+    def __init__(self, max_num_reqs: int | None, max_num_tokens: int | None) -> None:
+        """None stands for no bound."""
+        self._max_num_reqs, self._max_num_tokens = max_num_reqs, max_num_tokens
+        self.num_reqs = self.num_tokens = 0
+        self.num_rejected = {"max_num_queued_reqs": 0, "max_num_queued_tokens": 0}
+        """How many requests each bound has refused."""
+
+    def reserve_reqs(self, count: int) -> None:
+        """Take places for `count` sequences, all or none. Raises QueueOverflowError."""
+        if self._max_num_reqs is not None and self.num_reqs + count > self._max_num_reqs:
+            self.num_rejected["max_num_queued_reqs"] += 1
+            raise QueueOverflowError(
+                f"The engine has {self.num_reqs} requests, and max_num_queued_reqs={self._max_num_reqs} leaves no room "
+                f"for {count} more; try again later."
+            )
+        self.num_reqs += count
+
+    def reserve_tokens(self, count: int) -> None:
+        """Take room for a prompt of `count` tokens. Raises MaxQueuedTokensError."""
+        if self._max_num_tokens is not None and self.num_tokens + count > self._max_num_tokens:
+            self.num_rejected["max_num_queued_tokens"] += 1
+            raise MaxQueuedTokensError(
+                f"Prompts of {self.num_tokens} tokens wait, and max_num_queued_tokens={self._max_num_tokens} leaves no "
+                f"room for {count} more; try again later."
+            )
+        self.num_tokens += count
+
+
+class Place:
+    """The place of one request: it gives back the room of its prompt at the first output, the rest at its end."""
+
+    __slots__ = ("_admission", "_num_reqs", "_num_tokens")
+
+    def __init__(self, admission: Admission, num_sequences: int) -> None:
+        """Take places for the request's sequences. Raises QueueOverflowError."""
+        admission.reserve_reqs(num_sequences)
+        self._admission, self._num_reqs, self._num_tokens = admission, num_sequences, 0
+
+    def hold_prompt(self, num_tokens: int) -> None:
+        """Take room for the prompt. Raises MaxQueuedTokensError."""
+        self._admission.reserve_tokens(num_tokens)
+        self._num_tokens = num_tokens
+
+    def release_prompt(self) -> None:
+        """Give back the room of the prompt. May be called twice."""
+        self._admission.num_tokens -= self._num_tokens
+        self._num_tokens = 0
+
+    def release(self) -> None:
+        """Give back everything. May be called twice."""
+        self.release_prompt()
+        self._admission.num_reqs -= self._num_reqs
+        self._num_reqs = 0

@@ -1,0 +1,145 @@
+"""A remote core on an event loop: its messages are taken in as they come, one a turn, and its end is noticed."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from jaxllm.engine.remote_core import RemoteCore, result
+from jaxllm.engine.wire import FrameError
+from jaxllm.exceptions import EngineDeadError, EngineGenerateError
+from jaxllm.messages import EngineCoreOutputs
+from jaxllm.utils.forks import engines_home
+
+WATCH_SECONDS = 0.5
+
+
+class AsyncCore:
+    """This joins a core to the event loop that first uses it."""
+
+    def __init__(
+        self,
+        remote: RemoteCore,
+        on_outputs: Callable[[EngineCoreOutputs], None],
+        on_end: Callable[[Exception], None],
+    ) -> None:
+        """Give each step's outcome to `on_outputs`, and what has ended all requests to `on_end`."""
+        self.remote = remote
+        self._on_outputs, self._on_end = on_outputs, on_end
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._watching: asyncio.TimerHandle | None = None
+        self._finalizer = weakref.finalize(self, _release, engines_home(), remote)
+
+    @property
+    def dead_error(self) -> EngineDeadError | None:
+        """Return the error that ended the core; None while it runs."""
+        return self.remote.dead_error
+
+    def attach(self) -> None:
+        """Listen on the running event loop. Raises RuntimeError on a second one, unless the first is closed."""
+        loop = asyncio.get_running_loop()
+        if self._loop is loop:
+            return
+        if self._loop is not None and not self._loop.is_closed():
+            raise RuntimeError(
+                "This AsyncLLM belongs to another event loop: make all calls on the one that used it first."
+            )
+        self._loop = loop
+        self._calls.clear()
+        for fd in (self.remote.fd, *self.remote.host.fds):
+            loop.add_reader(fd, self._on_readable)
+        self._watch()
+        self._on_readable()
+
+    def detach(self) -> None:
+        """Listen no more."""
+        if self._watching is not None:
+            self._watching.cancel()
+        if self._loop is not None and not self._loop.is_closed():
+            for fd in (self.remote.fd, *self.remote.host.fds):
+                self._loop.remove_reader(fd)
+        self._loop = None
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the core and return its value. Raises what it raises."""
+        self.attach()
+        call_id = self.remote.begin_call(method, *arguments)
+        self._calls[call_id] = asyncio.get_running_loop().create_future()
+        try:
+            return await self._calls[call_id]
+        finally:
+            self._calls.pop(call_id, None)
+
+    def look(self) -> None:
+        """Take in what has come, and see whether the core has ended or hangs."""
+        ended: EngineDeadError | None = None
+        try:
+            self.remote.look()
+        except EngineDeadError as error:
+            ended = error
+        while self._take():
+            pass
+        if ended is not None:
+            self._end(ended)
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the core; requests that run end with EngineDeadError. May be called twice."""
+        if self.remote.is_closed:
+            return
+        self.detach()
+        self.remote.shutdown(timeout)
+        assert self.remote.dead_error is not None
+        self._end(self.remote.dead_error)
+
+    def _watch(self) -> None:
+        assert self._loop is not None
+        self._watching = self._loop.call_later(WATCH_SECONDS, self._watch)
+        self.look()
+
+    def _on_readable(self) -> None:
+        """Take in one message, and come again while there are more: the socket tells of new ones only."""
+        try:
+            is_more = self.remote.receive()
+        except EngineDeadError:
+            self.look()
+            return
+        self._take()
+        if is_more and self._loop is not None:
+            self._loop.call_soon(self._on_readable)
+        elif self.remote.host.end_reason() is not None:
+            self.look()
+
+    def _take(self) -> bool:
+        """Hand on what was received; return False if there was nothing."""
+        try:
+            outputs = self.remote.take_outputs()
+        except FrameError as error:
+            message = f"An outcome of the engine core cannot be read, and nobody knows whose it was: {error}"
+            self._on_end(EngineGenerateError(message))
+            return True
+        if outputs is not None:
+            self._on_outputs(outputs)
+        for call_id, future in list(self._calls.items()):
+            reply = self.remote.take_reply(call_id)
+            if reply is not None and not future.done():
+                try:
+                    future.set_result(result(reply))
+                except Exception as error:  # noqa: BLE001 - the caller's
+                    future.set_exception(error)
+        return outputs is not None
+
+    def _end(self, error: EngineDeadError) -> None:
+        self.detach()
+        self._on_end(error)
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(error)
+
+
+def _release(home: Any, remote: RemoteCore) -> None:
+    """End the core of an engine that nobody holds any more; of what a forked child has of it, nothing can be ended."""
+    if home.is_here:
+        remote.shutdown()

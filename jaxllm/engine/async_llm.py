@@ -1,0 +1,468 @@
+"""`AsyncLLM` is the engine for programs with an event loop: each request is an asynchronous iterator of outputs."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+from jaxllm.config.async_engine_args import AsyncEngineArgs
+from jaxllm.config.vllm_config import ModelConfig, VllmConfig
+from jaxllm.engine.admission import Admission, Place
+from jaxllm.engine.async_core import AsyncCore
+from jaxllm.engine.front_end import FrontEnd, refuse_given
+from jaxllm.engine.metrics import Metric
+from jaxllm.engine.output_processor import ProcessedOutputs
+from jaxllm.engine.protocol import EngineClient, PauseMode
+from jaxllm.engine.request_stream import RequestOutputCollector
+from jaxllm.engine.start import start_in_process, start_in_thread
+from jaxllm.exceptions import EngineDeadError, EngineGenerateError, VLLMValidationError
+from jaxllm.messages import EngineCoreOutputs, RequestError
+from jaxllm.outputs import RequestOutput
+from jaxllm.params.checks import INT32_MAX, check_bool, check_str, shown
+from jaxllm.sampling_params import SamplingParams
+from jaxllm.utils.forks import engines_home
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from jaxllm.engine.remote_core import RemoteCore
+    from jaxllm.usage.usage_lib import UsageContext
+
+logger = logging.getLogger(__name__)
+
+LONG_TEXT = 2000
+"""Texts of more characters are tokenized in a thread: a token takes 2.5 microseconds, and others wait meanwhile."""
+
+type Start = Callable[[], tuple[RemoteCore, FrontEnd]]
+
+
+class _Running:
+    """A request that the engine has in hand."""
+
+    __slots__ = ("place", "stream")
+
+    def __init__(self, stream: RequestOutputCollector, place: Place) -> None:
+        self.stream, self.place = stream, place
+
+
+class AsyncLLM(EngineClient):
+    """An engine whose core has a process, or a thread, of its own. It belongs to the event loop that first uses it.
+
+    A request that cannot be run raises VLLMValidationError, too many raise EngineBusyError, and once the core has
+    ended everything raises EngineDeadError.
+    """
+
+    def __init__(self, start: Start, *, admission: Admission, logs_requests: bool = False) -> None:
+        """Start an engine; use `from_engine_args`."""
+        self._start = start
+        self._admission = admission
+        self._logs_requests = logs_requests
+        self._home = engines_home()
+        remote, self.front = start()
+        self._core = AsyncCore(remote, self._on_outputs, self._on_end)
+        self._running: dict[str, _Running] = {}
+        self._is_sleeping = False
+        self._is_draining = False
+        self._unpaused = asyncio.Event()
+        self._unpaused.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @classmethod
+    def from_engine_args(
+        cls,
+        engine_args: AsyncEngineArgs,
+        start_engine_loop: bool = True,
+        usage_context: UsageContext | None = None,
+        stat_loggers: Any = None,
+        *,
+        disable_frontend_multiprocessing: bool = False,
+    ) -> Self:
+        """Start an engine; returns when it is ready. With disable_frontend_multiprocessing its core is a thread."""
+        del start_engine_loop, usage_context  # it starts with the first request; nothing is reported to anybody
+        refuse_given(stat_loggers=stat_loggers)
+        if not isinstance(engine_args, AsyncEngineArgs):
+            fields = {field.name: getattr(engine_args, field.name) for field in dataclasses.fields(engine_args)}
+            engine_args = AsyncEngineArgs(**fields)
+        begin = start_in_thread if disable_frontend_multiprocessing else start_in_process
+        return cls(
+            lambda: begin(engine_args, asks_core=False),
+            admission=Admission(engine_args.max_num_queued_reqs, engine_args.max_num_queued_tokens),
+            logs_requests=engine_args.enable_log_requests,
+        )
+
+    @property
+    def vllm_config(self) -> VllmConfig:  # type: ignore[override]
+        """Return the settings that the engine runs by, under vLLM's names."""
+        return self.front.ready.vllm_config
+
+    @property
+    def model_config(self) -> ModelConfig:  # type: ignore[override]
+        """Return the settings of the model under vLLM's names: max_model_len, dtype, hf_config, get_vocab_size()."""
+        return self.vllm_config.model_config
+
+    @property
+    def is_running(self) -> bool:
+        """Say whether requests are taken."""
+        return self._core.dead_error is None and not self._is_draining
+
+    @property
+    def is_stopped(self) -> bool:
+        """Say whether the engine has ended, by `shutdown` or an error."""
+        return self._core.dead_error is not None
+
+    @property
+    def errored(self) -> bool:
+        """Say whether the engine has ended."""
+        return self._core.dead_error is not None
+
+    @property
+    def dead_error(self) -> BaseException:
+        """Return the error that requests get once the engine has ended."""
+        return self._core.dead_error or EngineDeadError("The engine core has ended.")
+
+    async def generate(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams,
+        request_id: str,
+        lora_request: Any = None,
+        trace_headers: Mapping[str, str] | None = None,
+        prompt_adapter_request: Any = None,
+        priority: int = 0,
+        *,
+        prompt_text: str | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        data_parallel_rank: int | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Run a request and yield its outputs, of the kind that sampling_params.output_kind names.
+
+        A request that failed on its way ends with finish_reason "error", its stop_reason saying why. Leaving the loop,
+        or cancelling the task, aborts the request.
+        """
+        stream = await self.add_request(
+            request_id,
+            prompt,
+            sampling_params,
+            lora_request=lora_request,
+            trace_headers=trace_headers,
+            prompt_adapter_request=prompt_adapter_request,
+            priority=priority,
+            prompt_text=prompt_text,
+            tokenization_kwargs=tokenization_kwargs,
+            data_parallel_rank=data_parallel_rank,
+        )
+        is_finished = False
+        try:
+            while not is_finished:
+                output = stream.get_nowait() or await stream.get()
+                is_finished = output.finished
+                yield output
+        finally:
+            if not is_finished:
+                self._end(stream)
+
+    async def add_request(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams,
+        arrival_time: float | None = None,
+        lora_request: Any = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+        *,
+        prompt_text: str | None = None,
+        prompt_adapter_request: Any = None,
+    ) -> RequestOutputCollector:
+        """Queue a request and return its outputs' collector. One with structured outputs is good once this returns.
+
+        Who does not read the collector to its end calls `abort`.
+        """
+        refuse_given(
+            lora_request=lora_request,
+            trace_headers=trace_headers,
+            prompt_adapter_request=prompt_adapter_request,
+            data_parallel_rank=data_parallel_rank,
+        )
+        del prompt_text  # the text of a prompt given as token ids, which outputs do not show
+        check_str("request_id", request_id, INT32_MAX)
+        self._check_open()
+        await self._unpaused.wait()
+        resolved = self.front.inputs.resolve(params)
+        place = Place(self._admission, resolved.n)
+        try:
+            is_long = len(_text(prompt)) > LONG_TEXT
+            encode = self.front.inputs.encode
+            encoded = (
+                await asyncio.to_thread(encode, prompt, tokenization_kwargs)
+                if is_long
+                else encode(prompt, tokenization_kwargs)
+            )
+            self._check_open()
+            place.hold_prompt(len(encoded.token_ids))
+            request = self.front.inputs.complete(
+                request_id, encoded, resolved, arrival_time=arrival_time, priority=priority
+            )
+            self._core.attach()
+            self.front.outputs.add_request(request)
+            stream = RequestOutputCollector(resolved.output_kind, request_id)
+            self._running[request_id] = _Running(stream, place)
+            self._idle.clear()
+        except BaseException:
+            place.release()
+            raise
+        try:
+            self._core.remote.add_request(request.core)
+            if self._logs_requests:
+                _log_request(request_id, resolved, len(encoded.token_ids), prompt)
+            if resolved.structured_outputs is not None or self.front.ready.has_validators:
+                await stream.wait_admitted()
+        except BaseException:
+            self._end(stream)
+            raise
+        return stream
+
+    def encode(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        """Raise VLLMValidationError: models that generate have no pooled outputs."""
+        message = "AsyncLLM.encode() is only supported for pooling models, which are yet to come."
+        raise VLLMValidationError(message, parameter="encode")
+
+    async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
+        """End a request or several, whose readers get an output with finish_reason "abort"; unknown ids are ignored."""
+        del internal
+        for each in [request_id] if isinstance(request_id, str) else list(request_id):
+            if not isinstance(each, str):
+                message = f"request_id must be a string or strings, got {shown(each)} ({type(each).__name__})."
+                raise VLLMValidationError(message, parameter="request_id", value=each)
+            if (running := self._running.get(each)) is None:
+                continue
+            output, aborted = self.front.outputs.end_aborted(each)
+            self._forget(each)
+            self._core.remote.abort_requests(aborted)
+            if output is not None:
+                running.stream.put(output)
+
+    async def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Return the tokenizer as an object of transformers, which is imported for it."""
+        return await asyncio.to_thread(lambda: self.front.require_tokenizer().hf)
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        """Return what the model can be used for."""
+        return ("generate",)
+
+    async def is_tracing_enabled(self) -> bool:
+        """Return False: there is no tracing yet."""
+        return False
+
+    def get_metrics(self) -> list[Metric]:
+        """Return counts and times since the engine's start, as vLLM's metrics."""
+        return self.front.metrics.snapshot()
+
+    async def do_log_stats(self) -> None:
+        """Log the statistics line now, unless disable_log_stats was given."""
+        if self.front.stats_logger is not None:
+            self.front.stats_logger.log()
+
+    async def check_health(self) -> None:
+        """Raise EngineDeadError if the core has ended or hangs."""
+        self._check_open()
+        self._core.look()
+        self._check_open()
+
+    async def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Record what host and devices of the core do until `stop_profile`, with JAX's profiler."""
+        await self._call("start_profile", profile_prefix, None, None)
+
+    async def stop_profile(self) -> None:
+        """End the recording and write it to the folder of profiler_config."""
+        await self._call("stop_profile")
+
+    async def reset_mm_cache(self) -> None:
+        """Do nothing: there is no cache of multimodal inputs."""
+
+    async def reset_encoder_cache(self) -> None:
+        """Do nothing: no model here has an encoder."""
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget all cached prefixes and return True; while requests run, forget nothing and return False.
+
+        With `reset_running_requests` they are preempted first, and compute what they had anew.
+        """
+        check_bool("reset_running_requests", reset_running_requests)
+        check_bool("reset_connector", reset_connector)
+        is_reset = await self._call("reset_prefix_cache", reset_running_requests)
+        if is_reset and self.front.stats_logger is not None:
+            self.front.stats_logger.forget_hits()
+        return is_reset
+
+    async def warm_up(self) -> None:
+        """Wait until every program is compiled, so that no step has to."""
+        await self._call("warm_up")
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """End the core, and so release the device with all that it holds, until `wake_up`.
+
+        Running requests are aborted, or with mode "wait" end first; "keep" is refused.
+        """
+        if level not in (1, 2):
+            message = f"level must be 1 or 2, got {shown(level)}: both release weights and KV cache."
+            raise VLLMValidationError(message, parameter="level", value=level)
+        self._check_open()
+        self._is_sleeping = True
+        await self._settle(mode)
+        self._core.detach()
+        await asyncio.to_thread(self._core.remote.shutdown)
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """Start the core again, with the arguments that the engine was made with."""
+        refuse_given(tags=tags)
+        if not self._is_sleeping:
+            return
+        remote, _ = await asyncio.to_thread(self._start)
+        self._core = AsyncCore(remote, self._on_outputs, self._on_end)
+        self._is_sleeping = False
+
+    async def is_sleeping(self) -> bool:
+        """Say whether the engine sleeps."""
+        return self._is_sleeping
+
+    async def pause_generation(
+        self, *, mode: PauseMode = "abort", wait_for_inflight_requests: bool = False, clear_cache: bool = True
+    ) -> None:
+        """Let new requests wait until `resume_generation`; running ones are aborted, or with mode "wait" end first."""
+        self._unpaused.clear()
+        await self._settle("wait" if wait_for_inflight_requests else mode)
+        if clear_cache:
+            await self.reset_prefix_cache()
+
+    async def resume_generation(self) -> None:
+        """Take requests again."""
+        self._unpaused.set()
+
+    async def is_paused(self) -> bool:
+        """Say whether new requests wait."""
+        return not self._unpaused.is_set()
+
+    async def add_lora(self, lora_request: Any) -> bool:
+        """Raise VLLMValidationError: adapters are yet to come."""
+        message = "AsyncLLM.add_lora() is not supported yet; merge the adapter into a checkpoint."
+        raise VLLMValidationError(message, parameter="add_lora", value=lora_request)
+
+    async def drain(self, timeout: float | None = None) -> bool:
+        """Take no more requests and wait until all have ended; after `timeout` seconds abort the rest, return False."""
+        self._is_draining = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout)
+        except TimeoutError:
+            await self.abort(list(self._running))
+            return False
+        return True
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the core and release the device; requests that run end with EngineDeadError. May be called twice.
+
+        The core is killed if it has not ended after `timeout` seconds, by default 5.
+        """
+        if self._home.is_here:
+            self._core.shutdown(timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.shutdown()
+
+    def _check_open(self) -> None:
+        self._home.check()
+        if self._is_sleeping:
+            raise RuntimeError("The engine sleeps: call wake_up() first.")
+        if self._core.dead_error is not None:
+            raise self._core.dead_error
+        if self._is_draining:
+            raise EngineDeadError("The engine takes no more requests: it is about to end.")
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        self._check_open()
+        return await self._core.call(method, *arguments)
+
+    async def _settle(self, mode: PauseMode) -> None:
+        """Bring all running requests to an end."""
+        if mode not in ("abort", "wait"):
+            message = f"mode must be 'abort' or 'wait', got {shown(mode)}: requests cannot be kept."
+            raise VLLMValidationError(message, parameter="mode", value=mode)
+        if mode == "abort":
+            await self.abort(list(self._running))
+        await self._idle.wait()
+
+    def _on_outputs(self, step: EngineCoreOutputs) -> None:
+        """Hand a step's outputs to their readers."""
+        processed = self.front.outputs.process_outputs(step)
+        self._deliver(processed)
+        if processed.aborts:
+            self._core.remote.abort_requests(processed.aborts)
+        if self.front.stats_logger is not None:
+            self.front.stats_logger.on_step(step.timestamp, step.timestamp)
+
+    def _deliver(self, processed: ProcessedOutputs) -> None:
+        for request_id in processed.admitted:
+            self._running[request_id].stream.admit()
+        for output in processed.outputs:
+            running = self._running[output.request_id]
+            running.place.release_prompt()
+            refusal = processed.refusals.get(output.request_id)
+            if refusal is None:
+                running.stream.put(output)
+            else:
+                running.stream.fail(_error(refusal))
+            if output.finished:
+                self._forget(output.request_id)
+
+    def _on_end(self, error: Exception) -> None:
+        """End all requests: the core has ended, or an outcome of it was lost."""
+        aborted = self.front.outputs.abort_all()
+        for request_id, running in list(self._running.items()):
+            running.stream.fail(error)
+            self._forget(request_id)
+        if self._core.dead_error is None:
+            self._core.remote.abort_requests(aborted)
+
+    def _end(self, stream: RequestOutputCollector) -> None:
+        """Abort a request whose reader does not want it any more, unless it has ended."""
+        running = self._running.get(stream.request_id)
+        if running is None or running.stream is not stream:
+            return
+        self._forget(stream.request_id)
+        aborted = self.front.outputs.abort_requests([stream.request_id])
+        if aborted and self._core.dead_error is None:
+            self._core.remote.abort_requests(aborted)
+
+    def _forget(self, request_id: str) -> None:
+        self._running.pop(request_id).place.release()
+        if not self._running:
+            self._idle.set()
+
+
+def _error(refusal: RequestError) -> Exception:
+    if refusal.kind == "invalid":
+        return VLLMValidationError(refusal.message, parameter=refusal.parameter)
+    return EngineGenerateError(refusal.message)
+
+
+def _text(prompt: Any) -> str:
+    """Return the text of a prompt, as far as it is one; whether the prompt is well formed is seen later."""
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) else getattr(prompt, "text", prompt)
+    return text if isinstance(text, str) else ""
+
+
+def _log_request(request_id: str, params: SamplingParams, num_tokens: int, prompt: Any) -> None:
+    logger.info("request %s: %d prompt tokens, %s", request_id, num_tokens, params)
+    logger.debug("request %s: prompt %r", request_id, prompt)
+
+
+AsyncLLMEngine = AsyncLLM

@@ -1,0 +1,72 @@
+"""The outputs of one request on their way to the task that reads them; a slow reader gets them merged."""
+
+from __future__ import annotations
+
+import asyncio
+
+from jaxllm.outputs import RequestOutput
+from jaxllm.sampling_params import RequestOutputKind
+
+
+class RequestOutputCollector:
+    """This holds at most one output, so that its memory is bounded however slow the reader is: what comes meanwhile is
+    merged into it. For one event loop and one reader.
+    """
+
+    __slots__ = ("_aggregates", "_error", "_is_admitted", "_output", "_waiter", "request_id")
+
+    def __init__(self, output_kind: RequestOutputKind, request_id: str) -> None:
+        self.request_id = request_id
+        self._aggregates = output_kind is RequestOutputKind.DELTA
+        self._output: RequestOutput | None = None
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_admitted = False
+
+    def put(self, output: RequestOutput) -> None:
+        """Take in an output; a delta is appended to one that has not been read, another kind replaces it."""
+        self._is_admitted = True
+        if self._output is None:
+            self._output = output
+        else:
+            self._output.add(output, aggregate=self._aggregates)
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """Let the reader's next `get` raise, after an output that has not been read."""
+        self._error = error
+        self._wake()
+
+    def admit(self) -> None:
+        """Let `wait_admitted` return: the core has found the request good."""
+        self._is_admitted = True
+        self._wake()
+
+    async def wait_admitted(self) -> None:
+        """Wait until the core has found the request good, or has refused it, which raises."""
+        while not self._is_admitted:
+            if self._error is not None:
+                raise self._error
+            await self._sleep()
+
+    async def get(self) -> RequestOutput:
+        """Return the output that has not been read, waiting for one. Raises what has ended the request."""
+        while (output := self.get_nowait()) is None:
+            await self._sleep()
+        return output
+
+    def get_nowait(self) -> RequestOutput | None:
+        """Return the output that has not been read; None if there is none. Raises what has ended the request."""
+        output, self._output = self._output, None
+        if output is None and self._error is not None:
+            raise self._error
+        return output
+
+    async def _sleep(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        await self._waiter
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
