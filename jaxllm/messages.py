@@ -167,5 +167,3 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True, array_like=Tr
     """The evictions among the blocks that are followed (kv_cache_metrics)."""
     num_deferred_reqs: int = 0
     """Requests that the scheduler does not know yet, because their grammars are being compiled."""
-    is_warm: bool = True
-    """True once every program is compiled: before, a step may have to wait for one."""

@@ -51,7 +51,7 @@ class Fit:
 
 def fit(args: EngineArgs, checkpoint: Checkpoint, hardware: Hardware, devices: Sequence[Any]) -> Fit:
     """Size an engine as its start would. Raises VLLMValidationError for arguments that cannot run at all."""
-    config = args.create_engine_config(devices, checkpoint)
+    config = args.create_engine_config(devices=devices, checkpoint=checkpoint)
     if classes := on_host(config.logits_processors):
         message = f"logits_processors: {classes[0].__name__} runs on the host, and check compiles for devices alone"
         raise VLLMValidationError(f"{message}; leave it out.", parameter="logits_processors", value=classes[0])

@@ -7,8 +7,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import logging
+from typing import Any
 
-from jaxllm.config.engine_args import EngineArgs
+from jaxllm.config.engine_args import EngineArgs, refuse_headless
 from jaxllm.config.kinds import Integer, Switch, add_flags, argument
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX
@@ -53,3 +54,14 @@ class AsyncEngineArgs(EngineArgs):
         names = cls.__annotations__ if async_args_only else None
         add_flags(parser, tuple(field for field in dataclasses.fields(cls) if names is None or field.name in names))
         return parser
+
+    def create_engine_config(  # type: ignore[override]
+        self, usage_context: Any = None, headless: bool = False
+    ) -> AsyncEngineArgs:
+        """Return the arguments as they are, for `AsyncLLM.from_vllm_config`: the engine's core resolves them.
+
+        The settled configuration is `AsyncLLM.vllm_config`. `usage_context` has no effect; `headless` is refused.
+        """
+        del usage_context
+        refuse_headless(headless)
+        return self

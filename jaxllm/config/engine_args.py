@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxllm.config.arguments import EngineArguments
 from jaxllm.config.engine_config import EngineConfig
 from jaxllm.config.resolve import resolve
+from jaxllm.exceptions import VLLMValidationError
 
 if TYPE_CHECKING:
     from jaxllm.execution.mesh import Device
@@ -20,11 +21,27 @@ class EngineArgs(EngineArguments):
     """Each of vLLM's engine arguments works (`arguments.py`) or is refused by name (`unsupported_arguments.py`)."""
 
     def create_engine_config(
-        self, devices: Sequence[Device] | None = None, checkpoint: Checkpoint | None = None
+        self,
+        usage_context: Any = None,
+        headless: bool = False,
+        *,
+        devices: Sequence[Device] | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> EngineConfig:
-        """Open the checkpoint (headers and config only) and settle everything.
+        """Open the checkpoint (headers and config only) and this process's devices, and settle everything.
 
-        `devices` stand in for those that JAX sees; they may be a topology's. `checkpoint` is one that is open already.
+        `usage_context` has no effect: nothing is reported to anybody. `headless` engines, whose front end is on
+        another machine, are refused. `devices` stand in for those that JAX sees; they may be a topology's.
+        `checkpoint` is one that is open already.
         Raises VLLMValidationError.
         """
+        del usage_context
+        refuse_headless(headless)
         return resolve(self, devices, checkpoint)
+
+
+def refuse_headless(headless: bool) -> None:
+    """Raise VLLMValidationError for an engine whose front end is on another machine."""
+    if headless:
+        message = "headless=True is not supported yet: an engine and its front end are on one machine."
+        raise VLLMValidationError(message, parameter="headless", value=headless)

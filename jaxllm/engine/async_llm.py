@@ -14,12 +14,12 @@ from jaxllm.engine.admission import Admission, Place
 from jaxllm.engine.async_core import AsyncCore
 from jaxllm.engine.front_end import FrontEnd, refuse_given
 from jaxllm.engine.metrics import Metric
-from jaxllm.engine.output_processor import ProcessedOutputs
 from jaxllm.engine.protocol import EngineClient, PauseMode
 from jaxllm.engine.request_stream import RequestOutputCollector
+from jaxllm.engine.running_requests import RunningRequests
 from jaxllm.engine.start import start_in_process, start_in_thread
-from jaxllm.exceptions import EngineDeadError, EngineGenerateError, VLLMValidationError
-from jaxllm.messages import EngineCoreOutputs, RequestError
+from jaxllm.exceptions import EngineDeadError, VLLMValidationError
+from jaxllm.messages import EngineCoreOutputs
 from jaxllm.outputs import RequestOutput
 from jaxllm.params.checks import INT32_MAX, check_bool, check_str, shown
 from jaxllm.sampling_params import SamplingParams
@@ -39,15 +39,6 @@ LONG_TEXT = 2000
 type Start = Callable[[], tuple[RemoteCore, FrontEnd]]
 
 
-class _Running:
-    """A request that the engine has in hand."""
-
-    __slots__ = ("place", "stream")
-
-    def __init__(self, stream: RequestOutputCollector, place: Place) -> None:
-        self.stream, self.place = stream, place
-
-
 class AsyncLLM(EngineClient):
     """An engine whose core has a process, or a thread, of its own. It belongs to the event loop that first uses it.
 
@@ -62,14 +53,13 @@ class AsyncLLM(EngineClient):
         self._logs_requests = logs_requests
         self._home = engines_home()
         remote, self.front = start()
+        self.front.metrics.rejections = admission.num_rejected
         self._core = AsyncCore(remote, self._on_outputs, self._on_end)
-        self._running: dict[str, _Running] = {}
+        self._requests = RunningRequests(self.front.outputs)
         self._is_sleeping = False
         self._is_draining = False
         self._unpaused = asyncio.Event()
         self._unpaused.set()
-        self._idle = asyncio.Event()
-        self._idle.set()
 
     @classmethod
     def from_engine_args(
@@ -93,6 +83,34 @@ class AsyncLLM(EngineClient):
             admission=Admission(engine_args.max_num_queued_reqs, engine_args.max_num_queued_tokens),
             logs_requests=engine_args.enable_log_requests,
         )
+
+    @classmethod
+    def from_vllm_config(
+        cls,
+        vllm_config: Any,
+        start_engine_loop: bool = True,
+        usage_context: UsageContext | None = None,
+        stat_loggers: Any = None,
+        enable_log_requests: bool | None = None,
+        disable_log_stats: bool | None = None,
+        *,
+        disable_log_requests: bool | None = None,
+    ) -> Self:
+        """Start an engine of what `AsyncEngineArgs.create_engine_config` returned: the core resolves it."""
+        if not isinstance(vllm_config, AsyncEngineArgs):
+            message = (
+                "vllm_config must be what AsyncEngineArgs(...).create_engine_config() returns, got "
+                f"{type(vllm_config).__name__}: other configurations belong to an engine of this process."
+            )
+            raise VLLMValidationError(message, parameter="vllm_config", value=vllm_config)
+        given = {
+            "enable_log_requests": enable_log_requests,
+            "disable_log_requests": disable_log_requests,
+            "disable_log_stats": disable_log_stats,
+        }
+        changes = {name: value for name, value in given.items() if value is not None}
+        engine_args = dataclasses.replace(vllm_config, **changes)
+        return cls.from_engine_args(engine_args, start_engine_loop, usage_context, stat_loggers)
 
     @property
     def vllm_config(self) -> VllmConfig:  # type: ignore[override]
@@ -163,7 +181,7 @@ class AsyncLLM(EngineClient):
                 yield output
         finally:
             if not is_finished:
-                self._end(stream)
+                self._abort_in_core(self._requests.drop(stream))
 
     async def add_request(
         self,
@@ -210,10 +228,7 @@ class AsyncLLM(EngineClient):
                 request_id, encoded, resolved, arrival_time=arrival_time, priority=priority
             )
             self._core.attach()
-            self.front.outputs.add_request(request)
-            stream = RequestOutputCollector(resolved.output_kind, request_id)
-            self._running[request_id] = _Running(stream, place)
-            self._idle.clear()
+            stream = self._requests.add(request, place)
         except BaseException:
             place.release()
             raise
@@ -224,7 +239,7 @@ class AsyncLLM(EngineClient):
             if resolved.structured_outputs is not None or self.front.ready.has_validators:
                 await stream.wait_admitted()
         except BaseException:
-            self._end(stream)
+            self._abort_in_core(self._requests.drop(stream))
             raise
         return stream
 
@@ -240,13 +255,7 @@ class AsyncLLM(EngineClient):
             if not isinstance(each, str):
                 message = f"request_id must be a string or strings, got {shown(each)} ({type(each).__name__})."
                 raise VLLMValidationError(message, parameter="request_id", value=each)
-            if (running := self._running.get(each)) is None:
-                continue
-            output, aborted = self.front.outputs.end_aborted(each)
-            self._forget(each)
-            self._core.remote.abort_requests(aborted)
-            if output is not None:
-                running.stream.put(output)
+            self._abort_in_core(self._requests.abort(each))
 
     async def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """Return the tokenizer as an object of transformers, which is imported for it."""
@@ -262,6 +271,7 @@ class AsyncLLM(EngineClient):
 
     def get_metrics(self) -> list[Metric]:
         """Return counts and times since the engine's start, as vLLM's metrics."""
+        self.front.metrics.is_warm, self.front.metrics.is_asleep = self._core.remote.is_warm, self._is_sleeping
         return self.front.metrics.snapshot()
 
     async def do_log_stats(self) -> None:
@@ -358,9 +368,9 @@ class AsyncLLM(EngineClient):
         """Take no more requests and wait until all have ended; after `timeout` seconds abort the rest, return False."""
         self._is_draining = True
         try:
-            await asyncio.wait_for(self._idle.wait(), timeout)
+            await asyncio.wait_for(self._requests.idle.wait(), timeout)
         except TimeoutError:
-            await self.abort(list(self._running))
+            await self.abort(self._requests.ids())
             return False
         return True
 
@@ -397,61 +407,24 @@ class AsyncLLM(EngineClient):
             message = f"mode must be 'abort' or 'wait', got {shown(mode)}: requests cannot be kept."
             raise VLLMValidationError(message, parameter="mode", value=mode)
         if mode == "abort":
-            await self.abort(list(self._running))
-        await self._idle.wait()
+            await self.abort(self._requests.ids())
+        await self._requests.idle.wait()
 
     def _on_outputs(self, step: EngineCoreOutputs) -> None:
         """Hand a step's outputs to their readers."""
-        processed = self.front.outputs.process_outputs(step)
-        self._deliver(processed)
-        if processed.aborts:
-            self._core.remote.abort_requests(processed.aborts)
+        aborts = self._requests.deliver(self.front.outputs.process_outputs(step))
+        if aborts:
+            self._core.remote.abort_requests(aborts)
         if self.front.stats_logger is not None:
             self.front.stats_logger.on_step(step.timestamp, step.timestamp)
 
-    def _deliver(self, processed: ProcessedOutputs) -> None:
-        for request_id in processed.admitted:
-            self._running[request_id].stream.admit()
-        for output in processed.outputs:
-            running = self._running[output.request_id]
-            running.place.release_prompt()
-            refusal = processed.refusals.get(output.request_id)
-            if refusal is None:
-                running.stream.put(output)
-            else:
-                running.stream.fail(_error(refusal))
-            if output.finished:
-                self._forget(output.request_id)
-
     def _on_end(self, error: Exception) -> None:
         """End all requests: the core has ended, or an outcome of it was lost."""
-        aborted = self.front.outputs.abort_all()
-        for request_id, running in list(self._running.items()):
-            running.stream.fail(error)
-            self._forget(request_id)
-        if self._core.dead_error is None:
-            self._core.remote.abort_requests(aborted)
+        self._abort_in_core(self._requests.fail_all(error))
 
-    def _end(self, stream: RequestOutputCollector) -> None:
-        """Abort a request whose reader does not want it any more, unless it has ended."""
-        running = self._running.get(stream.request_id)
-        if running is None or running.stream is not stream:
-            return
-        self._forget(stream.request_id)
-        aborted = self.front.outputs.abort_requests([stream.request_id])
-        if aborted and self._core.dead_error is None:
-            self._core.remote.abort_requests(aborted)
-
-    def _forget(self, request_id: str) -> None:
-        self._running.pop(request_id).place.release()
-        if not self._running:
-            self._idle.set()
-
-
-def _error(refusal: RequestError) -> Exception:
-    if refusal.kind == "invalid":
-        return VLLMValidationError(refusal.message, parameter=refusal.parameter)
-    return EngineGenerateError(refusal.message)
+    def _abort_in_core(self, sequence_ids: list[str]) -> None:
+        if sequence_ids and self._core.dead_error is None:
+            self._core.remote.abort_requests(sequence_ids)
 
 
 def _text(prompt: Any) -> str:

@@ -152,7 +152,6 @@ class EngineCore:
             timestamp=time.monotonic(),
             evictions=self._take_evictions(),
             num_deferred_reqs=len(self._compiling),
-            is_warm=self._runner is None or self._runner.is_warm,
         )
 
     def stats(self) -> SchedulerStats:
@@ -164,6 +163,12 @@ class EngineCore:
         """Say, to any thread, whether a step waits for its program to be compiled, which may take minutes."""
         runner = self._runner
         return runner is not None and runner.is_compiling
+
+    @property
+    def is_warm(self) -> bool:
+        """Say, to any thread, whether every program is compiled; before, a step may have to wait for one."""
+        runner = self._runner
+        return runner is not None and runner.is_warm
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached prefixes and return True; while requests hold blocks, do nothing and return False.

@@ -12,6 +12,11 @@ from jaxllm.sampling_params import SamplingParams
 class CoreClient(Protocol):
     """An engine core, wherever it runs."""
 
+    @property
+    def is_warm(self) -> bool:
+        """Say, to any thread, whether every program is compiled; before, a step may have to wait for one."""
+        ...
+
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request; one that the core refuses ends with an output that says why."""
         ...
@@ -62,6 +67,11 @@ class RunnableCore(Protocol):
     @property
     def is_compiling(self) -> bool:
         """Say, to any thread, whether a step waits for its program to be compiled."""
+        ...
+
+    @property
+    def is_warm(self) -> bool:
+        """Say, to any thread, whether every program is compiled; before, a step may have to wait for one."""
         ...
 
     def has_unfinished_requests(self) -> bool:
@@ -121,6 +131,11 @@ class InprocClient:
 
     def __init__(self, core: RunnableCore) -> None:
         self._core = core
+
+    @property
+    def is_warm(self) -> bool:
+        """Say whether every program is compiled; before, a step may have to wait for one."""
+        return self._core.is_warm
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request; one that the core refuses ends with an output that says why."""

@@ -69,7 +69,7 @@ class CoreLoop:
         """Return how the loop stands, to any thread."""
         began = self._began
         seconds = 0.0 if began is None else time.monotonic() - began
-        return Heartbeat(seconds, self._is_called or self._core.is_compiling)
+        return Heartbeat(seconds, self._is_called or self._core.is_compiling, self._core.is_warm)
 
     def _drain(self) -> bool:
         """Do what the messages say; return False at `Shutdown`."""
@@ -149,7 +149,7 @@ class Heart:
     def _run(self) -> None:
         while not self._stopped.wait(HEARTBEAT_SECONDS):
             loop = self._loop
-            self._outbox.send(Heartbeat(0.0, True) if loop is None else loop.heartbeat())
+            self._outbox.send(Heartbeat(0.0, True, False) if loop is None else loop.heartbeat())
 
 
 def failure(error: BaseException) -> Failure:

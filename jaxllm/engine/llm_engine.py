@@ -239,6 +239,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
     @locked
     def get_metrics(self) -> list[Metric]:
         """Return counts and times since the engine's start, as vLLM's metrics."""
+        self.front.metrics.is_warm = self._core.is_warm
         return self.front.metrics.snapshot()
 
     @locked

@@ -169,6 +169,10 @@ class EngineMetrics:
         """The scheduler's counts after the last step."""
         self.num_deferred = 0
         """The number of requests that wait for a grammar."""
+        self.is_warm = self.is_asleep = False
+        """Whether every program is compiled, and whether the core was ended by `sleep`."""
+        self.rejections: Mapping[str, int] = dict.fromkeys(("max_num_queued_reqs", "max_num_queued_tokens"), 0)
+        """How many requests each bound on what waits has refused."""
         self._labels = {"model_name": model_name, **_ENGINE}
         self._cache_info = {**(cache_info or {}), **_ENGINE}
         self._num_step_tokens = 0
@@ -256,10 +260,10 @@ class EngineMetrics:
             self._gauge("num_requests_waiting", self.num_waiting),
             self._gauge("num_requests_waiting_by_reason", stats.num_waiting_reqs, reason="capacity"),
             self._gauge("num_requests_waiting_by_reason", self.num_deferred, reason="deferred"),
-            # An engine never sleeps.
-            self._gauge("engine_sleep_state", 1, sleep_state="awake"),
+            self._gauge("engine_sleep_state", not self.is_asleep, sleep_state="awake"),
             self._gauge("engine_sleep_state", 0, sleep_state="weights_offloaded"),
-            self._gauge("engine_sleep_state", 0, sleep_state="discard_all"),
+            self._gauge("engine_sleep_state", self.is_asleep, sleep_state="discard_all"),
+            self._gauge("engine_is_warm", self.is_warm),
             self._gauge("kv_cache_usage_perc", self.kv_usage()),
         ]
 
@@ -287,12 +291,12 @@ class EngineMetrics:
             ),
             self._counter("generation_tokens", self.generation_tokens),
             *(self._counter("request_success", n, finished_reason=reason) for reason, n in self._finished.items()),
-            # Queues have no limit. These two are vLLM's without the engine's label.
+            # These are vLLM's without the engine's label.
             *(
                 Counter(
-                    PREFIX + "admission_rejections", {"model_name": self._labels["model_name"], "reason": reason}, 0
+                    PREFIX + "admission_rejections", {"model_name": self._labels["model_name"], "reason": reason}, count
                 )
-                for reason in ("max_num_queued_reqs", "max_num_queued_tokens")
+                for reason, count in self.rejections.items()
             ),
         ]
 

@@ -51,6 +51,11 @@ class CoreWatch:
         self._heard = self._looked = time.monotonic()
         self._last: Heartbeat | None = None
 
+    @property
+    def is_warm(self) -> bool:
+        """Say whether the last heartbeat told of a core that is warm."""
+        return self._last is not None and self._last.is_warm
+
     def hear(self, beat: Heartbeat) -> None:
         """Take in a heartbeat."""
         self._heard, self._last = time.monotonic(), beat
@@ -108,6 +113,11 @@ class RemoteCore:
     def host(self) -> CoreHost:
         """Return where the core runs."""
         return self._host
+
+    @property
+    def is_warm(self) -> bool:
+        """Say whether every program was compiled half a second ago; before, a step may have to wait for one."""
+        return self._watch.is_warm
 
     @property
     def fd(self) -> int:

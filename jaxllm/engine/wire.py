@@ -71,6 +71,8 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="heartbeat"):
     """The time in seconds that the present step, or other work, has taken so far; 0.0 for an idle core."""
     is_compiling: bool
     """True if the step waits for its program to be compiled, which may take minutes."""
+    is_warm: bool
+    """True once every program is compiled."""
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):

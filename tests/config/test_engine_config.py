@@ -117,7 +117,7 @@ def test_a_gpu_that_is_no_hopper_runs_plain_xla(
     make_model: MakeModel, caplog: pytest.LogCaptureFixture, compute_capability: str | None
 ):
     def resolve_on_gpu(**fields: Any) -> EngineConfig:
-        return EngineArgs(model=str(model), load_format="dummy", **fields).create_engine_config([gpu])
+        return EngineArgs(model=str(model), load_format="dummy", **fields).create_engine_config(devices=[gpu])
 
     model, gpu = make_model(head_dim=64), Gpu(compute_capability)
     attention = resolve_on_gpu().attention
@@ -157,7 +157,7 @@ def test_what_a_hoppers_kernels_do_not_take_is_named(
     missing: str,
 ):
     args = EngineArgs(model=str(make_model(**config)), load_format="dummy", **fields)
-    assert args.create_engine_config([Gpu("9.0")]).attention.implementation == "xla"
+    assert args.create_engine_config(devices=[Gpu("9.0")]).attention.implementation == "xla"
     assert missing in caplog.text
 
 

@@ -1,0 +1,1 @@
+"""vLLM's import paths for the OpenAI-compatible server."""
