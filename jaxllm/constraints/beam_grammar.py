@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,12 @@ from jaxllm.constraints.matcher import Grammar, Matcher
 if TYPE_CHECKING:
     from jaxllm.constraints.compiler import GrammarCompiler
     from jaxllm.params.structured_outputs import StructuredOutputsParams
+
+
+type Mask = np.ndarray
+"""One bit per token, packed into int32 words."""
+type Masks = Sequence[Mask | None]
+"""What may follow each beam: a mask, or None where nothing may."""
 
 
 class BeamGrammar:
@@ -31,25 +38,37 @@ class BeamGrammar:
         self._matchers: list[Matcher] = []
         """The matcher of each live beam."""
 
-    def begin(self) -> list[np.ndarray | None]:
-        """Return what may come first, for the one beam that a search begins with."""
-        return self._run(partial(self._begin, self._compiled.result()))
+    def begin(self) -> Future[Masks]:
+        """Return what may come first, for the one beam that a search begins with.
 
-    def advance(self, grown: Sequence[tuple[int, int]]) -> list[np.ndarray | None]:
-        """Return what may follow each new live beam, given the index of the one that it grew from and its last token.
-
-        Each is a mask, or None where nothing may follow.
+        The future fails with VLLMValidationError if the grammar does not compile.
         """
-        return self._run(partial(self._advance, grown))
+        first: Future[Masks] = Future()
+        first.set_running_or_notify_cancel()  # what has begun cannot be cancelled
+        self._compiled.add_done_callback(partial(self._when_compiled, first))
+        return first
 
-    def _run(self, work: partial[list[np.ndarray | None]]) -> list[np.ndarray | None]:
-        return self._grammars.submit(work).result()
+    def advance(self, grown: Sequence[tuple[int, int]]) -> Future[Masks]:
+        """Return what may follow each new live beam, given the index of the one it grew from and its last token."""
+        return self._grammars.submit(partial(self._advance, grown))
 
-    def _begin(self, grammar: Grammar) -> list[np.ndarray | None]:
+    def _when_compiled(self, first: Future[Masks], compiled: Future[Grammar]) -> None:
+        error = compiled.exception()
+        if error is None:
+            try:
+                begun = self._grammars.submit(partial(self._begin, compiled.result()))
+            except RuntimeError as no_thread:
+                error = no_thread
+            else:
+                begun.add_done_callback(partial(_pass_on, first))
+        if error is not None:
+            first.set_exception(error)
+
+    def _begin(self, grammar: Grammar) -> Masks:
         self._matchers = [grammar.matcher()]
         return [self._mask(self._matchers[0])]
 
-    def _advance(self, grown: Sequence[tuple[int, int]]) -> list[np.ndarray | None]:
+    def _advance(self, grown: Sequence[tuple[int, int]]) -> Masks:
         before = self._matchers
         self._matchers = [before[parent].fork() for parent, _ in grown]
         return [
@@ -57,10 +76,19 @@ class BeamGrammar:
             for matcher, (_, token_id) in zip(self._matchers, grown, strict=True)
         ]
 
-    def _mask(self, matcher: Matcher) -> np.ndarray | None:
+    def _mask(self, matcher: Matcher) -> Mask | None:
         if matcher.is_complete:
             return None if self._end_id is None else bits.only([self._end_id], self._vocab_size)
         bits_w = np.empty(bits.num_words(self._vocab_size), np.int32)
         matcher.fill(bits_w)
         bits_w = bits.without(bits_w, self._other_ends, self._vocab_size)
         return None if bits.is_empty(bits_w) else bits_w
+
+
+def _pass_on(target: Future[Masks], source: Future[Masks]) -> None:
+    """Let one future end as the other did."""
+    error = source.exception()
+    if error is not None:
+        target.set_exception(error)
+    else:
+        target.set_result(source.result())

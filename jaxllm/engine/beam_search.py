@@ -6,36 +6,30 @@ request that its beam grew from, so that beams share the KV blocks of what they 
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
 from jaxllm.beam_search import BeamSearchOutput, BeamSearchSequence
 from jaxllm.constraints import bits
-from jaxllm.constraints.beam_grammar import BeamGrammar
+from jaxllm.constraints.beam_grammar import BeamGrammar, Mask, Masks
 from jaxllm.engine.beams import Beam, BeamSearch, Step
+from jaxllm.engine.front_end import FrontEnd
 from jaxllm.engine.input_processor import ProcessedRequest, mix
-from jaxllm.engine.interrupts import deferred_interrupts
-from jaxllm.engine.progress import Progress
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.logprobs import Logprob
 from jaxllm.outputs import RequestOutput
 from jaxllm.params.checks import INT32_MAX, check_int, shown
 from jaxllm.sampling_params import BeamSearchParams, SamplingParams
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from jaxllm.engine.llm_engine import LLMEngine
-    from jaxllm.text.tokenizer import Tokenizer
+from jaxllm.text.tokenizer import Tokenizer
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Running:
     """A prompt's search, with the requests of its present step."""
 
@@ -47,7 +41,7 @@ class _Running:
     """The request of each live beam; None for a beam that nothing can follow."""
     parent_ids: list[str | None] = field(default_factory=list)
     """The requests of the step before, while they are needed."""
-    masks: Sequence[np.ndarray | None] = ()
+    masks: Masks = ()
     """What the grammar lets follow each live beam; empty without a grammar."""
     tops: dict[str, Mapping[int, Logprob]] = field(default_factory=dict)
     """What the requests have given so far."""
@@ -73,26 +67,39 @@ class _Running:
         return Step(top, top if mask_w is None else [each for each in top if bits.has(mask_w, each)])
 
 
+class BeamEngine(Protocol):
+    """What a search needs of an engine; none of it waits."""
+
+    def enqueue(self, request: ProcessedRequest) -> None:
+        """Queue a request that is complete."""
+        ...
+
+    def abort_request(self, request_ids: Iterable[str]) -> None:
+        """End requests without further output; unknown ids are ignored."""
+        ...
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        """Give up the blocks that ended requests have kept for forks; unknown ids are ignored."""
+        ...
+
+
 class BeamSearcher:
-    """Searches for many prompts at once, on an engine that may do other work too."""
+    """Searches for many prompts at once, on an engine that may do other work too.
+
+    Who runs the engine calls `start`, then `take` with its outputs until `is_done`. With a grammar a search waits for
+    `masks` between its steps: `resume` goes on with those that are there. If a call raises, or the caller has had
+    enough, `abort` leaves neither requests nor blocks behind.
+    """
 
     def __init__(
-        self,
-        engine: LLMEngine,
-        request_ids: Sequence[str],
-        prompts: Sequence[Any],
-        params: BeamSearchParams,
-        concurrency_limit: int | None,
+        self, engine: BeamEngine, front: FrontEnd, params: BeamSearchParams, concurrency_limit: int | None
     ) -> None:
-        """Check everything, without queueing anything."""
-        num_candidates = _check_params(engine, params)
-        self._limit = len(prompts) if concurrency_limit is None else concurrency_limit
+        """Check the params. Raises VLLMValidationError for those that this engine cannot search by."""
+        num_candidates = _check_params(front, params)
+        self._limit = concurrency_limit
         if concurrency_limit is not None:
             self._limit = check_int("concurrency_limit", concurrency_limit, 1, INT32_MAX)
-        self._engine = engine
-        self._params = params
-        self._end_id = _end_id(engine)
-        sampling = SamplingParams(
+        self.sampling_params = SamplingParams(
             temperature=params.temperature,
             max_tokens=params.max_tokens,
             logprobs=num_candidates,
@@ -100,37 +107,89 @@ class BeamSearcher:
             ignore_eos=True,
             detokenize=False,
         )
-        requests = engine.process_requests(request_ids, prompts, [sampling] * len(prompts)) if prompts else []
-        self._searches = [self._begin(each) for each in requests]
-        self._pending = deque(self._searches)
+        """The params with which each prompt is to become a request for `start`."""
+        self._engine = engine
+        self._front = front
+        self._params = params
+        self._end_id = _end_id(front)
+        self._on_end: Callable[[int, int], None] = _ignore
+        self._searches: list[_Running] = []
+        self._pending: deque[_Running] = deque()
         self._active: list[_Running] = []
         self._owners: dict[str, _Running] = {}
         """The searches, by the ids of their requests that have not ended."""
+        self._masks: dict[Future[Masks], _Running] = {}
+        """The searches that wait for what a grammar lets follow, in the order in which they began to."""
 
-    def run(self, step: Callable[[], list[RequestOutput]], use_tqdm: bool | Callable[..., Any]) -> None:
-        """Step until every search has ended. Ctrl-C and errors leave neither requests nor blocks behind."""
-        try:
-            with (
-                deferred_interrupts() as raise_if_interrupted,
-                contextlib.closing(Progress(use_tqdm, len(self._searches))) as progress,
-            ):
-                self._start(progress)
-                while self._active:
-                    if not self._engine.has_unfinished_requests():
-                        self._end_aborted(progress)
-                        continue
-                    for output in step():
-                        self._take(output, progress)
-                    raise_if_interrupted()
-        except BaseException:
-            with deferred_interrupts():
-                self._abort()
-            raise
+    @property
+    def is_done(self) -> bool:
+        """Say whether every search has ended."""
+        return not self._active
 
-    def outputs(self, tokenizer: Tokenizer | None) -> list[BeamSearchOutput]:
+    @property
+    def masks(self) -> list[Future[Masks]]:
+        """Return what searches wait for before their next step."""
+        return list(self._masks)
+
+    def start(self, requests: Sequence[ProcessedRequest], on_end: Callable[[int, int], None] | None = None) -> None:
+        """Begin one search per prompt, at most `concurrency_limit` at once; the requests themselves are not run.
+
+        `on_end` is called at the end of each with the numbers of tokens of its prompt and of its sequences.
+        """
+        self._on_end = on_end or _ignore
+        self._searches = [self._begin(each) for each in requests]
+        self._pending.extend(self._searches)
+        self._fill()
+
+    def take(self, output: RequestOutput) -> None:
+        """Take in an output of the engine, ours or not; a search whose step is complete goes on or ends."""
+        running = self._owners.pop(output.request_id, None)
+        if running is None:
+            return
+        completion = output.outputs[0]
+        if completion.finish_reason == "abort":
+            running.is_aborted = True
+        elif not completion.logprobs:
+            raise RuntimeError(f"a step of a beam search ended without a token, by {completion.finish_reason!r}")
+        running.tops[output.request_id] = completion.logprobs[0] if completion.logprobs else {}
+        if running.is_step_complete:
+            running.advance()
+            self._go_on(running)
+
+    def resume(self, *, wait: bool) -> None:
+        """Go on with the searches whose masks are there; with `wait` until none waits for any.
+
+        Raises VLLMValidationError for a grammar that does not compile.
+        """
+        while future := next((each for each in self._masks if wait or each.done()), None):
+            masks = future.result()
+            running = self._masks.pop(future)
+            self._submit(running, masks)
+            if not _known(running.request_ids):  # the grammar lets nothing follow any beam
+                running.advance()
+                self._go_on(running)
+
+    def end_lost(self) -> None:
+        """End the searches whose requests the engine does not know any more: somebody has aborted them."""
+        self._owners.clear()
+        for running in [each for each in self._active if each not in self._masks.values()]:
+            running.search.abort()
+            self._go_on(running)
+
+    def abort(self) -> None:
+        """End all searches where they are."""
+        owners, active = list(self._owners), self._active
+        self._pending.clear()
+        self._masks.clear()
+        self._owners, self._active = {}, []
+        self._engine.abort_request(owners)
+        for running in active:
+            self._engine.release(_known(running.parent_ids + running.request_ids))
+
+    def outputs(self) -> list[BeamSearchOutput]:
         """Return what was found, in the prompts' order; text only with a tokenizer."""
         return [
-            BeamSearchOutput([self._sequence(running, beam, tokenizer) for beam in running.search.found])
+            BeamSearchOutput([self._sequence(running, beam, self._front.tokenizer) for beam in running.search.found])
             for running in self._searches
         ]
 
@@ -145,66 +204,42 @@ class BeamSearcher:
             self._end_id,
             ignore_eos=params.ignore_eos,
         )
-        constraint, grammars = request.params.structured_outputs, self._engine.front.grammars
+        constraint = request.params.structured_outputs
+        grammars = None if constraint is None else self._front.grammars
         if constraint is None or grammars is None:
             return _Running(request, search, None)
-        vocab_size = self._engine.front.ready.vocab_size
-        return _Running(request, search, BeamGrammar(grammars, constraint, vocab_size, self._end_id))
+        return _Running(request, search, BeamGrammar(grammars, constraint, self._front.ready.vocab_size, self._end_id))
 
-    def _start(self, progress: Progress) -> None:
+    def _fill(self) -> None:
         """Begin as many searches as may run at once."""
-        while self._pending and len(self._active) < self._limit:
+        while self._pending and (self._limit is None or len(self._active) < self._limit):
             running = self._pending.popleft()
             self._active.append(running)
-            self._go_on(running, progress)
+            self._go_on(running)
 
-    def _take(self, output: RequestOutput, progress: Progress) -> None:
-        """Take in an output of the engine, ours or not; a search whose step is complete goes on or ends."""
-        running = self._owners.pop(output.request_id, None)
-        if running is None:
-            return
-        completion = output.outputs[0]
-        if completion.finish_reason == "abort":
-            running.is_aborted = True
-        elif not completion.logprobs:
-            raise RuntimeError(f"a step of a beam search ended without a token, by {completion.finish_reason!r}")
-        running.tops[output.request_id] = completion.logprobs[0] if completion.logprobs else {}
-        if running.is_step_complete:
-            running.advance()
-            self._go_on(running, progress)
-
-    def _end_aborted(self, progress: Progress) -> None:
-        """End the searches whose requests the engine does not know any more: somebody has aborted them."""
-        self._owners.clear()
-        for running in list(self._active):
-            running.search.abort()
-            self._go_on(running, progress)
-
-    def _abort(self) -> None:
-        self._engine.abort_request(list(self._owners))
-        for running in self._active:
-            self._engine.release(_known(running.parent_ids + running.request_ids))
-
-    def _go_on(self, running: _Running, progress: Progress) -> None:
-        """Queue a search's next step; one that has ended makes room for another."""
-        self._submit(running)
-        if running.search.live and not _known(running.request_ids):  # the grammar lets nothing follow any beam
-            running.advance()
-            self._submit(running)
+    def _go_on(self, running: _Running) -> None:
+        """Queue a search's next step, or wait for its masks; one that has ended makes room for another."""
         if not running.search.live:
-            found = running.search.found
-            progress.count(len(running.request.prompt_token_ids), sum(len(beam.token_ids) for beam in found))
+            self._engine.release(_known(running.request_ids))
             self._active.remove(running)
-            self._start(progress)
+            found = running.search.found
+            self._on_end(len(running.request.prompt_token_ids), sum(len(beam.token_ids) for beam in found))
+            self._fill()
+        elif running.grammar is None:
+            self._submit(running, ())
+        elif not running.num_steps:
+            self._masks[running.grammar.begin()] = running
+        else:
+            grown = [(beam.parent, beam.token_ids[-1]) for beam in running.search.live]
+            self._masks[running.grammar.advance(grown)] = running
 
-    def _submit(self, running: _Running) -> None:
+    def _submit(self, running: _Running, masks: Masks) -> None:
         """Queue one request per live beam, each a fork of its parent's, and let go of the parents."""
         parents = running.parent_ids = running.request_ids
-        running.request_ids, running.tops = [], {}
-        running.masks = self._masks(running)
+        running.request_ids, running.tops, running.masks = [], {}, masks
         for index, beam in enumerate(running.search.live):
-            mask_w = running.masks[index] if running.masks else None
-            if running.masks and mask_w is None:
+            mask_w = masks[index] if masks else None
+            if masks and mask_w is None:
                 running.request_ids.append(None)
                 continue
             request = self._request(running, index, beam, parents[beam.parent] if parents else None, mask_w)
@@ -215,16 +250,8 @@ class BeamSearcher:
         self._engine.release(_known(parents))
         running.parent_ids = []
 
-    def _masks(self, running: _Running) -> Sequence[np.ndarray | None]:
-        """Return what the grammar lets follow each live beam; nothing without a grammar."""
-        if running.grammar is None or not running.search.live:
-            return ()
-        if not running.num_steps:
-            return running.grammar.begin()
-        return running.grammar.advance([(beam.parent, beam.token_ids[-1]) for beam in running.search.live])
-
     def _request(
-        self, running: _Running, index: int, beam: Beam, fork_of: str | None, mask_w: np.ndarray | None
+        self, running: _Running, index: int, beam: Beam, fork_of: str | None, mask_w: Mask | None
     ) -> ProcessedRequest:
         """Make a live beam's request for its next token, one of the mask's."""
         base = running.request.core
@@ -233,7 +260,8 @@ class BeamSearcher:
         params.allowed_token_ids = None if mask_w is None else bits.ids(mask_w)
         core = msgspec.structs.replace(
             base,
-            request_id=f"{base.request_id}.{running.num_steps}.{index}",
+            # The user's requests share the names with these; the front end's own id makes them one of a kind.
+            request_id=f"{base.request_id}.{running.num_steps}.{index}.beam",
             prompt_token_ids=base.prompt_token_ids + beam.token_ids,
             sampling_params=params,
             max_tokens=1,
@@ -269,6 +297,10 @@ class BeamSearcher:
         return text + tokenizer.token_string(tokens[-1]) if is_left_out else text
 
 
+def _ignore(_num_in: int, _num_out: int) -> None:
+    pass
+
+
 def _known(request_ids: Collection[str | None]) -> list[str]:
     return [each for each in request_ids if each is not None]
 
@@ -282,32 +314,33 @@ def _with_strings(top: Mapping[int, Logprob], before: Sequence[int], tokenizer: 
     return {token_id: Logprob(entry.logprob, entry.rank, string) for (token_id, entry), string in entries}
 
 
-def _check_params(engine: LLMEngine, params: Any) -> int:
+def _check_params(front: FrontEnd, params: Any) -> int:
     """Refuse what cannot be searched; return how many of the most likely tokens each step asks for."""
     if not isinstance(params, BeamSearchParams):
         message = f"params must be BeamSearchParams, got {shown(params)} ({type(params).__name__})."
         raise VLLMValidationError(message, parameter="params", value=params)
-    _check_mode(engine)
+    _check_mode(front)
+    model_config = front.ready.vllm_config.model_config
     # So many that the width is left if each beam's likeliest token is the end of sequence.
-    wanted = min(2 * params.beam_width, engine.front.ready.vocab_size)
-    if wanted > engine.model_config.max_logprobs:
+    wanted = min(2 * params.beam_width, front.ready.vocab_size)
+    if wanted > model_config.max_logprobs:
         message = (
             f"beam_width={params.beam_width} needs the {wanted} most likely tokens of each step, but "
-            f"max_logprobs={engine.model_config.max_logprobs}; start the engine with max_logprobs={wanted} or more."
+            f"max_logprobs={model_config.max_logprobs}; start the engine with max_logprobs={wanted} or more."
         )
         raise VLLMValidationError(message, parameter="beam_width", value=params.beam_width)
     return wanted
 
 
-def _check_mode(engine: LLMEngine) -> None:
+def _check_mode(front: FrontEnd) -> None:
     """Refuse engines whose logprobs are not what the model says of a sequence."""
-    mode = engine.model_config.logprobs_mode
+    mode = front.ready.vllm_config.model_config.logprobs_mode
     if mode.endswith("logits"):
         message = (
             f"beam search adds up log-probabilities, which this engine, started with logprobs_mode={mode!r}, lacks."
         )
         raise VLLMValidationError(message, parameter="logprobs_mode", value=mode)
-    if engine.front.ready.has_logits_processors and mode != "processed_logprobs":
+    if front.ready.has_logits_processors and mode != "processed_logprobs":
         message = (
             "beam search sees what logits_processors do only in an engine started with "
             "logprobs_mode='processed_logprobs'."
@@ -315,11 +348,11 @@ def _check_mode(engine: LLMEngine) -> None:
         raise VLLMValidationError(message, parameter="logits_processors", value=mode)
 
 
-def _end_id(engine: LLMEngine) -> int | None:
+def _end_id(front: FrontEnd) -> int | None:
     """Return the tokenizer's end of sequence, or without a tokenizer the first of the generation config."""
-    if engine.front.tokenizer is not None:
-        end_id = engine.front.tokenizer.eos_token_id
+    if front.tokenizer is not None:
+        end_id = front.tokenizer.eos_token_id
     else:
-        given = engine.front.ready.generation_config.get("eos_token_id")
+        given = front.ready.generation_config.get("eos_token_id")
         end_id = given[0] if isinstance(given, list) and given else given
-    return end_id if isinstance(end_id, int) and end_id < engine.front.ready.vocab_size else None
+    return end_id if isinstance(end_id, int) and end_id < front.ready.vocab_size else None

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import numbers
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxllm.beam_search import BeamSearchOutput
+from jaxllm.engine.input_processor import ProcessedRequest
 from jaxllm.engine.interrupts import deferred_interrupts
 from jaxllm.engine.llm_engine import LLMEngine
 from jaxllm.engine.progress import Progress, UseTqdm
@@ -17,6 +18,9 @@ from jaxllm.params.checks import has_length, shown
 from jaxllm.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from jaxllm.text.chat import is_single_conversation
 from jaxllm.text.prompts import is_single_prompt
+
+if TYPE_CHECKING:
+    from jaxllm.engine.beam_search import BeamSearcher
 
 type Params = SamplingParams | Sequence[SamplingParams] | None
 type Priority = int | Sequence[int] | None
@@ -100,10 +104,12 @@ class OfflineRunner:
         from jaxllm.engine.beam_search import BeamSearcher  # which loads numpy
 
         batch = [prompts] if is_single_prompt(prompts) else list(prompts)
+        searcher = BeamSearcher(self._engine, self._engine.front, params, limit)
         with deferred_interrupts():
-            searcher = BeamSearcher(self._engine, self._new_ids(len(batch)), batch, params, limit)
-        searcher.run(self._step, use_tqdm)
-        return searcher.outputs(self._engine.front.tokenizer)
+            ids, sampling_params = self._new_ids(len(batch)), [searcher.sampling_params] * len(batch)
+            requests = self._engine.process_requests(ids, batch, sampling_params) if batch else []
+        self._step_until_found(searcher, requests, use_tqdm)
+        return searcher.outputs()
 
     def close(self) -> None:
         """Let a call that runs in another thread end with an error after its present step."""
@@ -174,6 +180,30 @@ class OfflineRunner:
                 self._engine.abort_request(waiting)
             raise
         return done
+
+    def _step_until_found(
+        self, searcher: BeamSearcher, requests: Sequence[ProcessedRequest], use_tqdm: UseTqdm
+    ) -> None:
+        """Step until every search has ended. Ctrl-C and errors leave neither requests nor blocks behind."""
+        try:
+            with (
+                deferred_interrupts() as raise_if_interrupted,
+                contextlib.closing(Progress(use_tqdm, len(requests))) as progress,
+            ):
+                searcher.start(requests, progress.count)
+                searcher.resume(wait=True)
+                while not searcher.is_done:
+                    if self._engine.has_unfinished_requests():
+                        for output in self._step():
+                            searcher.take(output)
+                        raise_if_interrupted()
+                    else:
+                        searcher.end_lost()
+                    searcher.resume(wait=True)
+        except BaseException:
+            with deferred_interrupts():
+                searcher.abort()
+            raise
 
     def _step(self) -> list[RequestOutput]:
         """Do one step; outputs of enqueued requests are kept for `wait`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
 import signal
@@ -13,6 +14,7 @@ import pytest
 from jaxllm import LLM, SamplingParams
 from jaxllm.beam_search import BeamSearchOutput
 from jaxllm.constraints.compiler import GrammarCompiler
+from jaxllm.engine.beam_search import BeamSearcher
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.messages import EngineCoreOutput, EngineCoreRequest, TokenLogprobs
 from jaxllm.sampling_params import BeamSearchParams, StructuredOutputsParams
@@ -52,7 +54,7 @@ class AbortingCore(RandomCore):
 
     def _advance(self, request: EngineCoreRequest) -> EngineCoreOutput:
         output = super()._advance(request)
-        if request.request_id != "1.3.1":
+        if not request.request_id.startswith("1.3.1."):
             return output
         self.parked.discard(request.request_id)
         return EngineCoreOutput(request_id=request.request_id, new_token_ids=[], finish_reason="abort")
@@ -258,6 +260,63 @@ def test_structured_outputs_choose_among_the_candidates(ignore_eos: bool) -> Non
         assert sequence.cum_logprob == pytest.approx(sum(values))
     assert all(each.sampling_params.structured_outputs is None for each in core.seen)
     assert not core.parked
+
+
+def begin(llm: LLM, prompts: list[list[int]], wanted: BeamSearchParams) -> BeamSearcher:
+    """Begin searches whose requests somebody else will run."""
+    engine = llm.llm_engine
+    searcher = BeamSearcher(engine, engine.front, wanted, None)
+    ids = [str(i) for i in range(len(prompts))]
+    searcher.start(engine.process_requests(ids, prompts, [searcher.sampling_params] * len(prompts)))
+    return searcher
+
+
+def test_an_event_loop_can_drive_searches() -> None:
+    """Searches with and without a grammar share their engine with each other and with a request of the same name."""
+    core, grammars = RandomCore(), GrammarCompiler(byte_level(), 1000, [END, 1])
+    with_grammar = params(structured_outputs=StructuredOutputsParams(regex="[!-&]{2,4}"))
+    [alone] = make(RandomCore(), grammars=grammars).beam_search([[350]], with_grammar)
+    llm = make(core, grammars=grammars)
+
+    async def drive() -> tuple[BeamSearcher, BeamSearcher]:
+        both = begin(llm, PROMPTS, params()), begin(llm, [[350]], with_grammar)
+        assert not both[0].masks
+        assert len(both[1].masks) == 1
+        llm.llm_engine.add_request("0", [350], SamplingParams(max_tokens=3))
+        while not all(searcher.is_done for searcher in both):
+            for output in llm.llm_engine.step():
+                for searcher in both:
+                    searcher.take(output)
+            for searcher in both:
+                waiting = [asyncio.wrap_future(each) for each in searcher.masks]
+                if waiting:
+                    await asyncio.wait(waiting)
+                    searcher.resume(wait=False)
+                    assert not searcher.masks
+        return both
+
+    plain, constrained = asyncio.run(drive())
+    assert [found(output) for output in plain.outputs()] == [expected(prompt) for prompt in PROMPTS]
+    assert [found(output) for output in constrained.outputs()] == [found(alone)]
+    assert not core.parked
+    assert not core.requests
+
+
+def test_a_search_that_waits_for_its_grammar_can_be_aborted() -> None:
+    core = RandomCore()
+    llm = make(core, grammars=GrammarCompiler(byte_level(), 1000, [END]))
+    searcher = begin(llm, [[350], [351]], params(structured_outputs=StructuredOutputsParams(regex="[!-&]{2,4}")))
+    searcher.resume(wait=True)
+    for output in llm.llm_engine.step():
+        searcher.take(output)
+    assert len(searcher.masks) == 2
+    assert core.parked
+    searcher.abort()
+    assert searcher.is_done
+    assert not searcher.masks
+    assert not core.parked
+    assert not core.requests
+    assert not llm.llm_engine.has_unfinished_requests()
 
 
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
