@@ -9,6 +9,8 @@ from jaxllm.version import __version__
 
 if TYPE_CHECKING:
     from jaxllm.config import AsyncEngineArgs, EngineArgs
+    from jaxllm.engine.async_llm import AsyncLLM
+    from jaxllm.engine.async_llm_engine import AsyncLLMEngine
     from jaxllm.engine.llm_engine import LLMEngine
     from jaxllm.inputs import PromptType, TextPrompt, TokensPrompt
     from jaxllm.llm import LLM
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM",
     "AsyncEngineArgs",
+    "AsyncLLM",
+    "AsyncLLMEngine",
     "ClassificationOutput",
     "ClassificationRequestOutput",
     "CompletionOutput",
@@ -55,6 +59,8 @@ __all__ = [
 _MODULES = {
     "LLM": "jaxllm.llm",
     "AsyncEngineArgs": "jaxllm.config",
+    "AsyncLLM": "jaxllm.engine.async_llm",
+    "AsyncLLMEngine": "jaxllm.engine.async_llm_engine",
     "ClassificationOutput": "jaxllm.outputs",
     "ClassificationRequestOutput": "jaxllm.outputs",
     "CompletionOutput": "jaxllm.outputs",

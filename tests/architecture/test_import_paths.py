@@ -9,10 +9,21 @@ import weakref
 from jaxllm.distributed import cleanup_dist_env_and_memory
 
 PATHS = {
-    "jaxllm": ("LLM", "AsyncEngineArgs", "EngineArgs", "LLMEngine", "SamplingParams", "TokensPrompt", "RequestOutput"),
+    "jaxllm": (
+        "LLM",
+        "AsyncEngineArgs",
+        "AsyncLLM",
+        "AsyncLLMEngine",
+        "EngineArgs",
+        "LLMEngine",
+        "SamplingParams",
+        "TokensPrompt",
+        "RequestOutput",
+    ),
     "jaxllm.config": ("AttentionConfig", "ProfilerConfig", "ReasoningConfig", "StructuredOutputsConfig"),
     "jaxllm.distributed": ("cleanup_dist_env_and_memory",),
     "jaxllm.engine.arg_utils": ("AsyncEngineArgs", "EngineArgs"),
+    "jaxllm.engine.async_llm_engine": ("AsyncLLMEngine",),
     "jaxllm.engine.llm_engine": ("LLMEngine",),
     "jaxllm.engine.protocol": ("EngineClient",),
     "jaxllm.entrypoints.llm": ("LLM",),
@@ -24,6 +35,7 @@ PATHS = {
     "jaxllm.sampling_params": ("BeamSearchParams", "RequestOutputKind", "SamplingParams", "StructuredOutputsParams"),
     "jaxllm.utils.argparse_utils": ("FlexibleArgumentParser",),
     "jaxllm.usage.usage_lib": ("UsageContext",),
+    "jaxllm.v1.engine.async_llm": ("AsyncLLM",),
     "jaxllm.v1.engine.exceptions": ("EngineDeadError", "EngineGenerateError"),
     "jaxllm.v1.engine.llm_engine": ("LLMEngine",),
     "jaxllm.v1.metrics.reader": ("Counter", "Gauge", "Histogram", "Metric", "Vector"),
