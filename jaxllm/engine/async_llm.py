@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.config.vllm_config import ModelConfig, VllmConfig
-from jaxllm.engine.admission import Admission, Place
+from jaxllm.engine.admission import Admission
 from jaxllm.engine.async_core import AsyncCore
 from jaxllm.engine.front_end import FrontEnd, refuse_given
 from jaxllm.engine.metrics import Metric
 from jaxllm.engine.protocol import EngineClient, PauseMode
+from jaxllm.engine.refused_methods import ASYNC_REFUSES, RefusesMethods
 from jaxllm.engine.request_stream import RequestOutputCollector
-from jaxllm.engine.running_requests import RunningRequests
+from jaxllm.engine.running_requests import RunningRequests, log_request
 from jaxllm.engine.start import start_in_process, start_in_thread
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from jaxllm.messages import EngineCoreOutputs
@@ -31,15 +31,10 @@ if TYPE_CHECKING:
     from jaxllm.engine.remote_core import RemoteCore
     from jaxllm.usage.usage_lib import UsageContext
 
-logger = logging.getLogger(__name__)
-
-LONG_TEXT = 2000
-"""Texts of more characters are tokenized in a thread: a token takes 2.5 microseconds, and others wait meanwhile."""
-
 type Start = Callable[[], tuple[RemoteCore, FrontEnd]]
 
 
-class AsyncLLM(EngineClient):
+class AsyncLLM(RefusesMethods, EngineClient, refused=ASYNC_REFUSES):
     """An engine whose core has a process, or a thread, of its own. It belongs to the event loop that first uses it.
 
     A request that cannot be run raises VLLMValidationError, too many raise EngineBusyError, and once the core has
@@ -49,13 +44,12 @@ class AsyncLLM(EngineClient):
     def __init__(self, start: Start, *, admission: Admission, logs_requests: bool = False) -> None:
         """Start an engine; use `from_engine_args`."""
         self._start = start
-        self._admission = admission
         self._logs_requests = logs_requests
         self._home = engines_home()
         remote, self.front = start()
         self.front.metrics.rejections = admission.num_rejected
         self._core = AsyncCore(remote, self._on_outputs, self._on_end)
-        self._requests = RunningRequests(self.front.outputs)
+        self._requests = RunningRequests(self.front, admission)
         self._is_sleeping = False
         self._is_draining = False
         self._unpaused = asyncio.Event()
@@ -212,41 +206,21 @@ class AsyncLLM(EngineClient):
         check_str("request_id", request_id, INT32_MAX)
         self._check_open()
         await self._unpaused.wait()
-        resolved = self.front.inputs.resolve(params)
-        place = Place(self._admission, resolved.n)
+        self._core.attach()
+        request, stream = await self._requests.take(
+            request_id, prompt, params, tokenization_kwargs, arrival_time=arrival_time, priority=priority
+        )
         try:
-            is_long = len(_text(prompt)) > LONG_TEXT
-            encode = self.front.inputs.encode
-            encoded = (
-                await asyncio.to_thread(encode, prompt, tokenization_kwargs)
-                if is_long
-                else encode(prompt, tokenization_kwargs)
-            )
             self._check_open()
-            place.hold_prompt(len(encoded.token_ids))
-            request = self.front.inputs.complete(
-                request_id, encoded, resolved, arrival_time=arrival_time, priority=priority
-            )
-            self._core.attach()
-            stream = self._requests.add(request, place)
-        except BaseException:
-            place.release()
-            raise
-        try:
             self._core.remote.add_request(request.core)
             if self._logs_requests:
-                _log_request(request_id, resolved, len(encoded.token_ids), prompt)
-            if resolved.structured_outputs is not None or self.front.ready.has_validators:
+                log_request(request)
+            if request.params.structured_outputs is not None or self.front.ready.has_validators:
                 await stream.wait_admitted()
         except BaseException:
             self._abort_in_core(self._requests.drop(stream))
             raise
         return stream
-
-    def encode(self, *_args: Any, **_kwargs: Any) -> NoReturn:
-        """Raise VLLMValidationError: models that generate have no pooled outputs."""
-        message = "AsyncLLM.encode() is only supported for pooling models, which are yet to come."
-        raise VLLMValidationError(message, parameter="encode")
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         """End a request or several, whose readers get an output with finish_reason "abort"; unknown ids are ignored."""
@@ -359,11 +333,6 @@ class AsyncLLM(EngineClient):
         """Say whether new requests wait."""
         return not self._unpaused.is_set()
 
-    async def add_lora(self, lora_request: Any) -> bool:
-        """Raise VLLMValidationError: adapters are yet to come."""
-        message = "AsyncLLM.add_lora() is not supported yet; merge the adapter into a checkpoint."
-        raise VLLMValidationError(message, parameter="add_lora", value=lora_request)
-
     async def drain(self, timeout: float | None = None) -> bool:
         """Take no more requests and wait until all have ended; after `timeout` seconds abort the rest, return False."""
         self._is_draining = True
@@ -425,17 +394,6 @@ class AsyncLLM(EngineClient):
     def _abort_in_core(self, sequence_ids: list[str]) -> None:
         if sequence_ids and self._core.dead_error is None:
             self._core.remote.abort_requests(sequence_ids)
-
-
-def _text(prompt: Any) -> str:
-    """Return the text of a prompt, as far as it is one; whether the prompt is well formed is seen later."""
-    text = prompt.get("prompt") if isinstance(prompt, Mapping) else getattr(prompt, "text", prompt)
-    return text if isinstance(text, str) else ""
-
-
-def _log_request(request_id: str, params: SamplingParams, num_tokens: int, prompt: Any) -> None:
-    logger.info("request %s: %d prompt tokens, %s", request_id, num_tokens, params)
-    logger.debug("request %s: prompt %r", request_id, prompt)
 
 
 AsyncLLMEngine = AsyncLLM

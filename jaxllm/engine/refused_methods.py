@@ -52,6 +52,23 @@ ENGINE_REFUSES: Mapping[str, str] = _BOTH | {
 """The methods that `LLMEngine` refuses; each reason completes the sentence "LLMEngine.method() ..."."""
 
 
+ASYNC_REFUSES: Mapping[str, str] = {
+    name: reason for name, reason in _BOTH.items() if name not in ("sleep", "wake_up")
+} | {
+    "add_lora": _LORA,
+    "encode": _POOLING,
+    "list_loras": _LORA,
+    "pin_lora": _LORA,
+    "remove_lora": _LORA,
+    "finish_weight_update": _NEW_WEIGHTS,
+    "init_weight_transfer_engine": _NEW_WEIGHTS,
+    "start_weight_update": _NEW_WEIGHTS,
+    "update_weights": _NEW_WEIGHTS,
+    "scale_elastic_ep": "is not supported yet; there are no replicas",
+}
+"""The methods that `AsyncLLM` refuses; each reason completes the sentence "AsyncLLM.method() ..."."""
+
+
 class _RefusedMethod:
     """A method that takes anything and raises VLLMValidationError."""
 

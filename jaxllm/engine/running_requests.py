@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
 
-from jaxllm.engine.admission import Place
-from jaxllm.engine.input_processor import ProcessedRequest
-from jaxllm.engine.output_processor import OutputProcessor, ProcessedOutputs
+from jaxllm.engine.admission import Admission, Place
+from jaxllm.engine.front_end import FrontEnd
+from jaxllm.engine.input_processor import EncodedPrompt, ProcessedRequest
+from jaxllm.engine.output_processor import ProcessedOutputs
 from jaxllm.engine.request_stream import RequestOutputCollector
 from jaxllm.exceptions import EngineGenerateError, VLLMValidationError
 from jaxllm.messages import RequestError
+from jaxllm.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+LONG_TEXT = 2000
+"""Texts of more characters are tokenized in a thread: a token takes 2.5 microseconds, and others wait meanwhile."""
 
 
 class _Running:
@@ -26,8 +36,9 @@ class RunningRequests:
     must stop. For one event loop.
     """
 
-    def __init__(self, outputs: OutputProcessor) -> None:
-        self._outputs = outputs
+    def __init__(self, front: FrontEnd, admission: Admission) -> None:
+        self._inputs, self._outputs = front.inputs, front.outputs
+        self._admission = admission
         self._running: dict[str, _Running] = {}
         self.idle = asyncio.Event()
         """The event is set while no request is in hand."""
@@ -37,13 +48,39 @@ class RunningRequests:
         """Return the users' ids of all requests."""
         return list(self._running)
 
-    def add(self, request: ProcessedRequest, place: Place) -> RequestOutputCollector:
-        """Take a request in hand and return what its reader reads. Raises VLLMValidationError if its id is in use."""
-        self._outputs.add_request(request)
-        stream = RequestOutputCollector(request.params.output_kind, request.request_id)
-        self._running[request.request_id] = _Running(stream, place)
+    async def take(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: SamplingParams,
+        tokenization_kwargs: Mapping[str, Any] | None,
+        *,
+        arrival_time: float | None,
+        priority: int,
+    ) -> tuple[ProcessedRequest, RequestOutputCollector]:
+        """Check a request, make it complete, and return it with what its reader reads.
+
+        Raises VLLMValidationError, or EngineBusyError where the bounds leave no room for it.
+        """
+        resolved = self._inputs.resolve(params)
+        place = Place(self._admission, resolved.n)
+        try:
+            encoded = await self._encode(prompt, tokenization_kwargs)
+            place.hold_prompt(len(encoded.token_ids))
+            request = self._inputs.complete(request_id, encoded, resolved, arrival_time=arrival_time, priority=priority)
+            self._outputs.add_request(request)
+        except BaseException:
+            place.release()
+            raise
+        stream = RequestOutputCollector(resolved.output_kind, request_id)
+        self._running[request_id] = _Running(stream, place)
         self.idle.clear()
-        return stream
+        return request, stream
+
+    async def _encode(self, prompt: Any, options: Mapping[str, Any] | None) -> EncodedPrompt:
+        if len(_text(prompt)) > LONG_TEXT:
+            return await asyncio.to_thread(self._inputs.encode, prompt, options)
+        return self._inputs.encode(prompt, options)
 
     def deliver(self, processed: ProcessedOutputs) -> list[str]:
         """Hand outputs to their readers."""
@@ -97,3 +134,16 @@ def _error(refusal: RequestError) -> Exception:
     if refusal.kind == "invalid":
         return VLLMValidationError(refusal.message, parameter=refusal.parameter)
     return EngineGenerateError(refusal.message)
+
+
+def _text(prompt: Any) -> str:
+    """Return the text of a prompt, as far as it is one; whether the prompt is well formed is seen later."""
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) else getattr(prompt, "text", prompt)
+    return text if isinstance(text, str) else ""
+
+
+def log_request(request: ProcessedRequest) -> None:
+    """Log a request's id and parameters; at level DEBUG its prompt too."""
+    name = request.request_id
+    logger.info("request %s: %d prompt tokens, %s", name, len(request.prompt_token_ids), request.params)
+    logger.debug("request %s: prompt %r", name, request.prompt)
