@@ -139,9 +139,14 @@ class Token:
 
 @dataclasses.dataclass(frozen=True)
 class Json:
-    """The value is a dict of what JSON can hold, on the command line JSON."""
+    """The value is a dict of what JSON can hold, or its text."""
 
     def check(self, name: str, value: Any) -> dict[str, Any]:
+        if isinstance(value, str):
+            try:
+                return self._read(value)
+            except (ValueError, RecursionError) as error:
+                raise VLLMValidationError(f"{name} is not JSON: {error}.", parameter=name, value=value) from error
         check_kind(name, value, dict)
         for key in value or ():
             if not isinstance(key, str):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
 
-from jaxllm.config.kinds import ClassName, DeviceMesh, Kind, Names
+from jaxllm.config.kinds import ClassName, DeviceMesh, Json, Kind, Names
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
 from jaxllm.utils.names import name_of
@@ -27,6 +28,8 @@ def portable(name: str, kind: Kind, value: Any) -> Any:
             return [_by_name(f"{name}[{i}]", each, name) for i, each in enumerate(value)]
         case ClassName() if value is not None:
             return _by_name(name, value, name)
+        case Json():
+            return json.dumps(value)  # its text, since not every encoder takes infinite numbers or large integers
         case _:
             return msgspec.to_builtins(value)
 

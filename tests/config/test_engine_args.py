@@ -173,6 +173,7 @@ def test_unsupported_numbers_are_not_taken_for_booleans():
         ({"dtype": np.float32}, "float32"),
         ({"dtype": np.dtype("float16")}, "float16"),
         ({"hf_overrides": None}, {}),
+        ({"hf_overrides": '{"rope_theta": 5}'}, {"rope_theta": 5}),
         ({"max_num_seqs": np.int64(4)}, 4),
         ({"cudagraph_capture_sizes": (8, np.int64(64))}, [8, 64]),
         ({"cudagraph_capture_sizes": []}, None),

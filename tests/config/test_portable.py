@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
 import jax
+import msgspec
 import pytest
 
 from jaxllm.config import AttentionConfig, EngineArgs, ProfilerConfig
@@ -45,14 +45,14 @@ def test_all_that_travels_arrives():
         model="m",
         hf_token="hf_secret",
         max_model_len="10k",
-        hf_overrides={"a": [float("inf"), 2**70, {"b": None}]},
+        hf_overrides={"a": [float("inf"), 2**70, {"b": None}, "\ud800"]},
         attention_config=AttentionConfig(backend="xla"),
         profiler_config=ProfilerConfig(profiler="torch", torch_profiler_dir="/tmp"),
         cudagraph_capture_sizes=[8, 16],
         logits_processors=["a.b:c", double, OnHost],
         scheduler_cls=Scheduler,
     )
-    sent = json.loads(json.dumps(args.portable()))
+    sent = msgspec.json.decode(msgspec.json.encode(args.portable()))
     assert sent["logits_processors"] == ["a.b:c", f"{__name__}:double", f"{__name__}:OnHost"]
     assert sent["scheduler_cls"] == "jaxllm.scheduling.scheduler:Scheduler"
     named = {name: sent[name] for name in ("logits_processors", "scheduler_cls")}

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from jaxllm.config import EngineArgs, ProfilerConfig, ReasoningConfig, StructuredOutputsConfig
+from jaxllm.config.engine_ready import EngineReady
 from jaxllm.config.vllm_config import VllmConfig, vllm_config
+from jaxllm.engine.core_client import InprocClient, RunnableCore
+from jaxllm.engine.front_end import FrontEnd
 from jaxllm.engine.llm_engine import LLMEngine
 from jaxllm.llm import LLM
 from tests.config.test_engine_config import LLAMA
@@ -22,7 +25,20 @@ def test_settings_under_vllms_names(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     overrides = {"rope_theta": 5.0, "pad_token_id": 7}
     args = EngineArgs(model=str(tmp_path), load_format="dummy", hf_overrides=overrides, kv_cache_dtype="fp8")
-    engine = LLMEngine(args.create_engine_config(), FakeCore(lambda request: [], max_model_len=96), None)
+    core = FakeCore(lambda request: [])
+    ready = EngineReady(
+        vllm_config=vllm_config(args.create_engine_config(), num_blocks=101, max_model_len=96),
+        stats=core.stats(),
+        generation_config={},
+        default_sampling_params={},
+        chat_template=None,
+        extra_args={},
+        has_logits_processors=False,
+        has_validators=False,
+        has_thinking_tokens=False,
+    )
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(ready), type=EngineReady) == ready
+    engine = LLMEngine(InprocClient(cast(RunnableCore, core)), FrontEnd(ready, None, None))
     llm = LLM.__new__(LLM)
     llm.llm_engine = engine
     config, model_config = engine.vllm_config, llm.model_config
