@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -47,13 +48,16 @@ class CoreHost(Protocol):
 class CoreProcess:
     """A core in a process of its own."""
 
-    def __init__(self, engine_args: EngineArgs) -> None:
-        """Start the process. Raises VLLMValidationError for arguments that cannot cross to it."""
+    def __init__(self, engine_args: EngineArgs, command: Sequence[str] = ()) -> None:
+        """Start the process: `command`, which ends in `core_process.serve` as the module `core_process` does.
+
+        Raises VLLMValidationError for arguments that cannot cross to it.
+        """
         portable = engine_args.portable()
         self.meeting = Meeting.on_host()
         order = Order(portable, self.meeting.addresses, sys.path, logging.getLogger("jaxllm").getEffectiveLevel())
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "jaxllm.engine.core_process"],
+            command or [sys.executable, "-P", "-m", "jaxllm.engine.core_process"],
             stdin=subprocess.PIPE,
             process_group=0,  # Ctrl-C in a terminal comes to the front end alone, which decides
         )

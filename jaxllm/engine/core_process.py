@@ -24,7 +24,8 @@ from jaxllm.utils.log import show_log
 
 logger = logging.getLogger(__name__)
 
-type StartCore = Callable[[Callable[[Tokenizer | None], None]], tuple[RunnableCore, EngineReady]]
+type OnTokenizer = Callable[[Tokenizer | None], None]
+type StartCore = Callable[[OnTokenizer], tuple[RunnableCore, EngineReady]]
 """A function that makes a core; it gives the tokenizer to its argument as soon as it is there."""
 
 
@@ -68,21 +69,23 @@ def run_core(start: StartCore, addresses: Addresses, context: zmq.Context[zmq.So
     return 0
 
 
-def main() -> int:
-    """Run the core that the order on standard input asks for."""
+def serve(start: Callable[[AsyncEngineArgs, OnTokenizer], tuple[RunnableCore, EngineReady]]) -> int:
+    """Run the core that `start` makes of the engine arguments on standard input; return the exit status."""
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
     threading.Thread(target=_end_with, args=(os.getppid(),), name="jaxllm-parent", daemon=True).start()
     sys.path[:] = order.sys_path
     logging.getLogger("jaxllm").setLevel(order.log_level)
     show_log()
-
-    def start(on_tokenizer: Callable[[Tokenizer | None], None]) -> tuple[RunnableCore, EngineReady]:
-        from jaxllm.engine.startup import start_core  # which loads JAX
-
-        return start_core(AsyncEngineArgs(**order.engine_args), on_tokenizer)
-
     with zmq.Context() as context:
-        return run_core(start, order.addresses, context)
+        return run_core(
+            lambda on_tokenizer: start(AsyncEngineArgs(**order.engine_args), on_tokenizer), order.addresses, context
+        )
+
+
+def _start(engine_args: AsyncEngineArgs, on_tokenizer: OnTokenizer) -> tuple[RunnableCore, EngineReady]:
+    from jaxllm.engine.startup import start_core  # which loads JAX
+
+    return start_core(engine_args, on_tokenizer)
 
 
 def _end_with(parent: int) -> None:
@@ -97,4 +100,4 @@ def _end_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(serve(_start))

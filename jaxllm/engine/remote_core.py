@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 import msgspec
@@ -98,10 +98,10 @@ class RemoteCore:
         """The error that ended the core; None while it runs."""
 
     @classmethod
-    def in_process(cls, engine_args: EngineArgs) -> Self:
-        """Start a core in a process of its own."""
+    def in_process(cls, engine_args: EngineArgs, command: Sequence[str] = ()) -> Self:
+        """Start a core in a process of its own; `command` is another program for it, as `CoreProcess` says."""
         show_log()
-        return cls(CoreProcess(engine_args), zmq.Context())
+        return cls(CoreProcess(engine_args, command), zmq.Context())
 
     @classmethod
     def in_thread(cls, start: StartCore) -> Self:

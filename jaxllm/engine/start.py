@@ -33,7 +33,7 @@ def start_in_process(engine_args: EngineArgs, *, asks_core: bool = True) -> tupl
     """
     from jaxllm.engine.remote_core import RemoteCore
 
-    return _meet(RemoteCore.in_process(engine_args), engine_args, asks_core=asks_core)
+    return meet(RemoteCore.in_process(engine_args), engine_args, asks_core=asks_core)
 
 
 def start_in_thread(engine_args: EngineArgs, *, asks_core: bool = True) -> tuple[RemoteCore, FrontEnd]:
@@ -42,10 +42,10 @@ def start_in_thread(engine_args: EngineArgs, *, asks_core: bool = True) -> tuple
     from jaxllm.engine.startup import start_core  # which loads JAX
 
     core = RemoteCore.in_thread(lambda on_tokenizer: start_core(engine_args, on_tokenizer))
-    return _meet(core, engine_args, asks_core=asks_core)
+    return meet(core, engine_args, asks_core=asks_core)
 
 
-def _meet(core: RemoteCore, engine_args: EngineArgs, *, asks_core: bool) -> tuple[RemoteCore, FrontEnd]:
+def meet(core: RemoteCore, engine_args: EngineArgs, *, asks_core: bool) -> tuple[RemoteCore, FrontEnd]:
     """Wait for a core that starts, and make its front end; the tokenizer is made while the core loads weights."""
     try:
         parts = core.wait_tokenizer()
