@@ -22,7 +22,7 @@ from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from jaxllm.messages import EngineCoreOutputs
 from jaxllm.outputs import RequestOutput
 from jaxllm.params.checks import INT32_MAX, check_bool, check_str, shown
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.sampling_params import BeamSearchParams, SamplingParams
 from jaxllm.utils.forks import engines_home
 
 if TYPE_CHECKING:
@@ -97,12 +97,9 @@ class AsyncLLM(RefusesMethods, EngineClient, refused=ASYNC_REFUSES):
                 f"{type(vllm_config).__name__}: other configurations belong to an engine of this process."
             )
             raise VLLMValidationError(message, parameter="vllm_config", value=vllm_config)
-        given = {
-            "enable_log_requests": enable_log_requests,
-            "disable_log_requests": disable_log_requests,
-            "disable_log_stats": disable_log_stats,
-        }
-        changes = {name: value for name, value in given.items() if value is not None}
+        logs = disable_log_stats, enable_log_requests, disable_log_requests
+        names = "disable_log_stats", "enable_log_requests", "disable_log_requests"
+        changes = {name: value for name, value in zip(names, logs, strict=True) if value is not None}
         engine_args = dataclasses.replace(vllm_config, **changes)
         return cls.from_engine_args(engine_args, start_engine_loop, usage_context, stat_loggers)
 
@@ -126,10 +123,7 @@ class AsyncLLM(RefusesMethods, EngineClient, refused=ASYNC_REFUSES):
         """Say whether the engine has ended, by `shutdown` or an error."""
         return self._core.dead_error is not None
 
-    @property
-    def errored(self) -> bool:
-        """Say whether the engine has ended."""
-        return self._core.dead_error is not None
+    errored = is_stopped
 
     @property
     def dead_error(self) -> BaseException:
@@ -222,6 +216,17 @@ class AsyncLLM(RefusesMethods, EngineClient, refused=ASYNC_REFUSES):
             raise
         return stream
 
+    async def beam_search(
+        self, prompt: Any, request_id: str, params: BeamSearchParams, lora_request: Any = None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Search for the likeliest texts and yield them as the outputs of one `RequestOutput`, best first."""
+        from jaxllm.engine.async_beam_search import search_beams  # which loads numpy
+
+        refuse_given(lora_request=lora_request)
+        self._check_open()
+        await self._unpaused.wait()
+        yield await search_beams(self.front, self._requests, self._core, request_id, prompt, params)
+
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         """End a request or several, whose readers get an output with finish_reason "abort"; unknown ids are ignored."""
         del internal
@@ -238,10 +243,6 @@ class AsyncLLM(RefusesMethods, EngineClient, refused=ASYNC_REFUSES):
     async def get_supported_tasks(self) -> tuple[str, ...]:
         """Return what the model can be used for."""
         return ("generate",)
-
-    async def is_tracing_enabled(self) -> bool:
-        """Return False: there is no tracing yet."""
-        return False
 
     def get_metrics(self) -> list[Metric]:
         """Return counts and times since the engine's start, as vLLM's metrics."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from jaxllm.engine.admission import Admission, Place
 from jaxllm.engine.front_end import FrontEnd
@@ -14,6 +14,7 @@ from jaxllm.engine.output_processor import ProcessedOutputs
 from jaxllm.engine.request_stream import RequestOutputCollector
 from jaxllm.exceptions import EngineGenerateError, VLLMValidationError
 from jaxllm.messages import RequestError
+from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -23,12 +24,28 @@ LONG_TEXT = 2000
 
 
 class _Running:
-    """A request that has not ended."""
+    """A request that has not ended, with its reader and what it takes of the bounds, if they count it."""
 
-    __slots__ = ("place", "stream")
+    __slots__ = ("place", "reader")
 
-    def __init__(self, stream: RequestOutputCollector, place: Place) -> None:
-        self.stream, self.place = stream, place
+    def __init__(self, reader: Reader, place: Place | None) -> None:
+        self.reader, self.place = reader, place
+
+
+class Reader(Protocol):
+    """Where the outputs of a request go."""
+
+    def put(self, output: RequestOutput) -> None:
+        """Take in an output."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """Take in what has ended the request instead of an output."""
+        ...
+
+    def admit(self) -> None:
+        """Take in that the core has found the request good."""
+        ...
 
 
 class RunningRequests:
@@ -63,21 +80,32 @@ class RunningRequests:
         Raises VLLMValidationError, or EngineBusyError where the bounds leave no room for it.
         """
         resolved = self._inputs.resolve(params)
-        place = Place(self._admission, resolved.n)
+        place = self.reserve(resolved.n)
         try:
-            encoded = await self._encode(prompt, tokenization_kwargs)
+            encoded = await self.encode(prompt, tokenization_kwargs)
             place.hold_prompt(len(encoded.token_ids))
             request = self._inputs.complete(request_id, encoded, resolved, arrival_time=arrival_time, priority=priority)
-            self._outputs.add_request(request)
+            stream = RequestOutputCollector(resolved.output_kind, request_id)
+            self.add(request, stream, place)
         except BaseException:
             place.release()
             raise
-        stream = RequestOutputCollector(resolved.output_kind, request_id)
-        self._running[request_id] = _Running(stream, place)
-        self.idle.clear()
         return request, stream
 
-    async def _encode(self, prompt: Any, options: Mapping[str, Any] | None) -> EncodedPrompt:
+    def reserve(self, num_sequences: int) -> Place:
+        """Take places for so many sequences. Raises QueueOverflowError."""
+        return Place(self._admission, num_sequences)
+
+    def add(self, request: ProcessedRequest, reader: Reader, place: Place | None) -> None:
+        """Take a complete request in hand; `place` is given back at its end. Raises VLLMValidationError if its id is
+        in use.
+        """
+        self._outputs.add_request(request)
+        self._running[request.request_id] = _Running(reader, place)
+        self.idle.clear()
+
+    async def encode(self, prompt: Any, options: Mapping[str, Any] | None = None) -> EncodedPrompt:
+        """Check a prompt and tokenize it, in a thread if it is long."""
         if len(_text(prompt)) > LONG_TEXT:
             return await asyncio.to_thread(self._inputs.encode, prompt, options)
         return self._inputs.encode(prompt, options)
@@ -85,15 +113,16 @@ class RunningRequests:
     def deliver(self, processed: ProcessedOutputs) -> list[str]:
         """Hand outputs to their readers."""
         for request_id in processed.admitted:
-            self._running[request_id].stream.admit()
+            self._running[request_id].reader.admit()
         for output in processed.outputs:
             running = self._running[output.request_id]
-            running.place.release_prompt()
+            if running.place is not None:
+                running.place.release_prompt()
             refusal = processed.refusals.get(output.request_id)
             if refusal is None:
-                running.stream.put(output)
+                running.reader.put(output)
             else:
-                running.stream.fail(_error(refusal))
+                running.reader.fail(_error(refusal))
             if output.finished:
                 self._forget(output.request_id)
         return processed.aborts
@@ -106,13 +135,13 @@ class RunningRequests:
         output, aborted = self._outputs.end_aborted(request_id)
         self._forget(request_id)
         if output is not None:
-            running.stream.put(output)
+            running.reader.put(output)
         return aborted
 
     def drop(self, stream: RequestOutputCollector) -> list[str]:
         """End a request that its reader does not want any more, unless it has ended."""
         running = self._running.get(stream.request_id)
-        if running is None or running.stream is not stream:
+        if running is None or running.reader is not stream:
             return []
         self._forget(stream.request_id)
         return self._outputs.abort_requests([stream.request_id])
@@ -120,12 +149,14 @@ class RunningRequests:
     def fail_all(self, error: Exception) -> list[str]:
         """End all requests; their readers get the error."""
         for request_id, running in list(self._running.items()):
-            running.stream.fail(error)
+            running.reader.fail(error)
             self._forget(request_id)
         return self._outputs.abort_all()
 
     def _forget(self, request_id: str) -> None:
-        self._running.pop(request_id).place.release()
+        place = self._running.pop(request_id).place
+        if place is not None:
+            place.release()
         if not self._running:
             self.idle.set()
 
