@@ -18,7 +18,6 @@ from pathlib import Path
 
 from jaxllm.config.engine_args import EngineArgs
 from jaxllm.config.engine_ready import EngineReady
-from jaxllm.engine.core_host import CoreProcess
 from jaxllm.engine.core_process import serve
 from jaxllm.engine.front_end import FrontEnd
 from jaxllm.engine.remote_core import RemoteCore
