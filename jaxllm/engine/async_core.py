@@ -31,6 +31,8 @@ class AsyncCore:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._watching: asyncio.TimerHandle | None = None
+        self._reading: asyncio.Handle | None = None
+        """The next turn's reading, while there are messages."""
         self._finalizer = weakref.finalize(self, _release, engines_home(), remote)
 
     @property
@@ -49,6 +51,7 @@ class AsyncCore:
             )
         self._loop = loop
         self._calls.clear()
+        self._reading = None
         for fd in (self.remote.fd, *self.remote.host.fds):
             loop.add_reader(fd, self._on_readable)
         self._watch()
@@ -56,8 +59,10 @@ class AsyncCore:
 
     def detach(self) -> None:
         """Listen no more."""
-        if self._watching is not None:
-            self._watching.cancel()
+        for handle in (self._watching, self._reading):
+            if handle is not None:
+                handle.cancel()
+        self._reading = None
         if self._loop is not None and not self._loop.is_closed():
             for fd in (self.remote.fd, *self.remote.host.fds):
                 self._loop.remove_reader(fd)
@@ -74,7 +79,12 @@ class AsyncCore:
             self._calls.pop(call_id, None)
 
     def look(self) -> None:
-        """Take in what has come, and see whether the core has ended or hangs."""
+        """Take in what has come, and see whether the core has ended or hangs.
+
+        Where there are messages to read, that is left until they are read: all at once they would hold up the loop.
+        """
+        if self._reading is not None:
+            return
         ended: EngineDeadError | None = None
         try:
             self.remote.look()
@@ -100,7 +110,12 @@ class AsyncCore:
         self.look()
 
     def _on_readable(self) -> None:
+        if self._reading is None:
+            self._read()
+
+    def _read(self) -> None:
         """Take in one message, and come again while there are more: the socket tells of new ones only."""
+        self._reading = None
         try:
             is_more = self.remote.receive()
         except EngineDeadError:
@@ -108,7 +123,7 @@ class AsyncCore:
             return
         self._take()
         if is_more and self._loop is not None:
-            self._loop.call_soon(self._on_readable)
+            self._reading = self._loop.call_soon(self._read)
         elif self.remote.host.end_reason() is not None:
             self.look()
 
