@@ -17,8 +17,8 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, array_like=True, ta
     """The settings by vLLM's names, settled: max_model_len is what the KV cache holds."""
     stats: SchedulerStats
     """The scheduler at its start."""
-    generation_config: dict[str, Any]
-    """The HF generation config in force; its eos_token_id ends outputs."""
+    generation_config: dict[str, int | list[int] | None]
+    """The part of the HF generation config in force that a front end needs: eos_token_id, which ends outputs."""
     default_sampling_params: dict[str, Any]
     """Keywords of SamplingParams for requests that bring none."""
     chat_template: str | None

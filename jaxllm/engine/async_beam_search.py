@@ -68,6 +68,8 @@ async def search_beams(
     searcher = BeamSearcher(beams, front, params, None)
     place = requests.reserve(params.beam_width)
     try:
+        if params.structured_outputs is not None:
+            await asyncio.to_thread(lambda: front.grammars)  # its first use loads numpy and llguidance
         sampling_params = front.inputs.resolve(searcher.sampling_params)
         encoded = await requests.encode(prompt)
         # A number of its own in the ids of its requests, whatever ids the others have.

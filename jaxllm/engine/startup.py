@@ -88,7 +88,7 @@ def _ready(prepared: Prepared, core: EngineCore, *, has_thinking_tokens: bool) -
     return EngineReady(
         vllm_config=vllm_config(config, num_blocks=prepared.num_blocks, max_model_len=config.max_model_len),
         stats=core.stats(),
-        generation_config=dict(config.generation_config),
+        generation_config={"eos_token_id": config.generation_config.get("eos_token_id")},
         default_sampling_params=dict(config.default_sampling_params),
         chat_template=config.chat_template,
         extra_args=extra_args(traced(config.logits_processors)),
