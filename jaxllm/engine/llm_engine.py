@@ -157,21 +157,29 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         started = time.monotonic()
         try:
             step = self._core.step(wait=self.has_unfinished_requests())
-            if step is None:
-                self._check_none_lost()
-                return []
-            processed = self.front.outputs.process_outputs(step)
         except EngineDeadError:
             self.front.outputs.abort_all()
             raise
         except FrameError:
-            self._core.abort_requests(self.front.outputs.abort_all())
+            self._abort_all()
+            raise
+        if step is None:
+            self._check_none_lost()
+            return []
+        try:
+            processed = self.front.outputs.process_outputs(step)
+        except BaseException:
+            self._abort_all()
             raise
         if processed.aborts:
             self._core.abort_requests(processed.aborts)
         if self.front.stats_logger is not None:
             self.front.stats_logger.on_step(started, time.monotonic())
         return processed.outputs
+
+    def _abort_all(self) -> None:
+        """End all requests after a failure: nobody knows which of them have got their tokens."""
+        self._core.abort_requests(self.front.outputs.abort_all())
 
     def _check_none_lost(self) -> None:
         if lost := self.front.outputs.abort_all():

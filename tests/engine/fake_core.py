@@ -1,65 +1,116 @@
-"""A fake core has no model: each request's tokens come from a script. Its client sends everything as bytes."""
+"""A fake core has no model: each sequence's tokens come from a script. Its client sends everything as frames."""
 
 from __future__ import annotations
 
 import hashlib
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from jaxllm.engine.core_client import CoreClient
+from jaxllm.engine.core_client import RunnableCore
+from jaxllm.engine.core_loop import CoreLoop
+from jaxllm.engine.profiler import StepProfiler
+from jaxllm.engine.remote_core import result
+from jaxllm.engine.wire import (
+    Abort,
+    Add,
+    Call,
+    FrameError,
+    FromCore,
+    Release,
+    Reply,
+    ToCore,
+    decode_from_core,
+    decode_to_core,
+    encode_from_core,
+    encode_to_core,
+)
 from jaxllm.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
+    RequestError,
     SchedulerStats,
     TokenLogprobs,
+    split,
 )
+from jaxllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from jaxllm.constraints.compiler import GrammarCompiler
 
 type Script = Callable[[EngineCoreRequest], list[int]]
 
 
 class FakeCore:
-    """Gives one token per request and step; treats EOS, stop ids and max_tokens as the scheduler does."""
+    """Gives one token per sequence and step; treats EOS, stop ids and max_tokens as the scheduler does."""
 
-    def __init__(self, script: Script, *, max_model_len: int = 128, vocab_size: int = 1000, running: int = 64) -> None:
+    def __init__(
+        self,
+        script: Script,
+        *,
+        max_model_len: int = 128,
+        vocab_size: int = 1000,
+        running: int = 64,
+        grammars: GrammarCompiler | None = None,
+        profiler: StepProfiler | None = None,
+    ) -> None:
+        """Check structured outputs with `grammars`; without, nothing is refused."""
         self.max_model_len = max_model_len
         self.requests: dict[str, EngineCoreRequest] = {}
+        """The sequences that have not ended."""
         self.seen: list[EngineCoreRequest] = []
+        """All sequences that ever came."""
         self.aborted: list[str] = []
         self.parked: set[str] = set()
-        """Requests that have ended, and whose blocks are kept."""
+        """Sequences that have ended, and whose blocks are kept."""
         self.num_steps = self.num_tokens = self.num_resets = self.num_shutdowns = self.num_blocks_in_use = 0
         self.before_step: Callable[[int], None] = lambda step: None
+        self.is_compiling = False
         self._script = script
         self._vocab_size = vocab_size
         self._running = running
+        self._grammars = grammars
+        self._profiler = profiler or StepProfiler(None)
         self._outputs: dict[str, list[int]] = {}
         self._entered: dict[str, float] = {}
+        self._refused: list[EngineCoreOutput] = []
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        assert request.request_id not in self.requests
         assert request.max_tokens >= 1
         assert len(request.prompt_token_ids) + request.max_tokens <= self.max_model_len
-        self.requests[request.request_id] = request
-        self.seen.append(request)
-        self._outputs[request.request_id] = []
-        self._entered[request.request_id] = time.monotonic()
+        for sequence in split(request):
+            assert sequence.request_id not in self.requests
+            self.requests[sequence.request_id] = sequence
+            self.seen.append(sequence)
+            self._outputs[sequence.request_id] = []
+            self._entered[sequence.request_id] = time.monotonic()
 
-    def abort_requests(self, request_ids: Iterable[str]) -> None:
-        for request_id in request_ids:
-            if self.requests.pop(request_id, None) is not None:
-                self.aborted.append(request_id)
+    def check(self, params: SamplingParams, seconds: float | None = None) -> None:
+        if self._grammars is not None and params.structured_outputs is not None and seconds != 0:
+            self._grammars.check(params.structured_outputs, seconds)
 
-    def release(self, request_ids: Iterable[str]) -> None:
-        self.parked.difference_update(request_ids)
+    def refuse(self, request_id: str, error: RequestError) -> None:
+        self._refused.append(EngineCoreOutput(request_id=request_id, finish_reason="error", error=error))
+
+    def abort_requests(self, sequence_ids: Iterable[str]) -> None:
+        for sequence_id in sequence_ids:
+            if self.requests.pop(sequence_id, None) is not None:
+                self.aborted.append(sequence_id)
+
+    def release(self, sequence_ids: Iterable[str]) -> None:
+        self.parked.difference_update(sequence_ids)
 
     def step(self) -> EngineCoreOutputs:
+        self._profiler.before_step()
         self.before_step(self.num_steps)
         self.num_steps += 1
         rows = list(self.requests.values())[: self._running]
-        outputs = [self._advance(request) for request in rows]
+        refused, self._refused = self._refused, []
+        outputs = refused + [self._advance(request) for request in rows]
         self.num_tokens += len(rows)
         self.num_blocks_in_use = len(rows)
         return EngineCoreOutputs(outputs=outputs, stats=self.stats(), timestamp=time.monotonic(), num_deferred_reqs=5)
@@ -79,7 +130,7 @@ class FakeCore:
         )
 
     def has_unfinished_requests(self) -> bool:
-        return bool(self.requests)
+        return bool(self.requests or self._refused)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         self.num_resets += 1
@@ -88,8 +139,15 @@ class FakeCore:
     def warm_up(self) -> None:
         """Do nothing: there is nothing to compile."""
 
+    def start_profile(self, prefix: str | None, delay_iterations: int | None, max_iterations: int | None) -> None:
+        self._profiler.start(prefix, delay_iterations, max_iterations)
+
+    def stop_profile(self) -> None:
+        self._profiler.stop()
+
     def shutdown(self) -> None:
         self.num_shutdowns += 1
+        self._profiler.close()
 
     def _advance(self, request: EngineCoreRequest) -> EngineCoreOutput:
         out = self._outputs[request.request_id]
@@ -132,51 +190,96 @@ class FakeCore:
         return TokenLogprobs([token_id, *top[:num], *asked_ids], values, rank)
 
 
+class FrameInbox:
+    """An inbox of frames; one that is to wait returns what is there."""
+
+    def __init__(self) -> None:
+        self.frames: deque[list[bytes]] = deque()
+
+    def put(self, message: ToCore) -> None:
+        frames = encode_to_core(message)
+        assert decode_to_core(frames) == message
+        self.frames.append(frames)
+
+    def receive(self, *, wait: bool) -> list[ToCore | FrameError]:
+        messages: list[ToCore | FrameError] = []
+        while self.frames:
+            try:
+                messages.append(decode_to_core(self.frames.popleft()))
+            except FrameError as error:
+                messages.append(error)
+        return messages
+
+
+class FrameOutbox:
+    """An outbox that keeps frames until somebody takes them."""
+
+    def __init__(self) -> None:
+        self.frames: deque[bytes] = deque()
+
+    def send(self, message: FromCore) -> None:
+        frame = encode_from_core(message)
+        assert decode_from_core(frame) == message
+        self.frames.append(frame)
+
+    def take(self) -> FromCore:
+        return decode_from_core(self.frames.popleft())
+
+
 class BytesClient:
-    """Sends every message through msgpack, typed both ways, as a client in another process does."""
+    """Runs a core's loop by hand: every message crosses it as frames, typed both ways, as between two processes."""
 
-    def __init__(self, core: CoreClient) -> None:
+    def __init__(self, core: RunnableCore) -> None:
         self._core = core
-        self._requests = msgspec.msgpack.Decoder(EngineCoreRequest)
-        self._ids = msgspec.msgpack.Decoder(list[str])
-        self._outputs = msgspec.msgpack.Decoder(EngineCoreOutputs)
-        self._stats = msgspec.msgpack.Decoder(SchedulerStats)
-
-    @property
-    def max_model_len(self) -> int:
-        return self._core.max_model_len
-
-    def stats(self) -> SchedulerStats:
-        return self._stats.decode(msgspec.msgpack.encode(self._core.stats()))
+        self._inbox, self._outbox = FrameInbox(), FrameOutbox()
+        self._loop = CoreLoop(core, self._inbox, self._outbox)
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        received = self._requests.decode(msgspec.msgpack.encode(request))
-        assert received == request
-        self._core.add_request(received)
+        self._tell(Add(request))
 
-    def abort_requests(self, request_ids: Iterable[str]) -> None:
-        self._core.abort_requests(self._ids.decode(msgspec.msgpack.encode(list(request_ids))))
+    def check(self, params: SamplingParams, seconds: float | None = None) -> None:
+        self._call("check", params, seconds)
 
-    def release(self, request_ids: Iterable[str]) -> None:
-        self._core.release(self._ids.decode(msgspec.msgpack.encode(list(request_ids))))
+    def abort_requests(self, sequence_ids: Iterable[str]) -> None:
+        self._tell(Abort(list(sequence_ids)))
 
-    def step(self) -> EngineCoreOutputs:
-        outputs = self._core.step()
-        received = self._outputs.decode(msgspec.msgpack.encode(outputs))
-        assert received == outputs
-        return received
+    def release(self, sequence_ids: Iterable[str]) -> None:
+        self._tell(Release(list(sequence_ids)))
 
-    def has_unfinished_requests(self) -> bool:
-        return self._core.has_unfinished_requests()
+    def step(self, *, wait: bool) -> EngineCoreOutputs | None:
+        if not self._outbox.frames:
+            if not self._core.has_unfinished_requests():
+                return None
+            self._loop._post(self._core.step())
+        outputs = self._outbox.take()
+        assert isinstance(outputs, EngineCoreOutputs)
+        return outputs
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        return self._core.reset_prefix_cache(reset_running_requests)
+        return self._call("reset_prefix_cache", reset_running_requests)
 
     def warm_up(self) -> None:
-        self._core.warm_up()
+        self._call("warm_up")
+
+    def start_profile(self, prefix: str | None, delay_iterations: int | None, max_iterations: int | None) -> None:
+        self._call("start_profile", prefix, delay_iterations, max_iterations)
+
+    def stop_profile(self) -> None:
+        self._call("stop_profile")
 
     def shutdown(self) -> None:
         self._core.shutdown()
+
+    def _tell(self, message: ToCore) -> None:
+        self._inbox.put(message)
+        assert self._loop._drain()
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        self._tell(Call(7, method, [msgspec.to_builtins(each) for each in arguments]))
+        reply = decode_from_core(self._outbox.frames.pop())
+        assert isinstance(reply, Reply)
+        assert reply.call_id == 7
+        return result(reply)
 
 
 def hashed_tokens(request: EngineCoreRequest, low: int = 300, high: int = 330) -> list[int]:

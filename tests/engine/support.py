@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+import dataclasses
+from typing import Any
 
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from jaxllm.config import EngineConfig
-from jaxllm.config.groups import StructuredOutputsConfig
-from jaxllm.constraints.compiler import GrammarCompiler
-from jaxllm.engine.core_client import CoreClient
+from jaxllm.config.engine_ready import EngineReady
+from jaxllm.config.groups import AttentionConfig, StructuredOutputsConfig
+from jaxllm.config.vllm_config import (
+    CacheConfig,
+    DeviceConfig,
+    ModelConfig,
+    ObservabilityConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
+from jaxllm.engine.front_end import FrontEnd
 from jaxllm.engine.llm_engine import LLMEngine
+from jaxllm.engine.wire import decode_from_core, encode_from_core
 from jaxllm.llm import LLM
+from jaxllm.messages import SchedulerStats
 from jaxllm.text.tokenizer import Tokenizer
-from tests.engine.fake_core import BytesClient
+from tests.engine.fake_core import BytesClient, FakeCore
 
 TEMPLATE = (
     "{%- for tool in tools or [] %}<|tool|>{{ tool.function.name }}\n{% endfor -%}"
@@ -64,49 +75,92 @@ def byte_fallback() -> Tokenizer:
     return Tokenizer.of(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", unk_token="<unk>"))
 
 
-class FakeMesh:
-    """Has as much of a mesh as the front half looks at."""
+SETTINGS: dict[str, Any] = {
+    "model": "fake",
+    "tokenizer": "fake",
+    "revision": None,
+    "tokenizer_revision": None,
+    "skip_tokenizer_init": False,
+    "dtype": "float32",
+    "quantization": None,
+    "seed": 0,
+    "max_logprobs": 20,
+    "logprobs_mode": "raw_logprobs",
+    "enforce_eager": False,
+    "batch_invariant": True,
+    "architecture": "Fake",
+    "vocab_size": 1000,
+    "hidden_size": 32,
+    "head_dim": 8,
+    "num_kv_heads": 2,
+    "hf_config_json": "{}",
+    "block_size": 16,
+    "gpu_memory_utilization": 0.9,
+    "cache_dtype": "float32",
+    "enable_prefix_caching": True,
+    "num_gpu_blocks_override": None,
+    "kv_cache_memory_bytes": None,
+    "max_num_seqs": 64,
+    "max_num_batched_tokens": 512,
+    "long_prefill_token_threshold": 0,
+    "enable_chunked_prefill": True,
+    "policy": "fcfs",
+    "async_scheduling": True,
+    "stream_interval": 1,
+    "tensor_parallel_size": 3,
+    "device_type": "cpu",
+    "backend": "xla",
+    "disable_log_stats": False,
+    "kv_cache_metrics": False,
+    "kv_cache_metrics_sample": 0.01,
+    "structured_outputs_config": StructuredOutputsConfig(),
+    "reasoning_config": None,
+    "profiler_config": None,
+    "generation_config": {},
+    "default_sampling_params": {},
+    "chat_template": None,
+    "extra_args": {},
+    "has_logits_processors": False,
+    "has_validators": False,
+    "has_thinking_tokens": False,
+}
 
-    size = 3
 
+def make_ready(*, max_model_len: int = 128, stats: SchedulerStats | None = None, **changes: Any) -> EngineReady:
+    """Return what a core without a model says of itself, some of its settings changed; it has crossed as a frame."""
+    assert set(changes) <= set(SETTINGS)
+    stats = stats or FakeCore(lambda _: []).stats()
+    values = SETTINGS | {"max_model_len": max_model_len, "num_gpu_blocks": stats.num_blocks} | changes
 
-class ModelShape:
-    """Has as much of a model's config as the front half looks at."""
+    def pick(kind: Any, **groups: Any) -> Any:
+        names = [field.name for field in dataclasses.fields(kind) if field.name in values]
+        return kind(**groups, **{name: values[name] for name in names})
 
-    def __init__(self, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
-
-
-def make_config(**changes: Any) -> EngineConfig:
-    fields: dict[str, Any] = dict.fromkeys(EngineConfig.__dataclass_fields__)
-    fields |= {
-        "model": "fake",
-        "model_config": ModelShape(1000),
-        "mesh": FakeMesh(),
-        "max_model_len": 128,
-        "max_logprobs": 20,
-        "seed": 0,
-        "scheduling_policy": "fcfs",
-        "generation_config": {},
-        "default_sampling_params": {},
-        "disable_log_stats": False,
-        "kv_cache_metrics": False,
-        "platform": "cpu",
-        "skip_tokenizer_init": False,
-        "logits_processors": (),
-        "structured_outputs_config": StructuredOutputsConfig(),
-        "stream_interval": 1,
+    groups = {
+        "model_config": ModelConfig,
+        "cache_config": CacheConfig,
+        "scheduler_config": SchedulerConfig,
+        "parallel_config": ParallelConfig,
+        "device_config": DeviceConfig,
+        "attention_config": AttentionConfig,
+        "observability_config": ObservabilityConfig,
     }
-    return EngineConfig(**(fields | changes))
+    config = pick(VllmConfig, **{name: pick(kind) for name, kind in groups.items()})
+    names = set(EngineReady.__struct_fields__) & set(values)
+    ready = EngineReady(vllm_config=config, stats=stats, **{name: values[name] for name in names})
+    received = decode_from_core(encode_from_core(ready))
+    assert received == ready
+    assert isinstance(received, EngineReady)
+    return received
 
 
-def make_engine(
-    core: object, tokenizer: Tokenizer | None, grammars: GrammarCompiler | None = None, **config: Any
-) -> LLMEngine:
-    return LLMEngine(make_config(**config), BytesClient(cast(CoreClient, core)), tokenizer, grammars)
+def make_engine(core: FakeCore, tokenizer: Tokenizer | None, **settings: Any) -> LLMEngine:
+    ready = make_ready(max_model_len=core.max_model_len, stats=core.stats(), **settings)
+    client = BytesClient(core)
+    return LLMEngine(client, FrontEnd(ready, tokenizer, client.check))
 
 
-def make_llm(core: object, tokenizer: Tokenizer | None, **config: Any) -> LLM:
+def make_llm(core: FakeCore, tokenizer: Tokenizer | None, **settings: Any) -> LLM:
     llm = LLM.__new__(LLM)
-    llm._start(make_engine(core, tokenizer, **config))
+    llm._start(make_engine(core, tokenizer, **settings))
     return llm

@@ -65,8 +65,8 @@ def row_after(token_ids: list[int]) -> list[float]:
     return log_softmax([5 * numbers.random() + (1.5 if each == END else 0) for each in range(14)] + [-9.0] * 386)
 
 
-def make(core: FakeCore, **config: Any) -> LLM:
-    return make_llm(core, byte_level(), **({"logprobs_mode": "raw_logprobs"} | config))
+def make(core: FakeCore, **settings: Any) -> LLM:
+    return make_llm(core, byte_level(), **settings)
 
 
 def params(**changes: Any) -> BeamSearchParams:
@@ -144,12 +144,11 @@ def test_what_a_sequence_holds() -> None:
 
 def test_without_a_tokenizer_there_is_no_text_and_only_the_generation_config_ends() -> None:
     core = RandomCore()
-    config: dict[str, Any] = {"logprobs_mode": "raw_logprobs", "skip_tokenizer_init": True}
-    [output] = make_llm(core, None, **config).beam_search([350], params())
+    [output] = make_llm(core, None, skip_tokenizer_init=True).beam_search([350], params())
     assert found(output) == expected([350], end=None)
     assert all(sequence.text is None for sequence in output.sequences)
     for ends in ([END, 5], END):
-        [output] = make_llm(core, None, **config, generation_config={"eos_token_id": ends}).beam_search([350], params())
+        [output] = make_llm(core, None, generation_config={"eos_token_id": ends}).beam_search([350], params())
         assert found(output) == expected([350])
 
 
@@ -233,7 +232,6 @@ def test_a_token_drawn_at_a_temperature_is_a_candidate_too() -> None:
 def test_structured_outputs_choose_among_the_candidates(ignore_eos: bool) -> None:
     """The grammar says what may follow, and the scores are those without it, as in vLLM."""
     tokenizer = byte_level()
-    grammars = GrammarCompiler(tokenizer, 1000, [END, 1])
     assert [tokenizer.token_string(each) for each in range(4, 10)] == list('!"#$%&')
     pattern = "[!-&]{2,4}"
 
@@ -244,8 +242,8 @@ def test_structured_outputs_choose_among_the_candidates(ignore_eos: bool) -> Non
         best = [max(allowed, key=row.__getitem__), *most_likely(row, 2 * WIDTH)]
         return {each: row[each] for each in best if each in allowed}
 
-    core = RandomCore()
-    llm = make(core, grammars=grammars)
+    core = RandomCore(grammars=GrammarCompiler(tokenizer, 1000, [END, 1]))
+    llm = make(core, generation_config={"eos_token_id": [END, 1]})
     [output] = llm.beam_search(
         [[350]], params(structured_outputs=StructuredOutputsParams(regex=pattern), ignore_eos=ignore_eos)
     )
@@ -323,17 +321,15 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"structured_outputs": StructuredOutputsParams(grammar="root ::= nothing")}, {}, "grammar"),
     ({"beam_width": 11}, {}, "beam_width=11 .* 22 .* max_logprobs=20"),
     ({}, {"logprobs_mode": "raw_logits"}, "logprobs_mode='raw_logits'"),
-    ({}, {"logits_processors": (lambda logits_sv, state: logits_sv,)}, "logits_processors .*processed_logprobs"),
+    ({}, {"has_logits_processors": True}, "logits_processors .*processed_logprobs"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "config", "message"), REFUSED, ids=[message for *_, message in REFUSED])
 def test_what_cannot_be_searched_is_refused(changes: dict[str, Any], config: dict[str, Any], message: str) -> None:
-    core = RandomCore()
+    core = RandomCore(grammars=GrammarCompiler(byte_level(), 1000, [END]))
     with pytest.raises(VLLMValidationError, match=message):
-        make(core, grammars=GrammarCompiler(byte_level(), 1000, [END]), **config).beam_search(
-            [[350]], params(**changes)
-        )
+        make(core, **config).beam_search([[350]], params(**changes))
     assert not core.seen
 
 

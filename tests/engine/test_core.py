@@ -10,7 +10,7 @@ import pytest
 
 from jaxllm.constraints.token_masks import TokenMasks
 from jaxllm.engine.core import EngineCore
-from jaxllm.messages import EngineCoreOutput, EngineCoreRequest
+from jaxllm.messages import EngineCoreOutput, EngineCoreRequest, RequestError
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.block_residency import BlockResidency
 from jaxllm.scheduling.config import SchedulerConfig
@@ -32,6 +32,8 @@ class FakeRunner:
         self.events.append(f"launch {plan.step_id}")
         return FakeStep(self, plan)
 
+    is_compiling, is_warm = False, True
+
     def reset(self) -> None:
         self.events.append("reset")
 
@@ -45,6 +47,9 @@ class FakeRunner:
 class FakeStep:
     def __init__(self, runner: FakeRunner, plan: StepPlan) -> None:
         self.runner, self.plan = runner, plan
+
+    def is_done(self) -> bool:
+        return True
 
     def result(self) -> StepResult:
         self.runner.events.append(f"wait {self.plan.step_id}")
@@ -61,7 +66,7 @@ class ScriptedMasks(TokenMasks):
     def __init__(self) -> None:
         super().__init__(1000, None, None)
         self.compiling: set[str] = set()
-        self.ends: dict[str, str] = {}
+        self.ends: dict[str, RequestError] = {}
         self.complete: list[str] = []
         self.accepted: dict[str, list[int]] = {}
         self.removed: list[str] = []
@@ -81,7 +86,7 @@ class ScriptedMasks(TokenMasks):
     def accept(self, request_id: str, token_ids: Sequence[int]) -> None:
         self.accepted.setdefault(request_id, []).extend(token_ids)
 
-    def dead_ends(self) -> dict[str, str]:
+    def dead_ends(self) -> dict[str, RequestError]:
         return dict(self.ends)
 
     def completed(self) -> list[str]:
@@ -95,13 +100,15 @@ class ScriptedMasks(TokenMasks):
                 self.complete.remove(request_id)
 
 
-def make_core(*, overlap: bool = True, masks: TokenMasks | None = None) -> tuple[EngineCore, FakeRunner, Scheduler]:
+def make_core(
+    *, overlap: bool = True, masks: TokenMasks | None = None, validators: Sequence[Any] = ()
+) -> tuple[EngineCore, FakeRunner, Scheduler]:
     scheduler = Scheduler(
         SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64, block_size=4, num_blocks=40)
     )
     runner = FakeRunner()
     masks = masks or TokenMasks(1000, None, None)
-    core = EngineCore(scheduler, runner, masks, max_model_len=64, overlap=overlap)  # pyright: ignore[reportArgumentType]
+    core = EngineCore(scheduler, runner, masks, overlap=overlap, validators=validators)  # pyright: ignore[reportArgumentType]
     return core, runner, scheduler
 
 
@@ -166,7 +173,9 @@ def test_a_failed_step_ends_its_requests_and_leaves_a_usable_engine(overlap: boo
         run_all(core)
     assert runner.events[-1] == "reset"
     aborted = core.step().outputs
-    assert {output.request_id: output.finish_reason for output in aborted} == {"a": "abort", "b": "abort"}
+    assert {output.request_id: output.finish_reason for output in aborted} == {"a": "error", "b": "error"}
+    failed = RequestError("internal", "A step failed: RuntimeError: the device fell over")
+    assert [output.error for output in aborted] == [failed, failed]
     scheduler.check()
     assert scheduler.stats().num_blocks_in_use == 0
     runner.fail_at = None
@@ -187,17 +196,6 @@ def test_an_abort_is_reported_once() -> None:
     assert scheduler.stats().num_blocks_in_use == 0
 
 
-def test_an_id_may_be_used_again_before_its_abort_is_reported() -> None:
-    core, _, scheduler = make_core()
-    add(core, "a", max_tokens=20)
-    core.step()
-    core.abort_requests(["a"])
-    add(core, "a")
-    outputs = [output for _ in range(6) for output in core.step().outputs]
-    assert [output.finish_reason for output in outputs] == [None, None, "length"]
-    scheduler.check()
-
-
 def test_shutdown_ends_the_requests_and_drops_the_device() -> None:
     core, runner, scheduler = make_core()
     held = weakref.ref(runner)
@@ -207,7 +205,8 @@ def test_shutdown_ends_the_requests_and_drops_the_device() -> None:
     core.shutdown()
     core.shutdown()
     assert held() is None
-    assert [(output.request_id, output.finish_reason) for output in core.step().outputs] == [("a", "abort")]
+    ended = [(output.request_id, output.finish_reason, output.error) for output in core.step().outputs]
+    assert ended == [("a", "error", RequestError("internal", "The engine was shut down."))]
     assert not core.has_unfinished_requests()
     assert scheduler.stats().num_blocks_in_use == 0
     core.warm_up()
@@ -232,9 +231,10 @@ def test_requests_wait_for_their_grammars_and_others_do_not() -> None:
     add(core, "plain")
     assert set(run_until(core, "plain")) == {"plain"}
     assert masks.num_waits == 1
-    masks.compiling, masks.ends = {"slow"}, {"bad": "no such rule"}
+    no_rule = RequestError("invalid", "no such rule", "structured_outputs")
+    masks.compiling, masks.ends = {"slow"}, {"bad": no_rule}
     (output,) = core.step().outputs
-    assert (output.request_id, output.finish_reason, output.stop_reason) == ("bad", "error", "no such rule")
+    assert (output.request_id, output.finish_reason, output.error) == ("bad", "error", no_rule)
     masks.compiling = set()
     assert len(run_all(core)["slow"]) == 3
     assert set(masks.accepted) == {"slow", "plain"}
@@ -247,14 +247,16 @@ def test_a_request_that_cannot_be_hashed_ends_alone(salt: Any) -> None:
     masks = ScriptedMasks()
     core, _, scheduler = make_core(masks=masks)
     add(core, "plain")
-    with pytest.raises((UnicodeEncodeError, AttributeError)):
-        add(core, "refused", cache_salt=salt)
+    add(core, "refused", cache_salt=salt)
     assert masks.removed.count("refused") == 2  # before it is added, and after the failure
     masks.compiling = {"late"}
     add(core, "late", cache_salt=salt)
     masks.compiling = set()
-    ends = {output.request_id: output.finish_reason for output in run_steps(core) if output.finish_reason is not None}
-    assert ends == {"late": "error", "plain": "length"}
+    outputs = run_steps(core)
+    ends = {output.request_id: output.finish_reason for output in outputs if output.finish_reason is not None}
+    assert ends == {"refused": "error", "late": "error", "plain": "length"}
+    kind = "invalid" if isinstance(salt, str) else "internal"
+    assert {output.error.kind for output in outputs if output.error is not None} == {kind}
     scheduler.check()
 
 
@@ -271,7 +273,7 @@ def test_requests_that_wait_for_grammars_can_be_aborted() -> None:
     core.abort_requests(["slow"])
     assert [(output.request_id, output.finish_reason) for output in core.step().outputs] == [("slow", "abort")]
     core.shutdown()
-    assert [(output.request_id, output.finish_reason) for output in core.step().outputs] == [("other", "abort")]
+    assert [(output.request_id, output.finish_reason) for output in core.step().outputs] == [("other", "error")]
     assert set(masks.removed) >= {"slow", "other"}
     assert runner.events == []
 
@@ -284,13 +286,14 @@ def test_masks_end_only_their_own_requests(overlap: bool) -> None:
         add(core, request_id, max_tokens=6)
     while not masks.accepted.get("plain"):
         core.step()
-    masks.ends, masks.complete = {"stuck": "nothing may follow"}, ["complete"]
+    nothing = RequestError("invalid", "nothing may follow")
+    masks.ends, masks.complete = {"stuck": nothing}, ["complete"]
     ended = {}
     for _ in range(20):
         for output in core.step().outputs:
             if output.finish_reason is not None:
-                ended[output.request_id] = output.finish_reason, output.stop_reason
-    assert ended == {"stuck": ("error", "nothing may follow"), "complete": ("stop", None), "plain": ("length", None)}
+                ended[output.request_id] = output.finish_reason, output.error
+    assert ended == {"stuck": ("error", nothing), "complete": ("stop", None), "plain": ("length", None)}
     assert len(masks.accepted["plain"]) == 5  # the sixth ended it
     scheduler.check()
     assert scheduler.stats().num_blocks_in_use == 0

@@ -10,6 +10,7 @@ import pytest
 from jaxllm.engine.input_processor import InputProcessor, mix
 from jaxllm.engine.params_resolver import InputLimits
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.messages import sequence_ids, split
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.text.prompts import ParsedPrompt, is_single_prompt
 from jaxllm.text.tokenizer import Tokenizer
@@ -37,7 +38,7 @@ def test_text_of_a_token_prompt_is_passed_through(tokenizer: Tokenizer) -> None:
     prompt = {"prompt": "shown", "prompt_token_ids": [1, 2], "cache_salt": "mine"}
     request = processor(tokenizer).process("r", prompt, SamplingParams())
     assert (request.prompt, request.prompt_token_ids) == ("shown", [1, 2])
-    assert request.sequences[0].cache_salt == "mine"
+    assert request.core.cache_salt == "mine"
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,7 @@ def test_a_batch_equals_its_parts(tokenizer: Tokenizer) -> None:
     batch = processor(tokenizer).process_batch(list("0123"), prompts, [params] * 4)
     single = processor(tokenizer)
     for i, request in enumerate(batch):
-        alone = single.process(str(i), prompts[i], params, arrival_time=request.arrival_time)
+        alone = single.process(str(i), prompts[i], params, arrival_time=request.core.arrival_time)
         assert alone == request
 
 
@@ -181,10 +182,10 @@ def test_refused_truncations(tokenizer: Tokenizer, options: dict[str, Any], matc
 
 def test_max_tokens(tokenizer: Tokenizer) -> None:
     inputs = processor(tokenizer)
-    assert inputs.process("r", [1] * 30, SamplingParams()).sequences[0].max_tokens == 2
-    assert inputs.process("r", [1] * 31, SamplingParams(max_tokens=None)).sequences[0].max_tokens == 1
-    assert inputs.process("r", [1] * 10, SamplingParams(max_tokens=None)).sequences[0].max_tokens == 22
-    assert inputs.process("r", [1] * 10, SamplingParams(max_tokens=5)).sequences[0].max_tokens == 5
+    assert inputs.process("r", [1] * 30, SamplingParams()).core.max_tokens == 2
+    assert inputs.process("r", [1] * 31, SamplingParams(max_tokens=None)).core.max_tokens == 1
+    assert inputs.process("r", [1] * 10, SamplingParams(max_tokens=None)).core.max_tokens == 22
+    assert inputs.process("r", [1] * 10, SamplingParams(max_tokens=5)).core.max_tokens == 5
     with pytest.raises(VLLMValidationError, match="less than or equal to max_tokens=22, got 23") as error:
         inputs.process("r", [1] * 10, SamplingParams(max_tokens=None, min_tokens=23))
     assert error.value.parameter == "min_tokens"
@@ -194,14 +195,14 @@ def test_eos_and_stop_ids(tokenizer: Tokenizer) -> None:
     assert tokenizer.eos_token_id == 0
     params = SamplingParams(stop_token_ids=[9])
     inputs = processor(tokenizer, {"eos_token_id": [0, 2]})
-    sequence = inputs.process("r", "a", params).sequences[0]
+    sequence = inputs.process("r", "a", params).core
     assert sequence.eos_token_id == 0
     assert sequence.sampling_params.stop_token_ids == [2, 9]
     assert params.stop_token_ids == [9]
-    sequence = inputs.process("r", "a", SamplingParams(ignore_eos=True)).sequences[0]
+    sequence = inputs.process("r", "a", SamplingParams(ignore_eos=True)).core
     assert sequence.eos_token_id is None
     assert sequence.sampling_params.stop_token_ids == []
-    sequence = processor(tokenizer, {"eos_token_id": 2}).process("r", "a", SamplingParams()).sequences[0]
+    sequence = processor(tokenizer, {"eos_token_id": 2}).process("r", "a", SamplingParams()).core
     assert (sequence.eos_token_id, sequence.sampling_params.stop_token_ids) == (0, [2])
 
 
@@ -222,18 +223,24 @@ def test_params_changed_after_they_were_made_are_checked_again(tokenizer: Tokeni
 
 
 def test_n_sequences(tokenizer: Tokenizer) -> None:
-    request = processor(tokenizer).process("12", "a", SamplingParams(n=3, seed=2**64 - 2))
-    assert [sequence.request_id for sequence in request.sequences] == ["0_12", "1_12", "2_12"]
-    assert [sequence.seed for sequence in request.sequences] == [2**64 - 2, 2**64 - 1, 0]
-    assert [sequence.fork_of for sequence in request.sequences] == [None, "0_12", "0_12"]
-    assert processor(tokenizer).process("12", "a", SamplingParams()).sequences[0].fork_of is None
+    inputs = processor(tokenizer)
+    request = inputs.process("12", "a", SamplingParams(n=3, seed=2**64 - 2))
+    sequences = split(request.core)
+    assert [sequence.request_id for sequence in sequences] == sequence_ids(request.core) == ["0", "0#1", "0#2"]
+    assert [sequence.seed for sequence in sequences] == [2**64 - 2, 2**64 - 1, 0]
+    assert [sequence.fork_of for sequence in sequences] == [None, "0", "0"]
+    alone = inputs.process("12", "a", SamplingParams())
+    assert alone.request_id == "12"
+    assert split(alone.core) == [alone.core]
+    assert (alone.core.request_id, alone.core.fork_of) == ("1", None)
 
 
 def test_only_the_first_sequence_scores_the_prompt(tokenizer: Tokenizer) -> None:
     params = SamplingParams(n=3, prompt_logprobs=2, prompt_logprob_token_ids=[[1]], prompt_logprob_start=1)
     request = processor(tokenizer).process("12", [1, 2, 3], params)
-    assert [each.sampling_params.first_scored_position for each in request.sequences] == [1, None, None]
-    first, second, third = (each.sampling_params for each in request.sequences)
+    sequences = split(request.core)
+    assert [each.sampling_params.first_scored_position for each in sequences] == [1, None, None]
+    first, second, third = (each.sampling_params for each in sequences)
     assert second is third
     assert first is request.params
     assert (first.prompt_logprob_token_ids, second.prompt_logprob_token_ids) == ([[1]], None)
@@ -242,7 +249,7 @@ def test_only_the_first_sequence_scores_the_prompt(tokenizer: Tokenizer) -> None
 def test_seeds(tokenizer: Tokenizer) -> None:
     def seeds(*params: SamplingParams) -> list[int]:
         inputs = processor(tokenizer)
-        return [inputs.process(str(i), "a", each).sequences[0].seed for i, each in enumerate(params)]
+        return [inputs.process(str(i), "a", each).core.seed for i, each in enumerate(params)]
 
     unseeded = seeds(*[SamplingParams()] * 4)
     assert len(set(unseeded)) == 4
@@ -255,10 +262,7 @@ def test_seeds(tokenizer: Tokenizer) -> None:
 
 
 def test_priorities(tokenizer: Tokenizer) -> None:
-    assert (
-        processor(tokenizer, priorities=True).process("r", "a", SamplingParams(), priority=-4).sequences[0].priority
-        == -4
-    )
+    assert processor(tokenizer, priorities=True).process("r", "a", SamplingParams(), priority=-4).core.priority == -4
     with pytest.raises(VLLMValidationError, match="scheduling_policy='priority'"):
         processor(tokenizer).process("r", "a", SamplingParams(), priority=1)
     with pytest.raises(VLLMValidationError, match=r"priority\[1\] must be an integer"):
@@ -267,7 +271,7 @@ def test_priorities(tokenizer: Tokenizer) -> None:
 
 def test_without_a_tokenizer() -> None:
     inputs = processor(None, {"eos_token_id": [4]})
-    sequence = inputs.process("r", [1, 2], SamplingParams()).sequences[0]
+    sequence = inputs.process("r", [1, 2], SamplingParams()).core
     assert (sequence.eos_token_id, sequence.sampling_params.stop_token_ids) == (None, [4])
     with pytest.raises(VLLMValidationError, match="text needs a tokenizer"):
         inputs.process("r", "text", SamplingParams())

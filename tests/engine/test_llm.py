@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from jaxllm.config import EngineArgs
+from jaxllm.config.engine_ready import EngineReady
 from jaxllm.engine.metrics import Histogram
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.llm import LLM
@@ -22,7 +24,7 @@ from jaxllm.outputs import PoolingRequestOutput, RequestOutput
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.text.tokenizer import Tokenizer
 from tests.engine.fake_core import FakeCore
-from tests.engine.support import make_config, make_llm
+from tests.engine.support import make_llm, make_ready
 
 
 def test_one_prompt_and_many(llm: LLM) -> None:
@@ -120,23 +122,21 @@ def test_signatures_are_vllms() -> None:
 def test_the_constructor_packs_engine_args(
     core: FakeCore, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    startup = ModuleType("jaxllm.engine.startup")
-    startup.prepare = lambda config: None  # type: ignore[attr-defined]
-    startup.make_core = lambda prepared, grammars, thinking: core  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "jaxllm.engine.startup", startup)
-    monkeypatch.setattr("jaxllm.engine.llm_engine._load_tokenizer", lambda config: tokenizer)
     seen: list[EngineArgs] = []
 
-    def create(args: EngineArgs) -> Any:
+    def start_core(args: EngineArgs, on_tokenizer: Callable[[Tokenizer | None], None]) -> tuple[FakeCore, EngineReady]:
         seen.append(args)
-        return make_config(model=args.model, seed=args.seed)
+        on_tokenizer(tokenizer)
+        return core, make_ready(model=args.model, seed=args.seed)
 
-    monkeypatch.setattr(EngineArgs, "create_engine_config", create)
+    startup = ModuleType("jaxllm.engine.startup")
+    startup.start_core = start_core  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "jaxllm.engine.startup", startup)
     llm = LLM("some/model", seed=3, dtype="float32", max_num_seqs=8, hf_overrides=None)
     assert (seen[0].model, seen[0].seed, seen[0].dtype, seen[0].max_num_seqs) == ("some/model", 3, "float32", 8)
     assert len(llm.generate("hello", use_tqdm=False)) == 1
     again = LLM.from_engine_args(EngineArgs(model="other"))
-    assert again.llm_engine.config.model == "other"
+    assert again.model_config.model == "other"
     with pytest.raises(VLLMValidationError, match="has no argument 'max_num_seq'"):
         LLM("some/model", max_num_seq=8)
     with pytest.raises(VLLMValidationError, match="trust_remote_code"):
@@ -323,13 +323,13 @@ def test_pooling_methods_refuse_in_vllms_words(llm: LLM) -> None:
 
 
 def test_priorities_reach_the_core(core: FakeCore, tokenizer: Tokenizer) -> None:
-    llm = make_llm(core, tokenizer, scheduling_policy="priority")
+    llm = make_llm(core, tokenizer, policy="priority")
     llm.generate(["a", "b"], priority=[3, -1], use_tqdm=False)
     assert [request.priority for request in core.seen] == [3, -1]
 
 
 def test_one_priority_holds_for_every_prompt(core: FakeCore, tokenizer: Tokenizer) -> None:
-    llm = make_llm(core, tokenizer, scheduling_policy="priority")
+    llm = make_llm(core, tokenizer, policy="priority")
     hello = [{"role": "user", "content": "hello"}]
     llm.generate(["a", "b"], priority=7, use_tqdm=False)
     llm.chat([hello, hello], priority=-2, use_tqdm=False)
@@ -340,7 +340,7 @@ def test_one_priority_holds_for_every_prompt(core: FakeCore, tokenizer: Tokenize
 
 @pytest.mark.parametrize("priority", ["high", 1.5, {"a": 1}, ["high"], [None], True])
 def test_priorities_of_wrong_types(core: FakeCore, tokenizer: Tokenizer, priority: Any) -> None:
-    llm = make_llm(core, tokenizer, scheduling_policy="priority")
+    llm = make_llm(core, tokenizer, policy="priority")
     with pytest.raises(VLLMValidationError, match=r"priority(\[0\])? must be an integer") as error:
         llm.generate(["a"], priority=priority, use_tqdm=False)
     assert error.value.parameter == "priority"
@@ -485,7 +485,7 @@ def test_a_failure_while_outputs_are_taken_in_ends_everything(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine._outputs, "process_outputs", interrupt)
+        patch.setattr(engine.front.outputs, "process_outputs", interrupt)
         with pytest.raises(KeyboardInterrupt):
             engine.step()
     assert not engine.has_unfinished_requests()

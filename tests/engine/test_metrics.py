@@ -13,7 +13,7 @@ from jaxllm.messages import BlockEviction, SchedulerStats
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.text.tokenizer import Tokenizer
 from tests.engine.fake_core import FakeCore, hashed_tokens
-from tests.engine.support import make_config, make_engine
+from tests.engine.support import make_engine, make_ready
 from tests.engine.vllm_metrics import MODEL_AND_ENGINE, NOT_APPLICABLE, OURS
 
 
@@ -117,8 +117,8 @@ def test_log_on_demand(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def snapshot(max_model_len: int = 128) -> list[Metric]:
-    config = make_config(block_size=16, kv_cache_dtype="auto", enable_prefix_caching=True, gpu_memory_utilization=0.9)
-    info = cache_config_info(config, 51, max_model_len)
+    ready = make_ready(max_model_len=max_model_len, stats=stats())
+    info = cache_config_info(ready.vllm_config)
     return EngineMetrics("some/model", max_model_len, stats(), info, has_residency=True).snapshot()
 
 
@@ -175,7 +175,7 @@ def test_the_cache_is_described_before_the_first_step() -> None:
     (info,) = (metric for metric in snapshot() if metric.name == "vllm:cache_config_info")
     labels = info.labels
     assert (labels["num_gpu_blocks"], labels["block_size"], labels["kv_cache_size_tokens"]) == ("51", "16", "800")
-    assert (labels["kv_cache_max_concurrency"], labels["cache_dtype"], labels["engine"]) == ("6.25", "auto", "0")
+    assert (labels["kv_cache_max_concurrency"], labels["cache_dtype"], labels["engine"]) == ("6.25", "float32", "0")
 
 
 @pytest.mark.parametrize("disabled", [True, False])
@@ -183,7 +183,7 @@ def test_the_engine_logs_unless_told_not_to(
     tokenizer: Tokenizer, disabled: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="jaxllm")
-    engine = make_engine(FakeCore(hashed_tokens), tokenizer, disable_log_stats=disabled, platform="tpu")
+    engine = make_engine(FakeCore(hashed_tokens), tokenizer, disable_log_stats=disabled, device_type="tpu")
     engine.add_request("a", "hello", SamplingParams(max_tokens=5))
     while engine.has_unfinished_requests():
         engine.step()

@@ -93,7 +93,7 @@ def test_cumulative_outputs_do_not_change_later(tokenizer: Tokenizer) -> None:
 def test_stop_string_aborts_in_the_core(tokenizer: Tokenizer) -> None:
     core = says(tokenizer, "say END and more")
     (output,) = run(core, tokenizer, max_tokens=None, stop=["END", "zzz"], output_kind=FINAL)
-    assert core.aborted == ["r"]
+    assert core.aborted == ["0"]
     completion = output.outputs[0]
     assert (completion.text, completion.finish_reason, completion.stop_reason) == ("say ", "stop", "END")
     core = says(tokenizer, "say END and more")
@@ -110,11 +110,11 @@ def test_stop_string_with_the_last_token_needs_no_abort(tokenizer: Tokenizer) ->
 
 def test_stop_ends_one_of_n(tokenizer: Tokenizer) -> None:
     ids = {letter: tokenizer.backend.encode(letter).ids[0] for letter in "ax"}
-    core = FakeCore(lambda request: [ids["x" if request.request_id[0] == "1" else "a"]] * 20)
+    core = FakeCore(lambda request: [ids["x" if request.request_id == "0#1" else "a"]] * 20)
     (output,) = run(core, tokenizer, n=3, max_tokens=4, stop="xx", output_kind=FINAL)
     assert [completion.text for completion in output.outputs] == ["aaaa", "", "aaaa"]
     assert [completion.finish_reason for completion in output.outputs] == ["length", "stop", "length"]
-    assert core.aborted == ["1_r"]
+    assert core.aborted == ["0#1"]
     assert output.metrics is not None
     assert output.metrics.num_generation_tokens == 10
 
@@ -203,17 +203,27 @@ def test_abort(tokenizer: Tokenizer, n: int) -> None:
     assert not core.requests
 
 
-def test_an_abort_spares_who_took_over_a_sequence_id(tokenizer: Tokenizer) -> None:
-    """The id is free once that sequence has ended, though the others of its request go on."""
+def test_an_id_may_come_again_while_the_core_still_has_the_old_request(tokenizer: Tokenizer) -> None:
+    """The core knows requests by names of the engine's own: late tokens go to nobody."""
     a, b = (tokenizer.backend.encode(letter).ids[0] for letter in "ab")
-    core = FakeCore(lambda request: [a if request.request_id == "0_r" else b] * 200)
+    core = FakeCore(lambda request: [a if request.request_id == "0" else b] * 200)
+    engine = make_engine(core, tokenizer)
+    engine.add_request("r", "hello", SamplingParams(max_tokens=9))
+    engine.step()
+    core.abort_requests = lambda sequence_ids: None  # the core goes on for a while
+    engine.abort_request("r")
+    engine.add_request("r", "hello", SamplingParams(max_tokens=2, output_kind=FINAL))
+    assert [output.outputs[0].text for output in drain(engine)] == ["bb"]
+
+
+def test_an_abort_spares_the_sequences_that_have_ended(tokenizer: Tokenizer) -> None:
+    a, b = (tokenizer.backend.encode(letter).ids[0] for letter in "ab")
+    core = FakeCore(lambda request: [a if request.request_id == "0" else b] * 200)
     engine = make_engine(core, tokenizer)
     engine.add_request("r", "hello", SamplingParams(n=2, max_tokens=9, stop_token_ids=[a]))
     engine.step()
-    engine.add_request("0_r", "hello", SamplingParams(max_tokens=2, output_kind=FINAL))
     engine.abort_request("r")
-    assert core.aborted == ["1_r"]
-    assert [output.request_id for output in drain(engine)] == ["0_r"]
+    assert core.aborted == ["0#1"]
 
 
 def test_outputs_of_aborted_requests_are_dropped(tokenizer: Tokenizer) -> None:
@@ -248,9 +258,9 @@ def test_a_failure_over_one_request_is_its_own(
     engine = make_engine(core, tokenizer)
     for name in ("good", "bad"):
         engine.add_request(name, "hello", SamplingParams(n=2, seed=1, output_kind=FINAL))
-    bad = engine._outputs._requests["bad"]
-    owner = type(bad) if part == "output" else type(engine._outputs._metrics)
-    real, take = getattr(owner, part), engine._outputs._take
+    bad = engine.front.outputs._requests["bad"]
+    owner = type(bad) if part == "output" else type(engine.front.outputs._metrics)
+    real, take = getattr(owner, part), engine.front.outputs._take
     taken: list[Any] = []
 
     def remember(sequence: Any, *args: Any) -> bool:
@@ -262,7 +272,7 @@ def test_a_failure_over_one_request_is_its_own(
             raise ArithmeticError("no number")
         return real(*args, **options)
 
-    monkeypatch.setattr(engine._outputs, "_take", remember)
+    monkeypatch.setattr(engine.front.outputs, "_take", remember)
     monkeypatch.setattr(owner, part, fail)
     outputs = {output.request_id: output for output in drain(engine)}
     assert [(each.text, each.finish_reason) for each in outputs["good"].outputs] == [("abcd", "stop")] * 2

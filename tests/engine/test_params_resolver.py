@@ -13,7 +13,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.sampling_params import SamplingParams, StructuredOutputsParams
 from jaxllm.text.reasoning import thinking_tokens
 from jaxllm.text.tokenizer import Tokenizer
-from tests.engine.support import byte_fallback, byte_level, make_config
+from tests.engine.support import byte_fallback, byte_level, make_ready
 
 
 def processor(
@@ -141,12 +141,16 @@ def test_stream_interval_is_at_least_the_engine_s(tokenizer: Tokenizer) -> None:
 
 
 def test_grammars_are_checked_with_the_engine_s_settings(tokenizer: Tokenizer) -> None:
-    seen: list[StructuredOutputsParams] = []
+    seen: list[StructuredOutputsParams | None] = []
+
+    def see(params: SamplingParams, _: float | None) -> None:
+        seen.append(params.structured_outputs)
+
     compact = StructuredOutputsConfig(disable_any_whitespace=True)
-    inputs = processor(tokenizer, check=lambda params, _: seen.append(params), structured_outputs=compact)
+    inputs = processor(tokenizer, check=see, structured_outputs=compact)
     schema = StructuredOutputsParams(json={"type": "object"})
     result = resolved(inputs, structured_outputs=schema)
-    assert [each.disable_any_whitespace for each in seen] == [True]
+    assert [each is not None and each.disable_any_whitespace for each in seen] == [True]
     assert result.structured_outputs == seen[0]
     assert not schema.disable_any_whitespace
     resolved(inputs, structured_outputs=StructuredOutputsParams(regex="a"))  # takes no such setting
@@ -155,9 +159,11 @@ def test_grammars_are_checked_with_the_engine_s_settings(tokenizer: Tokenizer) -
 
     waits: list[float | None] = []
 
-    def refuse(params: StructuredOutputsParams, seconds: float | None) -> None:
+    def refuse(params: SamplingParams, seconds: float | None) -> None:
         waits.append(seconds)
-        raise VLLMValidationError("regex: unbalanced parenthesis.", parameter="structured_outputs", value=params.regex)
+        if seconds == 0:
+            return  # as the core does
+        raise VLLMValidationError("regex: unbalanced parenthesis.", parameter="structured_outputs", value="(")
 
     inputs = processor(tokenizer, check=refuse)
     params = [SamplingParams(), SamplingParams(structured_outputs=StructuredOutputsParams(regex="("))]
@@ -167,7 +173,7 @@ def test_grammars_are_checked_with_the_engine_s_settings(tokenizer: Tokenizer) -
     with pytest.raises(VLLMValidationError, match="params: regex: unbalanced"):
         inputs.process("2", "a", params[1])
     inputs.process("3", "a", params[1], grammar_seconds=0)  # the core alone refuses it
-    assert waits == [None, GRAMMAR_SECONDS], "one request among others that run does not wait long"
+    assert waits == [None, GRAMMAR_SECONDS, 0], "one request among others that run does not wait long"
 
 
 def test_params_that_are_not_cloned_are_not_changed_either(tokenizer: Tokenizer) -> None:
@@ -213,13 +219,33 @@ def test_marks_of_reasoning(tokenizer: Tokenizer) -> None:
 
 
 def test_limits_of_an_engine() -> None:
-    def scale(logits_sv: Any, _state: Any) -> Any:
-        return logits_sv
-
-    scale.extra_args = {"by": 2.0}  # type: ignore[attr-defined]
-    config = make_config(logits_processors=(scale,), stream_interval=3, scheduling_policy="priority")
-    limits = InputLimits.of(config, max_model_len=77, has_thinking_tokens=True)
+    compact = StructuredOutputsConfig(disable_any_whitespace=True)
+    ready = make_ready(
+        max_model_len=77,
+        extra_args={"by": 2.0},
+        stream_interval=3,
+        policy="priority",
+        has_thinking_tokens=True,
+        has_validators=True,
+        structured_outputs_config=compact,
+    )
+    limits = InputLimits.of(ready)
     assert (limits.vocab_size, limits.max_model_len, limits.max_logprobs) == (1000, 77, 20)
     assert (limits.priorities, limits.stream_interval, limits.has_thinking_tokens) == (True, 3, True)
-    assert limits.extra_args == {"by": 2.0}
-    assert limits.structured_outputs == StructuredOutputsConfig()
+    assert (limits.extra_args, limits.has_validators, limits.structured_outputs) == ({"by": 2.0}, True, compact)
+    usual = InputLimits.of(make_ready())
+    assert (usual.priorities, usual.has_thinking_tokens, usual.has_validators) == (False, False, False)
+
+
+def test_classes_of_logits_processors_look_at_the_params(tokenizer: Tokenizer) -> None:
+    """The core is asked only if it has such classes, and what it says gets the argument's name."""
+
+    def refuse(params: SamplingParams, seconds: float | None) -> None:
+        raise VLLMValidationError(f"Mine refuses them: {params.extra_args}.", parameter="logits_processors", value=3)
+
+    resolved(processor(tokenizer, check=refuse), extra_args={"a": 1})
+    inputs = processor(tokenizer, check=refuse, has_validators=True)
+    with pytest.raises(VLLMValidationError, match=r"^params: Mine refuses them: \{'a': 1\}\.$") as error:
+        resolved(inputs, extra_args={"a": 1})
+    assert (error.value.parameter, error.value.value) == ("logits_processors", 3)
+    resolved(processor(tokenizer, has_validators=True), extra_args={"a": 1})  # nobody to ask

@@ -10,6 +10,7 @@ import jax
 import pytest
 
 from jaxllm.config import EngineArgs, ProfilerConfig
+from jaxllm.engine.profiler import StepProfiler
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.llm import LLM
 from jaxllm.sampling_params import SamplingParams
@@ -17,9 +18,13 @@ from tests.engine.fake_core import FakeCore, hashed_tokens
 from tests.engine.support import make_llm
 
 
-def profiled_llm(folder: Path, core: FakeCore | None = None, **settings: Any) -> LLM:
+def profiled_core(folder: Path, **settings: Any) -> FakeCore:
     config = ProfilerConfig(profiler="torch", torch_profiler_dir=str(folder), **settings)
-    return make_llm(core or FakeCore(hashed_tokens), None, profiler_config=config)
+    return FakeCore(hashed_tokens, profiler=StepProfiler(config))
+
+
+def profiled_llm(folder: Path, **settings: Any) -> LLM:
+    return make_llm(profiled_core(folder, **settings), None)
 
 
 def generate(llm: LLM, num_steps: int) -> None:
@@ -54,9 +59,9 @@ def test_which_steps_are_recorded(
     seen: list[int] = []
     monkeypatch.setattr(jax.profiler, "start_trace", lambda *_args, **_options: switches.append("on"))
     monkeypatch.setattr(jax.profiler, "stop_trace", lambda: switches.append("off"))
-    core = FakeCore(hashed_tokens)
+    core = profiled_core(tmp_path, **config)
     core.before_step = lambda step: seen.append(step) if switches[-1:] == ["on"] else None
-    llm = profiled_llm(tmp_path, core, **config)
+    llm = make_llm(core, None)
     llm.start_profile(**call)
     generate(llm, 6)
     llm.stop_profile()

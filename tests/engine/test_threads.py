@@ -49,7 +49,7 @@ def test_threads_take_turns(llm: LLM, core: FakeCore) -> None:
 
 def test_all_calls_take_turns(core: FakeCore, tokenizer: Tokenizer) -> None:
     """While one thread is in a call, every other call that touches the engine waits for its end."""
-    llm = make_llm(core, tokenizer, logprobs_mode="raw_logprobs", max_logprobs=20)
+    llm = make_llm(core, tokenizer)
     inside, go_on = threading.Event(), threading.Event()
 
     def hold(step: int) -> None:

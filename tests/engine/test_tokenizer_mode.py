@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from jaxllm.engine.llm_engine import _load_tokenizer
+from jaxllm.config import EngineArgs
+from jaxllm.engine.engine_tokenizer import load_engine_tokenizer
 from jaxllm.exceptions import VLLMValidationError
-from tests.engine.support import byte_level, make_config
+from jaxllm.text.tokenizer import Tokenizer
+from tests.engine.support import byte_level
 from tests.text.test_tokenizer import OneTokenizer
 
 
@@ -17,12 +19,16 @@ def test_mistral(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     there, empty = tmp_path / "there", tmp_path / "empty"
     empty.mkdir()
     byte_level().hf.save_pretrained(str(there))
-    fields = {"checkpoint": OneTokenizer(None), "cache_dir": str(tmp_path / "cache"), "tokenizer_mode": "mistral"}
+
+    def load(folder: Path) -> Tokenizer | None:
+        args = EngineArgs(model="any", tokenizer=str(folder), tokenizer_mode="mistral")
+        return load_engine_tokenizer(args, OneTokenizer(None), str(tmp_path / "cache"))
+
     with caplog.at_level(logging.INFO, logger="jaxllm"):
-        loaded = _load_tokenizer(make_config(tokenizer=str(there), **fields))
+        loaded = load(there)
     assert loaded is not None
     assert loaded.encode(["hello"]) == byte_level().encode(["hello"])
     assert len([record for record in caplog.records if "tokenizer.json" in record.getMessage()]) == 1
     with pytest.raises(VLLMValidationError, match=r"^tokenizer_mode='mistral' .* tokenizer\.json") as caught:
-        _load_tokenizer(make_config(tokenizer=str(empty), **fields))
+        load(empty)
     assert caught.value.parameter == "tokenizer_mode"
