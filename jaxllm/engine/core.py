@@ -96,9 +96,11 @@ class EngineCore:
         if params.structured_outputs is not None and seconds != 0:
             self._masks.check(params.structured_outputs, seconds)
 
-    def refuse(self, request_id: str, error: RequestError) -> None:
-        """Report that a request, which the core has not got, has ended with an error."""
-        self._reports.append(_ending(request_id, "error", error))
+    def fail(self, sequence_id: str, error: RequestError) -> None:
+        """End a sequence with an error, whether or not the core has it; the next `step` reports it."""
+        self._compiling.pop(sequence_id, None)
+        self._reports += self._scheduler.end(sequence_id, "error", error) or [_ending(sequence_id, "error", error)]
+        self._masks.remove([sequence_id])
 
     def abort_requests(self, sequence_ids: Iterable[str]) -> None:
         """End sequences and free their blocks; the next `step` reports them."""

@@ -78,8 +78,8 @@ class RunnableCore(Protocol):
         """Say whether a step has something to do."""
         ...
 
-    def refuse(self, request_id: str, error: RequestError) -> None:
-        """Report that a request, which the core has not got, has ended with an error."""
+    def fail(self, sequence_id: str, error: RequestError) -> None:
+        """End a sequence with an error, whether or not the core has it; the next `step` reports it."""
         ...
 
     def add_request(self, request: EngineCoreRequest) -> None:

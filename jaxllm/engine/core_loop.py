@@ -108,7 +108,7 @@ class CoreLoop:
         """Log a frame that cannot be read; the request that it is about, if that is known, ends."""
         logger.error("a message for request %r cannot be read: %s", error.request_id, error)
         if error.request_id:
-            self._core.refuse(error.request_id, RequestError("internal", f"The request could not be read: {error}"))
+            self._core.fail(error.request_id, RequestError("internal", f"The request could not be read: {error}"))
 
     def _post(self, outputs: EngineCoreOutputs) -> None:
         try:
@@ -122,9 +122,8 @@ class CoreLoop:
         try:
             self._outbox.send(msgspec.structs.replace(outputs, outputs=[output], evictions=[]))
         except FrameError as error:
-            self._core.abort_requests([output.request_id])
             message = f"The log-probabilities of one step cannot be sent: {error}. Ask for fewer of them."
-            self._core.refuse(output.request_id, RequestError("invalid", message, "prompt_logprobs"))
+            self._core.fail(output.request_id, RequestError("invalid", message, "prompt_logprobs"))
 
 
 class Heart:

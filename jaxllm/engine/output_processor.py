@@ -233,13 +233,13 @@ class OutputProcessor:
                 continue
             if output.error is not None and sequence.index == 0 and not sequence.detokenizer.token_ids:
                 refusals[request_id] = output.error
-                aborts += self.abort_requests([request_id])
-                outputs.append(sequence.owner.failed_output(output.error.message))
-                continue
             parts.setdefault(sequence.owner, []).append((sequence, output))
             num_new_tokens += len(output.new_token_ids)
         now = time.time()
         for request, part in parts.items():
+            refusal = refusals.get(request.request.request_id)
+            if refusal is not None:
+                aborts += self._refuse_others(request, part, refusal)
             try:
                 aborts += [
                     each.request_id for sequence, each in part if self._take(sequence, each, step.timestamp, now)
@@ -255,6 +255,19 @@ class OutputProcessor:
         self._metrics.on_evictions(step.evictions)
         self._metrics.on_step(step.stats, num_new_tokens, step.num_deferred_reqs)
         return ProcessedOutputs(outputs, aborts, refusals, admitted)
+
+    def _refuse_others(
+        self, request: _Request, part: list[tuple[_Sequence, EngineCoreOutput]], error: RequestError
+    ) -> list[str]:
+        """End the sequences of a refused request that its core says nothing of; return their ids."""
+        ended = {sequence for sequence, output in part if output.finish_reason is not None}
+        others: list[str] = []
+        for sequence_id in sequence_ids(request.request.core):
+            sequence = self._sequences.get(sequence_id)
+            if sequence is not None and sequence not in ended:
+                part.append((sequence, EngineCoreOutput(request_id=sequence_id, finish_reason="error", error=error)))
+                others.append(sequence_id)
+        return others
 
     def _take(self, sequence: _Sequence, output: EngineCoreOutput, timestamp: float, now: float) -> bool:
         """Take in one sequence's part of a step; say whether the core must stop it, for a stop string ended it."""

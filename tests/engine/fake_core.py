@@ -77,7 +77,7 @@ class FakeCore:
         self._profiler = profiler or StepProfiler(None)
         self._outputs: dict[str, list[int]] = {}
         self._entered: dict[str, float] = {}
-        self._refused: list[EngineCoreOutput] = []
+        self._failed: list[EngineCoreOutput] = []
 
     def add_request(self, request: EngineCoreRequest) -> None:
         assert request.max_tokens >= 1
@@ -93,8 +93,9 @@ class FakeCore:
         if self._grammars is not None and params.structured_outputs is not None and seconds != 0:
             self._grammars.check(params.structured_outputs, seconds)
 
-    def refuse(self, request_id: str, error: RequestError) -> None:
-        self._refused.append(EngineCoreOutput(request_id=request_id, finish_reason="error", error=error))
+    def fail(self, sequence_id: str, error: RequestError) -> None:
+        self.requests.pop(sequence_id, None)
+        self._failed.append(EngineCoreOutput(request_id=sequence_id, finish_reason="error", error=error))
 
     def abort_requests(self, sequence_ids: Iterable[str]) -> None:
         for sequence_id in sequence_ids:
@@ -109,8 +110,8 @@ class FakeCore:
         self.before_step(self.num_steps)
         self.num_steps += 1
         rows = list(self.requests.values())[: self._running]
-        refused, self._refused = self._refused, []
-        outputs = refused + [self._advance(request) for request in rows]
+        failed, self._failed = self._failed, []
+        outputs = failed + [self._advance(request) for request in rows]
         self.num_tokens += len(rows)
         self.num_blocks_in_use = len(rows)
         return EngineCoreOutputs(outputs=outputs, stats=self.stats(), timestamp=time.monotonic(), num_deferred_reqs=5)
@@ -130,7 +131,7 @@ class FakeCore:
         )
 
     def has_unfinished_requests(self) -> bool:
-        return bool(self.requests or self._refused)
+        return bool(self.requests or self._failed)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         self.num_resets += 1

@@ -277,13 +277,13 @@ def test_an_interrupt_dropped_while_an_engine_is_made_comes_again(monkeypatch: p
             gc.callbacks.remove(interrupt)
             signal.raise_signal(signal.SIGINT)
 
-    def create_engine_config(_: EngineArgs) -> None:
+    def resolve(_: EngineArgs) -> None:
         gc.callbacks.append(interrupt)
         gc.collect()
         time.sleep(10)
         pytest.fail("the interrupt was lost")
 
-    monkeypatch.setattr(EngineArgs, "create_engine_config", create_engine_config)
+    monkeypatch.setattr("jaxllm.engine.startup.resolve", resolve)
     monkeypatch.setattr(sys, "unraisablehook", lambda dropped: None)
     before = sys.unraisablehook
     with pytest.raises(KeyboardInterrupt):

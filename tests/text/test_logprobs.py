@@ -18,6 +18,7 @@ from jaxllm.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,
     PromptLogprobs,
+    RequestError,
     SchedulerStats,
     TokenLogprobs,
 )
@@ -55,6 +56,7 @@ def tokenizer() -> Tokenizer:
 
 
 def token(request_id: str, *token_ids: int, reason: str | None = None, **fields: Any) -> EngineCoreOutput:
+    """Report of a sequence; the core knows the first request as "0", the next as "1"."""
     return EngineCoreOutput(request_id=request_id, new_token_ids=list(token_ids), finish_reason=reason, **fields)
 
 
@@ -91,7 +93,7 @@ def expected(tokenizer: Tokenizer, position: int) -> dict[int, Logprob]:
     }
 
 
-def whole_prompt(request_id: str = "r") -> list[list[EngineCoreOutput]]:
+def whole_prompt(request_id: str = "0") -> list[list[EngineCoreOutput]]:
     """Report a prompt in chunks, of which one comes twice, as after a preemption; then two tokens."""
     return [
         [chunk(request_id, 1, scored(1))],
@@ -122,9 +124,9 @@ def test_prompt_logprobs(tokenizer: Tokenizer, kind: RequestOutputKind, flat: bo
 
 
 def test_prompt_logprobs_come_from_the_first_of_n(tokenizer: Tokenizer) -> None:
-    steps = whole_prompt("0_r")
-    steps[2].append(token("1_r", 8))
-    steps[3].append(token("1_r", 8, reason="length"))
+    steps = whole_prompt("0")
+    steps[2].append(token("0#1", 8))
+    steps[3].append(token("0#1", 8, reason="length"))
     for kind in (DELTA, FINAL):
         core = ScriptedCore(*steps)
         engine = start(core, tokenizer, n=2, prompt_logprobs=2, output_kind=kind)
@@ -136,8 +138,8 @@ def test_prompt_logprobs_come_from_the_first_of_n(tokenizer: Tokenizer) -> None:
 
 def test_values_of_prompt_logprob_token_ids(tokenizer: Tokenizer) -> None:
     """The values are a matrix of their own, from the position after prompt_logprob_start on."""
-    step = [chunk("r", 1, scored(1), scored(2, -9.0, -10.0), scored(3, -11.0, -math.inf))]
-    core = ScriptedCore(step, [token("r", 9, reason="length")])
+    step = [chunk("0", 1, scored(1), scored(2, -9.0, -10.0), scored(3, -11.0, -math.inf))]
+    core = ScriptedCore(step, [token("0", 9, reason="length")])
     ids: dict[str, Any] = {"prompt_logprob_token_ids": [[50, 51], [50]], "output_kind": FINAL}
     output = drain(start(core, tokenizer, prompt_logprobs=2, prompt_logprob_start=1, **ids), core)[-1][0]
     assert output.prompt_logprobs == [None, *(expected(tokenizer, position) for position in (1, 2, 3))]
@@ -145,7 +147,7 @@ def test_values_of_prompt_logprob_token_ids(tokenizer: Tokenizer) -> None:
     assert output.prompt_token_id_logprobs.dtype == np.float32
     assert output.prompt_token_id_logprobs.tolist() == [[-9.0, -10.0], [-11.0, -math.inf]]
 
-    core = ScriptedCore([chunk("r", 3, scored(3, -11.0, -12.0, top=0))], [token("r", 9, reason="length")])
+    core = ScriptedCore([chunk("0", 3, scored(3, -11.0, -12.0, top=0))], [token("0", 9, reason="length")])
     ids["prompt_logprob_token_ids"] = np.array([[50, 51]])
     output = drain(start(core, tokenizer, prompt_logprob_start=2, **ids), core)[-1][0]
     assert output.prompt_logprobs is None
@@ -154,7 +156,9 @@ def test_values_of_prompt_logprob_token_ids(tokenizer: Tokenizer) -> None:
 
 
 def test_a_prompt_cut_short_by_an_error(tokenizer: Tokenizer) -> None:
-    core = ScriptedCore([chunk("r", 1, scored(1))], [token("r", reason="error", stop_reason="no more room")])
+    core = ScriptedCore(
+        [chunk("0", 1, scored(1))], [token("0", reason="error", error=RequestError("invalid", "no more room"))]
+    )
     (output,) = drain(start(core, tokenizer, prompt_logprobs=2, output_kind=DELTA), core)[-1]
     assert output.prompt_logprobs == [None, expected(tokenizer, 1), None, None]
     completion = output.outputs[0]
@@ -164,8 +168,11 @@ def test_a_prompt_cut_short_by_an_error(tokenizer: Tokenizer) -> None:
 
 def test_an_error_hurts_only_its_own_request(tokenizer: Tokenizer) -> None:
     core = ScriptedCore(
-        [token("a", 301), token("b", 302)],
-        [token("a", reason="error", stop_reason="nothing may follow"), token("b", 303, reason="length")],
+        [token("0", 301), token("1", 302)],
+        [
+            token("0", reason="error", error=RequestError("invalid", "nothing may follow")),
+            token("1", 303, reason="length"),
+        ],
     )
     engine = make_engine(core, tokenizer)
     for name in "ab":
@@ -177,7 +184,7 @@ def test_an_error_hurts_only_its_own_request(tokenizer: Tokenizer) -> None:
 
 
 def test_a_repetition_keeps_its_text(tokenizer: Tokenizer) -> None:
-    core = ScriptedCore([token("r", 301)], [token("r", 301, reason="repetition", stop_reason="repetition_detected")])
+    core = ScriptedCore([token("0", 301)], [token("0", 301, reason="repetition", stop_reason="repetition_detected")])
     (output,) = drain(start(core, tokenizer, output_kind=FINAL), core)[-1]
     completion = output.outputs[0]
     assert (completion.finish_reason, completion.stop_reason) == ("repetition", "repetition_detected")
@@ -193,9 +200,9 @@ def test_decoded_tokens_hold_whole_characters(tokenizer: Tokenizer, kind: Reques
     ids = a + smile + b
     texts = ["a", "", "", "", "😀", "b"]
     positions = [TokenLogprobs([each, *b], [-1.0, -2.0], 2) for each in ids]
-    first = token("r", ids[0], new_logprobs=positions[:1], new_prompt_logprobs=PromptLogprobs(1, positions[1:]))
-    steps = [[token("r", each, new_logprobs=[row])] for each, row in zip(ids[1:-1], positions[1:-1], strict=True)]
-    core = ScriptedCore([first], *steps, [token("r", ids[-1], new_logprobs=positions[-1:], reason="length")])
+    first = token("0", ids[0], new_logprobs=positions[:1], new_prompt_logprobs=PromptLogprobs(1, positions[1:]))
+    steps = [[token("0", each, new_logprobs=[row])] for each, row in zip(ids[1:-1], positions[1:-1], strict=True)]
+    core = ScriptedCore([first], *steps, [token("0", ids[-1], new_logprobs=positions[-1:], reason="length")])
     engine = make_engine(core, tokenizer)
     params = SamplingParams(logprobs=1, prompt_logprobs=1, flat_logprobs=flat, output_kind=kind, max_tokens=6)
     engine.add_request("r", ids, params)
