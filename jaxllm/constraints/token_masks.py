@@ -94,12 +94,9 @@ class TokenMasks:
         awaited += self._late_masks().values()
         wait(awaited, timeout, FIRST_COMPLETED)
 
-    def late(self, timeout: float = 0.0) -> set[str]:
-        """Return the requests whose next mask has not been made after `timeout` seconds."""
-        masks = self._late_masks()
-        if masks and timeout:
-            wait(masks.values(), timeout)
-        return {request_id for request_id, mask in masks.items() if not mask.done()}
+    def late(self) -> set[str]:
+        """Return the requests whose next mask has not been made."""
+        return {request_id for request_id, mask in self._late_masks().items() if not mask.done()}
 
     def _late_masks(self) -> dict[str, Future[Place]]:
         """Return the masks that are being made. Those of grammars that still compile are not begun: they would keep

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from jaxllm.constraints.compiler import GrammarCompiler
 from jaxllm.constraints.thinking import ThinkingTokens
 from jaxllm.constraints.token_masks import TokenMasks
-from jaxllm.messages import EngineCoreRequest
+from jaxllm.messages import EngineCoreRequest, RequestError
 from jaxllm.params.structured_outputs import StructuredOutputsParams
 from jaxllm.sampling_params import SamplingParams
 
@@ -235,7 +235,9 @@ def test_a_grammar_that_does_not_compile_is_a_dead_end(masks: TokenMasks, gramma
     masks.add(request(structured_outputs=choose([3])))
     grammars.held[0][0].set_exception(ValueError("too deep"))
     masks.wait(60)
-    assert masks.dead_ends() == {"r": "structured_outputs did not compile: too deep"}
+    assert masks.dead_ends() == {
+        "r": RequestError("invalid", "structured_outputs did not compile: too deep", "structured_outputs")
+    }
     assert not masks.is_ready("r")
     assert masks.row("r", 0) is None
     masks.remove(["r", "unheard of"])
@@ -245,7 +247,7 @@ def test_a_grammar_that_does_not_compile_is_a_dead_end(masks: TokenMasks, gramma
 def test_without_a_compiler_structured_outputs_are_a_dead_end():
     masks = TokenMasks(V, None, None)
     masks.add(request(structured_outputs=choose([3])))
-    assert "need a tokenizer" in masks.dead_ends()["r"]
+    assert "need a tokenizer" in masks.dead_ends()["r"].message
     assert not masks.is_ready("r")
 
 
@@ -273,7 +275,7 @@ def test_a_failing_matcher_is_a_dead_end(masks: TokenMasks, monkeypatch: pytest.
     masks.accept("r", [3])
     masks.accept("r", [4])
     assert masks.row("r", 2) is None
-    assert masks.dead_ends() == {"r": "structured_outputs failed: boom"}
+    assert masks.dead_ends() == {"r": RequestError("invalid", "structured_outputs failed: boom")}
     assert allowed(masks, 0, "good") == {1, 2}
 
 
@@ -281,14 +283,14 @@ def test_a_matcher_that_gives_up_is_a_dead_end(masks: TokenMasks, monkeypatch: p
     monkeypatch.setattr(WordMatcher, "fill", lambda self, bits_w: setattr(self, "error", "lexer too complex"))
     masks.add(request(structured_outputs=choose([3, 4])))
     assert masks.row("r", 0) is None
-    assert masks.dead_ends() == {"r": "structured_outputs came to an end: lexer too complex"}
+    assert masks.dead_ends() == {"r": RequestError("invalid", "structured_outputs came to an end: lexer too complex")}
 
 
 def test_a_token_that_the_grammar_forbids_is_a_dead_end(masks: TokenMasks):
     masks.add(request(structured_outputs=choose([3, 4])))
     masks.accept("r", [9])
     assert masks.row("r", 1) is None
-    assert masks.dead_ends()["r"].endswith("does not let token 9 follow: too many items")
+    assert masks.dead_ends()["r"].message.endswith("does not let token 9 follow: too many items")
 
 
 def test_a_compiler_that_was_shut_down_is_a_dead_end():
@@ -299,7 +301,7 @@ def test_a_compiler_that_was_shut_down_is_a_dead_end():
     compiler.executor.shutdown()
     masks.accept("r", [3])
     assert masks.row("r", 1) is None
-    assert "shutdown" in masks.dead_ends()["r"]
+    assert "shutdown" in masks.dead_ends()["r"].message
 
 
 def test_rules_that_exclude_each_other_are_named(masks: TokenMasks):
@@ -307,7 +309,7 @@ def test_rules_that_exclude_each_other_are_named(masks: TokenMasks):
     masks.add(request("moving", structured_outputs=choose([3]), allowed_token_ids=[4]))
     assert masks.row("static", 0) is None
     assert masks.row("moving", 0) is None
-    assert masks.dead_ends() == {
+    assert {each: error.message for each, error in masks.dead_ends().items()} == {
         "static": "allowed_token_ids and bad_words leave no token that may follow; loosen one of them",
         "moving": "structured_outputs and allowed_token_ids leave no token that may follow; loosen one of them",
     }
@@ -403,11 +405,13 @@ def test_a_late_mask_is_told_and_waited_for(grammars: WordGrammars, masks: Token
     masks.add(request("slow", structured_outputs=choose([3, 4])))
     masks.add(request("free", min_tokens=3))
     assert masks.is_ready("slow")
-    assert masks.late(5.0) == set()
+    masks.wait(5.0)
+    assert masks.late() == set()
     gate = threading.Event()
     grammars.submit(gate.wait)
     masks.accept("slow", [3])
-    assert masks.late(0.01) == {"slow"}
+    masks.wait(0.01)
+    assert masks.late() == {"slow"}
     threading.Timer(0.05, gate.set).start()
     masks.wait(5.0)
     assert masks.late() == set()

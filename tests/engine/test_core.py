@@ -73,7 +73,7 @@ class ScriptedMasks(TokenMasks):
         self.late_ids: set[str] = set()
         self.num_waits = 0
 
-    def late(self, timeout: float = 0.0) -> set[str]:
+    def late(self) -> set[str]:
         return set(self.late_ids)
 
     def is_ready(self, request_id: str) -> bool:

@@ -14,7 +14,7 @@ from array import array
 from collections import deque
 from dataclasses import dataclass, field
 
-from jaxllm.messages import EngineCoreOutput, EngineCoreRequest, TokenLogprobs
+from jaxllm.messages import EngineCoreOutput, EngineCoreRequest, RequestError, TokenLogprobs
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.plan import Chunk, StepPlan, StepResult
@@ -339,9 +339,9 @@ class Simulation:
             assert (output.finish_reason, output.new_token_ids) == ("abort", [])
             self.seen[output.request_id].finish_reason = "abort"
 
-    def end(self, request_id: str, finish_reason: str, error: str | None = None) -> None:
+    def end(self, request_id: str, finish_reason: str, error: RequestError | None = None) -> None:
         (output,) = self.scheduler.end(request_id, finish_reason, error)
-        assert (output.finish_reason, output.stop_reason, output.new_token_ids) == (finish_reason, error, [])
+        assert (output.finish_reason, output.error, output.new_token_ids) == (finish_reason, error, [])
         self.seen[request_id].finish_reason = finish_reason
 
     def step(self, overlap: int = 0) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from jaxllm.messages import RequestError
 from tests.scheduling.simulation import Simulation, make_config, make_request, state_of
 
 
@@ -103,9 +104,10 @@ def test_abandon_trusts_nothing():
     assert simulation.plan() is not None
     scheduler.cache.pool.take(3)  # lost between the pool and a table
     scheduler._running.pop()
-    assert [(output.request_id, output.finish_reason) for output in scheduler.abandon()] == [
-        ("a", "abort"),
-        ("b", "abort"),
+    why = RequestError("internal", "the device fell over")
+    assert [(output.request_id, output.finish_reason, output.error) for output in scheduler.abandon(why)] == [
+        ("a", "error", why),
+        ("b", "error", why),
     ]
     scheduler.check()
     assert scheduler.stats().num_blocks_in_use == 0

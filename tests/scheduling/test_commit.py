@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from jaxllm.messages import EngineCoreRequest, TokenLogprobs
+from jaxllm.messages import EngineCoreRequest, RequestError, TokenLogprobs
 from jaxllm.sampling_params import RepetitionDetectionParams
 from jaxllm.scheduling.plan import StepResult
 from jaxllm.scheduling.scheduler import Scheduler
@@ -159,8 +159,9 @@ def test_end_reports_the_reason_and_drops_rows_in_flight(num_steps: int, overlap
     for _ in range(num_steps):
         give(scheduler, 5)
     plan = scheduler.plan() if overlap else None
-    (output,) = scheduler.end("a", "error", "nothing may follow")
-    assert (output.finish_reason, output.stop_reason, output.new_token_ids) == ("error", "nothing may follow", [])
+    why = RequestError("invalid", "nothing may follow")
+    (output,) = scheduler.end("a", "error", why)
+    assert (output.finish_reason, output.error, output.new_token_ids) == ("error", why, [])
     assert scheduler.end("a", "stop") == []
     if plan is not None:
         assert scheduler.commit(plan, StepResult([5], [None], [[]])) == []

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from jaxllm.messages import RequestError
 from jaxllm.scheduling.kv_cache_manager import KVCacheManager, PrefixHit, common_length
 from jaxllm.scheduling.plan import StepPlan
+from jaxllm.scheduling.scheduler import Scheduler
 from tests.scheduling.simulation import Simulation, make_config, make_request, state_of
 
 PROMPT = list(range(1, 11))
@@ -247,12 +250,16 @@ def test_a_fork_gives_up_its_donor_rather_than_wait():
     simulation.run(overlap=1)
 
 
-@pytest.mark.parametrize("forget", ["reset_prefix_cache", "abandon"])
-def test_parked_tables_are_forgotten_with_the_cache(forget: str):
+@pytest.mark.parametrize(
+    "forget",
+    [Scheduler.reset_prefix_cache, lambda scheduler: scheduler.abandon(RequestError("internal", "a step failed"))],
+    ids=["reset_prefix_cache", "abandon"],
+)
+def test_parked_tables_are_forgotten_with_the_cache(forget: Callable[[Scheduler], object]):
     simulation = Simulation(make_config())
     park(simulation)
     simulation.add(make_request("fork", PROMPT, fork_of="donor"))
-    getattr(simulation.scheduler, forget)()
+    forget(simulation.scheduler)
     assert simulation.scheduler.stats().num_blocks_in_use == simulation.scheduler.cache.pool.num_cached == 0
     simulation.scheduler.check()
 

@@ -16,9 +16,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
+from jaxllm.messages import RequestError
 from jaxllm.scheduling.plan import StepPlan
 from tests.scheduling.simulation import EOS, Simulation, make_config, make_request, state_of
 
+WHY = RequestError("invalid", "why")
 IS_LONG = bool(os.environ.get("JAXLLM_LONG_TESTS"))
 NUM_RUNS, NUM_STEPS = (200, 5_000) if IS_LONG else (20, 500)
 MAX_MODEL_LEN = 24
@@ -180,7 +182,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def end(self, position: int, is_error: bool) -> None:
         live = self.simulation.live
-        self.simulation.end(live[position % len(live)], *(("error", "why") if is_error else ("stop", None)))
+        self.simulation.end(live[position % len(live)], *(("error", WHY) if is_error else ("stop", None)))
 
     def release(self, age: int) -> None:
         simulation = self.simulation
