@@ -49,7 +49,7 @@ def test_the_engine_gets_as_many_blocks_as_the_report_names(report: Report, monk
     with LLM(**args) as llm:
         runner = core_of(llm)._runner
         assert isinstance(runner, ModelRunner)
-        pool, num_layers = runner._pool, llm.llm_engine.config.model_config.num_layers
+        pool, num_layers = runner._pool, llm.model_config.hf_config.num_hidden_layers
         params = sum(array.nbytes for array in jax.tree.leaves(runner._params))
         assert {array.shape[0] // num_layers for array in pool} == {report.memory.num_blocks}
         assert sum(array.nbytes for array in pool) == report.memory.kv_cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,35 +13,28 @@ import pytest
 from jaxllm.config import EngineArgs, ProfilerConfig, ReasoningConfig, StructuredOutputsConfig
 from jaxllm.config.engine_ready import EngineReady
 from jaxllm.config.vllm_config import VllmConfig, vllm_config
-from jaxllm.engine.core_client import InprocClient, RunnableCore
+from jaxllm.engine.core_client import InprocClient
 from jaxllm.engine.front_end import FrontEnd
 from jaxllm.engine.llm_engine import LLMEngine
 from jaxllm.llm import LLM
 from tests.config.test_engine_config import LLAMA
 from tests.engine.fake_core import FakeCore
+from tests.engine.support import make_ready
 
 
 def test_settings_under_vllms_names(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     overrides = {"rope_theta": 5.0, "pad_token_id": 7}
     args = EngineArgs(model=str(tmp_path), load_format="dummy", hf_overrides=overrides, kv_cache_dtype="fp8")
-    core = FakeCore(lambda request: [])
-    ready = EngineReady(
-        vllm_config=vllm_config(args.create_engine_config(), num_blocks=101, max_model_len=96),
-        stats=core.stats(),
-        generation_config={},
-        default_sampling_params={},
-        chat_template=None,
-        extra_args={},
-        has_logits_processors=False,
-        has_validators=False,
-        has_thinking_tokens=False,
-    )
+    config = vllm_config(args.create_engine_config(), num_blocks=101, max_model_len=96)
+    ready = msgspec.structs.replace(make_ready(), vllm_config=config)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(ready), type=EngineReady) == ready
-    engine = LLMEngine(InprocClient(cast(RunnableCore, core)), FrontEnd(ready, None, None))
+    engine = LLMEngine(InprocClient(FakeCore(lambda request: [])), FrontEnd(ready, None, None))
     llm = LLM.__new__(LLM)
     llm.llm_engine = engine
-    config, model_config = engine.vllm_config, llm.model_config
+    model_config = llm.model_config
+    assert engine.vllm_config is config
+    assert engine.max_model_len == 96
     assert model_config is engine.model_config is config.model_config
     assert (model_config.model, model_config.tokenizer) == (str(tmp_path), str(tmp_path))
     assert (model_config.max_model_len, model_config.dtype, model_config.max_logprobs) == (96, "bfloat16", 20)

@@ -20,6 +20,7 @@ from jaxllm.engine.wire import (
     Call,
     FrameError,
     FromCore,
+    Heartbeat,
     Release,
     Reply,
     ToCore,
@@ -69,7 +70,7 @@ class FakeCore:
         """Sequences that have ended, and whose blocks are kept."""
         self.num_steps = self.num_tokens = self.num_resets = self.num_shutdowns = self.num_blocks_in_use = 0
         self.before_step: Callable[[int], None] = lambda step: None
-        self.is_compiling = False
+        self.is_compiling, self.is_warm = False, True
         self._script = script
         self._vocab_size = vocab_size
         self._running = running
@@ -234,6 +235,13 @@ class BytesClient:
         self._core = core
         self._inbox, self._outbox = FrameInbox(), FrameOutbox()
         self._loop = CoreLoop(core, self._inbox, self._outbox)
+
+    @property
+    def is_warm(self) -> bool:
+        self._outbox.send(self._loop.heartbeat())
+        beat = decode_from_core(self._outbox.frames.pop())
+        assert isinstance(beat, Heartbeat)
+        return beat.is_warm
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self._tell(Add(request))

@@ -271,10 +271,11 @@ def begin(llm: LLM, prompts: list[list[int]], wanted: BeamSearchParams) -> BeamS
 
 def test_an_event_loop_can_drive_searches() -> None:
     """Searches with and without a grammar share their engine with each other and with a request of the same name."""
-    core, grammars = RandomCore(), GrammarCompiler(byte_level(), 1000, [END, 1])
+    ends = {"eos_token_id": [END, 1]}
+    core = RandomCore()
     with_grammar = params(structured_outputs=StructuredOutputsParams(regex="[!-&]{2,4}"))
-    [alone] = make(RandomCore(), grammars=grammars).beam_search([[350]], with_grammar)
-    llm = make(core, grammars=grammars)
+    [alone] = make(RandomCore(), generation_config=ends).beam_search([[350]], with_grammar)
+    llm = make(core, generation_config=ends)
 
     async def drive() -> tuple[BeamSearcher, BeamSearcher]:
         both = begin(llm, PROMPTS, params()), begin(llm, [[350]], with_grammar)
@@ -302,7 +303,7 @@ def test_an_event_loop_can_drive_searches() -> None:
 
 def test_a_search_that_waits_for_its_grammar_can_be_aborted() -> None:
     core = RandomCore()
-    llm = make(core, grammars=GrammarCompiler(byte_level(), 1000, [END]))
+    llm = make(core)
     searcher = begin(llm, [[350], [351]], params(structured_outputs=StructuredOutputsParams(regex="[!-&]{2,4}")))
     searcher.resume(wait=True)
     for output in llm.llm_engine.step():
