@@ -5,23 +5,17 @@ A regex fails to compile, when the request is taken or later, as the time that t
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
+from jaxllm.config.vllm_config import ModelConfig, VllmConfig
+from jaxllm.engine.front_end import FrontEnd
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.logprobs import Logprob
 from jaxllm.outputs import CompletionOutput, RequestOutput
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.text.prompts import ParsedPrompt
 from jaxllm.text.tokenizer import Tokenizer
-
-
-@dataclasses.dataclass
-class FakeConfig:
-    default_sampling_params: dict[str, Any] = dataclasses.field(default_factory=dict)
-    max_num_seqs: int = 4
-    seed: int = 0
-    chat_template: str | None = None
+from tests.engine.support import make_ready
 
 
 class FakeEngine:
@@ -29,21 +23,28 @@ class FakeEngine:
 
     def __init__(
         self,
-        config: FakeConfig | None = None,
         *,
         per_step: int = 3,
         tokenizer: Tokenizer | None = None,
         crash: BaseException | None = None,
         crash_after: int = 0,
+        **settings: Any,
     ) -> None:
-        self.config = config or FakeConfig()
+        self.front = FrontEnd(make_ready(max_num_seqs=4, **settings), tokenizer, None)
         self.requests: list[tuple[str, Any, SamplingParams, int]] = []
         self.most_waiting = 0
         self.num_shutdowns = 0
         self._per_step = per_step
-        self._tokenizer = tokenizer
         self._crash, self._crash_after = crash, crash_after
         self._waiting: list[tuple[str, Any, SamplingParams]] = []
+
+    @property
+    def vllm_config(self) -> VllmConfig:
+        return self.front.ready.vllm_config
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.vllm_config.model_config
 
     def add_request(
         self, request_id: str, prompt: Any, params: SamplingParams, *, priority: int = 0, grammar_seconds: float = 0.05
@@ -64,10 +65,6 @@ class FakeEngine:
             raise self._crash
         taken = [self._waiting.pop() for _ in range(min(self._per_step, len(self._waiting)))]
         return [self._answer(*request) for request in taken]
-
-    def require_tokenizer(self) -> Tokenizer:
-        assert self._tokenizer is not None
-        return self._tokenizer
 
     def shutdown(self) -> None:
         self.num_shutdowns += 1

@@ -18,7 +18,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.logprobs import FlatLogprobs, Logprob
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import RepetitionDetectionParams, StructuredOutputsParams
-from tests.cli.fake_engine import FakeConfig, FakeEngine
+from tests.cli.fake_engine import FakeEngine
 from tests.cli.running import read_jsonl, run_generate, write_jsonl
 from tests.engine.support import byte_level
 
@@ -118,7 +118,7 @@ def test_failed_lines_keep_their_id(tmp_path: Path):
 
 
 def test_sampling_parameters_of_model_flags_and_line(tmp_path: Path):
-    engine = FakeEngine(FakeConfig(default_sampling_params={"temperature": 0.6, "top_p": 0.9, "top_k": 7}))
+    engine = FakeEngine(default_sampling_params={"temperature": 0.6, "top_p": 0.9, "top_k": 7})
     lines = [
         {"prompt": "a"},
         {"prompt": "b", "temperature": 0.1, "sampling_params": {"temperature": 0.2, "max_tokens": None}},
@@ -152,7 +152,7 @@ def test_parameters_that_are_objects(tmp_path: Path):
 
 def test_seeds_depend_on_the_engine_seed_and_the_place_only(tmp_path: Path):
     def seeds(lines: list[Any], seed: int) -> list[int | None]:
-        engine = FakeEngine(FakeConfig(seed=seed))
+        engine = FakeEngine(seed=seed)
         run_generate(engine, "m", "--input", write_jsonl(tmp_path / "in.jsonl", lines), "--output", tmp_path / "o.json")
         return [params.seed for _, _, params, _ in engine.requests]
 
