@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import check_bool, check_choice, check_kind, check_options, shown
 from jaxllm.text.prompts import ParsedPrompt
+from jaxllm.text.template_limits import TemplateLimitError
+from jaxllm.text.templates import ChatTemplates
 from jaxllm.text.tokenizer import Tokenizer
 
 CONTENT_FORMATS = ("auto", "string", "openai")
@@ -26,7 +29,8 @@ _RESERVED = frozenset(
     | {"tokenizer_kwargs"}
 )
 """These names would change what rendering returns, or bring a template past the one argument for it."""
-_PROBE = "jaxllm-probe-7f3a"
+_MAX_ERROR = 1000
+"""Templates may raise errors with texts of any length."""
 
 
 class ChatRenderer:
@@ -35,7 +39,7 @@ class ChatRenderer:
     def __init__(self, tokenizer: Tokenizer, default_template: str | None) -> None:
         self._tokenizer = tokenizer
         self._default = default_template
-        self._formats: dict[str, str] = {}
+        self._templates = ChatTemplates()
 
     def render(
         self,
@@ -66,57 +70,55 @@ class ChatRenderer:
             if name in _RESERVED:
                 message = f"chat_template_kwargs must not contain {name!r}; pass what the method itself takes for it."
                 raise VLLMValidationError(message, parameter="chat_template_kwargs", value=name)
-        template = self._template(chat_template, tools)
-        if content_format == "auto":
-            if template not in self._formats:
-                self._formats[template] = self._detect_format(template)
-            content_format = self._formats[template]
-        messages = parse_conversation(conversation, label, content_format)
-        options |= {
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-            "tools": tools,
-        }
-        return ParsedPrompt(self._apply(messages, template, options, label), is_templated=True)
+        with _refusals(label, conversation):
+            template = self._templates.get(self._source(chat_template, tools))
+            messages = parse_conversation(
+                conversation, label, template.content_format if content_format == "auto" else content_format
+            )
+            text = template.render(
+                messages,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **{**self._tokenizer.parts.special_tokens, **options},
+            )
+        return ParsedPrompt(text, is_templated=True)
 
-    def _template(self, chat_template: str | None, tools: list[dict[str, Any]] | None) -> str:
+    def _source(self, chat_template: str | None, tools: list[dict[str, Any]] | None) -> str:
         """Return the template's text: the one given, or named, or the default, or the tokenizer's own."""
         given = chat_template if chat_template is not None else self._default
         if given is not None and "{" in given:
             return given
-        named = self._tokenizer.hf.chat_template
-        if given is not None and not (isinstance(named, Mapping) and given in named):
+        own = self._tokenizer.parts.chat_template
+        named = own if isinstance(own, Mapping) else {}
+        if given is not None and given not in named:
             message = (
                 f"chat_template={shown(given)} is neither a Jinja template nor the name of one that the model has."
             )
             raise VLLMValidationError(message, parameter="chat_template", value=given)
-        try:
-            return self._tokenizer.hf.get_chat_template(given, tools)
-        except ValueError as error:
-            message = "the tokenizer has no chat template: pass chat_template=..., or use generate()."
-            raise VLLMValidationError(message, parameter="chat_template", value=given) from error
+        if isinstance(own, str):
+            return own
+        name = given or ("tool_use" if tools is not None and "tool_use" in named else "default")
+        if name not in named:
+            names = f" but those named {', '.join(map(repr, named))}" if named else ""
+            message = f"the tokenizer has no chat template{names}: pass chat_template=..., or use generate()."
+            raise VLLMValidationError(message, parameter="chat_template", value=given)
+        return named[name]
 
-    def _detect_format(self, template: str) -> str:
-        """Say which form the template takes: some models' templates do not show content that is a string."""
-        messages = [{"role": "user", "content": _PROBE}]
-        options = {"add_generation_prompt": True, "continue_final_message": False, "tools": None}
-        try:
-            rendered = self._apply(messages, template, options, "messages")
-        except VLLMValidationError:
-            return "string"
-        return "string" if _PROBE in rendered else "openai"
 
-    def _apply(self, messages: list[dict[str, Any]], template: str, options: dict[str, Any], label: str) -> str:
-        try:
-            rendered = self._tokenizer.hf.apply_chat_template(
-                messages, chat_template=template, tokenize=False, **options
-            )
-        except Exception as error:  # a template is a program and may fail in any way
-            message = f"{label}: the chat template refused the conversation ({error})."
-            raise VLLMValidationError(message, parameter="messages", value=shown(messages)) from error
-        if not isinstance(rendered, str):
-            raise TypeError(f"apply_chat_template returned {type(rendered).__name__}, not str")
-        return rendered
+@contextmanager
+def _refusals(label: str, conversation: Any) -> Iterator[None]:
+    """Turn what goes wrong in a template into the caller's error."""
+    try:
+        yield
+    except VLLMValidationError:
+        raise
+    except TemplateLimitError as error:
+        message = f"{label}: rendering the chat template was stopped: {error}. Shorten the messages, or the template."
+        raise VLLMValidationError(message, parameter="chat_template", value=shown(conversation)) from error
+    except Exception as error:  # a template is a program and may fail in any way
+        message = f"{label}: the chat template refused the conversation ({str(error)[:_MAX_ERROR]})."
+        raise VLLMValidationError(message, parameter="messages", value=shown(conversation)) from error
 
 
 def check_tools(tools: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from jaxllm.exceptions import VLLMValidationError
@@ -34,6 +35,11 @@ def core() -> FakeCore:
 @pytest.fixture
 def llm(core: FakeCore, tokenizer: Tokenizer) -> LLM:
     return make_llm(core, tokenizer)
+
+
+def replace_template(tokenizer: Tokenizer, template: str | dict[str, str] | None) -> Tokenizer:
+    parts = msgspec.structs.replace(tokenizer.parts, chat_template=template)
+    return Tokenizer.from_parts(parts, lambda: tokenizer.hf)
 
 
 def chat(llm: LLM, messages: Any, **options: Any) -> RequestOutput:
@@ -83,14 +89,38 @@ def test_templates(core: FakeCore, tokenizer: Tokenizer, llm: LLM) -> None:
     template = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
     assert chat(llm, HELLO, chat_template=template).prompt == "<hello>"
     assert chat(make_llm(core, tokenizer, chat_template=template), HELLO).prompt == "<hello>"
-    bare = byte_level()
-    bare.hf.chat_template = None
+    bare = replace_template(tokenizer, None)
     with pytest.raises(VLLMValidationError, match="no chat template: pass chat_template"):
         chat(make_llm(core, bare), HELLO)
     with pytest.raises(VLLMValidationError, match="neither a Jinja template nor the name"):
         chat(llm, HELLO, chat_template="unknown")
     with pytest.raises(VLLMValidationError, match="no tokenizer"):
         chat(make_llm(core, None), HELLO)
+
+
+def test_templates_by_name(core: FakeCore, tokenizer: Tokenizer) -> None:
+    both = replace_template(tokenizer, {"default": "{{ 'plain' }}", "tool_use": "{{ 'tools' }}", "rag": "{{ 'rag' }}"})
+    llm = make_llm(core, both)
+    assert chat(llm, HELLO).prompt == "plain"
+    assert chat(llm, HELLO, tools=[]).prompt == "tools"
+    assert chat(llm, HELLO, chat_template="rag", tools=[]).prompt == "rag"
+    assert chat(make_llm(core, both, chat_template="rag"), HELLO).prompt == "rag"
+    with pytest.raises(VLLMValidationError, match="neither a Jinja template nor the name"):
+        chat(llm, HELLO, chat_template="unknown")
+    with pytest.raises(VLLMValidationError, match="no chat template but those named 'rag': pass chat_template"):
+        chat(make_llm(core, replace_template(tokenizer, {"rag": "{{ 'rag' }}"})), HELLO)
+
+
+def test_a_template_that_does_not_end_is_the_callers_error(core: FakeCore, tokenizer: Tokenizer) -> None:
+    llm = make_llm(core, tokenizer)
+    with pytest.raises(
+        VLLMValidationError, match=r"messages: rendering the chat template was stopped: it makes more"
+    ) as error:
+        chat(llm, HELLO, chat_template="{{ 'a' * 10**9 }}")
+    assert error.value.parameter == "chat_template"
+    with pytest.raises(VLLMValidationError, match=r"refused the conversation \(a{1000}\)"):
+        chat(llm, HELLO, chat_template="{{ raise_exception('a' * 5000) }}")
+    assert chat(llm, HELLO).prompt
 
 
 def test_content_parts(llm: LLM) -> None:

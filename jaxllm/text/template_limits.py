@@ -1,0 +1,316 @@
+"""A sandbox for templates ends those that take too long or too much memory, from within their own thread.
+
+Compiled templates count what they do: each block that is entered, and the size of each value that is made. What a
+single operation would make is estimated before, so that no step between two counts is long.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from time import perf_counter
+from typing import Any, override
+
+from jinja2 import nodes, pass_context
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.exceptions import TemplateError
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace, _PassArg
+
+MAX_SECONDS = 10.0
+MAX_TEXT = 2**24
+"""Characters of the rendered text, and of any one value; an item of a list or dict counts as ITEM of them."""
+MAX_MADE = 2**28
+"""Characters of all values that a render makes, kept or not: so many at most are in memory at once."""
+MAX_SOURCE = 2**18
+"""Characters of a template: the longest of models have some ten thousand."""
+MAX_BITS = 2**16
+MAX_COMPARED = 2**31
+"""Some methods compare each character of one text with each of another."""
+ITEM = 32
+_FEW = 2**16
+_MAX_INPUT = {"striptags": _FEW, "sum": _FEW, "urlize": 2**12, "wordcount": 2**20, "wordwrap": 2**12}
+"""These filters take time that grows with the square of their input, or multiply its length."""
+_LISTING = {"groupby", "join", "list", "slice", "sort"}
+_SEARCHES = {"lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip", "trim"}
+_REFUSED = {"encode", "expandtabs", "format_map", "maketrans", "striptags", "to_bytes", "translate", "unescape"}
+"""No template needs these methods of texts and numbers, and what they make can be of any size."""
+_VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
+_CONTAINERS = (dict, list, tuple, set, frozenset, *_VIEWS)
+_NUMBERS = re.compile(r"\d{1,9}")
+
+
+class TemplateLimitError(TemplateError):
+    """A template takes more time or memory than it may."""
+
+
+def check_size(size: int) -> None:
+    """Raise TemplateLimitError for a value of more characters than a value may have."""
+    if size > MAX_TEXT:
+        raise TemplateLimitError(f"it makes more than {MAX_TEXT} characters of text")
+
+
+def value_size(value: Any, per_level: int = 0) -> int:
+    """Return about how many characters a value has when it is written out, with `per_level` before each item.
+
+    Raises TemplateLimitError if they are too many, as in lists that hold the same list several times.
+    """
+    size, depth, level = 0, 1, [value]
+    while level:
+        below: list[Any] = []
+        for each in level:
+            if isinstance(each, str):
+                size += len(each)
+            elif isinstance(each, _CONTAINERS):
+                size += len(each) * (ITEM + depth * per_level)
+                check_size(size)
+                below.extend(each)
+                if isinstance(each, dict):
+                    below.extend(each.values())
+            elif isinstance(each, int):
+                size += ITEM
+                if each.bit_length() > MAX_BITS:
+                    raise TemplateLimitError(f"it makes a number of more than {MAX_BITS} bits")
+            elif isinstance(each, Namespace) and depth > 1:
+                raise TemplateLimitError("it puts a namespace into another value")
+        check_size(size)
+        level, depth = below, depth + 1
+    return size
+
+
+class Meter:
+    """This counts what one render does, and ends it when that is too much."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._end = seconds, perf_counter() + seconds
+        self._left = MAX_MADE
+
+    def tick(self, size: int = 0) -> None:
+        """Count `size` characters. Raises TemplateLimitError when the time is over, or the characters are too many."""
+        self._left -= size
+        if self._left < 0:
+            raise TemplateLimitError(f"it makes more than {MAX_MADE} characters of text on its way")
+        if perf_counter() > self._end:
+            raise TemplateLimitError(f"it takes longer than {self._seconds:g} s")
+
+    def made(self, value: Any) -> Any:
+        """Count a value that the template has made, and return it."""
+        if type(value) is str:
+            size = len(value)
+            check_size(size)
+        else:
+            size = value_size(value)
+        self.tick(size)
+        return value
+
+    def cut(self, value: Any) -> Any:
+        """Count a part that the template has cut out of a value, and return it."""
+        self.tick(len(value) if isinstance(value, str) else ITEM * len(value))
+        return value
+
+
+class LimitedContext(Context):
+    """The names that a template sees, and the meter of this render of it."""
+
+    environment: LimitedEnvironment
+
+    def __init__(self, environment: LimitedEnvironment, *args: Any, **kwargs: Any) -> None:
+        super().__init__(environment, *args, **kwargs)
+        self.meter = Meter(environment.seconds)
+
+    def derived(self, locals: dict[str, Any] | None = None) -> LimitedContext:  # noqa: A002 (jinja2's name)
+        """Return a context for a block with variables of its own, on the same meter."""
+        context = super().derived(locals)
+        assert isinstance(context, LimitedContext)
+        context.meter = self.meter
+        return context
+
+
+class LimitedCodeGenerator(CodeGenerator):
+    """This compiles templates to code that counts."""
+
+    def blockvisit(self, nodes: Iterable[nodes.Node], frame: Frame) -> None:
+        """Write a block of statements: the bodies of loops, conditions and macros are some."""
+        statements = list(nodes)
+        self.writeline(f"context.meter.tick({_num_fixed_characters(statements)})")
+        super().blockvisit(statements, frame)
+
+    @override
+    def visit_List(self, node: nodes.List, frame: Frame) -> None:
+        self._write_made(node, frame, super().visit_List, is_fixed=_are_fixed(node.items))
+
+    @override
+    def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:
+        self._write_made(node, frame, super().visit_Tuple, is_fixed=node.ctx != "load" or _are_fixed(node.items))
+
+    @override
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
+        self._write_made(node, frame, super().visit_Dict, is_fixed=_are_fixed([pair.value for pair in node.items]))
+
+    @override
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        self._write_made(node, frame, super().visit_Concat)
+
+    @override
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
+        is_fixed = not isinstance(node.arg, nodes.Slice)
+        self._write_made(node, frame, super().visit_Getitem, is_fixed=is_fixed, count="cut")
+
+    def _write_made(
+        self, node: Any, frame: Frame, write: Callable[[Any, Frame], None], is_fixed: bool = False, count: str = "made"
+    ) -> None:
+        self.write("(" if is_fixed else f"context.meter.{count}(")
+        write(node, frame)
+        self.write(")")
+
+
+def _are_fixed(items: Iterable[nodes.Node]) -> bool:
+    return all(isinstance(item, nodes.Const) for item in items)
+
+
+def _num_fixed_characters(statements: Iterable[nodes.Node]) -> int:
+    """Return the length of the text that statements put out as it stands in the template."""
+    outputs = [child for statement in statements if isinstance(statement, nodes.Output) for child in statement.nodes]
+    return sum(len(child.data) for child in outputs if isinstance(child, nodes.TemplateData))
+
+
+class LimitedEnvironment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, whose templates count what they do."""
+
+    code_generator_class = LimitedCodeGenerator
+    context_class = LimitedContext
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self, seconds: float, **options: Any) -> None:
+        """Let each render take at most so many seconds; the options are jinja2's."""
+        # Nothing is computed when a template is compiled, where nothing would be counted.
+        super().__init__(optimized=False, finalize=_finalize, **options)
+        self.seconds = seconds
+        self.filters = {name: limited(name, function) for name, function in self.filters.items()}
+        del self.globals["lipsum"]
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Say whether a template may see an attribute."""
+        return super().is_safe_attribute(obj, attr, value) and not (isinstance(obj, (str, int)) and attr in _REFUSED)
+
+    def call(self, context: LimitedContext, obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Call a function, method or macro."""
+        method = getattr(obj, "__wrapped__", obj)  # str.format is wrapped by the sandbox
+        text = getattr(method, "__self__", None)
+        if isinstance(text, str):
+            args = _check_call(method.__name__, text, args, kwargs)
+        context.meter.tick()
+        return context.meter.made(super().call(context, obj, *args, **kwargs))
+
+    def call_binop(self, context: LimitedContext, operator: str, left: Any, right: Any) -> Any:  # type: ignore[override]
+        """Compute `left operator right`."""
+        if operator == "*":
+            _check_product(left, right)
+        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+            if right > 0 and left.bit_length() * right > MAX_BITS:
+                raise TemplateLimitError(f"it makes a number of more than {MAX_BITS} bits")
+        elif operator == "%" and isinstance(left, str):
+            check_size(_formatted_size(left, right))
+        return context.meter.made(super().call_binop(context, operator, left, right))
+
+
+@pass_context
+def _finalize(context: LimitedContext, value: Any) -> Any:
+    return context.meter.made(value)
+
+
+def limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a filter that checks its input and counts its output."""
+    passed = _PassArg.from_obj(function)
+
+    @pass_context
+    def checked(context: LimitedContext, value: Any, *args: Any, **kwargs: Any) -> Any:
+        if name == "join" and not isinstance(value, str):
+            value = list(value)
+        _check_filter(name, value, args, kwargs)
+        context.meter.tick()
+        first: dict[Any, tuple[Any, ...]] = {
+            _PassArg.context: (context,),
+            _PassArg.eval_context: (context.eval_ctx,),
+            _PassArg.environment: (context.environment,),
+        }
+        return context.meter.made(function(*first.get(passed, ()), value, *args, **kwargs))
+
+    return checked
+
+
+def _check_call(name: str, text: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Refuse a method of `text` that would make too much, and return the arguments to call it with."""
+    if name == "join" and args:
+        args = (list(args[0]), *args[1:])
+        _check_join(args[0], text)
+    elif name == "format":
+        check_size(_formatted_size(text, (args, kwargs), "{"))
+    elif name == "replace":
+        _check_replace(text, args)
+    elif name in _SEARCHES:
+        _check_search(text, args)
+    elif name in ("center", "ljust", "rjust", "zfill"):
+        _check_numbers(name, args)
+    return args
+
+
+def _check_filter(name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a filter that would make too much of `value`."""
+    given = (*args, *kwargs.values())
+    if name in _MAX_INPUT and value_size((value, given)) > _MAX_INPUT[name]:
+        raise TemplateLimitError(f"it gives more than {_MAX_INPUT[name]} characters to the filter {name!r}")
+    if name in _LISTING and isinstance(value, str):
+        check_size(ITEM * len(value))
+    if name == "join":
+        _check_join(value, *given[:1])
+    elif name == "format" and isinstance(value, str):
+        check_size(_formatted_size(value, given))
+    elif name == "replace" and isinstance(value, str):
+        _check_replace(value, given)
+    elif name == "trim" and isinstance(value, str):
+        _check_search(value, given)
+    elif name in ("batch", "center", "indent", "round", "slice"):
+        _check_numbers(name, given)
+        if name == "indent" and isinstance(value, str):
+            widths = [
+                len(width) if isinstance(width, str) else width for width in given if isinstance(width, (str, int))
+            ]
+            check_size(len(value) + max(widths, default=4) * (1 + len(value.splitlines())))
+
+
+def _check_numbers(name: str, given: Iterable[Any]) -> None:
+    """Refuse widths and counts that no text needs."""
+    if any(isinstance(each, int) and each > _FEW for each in given):
+        raise TemplateLimitError(f"it gives {name!r} a number above {_FEW}")
+
+
+def _check_product(left: Any, right: Any) -> None:
+    """Refuse to repeat a sequence too often."""
+    for sequence, count in ((left, right), (right, left)):
+        if isinstance(sequence, (str, list, tuple)) and isinstance(count, int):
+            check_size(value_size(sequence) * count)
+
+
+def _check_join(items: list[Any] | str, separator: Any = "", *_: Any) -> None:
+    check_size(value_size(items) + len(items) * value_size(separator))
+
+
+def _check_replace(text: str, given: tuple[Any, ...]) -> None:
+    if len(given) > 1 and isinstance(given[0], str) and isinstance(given[1], str):
+        check_size(len(text) + text.count(given[0]) * len(given[1]))
+
+
+def _check_search(text: str, given: Iterable[Any]) -> None:
+    if any(isinstance(each, str) and len(text) * len(each) > MAX_COMPARED for each in given):
+        raise TemplateLimitError("it searches for a long text in a long text")
+
+
+def _formatted_size(text: str, values: Any, field: str = "%") -> int:
+    """Return an upper bound of a formatted text's length; widths that are values themselves are refused."""
+    bare = text.replace(field * 2, "")
+    if re.search(r"%[^a-zA-Z%]*\*" if field == "%" else r"\{[^{}]*\{", bare):
+        raise TemplateLimitError("it formats to a width that is not written in the format")
+    widths = sum(int(number) for number in _NUMBERS.findall(text))
+    return len(text) + widths + text.count(field) * value_size((values,))
