@@ -23,16 +23,20 @@ MAX_TEXT = 2**24
 """Characters of the rendered text, and of any one value; an item of a list or dict counts as ITEM of them."""
 MAX_MADE = 2**28
 """Characters of all values that a render makes, kept or not: so many at most are in memory at once."""
-MAX_SOURCE = 2**18
+MAX_SOURCE = 2**17
 """Characters of a template: the longest of models have some ten thousand."""
 MAX_BITS = 2**16
 MAX_COMPARED = 2**31
 """Some methods compare each character of one text with each of another."""
 ITEM = 32
 _FEW = 2**16
-_MAX_INPUT = {"striptags": _FEW, "sum": _FEW, "urlize": 2**12, "wordcount": 2**20, "wordwrap": 2**12}
-"""These filters take time that grows with the square of their input, or multiply its length."""
-_LISTING = {"groupby", "join", "list", "slice", "sort"}
+_MAX_INPUT = {"striptags": _FEW, "sum": _FEW, "title": 2**20, "urlize": 2**12, "wordcount": 2**20, "wordwrap": 2**12}
+"""These filters take much memory, or time that grows with the square of their input."""
+_LISTING = {"batch", "groupby", "join", "list", "map", "max", "min", "slice", "sort", "unique"}
+_LISTING |= {"reject", "rejectattr", "select", "selectattr"}
+"""To these filters a text is a list of its characters."""
+_COMPARING = {"in", "==", "!=", "<", "<=", ">", ">=", "eq", "ne", "lt", "le", "gt", "ge", "equalto"}
+_COMPARING |= {"lessthan", "greaterthan"}
 _SEARCHES = {"lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip", "trim"}
 _REFUSED = {"encode", "expandtabs", "format_map", "maketrans", "striptags", "to_bytes", "translate", "unescape"}
 """No template needs these methods of texts and numbers, and what they make can be of any size."""
@@ -96,11 +100,12 @@ class Meter:
 
     def made(self, value: Any) -> Any:
         """Count a value that the template has made, and return it."""
-        if type(value) is str:
+        kind = type(value)
+        if kind is str:
             size = len(value)
             check_size(size)
         else:
-            size = value_size(value)
+            size = 0 if kind is bool or value is None else value_size(value)
         self.tick(size)
         return value
 
@@ -153,6 +158,11 @@ class LimitedCodeGenerator(CodeGenerator):
         self._write_made(node, frame, super().visit_Concat)
 
     @override
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
+        is_fixed = all(operand.op not in ("in", "notin") and _are_fixed([operand.expr]) for operand in node.ops)
+        self._write_made(node, frame, super().visit_Compare, is_fixed=is_fixed)
+
+    @override
     def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
         is_fixed = not isinstance(node.arg, nodes.Slice)
         self._write_made(node, frame, super().visit_Getitem, is_fixed=is_fixed, count="cut")
@@ -188,6 +198,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(optimized=False, finalize=_finalize, **options)
         self.seconds = seconds
         self.filters = {name: limited(name, function) for name, function in self.filters.items()}
+        self.tests |= {name: limited(name, function) for name, function in self.tests.items() if name in _COMPARING}
         del self.globals["lipsum"]
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -221,7 +232,7 @@ def _finalize(context: LimitedContext, value: Any) -> Any:
 
 
 def limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter that checks its input and counts its output."""
+    """Return a filter, or a test, that checks its input and counts its output."""
     passed = _PassArg.from_obj(function)
 
     @pass_context
@@ -245,7 +256,7 @@ def _check_call(name: str, text: str, args: tuple[Any, ...], kwargs: Mapping[str
     if name == "join" and args:
         args = (list(args[0]), *args[1:])
         _check_join(args[0], text)
-    elif name == "format":
+    elif name in ("format", "format_map"):
         check_size(_formatted_size(text, (args, kwargs), "{"))
     elif name == "replace":
         _check_replace(text, args)
