@@ -118,8 +118,6 @@ class Meter:
 class LimitedContext(Context):
     """The names that a template sees, and the meter of this render of it."""
 
-    environment: LimitedEnvironment
-
     def __init__(self, environment: LimitedEnvironment, *args: Any, **kwargs: Any) -> None:
         super().__init__(environment, *args, **kwargs)
         self.meter = Meter(environment.seconds)
@@ -205,7 +203,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         """Say whether a template may see an attribute."""
         return super().is_safe_attribute(obj, attr, value) and not (isinstance(obj, (str, int)) and attr in _REFUSED)
 
-    def call(self, context: LimitedContext, obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: LimitedContext, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a function, method or macro."""
         method = getattr(obj, "__wrapped__", obj)  # str.format is wrapped by the sandbox
         text = getattr(method, "__self__", None)

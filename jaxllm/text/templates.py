@@ -146,7 +146,7 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, tuple):
         return tuple(plain(item) for item in value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if hasattr(type(value), "__dataclass_fields__"):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if callable(getattr(value, "model_dump", None)):  # pydantic's
         return plain(value.model_dump())
