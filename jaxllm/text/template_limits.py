@@ -14,7 +14,7 @@ from typing import Any, override
 from jinja2 import nodes, pass_context
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import TemplateError
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, _PassArg
 
@@ -40,6 +40,9 @@ _COMPARING |= {"lessthan", "greaterthan"}
 _SEARCHES = {"lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip", "trim"}
 _REFUSED = {"encode", "expandtabs", "format_map", "maketrans", "striptags", "to_bytes", "translate", "unescape"}
 """No template needs these methods of texts and numbers, and what they make can be of any size."""
+_DICT_NAMES = frozenset(dir(dict))
+_TEXT_NAMES = frozenset(name for name in dir(str) if not name.startswith("_")) - _REFUSED - {"format"}
+_LOOP_NAMES = frozenset(name for name in dir(LoopContext) if not name.startswith("_"))
 _VIEWS = (type({}.keys()), type({}.values()), type({}.items()))
 _CONTAINERS = (dict, list, tuple, set, frozenset, *_VIEWS)
 _NUMBERS = re.compile(r"\d{1,9}")
@@ -103,9 +106,12 @@ class Meter:
         kind = type(value)
         if kind is str:
             size = len(value)
-            check_size(size)
+            if size > MAX_TEXT:
+                check_size(size)
+        elif kind is bool or value is None or (kind is int and -_FEW < value < _FEW):
+            size = 0
         else:
-            size = 0 if kind is bool or value is None else value_size(value)
+            size = value_size(value)
         self.tick(size)
         return value
 
@@ -136,7 +142,7 @@ class LimitedCodeGenerator(CodeGenerator):
     def blockvisit(self, nodes: Iterable[nodes.Node], frame: Frame) -> None:
         """Write a block of statements: the bodies of loops, conditions and macros are some."""
         statements = list(nodes)
-        self.writeline(f"context.meter.tick({_num_fixed_characters(statements)})")
+        self.writeline(f"context.meter.tick({_fix_outputs(statements)})")
         super().blockvisit(statements, frame)
 
     @override
@@ -154,6 +160,20 @@ class LimitedCodeGenerator(CodeGenerator):
     @override
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
         self._write_made(node, frame, super().visit_Concat)
+
+    @override
+    def visit_Add(self, node: nodes.Add, frame: Frame) -> None:
+        self._write_made(node, frame, self._write_sum)
+
+    def _write_sum(self, node: nodes.Add, frame: Frame) -> None:
+        """Write a sum, of whose parts those with a literal are counted with the whole."""
+        self.write("(")
+        for side, sign in ((node.left, " + "), (node.right, ")")):
+            if isinstance(side, nodes.Add) and nodes.Const in (type(side.left), type(side.right)):
+                self._write_sum(side, frame)
+            else:
+                self.visit(side, frame)
+            self.write(sign)
 
     @override
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
@@ -177,10 +197,19 @@ def _are_fixed(items: Iterable[nodes.Node]) -> bool:
     return all(isinstance(item, nodes.Const) for item in items)
 
 
-def _num_fixed_characters(statements: Iterable[nodes.Node]) -> int:
-    """Return the length of the text that statements put out as it stands in the template."""
-    outputs = [child for statement in statements if isinstance(statement, nodes.Output) for child in statement.nodes]
-    return sum(len(child.data) for child in outputs if isinstance(child, nodes.TemplateData))
+def _fix_outputs(statements: Iterable[nodes.Node]) -> int:
+    """Make literals that are put out text of the template, and return how many characters of that there are."""
+    size = 0
+    for statement in statements:
+        if isinstance(statement, nodes.Output):
+            statement.nodes = [
+                nodes.TemplateData(child.value)
+                if isinstance(child, nodes.Const) and type(child.value) is str
+                else child
+                for child in statement.nodes
+            ]
+            size += sum(len(child.data) for child in statement.nodes if isinstance(child, nodes.TemplateData))
+    return size
 
 
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
@@ -188,7 +217,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
     code_generator_class = LimitedCodeGenerator
     context_class = LimitedContext
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset({"*", "**", "%"})
 
     def __init__(self, seconds: float, **options: Any) -> None:
         """Let each render take at most so many seconds; the options are jinja2's."""
@@ -198,6 +227,21 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         self.filters = {name: limited(name, function) for name, function in self.filters.items()}
         self.tests |= {name: limited(name, function) for name, function in self.tests.items() if name in _COMPARING}
         del self.globals["lipsum"]
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Return an attribute, or an item, as the sandbox does, but sooner where that is known to be safe."""
+        kind = type(obj)
+        if kind is dict and attribute in obj and attribute not in _DICT_NAMES:
+            return obj[attribute]
+        if (kind is str and attribute in _TEXT_NAMES) or (kind is LoopContext and attribute in _LOOP_NAMES):
+            return getattr(obj, attribute)
+        if (
+            issubclass(kind, Namespace)
+            and not attribute.startswith("_")
+            and (value := getattr(obj, attribute, None)) is not None
+        ):
+            return value
+        return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """Say whether a template may see an attribute."""

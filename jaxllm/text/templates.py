@@ -140,7 +140,7 @@ def plain(value: Any) -> Any:
         return int.__int__(value)
     if isinstance(value, float):
         return float.__float__(value)
-    if isinstance(value, Mapping):
+    if isinstance(value, (dict, Mapping)):  # a dict is told sooner
         return {plain(key): plain(item) for key, item in value.items()}
     if isinstance(value, list):
         return [plain(item) for item in value]

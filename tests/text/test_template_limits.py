@@ -54,6 +54,7 @@ HUGE = {
     "nested namespaces": "{% set a = namespace() %}{% set a.x = a %}{{ a }}",
     "listed namespaces": "{% set a = namespace() %}{% set a.x = [a] %}{{ a }}",
     "passed namespaces": "{% set a = namespace() %}{% set b = namespace(x=a) %}{{ b }}",
+    "sums with literals": NS + "'a'" + AGAIN + "('b' + ns.x) + (ns.x + 'c')" + END,
     "many texts": "{% set ns = namespace(l=[]) %}{% for i in range(100000) %}"
     "{% set ns.l = ns.l + ['a' * 1000000 ~ i] %}{% endfor %}",
     "held texts": "{% macro f(n) %}{% set x = 'a' * 16000000 ~ n %}{{ f(n + 1) }}{{ x }}{% endmacro %}{{ f(0) }}",
