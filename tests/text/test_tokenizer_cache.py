@@ -10,12 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from transformers import AutoTokenizer
 
 from jaxllm.loading.open import open_checkpoint
 from jaxllm.text import tokenizer_cache
 from jaxllm.text.tokenizer import Tokenizer, load_tokenizer
+from jaxllm.text.tokenizer_parts import TokenizerParts
 from tests.engine.support import byte_fallback, byte_level
 from tests.models.tiny import folder as tiny_folder
 
@@ -123,6 +125,16 @@ def test_all_that_chat_templates_need_is_kept(tmp_path: Path) -> None:
         assert parts.chat_template == {"default": "a", "tool_use": "b"}
         assert parts.special_tokens == hf.special_tokens_map == {"bos_token": "<s>", "eos_token": "<|end|>"}
         assert parts.truncation_side == "left"
+
+
+def test_a_kept_tokenizer_is_parsed_when_it_is_needed(model: Path, tmp_path: Path) -> None:
+    load(model, tmp_path / "cache")
+    (path,) = (tmp_path / "cache/tokenizers").iterdir()
+    path.write_bytes(msgspec.msgpack.encode(TokenizerParts(b"no JSON")))
+    passed_on = load(model, tmp_path / "cache")
+    assert passed_on.parts.tokenizer_json == b"no JSON"
+    with pytest.raises(Exception, match="expected"):
+        passed_on.encode(["hello"])
 
 
 def test_the_second_time_transformers_is_not_imported(model: Path, tmp_path: Path, repository: Path) -> None:
