@@ -135,7 +135,7 @@ def instrument(engine: Any, watch: Stopwatch) -> list[Any]:
         (model_runner, "build", "build"),
         (core._runner, "run", "dispatch"),
         (core._scheduler, "commit", "commit"),
-        (engine._outputs, "process_outputs", "output"),
+        (engine.front.outputs, "process_outputs", "output"),
         (engine, "step", "other"),
     ):
         watch.wrap(owner, name, part)
@@ -168,7 +168,7 @@ def measure(engine: Any, watch: Stopwatch, args: argparse.Namespace) -> Steps:
         elif steps:
             raise RuntimeError("a sequence ended: these steps are not what is to be measured")
     engine.abort_request(map(str, range(args.seqs)))
-    while engine._core.has_unfinished_requests():
+    while engine._core._core.has_unfinished_requests():
         engine.step()
     engine.reset_prefix_cache()
     return steps[WARM_UP_STEPS:]

@@ -35,7 +35,7 @@ def main() -> int:
     settings: dict[str, Any] = {"attention_config": {"backend": backend}} if backend else {}
     settings |= {"max_num_batched_tokens": 16, "max_num_seqs": 1} if args.dry_run else {}
     llm = LLM(str(args.model), dtype="bfloat16", enforce_eager=args.enforce_eager or bool(args.dry_run), **settings)
-    implementation = llm.llm_engine.config.attention.implementation
+    implementation = llm.llm_engine.vllm_config.attention_config.backend
     evidence = Evidence(args.json, describe_device() | {"attention": implementation, "golden": GOLDEN})
     outputs = generate_rows(llm, rows, 2 if args.dry_run else NUM_TOKENS)
     for output, row in zip(outputs, rows, strict=True):

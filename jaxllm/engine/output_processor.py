@@ -244,7 +244,7 @@ class OutputProcessor:
                 aborts += [
                     each.request_id for sequence, each in part if self._take(sequence, each, step.timestamp, now)
                 ]
-                shown = request.output([sequence for sequence, _ in part])
+                shown = request.output(list(dict.fromkeys(sequence for sequence, _ in part)))
             except Exception as error:
                 request_id = request.request.request_id
                 logger.exception("the output of request %s cannot be made", request_id)

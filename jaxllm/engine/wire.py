@@ -105,7 +105,7 @@ def encode_to_core(message: ToCore) -> list[bytes]:
     request = message.request
     without_prompt = Add(msgspec.structs.replace(request, prompt_token_ids=[]))
     prompt = array("i", request.prompt_token_ids).tobytes()
-    return _bounded([request.request_id.encode(), _encoder.encode(without_prompt), prompt])
+    return _bounded([request.request_id.encode(), _encoder.encode(without_prompt), prompt], request.request_id)
 
 
 def decode_to_core(frames: Sequence[bytes]) -> ToCore:
@@ -138,8 +138,9 @@ def decode_from_core(frame: bytes) -> FromCore:
         raise FrameError(f"{type(error).__name__}: {error}") from error
 
 
-def _bounded(frames: list[bytes]) -> list[bytes]:
+def _bounded(frames: list[bytes], request_id: str = "") -> list[bytes]:
     largest = max(map(len, frames))
     if largest > MAX_FRAME_BYTES:
-        raise FrameError(f"it takes {largest} bytes, and at most {MAX_FRAME_BYTES} cross to another process")
+        message = f"it takes {largest} bytes, and at most {MAX_FRAME_BYTES} cross to another process"
+        raise FrameError(message, request_id)
     return frames

@@ -42,7 +42,7 @@ def main(folder: str, backend: str) -> None:
             outputs = [request.outputs[0] for request in run_together(llm, jobs)]
             [alone] = run_together(llm, [make_job(*ALONE, logprobs=None)])
             results[name] = {
-                "implementation": llm.llm_engine.config.attention.implementation,
+                "implementation": llm.llm_engine.vllm_config.attention_config.backend,
                 "tokens": [list(output.token_ids) for output in (*outputs, alone.outputs[0])],
                 "logprobs": [output.cumulative_logprob for output in outputs],
                 "preemptions": scheduler.stats().num_preemptions,

@@ -119,7 +119,7 @@ def alone_and_together(size: int, model: str, quantization: str | None = None) -
     changes = {"tensor_parallel_size": size, "dtype": "bfloat16", "max_num_batched_tokens": 16}
     changes["quantization"] = quantization
     with tiny_llm(model, **(ARGUMENTS | {"skip_tokenizer_init": True} | changes)) as (llm, _):
-        assert llm.llm_engine.config.batch_invariant
+        assert llm.model_config.batch_invariant
         alone = [output for job in jobs for output in run_together(llm, [job])]
         return [[_shown(output) for output in outputs] for outputs in (alone, run_together(llm, jobs))]
 

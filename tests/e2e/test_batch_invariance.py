@@ -242,5 +242,5 @@ def test_would_differ_without(engines: Engines) -> None:
         alone = run_alone(llm, jobs)
         assert llm.reset_prefix_cache()
         together = run_together(llm, jobs)
-        assert llm.llm_engine.config.batch_invariant is False
+        assert llm.model_config.batch_invariant is False
     assert differing(alone, together) != []

@@ -213,7 +213,7 @@ def test_blocks_in_plenty_and_too_few(narrow: Engine, reference: list[RequestOut
 def test_block_size_16_and_default(reference: list[RequestOutput]) -> None:
     arguments = {"max_num_batched_tokens": 16, "max_num_seqs": 16, "block_size": None}
     with tiny_llm(CASE, **arguments) as (llm, scheduler):
-        assert scheduler.config.block_size == llm.llm_engine.config.block_size == 128
+        assert scheduler.config.block_size == llm.llm_engine.vllm_config.cache_config.block_size == 128
         cold = run_together(llm, JOBS)
         warm = run_together(llm, JOBS)
         assert all(count >= 2 for index, count in enumerate(prompt_chunks(scheduler, cold)) if index in LONG)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxllm import LLM, CompletionOutput, RequestOutput, SamplingParams, TokensPrompt
-from jaxllm.messages import EngineCoreOutput
+from jaxllm.engine.input_processor import ProcessedRequest
+from jaxllm.messages import EngineCoreOutput, RequestError, sequence_ids
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.plan import StepPlan, StepResult
 from jaxllm.scheduling.scheduler import Scheduler
@@ -28,6 +29,8 @@ class RecordingScheduler(Scheduler):
         self.plans: list[StepPlan] = []
         self.in_flight: tuple[StepPlan, ...] = ()
         self.before_plan: Callable[[], None] = lambda: None
+        self.sequence_ids: dict[str, list[str]] = {}
+        """What the core calls the sequences of the user's requests."""
 
     def plan(self, late: Collection[str] = ()) -> StepPlan | None:
         self.before_plan()
@@ -41,17 +44,18 @@ class RecordingScheduler(Scheduler):
         self.in_flight = tuple(each for each in self.in_flight if each.step_id != plan.step_id)
         return super().commit(plan, result)
 
-    def abandon(self) -> list[EngineCoreOutput]:
+    def abandon(self, error: RequestError) -> list[EngineCoreOutput]:
         self.in_flight = ()
-        return super().abandon()
+        return super().abandon(error)
 
-    def is_in_flight(self, request_id: str) -> bool:
-        """Say whether the device is computing something for a request."""
-        return any(chunk.request_id == request_id for plan in self.in_flight for chunk in plan.chunks)
+    def is_in_flight(self, sequence_id: str) -> bool:
+        """Say whether the device is computing something for a sequence."""
+        return any(chunk.request_id == sequence_id for plan in self.in_flight for chunk in plan.chunks)
 
     def num_prompt_chunks(self, request_id: str) -> int:
         """Count the steps that computed a part of a request's prompt."""
-        chunks = (chunk for plan in self.plans for chunk in plan.chunks if chunk.request_id == request_id)
+        first, *_ = self.sequence_ids[request_id]
+        chunks = (chunk for plan in self.plans for chunk in plan.chunks if chunk.request_id == first)
         return sum(chunk.start < chunk.num_prompt_tokens for chunk in chunks)
 
 
@@ -92,7 +96,20 @@ def tiny_llm(case: str, **arguments: Any) -> Iterator[tuple[LLM, RecordingSchedu
         "hf_overrides": {"max_position_embeddings": CONTEXT} if case == CASE else {},
     }
     with LLM(str(folder(case)), **(defaults | arguments)) as llm:
+        remember_names(llm, made[0])
         yield llm, made[0]
+
+
+def remember_names(llm: LLM, scheduler: RecordingScheduler) -> None:
+    """Let a scheduler know what the core calls each request from now on."""
+    outputs = llm.llm_engine.front.outputs
+    add = outputs.add_request
+
+    def remember(request: ProcessedRequest) -> None:
+        scheduler.sequence_ids[request.request_id] = sequence_ids(request.core)
+        add(request)
+
+    outputs.add_request = remember
 
 
 def run_together(llm: LLM, jobs: Sequence[Job]) -> list[RequestOutput]:

@@ -193,7 +193,7 @@ class FakeCore:
 
 
 class FrameInbox:
-    """An inbox of frames; one that is to wait returns what is there."""
+    """An inbox of frames, which nobody fills while its owner waits."""
 
     def __init__(self) -> None:
         self.frames: deque[list[bytes]] = deque()
@@ -204,6 +204,7 @@ class FrameInbox:
         self.frames.append(frames)
 
     def receive(self, *, wait: bool) -> list[ToCore | FrameError]:
+        assert self.frames or not wait, "the core would wait for ever"
         messages: list[ToCore | FrameError] = []
         while self.frames:
             try:

@@ -10,8 +10,9 @@ import pytest
 
 from jaxllm.constraints.token_masks import TokenMasks
 from jaxllm.engine.core import EngineCore
+from jaxllm.exceptions import VLLMValidationError
 from jaxllm.messages import EngineCoreOutput, EngineCoreRequest, RequestError
-from jaxllm.sampling_params import SamplingParams
+from jaxllm.sampling_params import SamplingParams, StructuredOutputsParams
 from jaxllm.scheduling.block_residency import BlockResidency
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.plan import StepPlan, StepResult
@@ -112,12 +113,18 @@ def make_core(
     return core, runner, scheduler
 
 
-def add(core: EngineCore, request_id: str, max_tokens: int = 3, cache_salt: str | None = None) -> None:
+def add(
+    core: EngineCore,
+    request_id: str,
+    max_tokens: int = 3,
+    cache_salt: str | None = None,
+    params: SamplingParams | None = None,
+) -> None:
     core.add_request(
         EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=list(range(9)),
-            sampling_params=SamplingParams(),
+            sampling_params=params or SamplingParams(),
             eos_token_id=None,
             max_tokens=max_tokens,
             seed=0,
@@ -194,6 +201,80 @@ def test_an_abort_is_reported_once() -> None:
     assert [(output.request_id, output.finish_reason) for output in outputs] == [("a", "abort")]
     assert not core.has_unfinished_requests()
     assert scheduler.stats().num_blocks_in_use == 0
+
+
+def test_a_sequence_ends_once_with_an_error_whether_it_is_known_or_not() -> None:
+    masks = ScriptedMasks()
+    masks.compiling = {"slow"}
+    core, _, scheduler = make_core(masks=masks)
+    for name in ("a", "b", "slow"):
+        add(core, name)
+    core.step()
+    why = RequestError("internal", "it could not be read")
+    for name in ("a", "slow", "never heard of"):
+        core.fail(name, why)
+    outputs = run_steps(core)
+    failed = [output.request_id for output in outputs if output.finish_reason == "error" and output.error == why]
+    assert sorted(failed) == ["a", "never heard of", "slow"]
+    assert {output.request_id for output in outputs} == {"a", "b", "slow", "never heard of"}
+    assert not core.has_unfinished_requests()
+    scheduler.check()
+    assert set(masks.removed) >= {"a", "slow"}
+
+
+def test_requests_that_a_class_of_logits_processors_refuses_end() -> None:
+    seen: list[SamplingParams] = []
+
+    def refuse(params: SamplingParams) -> None:
+        seen.append(params)
+        if params.extra_args:
+            raise VLLMValidationError("Mine refuses them.", parameter="logits_processors")
+
+    core, runner, _ = make_core(validators=[refuse])
+    with pytest.raises(VLLMValidationError, match="Mine refuses"):
+        core.check(SamplingParams(extra_args={"a": 1}))
+    core.check(SamplingParams())
+    add(core, "good")
+    add(core, "bad", params=SamplingParams(extra_args={"a": 1}, n=3))
+    outputs = run_steps(core)
+    bad = {output.request_id: output.error for output in outputs if output.finish_reason == "error"}
+    error = RequestError("invalid", "Mine refuses them.", "logits_processors")
+    assert bad == {"bad": error, "bad#1": error, "bad#2": error}
+    assert {output.request_id for output in outputs if output.finish_reason == "length"} == {"good"}
+    assert len(seen) == 4, "once per request, not per sequence"
+    assert len([event for event in runner.events if event.startswith("launch")]) == 3
+
+
+def test_a_request_has_n_sequences_which_share_its_prompt() -> None:
+    core, runner, scheduler = make_core()
+    add(core, "a", params=SamplingParams(n=3))
+    assert {name: len(tokens) for name, tokens in run_all(core).items()} == {"a": 3, "a#1": 3, "a#2": 3}
+    assert scheduler.stats().num_scheduled_tokens < 2 * 9 + 9, "the prompt is computed once"
+    assert runner.events
+
+
+def test_only_requests_with_structured_outputs_are_said_to_be_admitted() -> None:
+    masks = ScriptedMasks()
+    masks.compiling = {"a"}
+    core, _, _ = make_core(masks=masks)
+    add(core, "a", params=SamplingParams(structured_outputs=StructuredOutputsParams(regex="a")))
+    add(core, "plain")
+    outputs = [*core.step().outputs, *core.step().outputs]
+    masks.compiling = set()
+    assert not any(output.is_admitted for output in outputs)
+    admitted = [output for output in run_steps(core) if output.is_admitted]
+    assert [(each.request_id, each.new_token_ids, each.finish_reason) for each in admitted] == [("a", [], None)]
+
+
+def test_requests_that_a_scheduler_loses_end_with_an_error() -> None:
+    core, _, scheduler = make_core(overlap=False)
+    add(core, "a")
+    add(core, "b")
+    scheduler._begin()
+    with pytest.raises(RuntimeError, match="has lost 2 requests"):
+        core.step()
+    assert [(each.request_id, each.finish_reason) for each in core.step().outputs] == [("a", "error"), ("b", "error")]
+    assert not core.has_unfinished_requests()
 
 
 def test_shutdown_ends_the_requests_and_drops_the_device() -> None:

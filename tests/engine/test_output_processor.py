@@ -9,6 +9,7 @@ import pytest
 
 from jaxllm.engine.llm_engine import LLMEngine
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.messages import RequestError
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.text.tokenizer import Tokenizer
@@ -247,6 +248,30 @@ def test_request_ids_are_unique(tokenizer: Tokenizer) -> None:
         engine.add_request(3, "hello", SamplingParams())  # type: ignore[arg-type]
     with pytest.raises(VLLMValidationError, match="lora_request is not supported"):
         engine.add_request("b", "hello", SamplingParams(), lora_request=object())
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("kind", [CUMULATIVE, DELTA, FINAL])
+def test_a_request_that_the_core_refuses_ends_whole(
+    tokenizer: Tokenizer, kind: RequestOutputKind, is_known: bool
+) -> None:
+    """Also where the core knows of none of its sequences, since it could not read the request."""
+    core = says(tokenizer, "ab")
+    engine = make_engine(core, tokenizer)
+    for name in ("bad", "good"):
+        engine.add_request(name, "hello", SamplingParams(n=3, output_kind=kind))
+    if not is_known:
+        core.requests = {name: each for name, each in core.requests.items() if name.startswith("1")}
+    core.fail("0", RequestError("invalid", "no such thing", "stop"))
+    first = [output for output in engine.step() if output.request_id == "bad"]
+    assert [output.finished for output in first] == [True]
+    ends = [(each.index, each.finish_reason, each.stop_reason, each.text) for each in first[0].outputs]
+    assert ends == [(index, "error", "no such thing", "a" if is_known and index else "") for index in range(3)]
+    assert core.aborted == (["0#1", "0#2"] if is_known else [])
+    last = drain(engine)[-1]
+    assert (last.request_id, last.finished, len(last.outputs)) == ("good", True, 3)
+    errors = [each for each in engine.get_metrics() if each.labels.get("finished_reason") == "error"]
+    assert [getattr(each, "value", None) for each in errors] == [3]
 
 
 @pytest.mark.parametrize("part", ["on_next_token", "on_finished_sequence", "output"])

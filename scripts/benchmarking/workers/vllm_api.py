@@ -44,17 +44,16 @@ class Engine:
 
     def shapes(self) -> dict[str, int]:
         """Return the sizes of the model; jaxllm only."""
-        config = self.llm.llm_engine.config.model_config
-        names = (
-            "vocab_size",
-            "hidden_size",
-            "num_layers",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
-            "intermediate_size",
-        )
-        return {name: getattr(config, name) for name in names}
+        config = self.llm.llm_engine.model_config
+        return {
+            "vocab_size": config.get_vocab_size(),
+            "hidden_size": config.get_hidden_size(),
+            "num_layers": config.hf_text_config.num_hidden_layers,
+            "num_heads": config.hf_text_config.num_attention_heads,
+            "num_kv_heads": config.get_total_num_kv_heads(),
+            "head_dim": config.get_head_size(),
+            "intermediate_size": config.hf_text_config.intermediate_size,
+        }
 
     def _run(self, prompts: list[list[int]], lengths: list[int], **options: Any) -> list[Any]:
         params = [

@@ -1,0 +1,73 @@
+"""A core hangs if a step takes for ever or its process has stopped; compiling, or a stopped front end, is no hang."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from jaxllm.engine import remote_core
+from jaxllm.engine.remote_core import CoreWatch
+from jaxllm.engine.wire import Heartbeat
+
+
+class Clock:
+    """Tells a time that a test sets."""
+
+    now = 100.0
+
+    def pass_by(self, watch: CoreWatch, seconds: int, beat: Heartbeat | None = None) -> str | None:
+        """Look at the core each second, and before hear a heartbeat; return the last complaint."""
+        complaint = None
+        for _ in range(seconds):
+            self.now += 1
+            if beat is not None:
+                watch.hear(beat)
+            complaint = watch.complaint()
+        return complaint
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(remote_core, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+def test_a_step_that_takes_too_long_is_a_hang(clock: Clock) -> None:
+    watch = CoreWatch(step_seconds=20, silence_seconds=10)
+    assert clock.pass_by(watch, 50, Heartbeat(19.5, False, True)) is None
+    assert clock.pass_by(watch, 1, Heartbeat(21.4, False, True)) == "a step has taken 21 s (JAXLLM_STEP_TIMEOUT)"
+    assert clock.pass_by(watch, 1, Heartbeat(0.0, False, True)) is None
+
+
+def test_compiling_is_no_hang(clock: Clock) -> None:
+    watch = CoreWatch(step_seconds=20, silence_seconds=10)
+    assert clock.pass_by(watch, 50, Heartbeat(600.0, True, False)) is None
+    assert clock.pass_by(watch, 1, Heartbeat(600.0, False, False)) is not None
+
+
+def test_silence_is_a_hang_of_the_whole_process(clock: Clock) -> None:
+    watch = CoreWatch(step_seconds=20, silence_seconds=10)
+    assert clock.pass_by(watch, 10) is None
+    complaint = clock.pass_by(watch, 1)
+    assert complaint == "it has given no sign of life for 11 s (JAXLLM_SILENCE_TIMEOUT)"
+    assert clock.pass_by(watch, 1, Heartbeat(0.0, True, False)) is None
+    assert clock.pass_by(watch, 11) is not None, "one that compiles has its heartbeat too"
+
+
+def test_a_front_end_that_was_stopped_blames_nobody(clock: Clock) -> None:
+    """What the core has sent meanwhile may still be on its way: it gets the whole time anew."""
+    watch = CoreWatch(step_seconds=20, silence_seconds=10)
+    assert clock.pass_by(watch, 3, Heartbeat(0.0, False, True)) is None
+    clock.now += 1000
+    assert watch.complaint() is None
+    assert clock.pass_by(watch, 10) is None
+    assert clock.pass_by(watch, 1) is not None
+
+
+def test_it_knows_whether_the_core_is_warm(clock: Clock) -> None:
+    watch = CoreWatch(step_seconds=20, silence_seconds=10)
+    assert not watch.is_warm
+    watch.hear(Heartbeat(0.0, False, True))
+    assert watch.is_warm
