@@ -46,10 +46,13 @@ def start_in_thread(engine_args: EngineArgs, *, asks_core: bool = True) -> tuple
 
 
 def meet(core: RemoteCore, engine_args: EngineArgs, *, asks_core: bool) -> tuple[RemoteCore, FrontEnd]:
-    """Wait for a core that starts, and make its front end; the tokenizer is made while the core loads weights."""
+    """Wait for a core that starts, and make its front end; the tokenizer is parsed while the core loads weights."""
     try:
         parts = core.wait_tokenizer()
-        tokenizer = None if parts is None else Tokenizer.from_parts(parts, lambda: _load_hf(engine_args))
+        tokenizer = None
+        if parts is not None:
+            tokenizer = Tokenizer.from_parts(parts, lambda: _load_hf(engine_args))
+            _ = tokenizer.backend  # parsed now, so that the first request does not wait for it
         return core, FrontEnd(core.wait_ready(), tokenizer, core.check if asks_core else None)
     except BaseException:
         core.kill()
