@@ -8,6 +8,7 @@ import select
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import zmq
@@ -32,7 +33,7 @@ type StartCore = Callable[[OnTokenizer], tuple[RunnableCore, EngineReady]]
 class Order(msgspec.Struct, frozen=True):
     """The request that a front end writes to the standard input of its core's process."""
 
-    engine_args: dict[str, object]
+    engine_args: dict[str, Any]
     addresses: Addresses
     sys_path: list[str]
     """The front end's sys.path: logits processors and plugins may lie beside the user's script."""

@@ -93,7 +93,7 @@ class FrontSockets:
         poller = zmq.Poller()
         for each in (self._in, *fds):
             poller.register(each, zmq.POLLIN)
-        return bool(poller.poll(seconds * 1000))
+        return bool(poller.poll(round(seconds * 1000)))
 
     def receive(self) -> FromCore | FrameError | None:
         """Return the next message, an error for one that cannot be read; None if none has come."""

@@ -130,7 +130,7 @@ def make_ready(*, max_model_len: int = 128, stats: SchedulerStats | None = None,
     """Return what a core without a model says of itself, some of its settings changed; it has crossed as a frame."""
     assert set(changes) <= set(SETTINGS)
     stats = stats or FakeCore(lambda _: []).stats()
-    values = SETTINGS | {"max_model_len": max_model_len, "num_gpu_blocks": stats.num_blocks} | changes
+    values: dict[str, Any] = SETTINGS | {"max_model_len": max_model_len, "num_gpu_blocks": stats.num_blocks} | changes
 
     def pick(kind: Any, **groups: Any) -> Any:
         names = [field.name for field in dataclasses.fields(kind) if field.name in values]

@@ -232,7 +232,7 @@ def test_outputs_of_aborted_requests_are_dropped(tokenizer: Tokenizer) -> None:
     core = says(tokenizer, "ab", eos=False)
     engine = make_engine(core, tokenizer)
     engine.add_request("a", "hello", SamplingParams(max_tokens=9))
-    core.abort_requests = lambda request_ids: None  # the core goes on for a while
+    core.abort_requests = lambda sequence_ids: None  # the core goes on for a while
     engine.abort_request("a")
     assert engine.step() == []
 
