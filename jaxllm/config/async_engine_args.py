@@ -27,6 +27,9 @@ class AsyncEngineArgs(EngineArgs):
         False, Switch(), _GROUP, "log each request's id and parameters; at level DEBUG its prompt too"
     )
     disable_log_requests: bool | None = argument(None, Switch(optional=True), _GROUP, argparse.SUPPRESS)
+    enable_sleep_mode: bool = argument(
+        False, Switch(), _GROUP, "taken as in vLLM, where an engine sleeps with it alone; here each one can"
+    )
     max_num_queued_reqs: int | None = argument(
         None, Integer(1, INT32_MAX, optional=True), _GROUP, "most requests that wait or run, n counted as n"
     )

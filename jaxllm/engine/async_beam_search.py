@@ -40,13 +40,9 @@ class _Beams:
         if self._core.dead_error is None:
             self._core.remote.release(request_ids)
 
-    def put(self, output: RequestOutput) -> None:
-        """Take in an output."""
+    def put(self, output: RequestOutput | Exception) -> None:
+        """Take in an output, or the error that has ended a request."""
         self.outputs.put_nowait(output)
-
-    def fail(self, error: Exception) -> None:
-        """Take in what has ended a request."""
-        self.outputs.put_nowait(error)
 
     def admit(self) -> None:
         """Do nothing: the requests of a search carry masks, no grammars."""

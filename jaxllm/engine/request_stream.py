@@ -23,18 +23,18 @@ class RequestOutputCollector:
         self._waiter: asyncio.Future[None] | None = None
         self._is_admitted = False
 
-    def put(self, output: RequestOutput) -> None:
-        """Take in an output; a delta is appended to one that has not been read, another kind replaces it."""
-        self._is_admitted = True
-        if self._output is None:
-            self._output = output
+    def put(self, output: RequestOutput | Exception) -> None:
+        """Take in an output; a delta is appended to one that has not been read, another kind replaces it. An error,
+        which ends the request, is raised to the reader after what has not been read.
+        """
+        if isinstance(output, Exception):
+            self._error = output
         else:
-            self._output.add(output, aggregate=self._aggregates)
-        self._wake()
-
-    def fail(self, error: Exception) -> None:
-        """Let the reader's next `get` raise, after an output that has not been read."""
-        self._error = error
+            self._is_admitted = True
+            if self._output is None:
+                self._output = output
+            else:
+                self._output.add(output, aggregate=self._aggregates)
         self._wake()
 
     def admit(self) -> None:

@@ -35,12 +35,8 @@ class _Running:
 class Reader(Protocol):
     """Where the outputs of a request go."""
 
-    def put(self, output: RequestOutput) -> None:
-        """Take in an output."""
-        ...
-
-    def fail(self, error: Exception) -> None:
-        """Take in what has ended the request instead of an output."""
+    def put(self, output: RequestOutput | Exception) -> None:
+        """Take in an output, or the error that has ended the request instead."""
         ...
 
     def admit(self) -> None:
@@ -119,10 +115,7 @@ class RunningRequests:
             if running.place is not None:
                 running.place.release_prompt()
             refusal = processed.refusals.get(output.request_id)
-            if refusal is None:
-                running.reader.put(output)
-            else:
-                running.reader.fail(_error(refusal))
+            running.reader.put(output if refusal is None else _error(refusal))
             if output.finished:
                 self._forget(output.request_id)
         return processed.aborts
@@ -149,7 +142,7 @@ class RunningRequests:
     def fail_all(self, error: Exception) -> list[str]:
         """End all requests; their readers get the error."""
         for request_id, running in list(self._running.items()):
-            running.reader.fail(error)
+            running.reader.put(error)
             self._forget(request_id)
         return self._outputs.abort_all()
 

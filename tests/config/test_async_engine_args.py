@@ -26,10 +26,15 @@ def test_defaults():
 
 
 def test_flags():
-    words = ("--enable-log-requests", "--max-num-queued-reqs", "64", "--max-num-queued-tokens", "25.6k", "--seed", "3")
-    args = parse("--model", "m", *words)
+    words = ("--enable-log-requests", "--enable-sleep-mode", "--max-num-queued-reqs", "64", "--seed", "3")
+    args = parse("--model", "m", *words, "--max-num-queued-tokens", "25.6k")
     assert args == AsyncEngineArgs(
-        "m", seed=3, enable_log_requests=True, max_num_queued_reqs=64, max_num_queued_tokens=25_600
+        "m",
+        seed=3,
+        enable_log_requests=True,
+        enable_sleep_mode=True,
+        max_num_queued_reqs=64,
+        max_num_queued_tokens=25_600,
     )
     assert AsyncEngineArgs(**args.portable()) == args
 
@@ -39,6 +44,7 @@ def test_its_own_flags_alone():
     assert set(vars(parser.parse_args([]))) == {
         "enable_log_requests",
         "disable_log_requests",
+        "enable_sleep_mode",
         "max_num_queued_reqs",
         "max_num_queued_tokens",
     }

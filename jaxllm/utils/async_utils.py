@@ -1,0 +1,42 @@
+"""Small tools for programs with an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+
+
+async def merge_async_iterators[T](*iterators: AsyncIterator[T]) -> AsyncGenerator[tuple[int, T], None]:
+    """Yield (i, item) for each item of the i-th iterator, as they come.
+
+    Raises what an iterator raises. Those that have not come to an end by then, or when the caller leaves, are closed,
+    which aborts the requests of `AsyncLLM.generate`.
+    """
+    waiting = {_next(each): (i, each) for i, each in enumerate(iterators)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                i, iterator = waiting[task]
+                try:
+                    item = task.result()
+                except StopAsyncIteration:
+                    del waiting[task]
+                    continue
+                yield i, item
+                del waiting[task]
+                waiting[_next(iterator)] = i, iterator
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for _, iterator in waiting.values():
+            if isinstance(iterator, AsyncGenerator):
+                await iterator.aclose()
+
+
+def _next[T](iterator: AsyncIterator[T]) -> asyncio.Task[T]:
+    async def following() -> T:
+        return await anext(iterator)
+
+    return asyncio.create_task(following())
