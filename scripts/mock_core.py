@@ -213,7 +213,7 @@ def start_mock(
     return core, EngineReady(
         vllm_config=vllm_config(config, num_blocks=num_blocks, max_model_len=config.max_model_len),
         stats=core.stats(),
-        generation_config=dict(config.generation_config),
+        generation_config={"eos_token_id": config.generation_config.get("eos_token_id")},
         default_sampling_params=dict(config.default_sampling_params),
         chat_template=config.chat_template,
         extra_args={},
