@@ -100,6 +100,13 @@ class RequestOutput(metaclass=_TakesLaterFields):
         """Take in a later output of the same request: append its deltas if `aggregate`, else let it replace ours."""
         self.finished |= next_output.finished
         self.metrics = next_output.metrics or self.metrics
+        if next_output.num_cached_tokens is not None:
+            self.num_cached_tokens = next_output.num_cached_tokens
+        if next_output.prompt_token_id_logprobs is not None:
+            self.prompt_token_id_logprobs = next_output.prompt_token_id_logprobs
+        # Deltas bring those of the prompt once, all of them, and are empty otherwise.
+        if next_output.prompt_logprobs or not self.prompt_logprobs:
+            self.prompt_logprobs = next_output.prompt_logprobs
         places = {completion.index: i for i, completion in enumerate(self.outputs)}
         for completion in next_output.outputs:
             if completion.index not in places:

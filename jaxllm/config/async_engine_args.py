@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import logging
-from typing import Any
+from typing import Any, Self
 
 from jaxllm.config.engine_args import EngineArgs, refuse_headless
 from jaxllm.config.kinds import Integer, Switch, add_flags, argument
@@ -50,6 +50,27 @@ class AsyncEngineArgs(EngineArgs):
             raise VLLMValidationError(message, parameter="disable_log_requests", value=True)
         logger.warning("disable_log_requests is deprecated; use enable_log_requests, which is off by default")
         self.enable_log_requests, self.disable_log_requests = not self.disable_log_requests, None
+
+    @classmethod
+    def of(cls, engine_args: EngineArgs) -> Self:
+        """Return engine arguments as asynchronous ones, which have some more."""
+        if isinstance(engine_args, cls):
+            return engine_args
+        return cls(**{field.name: getattr(engine_args, field.name) for field in dataclasses.fields(engine_args)})
+
+    @classmethod
+    def of_config(cls, vllm_config: Any, **changes: Any) -> Self:
+        """Return what `create_engine_config` has returned, with the changes that are not None.
+
+        Raises VLLMValidationError for another configuration.
+        """
+        if not isinstance(vllm_config, cls):
+            message = (
+                "vllm_config must be what AsyncEngineArgs(...).create_engine_config() returns, got "
+                f"{type(vllm_config).__name__}: other configurations belong to an engine of this process."
+            )
+            raise VLLMValidationError(message, parameter="vllm_config", value=vllm_config)
+        return dataclasses.replace(vllm_config, **{name: each for name, each in changes.items() if each is not None})
 
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser, async_args_only: bool = False) -> argparse.ArgumentParser:

@@ -32,13 +32,11 @@ class _Beams:
     def abort_request(self, request_ids: Iterable[str]) -> None:
         """End requests; their last outputs come to nobody."""
         for each in request_ids:
-            if (sequences := self._requests.abort(each)) and self._core.dead_error is None:
-                self._core.remote.abort_requests(sequences)
+            self._core.abort_requests(self._requests.abort(each))
 
     def release(self, request_ids: Iterable[str]) -> None:
         """Give up the blocks that ended requests have kept for forks; unknown ids are ignored."""
-        if self._core.dead_error is None:
-            self._core.remote.release(request_ids)
+        self._core.release(request_ids)
 
     def put(self, output: RequestOutput | Exception) -> None:
         """Take in an output, or the error that has ended a request."""

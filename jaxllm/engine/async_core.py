@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from jaxllm.engine.remote_core import RemoteCore, result
@@ -12,6 +14,8 @@ from jaxllm.engine.wire import FrameError
 from jaxllm.exceptions import EngineDeadError, EngineGenerateError
 from jaxllm.messages import EngineCoreOutputs
 from jaxllm.utils.forks import engines_home
+
+logger = logging.getLogger(__name__)
 
 WATCH_SECONDS = 0.5
 
@@ -78,6 +82,17 @@ class AsyncCore:
         finally:
             self._calls.pop(call_id, None)
 
+    def abort_requests(self, sequence_ids: Collection[str]) -> None:
+        """End sequences; a core that has ended has ended them."""
+        if sequence_ids:
+            with contextlib.suppress(EngineDeadError):  # whoever asks next gets it, and ends all
+                self.remote.abort_requests(sequence_ids)
+
+    def release(self, sequence_ids: Iterable[str]) -> None:
+        """Give up the blocks that ended sequences have kept for forks, if the core has not ended."""
+        with contextlib.suppress(EngineDeadError):
+            self.remote.release(sequence_ids)
+
     def look(self) -> None:
         """Take in what has come, and see whether the core has ended or hangs.
 
@@ -128,15 +143,22 @@ class AsyncCore:
             self.look()
 
     def _take(self) -> bool:
-        """Hand on what was received; return False if there was nothing."""
+        """Hand on what was received; return False if there was nothing.
+
+        What fails on the way ends all requests, whose readers would wait for ever: nobody knows what is lost.
+        """
+        outputs = None
         try:
             outputs = self.remote.take_outputs()
+            if outputs is not None:
+                self._on_outputs(outputs)
         except FrameError as error:
             message = f"An outcome of the engine core cannot be read, and nobody knows whose it was: {error}"
             self._on_end(EngineGenerateError(message))
             return True
-        if outputs is not None:
-            self._on_outputs(outputs)
+        except Exception as error:
+            logger.exception("the outcome of a step cannot be handed on")
+            self._on_end(EngineGenerateError(f"The outcome of a step is lost: {type(error).__name__}: {error}"))
         for call_id, future in list(self._calls.items()):
             reply = self.remote.take_reply(call_id)
             if reply is not None and not future.done():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,8 +11,9 @@ from jaxllm.config.vllm_config import ModelConfig, VllmConfig
 from jaxllm.engine.admission import Admission
 from jaxllm.engine.async_core import AsyncCore
 from jaxllm.engine.front_end import FrontEnd, refuse_given
+from jaxllm.engine.gate import Gate, check_mode
 from jaxllm.engine.metrics import Metric
-from jaxllm.engine.protocol import EngineClient, PauseMode
+from jaxllm.engine.protocol import PauseMode, TextClient
 from jaxllm.engine.refused_methods import ASYNC_REFUSES, RefusesMethods
 from jaxllm.engine.request_stream import RequestOutputCollector
 from jaxllm.engine.running_requests import RunningRequests, log_request
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 type Start = Callable[[], tuple[RemoteCore, FrontEnd]]
 
 
-class AsyncLLM(RefusesMethods, EngineClient, refused=ASYNC_REFUSES):
+class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES):
     """An engine whose core has a process, or a thread, of its own. It belongs to the event loop that first uses it.
 
     A request that cannot be run raises VLLMValidationError, too many raise EngineBusyError, and once the core has
@@ -49,11 +49,9 @@ class AsyncLLM(RefusesMethods, EngineClient, refused=ASYNC_REFUSES):
         remote, self.front = start()
         self.front.metrics.rejections = admission.num_rejected
         self._core = AsyncCore(remote, self._on_outputs, self._on_end)
-        self._requests = RunningRequests(self.front, admission)
-        self._is_sleeping = False
-        self._is_draining = False
-        self._unpaused = asyncio.Event()
-        self._unpaused.set()
+        self._requests = RunningRequests(self.front, admission, self._enter)
+        self._gate = Gate()
+        self._waking: asyncio.Task[None] | None = None
 
     @classmethod
     def from_engine_args(
@@ -68,9 +66,7 @@ class AsyncLLM(RefusesMethods, EngineClient, refused=ASYNC_REFUSES):
         """Start an engine; returns when it is ready. With disable_frontend_multiprocessing its core is a thread."""
         del start_engine_loop, usage_context  # it starts with the first request; nothing is reported to anybody
         refuse_given(stat_loggers=stat_loggers)
-        if not isinstance(engine_args, AsyncEngineArgs):
-            fields = {field.name: getattr(engine_args, field.name) for field in dataclasses.fields(engine_args)}
-            engine_args = AsyncEngineArgs(**fields)
+        engine_args = AsyncEngineArgs.of(engine_args)
         begin = start_in_thread if disable_frontend_multiprocessing else start_in_process
         return cls(
             lambda: begin(engine_args, asks_core=False),
@@ -91,16 +87,12 @@ class AsyncLLM(RefusesMethods, EngineClient, refused=ASYNC_REFUSES):
         disable_log_requests: bool | None = None,
     ) -> Self:
         """Start an engine of what `AsyncEngineArgs.create_engine_config` returned: the core resolves it."""
-        if not isinstance(vllm_config, AsyncEngineArgs):
-            message = (
-                "vllm_config must be what AsyncEngineArgs(...).create_engine_config() returns, got "
-                f"{type(vllm_config).__name__}: other configurations belong to an engine of this process."
-            )
-            raise VLLMValidationError(message, parameter="vllm_config", value=vllm_config)
-        logs = disable_log_stats, enable_log_requests, disable_log_requests
-        names = "disable_log_stats", "enable_log_requests", "disable_log_requests"
-        changes = {name: value for name, value in zip(names, logs, strict=True) if value is not None}
-        engine_args = dataclasses.replace(vllm_config, **changes)
+        engine_args = AsyncEngineArgs.of_config(
+            vllm_config,
+            enable_log_requests=enable_log_requests,
+            disable_log_requests=disable_log_requests,
+            disable_log_stats=disable_log_stats,
+        )
         return cls.from_engine_args(engine_args, start_engine_loop, usage_context, stat_loggers)
 
     @property
@@ -116,12 +108,12 @@ class AsyncLLM(RefusesMethods, EngineClient, refused=ASYNC_REFUSES):
     @property
     def is_running(self) -> bool:
         """Say whether requests are taken."""
-        return self._core.dead_error is None and not self._is_draining
+        return self._core.dead_error is None and not self._gate.is_draining
 
     @property
     def is_stopped(self) -> bool:
         """Say whether the engine has ended, by `shutdown` or an error."""
-        return self._core.dead_error is not None
+        return self._core.dead_error is not None and not self._gate.is_sleeping
 
     errored = is_stopped
 
@@ -169,7 +161,7 @@ class AsyncLLM(RefusesMethods, EngineClient, refused=ASYNC_REFUSES):
                 yield output
         finally:
             if not is_finished:
-                self._abort_in_core(self._requests.drop(stream))
+                self._core.abort_requests(self._requests.drop(stream))
 
     async def add_request(
         self,
@@ -199,20 +191,17 @@ class AsyncLLM(RefusesMethods, EngineClient, refused=ASYNC_REFUSES):
         del prompt_text  # the text of a prompt given as token ids, which outputs do not show
         check_str("request_id", request_id, INT32_MAX)
         self._check_open()
-        await self._unpaused.wait()
-        self._core.attach()
         request, stream = await self._requests.take(
             request_id, prompt, params, tokenization_kwargs, arrival_time=arrival_time, priority=priority
         )
         try:
-            self._check_open()
             self._core.remote.add_request(request.core)
             if self._logs_requests:
                 log_request(request)
             if request.params.structured_outputs is not None or self.front.ready.has_validators:
                 await stream.wait_admitted()
         except BaseException:
-            self._abort_in_core(self._requests.drop(stream))
+            self._core.abort_requests(self._requests.drop(stream))
             raise
         return stream
 
@@ -223,8 +212,7 @@ class AsyncLLM(RefusesMethods, EngineClient, refused=ASYNC_REFUSES):
         from jaxllm.engine.async_beam_search import search_beams  # which loads numpy
 
         refuse_given(lora_request=lora_request)
-        self._check_open()
-        await self._unpaused.wait()
+        await self._enter()
         yield await search_beams(self.front, self._requests, self._core, request_id, prompt, params)
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
@@ -234,19 +222,15 @@ class AsyncLLM(RefusesMethods, EngineClient, refused=ASYNC_REFUSES):
             if not isinstance(each, str):
                 message = f"request_id must be a string or strings, got {shown(each)} ({type(each).__name__})."
                 raise VLLMValidationError(message, parameter="request_id", value=each)
-            self._abort_in_core(self._requests.abort(each))
+            self._core.abort_requests(self._requests.abort(each))
 
     async def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """Return the tokenizer as an object of transformers, which is imported for it."""
         return await asyncio.to_thread(lambda: self.front.require_tokenizer().hf)
 
-    async def get_supported_tasks(self) -> tuple[str, ...]:
-        """Return what the model can be used for."""
-        return ("generate",)
-
     def get_metrics(self) -> list[Metric]:
         """Return counts and times since the engine's start, as vLLM's metrics."""
-        self.front.metrics.is_warm, self.front.metrics.is_asleep = self._core.remote.is_warm, self._is_sleeping
+        self.front.metrics.is_warm, self.front.metrics.is_asleep = self._core.remote.is_warm, self._gate.is_sleeping
         return self.front.metrics.snapshot()
 
     async def do_log_stats(self) -> None:
@@ -267,12 +251,6 @@ class AsyncLLM(RefusesMethods, EngineClient, refused=ASYNC_REFUSES):
     async def stop_profile(self) -> None:
         """End the recording and write it to the folder of profiler_config."""
         await self._call("stop_profile")
-
-    async def reset_mm_cache(self) -> None:
-        """Do nothing: there is no cache of multimodal inputs."""
-
-    async def reset_encoder_cache(self) -> None:
-        """Do nothing: no model here has an encoder."""
 
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached prefixes and return True; while requests run, forget nothing and return False.
@@ -298,45 +276,65 @@ class AsyncLLM(RefusesMethods, EngineClient, refused=ASYNC_REFUSES):
         if level not in (1, 2):
             message = f"level must be 1 or 2, got {shown(level)}: both release weights and KV cache."
             raise VLLMValidationError(message, parameter="level", value=level)
+        check_mode(mode)
         self._check_open()
-        self._is_sleeping = True
-        await self._settle(mode)
+        self._gate.is_sleeping = True
+        try:
+            await self._settle(mode)
+        except BaseException:
+            self._gate.is_sleeping = False
+            raise
         self._core.detach()
         await asyncio.to_thread(self._core.remote.shutdown)
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
         """Start the core again, with the arguments that the engine was made with."""
         refuse_given(tags=tags)
-        if not self._is_sleeping:
+        if not self._gate.is_sleeping:
             return
-        remote, _ = await asyncio.to_thread(self._start)
-        self._core = AsyncCore(remote, self._on_outputs, self._on_end)
-        self._is_sleeping = False
+        if self._waking is None:
+            self._waking = asyncio.create_task(self._wake_up())
+        await asyncio.shield(self._waking)
+
+    async def _wake_up(self) -> None:
+        try:
+            remote, _ = await asyncio.to_thread(self._start)
+        finally:
+            self._waking = None
+        if self._gate.is_sleeping:
+            self._core = AsyncCore(remote, self._on_outputs, self._on_end)
+            self._gate.is_sleeping = False
+        else:  # it was shut down meanwhile
+            await asyncio.to_thread(remote.shutdown)
 
     async def is_sleeping(self) -> bool:
         """Say whether the engine sleeps."""
-        return self._is_sleeping
+        return self._gate.is_sleeping
 
     async def pause_generation(
         self, *, mode: PauseMode = "abort", wait_for_inflight_requests: bool = False, clear_cache: bool = True
     ) -> None:
         """Let new requests wait until `resume_generation`; running ones are aborted, or with mode "wait" end first."""
-        self._unpaused.clear()
-        await self._settle("wait" if wait_for_inflight_requests else mode)
+        mode = "wait" if wait_for_inflight_requests else mode
+        check_mode(mode)
+        self._gate.unpaused.clear()
+        await self._settle(mode)
         if clear_cache:
             await self.reset_prefix_cache()
 
     async def resume_generation(self) -> None:
         """Take requests again."""
-        self._unpaused.set()
+        self._gate.unpaused.set()
 
     async def is_paused(self) -> bool:
         """Say whether new requests wait."""
-        return not self._unpaused.is_set()
+        return not self._gate.unpaused.is_set
 
     async def drain(self, timeout: float | None = None) -> bool:
         """Take no more requests and wait until all have ended; after `timeout` seconds abort the rest, return False."""
-        self._is_draining = True
+        self._gate.drain()
+        if self._requests.idle.is_set:
+            return True
         try:
             await asyncio.wait_for(self._requests.idle.wait(), timeout)
         except TimeoutError:
@@ -350,7 +348,9 @@ class AsyncLLM(RefusesMethods, EngineClient, refused=ASYNC_REFUSES):
         The core is killed if it has not ended after `timeout` seconds, by default 5.
         """
         if self._home.is_here:
+            self._gate.is_sleeping = False
             self._core.shutdown(timeout)
+            self._gate.unpaused.set()
 
     def __enter__(self) -> Self:
         return self
@@ -360,41 +360,38 @@ class AsyncLLM(RefusesMethods, EngineClient, refused=ASYNC_REFUSES):
 
     def _check_open(self) -> None:
         self._home.check()
-        if self._is_sleeping:
-            raise RuntimeError("The engine sleeps: call wake_up() first.")
-        if self._core.dead_error is not None:
-            raise self._core.dead_error
-        if self._is_draining:
-            raise EngineDeadError("The engine takes no more requests: it is about to end.")
+        self._gate.check(self._core.dead_error)
+        self._core.attach()
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         self._check_open()
         return await self._core.call(method, *arguments)
 
+    async def _enter(self) -> None:
+        """Wait while the engine is paused. Raises if it takes no requests."""
+        while True:
+            self._check_open()
+            if self._gate.unpaused.is_set:
+                return
+            await self._gate.unpaused.wait()
+
     async def _settle(self, mode: PauseMode) -> None:
         """Bring all running requests to an end."""
-        if mode not in ("abort", "wait"):
-            message = f"mode must be 'abort' or 'wait', got {shown(mode)}: requests cannot be kept."
-            raise VLLMValidationError(message, parameter="mode", value=mode)
         if mode == "abort":
             await self.abort(self._requests.ids())
         await self._requests.idle.wait()
 
     def _on_outputs(self, step: EngineCoreOutputs) -> None:
         """Hand a step's outputs to their readers."""
-        aborts = self._requests.deliver(self.front.outputs.process_outputs(step))
-        if aborts:
-            self._core.remote.abort_requests(aborts)
+        self._core.abort_requests(self._requests.deliver(self.front.outputs.process_outputs(step)))
         if self.front.stats_logger is not None:
             self.front.stats_logger.on_step(step.timestamp, step.timestamp)
 
     def _on_end(self, error: Exception) -> None:
         """End all requests: the core has ended, or an outcome of it was lost."""
-        self._abort_in_core(self._requests.fail_all(error))
-
-    def _abort_in_core(self, sequence_ids: list[str]) -> None:
-        if sequence_ids and self._core.dead_error is None:
-            self._core.remote.abort_requests(sequence_ids)
+        self._core.abort_requests(self._requests.fail_all(error))
+        if self._core.dead_error is not None:
+            self._gate.unpaused.set()
 
 
 AsyncLLMEngine = AsyncLLM

@@ -36,8 +36,17 @@ class CoreHost(Protocol):
         """Say how it has ended; None while it runs."""
         ...
 
+    @property
+    def poll_seconds(self) -> float:
+        """Return how long to wait at most before asking again whether it has ended."""
+        ...
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it has ended; it is killed after so many seconds, where that can be done."""
+        ...
+
     def stop(self, seconds: float) -> None:
-        """Wait until it has ended; it is killed after so many seconds. May be called twice."""
+        """Do as `wait` does, and release what this has of the system. May be called twice."""
         ...
 
     def kill(self) -> None:
@@ -47,6 +56,8 @@ class CoreHost(Protocol):
 
 class CoreProcess:
     """A core in a process of its own."""
+
+    poll_seconds = 0.5  # a descriptor tells of its end
 
     def __init__(self, engine_args: EngineArgs, command: Sequence[str] = ()) -> None:
         """Start the process: `command`, which ends in `core_process.serve` as the module `core_process` does.
@@ -88,12 +99,16 @@ class CoreProcess:
         hint = "; the system kills processes so when memory runs out" if name == "SIGKILL" else ""
         return f"it was ended by {name}{hint}"
 
-    def stop(self, seconds: float) -> None:
-        """Wait until the process has ended; it is killed after so many seconds. May be called twice."""
+    def wait(self, seconds: float) -> None:
+        """Wait until the process has ended; it is killed after so many seconds."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.kill()
+
+    def stop(self, seconds: float) -> None:
+        """Do as `wait` does, and close what there is to close. May be called twice."""
+        self.wait(seconds)
         self.meeting.close()
         if self._pidfd >= 0:
             os.close(self._pidfd)
@@ -109,9 +124,10 @@ class CoreThread:
     """A core in a thread of this process, as `disable_frontend_multiprocessing` asks for."""
 
     fds: list[int] = []  # noqa: RUF012 - there are none
+    poll_seconds = 0.02
 
     def __init__(self, start: StartCore, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        """Make the thread; `run` starts it, once the front end's sockets are there to connect to."""
+        """Start the thread; its sockets may connect before the front end's are bound."""
         self.meeting = Meeting.in_process()
         self.name = "the engine core (a thread)"
         self._thread = threading.Thread(
@@ -123,9 +139,13 @@ class CoreThread:
         """Say that the thread has ended; None while it runs."""
         return None if self._thread.is_alive() else "its thread ended"
 
-    def stop(self, seconds: float) -> None:
-        """Wait until the thread has ended, or for so many seconds: a thread cannot be killed. May be called twice."""
+    def wait(self, seconds: float) -> None:
+        """Wait until the thread has ended, or for so many seconds: a thread cannot be killed."""
         self._thread.join(seconds)
+
+    def stop(self, seconds: float) -> None:
+        """Do as `wait` does. May be called twice."""
+        self.wait(seconds)
 
     def kill(self) -> None:
         """Do nothing: a thread cannot be killed."""

@@ -45,7 +45,8 @@ def run_core(start: StartCore, addresses: Addresses, context: zmq.Context[zmq.So
 
     Whatever ends it before is told to the front end, and logged.
     """
-    outbox, beats = SocketOutbox(context, addresses), SocketOutbox(context, addresses)
+    outbox = SocketOutbox(context, addresses)
+    beats = SocketOutbox(context, addresses, can_drop=True)  # a front end that rests for long would stop the heart
     heart, core = Heart(beats), None
     inbox = SocketInbox(context, addresses)
     try:

@@ -156,3 +156,17 @@ class EngineClient(ABC):
     async def get_model_config(self) -> ModelConfig:
         """Return the settings of the model under vLLM's names."""
         return self.model_config
+
+
+class TextClient(EngineClient):
+    """The base class of engines whose models make text of text: to the rest they have one answer."""
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        """Return what the model can be used for."""
+        return ("generate",)
+
+    async def reset_mm_cache(self) -> None:
+        """Do nothing: there is no cache of multimodal inputs."""
+
+    async def reset_encoder_cache(self) -> None:
+        """Do nothing: no model here has an encoder."""

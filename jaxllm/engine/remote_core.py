@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import msgspec
 import zmq
@@ -39,7 +40,9 @@ from jaxllm.utils.log import show_log
 
 POLL_SECONDS = 0.5
 KILL_SECONDS = 5.0
-"""A core that was told to end gets so long before it is killed."""
+"""A core that was told to end, or has failed, gets so long before it is killed."""
+GONE_SECONDS = 1.0
+"""A core whose socket is not there gets so long until its process is seen to have ended."""
 
 
 class CoreWatch:
@@ -245,12 +248,14 @@ class RemoteCore:
         if self.dead_error is None:
             try:
                 self._sockets.send(Shutdown())
-            except (OSError, zmq.ZMQError):  # nobody has connected yet
+            except zmq.Again:  # nobody has connected yet
                 self._host.kill()
             self.dead_error = EngineDeadError("The engine was shut down: make a new one.")
-        self._host.stop(KILL_SECONDS if timeout is None else timeout)
+        self._wait_end(KILL_SECONDS if timeout is None else timeout)
+        self._host.stop(0)
         self._sockets.close()
-        self._context.term()
+        if self._host.end_reason() is not None:  # the sockets of a thread that goes on would be waited for
+            self._context.term()
 
     def kill(self) -> None:
         """End the core at once, as an interrupted start does."""
@@ -264,8 +269,26 @@ class RemoteCore:
         return result(reply)
 
     def _send(self, message: ToCore) -> None:
+        """Send a message. Raises EngineDeadError when the core has ended, though nobody may have noticed before."""
         self.check_alive()
-        self._sockets.send(message)
+        try:
+            self._sockets.send(message)
+        except zmq.Again:
+            self._sockets.wait_writable(GONE_SECONDS, *self._host.fds)
+            self.look()
+            try:
+                self._sockets.send(message)
+            except zmq.Again:
+                self._host.kill()
+                self._die("it has closed its socket")
+
+    def _wait_end(self, seconds: float) -> None:
+        """Wait until the core has ended; what it sends meanwhile is dropped, lest it wait for room."""
+        deadline = time.monotonic() + seconds
+        while self._host.end_reason() is None and (left := deadline - time.monotonic()) > 0:
+            self._sockets.poll(min(left, self._host.poll_seconds), *self._host.fds)
+            while self._sockets.receive() is not None:
+                pass
 
     def _wait(self) -> None:
         """Wait for a message, or for the core's end, and take in what has come."""
@@ -277,6 +300,9 @@ class RemoteCore:
 
     def _take(self, message: FromCore | FrameError) -> None:
         match message:
+            case FrameError() if self._ready is None:
+                self._host.kill()
+                self._die(f"a message of its start cannot be read: {message}")
             case EngineCoreOutputs() | FrameError():
                 self._outputs.append(message)
             case Heartbeat():
@@ -293,9 +319,11 @@ class RemoteCore:
                     raise VLLMValidationError(error.message, parameter=error.parameter)
                 self._die(error.message)
 
-    def _die(self, reason: str) -> None:
-        """Remember that the core has ended, and raise it."""
+    def _die(self, reason: str) -> NoReturn:
+        """Remember that the core has ended, see to it that it has, and raise it."""
         self.dead_error = EngineDeadError(f"{self._host.name[0].upper()}{self._host.name[1:]} has failed: {reason}.")
+        # In a thread, for it may have things to finish, and whoever waits for outputs is to know at once.
+        threading.Thread(target=self._host.wait, args=(KILL_SECONDS,), name="jaxllm-core-end", daemon=True).start()
         raise self.dead_error
 
 

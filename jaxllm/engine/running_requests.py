@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from jaxllm.engine.admission import Admission, Place
 from jaxllm.engine.front_end import FrontEnd
+from jaxllm.engine.gate import Flag
 from jaxllm.engine.input_processor import EncodedPrompt, ProcessedRequest
 from jaxllm.engine.output_processor import ProcessedOutputs
 from jaxllm.engine.request_stream import RequestOutputCollector
@@ -49,13 +50,14 @@ class RunningRequests:
     must stop. For one event loop.
     """
 
-    def __init__(self, front: FrontEnd, admission: Admission) -> None:
+    def __init__(self, front: FrontEnd, admission: Admission, enter: Callable[[], Awaitable[None]]) -> None:
+        """Let each request `enter` once its prompt is tokenized: that waits, or raises, for an engine that is shut."""
+        self._enter = enter
         self._inputs, self._outputs = front.inputs, front.outputs
         self._admission = admission
         self._running: dict[str, _Running] = {}
-        self.idle = asyncio.Event()
-        """The event is set while no request is in hand."""
-        self.idle.set()
+        self.idle = Flag()
+        """The flag is set while no request is in hand."""
 
     def ids(self) -> list[str]:
         """Return the users' ids of all requests."""
@@ -80,6 +82,7 @@ class RunningRequests:
         try:
             encoded = await self.encode(prompt, tokenization_kwargs)
             place.hold_prompt(len(encoded.token_ids))
+            await self._enter()
             request = self._inputs.complete(request_id, encoded, resolved, arrival_time=arrival_time, priority=priority)
             stream = RequestOutputCollector(resolved.output_kind, request_id)
             self.add(request, stream, place)
@@ -136,8 +139,9 @@ class RunningRequests:
         running = self._running.get(stream.request_id)
         if running is None or running.reader is not stream:
             return []
+        _, aborted = self._outputs.end_aborted(stream.request_id)
         self._forget(stream.request_id)
-        return self._outputs.abort_requests([stream.request_id])
+        return aborted
 
     def fail_all(self, error: Exception) -> list[str]:
         """End all requests; their readers get the error."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 import uuid
@@ -85,8 +86,16 @@ class FrontSockets:
         return self._in.getsockopt(zmq.FD)  # type: ignore[return-value]
 
     def send(self, message: ToCore) -> None:
-        """Send a message without waiting. Raises FrameError for one that is too large, OSError without a core."""
+        """Send a message without waiting. Raises FrameError for one that is too large, zmq.Again without a core."""
         self._out.send_multipart(encode_to_core(message), zmq.NOBLOCK, copy=False)
+
+    def wait_writable(self, seconds: float, *fds: int) -> None:
+        """Wait until a message can be sent or one of `fds` is readable, or for so many seconds."""
+        poller = zmq.Poller()
+        poller.register(self._out, zmq.POLLOUT)
+        for each in fds:
+            poller.register(each, zmq.POLLIN)
+        poller.poll(round(seconds * 1000))
 
     def poll(self, seconds: float, *fds: int) -> bool:
         """Wait until a message has come or one of `fds` is readable; False after `seconds`."""
@@ -143,13 +152,22 @@ class SocketInbox:
 class SocketOutbox:
     """A core's end of the way back. For one thread; each that sends has one of its own."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], addresses: Addresses) -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], addresses: Addresses, *, can_drop: bool = False
+    ) -> None:
+        """Connect; while a thousand messages are on their way, with `can_drop` the next ones are dropped."""
         self._socket = _socket(context, zmq.PUSH)
         self._socket.connect(addresses.from_core)
+        self._can_drop = can_drop
 
     def send(self, message: FromCore) -> None:
-        """Send a message, waiting while a thousand are on their way. Raises FrameError for one that is too large."""
-        self._socket.send(encode_from_core(message), copy=False)
+        """Send a message, waiting for room unless it can be dropped. Raises FrameError for one that is too large."""
+        frame = encode_from_core(message)
+        if not self._can_drop:
+            self._socket.send(frame, copy=False)
+            return
+        with contextlib.suppress(zmq.Again):
+            self._socket.send(frame, zmq.NOBLOCK, copy=False)
 
     def close(self) -> None:
         """Close the socket; the last messages have a second to arrive."""
