@@ -82,7 +82,7 @@ class MockCore:
             self.check(request.sampling_params)
         except VLLMValidationError as error:
             for sequence in sequences:
-                self.refuse(sequence.request_id, RequestError("invalid", str(error), error.parameter))
+                self.fail(sequence.request_id, RequestError("invalid", str(error), error.parameter))
             return
         self._streams.update((sequence.request_id, _Stream(sequence)) for sequence in sequences)
 
@@ -93,9 +93,10 @@ class MockCore:
             if getattr(params, name) is not None:
                 raise VLLMValidationError(f"{name} needs a model, which a mock core has not.", parameter=name)
 
-    def refuse(self, request_id: str, error: RequestError) -> None:
-        """Report that a request, which the core has not got, has ended with an error."""
-        self._reports.append(EngineCoreOutput(request_id=request_id, finish_reason="error", error=error))
+    def fail(self, sequence_id: str, error: RequestError) -> None:
+        """End a sequence with an error, whether or not the core has it."""
+        self._streams.pop(sequence_id, None)
+        self._reports.append(EngineCoreOutput(request_id=sequence_id, finish_reason="error", error=error))
 
     def abort_requests(self, sequence_ids: Iterable[str]) -> None:
         """End sequences; unknown ids are ignored."""
