@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
-from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.config.vllm_config import ModelConfig, VllmConfig
 from jaxllm.engine.admission import Admission
 from jaxllm.engine.async_core import AsyncCore
-from jaxllm.engine.front_end import FrontEnd, refuse_given
+from jaxllm.engine.from_arguments import FromArguments, Start
+from jaxllm.engine.front_end import refuse_given
 from jaxllm.engine.gate import Gate, check_mode
 from jaxllm.engine.metrics import Metric
 from jaxllm.engine.protocol import PauseMode, TextClient
-from jaxllm.engine.refused_methods import ASYNC_REFUSES, RefusesMethods
+from jaxllm.engine.refused_methods import ASYNC_LACKS, ASYNC_REFUSES, RefusesMethods
 from jaxllm.engine.request_stream import RequestOutputCollector
 from jaxllm.engine.running_requests import RunningRequests, log_request
-from jaxllm.engine.start import start_in_process, start_in_thread
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from jaxllm.messages import EngineCoreOutputs
 from jaxllm.outputs import RequestOutput
 from jaxllm.params.checks import INT32_MAX, check_bool, check_str, shown
 from jaxllm.sampling_params import BeamSearchParams, SamplingParams
+from jaxllm.utils.awaitable import awaitable
 from jaxllm.utils.forks import engines_home
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from jaxllm.engine.remote_core import RemoteCore
-    from jaxllm.usage.usage_lib import UsageContext
 
-type Start = Callable[[], tuple[RemoteCore, FrontEnd]]
-
-
-class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES):
+class AsyncLLM(RefusesMethods, FromArguments, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LACKS):
     """An engine whose core has a process, or a thread, of its own. It belongs to the event loop that first uses it.
 
     A request that cannot be run raises VLLMValidationError, too many raise EngineBusyError, and once the core has
@@ -44,7 +39,8 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES):
     def __init__(self, start: Start, *, admission: Admission, logs_requests: bool = False) -> None:
         """Start an engine; use `from_engine_args`."""
         self._start = start
-        self._logs_requests = logs_requests
+        self.log_requests = logs_requests
+        """Whether ids and parameters of requests are logged, and at level DEBUG their prompts."""
         self._home = engines_home()
         remote, self.front = start()
         self.front.metrics.rejections = admission.num_rejected
@@ -52,48 +48,6 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES):
         self._requests = RunningRequests(self.front, admission, self._enter)
         self._gate = Gate()
         self._waking: asyncio.Task[None] | None = None
-
-    @classmethod
-    def from_engine_args(
-        cls,
-        engine_args: AsyncEngineArgs,
-        start_engine_loop: bool = True,
-        usage_context: UsageContext | None = None,
-        stat_loggers: Any = None,
-        *,
-        disable_frontend_multiprocessing: bool = False,
-    ) -> Self:
-        """Start an engine; returns when it is ready. With disable_frontend_multiprocessing its core is a thread."""
-        del start_engine_loop, usage_context  # it starts with the first request; nothing is reported to anybody
-        refuse_given(stat_loggers=stat_loggers)
-        engine_args = AsyncEngineArgs.of(engine_args)
-        begin = start_in_thread if disable_frontend_multiprocessing else start_in_process
-        return cls(
-            lambda: begin(engine_args, asks_core=False),
-            admission=Admission(engine_args.max_num_queued_reqs, engine_args.max_num_queued_tokens),
-            logs_requests=engine_args.enable_log_requests,
-        )
-
-    @classmethod
-    def from_vllm_config(
-        cls,
-        vllm_config: Any,
-        start_engine_loop: bool = True,
-        usage_context: UsageContext | None = None,
-        stat_loggers: Any = None,
-        enable_log_requests: bool | None = None,
-        disable_log_stats: bool | None = None,
-        *,
-        disable_log_requests: bool | None = None,
-    ) -> Self:
-        """Start an engine of what `AsyncEngineArgs.create_engine_config` returned: the core resolves it."""
-        engine_args = AsyncEngineArgs.of_config(
-            vllm_config,
-            enable_log_requests=enable_log_requests,
-            disable_log_requests=disable_log_requests,
-            disable_log_stats=disable_log_stats,
-        )
-        return cls.from_engine_args(engine_args, start_engine_loop, usage_context, stat_loggers)
 
     @property
     def vllm_config(self) -> VllmConfig:  # type: ignore[override]
@@ -115,7 +69,10 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES):
         """Say whether the engine has ended, by `shutdown` or an error."""
         return self._core.dead_error is not None and not self._gate.is_sleeping
 
-    errored = is_stopped
+    @property
+    def errored(self) -> bool:
+        """Say whether the engine has ended; as in vLLM, by `shutdown` too."""
+        return self.is_stopped
 
     @property
     def dead_error(self) -> BaseException:
@@ -135,6 +92,9 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES):
         prompt_text: str | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
         data_parallel_rank: int | None = None,
+        session_id: str | None = None,
+        reasoning_ended: bool | None = None,
+        reasoning_parser_kwargs: dict[str, Any] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Run a request and yield its outputs, of the kind that sampling_params.output_kind names.
 
@@ -152,6 +112,9 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES):
             prompt_text=prompt_text,
             tokenization_kwargs=tokenization_kwargs,
             data_parallel_rank=data_parallel_rank,
+            session_id=session_id,
+            reasoning_ended=reasoning_ended,
+            reasoning_parser_kwargs=reasoning_parser_kwargs,
         )
         is_finished = False
         try:
@@ -174,8 +137,11 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES):
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
         data_parallel_rank: int | None = None,
-        *,
+        session_id: str | None = None,
         prompt_text: str | None = None,
+        reasoning_ended: bool | None = None,
+        reasoning_parser_kwargs: dict[str, Any] | None = None,
+        *,
         prompt_adapter_request: Any = None,
     ) -> RequestOutputCollector:
         """Queue a request and return its outputs' collector. One with structured outputs is good once this returns.
@@ -186,7 +152,10 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES):
             lora_request=lora_request,
             trace_headers=trace_headers,
             prompt_adapter_request=prompt_adapter_request,
-            data_parallel_rank=data_parallel_rank,
+            data_parallel_rank=data_parallel_rank or None,  # there is one rank, 0
+            session_id=session_id,
+            reasoning_ended=reasoning_ended,
+            reasoning_parser_kwargs=reasoning_parser_kwargs,
         )
         del prompt_text  # the text of a prompt given as token ids, which outputs do not show
         check_str("request_id", request_id, INT32_MAX)
@@ -196,7 +165,7 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES):
         )
         try:
             self._core.remote.add_request(request.core)
-            if self._logs_requests:
+            if self.log_requests:
                 log_request(request)
             if request.params.structured_outputs is not None or self.front.ready.has_validators:
                 await stream.wait_admitted()
@@ -224,9 +193,17 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES):
                 raise VLLMValidationError(message, parameter="request_id", value=each)
             self._core.abort_requests(self._requests.abort(each))
 
-    async def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """Return the tokenizer as an object of transformers, which is imported for it."""
-        return await asyncio.to_thread(lambda: self.front.require_tokenizer().hf)
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Return the tokenizer as an object of transformers, which the first call imports: that takes a second or two.
+
+        As in vLLM today; what awaits it, as vLLM's method had to be up to 0.14, gets it too.
+        """
+        return awaitable(self.front.require_tokenizer().hf)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """Return what `get_tokenizer` returns; None with skip_tokenizer_init=True."""
+        return None if self.front.tokenizer is None else self.get_tokenizer()
 
     def get_metrics(self) -> list[Metric]:
         """Return counts and times since the engine's start, as vLLM's metrics."""
@@ -329,6 +306,10 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES):
     async def is_paused(self) -> bool:
         """Say whether new requests wait."""
         return not self._gate.unpaused.is_set
+
+    async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
+        """Wait until no request runs, while others may come. Raises TimeoutError after `drain_timeout` seconds."""
+        await asyncio.wait_for(self._requests.idle.wait(), drain_timeout)
 
     async def drain(self, timeout: float | None = None) -> bool:
         """Take no more requests and wait until all have ended; after `timeout` seconds abort the rest, return False."""

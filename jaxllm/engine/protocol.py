@@ -59,6 +59,9 @@ class EngineClient(ABC):
         prompt_text: str | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
         data_parallel_rank: int | None = None,
+        session_id: str | None = None,
+        reasoning_ended: bool | None = None,
+        reasoning_parser_kwargs: dict[str, Any] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Run a request and yield its outputs, of the kind that its sampling parameters ask for.
 
@@ -84,8 +87,8 @@ class EngineClient(ABC):
         """End a request, or several; those that have ended already are left alone."""
 
     @abstractmethod
-    async def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """Return the tokenizer as an object of transformers."""
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        """Return the tokenizer as an object of transformers, which may be awaited too."""
 
     async def is_tracing_enabled(self) -> bool:
         """Return False: there is no tracing yet."""

@@ -52,21 +52,44 @@ ENGINE_REFUSES: Mapping[str, str] = _BOTH | {
 """The methods that `LLMEngine` refuses; each reason completes the sentence "LLMEngine.method() ..."."""
 
 
+_ASYNC_NEW_WEIGHTS = "is not supported yet; to run other weights, save a checkpoint and start a new engine from it"
+_ASYNC_LORA = "is not supported yet; merge the adapter into a checkpoint and start an engine from it"
+_REPLICAS = "is not supported yet; there are no replicas, check_health() says how the one engine is"
+_CHECKPOINT = "is not supported yet; sleep() ends the core and frees the device, wake_up() starts it again"
 ASYNC_REFUSES: Mapping[str, str] = {
-    name: reason for name, reason in _BOTH.items() if name not in ("sleep", "wake_up")
-} | {
-    "add_lora": _LORA,
+    "add_lora": _ASYNC_LORA,
+    "list_loras": _ASYNC_LORA,
+    "pin_lora": _ASYNC_LORA,
+    "remove_lora": _ASYNC_LORA,
+    "collective_rpc": "is not supported yet; there are no workers, the engine's core runs all devices",
     "encode": _POOLING,
-    "list_loras": _LORA,
-    "pin_lora": _LORA,
-    "remove_lora": _LORA,
-    "finish_weight_update": _NEW_WEIGHTS,
-    "init_weight_transfer_engine": _NEW_WEIGHTS,
-    "start_weight_update": _NEW_WEIGHTS,
-    "update_weights": _NEW_WEIGHTS,
-    "scale_elastic_ep": "is not supported yet; there are no replicas",
+    "finish_weight_update": _ASYNC_NEW_WEIGHTS,
+    "get_weight_version": _ASYNC_NEW_WEIGHTS,
+    "init_weight_transfer_engine": _ASYNC_NEW_WEIGHTS,
+    "start_draft_weight_update": _ASYNC_NEW_WEIGHTS,
+    "start_weight_update": _ASYNC_NEW_WEIGHTS,
+    "update_weight_version": _ASYNC_NEW_WEIGHTS,
+    "update_weights": _ASYNC_NEW_WEIGHTS,
+    "checkpoint_prepare": _CHECKPOINT,
+    "checkpoint_restore": _CHECKPOINT,
+    "get_external_elastic_ep_phase": _REPLICAS,
+    "get_status": _REPLICAS,
+    "handle_fault": _REPLICAS,
+    "scale_elastic_ep": _REPLICAS,
+    "notify_kv_transfer_request_rejected": "is not supported yet; KV caches are not exchanged between engines",
 }
 """The methods that `AsyncLLM` refuses; each reason completes the sentence "AsyncLLM.method() ..."."""
+
+_TEXT = "is not shared; generate() takes text and token ids, and get_tokenizer() returns the tokenizer"
+ASYNC_LACKS: Mapping[str, str] = {
+    "engine_core": "is not shared; the core is elsewhere, and the methods of the engine itself speak with it",
+    "input_processor": _TEXT,
+    "renderer": _TEXT,
+    "logger_manager": "is not there; get_metrics() returns what is measured, do_log_stats() logs a line",
+    "output_processor": "is not shared; abort() ends requests, pause_generation() all of them, and "
+    "wait_for_requests_to_drain() waits until none is left",
+}
+"""The attributes of vLLM's `AsyncLLM` that are not here; each reason completes the sentence "AsyncLLM.name ..."."""
 
 
 class _RefusedMethod:
@@ -81,10 +104,30 @@ class _RefusedMethod:
         raise VLLMValidationError(self._message, parameter=self._name)
 
 
-class RefusesMethods:
-    """A base of classes that refuse methods by name: `class C(RefusesMethods, refused={name: reason})`."""
+class _LackedAttribute:
+    """An attribute that raises AttributeError with a message of its own."""
 
-    def __init_subclass__(cls, *, refused: Mapping[str, str] = MappingProxyType({}), **others: Any) -> None:
+    def __init__(self, message: str) -> None:
+        self._message = message
+
+    def __get__(self, owner: object, kind: type | None = None) -> NoReturn:
+        raise AttributeError(self._message)
+
+
+class RefusesMethods:
+    """A base of classes that refuse methods by name, `class C(RefusesMethods, refused={name: reason})`, and say of
+    attributes that they lack, `lacks={name: reason}`, what to use instead; hasattr is False for these.
+    """
+
+    def __init_subclass__(
+        cls,
+        *,
+        refused: Mapping[str, str] = MappingProxyType({}),
+        lacks: Mapping[str, str] = MappingProxyType({}),
+        **others: Any,
+    ) -> None:
         super().__init_subclass__(**others)
+        for name, reason in lacks.items():
+            setattr(cls, name, _LackedAttribute(f"{cls.__name__}.{name} {reason}."))
         for name, reason in refused.items():
             setattr(cls, name, _RefusedMethod(cls.__name__, name, reason))

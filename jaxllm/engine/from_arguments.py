@@ -1,0 +1,79 @@
+"""How asynchronous engines are made of engine arguments: the class methods of vLLM's `AsyncLLM`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
+
+from jaxllm.config.async_engine_args import AsyncEngineArgs
+from jaxllm.engine.admission import Admission
+from jaxllm.engine.front_end import FrontEnd, refuse_given
+from jaxllm.engine.start import start_in_process, start_in_thread
+
+if TYPE_CHECKING:
+    from jaxllm.engine.remote_core import RemoteCore
+    from jaxllm.usage.usage_lib import UsageContext
+
+type Start = Callable[[], tuple[RemoteCore, FrontEnd]]
+"""What starts a core and its front end, as often as it is called."""
+
+
+class FromArguments(ABC):
+    """A base of engines that say how their core is started, what they admit, and whether they log requests."""
+
+    @abstractmethod
+    def __init__(self, start: Start, *, admission: Admission, logs_requests: bool = False) -> None:
+        """Start an engine; use `from_engine_args`."""
+
+    @classmethod
+    def from_engine_args(
+        cls,
+        engine_args: AsyncEngineArgs,
+        start_engine_loop: bool = True,
+        usage_context: UsageContext | None = None,
+        stat_loggers: Any = None,
+        *,
+        disable_frontend_multiprocessing: bool = False,
+    ) -> Self:
+        """Start an engine; returns when it is ready. With disable_frontend_multiprocessing its core is a thread."""
+        del start_engine_loop, usage_context  # it starts with the first request; nothing is reported to anybody
+        refuse_given(stat_loggers=stat_loggers)
+        engine_args = AsyncEngineArgs.of(engine_args)
+        begin = start_in_thread if disable_frontend_multiprocessing else start_in_process
+        return cls(
+            lambda: begin(engine_args, asks_core=False),
+            admission=Admission(engine_args.max_num_queued_reqs, engine_args.max_num_queued_tokens),
+            logs_requests=engine_args.enable_log_requests,
+        )
+
+    @classmethod
+    def from_vllm_config(
+        cls,
+        vllm_config: Any,
+        start_engine_loop: bool = True,
+        usage_context: UsageContext | None = None,
+        stat_loggers: Any = None,
+        enable_log_requests: bool | None = None,
+        aggregate_engine_logging: bool = False,
+        disable_log_stats: bool | None = None,
+        client_addresses: Any = None,
+        client_count: int = 1,
+        client_index: int = 0,
+        *,
+        disable_log_requests: bool | None = None,
+    ) -> Self:
+        """Start an engine of what `AsyncEngineArgs.create_engine_config` returned: the core resolves it."""
+        del aggregate_engine_logging  # one engine's line is that of all
+        refuse_given(
+            client_addresses=client_addresses,
+            client_count=None if client_count == 1 else client_count,
+            client_index=client_index or None,
+        )
+        engine_args = AsyncEngineArgs.of_config(
+            vllm_config,
+            enable_log_requests=enable_log_requests,
+            disable_log_requests=disable_log_requests,
+            disable_log_stats=disable_log_stats,
+        )
+        return cls.from_engine_args(engine_args, start_engine_loop, usage_context, stat_loggers)
