@@ -55,14 +55,14 @@ WEIGHTS = (50, 10, 12, 10, 8, 10)
 class Soak:
     """A run: its engine, its readers, and what was found."""
 
-    def __init__(self, seed: int, tokenizer: str) -> None:
+    def __init__(self, seed: int, tokenizer: str, *, num_cases: int = NUM_CASES) -> None:
         self._random = random.Random(seed)
         self._engine_args = AsyncEngineArgs(
             model=str(MODEL), tokenizer=tokenizer, dtype="float32", batch_invariant=True, block_size=16,
             num_gpu_blocks_override=80, max_num_seqs=16, max_num_batched_tokens=64, max_logprobs=5,
             scheduling_policy="priority", max_num_queued_reqs=MAX_QUEUED, disable_log_stats=True,
         )  # fmt: skip
-        self._cases = make_catalogue(self._random, NUM_CASES)
+        self._cases = make_catalogue(self._random, num_cases)
         self._alone: dict[Case, Ended] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_requests = 0

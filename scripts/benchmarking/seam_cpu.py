@@ -17,10 +17,11 @@ from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.engine.core_host import CoreProcess
 from jaxllm.engine.front_end import FrontEnd
 from jaxllm.engine.remote_core import RemoteCore
+from jaxllm.inputs import TokensPrompt
 from jaxllm.messages import EngineCoreRequest
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 
-PROMPT = "The licence says:"
+PROMPT_IDS = [8, 9, 10]
 OWN_STEPS = 400
 
 
@@ -51,13 +52,15 @@ def cpu_seconds(pid: int) -> float:
     return time.clock_gettime((~pid << 3) | 2)  # CPUCLOCK_SCHED of that process, as clock_getcpuclockid makes it
 
 
-def measure_streams(model: str, runs: Sequence[Run], tokens_per_second: float | None) -> list[dict[str, Any]]:
+def measure_streams(
+    model: str, runs: Sequence[Run], tokens_per_second: float | None, **engine: Any
+) -> list[dict[str, Any]]:
     """Return a row of figures for each run, all through one mock core in a process of its own.
 
-    `tokens_per_second` is of each stream; None is as fast as the mock core can.
+    `tokens_per_second` is of each stream; None is as fast as the mock core can. `engine` are more engine arguments.
     """
     most = max(run.num_streams for run in runs)
-    engine_args = AsyncEngineArgs(model=model, max_num_seqs=most, max_model_len=4096, disable_log_stats=True)
+    engine_args = AsyncEngineArgs(model=model, max_num_seqs=most, disable_log_stats=True, **engine)
     cores: list[RemoteCore] = []
 
     def start() -> tuple[RemoteCore, FrontEnd]:
@@ -87,7 +90,7 @@ async def _round(llm: AsyncLLM, core_pid: int, run: Run) -> Sample:
             max_tokens=run.num_tokens, ignore_eos=True, seed=97 * index, output_kind=RequestOutputKind.DELTA
         )
         num_read = 0
-        async for output in llm.generate(PROMPT, params, f"{index}"):
+        async for output in llm.generate(TokensPrompt(prompt_token_ids=PROMPT_IDS), params, f"{index}"):
             assert output.metrics is not None
             delays.append(time.monotonic() - output.metrics.last_token_ts)
             num_read += len(output.outputs[0].token_ids)

@@ -26,6 +26,7 @@ SHAPES = {
 }  # fmt: skip
 OWN_LIBRARY = {
     "hardware_speeds": {"jax", "numpy", "pallas_kernels"},
+    "jaxllm_engines": {"jaxllm"},
     "llamacpp_api": {"llama_cpp"},
     "protocol": set(),
     "save_checkpoint": {"torch", "transformers"},

@@ -18,7 +18,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_random_load_with_a_kill_loses_and_mixes_nothing(tokenizer: str) -> None:
-    soak = Soak(1, tokenizer)
+    soak = Soak(1, tokenizer, num_cases=20)
     asyncio.run(soak.run(2.0, phase_seconds=2.0, phases_to_kill=1))
     record = report(soak, 2.0)
     assert record["violations"] == []
@@ -28,7 +28,7 @@ def test_random_load_with_a_kill_loses_and_mixes_nothing(tokenizer: str) -> None
 
 
 def test_outputs_of_another_request_are_noticed(tokenizer: str) -> None:
-    soak = Soak(1, tokenizer)
+    soak = Soak(1, tokenizer, num_cases=20)
     wrong = Ended({0: Output([1, 2, 3], "abc", [], ("length", None))})
     soak._alone = dict.fromkeys(soak._cases, wrong)
     asyncio.run(soak.run(1.0, phase_seconds=1.0, phases_to_kill=1))
