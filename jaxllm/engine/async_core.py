@@ -58,7 +58,7 @@ class AsyncCore:
         self._reading = None
         for fd in (self.remote.fd, *self.remote.host.fds):
             loop.add_reader(fd, self._on_readable)
-        self._watch()
+        self._watching = loop.call_later(WATCH_SECONDS, self._watch)
         self._on_readable()
 
     def detach(self) -> None:

@@ -1,0 +1,92 @@
+"""The client of a core that runs by itself, without such a core: frames come from the test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from jaxllm.engine.async_core import AsyncCore
+from jaxllm.engine.remote_core import RemoteCore
+from jaxllm.engine.sockets import Meeting
+from jaxllm.engine.wire import encode_from_core
+from jaxllm.exceptions import EngineDeadError
+from jaxllm.messages import EngineCoreOutputs
+from tests.engine.fake_core import FakeCore
+
+NUM_STEPS = 5
+
+
+class Host:
+    """A place where nothing runs."""
+
+    name = "the engine core (of a test)"
+    fds: list[int] = []  # noqa: RUF012 - there are none
+
+    def __init__(self) -> None:
+        self.meeting = Meeting.in_process()
+
+    def end_reason(self) -> str | None:
+        return None
+
+    def stop(self, seconds: float) -> None:
+        del seconds
+
+    def kill(self) -> None:
+        pass
+
+
+@pytest.fixture
+def context() -> zmq.Context[zmq.Socket[bytes]]:
+    return zmq.Context()
+
+
+@pytest.fixture
+def remote(context: zmq.Context[zmq.Socket[bytes]]) -> RemoteCore:
+    return RemoteCore(Host(), context)
+
+
+@pytest.fixture
+def outbox(context: zmq.Context[zmq.Socket[bytes]], remote: RemoteCore) -> Iterator[zmq.Socket[bytes]]:
+    """Return the core's end of the way back; at the end both close."""
+    socket = context.socket(zmq.PUSH)
+    socket.connect(remote.host.meeting.addresses.from_core)
+    yield socket
+    socket.close(0)
+    remote.shutdown()
+
+
+def test_a_start_ends_when_what_the_core_says_of_itself_cannot_be_read(
+    remote: RemoteCore, outbox: zmq.Socket[bytes]
+) -> None:
+    outbox.send(b"\xc1 is no msgpack")
+    with pytest.raises(EngineDeadError, match="cannot be read"):
+        remote.wait_ready()
+
+
+def test_steps_that_wait_are_handed_on_one_a_turn_also_when_the_core_is_looked_after(
+    remote: RemoteCore, outbox: zmq.Socket[bytes]
+) -> None:
+    step = EngineCoreOutputs(outputs=[], stats=FakeCore(lambda _: []).stats(), timestamp=0.0)
+    for _ in range(NUM_STEPS):
+        outbox.send(encode_from_core(step))
+    outbox.close()  # an AsyncCore that goes ends its core's sockets, and waits for this one
+    order: list[str] = []
+
+    def on_outputs(outputs: EngineCoreOutputs) -> None:
+        assert outputs == step
+        order.append("step")
+        asyncio.get_running_loop().call_soon(order.append, "reader")
+
+    async def run() -> None:
+        core = AsyncCore(remote, on_outputs, lambda error: pytest.fail(str(error)))
+        core.attach()
+        for _ in range(2 * NUM_STEPS):
+            core.look()
+            await asyncio.sleep(0)
+        core.detach()
+
+    asyncio.run(run())
+    assert order == ["step", "reader"] * NUM_STEPS
