@@ -59,7 +59,7 @@ class Soak:
         self._random = random.Random(seed)
         self._engine_args = AsyncEngineArgs(
             model=str(MODEL), tokenizer=tokenizer, dtype="float32", batch_invariant=True, block_size=16,
-            num_gpu_blocks_override=80, max_num_seqs=16, max_num_batched_tokens=64, max_logprobs=5,
+            num_gpu_blocks_override=48, max_num_seqs=16, max_num_batched_tokens=64, max_logprobs=5,
             scheduling_policy="priority", max_num_queued_reqs=MAX_QUEUED, disable_log_stats=True,
         )  # fmt: skip
         self._cases = make_catalogue(self._random, num_cases)

@@ -20,22 +20,27 @@ NUM_STEPS = 5
 
 
 class Host:
-    """A place where nothing runs."""
+    """A place where nothing runs, until it is told to end."""
 
     name = "the engine core (of a test)"
     fds: list[int] = []  # noqa: RUF012 - there are none
+    poll_seconds = 0.01
 
     def __init__(self) -> None:
         self.meeting = Meeting.in_process()
+        self._is_killed = False
 
     def end_reason(self) -> str | None:
-        return None
+        return "it was killed" if self._is_killed else None
 
-    def stop(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> None:
         del seconds
 
+    def stop(self, seconds: float) -> None:
+        self.wait(seconds)
+
     def kill(self) -> None:
-        pass
+        self._is_killed = True
 
 
 @pytest.fixture
