@@ -64,6 +64,12 @@ class FlatLogprobs(MutableSequence[LogprobsOnePosition]):
 
     def extend(self, values: Iterable[LogprobsOnePosition | None]) -> None:
         """Add positions; None adds one without entries."""
+        if isinstance(values, FlatLogprobs):  # a token that is listed twice would be once in a dict
+            for start, end in zip(values.start_indices, values.end_indices, strict=True):
+                one = slice(start, end)
+                columns = values.token_ids[one], values.logprobs[one], values.ranks[one], values.decoded_tokens[one]
+                self.append_fast(*columns)
+            return
         for value in values:
             self.append(value)
 

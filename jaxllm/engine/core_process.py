@@ -55,12 +55,11 @@ def run_core(start: StartCore, addresses: Addresses, context: zmq.Context[zmq.So
         outbox.send(ready)
         heart.watch(loop)
         loop.run()
-    except VLLMValidationError as error:
-        outbox.send(failure(error))
-        return 2
     except BaseException as error:
-        logger.exception("the engine core has failed")
         outbox.send(failure(error))
+        if core is None and isinstance(error, VLLMValidationError):
+            return 2  # whoever has given the arguments gets it raised
+        logger.exception("the engine core has failed")
         return 1
     finally:
         heart.stop()

@@ -71,7 +71,8 @@ def mock_llm(
 def greedy(**given: Any) -> SamplingParams:
     """Return params of a greedy request for 8 tokens, as deltas; the seed is where a core without a model begins."""
     defaults: dict[str, Any] = {"temperature": 0.0, "seed": 1, "max_tokens": 8, "ignore_eos": True}
-    return SamplingParams(**{**defaults, "output_kind": RequestOutputKind.DELTA, **given})
+    defaults["output_kind"] = RequestOutputKind.DELTA
+    return SamplingParams(**(defaults | given))
 
 
 def ids(prompt: list[int] | None = None) -> dict[str, list[int]]:
