@@ -51,6 +51,13 @@ class AsyncEngineArgs(EngineArgs):
         logger.warning("disable_log_requests is deprecated; use enable_log_requests, which is off by default")
         self.enable_log_requests, self.disable_log_requests = not self.disable_log_requests, None
 
+    def __getattr__(self, name: str) -> Any:
+        """Raise AttributeError for what is not an argument; programs look for the parts of a configuration here."""
+        message = f"{type(self).__name__} has no {name!r}."
+        if name.endswith("_config"):
+            message += " An engine settles its configuration when it starts: see AsyncLLM.vllm_config."
+        raise AttributeError(message)
+
     @classmethod
     def of(cls, engine_args: EngineArgs) -> Self:
         """Return engine arguments as asynchronous ones, which have some more."""

@@ -1,4 +1,4 @@
-"""Some methods of vLLM's `LLM` and `LLMEngine` are refused by name; each error says what to do instead."""
+"""Some methods of vLLM's engines are refused by name; each error says what to do instead."""
 
 from __future__ import annotations
 

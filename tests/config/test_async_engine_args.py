@@ -83,3 +83,13 @@ def test_the_older_name_for_logging_requests(caplog: pytest.LogCaptureFixture):
     assert warnings == ["disable_log_requests is deprecated; use enable_log_requests, which is off by default"] * 3
     with pytest.raises(VLLMValidationError, match="contradict"):
         AsyncEngineArgs("m", disable_log_requests=True, enable_log_requests=True)
+
+
+def test_parts_of_a_configuration_are_elsewhere():
+    config = AsyncEngineArgs("m").create_engine_config()
+    assert not hasattr(config, "model_config")
+    with pytest.raises(AttributeError, match=r"no 'model_config'\. .*see AsyncLLM\.vllm_config\."):
+        _ = config.model_config
+    with pytest.raises(AttributeError, match=r"no 'instance_id'\.$"):
+        _ = config.instance_id
+    assert config.profiler_config is None, "what is an argument is there"
