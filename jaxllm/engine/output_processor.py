@@ -31,6 +31,8 @@ class ProcessedOutputs:
     """The errors of requests that the core has refused, by the users' ids; each has an output too."""
     admitted: list[str]
     """The users' ids of requests with structured outputs that the core has found good."""
+    started: list[str]
+    """The users' ids of requests one of whose sequences has got its first tokens, whether or not they are shown."""
 
 
 class _Sequence:
@@ -203,7 +205,11 @@ class OutputProcessor:
         for sequence_id, sequence in running.items():
             sequence.finish_reason = "abort"
             self._finish(sequence_id, sequence, now)
-        return state.output(list(running.values())), list(running)
+        try:
+            return state.output(list(running.values())), list(running)
+        except Exception as error:
+            logger.exception("the last output of request %s cannot be made", request_id)
+            return state.failed_output(f"{type(error).__name__}: {error}"), list(running)
 
     def abort_all(self) -> list[str]:
         """Forget all requests; return the ids that the core knows them by."""
@@ -221,6 +227,7 @@ class OutputProcessor:
         num_new_tokens = 0
         refusals: dict[str, RequestError] = {}
         admitted: list[str] = []
+        started: list[str] = []
         outputs: list[RequestOutput] = []
         aborts: list[str] = []
         for output in step.outputs:
@@ -233,6 +240,8 @@ class OutputProcessor:
                 continue
             if output.error is not None and sequence.index == 0 and not sequence.detokenizer.token_ids:
                 refusals[request_id] = output.error
+            if output.new_token_ids and not sequence.detokenizer.token_ids:
+                started.append(request_id)
             parts.setdefault(sequence.owner, []).append((sequence, output))
             num_new_tokens += len(output.new_token_ids)
         now = time.time()
@@ -254,7 +263,7 @@ class OutputProcessor:
                 outputs.append(shown)
         self._metrics.on_evictions(step.evictions)
         self._metrics.on_step(step.stats, num_new_tokens, step.num_deferred_reqs)
-        return ProcessedOutputs(outputs, aborts, refusals, admitted)
+        return ProcessedOutputs(outputs, aborts, refusals, admitted, started)
 
     def _refuse_others(
         self, request: _Request, part: list[tuple[_Sequence, EngineCoreOutput]], error: RequestError

@@ -113,10 +113,12 @@ class RunningRequests:
         """Hand outputs to their readers."""
         for request_id in processed.admitted:
             self._running[request_id].reader.admit()
+        for request_id in processed.started:
+            place = self._running[request_id].place
+            if place is not None:
+                place.release_prompt()
         for output in processed.outputs:
             running = self._running[output.request_id]
-            if running.place is not None:
-                running.place.release_prompt()
             refusal = processed.refusals.get(output.request_id)
             running.reader.put(output if refusal is None else _error(refusal))
             if output.finished:

@@ -64,7 +64,7 @@ def mock_llm(
         return start_mock_process(args, tokens_per_second=tokens_per_second)
 
     admission = Admission(args.max_num_queued_reqs, args.max_num_queued_tokens)
-    with AsyncLLM(start_process if in_process else start_thread, admission=admission) as llm:
+    with AsyncLLM(start_process if in_process else start_thread, admission=admission) as llm:  # type: ignore[abstract]
         yield llm
 
 
@@ -106,11 +106,16 @@ async def until(condition: Callable[[], bool], seconds: float = END_SECONDS) -> 
         await asyncio.sleep(0.01)
 
 
-def core_process(llm: AsyncLLM) -> psutil.Process:
-    """Return the process of an engine's core."""
+def host_of(llm: AsyncLLM) -> CoreProcess:
+    """Return what watches the process of an engine's core."""
     host = llm._core.remote.host
     assert isinstance(host, CoreProcess)
-    return psutil.Process(host.pid)
+    return host
+
+
+def core_process(llm: AsyncLLM) -> psutil.Process:
+    """Return the process of an engine's core."""
+    return psutil.Process(host_of(llm).pid)
 
 
 def metric(llm: AsyncLLM, name: str, **labels: str) -> float:

@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 import pytest
 
 from jaxllm.engine.async_llm import AsyncLLM
-from jaxllm.engine.core_host import CoreProcess
 from jaxllm.exceptions import EngineDeadError
 from jaxllm.outputs import RequestOutput
 from tests.async_engine import faults
@@ -19,6 +18,7 @@ from tests.async_engine.support import (
     END_SECONDS,
     core_process,
     greedy,
+    host_of,
     ids,
     mock_llm,
     nothing_left,
@@ -84,8 +84,7 @@ def test_r1_requests_that_come_before_the_death_is_noticed(tokenizer: str) -> No
             await asyncio.wait_for(read(llm, "after", greedy(max_tokens=LONG)), END_SECONDS)
 
     with nothing_left(), mock_llm(tiny_args(tokenizer), in_process=True, tokens_per_second=50) as llm:
-        host = llm._core.remote.host
-        assert isinstance(host, CoreProcess)
+        host = host_of(llm)
         asyncio.run(run())
 
 
@@ -151,8 +150,7 @@ def test_r3_a_step_that_fails_or_hangs(
         return host._process.wait(10)
 
     with nothing_left(), real_llm(logits_processors=[faults.Faults]) as llm:
-        host = llm._core.remote.host
-        assert isinstance(host, CoreProcess)
+        host = host_of(llm)
         asyncio.run(run())
     printed = capfd.readouterr().err
     if fault != "hang":
