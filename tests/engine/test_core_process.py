@@ -1,0 +1,36 @@
+"""The process of a core, as far as it can be seen without one."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import msgspec
+
+from jaxllm.engine.core_process import Order
+from jaxllm.engine.sockets import Addresses
+
+SAY_WHAT_IS_FROZEN = """
+import gc
+from jaxllm.engine import core_process
+
+def run_core(start, addresses, context):
+    print(gc.get_freeze_count())
+    core, _ = start(None)
+    print(gc.get_freeze_count())
+    print(any(each is core for each in gc.get_objects()))
+    return 0
+
+core_process.run_core = run_core
+core_process.serve(lambda engine_args, on_tokenizer: ([engine_args], None))
+"""
+
+
+def test_garbage_collection_does_not_look_at_what_the_start_has_made() -> None:
+    order = Order({"model": "m"}, Addresses("inproc://to", "inproc://from"), sys.path, logging.WARNING)
+    command = [sys.executable, "-c", SAY_WHAT_IS_FROZEN]
+    said = subprocess.run(command, input=msgspec.json.encode(order), capture_output=True, check=True).stdout
+    before, after, is_looked_at = said.split()
+    assert int(after) > int(before) + 10_000
+    assert is_looked_at == b"False"
