@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 
+import numpy as np
 import pytest
 
 import jaxllm
@@ -146,3 +147,27 @@ def test_add_aggregates_flat_logprobs():
     whole = request(dataclasses.replace(completion(0, "a", [1]), logprobs=flat(1)))
     whole.add(request(dataclasses.replace(completion(0, "b", [2]), logprobs=flat(2))), aggregate=True)
     assert whole.outputs[0].logprobs == flat(1, 2)
+
+
+def test_add_keeps_the_log_probabilities_of_the_prompt():
+    """Deltas bring them once, and empty ones in all other outputs."""
+    scored, asked = [None, {5: Logprob(-0.5, 1, "x")}], np.ones((1, 2), np.float32)
+    for parts in (([], scored, []), (scored, [], [])):
+        whole = dataclasses.replace(request(completion(0, "a", [1])), prompt_logprobs=parts[0])
+        for part in parts[1:]:
+            later = dataclasses.replace(request(completion(0, "b", [2])), prompt_logprobs=part, num_cached_tokens=16)
+            later.prompt_token_id_logprobs = asked if part is scored else None
+            whole.add(later, aggregate=True)
+        assert whole.prompt_logprobs == scored
+        assert whole.num_cached_tokens == 16
+        assert (whole.prompt_token_id_logprobs is asked) is (parts[0] is not scored)
+
+
+def test_flat_logprobs_keep_a_token_that_is_listed_twice():
+    """As the sampled token is that is among the most likely ones too."""
+    part, whole = FlatLogprobs(), FlatLogprobs()
+    for flat in (part, whole):
+        flat.append_fast([3, 3], [-0.1, -0.1], [1, 1], ["a", "a"])
+    whole.extend(part)
+    assert whole.token_ids == [3, 3, 3, 3]
+    assert (whole.start_indices, whole.end_indices) == ([0, 2], [2, 4])
