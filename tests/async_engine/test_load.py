@@ -262,3 +262,17 @@ def test_r7_draining_without_time_aborts(tokenizer: str) -> None:
 
     with nothing_left(), mock_llm(tiny_args(tokenizer), tokens_per_second=100) as llm:
         asyncio.run(run())
+
+
+def test_a_grammar_that_comes_to_a_dead_end_ends_its_request_alone(llm: AsyncLLM) -> None:
+    """No token of this model begins the third character."""
+
+    async def run() -> None:
+        well = asyncio.create_task(read(llm, "well", greedy(max_tokens=40)))
+        outputs = await read(llm, "dead end", greedy(structured_outputs=StructuredOutputsParams(regex="ab\u65e5")))
+        assert outputs[-1].outputs[0].finish_reason == "error"
+        assert outputs[-1].outputs[0].stop_reason
+        assert "".join(each.outputs[0].text for each in outputs) == "ab"
+        assert len(tokens_of(await well)) == 40
+
+    asyncio.run(run())
