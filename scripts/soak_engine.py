@@ -34,6 +34,7 @@ from soaking.census import Census, census_of, slope
 
 from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.core_host import CoreProcess
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
 from tests.e2e.tiny_tokenizer import save_tokenizer
 
@@ -108,6 +109,7 @@ class Soak:
     async def _rest(self, llm: AsyncLLM) -> None:
         """Let all readers end, and look whether anything is left."""
         await asyncio.gather(*self._tasks)
+        is_free = False
         for _ in range(100):  # the core may still be at the last abort
             if is_free := await llm.reset_prefix_cache():
                 break
@@ -199,7 +201,9 @@ class Soak:
 
 def core_pid(llm: AsyncLLM) -> int:
     """Return the id of an engine's core process."""
-    return llm._core.remote.host.pid
+    host = llm._core.remote.host
+    assert isinstance(host, CoreProcess)
+    return host.pid
 
 
 def report(soak: Soak, seconds: float) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class Offline:
 
     def generate(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
         """Continue each prompt greedily by so many tokens, with text, and return the tokens."""
-        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        inputs: Any = [{"prompt_token_ids": prompt} for prompt in prompts]
         outputs = self._llm.generate(inputs, self._params(num_tokens), use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
 
@@ -74,8 +74,8 @@ class Online:
 
     def cpu_seconds(self) -> float:
         """Return the CPU time of the front end and of the core so far."""
-        core_pid = self._llm._core.remote.host.pid
-        return time.process_time() + time.clock_gettime((~core_pid << 3) | 2)
+        core: Any = self._llm._core.remote.host
+        return time.process_time() + time.clock_gettime((~core.pid << 3) | 2)
 
     def close(self) -> None:
         """End the engine."""
