@@ -150,14 +150,13 @@ class AsyncLLM(RefusesMethods, FromArguments, TextClient, refused=ASYNC_REFUSES,
         """
         refuse_given(
             lora_request=lora_request,
-            trace_headers=trace_headers,
+            trace_headers=trace_headers or None,
             prompt_adapter_request=prompt_adapter_request,
             data_parallel_rank=data_parallel_rank or None,  # there is one rank, 0
-            session_id=session_id,
             reasoning_ended=reasoning_ended,
             reasoning_parser_kwargs=reasoning_parser_kwargs,
         )
-        del prompt_text  # the text of a prompt given as token ids, which outputs do not show
+        del prompt_text, session_id  # outputs do not show the text of token ids; every session goes to the one core
         check_str("request_id", request_id, INT32_MAX)
         self._check_open()
         request, stream = await self._requests.take(

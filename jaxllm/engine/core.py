@@ -82,11 +82,7 @@ class EngineCore:
             self._refuse(sequences, RequestError("invalid", str(error), error.parameter))
             return
         for sequence in sequences:
-            self._masks.add(sequence)
-            if self._masks.is_ready(sequence.request_id):
-                self._admit(sequence)
-            else:
-                self._compiling[sequence.request_id] = sequence
+            self._attempt(self._admit, sequence)
 
     def check(self, params: SamplingParams, seconds: float | None = None) -> None:
         """Raise VLLMValidationError for params that would be refused. A grammar that has not compiled after `seconds`
@@ -278,20 +274,30 @@ class EngineCore:
             if sequence_id in failed:
                 self._refuse([self._compiling.pop(sequence_id)], failed[sequence_id])
             elif self._masks.is_ready(sequence_id):
-                self._admit(self._compiling.pop(sequence_id))
+                self._attempt(self._schedule, self._compiling.pop(sequence_id))
 
-    def _admit(self, sequence: EngineCoreRequest) -> None:
-        """Hand over a sequence; one that the scheduler does not take ends alone."""
+    def _attempt(self, action: Callable[[EngineCoreRequest], None], sequence: EngineCoreRequest) -> None:
+        """Do something with a sequence; what fails in that ends it alone."""
         try:
-            self._scheduler.add_request(sequence)
+            action(sequence)
         except ValueError as error:
             self._refuse([sequence], RequestError("invalid", str(error)))
         except Exception as error:
-            logger.exception("request %s cannot be scheduled", sequence.request_id)
+            logger.exception("request %s cannot be taken on", sequence.request_id)
             self._refuse([sequence], RequestError("internal", f"{type(error).__name__}: {error}"))
+
+    def _admit(self, sequence: EngineCoreRequest) -> None:
+        """Schedule a sequence, once its grammar has compiled if it has one."""
+        self._masks.add(sequence)
+        if self._masks.is_ready(sequence.request_id):
+            self._schedule(sequence)
         else:
-            if sequence.sampling_params.structured_outputs is not None:
-                self._reports.append(EngineCoreOutput(request_id=sequence.request_id, is_admitted=True))
+            self._compiling[sequence.request_id] = sequence
+
+    def _schedule(self, sequence: EngineCoreRequest) -> None:
+        self._scheduler.add_request(sequence)
+        if sequence.sampling_params.structured_outputs is not None:
+            self._reports.append(EngineCoreOutput(request_id=sequence.request_id, is_admitted=True))
 
     def _refuse(self, sequences: Iterable[EngineCoreRequest], error: RequestError) -> None:
         ids = [sequence.request_id for sequence in sequences]

@@ -273,9 +273,9 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
             self.front.stats_logger.log()
 
     @lasting_interrupts()
+    @locked
     def warm_up(self) -> None:
         """Wait until every program is compiled, so that no step has to."""
-        self._home.check()
         self._core.warm_up()
 
     def shutdown(self) -> None:
