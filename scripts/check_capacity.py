@@ -11,6 +11,7 @@ refuse programs for their size, so this is for TPUs. Run by scripts/compile_chec
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import os
@@ -115,7 +116,11 @@ def check_case(model: str, topology: str, num_devices: int) -> dict[str, Any]:
     sized = fit(arguments, checkpoint, hardware, describe_devices(hardware, topology, count))
     if sized.reason is not None or sized.memory is None:
         raise SystemExit(f"{model} does not fit on {topology}: {sized.reason}")
-    compiler = StepCompiler(step_config(sized.config, sized.max_model_len), sized.model, sized.config.mesh)
+    compiler = StepCompiler(
+        step_config(dataclasses.replace(sized.config, max_model_len=sized.max_model_len)),
+        sized.model,
+        sized.config.mesh,
+    )
     blocks = sized.num_blocks
     return {
         "model": model,

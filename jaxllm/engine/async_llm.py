@@ -36,6 +36,10 @@ class AsyncLLM(RefusesMethods, FromArguments, TextClient, refused=ASYNC_REFUSES,
     ended everything raises EngineDeadError.
     """
 
+    if TYPE_CHECKING:  # RefusesMethods makes them
+        encode: Any
+        add_lora: Any
+
     def __init__(self, start: Start, *, admission: Admission, logs_requests: bool = False) -> None:
         """Start an engine; use `from_engine_args`."""
         self._start = start

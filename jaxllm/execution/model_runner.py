@@ -40,7 +40,7 @@ class RunningStep:
 
     def is_done(self) -> bool:
         """Say whether `result` would return at once."""
-        return self._output.tokens_s.is_ready()
+        return self._output.tokens_s.is_ready()  # pyright: ignore[reportAttributeAccessIssue]
 
     @running()
     def result(self) -> StepResult:

@@ -64,7 +64,7 @@ def mock_llm(
         return start_mock_process(args, tokens_per_second=tokens_per_second)
 
     admission = Admission(args.max_num_queued_reqs, args.max_num_queued_tokens)
-    with AsyncLLM(start_process if in_process else start_thread, admission=admission) as llm:  # type: ignore[abstract]
+    with AsyncLLM(start_process if in_process else start_thread, admission=admission) as llm:
         yield llm
 
 

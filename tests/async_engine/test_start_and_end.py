@@ -154,7 +154,7 @@ def test_an_engine_that_nobody_holds_ends_its_core() -> None:
 
     def use() -> None:
         start = functools.partial(start_mock_process, tiny_args())
-        llm = AsyncLLM(start, admission=Admission(None, None))  # type: ignore[abstract]
+        llm = AsyncLLM(start, admission=Admission(None, None))
         asyncio.run(read(llm, "a", greedy()))
 
     with nothing_left(5):
