@@ -29,7 +29,10 @@ class EngineDeadError(RuntimeError):
 
 
 class EngineGenerateError(RuntimeError):
-    """The engine could not go on with one request; the others are not touched."""
+    """The engine could not go on with a request, or an outcome of the core was lost, and all requests that ran have ended.
+
+    The engine itself goes on.
+    """
 
 
 class EngineBusyError(RuntimeError):

@@ -1,4 +1,4 @@
-"""These types cross the engine-core client: every one round-trips through msgpack."""
+"""What a front end and its engine core say to each other: plain data, which goes through msgpack unchanged."""
 
 from __future__ import annotations
 
@@ -108,7 +108,9 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=Tru
     request_id: str
     """The id of the sequence, one of `sequence_ids`."""
     new_token_ids: list[int] = []
-    """It is empty when a chunk of the prompt was scored, and at an abort or error."""
+    """It is empty when a chunk of the prompt was scored, and where the output says only that its sequence was admitted,
+    aborted or failed.
+    """
     new_logprobs: list[TokenLogprobs] | None = None
     new_prompt_logprobs: PromptLogprobs | None = None
     """A preempted request reports positions again."""
@@ -119,7 +121,7 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=Tru
     error: RequestError | None = None
     """The reason of finish_reason "error"."""
     is_admitted: bool = False
-    """True once for a request with structured outputs: its grammar has compiled, and the request is good."""
+    """True once for each sequence of a request with structured outputs: its grammar has compiled."""
     num_cached_tokens: int = 0
     """So many prompt tokens were taken from the prefix cache when the request was first scheduled."""
     num_preemptions: int = 0

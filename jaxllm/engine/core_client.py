@@ -1,4 +1,4 @@
-"""A client is the one way to the engine core: the types of `messages` cross it, here within the thread."""
+"""What a front end can ask of an engine core, wherever it runs, and the client that asks one in its own thread."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest, RequestError
 from jaxllm.sampling_params import SamplingParams
 
 
-class CoreClient(Protocol):
-    """An engine core, wherever it runs."""
+class Core(Protocol):
+    """What an engine core does, wherever it runs."""
 
     @property
     def is_warm(self) -> bool:
@@ -36,10 +36,6 @@ class CoreClient(Protocol):
         """Give up the blocks that ended sequences have kept for forks; unknown ids are ignored."""
         ...
 
-    def step(self, *, wait: bool) -> EngineCoreOutputs | None:
-        """Return the outcome of a step; None if there is nothing to do, or without `wait` if none has come."""
-        ...
-
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached prefixes; False when blocks are in use, unless running requests are to give theirs up."""
         ...
@@ -61,17 +57,20 @@ class CoreClient(Protocol):
         ...
 
 
-class RunnableCore(Protocol):
+class CoreClient(Core, Protocol):
+    """A core as its front end sees it."""
+
+    def step(self, *, wait: bool) -> EngineCoreOutputs | None:
+        """Return the outcome of a step; None if there is nothing to do, or without `wait` if none has come."""
+        ...
+
+
+class RunnableCore(Core, Protocol):
     """A core as the one who runs it sees it: `EngineCore`, or one without a model."""
 
     @property
     def is_compiling(self) -> bool:
         """Say, to any thread, whether a step waits for its program to be compiled."""
-        ...
-
-    @property
-    def is_warm(self) -> bool:
-        """Say, to any thread, whether every program is compiled; before, a step may have to wait for one."""
         ...
 
     def has_unfinished_requests(self) -> bool:
@@ -82,47 +81,8 @@ class RunnableCore(Protocol):
         """End a sequence with an error, whether or not the core has it; the next `step` reports it."""
         ...
 
-    def add_request(self, request: EngineCoreRequest) -> None:
-        """Queue a request; one that the core refuses ends with an output that says why."""
-        ...
-
-    def check(self, params: SamplingParams, seconds: float | None = None) -> None:
-        """Raise VLLMValidationError for params that the core would refuse.
-
-        A grammar that has not compiled after `seconds` passes; None waits to its deadline.
-        """
-        ...
-
-    def abort_requests(self, sequence_ids: Iterable[str]) -> None:
-        """End sequences and free their blocks at once; unknown ids are ignored."""
-        ...
-
-    def release(self, sequence_ids: Iterable[str]) -> None:
-        """Give up the blocks that ended sequences have kept for forks; unknown ids are ignored."""
-        ...
-
     def step(self) -> EngineCoreOutputs:
         """Do one step and return its outcome."""
-        ...
-
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget all cached prefixes; False when blocks are in use, unless running requests are to give theirs up."""
-        ...
-
-    def warm_up(self) -> None:
-        """Wait until every program is compiled."""
-        ...
-
-    def start_profile(self, prefix: str | None, delay_iterations: int | None, max_iterations: int | None) -> None:
-        """Record what host and devices do until `stop_profile`; what is None is as profiler_config says."""
-        ...
-
-    def stop_profile(self) -> None:
-        """End the recording and write it to the folder of profiler_config."""
-        ...
-
-    def shutdown(self) -> None:
-        """Release the device; may be called twice."""
         ...
 
 

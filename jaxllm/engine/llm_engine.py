@@ -150,7 +150,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
 
     @locked
     def step(self) -> list[RequestOutput]:
-        """Do one step of the core and return what is new; empty when there is nothing to do.
+        """Return what the next step of the core gives; empty when there is nothing to do.
 
         If it fails or is cut off, all requests end with it.
         """

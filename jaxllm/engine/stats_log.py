@@ -82,7 +82,7 @@ class StatsLogger:
         """Log averages from the last line, or from the end of a longer pause, to the last step."""
         seconds, metrics = self._last_step - self._since, self._metrics
         done = _Totals(*(now - then for now, then in zip(self._latest, self._begun, strict=True)))
-        prompt, generation = ((count / seconds if count else 0.0) for count in done[:2])
+        prompt, generation = ((count / seconds if count and seconds > 0 else 0.0) for count in done[:2])
         parts = [
             f"Avg prompt throughput: {prompt:.1f} tokens/s",
             f"Avg generation throughput: {generation:.1f} tokens/s",
