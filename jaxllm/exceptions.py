@@ -29,7 +29,7 @@ class EngineDeadError(RuntimeError):
 
 
 class EngineGenerateError(RuntimeError):
-    """The engine could not go on with a request, or an outcome of the core was lost, and all requests that ran have ended.
+    """The engine could not go on with a request; or an outcome of its core was lost, and all that ran have ended.
 
     The engine itself goes on.
     """

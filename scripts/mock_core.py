@@ -63,6 +63,7 @@ class MockCore:
     ) -> None:
         """Give each stream so many tokens per second of what `tokens` repeats; None is as fast as steps can be made."""
         self._tokens = tokens
+        self._distinct = list(dict.fromkeys(self._tokens))
         self._max_num_seqs, self._num_blocks = max_num_seqs, num_blocks
         self._interval = 0.0 if tokens_per_second is None else 1.0 / tokens_per_second
         self._next = 0.0
@@ -183,7 +184,7 @@ class MockCore:
 
     def _logprobs(self, token_id: int, num: int) -> TokenLogprobs:
         """Make the token the most likely one, and the text's own tokens the next ones."""
-        others = [each for each in dict.fromkeys(self._tokens) if each != token_id]
+        others = [each for each in self._distinct if each != token_id]
         top = [token_id, *others] if num < 0 else [token_id, *others][:num]
         return TokenLogprobs([token_id, *top], [-0.5, *(-0.5 - i for i in range(len(top)))], 1)
 
