@@ -193,9 +193,9 @@ class EngineCore:
         self._profiler.stop()
 
     def warm_up(self) -> None:
-        """Wait until every program is compiled."""
-        if self._runner is not None:
-            self._runner.warm_up()
+        """Wait until every program is compiled. For any thread: steps go on meanwhile."""
+        if (runner := self._runner) is not None:
+            runner.warm_up()
 
     def shutdown(self) -> None:
         """End all requests, stop background work, free parameters and KV cache. May be called twice."""

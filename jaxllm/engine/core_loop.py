@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import msgspec
 
 from jaxllm.engine.core_client import RunnableCore
-from jaxllm.engine.wire import Abort, Add, Call, Failure, FrameError, FromCore, Heartbeat, Release, Reply, ToCore
+from jaxllm.engine.wire import (
+    Abort,
+    Add,
+    Call,
+    Failure,
+    FrameError,
+    FromCore,
+    Heartbeat,
+    Release,
+    Reply,
+    Shutdown,
+    ToCore,
+)
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.messages import EngineCoreOutput, EngineCoreOutputs, RequestError
 from jaxllm.sampling_params import SamplingParams
@@ -32,7 +45,7 @@ class Inbox(Protocol):
 
 
 class Outbox(Protocol):
-    """The way back to the front end."""
+    """The way back to the front end, for any thread."""
 
     def send(self, message: FromCore) -> None:
         """Send a message. Raises FrameError for one that is too large."""
@@ -45,9 +58,9 @@ class CoreLoop:
     def __init__(self, core: RunnableCore, inbox: Inbox, outbox: Outbox) -> None:
         self._core, self._inbox, self._outbox = core, inbox, outbox
         self._began: float | None = None
-        """The time.monotonic() at which the present step began; None between steps."""
-        self._is_called = False
-        """True while a call, which may compile for minutes, is answered."""
+        """The time.monotonic() at which the present step, message or call began; None while there is none."""
+        self._compiled = 0.0
+        """The time.monotonic() at which something was last seen to be compiled for the present work."""
         self._calls: Mapping[str, Callable[..., Any]] = {
             "check": self._check,
             "reset_prefix_cache": core.reset_prefix_cache,
@@ -60,37 +73,61 @@ class CoreLoop:
         """Run until the front end says `Shutdown`. What a step raises is raised: the core cannot go on after it."""
         while self._drain():
             if self._core.has_unfinished_requests():
-                self._began = time.monotonic()
-                outputs = self._core.step()
-                self._began = None
+                with self._work():
+                    outputs = self._core.step()
                 self._post(outputs)
 
     def heartbeat(self) -> Heartbeat:
         """Return how the loop stands, to any thread."""
-        began = self._began
-        seconds = 0.0 if began is None else time.monotonic() - began
-        return Heartbeat(seconds, self._is_called or self._core.is_compiling, self._core.is_warm)
+        began, now = self._began, time.monotonic()
+        if is_compiling := self._core.is_compiling:
+            self._compiled = now
+        seconds = 0.0 if began is None else now - max(began, self._compiled)
+        return Heartbeat(seconds, is_compiling, self._core.is_warm)
+
+    @contextlib.contextmanager
+    def _work(self) -> Iterator[None]:
+        """Let heartbeats tell how long this takes. Sending is not timed: it may wait for the front end."""
+        self._began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._began = None
 
     def _drain(self) -> bool:
         """Do what the messages say; return False at `Shutdown`."""
         for message in self._inbox.receive(wait=not self._core.has_unfinished_requests()):
             match message:
-                case Add(request):
-                    self._core.add_request(request)
-                case Abort(sequence_ids):
-                    self._core.abort_requests(sequence_ids)
-                case Release(sequence_ids):
-                    self._core.release(sequence_ids)
-                case Call():
-                    self._outbox.send(self._answer(message))
-                case FrameError():
-                    self._refuse(message)
-                case _:
+                case Shutdown():
                     return False
+                case Call(method="warm_up"):
+                    # In a thread, for it takes minutes in which streams go on, and requests come and are aborted.
+                    thread = threading.Thread(target=self._answer, args=(message,), name="jaxllm-warm-up", daemon=True)
+                    thread.start()
+                case Call():
+                    with self._work():
+                        reply = self._reply(message)
+                    self._outbox.send(reply)
+                case _:
+                    with self._work():
+                        self._do(message)
         return True
 
-    def _answer(self, call: Call) -> Reply:
-        self._is_called = True
+    def _do(self, message: Add | Abort | Release | FrameError) -> None:
+        match message:
+            case Add(request):
+                self._core.add_request(request)
+            case Abort(sequence_ids):
+                self._core.abort_requests(sequence_ids)
+            case Release(sequence_ids):
+                self._core.release(sequence_ids)
+            case FrameError():
+                self._refuse(message)
+
+    def _answer(self, call: Call) -> None:
+        self._outbox.send(self._reply(call))
+
+    def _reply(self, call: Call) -> Reply:
         try:
             return Reply(call.call_id, self._calls[call.method](*call.arguments))
         except VLLMValidationError as error:
@@ -98,8 +135,6 @@ class CoreLoop:
         except Exception as error:
             logger.exception("the call of %s failed", call.method)
             return Reply(call.call_id, error=RequestError("internal", f"{type(error).__name__}: {error}"))
-        finally:
-            self._is_called = False
 
     def _check(self, params: Any, seconds: float | None) -> None:
         self._core.check(msgspec.convert(params, SamplingParams), seconds)

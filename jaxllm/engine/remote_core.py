@@ -49,7 +49,7 @@ class CoreWatch:
     """This judges by heartbeats whether a core hangs: a step takes for ever, or the process has stopped."""
 
     def __init__(self, step_seconds: float, silence_seconds: float) -> None:
-        """Allow a step, compiling not counted, and a silence so many seconds."""
+        """Allow a step or a call, compiling not counted, and a silence so many seconds."""
         self._step_seconds, self._silence_seconds = step_seconds, silence_seconds
         self._heard = self._looked = time.monotonic()
         self._last: Heartbeat | None = None
@@ -73,7 +73,7 @@ class CoreWatch:
             return f"it has given no sign of life for {now - self._heard:.0f} s (JAXLLM_SILENCE_TIMEOUT)"
         last = self._last
         if last is not None and not last.is_compiling and last.step_seconds > self._step_seconds:
-            return f"a step has taken {last.step_seconds:.0f} s (JAXLLM_STEP_TIMEOUT)"
+            return f"a step, or a call, has taken {last.step_seconds:.0f} s (JAXLLM_STEP_TIMEOUT)"
         return None
 
 

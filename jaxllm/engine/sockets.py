@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
+import threading
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -150,7 +151,7 @@ class SocketInbox:
 
 
 class SocketOutbox:
-    """A core's end of the way back. For one thread; each that sends has one of its own."""
+    """A core's end of the way back, for any thread."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], addresses: Addresses, *, can_drop: bool = False
@@ -159,16 +160,24 @@ class SocketOutbox:
         self._socket = _socket(context, zmq.PUSH)
         self._socket.connect(addresses.from_core)
         self._can_drop = can_drop
+        self._lock = threading.Lock()
 
     def send(self, message: FromCore) -> None:
-        """Send a message, waiting for room unless it can be dropped. Raises FrameError for one that is too large."""
+        """Send a message, waiting for room unless it can be dropped; once this is closed, do nothing.
+
+        Raises FrameError for one that is too large.
+        """
         frame = encode_from_core(message)
-        if not self._can_drop:
-            self._socket.send(frame, copy=False)
-            return
-        with contextlib.suppress(zmq.Again):
-            self._socket.send(frame, zmq.NOBLOCK, copy=False)
+        with self._lock:
+            if self._socket.closed:
+                return
+            if not self._can_drop:
+                self._socket.send(frame, copy=False)
+                return
+            with contextlib.suppress(zmq.Again):
+                self._socket.send(frame, zmq.NOBLOCK, copy=False)
 
     def close(self) -> None:
         """Close the socket; the last messages have a second to arrive."""
-        self._socket.close(LAST_MESSAGES_MS)
+        with self._lock:
+            self._socket.close(LAST_MESSAGES_MS)

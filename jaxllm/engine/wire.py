@@ -68,9 +68,9 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="heartbeat"):
     """A sign of life, sent twice a second by a thread of its own."""
 
     step_seconds: float
-    """The time in seconds that the present step, or other work, has taken so far; 0.0 for an idle core."""
+    """How long the core has been at its present work, in seconds, compiling not counted; 0.0 when it rests."""
     is_compiling: bool
-    """True if the step waits for its program to be compiled, which may take minutes."""
+    """True if its work waits for a program to be compiled, which may take minutes."""
     is_warm: bool
     """True once every program is compiled."""
 

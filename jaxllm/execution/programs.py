@@ -48,6 +48,8 @@ class Programs[Key: Hashable]:
         """The keys are walked once: what is kept may be gone again, which is no reason to compile it for ever."""
         self._done: dict[Key, Any] = {}
         self._lock = threading.Lock()
+        self._waiting = threading.RLock()
+        """The lock is held by a thread that waits for all programs, and compiles those that are missing."""
         self._building: dict[Key, threading.Lock] = {}
         self._num_compiled = 0
         self.is_warm = False
@@ -97,11 +99,14 @@ class Programs[Key: Hashable]:
         return next((key for is_quick in are_quick for key in keys if is_quick(key)), best)
 
     def wait(self) -> None:
-        """Block until every program is compiled."""
-        for key in self._keys:
-            if self._is_missing(key):
-                self._build(key, holds=key not in self._rare)
-        self.is_warm = True
+        """Block until every program is compiled. Raises RuntimeError if `stop`, in another thread, comes before."""
+        with self._waiting:
+            for key in self._keys:
+                if self._is_stopped:
+                    raise RuntimeError("The engine was shut down before all its programs were compiled.")
+                if self._is_missing(key):
+                    self._build(key, holds=key not in self._rare)
+            self.is_warm = True
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._done
@@ -110,7 +115,7 @@ class Programs[Key: Hashable]:
         return len(self._done)
 
     def stop(self) -> None:
-        """Compile nothing further ahead, and wait for the one being compiled. May be called twice.
+        """Compile nothing further ahead, and wait for those being compiled. May be called twice.
 
         A forked child has no thread to stop.
         """
@@ -118,6 +123,8 @@ class Programs[Key: Hashable]:
             return
         self._is_stopped = True
         self._wake.set()
+        with self._waiting:
+            pass
         if self._thread is not None:
             self._has_ended.wait()  # Python 3.12 takes a thread for ended whose join was interrupted
             self._thread.join()

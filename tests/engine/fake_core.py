@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -286,6 +287,9 @@ class BytesClient:
 
     def _call(self, method: str, *arguments: Any) -> Any:
         self._tell(Call(7, method, [msgspec.to_builtins(each) for each in arguments]))
+        for thread in threading.enumerate():
+            if thread.name == "jaxllm-warm-up":
+                thread.join()
         reply = decode_from_core(self._outbox.frames.pop())
         assert isinstance(reply, Reply)
         assert reply.call_id == 7

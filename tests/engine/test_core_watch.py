@@ -37,7 +37,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def test_a_step_that_takes_too_long_is_a_hang(clock: Clock) -> None:
     watch = CoreWatch(step_seconds=20, silence_seconds=10)
     assert clock.pass_by(watch, 50, Heartbeat(19.5, False, True)) is None
-    assert clock.pass_by(watch, 1, Heartbeat(21.4, False, True)) == "a step has taken 21 s (JAXLLM_STEP_TIMEOUT)"
+    assert (
+        clock.pass_by(watch, 1, Heartbeat(21.4, False, True))
+        == "a step, or a call, has taken 21 s (JAXLLM_STEP_TIMEOUT)"
+    )
     assert clock.pass_by(watch, 1, Heartbeat(0.0, False, True)) is None
 
 

@@ -289,3 +289,34 @@ def test_a_process_that_ends_while_a_program_is_traced_finishes_that_one_and_say
     )
     expected = (-signal.SIGINT, "end\n", "") if is_interrupted else (0, "end\ncompiled 1\n", "")
     assert (done.returncode, done.stdout, done.stderr) == expected
+
+
+def test_stop_ends_who_waits_for_all_programs_after_the_present_one() -> None:
+    started, goes_on = threading.Event(), threading.Event()
+    errors: list[BaseException] = []
+
+    def compile_one(key: int) -> int:
+        started.set()
+        assert goes_on.wait(20)
+        return key
+
+    def wait() -> None:
+        try:
+            programs.wait()
+        except RuntimeError as error:
+            errors.append(error)
+
+    programs = Programs(compile_one, [1, 2], ahead=False)
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    assert started.wait(20)
+    stopping = threading.Thread(target=programs.stop)
+    stopping.start()
+    stopping.join(0.05)
+    assert stopping.is_alive(), "a process that ends while something is compiled crashes"
+    goes_on.set()
+    for thread in (waiting, stopping):
+        thread.join(20)
+        assert not thread.is_alive()
+    assert (len(programs), programs.is_warm) == (1, False)
+    assert "shut down" in str(errors[0])
