@@ -12,7 +12,7 @@ from jaxllm.cli.main import make_parser
 from tests.architecture.sources import ROOT
 
 PAGES = ("README.md", "CONTRIBUTING.md", "jaxllm/sampling/README.md", "jaxllm/constraints/README.md",
-         "pallas_kernels/README.md", "scripts/README.md")  # fmt: skip
+         "jaxllm/engine/README.md", "pallas_kernels/README.md", "scripts/README.md")  # fmt: skip
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
