@@ -3,98 +3,124 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import contextlib
+import copy
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from jaxllm.beam_search import BeamSearchSequence
 from jaxllm.engine.async_core import AsyncCore
 from jaxllm.engine.beam_search import BeamSearcher
 from jaxllm.engine.front_end import FrontEnd
+from jaxllm.engine.gate import Flag
 from jaxllm.engine.input_processor import ProcessedRequest
 from jaxllm.engine.running_requests import RunningRequests
 from jaxllm.outputs import CompletionOutput, RequestOutput
 from jaxllm.sampling_params import BeamSearchParams
 
 
-class _Beams:
-    """The engine of one search, and the reader of all its requests."""
+class _Search:
+    """One search: the engine of its searcher, the reader of all its requests, and what the user's id stands for."""
 
-    def __init__(self, requests: RunningRequests, core: AsyncCore) -> None:
+    def __init__(
+        self, front: FrontEnd, requests: RunningRequests, core: Callable[[], AsyncCore], params: BeamSearchParams
+    ) -> None:
+        """Check the params. Raises VLLMValidationError for those that this engine cannot search by."""
         self._requests, self._core = requests, core
-        self.outputs: asyncio.Queue[RequestOutput | Exception | None] = asyncio.Queue()
-        """The outputs of the search's requests, their errors, and None when something else has come."""
+        self._outputs: deque[RequestOutput | Exception] = deque()
+        """What has come of the search's requests: outputs, and the errors that have ended them."""
+        self._has_news = Flag()
+        self.searcher = BeamSearcher(self, front, params, None)
+
+    async def run(self, request: ProcessedRequest) -> None:
+        """Search until the end, or until `end` is called. Raises the error that has ended a request."""
+        loop, seen = asyncio.get_running_loop(), set()
+        self.searcher.start([request])
+        while not self.searcher.is_done:
+            for future in self.searcher.masks:
+                if future not in seen:  # done in a thread of the grammars
+                    seen.add(future)
+                    future.add_done_callback(lambda _: self._wake_from_thread(loop))
+            await self._has_news.wait()
+            self._has_news.clear()
+            while self._outputs:
+                output = self._outputs.popleft()
+                if isinstance(output, Exception):
+                    raise copy.copy(output)
+                self.searcher.take(output)
+            self.searcher.resume(wait=False)
+
+    def end(self) -> None:
+        """End the search where it is; what it has so far is its result."""
+        self.searcher.stop()
+        self._has_news.set()
 
     def enqueue(self, request: ProcessedRequest) -> None:
         """Queue a request that is complete."""
         self._requests.add(request, self, None)
-        self._core.remote.add_request(request.core)
+        try:
+            self._core().remote.add_request(request.core)
+        except BaseException:
+            self.abort_request([request.request_id])
+            raise
 
     def abort_request(self, request_ids: Iterable[str]) -> None:
         """End requests; their last outputs come to nobody."""
         for each in request_ids:
-            self._core.abort_requests(self._requests.abort(each))
+            self._core().abort_requests(self._requests.abort(each))
 
     def release(self, request_ids: Iterable[str]) -> None:
         """Give up the blocks that ended requests have kept for forks; unknown ids are ignored."""
-        self._core.release(request_ids)
+        self._core().release(request_ids)
 
     def put(self, output: RequestOutput | Exception) -> None:
         """Take in an output, or the error that has ended a request."""
-        self.outputs.put_nowait(output)
+        self._outputs.append(output)
+        self._has_news.set()
 
     def admit(self) -> None:
         """Do nothing: the requests of a search carry masks, no grammars."""
+
+    def _wake_from_thread(self, loop: asyncio.AbstractEventLoop) -> None:
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
+            loop.call_soon_threadsafe(self._has_news.set)
 
 
 async def search_beams(
     front: FrontEnd,
     requests: RunningRequests,
-    core: AsyncCore,
+    enter: Callable[[], Awaitable[object]],
+    core: Callable[[], AsyncCore],
     request_id: str,
     prompt: Any,
     params: BeamSearchParams,
 ) -> RequestOutput:
-    """Run one search and return what it has found, best first; it counts as `beam_width` requests.
+    """Run one search, after `enter`, and return what it has found, best first; it counts as `beam_width` requests.
 
-    Raises VLLMValidationError for what cannot be searched. When the caller is cancelled, the search leaves nothing.
+    Raises VLLMValidationError for what cannot be searched. When the caller is cancelled, the search leaves nothing;
+    when its id is aborted, it returns what it has.
     """
-    beams = _Beams(requests, core)
-    searcher = BeamSearcher(beams, front, params, None)
+    search = _Search(front, requests, core, params)
     place = requests.reserve(params.beam_width)
     try:
         if params.structured_outputs is not None:
             await asyncio.to_thread(lambda: front.grammars)  # its first use loads numpy and llguidance
-        sampling_params = front.inputs.resolve(searcher.sampling_params)
+        sampling_params = front.inputs.resolve(search.searcher.sampling_params)
         encoded = await requests.encode(prompt)
-        # A number of its own in the ids of its requests, whatever ids the others have.
-        request = front.inputs.complete(f"{request_id}/beams", encoded, sampling_params)
-        core.attach()
-        await _run(searcher, beams, request)
+        await enter()
+        with requests.hold(request_id, search):
+            # A number of its own in the ids of its requests, whatever ids the others have.
+            await search.run(front.inputs.complete(f"{request_id}/beams", encoded, sampling_params))
     finally:
         place.release()
-        searcher.abort()
+        search.searcher.abort()
     prefix = ""
     if front.tokenizer is not None:
         prefix = front.tokenizer.backend.decode(encoded.token_ids, skip_special_tokens=params.skip_special_tokens)
-    sequences = searcher.outputs()[0].sequences
+    sequences = search.searcher.outputs()[0].sequences
     found = [_completion(i, each, len(encoded.token_ids), len(prefix)) for i, each in enumerate(sequences)]
     return RequestOutput(request_id, encoded.text, encoded.token_ids, None, found, finished=True)
-
-
-async def _run(searcher: BeamSearcher, beams: _Beams, request: ProcessedRequest) -> None:
-    loop, seen = asyncio.get_running_loop(), set()
-    searcher.start([request])
-    while not searcher.is_done:
-        for future in searcher.masks:
-            if future not in seen:  # done in a thread of the grammars
-                seen.add(future)
-                future.add_done_callback(lambda _: loop.call_soon_threadsafe(beams.outputs.put_nowait, None))
-        output = await beams.outputs.get()
-        if isinstance(output, Exception):
-            raise output
-        if output is not None:
-            searcher.take(output)
-        searcher.resume(wait=False)
 
 
 def _completion(

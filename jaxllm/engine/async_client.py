@@ -45,13 +45,10 @@ async def build_async_engine_client_from_engine_args(
     disable_frontend_multiprocessing: bool = False,
 ) -> AsyncIterator[EngineClient]:
     """Start an engine; it ends with the block. The event loop goes on meanwhile."""
-    engine = await asyncio.to_thread(
+    async with await asyncio.to_thread(
         AsyncLLM.from_engine_args,
         engine_args,
         usage_context=usage_context,
         disable_frontend_multiprocessing=disable_frontend_multiprocessing,
-    )
-    try:
+    ) as engine:
         yield engine
-    finally:
-        await asyncio.to_thread(engine.shutdown)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import logging
 import weakref
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from jaxllm.engine.remote_core import RemoteCore, result
+from jaxllm.engine.remote_core import SHUT_DOWN, RemoteCore, result
 from jaxllm.engine.wire import FrameError
 from jaxllm.exceptions import EngineDeadError, EngineGenerateError
 from jaxllm.messages import EngineCoreOutputs
@@ -44,18 +45,27 @@ class AsyncCore:
         """Return the error that ended the core; None while it runs."""
         return self.remote.dead_error
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """Return the event loop that this listens on."""
+        return self._loop
+
     def attach(self) -> None:
-        """Listen on the running event loop. Raises RuntimeError on a second one, unless the first is closed."""
+        """Listen on the running event loop. Raises RuntimeError on a second one, unless the first is closed.
+
+        What a closed loop has left is ended. Raises EngineDeadError once the core has ended.
+        """
         loop = asyncio.get_running_loop()
         if self._loop is loop:
             return
+        self.remote.check_alive()
         if self._loop is not None and not self._loop.is_closed():
             raise RuntimeError(
                 "This AsyncLLM belongs to another event loop: make all calls on the one that used it first."
             )
+        if self._loop is not None:
+            self._leave()
         self._loop = loop
-        self._calls.clear()
-        self._reading = None
         for fd in (self.remote.fd, *self.remote.host.fds):
             loop.add_reader(fd, self._on_readable)
         self._watching = loop.call_later(WATCH_SECONDS, self._watch)
@@ -81,6 +91,7 @@ class AsyncCore:
             return await self._calls[call_id]
         finally:
             self._calls.pop(call_id, None)
+            self.remote.drop_reply(call_id)
 
     def abort_requests(self, sequence_ids: Collection[str]) -> None:
         """End sequences; a core that has ended has ended them."""
@@ -114,10 +125,29 @@ class AsyncCore:
         """End the core; requests that run end with EngineDeadError. May be called twice."""
         if self.remote.is_closed:
             return
+        self._begin_shutdown(SHUT_DOWN)
+        self.remote.finish_shutdown(timeout)
+
+    async def close(self, timeout: float | None = None, message: str = SHUT_DOWN) -> None:
+        """End the core as `shutdown` does, while the event loop goes on; `message` is what the EngineDeadError says."""
+        if self.remote.is_closed:
+            return
+        self._begin_shutdown(message)
+        await asyncio.to_thread(self.remote.finish_shutdown, timeout)
+
+    def _begin_shutdown(self, message: str) -> None:
         self.detach()
-        self.remote.shutdown(timeout)
+        self.remote.begin_shutdown(message)
         assert self.remote.dead_error is not None
         self._end(self.remote.dead_error)
+
+    def _leave(self) -> None:
+        """End what a closed loop has left: its tasks never go on."""
+        for call_id in self._calls:
+            self.remote.drop_reply(call_id)
+        self._calls.clear()
+        self._reading = None
+        self._on_end(EngineGenerateError("The event loop of the request was closed before its end."))
 
     def _watch(self) -> None:
         assert self._loop is not None
@@ -172,8 +202,8 @@ class AsyncCore:
         self.detach()
         self._on_end(error)
         for future in self._calls.values():
-            if not future.done():
-                future.set_exception(error)
+            if not future.done() and not future.get_loop().is_closed():
+                future.set_exception(copy.copy(error))
 
 
 def _release(home: Any, remote: RemoteCore) -> None:

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from jaxllm.config.vllm_config import ModelConfig, VllmConfig
 from jaxllm.engine.admission import Admission
 from jaxllm.engine.async_core import AsyncCore
-from jaxllm.engine.from_arguments import FromArguments, Start
-from jaxllm.engine.front_end import refuse_given
-from jaxllm.engine.gate import Gate, check_mode
+from jaxllm.engine.from_arguments import FromArguments, Start, end_from_thread
+from jaxllm.engine.front_end import FrontEnd, refuse_given
+from jaxllm.engine.gate import ASLEEP, Changes, Gate, check_level, check_mode
 from jaxllm.engine.metrics import Metric
 from jaxllm.engine.protocol import PauseMode, TextClient
 from jaxllm.engine.refused_methods import ASYNC_LACKS, ASYNC_REFUSES, RefusesMethods
 from jaxllm.engine.request_stream import RequestOutputCollector
-from jaxllm.engine.running_requests import RunningRequests, log_request
-from jaxllm.exceptions import EngineDeadError, VLLMValidationError
+from jaxllm.engine.running_requests import RunningRequests, checked_ids, log_request
+from jaxllm.exceptions import EngineDeadError
 from jaxllm.messages import EngineCoreOutputs
 from jaxllm.outputs import RequestOutput
-from jaxllm.params.checks import INT32_MAX, check_bool, check_str, shown
+from jaxllm.params.checks import INT32_MAX, check_bool, check_str
 from jaxllm.sampling_params import BeamSearchParams, SamplingParams
 from jaxllm.utils.awaitable import awaitable
-from jaxllm.utils.forks import engines_home
+from jaxllm.utils.forks import check_home, engines_home
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
 
 
 class AsyncLLM(RefusesMethods, FromArguments, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LACKS):
@@ -45,13 +48,13 @@ class AsyncLLM(RefusesMethods, FromArguments, TextClient, refused=ASYNC_REFUSES,
         self._start = start
         self.log_requests = logs_requests
         """Whether ids and parameters of requests are logged, and at level DEBUG their prompts."""
+        check_home()
+        self._core, self.front = self._start_core()
         self._home = engines_home()
-        remote, self.front = start()
         self.front.metrics.rejections = admission.num_rejected
-        self._core = AsyncCore(remote, self._on_outputs, self._on_end)
         self._requests = RunningRequests(self.front, admission, self._enter)
         self._gate = Gate()
-        self._waking: asyncio.Task[None] | None = None
+        self._changes = Changes()
 
     @property
     def vllm_config(self) -> VllmConfig:  # type: ignore[override]
@@ -162,7 +165,7 @@ class AsyncLLM(RefusesMethods, FromArguments, TextClient, refused=ASYNC_REFUSES,
         )
         del prompt_text, session_id  # outputs do not show the text of token ids; every session goes to the one core
         check_str("request_id", request_id, INT32_MAX)
-        self._check_open()
+        self._check_open()  # before the prompt is tokenized; what waits at the gate afterwards asks again
         request, stream = await self._requests.take(
             request_id, prompt, params, tokenization_kwargs, arrival_time=arrival_time, priority=priority
         )
@@ -180,20 +183,23 @@ class AsyncLLM(RefusesMethods, FromArguments, TextClient, refused=ASYNC_REFUSES,
     async def beam_search(
         self, prompt: Any, request_id: str, params: BeamSearchParams, lora_request: Any = None
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Search for the likeliest texts and yield them as the outputs of one `RequestOutput`, best first."""
+        """Search for the likeliest texts and yield them as the outputs of one `RequestOutput`, best first.
+
+        A search that is aborted yields what it has, those that had not ended with finish_reason "abort".
+        """
         from jaxllm.engine.async_beam_search import search_beams  # which loads numpy
 
         refuse_given(lora_request=lora_request)
-        await self._enter()
-        yield await search_beams(self.front, self._requests, self._core, request_id, prompt, params)
+        check_str("request_id", request_id, INT32_MAX)
+        self._check_open()
+        yield await search_beams(
+            self.front, self._requests, self._enter, lambda: self._core, request_id, prompt, params
+        )
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         """End a request or several, whose readers get an output with finish_reason "abort"; unknown ids are ignored."""
         del internal
-        for each in [request_id] if isinstance(request_id, str) else list(request_id):
-            if not isinstance(each, str):
-                message = f"request_id must be a string or strings, got {shown(each)} ({type(each).__name__})."
-                raise VLLMValidationError(message, parameter="request_id", value=each)
+        for each in checked_ids(request_id):
             self._core.abort_requests(self._requests.abort(each))
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -219,10 +225,10 @@ class AsyncLLM(RefusesMethods, FromArguments, TextClient, refused=ASYNC_REFUSES,
             self.front.stats_logger.log()
 
     async def check_health(self) -> None:
-        """Raise EngineDeadError if the core has ended or hangs."""
-        self._check_open()
+        """Raise EngineDeadError if the core has ended or hangs, RuntimeError while the engine sleeps."""
+        self._check_awake()
         self._core.look()
-        self._check_open()
+        self._check_awake()
 
     async def start_profile(self, profile_prefix: str | None = None) -> None:
         """Record what host and devices of the core do until `stop_profile`, with JAX's profiler."""
@@ -253,39 +259,40 @@ class AsyncLLM(RefusesMethods, FromArguments, TextClient, refused=ASYNC_REFUSES,
 
         Running requests are aborted, or with mode "wait" end first; "keep" is refused.
         """
-        if level not in (1, 2):
-            message = f"level must be 1 or 2, got {shown(level)}: both release weights and KV cache."
-            raise VLLMValidationError(message, parameter="level", value=level)
+        check_level(level)
         check_mode(mode)
-        self._check_open()
+        await self._changes.make(lambda: self._core.close(message=ASLEEP), lambda: self._fall_asleep(mode))
+
+    async def _fall_asleep(self, mode: PauseMode) -> None:
+        self._check_awake()
         self._gate.is_sleeping = True
         try:
             await self._settle(mode)
+            if not self._gate.is_sleeping:
+                raise self.dead_error  # it was shut down meanwhile
         except BaseException:
             self._gate.is_sleeping = False
             raise
-        self._core.detach()
-        await asyncio.to_thread(self._core.remote.shutdown)
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Start the core again, with the arguments that the engine was made with."""
+        """Start the core again with the engine's arguments. The start goes on if the caller is cancelled."""
         refuse_given(tags=tags)
-        if not self._gate.is_sleeping:
-            return
-        if self._waking is None:
-            self._waking = asyncio.create_task(self._wake_up())
-        await asyncio.shield(self._waking)
+        self._home.check()
+        await self._changes.make(self._wake_up)
 
     async def _wake_up(self) -> None:
-        try:
-            remote, _ = await asyncio.to_thread(self._start)
-        finally:
-            self._waking = None
-        if self._gate.is_sleeping:
-            self._core = AsyncCore(remote, self._on_outputs, self._on_end)
-            self._gate.is_sleeping = False
-        else:  # it was shut down meanwhile
-            await asyncio.to_thread(remote.shutdown)
+        if not self._gate.is_sleeping:
+            return
+        core, _ = await asyncio.to_thread(self._start_core)
+        if not self._gate.is_sleeping:  # it was shut down meanwhile
+            await core.close()
+            return
+        self._core, self._gate.is_sleeping = core, False
+
+    def _start_core(self) -> tuple[AsyncCore, FrontEnd]:
+        """Start a core, in any thread; it ends when nobody holds what is returned, as after a cancelled wake-up."""
+        remote, front = self._start()
+        return AsyncCore(remote, self._on_outputs, self._on_end), front
 
     async def is_sleeping(self) -> bool:
         """Say whether the engine sleeps."""
@@ -297,10 +304,16 @@ class AsyncLLM(RefusesMethods, FromArguments, TextClient, refused=ASYNC_REFUSES,
         """Let new requests wait until `resume_generation`; running ones are aborted, or with mode "wait" end first."""
         mode = "wait" if wait_for_inflight_requests else mode
         check_mode(mode)
+        was_paused = not self._gate.unpaused.is_set
         self._gate.unpaused.clear()
-        await self._settle(mode)
-        if clear_cache:
-            await self.reset_prefix_cache()
+        try:
+            await self._settle(mode)
+            if clear_cache and not await self.reset_prefix_cache():
+                logger.warning("the prefix cache keeps what it has: the core still has blocks in use")
+        except BaseException:
+            if not was_paused:
+                self._gate.unpaused.set()
+            raise
 
     async def resume_generation(self) -> None:
         """Take requests again."""
@@ -312,15 +325,13 @@ class AsyncLLM(RefusesMethods, FromArguments, TextClient, refused=ASYNC_REFUSES,
 
     async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
         """Wait until no request runs, while others may come. Raises TimeoutError after `drain_timeout` seconds."""
-        await asyncio.wait_for(self._requests.idle.wait(), drain_timeout)
+        await self._requests.idle.wait(drain_timeout)
 
     async def drain(self, timeout: float | None = None) -> bool:
         """Take no more requests and wait until all have ended; after `timeout` seconds abort the rest, return False."""
         self._gate.drain()
-        if self._requests.idle.is_set:
-            return True
         try:
-            await asyncio.wait_for(self._requests.idle.wait(), timeout)
+            await self._requests.idle.wait(timeout)
         except TimeoutError:
             await self.abort(self._requests.ids())
             return False
@@ -329,26 +340,35 @@ class AsyncLLM(RefusesMethods, FromArguments, TextClient, refused=ASYNC_REFUSES,
     def shutdown(self, timeout: float | None = None) -> None:
         """End the core and release the device; requests that run end with EngineDeadError. May be called twice.
 
-        The core is killed if it has not ended after `timeout` seconds, by default 5.
+        After `timeout` seconds, by default 5, a core's process is killed; a thread ends after the step that it is in.
+        Any thread may call this. The event loop waits meanwhile, but for `aclose`.
         """
-        if self._home.is_here:
+        if self._home.is_here and not end_from_thread(self._core.loop, lambda: self.aclose(timeout)):
             self._gate.is_sleeping = False
             self._core.shutdown(timeout)
             self._gate.unpaused.set()
 
-    def __enter__(self) -> Self:
-        return self
+    async def aclose(self, timeout: float | None = None) -> None:
+        """Do as `shutdown` does, while the event loop goes on."""
+        if self._home.is_here:
+            self._gate.is_sleeping = False
+            await self._core.close(timeout)
+            self._gate.unpaused.set()
+            await self._changes.wait()
 
-    def __exit__(self, *_error: object) -> None:
-        self.shutdown()
-
-    def _check_open(self) -> None:
+    def _check_awake(self) -> None:
+        """Raise unless the engine can be called."""
         self._home.check()
-        self._gate.check(self._core.dead_error)
+        self._gate.check_awake(self._core.dead_error)
         self._core.attach()
 
+    def _check_open(self) -> None:
+        """Raise unless the engine takes requests, be it later."""
+        self._check_awake()
+        self._gate.check_open()
+
     async def _call(self, method: str, *arguments: Any) -> Any:
-        self._check_open()
+        self._check_awake()
         return await self._core.call(method, *arguments)
 
     async def _enter(self) -> None:
@@ -374,8 +394,5 @@ class AsyncLLM(RefusesMethods, FromArguments, TextClient, refused=ASYNC_REFUSES,
     def _on_end(self, error: Exception) -> None:
         """End all requests: the core has ended, or an outcome of it was lost."""
         self._core.abort_requests(self._requests.fail_all(error))
-        if self._core.dead_error is not None:
+        if self._core.dead_error is not None and not self._gate.is_sleeping:
             self._gate.unpaused.set()
-
-
-AsyncLLMEngine = AsyncLLM

@@ -176,6 +176,12 @@ class BeamSearcher:
             running.search.abort()
             self._go_on(running)
 
+    def stop(self) -> None:
+        """End all searches where they are; what they have so far counts as found."""
+        for running in self._active:
+            running.search.abort()
+        self.abort()
+
     def abort(self) -> None:
         """End all searches where they are."""
         owners, active = list(self._owners), self._active

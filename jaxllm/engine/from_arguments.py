@@ -1,9 +1,11 @@
-"""How asynchronous engines are made of engine arguments: the class methods of vLLM's `AsyncLLM`."""
+"""How asynchronous engines are made of engine arguments, by the class methods of vLLM's `AsyncLLM`, and end."""
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.config.async_engine_args import AsyncEngineArgs
@@ -15,16 +17,41 @@ if TYPE_CHECKING:
     from jaxllm.engine.remote_core import RemoteCore
     from jaxllm.usage.usage_lib import UsageContext
 
+POLL_SECONDS = 0.2
+
 type Start = Callable[[], tuple[RemoteCore, FrontEnd]]
 """What starts a core and its front end, as often as it is called."""
 
 
 class FromArguments(ABC):
-    """A base of engines that say how their core is started, what they admit, and whether they log requests."""
+    """A base of engines that say how their core is started, what they admit, and whether they log requests.
+
+    An engine ends with the block of a `with`, or of an `async with`, during whose end the event loop goes on.
+    """
 
     @abstractmethod
     def __init__(self, start: Start, *, admission: Admission, logs_requests: bool = False) -> None:
         """Start an engine; use `from_engine_args`."""
+
+    @abstractmethod
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the engine."""
+
+    @abstractmethod
+    async def aclose(self, timeout: float | None = None) -> None:
+        """End the engine, while the event loop goes on."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.shutdown()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.aclose()
 
     @classmethod
     def from_engine_args(
@@ -77,3 +104,17 @@ class FromArguments(ABC):
             disable_log_stats=disable_log_stats,
         )
         return cls.from_engine_args(engine_args, start_engine_loop, usage_context, stat_loggers)
+
+
+def end_from_thread(loop: asyncio.AbstractEventLoop | None, close: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+    """Have `close()` run on an event loop that runs in another thread, and wait for its end; False if none does."""
+    if loop is None or loop is asyncio._get_running_loop():
+        return False
+    if not loop.is_running():
+        return False
+    closing = asyncio.run_coroutine_threadsafe(close(), loop)
+    while loop.is_running():
+        if wait([closing], POLL_SECONDS).done:
+            closing.result()
+            return True
+    return False

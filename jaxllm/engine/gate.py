@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
-from jaxllm.exceptions import EngineDeadError, VLLMValidationError
+from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
 from jaxllm.params.checks import shown
+
+ASLEEP = "The engine sleeps: call wake_up() first."
+
+
+def wake(waiter: asyncio.Future[None]) -> None:
+    """Let a task go on that waits; one whose event loop is closed never will."""
+    if not waiter.done() and not waiter.get_loop().is_closed():
+        waiter.set_result(None)
 
 
 class Flag:
@@ -30,23 +40,23 @@ class Flag:
         self._is_set = True
         waiters, self._waiters = self._waiters, []
         for each in waiters:
-            if not each.done():
-                each.set_result(None)
+            wake(each)
 
     def clear(self) -> None:
         """Let those wait that come from now on."""
         self._is_set = False
 
-    async def wait(self) -> None:
-        """Return as soon as the flag is set."""
-        while not self._is_set:
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            try:
-                await waiter
-            finally:
-                if waiter in self._waiters:
-                    self._waiters.remove(waiter)
+    async def wait(self, timeout: float | None = None) -> None:
+        """Return as soon as the flag is set. Raises TimeoutError after `timeout` seconds."""
+        async with asyncio.timeout(timeout):
+            while not self._is_set:
+                waiter = asyncio.get_running_loop().create_future()
+                self._waiters.append(waiter)
+                try:
+                    await waiter
+                finally:
+                    if waiter in self._waiters:
+                        self._waiters.remove(waiter)
 
 
 class Gate:
@@ -56,19 +66,63 @@ class Gate:
         self.is_sleeping = self.is_draining = False
         self.unpaused = Flag()
 
-    def check(self, dead_error: EngineDeadError | None) -> None:
-        """Raise if no request is taken; `dead_error` is what has ended the core, if anything has."""
+    def check_awake(self, dead_error: EngineDeadError | None) -> None:
+        """Raise if the engine cannot be called; `dead_error` is what has ended the core, if anything has."""
         if self.is_sleeping:
-            raise RuntimeError("The engine sleeps: call wake_up() first.")
+            raise RuntimeError(ASLEEP)
         if dead_error is not None:
             raise dead_error
+
+    def check_open(self) -> None:
+        """Raise EngineBusyError if the engine, which can be called, takes no requests any more."""
         if self.is_draining:
-            raise EngineDeadError("The engine takes no more requests: it is about to end.")
+            raise EngineBusyError("The engine is about to end, and takes no more requests: another one may.")
 
     def drain(self) -> None:
         """Refuse requests from now on, those that wait too."""
         self.is_draining = True
         self.unpaused.set()
+
+
+class Changes:
+    """An engine changes between sleeping and waking one step at a time. For one event loop at a time."""
+
+    def __init__(self) -> None:
+        self._change: asyncio.Future[None] | None = None
+        """The change that is under way, or the last one."""
+
+    async def make(
+        self, finish: Callable[[], Coroutine[Any, Any, None]], begin: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """Await `begin()`, if it is given, and then `finish()`, once no other change is under way.
+
+        A caller that is cancelled cancels `begin`, which has to undo what it did; `finish` goes on to its end.
+        """
+        await self.wait()
+        loop = asyncio.get_running_loop()
+        change = self._change = loop.create_future()
+        try:
+            if begin is not None:
+                await begin()
+            finishing = loop.create_task(finish())
+        except BaseException:
+            change.set_result(None)
+            raise
+        finishing.add_done_callback(lambda _: wake(change))
+        await asyncio.shield(finishing)
+
+    async def wait(self) -> None:
+        """Wait until no change is under way; one that a closed event loop has left is not waited for."""
+        loop = asyncio.get_running_loop()
+        while (change := self._change) is not None and change.get_loop() is loop and not change.done():
+            await asyncio.wait([change])
+
+
+def check_level(level: int) -> None:
+    """Raise VLLMValidationError for a level of sleep that is not there."""
+    if level not in (1, 2):
+        message = f"level must be 1 or 2, got {shown(level)}: both release weights and KV cache."
+        raise VLLMValidationError(message, parameter="level", value=level)
 
 
 def check_mode(mode: str) -> None:

@@ -23,7 +23,7 @@ from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from jaxllm.outputs import RequestOutput
 from jaxllm.params.checks import INT32_MAX, check_bool, check_str, shown
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
-from jaxllm.utils.forks import Home, engines_home
+from jaxllm.utils.forks import Home, check_home, engines_home
 from jaxllm.utils.log import show_log
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
     @lasting_interrupts()
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
         """Load the model and make an engine, its core in this process unless JAXLLM_ENABLE_V1_MULTIPROCESSING is 1."""
+        check_home()
         show_log()
         return cls(*(start_in_process if uses_core_process() else start_in_place)(engine_args))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections import deque
@@ -43,6 +44,7 @@ KILL_SECONDS = 5.0
 """A core that was told to end, or has failed, gets so long before it is killed."""
 GONE_SECONDS = 1.0
 """A core whose socket is not there gets so long until its process is seen to have ended."""
+SHUT_DOWN = "The engine was shut down: make a new one."
 
 
 class CoreWatch:
@@ -89,16 +91,16 @@ class RemoteCore:
         self._sockets = FrontSockets(context, host.meeting.addresses)
         self._watch = CoreWatch(*core_timeouts())
         self._outputs: deque[EngineCoreOutputs | FrameError] = deque()
-        self._replies: dict[int, Reply] = {}
+        self._replies: dict[int, Reply | None] = {}
+        """The calls that somebody waits for, with what has come for them."""
         self._call_ids = itertools.count()
         self._ready: EngineReady | None = None
         self.is_closed = False
-        """True once `shutdown` was called."""
+        """True once `shutdown` or `begin_shutdown` was called."""
         self.tokenizer_parts: TokenizerParts | None = None
         self.has_tokenizer = False
         """True once `tokenizer_parts` are what the core says: parts, or None for an engine without a tokenizer."""
-        self.dead_error: EngineDeadError | None = None
-        """The error that ended the core; None while it runs."""
+        self._end_message: str | None = None
 
     @classmethod
     def in_process(cls, engine_args: EngineArgs, command: Sequence[str] = ()) -> Self:
@@ -116,6 +118,14 @@ class RemoteCore:
     def host(self) -> CoreHost:
         """Return where the core runs."""
         return self._host
+
+    @property
+    def dead_error(self) -> EngineDeadError | None:
+        """Return a new error that says what has ended the core; None while it runs.
+
+        One that is raised again and again would grow its traceback, and keep alive what that shows.
+        """
+        return None if self._end_message is None else EngineDeadError(self._end_message)
 
     @property
     def is_warm(self) -> bool:
@@ -193,14 +203,25 @@ class RemoteCore:
         self._call("stop_profile")
 
     def begin_call(self, method: str, *arguments: Any) -> int:
-        """Call a method of the core without waiting and return the id by which `take_reply` knows the call."""
+        """Call a method of the core without waiting and return the id by which `take_reply` knows the call.
+
+        Who does not wait for the answer to its end calls `drop_reply`.
+        """
         call_id = next(self._call_ids)
         self._send(Call(call_id, method, [msgspec.to_builtins(each) for each in arguments]))
+        self._replies[call_id] = None
         return call_id
 
     def take_reply(self, call_id: int) -> Reply | None:
-        """Return the answer to a call, None while there is none."""
-        return self._replies.pop(call_id, None)
+        """Return the answer to a call once, None while there is none."""
+        reply = self._replies.get(call_id)
+        if reply is not None:
+            del self._replies[call_id]
+        return reply
+
+    def drop_reply(self, call_id: int) -> None:
+        """Wait for the answer to a call no more. May be called after it was taken."""
+        self._replies.pop(call_id, None)
 
     def take_outputs(self) -> EngineCoreOutputs | None:
         """Return the oldest outcome of a step that has come and not been taken; None if there is none.
@@ -223,8 +244,9 @@ class RemoteCore:
 
     def check_alive(self) -> None:
         """Raise EngineDeadError if the core has ended."""
-        if self.dead_error is not None:
-            raise self.dead_error
+        error = self.dead_error
+        if error is not None:
+            raise error
 
     def look(self) -> None:
         """Take in what has come, and see whether the core has ended or hangs. Raises EngineDeadError then."""
@@ -241,21 +263,32 @@ class RemoteCore:
             self._die(reason)
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the core and wait until it has ended; it is killed after `timeout` seconds. May be called twice."""
-        if self.is_closed:
-            return
+        """End the core and wait until it has ended; it is killed after `timeout` seconds. May be called twice.
+
+        A thread cannot be killed: it ends after the step that it is in.
+        """
+        if not self.is_closed:
+            self.begin_shutdown()
+            self.finish_shutdown(timeout)
+
+    def begin_shutdown(self, message: str = SHUT_DOWN) -> None:
+        """Tell the core to end, without waiting; every call raises EngineDeadError with this message from now on."""
         self.is_closed = True
-        if self.dead_error is None:
+        if self._end_message is None:
             try:
                 self._sockets.send(Shutdown())
             except zmq.Again:  # nobody has connected yet
                 self._host.kill()
-            self.dead_error = EngineDeadError("The engine was shut down: make a new one.")
+            self._end_message = message
+
+    def finish_shutdown(self, timeout: float | None = None) -> None:
+        """Wait until a core that was told to end has ended, as `shutdown` says. Any thread may do it, one alone."""
         self._wait_end(KILL_SECONDS if timeout is None else timeout)
         self._host.stop(0)
-        self._sockets.close()
-        if self._host.end_reason() is not None:  # the sockets of a thread that goes on would be waited for
-            self._context.term()
+        if self._host.end_reason() is not None:
+            self._close()
+        else:  # a thread in a long step, which without our sockets would wait for ever to send what the step gives
+            threading.Thread(target=self._close_late, name="jaxllm-core-end", daemon=True).start()
 
     def kill(self) -> None:
         """End the core at once, as an interrupted start does."""
@@ -264,8 +297,11 @@ class RemoteCore:
 
     def _call(self, method: str, *arguments: Any) -> Any:
         call_id = self.begin_call(method, *arguments)
-        while (reply := self.take_reply(call_id)) is None:
-            self._wait()
+        try:
+            while (reply := self.take_reply(call_id)) is None:
+                self._wait()
+        finally:
+            self.drop_reply(call_id)
         return result(reply)
 
     def _send(self, message: ToCore) -> None:
@@ -290,6 +326,14 @@ class RemoteCore:
             while self._sockets.receive() is not None:
                 pass
 
+    def _close_late(self) -> None:
+        self._wait_end(math.inf)
+        self._close()
+
+    def _close(self) -> None:
+        self._sockets.close()
+        self._context.term()
+
     def _wait(self) -> None:
         """Wait for a message, or for the core's end, and take in what has come."""
         self.check_alive()
@@ -308,7 +352,8 @@ class RemoteCore:
             case Heartbeat():
                 self._watch.hear(message)
             case Reply(call_id):
-                self._replies[call_id] = message
+                if call_id in self._replies:
+                    self._replies[call_id] = message
             case Starting(tokenizer):
                 self.tokenizer_parts, self.has_tokenizer = tokenizer, True
             case EngineReady():
@@ -321,10 +366,10 @@ class RemoteCore:
 
     def _die(self, reason: str) -> NoReturn:
         """Remember that the core has ended, see to it that it has, and raise it."""
-        self.dead_error = EngineDeadError(f"{self._host.name[0].upper()}{self._host.name[1:]} has failed: {reason}.")
+        self._end_message = f"{self._host.name[0].upper()}{self._host.name[1:]} has failed: {reason}."
         # In a thread, for it may have things to finish, and whoever waits for outputs is to know at once.
         threading.Thread(target=self._host.wait, args=(KILL_SECONDS,), name="jaxllm-core-end", daemon=True).start()
-        raise self.dead_error
+        raise EngineDeadError(self._end_message)
 
 
 def result(reply: Reply) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 
+from jaxllm.engine.gate import wake
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import RequestOutputKind
 
@@ -46,7 +48,7 @@ class RequestOutputCollector:
         """Wait until the core has found the request good, or has refused it, which raises."""
         while not self._is_admitted:
             if self._error is not None:
-                raise self._error
+                raise copy.copy(self._error)
             await self._sleep()
 
     async def get(self) -> RequestOutput:
@@ -59,7 +61,7 @@ class RequestOutputCollector:
         """Return the output that has not been read; None if there is none. Raises what has ended the request."""
         output, self._output = self._output, None
         if output is None and self._error is not None:
-            raise self._error
+            raise copy.copy(self._error)  # others may get it too, and each would add to its traceback
         return output
 
     async def _sleep(self) -> None:
@@ -68,5 +70,5 @@ class RequestOutputCollector:
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        if waiter is not None:
+            wake(waiter)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from jaxllm.engine.admission import Admission, Place
@@ -16,6 +17,7 @@ from jaxllm.engine.request_stream import RequestOutputCollector
 from jaxllm.exceptions import EngineGenerateError, VLLMValidationError
 from jaxllm.messages import RequestError
 from jaxllm.outputs import RequestOutput
+from jaxllm.params.checks import shown
 from jaxllm.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -45,23 +47,36 @@ class Reader(Protocol):
         ...
 
 
+class Group(Protocol):
+    """What stands for several requests under one id of the user's, as a beam search does."""
+
+    def put(self, output: RequestOutput | Exception) -> None:
+        """Take in the error that has ended it."""
+        ...
+
+    def end(self) -> None:
+        """End its requests, and itself: its user has aborted it."""
+        ...
+
+
 class RunningRequests:
     """This hands outputs to readers and knows who still waits. What ends requests returns the sequences that the core
     must stop. For one event loop.
     """
 
-    def __init__(self, front: FrontEnd, admission: Admission, enter: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, front: FrontEnd, admission: Admission, enter: Callable[[], Awaitable[object]]) -> None:
         """Let each request `enter` once its prompt is tokenized: that waits, or raises, for an engine that is shut."""
         self._enter = enter
         self._inputs, self._outputs = front.inputs, front.outputs
         self._admission = admission
         self._running: dict[str, _Running] = {}
+        self._groups: dict[str, Group] = {}
         self.idle = Flag()
         """The flag is set while no request is in hand."""
 
     def ids(self) -> list[str]:
-        """Return the users' ids of all requests."""
-        return list(self._running)
+        """Return the users' ids of all requests, first those of groups, whose ends are those of their requests too."""
+        return [*self._groups, *self._running]
 
     async def take(
         self,
@@ -99,9 +114,25 @@ class RunningRequests:
         """Take a complete request in hand; `place` is given back at its end. Raises VLLMValidationError if its id is
         in use.
         """
+        self._check_free(request.request_id)
         self._outputs.add_request(request)
         self._running[request.request_id] = _Running(reader, place)
         self.idle.clear()
+
+    @contextmanager
+    def hold(self, request_id: str, group: Group) -> Iterator[None]:
+        """Have a group in hand while a block runs, also between its requests. Raises VLLMValidationError if its id is
+        in use.
+        """
+        self._check_free(request_id)
+        self._groups[request_id] = group
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            if self._groups.get(request_id) is group:  # and not one of the same id, after all were ended
+                del self._groups[request_id]
+                self._rest()
 
     async def encode(self, prompt: Any, options: Mapping[str, Any] | None = None) -> EncodedPrompt:
         """Check a prompt and tokenize it, in a thread if it is long."""
@@ -127,6 +158,9 @@ class RunningRequests:
 
     def abort(self, request_id: str) -> list[str]:
         """End a request, whose reader gets what there is of it with finish_reason "abort"; ignore unknown ids."""
+        if request_id in self._groups:
+            self._groups[request_id].end()
+            return []
         running = self._running.get(request_id)
         if running is None:
             return []
@@ -147,6 +181,10 @@ class RunningRequests:
 
     def fail_all(self, error: Exception) -> list[str]:
         """End all requests; their readers get the error."""
+        for group in self._groups.values():
+            group.put(error)
+        self._groups.clear()
+        self._rest()
         for request_id, running in list(self._running.items()):
             running.reader.put(error)
             self._forget(request_id)
@@ -156,8 +194,26 @@ class RunningRequests:
         place = self._running.pop(request_id).place
         if place is not None:
             place.release()
-        if not self._running:
+        self._rest()
+
+    def _rest(self) -> None:
+        if not self._running and not self._groups:
             self.idle.set()
+
+    def _check_free(self, request_id: str) -> None:
+        if request_id in self._running or request_id in self._groups:
+            message = f"request_id {request_id!r} is in use by an unfinished request; choose another."
+            raise VLLMValidationError(message, parameter="request_id", value=request_id)
+
+
+def checked_ids(request_id: str | Iterable[str]) -> list[str]:
+    """Return one id or several as a list. Raises VLLMValidationError for what is not a string."""
+    request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
+    for each in request_ids:
+        if not isinstance(each, str):
+            message = f"request_id must be a string or strings, got {shown(each)} ({type(each).__name__})."
+            raise VLLMValidationError(message, parameter="request_id", value=each)
+    return request_ids
 
 
 def _error(refusal: RequestError) -> Exception:

@@ -40,6 +40,12 @@ def engines_home() -> Home:
     return Home()
 
 
+def check_home() -> None:
+    """Raise RuntimeError in a child that was forked from a process with an engine, before it starts one."""
+    if engines_home.cache_info().currsize:
+        engines_home().check()
+
+
 def _keep_all() -> None:
     names = [name for name in sys.modules if name.partition(".")[0] in ("jax", "jaxlib")]
     for value in [value for name in names for value in vars(sys.modules[name]).values()]:
