@@ -280,8 +280,8 @@ class EngineCore:
         """Do something with a sequence; what fails in that ends it alone."""
         try:
             action(sequence)
-        except ValueError as error:
-            self._refuse([sequence], RequestError("invalid", str(error)))
+        except VLLMValidationError as error:
+            self._refuse([sequence], RequestError("invalid", str(error), error.parameter))
         except Exception as error:
             logger.exception("request %s cannot be taken on", sequence.request_id)
             self._refuse([sequence], RequestError("internal", f"{type(error).__name__}: {error}"))
@@ -296,7 +296,7 @@ class EngineCore:
 
     def _schedule(self, sequence: EngineCoreRequest) -> None:
         self._scheduler.add_request(sequence)
-        if sequence.sampling_params.structured_outputs is not None:
+        if self._validators or sequence.sampling_params.structured_outputs is not None:  # else nobody waits for it
             self._reports.append(EngineCoreOutput(request_id=sequence.request_id, is_admitted=True))
 
     def _refuse(self, sequences: Iterable[EngineCoreRequest], error: RequestError) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 
+from jaxllm.exceptions import VLLMValidationError
 from jaxllm.messages import EngineCoreRequest
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.repetition import repeats
@@ -44,7 +45,7 @@ class Request:
         """int32, prompt and outputs."""
         self.num_prompt_tokens = len(source.prompt_token_ids)
         # Encoded here, where a salt that cannot be is this request's error: hashes are made in the middle of a step.
-        self.salt = (source.cache_salt or "").encode()
+        self.salt = _encode_salt(source.cache_salt or "")
         self.block_hashes: list[bytes] = []
         """The hash chain of the leading full blocks, as far as anyone has asked for it."""
         self.donor = donor
@@ -120,3 +121,11 @@ def waits_for_last_token(params: SamplingParams) -> bool:
 def needs_token_counts(params: SamplingParams) -> bool:
     """Say whether a penalty reads how often each token has come."""
     return bool(params.presence_penalty or params.frequency_penalty) or params.repetition_penalty != 1.0
+
+
+def _encode_salt(salt: str) -> bytes:
+    try:
+        return salt.encode()
+    except UnicodeEncodeError as error:
+        message = f"cache_salt must be Unicode text, got {salt!r}."
+        raise VLLMValidationError(message, parameter="cache_salt", value=salt) from error

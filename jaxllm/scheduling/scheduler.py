@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 
+from jaxllm.exceptions import VLLMValidationError
 from jaxllm.messages import EngineCoreOutput, EngineCoreRequest, PromptLogprobs, RequestError, SchedulerStats
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.kv_cache_manager import KVCacheManager, PrefixHit
@@ -63,20 +64,23 @@ class Scheduler:
     # -- requests come and go ------------------------------------------------------------------------------------------
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Put a request in line; raise ValueError if its id is in use or its prompt cannot run."""
+        """Put a request in line; raise VLLMValidationError if its id is in use or its prompt cannot run."""
         if request.request_id in self._requests:
-            raise ValueError(f"Request id {request.request_id!r} is in use: wait for it to end or choose another id.")
+            message = f"Request id {request.request_id!r} is in use: wait for it to end or choose another id."
+            raise VLLMValidationError(message, parameter="request_id", value=request.request_id)
         if not 1 <= len(request.prompt_token_ids) <= self.config.max_model_len:
-            raise ValueError(
+            raise VLLMValidationError(
                 f"Request {request.request_id!r} has {len(request.prompt_token_ids)} prompt tokens; "
-                f"max_model_len={self.config.max_model_len} allows 1 to that many."
+                f"max_model_len={self.config.max_model_len} allows 1 to that many.",
+                parameter="prompt",
             )
         order = order_of(request, self._counters.num_arrivals, self.config.policy)
         donor = None if request.fork_of is None else self._find_donor(request.fork_of)
         entry = Request(request, order, queued_ts=time.monotonic(), donor=donor)
         if entry.is_scored and self.config.num_rows < 2:
-            raise ValueError(
-                f"Request {request.request_id!r} wants prompt_logprobs, which needs max_rows of at least 2."
+            raise VLLMValidationError(
+                f"Request {request.request_id!r} wants prompt_logprobs, which needs max_rows of at least 2.",
+                parameter="prompt_logprobs",
             )
         self._counters.num_arrivals += 1
         self._requests[request.request_id] = entry

@@ -266,6 +266,30 @@ def test_only_requests_with_structured_outputs_are_said_to_be_admitted() -> None
     assert [(each.request_id, each.new_token_ids, each.finish_reason) for each in admitted] == [("a", [], None)]
 
 
+def test_every_request_is_said_to_be_admitted_where_a_class_of_logits_processors_could_refuse_it() -> None:
+    core, _, _ = make_core(validators=[lambda params: None])
+    add(core, "a", params=SamplingParams(n=2))
+    admitted = [output.request_id for output in run_steps(core) if output.is_admitted]
+    assert admitted == ["a", "a#1"]
+
+
+def test_only_what_a_request_asks_for_is_its_own_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ValueError of the scheduler's own is the engine's failure, as any other is."""
+    core, _, scheduler = make_core()
+    add(core, "a")
+    add(core, "a")
+    (output,) = core.step().outputs
+    assert (output.error and (output.error.kind, output.error.parameter)) == ("invalid", "request_id")
+
+    def fail(request: EngineCoreRequest) -> None:
+        raise ValueError("math domain error")
+
+    monkeypatch.setattr(scheduler, "add_request", fail)
+    add(core, "b")
+    outputs = [output for output in run_steps(core) if output.request_id == "b"]
+    assert [output.error for output in outputs] == [RequestError("internal", "ValueError: math domain error")]
+
+
 def test_requests_that_a_scheduler_loses_end_with_an_error() -> None:
     core, _, scheduler = make_core(overlap=False)
     add(core, "a")
