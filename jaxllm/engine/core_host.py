@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import zmq
@@ -18,6 +18,10 @@ import zmq
 from jaxllm.config.engine_args import EngineArgs
 from jaxllm.engine.core_process import Order, StartCore, run_core
 from jaxllm.engine.sockets import Meeting
+from jaxllm.utils.child_process import python_command
+
+KILLED_SECONDS = 5.0
+"""A process that was killed is waited for so long; one that waits for a device's driver may stay longer."""
 
 
 class CoreHost(Protocol):
@@ -50,7 +54,7 @@ class CoreHost(Protocol):
         ...
 
     def kill(self) -> None:
-        """End it at once, where that can be done."""
+        """Begin to end it, where that can be done, and do not wait."""
         ...
 
 
@@ -66,17 +70,31 @@ class CoreProcess:
         """
         portable = engine_args.portable()
         self.meeting = Meeting.on_host()
-        order = Order(portable, self.meeting.addresses, sys.path, logging.getLogger("jaxllm").getEffectiveLevel())
-        self._process = subprocess.Popen(
-            command or [sys.executable, "-P", "-m", "jaxllm.engine.core_process"],
-            stdin=subprocess.PIPE,
-            process_group=0,  # Ctrl-C in a terminal comes to the front end alone, which decides
-        )
-        self._pidfd = os.pidfd_open(self._process.pid)
+        self._pidfd = -1
+        try:
+            order = msgspec.json.encode(_order(portable, self.meeting))
+            self._process = subprocess.Popen(
+                command or python_command("jaxllm.engine.core_process"),
+                stdin=subprocess.PIPE,
+                process_group=0,  # Ctrl-C in a terminal comes to the front end alone, which decides
+            )
+        except BaseException:
+            self.meeting.close()
+            raise
         self.name = f"the engine core (process {self._process.pid})"
+        try:
+            self._hand_over(order)
+        except BaseException:
+            self.kill()
+            self.stop(KILLED_SECONDS)
+            raise
+
+    def _hand_over(self, order: bytes) -> None:
+        with contextlib.suppress(OSError):  # not every system has such descriptors; then it is looked for its end
+            self._pidfd = os.pidfd_open(self._process.pid)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:  # its end will be seen
-            stdin.write(msgspec.json.encode(order))
+            stdin.write(order)
 
     @property
     def pid(self) -> int:
@@ -85,8 +103,8 @@ class CoreProcess:
 
     @property
     def fds(self) -> list[int]:
-        """Return a file descriptor that becomes readable when the process ends."""
-        return [self._pidfd]
+        """Return a file descriptor that becomes readable when the process ends, where there is one."""
+        return [self._pidfd] if self._pidfd >= 0 else []
 
     def end_reason(self) -> str | None:
         """Say how the process has ended; None while it runs."""
@@ -95,29 +113,64 @@ class CoreProcess:
             return None
         if status >= 0:
             return f"it ended with status {status}"
-        name = signal.Signals(-status).name
+        name = _signal_name(-status)
         hint = "; the system kills processes so when memory runs out" if name == "SIGKILL" else ""
         return f"it was ended by {name}{hint}"
 
     def wait(self, seconds: float) -> None:
-        """Wait until the process has ended; it is killed after so many seconds."""
+        """Wait until the process has ended; it is killed after so many seconds.
+
+        Then too it may go on for as long as a device's driver does not answer it.
+        """
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             self.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(KILLED_SECONDS)
 
     def stop(self, seconds: float) -> None:
         """Do as `wait` does, and close what there is to close. May be called twice."""
         self.wait(seconds)
         self.meeting.close()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
 
     def kill(self) -> None:
-        """End the process at once."""
+        """Kill the process and do not wait: it may take long to end, and whoever waits for outputs is to know."""
         self._process.kill()
-        self._process.wait()
+
+
+def _order(engine_args: dict[str, Any], meeting: Meeting) -> Order:
+    return Order(
+        engine_args,
+        meeting.addresses,
+        [each for each in sys.path if _is_text(each)],
+        logging.getLogger("jaxllm").getEffectiveLevel(),
+        os.getpid(),
+        None if meeting.folder is None else str(meeting.folder),
+    )
+
+
+def _is_text(entry: Any) -> bool:
+    """Say whether an entry of sys.path can be sent: Python skips what is no string, and a path may be no UTF-8."""
+    if not isinstance(entry, str):
+        return False
+    try:
+        entry.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # those of real time have no names
+        return f"signal {number}"
 
 
 class CoreThread:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
-import select
+import shutil
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +20,7 @@ from jaxllm.engine.sockets import Addresses, SocketInbox, SocketOutbox
 from jaxllm.engine.wire import Starting
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.text.tokenizer import Tokenizer
+from jaxllm.utils.forks import end_with
 from jaxllm.utils.log import show_log
 
 logger = logging.getLogger(__name__)
@@ -39,6 +38,15 @@ class Order(msgspec.Struct, frozen=True):
     sys_path: list[str]
     """The front end's sys.path: logits processors and plugins may lie beside the user's script."""
     log_level: int
+    front_pid: int
+    """The front end's process, with which the core's ends."""
+    folder: str | None
+    """The folder of the addresses, which the core deletes when the front end has not lived to do so."""
+
+    def clear(self) -> None:
+        """Delete the folder of the addresses."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def run_core(start: StartCore, addresses: Addresses, context: zmq.Context[zmq.Socket[bytes]]) -> int:
@@ -74,7 +82,7 @@ def run_core(start: StartCore, addresses: Addresses, context: zmq.Context[zmq.So
 def serve(start: Callable[[AsyncEngineArgs, OnTokenizer], tuple[RunnableCore, EngineReady]]) -> int:
     """Run the core that `start` makes of the engine arguments on standard input; return the exit status."""
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
-    threading.Thread(target=_end_with, args=(os.getppid(),), name="jaxllm-parent", daemon=True).start()
+    end_with(order.front_pid, order.clear)
     sys.path[:] = order.sys_path
     logging.getLogger("jaxllm").setLevel(order.log_level)
     show_log()
@@ -93,17 +101,6 @@ def _start(engine_args: AsyncEngineArgs, on_tokenizer: OnTokenizer) -> tuple[Run
     from jaxllm.engine.startup import start_core  # which loads JAX
 
     return start_core(engine_args, on_tokenizer)
-
-
-def _end_with(parent: int) -> None:
-    """End this process, however busy, when the front end's is gone: nobody could take what it makes."""
-    try:
-        descriptor = os.pidfd_open(parent)
-    except ProcessLookupError:
-        os._exit(1)
-    if os.getppid() == parent:
-        select.select([descriptor], [], [])
-    os._exit(1)
 
 
 if __name__ == "__main__":

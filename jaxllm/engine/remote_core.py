@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import threading
 import time
@@ -18,6 +19,7 @@ from jaxllm.config.engine_ready import EngineReady
 from jaxllm.config.environment import core_timeouts
 from jaxllm.engine.core_host import CoreHost, CoreProcess, CoreThread
 from jaxllm.engine.core_process import StartCore
+from jaxllm.engine.core_watch import CoreWatch
 from jaxllm.engine.sockets import FrontSockets
 from jaxllm.engine.wire import (
     Abort,
@@ -39,44 +41,16 @@ from jaxllm.sampling_params import SamplingParams
 from jaxllm.text.tokenizer_parts import TokenizerParts
 from jaxllm.utils.log import show_log
 
+logger = logging.getLogger(__name__)
+
 POLL_SECONDS = 0.5
 KILL_SECONDS = 5.0
 """A core that was told to end, or has failed, gets so long before it is killed."""
+REPORT_SECONDS = 30.0
+"""A start that takes long says so often what it is at."""
 GONE_SECONDS = 1.0
 """A core whose socket is not there gets so long until its process is seen to have ended."""
 SHUT_DOWN = "The engine was shut down: make a new one."
-
-
-class CoreWatch:
-    """This judges by heartbeats whether a core hangs: a step takes for ever, or the process has stopped."""
-
-    def __init__(self, step_seconds: float, silence_seconds: float) -> None:
-        """Allow a step or a call, compiling not counted, and a silence so many seconds."""
-        self._step_seconds, self._silence_seconds = step_seconds, silence_seconds
-        self._heard = self._looked = time.monotonic()
-        self._last: Heartbeat | None = None
-
-    @property
-    def is_warm(self) -> bool:
-        """Say whether the last heartbeat told of a core that is warm."""
-        return self._last is not None and self._last.is_warm
-
-    def hear(self, beat: Heartbeat) -> None:
-        """Take in a heartbeat."""
-        self._heard, self._last = time.monotonic(), beat
-
-    def complaint(self) -> str | None:
-        """Say what is wrong; None if nothing is. To be called after all messages that have come are taken in."""
-        now = time.monotonic()
-        if now - self._looked > self._silence_seconds / 2:
-            self._heard = now  # it was this process that was stopped
-        self._looked = now
-        if now - self._heard > self._silence_seconds:
-            return f"it has given no sign of life for {now - self._heard:.0f} s (JAXLLM_SILENCE_TIMEOUT)"
-        last = self._last
-        if last is not None and not last.is_compiling and last.step_seconds > self._step_seconds:
-            return f"a step, or a call, has taken {last.step_seconds:.0f} s (JAXLLM_STEP_TIMEOUT)"
-        return None
 
 
 class RemoteCore:
@@ -88,12 +62,20 @@ class RemoteCore:
     def __init__(self, host: CoreHost, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         """Connect to a core that starts; `wait_ready` waits for it."""
         self._host, self._context = host, context
-        self._sockets = FrontSockets(context, host.meeting.addresses)
-        self._watch = CoreWatch(*core_timeouts())
+        try:
+            self._watch = CoreWatch(*core_timeouts())
+            self._sockets = FrontSockets(context, host.meeting.addresses)
+        except BaseException:
+            host.kill()
+            host.stop(KILL_SECONDS)
+            if host.end_reason() is not None:  # the sockets of a thread that goes on would be waited for
+                context.term()
+            raise
         self._outputs: deque[EngineCoreOutputs | FrameError] = deque()
         self._replies: dict[int, Reply | None] = {}
         """The calls that somebody waits for, with what has come for them."""
         self._call_ids = itertools.count()
+        self._next_report = time.monotonic() + REPORT_SECONDS
         self._ready: EngineReady | None = None
         self.is_closed = False
         """True once `shutdown` or `begin_shutdown` was called."""
@@ -106,11 +88,13 @@ class RemoteCore:
     def in_process(cls, engine_args: EngineArgs, command: Sequence[str] = ()) -> Self:
         """Start a core in a process of its own; `command` is another program for it, as `CoreProcess` says."""
         show_log()
-        return cls(CoreProcess(engine_args, command), zmq.Context())
+        host = CoreProcess(engine_args, command)
+        return cls(host, zmq.Context())
 
     @classmethod
     def in_thread(cls, start: StartCore) -> Self:
         """Start a core in a thread of this process."""
+        core_timeouts()  # raises for what is wrong with them while there is no thread, which could not be ended
         context = zmq.Context()
         return cls(CoreThread(start, context), context)
 
@@ -140,7 +124,7 @@ class RemoteCore:
     def wait_tokenizer(self) -> TokenizerParts | None:
         """Wait until the core has sent the tokenizer and return it, None without one. Raises as `wait_ready` does."""
         while not self.has_tokenizer:
-            self._wait()
+            self._wait_start()
         return self.tokenizer_parts
 
     def wait_ready(self) -> EngineReady:
@@ -148,7 +132,7 @@ class RemoteCore:
         it ends otherwise.
         """
         while self._ready is None:
-            self._wait()
+            self._wait_start()
         self._host.meeting.close()
         return self._ready
 
@@ -342,12 +326,26 @@ class RemoteCore:
                 pass
         self.look()
 
+    def _wait_start(self) -> None:
+        """Wait as `_wait` does; say now and then what a start that takes long is at."""
+        self._wait()
+        if self._ready is None and time.monotonic() >= self._next_report:
+            self._next_report += REPORT_SECONDS
+            logger.info("%s is still starting: it %s", self._host.name, self._phase())
+
+    def _phase(self) -> str:
+        if not self._watch.has_heard:
+            return "imports its modules"
+        return "loads the weights" if self.has_tokenizer else "reads the configuration and the tokenizer"
+
     def _take(self, message: FromCore | FrameError) -> None:
         match message:
             case FrameError() if self._ready is None:
                 self._host.kill()
                 self._die(f"a message of its start cannot be read: {message}")
             case EngineCoreOutputs() | FrameError():
+                if isinstance(message, FrameError):
+                    logger.error("a message from %s cannot be read: %s", self._host.name, message)
                 self._outputs.append(message)
             case Heartbeat():
                 self._watch.hear(message)

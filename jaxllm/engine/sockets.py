@@ -28,6 +28,9 @@ LAST_MESSAGES_MS = 1000
 """A core that ends gives its last messages so long to reach the front end."""
 
 
+_PREFIX = "jaxllm-"
+
+
 class Addresses(msgspec.Struct, frozen=True):
     """The addresses of the two sockets, which the front end binds and the core connects to."""
 
@@ -51,13 +54,23 @@ class Meeting:
     @classmethod
     def on_host(cls) -> Meeting:
         """Make addresses for processes of this user: files in a new folder, which is closed to everybody else."""
-        folder = Path(tempfile.mkdtemp(prefix="jaxllm-"))  # mkdtemp's mode is 0700
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_temporary_folder()))  # mkdtemp's mode is 0700
         return cls(Addresses(f"ipc://{folder}/to", f"ipc://{folder}/from"), folder)
 
     def close(self) -> None:
         """Delete the files: who has connected does not need them any more."""
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _temporary_folder() -> str:
+    """Return the folder for temporary files, or /tmp if the addresses of files in that one would be no addresses."""
+    folder = tempfile.gettempdir()
+    try:
+        num_bytes = len(f"{folder}/{_PREFIX}12345678/from".encode())
+    except UnicodeEncodeError:
+        return "/tmp"
+    return folder if num_bytes <= zmq.IPC_PATH_MAX_LEN else "/tmp"
 
 
 def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
@@ -70,14 +83,17 @@ class FrontSockets:
     """The front end's ends. For one thread."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], addresses: Addresses) -> None:
-        """Bind both sockets."""
-        self._out = _socket(context, zmq.PUSH)
+        """Bind both sockets. Raises zmq.ZMQError, neither open, if one cannot be."""
+        self._out, self._in = _socket(context, zmq.PUSH), _socket(context, zmq.PULL)
         # Without a bound, so that nothing here waits for a core that compiles: requests are limited elsewhere.
         self._out.setsockopt(zmq.SNDHWM, 0)
         self._out.setsockopt(zmq.LINGER, 0)
-        self._out.bind(addresses.to_core)
-        self._in = _socket(context, zmq.PULL)
-        self._in.bind(addresses.from_core)
+        try:
+            self._out.bind(addresses.to_core)
+            self._in.bind(addresses.from_core)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def fd(self) -> int:

@@ -9,18 +9,24 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.utils.forks import end_with
 
 
 class ChildError(RuntimeError):
     """The process ended without an answer; it has said why on standard error."""
+
+
+class _Question(msgspec.Struct):
+    """The request to a process, and the id of the one that asks."""
+
+    asker: int
+    request: msgspec.Raw
 
 
 class _Answer(msgspec.Struct):
@@ -31,6 +37,15 @@ class _Answer(msgspec.Struct):
     parameter: str | None = None
 
 
+def python_command(module: str) -> list[str]:
+    """Return the command that runs a module with this process's flags of Python; it imports no files of the folder that
+    the process is in.
+    """
+    # Private, but there since Python 3.2: multiprocessing starts its children so too.
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [sys.executable, *flags, "-P", "-m", module]
+
+
 def ask[T](module: str, request: Any, kind: type[T], env: Mapping[str, str]) -> T:
     """Run `module` in a new process with the environment given and return its result, of the type `kind`.
 
@@ -38,14 +53,15 @@ def ask[T](module: str, request: Any, kind: type[T], env: Mapping[str, str]) -> 
     interrupted, or ends, so does the other.
     """
     with subprocess.Popen(
-        [sys.executable, "-P", "-m", module],
+        python_command(module),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=dict(env),
         process_group=0,  # Ctrl-C in a terminal comes here alone; who asked decides
     ) as process:
         try:
-            output, _ = process.communicate(msgspec.json.encode(request))
+            question = _Question(os.getpid(), msgspec.Raw(msgspec.json.encode(request)))
+            output, _ = process.communicate(msgspec.json.encode(question))
         except BaseException:
             process.kill()
             raise
@@ -62,18 +78,12 @@ def reply[T](kind: type[T], work: Callable[[T], Any]) -> int:
 
     What `work` raises besides VLLMValidationError ends the process with a traceback, for the user to see.
     """
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    request = msgspec.json.decode(sys.stdin.buffer.read(), type=kind)
+    question = msgspec.json.decode(sys.stdin.buffer.read(), type=_Question)
+    end_with(question.asker)
+    request = msgspec.json.decode(question.request, type=kind)
     try:
         answer = _Answer(result=work(request))
     except VLLMValidationError as error:
         answer = _Answer(error=str(error), parameter=error.parameter)
     sys.stdout.buffer.write(b"\n" + msgspec.json.encode(answer) + b"\n")
     return 0
-
-
-def _end_with(asker: int) -> None:
-    """End this process, however busy, when the one that asked is gone."""
-    while os.getppid() == asker:
-        time.sleep(1)
-    os._exit(1)

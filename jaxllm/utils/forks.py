@@ -1,11 +1,22 @@
-"""A fork copies an engine's memory, but neither its threads nor its devices' threads: children must not use it."""
+"""A fork copies an engine's memory, but neither its threads nor its devices' threads: children must not use it.
+
+A process that was started for another one ends with it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import select
 import sys
+import threading
+import time
+from collections.abc import Callable
 from functools import cache
+
+PARENT_SECONDS = 0.5
+"""How often a process looks whether its parent has ended, where the system does not tell."""
 
 
 class Home:
@@ -27,6 +38,28 @@ class Home:
                 "copies neither threads nor devices, so no engine can be used or made here. Start children with "
                 "multiprocessing.get_context('spawn'), and make an LLM in each that needs one."
             )
+
+
+def end_with(parent: int, last: Callable[[], None] = lambda: None) -> None:
+    """End this process, however busy, as soon as its parent has ended, of which it may be an orphan already.
+
+    `parent` is the id that the parent has given, and `last` what is called before the end, in a thread.
+    """
+    threading.Thread(target=_end_with, args=(parent, last), name="jaxllm-parent", daemon=True).start()
+
+
+def _end_with(parent: int, last: Callable[[], None]) -> None:
+    # Not every system has such descriptors. The parent's id, compared once this is open, is the right process's.
+    with contextlib.suppress(OSError):
+        descriptor = os.pidfd_open(parent)
+        if os.getppid() == parent:
+            select.select([descriptor], [], [])
+    while os.getppid() == parent:
+        time.sleep(PARENT_SECONDS)
+    try:
+        last()
+    finally:
+        os._exit(1)
 
 
 @cache

@@ -275,7 +275,11 @@ def test_what_a_message_asks_for_is_timed_as_a_step_is(message: ToCore) -> None:
 def test_streams_go_on_while_a_call_waits_for_all_programs() -> None:
     core, inbox, outbox, _ = make()
     goes_on = threading.Event()
-    core.warm_up = lambda: goes_on.wait(20) and None
+
+    def warm_up() -> None:
+        assert goes_on.wait(20)
+
+    core.warm_up = warm_up
     loop = CoreLoop(core, inbox, outbox)
     inbox.put(Call(1, "warm_up", []))
     inbox.put(Add(request("0")))

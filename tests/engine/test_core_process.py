@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 
@@ -28,7 +29,9 @@ core_process.serve(lambda engine_args, on_tokenizer: ([engine_args], None))
 
 
 def test_garbage_collection_does_not_look_at_what_the_start_has_made() -> None:
-    order = Order({"model": "m"}, Addresses("inproc://to", "inproc://from"), sys.path, logging.WARNING)
+    order = Order(
+        {"model": "m"}, Addresses("inproc://to", "inproc://from"), sys.path, logging.WARNING, os.getpid(), None
+    )
     command = [sys.executable, "-c", SAY_WHAT_IS_FROZEN]
     said = subprocess.run(command, input=msgspec.json.encode(order), capture_output=True, check=True).stdout
     before, after, is_looked_at = said.split()

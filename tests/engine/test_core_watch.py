@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxllm.engine import remote_core
-from jaxllm.engine.remote_core import CoreWatch
+from jaxllm.engine import core_watch
+from jaxllm.engine.core_watch import CoreWatch
 from jaxllm.engine.wire import Heartbeat
 
 
@@ -30,7 +30,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(remote_core, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(core_watch, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
 
@@ -52,11 +52,21 @@ def test_compiling_is_no_hang(clock: Clock) -> None:
 
 def test_silence_is_a_hang_of_the_whole_process(clock: Clock) -> None:
     watch = CoreWatch(step_seconds=20, silence_seconds=10)
+    assert clock.pass_by(watch, 1, Heartbeat(0.0, True, False)) is None
     assert clock.pass_by(watch, 10) is None
     complaint = clock.pass_by(watch, 1)
     assert complaint == "it has given no sign of life for 11 s (JAXLLM_SILENCE_TIMEOUT)"
     assert clock.pass_by(watch, 1, Heartbeat(0.0, True, False)) is None
     assert clock.pass_by(watch, 11) is not None, "one that compiles has its heartbeat too"
+
+
+def test_what_imports_for_long_before_it_gives_a_sign_of_life_does_not_hang(clock: Clock) -> None:
+    watch = CoreWatch(step_seconds=20, silence_seconds=10)
+    assert clock.pass_by(watch, 100) is None
+    assert not watch.has_heard
+    assert clock.pass_by(watch, 1, Heartbeat(0.0, True, False)) is None
+    assert watch.has_heard
+    assert clock.pass_by(watch, 11) is not None
 
 
 def test_a_front_end_that_was_stopped_blames_nobody(clock: Clock) -> None:

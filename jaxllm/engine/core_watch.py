@@ -1,0 +1,50 @@
+"""A core that runs by itself is judged by its heartbeats."""
+
+from __future__ import annotations
+
+import time
+
+from jaxllm.engine.wire import Heartbeat
+
+
+class CoreWatch:
+    """This judges by heartbeats whether a core hangs: a step takes for ever, or the process has stopped.
+
+    It does not judge before the first heartbeat: a process that imports from a cold disk may take minutes to send it.
+    """
+
+    def __init__(self, step_seconds: float, silence_seconds: float) -> None:
+        """Allow a step or a call, compiling not counted, and a silence so many seconds."""
+        self._step_seconds, self._silence_seconds = step_seconds, silence_seconds
+        self._looked = time.monotonic()
+        self._heard: float | None = None
+        self._last: Heartbeat | None = None
+
+    @property
+    def has_heard(self) -> bool:
+        """Say whether there has been a heartbeat."""
+        return self._heard is not None
+
+    @property
+    def is_warm(self) -> bool:
+        """Say whether the last heartbeat told of a core that is warm."""
+        return self._last is not None and self._last.is_warm
+
+    def hear(self, beat: Heartbeat) -> None:
+        """Take in a heartbeat."""
+        self._heard, self._last = time.monotonic(), beat
+
+    def complaint(self) -> str | None:
+        """Say what is wrong; None if nothing is. To be called after all messages that have come are taken in."""
+        now = time.monotonic()
+        if self._heard is None:
+            return None
+        if now - self._looked > self._silence_seconds / 2:
+            self._heard = now  # it was this process that was stopped
+        self._looked = now
+        if now - self._heard > self._silence_seconds:
+            return f"it has given no sign of life for {now - self._heard:.0f} s (JAXLLM_SILENCE_TIMEOUT)"
+        last = self._last
+        if last is not None and not last.is_compiling and last.step_seconds > self._step_seconds:
+            return f"a step, or a call, has taken {last.step_seconds:.0f} s (JAXLLM_STEP_TIMEOUT)"
+        return None
