@@ -109,11 +109,11 @@ def test_r2_a_stopped_core_is_found(tokenizer: str, monkeypatch: pytest.MonkeyPa
                 await stay_healthy(60)
             assert 2 < time.monotonic() - stopped < 3 + END_SECONDS
             await assert_all_dead(llm, tasks, "no sign of life")
+        await until(lambda: not core.is_running())
 
     with nothing_left(), mock_llm(tiny_args(tokenizer), in_process=True, tokens_per_second=20) as llm:
         core = core_process(llm)
         asyncio.run(run())
-        assert not core.is_running()
 
 
 def real_llm(**given: object) -> AsyncLLM:
