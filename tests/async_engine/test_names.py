@@ -66,10 +66,10 @@ def test_a_later_vllm_s_keywords(mock: AsyncLLM) -> None:
         return [output async for output in stream][-1]
 
     given = dict.fromkeys(("session_id", "reasoning_ended", "reasoning_parser_kwargs", "prompt_text"))
-    assert asyncio.run(run(data_parallel_rank=0, lora_request=None, trace_headers=None, **given)).finished
+    assert asyncio.run(run(data_parallel_rank=0, lora_request=None, trace_headers={}, **given)).finished
+    assert asyncio.run(run(session_id="mine")).finished  # there is one core for all sessions
     for name, value in [
         ("data_parallel_rank", 1),
-        ("session_id", "mine"),
         ("reasoning_ended", True),
         ("reasoning_parser_kwargs", {"a": 1}),
         ("lora_request", object()),
