@@ -30,8 +30,8 @@ def plugin_names() -> list[str] | None:
 
 
 def core_timeouts() -> tuple[float, float]:
-    """Return how many seconds an engine core in a process of its own may take for a step, compiling not counted, and
-    may give no sign of life: JAXLLM_STEP_TIMEOUT (300) and JAXLLM_SILENCE_TIMEOUT (30).
+    """Return how many seconds an engine core in a process of its own may take for a step or a call, compiling not
+    counted, and may give no sign of life after its first: JAXLLM_STEP_TIMEOUT (300) and JAXLLM_SILENCE_TIMEOUT (30).
 
     Raises VLLMValidationError for values that are not positive numbers.
     """

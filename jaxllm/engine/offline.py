@@ -34,7 +34,7 @@ class OfflineRunner:
         self._num_requests = 0
         self._enqueued: dict[str, RequestOutput | None] = {}
         """The output of each enqueued request, None while it is unfinished."""
-        self._failure: Exception | None = None
+        self._failure: Exception | KeyboardInterrupt | None = None
         """The error of a step that ended enqueued requests, until `wait` raises it."""
         self._is_closing = False
 

@@ -88,8 +88,8 @@ class RemoteCore:
     def in_process(cls, engine_args: EngineArgs, command: Sequence[str] = ()) -> Self:
         """Start a core in a process of its own; `command` is another program for it, as `CoreProcess` says."""
         show_log()
-        host = CoreProcess(engine_args, command)
-        return cls(host, zmq.Context())
+        context = zmq.Context()
+        return cls(CoreProcess(engine_args, command), context)
 
     @classmethod
     def in_thread(cls, start: StartCore) -> Self:

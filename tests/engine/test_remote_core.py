@@ -11,10 +11,11 @@ import zmq
 from jaxllm.engine.async_core import AsyncCore
 from jaxllm.engine.remote_core import RemoteCore
 from jaxllm.engine.sockets import Meeting
-from jaxllm.engine.wire import encode_from_core
+from jaxllm.engine.wire import FrameError, encode_from_core
 from jaxllm.exceptions import EngineDeadError
 from jaxllm.messages import EngineCoreOutputs
 from tests.engine.fake_core import FakeCore
+from tests.engine.support import make_ready
 
 NUM_STEPS = 5
 
@@ -69,6 +70,17 @@ def test_a_start_ends_when_what_the_core_says_of_itself_cannot_be_read(
     outbox.send(b"\xc1 is no msgpack")
     with pytest.raises(EngineDeadError, match="cannot be read"):
         remote.wait_ready()
+
+
+def test_an_outcome_that_cannot_be_read_is_logged(
+    remote: RemoteCore, outbox: zmq.Socket[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    outbox.send(encode_from_core(make_ready()))
+    remote.wait_ready()
+    outbox.send(b"\xc1 is no msgpack")
+    with pytest.raises(FrameError):
+        remote.step(wait=True)
+    assert "a message from the engine core (of a test) cannot be read" in caplog.text
 
 
 def test_steps_that_wait_are_handed_on_one_a_turn_also_when_the_core_is_looked_after(
