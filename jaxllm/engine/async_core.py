@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from jaxllm.engine.remote_core import SHUT_DOWN, RemoteCore, result
+from jaxllm.engine.remote_core import RemoteCore, result
 from jaxllm.engine.wire import FrameError
 from jaxllm.exceptions import EngineDeadError, EngineGenerateError
 from jaxllm.messages import EngineCoreOutputs
@@ -125,21 +125,21 @@ class AsyncCore:
         """End the core; requests that run end with EngineDeadError. May be called twice."""
         if self.remote.is_closed:
             return
-        self._begin_shutdown(SHUT_DOWN)
+        self._begin_shutdown()
         self.remote.finish_shutdown(timeout)
 
-    async def close(self, timeout: float | None = None, message: str = SHUT_DOWN) -> None:
-        """End the core as `shutdown` does, while the event loop goes on; `message` is what the EngineDeadError says."""
+    async def close(self, timeout: float | None = None, *, error: EngineDeadError | None = None) -> None:
+        """End the core as `shutdown` does, while the event loop goes on; what waits for it ends with `error`."""
         if self.remote.is_closed:
             return
-        self._begin_shutdown(message)
+        self._begin_shutdown(error)
         await asyncio.to_thread(self.remote.finish_shutdown, timeout)
 
-    def _begin_shutdown(self, message: str) -> None:
+    def _begin_shutdown(self, error: EngineDeadError | None = None) -> None:
         self.detach()
-        self.remote.begin_shutdown(message)
+        self.remote.begin_shutdown()
         assert self.remote.dead_error is not None
-        self._end(self.remote.dead_error)
+        self._end(error or self.remote.dead_error)
 
     def _leave(self) -> None:
         """End what a closed loop has left: its tasks never go on."""

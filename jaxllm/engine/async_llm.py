@@ -261,7 +261,8 @@ class AsyncLLM(RefusesMethods, FromArguments, TextClient, refused=ASYNC_REFUSES,
         """
         check_level(level)
         check_mode(mode)
-        await self._changes.make(lambda: self._core.close(message=ASLEEP), lambda: self._fall_asleep(mode))
+        asleep = EngineDeadError(ASLEEP)
+        await self._changes.make(lambda: self._core.close(error=asleep), lambda: self._fall_asleep(mode))
 
     async def _fall_asleep(self, mode: PauseMode) -> None:
         self._check_awake()
@@ -344,16 +345,16 @@ class AsyncLLM(RefusesMethods, FromArguments, TextClient, refused=ASYNC_REFUSES,
         Any thread may call this. The event loop waits meanwhile, but for `aclose`.
         """
         if self._home.is_here and not end_from_thread(self._core.loop, lambda: self.aclose(timeout)):
-            self._gate.is_sleeping = False
+            self._gate.end()
             self._core.shutdown(timeout)
-            self._gate.unpaused.set()
 
     async def aclose(self, timeout: float | None = None) -> None:
         """Do as `shutdown` does, while the event loop goes on."""
-        if self._home.is_here:
-            self._gate.is_sleeping = False
+        if self._core.loop not in (None, asyncio.get_running_loop()):
+            await asyncio.to_thread(self.shutdown, timeout)
+        elif self._home.is_here:
+            self._gate.end()
             await self._core.close(timeout)
-            self._gate.unpaused.set()
             await self._changes.wait()
 
     def _check_awake(self) -> None:

@@ -113,8 +113,9 @@ def end_from_thread(loop: asyncio.AbstractEventLoop | None, close: Callable[[], 
     if not loop.is_running():
         return False
     closing = asyncio.run_coroutine_threadsafe(close(), loop)
-    while loop.is_running():
-        if wait([closing], POLL_SECONDS).done:
-            closing.result()
-            return True
-    return False
+    while loop.is_running() and not wait([closing], POLL_SECONDS).done:
+        pass
+    if not closing.done() or closing.cancelled():  # the loop has ended first
+        return False
+    closing.result()
+    return True

@@ -78,6 +78,11 @@ class Gate:
         if self.is_draining:
             raise EngineBusyError("The engine is about to end, and takes no more requests: another one may.")
 
+    def end(self) -> None:
+        """Let all see that the engine ends, whether it sleeps or is paused."""
+        self.is_sleeping = False
+        self.unpaused.set()
+
     def drain(self) -> None:
         """Refuse requests from now on, those that wait too."""
         self.is_draining = True
@@ -106,7 +111,7 @@ class Changes:
                 await begin()
             finishing = loop.create_task(finish())
         except BaseException:
-            change.set_result(None)
+            wake(change)
             raise
         finishing.add_done_callback(lambda _: wake(change))
         await asyncio.shield(finishing)

@@ -50,7 +50,6 @@ REPORT_SECONDS = 30.0
 """A start that takes long says so often what it is at."""
 GONE_SECONDS = 1.0
 """A core whose socket is not there gets so long until its process is seen to have ended."""
-SHUT_DOWN = "The engine was shut down: make a new one."
 
 
 class RemoteCore:
@@ -255,15 +254,15 @@ class RemoteCore:
             self.begin_shutdown()
             self.finish_shutdown(timeout)
 
-    def begin_shutdown(self, message: str = SHUT_DOWN) -> None:
-        """Tell the core to end, without waiting; every call raises EngineDeadError with this message from now on."""
+    def begin_shutdown(self) -> None:
+        """Tell the core to end, without waiting; every call raises EngineDeadError from now on."""
         self.is_closed = True
         if self._end_message is None:
             try:
                 self._sockets.send(Shutdown())
             except zmq.Again:  # nobody has connected yet
                 self._host.kill()
-            self._end_message = message
+            self._end_message = "The engine was shut down: make a new one."
 
     def finish_shutdown(self, timeout: float | None = None) -> None:
         """Wait until a core that was told to end has ended, as `shutdown` says. Any thread may do it, one alone."""

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,10 @@ from jaxllm.engine.async_core import AsyncCore
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.engine.core_host import CoreThread
 from jaxllm.engine.front_end import FrontEnd
+from jaxllm.engine.input_processor import EncodedPrompt
 from jaxllm.engine.llm_engine import LLMEngine
 from jaxllm.engine.remote_core import RemoteCore
+from jaxllm.engine.running_requests import RunningRequests
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import BeamSearchParams
@@ -251,7 +254,8 @@ def test_an_engine_that_closes_while_it_wakes_leaves_no_core(cores: Cores) -> No
     asyncio.run(run())
 
 
-def test_another_thread_may_end_the_engine(cores: Cores) -> None:
+@pytest.mark.parametrize("end", [AsyncLLM.shutdown, lambda llm: asyncio.run(llm.aclose())], ids=["call", "loop"])
+def test_another_thread_may_end_the_engine(cores: Cores, end: Callable[[AsyncLLM], None]) -> None:
     """The loop, which has nothing else to do, hears of it."""
 
     async def run() -> None:
@@ -259,9 +263,25 @@ def test_another_thread_may_end_the_engine(cores: Cores) -> None:
         llm = cores.make()
         reading = begin_read(llm, "a", 100)
         await asyncio.sleep(0.05)
-        await asyncio.to_thread(llm.shutdown)
+        await asyncio.to_thread(end, llm)
         with pytest.raises(EngineDeadError, match="shut down"):
             await soon(reading)
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_is_shut_down_while_it_sleeps_says_so(cores: Cores) -> None:
+    async def run() -> None:
+        llm = cores.make()
+        await llm.pause_generation()
+        reading = begin_read(llm, "a", 2)
+        await asyncio.sleep(0.05)
+        await llm.sleep()
+        await llm.aclose()
+        assert not await llm.is_sleeping()
+        for call in (soon(reading), llm.check_health(), llm.sleep()):
+            with pytest.raises(EngineDeadError, match="shut down"):
+                await call
 
     asyncio.run(run())
 
@@ -360,13 +380,16 @@ def test_a_search_is_in_hand_until_its_end(cores: Cores) -> None:
     asyncio.run(run())
 
 
-def test_a_search_waits_at_the_gate(cores: Cores) -> None:
-    """Its prompt may be tokenized before; what runs is of the core that is there after a sleep."""
+def test_a_search_waits_at_the_gate(cores: Cores, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine is paused while its prompt is tokenized; what runs it is the core that is there after a sleep."""
 
     async def run() -> None:
         llm = cores.make()
-        await llm.pause_generation()
+        await llm.check_health()
         searching = begin_search(llm, max_tokens=5)
+        await encoding.wait()
+        await llm.pause_generation()
+        encoded.set()
         await asyncio.sleep(0.1)
         assert not cores.cores[0].seen
         await llm.sleep()
@@ -375,6 +398,14 @@ def test_a_search_waits_at_the_gate(cores: Cores) -> None:
         assert len((await soon(searching)).outputs[0].token_ids) == 5
         assert not cores.cores[0].seen
 
+    async def encode(self: RunningRequests, prompt: Any, options: Any = None) -> EncodedPrompt:
+        encoding.set()
+        await encoded.wait()
+        return await whole(self, prompt, options)
+
+    whole = RunningRequests.encode
+    monkeypatch.setattr(RunningRequests, "encode", encode)
+    encoding, encoded = asyncio.Event(), asyncio.Event()
     asyncio.run(run())
 
 
