@@ -25,7 +25,7 @@ from jaxllm.engine.wire import (
     Shutdown,
     ToCore,
 )
-from jaxllm.exceptions import VLLMValidationError
+from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from jaxllm.messages import EngineCoreOutput, EngineCoreOutputs, RequestError
 from jaxllm.sampling_params import SamplingParams
 
@@ -133,7 +133,8 @@ class CoreLoop:
         except VLLMValidationError as error:
             return Reply(call.call_id, error=RequestError("invalid", str(error), error.parameter))
         except Exception as error:
-            logger.exception("the call of %s failed", call.method)
+            if not isinstance(error, EngineDeadError):  # a shutdown has cut the call off
+                logger.exception("the call of %s failed", call.method)
             return Reply(call.call_id, error=RequestError("internal", f"{type(error).__name__}: {error}"))
 
     def _check(self, params: Any, seconds: float | None) -> None:

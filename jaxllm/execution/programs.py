@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
+from jaxllm.exceptions import EngineDeadError
 from jaxllm.utils.forks import Home
 
 logger = logging.getLogger(__name__)
@@ -99,11 +100,11 @@ class Programs[Key: Hashable]:
         return next((key for is_quick in are_quick for key in keys if is_quick(key)), best)
 
     def wait(self) -> None:
-        """Block until every program is compiled. Raises RuntimeError if `stop`, in another thread, comes before."""
+        """Block until every program is compiled. Raises EngineDeadError if `stop`, in another thread, comes before."""
         with self._waiting:
             for key in self._keys:
                 if self._is_stopped:
-                    raise RuntimeError("The engine was shut down before all its programs were compiled.")
+                    raise EngineDeadError("The engine was shut down before all its programs were compiled.")
                 if self._is_missing(key):
                     self._build(key, holds=key not in self._rare)
             self.is_warm = True

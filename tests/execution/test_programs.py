@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxllm.exceptions import EngineDeadError
 from jaxllm.execution.programs import Programs
 
 
@@ -253,6 +254,7 @@ def test_an_interrupted_stop_can_be_made_again() -> None:
 
 ENDS_WHILE_TRACING = """
 import os, signal, sys, threading, time, weakref, jax, jax.numpy as jnp, numpy as np
+from jaxllm.exceptions import EngineDeadError
 from jaxllm.execution.programs import Programs
 jax.config.update("jax_enable_compilation_cache", False)
 constant, is_tracing = jax.device_put(np.arange(8.0)), threading.Event()
@@ -303,7 +305,7 @@ def test_stop_ends_who_waits_for_all_programs_after_the_present_one() -> None:
     def wait() -> None:
         try:
             programs.wait()
-        except RuntimeError as error:
+        except EngineDeadError as error:
             errors.append(error)
 
     programs = Programs(compile_one, [1, 2], ahead=False)
