@@ -39,11 +39,11 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def nothing_stays(temporary: Path) -> Iterator[None]:
     """Check that no process, no folder and no file descriptor is left of a test."""
     here = psutil.Process()
-    num_fds = here.num_fds()
+    num_fds, children = here.num_fds(), here.children()
     yield
-    assert not here.children()
+    assert set(here.children()) <= set(children)
     assert not list(temporary.glob("jaxllm-*"))
-    assert here.num_fds() == num_fds
+    assert here.num_fds() <= num_fds
 
 
 def test_what_python_would_skip_in_sys_path_is_not_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
