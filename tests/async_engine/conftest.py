@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,15 @@ import pytest
 from jaxllm.engine.async_llm import AsyncLLM
 from tests.async_engine.support import mock_llm, tiny_args
 from tests.e2e.tiny_tokenizer import save_tokenizer
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_temporary_folder() -> Iterator[None]:
+    """Let what engines leave behind be told from what others, as the other workers, have in the common folder."""
+    with tempfile.TemporaryDirectory(prefix="jx-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)  # for processes that are started
+        patch.setattr(tempfile, "tempdir", folder)
+        yield
 
 
 @pytest.fixture(scope="session")
