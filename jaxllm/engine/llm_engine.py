@@ -161,7 +161,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         except EngineDeadError:
             self.front.outputs.abort_all()
             raise
-        except (FrameError, KeyboardInterrupt):  # which may have lost tokens that had come
+        except FrameError:
             self._abort_all()
             raise
         if step is None:

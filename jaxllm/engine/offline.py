@@ -211,10 +211,7 @@ class OfflineRunner:
             raise RuntimeError("The LLM was shut down by another thread.")
         try:
             outputs = self._engine.step()
-        except (
-            Exception,
-            KeyboardInterrupt,
-        ) as error:  # the failed step has ended every request, the enqueued ones too
+        except Exception as error:  # the failed step has ended every request, the enqueued ones too
             lost = [name for name, output in self._enqueued.items() if output is None]
             if lost:
                 self._engine.abort_request(lost)

@@ -218,14 +218,10 @@ def test_interrupt_leaves_the_engine_usable(llm: LLM, core: FakeCore, how: str) 
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["a", "b", "c", "d", "e"], SamplingParams(n=2, max_tokens=30), use_tqdm=False)
     assert core.num_steps == (6 if how == "Ctrl-C" else 5)  # Ctrl-C waits for the step's end
-    assert list(core.requests) == (kept if how == "Ctrl-C" else [])  # a step that is cut off ends them all
+    assert list(core.requests) == kept
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     (output,) = llm.generate("after", SamplingParams(max_tokens=4), use_tqdm=False)
     assert len(output.outputs[0].token_ids) == 4
-    if how == "raised in a step":
-        with pytest.raises(RuntimeError, match="ended without an output"):
-            llm.wait_for_completion(use_tqdm=False)
-        return
     assert [output.prompt for output in llm.wait_for_completion(use_tqdm=False)] == ["kept"]
 
 
