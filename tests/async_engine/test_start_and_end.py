@@ -126,6 +126,8 @@ def test_sleep_ends_the_core_and_wake_up_starts_another(tokenizer: str) -> None:
         return here.num_fds(), here.num_threads()
 
     async def run() -> None:
+        # The loop's pool of threads grows while none of them is idle: here, and not later.
+        await asyncio.gather(*(asyncio.to_thread(time.sleep, 0.1) for _ in range(64)))
         expected = tokens_of(await read(llm, "before", greedy()))
         before: list[tuple[int, int]] = []
         for turn in range(4):
