@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from jaxllm.exceptions import VLLMValidationError
 from jaxllm.sampling_params import SamplingParams
 
 SEED_MASK = 2**64 - 1
@@ -81,6 +82,13 @@ class RequestError(msgspec.Struct, frozen=True, array_like=True):
     message: str
     parameter: str | None = None
     """The argument that asks for what cannot be done, if one is known."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> RequestError:
+        """Return the reason that an exception stands for: only VLLMValidationError is the request's own fault."""
+        if isinstance(error, VLLMValidationError):
+            return cls("invalid", str(error), error.parameter)
+        return cls("internal", f"{type(error).__name__}: {error}")
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -11,13 +11,13 @@ from jaxllm.config.vllm_config import ModelConfig, VllmConfig
 from jaxllm.engine.admission import Admission
 from jaxllm.engine.async_core import AsyncCore
 from jaxllm.engine.from_arguments import FromArguments, Start, end_from_thread
-from jaxllm.engine.front_end import FrontEnd, refuse_given
+from jaxllm.engine.front_end import FrontEnd, checked_ids, refuse_given
 from jaxllm.engine.gate import ASLEEP, Changes, Gate, check_level, check_mode
 from jaxllm.engine.metrics import Metric
 from jaxllm.engine.protocol import PauseMode, TextClient
 from jaxllm.engine.refused_methods import ASYNC_LACKS, ASYNC_REFUSES, RefusesMethods
 from jaxllm.engine.request_stream import RequestOutputCollector
-from jaxllm.engine.running_requests import RunningRequests, checked_ids, log_request
+from jaxllm.engine.running_requests import RunningRequests, log_request
 from jaxllm.exceptions import EngineDeadError
 from jaxllm.messages import EngineCoreOutputs
 from jaxllm.outputs import RequestOutput
@@ -199,7 +199,7 @@ class AsyncLLM(RefusesMethods, FromArguments, TextClient, refused=ASYNC_REFUSES,
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         """End a request or several, whose readers get an output with finish_reason "abort"; unknown ids are ignored."""
         del internal
-        for each in checked_ids(request_id):
+        for each in checked_ids("request_id", request_id):
             self._core.abort_requests(self._requests.abort(each))
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:

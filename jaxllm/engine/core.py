@@ -79,7 +79,7 @@ class EngineCore:
         try:
             self._validate(request.sampling_params)
         except VLLMValidationError as error:
-            self._refuse(sequences, RequestError("invalid", str(error), error.parameter))
+            self._refuse(sequences, RequestError.of(error))
             return
         for sequence in sequences:
             self._attempt(self._admit, sequence)
@@ -281,10 +281,10 @@ class EngineCore:
         try:
             action(sequence)
         except VLLMValidationError as error:
-            self._refuse([sequence], RequestError("invalid", str(error), error.parameter))
+            self._refuse([sequence], RequestError.of(error))
         except Exception as error:
             logger.exception("request %s cannot be taken on", sequence.request_id)
-            self._refuse([sequence], RequestError("internal", f"{type(error).__name__}: {error}"))
+            self._refuse([sequence], RequestError.of(error))
 
     def _admit(self, sequence: EngineCoreRequest) -> None:
         """Schedule a sequence, once its grammar has compiled if it has one."""

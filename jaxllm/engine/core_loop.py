@@ -16,7 +16,6 @@ from jaxllm.engine.wire import (
     Abort,
     Add,
     Call,
-    Failure,
     FrameError,
     FromCore,
     Heartbeat,
@@ -130,12 +129,10 @@ class CoreLoop:
     def _reply(self, call: Call) -> Reply:
         try:
             return Reply(call.call_id, self._calls[call.method](*call.arguments))
-        except VLLMValidationError as error:
-            return Reply(call.call_id, error=RequestError("invalid", str(error), error.parameter))
         except Exception as error:
-            if not isinstance(error, EngineDeadError):  # a shutdown has cut the call off
+            if not isinstance(error, (VLLMValidationError, EngineDeadError)):  # the latter: a shutdown has cut it off
                 logger.exception("the call of %s failed", call.method)
-            return Reply(call.call_id, error=RequestError("internal", f"{type(error).__name__}: {error}"))
+            return Reply(call.call_id, error=RequestError.of(error))
 
     def _check(self, params: Any, seconds: float | None) -> None:
         self._core.check(msgspec.convert(params, SamplingParams), seconds)
@@ -185,10 +182,3 @@ class Heart:
         while not self._stopped.wait(HEARTBEAT_SECONDS):
             loop = self._loop
             self._outbox.send(Heartbeat(0.0, True, False) if loop is None else loop.heartbeat())
-
-
-def failure(error: BaseException) -> Failure:
-    """Return what a front end is told of the error that has ended its core."""
-    if isinstance(error, VLLMValidationError):
-        return Failure(RequestError("invalid", str(error), error.parameter))
-    return Failure(RequestError("internal", f"{type(error).__name__}: {error}"))

@@ -15,10 +15,11 @@ import zmq
 from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.config.engine_ready import EngineReady
 from jaxllm.engine.core_client import RunnableCore
-from jaxllm.engine.core_loop import CoreLoop, Heart, failure
+from jaxllm.engine.core_loop import CoreLoop, Heart
 from jaxllm.engine.sockets import Addresses, SocketInbox, SocketOutbox
-from jaxllm.engine.wire import Starting
+from jaxllm.engine.wire import Failure, Starting
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.messages import RequestError
 from jaxllm.text.tokenizer import Tokenizer
 from jaxllm.utils.forks import end_with
 from jaxllm.utils.log import show_log
@@ -65,7 +66,7 @@ def run_core(start: StartCore, addresses: Addresses, context: zmq.Context[zmq.So
         heart.watch(loop)
         loop.run()
     except BaseException as error:
-        outbox.send(failure(error))
+        outbox.send(Failure(RequestError.of(error)))
         if core is None and isinstance(error, VLLMValidationError):
             return 2  # whoever has given the arguments gets it raised
         logger.exception("the engine core has failed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from jaxllm.engine.output_processor import OutputProcessor
 from jaxllm.engine.params_resolver import CheckInCore, InputLimits
 from jaxllm.engine.stats_log import StatsLogger
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.checks import shown
 from jaxllm.text.chat import ChatRenderer
 from jaxllm.text.tokenizer import Tokenizer
 
@@ -70,3 +72,16 @@ def refuse_given(**arguments: Any) -> None:
         if value is None or (isinstance(value, (list, tuple)) and all(each is None for each in value)):
             continue
         raise VLLMValidationError(f"{name} is not supported yet; leave it at None.", parameter=name, value=value)
+
+
+def checked_ids(name: str, given: Any) -> list[str]:
+    """Return one request id or several as a list. Raises VLLMValidationError, naming the argument, for others."""
+    ids: list[Any] = [given]
+    if not isinstance(given, str):
+        with contextlib.suppress(TypeError):  # NumPy's scalars say that they are iterable
+            ids = list(given)
+    for each in ids:
+        if not isinstance(each, str):
+            message = f"{name} must be a string or strings, got {shown(each)} ({type(each).__name__})."
+            raise VLLMValidationError(message, parameter=name, value=each)
+    return ids

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from jaxllm.config.environment import uses_core_process
 from jaxllm.config.vllm_config import ModelConfig, VllmConfig
 from jaxllm.engine.core_client import CoreClient
-from jaxllm.engine.front_end import FrontEnd, refuse_given
+from jaxllm.engine.front_end import FrontEnd, checked_ids, refuse_given
 from jaxllm.engine.input_processor import GRAMMAR_SECONDS, ProcessedRequest
 from jaxllm.engine.interrupts import lasting_interrupts
 from jaxllm.engine.metrics import Metric
@@ -19,9 +18,9 @@ from jaxllm.engine.refused_methods import ENGINE_REFUSES, RefusesMethods
 from jaxllm.engine.start import start_in_place, start_in_process
 from jaxllm.engine.turn import FairLock, locked
 from jaxllm.engine.wire import FrameError
-from jaxllm.exceptions import EngineDeadError, VLLMValidationError
+from jaxllm.exceptions import EngineDeadError
 from jaxllm.outputs import RequestOutput
-from jaxllm.params.checks import INT32_MAX, check_bool, check_str, shown
+from jaxllm.params.checks import INT32_MAX, check_bool, check_str
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.utils.forks import Home, check_home, engines_home
 from jaxllm.utils.log import show_log
@@ -189,15 +188,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
     @locked
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End requests without further output; unknown ids are ignored."""
-        ids: list[Any] = [request_ids]
-        if not isinstance(request_ids, str):
-            with contextlib.suppress(TypeError):  # NumPy's scalars say that they are iterable
-                ids = list(request_ids)
-        for each in ids:
-            if not isinstance(each, str):
-                message = f"request_ids must be a string or strings, got {shown(each)} ({type(each).__name__})."
-                raise VLLMValidationError(message, parameter="request_ids", value=each)
-        if aborted := self.front.outputs.abort_requests(ids):
+        if aborted := self.front.outputs.abort_requests(checked_ids("request_ids", request_ids)):
             self._core.abort_requests(aborted)
 
     @locked

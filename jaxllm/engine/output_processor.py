@@ -180,8 +180,7 @@ class OutputProcessor:
     def add_request(self, request: ProcessedRequest) -> None:
         """Expect outputs for a request. Raises VLLMValidationError if its id is in use."""
         if request.request_id in self._requests:
-            message = f"request_id {request.request_id!r} is in use by an unfinished request; choose another."
-            raise VLLMValidationError(message, parameter="request_id", value=request.request_id)
+            raise id_in_use(request.request_id)
         state = _Request(request, self._tokenizer)
         self._requests[request.request_id] = state
         self._sequences.update(zip(sequence_ids(request.core), state.sequences, strict=True))
@@ -321,6 +320,12 @@ class OutputProcessor:
             del self._requests[request.request_id]
             most_tokens = max(each.stats.num_generation_tokens for each in owner.sequences)
             self._metrics.on_finished_request(request.params.n, most_tokens)
+
+
+def id_in_use(request_id: str) -> VLLMValidationError:
+    """Make the error for an id that an unfinished request has."""
+    message = f"request_id {request_id!r} is in use by an unfinished request; choose another."
+    return VLLMValidationError(message, parameter="request_id", value=request_id)
 
 
 def _index(sequence: _Sequence) -> int:

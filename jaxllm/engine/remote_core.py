@@ -75,12 +75,10 @@ class RemoteCore:
         """The calls that somebody waits for, with what has come for them."""
         self._call_ids = itertools.count()
         self._next_report = time.monotonic() + REPORT_SECONDS
+        self._starting: Starting | None = None
         self._ready: EngineReady | None = None
         self.is_closed = False
         """True once `shutdown` or `begin_shutdown` was called."""
-        self.tokenizer_parts: TokenizerParts | None = None
-        self.has_tokenizer = False
-        """True once `tokenizer_parts` are what the core says: parts, or None for an engine without a tokenizer."""
         self._end_message: str | None = None
 
     @classmethod
@@ -122,9 +120,9 @@ class RemoteCore:
 
     def wait_tokenizer(self) -> TokenizerParts | None:
         """Wait until the core has sent the tokenizer and return it, None without one. Raises as `wait_ready` does."""
-        while not self.has_tokenizer:
+        while self._starting is None:
             self._wait_start()
-        return self.tokenizer_parts
+        return self._starting.tokenizer
 
     def wait_ready(self) -> EngineReady:
         """Wait until the core is ready. Raises VLLMValidationError for arguments that it refuses, EngineDeadError if
@@ -335,7 +333,7 @@ class RemoteCore:
     def _phase(self) -> str:
         if not self._watch.has_heard:
             return "imports its modules"
-        return "loads the weights" if self.has_tokenizer else "reads the configuration and the tokenizer"
+        return "reads the configuration and the tokenizer" if self._starting is None else "loads the weights"
 
     def _take(self, message: FromCore | FrameError) -> None:
         match message:
@@ -351,8 +349,8 @@ class RemoteCore:
             case Reply(call_id):
                 if call_id in self._replies:
                     self._replies[call_id] = message
-            case Starting(tokenizer):
-                self.tokenizer_parts, self.has_tokenizer = tokenizer, True
+            case Starting():
+                self._starting = message
             case EngineReady():
                 self._ready = message
             case Failure(error):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -12,12 +12,11 @@ from jaxllm.engine.admission import Admission, Place
 from jaxllm.engine.front_end import FrontEnd
 from jaxllm.engine.gate import Flag
 from jaxllm.engine.input_processor import EncodedPrompt, ProcessedRequest
-from jaxllm.engine.output_processor import ProcessedOutputs
+from jaxllm.engine.output_processor import ProcessedOutputs, id_in_use
 from jaxllm.engine.request_stream import RequestOutputCollector
 from jaxllm.exceptions import EngineGenerateError, VLLMValidationError
 from jaxllm.messages import RequestError
 from jaxllm.outputs import RequestOutput
-from jaxllm.params.checks import shown
 from jaxllm.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -202,18 +201,7 @@ class RunningRequests:
 
     def _check_free(self, request_id: str) -> None:
         if request_id in self._running or request_id in self._groups:
-            message = f"request_id {request_id!r} is in use by an unfinished request; choose another."
-            raise VLLMValidationError(message, parameter="request_id", value=request_id)
-
-
-def checked_ids(request_id: str | Iterable[str]) -> list[str]:
-    """Return one id or several as a list. Raises VLLMValidationError for what is not a string."""
-    request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
-    for each in request_ids:
-        if not isinstance(each, str):
-            message = f"request_id must be a string or strings, got {shown(each)} ({type(each).__name__})."
-            raise VLLMValidationError(message, parameter="request_id", value=each)
-    return request_ids
+            raise id_in_use(request_id)
 
 
 def _error(refusal: RequestError) -> Exception:

@@ -51,7 +51,7 @@ def meet(core: RemoteCore, engine_args: EngineArgs, *, asks_core: bool) -> tuple
         parts = core.wait_tokenizer()
         tokenizer = None
         if parts is not None:
-            tokenizer = Tokenizer.from_parts(parts, lambda: _load_hf(engine_args))
+            tokenizer = Tokenizer(parts, lambda: _load_hf(engine_args))
             _ = tokenizer.backend  # parsed now, so that the first request does not wait for it
         return core, FrontEnd(core.wait_ready(), tokenizer, core.check if asks_core else None)
     except BaseException:

@@ -39,11 +39,6 @@ class Tokenizer:
         """Make one of transformers' tokenizer. Raises VLLMValidationError for one that is not fast."""
         return cls(TokenizerParts.of(hf), lambda: hf)
 
-    @classmethod
-    def from_parts(cls, parts: TokenizerParts, load_hf: Callable[[], PreTrainedTokenizerBase]) -> Self:
-        """Make one of what `parts` of another gave, in any process."""
-        return cls(parts, load_hf)
-
     @cached_property
     def backend(self) -> Backend:
         """Return the tokenizers library's tokenizer, which neither truncates nor pads."""

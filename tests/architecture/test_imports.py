@@ -228,7 +228,7 @@ def load_hf():
     raise AssertionError("a front end needs no transformers")
 
 parts = msgspec.msgpack.decode(open({str(parts)!r}, "rb").read(), type=TokenizerParts)
-tokenizer = Tokenizer.from_parts(parts, load_hf)
+tokenizer = Tokenizer(parts, load_hf)
 prompt = ChatRenderer(tokenizer, None).render([{{"role": "user", "content": "hello wörld"}}], "messages")
 (ids,) = tokenizer.encode([prompt.text], add_special_tokens=False)
 stream = IncrementalDetokenizer(tokenizer, [], SamplingParams(skip_special_tokens=False))

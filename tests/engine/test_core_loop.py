@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jaxllm.engine import core_loop, wire
-from jaxllm.engine.core_loop import CoreLoop, Heart, failure
+from jaxllm.engine.core_loop import CoreLoop, Heart
 from jaxllm.engine.wire import (
     Abort,
     Add,
@@ -205,9 +205,9 @@ def test_what_a_step_raises_ends_the_loop() -> None:
 
 
 def test_what_ends_a_core_is_told() -> None:
-    invalid = failure(VLLMValidationError("no such model.", parameter="model"))
-    assert invalid.error == RequestError("invalid", "no such model.", "model")
-    assert failure(MemoryError("all gone")).error == RequestError("internal", "MemoryError: all gone")
+    invalid = RequestError.of(VLLMValidationError("no such model.", parameter="model"))
+    assert invalid == RequestError("invalid", "no such model.", "model")
+    assert RequestError.of(MemoryError("all gone")) == RequestError("internal", "MemoryError: all gone")
 
 
 def test_heartbeats_tell_how_long_a_step_takes_and_whether_it_compiles() -> None:

@@ -39,7 +39,7 @@ def llm(core: FakeCore, tokenizer: Tokenizer) -> LLM:
 
 def replace_template(tokenizer: Tokenizer, template: str | dict[str, str] | None) -> Tokenizer:
     parts = msgspec.structs.replace(tokenizer.parts, chat_template=template)
-    return Tokenizer.from_parts(parts, lambda: tokenizer.hf)
+    return Tokenizer(parts, lambda: tokenizer.hf)
 
 
 def chat(llm: LLM, messages: Any, **options: Any) -> RequestOutput:
