@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.beam_search import BeamSearchOutput
 from jaxllm.config.engine_args import EngineArgs
-from jaxllm.engine.front_end import refuse_given
+from jaxllm.engine.front_end.front_end import refuse_given
+from jaxllm.engine.front_end.metrics import Metric
+from jaxllm.engine.front_end.refused_methods import LLM_REFUSES, RefusesMethods
 from jaxllm.engine.llm_engine import LLMEngine
-from jaxllm.engine.metrics import Metric
 from jaxllm.engine.offline import OfflineRunner, Params, Priority, check_output_type
 from jaxllm.engine.progress import UseTqdm, check_use_tqdm
-from jaxllm.engine.refused_methods import LLM_REFUSES, RefusesMethods
-from jaxllm.engine.turn import Turn, in_turn
 from jaxllm.inputs import PromptType
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import BeamSearchParams, SamplingParams
+from jaxllm.utils.turn import Turn, in_turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

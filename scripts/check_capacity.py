@@ -33,7 +33,7 @@ from shapes import MODELS
 from jaxllm.check.compilers import describe_devices
 from jaxllm.check.fitting import fit, out_of_memory
 from jaxllm.config import EngineArgs
-from jaxllm.engine.kv_cache_size import step_config
+from jaxllm.engine.core.kv_cache_size import step_config
 from jaxllm.execution.compiler import StepCompiler
 from jaxllm.execution.hardware import HARDWARE, MIB, find_topology
 from jaxllm.execution.mesh import make_mesh

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from jaxllm.engine.wire import (
+from jaxllm.engine.transport.wire import (
     Abort,
     Add,
     Call,

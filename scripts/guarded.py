@@ -52,8 +52,8 @@ CHECKS = {
     "device": Guarded(
         files=(
             "jaxllm/config/resolve.py",
-            "jaxllm/engine/kv_cache_size.py",
-            "jaxllm/engine/startup.py",
+            "jaxllm/engine/core/kv_cache_size.py",
+            "jaxllm/engine/core/startup.py",
             "jaxllm/execution/*.py",
             "jaxllm/loading/*.py",
             "jaxllm/sampling/*.py",

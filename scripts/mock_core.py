@@ -18,9 +18,9 @@ from pathlib import Path
 
 from jaxllm.config.engine_args import EngineArgs
 from jaxllm.config.engine_ready import EngineReady
-from jaxllm.engine.core_process import serve
-from jaxllm.engine.front_end import FrontEnd
-from jaxllm.engine.remote_core import RemoteCore
+from jaxllm.engine.core.core_process import serve
+from jaxllm.engine.front_end.front_end import FrontEnd
+from jaxllm.engine.remote.remote_core import RemoteCore
 from jaxllm.engine.start import meet
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.messages import (
@@ -198,7 +198,7 @@ def start_mock(
     """Resolve engine arguments and return a core that reads no weights, with what a front end must know of it."""
     from jaxllm.config.resolve import resolve
     from jaxllm.config.vllm_config import vllm_config
-    from jaxllm.engine.engine_tokenizer import load_engine_tokenizer
+    from jaxllm.engine.core.engine_tokenizer import load_engine_tokenizer
 
     config = resolve(engine_args)
     tokenizer = load_engine_tokenizer(config, config.checkpoint, config.cache_dir)

@@ -34,7 +34,7 @@ from soaking.census import Census, census_of, slope
 
 from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.engine.async_llm import AsyncLLM
-from jaxllm.engine.core_host import CoreProcess
+from jaxllm.engine.remote.core_handle import CoreProcess
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
 from tests.e2e.tiny_tokenizer import save_tokenizer
 
@@ -135,7 +135,7 @@ class Soak:
         if not llm.errored:
             self.violations.append("a killed engine says that it runs")
         self.num_preemptions += llm.front.metrics.stats.num_preemptions
-        folder = llm._core.remote.host.meeting.folder
+        folder = llm._core.remote.handle.meeting.folder
         await asyncio.to_thread(llm.shutdown)
         if folder is not None and folder.exists():
             self.violations.append("the sockets' folder is left")
@@ -201,9 +201,9 @@ class Soak:
 
 def core_pid(llm: AsyncLLM) -> int:
     """Return the id of an engine's core process."""
-    host = llm._core.remote.host
-    assert isinstance(host, CoreProcess)
-    return host.pid
+    handle = llm._core.remote.handle
+    assert isinstance(handle, CoreProcess)
+    return handle.pid
 
 
 def report(soak: Soak, seconds: float) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jax.errors import JaxRuntimeError
 
 from jaxllm.config.resolve import detect_architecture
-from jaxllm.engine.kv_cache_size import step_config
+from jaxllm.engine.core.kv_cache_size import step_config
 from jaxllm.execution.buckets import pick_bucket
 from jaxllm.execution.compiler import StepCompiler
 from jaxllm.execution.hardware import Hardware, find_topology

@@ -8,16 +8,16 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.config.vllm_config import ModelConfig, VllmConfig
-from jaxllm.engine.admission import Admission
-from jaxllm.engine.async_core import AsyncCore
-from jaxllm.engine.from_arguments import FromArguments, Start, end_from_thread
-from jaxllm.engine.front_end import FrontEnd, checked_ids, refuse_given
-from jaxllm.engine.gate import ASLEEP, Changes, Gate, check_level, check_mode
-from jaxllm.engine.metrics import Metric
+from jaxllm.engine.front_end.front_end import FrontEnd, checked_ids, refuse_given
+from jaxllm.engine.front_end.metrics import Metric
+from jaxllm.engine.front_end.refused_methods import ASYNC_LACKS, ASYNC_REFUSES, RefusesMethods
+from jaxllm.engine.online.admission import Admission
+from jaxllm.engine.online.async_core import AsyncCore
+from jaxllm.engine.online.from_arguments import FromArguments, Start, end_from_thread
+from jaxllm.engine.online.gate import ASLEEP, Changes, Gate, check_level, check_mode
+from jaxllm.engine.online.request_stream import RequestOutputCollector
+from jaxllm.engine.online.running_requests import RunningRequests, log_request
 from jaxllm.engine.protocol import PauseMode, TextClient
-from jaxllm.engine.refused_methods import ASYNC_LACKS, ASYNC_REFUSES, RefusesMethods
-from jaxllm.engine.request_stream import RequestOutputCollector
-from jaxllm.engine.running_requests import RunningRequests, log_request
 from jaxllm.exceptions import EngineDeadError
 from jaxllm.messages import EngineCoreOutputs
 from jaxllm.outputs import RequestOutput
@@ -187,7 +187,7 @@ class AsyncLLM(RefusesMethods, FromArguments, TextClient, refused=ASYNC_REFUSES,
 
         A search that is aborted yields what it has, those that had not ended with finish_reason "abort".
         """
-        from jaxllm.engine.async_beam_search import search_beams  # which loads numpy
+        from jaxllm.engine.online.async_beam_search import search_beams  # which loads numpy
 
         refuse_given(lora_request=lora_request)
         check_str("request_id", request_id, INT32_MAX)

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.config.environment import uses_core_process
 from jaxllm.config.vllm_config import ModelConfig, VllmConfig
-from jaxllm.engine.core_client import CoreClient
-from jaxllm.engine.front_end import FrontEnd, checked_ids, refuse_given
-from jaxllm.engine.input_processor import GRAMMAR_SECONDS, ProcessedRequest
-from jaxllm.engine.interrupts import lasting_interrupts
-from jaxllm.engine.metrics import Metric
-from jaxllm.engine.refused_methods import ENGINE_REFUSES, RefusesMethods
+from jaxllm.engine.front_end.front_end import FrontEnd, checked_ids, refuse_given
+from jaxllm.engine.front_end.input_processor import GRAMMAR_SECONDS, ProcessedRequest
+from jaxllm.engine.front_end.metrics import Metric
+from jaxllm.engine.front_end.refused_methods import ENGINE_REFUSES, RefusesMethods
 from jaxllm.engine.start import start_in_place, start_in_process
-from jaxllm.engine.turn import FairLock, locked
-from jaxllm.engine.wire import FrameError
+from jaxllm.engine.transport.core_client import CoreClient
+from jaxllm.engine.transport.wire import FrameError
 from jaxllm.exceptions import EngineDeadError
 from jaxllm.outputs import RequestOutput
 from jaxllm.params.checks import INT32_MAX, check_bool, check_str
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.utils.forks import Home, check_home, engines_home
+from jaxllm.utils.interrupts import lasting_interrupts
 from jaxllm.utils.log import show_log
+from jaxllm.utils.turn import FairLock, locked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

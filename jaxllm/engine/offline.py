@@ -8,8 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.beam_search import BeamSearchOutput
-from jaxllm.engine.input_processor import ProcessedRequest
-from jaxllm.engine.interrupts import deferred_interrupts
+from jaxllm.engine.front_end.input_processor import ProcessedRequest
 from jaxllm.engine.llm_engine import LLMEngine
 from jaxllm.engine.progress import Progress, UseTqdm
 from jaxllm.exceptions import VLLMValidationError
@@ -18,9 +17,10 @@ from jaxllm.params.checks import has_length, shown
 from jaxllm.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from jaxllm.text.chat import is_single_conversation
 from jaxllm.text.prompts import is_single_prompt
+from jaxllm.utils.interrupts import deferred_interrupts
 
 if TYPE_CHECKING:
-    from jaxllm.engine.beam_search import BeamSearcher
+    from jaxllm.engine.front_end.beam_search import BeamSearcher
 
 type Params = SamplingParams | Sequence[SamplingParams] | None
 type Priority = int | Sequence[int] | None
@@ -101,7 +101,7 @@ class OfflineRunner:
         self, prompts: Any, params: BeamSearchParams, use_tqdm: UseTqdm, limit: int | None
     ) -> list[BeamSearchOutput]:
         """Search for the likeliest continuations of one prompt or many, at most `limit` prompts at once."""
-        from jaxllm.engine.beam_search import BeamSearcher  # which loads numpy
+        from jaxllm.engine.front_end.beam_search import BeamSearcher  # which loads numpy
 
         batch = [prompts] if is_single_prompt(prompts) else list(prompts)
         searcher = BeamSearcher(self._engine, self._engine.front, params, limit)

@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jaxllm.config.environment import default_cache_dir
-from jaxllm.engine.core_client import InprocClient
-from jaxllm.engine.engine_tokenizer import load_engine_tokenizer
-from jaxllm.engine.front_end import FrontEnd
+from jaxllm.engine.core.engine_tokenizer import load_engine_tokenizer
+from jaxllm.engine.front_end.front_end import FrontEnd
+from jaxllm.engine.transport.core_client import InprocClient
 from jaxllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from jaxllm.config.engine_args import EngineArgs
-    from jaxllm.engine.remote_core import RemoteCore
+    from jaxllm.engine.remote.remote_core import RemoteCore
 
 
 def start_in_place(engine_args: EngineArgs) -> tuple[InprocClient, FrontEnd]:
     """Start a core that does its steps when it is called; the front end shares its tokenizer."""
-    from jaxllm.engine.startup import start_core  # which loads JAX
+    from jaxllm.engine.core.startup import start_core  # which loads JAX
 
     tokenizers: list[Tokenizer | None] = []
     core, ready = start_core(engine_args, tokenizers.append)
@@ -31,15 +31,15 @@ def start_in_process(engine_args: EngineArgs, *, asks_core: bool = True) -> tupl
 
     With `asks_core` the front end waits until the core has said that a request with a grammar is good.
     """
-    from jaxllm.engine.remote_core import RemoteCore
+    from jaxllm.engine.remote.remote_core import RemoteCore
 
     return meet(RemoteCore.in_process(engine_args), engine_args, asks_core=asks_core)
 
 
 def start_in_thread(engine_args: EngineArgs, *, asks_core: bool = True) -> tuple[RemoteCore, FrontEnd]:
     """Start a core in a thread of this process; otherwise as `start_in_process`."""
-    from jaxllm.engine.remote_core import RemoteCore
-    from jaxllm.engine.startup import start_core  # which loads JAX
+    from jaxllm.engine.core.startup import start_core  # which loads JAX
+    from jaxllm.engine.remote.remote_core import RemoteCore
 
     core = RemoteCore.in_thread(lambda on_tokenizer: start_core(engine_args, on_tokenizer))
     return meet(core, engine_args, asks_core=asks_core)

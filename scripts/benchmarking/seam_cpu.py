@@ -12,11 +12,11 @@ from typing import Any
 from mock_core import MockCore, start_mock_process
 
 from jaxllm.config.async_engine_args import AsyncEngineArgs
-from jaxllm.engine.admission import Admission
 from jaxllm.engine.async_llm import AsyncLLM
-from jaxllm.engine.core_host import CoreProcess
-from jaxllm.engine.front_end import FrontEnd
-from jaxllm.engine.remote_core import RemoteCore
+from jaxllm.engine.front_end.front_end import FrontEnd
+from jaxllm.engine.online.admission import Admission
+from jaxllm.engine.remote.core_handle import CoreProcess
+from jaxllm.engine.remote.remote_core import RemoteCore
 from jaxllm.inputs import TokensPrompt
 from jaxllm.messages import EngineCoreRequest
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
@@ -69,9 +69,9 @@ def measure_streams(
         return core, front
 
     with AsyncLLM(start, admission=Admission(None, None)) as llm:
-        host = cores[0].host
-        assert isinstance(host, CoreProcess)
-        samples = asyncio.run(_measure(llm, host.pid, runs))
+        handle = cores[0].handle
+        assert isinstance(handle, CoreProcess)
+        samples = asyncio.run(_measure(llm, handle.pid, runs))
     return [_row(run, of_run, tokens_per_second) for run, of_run in zip(runs, samples, strict=True)]
 
 

@@ -16,11 +16,11 @@ import psutil
 from mock_core import start_mock, start_mock_process
 
 from jaxllm.config.async_engine_args import AsyncEngineArgs
-from jaxllm.engine.admission import Admission
 from jaxllm.engine.async_llm import AsyncLLM
-from jaxllm.engine.core_host import CoreProcess
-from jaxllm.engine.metrics import Counter, Gauge
-from jaxllm.engine.remote_core import RemoteCore
+from jaxllm.engine.front_end.metrics import Counter, Gauge
+from jaxllm.engine.online.admission import Admission
+from jaxllm.engine.remote.core_handle import CoreProcess
+from jaxllm.engine.remote.remote_core import RemoteCore
 from jaxllm.engine.start import meet
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
@@ -106,16 +106,16 @@ async def until(condition: Callable[[], bool], seconds: float = END_SECONDS) -> 
         await asyncio.sleep(0.01)
 
 
-def host_of(llm: AsyncLLM) -> CoreProcess:
+def handle_of(llm: AsyncLLM) -> CoreProcess:
     """Return what watches the process of an engine's core."""
-    host = llm._core.remote.host
-    assert isinstance(host, CoreProcess)
-    return host
+    handle = llm._core.remote.handle
+    assert isinstance(handle, CoreProcess)
+    return handle
 
 
 def core_process(llm: AsyncLLM) -> psutil.Process:
     """Return the process of an engine's core."""
-    return psutil.Process(host_of(llm).pid)
+    return psutil.Process(handle_of(llm).pid)
 
 
 def metric(llm: AsyncLLM, name: str, **labels: str) -> float:

@@ -18,7 +18,7 @@ from tests.async_engine.support import (
     END_SECONDS,
     core_process,
     greedy,
-    host_of,
+    handle_of,
     ids,
     mock_llm,
     nothing_left,
@@ -78,13 +78,13 @@ def test_r1_requests_that_come_before_the_death_is_noticed(tokenizer: str) -> No
 
     async def run() -> None:
         await read(llm, "before", greedy())
-        host._process.kill()
-        host._process.wait()  # the loop has had no turn to hear of it
+        handle._process.kill()
+        handle._process.wait()  # the loop has had no turn to hear of it
         with pytest.raises(EngineDeadError, match="SIGKILL"):
             await asyncio.wait_for(read(llm, "after", greedy(max_tokens=LONG)), END_SECONDS)
 
     with nothing_left(), mock_llm(tiny_args(tokenizer), in_process=True, tokens_per_second=50) as llm:
-        host = host_of(llm)
+        handle = handle_of(llm)
         asyncio.run(run())
 
 
@@ -147,10 +147,10 @@ def test_r3_a_step_that_fails_or_hangs(
         assert await asyncio.to_thread(status) == (-signal.SIGKILL if fault == "hang" else 1)
 
     def status() -> int:
-        return host._process.wait(10)
+        return handle._process.wait(10)
 
     with nothing_left(), real_llm(logits_processors=[faults.Faults]) as llm:
-        host = host_of(llm)
+        handle = handle_of(llm)
         asyncio.run(run())
     printed = capfd.readouterr().err
     if fault != "hang":

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from jaxllm.config.engine_args import EngineArgs
-from jaxllm.engine.admission import Admission
-from jaxllm.engine.async_core import AsyncCore
 from jaxllm.engine.async_llm import AsyncLLM
-from jaxllm.engine.core_host import CoreThread
-from jaxllm.engine.front_end import FrontEnd
-from jaxllm.engine.input_processor import EncodedPrompt
+from jaxllm.engine.front_end.front_end import FrontEnd
+from jaxllm.engine.front_end.input_processor import EncodedPrompt
 from jaxllm.engine.llm_engine import LLMEngine
-from jaxllm.engine.remote_core import RemoteCore
-from jaxllm.engine.running_requests import RunningRequests
+from jaxllm.engine.online.admission import Admission
+from jaxllm.engine.online.async_core import AsyncCore
+from jaxllm.engine.online.running_requests import RunningRequests
+from jaxllm.engine.remote.core_handle import CoreThread
+from jaxllm.engine.remote.remote_core import RemoteCore
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import BeamSearchParams
@@ -63,9 +63,9 @@ class Cores:
         return self.engines[-1]
 
     def thread(self, index: int) -> threading.Thread:
-        host = self.remotes[index].host
-        assert isinstance(host, CoreThread)
-        return host._thread
+        handle = self.remotes[index].handle
+        assert isinstance(handle, CoreThread)
+        return handle._thread
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 
 from jaxllm import SamplingParams
 from jaxllm.engine.async_llm import AsyncLLM
-from jaxllm.engine.core import EngineCore
+from jaxllm.engine.core.engine_core import EngineCore
 from jaxllm.exceptions import EngineBusyError, MaxQueuedTokensError, QueueOverflowError, VLLMValidationError
 from jaxllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from tests.async_engine.support import (
@@ -67,7 +67,7 @@ async def assert_all_given_back(llm: AsyncLLM) -> None:
 
 def core_in_thread(llm: AsyncLLM) -> EngineCore | None:
     """Return the core that runs in a thread of this process, if this one does."""
-    if hasattr(llm._core.remote.host, "pid"):
+    if hasattr(llm._core.remote.handle, "pid"):
         return None
     return next(each for each in gc.get_objects() if isinstance(each, EngineCore) and each._runner is not None)
 

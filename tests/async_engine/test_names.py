@@ -131,7 +131,7 @@ def test_streams_are_merged_as_a_benchmark_does_it(mock: AsyncLLM) -> None:
 
 def test_requests_are_logged_from_when_they_are_asked_for(mock: AsyncLLM, caplog: pytest.LogCaptureFixture) -> None:
     assert mock.log_requests is False
-    with caplog.at_level("INFO", "jaxllm.engine.running_requests"):
+    with caplog.at_level("INFO", "jaxllm.engine.online.running_requests"):
         asyncio.run(read_one(mock, "quiet", greedy()))
         mock.log_requests = True
         try:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from jaxllm.engine.async_llm import AsyncLLM
-from jaxllm.engine.output_processor import OutputProcessor
-from jaxllm.engine.request_stream import RequestOutputCollector
+from jaxllm.engine.front_end.output_processor import OutputProcessor
+from jaxllm.engine.online.request_stream import RequestOutputCollector
 from jaxllm.exceptions import EngineDeadError, EngineGenerateError, VLLMValidationError
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.text.detokenizer import Detokenizer

@@ -11,8 +11,8 @@ import pytest
 import zmq
 from fuzz_wire import fuzz
 
-from jaxllm.engine.sockets import FrontSockets, Meeting, SocketInbox, SocketOutbox
-from jaxllm.engine.wire import MAX_FRAME_BYTES
+from jaxllm.engine.transport.sockets import FrontSockets, Meeting, SocketInbox, SocketOutbox
+from jaxllm.engine.transport.wire import MAX_FRAME_BYTES
 from jaxllm.exceptions import EngineGenerateError
 from tests.async_engine.support import greedy, mock_llm, nothing_left, read, tiny_args, tokens_of
 
@@ -76,7 +76,7 @@ def test_r19_an_outcome_that_cannot_be_read_ends_those_that_run(tokenizer: str) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Meeting, "close", lambda self: None)  # or nobody else could connect
         with mock_llm(tiny_args(tokenizer), in_process=True, tokens_per_second=100) as llm:
-            meeting = llm._core.remote.host.meeting
+            meeting = llm._core.remote.handle.meeting
             addresses = meeting.addresses
             asyncio.run(run())
     meeting.close()
@@ -95,7 +95,7 @@ def test_r19_sockets_lie_where_nobody_else_comes_and_only_until_ready(tokenizer:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Meeting, "close", look)
         with nothing_left(), mock_llm(tiny_args(tokenizer), in_process=True) as llm:
-            folder = llm._core.remote.host.meeting.folder
+            folder = llm._core.remote.handle.meeting.folder
             assert isinstance(folder, Path)
             assert not folder.exists()
             assert seen == [0o700]

@@ -19,7 +19,7 @@ from jaxllm.check.examine import _notes, examine
 from jaxllm.check.fitting import fit
 from jaxllm.check.report import Change, Collective, Report
 from jaxllm.check.table import render
-from jaxllm.engine import startup
+from jaxllm.engine.core import startup
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.compiler import StepCompiler
 from jaxllm.execution.mesh import param_bytes

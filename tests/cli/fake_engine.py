@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from jaxllm.config.vllm_config import ModelConfig, VllmConfig
-from jaxllm.engine.front_end import FrontEnd
+from jaxllm.engine.front_end.front_end import FrontEnd
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.logprobs import Logprob
 from jaxllm.outputs import CompletionOutput, RequestOutput

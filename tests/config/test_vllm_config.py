@@ -13,9 +13,9 @@ import pytest
 from jaxllm.config import EngineArgs, ProfilerConfig, ReasoningConfig, StructuredOutputsConfig
 from jaxllm.config.engine_ready import EngineReady
 from jaxllm.config.vllm_config import VllmConfig, vllm_config
-from jaxllm.engine.core_client import InprocClient
-from jaxllm.engine.front_end import FrontEnd
+from jaxllm.engine.front_end.front_end import FrontEnd
 from jaxllm.engine.llm_engine import LLMEngine
+from jaxllm.engine.transport.core_client import InprocClient
 from jaxllm.llm import LLM
 from tests.config.test_engine_config import LLAMA
 from tests.engine.fake_core import FakeCore

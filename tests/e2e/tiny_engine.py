@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxllm import LLM, CompletionOutput, RequestOutput, SamplingParams, TokensPrompt
-from jaxllm.engine.input_processor import ProcessedRequest
+from jaxllm.engine.front_end.input_processor import ProcessedRequest
 from jaxllm.messages import EngineCoreOutput, RequestError, sequence_ids
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.plan import StepPlan, StepResult

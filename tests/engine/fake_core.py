@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from jaxllm.engine.core_client import RunnableCore
-from jaxllm.engine.core_loop import CoreLoop
-from jaxllm.engine.profiler import StepProfiler
-from jaxllm.engine.remote_core import result
-from jaxllm.engine.wire import (
+from jaxllm.engine.core.core_loop import CoreLoop
+from jaxllm.engine.core.profiler import StepProfiler
+from jaxllm.engine.remote.remote_core import result
+from jaxllm.engine.transport.core_client import RunnableCore
+from jaxllm.engine.transport.wire import (
     Abort,
     Add,
     Call,

@@ -20,9 +20,9 @@ from jaxllm.config.vllm_config import (
     SchedulerConfig,
     VllmConfig,
 )
-from jaxllm.engine.front_end import FrontEnd
+from jaxllm.engine.front_end.front_end import FrontEnd
 from jaxllm.engine.llm_engine import LLMEngine
-from jaxllm.engine.wire import decode_from_core, encode_from_core
+from jaxllm.engine.transport.wire import decode_from_core, encode_from_core
 from jaxllm.llm import LLM
 from jaxllm.messages import SchedulerStats
 from jaxllm.text.tokenizer import Tokenizer

@@ -14,7 +14,7 @@ import pytest
 from jaxllm import LLM, SamplingParams
 from jaxllm.beam_search import BeamSearchOutput
 from jaxllm.constraints.compiler import GrammarCompiler
-from jaxllm.engine.beam_search import BeamSearcher
+from jaxllm.engine.front_end.beam_search import BeamSearcher
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.messages import EngineCoreOutput, EngineCoreRequest, TokenLogprobs
 from jaxllm.sampling_params import BeamSearchParams, StructuredOutputsParams

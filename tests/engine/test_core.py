@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jaxllm.constraints.token_masks import TokenMasks
-from jaxllm.engine.core import EngineCore
+from jaxllm.engine.core.engine_core import EngineCore
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.messages import EngineCoreOutput, EngineCoreRequest, RequestError
 from jaxllm.sampling_params import SamplingParams, StructuredOutputsParams

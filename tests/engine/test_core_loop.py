@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from jaxllm.engine import core_loop, wire
-from jaxllm.engine.core_loop import CoreLoop, Heart
-from jaxllm.engine.wire import (
+from jaxllm.engine.core import core_loop
+from jaxllm.engine.core.core_loop import CoreLoop, Heart
+from jaxllm.engine.transport import wire
+from jaxllm.engine.transport.wire import (
     Abort,
     Add,
     Call,

@@ -9,12 +9,12 @@ import sys
 
 import msgspec
 
-from jaxllm.engine.core_process import Order
-from jaxllm.engine.sockets import Addresses
+from jaxllm.engine.core.core_process import StartOrder
+from jaxllm.engine.transport.sockets import Addresses
 
 SAY_WHAT_IS_FROZEN = """
 import gc
-from jaxllm.engine import core_process
+from jaxllm.engine.core import core_process
 
 def run_core(start, addresses, context):
     print(gc.get_freeze_count())
@@ -29,7 +29,7 @@ core_process.serve(lambda engine_args, on_tokenizer: ([engine_args], None))
 
 
 def test_garbage_collection_does_not_look_at_what_the_start_has_made() -> None:
-    order = Order(
+    order = StartOrder(
         {"model": "m"}, Addresses("inproc://to", "inproc://from"), sys.path, logging.WARNING, os.getpid(), None
     )
     command = [sys.executable, "-c", SAY_WHAT_IS_FROZEN]

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxllm.engine import core_watch
-from jaxllm.engine.core_watch import CoreWatch
-from jaxllm.engine.wire import Heartbeat
+from jaxllm.engine.remote import core_watch
+from jaxllm.engine.remote.core_watch import CoreWatch
+from jaxllm.engine.transport.wire import Heartbeat
 
 
 class Clock:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxllm.engine.input_processor import InputProcessor, mix
-from jaxllm.engine.params_resolver import InputLimits
+from jaxllm.engine.front_end.input_processor import InputProcessor, mix
+from jaxllm.engine.front_end.params_resolver import InputLimits
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.messages import sequence_ids, split
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams

@@ -17,7 +17,7 @@ import pytest
 
 from jaxllm.config import EngineArgs
 from jaxllm.config.engine_ready import EngineReady
-from jaxllm.engine.metrics import Histogram
+from jaxllm.engine.front_end.metrics import Histogram
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.llm import LLM
 from jaxllm.outputs import PoolingRequestOutput, RequestOutput
@@ -129,9 +129,9 @@ def test_the_constructor_packs_engine_args(
         on_tokenizer(tokenizer)
         return core, make_ready(model=args.model, seed=args.seed)
 
-    startup = ModuleType("jaxllm.engine.startup")
+    startup = ModuleType("jaxllm.engine.core.startup")
     startup.start_core = start_core  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "jaxllm.engine.startup", startup)
+    monkeypatch.setitem(sys.modules, "jaxllm.engine.core.startup", startup)
     llm = LLM("some/model", seed=3, dtype="float32", max_num_seqs=8, hf_overrides=None)
     assert (seen[0].model, seen[0].seed, seen[0].dtype, seen[0].max_num_seqs) == ("some/model", 3, "float32", 8)
     assert len(llm.generate("hello", use_tqdm=False)) == 1
@@ -283,7 +283,7 @@ def test_an_interrupt_dropped_while_an_engine_is_made_comes_again(monkeypatch: p
         time.sleep(10)
         pytest.fail("the interrupt was lost")
 
-    monkeypatch.setattr("jaxllm.engine.startup.resolve", resolve)
+    monkeypatch.setattr("jaxllm.engine.core.startup.resolve", resolve)
     monkeypatch.setattr(sys, "unraisablehook", lambda dropped: None)
     before = sys.unraisablehook
     with pytest.raises(KeyboardInterrupt):

@@ -7,8 +7,8 @@ from collections import defaultdict
 
 import pytest
 
-from jaxllm.engine.metrics import PREFIX, EngineMetrics, Histogram, Metric, cache_config_info
-from jaxllm.engine.stats_log import StatsLogger
+from jaxllm.engine.front_end.metrics import PREFIX, EngineMetrics, Histogram, Metric, cache_config_info
+from jaxllm.engine.front_end.stats_log import StatsLogger
 from jaxllm.messages import BlockEviction, SchedulerStats
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.text.tokenizer import Tokenizer

@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from jaxllm.config import EngineArgs, ProfilerConfig
-from jaxllm.engine.profiler import StepProfiler
+from jaxllm.engine.core.profiler import StepProfiler
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.llm import LLM
 from jaxllm.sampling_params import SamplingParams

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from jaxllm.engine.async_core import AsyncCore
-from jaxllm.engine.remote_core import RemoteCore
-from jaxllm.engine.sockets import Meeting
-from jaxllm.engine.wire import FrameError, encode_from_core
+from jaxllm.engine.online.async_core import AsyncCore
+from jaxllm.engine.remote.remote_core import RemoteCore
+from jaxllm.engine.transport.sockets import Meeting
+from jaxllm.engine.transport.wire import FrameError, encode_from_core
 from jaxllm.exceptions import EngineDeadError
 from jaxllm.messages import EngineCoreOutputs
 from tests.engine.fake_core import FakeCore
@@ -58,7 +58,7 @@ def remote(context: zmq.Context[zmq.Socket[bytes]]) -> RemoteCore:
 def outbox(context: zmq.Context[zmq.Socket[bytes]], remote: RemoteCore) -> Iterator[zmq.Socket[bytes]]:
     """Return the core's end of the way back; at the end both close."""
     socket = context.socket(zmq.PUSH)
-    socket.connect(remote.host.meeting.addresses.from_core)
+    socket.connect(remote.handle.meeting.addresses.from_core)
     yield socket
     socket.close(0)
     remote.shutdown()

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from jaxllm.engine.turn import FairLock
 from jaxllm.llm import LLM
 from jaxllm.sampling_params import BeamSearchParams, SamplingParams
 from jaxllm.text.tokenizer import Tokenizer
+from jaxllm.utils.turn import FairLock
 from tests.engine.fake_core import FakeCore
 from tests.engine.support import make_llm
 from tests.engine.test_llm import Bar

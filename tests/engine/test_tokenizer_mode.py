@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jaxllm.config import EngineArgs
-from jaxllm.engine.engine_tokenizer import load_engine_tokenizer
+from jaxllm.engine.core.engine_tokenizer import load_engine_tokenizer
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.text.tokenizer import Tokenizer
 from tests.engine.support import byte_level

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from jaxllm.engine import wire
-from jaxllm.engine.wire import (
+from jaxllm.engine.transport import wire
+from jaxllm.engine.transport.wire import (
     Abort,
     Add,
     Call,

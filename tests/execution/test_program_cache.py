@@ -16,7 +16,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from jaxllm import LLM, EngineArgs, SamplingParams, TokensPrompt
-from jaxllm.engine.startup import keeps_programs
+from jaxllm.engine.core.startup import keeps_programs
 from jaxllm.execution import program_cache
 from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep
 from jaxllm.execution.program_cache import Folders, ProgramCache, source_digest, use_cache

@@ -23,7 +23,7 @@ TOKENIZER = {
 PROGRAM = """
 import importlib.util, sys
 assert importlib.util.find_spec("torch") is not None
-import jaxllm.cli.main, jaxllm.engine.startup, jaxllm.llm
+import jaxllm.cli.main, jaxllm.engine.core.startup, jaxllm.llm
 from jaxllm.loading.open import open_checkpoint
 tokenizer = open_checkpoint(sys.argv[1]).tokenizer()
 assert tokenizer("abc")["input_ids"] == [2, 5]

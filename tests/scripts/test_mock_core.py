@@ -11,9 +11,9 @@ import pytest
 from mock_core import TEXT, start_mock, start_mock_process
 
 from jaxllm.config.async_engine_args import AsyncEngineArgs
-from jaxllm.engine.admission import Admission
 from jaxllm.engine.async_llm import AsyncLLM
-from jaxllm.engine.remote_core import RemoteCore
+from jaxllm.engine.online.admission import Admission
+from jaxllm.engine.remote.remote_core import RemoteCore
 from jaxllm.engine.start import meet
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import RequestOutput

@@ -74,7 +74,7 @@ class Online:
 
     def cpu_seconds(self) -> float:
         """Return the CPU time of the front end and of the core so far."""
-        core: Any = self._llm._core.remote.host
+        core: Any = self._llm._core.remote.handle
         return time.process_time() + time.clock_gettime((~core.pid << 3) | 2)
 
     def close(self) -> None:

@@ -10,8 +10,8 @@ import weakref
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from jaxllm.engine.remote_core import RemoteCore, result
-from jaxllm.engine.wire import FrameError
+from jaxllm.engine.remote.remote_core import RemoteCore, result
+from jaxllm.engine.transport.wire import FrameError
 from jaxllm.exceptions import EngineDeadError, EngineGenerateError
 from jaxllm.messages import EngineCoreOutputs
 from jaxllm.utils.forks import engines_home
@@ -58,7 +58,7 @@ class AsyncCore:
         loop = asyncio.get_running_loop()
         if self._loop is loop:
             return
-        self.remote.check_alive()
+        self.remote.raise_if_dead()
         if self._loop is not None and not self._loop.is_closed():
             raise RuntimeError(
                 "This AsyncLLM belongs to another event loop: make all calls on the one that used it first."
@@ -66,7 +66,7 @@ class AsyncCore:
         if self._loop is not None:
             self._leave()
         self._loop = loop
-        for fd in (self.remote.fd, *self.remote.host.fds):
+        for fd in (self.remote.fd, *self.remote.handle.fds):
             loop.add_reader(fd, self._on_readable)
         self._watching = loop.call_later(WATCH_SECONDS, self._watch)
         self._on_readable()
@@ -78,7 +78,7 @@ class AsyncCore:
                 handle.cancel()
         self._reading = None
         if self._loop is not None and not self._loop.is_closed():
-            for fd in (self.remote.fd, *self.remote.host.fds):
+            for fd in (self.remote.fd, *self.remote.handle.fds):
                 self._loop.remove_reader(fd)
         self._loop = None
 
@@ -169,7 +169,7 @@ class AsyncCore:
         self._take()
         if is_more and self._loop is not None:
             self._reading = self._loop.call_soon(self._read)
-        elif self.remote.host.end_reason() is not None:
+        elif self.remote.handle.end_reason() is not None:
             self.look()
 
     def _take(self) -> bool:

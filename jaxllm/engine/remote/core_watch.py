@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from jaxllm.engine.wire import Heartbeat
+from jaxllm.engine.transport.wire import Heartbeat
 
 
 class CoreWatch:

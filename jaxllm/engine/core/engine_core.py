@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from jaxllm.engine.profiler import StepProfiler
+from jaxllm.engine.core.profiler import StepProfiler
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.messages import (
     BlockEviction,

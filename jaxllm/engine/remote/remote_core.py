@@ -17,11 +17,11 @@ import zmq
 from jaxllm.config.engine_args import EngineArgs
 from jaxllm.config.engine_ready import EngineReady
 from jaxllm.config.environment import core_timeouts
-from jaxllm.engine.core_host import CoreHost, CoreProcess, CoreThread
-from jaxllm.engine.core_process import StartCore
-from jaxllm.engine.core_watch import CoreWatch
-from jaxllm.engine.sockets import FrontSockets
-from jaxllm.engine.wire import (
+from jaxllm.engine.core.core_process import StartCore
+from jaxllm.engine.remote.core_handle import CoreHandle, CoreProcess, CoreThread
+from jaxllm.engine.remote.core_watch import CoreWatch
+from jaxllm.engine.transport.sockets import FrontSockets
+from jaxllm.engine.transport.wire import (
     Abort,
     Add,
     Call,
@@ -58,16 +58,16 @@ class RemoteCore:
     Once it has ended, every call raises EngineDeadError, but for `shutdown`.
     """
 
-    def __init__(self, host: CoreHost, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    def __init__(self, handle: CoreHandle, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         """Connect to a core that starts; `wait_ready` waits for it."""
-        self._host, self._context = host, context
+        self._handle, self._context = handle, context
         try:
             self._watch = CoreWatch(*core_timeouts())
-            self._sockets = FrontSockets(context, host.meeting.addresses)
+            self._sockets = FrontSockets(context, handle.meeting.addresses)
         except BaseException:
-            host.kill()
-            host.stop(KILL_SECONDS)
-            if host.end_reason() is not None:  # the sockets of a thread that goes on would be waited for
+            handle.kill()
+            handle.stop(KILL_SECONDS)
+            if handle.end_reason() is not None:  # the sockets of a thread that goes on would be waited for
                 context.term()
             raise
         self._outputs: deque[EngineCoreOutputs | FrameError] = deque()
@@ -96,9 +96,9 @@ class RemoteCore:
         return cls(CoreThread(start, context), context)
 
     @property
-    def host(self) -> CoreHost:
+    def handle(self) -> CoreHandle:
         """Return where the core runs."""
-        return self._host
+        return self._handle
 
     @property
     def dead_error(self) -> EngineDeadError | None:
@@ -130,7 +130,7 @@ class RemoteCore:
         """
         while self._ready is None:
             self._wait_start()
-        self._host.meeting.close()
+        self._handle.meeting.close()
         return self._ready
 
     def add_request(self, request: EngineCoreRequest) -> None:
@@ -216,14 +216,14 @@ class RemoteCore:
 
     def receive(self) -> bool:
         """Take in one message; return False if none has come. Raises EngineDeadError when the core has ended."""
-        self.check_alive()
+        self.raise_if_dead()
         message = self._sockets.receive()
         if message is None:
             return False
         self._take(message)
         return True
 
-    def check_alive(self) -> None:
+    def raise_if_dead(self) -> None:
         """Raise EngineDeadError if the core has ended."""
         error = self.dead_error
         if error is not None:
@@ -233,12 +233,12 @@ class RemoteCore:
         """Take in what has come, and see whether the core has ended or hangs. Raises EngineDeadError then."""
         while self.receive():
             pass
-        reason = self._host.end_reason()
+        reason = self._handle.end_reason()
         if reason is not None:
             while self.receive():  # what came between
                 pass
         elif complaint := self._watch.complaint():
-            self._host.kill()
+            self._handle.kill()
             reason = complaint
         if reason is not None:
             self._die(reason)
@@ -259,21 +259,21 @@ class RemoteCore:
             try:
                 self._sockets.send(Shutdown())
             except zmq.Again:  # nobody has connected yet
-                self._host.kill()
+                self._handle.kill()
             self._end_message = "The engine was shut down: make a new one."
 
     def finish_shutdown(self, timeout: float | None = None) -> None:
         """Wait until a core that was told to end has ended, as `shutdown` says. Any thread may do it, one alone."""
         self._wait_end(KILL_SECONDS if timeout is None else timeout)
-        self._host.stop(0)
-        if self._host.end_reason() is not None:
+        self._handle.stop(0)
+        if self._handle.end_reason() is not None:
             self._close()
         else:  # a thread in a long step, which without our sockets would wait for ever to send what the step gives
             threading.Thread(target=self._close_late, name="jaxllm-core-end", daemon=True).start()
 
     def kill(self) -> None:
         """End the core at once, as an interrupted start does."""
-        self._host.kill()
+        self._handle.kill()
         self.shutdown()
 
     def _call(self, method: str, *arguments: Any) -> Any:
@@ -287,23 +287,23 @@ class RemoteCore:
 
     def _send(self, message: ToCore) -> None:
         """Send a message. Raises EngineDeadError when the core has ended, though nobody may have noticed before."""
-        self.check_alive()
+        self.raise_if_dead()
         try:
             self._sockets.send(message)
         except zmq.Again:
-            self._sockets.wait_writable(GONE_SECONDS, *self._host.fds)
+            self._sockets.wait_writable(GONE_SECONDS, *self._handle.fds)
             self.look()
             try:
                 self._sockets.send(message)
             except zmq.Again:
-                self._host.kill()
+                self._handle.kill()
                 self._die("it has closed its socket")
 
     def _wait_end(self, seconds: float) -> None:
         """Wait until the core has ended; what it sends meanwhile is dropped, lest it wait for room."""
         deadline = time.monotonic() + seconds
-        while self._host.end_reason() is None and (left := deadline - time.monotonic()) > 0:
-            self._sockets.poll(min(left, self._host.poll_seconds), *self._host.fds)
+        while self._handle.end_reason() is None and (left := deadline - time.monotonic()) > 0:
+            self._sockets.poll(min(left, self._handle.poll_seconds), *self._handle.fds)
             while self._sockets.receive() is not None:
                 pass
 
@@ -317,8 +317,8 @@ class RemoteCore:
 
     def _wait(self) -> None:
         """Wait for a message, or for the core's end, and take in what has come."""
-        self.check_alive()
-        if self._sockets.poll(POLL_SECONDS, *self._host.fds):
+        self.raise_if_dead()
+        if self._sockets.poll(POLL_SECONDS, *self._handle.fds):
             while self.receive():
                 pass
         self.look()
@@ -328,7 +328,7 @@ class RemoteCore:
         self._wait()
         if self._ready is None and time.monotonic() >= self._next_report:
             self._next_report += REPORT_SECONDS
-            logger.info("%s is still starting: it %s", self._host.name, self._phase())
+            logger.info("%s is still starting: it %s", self._handle.name, self._phase())
 
     def _phase(self) -> str:
         if not self._watch.has_heard:
@@ -338,11 +338,11 @@ class RemoteCore:
     def _take(self, message: FromCore | FrameError) -> None:
         match message:
             case FrameError() if self._ready is None:
-                self._host.kill()
+                self._handle.kill()
                 self._die(f"a message of its start cannot be read: {message}")
             case EngineCoreOutputs() | FrameError():
                 if isinstance(message, FrameError):
-                    logger.error("a message from %s cannot be read: %s", self._host.name, message)
+                    logger.error("a message from %s cannot be read: %s", self._handle.name, message)
                 self._outputs.append(message)
             case Heartbeat():
                 self._watch.hear(message)
@@ -361,9 +361,9 @@ class RemoteCore:
 
     def _die(self, reason: str) -> NoReturn:
         """Remember that the core has ended, see to it that it has, and raise it."""
-        self._end_message = f"{self._host.name[0].upper()}{self._host.name[1:]} has failed: {reason}."
+        self._end_message = f"{self._handle.name[0].upper()}{self._handle.name[1:]} has failed: {reason}."
         # In a thread, for it may have things to finish, and whoever waits for outputs is to know at once.
-        threading.Thread(target=self._host.wait, args=(KILL_SECONDS,), name="jaxllm-core-end", daemon=True).start()
+        threading.Thread(target=self._handle.wait, args=(KILL_SECONDS,), name="jaxllm-core-end", daemon=True).start()
         raise EngineDeadError(self._end_message)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 
-from jaxllm.engine.gate import wake
+from jaxllm.engine.online.gate import wake
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import RequestOutputKind
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from jaxllm.engine.params_resolver import CheckInCore, InputLimits, ParamsResolver, refusal
+from jaxllm.engine.front_end.params_resolver import CheckInCore, InputLimits, ParamsResolver, refusal
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.messages import SEED_MASK, EngineCoreRequest
 from jaxllm.params.checks import check_float, check_int, is_unicode, shown

@@ -18,10 +18,10 @@ from jaxllm.config.resolve import resolve
 from jaxllm.config.vllm_config import vllm_config
 from jaxllm.constraints.compiler import GrammarCompiler, make_grammar_compiler
 from jaxllm.constraints.token_masks import TokenMasks
-from jaxllm.engine.core import EngineCore
-from jaxllm.engine.engine_tokenizer import load_engine_tokenizer
-from jaxllm.engine.kv_cache_size import make_model, measure_memory, memory_limit, size_pool, step_config
-from jaxllm.engine.profiler import StepProfiler
+from jaxllm.engine.core.engine_core import EngineCore
+from jaxllm.engine.core.engine_tokenizer import load_engine_tokenizer
+from jaxllm.engine.core.kv_cache_size import make_model, measure_memory, memory_limit, size_pool, step_config
+from jaxllm.engine.core.profiler import StepProfiler
 from jaxllm.execution.compiler import ProgramKey, StepCompiler
 from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.mesh import param_sharding

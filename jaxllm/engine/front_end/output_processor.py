@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jaxllm.engine.input_processor import ProcessedRequest
-from jaxllm.engine.metrics import EngineMetrics
+from jaxllm.engine.front_end.input_processor import ProcessedRequest
+from jaxllm.engine.front_end.metrics import EngineMetrics
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.messages import EngineCoreOutput, EngineCoreOutputs, RequestError, sequence_ids
 from jaxllm.outputs import CompletionOutput, RequestOutput, RequestStateStats

@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from typing import NamedTuple
 
-from jaxllm.engine.metrics import EngineMetrics
+from jaxllm.engine.front_end.metrics import EngineMetrics
 from jaxllm.messages import SchedulerStats
 
 logger = logging.getLogger("jaxllm")

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from jaxllm.engine.core_client import RunnableCore
-from jaxllm.engine.wire import (
+from jaxllm.engine.transport.core_client import RunnableCore
+from jaxllm.engine.transport.wire import (
     Abort,
     Add,
     Call,

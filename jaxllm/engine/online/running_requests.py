@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from jaxllm.engine.admission import Admission, Place
-from jaxllm.engine.front_end import FrontEnd
-from jaxllm.engine.gate import Flag
-from jaxllm.engine.input_processor import EncodedPrompt, ProcessedRequest
-from jaxllm.engine.output_processor import ProcessedOutputs, id_in_use
-from jaxllm.engine.request_stream import RequestOutputCollector
+from jaxllm.engine.front_end.front_end import FrontEnd
+from jaxllm.engine.front_end.input_processor import EncodedPrompt, ProcessedRequest
+from jaxllm.engine.front_end.output_processor import ProcessedOutputs, id_in_use
+from jaxllm.engine.online.admission import Admission, Place
+from jaxllm.engine.online.gate import Flag
+from jaxllm.engine.online.request_stream import RequestOutputCollector
 from jaxllm.exceptions import EngineGenerateError, VLLMValidationError
 from jaxllm.messages import RequestError
 from jaxllm.outputs import RequestOutput

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from jaxllm.engine.wire import (
+from jaxllm.engine.transport.wire import (
     MAX_FRAME_BYTES,
     FrameError,
     FromCore,

@@ -14,10 +14,10 @@ import zmq
 
 from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.config.engine_ready import EngineReady
-from jaxllm.engine.core_client import RunnableCore
-from jaxllm.engine.core_loop import CoreLoop, Heart
-from jaxllm.engine.sockets import Addresses, SocketInbox, SocketOutbox
-from jaxllm.engine.wire import Failure, Starting
+from jaxllm.engine.core.core_loop import CoreLoop, Heart
+from jaxllm.engine.transport.core_client import RunnableCore
+from jaxllm.engine.transport.sockets import Addresses, SocketInbox, SocketOutbox
+from jaxllm.engine.transport.wire import Failure, Starting
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.messages import RequestError
 from jaxllm.text.tokenizer import Tokenizer
@@ -31,7 +31,7 @@ type StartCore = Callable[[OnTokenizer], tuple[RunnableCore, EngineReady]]
 """A function that makes a core; it gives the tokenizer to its argument as soon as it is there."""
 
 
-class Order(msgspec.Struct, frozen=True):
+class StartOrder(msgspec.Struct, frozen=True):
     """The request that a front end writes to the standard input of its core's process."""
 
     engine_args: dict[str, Any]
@@ -82,7 +82,7 @@ def run_core(start: StartCore, addresses: Addresses, context: zmq.Context[zmq.So
 
 def serve(start: Callable[[AsyncEngineArgs, OnTokenizer], tuple[RunnableCore, EngineReady]]) -> int:
     """Run the core that `start` makes of the engine arguments on standard input; return the exit status."""
-    order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
+    order = msgspec.json.decode(sys.stdin.buffer.read(), type=StartOrder)
     end_with(order.front_pid, order.clear)
     sys.path[:] = order.sys_path
     logging.getLogger("jaxllm").setLevel(order.log_level)
@@ -99,7 +99,7 @@ def serve(start: Callable[[AsyncEngineArgs, OnTokenizer], tuple[RunnableCore, En
 
 
 def _start(engine_args: AsyncEngineArgs, on_tokenizer: OnTokenizer) -> tuple[RunnableCore, EngineReady]:
-    from jaxllm.engine.startup import start_core  # which loads JAX
+    from jaxllm.engine.core.startup import start_core  # which loads JAX
 
     return start_core(engine_args, on_tokenizer)
 

@@ -16,15 +16,15 @@ import msgspec
 import zmq
 
 from jaxllm.config.engine_args import EngineArgs
-from jaxllm.engine.core_process import Order, StartCore, run_core
-from jaxllm.engine.sockets import Meeting
+from jaxllm.engine.core.core_process import StartCore, StartOrder, run_core
+from jaxllm.engine.transport.sockets import Meeting
 from jaxllm.utils.child_process import python_command
 
 KILLED_SECONDS = 5.0
 """A process that was killed is waited for so long; one that waits for a device's driver may stay longer."""
 
 
-class CoreHost(Protocol):
+class CoreHandle(Protocol):
     """The process or thread in which a core runs."""
 
     meeting: Meeting
@@ -74,7 +74,7 @@ class CoreProcess:
         try:
             order = msgspec.json.encode(_order(portable, self.meeting))
             self._process = subprocess.Popen(
-                command or python_command("jaxllm.engine.core_process"),
+                command or python_command("jaxllm.engine.core.core_process"),
                 stdin=subprocess.PIPE,
                 process_group=0,  # Ctrl-C in a terminal comes to the front end alone, which decides
             )
@@ -144,8 +144,8 @@ class CoreProcess:
         self._process.kill()
 
 
-def _order(engine_args: dict[str, Any], meeting: Meeting) -> Order:
-    return Order(
+def _order(engine_args: dict[str, Any], meeting: Meeting) -> StartOrder:
+    return StartOrder(
         engine_args,
         meeting.addresses,
         [each for each in sys.path if _is_text(each)],

@@ -18,9 +18,9 @@ import msgspec
 from jaxllm.beam_search import BeamSearchOutput, BeamSearchSequence
 from jaxllm.constraints import bits
 from jaxllm.constraints.beam_grammar import BeamGrammar, Mask, Masks
-from jaxllm.engine.beams import Beam, BeamSearch, Step
-from jaxllm.engine.front_end import FrontEnd
-from jaxllm.engine.input_processor import ProcessedRequest, mix
+from jaxllm.engine.front_end.beams import Beam, BeamSearch, Step
+from jaxllm.engine.front_end.front_end import FrontEnd
+from jaxllm.engine.front_end.input_processor import ProcessedRequest, mix
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.logprobs import Logprob
 from jaxllm.outputs import RequestOutput

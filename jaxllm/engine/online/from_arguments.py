@@ -9,12 +9,12 @@ from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.config.async_engine_args import AsyncEngineArgs
-from jaxllm.engine.admission import Admission
-from jaxllm.engine.front_end import FrontEnd, refuse_given
+from jaxllm.engine.front_end.front_end import FrontEnd, refuse_given
+from jaxllm.engine.online.admission import Admission
 from jaxllm.engine.start import start_in_process, start_in_thread
 
 if TYPE_CHECKING:
-    from jaxllm.engine.remote_core import RemoteCore
+    from jaxllm.engine.remote.remote_core import RemoteCore
     from jaxllm.usage.usage_lib import UsageContext
 
 POLL_SECONDS = 0.2

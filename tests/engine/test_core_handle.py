@@ -17,10 +17,10 @@ import pytest
 import zmq
 
 from jaxllm.config.engine_args import EngineArgs
-from jaxllm.engine import core_host
-from jaxllm.engine.core_host import CoreProcess
-from jaxllm.engine.remote_core import RemoteCore
-from jaxllm.engine.sockets import FrontSockets, Meeting
+from jaxllm.engine.remote import core_handle
+from jaxllm.engine.remote.core_handle import CoreProcess
+from jaxllm.engine.remote.remote_core import RemoteCore
+from jaxllm.engine.transport.sockets import FrontSockets, Meeting
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from jaxllm.utils import child_process
 
@@ -106,7 +106,7 @@ def test_a_system_without_process_descriptors_is_looked_at(monkeypatch: pytest.M
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
     remote = RemoteCore.in_process(ARGS, [sys.executable, "-c", "raise SystemExit(3)"])
-    assert remote.host.fds == []
+    assert remote.handle.fds == []
     with pytest.raises(EngineDeadError, match="ended with status 3"):
         remote.wait_ready()
     remote.shutdown()
@@ -126,7 +126,7 @@ def test_the_signal_that_ended_a_process_is_named(number: int, text: str) -> Non
 def test_nobody_waits_for_a_process_that_a_driver_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """`kill` returns at once, and `wait` after a while."""
     process = CoreProcess(ARGS, SLEEP)
-    monkeypatch.setattr(core_host, "KILLED_SECONDS", 0.05)
+    monkeypatch.setattr(core_handle, "KILLED_SECONDS", 0.05)
     kill = process._process.kill
     monkeypatch.setattr(process._process, "kill", lambda: None)  # as if it did not end
     started = time.monotonic()
@@ -139,7 +139,7 @@ def test_nobody_waits_for_a_process_that_a_driver_keeps(monkeypatch: pytest.Monk
 
 
 def test_a_start_says_what_it_is_at(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr("jaxllm.engine.remote_core.REPORT_SECONDS", 0.1)
+    monkeypatch.setattr("jaxllm.engine.remote.remote_core.REPORT_SECONDS", 0.1)
     caplog.set_level("INFO")
     remote = RemoteCore.in_process(ARGS, [sys.executable, "-c", "import time; time.sleep(1.2)"])
     with pytest.raises(EngineDeadError, match="status 0"):
@@ -151,7 +151,7 @@ def test_a_start_says_what_it_is_at(monkeypatch: pytest.MonkeyPatch, caplog: pyt
 def test_a_front_end_that_is_killed_while_the_core_starts_leaves_no_folder(temporary: Path) -> None:
     core = """
 import time
-from jaxllm.engine import core_process
+from jaxllm.engine.core import core_process
 def run_core(start, addresses, context):
     print("watched", flush=True)
     time.sleep(600)
@@ -161,7 +161,7 @@ core_process.serve(None)
     front = """
 import sys
 from jaxllm.config.engine_args import EngineArgs
-from jaxllm.engine.core_host import CoreProcess
+from jaxllm.engine.remote.core_handle import CoreProcess
 process = CoreProcess(EngineArgs(model="m"), [sys.executable, "-c", sys.argv[1]])
 print(process.pid, flush=True)
 process.wait(600)

@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from jaxllm.beam_search import BeamSearchSequence
-from jaxllm.engine.async_core import AsyncCore
-from jaxllm.engine.beam_search import BeamSearcher
-from jaxllm.engine.front_end import FrontEnd
-from jaxllm.engine.gate import Flag
-from jaxllm.engine.input_processor import ProcessedRequest
-from jaxllm.engine.running_requests import RunningRequests
+from jaxllm.engine.front_end.beam_search import BeamSearcher
+from jaxllm.engine.front_end.front_end import FrontEnd
+from jaxllm.engine.front_end.input_processor import ProcessedRequest
+from jaxllm.engine.online.async_core import AsyncCore
+from jaxllm.engine.online.gate import Flag
+from jaxllm.engine.online.running_requests import RunningRequests
 from jaxllm.outputs import CompletionOutput, RequestOutput
 from jaxllm.sampling_params import BeamSearchParams
 

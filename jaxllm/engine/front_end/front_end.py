@@ -7,11 +7,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.config.engine_ready import EngineReady
-from jaxllm.engine.input_processor import InputProcessor
-from jaxllm.engine.metrics import EngineMetrics, cache_config_info
-from jaxllm.engine.output_processor import OutputProcessor
-from jaxllm.engine.params_resolver import CheckInCore, InputLimits
-from jaxllm.engine.stats_log import StatsLogger
+from jaxllm.engine.front_end.input_processor import InputProcessor
+from jaxllm.engine.front_end.metrics import EngineMetrics, cache_config_info
+from jaxllm.engine.front_end.output_processor import OutputProcessor
+from jaxllm.engine.front_end.params_resolver import CheckInCore, InputLimits
+from jaxllm.engine.front_end.stats_log import StatsLogger
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
 from jaxllm.text.chat import ChatRenderer

@@ -1,0 +1,1 @@
+"""The front end speaks text: it checks and tokenizes requests, makes outputs of tokens, and counts."""

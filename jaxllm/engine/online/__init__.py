@@ -1,0 +1,1 @@
+"""Streams on an event loop: what `AsyncLLM` is made of."""
