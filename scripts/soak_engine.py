@@ -36,6 +36,8 @@ from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.engine.remote.core_handle import CoreProcess
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
+
+sys.path.append(str(ROOT))  # run as a program, it has only its own folder there
 from tests.e2e.tiny_tokenizer import save_tokenizer
 
 MODEL = ROOT / "tests" / "data" / "tiny" / "qwen3"
