@@ -11,7 +11,7 @@ trap 'rm -rf "$dir"' EXIT
 import tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 extras = project["optional-dependencies"]
-wanted = project["dependencies"] + extras["test"] + extras["dev"]
+wanted = project["dependencies"] + [line for name in ("serve", "grpc", "otel", "test", "dev") for line in extras[name]]
 print("pip", *(line for line in wanted if not line.startswith("jaxllm[")), sep="\n")
 P
 say "resolving $(wc -l <"$dir/requirements.txt") requirements with $("$python" -V)"

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import jaxllm
-from jaxllm.cli import bench, check, collect_env, generate
+from jaxllm.cli import bench, check, collect_env, generate, serve
 from jaxllm.cli.config_file import apply_config_file
 from jaxllm.cli.streams import OUTPUT_STATUS, OutputError, flush_messages, flush_output, prepare_streams, say
 from jaxllm.exceptions import VLLMValidationError
@@ -24,6 +24,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentP
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     return parser, {
         "generate": generate.add_parser(commands),
+        "serve": serve.add_parser(commands),
         "check": check.add_parser(commands),
         "bench": bench.add_parser(commands),
         "collect-env": collect_env.add_parser(commands),

@@ -124,6 +124,12 @@ class EngineArguments(UnsupportedArguments):
         "auto", Choice(("auto", "safetensors", "gguf", "dummy")), _LOAD, "form of the weights; dummy: random ones"
     )
     download_dir: str | None = argument(None, Text(), _LOAD, "where hub files are kept; default: the hub's cache")
+    served_model_name: list[str] | str | None = argument(
+        None,
+        Names("NAME", single=True),
+        _MODEL,
+        "what metrics and a server call the model",
+    )
     use_tqdm_on_load: bool = argument(True, Switch(), _LOAD, "show a progress bar while weights load")
     tensor_parallel_size: int = argument(
         1, Integer(1, INT32_MAX), "ParallelConfig", "devices to spread the model over", "-tp"

@@ -90,6 +90,8 @@ class EngineConfig:
     kv_cache_metrics_sample: float
     profiler_config: ProfilerConfig | None
     use_tqdm_on_load: bool
+    served_model_name: list[str] | None
+    """The names that users call the model by; None is `model`."""
     platform: str
     """The kind of the devices: "cpu", "gpu" or "tpu"."""
     cache_dir: str

@@ -207,10 +207,14 @@ class Names:
     """The value is a list of things by name, or of the things themselves."""
 
     metavar: str
+    single: bool = False
+    """Whether one name may come without a list."""
 
     def check(self, name: str, value: Any) -> list[Any] | None:
         if value is None:
             return None
+        if self.single and isinstance(value, str):
+            value = [value]
         names = _check_list(name, value, MAX_NAMES)
         return [check_str(name, each, MAX_TEXT) if isinstance(each, str) else each for each in names]
 

@@ -61,6 +61,7 @@ COPIED = (
     "kv_cache_metrics_sample",
     "profiler_config",
     "use_tqdm_on_load",
+    "served_model_name",
 )
 """The engine takes these arguments as they are given."""
 

@@ -24,7 +24,7 @@ _OFFLOAD = "weights and KV cache stay on the device; see quantization and kv_cac
 _ONE_ENGINE = "an engine runs in one process, without replicas or pipelines; see tensor_parallel_size and mesh"
 _QUEUE = "the synchronous engine's queue has no bound; see AsyncEngineArgs"
 _RECURRENT = "no model with recurrent layers runs yet"
-_SERVER = "there is no server yet"
+_SERVER = "requests are read in the one process of the server"
 _SLEEP = "an engine does not sleep yet; shutdown() frees the device"
 _TRANSFER = "KV caches and weights are not exchanged between engines yet"
 _WEIGHTS = "weights are memory-mapped safetensors or GGUF files"
@@ -263,10 +263,9 @@ class UnsupportedArguments:
     kv_transfer_config: Any = unsupported(None, _TRANSFER)
     kv_events_config: Any = unsupported(None, _TRANSFER)
     weight_transfer_config: Any = unsupported(None, _TRANSFER)
-    served_model_name: str | list[str] | None = unsupported(None, _SERVER, also=([],))
     tokens_only: bool = unsupported(False, "see skip_tokenizer_init")
     io_processor_plugin: str | None = unsupported(None, _SERVER)
     renderer_num_workers: int = unsupported(1, _SERVER)
-    shutdown_timeout: int = unsupported(0, _SERVER)
+    shutdown_timeout: int = unsupported(0, "it is an argument of `jaxllm serve`")
     fail_on_environ_validation: bool = unsupported(False, "no environment variable of vLLM is read")
     additional_config: Any = unsupported(None, "no platform takes any", also=({},))

@@ -23,6 +23,8 @@ class ModelConfig:
     """The settings of the model and of its requests."""
 
     model: str
+    served_model_name: str
+    """The first of the names that users call the model by, as metrics show it."""
     tokenizer: str
     revision: str | None
     tokenizer_revision: str | None
@@ -175,6 +177,7 @@ def vllm_config(config: EngineConfig, *, num_blocks: int, max_model_len: int) ->
         VllmConfig,
         model_config=pick(
             ModelConfig,
+            served_model_name=(config.served_model_name or [config.model])[0],
             tokenizer=config.tokenizer or config.model,
             max_model_len=max_model_len,
             architecture=model.architecture,

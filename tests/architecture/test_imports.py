@@ -125,6 +125,7 @@ ROOMS = (
     "jaxllm.llm",
     "jaxllm.distributed",
     "jaxllm.plugins",
+    "jaxllm.server",
     "jaxllm.entrypoints",
     "jaxllm.v1",
     "jaxllm",  # the front door: loads each name when it is asked for
@@ -183,13 +184,34 @@ def test_lazy_and_type_only_imports_are_seen():
     assert [imported.module for imported in find_imports(ast.parse(text))] == ["__future__", "a", "b"]
 
 
+IMPORTED_AS = {
+    "grpcio": "grpc",
+    "grpcio_health_checking": "grpc_health",
+    "grpcio_reflection": "grpc_reflection",
+    "opentelemetry_exporter_otlp": "opentelemetry",
+    "opentelemetry_sdk": "opentelemetry",
+    "pyyaml": "yaml",
+    "pyzmq": "zmq",
+}
+NOT_IMPORTED = {"httptools"}  # uvicorn does
+FRONTENDS = ("jaxllm.server", "jaxllm.entrypoints", "jaxllm.cli")
+
+
+def declared(lines: list[str]) -> set[str]:
+    names = {re.split(r"[\[<>=!~ ]", line, maxsplit=1)[0].replace("-", "_") for line in lines}
+    return {IMPORTED_AS.get(name, name) for name in names} - {"jaxllm"}
+
+
 def test_third_party_imports_are_declared_dependencies():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    declared = {re.split(r"[\[<>=!~ ]", line, maxsplit=1)[0].replace("-", "_") for line in project["dependencies"]}
-    declared = {{"pyyaml": "yaml", "pyzmq": "zmq"}.get(name, name) for name in declared}
+    extras = project["optional-dependencies"]
+    core = declared(project["dependencies"])
+    served = declared([line for name in ("serve", "grpc", "otel") for line in extras[name]]) - NOT_IMPORTED
     ours = {"jaxllm", "pallas_kernels"} | sys.stdlib_module_names
-    imported = {imported.top for source in product() for imported in source.imports} - ours
-    assert imported == declared
+    imports = {(imported.top, room(source.module) in FRONTENDS) for source in product() for imported in source.imports}
+    assert {name for name, in_front in imports if not in_front} - ours == core
+    # Starlette comes with FastAPI, protobuf with grpcio's packages.
+    assert {name for name, in_front in imports if in_front} - ours - core - {"starlette", "google"} <= served
 
 
 def modules_after(statement: str) -> tuple[float, set[str]]:

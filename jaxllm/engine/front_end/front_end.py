@@ -30,7 +30,7 @@ class FrontEnd:
         self.tokenizer = tokenizer
         config = ready.vllm_config
         self.metrics = EngineMetrics(
-            config.model_config.model,
+            config.model_config.served_model_name,
             ready.max_model_len,
             ready.stats,
             cache_config_info(config),

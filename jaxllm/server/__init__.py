@@ -1,0 +1,1 @@
+"""The OpenAI-compatible server: HTTP and gRPC in front of an `EngineClient`."""

@@ -1,0 +1,37 @@
+"""The application: its routes, what goes around them, and what they share."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from fastapi import FastAPI
+
+import jaxllm
+from jaxllm.config.vllm_config import VllmConfig
+from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.server import routes_openai, routes_operations
+from jaxllm.server.arguments import ServerArgs
+from jaxllm.server.serving_models import OpenAIServingModels
+from jaxllm.server.state import ServerLoad, ServerState
+
+
+def build_app(args: argparse.Namespace) -> FastAPI:
+    """Return the application of a command line, as yet without an engine: `init_app_state` gives it one."""
+    server_args = ServerArgs.from_cli_args(args)
+    app = FastAPI(title="jaxllm", version=jaxllm.__version__, root_path="")
+    app.state.args, app.state.server_args = args, server_args
+    app.router.routes += [*routes_openai.routes(server_args), *routes_operations.routes(server_args)]
+    return app
+
+
+async def init_app_state(
+    engine_client: AsyncLLM, vllm_config: VllmConfig, state: ServerState | Any, args: argparse.Namespace
+) -> None:
+    """Give an application's state what its routes need of an engine."""
+    state.args, state.server_args = args, ServerArgs.from_cli_args(args)
+    state.engine_client, state.vllm_config = engine_client, vllm_config
+    state.load = ServerLoad()
+    state.openai_serving_models = OpenAIServingModels(
+        vllm_config.model_config, getattr(args, "served_model_name", None)
+    )

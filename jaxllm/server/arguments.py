@@ -1,0 +1,44 @@
+"""The server's own arguments: vLLM's flags of its front end, beside those of the engine."""
+
+# Fields are declared by calls that make dataclass fields, which ruff takes for shared default values.
+# ruff: noqa: RUF009
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import Self
+
+from jaxllm.config.kinds import Integer, Names, Text, add_flags, argument, check_fields
+
+_FRONTEND = "Frontend"
+_CHAT = "Frontend: chat"
+_LIMITS = "Frontend: limits"
+_TLS = "Frontend: TLS"
+
+
+@dataclasses.dataclass(kw_only=True)
+class ServerArgs:
+    """What `jaxllm serve` takes beside the engine's arguments. Checked when made, as `EngineArgs` are."""
+
+    host: str | None = argument(None, Text(), _FRONTEND, "address to listen on; by default all of this machine's")
+    port: int = argument(8000, Integer(0, 65535), _FRONTEND, "port; 0 takes any that is free, and says which")
+    uds: str | None = argument(None, Text(), _FRONTEND, "path of a Unix socket to listen on instead of host and port")
+    api_key: list[str] | None = argument(None, Names("KEY"), _FRONTEND, "keys, one of which each request must bring")
+    api_key_file: str | None = argument(None, Text(), _FRONTEND, "file with keys, one per line")
+
+    def __post_init__(self) -> None:
+        """Check every argument. Raises VLLMValidationError."""
+        check_fields(self)
+
+    @classmethod
+    def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Add a flag per argument."""
+        add_flags(parser, dataclasses.fields(cls))
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
+        """Make the arguments from a parsed command line; those it lacks are left at their defaults."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(**{name: getattr(args, name) for name in names if hasattr(args, name)})

@@ -1,0 +1,138 @@
+"""Routes that many requests take are plain ASGI: a body comes in, JSON or a stream of events goes out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+import msgspec
+
+from jaxllm.server.errors import ErrorResponse, RequestFailedError, error_headers, error_response
+from jaxllm.server.request_ids import new_request_id
+from jaxllm.server.state import ServerState
+
+type Scope = dict[str, Any]
+type Receive = Callable[[], Awaitable[dict[str, Any]]]
+type Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+JSON = b"application/json"
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+_ENCODER = msgspec.json.Encoder()
+
+
+class Call(NamedTuple):
+    """A request, as the routes see it."""
+
+    state: ServerState
+    body: bytes
+    headers: dict[bytes, bytes]
+    """By lower-case name; of several of one name the last."""
+    request_id: str
+    """The server's own id of the request, unlike any other; a client's is only ever echoed."""
+    client_request_id: str | None
+    """X-Request-Id, if it is well formed."""
+
+
+class Reply(NamedTuple):
+    """An answer: one body, or pieces of one that go out as they come. A generator is closed when the client leaves."""
+
+    body: bytes | AsyncGenerator[bytes, None]
+    status: int = 200
+    content_type: bytes = JSON
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+    @classmethod
+    def json(cls, value: Any, status: int = 200) -> Reply:
+        """Return an answer in JSON."""
+        return cls(_ENCODER.encode(value), status)
+
+    @classmethod
+    def error(cls, error: BaseException | ErrorResponse) -> Reply:
+        """Return what a client is told of an error."""
+        response = error if isinstance(error, ErrorResponse) else error_response(error)
+        return cls(_ENCODER.encode(response), response.error.code, headers=tuple(error_headers(response)))
+
+
+class Endpoint:
+    """An ASGI application for one route: it reads the body, calls the handler, and answers.
+
+    Whatever the handler raises becomes an error in OpenAI's form. When the client leaves, the handler is cancelled.
+    """
+
+    def __init__(self, handler: Callable[[Call], Awaitable[Reply]], *, takes_json: bool = True) -> None:
+        self._handler, self._takes_json = handler, takes_json
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        headers = dict(scope["headers"])
+        state: ServerState = scope["app"].state
+        request_id, client_request_id = new_request_id(headers)
+        try:
+            if self._takes_json:
+                _check_json(headers)
+            body = await _read(receive)
+        except RequestFailedError as error:
+            await _send(Reply.error(error), send)
+            return
+        except ConnectionError:
+            return
+        call = Call(state, body, headers, request_id, client_request_id)
+        answering = asyncio.create_task(self._answer(call, send))
+        leaving = asyncio.create_task(_wait_disconnect(receive))
+        try:
+            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            if not answering.done():
+                answering.cancel()
+            with contextlib.suppress(asyncio.CancelledError, OSError):
+                await answering
+
+    async def _answer(self, call: Call, send: Send) -> None:
+        try:
+            reply = await self._handler(call)
+        except Exception as error:  # noqa: BLE001 - each has an answer
+            reply = Reply.error(error)
+        await _send(reply, send)
+
+
+async def _send(reply: Reply, send: Send) -> None:
+    headers = [(b"content-type", reply.content_type), *reply.headers]
+    if isinstance(reply.body, bytes):
+        headers.append((b"content-length", str(len(reply.body)).encode()))
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "http.response.body", "body": reply.body})
+        return
+    async with contextlib.aclosing(reply.body) as pieces:
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        async for piece in pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _read(receive: Receive) -> bytes:
+    """Return the body. Raises ConnectionError if the client leaves before its end."""
+    pieces: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ConnectionError("the client has left")
+        pieces.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+
+
+async def _wait_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _check_json(headers: dict[bytes, bytes]) -> None:
+    kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+    if kind != JSON and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
+        raise RequestFailedError(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "The body must be JSON: send the header Content-Type: application/json."
+        )

@@ -1,0 +1,91 @@
+"""Whatever goes wrong with a request becomes an answer in OpenAI's form, which shows nothing of the machine."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from jaxllm.exceptions import EngineBusyError, EngineDeadError, EngineGenerateError, VLLMValidationError
+
+logger = logging.getLogger(__name__)
+
+MAX_MESSAGE = 2000
+"""Characters of an error's message; what a client sent may be quoted in it."""
+RETRY_AFTER_SECONDS = 1
+
+
+class ErrorInfo(msgspec.Struct, frozen=True):
+    """An error as OpenAI's clients read it."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: int = HTTPStatus.BAD_REQUEST.value
+    """The HTTP status, as in vLLM."""
+
+
+class ErrorResponse(msgspec.Struct, frozen=True):
+    """The body of every answer that is an error, and of a stream's last event if it fails on its way."""
+
+    error: ErrorInfo
+
+
+class RequestFailedError(Exception):
+    """A request that is answered with an error of a status of its own, such as 404 or 413."""
+
+    def __init__(self, status: HTTPStatus, message: str, *, kind: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.param = status, param
+        self.kind = kind or error_type(status)
+
+
+def error_type(status: HTTPStatus) -> str:
+    """Return vLLM's name for the errors of a status: "BadRequestError", "NotFoundError" and so on."""
+    return "".join(word.capitalize() for word in status.phrase.replace("-", " ").split()) + "Error"
+
+
+def error_response(error: BaseException) -> ErrorResponse:
+    """Return what a client is told of an exception. One that nobody foresaw is logged, and told of in general words."""
+    match error:
+        case RequestFailedError():
+            return make_error(error.status, str(error), param=error.param, kind=error.kind)
+        case VLLMValidationError():
+            return make_error(HTTPStatus.BAD_REQUEST, str(error), param=error.parameter)
+        case EngineBusyError():
+            return make_error(error.http_status, str(error))
+        case EngineDeadError():
+            return make_error(HTTPStatus.INTERNAL_SERVER_ERROR, "The engine has ended.", kind="EngineDeadError")
+        case EngineGenerateError():
+            return make_error(HTTPStatus.INTERNAL_SERVER_ERROR, "The engine could not go on with this request.")
+        case _:
+            logger.error("a request has failed", exc_info=error)
+            return make_error(HTTPStatus.INTERNAL_SERVER_ERROR, "The server could not answer this request.")
+
+
+def make_error(
+    status: HTTPStatus | int, message: str, *, param: str | None = None, kind: str | None = None
+) -> ErrorResponse:
+    """Return an error of a status."""
+    status = HTTPStatus(status)
+    if len(message) > MAX_MESSAGE:
+        message = message[:MAX_MESSAGE] + "..."
+    return ErrorResponse(ErrorInfo(message, kind or error_type(status), param, status.value))
+
+
+def error_headers(response: ErrorResponse) -> list[tuple[bytes, bytes]]:
+    """Return the headers that tell clients whether to try again."""
+    if response.error.code == HTTPStatus.SERVICE_UNAVAILABLE:
+        return [(b"retry-after", str(RETRY_AFTER_SECONDS).encode())]
+    if response.error.code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return [(b"x-should-retry", b"false")]
+    return []
+
+
+def refuse_fields(values: dict[str, Any], reasons: dict[str, str]) -> None:
+    """Raise VLLMValidationError for a field that is given and not None; `reasons` says what to do instead."""
+    for name, reason in reasons.items():
+        if values.get(name) is not None:
+            raise VLLMValidationError(f"{name} is not supported: {reason}.", parameter=name, value=values[name])

@@ -1,0 +1,14 @@
+"""Each request has an id of the server's own; a client's is echoed if it is well formed, and used for nothing else."""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+_WELL_FORMED = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+
+
+def new_request_id(headers: dict[bytes, bytes]) -> tuple[str, str | None]:
+    """Return a new id, and the client's X-Request-Id if it is well formed."""
+    given = headers.get(b"x-request-id", b"")
+    return uuid.uuid4().hex, given.decode() if _WELL_FORMED.fullmatch(given) else None

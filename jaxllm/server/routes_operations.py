@@ -1,0 +1,29 @@
+"""Routes for those who run a server: its health, version, load and metrics."""
+
+from __future__ import annotations
+
+from starlette.routing import Route
+
+import jaxllm
+from jaxllm.server.arguments import ServerArgs
+from jaxllm.server.endpoint import Call, Endpoint, Reply
+
+
+def routes(args: ServerArgs) -> list[Route]:
+    """Return the routes."""
+    del args
+    return [
+        Route("/health", Endpoint(check_health, takes_json=False), methods=["GET"]),
+        Route("/version", Endpoint(show_version, takes_json=False), methods=["GET"]),
+    ]
+
+
+async def check_health(call: Call) -> Reply:
+    """Answer 200 while the engine is well and requests are taken."""
+    await call.state.engine_client.check_health()
+    return Reply(b"")
+
+
+async def show_version(_call: Call) -> Reply:
+    """Say which version this is."""
+    return Reply.json({"version": jaxllm.__version__})
