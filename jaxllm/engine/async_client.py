@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.engine.async_llm import AsyncLLM
-from jaxllm.engine.protocol import EngineClient
 
 if TYPE_CHECKING:
     from jaxllm.usage.usage_lib import UsageContext
@@ -22,7 +21,7 @@ async def build_async_engine_client(
     *,
     usage_context: UsageContext | None = None,
     disable_frontend_multiprocessing: bool | None = None,
-) -> AsyncIterator[EngineClient]:
+) -> AsyncIterator[AsyncLLM]:
     """Start the engine that a parsed command line asks for; it ends with the block.
 
     Without disable_frontend_multiprocessing the command line's flag of that name decides.
@@ -43,7 +42,7 @@ async def build_async_engine_client_from_engine_args(
     *,
     usage_context: UsageContext | None = None,
     disable_frontend_multiprocessing: bool = False,
-) -> AsyncIterator[EngineClient]:
+) -> AsyncIterator[AsyncLLM]:
     """Start an engine; it ends with the block. The event loop goes on meanwhile."""
     async with await asyncio.to_thread(
         AsyncLLM.from_engine_args,

@@ -1,0 +1,1 @@
+"""The bodies of requests and answers, as clients of OpenAI and of vLLM know them."""

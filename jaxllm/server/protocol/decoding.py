@@ -1,0 +1,69 @@
+"""A request's body becomes a typed request, or an error that names the field."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from jaxllm.exceptions import VLLMValidationError
+
+logger = logging.getLogger(__name__)
+
+_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
+_MAX_KNOWN = 1000
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_seen: set[str] = set()
+"""The unknown fields that the log has named already."""
+
+
+def decode[T: msgspec.Struct](body: bytes, kind: type[T], refused: Mapping[str, str]) -> T:
+    """Return the request in a body. Raises VLLMValidationError for what is no JSON object, for a field of the wrong
+    type, and for the fields that are `refused` with a reason, unless they are null.
+
+    As in vLLM, fields that nobody knows are ignored: clients add some of their own. The log names each once.
+    """
+    try:
+        fields = _fields.decode(body)
+        request = _decoder(kind).decode(body)
+    except msgspec.ValidationError as error:
+        raise _refusal(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise VLLMValidationError(f"The body is not JSON: {error}.", parameter=None) from None
+    unknown = fields.keys() - _names(kind)
+    for name in unknown:
+        if name in refused and bytes(fields[name]) != b"null":
+            raise VLLMValidationError(f"{name} is not supported: {refused[name]}.", parameter=name)
+    if unknown := unknown - refused.keys() - _seen:
+        _note(unknown)
+    return request
+
+
+def _note(names: set[str]) -> None:
+    if len(_seen) < _MAX_KNOWN:
+        _seen.update(names)
+        shown = ", ".join(sorted(repr(name[:64]) for name in names))
+        logger.warning("requests have fields that have no effect here: %s", shown)
+
+
+def _refusal(message: str) -> VLLMValidationError:
+    """Make the error of msgspec's message, which ends in the path of the value."""
+    path = _PATH.search(message)
+    if path is None or not path[1]:
+        return VLLMValidationError(f"The body must be a JSON object with the fields of a request: {message}.")
+    parameter = re.split(r"[.\[]", path[1], maxsplit=1)[0]
+    return VLLMValidationError(f"{path[1]}: {message[: path.start()]}.", parameter=parameter)
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+@cache
+def _names(kind: Any) -> frozenset[str]:
+    return frozenset(field.encode_name for field in msgspec.structs.fields(kind))

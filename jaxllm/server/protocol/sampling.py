@@ -1,0 +1,179 @@
+"""The fields about sampling that chat and text completions share: OpenAI's, and vLLM's beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.checks import shown
+from jaxllm.params.structured_outputs import StructuredOutputsParams
+from jaxllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
+
+_DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+"""A request that leaves these out gets the model's defaults (generation_config.json)."""
+
+_INSTEAD = "use structured_outputs"
+REFUSED: Mapping[str, str] = {
+    "guided_json": f"{_INSTEAD}={{'json': ...}}",
+    "guided_regex": f"{_INSTEAD}={{'regex': ...}}",
+    "guided_choice": f"{_INSTEAD}={{'choice': ...}}",
+    "guided_grammar": f"{_INSTEAD}={{'grammar': ...}}",
+    "guided_decoding_backend": "there is one backend",
+    "guided_whitespace_pattern": f"{_INSTEAD}={{'whitespace_pattern': ...}}",
+    "structural_tag": f"{_INSTEAD}={{'structural_tag': ...}}",
+    "best_of": "use n",
+    "early_stopping": "a beam search ends when no beam can do better",
+    "logits_processors": "name them when the server is started (--logits-processors)",
+    "kv_transfer_params": "the KV cache is not moved between engines",
+    "ec_transfer_params": "no model here has an encoder",
+    "prompt_embeds": "prompts are text or token ids",
+    "mm_processor_kwargs": "no model here has inputs other than text",
+}
+"""Fields of vLLM's, of today or of the past, that change the answer and that have no meaning here."""
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """What a stream tells beside the text."""
+
+    include_usage: bool | None = None
+    """Whether the last event before [DONE] has the usage."""
+    continuous_usage_stats: bool | None = None
+    """Whether every event has the usage so far."""
+
+
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """A request's fields about sampling. Their ranges are checked where `SamplingParams` are made of them."""
+
+    model: str | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    thinking_token_budget: int | None = None
+    repetition_detection: dict[str, int] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
+    add_special_tokens: bool | None = None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    stream_interval: int | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool | None = None
+    cache_salt: str | None = None
+    priority: int = 0
+    request_id: str | None = None
+    session_id: str | None = None
+    vllm_xargs: dict[str, Any] | None = None
+    user: str | None = None
+    """These last have no effect on the answer: who asks, and which server of several should answer."""
+
+    def sampling_params(
+        self, defaults: Mapping[str, Any], *, max_tokens: int | None, logprobs: int | None
+    ) -> SamplingParams:
+        """Return the engine's params; what the request leaves out is as `defaults` say. Raises VLLMValidationError."""
+        given = {name: getattr(self, name) for name in _DEFAULTED if getattr(self, name) is not None}
+        base = {**defaults, **given}
+        most = base.pop("max_tokens", None)
+        return SamplingParams(
+            **base,
+            n=1 if self.n is None else self.n,
+            seed=self.seed,
+            stop=self.stop,
+            stop_token_ids=self.stop_token_ids,
+            max_tokens=most if max_tokens is None else max_tokens,
+            min_tokens=self.min_tokens,
+            ignore_eos=self.ignore_eos,
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            skip_special_tokens=self.skip_special_tokens,
+            spaces_between_special_tokens=self.spaces_between_special_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            logprob_token_ids=self.logprob_token_ids,
+            logit_bias=_token_biases(self.logit_bias),
+            allowed_token_ids=self.allowed_token_ids,
+            bad_words=self.bad_words,
+            thinking_token_budget=self.thinking_token_budget,
+            repetition_detection=_repetition_detection(self.repetition_detection),
+            structured_outputs=structured_outputs(self.structured_outputs, self.response_format),
+            extra_args=self.vllm_xargs,
+            stream_interval=self.stream_interval,
+            output_kind=RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY,
+        )
+
+
+def structured_outputs(
+    given: Mapping[str, Any] | None, response_format: Mapping[str, Any] | None
+) -> StructuredOutputsParams | None:
+    """Return what the text must match, from vLLM's field or from OpenAI's. Raises VLLMValidationError."""
+    kind = None if response_format is None else response_format.get("type")
+    if response_format is None or kind == "text":
+        return None if given is None else _make(StructuredOutputsParams, "structured_outputs", given)
+    if given is not None:
+        message = "give either response_format or structured_outputs, not both."
+        raise VLLMValidationError(message, parameter="response_format", value=kind)
+    if kind == "json_object":
+        return StructuredOutputsParams(json_object=True)
+    if kind == "json_schema":
+        outer = response_format.get("json_schema")
+        schema = outer.get("schema", outer.get("json_schema")) if isinstance(outer, Mapping) else None
+        if not isinstance(schema, (Mapping, bool)):
+            message = f"response_format.json_schema.schema must be a JSON schema, got {shown(schema)}."
+            raise VLLMValidationError(message, parameter="response_format", value=schema)
+        return StructuredOutputsParams(json=schema)
+    if kind == "structural_tag":
+        return StructuredOutputsParams(structural_tag=msgspec.json.encode(response_format).decode())
+    message = (
+        f"response_format.type must be 'text', 'json_object', 'json_schema' or 'structural_tag', got {shown(kind)}."
+    )
+    raise VLLMValidationError(message, parameter="response_format", value=kind)
+
+
+def _make(kind: Any, name: str, given: Mapping[str, Any]) -> Any:
+    try:
+        return kind(**given)
+    except VLLMValidationError:
+        raise
+    except TypeError as error:
+        raise VLLMValidationError(f"{name}: {error}.", parameter=name, value=shown(given)) from error
+
+
+def _repetition_detection(given: Mapping[str, int] | None) -> RepetitionDetectionParams | None:
+    return None if given is None else _make(RepetitionDetectionParams, "repetition_detection", given)
+
+
+def _token_biases(given: Mapping[str, float] | None) -> dict[int, float] | None:
+    """Return the biases by token id; JSON's keys are strings."""
+    if given is None:
+        return None
+    biases: dict[int, float] = {}
+    for key, value in given.items():
+        if not key.isdecimal() or len(key) > 10:
+            message = f"logit_bias must have token ids for keys, got {shown(key)}."
+            raise VLLMValidationError(message, parameter="logit_bias", value=key)
+        biases[int(key)] = value
+    return biases

@@ -1,0 +1,37 @@
+"""The engines and servers that tests of the server share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from jaxllm.engine.async_llm import AsyncLLM
+from tests.async_engine.support import mock_llm, tiny_args
+from tests.e2e.tiny_tokenizer import save_tokenizer
+from tests.server.support import Served, served
+
+TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the folder of a tokenizer of 256 tokens."""
+    return save_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="session")
+def mock(tokenizer: str) -> Iterator[AsyncLLM]:
+    """Return an engine whose core is a thread without a model, with 1,000 tokens a second for each of 16 streams."""
+    with mock_llm(tiny_args(tokenizer, chat_template=TEMPLATE), tokens_per_second=1000) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="session")
+def mock_server(mock: AsyncLLM) -> Iterator[Served]:
+    """Return a server in front of that engine."""
+    with served(mock) as server:
+        yield server

@@ -1,0 +1,120 @@
+"""Tests start servers and ask them here."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import http.client
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from jaxllm.config.async_engine_args import AsyncEngineArgs
+from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.server.app import build_app, init_app_state
+from jaxllm.server.arguments import ServerArgs
+from jaxllm.server.run import bind
+from jaxllm.utils.argparse_utils import FlexibleArgumentParser
+
+START_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server has answered."""
+
+    status: int
+    headers: Mapping[str, str]
+    """By lower-case name."""
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """Return the body, which is JSON."""
+        return json.loads(self.body)
+
+    @property
+    def events(self) -> list[Any]:
+        """Return the events of a stream, the last of which must be [DONE]; comments are left out."""
+        lines = [line[6:] for line in self.body.decode().split("\n\n") if line.startswith("data: ")]
+        assert lines[-1] == "[DONE]"
+        return [json.loads(line) for line in lines[:-1]]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server that runs in a thread of this process."""
+
+    port: int
+    app: Any
+    llm: AsyncLLM
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def url(self) -> str:
+        """Return the address without a path."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def ask(
+        self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None, seconds: float = 30
+    ) -> Answer:
+        """Make one request, whose body is bytes, or what is to be JSON; return the whole answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)
+        sent = {} if body is None else {"content-type": "application/json"}
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        with contextlib.closing(connection):
+            connection.request(method, path, data, {**sent, **(headers or {})})
+            response = connection.getresponse()
+            shown = {name.lower(): value for name, value in response.getheaders()}
+            return Answer(response.status, shown, response.read())
+
+    def get(self, path: str, headers: Mapping[str, str] | None = None) -> Answer:
+        """Make a GET request."""
+        return self.ask("GET", path, headers=headers)
+
+    def post(self, path: str, body: Any, headers: Mapping[str, str] | None = None) -> Answer:
+        """Make a POST request."""
+        return self.ask("POST", path, body, headers)
+
+
+def command_line(*words: str, model: str = "m") -> argparse.Namespace:
+    """Return what `jaxllm serve MODEL *words` parses."""
+    parser = FlexibleArgumentParser()
+    AsyncEngineArgs.add_cli_args(parser)
+    ServerArgs.add_cli_args(parser)
+    return parser.parse_args(["--model", model, *words])
+
+
+@contextlib.contextmanager
+def served(llm: AsyncLLM, *words: str) -> Iterator[Served]:
+    """Serve an engine, with the flags `words`; the engine belongs to the server's event loop while this lasts."""
+    args = command_line("--host", "127.0.0.1", "--port", "0", "--served-model-name", "tiny", *words)
+    listener = bind(ServerArgs.from_cli_args(args))
+    app = build_app(args)
+    server = uvicorn.Server(uvicorn.Config(app, loop="uvloop", http="httptools", log_config=None, lifespan="off"))
+    loops: list[asyncio.AbstractEventLoop] = []
+    is_started = threading.Event()
+
+    async def run() -> None:
+        loops.append(asyncio.get_running_loop())
+        await init_app_state(llm, await llm.get_vllm_config(), app.state, args)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        is_started.set()
+        await serving
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),), name="server")
+    thread.start()
+    try:
+        assert is_started.wait(START_SECONDS), "the server has not started"
+        yield Served(listener.getsockname()[1], app, llm, loops[0])
+    finally:
+        server.should_exit = True
+        thread.join(START_SECONDS)
+        assert not thread.is_alive()
