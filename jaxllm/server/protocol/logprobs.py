@@ -1,0 +1,147 @@
+"""Log-probabilities as clients read them: in chats' form, in completions' form, and vLLM's of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from jaxllm.logprobs import Logprob, LogprobsOnePosition
+from jaxllm.text.tokenizer import Tokenizer
+
+LEAST = -9999.0
+"""JSON has no infinity: tokens that cannot come show this, as in vLLM."""
+type Positions = Iterable[LogprobsOnePosition | None]
+
+
+class ChatTopLogprob(msgspec.Struct, frozen=True):
+    """One of the most likely tokens at a position."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    """The text's bytes in UTF-8; None where nothing is detokenized."""
+
+
+class ChatTokenLogprob(msgspec.Struct, frozen=True):
+    """A token of a chat's answer, beside the most likely ones in its place, most likely first."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[ChatTopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    """The log-probabilities of a chat's answer, or of a piece of it."""
+
+    content: list[ChatTokenLogprob]
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """The log-probabilities of a completion, or of a piece of it, in four lists of one length."""
+
+    text_offset: list[int]
+    """Where each token begins, in characters of the tokens' texts."""
+    token_logprobs: list[float | None]
+    """None stands for what nothing is known of, as of a prompt's first token."""
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+    """The most likely tokens by text, and the token itself."""
+
+
+class PromptTokenLogprob(msgspec.Struct, frozen=True):
+    """A token at one position of a prompt, as vLLM shows it."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str | None
+
+
+def chat_logprobs(
+    token_ids: Sequence[int], positions: Positions, num_top: int | None, *, as_token_ids: bool = False
+) -> ChatLogprobs:
+    """Return chats' form. `num_top` tokens are listed for each position, all that are known with None or -1.
+
+    With `as_token_ids` token 5 reads "token_id:5"; its bytes are those of its text all the same.
+    """
+    limit = None if num_top is None or num_top < 0 else num_top
+    content: list[ChatTokenLogprob] = []
+    for token_id, position in zip(token_ids, positions, strict=True):
+        assert position is not None  # generated tokens all have one
+        own = _chat_token(token_id, position[token_id], as_token_ids)
+        ranked = sorted(position.items(), key=_rank)[:limit]
+        top = [_chat_token(each, entry, as_token_ids) for each, entry in ranked]
+        content.append(ChatTokenLogprob(own.token, own.logprob, own.bytes, top))
+    return ChatLogprobs(content)
+
+
+def completion_logprobs(
+    token_ids: Sequence[int],
+    positions: Positions,
+    *,
+    as_token_ids: bool = False,
+    text_offset: int = 0,
+    tokenizer: Tokenizer | None = None,
+) -> CompletionLogprobs:
+    """Return completions' form, whose first token begins at `text_offset`.
+
+    Of a position that is None, as a prompt's first is, the token's text alone is shown: `tokenizer` knows it.
+    """
+    offsets: list[int] = []
+    values: list[float | None] = []
+    tokens: list[str] = []
+    tops: list[dict[str, float] | None] = []
+    for token_id, position in zip(token_ids, positions, strict=True):
+        own = position[token_id] if position else None
+        decoded = own.decoded_token if own else tokenizer.token_string(token_id) if tokenizer else None
+        tokens.append(token_text(token_id, decoded, as_token_ids))
+        values.append(None if own is None else shown_logprob(own.logprob))
+        tops.append(_tops(position, as_token_ids) if position else None)
+        offsets.append(text_offset)
+        text_offset += len(tokens[-1])
+    return CompletionLogprobs(offsets, values, tokens, tops)
+
+
+def prompt_logprobs(positions: Positions | None) -> list[dict[int, PromptTokenLogprob] | None] | None:
+    """Return vLLM's form of a prompt's: a dict by token id per position, None for the first; None if not asked for."""
+    if positions is None:
+        return None
+    return [
+        {
+            token_id: PromptTokenLogprob(shown_logprob(each.logprob), each.rank, each.decoded_token)
+            for token_id, each in position.items()
+        }
+        if position
+        else None
+        for position in positions
+    ]
+
+
+def token_text(token_id: int, decoded: str | None, as_token_id: bool) -> str:
+    """Return how a token is shown: as its text, or as "token_id:5"."""
+    return f"token_id:{token_id}" if as_token_id or decoded is None else decoded
+
+
+def shown_logprob(value: float) -> float:
+    """Return a log-probability that JSON can hold."""
+    return max(value, LEAST)
+
+
+def _chat_token(token_id: int, entry: Logprob, as_token_ids: bool) -> ChatTopLogprob:
+    text = entry.decoded_token
+    encoded = None if text is None else list(text.encode(errors="replace"))
+    return ChatTopLogprob(token_text(token_id, text, as_token_ids), shown_logprob(entry.logprob), encoded)
+
+
+def _tops(position: Mapping[int, Logprob], as_token_ids: bool) -> dict[str, float]:
+    """Return the values by text. The token itself comes first in a position: of several with one text it is shown."""
+    tops: dict[str, float] = {}
+    for token_id, entry in position.items():
+        tops.setdefault(token_text(token_id, entry.decoded_token, as_token_ids), shown_logprob(entry.logprob))
+    return tops
+
+
+def _rank(item: tuple[int, Logprob]) -> tuple[bool, int]:
+    rank = item[1].rank
+    return rank is None, rank or 0
