@@ -7,19 +7,19 @@ from typing import Any
 
 from fastapi import FastAPI
 
-import jaxllm
 from jaxllm.config.vllm_config import VllmConfig
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.server import routes_openai, routes_operations
 from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.serving_models import OpenAIServingModels
 from jaxllm.server.state import ServerLoad, ServerState
+from jaxllm.version import __version__
 
 
 def build_app(args: argparse.Namespace) -> FastAPI:
     """Return the application of a command line, as yet without an engine: `init_app_state` gives it one."""
     server_args = ServerArgs.from_cli_args(args)
-    app = FastAPI(title="jaxllm", version=jaxllm.__version__, root_path="")
+    app = FastAPI(title="jaxllm", version=__version__, root_path="")
     app.state.args, app.state.server_args = args, server_args
     app.router.routes += [*routes_openai.routes(server_args), *routes_operations.routes(server_args)]
     return app

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from starlette.routing import Route
 
-import jaxllm
 from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.endpoint import Call, Endpoint, Reply
+from jaxllm.version import __version__
 
 
 def routes(args: ServerArgs) -> list[Route]:
@@ -26,4 +26,4 @@ async def check_health(call: Call) -> Reply:
 
 async def show_version(_call: Call) -> Reply:
     """Say which version this is."""
-    return Reply.json({"version": jaxllm.__version__})
+    return Reply.json({"version": __version__})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -17,8 +17,6 @@ logger = logging.getLogger(__name__)
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
 _MAX_KNOWN = 1000
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_seen: set[str] = set()
-"""The unknown fields that the log has named already."""
 
 
 def decode[T: msgspec.Struct](body: bytes, kind: type[T], refused: Mapping[str, str]) -> T:
@@ -38,16 +36,27 @@ def decode[T: msgspec.Struct](body: bytes, kind: type[T], refused: Mapping[str, 
     for name in unknown:
         if name in refused and bytes(fields[name]) != b"null":
             raise VLLMValidationError(f"{name} is not supported: {refused[name]}.", parameter=name)
-    if unknown := unknown - refused.keys() - _seen:
-        _note(unknown)
+    if unknown := unknown - refused.keys():
+        _UNKNOWN.note(unknown)
     return request
 
 
-def _note(names: set[str]) -> None:
-    if len(_seen) < _MAX_KNOWN:
-        _seen.update(names)
-        shown = ", ".join(sorted(repr(name[:64]) for name in names))
-        logger.warning("requests have fields that have no effect here: %s", shown)
+class _UnknownFields:
+    """This logs the name of each field that nobody knows once."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def note(self, names: set[str]) -> None:
+        """Log those names that are new."""
+        new = names - self._seen
+        if new and len(self._seen) < _MAX_KNOWN:
+            self._seen |= new
+            shown = ", ".join(sorted(repr(name[:64]) for name in new))
+            logger.warning("requests have fields that have no effect here: %s", shown)
+
+
+_UNKNOWN = _UnknownFields()
 
 
 def _refusal(message: str) -> VLLMValidationError:
@@ -59,11 +68,11 @@ def _refusal(message: str) -> VLLMValidationError:
     return VLLMValidationError(f"{path[1]}: {message[: path.start()]}.", parameter=parameter)
 
 
-@cache
+@lru_cache(maxsize=64)  # a route has one kind
 def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
 
 
-@cache
+@lru_cache(maxsize=64)  # a route has one kind
 def _names(kind: Any) -> frozenset[str]:
     return frozenset(field.encode_name for field in msgspec.structs.fields(kind))
