@@ -11,6 +11,7 @@ from jaxllm.config.vllm_config import VllmConfig
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.server import routes_openai, routes_operations
 from jaxllm.server.arguments import ServerArgs
+from jaxllm.server.serving_chat import OpenAIServingChat
 from jaxllm.server.serving_models import OpenAIServingModels
 from jaxllm.server.state import ServerLoad, ServerState
 from jaxllm.version import __version__
@@ -35,3 +36,4 @@ async def init_app_state(
     state.openai_serving_models = OpenAIServingModels(
         vllm_config.model_config, getattr(args, "served_model_name", None)
     )
+    state.openai_serving_chat = OpenAIServingChat(engine_client, state.openai_serving_models, state.server_args)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import Self
+from typing import Any, Self
 
-from jaxllm.config.kinds import Integer, Names, Text, add_flags, argument, check_fields
+from jaxllm.config.kinds import Choice, Integer, Json, Names, Switch, Text, add_flags, argument, check_fields
+from jaxllm.text.chat import CONTENT_FORMATS
 
 _FRONTEND = "Frontend"
 _CHAT = "Frontend: chat"
@@ -26,6 +27,20 @@ class ServerArgs:
     uds: str | None = argument(None, Text(), _FRONTEND, "path of a Unix socket to listen on instead of host and port")
     api_key: list[str] | None = argument(None, Names("KEY"), _FRONTEND, "keys, one of which each request must bring")
     api_key_file: str | None = argument(None, Text(), _FRONTEND, "file with keys, one per line")
+
+    chat_template_content_format: str = argument(
+        "auto", Choice(CONTENT_FORMATS), _CHAT, "how templates get a message's content: auto looks what they expect"
+    )
+    default_chat_template_kwargs: dict[str, Any] = argument(
+        {}, Json(), _CHAT, "variables of the chat template, as JSON; a request's chat_template_kwargs go over them"
+    )
+    trust_request_chat_template: bool = argument(False, Switch(), _CHAT, "run chat templates that requests bring")
+    response_role: str = argument("assistant", Text(optional=False), _CHAT, "role of the answer")
+    enable_prompt_tokens_details: bool = argument(False, Switch(), _CHAT, "show cached prompt tokens in the usage")
+    enable_force_include_usage: bool = argument(False, Switch(), _CHAT, "end every stream with its usage")
+    return_tokens_as_token_ids: bool = argument(
+        False, Switch(), _CHAT, 'show the tokens of log-probabilities as "token_id:5"'
+    )
 
     def __post_init__(self) -> None:
         """Check every argument. Raises VLLMValidationError."""

@@ -11,4 +11,9 @@ _WELL_FORMED = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 def new_request_id(headers: dict[bytes, bytes]) -> tuple[str, str | None]:
     """Return a new id, and the client's X-Request-Id if it is well formed."""
     given = headers.get(b"x-request-id", b"")
-    return uuid.uuid4().hex, given.decode() if _WELL_FORMED.fullmatch(given) else None
+    return uuid.uuid4().hex, well_formed(given)
+
+
+def well_formed(given: bytes) -> str | None:
+    """Return a client's id if it can be shown: up to 128 letters, digits, dots, dashes and underscores."""
+    return given.decode() if _WELL_FORMED.fullmatch(given) else None

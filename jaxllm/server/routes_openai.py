@@ -5,15 +5,28 @@ from __future__ import annotations
 from starlette.routing import Route
 
 from jaxllm.server.arguments import ServerArgs
-from jaxllm.server.endpoint import Call, Endpoint, Reply
+from jaxllm.server.endpoint import EVENT_STREAM, Call, Endpoint, Reply
+from jaxllm.server.protocol.chat import CHAT_REFUSED, ChatCompletionRequest
+from jaxllm.server.protocol.decoding import decode
+from jaxllm.server.sse import EventStream
 
 
 def routes(args: ServerArgs) -> list[Route]:
     """Return the routes."""
     del args
-    return [Route("/v1/models", Endpoint(show_models, takes_json=False), methods=["GET"])]
+    return [
+        Route("/v1/models", Endpoint(show_models, takes_json=False), methods=["GET"]),
+        Route("/v1/chat/completions", Endpoint(answer_chat), methods=["POST"]),
+    ]
 
 
 async def show_models(call: Call) -> Reply:
     """List the names that the model goes by."""
     return Reply.json(call.state.openai_serving_models.show())
+
+
+async def answer_chat(call: Call) -> Reply:
+    """Answer a chat completion."""
+    request = decode(call.body, ChatCompletionRequest, CHAT_REFUSED)
+    answer = await call.state.openai_serving_chat.answer(request, call.request_id, call.client_request_id)
+    return Reply(answer, content_type=EVENT_STREAM) if isinstance(answer, EventStream) else Reply.json(answer)

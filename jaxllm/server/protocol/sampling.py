@@ -10,7 +10,7 @@ import msgspec
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
 from jaxllm.params.structured_outputs import StructuredOutputsParams
-from jaxllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
+from jaxllm.sampling_params import BeamSearchParams, RepetitionDetectionParams, RequestOutputKind, SamplingParams
 
 _DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 """A request that leaves these out gets the model's defaults (generation_config.json)."""
@@ -33,6 +33,11 @@ REFUSED: Mapping[str, str] = {
     "mm_processor_kwargs": "no model here has inputs other than text",
 }
 """Fields of vLLM's, of today or of the past, that change the answer and that have no meaning here."""
+
+_NOT_OF_BEAMS = (
+    *("stop", "stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words", "min_tokens", "prompt_logprobs"),
+    *("logprob_token_ids", "thinking_token_budget", "repetition_detection", "vllm_xargs"),
+)
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -91,6 +96,40 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     vllm_xargs: dict[str, Any] | None = None
     user: str | None = None
     """These last have no effect on the answer: who asks, and which server of several should answer."""
+
+    def check_stream(self) -> None:
+        """Refuse what does not go with a stream, or without one. Raises VLLMValidationError."""
+        if self.stream_options is not None and not self.stream:
+            message = "stream_options can only be given when stream is true."
+            raise VLLMValidationError(message, parameter="stream_options")
+        for name in ("prompt_logprobs", "use_beam_search"):
+            if self.stream and getattr(self, name):
+                raise VLLMValidationError(f"{name} is not available when stream is true.", parameter=name)
+
+    def beam_search_params(self, max_tokens: int) -> BeamSearchParams:
+        """Return the params of a beam search as wide as n. Raises VLLMValidationError for what has no part in one."""
+        for name in _NOT_OF_BEAMS:
+            if getattr(self, name):
+                raise VLLMValidationError(f"{name} has no effect in a beam search: leave it out.", parameter=name)
+        return BeamSearchParams(
+            beam_width=1 if self.n is None else self.n,
+            max_tokens=max_tokens,
+            ignore_eos=self.ignore_eos,
+            temperature=self.temperature or 0.0,
+            length_penalty=self.length_penalty,
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            skip_special_tokens=self.skip_special_tokens,
+            structured_outputs=structured_outputs(self.structured_outputs, self.response_format),
+        )
+
+    def shows_token_ids(self, default: bool) -> bool:
+        """Say whether tokens of log-probabilities are shown as "token_id:5"; `default` is the server's."""
+        return default if self.return_tokens_as_token_ids is None else self.return_tokens_as_token_ids
+
+    def tokenization_kwargs(self) -> dict[str, Any] | None:
+        """Return what the request says of how its prompt is tokenized; None if it says nothing."""
+        names = ("truncate_prompt_tokens", "truncation_side", "add_special_tokens")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None} or None
 
     def sampling_params(
         self, defaults: Mapping[str, Any], *, max_tokens: int | None, logprobs: int | None

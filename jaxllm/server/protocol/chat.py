@@ -1,0 +1,180 @@
+"""Chat completions: the request, the answer, and the pieces of an answer that is streamed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.checks import INT32_MAX, check_int, shown
+from jaxllm.server.protocol.logprobs import ChatLogprobs, PromptTokenLogprob
+from jaxllm.server.protocol.sampling import REFUSED, SamplingFields
+from jaxllm.server.protocol.usage import UsageInfo
+
+_NO_AUDIO = "no model here speaks or hears"
+_NO_TOOLS = "tools are not called yet; with tool_choice='none' they may be given"
+CHAT_REFUSED: Mapping[str, str] = {
+    **REFUSED,
+    "audio": _NO_AUDIO,
+    "functions": "tools have taken their place",
+    "function_call": "tool_choice has taken its place",
+    "web_search_options": "nothing is searched for",
+    "prediction": "leave it out",
+}
+"""Fields that would change the answer and that have no meaning here."""
+
+
+class ChatCompletionRequest(SamplingFields, kw_only=True):
+    """What `/v1/chat/completions` takes: OpenAI's fields, and vLLM's."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    """It counts before `max_tokens`."""
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
+    echo: bool = False
+    """Begin the answer with the last message, if that is of the answer's role."""
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
+    """Chat templates see it by this name."""
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    return_prompt_text: bool = False
+    include_reasoning: bool = True
+    parallel_tool_calls: bool | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    """These last have no effect: the reasoning is part of the answer's text, and no tools are called."""
+
+    def check(self, *, trusts_template: bool) -> None:
+        """Refuse what cannot be, before anything is done. Raises VLLMValidationError."""
+        self.check_stream()
+        if self.max_completion_tokens is not None:
+            check_int("max_completion_tokens", self.max_completion_tokens, 1, INT32_MAX)
+        if self.top_logprobs and not self.logprobs:
+            message = "when using `top_logprobs`, `logprobs` must be set to true."
+            raise VLLMValidationError(message, parameter="top_logprobs", value=self.top_logprobs)
+        if self.logprob_token_ids is not None and not self.logprobs:
+            message = "when using `logprob_token_ids`, `logprobs` must be set to true."
+            raise VLLMValidationError(message, parameter="logprob_token_ids", value=self.logprob_token_ids)
+        has_template = self.chat_template is not None or "chat_template" in (self.chat_template_kwargs or {})
+        if has_template and not trusts_template:
+            name = "chat_template" if self.chat_template is not None else "chat_template_kwargs"
+            message = "a request's chat template is not run unless the server has --trust-request-chat-template."
+            raise VLLMValidationError(f"{name}: {message}", parameter=name)
+        if self.modalities not in (None, ["text"]):
+            message = f"modalities must be ['text'], got {shown(self.modalities)}: {_NO_AUDIO}."
+            raise VLLMValidationError(message, parameter="modalities", value=self.modalities)
+        self._check_tools()
+
+    def _check_tools(self) -> None:
+        if self.tools and self.tool_choice != "none":
+            raise VLLMValidationError(f"tools is not supported: {_NO_TOOLS}.", parameter="tools")
+        if not self.tools and self.tool_choice not in (None, "none", "auto"):
+            message = f"tool_choice={shown(self.tool_choice)} is not supported: {_NO_TOOLS}."
+            raise VLLMValidationError(message, parameter="tool_choice", value=self.tool_choice)
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Return how many tokens the answer may have; None if the request does not say."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Return how many log-probabilities the engine is asked for at each token; None for none, or those by id."""
+        if not self.logprobs or (self.logprob_token_ids is not None and self.top_logprobs is None):
+            return None
+        return self.top_logprobs or 0
+
+    def echoed(self, role: str) -> str:
+        """Return the text that the answer begins with: with `echo` the last message's, if that is of the `role`."""
+        last = self.messages[-1]
+        if not self.echo or last.get("role") != role:
+            return ""
+        content = last.get("content") or ""
+        if isinstance(content, str):
+            return content
+        return "\n".join(part if isinstance(part, str) else str(part.get("text", "")) for part in content)
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """The message of an answer."""
+
+    role: str
+    content: str | None
+    refusal: None = None
+    annotations: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: list[Any] = []
+    reasoning: str | None = None
+
+
+class ChatCompletionResponseChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the n answers."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatCompletionResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole answer."""
+
+    id: str
+    object: str = "chat.completion"
+    created: int = msgspec.field(default_factory=lambda: int(time.time()))
+    model: str
+    choices: list[ChatCompletionResponseChoice]
+    service_tier: str | None = None
+    system_fingerprint: str | None = None
+    usage: UsageInfo
+    prompt_logprobs: list[dict[int, PromptTokenLogprob] | None] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_text: str | None = None
+
+
+class DeltaMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """What is new of a message."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatCompletionResponseStreamChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """What is new of one of the n answers."""
+
+    index: int
+    delta: DeltaMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletionStreamResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of an answer that is streamed."""
+
+    id: str
+    object: str = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatCompletionResponseStreamChoice]
+    usage: UsageInfo | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_text: str | UnsetType | None = UNSET

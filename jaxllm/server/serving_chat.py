@@ -1,0 +1,193 @@
+"""Chat completions: a conversation becomes a prompt, and the engine's outputs an answer, or events of one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from typing import Any, NamedTuple
+
+from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.outputs import CompletionOutput, RequestOutput
+from jaxllm.params.checks import check_int
+from jaxllm.server.arguments import ServerArgs
+from jaxllm.server.chat_events import ChatEvents
+from jaxllm.server.errors import ErrorResponse, error_response
+from jaxllm.server.protocol.chat import (
+    ChatCompletionRequest,
+    ChatCompletionResponse,
+    ChatCompletionResponseChoice,
+    ChatMessage,
+)
+from jaxllm.server.protocol.logprobs import chat_logprobs, prompt_logprobs
+from jaxllm.server.protocol.usage import make_usage
+from jaxllm.server.request_ids import well_formed
+from jaxllm.server.serving_models import OpenAIServingModels
+from jaxllm.server.sse import EngineOutputs, EventStream, raise_if_failed
+from jaxllm.text.prompts import ParsedPrompt
+
+NO_CHAT = "The model does not support Chat Completions API"
+LONG_CONVERSATION = 2000
+"""Conversations of more characters are rendered in a thread: others wait meanwhile."""
+
+
+class OpenAIServingChat:
+    """This answers chat completions."""
+
+    def __init__(self, engine_client: AsyncLLM, models: OpenAIServingModels, args: ServerArgs) -> None:
+        self.engine_client = engine_client
+        self.models = models
+        self._args = args
+
+    async def create_chat_completion(
+        self, request: ChatCompletionRequest, raw_request: Any = None
+    ) -> AsyncGenerator[bytes, None] | ChatCompletionResponse | ErrorResponse:
+        """Answer a request, as vLLM's method of this name: a stream's events come as bytes, and must be closed."""
+        given = raw_request.headers.get("x-request-id", "") if raw_request is not None else ""
+        try:
+            return await self.answer(request, uuid.uuid4().hex, well_formed(given.encode(errors="replace")))
+        except Exception as error:  # noqa: BLE001 - each has an answer
+            return error_response(error)
+
+    async def answer(
+        self, request: ChatCompletionRequest, request_id: str, client_request_id: str | None = None
+    ) -> EventStream | ChatCompletionResponse:
+        """Answer a request, which the engine knows by `request_id`; a stream is returned once it is admitted.
+
+        Raises what `errors.error_response` has answers for.
+        """
+        self.models.check(request.model)
+        request.check(trusts_template=self._args.trust_request_chat_template)
+        self._check_logprobs(request)
+        shown_id = client_request_id or well_formed((request.request_id or "").encode()) or request_id
+        start = _Start(f"chatcmpl-{shown_id}", int(time.time()), self.models.name, self._role(request))
+        if request.use_beam_search:
+            return self._response(request, start, await self._search(request, request_id))
+        outputs = await self._begin(request, request_id)
+        if request.stream:
+            return EventStream(ChatEvents(request, self._args, *start).frames(outputs), outputs)
+        final: RequestOutput | None = None
+        async with contextlib.aclosing(outputs):
+            async for output in outputs:
+                final = output
+        assert final is not None
+        return self._response(request, start, final)
+
+    async def _begin(self, request: ChatCompletionRequest, request_id: str) -> EngineOutputs:
+        """Queue a request; once this returns it is admitted."""
+        defaults = self.engine_client.front.ready.default_sampling_params
+        params = request.sampling_params(defaults, max_tokens=request.most_tokens, logprobs=request.num_logprobs)
+        stream = await self.engine_client.add_request(
+            request_id,
+            await self._render(request),
+            params,
+            tokenization_kwargs=request.tokenization_kwargs(),
+            priority=request.priority,
+        )
+        return EngineOutputs(self.engine_client, stream)
+
+    async def _search(self, request: ChatCompletionRequest, request_id: str) -> RequestOutput:
+        """Search for the likeliest answers."""
+        inputs, longest = self.engine_client.front.inputs, self.engine_client.model_config.max_model_len
+        most = request.most_tokens
+        request.beam_search_params(most or 1)  # whose errors come before the work
+        prompt = await self._render(request)
+        encoded = await asyncio.to_thread(inputs.encode, prompt, request.tokenization_kwargs())
+        params = request.beam_search_params(max(1, longest - len(encoded.token_ids)) if most is None else most)
+        ids = ParsedPrompt(encoded.text, encoded.token_ids, encoded.salt)
+        async with contextlib.aclosing(self.engine_client.beam_search(ids, request_id, params)) as outputs:
+            output = await anext(outputs)
+        raise_if_failed(output)
+        return output
+
+    async def _render(self, request: ChatCompletionRequest) -> ParsedPrompt:
+        """Return the conversation as a prompt. Raises VLLMValidationError."""
+        front = self.engine_client.front
+        has_own = front.tokenizer is not None and front.tokenizer.parts.chat_template
+        if front.tokenizer is None or not (request.chat_template or front.ready.chat_template or has_own):
+            raise VLLMValidationError(f"{NO_CHAT}: it has no chat template. Use /v1/completions.")
+        is_long = _is_long(request)
+        prompt = await asyncio.to_thread(self._render_now, request) if is_long else self._render_now(request)
+        return prompt if request.cache_salt is None else dataclasses.replace(prompt, salt=request.cache_salt)
+
+    def _render_now(self, request: ChatCompletionRequest) -> ParsedPrompt:
+        variables = {**self._args.default_chat_template_kwargs, **(request.chat_template_kwargs or {})}
+        for name in ("documents", "reasoning_effort"):
+            if getattr(request, name) is not None:
+                variables[name] = getattr(request, name)
+        return self.engine_client.front.chat_renderer.render(
+            request.messages,
+            "messages",
+            chat_template=request.chat_template,
+            content_format=self._args.chat_template_content_format,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            chat_template_kwargs=variables,
+        )
+
+    def _check_logprobs(self, request: ChatCompletionRequest) -> None:
+        config = self.engine_client.model_config
+        if request.top_logprobs is not None:
+            low = -1 if config.max_logprobs >= config.get_vocab_size() else 0
+            check_int("top_logprobs", request.top_logprobs, low, config.max_logprobs)
+
+    def _role(self, request: ChatCompletionRequest) -> str:
+        if request.add_generation_prompt or not request.messages:
+            return self._args.response_role
+        return str(request.messages[-1].get("role"))
+
+    def _response(self, request: ChatCompletionRequest, start: _Start, output: RequestOutput) -> ChatCompletionResponse:
+        prompt_ids = output.prompt_token_ids or []
+        cached = (output.num_cached_tokens or 0) if self._args.enable_prompt_tokens_details else None
+        return ChatCompletionResponse(
+            id=start.id,
+            created=start.created,
+            model=start.model,
+            choices=[self._choice(request, start.role, each) for each in output.outputs],
+            usage=make_usage(len(prompt_ids), sum(len(each.token_ids) for each in output.outputs), cached),
+            prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
+            prompt_token_ids=prompt_ids if request.return_token_ids else None,
+            prompt_text=output.prompt if request.return_prompt_text else None,
+        )
+
+    def _choice(
+        self, request: ChatCompletionRequest, role: str, output: CompletionOutput
+    ) -> ChatCompletionResponseChoice:
+        logprobs = None
+        if request.logprobs and output.logprobs is not None:
+            as_ids = request.shows_token_ids(self._args.return_tokens_as_token_ids)
+            logprobs = chat_logprobs(output.token_ids, output.logprobs, request.num_logprobs, as_token_ids=as_ids)
+        return ChatCompletionResponseChoice(
+            index=output.index,
+            message=ChatMessage(role=role, content=request.echoed(role) + output.text),
+            logprobs=logprobs,
+            finish_reason=output.finish_reason,
+            stop_reason=output.stop_reason,
+            token_ids=list(output.token_ids) if request.return_token_ids else None,
+        )
+
+
+class _Start(NamedTuple):
+    """What an answer, and every event of it, begins with."""
+
+    id: str
+    created: int
+    model: str
+    role: str
+
+
+def _is_long(request: ChatCompletionRequest) -> bool:
+    """Say whether rendering may take long: what is not plain text counts as long."""
+    if request.chat_template or request.chat_template_kwargs or request.documents:
+        return True
+    total = 0
+    for message in request.messages:
+        content = message.get("content")
+        if not isinstance(content, str) or len(message) > 2:
+            return True
+        total += len(content)
+    return total > LONG_CONVERSATION

@@ -1,0 +1,119 @@
+"""Server-sent events: frames for a text of which only the text changes, and what wraps a request's stream of them."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from jaxllm.engine.online.request_stream import RequestOutputCollector
+from jaxllm.engine.protocol import EngineClient
+from jaxllm.exceptions import EngineGenerateError
+from jaxllm.outputs import RequestOutput
+from jaxllm.server.errors import error_response
+
+DONE = b"data: [DONE]\n\n"
+_encode = msgspec.json.Encoder().encode
+
+
+def event(value: Any) -> bytes:
+    """Return the frame of a value."""
+    return b"data: %b\n\n" % _encode(value)
+
+
+def comment(text: str) -> bytes:
+    """Return a frame that clients skip; it keeps the connection from idling. `text` is one line."""
+    return b": %b\n\n" % text.encode()
+
+
+class TextFrame(NamedTuple):
+    """A frame around a text: all that does not change from one to the next is encoded once."""
+
+    before: bytes
+    after: bytes
+
+    @classmethod
+    def of(cls, chunk: Callable[[str], Any]) -> TextFrame:
+        """Make the frame of the values that `chunk` returns for texts; each shows its text once."""
+        mark = uuid.uuid4().hex
+        before, after = event(chunk(mark)).split(_encode(mark))
+        return cls(before, after)
+
+    def event(self, text: str) -> bytes:
+        """Return the frame with a text."""
+        return self.before + _encode(text) + self.after
+
+
+class EngineOutputs:
+    """The outputs of one request, as they come. Close this however far it was read: what still runs is aborted."""
+
+    def __init__(self, engine: EngineClient, stream: RequestOutputCollector) -> None:
+        self._engine, self._stream = engine, stream
+        self._is_finished = False
+
+    def __aiter__(self) -> EngineOutputs:
+        """Return itself."""
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        """Return the next output; what came while nobody asked is merged. Raises what has ended the request."""
+        if self._is_finished:
+            raise StopAsyncIteration
+        output = self._stream.get_nowait() or await self._stream.get()
+        self._is_finished = output.finished
+        raise_if_failed(output)
+        return output
+
+    async def aclose(self) -> None:
+        """Abort the request unless it has ended."""
+        if not self._is_finished:
+            self._is_finished = True
+            await self._engine.abort(self._stream.request_id)
+
+
+def raise_if_failed(output: RequestOutput) -> None:
+    """Raise EngineGenerateError if the engine could not go on with a request."""
+    for each in output.outputs:
+        if each.finish_reason == "error":
+            raise EngineGenerateError(str(each.stop_reason))
+
+
+class EventStream(AsyncGenerator[bytes, None]):
+    """The events of one answer. What fails on the way becomes the last event, and no [DONE] follows it.
+
+    Unlike a generator's, its `aclose` ends the request even if nothing was read.
+    """
+
+    def __init__(self, frames: AsyncGenerator[bytes, None], *outputs: EngineOutputs) -> None:
+        """Send `frames`, which are made of `outputs`, and then [DONE]."""
+        self._frames, self._outputs = _whole(frames), outputs
+
+    async def asend(self, value: None) -> bytes:
+        """Return the next frames."""
+        return await self._frames.asend(value)
+
+    async def athrow(self, *error: Any) -> bytes:
+        """Raise an error where the frames are made."""
+        return await self._frames.athrow(*error)
+
+    async def aclose(self) -> None:
+        """Send no more, and end the request."""
+        try:
+            await self._frames.aclose()
+        finally:
+            for each in self._outputs:
+                await each.aclose()
+
+
+async def _whole(frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async with contextlib.aclosing(frames):
+        try:
+            async for frame in frames:
+                yield frame
+        except Exception as error:  # noqa: BLE001 - each has an answer
+            yield event(error_response(error))
+            return
+    yield DONE
