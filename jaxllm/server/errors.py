@@ -44,7 +44,8 @@ class RequestFailedError(Exception):
 
 def error_type(status: HTTPStatus) -> str:
     """Return vLLM's name for the errors of a status: "BadRequestError", "NotFoundError" and so on."""
-    return "".join(word.capitalize() for word in status.phrase.replace("-", " ").split()) + "Error"
+    words = status.phrase.replace("-", " ").removesuffix(" Error").split()
+    return "".join(word.capitalize() for word in words) + "Error"
 
 
 def error_response(error: BaseException) -> ErrorResponse:

@@ -35,3 +35,18 @@ def mock_server(mock: AsyncLLM) -> Iterator[Served]:
     """Return a server in front of that engine."""
     with served(mock) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def tiny(tokenizer: str) -> Iterator[AsyncLLM]:
+    """Return an engine with a real, tiny model, whose core is a thread."""
+    args = tiny_args(tokenizer, chat_template=TEMPLATE)
+    with AsyncLLM.from_engine_args(args, disable_frontend_multiprocessing=True) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="session")
+def tiny_server(tiny: AsyncLLM) -> Iterator[Served]:
+    """Return a server in front of that engine."""
+    with served(tiny) as server:
+        yield server

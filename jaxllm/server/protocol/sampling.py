@@ -135,6 +135,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
         self, defaults: Mapping[str, Any], *, max_tokens: int | None, logprobs: int | None
     ) -> SamplingParams:
         """Return the engine's params; what the request leaves out is as `defaults` say. Raises VLLMValidationError."""
+        if self.length_penalty != 1.0:
+            message = "length_penalty has an effect in a beam search only: leave it out, or set use_beam_search."
+            raise VLLMValidationError(message, parameter="length_penalty", value=self.length_penalty)
         given = {name: getattr(self, name) for name in _DEFAULTED if getattr(self, name) is not None}
         base = {**defaults, **given}
         most = base.pop("max_tokens", None)

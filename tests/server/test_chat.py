@@ -1,0 +1,213 @@
+"""Chat completions in front of an engine without a model: their form, and what is refused."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from typing import Any
+
+import pytest
+
+from jaxllm.engine.async_llm import AsyncLLM
+from tests.server.support import Answer, Served
+
+PATH = "/v1/chat/completions"
+BASE: dict[str, Any] = {
+    "model": "tiny",
+    "messages": [{"role": "user", "content": "hi"}],
+    "max_tokens": 5,
+    "temperature": 0,
+    "seed": 1,
+    "ignore_eos": True,
+}
+
+
+def chat(server: Served, **given: Any) -> Answer:
+    return server.post(PATH, BASE | given)
+
+
+def joined(events: list[Any], index: int = 0) -> str:
+    choices = [each["choices"][0] for each in events if each["choices"]]
+    return "".join(each["delta"].get("content", "") for each in choices if each["index"] == index)
+
+
+def test_a_whole_answer(mock_server: Served) -> None:
+    answer = chat(mock_server, n=2, return_token_ids=True, return_prompt_text=True).json
+    assert answer["object"] == "chat.completion"
+    assert answer["model"] == "tiny"
+    assert answer["system_fingerprint"] is None
+    assert answer["prompt_text"] == "<user>hi<assistant>"
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    for choice in answer["choices"]:
+        assert choice["message"]["role"] == "assistant"
+        assert choice["finish_reason"] == "length"
+        assert len(choice["token_ids"]) == 5
+    num_prompt = len(answer["prompt_token_ids"])
+    usage = {"prompt_tokens": num_prompt, "completion_tokens": 10, "total_tokens": num_prompt + 10}
+    assert answer["usage"] == usage | {"prompt_tokens_details": None}
+
+
+@pytest.mark.parametrize("extra", [{}, {"return_token_ids": True}, {"stream_options": {"include_usage": True}}])
+def test_a_stream_joined_is_the_whole_answer(mock_server: Served, extra: dict[str, Any]) -> None:
+    whole = chat(mock_server, n=2).json
+    answer = chat(mock_server, n=2, stream=True, **extra)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    events = answer.events
+    assert len({(each["id"], each["created"], each["object"]) for each in events}) == 1
+    for choice in whole["choices"]:
+        pieces = [each["choices"][0] for each in events if each["choices"]]
+        mine = [each for each in pieces if each["index"] == choice["index"]]
+        assert joined(events, choice["index"]) == choice["message"]["content"]
+        assert mine[0]["delta"] == {"role": "assistant", "content": ""}
+        assert [each["finish_reason"] for each in mine] == [None] * (len(mine) - 1) + ["length"]
+        if "return_token_ids" in extra:
+            assert sum(len(each.get("token_ids", [])) for each in mine) == 5
+    if "stream_options" in extra:
+        assert events[-1]["choices"] == []
+        assert events[-1]["usage"] == whole["usage"]
+    else:
+        assert all("usage" not in each for each in events)
+
+
+def test_continuous_usage_counts_up(mock_server: Served) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = chat(mock_server, stream=True, stream_options=options).events
+    counts = [each["usage"]["completion_tokens"] for each in events]
+    assert counts == sorted(counts)
+    assert counts[0] == 0
+    assert counts[-1] == 5
+
+
+def test_max_completion_tokens_count_before_max_tokens(mock_server: Served) -> None:
+    assert chat(mock_server, max_completion_tokens=2).json["usage"]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_begins_with_the_message_that_is_continued(mock_server: Served, stream: bool) -> None:
+    messages = [*BASE["messages"], {"role": "assistant", "content": "Well"}]
+    flags = {"add_generation_prompt": False, "continue_final_message": True, "messages": messages}
+    plain = chat(mock_server, **flags).json["choices"][0]["message"]["content"]
+    answer = chat(mock_server, **flags, echo=True, stream=stream)
+    text = joined(answer.events) if stream else answer.json["choices"][0]["message"]["content"]
+    assert text == "Well" + plain
+
+
+def test_parts_and_roles(mock_server: Served) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "developer", "content": "d"}, {"role": "user", "content": parts}]
+    answer = chat(mock_server, messages=messages, return_prompt_text=True).json
+    assert answer["prompt_text"] == "<developer>d<user>a\nb<assistant>"
+
+
+def test_tools_are_hidden_with_tool_choice_none(mock_server: Served) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert chat(mock_server, tools=tools, tool_choice="none").status == 200
+    assert chat(mock_server, tools=tools).json["error"]["param"] == "tools"
+    assert chat(mock_server, tool_choice="required").json["error"]["param"] == "tool_choice"
+
+
+def test_fields_without_effect_are_taken(mock_server: Served) -> None:
+    fields = {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "prompt_cache_key": "k"}
+    more = {"safety_identifier": "s", "parallel_tool_calls": True, "modalities": ["text"], "nobody_knows": 1}
+    assert chat(mock_server, **fields, **more, audio=None).status == 200
+
+
+REFUSED: list[tuple[str, Any]] = [
+    ("audio", {}),
+    ("modalities", ["text", "audio"]),
+    ("functions", []),
+    ("web_search_options", {}),
+    ("prediction", {}),
+    ("best_of", 2),
+    ("guided_json", {}),
+    ("chat_template", "{{ 1 }}"),
+    ("chat_template_kwargs", {"chat_template": "{{ 1 }}"}),
+    ("top_logprobs", 2),
+    ("stream_options", {"include_usage": True}),
+    ("length_penalty", 2.0),
+    ("messages", []),
+    ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), REFUSED)
+def test_what_has_no_meaning_here_is_refused_by_name(mock_server: Served, name: str, value: Any) -> None:
+    """R15: nor is a request's template run."""
+    answer = chat(mock_server, **{name: value})
+    assert (answer.status, answer.json["error"]["param"]) == (400, name), answer.body
+
+
+# Values as they stand in the JSON: Python's own would not write all of them.
+TAKEN = {
+    "top_k": {"-1"},
+    "presence_penalty": {"-1"},
+    "frequency_penalty": {"-1"},
+    "seed": {"-1", "2147483648", "9223372036854775808"},
+    "stop": {"[]"},
+    "stop_token_ids": {"[]"},
+    "bad_words": {"[]"},
+    "truncate_prompt_tokens": {"-1"},
+    "documents": {"[]"},
+    "reasoning_effort": {'""'},
+    "thinking_token_budget": {"-1"},
+}
+NAMES = [
+    *("n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("seed", "stop", "stop_token_ids", "max_tokens", "max_completion_tokens", "min_tokens", "logit_bias"),
+    *("allowed_token_ids", "bad_words", "prompt_logprobs", "logprob_token_ids", "thinking_token_budget"),
+    *("repetition_detection", "structured_outputs", "response_format", "truncate_prompt_tokens", "truncation_side"),
+    *("stream_interval", "cache_salt", "priority", "top_logprobs", "messages", "reasoning_effort", "documents"),
+    *("chat_template_kwargs", "tool_choice", "modalities", "logprobs", "length_penalty"),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values_out_of_bounds_are_refused_by_name(mock_server: Served, name: str) -> None:
+    """R13: the answer is 400 and names the field, unless the value is one that it has; NaN is no JSON."""
+    for value in ("-1", "2147483648", "9223372036854775808", "1e999", "NaN", '""', "[]"):
+        fields = {key: json.dumps(each) for key, each in BASE.items()} | {name: value}
+        body = "{" + ",".join(f'"{key}":{each}' for key, each in fields.items()) + "}"
+        answer = mock_server.ask("POST", PATH, body.encode())
+        if value in TAKEN.get(name, ()):
+            assert answer.status in (200, 400), (name, value)
+            continue
+        assert answer.status == 400, (name, value, answer.body)
+        assert answer.json["error"]["param"] == (None if value == "NaN" else name), (value, answer.body)
+
+
+def test_bounds_themselves_are_taken(mock_server: Served) -> None:
+    """R13: the largest value is good, the next one is not."""
+    for name, most, beyond in (("temperature", 2.0, 2.01), ("top_p", 1.0, 1.01), ("presence_penalty", 2, 2.01)):
+        assert chat(mock_server, **{name: most}).status == 200
+        assert chat(mock_server, **{name: beyond}).json["error"]["param"] == name
+
+
+def test_ids_are_the_clients_only_if_well_formed(mock_server: Served) -> None:
+    """R24: no id is used inside but the server's own, so that two may bear one name at once."""
+    assert chat(mock_server, request_id="mine-1").json["id"] == "chatcmpl-mine-1"
+    asked = mock_server.post(PATH, BASE | {"request_id": "b"}, {"x-request-id": "a.b_c"})
+    assert asked.json["id"] == "chatcmpl-a.b_c"
+    strange = mock_server.post(PATH, BASE | {"request_id": "a/../b"}, {"x-request-id": "x y"})
+    assert len(strange.json["id"]) == len("chatcmpl-") + 32
+
+
+def test_a_client_that_leaves_ends_its_request(mock: AsyncLLM, mock_server: Served) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", mock_server.port, timeout=30)
+    body = json.dumps(BASE | {"stream": True, "max_tokens": 30, "min_tokens": 30})
+    connection.request("POST", PATH, body, {"content-type": "application/json"})
+    response = connection.getresponse()
+    assert response.readline().startswith(b"data: ")
+    response.close()
+    connection.close()
+    deadline = time.monotonic() + 10
+    while mock.front.outputs.num_unfinished_requests and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert mock.front.outputs.num_unfinished_requests == 0
+
+
+def test_beams(mock_server: Served) -> None:
+    answer = chat(mock_server, use_beam_search=True, n=3).json
+    assert len(answer["choices"]) == 3
+    assert chat(mock_server, use_beam_search=True, stream=True).json["error"]["param"] == "use_beam_search"
+    assert chat(mock_server, use_beam_search=True, stop="x").json["error"]["param"] == "stop"

@@ -1,0 +1,68 @@
+"""Chat completions of a real, tiny model are those of `LLM.chat`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxllm import LLM, SamplingParams
+from tests.async_engine.support import tiny_args
+from tests.server.conftest import TEMPLATE
+from tests.server.support import Served
+from tests.server.test_chat import PATH, joined
+
+MESSAGES = [{"role": "user", "content": "Tell me"}]
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0.0, "max_tokens": 8},
+    {"temperature": 0.9, "seed": 7, "max_tokens": 8, "n": 2},
+    {"temperature": 0.9, "seed": 7, "max_tokens": 8, "stop": ["e", "a"]},
+]
+
+
+@pytest.fixture(scope="module")
+def offline(tokenizer: str) -> LLM:
+    """Return the same model in the caller's thread."""
+    return LLM.from_engine_args(tiny_args(tokenizer, chat_template=TEMPLATE))
+
+
+@pytest.mark.parametrize("given", KINDS)
+def test_texts_tokens_and_logprobs_are_those_of_the_program(
+    offline: LLM, tiny_server: Served, given: dict[str, Any]
+) -> None:
+    [expected] = offline.chat(MESSAGES, SamplingParams(**given, logprobs=2, prompt_logprobs=1), use_tqdm=False)
+    body = {"messages": MESSAGES, **given, "return_token_ids": True}
+    scored = tiny_server.post(PATH, body | {"logprobs": True, "top_logprobs": 2, "prompt_logprobs": 1}).json
+    assert scored["prompt_token_ids"] == expected.prompt_token_ids
+    assert len(scored["prompt_logprobs"]) == len(expected.prompt_logprobs or ())
+    for choice, output in zip(scored["choices"], expected.outputs, strict=True):
+        assert choice["token_ids"] == list(output.token_ids)
+        assert choice["message"]["content"] == output.text
+        assert (choice["finish_reason"], choice["stop_reason"]) == (output.finish_reason, output.stop_reason)
+        assert output.logprobs is not None
+        for shown, token, position in zip(
+            choice["logprobs"]["content"], output.token_ids, output.logprobs, strict=True
+        ):
+            assert shown["logprob"] == position[token].logprob
+            best = max(each.logprob for each in position.values())
+            assert shown["top_logprobs"][0]["logprob"] == best
+            assert len(shown["top_logprobs"]) == 2
+    events = tiny_server.post(PATH, body | {"stream": True, "logprobs": True, "top_logprobs": 2}).events
+    for choice in scored["choices"]:
+        assert joined(events, choice["index"]) == choice["message"]["content"]
+        pieces = [each["choices"][0] for each in events if each["choices"][0]["index"] == choice["index"]]
+        tokens = [entry for piece in pieces if piece["logprobs"] for entry in piece["logprobs"]["content"]]
+        assert tokens == choice["logprobs"]["content"]
+
+
+def test_response_format(tiny_server: Served) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    body = {"messages": MESSAGES, "temperature": 0, "max_tokens": 40, "response_format": wanted}
+    answer = tiny_server.post(PATH, body)
+    assert answer.status == 200
+    assert answer.json["choices"][0]["message"]["content"].lstrip().startswith("{")
+    bad = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}
+    for stream in (False, True):
+        refused = tiny_server.post(PATH, body | {"response_format": bad, "stream": stream})
+        assert refused.status == 400

@@ -1,0 +1,102 @@
+"""Frames of events, and how streams of them end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import msgspec
+import pytest
+
+from jaxllm.engine.online.request_stream import RequestOutputCollector
+from jaxllm.exceptions import EngineGenerateError
+from jaxllm.outputs import CompletionOutput, RequestOutput
+from jaxllm.sampling_params import RequestOutputKind
+from jaxllm.server.sse import DONE, EngineOutputs, EventStream, TextFrame, comment, event
+
+
+class Engine:
+    """This notes what was aborted."""
+
+    def __init__(self) -> None:
+        self.aborted: list[str] = []
+
+    async def abort(self, request_id: str) -> None:
+        """Note a request."""
+        self.aborted.append(request_id)
+
+
+def stream_of(engine: Engine) -> tuple[RequestOutputCollector, EngineOutputs]:
+    stream = RequestOutputCollector(RequestOutputKind.DELTA, "r")
+    return stream, EngineOutputs(engine, stream)  # type: ignore[arg-type]
+
+
+def delta(text: str, finish_reason: str | None = None) -> RequestOutput:
+    output = CompletionOutput(0, text, [1], None, None, None, finish_reason)
+    return RequestOutput("r", None, [1], None, [output], finish_reason is not None)
+
+
+async def texts(outputs: EngineOutputs) -> AsyncGenerator[bytes, None]:
+    async for output in outputs:
+        yield event(output.outputs[0].text)
+
+
+@pytest.mark.parametrize("text", ["", "a", '"\\\n\r\u2028\x00', "é😀</script>", "data: x\n\n"])
+def test_a_spliced_frame_is_the_encoded_one(text: str) -> None:
+    frame = TextFrame.of(lambda given: {"a": [{"text": given}], "b": None})
+    assert frame.event(text) == event({"a": [{"text": text}], "b": None})
+    assert frame.event(text).count(b"\n") == 2
+    assert msgspec.json.decode(frame.event(text)[6:])["a"][0]["text"] == text
+
+
+def test_comments_are_no_events() -> None:
+    assert comment("prefill 1/2") == b": prefill 1/2\n\n"
+
+
+def test_a_whole_stream_ends_in_done_and_aborts_nothing() -> None:
+    async def run() -> list[bytes]:
+        stream, outputs = stream_of(engine)
+        stream.put(delta("a"))
+        stream.put(delta("b", "stop"))
+        events = EventStream(texts(outputs), outputs)
+        frames = [frame async for frame in events]
+        await events.aclose()
+        return frames
+
+    engine = Engine()
+    assert asyncio.run(run()) == [event("ab"), DONE]  # what nobody has read is merged
+    assert engine.aborted == []
+
+
+@pytest.mark.parametrize("num_read", [0, 1])
+def test_closing_ends_the_request_even_if_nothing_was_read(num_read: int) -> None:
+    async def run() -> None:
+        stream, outputs = stream_of(engine)
+        stream.put(delta("a"))
+        events = EventStream(texts(outputs), outputs)
+        for _ in range(num_read):
+            await anext(events)
+        await events.aclose()
+        await events.aclose()
+
+    engine = Engine()
+    asyncio.run(run())
+    assert engine.aborted == ["r"]
+
+
+@pytest.mark.parametrize("way", ["raised", "finish_reason"])
+def test_an_error_on_the_way_is_an_event_and_no_done_follows(way: str) -> None:
+    async def run() -> list[bytes]:
+        stream, outputs = stream_of(Engine())
+        stream.put(delta("a"))
+        events = EventStream(texts(outputs), outputs)
+        frames = [await anext(events)]
+        stream.put(EngineGenerateError("/secret/path") if way == "raised" else delta("", "error"))
+        return frames + [frame async for frame in events]
+
+    first, last = asyncio.run(run())
+    assert first == event("a")
+    error = msgspec.json.decode(last[6:])["error"]
+    assert error["code"] == 500
+    assert error["type"] == "InternalServerError"
+    assert "secret" not in error["message"]
