@@ -9,7 +9,7 @@ import argparse
 import dataclasses
 from typing import Any, Self
 
-from jaxllm.config.kinds import Choice, Integer, Json, Names, Switch, Text, add_flags, argument, check_fields
+from jaxllm.config.kinds import Choice, Integer, Json, Names, Number, Switch, Text, add_flags, argument, check_fields
 from jaxllm.text.chat import CONTENT_FORMATS
 
 _FRONTEND = "Frontend"
@@ -35,6 +35,9 @@ class ServerArgs:
         {}, Json(), _CHAT, "variables of the chat template, as JSON; a request's chat_template_kwargs go over them"
     )
     trust_request_chat_template: bool = argument(False, Switch(), _CHAT, "run chat templates that requests bring")
+    sse_ping_interval: float = argument(
+        15.0, Number(0.0, 3600.0), _CHAT, "seconds between comments in a stream that has no token yet; 0 for none"
+    )
     response_role: str = argument("assistant", Text(optional=False), _CHAT, "role of the answer")
     enable_prompt_tokens_details: bool = argument(False, Switch(), _CHAT, "show cached prompt tokens in the usage")
     enable_force_include_usage: bool = argument(False, Switch(), _CHAT, "end every stream with its usage")

@@ -28,6 +28,7 @@ class ChatEvents:
         self._request, self._role = request, role
         self._id, self._created, self._model = answer_id, created, model
         self._as_ids = request.shows_token_ids(args.return_tokens_as_token_ids)
+        self._ping_seconds = args.sse_ping_interval
         self._tells_cached = args.enable_prompt_tokens_details
         options = request.stream_options
         self._ends_in_usage = args.enable_force_include_usage or bool(options and options.include_usage)
@@ -38,6 +39,8 @@ class ChatEvents:
 
     async def frames(self, outputs: EngineOutputs) -> AsyncGenerator[bytes, None]:
         """Yield the frames of each output, and at the end the usage if it was asked for."""
+        async for ping in outputs.pings(self._ping_seconds):
+            yield ping
         is_first = True
         async for output in outputs:
             pieces = self._open(output) if is_first else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Callable
@@ -53,6 +54,8 @@ class EngineOutputs:
     def __init__(self, engine: EngineClient, stream: RequestOutputCollector) -> None:
         self._engine, self._stream = engine, stream
         self._is_finished = False
+        self._first: asyncio.Future[RequestOutput] | None = None
+        """The output that `pings` has waited for, until it is read."""
 
     def __aiter__(self) -> EngineOutputs:
         """Return itself."""
@@ -62,16 +65,36 @@ class EngineOutputs:
         """Return the next output; what came while nobody asked is merged. Raises what has ended the request."""
         if self._is_finished:
             raise StopAsyncIteration
-        output = self._stream.get_nowait() or await self._stream.get()
+        if self._first is None:
+            output = self._stream.get_nowait() or await self._stream.get()
+        else:
+            output, self._first = await self._first, None
         self._is_finished = output.finished
         raise_if_failed(output)
         return output
 
+    async def pings(self, seconds: float) -> AsyncGenerator[bytes, None]:
+        """Yield a comment every so many seconds until there is an output, lest proxies give up; 0 yields none."""
+        if not seconds:
+            return
+        self._first = asyncio.ensure_future(self._stream.get())
+        self._first.add_done_callback(_notice)
+        while not (await asyncio.wait((self._first,), timeout=seconds))[0]:
+            yield comment("waiting for the first token")
+
     async def aclose(self) -> None:
         """Abort the request unless it has ended."""
+        if self._first is not None:
+            self._first.cancel()
         if not self._is_finished:
             self._is_finished = True
             await self._engine.abort(self._stream.request_id)
+
+
+def _notice(future: asyncio.Future[RequestOutput]) -> None:
+    """Take an error that nobody may come to read: the request is closed."""
+    if not future.cancelled():
+        future.exception()
 
 
 def raise_if_failed(output: RequestOutput) -> None:

@@ -100,3 +100,38 @@ def test_an_error_on_the_way_is_an_event_and_no_done_follows(way: str) -> None:
     assert error["code"] == 500
     assert error["type"] == "InternalServerError"
     assert "secret" not in error["message"]
+
+
+def test_pings_come_until_the_first_output() -> None:
+    async def run() -> list[bytes]:
+        stream, outputs = stream_of(Engine())
+        pings = []
+        async for ping in outputs.pings(0.01):
+            pings.append(ping)
+            if len(pings) == 3:
+                stream.put(delta("a", "stop"))
+                break
+        return pings + [frame async for frame in texts(outputs)]
+
+    *pings, text = asyncio.run(run())
+    assert len(pings) == 3
+    assert all(ping.startswith(b": ") for ping in pings)
+    assert text == event("a")
+
+
+def test_without_an_interval_nothing_is_waited_for() -> None:
+    async def run() -> list[bytes]:
+        return [ping async for ping in stream_of(Engine())[1].pings(0)]
+
+    assert asyncio.run(run()) == []
+
+
+def test_closing_while_pings_wait_ends_the_request() -> None:
+    async def run() -> None:
+        _, outputs = stream_of(engine)
+        await anext(outputs.pings(0.01))
+        await outputs.aclose()
+
+    engine = Engine()
+    asyncio.run(run())
+    assert engine.aborted == ["r"]
