@@ -138,6 +138,11 @@ class MockCore:
             num_scheduled_tokens=self._num_tokens,
         )
 
+    def num_computed_tokens(self, sequence_id: str) -> int:
+        """Return 0: nothing is computed."""
+        del sequence_id
+        return 0
+
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Return what a core would that has nothing cached."""
         return reset_running_requests or not self._streams

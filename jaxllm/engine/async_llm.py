@@ -15,6 +15,7 @@ from jaxllm.engine.online.admission import Admission
 from jaxllm.engine.online.async_core import AsyncCore
 from jaxllm.engine.online.from_arguments import FromArguments, Start, end_from_thread
 from jaxllm.engine.online.gate import ASLEEP, Changes, Gate, check_level, check_mode
+from jaxllm.engine.online.prefill_progress import PrefillProgress
 from jaxllm.engine.online.request_stream import RequestOutputCollector
 from jaxllm.engine.online.running_requests import RunningRequests, log_request
 from jaxllm.engine.protocol import PauseMode, TextClient
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class AsyncLLM(RefusesMethods, FromArguments, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LACKS):
+class AsyncLLM(RefusesMethods, FromArguments, PrefillProgress, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LACKS):
     """An engine whose core has a process, or a thread, of its own. It belongs to the event loop that first uses it.
 
     A request that cannot be run raises VLLMValidationError, too many raise EngineBusyError, and once the core has

@@ -349,6 +349,11 @@ class Scheduler:
 
     # -- the state, seen from outside ----------------------------------------------------------------------------------
 
+    def num_computed_tokens(self, request_id: str) -> int:
+        """Return how many of a request's tokens are computed; 0 unless it runs."""
+        table = self.cache.tables.get(request_id)
+        return 0 if table is None else table.num_computed_tokens
+
     def reset_prefix_cache(self, preempt: bool = False) -> bool:
         """Forget all cached prefixes and parked tables; return False, and forget nothing, while any request runs.
 

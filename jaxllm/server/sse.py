@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.engine.online.request_stream import RequestOutputCollector
-from jaxllm.engine.protocol import EngineClient
 from jaxllm.exceptions import EngineGenerateError
 from jaxllm.outputs import RequestOutput
 from jaxllm.server.errors import error_response
@@ -51,7 +51,7 @@ class TextFrame(NamedTuple):
 class EngineOutputs:
     """The outputs of one request, as they come. Close this however far it was read: what still runs is aborted."""
 
-    def __init__(self, engine: EngineClient, stream: RequestOutputCollector) -> None:
+    def __init__(self, engine: AsyncLLM, stream: RequestOutputCollector) -> None:
         self._engine, self._stream = engine, stream
         self._is_finished = False
         self._first: asyncio.Future[RequestOutput] | None = None
@@ -80,7 +80,9 @@ class EngineOutputs:
         self._first = asyncio.ensure_future(self._stream.get())
         self._first.add_done_callback(_notice)
         while not (await asyncio.wait((self._first,), timeout=seconds))[0]:
-            yield comment("waiting for the first token")
+            num_computed, length = await self._engine.prefill_progress(self._stream.request_id)
+            if not self._first.done():
+                yield comment(f"prefill {num_computed}/{length}")
 
     async def aclose(self) -> None:
         """Abort the request unless it has ended."""

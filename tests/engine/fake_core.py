@@ -135,6 +135,10 @@ class FakeCore:
     def has_unfinished_requests(self) -> bool:
         return bool(self.requests or self._failed)
 
+    def num_computed_tokens(self, sequence_id: str) -> int:
+        del sequence_id
+        return 0
+
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         self.num_resets += 1
         return reset_running_requests or not self.requests

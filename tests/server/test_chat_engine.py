@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from jaxllm import LLM, SamplingParams
+from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.sampling_params import RequestOutputKind
 from tests.async_engine.support import tiny_args
 from tests.server.conftest import TEMPLATE
 from tests.server.support import Served
@@ -66,3 +69,23 @@ def test_response_format(tiny_server: Served) -> None:
     for stream in (False, True):
         refused = tiny_server.post(PATH, body | {"response_format": bad, "stream": stream})
         assert refused.status == 400
+
+
+def test_progress_of_a_prompt_is_what_the_core_has_computed(tiny: AsyncLLM, tiny_server: Served) -> None:
+    async def run() -> tuple[list[tuple[int, int]], tuple[int, int]]:
+        params = SamplingParams(max_tokens=1, temperature=0.0, output_kind=RequestOutputKind.DELTA)
+        stream = await tiny.add_request("progress", {"prompt_token_ids": list(range(30, 90))}, params)
+        seen: list[tuple[int, int]] = []
+        progress = await tiny.prefill_progress("progress")
+        while (output := stream.get_nowait()) is None:
+            seen.append(progress)
+            progress = await tiny.prefill_progress("progress")
+        assert output.finished
+        return seen, await tiny.prefill_progress("progress")
+
+    seen, after = asyncio.run_coroutine_threadsafe(run(), tiny_server.loop).result(30)
+    counts = [count for count, _ in seen]
+    assert counts == sorted(counts)
+    assert {length for _, length in seen} == {60}
+    assert any(0 < count < 60 for count in counts)  # steps take 16 tokens
+    assert after == (0, 0)

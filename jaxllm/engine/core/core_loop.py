@@ -62,6 +62,7 @@ class CoreLoop:
         """The time.monotonic() at which something was last seen to be compiled for the present work."""
         self._calls: Mapping[str, Callable[..., Any]] = {
             "check": self._check,
+            "num_computed_tokens": core.num_computed_tokens,
             "reset_prefix_cache": core.reset_prefix_cache,
             "warm_up": core.warm_up,
             "start_profile": core.start_profile,

@@ -168,6 +168,10 @@ class EngineCore:
         runner = self._runner
         return runner is not None and runner.is_warm
 
+    def num_computed_tokens(self, sequence_id: str) -> int:
+        """Return how many of a sequence's tokens are computed; 0 unless it runs."""
+        return self._scheduler.num_computed_tokens(sequence_id)
+
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached prefixes and return True; while requests hold blocks, do nothing and return False.
 

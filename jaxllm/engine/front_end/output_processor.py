@@ -177,6 +177,11 @@ class OutputProcessor:
         """Return how many requests are not finished; n outputs count once."""
         return len(self._requests)
 
+    def prompt_of(self, request_id: str) -> tuple[str, int]:
+        """Return the first sequence of a request and the length of its prompt; ("", 0) if it has ended."""
+        state = self._requests.get(request_id)
+        return ("", 0) if state is None else (state.request.core.request_id, len(state.request.prompt_token_ids))
+
     def add_request(self, request: ProcessedRequest) -> None:
         """Expect outputs for a request. Raises VLLMValidationError if its id is in use."""
         if request.request_id in self._requests:

@@ -77,6 +77,10 @@ class RunnableCore(Core, Protocol):
         """Say whether a step has something to do."""
         ...
 
+    def num_computed_tokens(self, sequence_id: str) -> int:
+        """Return how many of a sequence's tokens are computed; 0 unless it runs."""
+        ...
+
     def fail(self, sequence_id: str, error: RequestError) -> None:
         """End a sequence with an error, whether or not the core has it; the next `step` reports it."""
         ...
