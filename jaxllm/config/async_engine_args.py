@@ -10,7 +10,7 @@ import logging
 from typing import Any, Self
 
 from jaxllm.config.engine_args import EngineArgs, refuse_headless
-from jaxllm.config.kinds import Integer, Switch, Text, add_flags, argument
+from jaxllm.config.kinds import Integer, Switch, add_flags, argument
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX
 
@@ -42,9 +42,6 @@ class AsyncEngineArgs(EngineArgs):
 
     shutdown_timeout: int = argument(
         0, Integer(0, INT32_MAX), _GROUP, "seconds that a server gives its requests to end by themselves when it ends"
-    )
-    otlp_traces_endpoint: str | None = argument(
-        None, Text(), _GROUP, "where a server sends traces of its requests, by OTLP"
     )
 
     def check(self) -> None:

@@ -208,7 +208,7 @@ class Names:
 
     metavar: str
     single: bool = False
-    """Whether one name may come without a list."""
+    """Whether one name may come without a list, and the list has names alone."""
 
     def check(self, name: str, value: Any) -> list[Any] | None:
         if value is None:
@@ -216,7 +216,7 @@ class Names:
         if self.single and isinstance(value, str):
             value = [value]
         names = _check_list(name, value, MAX_NAMES)
-        return [check_str(name, each, MAX_TEXT) if isinstance(each, str) else each for each in names]
+        return [check_str(name, each, MAX_TEXT) if self.single or isinstance(each, str) else each for each in names]
 
     def flag(self) -> dict[str, Any]:
         return {"nargs": "+", "metavar": self.metavar}

@@ -47,6 +47,7 @@ def test_its_own_flags_alone():
         "enable_sleep_mode",
         "max_num_queued_reqs",
         "max_num_queued_tokens",
+        "shutdown_timeout",
     }
 
 
@@ -56,6 +57,7 @@ def test_its_own_flags_alone():
         {"max_num_queued_reqs": 0},
         {"max_num_queued_reqs": 1.5},
         {"max_num_queued_tokens": -1},
+        {"shutdown_timeout": -1},
         {"max_num_queued_tokens": "x"},
         {"enable_log_requests": 1},
         {"enable_log_requests": None},

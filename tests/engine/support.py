@@ -77,6 +77,7 @@ def byte_fallback() -> Tokenizer:
 
 SETTINGS: dict[str, Any] = {
     "model": "fake",
+    "served_model_name": "fake",
     "tokenizer": "fake",
     "revision": None,
     "tokenizer_revision": None,
