@@ -15,10 +15,10 @@ def add_engine_flags(parser: argparse.ArgumentParser, models: str = "hub id, fol
     EngineArgs.add_cli_args(parser)
 
 
-def read_engine_args(args: argparse.Namespace) -> EngineArgs:
+def read_engine_args(args: argparse.Namespace, kind: type[EngineArgs] = EngineArgs) -> EngineArgs:
     """Return the engine arguments of a command line, checked. Raises VLLMValidationError, also without a MODEL."""
     if args.model_tag is not None:
         args.model = args.model_tag
     if args.model is None:
         raise VLLMValidationError("say which MODEL: a hub id, a folder, or a file.", parameter="model")
-    return EngineArgs.from_cli_args(args)
+    return kind.from_cli_args(args)

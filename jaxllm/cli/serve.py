@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 from typing import Any
 
 from jaxllm.cli.engine_flags import read_engine_args
+from jaxllm.cli.streams import say
 from jaxllm.config.async_engine_args import AsyncEngineArgs
+from jaxllm.exceptions import EngineDeadError, VLLMValidationError
+from jaxllm.server.arguments import ServerArgs
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -14,29 +18,32 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         "serve",
         help="serve a model over HTTP, as OpenAI's API does",
-        description="Serve a model over HTTP, with OpenAI's API and vLLM's flags.",
+        description="Serve a model over HTTP, with OpenAI's API and vLLM's flags. The port opens when the engine is "
+        "ready; SIGTERM and Ctrl-C end the server, a second one at once.",
+        epilog="Exit status: 0 told to end, 1 the engine has ended by itself, 2 misuse.",
         allow_abbrev=False,
     )
     parser.add_argument("model_tag", metavar="MODEL", nargs="?", help="hub id, folder, or .gguf file")
     parser.add_argument("--config", metavar="FILE.yaml", help="flags and their values; the command line wins")
     AsyncEngineArgs.add_cli_args(parser)
-    _server_args().add_cli_args(parser)
+    ServerArgs.add_cli_args(parser)
     parser.set_defaults(run=run)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to end; returns the exit status."""
+    read_engine_args(args, AsyncEngineArgs)
+    if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "uvloop", "httptools")):
+        message = "the server needs packages of its own: pip install 'jaxllm[serve]'."
+        raise VLLMValidationError(message, parameter="serve")
     import uvloop
 
     from jaxllm.server.run import run_server
 
-    read_engine_args(args)
-    uvloop.run(run_server(args))
+    try:
+        uvloop.run(run_server(args))
+    except EngineDeadError as error:
+        say(f"jaxllm: error: {error}")
+        return 1
     return 0
-
-
-def _server_args() -> Any:
-    from jaxllm.server.arguments import ServerArgs
-
-    return ServerArgs

@@ -38,6 +38,11 @@ def core_timeouts() -> tuple[float, float]:
     return _seconds("JAXLLM_STEP_TIMEOUT", 300.0), _seconds("JAXLLM_SILENCE_TIMEOUT", 30.0)
 
 
+def api_key() -> str | None:
+    """Return JAXLLM_API_KEY, a key that a server takes; None if it is unset or empty."""
+    return os.environ.get("JAXLLM_API_KEY") or None
+
+
 def uses_core_process() -> bool:
     """Say whether the engine core of an `LLM` gets a process of its own: JAXLLM_ENABLE_V1_MULTIPROCESSING is "1".
 

@@ -6,11 +6,17 @@ import argparse
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
 from jaxllm.config.vllm_config import VllmConfig
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.server import routes_openai, routes_operations
 from jaxllm.server.arguments import ServerArgs
+from jaxllm.server.auth import Authentication, KeyChecker, read_keys
+from jaxllm.server.endpoint import Reply
+from jaxllm.server.errors import make_error
 from jaxllm.server.serving_chat import OpenAIServingChat
 from jaxllm.server.serving_models import OpenAIServingModels
 from jaxllm.server.state import ServerLoad, ServerState
@@ -23,7 +29,19 @@ def build_app(args: argparse.Namespace) -> FastAPI:
     app = FastAPI(title="jaxllm", version=__version__, root_path="")
     app.state.args, app.state.server_args = args, server_args
     app.router.routes += [*routes_openai.routes(server_args), *routes_operations.routes(server_args)]
+    app.add_exception_handler(HTTPException, _answer_http_error)
+    keys = read_keys(server_args)
+    if keys:
+        app.add_middleware(Authentication, checker=KeyChecker(keys))
     return app
+
+
+async def _answer_http_error(_request: Request, error: Exception) -> Response:
+    """Answer in OpenAI's form where no route is, or not for this method."""
+    assert isinstance(error, HTTPException)
+    reply = Reply.error(make_error(error.status_code, str(error.detail)))
+    assert isinstance(reply.body, bytes)
+    return Response(reply.body, reply.status, dict(error.headers or {}), media_type="application/json")
 
 
 async def init_app_state(

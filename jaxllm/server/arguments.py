@@ -10,12 +10,12 @@ import dataclasses
 from typing import Any, Self
 
 from jaxllm.config.kinds import Choice, Integer, Json, Names, Number, Switch, Text, add_flags, argument, check_fields
+from jaxllm.params.checks import INT32_MAX
 from jaxllm.text.chat import CONTENT_FORMATS
 
 _FRONTEND = "Frontend"
 _CHAT = "Frontend: chat"
 _LIMITS = "Frontend: limits"
-_TLS = "Frontend: TLS"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -27,6 +27,9 @@ class ServerArgs:
     uds: str | None = argument(None, Text(), _FRONTEND, "path of a Unix socket to listen on instead of host and port")
     api_key: list[str] | None = argument(None, Names("KEY"), _FRONTEND, "keys, one of which each request must bring")
     api_key_file: str | None = argument(None, Text(), _FRONTEND, "file with keys, one per line")
+    max_body_size: int = argument(
+        32 * 2**20, Integer(1024, INT32_MAX, sized=True), _LIMITS, "most bytes of a request's body"
+    )
 
     chat_template_content_format: str = argument(
         "auto", Choice(CONTENT_FORMATS), _CHAT, "how templates get a message's content: auto looks what they expect"

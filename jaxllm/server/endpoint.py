@@ -17,9 +17,13 @@ from jaxllm.server.state import ServerState
 type Scope = dict[str, Any]
 type Receive = Callable[[], Awaitable[dict[str, Any]]]
 type Send = Callable[[dict[str, Any]], Awaitable[None]]
+type ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
+BODY_SECONDS = 60.0
+"""A body has to have come within this time."""
+MAX_LENGTH_DIGITS = 18
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -73,9 +77,9 @@ class Endpoint:
         try:
             if self._takes_json:
                 _check_json(headers)
-            body = await _read(receive)
+            body = await _read(receive, headers, state.server_args.max_body_size)
         except RequestFailedError as error:
-            await _send(Reply.error(error), send)
+            await send_reply(Reply.error(error), send)
             return
         except ConnectionError:
             return
@@ -96,10 +100,11 @@ class Endpoint:
             reply = await self._handler(call)
         except Exception as error:  # noqa: BLE001 - each has an answer
             reply = Reply.error(error)
-        await _send(reply, send)
+        await send_reply(reply, send)
 
 
-async def _send(reply: Reply, send: Send) -> None:
+async def send_reply(reply: Reply, send: Send) -> None:
+    """Send an answer, the pieces of a stream as they come."""
     headers = [(b"content-type", reply.content_type), *reply.headers]
     if isinstance(reply.body, bytes):
         headers.append((b"content-length", str(len(reply.body)).encode()))
@@ -113,16 +118,38 @@ async def _send(reply: Reply, send: Send) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _read(receive: Receive) -> bytes:
-    """Return the body. Raises ConnectionError if the client leaves before its end."""
+async def _read(receive: Receive, headers: dict[bytes, bytes], limit: int) -> bytes:
+    """Return the body. Raises RequestFailedError, 413, for one of more than `limit` bytes before all of it has come,
+    408 for one that takes too long, and ConnectionError if the client leaves before its end.
+    """
+    length = headers.get(b"content-length", b"")
+    if length.isdigit() and (len(length) > MAX_LENGTH_DIGITS or int(length) > limit):
+        raise _too_large(limit)
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await _read_pieces(receive, limit)
+    except TimeoutError:
+        raise RequestFailedError(HTTPStatus.REQUEST_TIMEOUT, "The body has not come in time.") from None
+
+
+async def _read_pieces(receive: Receive, limit: int) -> bytes:
     pieces: list[bytes] = []
+    size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ConnectionError("the client has left")
         pieces.append(message.get("body", b""))
+        size += len(pieces[-1])
+        if size > limit:
+            raise _too_large(limit)
         if not message.get("more_body", False):
             return b"".join(pieces)
+
+
+def _too_large(limit: int) -> RequestFailedError:
+    message = f"The body is larger than {limit} bytes, the most that this server takes (--max-body-size)."
+    return RequestFailedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
 
 
 async def _wait_disconnect(receive: Receive) -> None:

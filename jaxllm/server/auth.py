@@ -1,0 +1,100 @@
+"""Keys: each request must bring one of the server's, but to the few routes that say nothing of the model's users."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+from http import HTTPStatus
+from pathlib import Path
+
+from jaxllm.config.environment import api_key
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.server.arguments import ServerArgs
+from jaxllm.server.endpoint import ASGIApp, Receive, Reply, Scope, Send, send_reply
+from jaxllm.server.errors import make_error
+
+OPEN_PATHS = frozenset({"/health", "/livez", "/ping", "/version"})
+"""These paths, written exactly so, need no key."""
+MAX_FILE = 1 << 20
+
+
+class KeyChecker:
+    """This knows the server's keys, as digests."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    def accepts(self, token: bytes) -> bool:
+        """Say whether a token is one of the keys; how long that takes does not tell how near it is."""
+        digest = _digest(token)
+        is_known = False
+        for each in self._digests:  # all of them, whichever it is
+            is_known |= hmac.compare_digest(each, digest)
+        return is_known
+
+    def accepts_header(self, authorization: bytes) -> bool:
+        """Say whether the value of an Authorization header, "Bearer KEY", brings one of the keys."""
+        scheme, _, token = authorization.partition(b" ")
+        return scheme.lower() == b"bearer" and self.accepts(token.strip())
+
+
+class Authentication:
+    """An ASGI application around another: it lets requests in that bring a key.
+
+    What is open is decided on the path as it was sent, before anything rewrites it: a path that is not in the list,
+    spelled however, needs a key.
+    """
+
+    def __init__(self, app: ASGIApp, checker: KeyChecker) -> None:
+        self._app, self._checker = app, checker
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand a request on, or answer 401."""
+        if scope["type"] == "http" and not self._is_open(scope):
+            headers = [value for name, value in scope["headers"] if name == b"authorization"]
+            if len(headers) != 1 or not self._checker.accepts_header(headers[0]):
+                refusal = Reply.error(
+                    make_error(HTTPStatus.UNAUTHORIZED, "A key is needed: Authorization: Bearer KEY.")
+                )
+                await send_reply(refusal._replace(headers=((b"www-authenticate", b"Bearer"),)), send)
+                return
+        await self._app(scope, receive, send)
+
+    @staticmethod
+    def _is_open(scope: Scope) -> bool:
+        path = scope.get("raw_path", b"").partition(b"?")[0].decode("latin-1")
+        return path in OPEN_PATHS and scope["path"] in OPEN_PATHS and not scope.get("root_path")
+
+
+def read_keys(args: ServerArgs) -> list[str]:
+    """Return the keys of --api-key, of --api-key-file and of JAXLLM_API_KEY, none twice.
+
+    Raises VLLMValidationError for a file that cannot be read or has none.
+    """
+    keys = [*(args.api_key or ()), *_read_file(args.api_key_file)]
+    environment = api_key()
+    if environment is not None:
+        keys.append(environment)
+    return list(dict.fromkeys(keys))
+
+
+def _read_file(name: str | None) -> list[str]:
+    if name is None:
+        return []
+    try:
+        with Path(name).expanduser().open(encoding="utf-8") as file:
+            text = file.read(MAX_FILE)
+    except (OSError, RuntimeError, ValueError) as error:
+        message = f"api_key_file={name!r} cannot be read: {error}."
+        raise VLLMValidationError(message, parameter="api_key_file", value=name) from error
+    lines = [line.strip() for line in text.splitlines()]
+    keys = [line for line in lines if line and not line.startswith("#")]
+    if not keys:
+        message = f"api_key_file={name!r} has no keys: write one on each line."
+        raise VLLMValidationError(message, parameter="api_key_file", value=name)
+    return keys
+
+
+def _digest(token: bytes) -> bytes:
+    return hashlib.sha256(token).digest()
