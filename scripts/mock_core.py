@@ -163,6 +163,10 @@ class MockCore:
         """Forget all requests."""
         self._streams.clear()
 
+    def drop(self) -> None:
+        """Do as `shutdown` does."""
+        self.shutdown()
+
     def _advance(self, stream: _Stream) -> EngineCoreOutput:
         request, num_before = stream.request, stream.num_tokens
         token_id = self._tokens[(stream.place + num_before) % len(self._tokens)]

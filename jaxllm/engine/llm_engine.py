@@ -42,7 +42,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         self._home = engines_home()
         self._lock = FairLock()
         self._core = core
-        weakref.finalize(self, _release, self._home, core)
+        weakref.finalize(self, _drop, self._home, core)
 
     @classmethod
     @lasting_interrupts()
@@ -274,10 +274,10 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         """Release the device; may be called twice. In a forked child nothing is done."""
         if self._home.is_here:
             with self._lock.take():
-                _release(self._home, self._core)
+                self._core.shutdown()
 
 
-def _release(home: Home, core: CoreClient) -> None:
-    """End an engine in its own process: of what a forked child has of it, nothing can be ended there."""
+def _drop(home: Home, core: CoreClient) -> None:
+    """End an engine that nobody holds in its own process: of what a forked child has of it, nothing can be ended."""
     if home.is_here:
-        core.shutdown()
+        core.drop()

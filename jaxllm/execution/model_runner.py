@@ -127,8 +127,12 @@ class ModelRunner:
         """Wait until every program is compiled. Rare ones on disk are loaded by the step that wants one."""
         self.programs.wait()
 
+    def begin_shutdown(self) -> None:
+        """Stop compiling ahead, without waiting for what is being compiled."""
+        self.programs.begin_stop()
+
     def shutdown(self) -> None:
-        """Stop compiling ahead."""
+        """Stop compiling ahead, and wait for what is being compiled."""
         self.programs.stop()
 
     def _build(self, plan: StepPlan, masks: Sequence[RowMask | None], shape: BatchShape) -> StepInputs:

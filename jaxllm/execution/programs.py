@@ -115,6 +115,11 @@ class Programs[Key: Hashable]:
     def __len__(self) -> int:
         return len(self._done)
 
+    def begin_stop(self) -> None:
+        """Compile nothing further ahead; do not wait for those being compiled. The thread that compiles may call it."""
+        self._is_stopped = True
+        self._wake.set()
+
     def stop(self) -> None:
         """Compile nothing further ahead, and wait for those being compiled. May be called twice.
 
@@ -122,16 +127,12 @@ class Programs[Key: Hashable]:
         """
         if not self._home.is_here:
             return
-        self._is_stopped = True
-        self._wake.set()
+        self.begin_stop()
         with self._waiting:
             pass
         if self._thread is not None:
             self._has_ended.wait()  # Python 3.12 takes a thread for ended whose join was interrupted
             self._thread.join()
-        atexit.unregister(
-            self._stop_at_exit
-        )  # and not before: who is interrupted while waiting here waits again at exit
 
     def _stop_at_exit(self) -> None:
         """Stop, or end the process at once if that is interrupted, as Ctrl-C ends one that does not handle it."""
@@ -148,6 +149,8 @@ class Programs[Key: Hashable]:
             self._run_ahead()
         finally:
             self._has_ended.set()
+            # And not before: a process whose `stop` was interrupted waits again when it exits.
+            atexit.unregister(self._stop_at_exit)
 
     def _run_ahead(self) -> None:
         while (task := self._next()) is not None:

@@ -156,6 +156,9 @@ class FakeCore:
         self.num_shutdowns += 1
         self._profiler.close()
 
+    def drop(self) -> None:
+        self.shutdown()
+
     def _advance(self, request: EngineCoreRequest) -> EngineCoreOutput:
         out = self._outputs[request.request_id]
         token_id = self._script(request)[len(out)]
@@ -284,6 +287,9 @@ class BytesClient:
 
     def shutdown(self) -> None:
         self._core.shutdown()
+
+    def drop(self) -> None:
+        self._core.drop()
 
     def _tell(self, message: ToCore) -> None:
         self._inbox.put(message)

@@ -41,6 +41,9 @@ class FakeRunner:
     def warm_up(self) -> None:
         """Do nothing: there is nothing to compile."""
 
+    def begin_shutdown(self) -> None:
+        pass
+
     def shutdown(self) -> None:
         """Do nothing: there is nothing to stop."""
 

@@ -203,12 +203,19 @@ class EngineCore:
 
     def shutdown(self) -> None:
         """End all requests, stop background work, free parameters and KV cache. May be called twice."""
+        runner = self._runner
+        self.drop()
+        if runner is not None:
+            runner.shutdown()
+
+    def drop(self) -> None:
+        """Do as `shutdown` does, but do not wait for what is being compiled."""
         if self._runner is None:
             return
         try:
             self._profiler.close()
         finally:
-            self._runner.shutdown()
+            self._runner.begin_shutdown()
             self._runner = self._in_flight = None
             self._abandon(RequestError("internal", "The engine was shut down."))
 

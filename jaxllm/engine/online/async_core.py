@@ -38,7 +38,7 @@ class AsyncCore:
         self._watching: asyncio.TimerHandle | None = None
         self._reading: asyncio.Handle | None = None
         """The next turn's reading, while there are messages."""
-        self._finalizer = weakref.finalize(self, _release, engines_home(), remote)
+        self._finalizer = weakref.finalize(self, _drop, engines_home(), remote)
 
     @property
     def dead_error(self) -> EngineDeadError | None:
@@ -206,7 +206,7 @@ class AsyncCore:
                 future.set_exception(copy.copy(error))
 
 
-def _release(home: Any, remote: RemoteCore) -> None:
+def _drop(home: Any, remote: RemoteCore) -> None:
     """End the core of an engine that nobody holds any more; of what a forked child has of it, nothing can be ended."""
     if home.is_here:
-        remote.shutdown()
+        remote.drop()

@@ -252,6 +252,10 @@ class RemoteCore:
             self.begin_shutdown()
             self.finish_shutdown(timeout)
 
+    def drop(self) -> None:
+        """End the core as `shutdown` does, which waits for KILL_SECONDS at most."""
+        self.shutdown()
+
     def begin_shutdown(self) -> None:
         """Tell the core to end, without waiting; every call raises EngineDeadError from now on."""
         self.is_closed = True

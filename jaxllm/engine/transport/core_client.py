@@ -56,6 +56,12 @@ class Core(Protocol):
         """Release the device; may be called twice."""
         ...
 
+    def drop(self) -> None:
+        """Do as `shutdown` does for a garbage collection, which may run in a thread that this would wait for: a wait
+        has a limit.
+        """
+        ...
+
 
 class CoreClient(Core, Protocol):
     """A core as its front end sees it."""
@@ -141,3 +147,7 @@ class InprocClient:
     def shutdown(self) -> None:
         """Release the device; may be called twice."""
         self._core.shutdown()
+
+    def drop(self) -> None:
+        """Release the device without waiting for what is being compiled."""
+        self._core.drop()
