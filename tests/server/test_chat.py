@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import time
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from jaxllm.engine.async_llm import AsyncLLM
+from tests.async_engine.support import metric
 from tests.server.support import Answer, Served
 
 PATH = "/v1/chat/completions"
@@ -193,17 +195,17 @@ def test_ids_are_the_clients_only_if_well_formed(mock_server: Served) -> None:
 
 
 def test_a_client_that_leaves_ends_its_request(mock: AsyncLLM, mock_server: Served) -> None:
+    before = metric(mock, "request_success", finished_reason="abort")
     connection = http.client.HTTPConnection("127.0.0.1", mock_server.port, timeout=30)
-    body = json.dumps(BASE | {"stream": True, "max_tokens": 30, "min_tokens": 30})
-    connection.request("POST", PATH, body, {"content-type": "application/json"})
-    response = connection.getresponse()
-    assert response.readline().startswith(b"data: ")
-    response.close()
-    connection.close()
+    body = json.dumps(BASE | {"stream": True, "max_tokens": 450, "min_tokens": 450})
+    with contextlib.closing(connection):
+        connection.request("POST", PATH, body, {"content-type": "application/json"})
+        with connection.getresponse() as response:
+            assert response.readline().startswith(b"data: ")
     deadline = time.monotonic() + 10
     while mock.front.outputs.num_unfinished_requests and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert mock.front.outputs.num_unfinished_requests == 0
+    assert metric(mock, "request_success", finished_reason="abort") == before + 1
 
 
 def test_beams(mock_server: Served) -> None:
