@@ -18,6 +18,7 @@ from jaxllm.server.auth import Authentication, KeyChecker, read_keys
 from jaxllm.server.endpoint import Reply
 from jaxllm.server.errors import make_error
 from jaxllm.server.serving_chat import OpenAIServingChat
+from jaxllm.server.serving_completion import OpenAIServingCompletion
 from jaxllm.server.serving_models import OpenAIServingModels
 from jaxllm.server.state import ServerLoad, ServerState
 from jaxllm.version import __version__
@@ -55,3 +56,6 @@ async def init_app_state(
         vllm_config.model_config, getattr(args, "served_model_name", None)
     )
     state.openai_serving_chat = OpenAIServingChat(engine_client, state.openai_serving_models, state.server_args)
+    state.openai_serving_completion = OpenAIServingCompletion(
+        engine_client, state.openai_serving_models, state.server_args
+    )

@@ -7,6 +7,7 @@ from starlette.routing import Route
 from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.endpoint import EVENT_STREAM, Call, Endpoint, Reply
 from jaxllm.server.protocol.chat import CHAT_REFUSED, ChatCompletionRequest
+from jaxllm.server.protocol.completion import COMPLETION_REFUSED, CompletionRequest
 from jaxllm.server.protocol.decoding import decode
 from jaxllm.server.sse import EventStream
 
@@ -17,6 +18,7 @@ def routes(args: ServerArgs) -> list[Route]:
     return [
         Route("/v1/models", Endpoint(show_models, takes_json=False), methods=["GET"]),
         Route("/v1/chat/completions", Endpoint(answer_chat), methods=["POST"]),
+        Route("/v1/completions", Endpoint(answer_completion), methods=["POST"]),
     ]
 
 
@@ -29,4 +31,11 @@ async def answer_chat(call: Call) -> Reply:
     """Answer a chat completion."""
     request = decode(call.body, ChatCompletionRequest, CHAT_REFUSED)
     answer = await call.state.openai_serving_chat.answer(request, call.request_id, call.client_request_id)
+    return Reply(answer, content_type=EVENT_STREAM) if isinstance(answer, EventStream) else Reply.json(answer)
+
+
+async def answer_completion(call: Call) -> Reply:
+    """Answer a text completion."""
+    request = decode(call.body, CompletionRequest, COMPLETION_REFUSED)
+    answer = await call.state.openai_serving_completion.answer(request, call.request_id, call.client_request_id)
     return Reply(answer, content_type=EVENT_STREAM) if isinstance(answer, EventStream) else Reply.json(answer)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from jaxllm.engine.async_llm import AsyncLLM
     from jaxllm.server.arguments import ServerArgs
     from jaxllm.server.serving_chat import OpenAIServingChat
+    from jaxllm.server.serving_completion import OpenAIServingCompletion
     from jaxllm.server.serving_models import OpenAIServingModels
 
 
@@ -23,6 +24,7 @@ class ServerState:
     vllm_config: VllmConfig
     openai_serving_models: OpenAIServingModels
     openai_serving_chat: OpenAIServingChat
+    openai_serving_completion: OpenAIServingCompletion
     load: ServerLoad
 
 

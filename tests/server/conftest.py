@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from jaxllm import LLM
 from jaxllm.engine.async_llm import AsyncLLM
 from tests.async_engine.support import mock_llm, tiny_args
 from tests.e2e.tiny_tokenizer import save_tokenizer
@@ -38,9 +39,16 @@ def mock_server(mock: AsyncLLM) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="session")
+def offline(tokenizer: str) -> Iterator[LLM]:
+    """Return the tiny model in the caller's thread; its values are the served one's to the bit."""
+    with LLM.from_engine_args(tiny_args(tokenizer, chat_template=TEMPLATE, batch_invariant=True)) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="session")
 def tiny(tokenizer: str) -> Iterator[AsyncLLM]:
     """Return an engine with a real, tiny model, whose core is a thread."""
-    args = tiny_args(tokenizer, chat_template=TEMPLATE)
+    args = tiny_args(tokenizer, chat_template=TEMPLATE, batch_invariant=True)
     with AsyncLLM.from_engine_args(args, disable_frontend_multiprocessing=True) as llm:
         yield llm
 

@@ -10,8 +10,6 @@ import pytest
 from jaxllm import LLM, SamplingParams
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.sampling_params import RequestOutputKind
-from tests.async_engine.support import tiny_args
-from tests.server.conftest import TEMPLATE
 from tests.server.support import Served
 from tests.server.test_chat import PATH, joined
 
@@ -21,12 +19,6 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 0.9, "seed": 7, "max_tokens": 8, "n": 2},
     {"temperature": 0.9, "seed": 7, "max_tokens": 8, "stop": ["e", "a"]},
 ]
-
-
-@pytest.fixture(scope="module")
-def offline(tokenizer: str) -> LLM:
-    """Return the same model in the caller's thread."""
-    return LLM.from_engine_args(tiny_args(tokenizer, chat_template=TEMPLATE))
 
 
 @pytest.mark.parametrize("given", KINDS)

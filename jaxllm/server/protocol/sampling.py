@@ -132,9 +132,17 @@ class SamplingFields(msgspec.Struct, kw_only=True):
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None} or None
 
     def sampling_params(
-        self, defaults: Mapping[str, Any], *, max_tokens: int | None, logprobs: int | None
+        self,
+        defaults: Mapping[str, Any],
+        *,
+        max_tokens: int | None,
+        logprobs: int | None,
+        prompt_logprobs: int | None = None,
     ) -> SamplingParams:
-        """Return the engine's params; what the request leaves out is as `defaults` say. Raises VLLMValidationError."""
+        """Return the engine's params; what the request leaves out is as `defaults` say. Raises VLLMValidationError.
+
+        The `prompt_logprobs` given here stand in for those that the request does not ask for by that name.
+        """
         if self.length_penalty != 1.0:
             message = "length_penalty has an effect in a beam search only: leave it out, or set use_beam_search."
             raise VLLMValidationError(message, parameter="length_penalty", value=self.length_penalty)
@@ -154,7 +162,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
             skip_special_tokens=self.skip_special_tokens,
             spaces_between_special_tokens=self.spaces_between_special_tokens,
             logprobs=logprobs,
-            prompt_logprobs=self.prompt_logprobs,
+            prompt_logprobs=prompt_logprobs if self.prompt_logprobs is None else self.prompt_logprobs,
             logprob_token_ids=self.logprob_token_ids,
             logit_bias=_token_biases(self.logit_bias),
             allowed_token_ids=self.allowed_token_ids,
