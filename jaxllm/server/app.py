@@ -17,9 +17,11 @@ from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.auth import Authentication, KeyChecker, read_keys
 from jaxllm.server.endpoint import Reply
 from jaxllm.server.errors import make_error
+from jaxllm.server.openapi import describe
 from jaxllm.server.serving_chat import OpenAIServingChat
 from jaxllm.server.serving_completion import OpenAIServingCompletion
 from jaxllm.server.serving_models import OpenAIServingModels
+from jaxllm.server.serving_tokenization import OpenAIServingTokenization
 from jaxllm.server.state import ServerLoad, ServerState
 from jaxllm.version import __version__
 
@@ -27,11 +29,13 @@ from jaxllm.version import __version__
 def build_app(args: argparse.Namespace) -> FastAPI:
     """Return the application of a command line, as yet without an engine: `init_app_state` gives it one."""
     server_args = ServerArgs.from_cli_args(args)
-    app = FastAPI(title="jaxllm", version=__version__, root_path="")
+    docs: dict[str, Any] = {"openapi_url": None} if server_args.disable_fastapi_docs else {}
+    app = FastAPI(title="jaxllm", version=__version__, root_path="", **docs)
     app.state.args, app.state.server_args = args, server_args
     app.router.routes += [*routes_openai.routes(server_args), *routes_operations.routes(server_args)]
     app.add_exception_handler(HTTPException, _answer_http_error)
     keys = read_keys(server_args)
+    describe(app, has_keys=bool(keys))
     if keys:
         app.add_middleware(Authentication, checker=KeyChecker(keys))
     return app
@@ -59,3 +63,4 @@ async def init_app_state(
     state.openai_serving_completion = OpenAIServingCompletion(
         engine_client, state.openai_serving_models, state.server_args
     )
+    state.openai_serving_tokenization = OpenAIServingTokenization(state.openai_serving_chat, state.server_args)

@@ -24,6 +24,7 @@ class ServerArgs:
 
     host: str | None = argument(None, Text(), _FRONTEND, "address to listen on; by default all of this machine's")
     port: int = argument(8000, Integer(0, 65535), _FRONTEND, "port; 0 takes any that is free, and says which")
+    disable_fastapi_docs: bool = argument(False, Switch(), _FRONTEND, "have neither /docs nor /redoc nor /openapi.json")
     uds: str | None = argument(None, Text(), _FRONTEND, "path of a Unix socket to listen on instead of host and port")
     api_key: list[str] | None = argument(None, Names("KEY"), _FRONTEND, "keys, one of which each request must bring")
     api_key_file: str | None = argument(None, Text(), _FRONTEND, "file with keys, one per line")
@@ -38,6 +39,9 @@ class ServerArgs:
         {}, Json(), _CHAT, "variables of the chat template, as JSON; a request's chat_template_kwargs go over them"
     )
     trust_request_chat_template: bool = argument(False, Switch(), _CHAT, "run chat templates that requests bring")
+    enable_tokenizer_info_endpoint: bool = argument(
+        False, Switch(), _CHAT, "show the tokenizer, chat template included, at /tokenizer_info"
+    )
     sse_ping_interval: float = argument(
         15.0, Number(0.0, 3600.0), _CHAT, "seconds between comments in a stream that has no token yet; 0 for none"
     )

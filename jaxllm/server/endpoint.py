@@ -68,6 +68,9 @@ class Endpoint:
 
     def __init__(self, handler: Callable[[Call], Awaitable[Reply]], *, takes_json: bool = True) -> None:
         self._handler, self._takes_json = handler, takes_json
+        self.name = getattr(handler, "__name__", "")
+        self.summary = (handler.__doc__ or "").partition("\n")[0].rstrip(".")
+        """What the route does, for its users."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""

@@ -9,6 +9,7 @@ from jaxllm.server.endpoint import EVENT_STREAM, Call, Endpoint, Reply
 from jaxllm.server.protocol.chat import CHAT_REFUSED, ChatCompletionRequest
 from jaxllm.server.protocol.completion import COMPLETION_REFUSED, CompletionRequest
 from jaxllm.server.protocol.decoding import decode
+from jaxllm.server.protocol.tokenization import TOKENIZE_REFUSED, DetokenizeRequest, TokenizeRequest
 from jaxllm.server.sse import EventStream
 
 
@@ -19,6 +20,9 @@ def routes(args: ServerArgs) -> list[Route]:
         Route("/v1/models", Endpoint(show_models, takes_json=False), methods=["GET"]),
         Route("/v1/chat/completions", Endpoint(answer_chat), methods=["POST"]),
         Route("/v1/completions", Endpoint(answer_completion), methods=["POST"]),
+        Route("/tokenize", Endpoint(tokenize), methods=["POST"]),
+        Route("/detokenize", Endpoint(detokenize), methods=["POST"]),
+        Route("/tokenizer_info", Endpoint(show_tokenizer, takes_json=False), methods=["GET"]),
     ]
 
 
@@ -39,3 +43,20 @@ async def answer_completion(call: Call) -> Reply:
     request = decode(call.body, CompletionRequest, COMPLETION_REFUSED)
     answer = await call.state.openai_serving_completion.answer(request, call.request_id, call.client_request_id)
     return Reply(answer, content_type=EVENT_STREAM) if isinstance(answer, EventStream) else Reply.json(answer)
+
+
+async def tokenize(call: Call) -> Reply:
+    """Turn a text, or a conversation, into token ids."""
+    request = decode(call.body, TokenizeRequest, TOKENIZE_REFUSED)
+    return Reply.json(await call.state.openai_serving_tokenization.tokenize(request))
+
+
+async def detokenize(call: Call) -> Reply:
+    """Turn token ids into text."""
+    request = decode(call.body, DetokenizeRequest, {})
+    return Reply.json(await call.state.openai_serving_tokenization.detokenize(request))
+
+
+async def show_tokenizer(call: Call) -> Reply:
+    """Show the tokenizer, where the server was told to."""
+    return Reply.json(call.state.openai_serving_tokenization.info())

@@ -83,7 +83,7 @@ class OpenAIServingChat:
         params = request.sampling_params(defaults, max_tokens=request.most_tokens, logprobs=request.num_logprobs)
         stream = await self.engine_client.add_request(
             request_id,
-            await self._render(request),
+            await self.render(request),
             params,
             tokenization_kwargs=request.tokenization_kwargs(),
             priority=request.priority,
@@ -95,7 +95,7 @@ class OpenAIServingChat:
         inputs, longest = self.engine_client.front.inputs, self.engine_client.model_config.max_model_len
         most = request.most_tokens
         request.beam_search_params(most or 1)  # whose errors come before the work
-        prompt = await self._render(request)
+        prompt = await self.render(request)
         encoded = await asyncio.to_thread(inputs.encode, prompt, request.tokenization_kwargs())
         params = request.beam_search_params(max(1, longest - len(encoded.token_ids)) if most is None else most)
         ids = ParsedPrompt(encoded.text, encoded.token_ids, encoded.salt)
@@ -104,8 +104,8 @@ class OpenAIServingChat:
         raise_if_failed(output)
         return output
 
-    async def _render(self, request: ChatCompletionRequest) -> ParsedPrompt:
-        """Return the conversation as a prompt. Raises VLLMValidationError."""
+    async def render(self, request: ChatCompletionRequest) -> ParsedPrompt:
+        """Return the conversation of a checked request as a prompt. Raises VLLMValidationError."""
         front = self.engine_client.front
         has_own = front.tokenizer is not None and front.tokenizer.parts.chat_template
         if front.tokenizer is None or not (request.chat_template or front.ready.chat_template or has_own):

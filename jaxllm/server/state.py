@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from jaxllm.server.serving_chat import OpenAIServingChat
     from jaxllm.server.serving_completion import OpenAIServingCompletion
     from jaxllm.server.serving_models import OpenAIServingModels
+    from jaxllm.server.serving_tokenization import OpenAIServingTokenization
 
 
 class ServerState:
@@ -25,6 +26,7 @@ class ServerState:
     openai_serving_models: OpenAIServingModels
     openai_serving_chat: OpenAIServingChat
     openai_serving_completion: OpenAIServingCompletion
+    openai_serving_tokenization: OpenAIServingTokenization
     load: ServerLoad
 
 

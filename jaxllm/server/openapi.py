@@ -1,0 +1,97 @@
+"""The OpenAPI document: the routes that FastAPI does not know have theirs from the types that they decode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from starlette.routing import Route
+
+from jaxllm.server.endpoint import Endpoint
+from jaxllm.server.errors import ErrorResponse
+from jaxllm.server.protocol.chat import (
+    ChatCompletionRequest,
+    ChatCompletionResponse,
+    ChatCompletionStreamResponse,
+)
+from jaxllm.server.protocol.completion import CompletionRequest, CompletionResponse, CompletionStreamResponse
+from jaxllm.server.protocol.tokenization import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+    TokenizerInfo,
+)
+from jaxllm.server.serving_models import ModelList
+
+REFERENCE = "#/components/schemas/{name}"
+
+
+class Types(NamedTuple):
+    """What a route takes and gives."""
+
+    response: Any
+    request: Any = None
+    event: Any = None
+    """One event of the stream that the route gives instead, where it can."""
+
+
+TYPES: Mapping[str, Types] = {
+    "/v1/chat/completions": Types(ChatCompletionResponse, ChatCompletionRequest, ChatCompletionStreamResponse),
+    "/v1/completions": Types(CompletionResponse, CompletionRequest, CompletionStreamResponse),
+    "/v1/models": Types(ModelList),
+    "/tokenize": Types(TokenizeResponse, TokenizeRequest),
+    "/detokenize": Types(DetokenizeResponse, DetokenizeRequest),
+    "/tokenizer_info": Types(TokenizerInfo),
+}
+"""The types by the routes' paths; other routes are named with what they are for."""
+
+
+def describe(app: FastAPI, *, has_keys: bool) -> None:
+    """Let `app.openapi` describe every route that the application has when it is first asked."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _document(app, has_keys=has_keys)
+        return app.openapi_schema
+
+    app.openapi = openapi
+
+
+def _document(app: FastAPI, *, has_keys: bool) -> dict[str, Any]:
+    document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    kinds = [ErrorResponse, *(kind for types in TYPES.values() for kind in types if kind is not None)]
+    schemas, components = msgspec.json.schema_components(kinds, ref_template=REFERENCE)
+    reference = dict(zip(kinds, schemas, strict=True))
+    document.setdefault("components", {}).setdefault("schemas", {}).update(components)
+    for route in app.routes:
+        if isinstance(route, Route) and isinstance(route.endpoint, Endpoint):
+            operation = _operation(route.path, route.endpoint, reference.__getitem__)
+            methods = sorted((route.methods or set()) - {"HEAD"})
+            document["paths"][route.path] = {method.lower(): operation for method in methods}
+    if has_keys:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"key": []}]
+    return document
+
+
+def _operation(path: str, endpoint: Endpoint, schema: Callable[[Any], Any]) -> dict[str, Any]:
+    types = TYPES.get(path)
+    found: dict[str, Any] = {"description": "Successful Response"}
+    operation: dict[str, Any] = {"summary": endpoint.summary, "operationId": endpoint.name}
+    if types is not None:
+        content = {"application/json": {"schema": schema(types.response)}}
+        if types.event is not None:
+            content["text/event-stream"] = {"schema": schema(types.event)}
+        found["content"] = content
+        if types.request is not None:
+            body = {"application/json": {"schema": schema(types.request)}}
+            operation["requestBody"] = {"required": True, "content": body}
+    failed = {
+        "description": "An error in OpenAI's form",
+        "content": {"application/json": {"schema": schema(ErrorResponse)}},
+    }
+    return {**operation, "responses": {"200": found, "default": failed}}

@@ -1,0 +1,84 @@
+"""Tokenization by itself: texts and conversations become token ids, and ids become text again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.server.protocol.chat import ChatCompletionRequest
+
+TOKENIZE_REFUSED: Mapping[str, str] = {
+    "tools": "no tools are called yet",
+    "mm_processor_kwargs": "models here read text alone",
+}
+"""Fields that would change the ids and that have no meaning here."""
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """What `/tokenize` takes: a prompt, or the messages of a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    """By default a text gets them, and a conversation has those that its template writes."""
+    return_token_strs: bool | None = False
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def check(self) -> None:
+        """Raise VLLMValidationError unless there is a prompt, or a conversation, but not both."""
+        if (self.prompt is None) == (self.messages is None):
+            raise VLLMValidationError("give either prompt or messages.", parameter="prompt")
+
+    def chat(self) -> ChatCompletionRequest:
+        """Return the request whose prompt the conversation would be."""
+        return ChatCompletionRequest(
+            messages=self.messages or [],
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+            chat_template=self.chat_template,
+            chat_template_kwargs=self.chat_template_kwargs,
+        )
+
+
+class TokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The token ids of a text."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+    """The tokens' texts, if they were asked for."""
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """What `/detokenize` takes."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+class DetokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The text of token ids, special tokens included."""
+
+    prompt: str
+
+
+class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is to know of the tokenizer."""
+
+    vocab_size: int
+    """The number of token ids that have a text; the model may have more."""
+    eos_token_id: int | None
+    special_tokens: dict[str, str]
+    """The special tokens' texts by their names, as "bos_token"."""
+    added_tokens: dict[int, str]
+    truncation_side: str
+    chat_template: str | dict[str, str] | None
+    """The template that conversations are rendered with, or several by their names."""

@@ -1,0 +1,89 @@
+"""Tokens by themselves are those that prompts have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxllm.engine.async_llm import AsyncLLM
+from tests.server.support import Answer, Served, served
+
+MESSAGES = [{"role": "user", "content": "ab"}]
+
+
+def tokenize(server: Served, **given: Any) -> Answer:
+    return server.post("/tokenize", {"model": "tiny", **given})
+
+
+def prompt_ids(server: Served, path: str, **given: Any) -> list[int]:
+    """Return the token ids of a prompt as a completion has seen them."""
+    choice = server.post(path, {"model": "tiny", "max_tokens": 1, "return_token_ids": True, **given}).json
+    return choice.get("prompt_token_ids") or choice["choices"][0]["prompt_token_ids"]
+
+
+@pytest.mark.parametrize("given", [{}, {"add_special_tokens": False}, {"add_special_tokens": True}])
+@pytest.mark.parametrize("text", ["a", "ab c é 😀", "x" * 300])
+def test_ids_are_those_of_a_prompt(mock_server: Served, text: str, given: dict[str, Any]) -> None:
+    answer = tokenize(mock_server, prompt=text, **given).json
+    assert answer["tokens"] == prompt_ids(mock_server, "/v1/completions", prompt=text, **given)
+    assert answer["count"] == len(answer["tokens"])
+    assert answer["max_model_len"] == mock_server.llm.model_config.max_model_len
+    back = mock_server.post("/detokenize", {"tokens": answer["tokens"]}).json
+    assert back["prompt"] == mock_server.llm.front.require_tokenizer().backend.decode(answer["tokens"], False)
+
+
+@pytest.mark.parametrize("given", [{}, {"add_generation_prompt": False}])
+def test_ids_of_a_conversation_are_those_of_its_prompt(mock_server: Served, given: dict[str, Any]) -> None:
+    expected = prompt_ids(mock_server, "/v1/chat/completions", messages=MESSAGES, **given)
+    assert tokenize(mock_server, messages=MESSAGES, **given).json["tokens"] == expected
+
+
+def test_each_token_has_its_text(mock_server: Served) -> None:
+    answer = tokenize(mock_server, prompt="ab c", return_token_strs=True).json
+    assert len(answer["token_strs"]) == answer["count"]
+    assert "".join(answer["token_strs"]).endswith("ab c")
+    assert tokenize(mock_server, prompt="ab c").json["token_strs"] is None
+
+
+def test_nothing_has_no_tokens(mock_server: Served) -> None:
+    assert tokenize(mock_server, prompt="", add_special_tokens=False).json["tokens"] == []
+    assert mock_server.post("/detokenize", {"tokens": []}).json == {"prompt": ""}
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "parameter"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "prompt"),
+        ("/tokenize", {"prompt": 1}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"messages": [{"content": "a"}]}, "messages"),
+        ("/tokenize", {"messages": MESSAGES, "chat_template": "x"}, "chat_template"),
+        ("/tokenize", {"messages": MESSAGES, "tools": []}, "tools"),
+        ("/tokenize", {"prompt": "x" * 1_000_000}, "prompt"),
+        ("/detokenize", {}, None),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": [2**31]}, "tokens"),
+        ("/detokenize", {"tokens": [2**70]}, "tokens"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens"),
+    ],
+)
+def test_r13_bad_requests_name_the_field(
+    mock_server: Served, path: str, given: dict[str, Any], parameter: str | None
+) -> None:
+    answer = mock_server.post(path, given)
+    assert (answer.status, answer.json["error"]["param"]) == (400, parameter), answer.body
+
+
+def test_another_model_is_not_here(mock_server: Served) -> None:
+    assert tokenize(mock_server, model="other", prompt="a").status == 404
+    assert mock_server.post("/detokenize", {"model": "other", "tokens": [1]}).status == 404
+
+
+def test_the_tokenizer_is_shown_where_the_server_was_told_to(mock: AsyncLLM, mock_server: Served) -> None:
+    assert mock_server.get("/tokenizer_info").status == 404
+    with served(mock, "--enable-tokenizer-info-endpoint") as server:
+        info = server.get("/tokenizer_info").json
+    assert info["vocab_size"] == 256
+    assert "message.role" in info["chat_template"]
