@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from jaxllm.engine.async_client import build_async_engine_client
 from jaxllm.engine.async_llm import AsyncLLM
@@ -54,18 +55,24 @@ async def run_server(args: argparse.Namespace, **uvicorn_kwargs: Any) -> None:
     server_args = ServerArgs.from_cli_args(args)
     with contextlib.closing(bind(server_args)) as listener, _unlinked(server_args.uds):
         async with build_async_engine_client(args) as engine:
-            await init_app_state(engine, await engine.get_vllm_config(), app.state, args)
-            settings = {
-                "loop": "uvloop",
-                "http": "httptools",
-                "lifespan": "off",
-                "log_level": "warning",
-                # 0 would be over before connections that rest have closed.
-                "timeout_graceful_shutdown": max(args.shutdown_timeout, LEAST_DRAIN_SECONDS),
-                "backlog": BACKLOG,
-            }
-            server = _Server(uvicorn.Config(app, **(settings | uvicorn_kwargs)))
-            await _serve(server, listener, engine)
+            await serve_engine(engine, app, listener, args, **uvicorn_kwargs)
+
+
+async def serve_engine(
+    engine: AsyncLLM, app: FastAPI, listener: socket.socket, args: argparse.Namespace, **uvicorn_kwargs: Any
+) -> None:
+    """Serve an engine that has started, as `run_server` does; the engine and the listener stay the caller's."""
+    await init_app_state(engine, await engine.get_vllm_config(), app.state, args)
+    settings = {
+        "loop": "uvloop",
+        "http": "httptools",
+        "lifespan": "off",
+        "log_level": "warning",
+        # 0 would be over before connections that rest have closed.
+        "timeout_graceful_shutdown": max(args.shutdown_timeout, LEAST_DRAIN_SECONDS),
+        "backlog": BACKLOG,
+    }
+    await _serve(_Server(uvicorn.Config(app, **(settings | uvicorn_kwargs))), listener, engine)
 
 
 async def _serve(server: _Server, listener: socket.socket, engine: AsyncLLM) -> None:

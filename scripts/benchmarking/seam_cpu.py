@@ -11,6 +11,7 @@ from typing import Any
 
 from mock_core import MockCore, start_mock_process
 
+from benchmarking.servers import cpu_seconds
 from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.engine.front_end.front_end import FrontEnd
@@ -45,11 +46,6 @@ class Sample:
     core_cpu: float
     delays: Sequence[float]
     """The seconds from the end of the core's step to the reader, of each output."""
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of all threads of a process, in seconds; to the nanosecond, unlike /proc's."""
-    return time.clock_gettime((~pid << 3) | 2)  # CPUCLOCK_SCHED of that process, as clock_getcpuclockid makes it
 
 
 def measure_streams(

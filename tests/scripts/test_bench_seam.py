@@ -10,7 +10,8 @@ from typing import Any
 import bench_seam
 import pytest
 from benchmarking import seam
-from benchmarking.seam_cpu import Run, cpu_seconds, measure_streams
+from benchmarking.seam_cpu import Run, measure_streams
+from benchmarking.servers import cpu_seconds
 from benchmarking.worker import Answer, Worker
 
 from tests.models.tiny import folder

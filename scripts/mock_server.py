@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""Serve an engine without a model: `jaxllm serve` in all but its core, which is that of mock_core.py.
+
+    scripts/mock_server.py MODEL [--tokens-per-second N] [THE FLAGS OF jaxllm serve]
+
+The tokenizer, the limits and the HTTP side are a real server's. GET /steps adds when the core has ended its last steps,
+as readings of the system's monotonic clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections import deque
+from typing import Any
+
+import uvloop
+from mock_core import start_mock_process
+
+from jaxllm.config.async_engine_args import AsyncEngineArgs
+from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.admission import Admission
+from jaxllm.messages import EngineCoreOutputs
+from jaxllm.server.app import build_app
+from jaxllm.server.arguments import ServerArgs
+from jaxllm.server.run import bind, serve_engine
+from jaxllm.utils.argparse_utils import FlexibleArgumentParser
+
+KEPT_STEPS = 100_000
+
+
+class TimedLLM(AsyncLLM):
+    """An engine that remembers when its core ended each step."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.steps: deque[float] = deque(maxlen=KEPT_STEPS)
+        super().__init__(*args, **kwargs)
+
+    def _on_outputs(self, step: EngineCoreOutputs) -> None:
+        self.steps.append(step.timestamp)
+        super()._on_outputs(step)
+
+
+async def serve(args: argparse.Namespace) -> None:
+    """Serve until told to end."""
+    engine_args = AsyncEngineArgs.from_cli_args(args)
+    app = build_app(args)
+    with (
+        contextlib.closing(bind(ServerArgs.from_cli_args(args))) as listener,
+        TimedLLM(
+            lambda: start_mock_process(engine_args, tokens_per_second=args.tokens_per_second),
+            admission=Admission(engine_args.max_num_queued_reqs, engine_args.max_num_queued_tokens),
+        ) as engine,
+    ):
+        app.add_api_route("/steps", lambda: list(engine.steps))
+        await serve_engine(engine, app, listener, args)
+
+
+def main() -> int:
+    """Serve until told to end; returns the exit status."""
+    parser = FlexibleArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model_tag", metavar="MODEL")
+    parser.add_argument("--tokens-per-second", type=float, help="of each stream (default: as fast as can be)")
+    AsyncEngineArgs.add_cli_args(parser)
+    ServerArgs.add_cli_args(parser)
+    args = parser.parse_args()
+    args.model = args.model_tag
+    uvloop.run(serve(args))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
