@@ -57,6 +57,7 @@ class MockCore:
 
     is_compiling = False
     is_warm = True
+    num_compiled = 0
 
     def __init__(
         self, tokens: list[int], *, max_num_seqs: int, num_blocks: int, tokens_per_second: float | None = None

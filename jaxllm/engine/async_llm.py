@@ -217,13 +217,13 @@ class AsyncLLM(RefusesMethods, FromArguments, PrefillProgress, TextClient, refus
 
     def get_metrics(self) -> list[Metric]:
         """Return counts and times since the engine's start, as vLLM's metrics."""
-        self.front.metrics.is_warm, self.front.metrics.is_asleep = self._core.remote.is_warm, self._gate.is_sleeping
+        remote, is_asleep = self._core.remote, self._gate.is_sleeping
+        self.front.metrics.on_programs(remote.num_compiled, is_warm=remote.is_warm, is_asleep=is_asleep)
         return self.front.metrics.snapshot()
 
     async def do_log_stats(self) -> None:
         """Log the statistics line now, unless disable_log_stats was given."""
-        if self.front.stats_logger is not None:
-            self.front.stats_logger.log()
+        self.front.stats_logger.log()
 
     async def check_health(self) -> None:
         """Raise EngineDeadError if the core has ended or hangs, RuntimeError while the engine sleeps."""
@@ -247,7 +247,7 @@ class AsyncLLM(RefusesMethods, FromArguments, PrefillProgress, TextClient, refus
         check_bool("reset_running_requests", reset_running_requests)
         check_bool("reset_connector", reset_connector)
         is_reset = await self._call("reset_prefix_cache", reset_running_requests)
-        if is_reset and self.front.stats_logger is not None:
+        if is_reset:
             self.front.stats_logger.forget_hits()
         return is_reset
 
@@ -285,11 +285,12 @@ class AsyncLLM(RefusesMethods, FromArguments, PrefillProgress, TextClient, refus
     async def _wake_up(self) -> None:
         if not self._gate.is_sleeping:
             return
-        core, _ = await asyncio.to_thread(self._start_core)
+        core, front = await asyncio.to_thread(self._start_core)
         if not self._gate.is_sleeping:  # it was shut down meanwhile
             await core.close()
             return
         self._core, self._gate.is_sleeping = core, False
+        self.front.metrics.on_new_core(front.ready.stats)
 
     def _start_core(self) -> tuple[AsyncCore, FrontEnd]:
         """Start a core, in any thread; it ends when nobody holds what is returned, as after a cancelled wake-up."""
@@ -390,8 +391,7 @@ class AsyncLLM(RefusesMethods, FromArguments, PrefillProgress, TextClient, refus
     def _on_outputs(self, step: EngineCoreOutputs) -> None:
         """Hand a step's outputs to their readers."""
         self._core.abort_requests(self._requests.deliver(self.front.outputs.process_outputs(step)))
-        if self.front.stats_logger is not None:
-            self.front.stats_logger.on_step(step.timestamp, step.timestamp)
+        self.front.stats_logger.on_step(step.timestamp, step.timestamp)
 
     def _on_end(self, error: Exception) -> None:
         """End all requests: the core has ended, or an outcome of it was lost."""

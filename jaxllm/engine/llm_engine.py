@@ -173,8 +173,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
             raise
         if processed.aborts:
             self._core.abort_requests(processed.aborts)
-        if self.front.stats_logger is not None:
-            self.front.stats_logger.on_step(started, time.monotonic())
+        self.front.stats_logger.on_step(started, time.monotonic())
         return processed.outputs
 
     def _abort_all(self) -> None:
@@ -214,7 +213,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         check_bool("reset_running_requests", reset_running_requests)
         check_bool("reset_connector", reset_connector)
         is_reset = self._core.reset_prefix_cache(reset_running_requests)
-        if is_reset and self.front.stats_logger is not None:
+        if is_reset:
             self.front.stats_logger.forget_hits()
         return is_reset
 
@@ -239,7 +238,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
     @locked
     def get_metrics(self) -> list[Metric]:
         """Return counts and times since the engine's start, as vLLM's metrics."""
-        self.front.metrics.is_warm = self._core.is_warm
+        self.front.metrics.on_programs(self._core.num_compiled, is_warm=self._core.is_warm)
         return self.front.metrics.snapshot()
 
     @locked
@@ -261,8 +260,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
     @locked
     def do_log_stats(self) -> None:
         """Log the statistics line now, unless disable_log_stats was given."""
-        if self.front.stats_logger is not None:
-            self.front.stats_logger.log()
+        self.front.stats_logger.log()
 
     @lasting_interrupts()
     @locked

@@ -89,6 +89,11 @@ class ModelRunner:
         """Say whether every program is compiled."""
         return self.programs.is_warm
 
+    @property
+    def num_compiled(self) -> int:
+        """Return how many programs were compiled since the start, those found on disk not counted."""
+        return self.programs.num_compiled
+
     @running()
     def run(self, plan: StepPlan, masks: Sequence[RowMask | None]) -> RunningStep:
         """Start a step and return at once, unless its program has yet to be compiled.

@@ -52,7 +52,8 @@ class Programs[Key: Hashable]:
         self._waiting = threading.RLock()
         """The lock is held by a thread that waits for all programs, and compiles those that are missing."""
         self._building: dict[Key, threading.Lock] = {}
-        self._num_compiled = 0
+        self.num_compiled = 0
+        """How many programs were compiled, not loaded."""
         self.is_warm = False
         """True once every program has been compiled ahead or waited for."""
         self.is_awaited = False
@@ -155,13 +156,13 @@ class Programs[Key: Hashable]:
     def _run_ahead(self) -> None:
         while (task := self._next()) is not None:
             key, holds = task
-            started, num_compiled = time.monotonic(), self._num_compiled
+            started, num_compiled = time.monotonic(), self.num_compiled
             try:
                 self._build(key, holds=holds)
             except Exception:
                 # The step that needs it compiles it again and raises to its caller.
                 logger.exception("compiling %s ahead failed", key)
-            if self._num_compiled > num_compiled:
+            if self.num_compiled > num_compiled:
                 self._wake.wait(PAUSE * (time.monotonic() - started))
             self._wake.clear()
         self.is_warm = self.is_warm or not self._is_stopped
@@ -190,7 +191,7 @@ class Programs[Key: Hashable]:
             program = self._load(key)
             if program is None:
                 program = self._compile(key)
-                self._num_compiled += 1
+                self.num_compiled += 1
             if holds or not self._is_kept(key):
                 self._done[key] = program
             else:

@@ -71,7 +71,7 @@ class FakeCore:
         """Sequences that have ended, and whose blocks are kept."""
         self.num_steps = self.num_tokens = self.num_resets = self.num_shutdowns = self.num_blocks_in_use = 0
         self.before_step: Callable[[int], None] = lambda step: None
-        self.is_compiling, self.is_warm = False, True
+        self.is_compiling, self.is_warm, self.num_compiled = False, True, 0
         self._script = script
         self._vocab_size = vocab_size
         self._running = running
@@ -247,10 +247,17 @@ class BytesClient:
 
     @property
     def is_warm(self) -> bool:
+        return self._beat().is_warm
+
+    @property
+    def num_compiled(self) -> int:
+        return self._beat().num_compiled
+
+    def _beat(self) -> Heartbeat:
         self._outbox.send(self._loop.heartbeat())
         beat = decode_from_core(self._outbox.frames.pop())
         assert isinstance(beat, Heartbeat)
-        return beat.is_warm
+        return beat
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self._tell(Add(request))

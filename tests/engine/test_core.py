@@ -33,7 +33,7 @@ class FakeRunner:
         self.events.append(f"launch {plan.step_id}")
         return FakeStep(self, plan)
 
-    is_compiling, is_warm = False, True
+    is_compiling, is_warm, num_compiled = False, True, 0
 
     def reset(self) -> None:
         self.events.append("reset")

@@ -33,7 +33,7 @@ class Clock:
 class TimedRunner:
     """A device that works on one step after another, each for as long as `seconds` says."""
 
-    is_compiling, is_warm = False, True
+    is_compiling, is_warm, num_compiled = False, True, 0
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self.clock, self.seconds = clock, seconds

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 import pytest
 
-from jaxllm.engine.front_end.metrics import PREFIX, EngineMetrics, Histogram, Metric, cache_config_info
+from jaxllm.engine.front_end.metrics import PREFIX, Counter, EngineMetrics, Histogram, Metric, cache_config_info
 from jaxllm.engine.front_end.stats_log import StatsLogger
 from jaxllm.messages import BlockEviction, SchedulerStats
 from jaxllm.sampling_params import SamplingParams
@@ -192,3 +192,19 @@ def test_the_engine_logs_unless_told_not_to(
     assert len(lines) == (0 if disabled else 1)
     assert all("Running: 0 reqs, Waiting: 5 reqs, Deferred: 5 reqs, TPU KV cache usage: 1.0%" in line for line in lines)
     assert engine.reset_prefix_cache()
+
+
+def test_counters_go_on_when_the_core_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
+    """A sleep ends the core, and the next one counts from nothing: a counter that falls looks like a restart."""
+    log = Log(caplog)
+    counts = {"prefix_cache_requests": 3, "prefix_cache_queries": 200, "prefix_cache_hits": 30, "num_preemptions": 7}
+    log.step(10.0, started=0.0, **counts)
+    log.metrics.on_programs(5, is_warm=True)
+    log.metrics.on_new_core(stats())
+    log.metrics.on_programs(1, is_warm=False)
+    log.step(20.0, prefix_cache_requests=1, prefix_cache_queries=100, prefix_cache_hits=60, num_preemptions=1)
+    found = {each.name.removeprefix(PREFIX): each.value for each in log.metrics.snapshot() if isinstance(each, Counter)}
+    expected = {"prefix_cache_queries": 300, "prefix_cache_hits": 90, "num_preemptions": 8, "programs_compiled": 6}
+    assert {name: found[name] for name in expected} == expected
+    assert "Preemptions: 1," in log.lines[-1]
+    assert log.lines[-1].endswith("Prefix cache hit rate: 30.0%")

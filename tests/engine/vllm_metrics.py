@@ -31,6 +31,7 @@ OURS = {
     "num_requests_waiting": Family("Gauge"),
     "num_requests_waiting_by_reason": family("Gauge", "reason", "capacity deferred"),
     "engine_is_warm": Family("Gauge"),  # vLLM, which compiles before it starts, has no such thing
+    "programs_compiled": Family("Counter"),  # nor this
     "engine_sleep_state": family("Gauge", "sleep_state", "awake weights_offloaded discard_all"),
     "kv_cache_usage_perc": Family("Gauge"),
     "cache_config_info": Family("Gauge", CACHE_CONFIG_LABELS),

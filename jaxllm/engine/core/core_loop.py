@@ -83,7 +83,7 @@ class CoreLoop:
         if is_compiling := self._core.is_compiling:
             self._compiled = now
         seconds = 0.0 if began is None else now - max(began, self._compiled)
-        return Heartbeat(seconds, is_compiling, self._core.is_warm)
+        return Heartbeat(seconds, is_compiling, self._core.is_warm, self._core.num_compiled)
 
     @contextlib.contextmanager
     def _work(self) -> Iterator[None]:

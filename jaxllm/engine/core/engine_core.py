@@ -168,6 +168,12 @@ class EngineCore:
         runner = self._runner
         return runner is not None and runner.is_warm
 
+    @property
+    def num_compiled(self) -> int:
+        """Return, to any thread, how many programs were compiled since the start, those found on disk not counted."""
+        runner = self._runner
+        return 0 if runner is None else runner.num_compiled
+
     def num_computed_tokens(self, sequence_id: str) -> int:
         """Return how many of a sequence's tokens are computed; 0 unless it runs."""
         return self._scheduler.num_computed_tokens(sequence_id)

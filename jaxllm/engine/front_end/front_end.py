@@ -36,9 +36,8 @@ class FrontEnd:
             cache_config_info(config),
             has_residency=config.observability_config.kv_cache_metrics,
         )
-        self.stats_logger: StatsLogger | None = None
-        if not config.observability_config.disable_log_stats:
-            self.stats_logger = StatsLogger(self.metrics, config.device_config.device_type)
+        is_on = not config.observability_config.disable_log_stats
+        self.stats_logger = StatsLogger(self.metrics, config.device_config.device_type, is_on=is_on)
         self.inputs = InputProcessor(
             tokenizer, InputLimits.of(ready), ready.generation_config, config.model_config.seed, check_in_core
         )

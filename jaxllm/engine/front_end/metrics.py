@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from jaxllm.messages import BlockEviction, SchedulerStats
 from jaxllm.outputs import RequestStateStats
@@ -150,6 +150,16 @@ def cache_config_info(config: VllmConfig) -> dict[str, str]:
     return {name: str(value) for name, value in info.items()}
 
 
+class CoreCounts(NamedTuple):
+    """What a core counts itself, from its start: after a sleep there is another."""
+
+    preemptions: int
+    prefix_requests: int
+    prefix_queries: int
+    prefix_hits: int
+    compiled: int
+
+
 class EngineMetrics:
     """Holds everything that is counted or timed, in seconds."""
 
@@ -169,6 +179,9 @@ class EngineMetrics:
         """The scheduler's counts after the last step."""
         self.num_deferred = 0
         """The number of requests that wait for a grammar."""
+        self.num_compiled = 0
+        """How many programs were compiled, those found on disk not counted."""
+        self._of_past_cores = CoreCounts(0, 0, 0, 0, 0)
         self.is_warm = self.is_asleep = False
         """Whether every program is compiled, and whether the core was ended by `sleep`."""
         self.rejections: Mapping[str, int] = dict.fromkeys(("max_num_queued_reqs", "max_num_queued_tokens"), 0)
@@ -194,6 +207,17 @@ class EngineMetrics:
             self._observe("iteration_tokens_total", self._num_step_tokens)
         self._num_step_tokens = 0
         self.stats, self.num_deferred = stats, num_deferred
+
+    def on_programs(self, num_compiled: int, *, is_warm: bool, is_asleep: bool = False) -> None:
+        """Take in how many programs the present core has compiled, whether that is all of them, and whether it was
+        ended by `sleep`.
+        """
+        self.num_compiled, self.is_warm, self.is_asleep = num_compiled, is_warm, is_asleep
+
+    def on_new_core(self, stats: SchedulerStats) -> None:
+        """Go on counting with a core that begins at nothing, after a sleep."""
+        self._of_past_cores = self.core_counts()
+        self.stats, self.num_deferred, self.num_compiled = stats, 0, 0
 
     def on_evictions(self, evictions: Sequence[BlockEviction]) -> None:
         """Count stays of content in KV blocks that have ended; there are some with kv_cache_metrics only."""
@@ -267,23 +291,35 @@ class EngineMetrics:
             self._gauge("kv_cache_usage_perc", self.kv_usage()),
         ]
 
+    def core_counts(self) -> CoreCounts:
+        """Return what this core and those before it have counted."""
+        past, stats = self._of_past_cores, self.stats
+        return CoreCounts(
+            past.preemptions + stats.num_preemptions,
+            past.prefix_requests + stats.prefix_cache_requests,
+            past.prefix_queries + stats.prefix_cache_queries,
+            past.prefix_hits + stats.prefix_cache_hits,
+            past.compiled + self.num_compiled,
+        )
+
     def _counters(self) -> list[Metric]:
-        stats, cached = self.stats, self.prompt_tokens_cached
+        counts, cached = self.core_counts(), self.prompt_tokens_cached
         return [
-            self._counter("prefix_cache_queries", stats.prefix_cache_queries),
-            self._counter("prefix_cache_hits", stats.prefix_cache_hits),
+            self._counter("prefix_cache_queries", counts.prefix_queries),
+            self._counter("prefix_cache_hits", counts.prefix_hits),
             # No other machine's KV cache is asked, and no inputs are multimodal.
             self._counter("external_prefix_cache_queries", 0),
             self._counter("external_prefix_cache_hits", 0),
             self._counter("mm_cache_queries", 0),
             self._counter("mm_cache_hits", 0),
-            self._counter("num_preemptions", stats.num_preemptions),
+            self._counter("num_preemptions", counts.preemptions),
+            self._counter("programs_compiled", counts.compiled),
             self._counter("prompt_tokens", self.prompt_tokens),
             self._counter("prompt_tokens_by_source", self.prompt_tokens - cached, source="local_compute"),
             self._counter("prompt_tokens_by_source", cached, source="local_cache_hit"),
             self._counter("prompt_tokens_by_source", 0, source="external_kv_transfer"),
             self._counter("prompt_tokens_cached", cached),
-            self._counter("prompt_tokens_cached_by_source", stats.prefix_cache_hits, source="device"),
+            self._counter("prompt_tokens_cached_by_source", counts.prefix_hits, source="device"),
             # KV blocks are on the device only.
             *(
                 self._counter("prompt_tokens_cached_by_source", 0, source=source)

@@ -6,8 +6,7 @@ import logging
 from collections import deque
 from typing import NamedTuple
 
-from jaxllm.engine.front_end.metrics import EngineMetrics
-from jaxllm.messages import SchedulerStats
+from jaxllm.engine.front_end.metrics import CoreCounts, EngineMetrics
 
 logger = logging.getLogger("jaxllm")
 
@@ -23,7 +22,7 @@ class _Totals(NamedTuple):
     @classmethod
     def of(cls, metrics: EngineMetrics) -> _Totals:
         computed = metrics.prompt_tokens - metrics.prompt_tokens_cached
-        return cls(computed, metrics.generation_tokens, metrics.stats.num_preemptions)
+        return cls(computed, metrics.generation_tokens, metrics.core_counts().preemptions)
 
 
 class _RecentHits:
@@ -36,9 +35,9 @@ class _RecentHits:
         self._steps: deque[tuple[int, int, int]] = deque()
         """The same counts for each of the last steps that looked tokens up, oldest first."""
 
-    def observe(self, stats: SchedulerStats) -> None:
+    def observe(self, counts: CoreCounts) -> None:
         before = self._total
-        self._total = stats.prefix_cache_requests, stats.prefix_cache_queries, stats.prefix_cache_hits
+        self._total = counts.prefix_requests, counts.prefix_queries, counts.prefix_hits
         requests, queries, hits = (now - then for now, then in zip(self._total, before, strict=True))
         if not requests:
             return
@@ -59,10 +58,10 @@ class _RecentHits:
 class StatsLogger:
     """Log a line about every `interval` seconds while steps are done, and when asked to."""
 
-    def __init__(self, metrics: EngineMetrics, platform: str, interval: float = 10.0) -> None:
+    def __init__(self, metrics: EngineMetrics, platform: str, interval: float = 10.0, *, is_on: bool = True) -> None:
         self._metrics = metrics
         self._platform = platform.upper()
-        self._interval = interval
+        self._interval, self._is_on = interval, is_on
         self._since = self._last_step = float("-inf")
         self._begun = self._latest = _Totals.of(metrics)
         """The totals at `_since`, and after the last step."""
@@ -71,15 +70,19 @@ class StatsLogger:
 
     def on_step(self, started: float, now: float) -> None:
         """Log when it is time; the step took from `started` to `now`, both time.monotonic()."""
+        if not self._is_on:
+            return
         if started - self._last_step > self._interval:  # idle time belongs to no average
             self._since, self._begun = started, self._latest
         self._latest, self._last_step = _Totals.of(self._metrics), now
-        self._hits.observe(self._metrics.stats)
+        self._hits.observe(self._metrics.core_counts())
         if now - self._since >= self._interval:
             self.log()
 
     def log(self) -> None:
         """Log averages from the last line, or from the end of a longer pause, to the last step."""
+        if not self._is_on:
+            return
         seconds, metrics = self._last_step - self._since, self._metrics
         done = _Totals(*(now - then for now, then in zip(self._latest, self._begun, strict=True)))
         prompt, generation = ((count / seconds if count and seconds > 0 else 0.0) for count in done[:2])

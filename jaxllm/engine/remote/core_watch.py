@@ -30,6 +30,11 @@ class CoreWatch:
         """Say whether the last heartbeat told of a core that is warm."""
         return self._last is not None and self._last.is_warm
 
+    @property
+    def num_compiled(self) -> int:
+        """Return how many programs the core had compiled at the last heartbeat."""
+        return 0 if self._last is None else self._last.num_compiled
+
     def hear(self, beat: Heartbeat) -> None:
         """Take in a heartbeat."""
         self._heard, self._last = time.monotonic(), beat

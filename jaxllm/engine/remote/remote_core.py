@@ -114,6 +114,11 @@ class RemoteCore:
         return self._watch.is_warm
 
     @property
+    def num_compiled(self) -> int:
+        """Return how many programs were compiled half a second ago, since the start."""
+        return self._watch.num_compiled
+
+    @property
     def fd(self) -> int:
         """Return the file descriptor to wait for messages with; see `FrontSockets.fd`."""
         return self._sockets.fd

@@ -17,6 +17,11 @@ class Core(Protocol):
         """Say, to any thread, whether every program is compiled; before, a step may have to wait for one."""
         ...
 
+    @property
+    def num_compiled(self) -> int:
+        """Return, to any thread, how many programs were compiled since the start, those found on disk not counted."""
+        ...
+
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request; one that the core refuses ends with an output that says why."""
         ...
@@ -106,6 +111,11 @@ class InprocClient:
     def is_warm(self) -> bool:
         """Say whether every program is compiled; before, a step may have to wait for one."""
         return self._core.is_warm
+
+    @property
+    def num_compiled(self) -> int:
+        """Return how many programs were compiled since the start, those found on disk not counted."""
+        return self._core.num_compiled
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request; one that the core refuses ends with an output that says why."""

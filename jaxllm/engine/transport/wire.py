@@ -73,6 +73,8 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag="heartbeat"):
     """True if its work waits for a program to be compiled, which may take minutes."""
     is_warm: bool
     """True once every program is compiled."""
+    num_compiled: int = 0
+    """How many programs were compiled since the start."""
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
