@@ -17,6 +17,7 @@ from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.auth import Authentication, KeyChecker, read_keys
 from jaxllm.server.endpoint import Reply
 from jaxllm.server.errors import make_error
+from jaxllm.server.metrics import CountedRequests, EngineCollector, HttpMetrics, make_registry
 from jaxllm.server.openapi import describe
 from jaxllm.server.serving_chat import OpenAIServingChat
 from jaxllm.server.serving_completion import OpenAIServingCompletion
@@ -32,9 +33,11 @@ def build_app(args: argparse.Namespace) -> FastAPI:
     docs: dict[str, Any] = {"openapi_url": None} if server_args.disable_fastapi_docs else {}
     app = FastAPI(title="jaxllm", version=__version__, root_path="", **docs)
     app.state.args, app.state.server_args = args, server_args
+    app.state.registry = make_registry()
     app.router.routes += [*routes_openai.routes(server_args), *routes_operations.routes(server_args)]
     app.add_exception_handler(HTTPException, _answer_http_error)
     keys = read_keys(server_args)
+    app.add_middleware(CountedRequests, metrics=HttpMetrics(app.state.registry), routes=app.routes)
     describe(app, has_keys=bool(keys))
     if keys:
         app.add_middleware(Authentication, checker=KeyChecker(keys))
@@ -56,6 +59,7 @@ async def init_app_state(
     state.args, state.server_args = args, ServerArgs.from_cli_args(args)
     state.engine_client, state.vllm_config = engine_client, vllm_config
     state.load = ServerLoad()
+    state.registry.register(EngineCollector(engine_client, state.server_args.metrics_prefix))
     state.openai_serving_models = OpenAIServingModels(
         vllm_config.model_config, getattr(args, "served_model_name", None)
     )

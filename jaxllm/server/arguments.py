@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import re
 from typing import Any, Self
 
 from jaxllm.config.kinds import Choice, Integer, Json, Names, Number, Switch, Text, add_flags, argument, check_fields
+from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX
 from jaxllm.text.chat import CONTENT_FORMATS
 
 _FRONTEND = "Frontend"
 _CHAT = "Frontend: chat"
+_METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LIMITS = "Frontend: limits"
 
 
@@ -52,9 +55,16 @@ class ServerArgs:
         False, Switch(), _CHAT, 'show the tokens of log-probabilities as "token_id:5"'
     )
 
+    metrics_prefix: str = argument(
+        "vllm:", Text(optional=False), _FRONTEND, "what the names of the engine's metrics begin with, at /metrics"
+    )
+
     def __post_init__(self) -> None:
         """Check every argument. Raises VLLMValidationError."""
         check_fields(self)
+        if not _METRIC_NAME.fullmatch(self.metrics_prefix):
+            message = f"metrics_prefix={self.metrics_prefix!r} cannot begin a metric's name: use letters, _ and :."
+            raise VLLMValidationError(message, parameter="metrics_prefix", value=self.metrics_prefix)
 
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

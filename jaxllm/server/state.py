@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from prometheus_client.registry import CollectorRegistry
+
     from jaxllm.config.vllm_config import VllmConfig
     from jaxllm.engine.async_llm import AsyncLLM
     from jaxllm.server.arguments import ServerArgs
@@ -28,6 +30,7 @@ class ServerState:
     openai_serving_completion: OpenAIServingCompletion
     openai_serving_tokenization: OpenAIServingTokenization
     load: ServerLoad
+    registry: CollectorRegistry
 
 
 @dataclass(slots=True)

@@ -1,0 +1,50 @@
+"""What each of the engine's metrics is, in a sentence for those who read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+HELP: Mapping[str, str] = {
+    "num_requests_running": "Requests that the engine computes tokens for.",
+    "num_requests_waiting": "Requests that wait for room or for a grammar.",
+    "num_requests_waiting_by_reason": "Requests that wait: for room (capacity) or for a grammar (deferred).",
+    "engine_is_warm": "1 once every program is compiled; before, a step may wait for one.",
+    "engine_sleep_state": "1 for the state that the engine is in.",
+    "programs_compiled": "Programs compiled since the start, those found on disk not counted.",
+    "kv_cache_usage_perc": "Share of the KV cache's blocks in use, from 0 to 1.",
+    "cache_config_info": "Settings and size of the KV cache, as labels.",
+    "prefix_cache_queries": "Prompt tokens that were looked up in the prefix cache.",
+    "prefix_cache_hits": "Prompt tokens that were found in the prefix cache.",
+    "external_prefix_cache_queries": "Prompt tokens looked up in other machines' caches: none are.",
+    "external_prefix_cache_hits": "Prompt tokens found in other machines' caches: none are.",
+    "mm_cache_queries": "Items looked up in a cache of multimodal inputs: there is none.",
+    "mm_cache_hits": "Items found in a cache of multimodal inputs: there is none.",
+    "num_preemptions": "Requests that gave up their KV blocks for others, to be computed again.",
+    "prompt_tokens": "Prompt tokens of requests whose prompts are done.",
+    "prompt_tokens_by_source": "Prompt tokens by where they came from: computed, or found in a cache.",
+    "prompt_tokens_cached": "Prompt tokens that were found in a cache.",
+    "prompt_tokens_cached_by_source": "Prompt tokens that were found in a cache, by the cache's place.",
+    "generation_tokens": "Tokens generated.",
+    "request_success": "Outputs that have ended, by reason.",
+    "admission_rejections": "Requests refused because too much waits, by the bound that refused them.",
+    "request_prompt_tokens": "Prompt tokens of a request.",
+    "request_generation_tokens": "Generated tokens of an output.",
+    "iteration_tokens_total": "Tokens of a step: prompts that it ended, and generated ones.",
+    "request_max_num_generation_tokens": "Tokens of the longest of a request's outputs.",
+    "request_params_n": "How many outputs a request asked for.",
+    "request_params_max_tokens": "How many tokens a request asked for at most.",
+    "time_to_first_token_seconds": "Time from a request's arrival to its first token.",
+    "inter_token_latency_seconds": "Time between two tokens of an output.",
+    "request_time_per_output_token_seconds": "Mean time of an output's tokens after its first.",
+    "e2e_request_latency_seconds": "Time from a request's arrival to its end.",
+    "request_queue_time_seconds": "Time that a request waited before it was first computed.",
+    "request_inference_time_seconds": "Time from when a request was first computed to its last token.",
+    "request_prefill_time_seconds": "Time from when a request was first computed to its first token.",
+    "request_decode_time_seconds": "Time from a request's first token to its last.",
+    "request_num_preemptions": "How often a request gave up its KV blocks.",
+    "request_prefill_kv_computed_tokens": "Prompt tokens of a request that were computed, not found in a cache.",
+    "kv_block_lifetime_seconds": "Time from a KV block's filling to its eviction.",
+    "kv_block_idle_before_evict_seconds": "Time that a KV block was not used before its eviction.",
+    "kv_block_reuse_gap_seconds": "Time between two uses of a cached KV block.",
+}
+"""Sentences by the metrics' names without prefix."""
