@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jaxllm.config.environment import is_server_in_dev_mode
 from jaxllm.config.vllm_config import VllmConfig
 from jaxllm.engine.async_llm import AsyncLLM
-from jaxllm.server import routes_openai, routes_operations
+from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
+from jaxllm.server import routes_dev, routes_openai, routes_operations
 from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.auth import Authentication, KeyChecker, read_keys
 from jaxllm.server.endpoint import Reply
@@ -34,8 +38,14 @@ def build_app(args: argparse.Namespace) -> FastAPI:
     app = FastAPI(title="jaxllm", version=__version__, root_path="", **docs)
     app.state.args, app.state.server_args = args, server_args
     app.state.registry = make_registry()
-    app.router.routes += [*routes_openai.routes(server_args), *routes_operations.routes(server_args)]
+    app.router.routes += [*routes_openai.routes(server_args), *routes_operations.routes()]
+    if is_server_in_dev_mode():
+        app.include_router(routes_dev.router)
     app.add_exception_handler(HTTPException, _answer_http_error)
+    app.add_exception_handler(RequestValidationError, _answer_bad_query)
+    app.add_exception_handler(Exception, _answer_error)
+    for kind in (VLLMValidationError, EngineBusyError, EngineDeadError):  # the handler of Exception raises them again
+        app.add_exception_handler(kind, _answer_error)
     keys = read_keys(server_args)
     app.add_middleware(CountedRequests, metrics=HttpMetrics(app.state.registry), routes=app.routes)
     describe(app, has_keys=bool(keys))
@@ -47,9 +57,25 @@ def build_app(args: argparse.Namespace) -> FastAPI:
 async def _answer_http_error(_request: Request, error: Exception) -> Response:
     """Answer in OpenAI's form where no route is, or not for this method."""
     assert isinstance(error, HTTPException)
-    reply = Reply.error(make_error(error.status_code, str(error.detail)))
+    return _response(Reply.error(make_error(error.status_code, str(error.detail))), error.headers or {})
+
+
+async def _answer_bad_query(_request: Request, error: Exception) -> Response:
+    """Answer in OpenAI's form where a parameter of FastAPI's routes is wrong."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    name = str(first["loc"][-1])
+    return _response(Reply.error(VLLMValidationError(f"{name}: {first['msg']}.", parameter=name)), {})
+
+
+async def _answer_error(_request: Request, error: Exception) -> Response:
+    return _response(Reply.error(error), {})
+
+
+def _response(reply: Reply, headers: Mapping[str, str]) -> Response:
     assert isinstance(reply.body, bytes)
-    return Response(reply.body, reply.status, dict(error.headers or {}), media_type="application/json")
+    own = {name.decode(): value.decode() for name, value in reply.headers}
+    return Response(reply.body, reply.status, {**own, **headers}, media_type="application/json")
 
 
 async def init_app_state(

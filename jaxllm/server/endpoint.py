@@ -24,6 +24,7 @@ EVENT_STREAM = b"text/event-stream; charset=utf-8"
 BODY_SECONDS = 60.0
 """A body has to have come within this time."""
 MAX_LENGTH_DIGITS = 18
+DRAINING = "The server is about to end, and takes no more requests: another one may."
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -66,8 +67,11 @@ class Endpoint:
     Whatever the handler raises becomes an error in OpenAI's form. When the client leaves, the handler is cancelled.
     """
 
-    def __init__(self, handler: Callable[[Call], Awaitable[Reply]], *, takes_json: bool = True) -> None:
-        self._handler, self._takes_json = handler, takes_json
+    def __init__(
+        self, handler: Callable[[Call], Awaitable[Reply]], *, takes_json: bool = True, runs_model: bool = False
+    ) -> None:
+        """Answer with `handler`. What `runs_model` counts as load, and is refused while the server drains."""
+        self._handler, self._takes_json, self._runs_model = handler, takes_json, runs_model
         self.name = getattr(handler, "__name__", "")
         self.summary = (handler.__doc__ or "").partition("\n")[0].rstrip(".")
         """What the route does, for its users."""
@@ -76,8 +80,20 @@ class Endpoint:
         """Answer one request."""
         headers = dict(scope["headers"])
         state: ServerState = scope["app"].state
+        if not self._runs_model:
+            await self._serve(headers, state, receive, send)
+            return
+        state.load.num_requests += 1
+        try:
+            await self._serve(headers, state, receive, send)
+        finally:
+            state.load.num_requests -= 1
+
+    async def _serve(self, headers: dict[bytes, bytes], state: ServerState, receive: Receive, send: Send) -> None:
         request_id, client_request_id = new_request_id(headers)
         try:
+            if self._runs_model and state.load.is_draining:
+                raise RequestFailedError(HTTPStatus.SERVICE_UNAVAILABLE, DRAINING)
             if self._takes_json:
                 _check_json(headers)
             body = await _read(receive, headers, state.server_args.max_body_size)

@@ -71,7 +71,10 @@ def _document(app: FastAPI, *, has_keys: bool) -> dict[str, Any]:
         if isinstance(route, Route) and isinstance(route.endpoint, Endpoint):
             operation = _operation(route.path, route.endpoint, reference.__getitem__)
             methods = sorted((route.methods or set()) - {"HEAD"})
-            document["paths"][route.path] = {method.lower(): operation for method in methods}
+            document["paths"][route.path] = {
+                method.lower(): {"operationId": f"{route.endpoint.name}_{method.lower()}", **operation}
+                for method in methods
+            }
     if has_keys:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
@@ -81,7 +84,7 @@ def _document(app: FastAPI, *, has_keys: bool) -> dict[str, Any]:
 def _operation(path: str, endpoint: Endpoint, schema: Callable[[Any], Any]) -> dict[str, Any]:
     types = TYPES.get(path)
     found: dict[str, Any] = {"description": "Successful Response"}
-    operation: dict[str, Any] = {"summary": endpoint.summary, "operationId": endpoint.name}
+    operation: dict[str, Any] = {"summary": endpoint.summary}
     if types is not None:
         content = {"application/json": {"schema": schema(types.response)}}
         if types.event is not None:

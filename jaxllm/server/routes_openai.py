@@ -18,8 +18,8 @@ def routes(args: ServerArgs) -> list[Route]:
     del args
     return [
         Route("/v1/models", Endpoint(show_models, takes_json=False), methods=["GET"]),
-        Route("/v1/chat/completions", Endpoint(answer_chat), methods=["POST"]),
-        Route("/v1/completions", Endpoint(answer_completion), methods=["POST"]),
+        Route("/v1/chat/completions", Endpoint(answer_chat, runs_model=True), methods=["POST"]),
+        Route("/v1/completions", Endpoint(answer_completion, runs_model=True), methods=["POST"]),
         Route("/tokenize", Endpoint(tokenize), methods=["POST"]),
         Route("/detokenize", Endpoint(detokenize), methods=["POST"]),
         Route("/tokenizer_info", Endpoint(show_tokenizer, takes_json=False), methods=["GET"]),

@@ -1,29 +1,53 @@
-"""Routes for those who run a server: its health, version, load and metrics."""
+"""Routes for those who run a server: whether it is well, what it has in hand, its metrics and its version."""
 
 from __future__ import annotations
+
+from http import HTTPStatus
 
 from prometheus_client.exposition import choose_encoder
 from starlette.routing import Route
 
-from jaxllm.server.arguments import ServerArgs
-from jaxllm.server.endpoint import Call, Endpoint, Reply
+from jaxllm.exceptions import EngineDeadError
+from jaxllm.server.endpoint import DRAINING, Call, Endpoint, Reply
+from jaxllm.server.errors import RequestFailedError
 from jaxllm.version import __version__
 
 
-def routes(args: ServerArgs) -> list[Route]:
+def routes() -> list[Route]:
     """Return the routes."""
-    del args
     return [
         Route("/health", Endpoint(check_health, takes_json=False), methods=["GET"]),
+        Route("/ping", Endpoint(ping, takes_json=False), methods=["GET", "POST"]),
+        Route("/livez", Endpoint(check_life, takes_json=False), methods=["GET"]),
+        Route("/load", Endpoint(show_load, takes_json=False), methods=["GET"]),
         Route("/metrics", Endpoint(show_metrics, takes_json=False), methods=["GET"]),
         Route("/version", Endpoint(show_version, takes_json=False), methods=["GET"]),
     ]
 
 
 async def check_health(call: Call) -> Reply:
-    """Answer 200 while the engine is well and requests are taken."""
+    """Say whether requests are taken: 503 while the server drains or the engine sleeps, 500 once it has ended."""
+    if call.state.load.is_draining:
+        raise RequestFailedError(HTTPStatus.SERVICE_UNAVAILABLE, DRAINING)
     await call.state.engine_client.check_health()
     return Reply(b"")
+
+
+async def ping(call: Call) -> Reply:
+    """Say the same as /health, for SageMaker."""
+    return await check_health(call)
+
+
+async def check_life(call: Call) -> Reply:
+    """Say whether the server is worth keeping, be it drained or asleep: 500 once the engine has ended."""
+    if call.state.engine_client.is_stopped:
+        raise EngineDeadError("The engine has ended.")
+    return Reply(b"")
+
+
+async def show_load(call: Call) -> Reply:
+    """Say how many requests that run the model are in hand."""
+    return Reply.json({"server_load": call.state.load.num_requests})
 
 
 async def show_metrics(call: Call) -> Reply:

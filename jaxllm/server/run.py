@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,14 @@ from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.app import build_app, init_app_state
 from jaxllm.server.arguments import ServerArgs
+from jaxllm.server.state import ServerLoad
 
 logger = logging.getLogger(__name__)
 
 WATCH_SECONDS = 0.25
-LEAST_DRAIN_SECONDS = 0.2
+DRAIN_POLL_SECONDS = 0.05
+LAST_SECONDS = 0.2
+"""What is drained, or is not to be, has so long to be sent, and connections that rest to be closed."""
 BACKLOG = 2048
 
 
@@ -39,9 +43,34 @@ class _Server(uvicorn.Server):
         yield
 
     def end(self) -> None:
-        """End: take no more connections, and wait for the answers on their way; a second call does not wait."""
+        """End: take no more connections, and cut off the answers on their way; a second call does not wait at all."""
         self.force_exit = self.should_exit
         self.should_exit = True
+
+
+class _Ending:
+    """How a server ends that was told to: it drains first, its port still open, and says so to who asks."""
+
+    def __init__(self, server: _Server, load: ServerLoad, seconds: float) -> None:
+        """Let what runs go on for so many seconds."""
+        self._server, self._load, self._seconds = server, load, seconds
+        self._draining: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Begin to end; a second call does not wait for what runs."""
+        if self._draining is None and self._seconds:
+            self._draining = asyncio.create_task(self._drain())
+        else:
+            self._server.end()
+
+    async def _drain(self) -> None:
+        self._load.is_draining = True
+        logger.info("draining: %d requests may go on for %g s", self._load.num_requests, self._seconds)
+        deadline = time.monotonic() + self._seconds
+        while self._load.num_requests and time.monotonic() < deadline:
+            await asyncio.sleep(DRAIN_POLL_SECONDS)
+        if not self._server.should_exit:
+            self._server.end()
 
 
 async def run_server(args: argparse.Namespace, **uvicorn_kwargs: Any) -> None:
@@ -68,18 +97,18 @@ async def serve_engine(
         "http": "httptools",
         "lifespan": "off",
         "log_level": "warning",
-        # 0 would be over before connections that rest have closed.
-        "timeout_graceful_shutdown": max(args.shutdown_timeout, LEAST_DRAIN_SECONDS),
+        "timeout_graceful_shutdown": LAST_SECONDS,
         "backlog": BACKLOG,
     }
-    await _serve(_Server(uvicorn.Config(app, **(settings | uvicorn_kwargs))), listener, engine)
+    server = _Server(uvicorn.Config(app, **(settings | uvicorn_kwargs)))
+    await _serve(server, _Ending(server, app.state.load, args.shutdown_timeout), listener, engine)
 
 
-async def _serve(server: _Server, listener: socket.socket, engine: AsyncLLM) -> None:
+async def _serve(server: _Server, ending: _Ending, listener: socket.socket, engine: AsyncLLM) -> None:
     """Serve until a signal comes, or the engine ends. Raises EngineDeadError then."""
     loop = asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(each, server.end)
+        loop.add_signal_handler(each, ending.begin)
     watching = asyncio.create_task(_watch(server, engine))
     logger.info("listening on %s", _shown(listener))
     try:

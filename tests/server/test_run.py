@@ -92,6 +92,29 @@ def test_r7_what_runs_may_end_within_the_time_to_drain(tokenizer: str) -> None:
         assert process.wait(20) == 0
 
 
+def test_r24_while_it_drains_it_is_alive_but_takes_nothing(tokenizer: str) -> None:
+    """Its port stays open: a probe sees 503, and a client that comes late knows that another server may answer."""
+
+    def ask(method: str, path: str) -> tuple[int, str | None]:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        with contextlib.closing(connection):
+            connection.request(method, path, json.dumps(CHAT), {"content-type": "application/json"})
+            answer = connection.getresponse()
+            return answer.status, answer.getheader("retry-after")
+
+    with nothing_left(), server(tokenizer, "--shutdown-timeout", "60") as (process, port), stream(port) as response:
+        assert ask("GET", "/health") == (200, None)
+        process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 20
+        while ask("GET", "/health") != (503, "1"):
+            assert time.monotonic() < deadline
+        assert ask("POST", "/v1/chat/completions") == (503, "1")
+        assert ask("GET", "/livez") == (200, None)
+        assert response.readline() is not None
+        process.send_signal(signal.SIGTERM)  # the second time it does not wait
+        assert process.wait(20) == 0
+
+
 def test_r1_with_its_engine_it_ends_and_says_why(tokenizer: str) -> None:
     with server(tokenizer) as (process, port), stream(port) as response:
         children = psutil.Process(process.pid).children()

@@ -67,9 +67,9 @@ class Gate:
         self.unpaused = Flag()
 
     def check_awake(self, dead_error: EngineDeadError | None) -> None:
-        """Raise if the engine cannot be called; `dead_error` is what has ended the core, if anything has."""
+        """Raise EngineBusyError while the engine sleeps; `dead_error` is what has ended the core, if anything has."""
         if self.is_sleeping:
-            raise RuntimeError(ASLEEP)
+            raise EngineBusyError(ASLEEP)
         if dead_error is not None:
             raise dead_error
 

@@ -1,0 +1,70 @@
+"""Routes that change the engine, for development: only with JAXLLM_SERVER_DEV_MODE=1, or vLLM's variable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+
+from jaxllm.engine.protocol import PauseMode
+
+router = APIRouter()
+
+
+@router.get("/server_info", operation_id="show_server_info")
+async def show_server_info(request: Request) -> dict[str, Any]:
+    """Show the settings that the engine runs by."""
+    config = request.app.state.vllm_config
+    return {"vllm_config": msgspec.to_builtins(config, enc_hook=str, str_keys=True)}
+
+
+@router.post("/reset_prefix_cache", operation_id="reset_prefix_cache")
+async def reset_prefix_cache(
+    request: Request, reset_running_requests: bool = False, reset_external: bool = False
+) -> dict[str, bool]:
+    """Forget all cached prefixes; false when blocks are in use, unless running requests are to give theirs up."""
+    engine = request.app.state.engine_client
+    return {"success": await engine.reset_prefix_cache(reset_running_requests, reset_external)}
+
+
+@router.post("/sleep", operation_id="sleep")
+async def sleep(request: Request, level: int = 1, mode: PauseMode = "abort") -> None:
+    """End the engine's core, and so release the device, until /wake_up."""
+    await request.app.state.engine_client.sleep(level, mode)
+
+
+@router.post("/wake_up", operation_id="wake_up")
+async def wake_up(request: Request) -> None:
+    """Start the engine's core again."""
+    await request.app.state.engine_client.wake_up(request.query_params.getlist("tags") or None)
+
+
+@router.get("/is_sleeping", operation_id="is_sleeping")
+async def is_sleeping(request: Request) -> dict[str, bool]:
+    """Say whether the engine sleeps."""
+    return {"is_sleeping": await request.app.state.engine_client.is_sleeping()}
+
+
+@router.post("/pause", operation_id="pause")
+async def pause(
+    request: Request, mode: PauseMode = "abort", wait_for_inflight_requests: bool = False, clear_cache: bool = True
+) -> dict[str, str]:
+    """Let new requests wait until /resume; running ones are aborted, or with mode "wait" end first."""
+    await request.app.state.engine_client.pause_generation(
+        mode=mode, wait_for_inflight_requests=wait_for_inflight_requests, clear_cache=clear_cache
+    )
+    return {"status": "paused"}
+
+
+@router.post("/resume", operation_id="resume")
+async def resume(request: Request) -> dict[str, str]:
+    """Take requests again."""
+    await request.app.state.engine_client.resume_generation()
+    return {"status": "resumed"}
+
+
+@router.get("/is_paused", operation_id="is_paused")
+async def is_paused(request: Request) -> dict[str, bool]:
+    """Say whether new requests wait."""
+    return {"is_paused": await request.app.state.engine_client.is_paused()}
