@@ -209,6 +209,8 @@ class Names:
     metavar: str
     single: bool = False
     """Whether one name may come without a list, and the list has names alone."""
+    repeats: bool = False
+    """Whether the flag may be given several times, each time with more names."""
 
     def check(self, name: str, value: Any) -> list[Any] | None:
         if value is None:
@@ -219,7 +221,23 @@ class Names:
         return [check_str(name, each, MAX_TEXT) if self.single or isinstance(each, str) else each for each in names]
 
     def flag(self) -> dict[str, Any]:
-        return {"nargs": "+", "metavar": self.metavar}
+        return {"nargs": "+", "metavar": self.metavar} | ({"action": "extend"} if self.repeats else {})
+
+
+@dataclasses.dataclass(frozen=True)
+class JsonNames:
+    """The value is a list of strings; on a command line as JSON, or as one string."""
+
+    def check(self, name: str, value: Any) -> list[str]:
+        return [check_str(name, each, MAX_TEXT) for each in _check_list(name, value, MAX_NAMES)]
+
+    def flag(self) -> dict[str, Any]:
+        return {"type": self._read, "metavar": "JSON"}
+
+    @staticmethod
+    def _read(text: str) -> Any:
+        value = _guess(text)
+        return [value] if isinstance(value, str) else value
 
 
 @dataclasses.dataclass(frozen=True)

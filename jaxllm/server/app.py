@@ -22,6 +22,7 @@ from jaxllm.server.auth import Authentication, KeyChecker, read_keys
 from jaxllm.server.endpoint import Reply
 from jaxllm.server.errors import make_error
 from jaxllm.server.metrics import CountedRequests, EngineCollector, HttpMetrics, make_registry
+from jaxllm.server.middleware import RequestIdHeaders, RootPath, add_cors, add_own
 from jaxllm.server.openapi import describe
 from jaxllm.server.serving_chat import OpenAIServingChat
 from jaxllm.server.serving_completion import OpenAIServingCompletion
@@ -35,7 +36,7 @@ def build_app(args: argparse.Namespace) -> FastAPI:
     """Return the application of a command line, as yet without an engine: `init_app_state` gives it one."""
     server_args = ServerArgs.from_cli_args(args)
     docs: dict[str, Any] = {"openapi_url": None} if server_args.disable_fastapi_docs else {}
-    app = FastAPI(title="jaxllm", version=__version__, root_path="", **docs)
+    app = FastAPI(title="jaxllm", version=__version__, **docs)
     app.state.args, app.state.server_args = args, server_args
     app.state.registry = make_registry()
     app.router.routes += [*routes_openai.routes(server_args), *routes_operations.routes()]
@@ -50,7 +51,13 @@ def build_app(args: argparse.Namespace) -> FastAPI:
     app.add_middleware(CountedRequests, metrics=HttpMetrics(app.state.registry), routes=app.routes)
     describe(app, has_keys=bool(keys))
     if keys:
-        app.add_middleware(Authentication, checker=KeyChecker(keys))
+        app.add_middleware(Authentication, checker=KeyChecker(keys), root_path=server_args.root_path or "")
+    add_cors(app, server_args)
+    if server_args.enable_request_id_headers:
+        app.add_middleware(RequestIdHeaders)
+    if server_args.root_path is not None:
+        app.add_middleware(RootPath, root_path=server_args.root_path)
+    add_own(app, server_args.middleware or [])
     return app
 
 

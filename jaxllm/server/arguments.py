@@ -10,13 +10,29 @@ import dataclasses
 import re
 from typing import Any, Self
 
-from jaxllm.config.kinds import Choice, Integer, Json, Names, Number, Switch, Text, add_flags, argument, check_fields
+from jaxllm.config.kinds import (
+    Choice,
+    Integer,
+    Json,
+    JsonNames,
+    Names,
+    Number,
+    Switch,
+    Text,
+    add_flags,
+    argument,
+    check_fields,
+)
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX
 from jaxllm.text.chat import CONTENT_FORMATS
 
 _FRONTEND = "Frontend"
 _CHAT = "Frontend: chat"
+_CORS = "Frontend: CORS"
+_TLS = "Frontend: TLS"
+_LOG = "Frontend: log"
+LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 _METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LIMITS = "Frontend: limits"
 
@@ -31,6 +47,40 @@ class ServerArgs:
     uds: str | None = argument(None, Text(), _FRONTEND, "path of a Unix socket to listen on instead of host and port")
     api_key: list[str] | None = argument(None, Names("KEY"), _FRONTEND, "keys, one of which each request must bring")
     api_key_file: str | None = argument(None, Text(), _FRONTEND, "file with keys, one per line")
+    root_path: str | None = argument(None, Text(), _FRONTEND, "path that a proxy in front of the server takes off")
+    middleware: list[str] | None = argument(
+        None, Names("NAME", repeats=True), _FRONTEND, "dotted names of ASGI middleware, classes or async functions"
+    )
+    allowed_origins: list[str] = argument(
+        [], JsonNames(), _CORS, "origins whose pages may use the server; by default none but its own"
+    )
+    allowed_methods: list[str] = argument([], JsonNames(), _CORS, "methods that such pages may use; by default all")
+    allowed_headers: list[str] = argument([], JsonNames(), _CORS, "headers that such pages may send; by default all")
+    allow_credentials: bool = argument(False, Switch(), _CORS, "let such pages send cookies and keys of the browser's")
+    ssl_keyfile: str | None = argument(None, Text(), _TLS, "file of the private key")
+    ssl_certfile: str | None = argument(None, Text(), _TLS, "file of the certificate, with those that vouch for it")
+    ssl_ca_certs: str | None = argument(None, Text(), _TLS, "file of the authorities of clients' certificates")
+    ssl_cert_reqs: int = argument(
+        0, Integer(0, 2), _TLS, "whether clients need a certificate: 0 no, 1 it is checked if there is one, 2 yes"
+    )
+    ssl_ciphers: str | None = argument(None, Text(), _TLS, "ciphers, as OpenSSL writes them")
+    enable_ssl_refresh: bool = argument(False, Switch(), _TLS, "read certificate and key again when their files change")
+    uvicorn_log_level: str = argument("info", Choice(LOG_LEVELS), _LOG, "what is logged of connections and requests")
+    disable_uvicorn_access_log: bool = argument(False, Switch(), _LOG, "log no line for each request")
+    disable_access_log_for_endpoints: str | None = argument(
+        None, Text(), _LOG, "paths whose requests have no line in the log, separated by commas, as /health,/metrics"
+    )
+    enable_request_id_headers: bool = argument(False, Switch(), _LOG, "send X-Request-Id with every answer")
+    enable_server_load_tracking: bool = argument(False, Switch(), _LOG, "has no effect: /load always counts")
+    timeout_keep_alive: int = argument(5, Integer(1, 3600), _LIMITS, "seconds that a connection may rest")
+    header_timeout: float = argument(10.0, Number(0.0, 3600.0, above_low=True), _LIMITS, "seconds for a request's head")
+    stalled_client_timeout: float = argument(
+        60.0, Number(0.0, 3600.0, above_low=True), _LIMITS, "seconds that a client may leave what is sent unread"
+    )
+    h11_max_incomplete_event_size: int = argument(
+        65_536, Integer(1024, INT32_MAX, sized=True), _LIMITS, "most bytes of a request's head"
+    )
+    h11_max_header_count: int = argument(100, Integer(1, 65_536), _LIMITS, "most headers of a request")
     max_body_size: int = argument(
         32 * 2**20, Integer(1024, INT32_MAX, sized=True), _LIMITS, "most bytes of a request's body"
     )
@@ -65,6 +115,12 @@ class ServerArgs:
         if not _METRIC_NAME.fullmatch(self.metrics_prefix):
             message = f"metrics_prefix={self.metrics_prefix!r} cannot begin a metric's name: use letters, _ and :."
             raise VLLMValidationError(message, parameter="metrics_prefix", value=self.metrics_prefix)
+        if self.allow_credentials and "*" in self.allowed_origins:
+            message = "allow_credentials cannot go with the origin '*': name the origins that are trusted."
+            raise VLLMValidationError(message, parameter="allow_credentials", value=True)
+        if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
+            message = f"root_path={self.root_path!r} must begin with a slash, and not end in one."
+            raise VLLMValidationError(message, parameter="root_path", value=self.root_path)
 
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

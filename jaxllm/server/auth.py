@@ -46,8 +46,10 @@ class Authentication:
     spelled however, needs a key.
     """
 
-    def __init__(self, app: ASGIApp, checker: KeyChecker) -> None:
+    def __init__(self, app: ASGIApp, checker: KeyChecker, root_path: str = "") -> None:
+        """Ask for keys; a proxy may or may not have taken `root_path` off the paths."""
         self._app, self._checker = app, checker
+        self._open_paths = OPEN_PATHS | {root_path + path for path in OPEN_PATHS}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand a request on, or answer 401."""
@@ -61,10 +63,9 @@ class Authentication:
                 return
         await self._app(scope, receive, send)
 
-    @staticmethod
-    def _is_open(scope: Scope) -> bool:
+    def _is_open(self, scope: Scope) -> bool:
         path = scope.get("raw_path", b"").partition(b"?")[0].decode("latin-1")
-        return path in OPEN_PATHS and scope["path"] in OPEN_PATHS and not scope.get("root_path")
+        return path in self._open_paths and scope["path"] in self._open_paths
 
 
 def read_keys(args: ServerArgs) -> list[str]:

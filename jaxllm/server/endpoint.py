@@ -81,16 +81,18 @@ class Endpoint:
         headers = dict(scope["headers"])
         state: ServerState = scope["app"].state
         if not self._runs_model:
-            await self._serve(headers, state, receive, send)
+            await self._serve(scope, headers, receive, send)
             return
         state.load.num_requests += 1
         try:
-            await self._serve(headers, state, receive, send)
+            await self._serve(scope, headers, receive, send)
         finally:
             state.load.num_requests -= 1
 
-    async def _serve(self, headers: dict[bytes, bytes], state: ServerState, receive: Receive, send: Send) -> None:
-        request_id, client_request_id = new_request_id(headers)
+    async def _serve(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
+        state: ServerState = scope["app"].state
+        own, client_request_id = new_request_id(headers)
+        request_id = scope.get("request_id", own)
         try:
             if self._runs_model and state.load.is_draining:
                 raise RequestFailedError(HTTPStatus.SERVICE_UNAVAILABLE, DRAINING)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import os
 import signal
@@ -21,9 +22,13 @@ from fastapi import FastAPI
 from jaxllm.engine.async_client import build_async_engine_client
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.server.access_log import log_settings
 from jaxllm.server.app import build_app, init_app_state
 from jaxllm.server.arguments import ServerArgs
+from jaxllm.server.auth import read_keys
+from jaxllm.server.connection import bounded_protocol
 from jaxllm.server.state import ServerLoad
+from jaxllm.server.tls import refresh, tls_settings
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +87,7 @@ async def run_server(args: argparse.Namespace, **uvicorn_kwargs: Any) -> None:
     """
     app = build_app(args)
     server_args = ServerArgs.from_cli_args(args)
+    tls_settings(server_args)
     with contextlib.closing(bind(server_args)) as listener, _unlinked(server_args.uds):
         async with build_async_engine_client(args) as engine:
             await serve_engine(engine, app, listener, args, **uvicorn_kwargs)
@@ -92,33 +98,44 @@ async def serve_engine(
 ) -> None:
     """Serve an engine that has started, as `run_server` does; the engine and the listener stay the caller's."""
     await init_app_state(engine, await engine.get_vllm_config(), app.state, args)
-    settings = {
+    server_args: ServerArgs = app.state.server_args
+    settings: dict[str, Any] = {
         "loop": "uvloop",
-        "http": "httptools",
         "lifespan": "off",
-        "log_level": "warning",
         "timeout_graceful_shutdown": LAST_SECONDS,
+        "timeout_keep_alive": server_args.timeout_keep_alive,
+        "http": bounded_protocol(server_args),
         "backlog": BACKLOG,
+        **log_settings(server_args),
+        **tls_settings(server_args),
     }
-    server = _Server(uvicorn.Config(app, **(settings | uvicorn_kwargs)))
-    await _serve(server, _Ending(server, app.state.load, args.shutdown_timeout), listener, engine)
+    config = uvicorn.Config(app, **(settings | uvicorn_kwargs))
+    config.load()
+    server = _Server(config)
+    _warn_if_open(server_args, listener)
+    tasks = [asyncio.create_task(_watch(server, engine))]
+    if config.ssl is not None and server_args.enable_ssl_refresh:
+        tasks.append(asyncio.create_task(refresh(config.ssl, server_args)))
+    try:
+        await _serve(server, _Ending(server, app.state.load, args.shutdown_timeout), listener)
+    finally:
+        for each in tasks:
+            each.cancel()
+    if engine.is_stopped:
+        raise engine.dead_error
 
 
-async def _serve(server: _Server, ending: _Ending, listener: socket.socket, engine: AsyncLLM) -> None:
-    """Serve until a signal comes, or the engine ends. Raises EngineDeadError then."""
+async def _serve(server: _Server, ending: _Ending, listener: socket.socket) -> None:
+    """Serve until a signal comes, or the server was told to end."""
     loop = asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, ending.begin)
-    watching = asyncio.create_task(_watch(server, engine))
-    logger.info("listening on %s", _shown(listener))
+    logger.info("listening on %s", _shown(listener, "http" if server.config.ssl is None else "https"))
     try:
         await server.serve(sockets=[listener])
     finally:
-        watching.cancel()
         for each in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(each)
-    if engine.is_stopped:
-        raise engine.dead_error
 
 
 async def _watch(server: _Server, engine: AsyncLLM) -> None:
@@ -182,9 +199,17 @@ def _unlinked(uds: str | None) -> Iterator[None]:
             Path(uds).unlink(missing_ok=True)
 
 
-def _shown(listener: socket.socket) -> str:
+def _warn_if_open(args: ServerArgs, listener: socket.socket) -> None:
+    """Log a warning where other machines may use the server without a key."""
+    address = listener.getsockname()
+    is_public = not isinstance(address, str) and not ipaddress.ip_address(address[0]).is_loopback
+    if is_public and not read_keys(args):
+        logger.warning("anyone who reaches this machine can use the server: give --api-key, or --host 127.0.0.1")
+
+
+def _shown(listener: socket.socket, scheme: str) -> str:
     address = listener.getsockname()
     if isinstance(address, str):
         return address
     host, port = address[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -10,12 +10,7 @@ from jaxllm import LLM
 from jaxllm.engine.async_llm import AsyncLLM
 from tests.async_engine.support import mock_llm, tiny_args
 from tests.e2e.tiny_tokenizer import save_tokenizer
-from tests.server.support import Served, served
-
-TEMPLATE = (
-    "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
+from tests.server.support import TEMPLATE, Served, served
 
 
 @pytest.fixture(scope="session")

@@ -18,10 +18,16 @@ from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.server.app import build_app, init_app_state
 from jaxllm.server.arguments import ServerArgs
+from jaxllm.server.connection import bounded_protocol
 from jaxllm.server.run import bind
 from jaxllm.utils.argparse_utils import FlexibleArgumentParser
+from tests.async_engine.support import mock_llm, tiny_args
 
 START_SECONDS = 10.0
+TEMPLATE = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 @dataclass(frozen=True)
@@ -91,12 +97,26 @@ def command_line(*words: str, model: str = "m") -> argparse.Namespace:
 
 
 @contextlib.contextmanager
+def mock_served(tokenizer: str, *words: str, tokens_per_second: float | None = 1000) -> Iterator[Served]:
+    """Serve an engine of its own, whose core has no model, with the flags `words`."""
+    args = tiny_args(tokenizer, chat_template=TEMPLATE)
+    with mock_llm(args, tokens_per_second=tokens_per_second) as llm, served(llm, *words) as server:
+        yield server
+
+
+@contextlib.contextmanager
 def served(llm: AsyncLLM, *words: str) -> Iterator[Served]:
-    """Serve an engine, with the flags `words`; the engine belongs to the server's event loop while this lasts."""
+    """Serve an engine, with the flags `words`. The engine belongs to the event loop of the first server that runs it:
+    others beside it have the routes that do not.
+    """
     args = command_line("--host", "127.0.0.1", "--port", "0", "--served-model-name", "tiny", *words)
     listener = bind(ServerArgs.from_cli_args(args))
     app = build_app(args)
-    server = uvicorn.Server(uvicorn.Config(app, loop="uvloop", http="httptools", log_config=None, lifespan="off"))
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app, loop="uvloop", http=bounded_protocol(app.state.server_args), log_config=None, lifespan="off"
+        )
+    )
     loops: list[asyncio.AbstractEventLoop] = []
     is_started = threading.Event()
 

@@ -22,7 +22,7 @@ from jaxllm.server.run import bind
 from tests.async_engine.support import nothing_left
 from tests.e2e.tiny_engine import CASE
 from tests.models.tiny import folder
-from tests.server.conftest import TEMPLATE
+from tests.server.support import TEMPLATE
 
 START_SECONDS = 60.0
 CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 100_000, "ignore_eos": True, "stream": True}
@@ -92,7 +92,7 @@ def test_r7_what_runs_may_end_within_the_time_to_drain(tokenizer: str) -> None:
         assert process.wait(20) == 0
 
 
-def test_r24_while_it_drains_it_is_alive_but_takes_nothing(tokenizer: str) -> None:
+def test_r7_while_it_drains_it_is_alive_but_takes_nothing(tokenizer: str) -> None:
     """Its port stays open: a probe sees 503, and a client that comes late knows that another server may answer."""
 
     def ask(method: str, path: str) -> tuple[int, str | None]:

@@ -1,0 +1,37 @@
+"""The log of requests can be turned off, for all or for some paths."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from jaxllm.server.access_log import NotTheseEndpoints, log_settings
+from jaxllm.server.arguments import ServerArgs
+
+
+def record(path: str) -> logging.LogRecord:
+    arguments = ("127.0.0.1:1", "GET", path, "1.1", 200)
+    return logging.LogRecord("uvicorn.access", logging.INFO, "", 0, '%s - "%s %s HTTP/%s" %d', arguments, None)
+
+
+@pytest.mark.parametrize(
+    ("path", "is_shown"), [("/health", False), ("/health?a=b", False), ("/healthy", True), ("/v1/models", True)]
+)
+def test_paths_that_are_not_worth_a_line(path: str, is_shown: bool) -> None:
+    settings = log_settings(ServerArgs(disable_access_log_for_endpoints="/health, /metrics"))
+    made = settings["log_config"]["filters"]["endpoints"]
+    assert made.pop("()")(**made).filter(record(path)) is is_shown
+    assert settings["log_config"]["handlers"]["access"]["filters"] == ["endpoints"]
+
+
+def test_other_records_pass() -> None:
+    other = logging.LogRecord("uvicorn.error", logging.INFO, "", 0, "text", None, None)
+    assert NotTheseEndpoints(["/health"]).filter(other)
+
+
+def test_without_a_list_there_is_no_filter_and_the_log_can_be_off() -> None:
+    settings = log_settings(ServerArgs())
+    assert "filters" not in settings["log_config"]
+    assert settings["access_log"]
+    assert not log_settings(ServerArgs(disable_uvicorn_access_log=True))["access_log"]

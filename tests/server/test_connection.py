@@ -1,0 +1,151 @@
+"""Connections are bounded (R16), and one whose client does not read disturbs nobody (R4, R12)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.server.support import Served, mock_served
+
+HEAD_BYTES = 2048
+BODY = {"prompt": [5], "max_tokens": 500, "ignore_eos": True, "stream": True, "logprobs": 20, "n": 8}
+
+
+@pytest.fixture(scope="module")
+def server(tokenizer: str) -> Iterator[Served]:
+    words = ("--h11-max-incomplete-event-size", str(HEAD_BYTES), "--h11-max-header-count", "20", "--header-timeout")
+    with mock_served(tokenizer, *words, "0.4", "--stalled-client-timeout", "0.5") as server:
+        yield server
+
+
+@contextlib.contextmanager
+def connected(server: Served) -> Iterator[socket.socket]:
+    with contextlib.closing(socket.create_connection(("127.0.0.1", server.port), timeout=10)) as connection:
+        yield connection
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Return what comes until the server closes the connection."""
+    pieces = []
+    with contextlib.suppress(ConnectionResetError):
+        while piece := connection.recv(65536):
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
+def answer(server: Served, *pieces: bytes) -> bytes:
+    with connected(server) as connection:
+        with contextlib.suppress(ConnectionError):
+            for each in pieces:
+                connection.sendall(each)
+                time.sleep(0.01)  # as a packet of its own
+        return read_all(connection)
+
+
+START = b"GET /version HTTP/1.1\r\nhost: x\r\n"
+
+
+def test_r16_a_head_of_the_limit_is_read_and_a_larger_one_is_not(server: Served) -> None:
+    small = START + b"connection: close\r\nx: " + b"a" * (HEAD_BYTES - 200) + b"\r\n\r\n"
+    assert answer(server, small).startswith(b"HTTP/1.1 200")
+    large = START + b"x: " + b"a" * HEAD_BYTES + b"\r\n\r\n"
+    refusal = answer(server, large)
+    assert refusal.startswith(b"HTTP/1.1 431 ")
+    body = json.loads(refusal.partition(b"\r\n\r\n")[2])
+    assert body["error"]["code"] == 431
+    assert "--h11-max-incomplete-event-size" in body["error"]["message"]
+
+
+@pytest.mark.parametrize("line", [b"x: ", b"GET /"])
+def test_r16_a_head_without_an_end_is_not_kept(server: Served, line: bytes) -> None:
+    start = START + line if line != b"GET /" else line
+    assert answer(server, start, *[b"a" * 1000] * 5).startswith(b"HTTP/1.1 431 ")
+
+
+def test_r16_too_many_headers(server: Served) -> None:
+    assert answer(server, START + b"a: b\r\n" * 30 + b"\r\n").startswith(b"HTTP/1.1 431 ")
+    assert answer(server, START + b"connection: close\r\n" + b"a: b\r\n" * 10 + b"\r\n").startswith(b"HTTP/1.1 200 ")
+
+
+def test_r16_a_head_in_small_pieces_has_to_come_in_time(server: Served) -> None:
+    with connected(server) as connection:
+        began = time.monotonic()
+        with contextlib.suppress(ConnectionError):
+            for byte in START * 10:
+                connection.send(bytes([byte]))
+                time.sleep(0.02)
+        assert read_all(connection)[:13] in (b"HTTP/1.1 408 ", b"")  # what comes late may reset the connection
+        assert time.monotonic() - began < 5
+
+
+def test_r16_connections_that_say_nothing_are_closed(server: Served) -> None:
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(connected(server)) for _ in range(50)]
+        assert server.get("/version").status == 200
+        assert [read_all(each) for each in connections] == [b""] * 50
+
+
+def test_the_next_request_of_a_connection_has_its_time_too(server: Served) -> None:
+    with connected(server) as connection:
+        connection.sendall(START + b"\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        time.sleep(0.6)  # a connection may rest for longer than a head may take
+        connection.sendall(START)
+        assert b"HTTP/1.1 408 " in read_all(connection)  # the first answer's end may come before it
+
+
+def test_requests_in_one_packet_are_answered_in_order(server: Served) -> None:
+    both = START + b"\r\n" + b"GET /nothing HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    answers = answer(server, both)
+    assert answers.index(b"HTTP/1.1 200 ") < answers.index(b"HTTP/1.1 404 ")
+
+
+def post(path: str, body: bytes) -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def test_r4_a_client_that_does_not_read_is_left_and_others_are_not_disturbed(server: Served) -> None:
+    """Its answer waits for it in bounded memory; after the time that it has, its connection ends."""
+    with socket.socket() as stalled:
+        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stalled.connect(("127.0.0.1", server.port))
+        stalled.sendall(post("/v1/completions", json.dumps(BODY).encode()))
+        assert stalled.recv(100)
+        other = server.post("/v1/completions", {"prompt": [5], "max_tokens": 200, "ignore_eos": True})
+        assert other.status == 200
+        deadline = time.monotonic() + 30
+        while server.get("/load").json != {"server_load": 0}:
+            assert time.monotonic() < deadline, "a client that does not read is waited for"
+            time.sleep(0.05)
+
+
+def test_a_client_that_reads_slowly_gets_everything(server: Served) -> None:
+    """Deltas that wait for a slow reader become one."""
+    body = {"prompt": [5], "max_tokens": 400, "ignore_eos": True, "stream": True, "seed": 3, "temperature": 0}
+    quick = server.post("/v1/completions", body).body
+    with connected(server) as connection:
+        connection.sendall(post("/v1/completions", json.dumps(body).encode()))
+        slow = b""
+        while b"[DONE]" not in slow:
+            slow += connection.recv(4096)
+            time.sleep(0.002)
+    texts = []
+    for each in (quick, slow):
+        events = [json.loads(line[6:]) for line in each.splitlines() if line.startswith(b"data: {")]
+        texts.append("".join(event["choices"][0]["text"] for event in events if event["choices"]))
+    assert texts[0] == texts[1]
+
+
+def test_a_client_that_goes_in_the_middle_of_its_body_is_forgotten(server: Served) -> None:
+    for _ in range(5):
+        with connected(server) as connection:
+            connection.sendall(post("/v1/completions", b"x" * 100)[:-50])
+    deadline = time.monotonic() + 10
+    while server.get("/load").json != {"server_load": 0}:
+        assert time.monotonic() < deadline
