@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 
 import jaxllm
-from jaxllm.cli import bench, check, collect_env, generate, serve
+from jaxllm.cli import check, collect_env, generate, serve
+from jaxllm.cli.bench import command as bench
 from jaxllm.cli.config_file import apply_config_file
 from jaxllm.cli.streams import OUTPUT_STATUS, OutputError, flush_messages, flush_output, prepare_streams, say
 from jaxllm.exceptions import VLLMValidationError
@@ -16,7 +17,7 @@ from jaxllm.utils.argparse_utils import FlexibleArgumentParser
 
 
 def make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """Return the whole parser, and each subcommand's own by name."""
+    """Return the whole parser, and each subcommand's own by name, such as "serve" and "bench serve"."""
     parser = FlexibleArgumentParser(
         prog="jaxllm", description="LLM inference on JAX, with vLLM's names.", allow_abbrev=False
     )
@@ -26,7 +27,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentP
         "generate": generate.add_parser(commands),
         "serve": serve.add_parser(commands),
         "check": check.add_parser(commands),
-        "bench": bench.add_parser(commands),
+        **bench.add_parser(commands),
         "collect-env": collect_env.add_parser(commands),
     }
 
@@ -51,10 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     parser, commands = make_parser()
-    name = words[0] if words and words[0] in commands else None
+    name = next((name for name in (" ".join(words[:2]), *words[:1]) if name in commands), None)
     try:
         if name is not None:
-            apply_config_file(commands[name], words[1:])
+            apply_config_file(commands[name], words[len(name.split()) :])
         args = parser.parse_args(words)
         _log_to_stderr()
         return args.run(args)

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from jaxllm import LLM, EngineArgs, SamplingParams, TokensPrompt, __version__
-from jaxllm.cli.bench import Part, Request, Startup
+from jaxllm.cli.bench.startup import Part, Request, Startup
 from jaxllm.utils.child_process import reply
 from jaxllm.utils.log import show_log
 

@@ -43,6 +43,11 @@ def api_key() -> str | None:
     return os.environ.get("JAXLLM_API_KEY") or None
 
 
+def client_api_key() -> str | None:
+    """Return OPENAI_API_KEY, the key that clients send, as OpenAI's own does; None if it is unset or empty."""
+    return os.environ.get("OPENAI_API_KEY") or None
+
+
 def is_server_in_dev_mode() -> bool:
     """Say whether a server has routes that change the engine: JAXLLM_SERVER_DEV_MODE, or VLLM_SERVER_DEV_MODE, is 1."""
     return "1" in (os.environ.get("JAXLLM_SERVER_DEV_MODE"), os.environ.get("VLLM_SERVER_DEV_MODE"))

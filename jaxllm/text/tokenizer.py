@@ -212,11 +212,23 @@ def load_tokenizer(
 
     What transformers makes is kept under `cache_dir`, where its files allow it. Raises VLLMValidationError.
     """
+    if name is None:
+        return _keep(cache_dir, checkpoint.tokenizer_digest(), checkpoint.tokenizer)
+    return load_named_tokenizer(name, cache_dir, revision=revision, hf_token=hf_token, download_dir=download_dir)
+
+
+def load_named_tokenizer(
+    name: str,
+    cache_dir: str,
+    *,
+    revision: str | None = None,
+    hf_token: str | bool | None = None,
+    download_dir: str | None = None,
+) -> Tokenizer:
+    """Load the tokenizer of a folder, a .gguf file or a hub id, as `load_tokenizer` does."""
     from jaxllm.loading.folder import tokenizer_digest
     from jaxllm.loading.open import open_checkpoint
 
-    if name is None:
-        return _keep(cache_dir, checkpoint.tokenizer_digest(), checkpoint.tokenizer)
     if name.endswith(".gguf"):
         other = open_checkpoint(name)
         return _keep(cache_dir, other.tokenizer_digest(), other.tokenizer)

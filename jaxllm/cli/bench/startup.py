@@ -54,7 +54,7 @@ class Startup:
 def add_parser(commands: Any) -> argparse.ArgumentParser:
     """Add the subcommand."""
     parser = commands.add_parser(
-        "bench",
+        "startup",
         help="measure how long the engine takes to start",
         description="Start the engine twice, each time in a new process: with an empty compile cache, and with the one "
         "that the first process left. Says how long each part took, up to the first token and to the last program. "
@@ -62,7 +62,6 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         epilog="Exit status: 0 measured, 2 misuse, 3 the engine did not start, 4 results could not be written.",
         allow_abbrev=False,
     )
-    parser.add_argument("what", choices=["startup"])
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     add_engine_flags(parser)
     parser.set_defaults(run=run)

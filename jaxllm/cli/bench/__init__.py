@@ -1,0 +1,1 @@
+"""The command `jaxllm bench`: measurements of an engine and of servers."""
