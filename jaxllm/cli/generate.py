@@ -5,24 +5,22 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
-
 from jaxllm.cli.config_file import Repeat
-from jaxllm.cli.engine_flags import add_engine_flags, read_engine_args
+from jaxllm.cli.engine_flags import add_engine_flags, read_engine_args, result_settings
 from jaxllm.cli.jobs import Job, Task, job_label, jobs_from_prompts, parse_job, read_jobs
-from jaxllm.cli.journal import Console, Journal
-from jaxllm.cli.streams import losing_messages, say
+from jaxllm.cli.journal import Console, Journal, output_path
+from jaxllm.cli.progress import Counts, Progress
+from jaxllm.cli.streams import say
 from jaxllm.config.engine_args import EngineArgs
 from jaxllm.config.kinds import Integer, Kind, Number, Switch
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.logprobs import Logprob
 from jaxllm.outputs import RequestOutput
-from jaxllm.params.checks import INT32_MAX, shown
+from jaxllm.params.checks import INT32_MAX
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 
 QUEUE_LENGTH = 1024
@@ -41,9 +39,6 @@ SAMPLING_FLAGS: Mapping[str, tuple[Kind, str]] = {
     "skip_special_tokens": (Switch(), "leave special tokens out of the text"),
     "include_stop_str_in_output": (Switch(), "keep the stop string in the text"),
 }
-
-_ENGINE_ONLY = ("hf_token", "enforce_eager", "download_dir", "use_tqdm_on_load", "max_logprobs")
-"""These model and loading arguments change no result, so a resumed run may change them."""
 
 
 class Engine(Protocol):
@@ -65,16 +60,6 @@ class Engine(Protocol):
     def step(self) -> list[RequestOutput]: ...
 
     def shutdown(self) -> None: ...
-
-
-@dataclasses.dataclass
-class Counts:
-    """Counts of what a run has done so far."""
-
-    failed: int = 0
-    cut_off: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -110,7 +95,7 @@ def run(args: argparse.Namespace, make_engine: Callable[[EngineArgs], Engine] | 
     SamplingParams(**flags)
     jobs = _read_prompts(args)
     output = _check_output(args)
-    settings = _settings(engine_args, flags, args.chat)
+    settings = result_settings(engine_args, sorted(flags.items()), args.chat)
     sink = Console(len(jobs), sys.stdout) if output is None else Journal(output, [job.key(settings) for job in jobs])
     with sink:
         todo = [job for job in jobs if job.index not in sink.done]
@@ -291,75 +276,7 @@ def _check_output(args: argparse.Namespace) -> Path | None:
             message = "standard output is closed: name a file with --output."
             raise VLLMValidationError(message, parameter="output")
         return None
-    try:
-        output = Path(args.output).expanduser()
-        fault = _fault(output, args.input)
-    except (OSError, RuntimeError, ValueError) as error:  # no such home, a name that is too long, a loop of links
-        message = f"--output {shown(args.output)}: {error}."
-        raise VLLMValidationError(message, parameter="output", value=args.output) from error
-    if fault is not None:
-        raise VLLMValidationError(f"--output {shown(args.output)}: {fault}.", parameter="output", value=args.output)
-    return output
-
-
-def _fault(output: Path, source: str | None) -> str | None:
-    """Say why a file cannot take the results; None if it can, as far as can be seen."""
-    if output.suffix not in (".jsonl", ".json"):
-        return "it must be a .jsonl or .json file"
-    if not output.parent.is_dir():
-        return f"there is no folder {output.parent}"
-    if output.is_dir():
-        return "it is a folder; name a file"
-    if source and output.resolve() == Path(source).expanduser().resolve():
-        return "it must not be the input file"
-    return None
-
-
-def _settings(engine_args: EngineArgs, flags: Mapping[str, Any], chat: bool) -> bytes:
-    """Return all that a result depends on besides its line; scheduling and memory settings change none."""
-    kept = {
-        field.name: repr(getattr(engine_args, field.name))
-        for field in dataclasses.fields(engine_args)
-        if field.metadata["group"] in ("ModelConfig", "LoadConfig") and field.name not in _ENGINE_ONLY
-    }
-    return msgspec.json.encode([kept, sorted(flags.items()), chat])
-
-
-class Progress:
-    """A bar on standard error shows how many prompts are done, and tokens per second."""
-
-    def __init__(self, total: int, initial: int, *, shown: bool) -> None:
-        from tqdm import tqdm
-
-        # Lines of a log file stay where they are, so few of them; a terminal's line is drawn over.
-        wait = 0.2 if sys.stderr.isatty() else 10.0
-        self._bar = tqdm(
-            total=total,
-            initial=initial,
-            desc="Prompts",
-            unit="prompt",
-            mininterval=wait,
-            file=sys.stderr,
-            disable=not shown,
-            delay=1e-9,  # draws nothing while it is made
-        )
-        with losing_messages():
-            self._bar.refresh()
-        self._start = time.monotonic()
-
-    def __enter__(self) -> Callable[[int, Counts], None]:
-        return self._advance
-
-    def __exit__(self, *_error: object) -> None:
-        with losing_messages():
-            self._bar.close()
-
-    def _advance(self, num_done: int, counts: Counts) -> None:
-        seconds = max(time.monotonic() - self._start, 1e-6)
-        read, written = counts.prompt_tokens / seconds, counts.output_tokens / seconds
-        self._bar.set_postfix_str(f"input: {read:.0f} tok/s, output: {written:.0f} tok/s", refresh=False)
-        with losing_messages():
-            self._bar.update(num_done)
+    return output_path(args.output, args.input, (".jsonl", ".json"))
 
 
 def _report(counts: Counts, num_prompts: int, max_tokens_given: bool) -> int:

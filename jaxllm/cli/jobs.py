@@ -64,15 +64,22 @@ def read_jobs(name: str) -> list[Job]:
     if Path(name).suffix not in (".jsonl", ".txt"):
         message = f"--input must be a .jsonl or .txt file, got {shown(name)}."
         raise VLLMValidationError(message, parameter="input", value=name)
+    return [Job(i, line, Path(name).suffix == ".jsonl") for i, line in enumerate(read_lines(name))]
+
+
+def read_lines(name: str, flag: str = "input") -> list[bytes]:
+    """Return the lines of an input file, at least one; blank ones are skipped. Raises VLLMValidationError."""
     try:
         content = Path(name).expanduser().read_bytes()
     except (OSError, RuntimeError, ValueError) as error:  # no such file, no such home, no such name
         reason = error.strerror if isinstance(error, OSError) else error
-        raise VLLMValidationError(f"--input {shown(name)}: {reason}.", parameter="input", value=name) from error
+        raise VLLMValidationError(
+            f"--{flag} {shown(name)}: {reason}.", parameter=flag.replace("-", "_"), value=name
+        ) from error
     lines = [line for line in content.removeprefix(b"\xef\xbb\xbf").splitlines() if line.strip()]
     if not lines:
-        raise VLLMValidationError(f"--input {name} has no prompts.", parameter="input", value=name)
-    return [Job(i, line, Path(name).suffix == ".jsonl") for i, line in enumerate(lines)]
+        raise VLLMValidationError(f"--{flag} {name} has no prompts.", parameter=flag.replace("-", "_"), value=name)
+    return lines
 
 
 def parse_job(job: Job, chat: bool) -> Task:

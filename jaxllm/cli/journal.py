@@ -14,6 +14,7 @@ import msgspec
 
 from jaxllm.cli.streams import writing
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.checks import shown
 
 
 class _Entry(msgspec.Struct):
@@ -33,6 +34,35 @@ def _encode(record: dict[str, Any]) -> bytes:
     for end in _LINE_ENDS:
         line = line.replace(end.encode(), b"\\u%04x" % ord(end))
     return line
+
+
+def output_path(given: str, source: str | None, suffixes: Sequence[str] = (), flag: str = "output") -> Path:
+    """Return the file for a run's results, whose name ends in one of `suffixes`, if there are any.
+
+    Raises VLLMValidationError for one that cannot take them, and for the input file itself.
+    """
+    try:
+        output = Path(given).expanduser()
+        fault = _fault(output, source, suffixes)
+    except (OSError, RuntimeError, ValueError) as error:  # no such home, a name that is too long, a loop of links
+        message = f"--{flag} {shown(given)}: {error}."
+        raise VLLMValidationError(message, parameter=flag.replace("-", "_"), value=given) from error
+    if fault is not None:
+        raise VLLMValidationError(f"--{flag} {shown(given)}: {fault}.", parameter=flag.replace("-", "_"), value=given)
+    return output
+
+
+def _fault(output: Path, source: str | None, suffixes: Sequence[str]) -> str | None:
+    """Say why a file cannot take the results; None if it can, as far as can be seen."""
+    if suffixes and output.suffix not in suffixes:
+        return f"it must be a {' or '.join(suffixes)} file"
+    if not output.parent.is_dir():
+        return f"there is no folder {output.parent}"
+    if output.is_dir():
+        return "it is a folder; name a file"
+    if source and output.resolve() == Path(source).expanduser().resolve():
+        return "it must not be the input file"
+    return None
 
 
 class Journal:

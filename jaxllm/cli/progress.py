@@ -1,0 +1,57 @@
+"""A bar shows how far a run of many prompts is."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Callable
+
+from jaxllm.cli.streams import losing_messages
+
+
+@dataclasses.dataclass
+class Counts:
+    """Counts of what a run has done so far."""
+
+    failed: int = 0
+    cut_off: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+class Progress:
+    """A bar on standard error shows how many prompts are done, and tokens per second."""
+
+    def __init__(self, total: int, initial: int, *, shown: bool) -> None:
+        from tqdm import tqdm
+
+        # Lines of a log file stay where they are, so few of them; a terminal's line is drawn over.
+        wait = 0.2 if sys.stderr.isatty() else 10.0
+        self._bar = tqdm(
+            total=total,
+            initial=initial,
+            desc="Prompts",
+            unit="prompt",
+            mininterval=wait,
+            file=sys.stderr,
+            disable=not shown,
+            delay=1e-9,  # draws nothing while it is made
+        )
+        with losing_messages():
+            self._bar.refresh()
+        self._start = time.monotonic()
+
+    def __enter__(self) -> Callable[[int, Counts], None]:
+        return self._advance
+
+    def __exit__(self, *_error: object) -> None:
+        with losing_messages():
+            self._bar.close()
+
+    def _advance(self, num_done: int, counts: Counts) -> None:
+        seconds = max(time.monotonic() - self._start, 1e-6)
+        read, written = counts.prompt_tokens / seconds, counts.output_tokens / seconds
+        self._bar.set_postfix_str(f"input: {read:.0f} tok/s, output: {written:.0f} tok/s", refresh=False)
+        with losing_messages():
+            self._bar.update(num_done)

@@ -1,0 +1,242 @@
+"""`jaxllm run-batch` answers the requests of a file in OpenAI's batch form, as a server would."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from jaxllm.cli.engine_flags import read_engine_args, result_settings
+from jaxllm.cli.jobs import Job, read_lines
+from jaxllm.cli.journal import Journal, output_path
+from jaxllm.cli.progress import Counts, Progress
+from jaxllm.cli.streams import say
+from jaxllm.config.async_engine_args import AsyncEngineArgs
+from jaxllm.config.kinds import add_flags
+from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
+from jaxllm.server.arguments import ServerArgs
+
+if TYPE_CHECKING:
+    from jaxllm.engine.async_llm import AsyncLLM
+
+QUEUE_LENGTH = 1024
+"""So many requests are in the engine at a time, or twice its batch."""
+BUSY_SECONDS = 0.1
+"""A request that the engine has no room for is tried again after so long."""
+CHAT_URL, COMPLETION_URL = "/v1/chat/completions", "/v1/completions"
+SERVER_FLAGS = (
+    "chat_template_content_format",
+    "default_chat_template_kwargs",
+    "trust_request_chat_template",
+    "response_role",
+    "enable_prompt_tokens_details",
+    "return_tokens_as_token_ids",
+)
+"""The server's arguments that change an answer."""
+
+type MakeEngine = Callable[[argparse.Namespace], AbstractAsyncContextManager[AsyncLLM]]
+
+
+class BatchLine(msgspec.Struct, frozen=True):
+    """A line of a batch file."""
+
+    custom_id: str
+    url: str
+    body: msgspec.Raw
+    method: str = "POST"
+
+
+class _Label(msgspec.Struct, frozen=True):
+    """What an error shows of a line that is no good."""
+
+    custom_id: Any = None
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "run-batch",
+        help="answer a file of requests in OpenAI's batch form",
+        description="Answer the requests of a file, each a line with custom_id, method, url and body, on one engine in "
+        f"this program. URLs are {CHAT_URL} and {COMPLETION_URL}. A run that was killed goes on where it stopped when "
+        "started again.",
+        epilog="A request that fails has its error in its line of the output; the exit status is then 1. Other "
+        "statuses: 0 done, 2 misuse, 3 the engine has ended, 4 results could not be written, 130 interrupted.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("-i", "--input-file", metavar="FILE", help="requests, one JSON object a line")
+    parser.add_argument("-o", "--output-file", metavar="FILE", help="answers, in the order of the requests")
+    parser.add_argument("model_tag", metavar="MODEL", nargs="?", help="hub id, folder, or .gguf file")
+    parser.add_argument("--config", metavar="FILE.yaml", help="flags and their values; the command line wins")
+    add_flags(parser, tuple(each for each in dataclasses.fields(ServerArgs) if each.name in SERVER_FLAGS))
+    AsyncEngineArgs.add_cli_args(parser)
+    parser.set_defaults(run=run, disable_log_stats=True)
+    return parser
+
+
+def run(args: argparse.Namespace, make_engine: MakeEngine | None = None) -> int:
+    """Answer all requests and return the exit status. Arguments and files are checked before the model loads."""
+    engine_args = read_engine_args(args, AsyncEngineArgs)
+    server_args = ServerArgs.from_cli_args(args)
+    for flag in ("input_file", "output_file"):
+        if getattr(args, flag) is None:
+            raise VLLMValidationError(f"say --{flag.replace('_', '-')} FILE.", parameter=flag)
+    jobs = [Job(i, line, True) for i, line in enumerate(read_lines(args.input_file, "input-file"))]
+    output = output_path(args.output_file, args.input_file, flag="output-file")
+    shown = [getattr(server_args, name) for name in SERVER_FLAGS]
+    settings = result_settings(engine_args, engine_args.served_model_name, shown)
+    keys = [job.key(settings) for job in jobs]
+    with Journal(output, keys) as journal:
+        todo = [job for job in jobs if job.index not in journal.done]
+        if len(todo) < len(jobs):
+            say(f"{len(jobs) - len(todo)} of {len(jobs)} requests are done already.")
+        counts = Counts()
+        again = "Start the same command again to go on."
+        if todo:
+            try:
+                answering = _answer_all(args, server_args, make_engine or _start, Batch(keys, todo, journal, counts))
+                asyncio.run(answering)
+            except KeyboardInterrupt:
+                say(f"interrupted: {len(journal.done)} of {len(jobs)} requests are done. {again}")
+                return 130
+            except EngineDeadError as error:
+                say(f"jaxllm: error: {error} {len(journal.done)} of {len(jobs)} requests are done. {again}")
+                return 3
+        journal.finish()
+    if counts.failed:
+        say(f"{counts.failed} of {len(jobs)} requests failed; their lines hold the errors.")
+    return 1 if counts.failed else 0
+
+
+class Batch(NamedTuple):
+    """The requests of a run, and what becomes of them."""
+
+    keys: Sequence[str]
+    """One for each line of the file."""
+    todo: Sequence[Job]
+    journal: Journal
+    counts: Counts
+
+
+@asynccontextmanager
+async def _start(args: argparse.Namespace) -> AsyncIterator[AsyncLLM]:
+    from jaxllm.engine.async_client import build_async_engine_client
+
+    async with build_async_engine_client(args) as engine:
+        yield engine
+
+
+async def _answer_all(args: argparse.Namespace, server_args: ServerArgs, make: MakeEngine, batch: Batch) -> None:
+    """Answer requests, many at a time. Raises EngineDeadError and OutputError."""
+    async with make(args) as engine:
+        limit = max(QUEUE_LENGTH, 2 * engine.vllm_config.scheduler_config.max_num_seqs)
+        answers = Answers(engine, server_args, args.served_model_name)
+        waiting = iter(batch.todo)
+        total = len(batch.keys)
+        with Progress(total, total - len(batch.todo), shown=True) as advance:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(min(limit, len(batch.todo))):
+                        group.create_task(_work(answers, waiting, batch, advance))
+            except BaseExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+
+
+async def _work(answers: Answers, waiting: Iterator[Job], batch: Batch, advance: Callable[[int, Counts], None]) -> None:
+    """Answer one request after another."""
+    for job in waiting:
+        record, is_good = await answers.record(job, "batch_req_" + batch.keys[job.index])
+        usage = getattr(record["response"]["body"], "usage", None)
+        if usage is not None:
+            batch.counts.prompt_tokens += usage.prompt_tokens
+            batch.counts.output_tokens += usage.completion_tokens
+        batch.counts.failed += not is_good
+        (batch.journal.put if is_good else batch.journal.fail)(job.index, record)
+        advance(1, batch.counts)
+
+
+class Answers:
+    """This answers lines of a batch file by what answers a server's requests."""
+
+    def __init__(self, engine: AsyncLLM, server_args: ServerArgs, names: Sequence[str] | None) -> None:
+        from jaxllm.server.serving_chat import OpenAIServingChat
+        from jaxllm.server.serving_completion import OpenAIServingCompletion
+        from jaxllm.server.serving_models import OpenAIServingModels
+
+        models = OpenAIServingModels(engine.model_config, names)
+        self._engine = engine
+        self._chat = OpenAIServingChat(engine, models, server_args)
+        self._completion = OpenAIServingCompletion(engine, models, server_args)
+
+    async def record(self, job: Job, request_id: str) -> tuple[dict[str, Any], bool]:
+        """Return a line's answer in the form of the output, and whether it is one. Raises EngineDeadError."""
+        from jaxllm.server.errors import error_response
+
+        try:
+            body, status, error = await self._answer(job, request_id), 200, None
+        except EngineDeadError:
+            raise
+        except Exception as failure:  # noqa: BLE001 - each has an answer
+            body = error_response(failure)
+            status, error = body.error.code, body.error
+        response = {"status_code": status, "request_id": request_id, "body": body}
+        return {"id": request_id, "custom_id": _custom_id(job), "response": response, "error": error}, error is None
+
+    async def _answer(self, job: Job, request_id: str) -> Any:
+        from jaxllm.server.protocol.chat import CHAT_REFUSED, ChatCompletionRequest
+        from jaxllm.server.protocol.completion import COMPLETION_REFUSED, CompletionRequest
+        from jaxllm.server.protocol.decoding import decode
+
+        line = _parse(job)
+        if line.url == CHAT_URL:
+            chat = self._repeatable(decode(bytes(line.body), ChatCompletionRequest, CHAT_REFUSED), job)
+            return await self._when_there_is_room(lambda: self._chat.answer(chat, request_id))
+        if line.url == COMPLETION_URL:
+            request = self._repeatable(decode(bytes(line.body), CompletionRequest, COMPLETION_REFUSED), job)
+            return await self._when_there_is_room(lambda: self._completion.answer(request, request_id))
+        message = f"url must be {CHAT_URL} or {COMPLETION_URL}, got {line.url!r}."
+        raise VLLMValidationError(message, parameter="url", value=line.url)
+
+    def _repeatable[T: Any](self, request: T, job: Job) -> T:
+        """Return a request with a seed that its line's place gives, so that a resumed run samples the same."""
+        from jaxllm.engine.front_end.input_processor import mix
+
+        if request.stream:
+            raise VLLMValidationError("stream: answers of a batch are not streamed.", parameter="stream", value=True)
+        if request.seed is None:
+            request.seed = mix(self._engine.model_config.seed, job.index) >> 1
+        return request
+
+    async def _when_there_is_room(self, answer: Callable[[], Any]) -> Any:
+        """Wait while the engine takes no more, as long as others are in it."""
+        while True:
+            try:
+                return await answer()
+            except EngineBusyError:
+                if not self._engine.front.outputs.num_unfinished_requests:
+                    raise
+                await asyncio.sleep(BUSY_SECONDS)
+
+
+def _parse(job: Job) -> BatchLine:
+    """Read a line. Raises VLLMValidationError."""
+    try:
+        line = msgspec.json.decode(job.line, type=BatchLine)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        message = f"The line must be an object with custom_id, method, url and body: {error}."
+        raise VLLMValidationError(message) from error
+    if line.method != "POST":
+        raise VLLMValidationError(f"method must be POST, got {line.method!r}.", parameter="method", value=line.method)
+    return line
+
+
+def _custom_id(job: Job) -> Any:
+    try:
+        return msgspec.json.decode(job.line, type=_Label).custom_id
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

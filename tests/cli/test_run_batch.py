@@ -1,0 +1,156 @@
+"""`jaxllm run-batch` answers each line as a server would, and goes on where it stopped."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxllm.cli import run_batch
+from jaxllm.cli.journal import Journal
+from jaxllm.cli.main import main, make_parser
+from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.exceptions import EngineDeadError
+from tests.async_engine.support import mock_llm, tiny_args
+from tests.cli.running import read_jsonl, write_jsonl
+from tests.server.conftest import TEMPLATE
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def chat(custom_id: str, url: str = run_batch.CHAT_URL, **body: Any) -> dict[str, Any]:
+    given = {"messages": HELLO, "max_tokens": 4} | body
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": given}
+
+
+def completion(custom_id: str, **body: Any) -> dict[str, Any]:
+    given = {"prompt": "hello", "max_tokens": 4} | body
+    return {"custom_id": custom_id, "method": "POST", "url": run_batch.COMPLETION_URL, "body": given}
+
+
+class Batches:
+    """Runs of the subcommand in a folder, on an engine without a model."""
+
+    def __init__(self, folder: Path, tokenizer: str) -> None:
+        self.folder, self.tokenizer = folder, tokenizer
+        self.output = folder / "out.jsonl"
+        self.num_started = 0
+
+    def run(self, lines: Sequence[Any], *words: str, **engine: Any) -> int:
+        """Answer lines; an object is a line of JSON."""
+        source = write_jsonl(self.folder / "in.jsonl", list(lines))
+        given = ["run-batch", "m", "-i", str(source), "-o", str(self.output), "--served-model-name", "tiny", *words]
+
+        @asynccontextmanager
+        async def start(args: argparse.Namespace) -> AsyncIterator[AsyncLLM]:
+            self.num_started += 1
+            with mock_llm(tiny_args(self.tokenizer, chat_template=TEMPLATE, **engine)) as llm:
+                yield llm
+
+        return run_batch.run(make_parser()[0].parse_args(given), start)
+
+
+@pytest.fixture
+def batches(tmp_path: Path, tokenizer: str) -> Batches:
+    return Batches(tmp_path, tokenizer)
+
+
+def test_answers_have_the_form_of_batches_and_the_order_of_the_requests(batches: Batches):
+    assert batches.run([chat("a"), completion("b", prompt=["x", "y"]), chat("c", model="tiny")]) == 0
+    first, second, third = read_jsonl(batches.output)
+    assert [each["custom_id"] for each in (first, second, third)] == ["a", "b", "c"]
+    assert [each["error"] for each in (first, second, third)] == [None] * 3
+    assert first["id"] == first["response"]["request_id"] != second["id"]
+    assert first["response"]["status_code"] == 200
+    body = first["response"]["body"]
+    assert (body["object"], body["model"], body["usage"]["completion_tokens"]) == ("chat.completion", "tiny", 4)
+    assert body["choices"][0]["message"]["content"]
+    assert [each["index"] for each in second["response"]["body"]["choices"]] == [0, 1]
+
+
+BAD: dict[str, tuple[Any, int, str | None]] = {
+    "no JSON": ("{", 400, None),
+    "no custom_id": ({"url": run_batch.CHAT_URL, "body": {}}, 400, None),
+    "another URL": (chat("x", url="/v1/embeddings"), 400, "url"),
+    "another method": (chat("x") | {"method": "GET"}, 400, "method"),
+    "another model": (chat("x", model="other"), 404, "model"),
+    "a stream": (chat("x", stream=True), 400, "stream"),
+    "a field out of bounds": (chat("x", temperature=-1), 400, "temperature"),
+    "a field of another type": (completion("x", max_tokens="many"), 400, "max_tokens"),
+    "a template": (chat("x", chat_template="{{ 1 }}"), 400, "chat_template"),
+}
+
+
+def test_a_bad_line_hurts_only_itself(batches: Batches, capsys: pytest.CaptureFixture[str]):
+    lines = [line for line, _, _ in BAD.values()]
+    assert batches.run([*lines, chat("good")]) == 1
+    *records, good = read_jsonl(batches.output)
+    for name, record, (line, status, parameter) in zip(BAD, records, BAD.values(), strict=True):
+        assert record["response"]["status_code"] == status, name
+        assert record["error"] == record["response"]["body"]["error"], name
+        assert record["error"]["param"] == parameter, name
+        assert record["custom_id"] == (line.get("custom_id") if isinstance(line, dict) else None), name
+    assert good["error"] is None
+    assert f"{len(BAD)} of {len(BAD) + 1} requests failed" in capsys.readouterr().err
+
+
+def test_a_run_goes_on_where_it_was_killed(batches: Batches, monkeypatch: pytest.MonkeyPatch):
+    lines = [completion(str(i), temperature=1.0) for i in range(12)]
+    assert batches.run(lines) == 0
+    whole = [each["response"]["body"]["choices"] for each in read_jsonl(batches.output)]
+    batches.output.unlink()
+    put, done = Journal.put, []
+
+    def put_five(journal: Journal, index: int, record: dict[str, Any]) -> None:
+        if len(done) == 5:
+            raise KeyboardInterrupt
+        put(journal, index, record)
+        done.append(index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "put", put_five)
+        assert batches.run(lines) == 130
+    assert not batches.output.exists()
+    answered: list[int] = []
+
+    def put_all(journal: Journal, index: int, record: dict[str, Any]) -> None:
+        put(journal, index, record)
+        answered.append(index)
+
+    monkeypatch.setattr(Journal, "put", put_all)
+    assert batches.run(lines) == 0
+    assert sorted([*done, *answered]) == list(range(12))
+    assert [each["response"]["body"]["choices"] for each in read_jsonl(batches.output)] == whole
+
+
+def test_a_busy_engine_is_waited_for(batches: Batches):
+    assert batches.run([chat(str(i), max_tokens=2) for i in range(20)], max_num_queued_reqs=2) == 0
+    assert len(read_jsonl(batches.output)) == 20
+
+
+def test_an_engine_that_ends_stops_the_run(
+    batches: Batches, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    async def die(*_: Any) -> Any:
+        raise EngineDeadError("The engine has ended.")
+
+    monkeypatch.setattr(run_batch.Answers, "_answer", die)
+    assert batches.run([chat("a"), chat("b")]) == 3
+    assert "0 of 2 requests are done. Start the same command again" in capsys.readouterr().err
+    assert not batches.output.exists()
+
+
+def test_misuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    source = str(write_jsonl(tmp_path / "in.jsonl", [chat("a")]))
+    for words, message in (
+        (["-o", "x"], "--input-file"),
+        (["-i", source], "--output-file"),
+        (["-i", source, "-o", source], "must not be the input file"),
+        (["-i", str(tmp_path / "none.jsonl"), "-o", "x"], "--input-file"),
+    ):
+        assert main(["run-batch", "m", *words]) == 2
+        assert message in capsys.readouterr().err
