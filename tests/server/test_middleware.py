@@ -65,8 +65,8 @@ def test_r24_another_id_is_replaced(server: Served, given: str) -> None:
     assert answer.json["id"] == f"cmpl-{shown}"
 
 
-def test_a_proxy_may_take_its_path_off_or_not(mock: AsyncLLM, mock_server: Served) -> None:
-    with served(mock, "--root-path", "/llm", "--api-key", "k") as server:
+def test_a_proxy_may_take_its_path_off_or_not(tokenizer: str, mock_server: Served) -> None:
+    with mock_served(tokenizer, "--root-path", "/llm", "--api-key", "k") as server:
         for prefix in ("", "/llm"):
             assert server.get(f"{prefix}/health").status == 200
             assert server.get(f"{prefix}/v1/models").status == 401
