@@ -39,6 +39,8 @@ class Call(NamedTuple):
     """The server's own id of the request, unlike any other; a client's is only ever echoed."""
     client_request_id: str | None
     """X-Request-Id, if it is well formed."""
+    path: dict[str, str]
+    """The variable parts of the route's path, by their names."""
 
 
 class Reply(NamedTuple):
@@ -104,7 +106,7 @@ class Endpoint:
             return
         except ConnectionError:
             return
-        call = Call(state, body, headers, request_id, client_request_id)
+        call = Call(state, body, headers, request_id, client_request_id, scope.get("path_params", {}))
         answering = asyncio.create_task(self._answer(call, send))
         leaving = asyncio.create_task(_wait_disconnect(receive))
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.routing import Route
 
+from jaxllm.server.auth import OPEN_PATHS
 from jaxllm.server.endpoint import Endpoint
 from jaxllm.server.errors import ErrorResponse
 from jaxllm.server.protocol.chat import (
@@ -25,7 +26,7 @@ from jaxllm.server.protocol.tokenization import (
     TokenizeResponse,
     TokenizerInfo,
 )
-from jaxllm.server.serving_models import ModelList
+from jaxllm.server.serving_models import ModelCard, ModelList
 
 REFERENCE = "#/components/schemas/{name}"
 
@@ -43,6 +44,7 @@ TYPES: Mapping[str, Types] = {
     "/v1/chat/completions": Types(ChatCompletionResponse, ChatCompletionRequest, ChatCompletionStreamResponse),
     "/v1/completions": Types(CompletionResponse, CompletionRequest, CompletionStreamResponse),
     "/v1/models": Types(ModelList),
+    "/v1/models/{model:path}": Types(ModelCard),
     "/tokenize": Types(TokenizeResponse, TokenizeRequest),
     "/detokenize": Types(DetokenizeResponse, DetokenizeRequest),
     "/tokenizer_info": Types(TokenizerInfo),
@@ -69,9 +71,9 @@ def _document(app: FastAPI, *, has_keys: bool) -> dict[str, Any]:
     document.setdefault("components", {}).setdefault("schemas", {}).update(components)
     for route in app.routes:
         if isinstance(route, Route) and isinstance(route.endpoint, Endpoint):
-            operation = _operation(route.path, route.endpoint, reference.__getitem__)
+            operation = _operation(route.path, route.param_convertors, route.endpoint, reference.__getitem__)
             methods = sorted((route.methods or set()) - {"HEAD"})
-            document["paths"][route.path] = {
+            document["paths"][route.path_format] = {
                 method.lower(): {"operationId": f"{route.endpoint.name}_{method.lower()}", **operation}
                 for method in methods
             }
@@ -81,14 +83,20 @@ def _document(app: FastAPI, *, has_keys: bool) -> dict[str, Any]:
     return document
 
 
-def _operation(path: str, endpoint: Endpoint, schema: Callable[[Any], Any]) -> dict[str, Any]:
+def _operation(path: str, variables: Iterable[str], endpoint: Endpoint, schema: Callable[[Any], Any]) -> dict[str, Any]:
     types = TYPES.get(path)
     found: dict[str, Any] = {"description": "Successful Response"}
     operation: dict[str, Any] = {"summary": endpoint.summary}
+    if path in OPEN_PATHS:
+        operation["security"] = []
+    if variables:
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in variables
+        ]
     if types is not None:
         content = {"application/json": {"schema": schema(types.response)}}
-        if types.event is not None:
-            content["text/event-stream"] = {"schema": schema(types.event)}
+        if types.event is not None:  # a schema would be of the whole stream, which none can describe
+            content["text/event-stream"] = {"x-event": schema(types.event)}
         found["content"] = content
         if types.request is not None:
             body = {"application/json": {"schema": schema(types.request)}}

@@ -18,6 +18,7 @@ def routes(args: ServerArgs) -> list[Route]:
     del args
     return [
         Route("/v1/models", Endpoint(show_models, takes_json=False), methods=["GET"]),
+        Route("/v1/models/{model:path}", Endpoint(show_model, takes_json=False), methods=["GET"]),
         Route("/v1/chat/completions", Endpoint(answer_chat, runs_model=True), methods=["POST"]),
         Route("/v1/completions", Endpoint(answer_completion, runs_model=True), methods=["POST"]),
         Route("/tokenize", Endpoint(tokenize), methods=["POST"]),
@@ -29,6 +30,11 @@ def routes(args: ServerArgs) -> list[Route]:
 async def show_models(call: Call) -> Reply:
     """List the names that the model goes by."""
     return Reply.json(call.state.openai_serving_models.show())
+
+
+async def show_model(call: Call) -> Reply:
+    """Show one of the names that the model goes by."""
+    return Reply.json(call.state.openai_serving_models.find(call.path["model"]))
 
 
 async def answer_chat(call: Call) -> Reply:

@@ -58,6 +58,11 @@ class OpenAIServingModels:
             message = f"The model `{given}` does not exist."
             raise RequestFailedError(HTTPStatus.NOT_FOUND, message, param="model")
 
+    def find(self, name: str) -> ModelCard:
+        """Return what is known of the model by one of its names. Raises RequestFailedError, 404, for another."""
+        self.check(name)
+        return self._cards[self._names.index(name)]
+
     def show(self) -> ModelList:
         """Return all names with what is known of the model."""
         return ModelList(data=self._cards)

@@ -67,10 +67,11 @@ class OpenAIServingTokenization:
             message = "The tokenizer is not shown: start the server with --enable-tokenizer-info-endpoint."
             raise RequestFailedError(HTTPStatus.NOT_FOUND, message)
         tokenizer = self._front.require_tokenizer()
+        special = tokenizer.parts.special_tokens
         return TokenizerInfo(
             vocab_size=tokenizer.backend.get_vocab_size(),
             eos_token_id=tokenizer.eos_token_id,
-            special_tokens=tokenizer.parts.special_tokens,
+            **{name: special.get(name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")},
             added_tokens=tokenizer.added_tokens,
             truncation_side=tokenizer.parts.truncation_side,
             chat_template=self._front.ready.chat_template or tokenizer.parts.chat_template,

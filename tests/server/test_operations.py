@@ -18,6 +18,8 @@ BODY = {"prompt": [5], "max_tokens": 40, "ignore_eos": True}
 
 def test_models_health_and_version(mock_server: Served) -> None:
     assert [each["id"] for each in mock_server.get("/v1/models").json["data"]] == ["tiny"]
+    assert mock_server.get("/v1/models/tiny").json == mock_server.get("/v1/models").json["data"][0]
+    assert mock_server.get("/v1/models/other").status == 404
     assert [mock_server.get(path).status for path in ("/health", "/ping", "/livez")] == [200, 200, 200]
     assert mock_server.post("/ping", {}).status == 200
     assert mock_server.get("/version").json == {"version": jaxllm.__version__}

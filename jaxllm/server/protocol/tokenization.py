@@ -71,13 +71,15 @@ class DetokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is to know of the tokenizer."""
+    """What there is to know of the tokenizer, by the names of transformers' tokenizer_config.json where it has them."""
 
     vocab_size: int
     """The number of token ids that have a text; the model may have more."""
     eos_token_id: int | None
-    special_tokens: dict[str, str]
-    """The special tokens' texts by their names, as "bos_token"."""
+    bos_token: str | None
+    eos_token: str | None
+    unk_token: str | None
+    pad_token: str | None
     added_tokens: dict[int, str]
     truncation_side: str
     chat_template: str | dict[str, str] | None

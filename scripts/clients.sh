@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# clients.sh [openai langchain litellm lm-eval guidellm schemathesis]: real clients, each in an environment of its own and
+# unmodified, against SmolLM2 served here. Exit status 0 if all that were asked for (by default all) passed.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/lib.sh
+
+declare -A PACKAGES=(
+  [openai]="openai>=2"
+  [langchain]="langchain-openai>=1"
+  [litellm]="litellm>=1.100"
+  [lm-eval]="lm-eval[api]==0.4.13"
+  [guidellm]="guidellm>=0.8,<0.9"
+  [schemathesis]="schemathesis>=4.30,<5"
+)
+[ $# -gt 0 ] || set -- openai langchain litellm lm-eval guidellm schemathesis
+for client in "$@"; do
+  [ -n "${PACKAGES[$client]:-}" ] || die "there is no client $client; there are: ${!PACKAGES[*]}"
+done
+
+ensure_env test
+model=$(.venv/bin/python scripts/fetch_models.py smollm2)
+work=$(mktemp -d)
+stop() { # what has run in a subshell is no child of this shell: its process id is in a file
+  [ -s "$work/pid" ] || return 0
+  kill "$(cat "$work/pid")" 2>/dev/null || true
+  for _ in $(seq 100); do kill -0 "$(cat "$work/pid")" 2>/dev/null || break; sleep 0.1; done
+  rm "$work/pid"
+}
+trap 'stop; rm -rf "$work"' EXIT
+
+port=$(.venv/bin/python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+url=http://127.0.0.1:$port
+serve() { # FLAGS...: start the server, and wait until it is ready
+  stop
+  JAX_PLATFORMS=cpu .venv/bin/jaxllm serve "$model" --host 127.0.0.1 --port "$port" --served-model-name smollm2 \
+    --enable-tokenizer-info-endpoint --api-key key --disable-uvicorn-access-log "$@" >"$work/server.txt" 2>&1 &
+  echo $! >"$work/pid"
+  for _ in $(seq 600); do
+    curl -sf "$url/health" >/dev/null && return
+    kill -0 "$(cat "$work/pid")" 2>/dev/null || break
+    sleep 0.2
+  done
+  tail -20 "$work/server.txt" >&2
+  die "the server has not started"
+}
+
+python_of() { # CLIENT: make its environment; prints its Python
+  local folder=.cache/clients/$1
+  if [ ! -e "$folder/installed" ]; then
+    .venv/bin/python -m venv --clear "$folder"
+    "$folder/bin/python" -m pip install -q --disable-pip-version-check "${PACKAGES[$1]}" >&2
+    touch "$folder/installed"
+  fi
+  echo "$PWD/$folder/bin/python"
+}
+
+run_script() { "$(python_of "$1")" "scripts/clients/use_${1//-/_}.py" "$url" key; }
+
+run_lm-eval() { # its log-likelihoods have to be those of this process
+  run_script lm-eval >"$work/lm-eval.txt"
+  tail -n 1 "$work/lm-eval.txt" >"$work/lm-eval.json"
+  JAX_PLATFORMS=cpu .venv/bin/python scripts/clients/loglikelihoods.py "$model" "$work/lm-eval.json"
+}
+
+run_guidellm() {
+  local python
+  python=$(python_of guidellm)
+  for i in $(seq 40); do echo "{\"prompt\": \"Write about the number $i.\", \"output_tokens_count\": 16}"; done >"$work/data.jsonl"
+  "$(dirname "$python")/guidellm" run --backend "kind=openai_http,target=$url,model=smollm2,api_key=key" \
+    --profile kind=concurrent,streams=4 --constraint kind=max_requests,count=20 --disable-progress \
+    --data "kind=json_file,path=$work/data.jsonl" --output "kind=json,path=$work/guidellm.json"
+  "$python" -c '
+import json, sys
+[run] = json.load(open(sys.argv[1]))["benchmarks"]
+totals = run["metrics"]["request_totals"]
+print("guidellm:", totals)
+assert totals["successful"] >= 20 and not totals["errored"], totals' "$work/guidellm.json"
+}
+
+# Which values of the right type make sense, as two fields that contradict each other, no schema says: all checks but that one.
+run_schemathesis() {
+  local python
+  serve --max-model-len 128 --max-num-seqs 16
+  python=$(python_of schemathesis)
+  (cd "$work" && "$(dirname "$python")/schemathesis" run "$url/openapi.json" --header "Authorization: Bearer key" \
+    --phases examples,coverage,fuzzing --max-examples 100 --exclude-checks positive_data_acceptance \
+    --continue-on-failure --no-color --generation-deterministic)
+  ! grep -q Traceback "$work/server.txt" || { grep -A20 Traceback "$work/server.txt" >&2; return 1; }
+}
+
+results=()
+failed=0
+serve --max-model-len 1024
+for client in "$@"; do
+  say "$client"
+  start=$SECONDS run=run_$client
+  declare -F "$run" >/dev/null || run="run_script $client"
+  set +e
+  (set -e; $run)
+  status=$?
+  set -e
+  [ "$status" = 0 ] && results+=("$client: passed, $((SECONDS - start)) s") || { results+=("$client: FAILED"); failed=1; }
+done
+printf '%s\n' "${results[@]}"
+exit "$failed"

@@ -1,0 +1,143 @@
+"""The openai package, synchronous and asynchronous, against a server: what its users do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+import openai
+
+MODEL = "smollm2"
+MESSAGES = [{"role": "user", "content": "Name three colours."}]
+
+
+def check_chat(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, max_completion_tokens=24, temperature=0, logprobs=True, top_logprobs=3, n=2
+    )
+    assert len(answer.choices) == 2
+    first = answer.choices[0]
+    assert first.message.role == "assistant"
+    assert first.message.content
+    assert first.logprobs is not None
+    assert first.logprobs.content is not None
+    assert len(first.logprobs.content[0].top_logprobs) == 3
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    assert "".join(each.token for each in first.logprobs.content).startswith(first.message.content[:5])
+
+
+def check_stream(client: openai.OpenAI) -> None:
+    given = {"model": MODEL, "messages": MESSAGES, "max_tokens": 24, "temperature": 0}
+    whole = client.chat.completions.create(**given).choices[0].message.content
+    stream = client.chat.completions.create(**given, stream=True, stream_options={"include_usage": True})
+    pieces, usage = [], None
+    for chunk in stream:
+        pieces += [each.delta.content or "" for each in chunk.choices]
+        usage = chunk.usage or usage
+    assert "".join(pieces) == whole
+    assert usage is not None
+    assert usage.completion_tokens > 0
+    with client.chat.completions.stream(model=MODEL, messages=MESSAGES, max_tokens=8, temperature=0) as events:
+        kinds = {event.type for event in events}
+    assert {"chunk", "content.delta", "content.done"} <= kinds
+
+
+def check_parse(client: openai.OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}, "people": {"type": "integer"}},
+        "required": ["city", "people"],
+        "additionalProperties": False,
+    }
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Name a city and how many people live there."}],
+        response_format={"type": "json_schema", "json_schema": {"name": "city", "schema": schema, "strict": True}},
+        max_tokens=80,
+        temperature=0,
+    )
+    found = json.loads(answer.choices[0].message.content or "")
+    assert found.keys() == {"city", "people"}
+
+
+def check_completions(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model=MODEL, prompt=["One, two,", "Red, green,"], max_tokens=8, temperature=0, logprobs=2
+    )
+    assert [each.index for each in answer.choices] == [0, 1]
+    assert answer.choices[0].logprobs is not None
+    echoed = client.completions.create(model=MODEL, prompt="One, two,", max_tokens=0, echo=True, logprobs=1)
+    assert echoed.choices[0].text == "One, two,"
+    assert echoed.choices[0].logprobs is not None
+    assert echoed.choices[0].logprobs.token_logprobs is not None
+    assert echoed.choices[0].logprobs.token_logprobs[0] is None
+    pieces = client.completions.create(model=MODEL, prompt="One, two,", max_tokens=8, temperature=0, stream=True)
+    assert "".join(piece.choices[0].text for piece in pieces) == answer.choices[0].text
+
+
+def check_extra_fields(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=MESSAGES,
+        max_tokens=12,
+        extra_body={
+            "top_k": 5,
+            "min_p": 0.05,
+            "repetition_penalty": 1.1,
+            "structured_outputs": {"choice": ["red", "blue"]},
+        },
+    )
+    assert answer.choices[0].message.content in {"red", "blue"}
+
+
+def check_errors(url: str, client: openai.OpenAI) -> None:
+    found: tuple[int, str | None] | None = None
+    try:
+        client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=-1)
+    except openai.BadRequestError as error:
+        found = (error.status_code, error.param)
+    assert found == (400, "temperature")
+    for call, kind in (
+        (lambda: client.chat.completions.create(model="other", messages=MESSAGES), openai.NotFoundError),
+        (openai.OpenAI(base_url=url, api_key="wrong").models.list, openai.AuthenticationError),
+        (lambda: client.completions.create(model=MODEL, prompt="a", suffix="b"), openai.BadRequestError),
+    ):
+        try:
+            call()
+        except kind:
+            pass
+        else:
+            raise AssertionError(f"no {kind.__name__}")
+
+
+async def check_async(url: str, key: str) -> None:
+    async with openai.AsyncOpenAI(base_url=url, api_key=key) as client:
+        assert [each.id async for each in client.models.list()] == [MODEL]
+
+        async def one(index: int) -> str:
+            stream = await client.chat.completions.create(
+                model=MODEL, messages=MESSAGES, max_tokens=16, seed=index, temperature=1, stream=True
+            )
+            return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+        texts = await asyncio.gather(*(one(index % 4) for index in range(16)))
+        assert len(set(texts)) <= 4, "the same seed has given another text among others"
+        cut = await client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=400, stream=True)
+        async for _ in cut:
+            break
+        await cut.close()
+
+
+def main(url: str, key: str) -> None:
+    client = openai.OpenAI(base_url=url, api_key=key, max_retries=0)
+    assert client.models.retrieve(MODEL).id == MODEL
+    for check in (check_chat, check_stream, check_parse, check_completions, check_extra_fields):
+        check(client)
+    check_errors(url, client)
+    asyncio.run(check_async(url, key))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] + "/v1", sys.argv[2])
