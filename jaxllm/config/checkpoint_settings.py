@@ -190,15 +190,15 @@ def _check_defaults(fields: Mapping[str, Any], parameter: str, way_out: str) -> 
 
 
 def resolve_batch_invariant(
-    requested: bool | None, platform: str, dtype: str, jax_version: tuple[int, ...], *, native_matmul: bool
+    requested: bool | None, platform: str, dtype: str, jax_version: tuple[int, ...], *, is_free: bool
 ) -> bool:
     """Return whether steps are compiled so that a row never depends on the others; refuse it where it is unproven.
 
-    Left open, it is so where it costs nothing; in float32 that is where matmuls are our own (`native_matmul`).
+    Left open, it is so where it costs nothing: `is_free` says whether it does in float32.
     """
     if requested is None:
         return platform == "cpu" and (
-            dtype == "bfloat16" or (native_matmul and dtype == "float32" and jax_version >= (0, 12))
+            dtype == "bfloat16" or (is_free and dtype == "float32" and jax_version >= (0, 12))
         )
     reason = None
     if platform != "cpu":

@@ -161,16 +161,17 @@ def _resolve_numerics(
     """Settle how weights are held, how attention is computed, and whether outputs may depend on the batch."""
     import jax
 
-    from jaxllm.execution.options import layer_loop
+    from jaxllm.execution.options import layer_loop, library_is_invariant
     from jaxllm.models import LayerLoop
 
     attention = _resolve_attention(args, model_config, mesh, platform, dtype, block_size)
+    has_own_matmul = layer_loop(platform, attention, mesh.size) is LayerLoop.IN_PLACE
     invariant = settings.resolve_batch_invariant(
         args.batch_invariant,
         platform,
         dtype,
         jax.__version_info__,
-        native_matmul=layer_loop(platform, attention, mesh.size) is LayerLoop.IN_PLACE,
+        is_free=has_own_matmul or library_is_invariant(dtype),
     )
     quantization = QUANTIZATIONS.get(args.quantization or "")
     return {"dtype": dtype, "quantization": quantization, "attention": attention, "batch_invariant": invariant}

@@ -12,9 +12,8 @@ from pallas_kernels.paged_attention import PagedAttention
 
 # Which operations XLA:CPU hands to its YNNPACK library; by default matmuls, elementwise chains and reductions.
 YNN_OPERATIONS = "xla_cpu_experimental_ynn_fusion_type"
-# The library sums a row in another order when there are few rows, and multiplies float32 rows in another order from 64
-# rows on. Its bfloat16 matmuls are the same for any number of rows, and much faster than the ones it replaces.
-INVARIANT_OPERATIONS = {"bfloat16": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT", "float32": ""}
+INVARIANT_MATMULS = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
+INVARIANT_DTYPES = ("bfloat16", "float32")
 
 
 GPU_OPTIONS: dict[str, Any] = {
@@ -36,7 +35,7 @@ def compiler_options(
     before they get here.
     """
     name = jnp.dtype(dtype).name
-    if batch_invariant and (platform != "cpu" or name not in INVARIANT_OPERATIONS):
+    if batch_invariant and (platform != "cpu" or name not in INVARIANT_DTYPES):
         raise ValueError(f"batch invariance is not assured in {name} on {platform}")
     if platform == "gpu":
         # cuBLAS would want such weights in another dtype first, in memory.
@@ -46,8 +45,27 @@ def compiler_options(
     # Else XLA keeps bfloat16 intermediates in float32 where it likes, and a row's value depends on its bucket.
     options: dict[str, Any] = {"xla_allow_excess_precision": False}
     if batch_invariant:
-        options[YNN_OPERATIONS] = INVARIANT_OPERATIONS[name]
+        options[YNN_OPERATIONS] = _invariant_operations(name)
     return options
+
+
+def _invariant_operations(dtype: str) -> str:
+    """Return the operations of the library that give a row the same bits beside any number of others.
+
+    Its reductions are none of them: few rows are summed in another order.
+    """
+    return INVARIANT_MATMULS if library_is_invariant(dtype) else ""
+
+
+def library_is_invariant(dtype: str) -> bool:
+    """Say whether the library's matmuls give a row the same bits beside any number of others.
+
+    They are much faster than the ones that they replace, which in turn depend on the number of rows on a processor
+    without AVX-512. With AVX-512 the library multiplies float32 rows in another order from 64 rows on.
+    """
+    from pallas_kernels.native.compiling import has_feature
+
+    return dtype == "bfloat16" or not has_feature("avx512f")
 
 
 def min_rows(platform: str, dtype: DTypeLike) -> int:

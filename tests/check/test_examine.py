@@ -36,6 +36,12 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     add_toy(monkeypatch)
 
 
+@pytest.fixture
+def any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let reports say nothing of a processor that the CPU's kernels are not for."""
+    monkeypatch.setattr(examining, "pick", lambda *_, **__: (None, None))
+
+
 @pytest.fixture(scope="module")
 def report() -> Report:
     with pytest.MonkeyPatch.context() as patch:
@@ -142,6 +148,7 @@ def test_a_larger_topology_is_proposed_only_where_nothing_else_helps(monkeypatch
     ]
 
 
+@pytest.mark.usefixtures("any_processor")
 def test_too_many_parameters(monkeypatch: pytest.MonkeyPatch, report: Report):
     add_toy(monkeypatch, dataclasses.replace(TOY, memory_bytes=report.memory.params, layouts=("1x1",)))
     found = examine(engine_args(), "toy:1x1")
@@ -166,6 +173,7 @@ def test_a_cache_that_the_user_made_too_large(monkeypatch: pytest.MonkeyPatch, r
     assert re.match(r"num_gpu_blocks_override=10000 blocks take .* lower it to \d+ or less", found.reason or "")
 
 
+@pytest.mark.usefixtures("any_processor")
 def test_more_than_one_host_is_noted():
     config = engine_args().create_engine_config()
     change = Change(settings={"tensor_parallel_size": 2}, num_blocks=9, max_model_len=9)

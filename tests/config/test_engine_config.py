@@ -460,10 +460,10 @@ def test_batch_invariance(
     requested: bool | None, platform: str, dtype: str, version: tuple[int, ...], expected: bool | str
 ):
     if isinstance(expected, bool):
-        assert resolve_batch_invariant(requested, platform, dtype, version, native_matmul=True) is expected
+        assert resolve_batch_invariant(requested, platform, dtype, version, is_free=True) is expected
         return
     with pytest.raises(VLLMValidationError, match=expected) as caught:
-        resolve_batch_invariant(requested, platform, dtype, version, native_matmul=True)
+        resolve_batch_invariant(requested, platform, dtype, version, is_free=True)
     assert caught.value.parameter == "batch_invariant"
 
 
@@ -476,6 +476,9 @@ def test_outputs_are_batch_invariant_where_that_costs_nothing(make_model: MakeMo
     assert resolve(model, dtype="float32").batch_invariant is (jax.__version_info__ >= (0, 12))
     assert not resolve(model, dtype="float32", attention_config=AttentionConfig(backend="xla")).batch_invariant
     assert not resolve(model, batch_invariant=False).batch_invariant
+    monkeypatch.setattr("pallas_kernels.native.compiling.has_feature", lambda _: False)
+    plain = resolve(model, dtype="float32")
+    assert (plain.attention.implementation, plain.batch_invariant) == ("xla", jax.__version_info__ >= (0, 12))
 
 
 def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

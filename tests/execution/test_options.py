@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxllm.execution.options import YNN_OPERATIONS, compiler_options
+from jaxllm.execution.options import INVARIANT_MATMULS, YNN_OPERATIONS, compiler_options
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -13,6 +13,18 @@ def test_cpu_rounds_to_the_dtype_in_any_case(dtype: str) -> None:
         options = compiler_options("cpu", dtype, batch_invariant) or {}
         assert options["xla_allow_excess_precision"] is False
         assert (YNN_OPERATIONS in options) is batch_invariant
+
+
+@pytest.mark.parametrize("has_avx512", [True, False])
+def test_the_librarys_matmuls_are_used_where_rows_do_not_depend_on_each_other(
+    has_avx512: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pallas_kernels.native.compiling.has_feature", lambda _: has_avx512)
+    found = {
+        dtype: (compiler_options("cpu", dtype, batch_invariant=True) or {})[YNN_OPERATIONS]
+        for dtype in ("bfloat16", "float32")
+    }
+    assert found == {"bfloat16": INVARIANT_MATMULS, "float32": "" if has_avx512 else INVARIANT_MATMULS}
 
 
 def test_a_gpu_fuses_no_slice_with_a_kernel_and_a_tpu_has_no_options() -> None:
