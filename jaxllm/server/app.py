@@ -16,7 +16,7 @@ from jaxllm.config.environment import is_server_in_dev_mode
 from jaxllm.config.vllm_config import VllmConfig
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
-from jaxllm.server import routes_dev, routes_openai, routes_operations
+from jaxllm.server import routes_dev, routes_openai, routes_operations, routes_page
 from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.auth import Authentication, KeyChecker, read_keys
 from jaxllm.server.endpoint import Reply
@@ -40,6 +40,8 @@ def build_app(args: argparse.Namespace) -> FastAPI:
     app.state.args, app.state.server_args = args, server_args
     app.state.registry = make_registry()
     app.router.routes += [*routes_openai.routes(server_args), *routes_operations.routes()]
+    if not server_args.disable_page:
+        app.router.routes += routes_page.routes()
     if is_server_in_dev_mode():
         app.include_router(routes_dev.router)
     app.add_exception_handler(HTTPException, _answer_http_error)

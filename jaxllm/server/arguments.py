@@ -44,6 +44,7 @@ class ServerArgs:
     host: str | None = argument(None, Text(), _FRONTEND, "address to listen on; by default all of this machine's")
     port: int = argument(8000, Integer(0, 65535), _FRONTEND, "port; 0 takes any that is free, and says which")
     disable_fastapi_docs: bool = argument(False, Switch(), _FRONTEND, "have neither /docs nor /redoc nor /openapi.json")
+    disable_page: bool = argument(False, Switch(), _FRONTEND, "have no page of status and chat at /")
     uds: str | None = argument(None, Text(), _FRONTEND, "path of a Unix socket to listen on instead of host and port")
     api_key: list[str] | None = argument(None, Names("KEY"), _FRONTEND, "keys, one of which each request must bring")
     api_key_file: str | None = argument(None, Text(), _FRONTEND, "file with keys, one per line")

@@ -13,8 +13,10 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.endpoint import ASGIApp, Receive, Reply, Scope, Send, send_reply
 from jaxllm.server.errors import make_error
+from jaxllm.server.routes_page import PAGE_FILES
 
-OPEN_PATHS = frozenset({"/health", "/livez", "/ping", "/version"})
+# The page's files are the same on every server and hold nothing of it: what the page shows, it asks for with a key.
+OPEN_PATHS = frozenset({"/health", "/livez", "/ping", "/version", *PAGE_FILES})
 """These paths, written exactly so, need no key."""
 MAX_FILE = 1 << 20
 

@@ -70,7 +70,7 @@ def _document(app: FastAPI, *, has_keys: bool) -> dict[str, Any]:
     reference = dict(zip(kinds, schemas, strict=True))
     document.setdefault("components", {}).setdefault("schemas", {}).update(components)
     for route in app.routes:
-        if isinstance(route, Route) and isinstance(route.endpoint, Endpoint):
+        if isinstance(route, Route) and route.include_in_schema and isinstance(route.endpoint, Endpoint):
             operation = _operation(route.path, route.param_convertors, route.endpoint, reference.__getitem__)
             methods = sorted((route.methods or set()) - {"HEAD"})
             document["paths"][route.path_format] = {

@@ -37,5 +37,6 @@ def test_wheel_contents(tmp_path: Path):
     expected = {str(source.path.relative_to(ROOT)) for source in product()}
     expected = {f"jaxllm/{name}" if name.startswith("models/") else name for name in expected}
     assert expected <= names
+    assert {str(path.relative_to(ROOT)) for path in (ROOT / "jaxllm/server/page").iterdir()} <= names
     assert {"jaxllm/py.typed", "pallas_kernels/py.typed", "pallas_kernels/targets/h100.txtpb"} <= names
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"jaxllm", "pallas_kernels"}

@@ -36,7 +36,7 @@ def test_r17_every_route_needs_a_key(server: Served) -> None:
 
 SPELLINGS = """
 //v1/models /v1/models/ /V1/models /v1/%6dodels /health/ /health/../v1/models /HEALTH /%68ealth //health /health;x
-/v1/models?/health /nothing /
+/v1/models?/health /nothing // /. /index.html /page /page/ /page/../v1/models /page/other.js /page/%6dain.js
 """
 
 

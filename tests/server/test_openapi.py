@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.server.app import build_app
+from jaxllm.server.routes_page import PAGE_FILES
 from tests.server.support import Served, command_line, served
 
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -30,7 +31,7 @@ def document(mock_server: Served) -> dict[str, Any]:
 
 def test_every_route_is_described(document: dict[str, Any]) -> None:
     app = build_app(command_line())
-    hidden = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
+    hidden = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc", *PAGE_FILES}
     paths = {route.path_format for route in app.routes if isinstance(route, Route)} - hidden
     assert document["paths"].keys() >= paths
     operations = [each for path in document["paths"].values() for each in path.values()]
