@@ -247,7 +247,7 @@ def test_figures_are_those_of_the_metrics(browser: Browser, server: Served, pref
 
 
 def test_code_blocks_are_shown_as_such(browser: Browser, server: Served) -> None:
-    text = "Do this:\n```python\nif a < b:\n    <b>\n```\nand ```no``` more\n```\nopen"
+    text = "Do this:\n```python\nif a < b:\n    <b>\n```\n\nand ```no``` more\n```\nopen"
     with opened(browser, server) as page:
         shown = page.evaluate(
             "import('./page/text.js').then(({showText}) => { const node = document.createElement('div');"
@@ -256,9 +256,9 @@ def test_code_blocks_are_shown_as_such(browser: Browser, server: Served) -> None
             " return [...node.children].map(each => [each.tagName, each.textContent]) })"
         )
     assert shown == [
-        ["DIV", "Do this:\n"],
-        ["PRE", "if a < b:\n    <b>\n"],
-        ["DIV", "and ```no``` more\n"],
+        ["DIV", "Do this:"],
+        ["PRE", "if a < b:\n    <b>"],
+        ["DIV", "and ```no``` more"],
         ["PRE", "open"],
     ]
 

@@ -120,11 +120,11 @@ function* runs(points) {
   if (run.length) yield run;
 }
 
-/** Return the least of 1, 2, 4, 5, 10 times a power of ten that is not below a value. */
+/** Return the least of 1, 2, 4, 6, 8 and 10 times a power of ten that is not below a value. */
 function roundUp(value) {
   if (!(value > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
-  return power * [1, 2, 4, 5, 10].find((step) => step * power >= value * 0.9999);
+  return power * [1, 2, 4, 6, 8, 10].find((step) => step * power >= value * 0.9999);
 }
 
 function element(name, attributes, text = "") {

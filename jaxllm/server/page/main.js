@@ -50,4 +50,4 @@ document.addEventListener("keydown", (event) => {
 });
 
 status.restart();
-get("message").focus();
+get("message").focus({ preventScroll: true });

@@ -4,7 +4,10 @@ const FENCE = /^```.*$\n?/m;
 
 /** Show a text, which may have grown since it was last shown here. */
 export function showText(node, text) {
-  const parts = text.split(FENCE);
+  const parts = text.split(FENCE).map((part, i, all) => {
+    const begun = i % 2 === 0 && i > 0 ? part.replace(/^\n+/, "") : part; // the space around a block is its own
+    return i < all.length - 1 ? begun.trimEnd() : begun;
+  });
   parts.forEach((part, i) => {
     const kept = node.children[i] ?? node.appendChild(document.createElement(i % 2 ? "pre" : "div"));
     if (kept.textContent !== part) kept.textContent = part;
