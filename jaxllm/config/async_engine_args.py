@@ -10,7 +10,7 @@ import logging
 from typing import Any, Self
 
 from jaxllm.config.engine_args import EngineArgs, refuse_headless
-from jaxllm.config.kinds import Integer, Switch, add_flags, argument
+from jaxllm.config.kinds import Integer, Switch, Text, add_flags, argument
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX
 
@@ -25,6 +25,18 @@ class AsyncEngineArgs(EngineArgs):
 
     enable_log_requests: bool = argument(
         False, Switch(), _GROUP, "log each request's id and parameters; at level DEBUG its prompt too"
+    )
+    max_log_len: int | None = argument(
+        None,
+        Integer(0, INT32_MAX, optional=True, sized=True),
+        _GROUP,
+        "most characters, or token ids, of a prompt in the log",
+    )
+    log_config_file: str | None = argument(
+        None,
+        Text(),
+        _GROUP,
+        "JSON file that sets the log up, a server's own too, as Python's logging.config.dictConfig",
     )
     disable_log_requests: bool | None = argument(None, Switch(optional=True), _GROUP, argparse.SUPPRESS)
     enable_sleep_mode: bool = argument(

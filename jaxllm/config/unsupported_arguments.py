@@ -257,7 +257,8 @@ class UnsupportedArguments:
     enable_log_requests: bool = unsupported(False, "see AsyncEngineArgs")
     logging_config: Any = unsupported(None, _LOGS)
     log_level: Any = unsupported(None, _LOGS)
-    log_config_file: str | None = unsupported(None, _LOGS)
+    log_config_file: str | None = unsupported(None, "see AsyncEngineArgs; here, Python's logging module")
+    max_log_len: int | None = unsupported(None, "see AsyncEngineArgs")
 
     # Other engines, and the server
     kv_transfer_config: Any = unsupported(None, _TRANSFER)

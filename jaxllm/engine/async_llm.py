@@ -173,7 +173,7 @@ class AsyncLLM(RefusesMethods, FromArguments, PrefillProgress, TextClient, refus
         try:
             self._core.remote.add_request(request.core)
             if self.log_requests:
-                log_request(request)
+                log_request(request, self.max_log_len)
             if request.params.structured_outputs is not None or self.front.ready.has_validators:
                 await stream.wait_admitted()
         except BaseException:

@@ -8,7 +8,8 @@ from typing import Any
 
 from uvicorn.config import LOGGING_CONFIG
 
-from jaxllm.server.arguments import ServerArgs
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.server.arguments import DEFAULT_LOG_LEVEL, ServerArgs
 
 
 class NotTheseEndpoints(logging.Filter):
@@ -26,16 +27,34 @@ class NotTheseEndpoints(logging.Filter):
         return str(arguments[2]).partition("?")[0] not in self._paths
 
 
-def log_settings(args: ServerArgs) -> dict[str, Any]:
-    """Return uvicorn's settings of its log."""
+def log_settings(args: ServerArgs, log_config_file: str | None = None) -> dict[str, Any]:
+    """Return uvicorn's settings of its log, which a log_config_file sets up instead if there is one.
+
+    Raises VLLMValidationError for flags that say what such a file says.
+    """
+    access_log = not args.disable_uvicorn_access_log
+    if log_config_file is not None:
+        _refuse_what_the_file_says(args)
+        return {"log_config": None, "log_level": None, "access_log": access_log}
     config: dict[str, Any] = copy.deepcopy(LOGGING_CONFIG)
     config["handlers"]["access"]["stream"] = "ext://sys.stderr"  # with all the rest that is logged
     paths = [path.strip() for path in (args.disable_access_log_for_endpoints or "").split(",") if path.strip()]
     if paths:
         config["filters"] = {"endpoints": {"()": NotTheseEndpoints, "paths": paths}}
         config["handlers"]["access"]["filters"] = ["endpoints"]
-    return {
-        "log_config": config,
-        "log_level": args.uvicorn_log_level,
-        "access_log": not args.disable_uvicorn_access_log,
-    }
+    return {"log_config": config, "log_level": args.uvicorn_log_level, "access_log": access_log}
+
+
+def _refuse_what_the_file_says(args: ServerArgs) -> None:
+    if args.uvicorn_log_level != DEFAULT_LOG_LEVEL:
+        message = (
+            "uvicorn_log_level cannot go with log_config_file: say it there, as the level of the logger 'uvicorn'."
+        )
+        raise VLLMValidationError(message, parameter="uvicorn_log_level", value=args.uvicorn_log_level)
+    if args.disable_access_log_for_endpoints is not None:
+        message = (
+            "disable_access_log_for_endpoints cannot go with log_config_file: give the logger 'uvicorn.access' the "
+            'filter {"()": "jaxllm.server.access_log.NotTheseEndpoints", "paths": [...]} there.'
+        )
+        value = args.disable_access_log_for_endpoints
+        raise VLLMValidationError(message, parameter="disable_access_log_for_endpoints", value=value)

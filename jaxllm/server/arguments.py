@@ -25,6 +25,7 @@ from jaxllm.config.kinds import (
 )
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX
+from jaxllm.server.unsupported_arguments import UnsupportedServerArguments
 from jaxllm.text.chat import CONTENT_FORMATS
 
 _FRONTEND = "Frontend"
@@ -32,14 +33,18 @@ _CHAT = "Frontend: chat"
 _CORS = "Frontend: CORS"
 _TLS = "Frontend: TLS"
 _LOG = "Frontend: log"
+DEFAULT_LOG_LEVEL = "info"
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 _METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LIMITS = "Frontend: limits"
 
 
 @dataclasses.dataclass(kw_only=True)
-class ServerArgs:
-    """What `jaxllm serve` takes beside the engine's arguments. Checked when made, as `EngineArgs` are."""
+class ServerArgs(UnsupportedServerArguments):
+    """What `jaxllm serve` takes beside the engine's arguments. Checked when made, as `EngineArgs` are.
+
+    Each of vLLM's arguments works, or is refused by name (`unsupported_arguments.py`).
+    """
 
     host: str | None = argument(None, Text(), _FRONTEND, "address to listen on; by default all of this machine's")
     port: int = argument(8000, Integer(0, 65535), _FRONTEND, "port; 0 takes any that is free, and says which")
@@ -49,6 +54,9 @@ class ServerArgs:
     api_key: list[str] | None = argument(None, Names("KEY"), _FRONTEND, "keys, one of which each request must bring")
     api_key_file: str | None = argument(None, Text(), _FRONTEND, "file with keys, one per line")
     root_path: str | None = argument(None, Text(), _FRONTEND, "path that a proxy in front of the server takes off")
+    disable_frontend_multiprocessing: bool = argument(
+        False, Switch(), _FRONTEND, "run the engine's core in a thread of the server's process, not in its own"
+    )
     middleware: list[str] | None = argument(
         None, Names("NAME", repeats=True), _FRONTEND, "dotted names of ASGI middleware, classes or async functions"
     )
@@ -66,7 +74,9 @@ class ServerArgs:
     )
     ssl_ciphers: str | None = argument(None, Text(), _TLS, "ciphers, as OpenSSL writes them")
     enable_ssl_refresh: bool = argument(False, Switch(), _TLS, "read certificate and key again when their files change")
-    uvicorn_log_level: str = argument("info", Choice(LOG_LEVELS), _LOG, "what is logged of connections and requests")
+    uvicorn_log_level: str = argument(
+        DEFAULT_LOG_LEVEL, Choice(LOG_LEVELS), _LOG, "what is logged of connections and requests"
+    )
     disable_uvicorn_access_log: bool = argument(False, Switch(), _LOG, "log no line for each request")
     disable_access_log_for_endpoints: str | None = argument(
         None, Text(), _LOG, "paths whose requests have no line in the log, separated by commas, as /health,/metrics"

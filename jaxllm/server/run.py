@@ -88,6 +88,7 @@ async def run_server(args: argparse.Namespace, **uvicorn_kwargs: Any) -> None:
     app = build_app(args)
     server_args = ServerArgs.from_cli_args(args)
     tls_settings(server_args)
+    log_settings(server_args, args.log_config_file)
     with contextlib.closing(bind(server_args)) as listener, _unlinked(server_args.uds):
         async with build_async_engine_client(args) as engine:
             await serve_engine(engine, app, listener, args, **uvicorn_kwargs)
@@ -106,7 +107,7 @@ async def serve_engine(
         "timeout_keep_alive": server_args.timeout_keep_alive,
         "http": bounded_protocol(server_args),
         "backlog": BACKLOG,
-        **log_settings(server_args),
+        **log_settings(server_args, args.log_config_file),
         **tls_settings(server_args),
     }
     config = uvicorn.Config(app, **(settings | uvicorn_kwargs))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import logging.config
+from pathlib import Path
+
+from jaxllm.exceptions import VLLMValidationError
 
 
 class _Fallback(logging.StreamHandler):
@@ -23,6 +28,23 @@ def show_log() -> None:
     logger.addHandler(handler)
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)
+
+
+def configure_log(file: str) -> None:
+    """Set logging up as a JSON file says, in the form of `logging.config.dictConfig`; what showed jaxllm's log goes.
+
+    Raises VLLMValidationError for a file that cannot be read or used.
+    """
+    logger = logging.getLogger("jaxllm")
+    handlers = logger.handlers[:]
+    try:
+        settings = json.loads(Path(file).expanduser().read_text(encoding="utf-8"))
+        logger.handlers.clear()
+        logging.config.dictConfig(settings)
+    except (OSError, RuntimeError, ValueError, TypeError, AttributeError, ImportError) as error:
+        logger.handlers[:] = handlers
+        message = f"log_config_file={file!r} cannot be used: {error}. It holds JSON for logging.config.dictConfig."
+        raise VLLMValidationError(message, parameter="log_config_file", value=file) from error
 
 
 def log_phase(logger: logging.Logger, phase: str, seconds: float | None = None) -> None:

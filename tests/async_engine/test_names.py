@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.running_requests import log_request
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
@@ -139,3 +140,11 @@ def test_requests_are_logged_from_when_they_are_asked_for(mock: AsyncLLM, caplog
         finally:
             mock.log_requests = False
     assert [record.getMessage().split(":")[0] for record in caplog.records] == ["request told"]
+
+
+def test_prompts_are_logged_at_level_debug_as_far_as_max_log_len(mock: AsyncLLM, caplog: pytest.LogCaptureFixture):
+    request = mock.front.inputs.process("a", ids([1, 2, 3]), greedy())
+    for most, shown in ((None, "[1, 2, 3]"), (3, "[1, 2, 3]"), (2, "[1, 2]..."), (0, "[]...")):
+        with caplog.at_level("DEBUG", "jaxllm.engine.online.running_requests"):
+            log_request(request, most)
+        assert caplog.messages[-1] == f"request a: prompt {shown}"

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.access_log import NotTheseEndpoints, log_settings
 from jaxllm.server.arguments import ServerArgs
 
@@ -35,3 +36,12 @@ def test_without_a_list_there_is_no_filter_and_the_log_can_be_off() -> None:
     assert "filters" not in settings["log_config"]
     assert settings["access_log"]
     assert not log_settings(ServerArgs(disable_uvicorn_access_log=True))["access_log"]
+
+
+def test_a_file_that_sets_the_log_up_has_no_second_word_beside_it() -> None:
+    settings = log_settings(ServerArgs(disable_uvicorn_access_log=True), "log.json")
+    assert settings == {"log_config": None, "log_level": None, "access_log": False}
+    for flag in ("uvicorn_log_level", "disable_access_log_for_endpoints"):
+        value = {"uvicorn_log_level": "debug"}.get(flag, "/health")
+        with pytest.raises(VLLMValidationError, match=f"{flag} cannot go with log_config_file"):
+            log_settings(ServerArgs(**{flag: value}), "log.json")

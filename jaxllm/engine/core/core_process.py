@@ -22,7 +22,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.messages import RequestError
 from jaxllm.text.tokenizer import Tokenizer
 from jaxllm.utils.forks import end_with
-from jaxllm.utils.log import show_log
+from jaxllm.utils.log import configure_log, show_log
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,10 @@ def serve(start: Callable[[AsyncEngineArgs, OnTokenizer], tuple[RunnableCore, En
     show_log()
 
     def start_and_freeze(on_tokenizer: OnTokenizer) -> tuple[RunnableCore, EngineReady]:
-        made = start(AsyncEngineArgs(**order.engine_args), on_tokenizer)
+        engine_args = AsyncEngineArgs(**order.engine_args)
+        if engine_args.log_config_file is not None:
+            configure_log(engine_args.log_config_file)
+        made = start(engine_args, on_tokenizer)
         # Modules and programs are a quarter of a million objects: a look through them would hold a step up for 0.2 s.
         gc.freeze()
         return made

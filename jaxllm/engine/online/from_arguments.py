@@ -12,6 +12,7 @@ from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.engine.front_end.front_end import FrontEnd, refuse_given
 from jaxllm.engine.online.admission import Admission
 from jaxllm.engine.start import start_in_process, start_in_thread
+from jaxllm.utils.log import configure_log
 
 if TYPE_CHECKING:
     from jaxllm.engine.remote.remote_core import RemoteCore
@@ -28,6 +29,9 @@ class FromArguments(ABC):
 
     An engine ends with the block of a `with`, or of an `async with`, during whose end the event loop goes on.
     """
+
+    max_log_len: int | None = None
+    """How many characters or token ids of a prompt are logged at most."""
 
     @abstractmethod
     def __init__(self, start: Start, *, admission: Admission, logs_requests: bool = False) -> None:
@@ -67,12 +71,16 @@ class FromArguments(ABC):
         del start_engine_loop, usage_context  # it starts with the first request; nothing is reported to anybody
         refuse_given(stat_loggers=stat_loggers)
         engine_args = AsyncEngineArgs.of(engine_args)
+        if engine_args.log_config_file is not None:
+            configure_log(engine_args.log_config_file)
         begin = start_in_thread if disable_frontend_multiprocessing else start_in_process
-        return cls(
+        engine = cls(
             lambda: begin(engine_args, asks_core=False),
             admission=Admission(engine_args.max_num_queued_reqs, engine_args.max_num_queued_tokens),
             logs_requests=engine_args.enable_log_requests,
         )
+        engine.max_log_len = engine_args.max_log_len
+        return engine
 
     @classmethod
     def from_vllm_config(

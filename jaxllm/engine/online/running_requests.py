@@ -216,8 +216,11 @@ def _text(prompt: Any) -> str:
     return text if isinstance(text, str) else ""
 
 
-def log_request(request: ProcessedRequest) -> None:
-    """Log a request's id and parameters; at level DEBUG its prompt too."""
+def log_request(request: ProcessedRequest, most: int | None) -> None:
+    """Log a request's id and parameters; at level DEBUG its prompt too, `most` of its characters or token ids."""
     name = request.request_id
     logger.info("request %s: %d prompt tokens, %s", name, len(request.prompt_token_ids), request.params)
-    logger.debug("request %s: prompt %r", name, request.prompt)
+    if logger.isEnabledFor(logging.DEBUG):
+        prompt = request.prompt_token_ids if request.prompt is None else request.prompt
+        shown = prompt[:most]
+        logger.debug("request %s: prompt %r%s", name, shown, "..." if len(shown) < len(prompt) else "")

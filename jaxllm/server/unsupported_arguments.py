@@ -1,0 +1,50 @@
+"""Some of vLLM's flags of a server do nothing here yet: each takes its default in vLLM, else it is refused."""
+
+# Fields are declared by calls that make dataclass fields, which ruff takes for shared default values.
+# ruff: noqa: RUF009
+
+from __future__ import annotations
+
+import dataclasses
+
+from jaxllm.config.kinds import unsupported
+
+_ADAPTERS = "there are no adapters (LoRA) yet; merge them into the weights"
+_COHERE = "Cohere's API is not served; use OpenAI's"
+_FINGERPRINT = "answers have no system_fingerprint; /version says which server it is"
+_GRPC = "there is HTTP alone so far"
+_ONE_SERVER = "a server is one process with one engine; start several, with a proxy in front of them"
+_OUTPUTS = "outputs are not logged; enable_log_requests logs what was asked"
+_TOOLS = "tool calls are not read from outputs yet; see structured_outputs in requests"
+
+
+@dataclasses.dataclass(kw_only=True)
+class UnsupportedServerArguments:
+    """A row per argument says its default, why no other value is taken, and in `also` what means the same here.
+
+    A row moves to `ServerArgs` on the day that its argument works.
+    """
+
+    lora_modules: list[str] | None = unsupported(None, _ADAPTERS, also=([],))
+    enable_auto_tool_choice: bool = unsupported(False, _TOOLS)
+    exclude_tools_when_tool_choice_none: bool = unsupported(False, _TOOLS)
+    tool_call_parser: str | None = unsupported(None, _TOOLS)
+    tool_parser_plugin: str = unsupported("", _TOOLS)
+    tool_server: str | None = unsupported(None, _TOOLS)
+    fingerprint_mode: str = unsupported("none", _FINGERPRINT)
+    fingerprint_value: str | None = unsupported(None, _FINGERPRINT)
+    cohere_is_reasoning_model: bool = unsupported(True, _COHERE, also=(False,))
+    cohere_format: str = unsupported("cmd4", _COHERE)
+    enable_flash_late_interaction: bool = unsupported(True, "no model that scores runs yet", also=(False,))
+    enable_per_request_metrics: bool = unsupported(False, "answers have no times; see /metrics")
+    enable_log_outputs: bool = unsupported(False, _OUTPUTS)
+    enable_log_deltas: bool = unsupported(True, _OUTPUTS, also=(False,))
+    log_error_stack: bool = unsupported(False, "errors that are the server's own are always logged, with their stack")
+    enable_offline_docs: bool = unsupported(False, "/docs loads its page from elsewhere; /openapi.json is the server's")
+    grpc: bool = unsupported(False, _GRPC)
+    headless: bool = unsupported(False, "an engine and its front end are on one machine")
+    api_server_count: int | None = unsupported(None, _ONE_SERVER, also=(1,), aliases=("-asc",))
+    data_parallel_supervisor_port: int = unsupported(9256, _ONE_SERVER)
+    dp_supervisor_probe_interval_s: float = unsupported(5.0, _ONE_SERVER, also=(5,))
+    dp_supervisor_probe_timeout_s: float = unsupported(5.0, _ONE_SERVER, also=(5,))
+    dp_supervisor_probe_failure_threshold: int = unsupported(3, _ONE_SERVER)
