@@ -26,6 +26,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "written. Compilers: "
         "pip install 'jaxllm[check]'.",
         allow_abbrev=False,
+        add_help=False,
     )
     parser.add_argument(
         "--topology",

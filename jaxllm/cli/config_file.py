@@ -13,20 +13,7 @@ import yaml
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
-
-
-class Repeat(argparse.Action):
-    """Collects a repeated flag in a list; what the config file gave is replaced, not added to."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,  # noqa: ARG002 (argparse calls it so)
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,  # noqa: ARG002
-    ) -> None:
-        before = getattr(namespace, self.dest)
-        setattr(namespace, self.dest, [values] if before is self.default else [*before, values])
+from jaxllm.utils.argparse_utils import Repeat
 
 
 def apply_config_file(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
@@ -39,7 +26,7 @@ def apply_config_file(parser: argparse.ArgumentParser, words: Sequence[str]) -> 
         return  # the real parser will say so
     if name is None:
         return
-    actions = {_key(action): action for action in parser._actions if action.dest != "help"}
+    actions = {key: action for action in parser._actions if action.dest != "help" for key in _keys(action)}
     for key, value in _read(name).items():
         action = actions.get(str(key).replace("_", "-"))
         if action is None or key == "config":
@@ -49,9 +36,12 @@ def apply_config_file(parser: argparse.ArgumentParser, words: Sequence[str]) -> 
         parser.set_defaults(**{action.dest: _convert(action, value, f"{name}: {key}")})
 
 
-def _key(action: argparse.Action) -> str:
-    long_flags = [flag for flag in action.option_strings if flag.startswith("--")]
-    return long_flags[0].removeprefix("--") if long_flags else action.dest
+def _keys(action: argparse.Action) -> list[str]:
+    """Return what a file may call a flag: its long names, of which a switch's --no-name is none."""
+    names = [flag.removeprefix("--") for flag in action.option_strings if flag.startswith("--")]
+    if isinstance(action, argparse.BooleanOptionalAction):
+        names = [name for name in names if not name.startswith("no-")]
+    return names or [action.dest]
 
 
 def _read(name: str) -> dict[Any, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from jaxllm.cli.help import add_help
 from jaxllm.config.engine_args import EngineArgs
 from jaxllm.exceptions import VLLMValidationError
 
@@ -16,10 +17,11 @@ _ENGINE_ONLY = ("hf_token", "enforce_eager", "download_dir", "use_tqdm_on_load",
 
 
 def add_engine_flags(parser: argparse.ArgumentParser, models: str = "hub id, folder, or .gguf file") -> None:
-    """Add the arguments. `models` says what MODEL may be."""
+    """Add the arguments, and --help, to a parser that has all others. `models` says what MODEL may be."""
     parser.add_argument("model_tag", metavar="MODEL", nargs="?", help=models)
     parser.add_argument("--config", metavar="FILE.yaml", help="flags and their values; the command line wins")
     EngineArgs.add_cli_args(parser)
+    add_help(parser, EngineArgs)
 
 
 def read_engine_args(args: argparse.Namespace, kind: type[EngineArgs] = EngineArgs) -> EngineArgs:
@@ -29,6 +31,22 @@ def read_engine_args(args: argparse.Namespace, kind: type[EngineArgs] = EngineAr
     if args.model is None:
         raise VLLMValidationError("say which MODEL: a hub id, a folder, or a file.", parameter="model")
     return kind.from_cli_args(args)
+
+
+def changed_engine_flags(args: argparse.Namespace) -> list[str]:
+    """Return the names of the engine arguments that a command line, or its file, has changed; by default, commands log
+    no statistics.
+    """
+    changed = []
+    for field in dataclasses.fields(EngineArgs):
+        default = None if field.default is dataclasses.MISSING else field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        if field.name == "disable_log_stats":
+            default = True
+        if getattr(args, field.name, default) != default:
+            changed.append(field.name)
+    return changed
 
 
 def result_settings(engine_args: EngineArgs, *others: Any) -> bytes:

@@ -9,36 +9,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from jaxllm.cli.config_file import Repeat
 from jaxllm.cli.engine_flags import add_engine_flags, read_engine_args, result_settings
 from jaxllm.cli.jobs import Job, Task, job_label, jobs_from_prompts, parse_job, read_jobs
 from jaxllm.cli.journal import Console, Journal, output_path
 from jaxllm.cli.progress import Counts, Progress
+from jaxllm.cli.sampling_flags import SAMPLING_FLAGS, add_sampling_flags, given_sampling
 from jaxllm.cli.streams import say
 from jaxllm.config.engine_args import EngineArgs
-from jaxllm.config.kinds import Integer, Kind, Number, Switch
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.logprobs import Logprob
 from jaxllm.outputs import RequestOutput
-from jaxllm.params.checks import INT32_MAX
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
+from jaxllm.utils.argparse_utils import Repeat
 
 QUEUE_LENGTH = 1024
 """How many prompts the engine gets ahead of their turn; more would only delay the first results."""
-
-SAMPLING_FLAGS: Mapping[str, tuple[Kind, str]] = {
-    "n": (Integer(1, INT32_MAX), "outputs per prompt"),
-    "temperature": (Number(0.0, 2.0), "0 is greedy"),
-    "top_p": (Number(0.0, 1.0), "keep the most likely tokens up to this probability"),
-    "top_k": (Integer(-1, INT32_MAX), "keep this many of the most likely tokens"),
-    "min_p": (Number(0.0, 1.0), "keep tokens at least this likely relative to the best"),
-    "max_tokens": (Integer(-1, INT32_MAX, sized=True), "longest output; default 16, -1: to the end of the context"),
-    "min_tokens": (Integer(0, INT32_MAX), "shortest output"),
-    "logprobs": (Integer(-1, INT32_MAX), "log-probabilities of this many tokens per position"),
-    "ignore_eos": (Switch(), "go on after the end of sequence"),
-    "skip_special_tokens": (Switch(), "leave special tokens out of the text"),
-    "include_stop_str_in_output": (Switch(), "keep the stop string in the text"),
-}
 
 
 class Engine(Protocol):
@@ -59,6 +44,10 @@ class Engine(Protocol):
 
     def step(self) -> list[RequestOutput]: ...
 
+    def has_unfinished_requests(self) -> bool: ...
+
+    def abort_request(self, request_ids: str) -> None: ...
+
     def shutdown(self) -> None: ...
 
 
@@ -72,15 +61,14 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "sampling parameter. A prompt that fails gets a line with its error; the exit status is then 1. "
         "Other statuses: 0 done, 2 misuse, 4 results could not be written, 130 interrupted.",
         allow_abbrev=False,
+        add_help=False,
     )
     parser.add_argument("--prompt", action=Repeat, metavar="TEXT", help="a prompt; may be repeated")
     parser.add_argument("--input", metavar="FILE", help="prompts: .jsonl, or .txt with one per line")
     parser.add_argument("--output", metavar="FILE", help="results: .jsonl or .json; default: the terminal")
     parser.add_argument("--chat", action="store_true", help="send each text prompt as a user's chat message")
     sampling = parser.add_argument_group("sampling (--seed below makes it repeatable)")
-    for name, (kind, help_text) in SAMPLING_FLAGS.items():
-        words = {"help": help_text, "default": argparse.SUPPRESS} | (kind.flag() or {})
-        sampling.add_argument("--" + name.replace("_", "-"), **words)
+    add_sampling_flags(sampling, SAMPLING_FLAGS)
     sampling.add_argument("--stop", action=Repeat, metavar="TEXT", help="end an output here; may be repeated")
     sampling.add_argument("--stop-token-ids", type=int, nargs="+", metavar="ID", help="end an output at these tokens")
     add_engine_flags(parser)
@@ -255,7 +243,7 @@ def _positions(positions: Iterable[Mapping[int, Logprob] | None]) -> list[Any]:
 
 def _sampling_flags(args: argparse.Namespace) -> dict[str, Any]:
     """Return the sampling parameters that the command line or the config file gave."""
-    flags = {name: getattr(args, name) for name in SAMPLING_FLAGS if hasattr(args, name)}
+    flags = given_sampling(args)
     flags |= {name: getattr(args, name) for name in ("stop", "stop_token_ids") if getattr(args, name) is not None}
     if flags.get("max_tokens") == -1:
         flags["max_tokens"] = None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from jaxllm.cli.engine_flags import read_engine_args, result_settings
+from jaxllm.cli.help import add_help
 from jaxllm.cli.jobs import Job, read_lines
 from jaxllm.cli.journal import Journal, output_path
 from jaxllm.cli.progress import Counts, Progress
@@ -20,6 +21,7 @@ from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.config.kinds import add_flags
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
 from jaxllm.server.arguments import ServerArgs
+from jaxllm.server.unsupported_arguments import UnsupportedServerArguments
 
 if TYPE_CHECKING:
     from jaxllm.engine.async_llm import AsyncLLM
@@ -68,13 +70,16 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         epilog="A request that fails has its error in its line of the output; the exit status is then 1. Other "
         "statuses: 0 done, 2 misuse, 3 the engine has ended, 4 results could not be written, 130 interrupted.",
         allow_abbrev=False,
+        add_help=False,
     )
     parser.add_argument("-i", "--input-file", metavar="FILE", help="requests, one JSON object a line")
     parser.add_argument("-o", "--output-file", metavar="FILE", help="answers, in the order of the requests")
     parser.add_argument("model_tag", metavar="MODEL", nargs="?", help="hub id, folder, or .gguf file")
     parser.add_argument("--config", metavar="FILE.yaml", help="flags and their values; the command line wins")
-    add_flags(parser, tuple(each for each in dataclasses.fields(ServerArgs) if each.name in SERVER_FLAGS))
+    refused = {each.name for each in dataclasses.fields(UnsupportedServerArguments)}
+    add_flags(parser, tuple(each for each in dataclasses.fields(ServerArgs) if each.name in {*SERVER_FLAGS, *refused}))
     AsyncEngineArgs.add_cli_args(parser)
+    add_help(parser, AsyncEngineArgs, ServerArgs)
     parser.set_defaults(run=run, disable_log_stats=True)
     return parser
 

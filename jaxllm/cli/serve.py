@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from jaxllm.cli.engine_flags import read_engine_args
+from jaxllm.cli.help import add_help
 from jaxllm.cli.streams import say
 from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
@@ -22,18 +23,31 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "ready; SIGTERM and Ctrl-C end the server, a second one at once.",
         epilog="Exit status: 0 told to end, 1 the engine has ended by itself, 2 misuse.",
         allow_abbrev=False,
+        add_help=False,
     )
-    parser.add_argument("model_tag", metavar="MODEL", nargs="?", help="hub id, folder, or .gguf file")
-    parser.add_argument("--config", metavar="FILE.yaml", help="flags and their values; the command line wins")
-    AsyncEngineArgs.add_cli_args(parser)
-    ServerArgs.add_cli_args(parser)
+    add_serve_flags(parser)
+    add_help(parser, AsyncEngineArgs, ServerArgs)
     parser.set_defaults(run=run)
     return parser
 
 
+def add_serve_flags(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL and all flags of a server and its engine."""
+    parser.add_argument("model_tag", metavar="MODEL", nargs="?", help="hub id, folder, or .gguf file")
+    parser.add_argument("--config", metavar="FILE.yaml", help="flags and their values; the command line wins")
+    ServerArgs.add_cli_args(parser)
+    AsyncEngineArgs.add_cli_args(parser)
+
+
+def check_serve_args(args: argparse.Namespace) -> None:
+    """Raise VLLMValidationError for a command line that cannot be served; its MODEL becomes `args.model`."""
+    read_engine_args(args, AsyncEngineArgs)
+    ServerArgs.from_cli_args(args)
+
+
 def run(args: argparse.Namespace) -> int:
     """Serve until told to end; returns the exit status."""
-    read_engine_args(args, AsyncEngineArgs)
+    check_serve_args(args)
     if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "uvloop", "httptools")):
         message = "the server needs packages of its own: pip install 'jaxllm[serve]'."
         raise VLLMValidationError(message, parameter="serve")

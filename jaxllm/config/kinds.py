@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import check_bool, check_choice, check_float, check_int, check_kind, check_str, shown
-from jaxllm.utils.argparse_utils import human_readable_int
+from jaxllm.utils.argparse_utils import Repeat, human_readable_int
 
 MAX_TEXT = 65_536
 MAX_NAMES = 64
@@ -221,7 +221,7 @@ class Names:
         return [check_str(name, each, MAX_TEXT) if self.single or isinstance(each, str) else each for each in names]
 
     def flag(self) -> dict[str, Any]:
-        return {"nargs": "+", "metavar": self.metavar} | ({"action": "extend"} if self.repeats else {})
+        return {"nargs": "+", "metavar": self.metavar} | ({"action": Repeat} if self.repeats else {})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,6 +29,22 @@ def human_readable_int(text: str) -> int:
     return int(Decimal(digits + fraction) * 1000 ** _POWERS[unit])
 
 
+class Repeat(argparse.Action):
+    """Collects a repeated flag in a list; its default, as of a file with flags, is replaced, not added to."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002 (argparse calls it so)
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,  # noqa: ARG002
+    ) -> None:
+        """Add the values of one occurrence."""
+        before = getattr(namespace, self.dest)
+        added = values if isinstance(values, list) else [values]
+        setattr(namespace, self.dest, added if before is self.default else [*before, *added])
+
+
 class FlexibleArgumentParser(argparse.ArgumentParser):
     """An ArgumentParser that takes underscores for dashes, and the fields of a JSON argument one by one.
 

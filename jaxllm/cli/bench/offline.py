@@ -49,6 +49,7 @@ def add_throughput_parser(commands: Any) -> argparse.ArgumentParser:
         description="Give all prompts to one engine in this process and report requests and tokens per second.",
         epilog="Exit status: 0 measured, 2 misuse, 4 results could not be written.",
         allow_abbrev=False,
+        add_help=False,
     )
     parser.add_argument("--backend", choices=("vllm",), default="vllm", help="the engine of this program, as in vLLM")
     add_dataset_flags(parser)
@@ -66,6 +67,7 @@ def add_latency_parser(commands: Any) -> argparse.ArgumentParser:
         "report how long it takes. Prefixes are not cached unless --enable-prefix-caching is given.",
         epilog="Exit status: 0 measured, 2 misuse, 4 results could not be written.",
         allow_abbrev=False,
+        add_help=False,
     )
     group = parser.add_argument_group("batch")
     for flag, default, help_text in (

@@ -61,6 +61,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "Files of the model are in the system's cache the second time.",
         epilog="Exit status: 0 measured, 2 misuse, 3 the engine did not start, 4 results could not be written.",
         allow_abbrev=False,
+        add_help=False,
     )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     add_engine_flags(parser)
