@@ -119,11 +119,11 @@ class OpenAIClient:
     async def __aexit__(self, *_error: object) -> None:
         await self._session.close()
 
-    async def models(self) -> list[Model]:
+    async def models(self, endpoint: str = "/v1/models") -> list[Model]:
         """Return the server's models, at least one. Raises RequestError."""
         import aiohttp
 
-        url = f"{self.base_url}/v1/models"
+        url = self.base_url + endpoint
         try:
             async with self._session.get(url) as response:
                 body = await response.read()

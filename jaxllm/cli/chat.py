@@ -1,0 +1,172 @@
+"""`jaxllm chat` talks with a model: a server's, or with --model one that runs in this program."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from jaxllm.cli.engine_flags import add_engine_flags, changed_engine_flags, read_engine_args
+from jaxllm.cli.generate import Engine
+from jaxllm.cli.openai_client import Choice, RequestError
+from jaxllm.cli.remote_model import RemoteModel, add_remote_flags
+from jaxllm.cli.sampling_flags import add_talk_sampling, talk_sampling
+from jaxllm.cli.streams import say
+from jaxllm.cli.talk import Write, talk
+from jaxllm.config.engine_args import EngineArgs
+from jaxllm.exceptions import EngineDeadError, VLLMValidationError
+from jaxllm.sampling_params import RequestOutputKind, SamplingParams
+from jaxllm.utils.interrupts import deferred_interrupts
+
+type Messages = list[dict[str, str]]
+
+
+class ChatModel(Protocol):
+    """A model that answers conversations."""
+
+    def reply(self, messages: Messages, write: Write) -> int:
+        """Write the answer, piece by piece, and return its number of tokens."""
+        ...
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "chat",
+        help="talk with a server's model, or with one in this program",
+        description="Talk with a model: with --quick say one thing, else each line of the terminal or the pipe is a "
+        "message. The model is a server's with OpenAI's API, or with --model runs in this program.",
+        epilog="Exit status: 0 done, 1 the server is not there or a request failed, 2 misuse, 3 the engine has ended, "
+        "4 results could not be written, 130 interrupted.",
+        allow_abbrev=False,
+        add_help=False,
+        conflict_handler="resolve",  # -q and --seed are an engine's flags too; below, they are this command's
+    )
+    parser.usage = "%(prog)s [--url URL | --model MODEL] [--FLAG VALUE ...]"
+    server = parser.add_argument_group("server")
+    add_engine_flags(parser, "the same as --model")
+    add_remote_flags(server)
+    parser.add_argument("-q", "--quick", metavar="TEXT", help="say this, show the answer, then end")
+    parser.add_argument("--system-prompt", metavar="TEXT", help="what the model is told before the first message")
+    parser.add_argument("--stats", action="store_true", help="show the times of each answer on standard error")
+    add_talk_sampling(parser)
+    parser.set_defaults(run=run, disable_log_stats=True)
+    return parser
+
+
+def run(args: argparse.Namespace, make_engine: Callable[[EngineArgs], Engine] | None = None) -> int:
+    """Talk, and return the exit status. All arguments are checked before a model loads."""
+    fields = talk_sampling(args)
+    try:
+        if args.model_tag is None and args.model is None:
+            _refuse_engine_flags(args)
+            return _talk(_RemoteChat(RemoteModel.find(args), fields, args.stats), args)
+        return _talk_here(args, fields, make_engine or _load)
+    except RequestError as error:
+        say(f"jaxllm: error: {error}")
+        return 1
+
+
+def _talk(model: ChatModel, args: argparse.Namespace) -> int:
+    return talk(_Conversation(model, args.system_prompt), args.quick, shows_stats=args.stats)
+
+
+def _talk_here(args: argparse.Namespace, fields: dict[str, Any], make_engine: Callable[[EngineArgs], Engine]) -> int:
+    for name in ("url", "model_name", "api_key"):
+        if getattr(args, name) is not None:
+            message = f"{name} is of a server; leave it out, or MODEL, which runs in this program."
+            raise VLLMValidationError(message, parameter=name, value=getattr(args, name))
+    SamplingParams(**fields)
+    engine = make_engine(read_engine_args(args))
+    try:
+        return _talk(_EngineChat(engine, fields), args)
+    except EngineDeadError as error:
+        say(f"jaxllm: error: {error}")
+        return 3
+    finally:
+        engine.shutdown()
+
+
+def _load(engine_args: EngineArgs) -> Engine:
+    from jaxllm.engine.llm_engine import LLMEngine
+
+    return LLMEngine.from_engine_args(engine_args)
+
+
+def _refuse_engine_flags(args: argparse.Namespace) -> None:
+    """Raise VLLMValidationError for flags of an engine, where none is to run."""
+    changed = [name for name in changed_engine_flags(args) if name != "seed"]
+    if changed:
+        message = f"{changed[0]} is of an engine in this program: name its --model, or leave {changed[0]} out."
+        raise VLLMValidationError(message, parameter=changed[0], value=getattr(args, changed[0]))
+
+
+class _Conversation:
+    """This answers each message in the light of those before it."""
+
+    def __init__(self, model: ChatModel, system_prompt: str | None) -> None:
+        self._model = model
+        self._messages: Messages = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+
+    def answer(self, message: str, write: Write) -> int:
+        """Write the answer. What was stopped, or failed, is remembered as far as it came."""
+        asked = [*self._messages, {"role": "user", "content": message}]
+        pieces: list[str] = []
+
+        def take(piece: str) -> None:
+            pieces.append(piece)
+            write(piece)
+
+        try:
+            return self._model.reply(asked, take)
+        finally:
+            if pieces:
+                self._messages = [*asked, {"role": "assistant", "content": "".join(pieces)}]
+
+
+class _RemoteChat:
+    """A server's model answers conversations."""
+
+    def __init__(self, model: RemoteModel, fields: Mapping[str, Any], counts: bool) -> None:
+        self._model, self._fields, self._counts = model, fields, counts
+
+    def reply(self, messages: Messages, write: Write) -> int:
+        """Write the answer."""
+
+        def take(choice: Choice) -> None:
+            if choice.delta is not None and choice.delta.content:
+                write(choice.delta.content)
+
+        return self._model.stream(
+            "/chat/completions", {"messages": messages, **self._fields}, take, counts=self._counts
+        )
+
+
+class _EngineChat:
+    """An engine of this program answers conversations."""
+
+    def __init__(self, engine: Engine, fields: Mapping[str, Any]) -> None:
+        self._engine = engine
+        self._sampling = {"max_tokens": None, **engine.front.ready.default_sampling_params, **fields}
+        self._sampling["output_kind"] = RequestOutputKind.DELTA
+        self._num_asked = 0
+
+    def reply(self, messages: Messages, write: Write) -> int:
+        """Write the answer; Ctrl-C ends it between two steps."""
+        prompt = self._engine.front.chat_renderer.render(messages, "messages")
+        self._num_asked += 1
+        name, num_tokens = str(self._num_asked), 0
+        self._engine.add_request(name, prompt, SamplingParams(**self._sampling), grammar_seconds=0)
+        try:
+            with deferred_interrupts() as check:
+                while self._engine.has_unfinished_requests():
+                    for completion in [each for output in self._engine.step() for each in output.outputs]:
+                        num_tokens += len(completion.token_ids)
+                        if completion.text:
+                            write(completion.text)
+                        if completion.finish_reason == "error":
+                            raise RequestError(str(completion.stop_reason))
+                    check()
+        finally:
+            self._engine.abort_request(name)
+        return num_tokens

@@ -1,0 +1,58 @@
+"""`jaxllm complete` lets a model go on with texts: a server's model, each line a prompt of its own."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from jaxllm.cli.openai_client import Choice, RequestError
+from jaxllm.cli.remote_model import RemoteModel, add_remote_flags
+from jaxllm.cli.sampling_flags import add_talk_sampling, talk_sampling
+from jaxllm.cli.streams import say
+from jaxllm.cli.talk import Write, talk
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "complete",
+        help="let a server's model go on with texts",
+        description="Let a model go on with texts: with --quick one, else each line of the terminal or the pipe. The "
+        "model is a server's with OpenAI's API.",
+        epilog="Exit status: 0 done, 1 the server is not there or a request failed, 2 misuse, "
+        "4 results could not be written, 130 interrupted.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("-q", "--quick", metavar="PROMPT", help="go on with this, then end")
+    parser.add_argument("--config", metavar="FILE.yaml", help="flags and their values; the command line wins")
+    parser.add_argument("--stats", action="store_true", help="show the times of each answer on standard error")
+    add_remote_flags(parser.add_argument_group("server"))
+    add_talk_sampling(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Go on with all texts and return the exit status."""
+    try:
+        model = RemoteModel.find(args)
+    except RequestError as error:
+        say(f"jaxllm: error: {error}")
+        return 1
+    return talk(_Completions(model, talk_sampling(args), args.stats), args.quick, shows_stats=args.stats)
+
+
+class _Completions:
+    """This answers a text with what follows it."""
+
+    def __init__(self, model: RemoteModel, fields: dict[str, Any], counts: bool) -> None:
+        self._model, self._fields, self._counts = model, fields, counts
+
+    def answer(self, message: str, write: Write) -> int:
+        """Write what follows a text."""
+
+        def take(choice: Choice) -> None:
+            if choice.text:
+                write(choice.text)
+
+        return self._model.stream("/completions", {"prompt": message, **self._fields}, take, counts=self._counts)

@@ -1,0 +1,120 @@
+"""A person at a terminal, or the lines of a pipe, talk to a model, whose answers are shown as they come."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from jaxllm.cli.openai_client import RequestError
+from jaxllm.cli.streams import losing_messages, say, show, writing
+from jaxllm.exceptions import VLLMValidationError
+
+MARK = "> "
+"""This stands before what a person types."""
+
+type Write = Callable[[str], None]
+
+
+class Talker(Protocol):
+    """A side of a talk that answers."""
+
+    def answer(self, message: str, write: Write) -> int:
+        """Write the answer to a message, piece by piece, and return its number of tokens, 0 if that is not known.
+
+        Raises RequestError, VLLMValidationError, and KeyboardInterrupt once it is told to stop.
+        """
+        ...
+
+
+def talk(talker: Talker, quick: str | None, *, shows_stats: bool = False) -> int:
+    """Let a talker answer the message `quick`, or all that comes on standard input; return the exit status.
+
+    At a terminal, errors and Ctrl-C end an answer; elsewhere they end the talk.
+    """
+    if sys.stdout is None:
+        raise VLLMValidationError("standard output is closed: there is nowhere to answer.", parameter="stdout")
+    if quick is None and sys.stdin is not None and sys.stdin.isatty():
+        _converse(talker, shows_stats)
+        return 0
+    try:
+        for message in _lines() if quick is None else (quick,):
+            _answer(talker, message, shows_stats)
+    except RequestError as error:
+        say(f"jaxllm: error: {error}")
+        return 1
+    return 0
+
+
+def _converse(talker: Talker, shows_stats: bool) -> None:
+    """Answer what a person types, until Ctrl-D."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("readline")  # lets input() edit lines and remember them
+    say("Ctrl-C stops an answer, Ctrl-D ends.")
+    while True:
+        try:
+            message = _ask()
+        except EOFError:
+            return
+        except KeyboardInterrupt:  # leaves the line
+            say("")
+            continue
+        with contextlib.suppress(KeyboardInterrupt):
+            try:
+                if message.strip():
+                    _answer(talker, message, shows_stats)
+            except (RequestError, VLLMValidationError) as error:
+                say(f"jaxllm: error: {error}")
+
+
+def _ask() -> str:
+    """Return the next line from the terminal. Raises EOFError."""
+    if sys.stdout.isatty():
+        line = input(MARK)
+    else:  # where answers go to a file, the mark does not
+        with losing_messages():
+            print(MARK, end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            raise EOFError
+    return line.rstrip("\n").encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _lines() -> Iterator[str]:
+    """Yield the lines of standard input that are not blank."""
+    lines: Iterable[bytes] = () if sys.stdin is None else sys.stdin.buffer
+    for line in lines:
+        try:
+            message = line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            message = f"standard input is not text in UTF-8: {error}."
+            raise VLLMValidationError(message, parameter="stdin") from error
+        if message.strip():
+            yield message
+
+
+def _answer(talker: Talker, message: str, shows_stats: bool) -> None:
+    """Show the answer to a message, and a line's end after it."""
+    started = time.monotonic()
+    first: float | None = None
+
+    def write(text: str) -> None:
+        nonlocal first
+        first = first or time.monotonic()
+        with writing("standard output"):
+            print(text, end="", flush=True)
+
+    try:
+        num_tokens = talker.answer(message, write)
+    except (KeyboardInterrupt, RequestError, VLLMValidationError) as end:
+        if first is not None or isinstance(end, KeyboardInterrupt):
+            show("")
+        raise
+    show("")
+    if shows_stats and first is not None:
+        seconds = time.monotonic() - started
+        ttft = (first - started) * 1000
+        say(f"TTFT {ttft:.0f} ms, {num_tokens / seconds:.1f} tokens/s ({num_tokens} tokens in {seconds:.2f} s)")
