@@ -126,11 +126,11 @@ ROOMS = (
     "jaxllm.distributed",
     "jaxllm.plugins",
     "jaxllm.server",
-    "jaxllm.entrypoints",
     "jaxllm.v1",
     "jaxllm",  # the front door: loads each name when it is asked for
     "jaxllm.check",
     "jaxllm.cli",
+    "jaxllm.entrypoints",
 )
 
 
