@@ -25,6 +25,10 @@ class RequestError(Exception):
     """A request has failed; the message says how, in one line."""
 
 
+class UnreachableError(RequestError):
+    """No server answers."""
+
+
 class Delta(msgspec.Struct, frozen=True):
     """What an event adds to a chat's answer."""
 
@@ -131,7 +135,7 @@ class OpenAIClient:
                     raise RequestError(_shown(response.status, body))
                 models = _read_models(body).data
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise RequestError(f"{url}: {error or type(error).__name__}") from error
+            raise UnreachableError(f"{url}: {error or type(error).__name__}") from error
         except msgspec.DecodeError as error:
             raise RequestError(f"{url} does not list models: {error}") from error
         if not models:

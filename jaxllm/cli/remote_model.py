@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from jaxllm.cli.openai_client import Choice, OpenAIClient, RequestError
+from jaxllm.cli.openai_client import Choice, OpenAIClient, UnreachableError
 
 URL = "http://localhost:8000/v1"
 
@@ -38,8 +38,9 @@ class RemoteModel:
         client = OpenAIClient(url, api_key=args.api_key)
         try:
             return cls(client, args.model_name or asyncio.run(_first_model(client)))
-        except RequestError as error:
-            raise RequestError(f"{error}. Start a server with jaxllm serve MODEL, or name one with --url.") from error
+        except UnreachableError as error:
+            message = f"{error}. Start a server with jaxllm serve MODEL, or name one with --url."
+            raise UnreachableError(message) from error
 
     def stream(
         self, endpoint: str, fields: Mapping[str, Any], take: Callable[[Choice], None], *, counts: bool = False

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,8 @@ from jaxllm.cli.config_file import apply_config_file
 from jaxllm.cli.main import main, make_parser
 from jaxllm.cli.serve import check_serve_args
 from jaxllm.config.async_engine_args import AsyncEngineArgs
+from jaxllm.engine.async_client import build_async_engine_client
+from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.arguments import ServerArgs
@@ -182,6 +186,24 @@ def test_programs_that_parse_for_themselves():
     assert (args.model, args.max_model_len, args.port) == ("m", 4000, 0)
     with pytest.raises(VLLMValidationError, match="tool_call_parser"):
         validate_parsed_serve_args(parser.parse_args(["m", "--tool-call-parser", "hermes"]))
+
+
+def test_the_core_can_be_a_thread_of_the_server(parser: FlexibleArgumentParser, monkeypatch: pytest.MonkeyPatch):
+    class SeenError(Exception):
+        pass
+
+    def start(_engine_args: AsyncEngineArgs, **given: Any) -> None:
+        raise SeenError(given["disable_frontend_multiprocessing"])
+
+    async def enter(args: argparse.Namespace) -> None:
+        async with build_async_engine_client(args):
+            pass
+
+    monkeypatch.setattr(AsyncLLM, "from_engine_args", start)
+    for words, is_thread in (((), False), (("--disable-frontend-multiprocessing",), True)):
+        with pytest.raises(SeenError) as seen:
+            asyncio.run(enter(parser.parse_args(["--model", "m", *words])))
+        assert seen.value.args == (is_thread,)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,8 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from jaxllm.engine.async_client import build_async_engine_client, build_async_engine_client_from_engine_args
-
 if TYPE_CHECKING:
+    from jaxllm.engine.async_client import build_async_engine_client, build_async_engine_client_from_engine_args
     from jaxllm.server.app import build_app, init_app_state
     from jaxllm.server.run import run_server
 
@@ -22,13 +21,15 @@ __all__ = [
 
 _MODULES = {
     "build_app": "jaxllm.server.app",
+    "build_async_engine_client": "jaxllm.engine.async_client",
+    "build_async_engine_client_from_engine_args": "jaxllm.engine.async_client",
     "init_app_state": "jaxllm.server.app",
     "run_server": "jaxllm.server.run",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Load the module that holds `name` (PEP 562), which loads FastAPI and uvicorn."""
+    """Load the module that holds `name` (PEP 562): those of the server load FastAPI and uvicorn."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name]), name)
