@@ -32,6 +32,7 @@ class FakeEngine:
     ) -> None:
         self.front = FrontEnd(make_ready(max_num_seqs=4, **settings), tokenizer, None)
         self.requests: list[tuple[str, Any, SamplingParams, int]] = []
+        self.aborted: list[str] = []
         self.most_waiting = 0
         self.num_shutdowns = 0
         self._per_step = per_step
@@ -65,6 +66,13 @@ class FakeEngine:
             raise self._crash
         taken = [self._waiting.pop() for _ in range(min(self._per_step, len(self._waiting)))]
         return [self._answer(*request) for request in taken]
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._waiting)
+
+    def abort_request(self, request_ids: str) -> None:
+        self.aborted.append(request_ids)
+        self._waiting = [request for request in self._waiting if request[0] != request_ids]
 
     def shutdown(self) -> None:
         self.num_shutdowns += 1

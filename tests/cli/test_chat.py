@@ -131,11 +131,23 @@ class Person:
     def type(self, text: str) -> None:
         os.write(self._terminal, text.encode())
 
-    def see(self, pattern: str) -> str:
+    def leave_line(self) -> None:
+        """Press Ctrl-C at the mark until there is a new one: Python sees a key that comes just before it waits for
+        one, but not before the next.
+        """
+        for _ in range(int(SECONDS)):
+            self.type("\x03")
+            with contextlib.suppress(TimeoutError):
+                self.see("\r\n> ", seconds=1)
+                return
+        raise AssertionError("Ctrl-C does nothing")
+
+    def see(self, pattern: str, seconds: float = SECONDS) -> str:
         """Wait for something on the screen and return it; what comes after it is still to be seen."""
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + seconds
         while (found := re.search(pattern, self._unread, re.DOTALL)) is None:
-            assert time.monotonic() < deadline, self._unread
+            if time.monotonic() > deadline:
+                raise TimeoutError(self._unread)
             if select.select([self._terminal], [], [], 0.1)[0]:
                 self._unread += os.read(self._terminal, 65_536).decode(errors="replace")
         self._unread = self._unread[found.end() :]
@@ -178,8 +190,7 @@ def test_a_person_stops_an_answer_edits_a_line_and_ends_the_talk(tokenizer: str)
         while server.app.state.load.num_requests:  # the answer has ended on the server too
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        person.type("\x03")  # leaves the line
-        person.see("\r\n> ")
+        person.leave_line()
         person.type("\x1b[A")  # the arrow up
         person.see("first")
         person.type("\r")
@@ -191,20 +202,12 @@ def test_a_person_stops_an_answer_edits_a_line_and_ends_the_talk(tokenizer: str)
 
 
 class ChatEngine(FakeEngine):
-    """A fake engine gives a request's whole answer at the second of its steps, and is told what is aborted."""
+    """A fake engine gives a request's whole answer at the second of its steps; someone may press Ctrl-C in one."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(tokenizer=byte_level(bos=True), **given)
-        self.aborted: list[str] = []
         self.num_steps = 0
         self.presses_at: int | None = None
-
-    def has_unfinished_requests(self) -> bool:
-        return bool(self._waiting)
-
-    def abort_request(self, request_ids: str) -> None:
-        self.aborted.append(request_ids)
-        self._waiting.clear()
 
     def step(self) -> list[Any]:
         self.num_steps += 1

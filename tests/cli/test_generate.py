@@ -305,7 +305,7 @@ def test_version(capsys: pytest.CaptureFixture[str]):
 
 def test_help_names_flags_but_not_what_is_unsupported(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
-        main(["generate", "--help"])
+        main(["generate", "--help=all"])
     shown = capsys.readouterr().out
     for flag in (
         "--max-model-len",
