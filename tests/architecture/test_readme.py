@@ -12,8 +12,9 @@ from jaxllm.cli.main import make_parser
 from tests.architecture.sources import ROOT
 
 PAGES = ("README.md", "CONTRIBUTING.md", "jaxllm/sampling/README.md", "jaxllm/constraints/README.md",
-         "jaxllm/engine/README.md", "pallas_kernels/README.md", "scripts/README.md")  # fmt: skip
+         "jaxllm/engine/README.md", "pallas_kernels/README.md", "scripts/README.md", "docs/serving.md")  # fmt: skip
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+SERVING = re.sub(r"<!--.*?-->", "", (ROOT / "docs/serving.md").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -41,7 +42,8 @@ def anchors(page: Path) -> list[str]:
 
 
 def test_paths_exist():
-    words = re.findall(r"(?<![\w/.])(?:scripts|benchmarks|tests|jaxllm|models|pallas_kernels)/[\w./*-]*\w", README)
+    folders = "scripts|benchmarks|tests|jaxllm|models|pallas_kernels|docs"
+    words = re.findall(rf"(?<![\w/.])(?:{folders})/[\w./*-]*\w", README + SERVING)
     assert len(words) > 30
     assert [word for word in words if not list(ROOT.glob(word))] == []
 
@@ -49,11 +51,11 @@ def test_paths_exist():
 def test_commands_take_their_flags():
     """Each `jaxllm` command is parsed as the command line does; a script's flags stand in its source."""
     parser, _ = make_parser()
-    commands = re.findall(r"^jaxllm ([^#\n]*)", README, re.MULTILINE)
-    assert len(commands) >= 6
+    commands = re.findall(r"^jaxllm ([^#\n]*)", (README + SERVING).replace("\\\n", " "), re.MULTILINE)
+    assert len(commands) >= 9
     for command in commands:
         parser.parse_args(shlex.split(command))
-    for script, words in re.findall(r"`(scripts/\w+\.(?:py|sh))([^`]*)`", README):
+    for script, words in re.findall(r"`(scripts/\w+\.(?:py|sh))([^`]*)`", README + SERVING):
         source = (ROOT / script).read_text(encoding="utf-8")
         source += (ROOT / "scripts/benchmark.py").read_text(encoding="utf-8") if script.endswith("benchmark.sh") else ""
         for flag in re.findall(r"--[\w-]+", words):

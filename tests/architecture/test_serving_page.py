@@ -1,0 +1,53 @@
+"""docs/serving.md tells of all routes, flags of the server and fields of requests, and of none that there are not."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+
+import msgspec
+import pytest
+
+from jaxllm.cli.main import make_parser
+from jaxllm.server.app import build_app
+from jaxllm.server.arguments import ServerArgs
+from jaxllm.server.protocol.chat import ChatCompletionRequest
+from jaxllm.server.protocol.completion import CompletionRequest
+from tests.architecture.sources import ROOT
+
+PAGE = re.sub(r"<!--.*?-->", "", (ROOT / "docs/serving.md").read_text(encoding="utf-8"))
+OF_OPENAI = frozenset(
+    ("messages", "prompt", "model", "n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed",
+     "stop", "max_tokens", "max_completion_tokens", "logit_bias", "logprobs", "top_logprobs", "response_format",
+     "stream", "stream_options", "tools", "tool_choice", "modalities")
+)  # fmt: skip
+"""Fields that the page leaves to OpenAI's documentation."""
+
+
+def rows(heading: str) -> str:
+    """Return the first cells of the tables below a heading."""
+    section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    return " ".join(line.split(" | ")[0] for line in section.splitlines() if line.startswith("| `"))
+
+
+def test_every_route_is_there(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JAXLLM_SERVER_DEV_MODE", "1")
+    served = {*build_app(argparse.Namespace()).openapi()["paths"], "/docs", "/redoc", "/openapi.json"}
+    assert set(re.findall(r"`(?:[A-Z]+ )?(/[\w/{}.]*)`", rows("Routes"))) == served
+
+
+def test_every_flag_of_the_server_is_there_and_no_other():
+    flags = {"--" + field.name.replace("_", "-") for field in dataclasses.fields(ServerArgs)}
+    assert flags <= set(re.findall(r"`(--[a-z][\w-]*)", rows("Flags")))
+    known = make_parser()[1]["serve"]._option_string_actions
+    told = re.findall(r"`(--[a-z][\w-]*)", PAGE.split("\n## Deployment")[0])
+    assert [flag for flag in told if flag not in known] == []
+
+
+def test_every_field_beyond_openai_s_is_there():
+    kinds = (ChatCompletionRequest, CompletionRequest)
+    fields = {field.encode_name for kind in kinds for field in msgspec.structs.fields(kind)}
+    section = PAGE.split("\n## Requests\n")[1].split("\n## ")[0]
+    assert fields > OF_OPENAI
+    assert fields - OF_OPENAI - set(re.findall(r"`(\w+)`", section)) == set()
