@@ -69,11 +69,11 @@ make_venv() {
 # The stamp's first line says what was installed from where; its second lists the extras that are in.
 wanted_stamp() { { pwd -P; cat pyproject.toml requirements.lock; } | cksum; }
 
-ensure_env() { # [EXTRA]: .venv holds jaxllm (editable), its locked dependencies and EXTRA
+ensure_env() { # [EXTRA]: .venv holds jaxllm (editable), its locked dependencies and EXTRA (serve, or what it had)
   local extra=${1:-} stamp=.venv/jaxllm-installed wanted had=""
   wanted=$(wanted_stamp)
   [ -r "$stamp" ] && had=$(sed -n 2p "$stamp")
-  [ -n "$extra" ] || extra=$had
+  [ -n "$extra" ] || extra=${had:-serve}
   if [ -r "$stamp" ] && [ "$(sed -n 1p "$stamp")" = "$wanted" ] && [ "$had" = "$extra" ] && [ -x .venv/bin/jaxllm ] &&
     .venv/bin/python -c '' 2>/dev/null; then
     return

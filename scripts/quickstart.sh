@@ -9,4 +9,4 @@ ensure_env
 model=$(.venv/bin/python scripts/fetch_models.py smollm2)
 suggest_accelerator
 JAX_PLATFORMS=cpu .venv/bin/python scripts/quickstart.py "$model"
-say "done in $SECONDS s; next: .venv/bin/jaxllm generate $model --prompt 'The capital of France is'"
+say "done in $SECONDS s; next: .venv/bin/jaxllm serve $model"

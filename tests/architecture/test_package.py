@@ -11,6 +11,14 @@ from pathlib import Path
 from tests.architecture.sources import ROOT, product
 
 
+def data_files() -> set[str]:
+    """Return what users need beside modules: the packages' files of other kinds, but for their descriptions."""
+    files = [file for folder in ("jaxllm", "pallas_kernels") for file in (ROOT / folder).rglob("*") if file.is_file()]
+    found = {str(file.relative_to(ROOT)) for file in files if file.suffix not in (".py", ".pyc", ".md")}
+    assert {"jaxllm/py.typed", "pallas_kernels/targets/h100.txtpb"} <= found
+    return found
+
+
 def test_wheel_contents(tmp_path: Path):
     tree = tmp_path / "tree"
     tree.mkdir()
@@ -37,6 +45,5 @@ def test_wheel_contents(tmp_path: Path):
     expected = {str(source.path.relative_to(ROOT)) for source in product()}
     expected = {f"jaxllm/{name}" if name.startswith("models/") else name for name in expected}
     assert expected <= names
-    assert {str(path.relative_to(ROOT)) for path in (ROOT / "jaxllm/server/page").iterdir()} <= names
-    assert {"jaxllm/py.typed", "pallas_kernels/py.typed", "pallas_kernels/targets/h100.txtpb"} <= names
+    assert data_files() <= names
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"jaxllm", "pallas_kernels"}
