@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from jaxllm.cli.config_file import apply_config_file
 from jaxllm.cli.main import make_parser
 from jaxllm.server.app import build_app
 from jaxllm.server.arguments import ServerArgs
@@ -43,6 +45,16 @@ def test_every_flag_of_the_server_is_there_and_no_other():
     known = make_parser()[1]["serve"]._option_string_actions
     told = re.findall(r"`(--[a-z][\w-]*)", PAGE.split("\n## Deployment")[0])
     assert [flag for flag in told if flag not in known] == []
+
+
+def test_the_file_of_flags_is_read(tmp_path: Path):
+    [example] = [block for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) if block.startswith("model:")]
+    file = tmp_path / "serve.yaml"
+    file.write_text(example, encoding="utf-8")
+    parser, commands = make_parser()
+    apply_config_file(commands["serve"], ["--config", str(file)])
+    args = parser.parse_args(["serve", "--config", str(file)])
+    assert (args.served_model_name, args.max_model_len) == (["smollm2", "small"], 4096)
 
 
 def test_every_field_beyond_openai_s_is_there():
