@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import re
 from pathlib import Path
 
@@ -40,7 +39,7 @@ def test_every_route_is_there(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_every_flag_of_the_server_is_there_and_no_other():
-    flags = {"--" + field.name.replace("_", "-") for field in dataclasses.fields(ServerArgs)}
+    flags = {"--" + name.replace("_", "-") for name in ServerArgs.__annotations__}
     assert flags <= set(re.findall(r"`(--[a-z][\w-]*)", rows("Flags")))
     known = make_parser()[1]["serve"]._option_string_actions
     told = re.findall(r"`(--[a-z][\w-]*)", PAGE.split("\n## Deployment")[0])
