@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from starlette.routing import Route
 
 from jaxllm.cli.config_file import apply_config_file
 from jaxllm.cli.main import make_parser
@@ -34,7 +35,10 @@ def rows(heading: str) -> str:
 
 def test_every_route_is_there(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("JAXLLM_SERVER_DEV_MODE", "1")
-    served = {*build_app(argparse.Namespace()).openapi()["paths"], "/docs", "/redoc", "/openapi.json"}
+    app = build_app(argparse.Namespace())
+    for_browsers = {"/", "/docs", "/redoc", "/openapi.json"}
+    paths = {route.path for route in app.routes if isinstance(route, Route)}
+    served = {*app.openapi()["paths"], *(paths & for_browsers)}
     assert set(re.findall(r"`(?:[A-Z]+ )?(/[\w/{}.]*)`", rows("Routes"))) == served
 
 
