@@ -39,6 +39,7 @@ def build_app(args: argparse.Namespace) -> FastAPI:
     app = FastAPI(title="jaxllm", version=__version__, **docs)
     app.state.args, app.state.server_args = args, server_args
     app.state.registry = make_registry()
+    app.state.http_metrics = HttpMetrics(app.state.registry)
     app.router.routes += [*routes_openai.routes(server_args), *routes_operations.routes()]
     if not server_args.disable_page:
         app.router.routes += routes_page.routes()
@@ -50,7 +51,7 @@ def build_app(args: argparse.Namespace) -> FastAPI:
     for kind in (VLLMValidationError, EngineBusyError, EngineDeadError):  # the handler of Exception raises them again
         app.add_exception_handler(kind, _answer_error)
     keys = read_keys(server_args)
-    app.add_middleware(CountedRequests, metrics=HttpMetrics(app.state.registry), routes=app.routes)
+    app.add_middleware(CountedRequests, metrics=app.state.http_metrics, routes=app.routes)
     describe(app, has_keys=bool(keys))
     if keys:
         app.add_middleware(Authentication, checker=KeyChecker(keys), root_path=server_args.root_path or "")

@@ -48,6 +48,9 @@ class ServerArgs(UnsupportedServerArguments):
 
     host: str | None = argument(None, Text(), _FRONTEND, "address to listen on; by default all of this machine's")
     port: int = argument(8000, Integer(0, 65535), _FRONTEND, "port; 0 takes any that is free, and says which")
+    grpc_port: int | None = argument(
+        None, Integer(0, 65535, optional=True), _FRONTEND, "port for gRPC, beside HTTP; 0 takes any that is free"
+    )
     disable_fastapi_docs: bool = argument(False, Switch(), _FRONTEND, "have neither /docs nor /redoc nor /openapi.json")
     disable_page: bool = argument(False, Switch(), _FRONTEND, "have no page of status and chat at /")
     uds: str | None = argument(None, Text(), _FRONTEND, "path of a Unix socket to listen on instead of host and port")

@@ -24,7 +24,6 @@ EVENT_STREAM = b"text/event-stream; charset=utf-8"
 BODY_SECONDS = 60.0
 """A body has to have come within this time."""
 MAX_LENGTH_DIGITS = 18
-DRAINING = "The server is about to end, and takes no more requests: another one may."
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -85,19 +84,16 @@ class Endpoint:
         if not self._runs_model:
             await self._serve(scope, headers, receive, send)
             return
-        state.load.num_requests += 1
-        try:
+        with state.load.counted():
             await self._serve(scope, headers, receive, send)
-        finally:
-            state.load.num_requests -= 1
 
     async def _serve(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
         state: ServerState = scope["app"].state
         own, client_request_id = new_request_id(headers)
         request_id = scope.get("request_id", own)
         try:
-            if self._runs_model and state.load.is_draining:
-                raise RequestFailedError(HTTPStatus.SERVICE_UNAVAILABLE, DRAINING)
+            if self._runs_model:
+                state.load.check_open()
             if self._takes_json:
                 _check_json(headers)
             body = await _read(receive, headers, state.server_args.max_body_size)

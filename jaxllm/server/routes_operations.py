@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from http import HTTPStatus
-
 from prometheus_client.exposition import choose_encoder
 from starlette.routing import Route
 
 from jaxllm.exceptions import EngineDeadError
-from jaxllm.server.endpoint import DRAINING, Call, Endpoint, Reply
-from jaxllm.server.errors import RequestFailedError
+from jaxllm.server.endpoint import Call, Endpoint, Reply
+from jaxllm.server.state import check_serving
 from jaxllm.version import __version__
 
 
@@ -27,9 +25,7 @@ def routes() -> list[Route]:
 
 async def check_health(call: Call) -> Reply:
     """Say whether requests are taken: 503 while the server drains or the engine sleeps, 500 once it has ended."""
-    if call.state.load.is_draining:
-        raise RequestFailedError(HTTPStatus.SERVICE_UNAVAILABLE, DRAINING)
-    await call.state.engine_client.check_health()
+    await check_serving(call.state)
     return Reply(b"")
 
 

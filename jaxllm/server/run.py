@@ -13,6 +13,7 @@ import socket
 import stat
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -89,15 +90,28 @@ async def run_server(args: argparse.Namespace, **uvicorn_kwargs: Any) -> None:
     server_args = ServerArgs.from_cli_args(args)
     tls_settings(server_args)
     log_settings(server_args, args.log_config_file)
-    with contextlib.closing(bind(server_args)) as listener, _unlinked(server_args.uds):
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(contextlib.closing(bind(server_args)))
+        stack.enter_context(_unlinked(server_args.uds))
+        grpc_listener = bind_grpc(server_args)
+        if grpc_listener is not None:
+            stack.enter_context(contextlib.closing(grpc_listener))
         async with build_async_engine_client(args) as engine:
-            await serve_engine(engine, app, listener, args, **uvicorn_kwargs)
+            await serve_engine(engine, app, listener, args, grpc_listener, **uvicorn_kwargs)
 
 
 async def serve_engine(
-    engine: AsyncLLM, app: FastAPI, listener: socket.socket, args: argparse.Namespace, **uvicorn_kwargs: Any
+    engine: AsyncLLM,
+    app: FastAPI,
+    listener: socket.socket,
+    args: argparse.Namespace,
+    grpc_listener: socket.socket | None = None,
+    **uvicorn_kwargs: Any,
 ) -> None:
-    """Serve an engine that has started, as `run_server` does; the engine and the listener stay the caller's."""
+    """Serve an engine that has started, as `run_server` does; the engine and the listener stay the caller's.
+
+    gRPC takes over the address of `grpc_listener`, which it closes.
+    """
     await init_app_state(engine, await engine.get_vllm_config(), app.state, args)
     server_args: ServerArgs = app.state.server_args
     settings: dict[str, Any] = {
@@ -113,12 +127,17 @@ async def serve_engine(
     config = uvicorn.Config(app, **(settings | uvicorn_kwargs))
     config.load()
     server = _Server(config)
-    _warn_if_open(server_args, listener)
+    _warn_if_open(server_args, [each for each in (listener, grpc_listener) if each is not None])
     tasks = [asyncio.create_task(_watch(server, engine))]
     if config.ssl is not None and server_args.enable_ssl_refresh:
         tasks.append(asyncio.create_task(refresh(config.ssl, server_args)))
     try:
-        await _serve(server, _Ending(server, app.state.load, args.shutdown_timeout), listener)
+        async with contextlib.AsyncExitStack() as stack:
+            if grpc_listener is not None:
+                from jaxllm.server.grpc.server import opened
+
+                await stack.enter_async_context(opened(app.state, grpc_listener, LAST_SECONDS))
+            await _serve(server, _Ending(server, app.state.load, args.shutdown_timeout), listener)
     finally:
         for each in tasks:
             each.cancel()
@@ -157,6 +176,27 @@ def bind(args: ServerArgs) -> socket.socket:
         where, parameter = (args.uds, "uds") if args.uds is not None else (f"{args.host or '*'}:{args.port}", "port")
         message = f"{where} cannot be listened on: {error.strerror or error}. Choose another {parameter}."
         raise VLLMValidationError(message, parameter=parameter, value=where) from error
+
+
+def bind_grpc(args: ServerArgs) -> socket.socket | None:
+    """Keep gRPC's address, as `bind` does HTTP's; None if there is to be none.
+
+    Raises VLLMValidationError for one that cannot be had, without gRPC's packages, and for what it cannot do.
+    """
+    if args.grpc_port is None:
+        return None
+    if any(find_spec(name) is None for name in ("grpc", "grpc_health", "grpc_reflection")):
+        message = "grpc_port needs packages of its own: pip install 'jaxllm[grpc]'."
+        raise VLLMValidationError(message, parameter="grpc_port", value=args.grpc_port)
+    from jaxllm.server.grpc.credentials import check_tls
+
+    check_tls(args)
+    try:
+        return _bind_port(args.host or "", args.grpc_port)
+    except OSError as error:
+        where = f"{args.host or '*'}:{args.grpc_port}"
+        message = f"{where} cannot be listened on: {error.strerror or error}. Choose another grpc_port."
+        raise VLLMValidationError(message, parameter="grpc_port", value=where) from error
 
 
 def _bind_port(host: str, port: int) -> socket.socket:
@@ -200,11 +240,10 @@ def _unlinked(uds: str | None) -> Iterator[None]:
             Path(uds).unlink(missing_ok=True)
 
 
-def _warn_if_open(args: ServerArgs, listener: socket.socket) -> None:
+def _warn_if_open(args: ServerArgs, listeners: list[socket.socket]) -> None:
     """Log a warning where other machines may use the server without a key."""
-    address = listener.getsockname()
-    is_public = not isinstance(address, str) and not ipaddress.ip_address(address[0]).is_loopback
-    if is_public and not read_keys(args):
+    addresses = [each.getsockname() for each in listeners if each.family != socket.AF_UNIX]
+    if not all(ipaddress.ip_address(address[0]).is_loopback for address in addresses) and not read_keys(args):
         logger.warning("anyone who reaches this machine can use the server: give --api-key, or --host 127.0.0.1")
 
 

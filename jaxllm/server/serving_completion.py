@@ -50,20 +50,26 @@ class OpenAIServingCompletion:
         """Answer a request, whose prompts the engine knows by `request_id` and a number; a stream is returned once all
         are admitted.
 
-        Raises what `errors.error_response` has answers for.
+        Raises what `admit` does, and what ends a request on its way.
         """
-        self.models.check(request.model)
-        request.check()
+        outputs = await self.admit(request, request_id)
         shown_id = client_request_id or well_formed((request.request_id or "").encode()) or request_id
-        prompts = request.prompts()
         answer = _Answer(request, self._args, f"cmpl-{shown_id}", self.models.name)
-        choices = [self._choices(request, i) for i in range(len(prompts))]
-        outputs = await self._begin(request, prompts, request_id)
+        choices = [self._choices(request, i) for i in range(len(outputs))]
         if request.stream:
             return EventStream(answer.frames(outputs, choices), *outputs)
         finals = await _read_all(outputs)
         shown = [choice for each, final in zip(choices, finals, strict=True) for choice in each.of(final)]
         return answer.whole(shown, choices)
+
+    async def admit(self, request: CompletionRequest, request_id: str) -> list[EngineOutputs]:
+        """Check a request and queue all its prompts, or none; return the outputs for each, which must be closed.
+
+        Raises what `errors.error_response` has answers for.
+        """
+        self.models.check(request.model)
+        request.check()
+        return await self._begin(request, request.prompts(), request_id)
 
     def _choices(self, request: CompletionRequest, prompt: int) -> PromptChoices:
         as_ids = request.shows_token_ids(self._args.return_tokens_as_token_ids)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING
+
+from jaxllm.server.errors import RequestFailedError
 
 if TYPE_CHECKING:
     from prometheus_client.registry import CollectorRegistry
@@ -12,10 +17,13 @@ if TYPE_CHECKING:
     from jaxllm.config.vllm_config import VllmConfig
     from jaxllm.engine.async_llm import AsyncLLM
     from jaxllm.server.arguments import ServerArgs
+    from jaxllm.server.metrics import HttpMetrics
     from jaxllm.server.serving_chat import OpenAIServingChat
     from jaxllm.server.serving_completion import OpenAIServingCompletion
     from jaxllm.server.serving_models import OpenAIServingModels
     from jaxllm.server.serving_tokenization import OpenAIServingTokenization
+
+DRAINING = "The server is about to end, and takes no more requests: another one may."
 
 
 class ServerState:
@@ -31,6 +39,7 @@ class ServerState:
     openai_serving_tokenization: OpenAIServingTokenization
     load: ServerLoad
     registry: CollectorRegistry
+    http_metrics: HttpMetrics
 
 
 @dataclass(slots=True)
@@ -41,3 +50,23 @@ class ServerLoad:
     """Requests to routes that run the model, from their first byte to the last of their answer."""
     is_draining: bool = False
     """True once the server was told to end: it takes no more requests."""
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count a request that runs the model while its answer is made."""
+        self.num_requests += 1
+        try:
+            yield
+        finally:
+            self.num_requests -= 1
+
+    def check_open(self) -> None:
+        """Raise RequestFailedError, 503, while the server drains."""
+        if self.is_draining:
+            raise RequestFailedError(HTTPStatus.SERVICE_UNAVAILABLE, DRAINING)
+
+
+async def check_serving(state: ServerState) -> None:
+    """Raise what says why requests are not taken: the server drains, or the engine sleeps, hangs or has ended."""
+    state.load.check_open()
+    await state.engine_client.check_health()

@@ -29,13 +29,13 @@ def tls_settings(args: ServerArgs) -> dict[str, Any]:
     if args.ssl_cert_reqs and args.ssl_ca_certs is None:
         message = "ssl_cert_reqs needs the authorities that clients' certificates come from: give ssl_ca_certs too."
         raise VLLMValidationError(message, parameter="ssl_cert_reqs", value=args.ssl_cert_reqs)
-    _try(args)
+    check_files(args)
     settings = {name: getattr(args, name) for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs")}
     return settings if args.ssl_ciphers is None else {**settings, "ssl_ciphers": args.ssl_ciphers}
 
 
-def _try(args: ServerArgs) -> None:
-    """Load everything once."""
+def check_files(args: ServerArgs) -> None:
+    """Load everything once. Raises VLLMValidationError for what is no use."""
     context, parameter = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), "ssl_certfile"
     try:
         context.load_cert_chain(str(args.ssl_certfile), args.ssl_keyfile, password=_no_password)
@@ -58,15 +58,15 @@ def _no_password() -> str:
 async def refresh(context: ssl.SSLContext, args: ServerArgs) -> None:
     """Load certificate and key again whenever their files have changed; new connections get them. Does not end."""
     files = [Path(each) for each in (args.ssl_certfile, args.ssl_keyfile) if each is not None]
-    loaded = _times(files)
+    loaded = file_times(files)
     while True:
         await asyncio.sleep(LOOK_SECONDS)
-        now = _times(files)
+        now = file_times(files)
         if now == loaded:
             continue
         loaded = now
         try:  # in a context of its own first: one that fails has half of them
-            _try(args)
+            check_files(args)
         except VLLMValidationError as error:  # they are being written, or do not fit each other yet
             logger.warning("the new certificate cannot be used yet: %s", error)
             continue
@@ -74,5 +74,6 @@ async def refresh(context: ssl.SSLContext, args: ServerArgs) -> None:
         logger.info("the certificate was loaded again")
 
 
-def _times(files: list[Path]) -> list[int | None]:
+def file_times(files: list[Path]) -> list[int | None]:
+    """Return when each file was last changed; None for one that is not there."""
     return [each.stat().st_mtime_ns if each.is_file() else None for each in files]

@@ -1,0 +1,68 @@
+"""TLS over gRPC, with the files and flags that HTTP's has."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.server.arguments import ServerArgs
+from jaxllm.server.tls import check_files, file_times
+
+logger = logging.getLogger(__name__)
+
+
+def check_tls(args: ServerArgs) -> None:
+    """Raise VLLMValidationError for what HTTP's TLS can and gRPC's cannot."""
+    if args.ssl_ciphers is not None:
+        message = "ssl_ciphers does not go with grpc_port: gRPC has ciphers of its own. Leave one of the two out."
+        raise VLLMValidationError(message, parameter="ssl_ciphers", value=args.ssl_ciphers)
+    if args.ssl_cert_reqs == ssl.CERT_OPTIONAL:
+        message = "ssl_cert_reqs=1 does not go with grpc_port: gRPC asks for none, 0, or for every client's, 2."
+        raise VLLMValidationError(message, parameter="ssl_cert_reqs", value=args.ssl_cert_reqs)
+
+
+def server_credentials(args: ServerArgs) -> grpc.ServerCredentials | None:
+    """Return what gRPC takes, of files that were found good; None without a certificate."""
+    if args.ssl_certfile is None:
+        return None
+    files = _Files(args)
+    fetch: Any = files.fetch_changed if args.enable_ssl_refresh else _keep  # its type does not know that None may be
+    return grpc.dynamic_ssl_server_credentials(files.read(), fetch, args.ssl_cert_reqs == ssl.CERT_REQUIRED)
+
+
+def _keep() -> None:
+    """Say that nothing has changed."""
+
+
+class _Files:
+    """The files of certificate and key, which gRPC asks for at each connection, in threads of its own."""
+
+    def __init__(self, args: ServerArgs) -> None:
+        self._args = args
+        self._cert = Path(str(args.ssl_certfile))
+        self._key = self._cert if args.ssl_keyfile is None else Path(args.ssl_keyfile)
+        self._loaded = file_times([self._cert, self._key])
+
+    def read(self) -> grpc.ServerCertificateConfiguration:
+        """Return what is in the files now."""
+        authorities = None if self._args.ssl_ca_certs is None else Path(self._args.ssl_ca_certs).read_bytes()
+        pair = (self._key.read_bytes(), self._cert.read_bytes())
+        return grpc.ssl_server_certificate_configuration([pair], authorities)
+
+    def fetch_changed(self) -> grpc.ServerCertificateConfiguration | None:
+        """Return what is in the files if that has changed and is of use, else None."""
+        now = file_times([self._cert, self._key])
+        if now == self._loaded:
+            return None
+        self._loaded = now
+        try:
+            check_files(self._args)
+            return self.read()
+        except (VLLMValidationError, OSError) as error:  # they are being written, or do not fit each other yet
+            logger.warning("the new certificate cannot be used yet: %s", error)
+            return None

@@ -1,0 +1,130 @@
+"""The methods Generate and GenerateStream: requests take the way of those to `/v1/completions`, and so do errors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from http import HTTPStatus
+from typing import Any
+
+import grpc
+
+from jaxllm.server.errors import RETRY_AFTER_SECONDS, ErrorResponse, RequestFailedError, error_headers, error_response
+from jaxllm.server.grpc.inference_pb2 import DESCRIPTOR, GenerateResponse
+from jaxllm.server.grpc.messages import Responses, completion_request
+from jaxllm.server.request_ids import new_request_id, well_formed
+from jaxllm.server.sse import EngineOutputs
+from jaxllm.server.state import ServerState
+
+type Context = grpc.aio.ServicerContext[bytes, GenerateResponse]
+
+SERVICE = DESCRIPTOR.services_by_name["Inference"].full_name
+MAX_DETAILS = 500
+"""Characters of a status' details: it travels percent-encoded among the headers, of which clients take 8 KiB."""
+CLIENT_LEFT = 499
+STATUS_CODES = {
+    HTTPStatus.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    HTTPStatus.UNAUTHORIZED: grpc.StatusCode.UNAUTHENTICATED,
+    HTTPStatus.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    HTTPStatus.REQUEST_TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
+    HTTPStatus.SERVICE_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+}
+"""gRPC's codes for the HTTP statuses of errors; every other one is INTERNAL."""
+
+
+class InferenceService:
+    """This answers Generate and GenerateStream."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Return what a server takes. Messages are decoded in the methods, whose errors are told properly."""
+        encode = GenerateResponse.SerializeToString
+        methods = {
+            "Generate": grpc.unary_unary_rpc_method_handler(self._generate, response_serializer=encode),
+            "GenerateStream": grpc.unary_stream_rpc_method_handler(self._generate_stream, response_serializer=encode),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    async def _generate(self, data: bytes, context: Context) -> GenerateResponse:
+        async def answer() -> GenerateResponse:
+            async with self._admitted(data, context, stream=False) as (outputs, responses):
+                (final,) = [output async for output in outputs]
+                return responses.of(final)
+
+        return await self._serve("Generate", context, answer)
+
+    async def _generate_stream(self, data: bytes, context: Context) -> None:
+        async def answer() -> None:
+            async with self._admitted(data, context, stream=True) as (outputs, responses):
+                async for output in outputs:
+                    await self._write(context, responses.of(output))
+
+        await self._serve("GenerateStream", context, answer)
+
+    async def _write(self, context: Context, message: GenerateResponse) -> None:
+        """Send a piece of an answer. Raises RequestFailedError, 408, if the client leaves what was sent unread."""
+        try:
+            async with asyncio.timeout(self._state.server_args.stalled_client_timeout):
+                await context.write(message)
+        except TimeoutError:
+            raise RequestFailedError(HTTPStatus.REQUEST_TIMEOUT, "The answer was not read in time.") from None
+
+    async def _serve[T](self, name: str, context: Context, answer: Callable[[], Awaitable[T]]) -> T:
+        """Return the answer to a request, or end it with the status of what is wrong. When the client leaves, gRPC
+        cancels this.
+        """
+        began, status = time.perf_counter(), CLIENT_LEFT
+        try:
+            with self._state.load.counted():
+                self._state.load.check_open()
+                result = await answer()
+            status = HTTPStatus.OK.value
+            return result
+        except Exception as error:  # noqa: BLE001 - each has an answer
+            response = error_response(error)
+            status = response.error.code
+        finally:
+            self._state.http_metrics.on_answer(f"grpc:{name}", "POST", status, time.perf_counter() - began)
+        return await refuse(context, response)
+
+    @contextlib.asynccontextmanager
+    async def _admitted(
+        self, data: bytes, context: Context, *, stream: bool
+    ) -> AsyncGenerator[tuple[EngineOutputs, Responses], None]:
+        """Queue a request, once it is found good, and abort it at the end if it still runs."""
+        serving, args = self._state.openai_serving_completion, self._state.server_args
+        request = completion_request(data, stream=stream)
+        headers = {name.encode(): _bytes(value) for name, value in context.invocation_metadata() or ()}
+        own_id, given_id = new_request_id(headers)
+        (outputs,) = await serving.admit(request, own_id)
+        shown_id = given_id or well_formed((request.request_id or "").encode()) or own_id
+        async with contextlib.aclosing(outputs):
+            yield (
+                outputs,
+                Responses(request, shown_id, serving.models.name, tells_cached=args.enable_prompt_tokens_details),
+            )
+
+
+async def refuse(context: grpc.aio.ServicerContext[Any, Any], response: ErrorResponse) -> Any:
+    """End a request with the status of an error. The trailing metadata has what HTTP's answer has beside the message:
+    "param", and whether to try again, for clients that retry by themselves too.
+    """
+    error = response.error
+    metadata = [(name.decode(), value.decode()) for name, value in error_headers(response)]
+    if error.param is not None:
+        metadata.append(("param", error.param))
+    if error.code == HTTPStatus.SERVICE_UNAVAILABLE:
+        metadata.append(("grpc-retry-pushback-ms", str(RETRY_AFTER_SECONDS * 1000)))
+    code = STATUS_CODES.get(HTTPStatus(error.code), grpc.StatusCode.INTERNAL)
+    try:
+        await context.abort(code, error.message[:MAX_DETAILS], tuple(metadata))
+    except grpc.aio.InternalError:
+        raise asyncio.CancelledError from None  # the client has left meanwhile
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else value

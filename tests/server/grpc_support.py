@@ -1,0 +1,100 @@
+"""Tests open gRPC beside a server, and call it, here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import grpc
+
+from jaxllm.server.arguments import ServerArgs
+from jaxllm.server.grpc.inference_pb2 import GenerateRequest, GenerateResponse
+from jaxllm.server.grpc.server import opened
+from jaxllm.server.grpc.service import SERVICE
+from jaxllm.server.run import bind_grpc
+from tests.server.support import START_SECONDS, Served
+
+SECONDS = 30.0
+NO_METADATA: Sequence[tuple[str, str]] = ()
+
+
+@contextlib.contextmanager
+def grpc_opened(server: Served) -> Iterator[str]:
+    """Open gRPC on the event loop of a server that runs, with its flags, and yield the address."""
+    listener = bind_grpc(ServerArgs(host="127.0.0.1", grpc_port=0))
+    assert listener is not None
+    port = listener.getsockname()[1]
+    context = opened(server.app.state, listener, 0.2)
+
+    def run(step: Any) -> None:
+        asyncio.run_coroutine_threadsafe(step, server.loop).result(START_SECONDS)
+
+    run(context.__aenter__())
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        run(context.__aexit__(None, None, None))
+
+
+class Client:
+    """A client with the two methods."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.channel = channel
+        self._whole = self._method(channel.unary_unary, "Generate")
+        self._stream = self._method(channel.unary_stream, "GenerateStream")
+
+    def _method(self, kind: Callable[..., Any], name: str) -> Any:
+        return kind(
+            f"/{SERVICE}/{name}",
+            request_serializer=GenerateRequest.SerializeToString,
+            response_deserializer=GenerateResponse.FromString,
+        )
+
+    def whole(self, request: GenerateRequest, metadata: Sequence[tuple[str, str]] = NO_METADATA) -> GenerateResponse:
+        """Return the whole answer."""
+        return self._whole(request, timeout=SECONDS, metadata=metadata)
+
+    def stream(self, request: GenerateRequest, metadata: Sequence[tuple[str, str]] = NO_METADATA) -> Any:
+        """Return the answer's pieces as they come; the call can be cancelled."""
+        return self._stream(request, timeout=SECONDS, metadata=metadata)
+
+
+@contextlib.contextmanager
+def client_of(
+    address: str, credentials: grpc.ChannelCredentials | None = None, options: Sequence[tuple[str, int]] = ()
+) -> Iterator[Client]:
+    """Connect to a server."""
+    if credentials is None:
+        channel = grpc.insecure_channel(address, options)
+    else:
+        channel = grpc.secure_channel(address, credentials, options)
+    with channel:
+        yield Client(channel)
+
+
+def message_of(fields: Mapping[str, Any]) -> GenerateRequest:
+    """Return the message of a body's fields. Raises ValueError or TypeError for what no such message can say."""
+    given = {name: value for name, value in fields.items() if name != "prompt"}
+    if "prompt" in fields:
+        prompt = fields["prompt"]
+        given |= {"text": prompt} if isinstance(prompt, str) else {"token_ids": {"ids": prompt}}
+    if isinstance(given.get("stop"), str):
+        given["stop"] = [given["stop"]]
+    if "logit_bias" in given:
+        given["logit_bias"] = {int(key): value for key, value in given["logit_bias"].items()}
+    if "allowed_token_ids" in given:
+        given["allowed_token_ids"] = {"ids": given["allowed_token_ids"]}
+    return GenerateRequest(**given)
+
+
+def refusal(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str, dict[str, str]]:
+    """Return the status of a call that must fail, its details and its trailing metadata."""
+    try:
+        call()
+    except grpc.RpcError as error:
+        failed: Any = error
+        return failed.code(), failed.details(), dict(failed.trailing_metadata())
+    raise AssertionError("the call has succeeded")
