@@ -3,11 +3,16 @@
 
     scripts/bench_frontend.py --mock         # the server's process alone; writes benchmarks/results/frontend.json
     scripts/bench_frontend.py --served       # with SmolLM2, beside LLM.generate
+    scripts/bench_frontend.py --peers --vllm-python DIR/vllm/bin/python --hf-python DIR/hf/bin/python
 
 --mock    CPU time of the server's process per token and per request, the client's beside it, and the delay from the
-          core's step to the client at 50 tokens per second and stream. The core has no model (mock_core.py).
+          core's step to the client's socket, by the system's clock of what arrives there, at 50 tokens per second and
+          stream; beside it the delay until the client has read it. The core has no model (mock_core.py).
 --served  tokens per second of 1, 16 and 64 streams by those of LLM.generate with the same prompts, in turns, with the
           times to the first token and between tokens.
+--peers   the same streams beside vLLM's server, in turns: both read one bfloat16 checkpoint, which --hf-python writes
+          the first time, and have the same settings; before, their outputs are compared with jaxllm's in float32.
+          `scripts/peers.sh DIR hf vllm` makes the environments.
 
 Figures are medians of rounds. CPU times and ratios stand on a machine with other work, times of the clock do not.
 """
@@ -22,8 +27,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarking import front_end
+from benchmarking import front_end, peer_servers
+from benchmarking.checkpoint import checkpoint
 from benchmarking.servers import ServerError
+from benchmarking.worker import BenchmarkError
 from fetch_models import MODELS, FetchError, default_dir, fetch
 from machine import ROOT, describe_sources, versions
 
@@ -35,6 +42,7 @@ GOALS = {
     "delay_ms_p50": 0.5,
     "delay_ms_p99": 5.0,
     "ratio": 0.95,
+    "by_vllm": 1.0,
 }
 STREAMS = ((1, 2000), (16, 1000), (64, 500), (256, 200))
 """Numbers of streams, and how many tokens each has."""
@@ -67,6 +75,23 @@ def measure_served(args: argparse.Namespace, model: Path, scratch: Path) -> dict
     return {"beside_llm_generate": rows}
 
 
+def measure_peers(args: argparse.Namespace, model: Path, scratch: Path) -> dict[str, Any]:
+    """Return what the server makes of SmolLM2, and what vLLM's does. Raises BenchmarkError without a checkpoint."""
+    folder = checkpoint(model, args.hf_python)
+    if not folder.is_dir():
+        raise BenchmarkError(f"vLLM cannot read {folder.name}: give --hf-python, or a folder as --model.")
+    return peer_servers.measure_peers(
+        folder,
+        args.vllm_python,
+        (1, 16, 64),
+        dtype=args.dtype,
+        rounds=1 if args.quick else args.rounds,
+        num_tokens=8 if args.quick else 128,
+        vocab_size=SMOLLM2_VOCAB,
+        scratch=scratch,
+    )
+
+
 def verdicts(figures: dict[str, Any]) -> dict[str, bool]:
     """Say which of the goals the figures of a part reach."""
     found: dict[str, bool] = {}
@@ -82,6 +107,8 @@ def verdicts(figures: dict[str, Any]) -> dict[str, bool]:
         )
     if rows := figures.get("beside_llm_generate"):
         found["ratio"] = all(row["ratio"] >= GOALS["ratio"] for row in rows)
+    if rows := figures.get("beside_vllm"):
+        found["by_vllm"] = all(row["jaxllm_by_vllm"]["tokens_per_second"] >= GOALS["by_vllm"] for row in rows)
     return found
 
 
@@ -90,6 +117,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mock", action="store_true", help="measure the server's process alone")
     parser.add_argument("--served", action="store_true", help="measure beside LLM.generate")
+    parser.add_argument("--peers", action="store_true", help="measure beside vLLM's server")
+    for peer in ("vllm", "hf"):
+        parser.add_argument(f"--{peer}-python", metavar="PATH", help=f"Python of scripts/peers.sh DIR {peer}")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of --peers")
     parser.add_argument("--model", type=Path, help=".gguf or folder (default: SmolLM2-135M, fetched)")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="shows that all runs, and measures nothing")
@@ -97,10 +128,12 @@ def main() -> int:
         "--json", type=Path, metavar="OUT", help=f"default: {RESULTS.relative_to(ROOT)}, none if --quick"
     )
     args = parser.parse_args()
-    parts = {"mock": measure_mock, "served": measure_served}
+    parts = {"mock": measure_mock, "served": measure_served, "peers": measure_peers}
     chosen = [name for name in parts if getattr(args, name)]
     if not chosen:
-        parser.error("give --mock, --served, or both")
+        parser.error("give --mock, --served, --peers, or several")
+    if args.peers and not args.vllm_python:
+        parser.error("--peers needs --vllm-python")
     out = args.json or (None if args.quick else RESULTS)
     try:
         model = args.model or fetch(MODELS["smollm2"], default_dir())
@@ -117,7 +150,7 @@ def main() -> int:
                 kept = json.loads(out.read_text()) if out.is_file() else {}
                 out.parent.mkdir(parents=True, exist_ok=True)
                 out.write_text(json.dumps(kept | {name: found}, indent=1) + "\n")
-    except (FetchError, OSError, ServerError) as error:
+    except (BenchmarkError, FetchError, OSError, ServerError) as error:
         print(f"bench_frontend: {error}", file=sys.stderr)
         return 1
     return 0

@@ -38,7 +38,6 @@ import argparse
 import datetime as dt
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -47,11 +46,12 @@ from typing import Any
 
 from benchmarking.caching import caching
 from benchmarking.charts import draw_comparison, draw_sweep, draw_workloads, require_matplotlib
+from benchmarking.checkpoint import checkpoint
 from benchmarking.compare import compare
 from benchmarking.contestants import in_int8, jaxllm, peers
 from benchmarking.report import as_text, summary, write_readme
 from benchmarking.sweep import sweep
-from benchmarking.worker import PROGRAMS, BenchmarkError
+from benchmarking.worker import BenchmarkError
 from fetch_models import MODELS, FetchError, default_dir, fetch
 from machine import describe_machine
 
@@ -136,25 +136,6 @@ def measure(args: argparse.Namespace, mode: str, keep: Callable[[dict[str, Any]]
         ours = jaxllm(model, args.dtype)
         contestants = [ours, in_int8(ours), *others]
         return compare(contestants, model, args.dtype, rounds=args.rounds, quick=args.quick, scratch=scratch)
-
-
-def checkpoint(model: Path, hf_python: str | None) -> Path:
-    """Return the folder that all can read, made of a GGUF file once; the file itself without HF to make it."""
-    if model.is_dir():
-        return model
-    folder = default_dir() / f"{model.stem}-bfloat16"
-    if folder.is_dir():
-        return folder
-    if not hf_python:
-        return model
-    print(f"writing {folder}", file=sys.stderr)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".saving-") as scratch:
-        command = [hf_python, str(PROGRAMS / "save_checkpoint.py"), str(model.resolve()), f"{scratch}/saved"]
-        done = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True)
-        if done.returncode:
-            raise BenchmarkError(f"{hf_python} could not save {model.name} as safetensors:\n{done.stderr}")
-        Path(scratch, "saved").rename(folder)
-    return folder
 
 
 def describe(args: argparse.Namespace) -> dict[str, Any]:

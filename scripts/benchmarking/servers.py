@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,8 @@ IDLE_SECONDS, IDLE_SHARE = 8.0, 0.1
 """A server that takes less than this share of a core for so long is idle."""
 _TOKENS = re.compile(rb'"completion_tokens":\s*(\d+)')
 _EVENT, _DONE = b"data: ", b"data: [DONE]"
+_SO_TIMESTAMPNS = 35
+"""An option of Linux's sockets that Python has no name for: with what was read comes when the system had it."""
 
 
 class ServerError(RuntimeError):
@@ -43,24 +46,29 @@ class ServerProcess:
     def wait_idle(self, seconds: float = START_SECONDS) -> None:
         """Wait until neither it nor its engine core has much to do, as when every program has been compiled."""
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            before = self._all_cpu_seconds()
-            time.sleep(IDLE_SECONDS)
-            if self._all_cpu_seconds() - before < IDLE_SHARE * IDLE_SECONDS:
-                return
+        while time.monotonic() < deadline and self.busy_cores() > IDLE_SHARE:
+            pass
+
+    def busy_cores(self, seconds: float = IDLE_SECONDS) -> float:
+        """Return how many cores it and all that it has started take, over so many seconds."""
+        before = self._all_cpu_seconds()
+        time.sleep(seconds)
+        return (self._all_cpu_seconds() - before) / seconds
 
     def _all_cpu_seconds(self) -> float:
-        return sum(cpu_seconds(each) for each in (self.pid, *children(self.pid)))
+        return sum(cpu_seconds(each) for each in (self.pid, *descendants(self.pid)))
 
 
-def children(pid: int) -> list[int]:
-    """Return the ids of a process's children."""
-    found = []
+def descendants(pid: int) -> list[int]:
+    """Return the ids of a process's children, and of theirs."""
+    parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has just ended
-            if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
-                found.append(int(stat.parent.name))
-    return found
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    found = [pid]
+    for each in found:  # which grows meanwhile
+        found += [child for child, parent in parents.items() if parent == each]
+    return found[1:]
 
 
 def cpu_seconds(pid: int) -> float:
@@ -74,14 +82,14 @@ def server_process(
 ) -> Iterator[ServerProcess]:
     """Run `command` with --host and --port as its last words until the block ends; wait until its port opens.
 
-    Raises ServerError, with the end of its log, if it ends before.
+    `env` is its environment, by default this one's. Raises ServerError, with the end of its log, if it ends before.
     """
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port = probe.getsockname()[1]
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [*command, "--host", HOST, "--port", str(port)], stdout=out, stderr=out, env={**os.environ, **(env or {})}
+            [*command, "--host", HOST, "--port", str(port)], stdout=out, stderr=out, env=env, start_new_session=True
         )
     try:
         deadline = time.monotonic() + seconds
@@ -97,6 +105,8 @@ def server_process(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it has left
 
 
 def _answers(port: int) -> bool:
@@ -110,37 +120,92 @@ class Streamed:
 
     began: float
     arrivals: list[float] = field(default_factory=list)
-    """One for each event that has come, but for the last ones: the usage, and [DONE]."""
+    """When the client has read each event, but for the last ones: the usage, and [DONE]."""
+    reached: list[float] = field(default_factory=list)
+    """When the system had each of them for the client, which may have been busy with others."""
     num_tokens: int = 0
     ended: float = 0.0
+
+
+class _Events:
+    """The events of one answer, taken in as they come: a socket alone costs the client less than asyncio's streams."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._rest = b""
+        self._has_head = self._is_refused = False
+        self._offset = time.time() - time.monotonic()
+        self.answer = Streamed(time.monotonic())
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def read(self) -> None:
+        """Take in what has come; what is wrong with it goes to `ended`."""
+        try:
+            piece, told, _, _ = self._connection.recvmsg(1 << 16, 64)
+            now = time.monotonic()
+            if not self.ended.done():
+                self._take(piece, now, _stamp(told, self._offset, now))
+        except BlockingIOError:
+            return
+        except (OSError, ServerError) as error:
+            if not self.ended.done():
+                self.ended.set_exception(error)
+
+    def _take(self, piece: bytes, now: float, reached: float) -> None:
+        if not piece:
+            raise ServerError(f"the answer is cut off: {self._rest[-2000:].decode(errors='replace')}")
+        if not self._has_head:
+            head, end, rest = (self._rest + piece).partition(b"\r\n\r\n")
+            if not end:
+                self._rest = head
+                return
+            self._rest, piece, self._has_head = b"", rest, True
+            self._is_refused = b" 200 " not in head.partition(b"\r\n")[0]
+        if self._is_refused and piece:
+            raise ServerError(piece.decode(errors="replace"))
+        answer, num = self.answer, (self._rest[1 - len(_EVENT) :] + piece).count(_EVENT)
+        answer.arrivals += [now] * num
+        answer.reached += [reached] * num
+        self._rest = self._rest[-600:] + piece  # the usage and [DONE] may come in pieces
+        if _DONE in self._rest:
+            self._end()
+
+    def _end(self) -> None:
+        answer = self.answer
+        del answer.arrivals[-2:], answer.reached[-2:]
+        found = _TOKENS.findall(self._rest)
+        if not found:
+            raise ServerError(f"the answer has no usage: {self._rest[-500:]!r}")
+        answer.num_tokens, answer.ended = int(found[-1]), time.monotonic()
+        self.ended.set_result(None)
+
+
+def _stamp(told: Sequence[tuple[int, int, bytes]], offset: float, now: float) -> float:
+    """Return when the system had the last of what was read, `now` where it does not say."""
+    for level, kind, data in told:
+        if (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS):
+            seconds, nanoseconds = struct.unpack("qq", data)
+            return seconds + nanoseconds * 1e-9 - offset
+    return now
 
 
 async def stream(port: int, body: Mapping[str, Any], path: str = "/v1/completions") -> Streamed:
     """Make one request on a connection of its own. Raises ServerError for an answer that is an error, or not whole."""
     data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
-    reader, writer = await asyncio.open_connection(HOST, port)
-    try:
-        answer = Streamed(time.monotonic())
-        writer.write(_head(path, len(data)) + data)
-        head = await reader.readuntil(b"\r\n\r\n")
-        if b" 200 " not in head.partition(b"\r\n")[0]:
-            raise ServerError(f"{head.decode()}{(await reader.read(2000)).decode(errors='replace')}")
-        rest = b""
-        while _DONE not in rest:
-            piece = await reader.read(1 << 16)
-            now = time.monotonic()
-            if not piece:
-                raise ServerError(f"the answer is cut off: {rest[-500:]!r}")
-            answer.arrivals += [now] * (rest[1 - len(_EVENT) :] + piece).count(_EVENT)
-            rest = rest[-600:] + piece  # the usage and [DONE] may come in pieces
-        del answer.arrivals[-2:]
-        found = _TOKENS.findall(rest)
-        if not found:
-            raise ServerError(f"the answer has no usage: {rest[-500:]!r}")
-        answer.num_tokens, answer.ended = int(found[-1]), time.monotonic()
-        return answer
-    finally:
-        writer.close()
+    loop = asyncio.get_running_loop()
+    with socket.socket() as connection:
+        connection.setblocking(False)
+        with contextlib.suppress(OSError):  # Linux only
+            connection.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        await loop.sock_connect(connection, (HOST, port))
+        events = _Events(connection)
+        await loop.sock_sendall(connection, _head(path, len(data)) + data)
+        loop.add_reader(connection, events.read)
+        try:
+            await events.ended
+        finally:
+            loop.remove_reader(connection)
+        return events.answer
 
 
 async def ask(port: int, body: Mapping[str, Any], path: str = "/v1/completions") -> dict[str, Any]:

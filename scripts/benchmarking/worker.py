@@ -53,6 +53,17 @@ def read_files(*paths: Path) -> None:
                         pass
 
 
+def environment(python: str, cache: Path) -> dict[str, str]:
+    """Return the environment of a process of a library, whose caches go into the folder `cache`, which is made."""
+    temp = cache / "tmp"
+    temp.mkdir(parents=True, exist_ok=True)
+    env = {name: value for name, value in os.environ.items() if name not in OF_THIS_SHELL}
+    env |= {"XDG_CACHE_HOME": str(cache), "TMPDIR": str(temp), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    if python == sys.executable:
+        env["PYTHONPATH"] = str(SCRIPTS.parent)
+    return env
+
+
 class Worker:
     """A running process. `with` ends it, and all that it started."""
 
@@ -60,12 +71,7 @@ class Worker:
         """Start a program of `workers/` with the Python given; its library's caches go into the folder `cache`."""
         self._name = f"{program} ({settings})"
         self._log = cache / "log.txt"
-        temp = cache / "tmp"
-        temp.mkdir(parents=True, exist_ok=True)
-        env = {name: value for name, value in os.environ.items() if name not in OF_THIS_SHELL}
-        env |= {"XDG_CACHE_HOME": str(cache), "TMPDIR": str(temp), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-        if python == sys.executable:
-            env["PYTHONPATH"] = str(SCRIPTS.parent)
+        env = environment(python, cache)
         read_files(
             Path(python).parent.parent, cache, *(Path(settings[name]) for name in ("model", "gguf") if name in settings)
         )

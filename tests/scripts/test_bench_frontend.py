@@ -9,8 +9,8 @@ from typing import Any
 
 import bench_frontend
 import pytest
-from benchmarking import front_end
-from benchmarking.servers import ServerError, Streamed, ask, children, server_process, stream
+from benchmarking import front_end, peer_servers
+from benchmarking.servers import ServerError, Streamed, ask, descendants, server_process, stream
 
 from tests.e2e.tiny_tokenizer import save_tokenizer
 from tests.models.tiny import folder
@@ -27,7 +27,11 @@ def test_streams_of_a_server_without_a_model(tmp_path: Path) -> None:
         assert 1 <= len(answer.arrivals) <= 12
         assert began <= answer.began <= answer.arrivals[0] <= answer.arrivals[-1] <= answer.ended <= ended
         assert server.cpu_seconds() - before > 0
-        assert len(children(server.pid)) == 1
+        slack = 1e-3  # two clocks
+        assert answer.began - slack <= answer.reached[0]
+        assert len(answer.reached) == len(answer.arrivals)
+        assert all(a <= b + slack for a, b in zip(answer.reached, answer.arrivals, strict=True))
+        assert len(descendants(server.pid)) == 1
         assert asyncio.run(ask(server.port, body))["usage"]["completion_tokens"] == 12
         with pytest.raises(ServerError, match="max_tokens"):
             asyncio.run(stream(server.port, body | {"max_tokens": -1}))
@@ -44,6 +48,32 @@ def test_latencies_are_of_all_runs() -> None:
     found = front_end.latencies(runs)
     assert found["ttft_ms"] == {"p50": 100.0, "p99": 100.0}
     assert found["itl_ms"]["p50"] == 100.0
+
+
+def test_two_servers_are_compared_round_by_round() -> None:
+    ours = [{"tokens_per_second": 100.0, "ttft_ms_p50": 4.0}, {"tokens_per_second": 300.0, "ttft_ms_p50": 2.0}]
+    theirs = [{"tokens_per_second": 50.0, "ttft_ms_p50": 4.0}, {"tokens_per_second": 100.0, "ttft_ms_p50": 8.0}]
+    row = peer_servers.compared({"jaxllm": ours, "vllm": theirs})
+    assert row["jaxllm"] == {"tokens_per_second": 200.0, "ttft_ms_p50": 3.0}
+    assert row["vllm"] == {"tokens_per_second": 75.0, "ttft_ms_p50": 6.0}
+    assert row["jaxllm_by_vllm"] == {"tokens_per_second": 2.5, "ttft_ms_p50": 0.625}
+    assert bench_frontend.verdicts({"beside_vllm": [row]}) == {"by_vllm": True}
+
+
+def test_a_peer_needs_a_checkpoint_that_it_can_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tmp_path / "none.gguf"
+    with pytest.raises(SystemExit):
+        run_frontend("--peers")
+    assert "--vllm-python" in capsys.readouterr().err
+    assert run_frontend("--peers", "--quick", "--model", str(model), "--vllm-python", "python") == 1
+    assert "--hf-python" in capsys.readouterr().err
+
+
+def run_frontend(*args: str) -> int:
+    """Run the script's main with these arguments."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["bench_frontend.py", *args])
+        return bench_frontend.main()
 
 
 def test_goals_are_judged_by_the_worst_row() -> None:
