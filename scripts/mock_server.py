@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import sys
 from collections import deque
 from typing import Any
@@ -53,6 +54,7 @@ async def serve(args: argparse.Namespace) -> None:
             admission=Admission(engine_args.max_num_queued_reqs, engine_args.max_num_queued_tokens),
         ) as engine,
     ):
+        gc.freeze()  # as `run_server` does
         app.add_api_route("/steps", lambda: list(engine.steps))
         await serve_engine(engine, app, listener, args)
 
