@@ -127,7 +127,7 @@ class AsyncLLM(RefusesMethods, FromArguments, PrefillProgress, TextClient, refus
         is_finished = False
         try:
             while not is_finished:
-                output = stream.get_nowait() or await stream.get()
+                output = await stream.get()
                 is_finished = output.finished
                 yield output
         finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator
 
 from prometheus_client import Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -103,11 +103,11 @@ class CountedRequests:
             return
         status, began = 499, time.perf_counter()
 
-        async def note(message: dict[str, object]) -> None:
+        def note(message: dict[str, object]) -> Awaitable[None]:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = int(str(message["status"]))
-            await send(message)
+            return send(message)
 
         try:
             await self._app(scope, receive, note)

@@ -128,10 +128,15 @@ class _Answer:
         """Yield the frames of the outputs for all prompts as they come, and at the end the usage if asked for."""
         async for ping in outputs[0].pings(self._ping_seconds):
             yield ping
-        async with contextlib.aclosing(_merge(outputs)) as merged:
-            async for prompt, output in merged:
-                if frames := self._pieces(output, choices[prompt], choices):
+        if len(outputs) == 1:
+            async for output in outputs[0]:
+                if frames := self._pieces(output, choices[0], choices):
                     yield frames
+        else:
+            async with contextlib.aclosing(_merge(outputs)) as merged:
+                async for prompt, output in merged:
+                    if frames := self._pieces(output, choices[prompt], choices):
+                        yield frames
         if self._ends_in_usage:
             yield event(self._chunk([], self._usage(choices)))
 
@@ -191,10 +196,6 @@ async def _read(outputs: EngineOutputs) -> RequestOutput:
 
 async def _merge(outputs: Sequence[EngineOutputs]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
     """Yield the outputs of several prompts as they come, each with its prompt's number."""
-    if len(outputs) == 1:
-        async for output in outputs[0]:
-            yield 0, output
-        return
     waiting = {asyncio.ensure_future(each.__anext__()): i for i, each in enumerate(outputs)}
     try:
         while waiting:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, NamedTuple
@@ -66,7 +65,7 @@ class EngineOutputs:
         if self._is_finished:
             raise StopAsyncIteration
         if self._first is None:
-            output = self._stream.get_nowait() or await self._stream.get()
+            output = await self._stream.get()
         else:
             output, self._first = await self._first, None
         self._is_finished = output.finished
@@ -114,11 +113,26 @@ class EventStream(AsyncGenerator[bytes, None]):
 
     def __init__(self, frames: AsyncGenerator[bytes, None], *outputs: EngineOutputs) -> None:
         """Send `frames`, which are made of `outputs`, and then [DONE]."""
-        self._frames, self._outputs = _whole(frames), outputs
+        self._frames, self._outputs = frames, outputs
+        self._is_ended = False
+
+    async def __anext__(self) -> bytes:
+        """Return the next frames. This is called for every token: another generator around them would cost more."""
+        if self._is_ended:
+            raise StopAsyncIteration
+        try:
+            return await anext(self._frames)
+        except StopAsyncIteration:
+            last = DONE
+        except Exception as error:  # noqa: BLE001 - each has an answer
+            last = event(error_response(error))
+        self._is_ended = True
+        return last
 
     async def asend(self, value: None) -> bytes:
         """Return the next frames."""
-        return await self._frames.asend(value)
+        del value
+        return await anext(self)
 
     async def athrow(self, *error: Any) -> bytes:
         """Raise an error where the frames are made."""
@@ -126,19 +140,9 @@ class EventStream(AsyncGenerator[bytes, None]):
 
     async def aclose(self) -> None:
         """Send no more, and end the request."""
+        self._is_ended = True
         try:
             await self._frames.aclose()
         finally:
             for each in self._outputs:
                 await each.aclose()
-
-
-async def _whole(frames: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    async with contextlib.aclosing(frames):
-        try:
-            async for frame in frames:
-                yield frame
-        except Exception as error:  # noqa: BLE001 - each has an answer
-            yield event(error_response(error))
-            return
-    yield DONE

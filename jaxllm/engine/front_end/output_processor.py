@@ -130,7 +130,7 @@ class _Request:
             shown_by = tokenizer if params.detokenize else None
             self.prompt_logprobs = PromptCollector(params, len(request.prompt_token_ids), shown_by)
 
-    def output(self, changed: list[_Sequence]) -> RequestOutput | None:
+    def output(self, changed: Iterable[_Sequence]) -> RequestOutput | None:
         """Return what to show after `changed` sequences went on, if anything."""
         finished = self.num_unfinished == 0
         if self.kind is RequestOutputKind.FINAL_ONLY and not finished:
@@ -139,7 +139,9 @@ class _Request:
         if not due:
             return None
         delta = self.kind is RequestOutputKind.DELTA
-        output = self._output(sorted(due, key=_index) if delta else self.sequences, delta, finished)
+        if len(due) > 1:
+            due.sort(key=_index)
+        output = self._output(due if delta else self.sequences, delta, finished)
         if self.prompt_logprobs is not None:
             self.prompt_logprobs.show(output, delta=delta)
         return output
@@ -151,15 +153,16 @@ class _Request:
         return RequestOutput(request.request_id, request.prompt, request.prompt_token_ids, None, ends, finished=True)
 
     def _output(self, shown: list[_Sequence], delta: bool, finished: bool) -> RequestOutput:
-        return RequestOutput(
-            request_id=self.request.request_id,
-            prompt=self.request.prompt,
-            prompt_token_ids=self.request.prompt_token_ids,
-            prompt_logprobs=None,
-            outputs=[sequence.completion(delta) for sequence in shown],
-            finished=finished,
-            metrics=_merge_stats([sequence.stats for sequence in self.sequences]),
-            num_cached_tokens=self.sequences[0].num_cached_tokens,
+        request, sequences = self.request, self.sequences
+        return RequestOutput(  # one is made for every token: keywords, which are looked at there, would take a while
+            request.request_id,
+            request.prompt,
+            request.core.prompt_token_ids,
+            None,
+            [sequence.completion(delta) for sequence in shown],
+            finished,
+            _merge_stats([sequence.stats for sequence in sequences]),
+            num_cached_tokens=sequences[0].num_cached_tokens,
         )
 
 
@@ -210,7 +213,7 @@ class OutputProcessor:
             sequence.finish_reason = "abort"
             self._finish(sequence_id, sequence, now)
         try:
-            return state.output(list(running.values())), list(running)
+            return state.output(running.values()), list(running)
         except Exception as error:
             logger.exception("the last output of request %s cannot be made", request_id)
             return state.failed_output(f"{type(error).__name__}: {error}"), list(running)
@@ -254,10 +257,10 @@ class OutputProcessor:
             if refusal is not None:
                 aborts += self._refuse_others(request, part, refusal)
             try:
-                aborts += [
-                    each.request_id for sequence, each in part if self._take(sequence, each, step.timestamp, now)
-                ]
-                shown = request.output(list(dict.fromkeys(sequence for sequence, _ in part)))
+                for sequence, each in part:
+                    if self._take(sequence, each, step.timestamp, now):
+                        aborts.append(each.request_id)
+                shown = request.output({sequence for sequence, _ in part})
             except Exception as error:
                 request_id = request.request.request_id
                 logger.exception("the output of request %s cannot be made", request_id)

@@ -49,12 +49,12 @@ class RequestOutputCollector:
         while not self._is_admitted:
             if self._error is not None:
                 raise copy.copy(self._error)
-            await self._sleep()
+            await self._news()
 
     async def get(self) -> RequestOutput:
         """Return the output that has not been read, waiting for one. Raises what has ended the request."""
         while (output := self.get_nowait()) is None:
-            await self._sleep()
+            await self._news()
         return output
 
     def get_nowait(self) -> RequestOutput | None:
@@ -64,9 +64,10 @@ class RequestOutputCollector:
             raise copy.copy(self._error)  # others may get it too, and each would add to its traceback
         return output
 
-    async def _sleep(self) -> None:
+    def _news(self) -> asyncio.Future[None]:
+        """Return what is done once something has come."""
         self._waiter = asyncio.get_running_loop().create_future()
-        await self._waiter
+        return self._waiter
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None
