@@ -68,7 +68,7 @@ def measure_peers(
     with servers(model, dtype, vllm_python, max(streams), scratch) as found:
         for server in found.values():
             asyncio.run(complete(server, source.equal(max(streams), PROMPT_TOKENS, 16).prompts, 16))
-            server.wait_idle()
+            server.wait_idle(START_SECONDS)  # our programs are compiled in the background
         agreements = {
             name: asdict(agreement.compare(name, reference, asyncio.run(_outputs(server, checked)), dtype))
             for name, server in found.items()
