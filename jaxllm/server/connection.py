@@ -41,7 +41,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Expect a request."""
         super().connection_made(transport)
-        _notice_death(transport.get_extra_info("socket"), self.args.stalled_client_timeout)
+        _set_up(transport.get_extra_info("socket"), self.args.stalled_client_timeout)
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -60,6 +60,10 @@ class BoundedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._in_head and self._head_bytes > self.args.h11_max_incomplete_event_size:
             self._refuse_head()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP."""
+        self._end(HTTPStatus.BAD_REQUEST, msg)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header, unless there are too many."""
@@ -85,7 +89,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """Expect the headers of a request, be it another on a connection that was kept alive."""
-        self._head_bytes, self._in_head = 1, True
+        self._head_bytes, self._in_head = max(1, self._head_bytes), True
         if self._head_timer is None and not self._is_answering:
             self._expect_head()
         super().on_message_begin()
@@ -98,6 +102,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """Go on: the body is whole."""
         if not self._is_refused:
+            self._head_bytes, self._in_head = 0, True  # what comes next is another head
             super().on_message_complete()
 
     def pause_writing(self) -> None:
@@ -154,11 +159,15 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
         timer.cancel()
 
 
-def _notice_death(connection: socket.socket | None, stall_seconds: float) -> None:
-    """Let the system keep little for a peer, and ask a silent one whether it is there; a Unix socket's is known."""
+def _set_up(connection: socket.socket | None, stall_seconds: float) -> None:
+    """Let the system send at once, keep little for a peer, and ask a silent one whether it is there; a Unix socket
+    does so by itself.
+    """
     if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
         return
     with contextlib.suppress(OSError):  # not every system has all of them
+        # uvloop leaves this off for a socket that it is given; a piece would wait for the last one's acknowledgement.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):

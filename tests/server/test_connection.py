@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import socket
+import statistics
 import time
 from collections.abc import Iterator
 
@@ -97,6 +99,18 @@ def test_the_next_request_of_a_connection_has_its_time_too(server: Served) -> No
         time.sleep(0.6)  # a connection may rest for longer than a head may take
         connection.sendall(START)
         assert b"HTTP/1.1 408 " in read_all(connection)  # the first answer's end may come before it
+
+
+def test_nothing_waits_for_an_acknowledgement(server: Served) -> None:
+    """A system acknowledges late, after 40 ms, what is followed by nothing."""
+    times = []
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)) as connection:
+        for _ in range(20):
+            began = time.perf_counter()
+            connection.request("GET", "/version")
+            connection.getresponse().read()
+            times.append(time.perf_counter() - began)
+    assert statistics.median(times) < 0.035
 
 
 def test_requests_in_one_packet_are_answered_in_order(server: Served) -> None:
