@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from http import HTTPStatus
 from typing import Any
 
@@ -14,6 +15,10 @@ logger = logging.getLogger(__name__)
 
 MAX_MESSAGE = 2000
 """Characters of an error's message; what a client sent may be quoted in it."""
+MAX_MESSAGE_BYTES = 3500
+"""Bytes of the message in JSON, where one character may take six."""
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+"""Python shows objects, as chat templates may have them, with their places in memory."""
 RETRY_AFTER_SECONDS = 1
 
 
@@ -71,9 +76,16 @@ def make_error(
 ) -> ErrorResponse:
     """Return an error of a status."""
     status = HTTPStatus(status)
+    return ErrorResponse(ErrorInfo(_brief(_ADDRESS.sub("", message)), kind or error_type(status), param, status.value))
+
+
+def _brief(message: str) -> str:
+    """Cut a message that is too long."""
     if len(message) > MAX_MESSAGE:
         message = message[:MAX_MESSAGE] + "..."
-    return ErrorResponse(ErrorInfo(message, kind or error_type(status), param, status.value))
+    if len(msgspec.json.encode(message)) > MAX_MESSAGE_BYTES:
+        message = message[: MAX_MESSAGE_BYTES // 6 - 3] + "..."
+    return message
 
 
 def error_headers(response: ErrorResponse) -> list[tuple[bytes, bytes]]:

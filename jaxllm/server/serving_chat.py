@@ -65,9 +65,10 @@ class OpenAIServingChat:
         self._check_logprobs(request)
         shown_id = client_request_id or well_formed((request.request_id or "").encode()) or request_id
         start = _Start(f"chatcmpl-{shown_id}", int(time.time()), self.models.name, self._role(request))
-        if request.use_beam_search:
-            return self._response(request, start, await self._search(request, request_id))
-        outputs = await self._begin(request, request_id)
+        with request.fields_named("messages"):
+            if request.use_beam_search:
+                return self._response(request, start, await self._search(request, request_id))
+            outputs = await self._begin(request, request_id)
         if request.stream:
             return EventStream(ChatEvents(request, self._args, *start).frames(outputs), outputs)
         final: RequestOutput | None = None

@@ -69,7 +69,8 @@ class OpenAIServingCompletion:
         """
         self.models.check(request.model)
         request.check()
-        return await self._begin(request, request.prompts(), request_id)
+        with request.fields_named("prompt"):
+            return await self._begin(request, request.prompts(), request_id)
 
     def _choices(self, request: CompletionRequest, prompt: int) -> PromptChoices:
         as_ids = request.shows_token_ids(self._args.return_tokens_as_token_ids)

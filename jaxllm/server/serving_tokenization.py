@@ -23,6 +23,9 @@ from jaxllm.text.tokenizer import Tokenizer
 LONG = 2000
 """Texts of more characters, and lists of more ids, are worked on in a thread: others wait meanwhile."""
 
+MAX_IDS = 2**20
+"""Ids of one request: more than a context has. Their text takes memory and time."""
+
 
 class OpenAIServingTokenization:
     """This turns texts into token ids and back."""
@@ -36,13 +39,14 @@ class OpenAIServingTokenization:
         self._chat.models.check(request.model)
         request.check()
         tokenizer = self._front.require_tokenizer()
-        if request.prompt is None:
-            chat = request.chat()
-            chat.check(trusts_template=self._args.trust_request_chat_template)
-            prompt = await self._chat.render(chat)
-        else:
-            prompt = ParsedPrompt(request.prompt)
-        ids = await _aside(len(prompt.text or ""), self._encode, tokenizer, prompt, request.add_special_tokens)
+        chat = request.chat()
+        with chat.fields_named("prompt" if request.messages is None else "messages"):
+            if request.prompt is None:
+                chat.check(trusts_template=self._args.trust_request_chat_template)
+                prompt = await self._chat.render(chat)
+            else:
+                prompt = ParsedPrompt(request.prompt)
+            ids = await _aside(len(prompt.text or ""), self._encode, tokenizer, prompt, request.add_special_tokens)
         max_model_len = self._chat.engine_client.model_config.max_model_len
         strings = None
         if request.return_token_strs:
@@ -53,6 +57,9 @@ class OpenAIServingTokenization:
         """Return the text of ids. Raises VLLMValidationError for one that no token has."""
         self._chat.models.check(request.model)
         tokenizer, ids = self._front.require_tokenizer(), request.tokens
+        if len(ids) > MAX_IDS:
+            message = f"tokens must have at most {MAX_IDS} entries, got {len(ids)}."
+            raise VLLMValidationError(message, parameter="tokens", value=len(ids))
         vocab_size = self._chat.engine_client.model_config.get_vocab_size()
         bad = next((each for each in ids if not 0 <= each < vocab_size), None)
         if bad is not None:

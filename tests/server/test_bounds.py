@@ -1,66 +1,116 @@
-"""What is out of a field's bounds is refused by name (R13), in the same words whichever way it comes in."""
+"""R13: every field of every request has its bounds, and what lies beyond is refused by name, before any work."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import statistics
+import time
+from typing import Any
 
-import grpc
 import pytest
 
-from tests.server.bad_requests import FLOATS, INTEGERS, Bad, bad_requests
-from tests.server.grpc_support import Client, client_of, grpc_opened, message_of, refusal
-from tests.server.support import Served
+from jaxllm.server.protocol.chat import ChatCompletionRequest
+from jaxllm.server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+from tests.server.request_bounds import ANYWHERE, CHAT, CHAT_ALL, DETOKENIZE, LONG, TOKENIZE, Bound
+from tests.server.support import Answer, Served
 
-GOOD = {"prompt": "a", "max_tokens": 1}
-FREE = ("logprobs", "seed", "stream_interval", "top_k")
-"""The integers whose bounds depend on nothing else, and cost little."""
-BOUNDS: list[tuple[str, float]] = [(name, bound) for name in FREE for bound in INTEGERS[name]]
-BOUNDS += [(name, bound) for name, bounds in FLOATS.items() for bound in bounds if (name, bound) != ("top_p", 0.0)]
-
-
-@pytest.fixture(scope="module")
-def client(tiny_server: Served) -> Iterator[Client]:
-    with grpc_opened(tiny_server) as address, client_of(address) as client:
-        yield client
-
-
-@pytest.mark.parametrize("bad", list(bad_requests()), ids=lambda bad: bad.name)
-def test_r13_bad_requests_are_refused_by_name_over_http_and_grpc(tiny_server: Served, client: Client, bad: Bad) -> None:
-    fields, words = {**GOOD, **bad.fields}, None
-    if bad.has_json:
-        answer = tiny_server.post("/v1/completions", fields)
-        assert answer.status == 400, answer.body
-        assert answer.json["error"]["param"] == bad.parameter
-        words = answer.json["error"]["message"]
-    if bad.has_message:
-        code, details, metadata = refusal(lambda: client.whole(message_of(fields)))
-        assert (code, metadata.get("param")) == (grpc.StatusCode.INVALID_ARGUMENT, bad.parameter)
-        assert words in (None, details)
-        code, _, metadata = refusal(lambda: list(client.stream(message_of(fields))))
-        assert (code, metadata.get("param")) == (grpc.StatusCode.INVALID_ARGUMENT, bad.parameter)
-    else:
-        with pytest.raises((ValueError, TypeError)):
-            message_of(fields)
+ROUTES: dict[str, tuple[Any, dict[str, Bound], dict[str, str]]] = {
+    "/v1/chat/completions": (
+        ChatCompletionRequest,
+        CHAT,
+        {"messages": CHAT_ALL, "max_tokens": "5", "temperature": "0.5", "n": "1"},
+    ),
+    "/tokenize": (TokenizeRequest, TOKENIZE, {"prompt": '"a"'}),
+    "/detokenize": (DetokenizeRequest, DETOKENIZE, {"tokens": "[5]"}),
+}
+"""By path: the request, the bounds of its fields, and fields of a good one."""
+KNOWN_BY_CORE = ("structured_outputs", "response_format", "logprob_token_ids", "prompt_logprobs")
+"""The core says what it takes of these, once it gets the request; one without a model takes none."""
+OF_MESSAGES = ("messages", "continue_final_message", "chat_template", "chat_template_kwargs")
+CASES = [(path, name) for path, (_, bounds, _) in ROUTES.items() for name in bounds]
 
 
-@pytest.mark.parametrize(("name", "bound"), BOUNDS)
-def test_r13_what_is_just_within_its_bounds_is_accepted(mock_server: Served, name: str, bound: float) -> None:
-    fields = {**GOOD, name: bound}
-    assert mock_server.post("/v1/completions", fields).status == 200
-    if bound < 2**63:
-        with grpc_opened(mock_server) as address, client_of(address) as client:
-            assert client.whole(message_of(fields)).usage.completion_tokens == 1
+def send(server: Served, path: str, **fields: str) -> Answer:
+    base = ROUTES[path][2]
+    if path == "/tokenize" and "prompt" not in fields and fields.keys() & set(OF_MESSAGES):
+        base = {"messages": CHAT_ALL, "add_generation_prompt": "false"}
+    body = "{" + ",".join(f'"{name}":{value}' for name, value in (base | fields).items()) + "}"
+    return server.ask("POST", path, body.encode())
 
 
-def test_r13_without_a_prompt_nothing_is_done(client: Client) -> None:
-    code, details, metadata = refusal(lambda: client.whole(message_of({"max_tokens": 1})))
-    assert (code, metadata["param"]) == (grpc.StatusCode.INVALID_ARGUMENT, "prompt")
-    assert "text or token_ids" in details
+@pytest.fixture
+def tokenized(mock_server: Served, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the texts that are tokenized from now on."""
+    texts: list[str] = []
+    tokenizer = mock_server.llm.front.require_tokenizer()
+    encode = tokenizer.encode
+
+    def note(given: list[str], **how: Any) -> Any:
+        texts.extend(given)
+        return encode(given, **how)
+
+    monkeypatch.setattr(tokenizer, "encode", note)
+    return texts
 
 
-def test_r13_what_does_not_go_with_a_stream_is_refused_in_both(tiny_server: Served, client: Client) -> None:
-    fields = {**GOOD, "prompt_logprobs": 1}
-    refused = tiny_server.post("/v1/completions", {**fields, "stream": True}).json["error"]
-    code, details, metadata = refusal(lambda: list(client.stream(message_of(fields))))
-    assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert (details, metadata["param"]) == (refused["message"], refused["param"])
+def test_r13_every_field_has_its_row() -> None:
+    for kind, bounds, _ in ROUTES.values():
+        assert bounds.keys() == set(kind.__struct_fields__)
+
+
+@pytest.mark.parametrize(("path", "name"), CASES)
+def test_r13_a_value_is_taken_or_refused_by_its_name(
+    mock_server: Served, tokenized: list[str], path: str, name: str
+) -> None:
+    bound = ROUTES[path][1][name]
+    taken = send(mock_server, path, **bound.beside, **{name: bound.most})
+    assert taken.status == 200, taken.body[:500]
+    tokenized.clear()
+    refused = [*bound.beyond, *(value for value in ANYWHERE if value not in bound.takes)]
+    for value in refused:
+        answer = send(mock_server, path, **bound.beside, **{name: value})
+        if name == "model" and value in ('""', LONG):
+            assert answer.status == 404
+        else:
+            assert answer.status == 400, (value[:100], answer.body[:500])
+        parameter = None if value == "NaN" else name
+        assert answer.json["error"]["param"] == parameter, (value[:100], answer.body[:500])
+        assert len(answer.body) <= 4096
+    if name not in KNOWN_BY_CORE:
+        assert not any("<user>" in text or path == "/tokenize" for text in tokenized)
+    for value in bound.takes:
+        assert send(mock_server, path, **bound.beside, **{name: value}).status == 200, value[:100]
+
+
+def test_fields_of_conversations_do_not_go_with_a_text(mock_server: Served) -> None:
+    for name, value in (("chat_template", '"{{ 1 }}"'), ("chat_template_kwargs", "{}")):
+        answer = send(mock_server, "/tokenize", prompt='"a"', **{name: value})
+        assert (answer.status, answer.json["error"]["param"]) == (400, name)
+
+
+def test_r13_refusals_come_soon(mock_server: Served) -> None:
+    times = []
+    for name, bound in CHAT.items():
+        for value in bound.beyond:
+            if len(value) < 10_000:
+                began = time.perf_counter()
+                send(mock_server, "/v1/chat/completions", **bound.beside, **{name: value})
+                times.append(time.perf_counter() - began)
+    assert len(times) > 80
+    assert statistics.median(times) < 0.05
+
+
+@pytest.mark.parametrize("name", ["vllm_xargs", "metadata", "documents", "structured_outputs", "nobody_knows"])
+@pytest.mark.parametrize("depth", [201, 900, 100_000])
+def test_r16_values_that_lie_deep_in_each_other_are_refused(mock_server: Served, name: str, depth: int) -> None:
+    deep = '{"a":' * depth + "1" + "}" * depth
+    answer = send(mock_server, "/v1/chat/completions", **{name: f"[{deep}]" if name == "documents" else deep})
+    assert answer.status == 400, answer.body
+    assert "levels deep" in answer.json["error"]["message"]
+
+
+def test_brackets_in_texts_and_beside_each_other_are_not_deep(mock_server: Served) -> None:
+    message = '{"role":"user","content":"%s"}' % ('[{\\"[' * 40)
+    answer = send(mock_server, "/v1/chat/completions", messages="[" + ",".join([message] * 3) + "]", metadata="{}")
+    assert answer.status == 200
+    many = '{"a":[' + ",".join(["[{}]"] * 1000) + "]}"
+    assert send(mock_server, "/v1/chat/completions", metadata=many).status == 200

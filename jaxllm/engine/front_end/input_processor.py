@@ -106,7 +106,7 @@ class InputProcessor:
         """Put an encoded prompt and resolved params together, if they fit each other."""
         when = time.time() if arrival_time is None else check_float("arrival_time", arrival_time, 0, math.inf)
         max_tokens = self._check_lengths(prompt.token_ids, params, "prompt")
-        checked = self._check_priority(priority, "priority")
+        checked = self.check_priority(priority)
         return self._complete(request_id, prompt, params, max_tokens, checked, when)
 
     def process_batch(
@@ -126,7 +126,7 @@ class InputProcessor:
         resolved = self._resolve_all(params, output_kind)
         parsed = [parse_prompt(prompt, name) for prompt, name in zip(prompts, labels, strict=True)]
         given = [0] * len(prompts) if priorities is None else priorities
-        checked = [self._check_priority(priority, f"priority[{i}]") for i, priority in enumerate(given)]
+        checked = [self.check_priority(priority, f"priority[{i}]") for i, priority in enumerate(given)]
         tokenized = self._tokenize(parsed, labels, tokenization_kwargs)
         lengths = [
             self._check_lengths(prompt.token_ids, each, name)
@@ -252,7 +252,8 @@ class InputProcessor:
             raise refusal(label, message, "prompt_logprob_token_ids", len(rows))
         return max_tokens
 
-    def _check_priority(self, priority: Any, label: str) -> int:
+    def check_priority(self, priority: Any, label: str = "priority") -> int:
+        """Return a priority. Raises VLLMValidationError if there can be none."""
         checked = check_int(label, priority, -(2**31), 2**31 - 1, parameter="priority")
         if checked and not self._limits.priorities:
             message = "needs scheduling_policy='priority'; the engine runs first come, first served"

@@ -92,6 +92,7 @@ class RunningRequests:
         Raises VLLMValidationError, or EngineBusyError where the bounds leave no room for it.
         """
         resolved = self._inputs.resolve(params)
+        self._inputs.check_priority(priority)
         place = self.reserve(resolved.n)
         try:
             encoded = await self.encode(prompt, tokenization_kwargs)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -96,6 +97,27 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     vllm_xargs: dict[str, Any] | None = None
     user: str | None = None
     """These last have no effect on the answer: who asks, and which server of several should answer."""
+
+    @contextlib.contextmanager
+    def fields_named(self, prompt: str) -> Iterator[None]:
+        """Let errors about what is made of the request name its own field; `prompt` is that of the prompt."""
+        constraint = "structured_outputs" if self.response_format is None else "response_format"
+        names = {
+            **dict.fromkeys(("structured_outputs", *StructuredOutputsParams.__struct_fields__), constraint),
+            **dict.fromkeys(RepetitionDetectionParams.__struct_fields__, "repetition_detection"),
+            "extra_args": "vllm_xargs",
+            "prompt": prompt,
+            "prompt_token_ids": prompt,
+        }
+        try:
+            yield
+        except VLLMValidationError as error:
+            name = names.get(error.parameter or "")
+            if name is None or name == error.parameter:
+                raise
+            message = str(error)
+            shown_name = "" if name in message else f"{name}: "
+            raise VLLMValidationError(f"{shown_name}{message}", parameter=name, value=error.value) from error
 
     def check_stream(self) -> None:
         """Refuse what does not go with a stream, or without one. Raises VLLMValidationError."""

@@ -32,9 +32,12 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
     def check(self) -> None:
-        """Raise VLLMValidationError unless there is a prompt, or a conversation, but not both."""
+        """Raise VLLMValidationError unless there is a prompt, or a conversation, with what belongs to it."""
         if (self.prompt is None) == (self.messages is None):
             raise VLLMValidationError("give either prompt or messages.", parameter="prompt")
+        for name in ("chat_template", "chat_template_kwargs"):
+            if self.messages is None and getattr(self, name) is not None:
+                raise VLLMValidationError(f"{name} goes with messages: leave it out.", parameter=name)
 
     def chat(self) -> ChatCompletionRequest:
         """Return the request whose prompt the conversation would be."""

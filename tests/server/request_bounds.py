@@ -1,0 +1,140 @@
+"""The bounds of each field that the routes' requests have, as texts of JSON: what is taken and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+LONG = '"' + "a" * 10_000_000 + '"'
+"""A text of 10 MB."""
+ANYWHERE = ("-1", "2147483648", "9223372036854775808", "1e999", "NaN", '""', "[]", LONG)
+"""Each field is tried with these."""
+
+
+class Bound(NamedTuple):
+    """What one field takes."""
+
+    most: str
+    """The largest value that is taken, or one that is, where none is larger."""
+    beyond: tuple[str, ...] = ()
+    """The next values, which are refused."""
+    takes: tuple[str, ...] = ()
+    """Those of ANYWHERE that are taken."""
+    beside: Mapping[str, str] = MappingProxyType({})
+    """Further fields that the largest value needs."""
+
+
+def integers(num: int, value: int = 5) -> str:
+    """Return a list of one integer, many times."""
+    return "[" + ",".join([str(value)] * num) + "]"
+
+
+def texts(num: int) -> str:
+    """Return a list of different texts."""
+    return "[" + ",".join(f'"{number}"' for number in range(num)) + "]"
+
+
+def nested(depth: int) -> str:
+    """Return lists in lists in an object."""
+    return '{"a":' + "[" * depth + "]" * depth + "}"
+
+
+FLAG = Bound("true", ("2", '"true"'))
+NAME = Bound('"a"', ("1", "{}"), ('""', LONG))
+"""A text that has no effect on the answer."""
+TEMPLATE_TRUST = Bound("null", ('"{{ 1 }}"',))
+CHAT_ALL = '[{"role":"user","content":"a"}]'
+FORMAT = '{"type":"json_schema","json_schema":{"schema":%s}}'
+MANY_BIASES = "{" + ",".join(f'"{number}":1' for number in range(1025)) + "}"
+
+SAMPLING: dict[str, Bound] = {
+    "model": Bound('"tiny"', ("1",)),
+    "n": Bound("16", ("0", "16385", "1.5")),
+    "temperature": Bound("2", ("2.0001", "-0.0001")),
+    "top_p": Bound("1", ("1.0001", "0")),
+    "top_k": Bound("2147483647", ("-2",), ("-1",)),
+    "min_p": Bound("1", ("1.0001",)),
+    "presence_penalty": Bound("2", ("2.0001", "-2.0001"), ("-1",)),
+    "frequency_penalty": Bound("2", ("2.0001", "-2.0001"), ("-1",)),
+    "repetition_penalty": Bound("1000", ("1000.1", "0")),
+    "seed": Bound(str(2**64 - 1), (str(2**64), str(-(2**63) - 1)), ("-1", "2147483648", "9223372036854775808")),
+    "stop": Bound(texts(256), (texts(257), '["' + "a" * 4097 + '"]', '[""]', "[1]"), ("[]",)),
+    "stop_token_ids": Bound(integers(4096), (integers(4097), "[-1]", "[256]", "[true]"), ("[]",)),
+    "max_tokens": Bound("2147483647", ("0",), (), {"stop_token_ids": integers(1), "n": "1"}),
+    "min_tokens": Bound("5", ("6", "511")),
+    "ignore_eos": FLAG,
+    "include_stop_str_in_output": FLAG,
+    "skip_special_tokens": FLAG,
+    "spaces_between_special_tokens": FLAG,
+    "logit_bias": Bound('{"255":1e30}', (MANY_BIASES, '{"5":1.1e30}', '{"256":1}', '{"-1":1}', '{"a":1}', '{"5":"a"}')),
+    "allowed_token_ids": Bound(integers(300_000), (integers(300_001), "[-1]", "[256]", "[1.5]")),
+    "bad_words": Bound(texts(128), (texts(129), '["' + "a" * 4097 + '"]', '[" "]', '[""]'), ("[]",)),
+    "thinking_token_budget": Bound("-1", ("-2", "2147483647"), ("-1",)),
+    "repetition_detection": Bound(
+        '{"max_pattern_size":1024,"min_count":2}', ('{"max_pattern_size":1025,"min_count":2}', '{"a":1}')
+    ),
+    "structured_outputs": Bound("null", ("{}", '{"regex":""}', '{"a":1}', '{"json":{},"regex":"a"}')),
+    "response_format": Bound(
+        '{"type":"text"}', ("{}", '{"type":"json_schema"}', FORMAT % '{"type":"nothing"}', FORMAT % nested(120))
+    ),
+    "truncate_prompt_tokens": Bound("512", ("0", "513", "-2"), ("-1",)),
+    "truncation_side": Bound('"left"', ('"up"',)),
+    "add_special_tokens": FLAG,
+    "use_beam_search": FLAG._replace(beside={"ignore_eos": "true"}),
+    "length_penalty": Bound("32", ("33", "-33"), ("-1",), {"use_beam_search": "true"}),
+    "stream": FLAG,
+    "stream_options": Bound('{"include_usage":true}', ('{"include_usage":1}',), (), {"stream": "true"}),
+    "stream_interval": Bound("2147483647", ("0",)),
+    "return_token_ids": FLAG,
+    "return_tokens_as_token_ids": FLAG,
+    "cache_salt": Bound('"a"', ("1",), (LONG,)),
+    "priority": Bound("0", ("1", "-2147483649")),
+    "request_id": NAME,
+    "session_id": NAME,
+    "vllm_xargs": Bound(f'{{"a":{2**64 - 1}}}', (f'{{"a":{2**64}}}',)),
+    "user": NAME,
+}
+CHAT: dict[str, Bound] = SAMPLING | {
+    "messages": Bound(CHAT_ALL, ("[1]", "[{}]", '[{"role":"user","content":1}]', CHAT_ALL.replace('"a"', LONG), "[]")),
+    "max_completion_tokens": Bound("2147483647", ("0",), (), {"stop_token_ids": integers(1)}),
+    "logprobs": FLAG,
+    "top_logprobs": Bound("20", ("21",), (), {"logprobs": "true"}),
+    "prompt_logprobs": Bound("null", ("21", "-2")),
+    "logprob_token_ids": Bound("null", (integers(129), "[-1]", "[256]"), (), {"logprobs": "true"}),
+    "echo": FLAG,
+    "add_generation_prompt": FLAG,
+    "continue_final_message": FLAG._replace(beside={"add_generation_prompt": "false"}),
+    "chat_template": TEMPLATE_TRUST,
+    "chat_template_kwargs": Bound(
+        nested(150), ('{"chat_template":"a"}', '{"tokenize":true}', '{"conversation":[]}', "1")
+    ),
+    "documents": Bound("[{}]", ("[1]", "1"), ("[]",)),
+    "reasoning_effort": NAME,
+    "tools": Bound("[]", ('[{"type":"function"}]', "[1]"), ("[]",)),
+    "tool_choice": Bound('"auto"', ('"required"', "1", "{}")),
+    "modalities": Bound('["text"]', ('["audio"]', '["text","text"]')),
+    "return_prompt_text": FLAG,
+    "include_reasoning": FLAG,
+    "parallel_tool_calls": FLAG,
+    "metadata": Bound(nested(150), ("1",)),
+    "store": FLAG,
+    "service_tier": NAME,
+    "safety_identifier": NAME,
+    "prompt_cache_key": NAME,
+}
+TOKENIZE: dict[str, Bound] = {
+    "model": Bound('"tiny"', ("1",)),
+    "prompt": Bound('"%s"' % ("a" * 4096), ('"%s"' % ("a" * 4097), "1"), ('""',)),
+    "messages": CHAT["messages"],
+    "add_special_tokens": FLAG,
+    "return_token_strs": FLAG,
+    "add_generation_prompt": FLAG,
+    "continue_final_message": FLAG,
+    "chat_template": TEMPLATE_TRUST,
+    "chat_template_kwargs": CHAT["chat_template_kwargs"],
+}
+DETOKENIZE: dict[str, Bound] = {
+    "model": Bound('"tiny"', ("1",)),
+    "tokens": Bound(integers(2**20, 42), (integers(2**20 + 1), "[256]", "[-1]", "[1.5]", '["a"]'), ("[]",)),
+}
