@@ -29,6 +29,7 @@ from jaxllm.server.request_ids import well_formed
 from jaxllm.server.serving_models import OpenAIServingModels
 from jaxllm.server.sse import EngineOutputs, EventStream, raise_if_failed
 from jaxllm.text.prompts import ParsedPrompt
+from jaxllm.text.template_limits import TemplateLimitError
 
 NO_CHAT = "The model does not support Chat Completions API"
 LONG_CONVERSATION = 2000
@@ -111,11 +112,17 @@ class OpenAIServingChat:
         has_own = front.tokenizer is not None and front.tokenizer.parts.chat_template
         if front.tokenizer is None or not (request.chat_template or front.ready.chat_template or has_own):
             raise VLLMValidationError(f"{NO_CHAT}: it has no chat template. Use /v1/completions.")
-        is_long = _is_long(request)
-        prompt = await asyncio.to_thread(self._render_now, request) if is_long else self._render_now(request)
+        prompt = None if _is_long(request) else self._render_briefly(request)
+        if prompt is None:
+            prompt = await asyncio.to_thread(self._render_now, request)
         return prompt if request.cache_salt is None else dataclasses.replace(prompt, salt=request.cache_salt)
 
-    def _render_now(self, request: ChatCompletionRequest) -> ParsedPrompt:
+    def _render_briefly(self, request: ChatCompletionRequest) -> ParsedPrompt | None:
+        """Return the prompt, or None if the template takes too long, be the conversation short."""
+        with contextlib.suppress(TemplateLimitError):
+            return self._render_now(request, is_brief=True)
+
+    def _render_now(self, request: ChatCompletionRequest, *, is_brief: bool = False) -> ParsedPrompt:
         variables = {**self._args.default_chat_template_kwargs, **(request.chat_template_kwargs or {})}
         for name in ("documents", "reasoning_effort"):
             if getattr(request, name) is not None:
@@ -128,6 +135,7 @@ class OpenAIServingChat:
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
             chat_template_kwargs=variables,
+            is_brief=is_brief,
         )
 
     def _check_logprobs(self, request: ChatCompletionRequest) -> None:

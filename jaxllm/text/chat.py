@@ -29,6 +29,8 @@ _RESERVED = frozenset(
     | {"tokenizer_kwargs"}
 )
 """These names would change what rendering returns, or bring a template past the one argument for it."""
+BRIEF_SECONDS = 0.02
+"""A render that others wait for may take so long."""
 _MAX_ERROR = 1000
 """Templates may raise errors with texts of any length."""
 
@@ -39,7 +41,7 @@ class ChatRenderer:
     def __init__(self, tokenizer: Tokenizer, default_template: str | None) -> None:
         self._tokenizer = tokenizer
         self._default = default_template
-        self._templates = ChatTemplates()
+        self._templates, self._brief_templates = ChatTemplates(), ChatTemplates(BRIEF_SECONDS)
 
     def render(
         self,
@@ -52,8 +54,12 @@ class ChatRenderer:
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        is_brief: bool = False,
     ) -> ParsedPrompt:
-        """Return the prompt's text, special tokens included; errors name the message as in "messages[2]"."""
+        """Return the prompt's text, special tokens included; errors name the message as in "messages[2]".
+
+        With `is_brief` it takes BRIEF_SECONDS at most, and raises TemplateLimitError if they are not enough.
+        """
         check_choice("chat_template_content_format", content_format, CONTENT_FORMATS)
         check_bool("add_generation_prompt", add_generation_prompt)
         check_bool("continue_final_message", continue_final_message)
@@ -70,8 +76,9 @@ class ChatRenderer:
             if name in _RESERVED:
                 message = f"chat_template_kwargs must not contain {name!r}; pass what the method itself takes for it."
                 raise VLLMValidationError(message, parameter="chat_template_kwargs", value=name)
-        with _refusals(label, conversation):
-            template = self._templates.get(self._source(chat_template, tools))
+        templates = self._brief_templates if is_brief else self._templates
+        with _refusals(label, conversation, raises_limit=is_brief):
+            template = templates.get(self._source(chat_template, tools))
             messages = parse_conversation(
                 conversation, label, template.content_format if content_format == "auto" else content_format
             )
@@ -107,13 +114,15 @@ class ChatRenderer:
 
 
 @contextmanager
-def _refusals(label: str, conversation: Any) -> Iterator[None]:
+def _refusals(label: str, conversation: Any, *, raises_limit: bool) -> Iterator[None]:
     """Turn what goes wrong in a template into the caller's error."""
     try:
         yield
     except VLLMValidationError:
         raise
     except TemplateLimitError as error:
+        if raises_limit:
+            raise
         message = f"{label}: rendering the chat template was stopped: {error}. Shorten the messages, or the template."
         raise VLLMValidationError(message, parameter="chat_template", value=shown(conversation)) from error
     except Exception as error:  # a template is a program and may fail in any way
