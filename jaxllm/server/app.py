@@ -44,7 +44,7 @@ def build_app(args: argparse.Namespace) -> FastAPI:
     if not server_args.disable_page:
         app.router.routes += routes_page.routes()
     if is_server_in_dev_mode():
-        app.include_router(routes_dev.router)
+        app.router.routes += routes_dev.router.routes  # an included router would hide them from what looks at routes
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(RequestValidationError, _answer_bad_query)
     app.add_exception_handler(Exception, _answer_error)

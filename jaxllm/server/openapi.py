@@ -69,6 +69,11 @@ def _document(app: FastAPI, *, has_keys: bool) -> dict[str, Any]:
     schemas, components = msgspec.json.schema_components(kinds, ref_template=REFERENCE)
     reference = dict(zip(kinds, schemas, strict=True))
     document.setdefault("components", {}).setdefault("schemas", {}).update(components)
+    for operation in (each for path in document["paths"].values() for each in path.values()):
+        operation["responses"].pop("422", None)  # FastAPI's own form of errors, which no answer has
+        operation["responses"]["default"] = _failed(reference[ErrorResponse])
+    for name in ("HTTPValidationError", "ValidationError"):
+        document["components"]["schemas"].pop(name, None)
     for route in app.routes:
         if isinstance(route, Route) and route.include_in_schema and isinstance(route.endpoint, Endpoint):
             operation = _operation(route.path, route.param_convertors, route.endpoint, reference.__getitem__)
@@ -101,8 +106,8 @@ def _operation(path: str, variables: Iterable[str], endpoint: Endpoint, schema: 
         if types.request is not None:
             body = {"application/json": {"schema": schema(types.request)}}
             operation["requestBody"] = {"required": True, "content": body}
-    failed = {
-        "description": "An error in OpenAI's form",
-        "content": {"application/json": {"schema": schema(ErrorResponse)}},
-    }
-    return {**operation, "responses": {"200": found, "default": failed}}
+    return {**operation, "responses": {"200": found, "default": _failed(schema(ErrorResponse))}}
+
+
+def _failed(schema: Any) -> dict[str, Any]:
+    return {"description": "An error in OpenAI's form", "content": {"application/json": {"schema": schema}}}

@@ -1,0 +1,125 @@
+"""Requests that are made to hurt: thousands from one seed, for each route and each of its fields."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from tests.server.request_bounds import ANYWHERE, CHAT, DETOKENIZE, SAMPLING, TOKENIZE, Bound
+
+MAX_VALUE = 100_000
+"""Longer values are tried where fields are tried one by one."""
+CHAT_BODY = {"messages": '[{"role":"user","content":"a"}]', "max_tokens": "2"}
+COMPLETION_BODY = {"prompt": '"a"', "max_tokens": "2"}
+COMPLETION: dict[str, Bound] = SAMPLING | {
+    "prompt": Bound('"a"', ("[]", "[[]]", "[1,[2]]", "[256]", "[-1]", '[""]', "{}", "[[1.5]]", '["a"]')),
+    "echo": Bound("true", ("2",)),
+    "logprobs": Bound("20", ("21", "-2")),
+    "prompt_logprobs": Bound("20", ("21", "-2")),
+    "logprob_token_ids": Bound("[5]", ("[256]", "[-1]")),
+}
+GRAMMARS = (
+    {"regex": "(a|b)*a(a|b){30}"},
+    {"regex": "(" * 3000 + "a" + ")" * 3000},
+    {"regex": "(?=a)b"},
+    {"json": {"type": "nonsense"}},
+    {"json": {"$ref": "https://json-schema.org/draft/2020-12/schema"}},
+    {"json": {"$ref": "#"}},
+    {"json": '{"items":' * 5000},
+    {"json": {"oneOf": [{"minimum": number} for number in range(500)]}},
+    {"grammar": "start: start"},
+    {"grammar": 'start: "' + '\\"' * 5000},
+    {"choice": []},
+    {"structural_tag": "{"},
+)
+MESSAGES: tuple[Any, ...] = (
+    [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/"}}]}],
+    [{"role": "user", "content": "a", "tool_calls": [{"function": {"arguments": "[" * 5000}}]}],
+    [{"role": "{{ 1 }}", "content": "{% for i in range(10) %}"}],
+    [{"role": "user", "content": "<s></s><tool><think>" * 20}],
+    [{"role": "user", "content": "\ud800"}],
+    [{"content": None}],
+    [[]],
+)
+
+
+class Hostile(NamedTuple):
+    """One request."""
+
+    method: str
+    target: str
+    body: bytes
+    headers: tuple[str, ...] = ("content-type: application/json",)
+
+    @property
+    def data(self) -> bytes:
+        """Return what is sent."""
+        lines = [f"{self.method} {self.target} HTTP/1.1", "host: x", *self.headers, f"content-length: {len(self.body)}"]
+        return "\r\n".join([*lines, "", ""]).encode("latin-1") + self.body
+
+
+def requests(seed: int, count: int) -> Iterator[Hostile]:
+    """Yield so many requests, always the same ones for a seed."""
+    rng = random.Random(seed)
+    kinds: list[Callable[[random.Random], Hostile]] = [_field, _field, _field, _grammar, _message, _mutated, _strange]
+    for _ in range(count):
+        yield rng.choice(kinds)(rng)
+
+
+def _body(fields: dict[str, str]) -> bytes:
+    return ("{" + ",".join(f'"{name}":{value}' for name, value in fields.items()) + "}").encode()
+
+
+def _field(rng: random.Random) -> Hostile:
+    """Give a field a value that it may not have, or hardly."""
+    path, bounds, base = rng.choice(
+        [
+            ("/v1/chat/completions", CHAT, CHAT_BODY),
+            ("/v1/completions", COMPLETION, COMPLETION_BODY),
+            ("/tokenize", TOKENIZE, {}),
+            ("/detokenize", DETOKENIZE, {}),
+        ]
+    )
+    name = rng.choice(sorted(bounds))
+    values = [value for value in (*bounds[name].beyond, *ANYWHERE) if len(value) < MAX_VALUE]
+    streams = {"stream": "true"} if path.startswith("/v1") and rng.random() < 0.3 else {}
+    return Hostile("POST", path, _body({**base, **streams, **bounds[name].beside, name: rng.choice(values)}))
+
+
+def _grammar(rng: random.Random) -> Hostile:
+    grammar = json.dumps(rng.choice(GRAMMARS))
+    return Hostile("POST", "/v1/chat/completions", _body({**CHAT_BODY, "structured_outputs": grammar}))
+
+
+def _message(rng: random.Random) -> Hostile:
+    path = rng.choice(["/v1/chat/completions", "/tokenize"])
+    return Hostile("POST", path, _body({"messages": json.dumps(rng.choice(MESSAGES)), "max_tokens": "2"}))
+
+
+def _mutated(rng: random.Random) -> Hostile:
+    """Change bytes of a good body."""
+    path, base = rng.choice([("/v1/chat/completions", CHAT_BODY), ("/v1/completions", COMPLETION_BODY)])
+    body = bytearray(_body({**base, "temperature": "0.5", "stop": '["x"]', "logit_bias": '{"5":1}'}))
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(body))
+        match rng.randrange(4):
+            case 0:
+                body[at] = rng.randrange(256)
+            case 1:
+                del body[at:]
+                body += b" "
+            case 2:
+                body[at:at] = rng.choice([b"[", b"{", b'"', b"\\u0000", b"\xff", b"1e999", b"null"])
+            case _:
+                body[at : at + rng.randint(1, 9)] = b""
+                body += b" "
+    return Hostile("POST", path, bytes(body))
+
+
+def _strange(rng: random.Random) -> Hostile:
+    """Ask for what is not there, or in a way that is none."""
+    path = rng.choice(["/", "//v1/models", "/v1/models/%00", "/v1/models/" + "x" * 3000, "/metrics", "/docs", "/.."])
+    header = rng.choice(["content-type: text/plain", "x-request-id: a b", "authorization: Bearer x", "expect: x"])
+    return Hostile(rng.choice(["GET", "POST", "PUT", "DELETE", "OPTIONS"]), path, b"{}", (header,))

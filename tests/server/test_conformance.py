@@ -1,0 +1,144 @@
+"""R12: what the routes answer, good or bad, is as the OpenAPI document says, down to the last property."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from tests.server.hostile import requests
+from tests.server.support import Answer, Served, mock_served
+
+TEXT: dict[str, Any] = {"prompt": "a", "max_tokens": 3, "ignore_eos": True}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "ignore_eos": True}
+STREAM = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+IDS = {"return_token_ids": True}
+GOOD: list[tuple[str, str, Any]] = [
+    ("post", "/v1/chat/completions", CHAT),
+    ("post", "/v1/chat/completions", CHAT | IDS | {"n": 2, "logprobs": True, "top_logprobs": 2, "prompt_logprobs": 1}),
+    ("post", "/v1/chat/completions", CHAT | STREAM | IDS | {"n": 2, "logprobs": True, "return_prompt_text": True}),
+    ("post", "/v1/chat/completions", CHAT | {"use_beam_search": True, "n": 2}),
+    ("post", "/v1/chat/completions", CHAT | {"response_format": {"type": "json_object"}}),
+    ("post", "/v1/completions", TEXT),
+    ("post", "/v1/completions", TEXT | IDS | {"prompt": ["a", "b"], "n": 2, "logprobs": 2, "echo": True}),
+    ("post", "/v1/completions", TEXT | {"prompt": [[5, 6], [7]], "prompt_logprobs": 1, "stop_token_ids": [5]}),
+    ("post", "/v1/completions", TEXT | STREAM | IDS | {"logprobs": 2, "n": 2}),
+    ("post", "/v1/completions", TEXT | {"echo": True, "max_tokens": 0, "logprobs": 1}),
+    ("post", "/tokenize", {"prompt": "a b", "return_token_strs": True}),
+    ("post", "/tokenize", {"messages": CHAT["messages"]}),
+    ("post", "/detokenize", {"tokens": [5, 6]}),
+    *(("get", path, None) for path in ("/v1/models", "/v1/models/tiny", "/tokenizer_info", "/version", "/load")),
+    *(("get", path, None) for path in ("/health", "/livez", "/ping", "/metrics", "/is_sleeping", "/is_paused")),
+    *(("get", path, None) for path in ("/server_info",)),
+    *(("post", path, {}) for path in ("/ping", "/reset_prefix_cache", "/pause", "/resume", "/sleep", "/wake_up")),
+]
+BAD: list[tuple[str, str, Any]] = [
+    *(("post", path, b"{") for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")),
+    *(("post", path, {"model": "other", **TEXT}) for path in ("/v1/completions", "/tokenize")),
+    ("post", "/detokenize", {"tokens": [10**9]}),
+    ("get", "/v1/models/other", None),
+    ("post", "/sleep?level=7", None),
+    ("post", "/pause?mode=never", None),
+]
+
+
+@pytest.fixture(scope="module")
+def server(tokenizer: str) -> Iterator[Served]:
+    """Return a server with all routes that there are, whose engine has no model."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAXLLM_SERVER_DEV_MODE", "1")
+        with mock_served(tokenizer, "--enable-tokenizer-info-endpoint") as server:
+            yield server
+
+
+@pytest.fixture(scope="module")
+def document(server: Served) -> dict[str, Any]:
+    return server.get("/openapi.json").json
+
+
+def strict(schema: Any) -> Any:
+    """Return a schema without room for properties that it does not name."""
+    if isinstance(schema, list):
+        return [strict(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {name: strict(value) for name, value in schema.items()}
+    if closed.get("type") == "object" and "properties" in closed and "additionalProperties" not in closed:
+        closed["additionalProperties"] = False
+    return closed
+
+
+def check(document: dict[str, Any], schema: dict[str, Any], value: Any) -> None:
+    whole = {**copy.deepcopy(schema), "components": document["components"]}
+    Draft202012Validator(strict(whole)).validate(value)
+
+
+def operation_of(document: dict[str, Any], method: str, path: str) -> dict[str, Any]:
+    path = path.partition("?")[0]
+    template = "/v1/models/{model}" if path.startswith("/v1/models/") else path
+    return document["paths"][template][method]
+
+
+def check_answer(document: dict[str, Any], operation: dict[str, Any], answer: Answer) -> None:
+    described = operation["responses"].get(str(answer.status), operation["responses"].get("default"))
+    assert described is not None, f"status {answer.status} is not described"
+    content = described.get("content", {})
+    if answer.status >= 400:
+        assert len(answer.body) <= 4096
+        assert answer.json["error"]["code"] == answer.status
+    if not content:
+        return
+    kind = answer.headers["content-type"].partition(";")[0]
+    assert kind in content
+    if kind == "text/event-stream":
+        assert answer.events
+        for event in answer.events:
+            check(document, content[kind]["x-event"], event)
+    else:
+        check(document, content[kind]["schema"], answer.json)
+
+
+@pytest.mark.parametrize(("method", "path", "body"), GOOD)
+def test_r12_good_answers_are_as_described(
+    server: Served, tiny_server: Served, document: dict[str, Any], method: str, path: str, body: Any
+) -> None:
+    runs_model = path.startswith("/v1/") and method == "post"
+    answer = (tiny_server if runs_model else server).ask(method.upper(), path, body)
+    assert answer.status == 200, answer.body
+    check_answer(document, operation_of(document, method, path), answer)
+    if isinstance(body, dict) and body:
+        request = operation_of(document, method, path)["requestBody"]["content"]["application/json"]["schema"]
+        check(document, request, body)
+
+
+@pytest.mark.parametrize(("method", "path", "body"), BAD)
+def test_r12_bad_answers_are_as_described(
+    server: Served, document: dict[str, Any], method: str, path: str, body: Any
+) -> None:
+    answer = server.ask(method.upper(), path, body)
+    assert answer.status in (400, 404)
+    check_answer(document, operation_of(document, method, path), answer)
+
+
+def test_r12_every_operation_is_tried(document: dict[str, Any]) -> None:
+    operations = {(method, path) for path, methods in document["paths"].items() for method in methods}
+    tried = {(method, path.partition("?")[0]) for method, path, _ in (*GOOD, *BAD)}
+    assert operations - {("get", "/v1/models/{model}")} <= tried
+
+
+def test_r12_hostile_requests_have_described_answers(tiny_server: Served, document: dict[str, Any]) -> None:
+    for each in requests(12, 150):
+        if "post" in document["paths"].get(each.target, ()) and each.method == "POST":
+            answer = tiny_server.ask("POST", each.target, each.body)
+            check_answer(document, operation_of(document, "post", each.target), answer)
+
+
+def test_the_document_is_one(document: dict[str, Any]) -> None:
+    """Each schema in it is a schema."""
+    for schema in document["components"]["schemas"].values():
+        Draft202012Validator.check_schema(schema)
+    assert json.dumps(document)
