@@ -9,6 +9,7 @@ import gc
 import ipaddress
 import logging
 import os
+import resource
 import signal
 import socket
 import stat
@@ -39,6 +40,8 @@ DRAIN_POLL_SECONDS = 0.05
 LAST_SECONDS = 0.2
 """What is drained, or is not to be, has so long to be sent, and connections that rest to be closed."""
 BACKLOG = 2048
+MAX_FILES = 65_536
+"""As many files and connections the server lets itself have, where the system allows it: shells often give 1,024."""
 
 
 class _Server(uvicorn.Server):
@@ -114,6 +117,7 @@ async def serve_engine(
 
     gRPC takes over the address of `grpc_listener`, which it closes.
     """
+    _allow_connections()
     await init_app_state(engine, await engine.get_vllm_config(), app.state, args)
     server_args: ServerArgs = app.state.server_args
     settings: dict[str, Any] = {
@@ -145,6 +149,15 @@ async def serve_engine(
             each.cancel()
     if engine.is_stopped:
         raise engine.dead_error
+
+
+def _allow_connections() -> None:
+    """Raise this process's own limit of open files as far as the system's allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):  # some systems have a lower one that they do not tell
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 async def _serve(server: _Server, ending: _Ending, listener: socket.socket) -> None:

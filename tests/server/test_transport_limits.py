@@ -1,0 +1,124 @@
+"""R16: what a connection may send is bounded, as the limits stand by default, in a server's process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from benchmarking.servers import ServerProcess, server_process
+
+from tests.e2e.tiny_engine import CASE
+from tests.models.tiny import folder
+
+NUM_IDLE = 1000
+MAX_GROWTH = 50 * 2**20
+"""Bytes of memory that an attack may cost the server."""
+FEW_FILES = 256
+"""The server's soft limit of open files when it starts; it raises it."""
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+
+
+@pytest.fixture(scope="module")
+def server(tokenizer: str, tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Iterator[ServerProcess]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4 * NUM_IDLE), hard))
+    command = [sys.executable, str(repository / "scripts" / "mock_server.py"), str(folder(CASE))]
+    command += ["--tokenizer", tokenizer, "--header-timeout", "3", "--tokens-per-second", "1000"]
+    limited = ["sh", "-c", f'ulimit -S -n {FEW_FILES}; exec "$@"', "sh", *command]
+    try:
+        with server_process(limited, tmp_path_factory.mktemp("transport") / "log.txt") as server:
+            for _ in range(3):
+                complete(server)
+            yield server
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextlib.contextmanager
+def bounded_memory(server: ServerProcess) -> Iterator[None]:
+    process = psutil.Process(server.pid)
+    before = process.memory_info().rss
+    yield
+    assert process.memory_info().rss - before < MAX_GROWTH
+
+
+def connect(server: ServerProcess) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=20)
+
+
+def exchange(server: ServerProcess, *pieces: bytes) -> bytes:
+    """Send pieces, until the server has had enough, and return its answer."""
+    with contextlib.closing(connect(server)) as connection:
+        with contextlib.suppress(ConnectionError):
+            for piece in pieces:
+                connection.sendall(piece)
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            while b"\r\n\r\n" not in answer and (piece := connection.recv(65536)):
+                answer += piece
+        return answer
+
+
+def complete(server: ServerProcess) -> float:
+    """Make a good request; return how long it took."""
+    body = json.dumps({"prompt": [5], "max_tokens": 5, "ignore_eos": True}).encode()
+    began = time.monotonic()
+    answer = exchange(server, HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+    assert answer.startswith(b"HTTP/1.1 200 "), answer
+    return time.monotonic() - began
+
+
+def test_r16_a_thousand_idle_connections_disturb_nobody(server: ServerProcess) -> None:
+    """A third says nothing, a third begins a request, a third sends a byte now and then."""
+    with contextlib.ExitStack() as stack, bounded_memory(server):
+        connections = [stack.enter_context(contextlib.closing(connect(server))) for _ in range(NUM_IDLE)]
+        for number, each in enumerate(connections):
+            if number % 3:
+                each.sendall(HEAD)
+        times = []
+        for round_ in range(10):
+            times.append(complete(server))
+            for each in connections[2::30]:
+                with contextlib.suppress(ConnectionError):
+                    each.send(b"x" if round_ else b"x: ")
+        assert sorted(times)[5] < 1
+        answers = [read_to_end(each) for each in connections]
+    assert {answer[:13] for answer in answers[1::3]} == {b"HTTP/1.1 408 "}
+    assert set(answers[::3]) == {b""}
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    pieces = []
+    with contextlib.suppress(ConnectionError):
+        while piece := connection.recv(65536):
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "status"),
+    [
+        ([HEAD, b"x: " + b"a" * 65_536, b"\r\n\r\n"], 431),
+        ([HEAD, b"a: b\r\n" * 101, b"\r\n"], 431),
+        ([b"GET /" + b"a" * 70_000], 431),
+        ([HEAD, b"x: ", *[b"a" * 65_536] * 100], 431),
+        ([HEAD, b"content-length: %d\r\n\r\n" % (2**25 + 1)], 413),
+        ([HEAD, b"content-length: 99999999999999999999\r\n\r\n"], 400),
+        ([HEAD, b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n"], 400),
+        ([HEAD, b"transfer-encoding: chunked\r\n\r\n", *[b"100000\r\n" + b" " * 2**20 + b"\r\n"] * 40], 413),
+        ([HEAD, b"content-length: 200000\r\n\r\n" + b"[" * 200_000], 400),
+        ([HEAD, b'content-length: 500010\r\n\r\n{"prompt":' + b'{"a":' * 100_000], 400),
+    ],
+)
+def test_r16_what_is_too_large_is_refused(server: ServerProcess, pieces: list[bytes], status: int) -> None:
+    with bounded_memory(server):
+        assert exchange(server, *pieces).startswith(b"HTTP/1.1 %d " % status)
+        assert complete(server) < 5
