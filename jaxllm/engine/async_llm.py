@@ -52,7 +52,7 @@ class AsyncLLM(RefusesMethods, FromArguments, PrefillProgress, TextClient, refus
         check_home()
         self._core, self.front = self._start_core()
         self._home = engines_home()
-        self.front.metrics.rejections = admission.num_rejected
+        self.admission = admission
         self._requests = RunningRequests(self.front, admission, self._enter)
         self._gate = Gate()
         self._changes = Changes()

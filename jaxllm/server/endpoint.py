@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from jaxllm.exceptions import EngineBusyError
 from jaxllm.server.errors import ErrorResponse, RequestFailedError, error_headers, error_response
 from jaxllm.server.request_ids import new_request_id
 from jaxllm.server.state import ServerState
@@ -94,10 +95,11 @@ class Endpoint:
         try:
             if self._runs_model:
                 state.load.check_open()
+                state.engine_client.admission.check_room()  # under overload a refusal has to be cheap
             if self._takes_json:
                 _check_json(headers)
             body = await _read(receive, headers, state.server_args.max_body_size)
-        except RequestFailedError as error:
+        except (RequestFailedError, EngineBusyError) as error:
             await send_reply(Reply.error(error), send)
             return
         except ConnectionError:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
+import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -47,6 +51,39 @@ def test_without_dev_mode_the_engine_cannot_be_changed(mock_server: Served) -> N
     for path in ("/sleep", "/wake_up", "/pause", "/resume", "/reset_prefix_cache"):
         assert mock_server.post(path, {}).status == 404
     assert mock_server.get("/server_info").status == 404
+
+
+def test_r8_a_full_server_refuses_before_it_reads(tokenizer: str) -> None:
+    """What cannot be taken is neither received nor parsed, and counts once."""
+
+    def refusals() -> dict[str, float]:
+        lines = server.get("/metrics").body.decode().splitlines()
+        counts = (line.rpartition(" ") for line in lines if line.startswith("vllm:admission_rejections_total"))
+        return {labels.partition('reason="')[2].rstrip('"}'): float(count) for labels, _, count in counts}
+
+    args = tiny_args(tokenizer, max_num_queued_reqs=2, max_num_queued_tokens=4)
+    with mock_llm(args, tokens_per_second=20) as llm, served(llm) as server:
+        long = {"prompt": [5], "max_tokens": 400, "ignore_eos": True, "n": 2, "stream": True}
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+        with contextlib.closing(connection):
+            connection.request("POST", "/v1/completions", json.dumps(long), {"content-type": "application/json"})
+            assert connection.getresponse().readline().startswith(b"data: ")
+            for path, body in (("/v1/completions", b"no JSON"), ("/v1/chat/completions", b"{" * 1_000_000)):
+                refusal = server.post(path, body)
+                assert (refusal.status, refusal.headers["retry-after"]) == (503, "1")
+                assert "max_num_queued_reqs=2" in refusal.json["error"]["message"]
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n"
+            with socket.create_connection(("127.0.0.1", server.port), timeout=20) as other:
+                other.sendall(head)
+                assert other.recv(100).startswith(b"HTTP/1.1 503")  # no byte of the body has come
+            assert server.get("/health").status == 200
+            assert refusals() == {"max_num_queued_reqs": 3, "max_num_queued_tokens": 0}
+            connection.sock.shutdown(socket.SHUT_RDWR)
+        deadline = time.monotonic() + 10
+        while server.post("/v1/completions", b"no JSON").status != 400:  # the client's leaving takes its time
+            assert time.monotonic() < deadline
+        assert server.post("/v1/completions", {"prompt": [5] * 5, "max_tokens": 1}).status == 503
+        assert refusals()["max_num_queued_tokens"] == 1
 
 
 @pytest.fixture

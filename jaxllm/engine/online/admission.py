@@ -18,6 +18,17 @@ class Admission:
         self.num_rejected = {"max_num_queued_reqs": 0, "max_num_queued_tokens": 0}
         """How many requests each bound has refused."""
 
+    def check_room(self) -> None:
+        """Refuse, and count, a request that is yet to be read, where the bounds leave no room for even the smallest.
+
+        Raises QueueOverflowError or MaxQueuedTokensError. Nothing is reserved: a request may still find no room later.
+        """
+        place = Place(self, 1)
+        try:
+            place.hold_prompt(1)
+        finally:
+            place.release()
+
     def reserve_reqs(self, count: int) -> None:
         """Take places for `count` sequences, all or none. Raises QueueOverflowError."""
         if self._max_num_reqs is not None and self.num_reqs + count > self._max_num_reqs:

@@ -68,6 +68,7 @@ class RunningRequests:
         self._enter = enter
         self._inputs, self._outputs = front.inputs, front.outputs
         self._admission = admission
+        front.metrics.rejections = admission.num_rejected
         self._running: dict[str, _Running] = {}
         self._groups: dict[str, Group] = {}
         self.idle = Flag()
