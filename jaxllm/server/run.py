@@ -24,7 +24,7 @@ from fastapi import FastAPI
 
 from jaxllm.engine.async_client import build_async_engine_client
 from jaxllm.engine.async_llm import AsyncLLM
-from jaxllm.exceptions import VLLMValidationError
+from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
 from jaxllm.server.access_log import log_settings
 from jaxllm.server.app import build_app, init_app_state
 from jaxllm.server.arguments import ServerArgs
@@ -174,8 +174,13 @@ async def _serve(server: _Server, ending: _Ending, listener: socket.socket) -> N
 
 
 async def _watch(server: _Server, engine: AsyncLLM) -> None:
-    """End the server once its engine has ended: requests have got their errors by then."""
+    """End the server once its engine has ended: requests have got their errors by then.
+
+    Before the first request nobody else listens to the core, be it for its end or for what the metrics tell of it.
+    """
     while not engine.is_stopped:
+        with contextlib.suppress(EngineDeadError, EngineBusyError):  # it has ended, or sleeps
+            await engine.check_health()
         await asyncio.sleep(WATCH_SECONDS)
     server.end()
 

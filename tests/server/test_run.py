@@ -115,11 +115,22 @@ def test_r7_while_it_drains_it_is_alive_but_takes_nothing(tokenizer: str) -> Non
         assert process.wait(20) == 0
 
 
+def kill_core(process: subprocess.Popen[str]) -> None:
+    """Kill the engine of a server."""
+    children = psutil.Process(process.pid).children()
+    (core,) = (each for each in children if "core_process" in " ".join(each.cmdline()))
+    core.kill()
+
+
+def test_r1_its_engine_may_end_before_the_first_request(tokenizer: str) -> None:
+    with server(tokenizer) as (process, _):
+        kill_core(process)
+        assert process.wait(20) == 1
+
+
 def test_r1_with_its_engine_it_ends_and_says_why(tokenizer: str) -> None:
     with server(tokenizer) as (process, port), stream(port) as response:
-        children = psutil.Process(process.pid).children()
-        (core,) = (each for each in children if "core_process" in " ".join(each.cmdline()))
-        core.kill()
+        kill_core(process)
         events = rest(response).decode().split("\n\n")
         assert "EngineDeadError" in [event for event in events if event.startswith("data: ")][-1]
         assert process.wait(20) == 1
