@@ -30,7 +30,7 @@ from typing import Any
 
 from machine import ROOT, describe_sources, versions
 from soaking.catalogue import BAD, Case, Ended, make_catalogue, read
-from soaking.census import Census, census_of, slope
+from soaking.census import Census, census_of, trend
 
 from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.engine.async_llm import AsyncLLM
@@ -211,7 +211,7 @@ def core_pid(llm: AsyncLLM) -> int:
 def report(soak: Soak, seconds: float) -> dict[str, Any]:
     """Return the record of a run; growth beyond what is allowed becomes a violation."""
     front = soak.front[len(soak.front) // 2 :]
-    growth = slope(front)
+    growth = trend(front).slope
     if seconds >= 600 and growth > FRONT_MIB_PER_MINUTE:
         soak.violations.append(f"the front end's memory grows by {growth:.2f} MiB a minute")
     for name in ("fds", "threads"):
@@ -232,7 +232,7 @@ def report(soak: Soak, seconds: float) -> dict[str, Any]:
         "seconds_from_kill_to_last_error": round(max(soak.death_seconds, default=0.0), 3),
         "front_mib_per_minute": round(growth, 3),
         "front": [asdict(each) for each in (soak.front[:1] + soak.front[-1:])],
-        "core_mib_per_minute": [round(slope(core), 3) for core in soak.cores if len(core) > 2],
+        "core_mib_per_minute": [round(trend(core).slope, 3) for core in soak.cores if len(core) > 2],
         "cores": [[asdict(core[0]), asdict(core[-1])] for core in soak.cores if core],
         "violations": soak.violations[:20],
         "num_violations": len(soak.violations),

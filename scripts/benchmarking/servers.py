@@ -23,6 +23,7 @@ STOP_SECONDS = 30.0
 IDLE_SECONDS, IDLE_SHARE = 8.0, 0.1
 """A server that takes less than this share of a core for so long is idle."""
 _TOKENS = re.compile(rb'"completion_tokens":\s*(\d+)')
+MAX_ERROR = 2000
 _EVENT, _DONE = b"data: ", b"data: [DONE]"
 _SO_TIMESTAMPNS = 35
 """An option of Linux's sockets that Python has no name for: with what was read comes when the system had it."""
@@ -32,12 +33,30 @@ class ServerError(RuntimeError):
     """A server has not started, or has answered with an error."""
 
 
+class RefusedError(ServerError):
+    """A server has answered with an error."""
+
+    def __init__(self, status: int, headers: Mapping[str, str], body: str) -> None:
+        super().__init__(f"{status}: {body}")
+        self.status, self.headers = status, headers
+
+
 @dataclass(frozen=True)
 class ServerProcess:
     """A server that runs."""
 
-    pid: int
+    process: subprocess.Popen[bytes]
     port: int
+
+    @property
+    def pid(self) -> int:
+        """Return the process's id."""
+        return self.process.pid
+
+    def end(self, seconds: float = STOP_SECONDS) -> int:
+        """Tell it to end, as service managers do, and return its exit status. Raises subprocess.TimeoutExpired."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(seconds)
 
     def cpu_seconds(self) -> float:
         """Return the CPU time of all threads of its process, to the nanosecond; not of the engine core's."""
@@ -97,11 +116,10 @@ def server_process(
             if process.poll() is not None or time.monotonic() > deadline:
                 raise ServerError(f"{command[0]} has not started: {log.read_text(errors='replace')[-2000:]}")
             time.sleep(0.1)
-        yield ServerProcess(process.pid, port)
+        yield ServerProcess(process, port)
     finally:
-        process.send_signal(signal.SIGTERM)
         try:
-            process.wait(STOP_SECONDS)
+            ServerProcess(process, port).end()
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -133,7 +151,7 @@ class _Events:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._rest = b""
-        self._has_head = self._is_refused = False
+        self._head = b""
         self._offset = time.time() - time.monotonic()
         self.answer = Streamed(time.monotonic())
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -153,16 +171,15 @@ class _Events:
 
     def _take(self, piece: bytes, now: float, reached: float) -> None:
         if not piece:
-            raise ServerError(f"the answer is cut off: {self._rest[-2000:].decode(errors='replace')}")
-        if not self._has_head:
+            raise ServerError(f"the answer is cut off: {(self._head + self._rest)[-MAX_ERROR:]!r}")
+        if not self._head:
             head, end, rest = (self._rest + piece).partition(b"\r\n\r\n")
             if not end:
                 self._rest = head
                 return
-            self._rest, piece, self._has_head = b"", rest, True
-            self._is_refused = b" 200 " not in head.partition(b"\r\n")[0]
-        if self._is_refused and piece:
-            raise ServerError(piece.decode(errors="replace"))
+            self._rest, piece, self._head = b"", rest, head
+        if piece and not _is_good(self._head):
+            raise _refusal(self._head, piece)
         answer, num = self.answer, (self._rest[1 - len(_EVENT) :] + piece).count(_EVENT)
         answer.arrivals += [now] * num
         answer.reached += [reached] * num
@@ -190,7 +207,9 @@ def _stamp(told: Sequence[tuple[int, int, bytes]], offset: float, now: float) ->
 
 
 async def stream(port: int, body: Mapping[str, Any], path: str = "/v1/completions") -> Streamed:
-    """Make one request on a connection of its own. Raises ServerError for an answer that is an error, or not whole."""
+    """Make one request on a connection of its own. Raises RefusedError for an answer that is an error, and ServerError
+    for one that is not whole.
+    """
     data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
     loop = asyncio.get_running_loop()
     with socket.socket() as connection:
@@ -209,17 +228,26 @@ async def stream(port: int, body: Mapping[str, Any], path: str = "/v1/completion
 
 
 async def ask(port: int, body: Mapping[str, Any], path: str = "/v1/completions") -> dict[str, Any]:
-    """Make one request and return its answer. Raises ServerError for one that is an error."""
+    """Make one request and return its answer. Raises RefusedError for one that is an error."""
     data = json.dumps(body).encode()
+    return json.loads(await _exchange(port, _head(path, len(data), "close") + data))
+
+
+async def get(port: int, path: str) -> bytes:
+    """Make a GET request and return the answer's body. Raises RefusedError for one that is an error."""
+    return await _exchange(port, f"GET {path} HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n".encode())
+
+
+async def _exchange(port: int, request: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(HOST, port)
     try:
-        writer.write(_head(path, len(data), "close") + data)
+        writer.write(request)
         head, _, answer = (await reader.read(-1)).partition(b"\r\n\r\n")
     finally:
         writer.close()
-    if b" 200 " not in head.partition(b"\r\n")[0]:
-        raise ServerError(answer.decode(errors="replace")[:2000])
-    return json.loads(answer)
+    if not _is_good(head):
+        raise _refusal(head, answer)
+    return answer
 
 
 def _head(path: str, length: int, connection: str = "keep-alive") -> bytes:
@@ -227,3 +255,17 @@ def _head(path: str, length: int, connection: str = "keep-alive") -> bytes:
         f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n"
         f"Connection: {connection}\r\n\r\n"
     ).encode()
+
+
+def _is_good(head: bytes) -> bool:
+    return b" 200 " in head.partition(b"\r\n")[0]
+
+
+def _refusal(head: bytes, body: bytes) -> ServerError:
+    """Return the error that an answer is; one without a head is cut off."""
+    first, *lines = head.decode(errors="replace").strip().split("\r\n")
+    words = first.split()
+    if len(words) < 2 or not words[1].isdigit():
+        return ServerError(f"the answer is cut off: {head + body!r}")
+    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return RefusedError(int(words[1]), headers, body.decode(errors="replace")[:MAX_ERROR])

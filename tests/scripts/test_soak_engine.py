@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from soak_engine import Soak, report
 from soaking.catalogue import Ended, Output
-from soaking.census import Census, slope
+from soaking.census import Census, trend
 
 from tests.e2e.tiny_tokenizer import save_tokenizer
 
@@ -47,7 +47,7 @@ def test_a_beginning_is_told_from_another_request() -> None:
 def test_growth_of_the_front_end_over_a_long_run_is_a_violation(tokenizer: str) -> None:
     soak = Soak(0, tokenizer)
     soak.front = [Census(minute, 100.0 + 2 * minute, 5, 10) for minute in range(20)]
-    assert slope(soak.front) == pytest.approx(2.0)
+    assert trend(soak.front).slope == pytest.approx(2.0)
     assert "memory" in report(soak, 1200.0)["violations"][0]
     soak.violations, soak.front = [], [Census(minute, 100.0, 5, 10 + minute) for minute in range(20)]
     assert "fds" in report(soak, 1200.0)["violations"][0]

@@ -1,0 +1,151 @@
+"""The requests of a server's soak: random ones whose answers are known, ones that are refused, and looks around."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+WORDS = (
+    *("the", "a", "sea", "wind", "river", "stone", "light", "of", "in", "on", "under", "over"),
+    *("runs", "sings", "falls", "and", "but", "new", "old", "green"),
+)
+JSON_SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
+GRAMMARS: tuple[dict[str, Any], ...] = (
+    {"structured_outputs": {"regex": "[a-z]{3,9} [0-9]{2}"}},
+    {"structured_outputs": {"choice": ["yes", "no", "perhaps"]}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": JSON_SCHEMA}}},
+)
+_USER = [{"role": "user", "content": "sea"}]
+BAD: tuple[tuple[str, Any, int], ...] = (
+    (COMPLETIONS, {"prompt": "sea", "max_tokens": -1}, 400),
+    (COMPLETIONS, {"prompt": "sea", "temperature": "hot"}, 400),
+    (COMPLETIONS, {"prompt": "sea", "n": 0}, 400),
+    (COMPLETIONS, {"prompt": []}, 400),
+    (COMPLETIONS, {"prompt": [1 << 30]}, 400),
+    (COMPLETIONS, {"prompt": [9] * 100_000}, 400),
+    (COMPLETIONS, {"prompt": "sea", "logprobs": 1000}, 400),
+    (COMPLETIONS, {"prompt": "sea", "best_of": 2}, 400),
+    (COMPLETIONS, {"prompt": "sea", "stop_token_ids": [1 << 30]}, 400),
+    (COMPLETIONS, {"prompt": "sea", "structured_outputs": {"regex": "(unclosed"}}, 400),
+    (COMPLETIONS, {"prompt": "sea", "model": "another"}, 404),
+    (COMPLETIONS, {"max_tokens": 1}, 400),
+    (CHAT, {"messages": _USER, "top_logprobs": 2}, 400),
+    (CHAT, {"messages": _USER, "chat_template": "{{ messages }}"}, 400),
+    (CHAT, {"messages": _USER, "stream_options": {"include_usage": True}}, 400),
+    (CHAT, {"messages": _USER, "response_format": {"type": "poem"}}, 400),
+    (CHAT, {"messages": "sea"}, 400),
+    ("/tokenize", {}, 400),
+    ("/detokenize", {"tokens": [-1]}, 400),
+    ("/v1/poems", {}, 404),
+)
+"""Requests that nobody can answer, each with the status that says so."""
+LOOKS: tuple[tuple[str, Any], ...] = (
+    *((path, None) for path in ("/health", "/livez", "/ping", "/version", "/metrics", "/load", "/v1/models")),
+    ("/tokenize", {"prompt": "the sea sings", "return_token_strs": True}),
+    ("/tokenize", {"messages": _USER}),
+    ("/detokenize", {"tokens": list(range(20, 40))}),
+)
+"""Requests that the engine has no part in; those without a body are GET."""
+STEADY = frozenset({"/version", "/tokenize", "/detokenize"})
+"""These paths have one answer to each request."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ask:
+    """A request whose answer does not depend on chance."""
+
+    path: str
+    body: dict[str, Any]
+    may_stream: bool
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How long prompts and answers are."""
+
+    words: int
+    long_words: int
+    """Prompts of so many words are computed in chunks."""
+    max_tokens: int
+
+
+def make_asks(source: random.Random, num: int, lengths: Lengths) -> list[Ask]:
+    """Return random requests, chats and completions in turns."""
+    makers = (_make_chat, _make_completion)
+    return [makers[i % 2](source, lengths) for i in range(num)]
+
+
+def some_words(source: random.Random, num: int) -> str:
+    """Return a text of so many words."""
+    return " ".join(source.choices(WORDS, k=num))
+
+
+def _make_chat(source: random.Random, lengths: Lengths) -> Ask:
+    messages = [{"role": "user", "content": _prompt(source, lengths)}]
+    if source.random() < 0.4:
+        messages.insert(0, {"role": "system", "content": _shared_text(lengths)})
+    if source.random() < 0.3:
+        more = [("assistant", some_words(source, 3)), ("user", some_words(source, 2))]
+        messages += [{"role": role, "content": text} for role, text in more]
+    body = {"messages": messages} | _options(source, lengths)
+    if source.random() < 0.3:
+        body |= {"logprobs": True, "top_logprobs": source.randint(0, 5)}
+    return _with_prompt_logprobs(source, Ask(CHAT, body, may_stream=True))
+
+
+def _make_completion(source: random.Random, lengths: Lengths) -> Ask:
+    prompt: Any = _prompt(source, lengths)
+    kind = source.random()
+    if kind < 0.2:
+        prompt = [source.randrange(20, 250) for _ in range(source.randint(1, 2 * lengths.words))]
+    elif kind < 0.3:
+        prompt = [some_words(source, 2), some_words(source, 3)]
+    elif kind < 0.5:
+        prompt = f"{_shared_text(lengths)} {some_words(source, 2)}"
+    body = {"prompt": prompt} | _options(source, lengths)
+    if source.random() < 0.3:
+        body["logprobs"] = source.randint(0, 5)
+    if source.random() < 0.2:
+        body["echo"] = True
+        if source.random() < 0.5:
+            body["max_tokens"] = 0
+            body.pop("min_tokens", None)
+    return _with_prompt_logprobs(source, Ask(COMPLETIONS, body, may_stream=True))
+
+
+def _prompt(source: random.Random, lengths: Lengths) -> str:
+    is_long = source.random() < 0.2
+    return some_words(source, lengths.long_words if is_long else source.randint(1, lengths.words))
+
+
+def _shared_text(lengths: Lengths) -> str:
+    """Return the text that several prompts begin with."""
+    return some_words(random.Random(0), lengths.long_words // 2)
+
+
+def _options(source: random.Random, lengths: Lengths) -> dict[str, Any]:
+    options: dict[str, Any] = {"max_tokens": source.randint(2, lengths.max_tokens), "temperature": 0.0}
+    if source.random() < 0.5:
+        options |= {"temperature": 1.0, "seed": source.randrange(2**31), "n": source.choice((1, 1, 1, 2, 4))}
+        options |= source.choice(({}, {"top_p": 0.8}, {"top_k": 20}, {"min_p": 0.05}, {"presence_penalty": 0.5}))
+    kind = source.random()
+    if kind < 0.25:
+        options |= source.choice(GRAMMARS)
+    elif kind < 0.4:
+        options |= {"stop": [source.choice("etaoin ") for _ in range(2)], "include_stop_str_in_output": kind < 0.3}
+    elif kind < 0.6:
+        options["ignore_eos"] = True
+    elif kind < 0.7:
+        options["min_tokens"] = 2
+    elif kind < 0.8:
+        options["logit_bias"] = {"30": 2.0, "40": -5.0}
+    return options
+
+
+def _with_prompt_logprobs(source: random.Random, ask: Ask) -> Ask:
+    """Return a request for the prompt's log-probabilities too, now and then: it cannot be streamed."""
+    if source.random() < 0.15:
+        return Ask(ask.path, ask.body | {"prompt_logprobs": source.randint(0, 3)}, may_stream=False)
+    return ask

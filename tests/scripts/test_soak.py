@@ -1,0 +1,98 @@
+"""scripts/soak.py: some seconds of it find nothing at a tiny model's server, and what it looks for it finds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from benchmarking.front_end import serve_command
+from benchmarking.servers import server_process
+from soak import DEV_MODE
+from soaking.answers import Said
+from soaking.census import Census, trend
+from soaking.report import report, show
+from soaking.requests import Lengths
+from soaking.server_soak import ServerSoak
+
+from tests.e2e.tiny_tokenizer import save_tokenizer
+from tests.models.tiny import folder
+from tests.server.support import TEMPLATE
+
+FLAGS = (
+    *("--dtype", "bfloat16", "--batch-invariant", "--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "8"),
+    *("--max-num-batched-tokens", "64", "--cudagraph-capture-sizes", "64", "--block-size", "16"),
+    *("--num-gpu-blocks-override", "20", "--max-logprobs", "5", "--shutdown-timeout", "30"),
+    *("--chat-template", TEMPLATE),
+)
+LENGTHS = Lengths(words=4, long_words=20, max_tokens=16)
+
+
+@pytest.fixture(scope="module")
+def soak(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerSoak]:
+    """Return a soak that has ended."""
+    path = tmp_path_factory.mktemp("soak")
+    command = serve_command(folder("qwen3"), "--tokenizer", save_tokenizer(path), *FLAGS)
+    with server_process(command, path / "log.txt", env=DEV_MODE) as server:
+        soak = ServerSoak(server, 1, LENGTHS, num_asks=20, compiles_ahead=False)
+        asyncio.run(soak.run(2.0, 2.0))
+        yield soak
+
+
+def test_mixed_load_leaves_and_mixes_nothing(soak: ServerSoak, capsys: pytest.CaptureFixture[str]) -> None:
+    found = report(soak, 2.0)
+    assert (found["violations"], found["not_free_at_rest"]) == ([], [])
+    assert False not in found["goals_reached"].values()
+    assert soak.end == {"exit_status": 0, "streams_drained": 4, "streams": 4, "processes_left": 0}
+    assert {"whole: equal", "stream: equal", "bad: refused"} <= soak.outcomes.keys()
+    show(found | {"seconds": 2.0})
+    assert "yes  requests were preempted" in capsys.readouterr().out
+
+
+def test_what_misses_a_goal_is_said_to(soak: ServerSoak) -> None:
+    def missed(name: str, value: Any) -> list[str]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(soak, name, value)
+            return [goal for goal, reached in report(soak, 1800.0)["goals_reached"].items() if reached is False]
+
+    assert missed("violations", ["mixed"]) == ["no errors, and every answer as it was alone"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(soak, "compiles_ahead", True)
+        assert missed("num_compiled", [7, 7, 8]) == ["no program compiled after warm-up"]
+    assert missed("left", ["blocks"]) == ["nothing runs or waits at rest, and all KV blocks are free"]
+    assert missed("num_preemptions", 0) == ["requests were preempted"]
+    assert len(missed("end", soak.end | {"exit_status": 1})) == 1
+
+    def front(mib: float, fds: int) -> Any:
+        return lambda name: [Census(i / 2, 100.0 + i * mib, 5, 10 + (fds if i > 50 else 0)) for i in range(100)]
+
+    assert missed("rests", front(0.0, 0)) == []
+    assert missed("rests", front(0.0, 1)) == [f"fds of the {name} constant at rest" for name in ("front", "core")]
+    assert [goal.partition(" by ")[0] for goal in missed("rests", front(0.01, 0))] == [
+        f"memory of the {name} grows" for name in ("front", "core")
+    ]
+
+
+def test_the_error_of_a_slope_is_that_of_the_noise() -> None:
+    held = [Census(i / 4, 100.0 + i / 4 + (-1) ** (i // 10), 5, 10) for i in range(120)]  # stretches of ten up and down
+    assert trend(held).slope == pytest.approx(1.0, abs=0.03)
+    assert trend(held).error == pytest.approx(0.035, rel=0.2)
+    assert trend(held[:1]) == (0.0, None)
+
+
+def test_pieces_of_a_stream_make_the_whole() -> None:
+    whole, streamed = Said(), Said()
+    rows = {"tokens": ["a", "b"], "text_offset": [0, 1], "token_logprobs": [-1.0, -2.0], "top_logprobs": [{}, {}]}
+    usage = {"prompt_tokens": 3, "completion_tokens": 2}
+    whole.add({"choices": [{"index": 0, "text": "ab", "finish_reason": "stop", "logprobs": rows}], "usage": usage})
+    for i, text in enumerate("ab"):
+        assert streamed.is_beginning_of(whole)
+        piece = {name: values[i : i + 1] for name, values in rows.items()}
+        streamed.add(
+            {"choices": [{"index": 0, "text": text, "finish_reason": "stop" if i else None, "logprobs": piece}]}
+        )
+    streamed.add({"choices": [], "usage": usage})
+    assert streamed == whole
+    streamed.texts[0] = "ax"
+    assert not streamed.is_beginning_of(whole)
