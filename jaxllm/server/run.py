@@ -142,7 +142,7 @@ async def serve_engine(
             if grpc_listener is not None:
                 from jaxllm.server.grpc.server import opened
 
-                await stack.enter_async_context(opened(app.state, grpc_listener, LAST_SECONDS))
+                await stack.enter_async_context(opened(app.state, app.state.http_metrics, grpc_listener, LAST_SECONDS))
             await _serve(server, _Ending(server, app.state.load, args.shutdown_timeout), listener)
     finally:
         for each in tasks:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from jaxllm.config.vllm_config import VllmConfig
     from jaxllm.engine.async_llm import AsyncLLM
     from jaxllm.server.arguments import ServerArgs
-    from jaxllm.server.metrics import HttpMetrics
     from jaxllm.server.serving_chat import OpenAIServingChat
     from jaxllm.server.serving_completion import OpenAIServingCompletion
     from jaxllm.server.serving_models import OpenAIServingModels
@@ -39,7 +38,6 @@ class ServerState:
     openai_serving_tokenization: OpenAIServingTokenization
     load: ServerLoad
     registry: CollectorRegistry
-    http_metrics: HttpMetrics
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ from jaxllm.server.grpc.authentication import Authentication
 from jaxllm.server.grpc.credentials import server_credentials
 from jaxllm.server.grpc.health import EngineHealth
 from jaxllm.server.grpc.service import SERVICE, InferenceService
+from jaxllm.server.metrics import HttpMetrics
 from jaxllm.server.state import ServerState
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,9 @@ KEEPALIVE_MS, ANSWER_MS = 60_000, 60_000
 
 
 @contextlib.asynccontextmanager
-async def opened(state: ServerState | Any, listener: socket.socket, last_seconds: float) -> AsyncGenerator[None, None]:
+async def opened(
+    state: ServerState | Any, metrics: HttpMetrics, listener: socket.socket, last_seconds: float
+) -> AsyncGenerator[None, None]:
     """Answer at the address that `listener` has kept, which is closed for it; at the end what still runs has so many
     seconds, as for errors to be sent.
 
@@ -40,7 +43,7 @@ async def opened(state: ServerState | Any, listener: socket.socket, last_seconds
     host, port = listener.getsockname()[:2]
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     health = EngineHealth(state)
-    server = _make_server(state, health)
+    server = _make_server(state, InferenceService(state, metrics), health)
     credentials = server_credentials(state.server_args)
     listener.close()  # gRPC makes sockets of its own, and listens as soon as it has one
     try:
@@ -62,13 +65,13 @@ async def opened(state: ServerState | Any, listener: socket.socket, last_seconds
         await server.stop(last_seconds)
 
 
-def _make_server(state: ServerState, health: EngineHealth) -> grpc.aio.Server:
+def _make_server(state: ServerState, inference: InferenceService, health: EngineHealth) -> grpc.aio.Server:
     keys = read_keys(state.server_args)
     server = grpc.aio.server(
         interceptors=[Authentication(KeyChecker(keys))] if keys else [],
         options=_options(state.server_args),
     )
-    server.add_generic_rpc_handlers([InferenceService(state).handler()])
+    server.add_generic_rpc_handlers([inference.handler()])
     add_HealthServicer_to_server(health, server)
     enable_server_reflection([SERVICE, HEALTH, REFLECTION], server)
     return server

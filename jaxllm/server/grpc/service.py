@@ -14,6 +14,7 @@ import grpc
 from jaxllm.server.errors import RETRY_AFTER_SECONDS, ErrorResponse, RequestFailedError, error_headers, error_response
 from jaxllm.server.grpc.inference_pb2 import DESCRIPTOR, GenerateResponse
 from jaxllm.server.grpc.messages import Responses, completion_request
+from jaxllm.server.metrics import HttpMetrics
 from jaxllm.server.request_ids import new_request_id, well_formed
 from jaxllm.server.sse import EngineOutputs
 from jaxllm.server.state import ServerState
@@ -37,8 +38,9 @@ STATUS_CODES = {
 class InferenceService:
     """This answers Generate and GenerateStream."""
 
-    def __init__(self, state: ServerState) -> None:
-        self._state = state
+    def __init__(self, state: ServerState, metrics: HttpMetrics) -> None:
+        """Answer with what HTTP's routes share, and count answers where theirs are counted."""
+        self._state, self._metrics = state, metrics
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return what a server takes. Messages are decoded in the methods, whose errors are told properly."""
@@ -88,7 +90,7 @@ class InferenceService:
             response = error_response(error)
             status = response.error.code
         finally:
-            self._state.http_metrics.on_answer(f"grpc:{name}", "POST", status, time.perf_counter() - began)
+            self._metrics.on_answer(f"grpc:{name}", "POST", status, time.perf_counter() - began)
         return await refuse(context, response)
 
     @contextlib.asynccontextmanager
