@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 
-from benchmarking.servers import ServerError, ServerProcess, children, get
+from benchmarking.servers import ServerError, ServerProcess, descendants, get
 from prometheus_client.parser import text_string_to_metric_families
 
 from soaking.census import Census, census_of
@@ -25,7 +25,7 @@ class Watch:
 
     def __init__(self, server: ServerProcess) -> None:
         """Watch a server that has started. Raises ServerError unless its one child is the core."""
-        found = children(server.pid)
+        found = descendants(server.pid)
         if len(found) != 1:
             raise ServerError(f"a server has one core, and this one has {len(found)} children")
         self._port = server.port

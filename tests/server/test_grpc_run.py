@@ -99,7 +99,7 @@ def test_clients_show_certificates_where_they_have_to(mock: AsyncLLM) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("ssl_ciphers", "ECDHE+AESGCM"), ("ssl_cert_reqs", 1)])
-def test_what_grpcs_tls_cannot_do_is_refused_by_name(name: str, value: object) -> None:
+def test_what_grpcs_tls_cannot_do_is_refused_by_name(name: str, value: Any) -> None:
     given: dict[str, Any] = {"ssl_certfile": str(ONE[0]), "ssl_keyfile": str(ONE[1]), "ssl_ca_certs": str(ONE[0])}
     with pytest.raises(VLLMValidationError, match="grpc_port") as caught:
         bind_grpc(ServerArgs(**{**given, name: value}, grpc_port=0))
