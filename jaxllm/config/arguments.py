@@ -32,6 +32,7 @@ from jaxllm.config.kinds import (
 )
 from jaxllm.config.portable import portable
 from jaxllm.config.profiler import ProfilerConfig
+from jaxllm.config.traces import check_traces_endpoint
 from jaxllm.config.unsupported_arguments import UnsupportedArguments
 from jaxllm.exceptions import VLLMValidationError, unknown_parameter
 from jaxllm.params.checks import INT32_MAX
@@ -210,6 +211,12 @@ class EngineArguments(UnsupportedArguments):
         "ObservabilityConfig",
         "part of the KV blocks that kv_cache_metrics looks at",
     )
+    otlp_traces_endpoint: str | None = argument(
+        None,
+        Text(),
+        "ObservabilityConfig",
+        "where a span of each request goes, as grpc://localhost:4317 (OTLP; needs jaxllm[otel])",
+    )
     profiler_config: ProfilerConfig | None = argument(
         None,
         Group(ProfilerConfig),
@@ -231,6 +238,7 @@ class EngineArguments(UnsupportedArguments):
     def check(self) -> None:
         """Check and normalise every argument; touches no file and not JAX."""
         check_fields(self)
+        check_traces_endpoint(self.otlp_traces_endpoint)
         if self.block_size is not None and self.block_size not in BLOCK_SIZES:
             raise VLLMValidationError(
                 f"block_size must be a power of two from 8 to 512, got {self.block_size}.",

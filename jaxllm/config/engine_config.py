@@ -88,6 +88,8 @@ class EngineConfig:
     disable_log_stats: bool
     kv_cache_metrics: bool
     kv_cache_metrics_sample: float
+    otlp_traces_endpoint: str | None
+    """Where the front end sends traces; the core only hands it on."""
     profiler_config: ProfilerConfig | None
     use_tqdm_on_load: bool
     served_model_name: list[str] | None

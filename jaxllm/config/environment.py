@@ -38,6 +38,20 @@ def core_timeouts() -> tuple[float, float]:
     return _seconds("JAXLLM_STEP_TIMEOUT", 300.0), _seconds("JAXLLM_SILENCE_TIMEOUT", 30.0)
 
 
+def traces_protocol() -> str:
+    """Return how traces are sent, "grpc" or "http/protobuf", by OpenTelemetry's own variables; "grpc" by default.
+
+    Raises VLLMValidationError for another one.
+    """
+    name = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
+    value = os.environ.get(name) or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "grpc"
+    if value not in ("grpc", "http/protobuf"):
+        raise VLLMValidationError(
+            f"the environment variable {name} is grpc or http/protobuf, not {value!r}.", parameter=name
+        )
+    return value
+
+
 def api_key() -> str | None:
     """Return JAXLLM_API_KEY, a key that a server takes; None if it is unset or empty."""
     return os.environ.get("JAXLLM_API_KEY") or None

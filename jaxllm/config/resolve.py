@@ -59,6 +59,7 @@ COPIED = (
     "disable_log_stats",
     "kv_cache_metrics",
     "kv_cache_metrics_sample",
+    "otlp_traces_endpoint",
     "profiler_config",
     "use_tqdm_on_load",
     "served_model_name",

@@ -245,8 +245,7 @@ class UnsupportedArguments:
     per_request_spec_decode_metrics: str = unsupported("none", _DRAFTS)
 
     # Metrics and logs
-    otlp_traces_endpoint: str | None = unsupported(None, _MEASURED)
-    collect_detailed_traces: Any = unsupported(None, _MEASURED)
+    collect_detailed_traces: Any = unsupported(None, "a request is one span; for the steps see start_profile()")
     show_hidden_metrics_for_version: str | None = unsupported(None, _MEASURED)
     custom_histogram_buckets: dict[str, list[float]] | None = unsupported(None, _MEASURED)
     cudagraph_metrics: bool = unsupported(False, _GRAPHS)

@@ -146,6 +146,8 @@ class ObservabilityConfig:
     disable_log_stats: bool
     kv_cache_metrics: bool
     kv_cache_metrics_sample: float
+    otlp_traces_endpoint: str | None
+    """Where a span of each request goes; None if there are no traces."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

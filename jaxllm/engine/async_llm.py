@@ -13,6 +13,7 @@ from jaxllm.engine.front_end.metrics import Metric
 from jaxllm.engine.front_end.refused_methods import ASYNC_LACKS, ASYNC_REFUSES, RefusesMethods
 from jaxllm.engine.online.admission import Admission
 from jaxllm.engine.online.async_core import AsyncCore
+from jaxllm.engine.online.beam_searches import BeamSearches
 from jaxllm.engine.online.from_arguments import FromArguments, Start, end_from_thread
 from jaxllm.engine.online.gate import ASLEEP, Changes, Gate, check_level, check_mode
 from jaxllm.engine.online.prefill_progress import PrefillProgress
@@ -23,7 +24,7 @@ from jaxllm.exceptions import EngineDeadError
 from jaxllm.messages import EngineCoreOutputs
 from jaxllm.outputs import RequestOutput
 from jaxllm.params.checks import INT32_MAX, check_bool, check_str
-from jaxllm.sampling_params import BeamSearchParams, SamplingParams
+from jaxllm.sampling_params import SamplingParams
 from jaxllm.utils.awaitable import awaitable
 from jaxllm.utils.forks import check_home, engines_home
 
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class AsyncLLM(RefusesMethods, FromArguments, PrefillProgress, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LACKS):
+class AsyncLLM(
+    RefusesMethods, FromArguments, BeamSearches, PrefillProgress, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LACKS
+):
     """An engine whose core has a process, or a thread, of its own. It belongs to the event loop that first uses it.
 
     A request that cannot be run raises VLLMValidationError, too many raise EngineBusyError, and once the core has
@@ -158,7 +161,6 @@ class AsyncLLM(RefusesMethods, FromArguments, PrefillProgress, TextClient, refus
         """
         refuse_given(
             lora_request=lora_request,
-            trace_headers=trace_headers or None,
             prompt_adapter_request=prompt_adapter_request,
             data_parallel_rank=data_parallel_rank or None,  # there is one rank, 0
             reasoning_ended=reasoning_ended,
@@ -168,7 +170,7 @@ class AsyncLLM(RefusesMethods, FromArguments, PrefillProgress, TextClient, refus
         check_str("request_id", request_id, INT32_MAX)
         self._check_open()  # before the prompt is tokenized; what waits at the gate afterwards asks again
         request, stream = await self._requests.take(
-            request_id, prompt, params, tokenization_kwargs, arrival_time=arrival_time, priority=priority
+            request_id, prompt, params, tokenization_kwargs, arrival_time, priority, trace_headers
         )
         try:
             self._core.remote.add_request(request.core)
@@ -180,22 +182,6 @@ class AsyncLLM(RefusesMethods, FromArguments, PrefillProgress, TextClient, refus
             self._core.abort_requests(self._requests.drop(stream))
             raise
         return stream
-
-    async def beam_search(
-        self, prompt: Any, request_id: str, params: BeamSearchParams, lora_request: Any = None
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Search for the likeliest texts and yield them as the outputs of one `RequestOutput`, best first.
-
-        A search that is aborted yields what it has, those that had not ended with finish_reason "abort".
-        """
-        from jaxllm.engine.online.async_beam_search import search_beams  # which loads numpy
-
-        refuse_given(lora_request=lora_request)
-        check_str("request_id", request_id, INT32_MAX)
-        self._check_open()
-        yield await search_beams(
-            self.front, self._requests, self._enter, lambda: self._core, request_id, prompt, params
-        )
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         """End a request or several, whose readers get an output with finish_reason "abort"; unknown ids are ignored."""
@@ -349,6 +335,7 @@ class AsyncLLM(RefusesMethods, FromArguments, PrefillProgress, TextClient, refus
         if self._home.is_here and not end_from_thread(self._core.loop, lambda: self.aclose(timeout)):
             self._gate.end()
             self._core.shutdown(timeout)
+            self.front.close()
 
     async def aclose(self, timeout: float | None = None) -> None:
         """Do as `shutdown` does, while the event loop goes on."""
@@ -358,6 +345,7 @@ class AsyncLLM(RefusesMethods, FromArguments, PrefillProgress, TextClient, refus
             self._gate.end()
             await self._core.close(timeout)
             await self._changes.wait()
+            await asyncio.to_thread(self.front.close)
 
     def _check_awake(self) -> None:
         """Raise unless the engine can be called."""

@@ -76,7 +76,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         arrival_time: float | None = None,
         lora_request: Any = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
-        trace_headers: Any = None,
+        trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
         *,
         grammar_seconds: float = GRAMMAR_SECONDS,
@@ -87,7 +87,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         finish_reason "error"; with 0 every grammar that fails does that.
         """
         check_str("request_id", request_id, INT32_MAX)
-        refuse_given(lora_request=lora_request, trace_headers=trace_headers)
+        refuse_given(lora_request=lora_request)
         request = self.front.inputs.process(
             request_id,
             prompt,
@@ -95,6 +95,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
             arrival_time=arrival_time,
             priority=priority,
             tokenization_kwargs=tokenization_kwargs,
+            trace_headers=trace_headers,
             grammar_seconds=grammar_seconds,
         )
         self.enqueue(request)
@@ -157,31 +158,31 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         started = time.monotonic()
         try:
             step = self._core.step(wait=self.has_unfinished_requests())
-        except EngineDeadError:
-            self.front.outputs.abort_all()
+        except EngineDeadError as error:
+            self.front.outputs.fail_all(str(error))
             raise
-        except FrameError:
-            self._abort_all()
+        except FrameError as error:
+            self._fail_all(error)
             raise
         if step is None:
             self._check_none_lost()
             return []
         try:
             processed = self.front.outputs.process_outputs(step)
-        except BaseException:
-            self._abort_all()
+        except BaseException as error:
+            self._fail_all(error)
             raise
         if processed.aborts:
             self._core.abort_requests(processed.aborts)
         self.front.stats_logger.on_step(started, time.monotonic())
         return processed.outputs
 
-    def _abort_all(self) -> None:
+    def _fail_all(self, error: BaseException) -> None:
         """End all requests after a failure: nobody knows which of them have got their tokens."""
-        self._core.abort_requests(self.front.outputs.abort_all())
+        self._core.abort_requests(self.front.outputs.fail_all(f"{type(error).__name__}: {error}"))
 
     def _check_none_lost(self) -> None:
-        if lost := self.front.outputs.abort_all():
+        if lost := self.front.outputs.fail_all("the scheduler has lost the request"):
             raise RuntimeError(f"The scheduler has lost {len(lost)} requests: none is queued, and they never ended.")
 
     @locked
@@ -273,6 +274,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         if self._home.is_here:
             with self._lock.take():
                 self._core.shutdown()
+                self.front.close()
 
 
 def _drop(home: Home, core: CoreClient) -> None:

@@ -91,8 +91,8 @@ class EngineClient(ABC):
         """Return the tokenizer as an object of transformers, which may be awaited too."""
 
     async def is_tracing_enabled(self) -> bool:
-        """Return False: there is no tracing yet."""
-        return False
+        """Say whether requests are traced, so that `trace_headers` may be given."""
+        return self.vllm_config.observability_config.otlp_traces_endpoint is not None
 
     @abstractmethod
     async def do_log_stats(self) -> None:

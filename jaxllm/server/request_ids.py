@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from typing import Any
 
 _WELL_FORMED = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
@@ -12,6 +13,13 @@ def new_request_id(headers: dict[bytes, bytes]) -> tuple[str, str | None]:
     """Return a new id, and the client's X-Request-Id if it is well formed."""
     given = headers.get(b"x-request-id", b"")
     return uuid.uuid4().hex, well_formed(given)
+
+
+def headers_of(raw_request: Any) -> dict[bytes, bytes]:
+    """Return the headers of a request of Starlette's by lower-case name; None has none."""
+    if raw_request is None:
+        return {}
+    return {name.lower().encode(): value.encode(errors="replace") for name, value in raw_request.headers.items()}
 
 
 def well_formed(given: bytes) -> str | None:

@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, NamedTuple
 
 from jaxllm.engine.async_llm import AsyncLLM
@@ -25,9 +24,10 @@ from jaxllm.server.protocol.chat import (
 )
 from jaxllm.server.protocol.logprobs import chat_logprobs, prompt_logprobs
 from jaxllm.server.protocol.usage import make_usage
-from jaxllm.server.request_ids import well_formed
+from jaxllm.server.request_ids import headers_of, new_request_id, well_formed
 from jaxllm.server.serving_models import OpenAIServingModels
 from jaxllm.server.sse import EngineOutputs, EventStream, raise_if_failed
+from jaxllm.server.trace_headers import given_trace
 from jaxllm.text.prompts import ParsedPrompt
 from jaxllm.text.template_limits import TemplateLimitError
 
@@ -48,14 +48,19 @@ class OpenAIServingChat:
         self, request: ChatCompletionRequest, raw_request: Any = None
     ) -> AsyncGenerator[bytes, None] | ChatCompletionResponse | ErrorResponse:
         """Answer a request, as vLLM's method of this name: a stream's events come as bytes, and must be closed."""
-        given = raw_request.headers.get("x-request-id", "") if raw_request is not None else ""
+        headers = headers_of(raw_request)
         try:
-            return await self.answer(request, uuid.uuid4().hex, well_formed(given.encode(errors="replace")))
+            trace = given_trace(self.engine_client, headers)
+            return await self.answer(request, *new_request_id(headers), trace)
         except Exception as error:  # noqa: BLE001 - each has an answer
             return error_response(error)
 
     async def answer(
-        self, request: ChatCompletionRequest, request_id: str, client_request_id: str | None = None
+        self,
+        request: ChatCompletionRequest,
+        request_id: str,
+        client_request_id: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> EventStream | ChatCompletionResponse:
         """Answer a request, which the engine knows by `request_id`; a stream is returned once it is admitted.
 
@@ -68,8 +73,8 @@ class OpenAIServingChat:
         start = _Start(f"chatcmpl-{shown_id}", int(time.time()), self.models.name, self._role(request))
         with request.fields_named("messages"):
             if request.use_beam_search:
-                return self._response(request, start, await self._search(request, request_id))
-            outputs = await self._begin(request, request_id)
+                return self._response(request, start, await self._search(request, request_id, trace_headers))
+            outputs = await self._begin(request, request_id, trace_headers)
         if request.stream:
             return EventStream(ChatEvents(request, self._args, *start).frames(outputs), outputs)
         final: RequestOutput | None = None
@@ -79,7 +84,9 @@ class OpenAIServingChat:
         assert final is not None
         return self._response(request, start, final)
 
-    async def _begin(self, request: ChatCompletionRequest, request_id: str) -> EngineOutputs:
+    async def _begin(
+        self, request: ChatCompletionRequest, request_id: str, trace_headers: Mapping[str, str] | None
+    ) -> EngineOutputs:
         """Queue a request; once this returns it is admitted."""
         defaults = self.engine_client.front.ready.default_sampling_params
         params = request.sampling_params(defaults, max_tokens=request.most_tokens, logprobs=request.num_logprobs)
@@ -88,11 +95,14 @@ class OpenAIServingChat:
             await self.render(request),
             params,
             tokenization_kwargs=request.tokenization_kwargs(),
+            trace_headers=trace_headers,
             priority=request.priority,
         )
         return EngineOutputs(self.engine_client, stream)
 
-    async def _search(self, request: ChatCompletionRequest, request_id: str) -> RequestOutput:
+    async def _search(
+        self, request: ChatCompletionRequest, request_id: str, trace_headers: Mapping[str, str] | None
+    ) -> RequestOutput:
         """Search for the likeliest answers."""
         inputs, longest = self.engine_client.front.inputs, self.engine_client.model_config.max_model_len
         most = request.most_tokens
@@ -101,7 +111,8 @@ class OpenAIServingChat:
         encoded = await asyncio.to_thread(inputs.encode, prompt, request.tokenization_kwargs())
         params = request.beam_search_params(max(1, longest - len(encoded.token_ids)) if most is None else most)
         ids = ParsedPrompt(encoded.text, encoded.token_ids, encoded.salt)
-        async with contextlib.aclosing(self.engine_client.beam_search(ids, request_id, params)) as outputs:
+        search = self.engine_client.beam_search(ids, request_id, params, trace_headers=trace_headers)
+        async with contextlib.aclosing(search) as outputs:
             output = await anext(outputs)
         raise_if_failed(output)
         return output

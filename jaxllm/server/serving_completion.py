@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 from jaxllm.engine.async_llm import AsyncLLM
@@ -21,9 +20,10 @@ from jaxllm.server.protocol.completion import (
     CompletionStreamResponse,
 )
 from jaxllm.server.protocol.usage import UsageInfo, make_usage
-from jaxllm.server.request_ids import well_formed
+from jaxllm.server.request_ids import headers_of, new_request_id, well_formed
 from jaxllm.server.serving_models import OpenAIServingModels
 from jaxllm.server.sse import EngineOutputs, EventStream, TextFrame, event
+from jaxllm.server.trace_headers import given_trace
 
 
 class OpenAIServingCompletion:
@@ -38,21 +38,26 @@ class OpenAIServingCompletion:
         self, request: CompletionRequest, raw_request: Any = None
     ) -> AsyncGenerator[bytes, None] | CompletionResponse | ErrorResponse:
         """Answer a request, as vLLM's method of this name: a stream's events come as bytes, and must be closed."""
-        given = raw_request.headers.get("x-request-id", "") if raw_request is not None else ""
+        headers = headers_of(raw_request)
         try:
-            return await self.answer(request, uuid.uuid4().hex, well_formed(given.encode(errors="replace")))
+            trace = given_trace(self.engine_client, headers)
+            return await self.answer(request, *new_request_id(headers), trace)
         except Exception as error:  # noqa: BLE001 - each has an answer
             return error_response(error)
 
     async def answer(
-        self, request: CompletionRequest, request_id: str, client_request_id: str | None = None
+        self,
+        request: CompletionRequest,
+        request_id: str,
+        client_request_id: str | None = None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> EventStream | CompletionResponse:
         """Answer a request, whose prompts the engine knows by `request_id` and a number; a stream is returned once all
         are admitted.
 
         Raises what `admit` does, and what ends a request on its way.
         """
-        outputs = await self.admit(request, request_id)
+        outputs = await self.admit(request, request_id, trace_headers)
         shown_id = client_request_id or well_formed((request.request_id or "").encode()) or request_id
         answer = _Answer(request, self._args, f"cmpl-{shown_id}", self.models.name)
         choices = [self._choices(request, i) for i in range(len(outputs))]
@@ -62,7 +67,9 @@ class OpenAIServingCompletion:
         shown = [choice for each, final in zip(choices, finals, strict=True) for choice in each.of(final)]
         return answer.whole(shown, choices)
 
-    async def admit(self, request: CompletionRequest, request_id: str) -> list[EngineOutputs]:
+    async def admit(
+        self, request: CompletionRequest, request_id: str, trace_headers: Mapping[str, str] | None = None
+    ) -> list[EngineOutputs]:
         """Check a request and queue all its prompts, or none; return the outputs for each, which must be closed.
 
         Raises what `errors.error_response` has answers for.
@@ -70,7 +77,7 @@ class OpenAIServingCompletion:
         self.models.check(request.model)
         request.check()
         with request.fields_named("prompt"):
-            return await self._begin(request, request.prompts(), request_id)
+            return await self._begin(request, request.prompts(), request_id, trace_headers)
 
     def _choices(self, request: CompletionRequest, prompt: int) -> PromptChoices:
         as_ids = request.shows_token_ids(self._args.return_tokens_as_token_ids)
@@ -78,7 +85,11 @@ class OpenAIServingCompletion:
         return PromptChoices(request, prompt * n, self.engine_client.front.tokenizer, as_token_ids=as_ids)
 
     async def _begin(
-        self, request: CompletionRequest, prompts: Sequence[str | list[int]], request_id: str
+        self,
+        request: CompletionRequest,
+        prompts: Sequence[str | list[int]],
+        request_id: str,
+        trace_headers: Mapping[str, str] | None,
     ) -> list[EngineOutputs]:
         """Queue all prompts, or none."""
         defaults = self.engine_client.front.ready.default_sampling_params
@@ -97,6 +108,7 @@ class OpenAIServingCompletion:
                     given if request.cache_salt is None else {**given, "cache_salt": request.cache_salt},
                     params,
                     tokenization_kwargs=request.tokenization_kwargs(),
+                    trace_headers=trace_headers,
                     priority=request.priority,
                 )
                 begun.append(EngineOutputs(self.engine_client, stream))

@@ -76,6 +76,7 @@ BAD_VALUES: dict[str, tuple[Any, ...]] = {
     "stream_interval": (0, -1, 2**31, 1.5, None, True),
     "kv_cache_metrics": (1, None),
     "kv_cache_metrics_sample": (0, 0.0, 1.1, -1, math.nan, "0.5", None, True),
+    "otlp_traces_endpoint": (3, "", []),
     "profiler_config": (3, "torch", {"profiler": "cuda"}, {"profiler": "torch"}, {"folder": "x"}),
     "structured_outputs_config": (
         *("guidance", 3, [1], {"backend": "regex"}, {"backend": 3}, {"backends": "auto"}),

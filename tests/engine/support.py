@@ -114,6 +114,7 @@ SETTINGS: dict[str, Any] = {
     "disable_log_stats": False,
     "kv_cache_metrics": False,
     "kv_cache_metrics_sample": 0.01,
+    "otlp_traces_endpoint": None,
     "structured_outputs_config": StructuredOutputsConfig(),
     "reasoning_config": None,
     "profiler_config": None,

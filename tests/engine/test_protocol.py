@@ -41,7 +41,7 @@ def test_every_method_of_vllm_takes_what_it_takes_there():
         required = [each.name for each in parameters.values() if each.default is each.empty]
         assert required == ["self", *words.split()[: len(required) - 1]], name
     properties = {"dead_error", "errored", "is_running", "is_stopped"}
-    answered = {"is_tracing_enabled"}  # there is no tracing, whatever the engine
+    answered = {"is_tracing_enabled"}  # by the settings, whatever the engine
     assert EngineClient.__abstractmethods__ == set(VLLM_METHODS) - answered | properties
 
 

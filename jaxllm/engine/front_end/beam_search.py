@@ -7,6 +7,7 @@ request that its beam grew from, so that beams share the KV blocks of what they 
 from __future__ import annotations
 
 import copy
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -23,7 +24,7 @@ from jaxllm.engine.front_end.front_end import FrontEnd
 from jaxllm.engine.front_end.input_processor import ProcessedRequest, mix
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.logprobs import Logprob
-from jaxllm.outputs import RequestOutput
+from jaxllm.outputs import RequestOutput, RequestStateStats
 from jaxllm.params.checks import INT32_MAX, check_int, shown
 from jaxllm.sampling_params import BeamSearchParams, SamplingParams
 from jaxllm.text.tokenizer import Tokenizer
@@ -185,6 +186,8 @@ class BeamSearcher:
     def abort(self) -> None:
         """End all searches where they are."""
         owners, active = list(self._owners), self._active
+        for running in (*active, *self._pending):
+            self._trace(running)
         self._pending.clear()
         self._masks.clear()
         self._owners, self._active = {}, []
@@ -228,6 +231,7 @@ class BeamSearcher:
         if not running.search.live:
             self._engine.release(_known(running.request_ids))
             self._active.remove(running)
+            self._trace(running)
             found = running.search.found
             self._on_end(len(running.request.prompt_token_ids), sum(len(beam.token_ids) for beam in found))
             self._fill()
@@ -238,6 +242,16 @@ class BeamSearcher:
         else:
             grown = [(beam.parent, beam.token_ids[-1]) for beam in running.search.live]
             self._masks[running.grammar.advance(grown)] = running
+
+    def _trace(self, running: _Running) -> None:
+        """Trace a search that ends as one request: its steps have no spans."""
+        if self._front.tracer is None:
+            return
+        found = running.search.found
+        num_tokens = sum(len(beam.token_ids) for beam in found)
+        stats = RequestStateStats(num_tokens, arrival_time=running.request.core.arrival_time)
+        reasons = [beam.finish_reason or "abort" for beam in found] or ["abort"]
+        self._front.tracer.on_end(running.request, stats, reasons, time.time())
 
     def _submit(self, running: _Running, masks: Masks) -> None:
         """Queue one request per live beam, each a fork of its parent's, and let go of the parents."""

@@ -18,7 +18,9 @@ from jaxllm.text.chat import ChatRenderer
 from jaxllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from jaxllm.config.vllm_config import VllmConfig
     from jaxllm.constraints.compiler import GrammarCompiler
+    from jaxllm.engine.front_end.tracing import RequestTracer
 
 
 class FrontEnd:
@@ -41,7 +43,13 @@ class FrontEnd:
         self.inputs = InputProcessor(
             tokenizer, InputLimits.of(ready), ready.generation_config, config.model_config.seed, check_in_core
         )
-        self.outputs = OutputProcessor(tokenizer, self.metrics)
+        self.tracer = _make_tracer(config)
+        self.outputs = OutputProcessor(tokenizer, self.metrics, self.tracer)
+
+    def close(self) -> None:
+        """Send the spans that have not been sent; waits some seconds for a collector that does not take them."""
+        if self.tracer is not None:
+            self.tracer.close()
 
     def require_tokenizer(self) -> Tokenizer:
         """Return the tokenizer. Raises VLLMValidationError without one."""
@@ -63,6 +71,15 @@ class FrontEnd:
         from jaxllm.constraints.compiler import make_grammar_compiler  # which loads numpy
 
         return make_grammar_compiler(self.tokenizer, self.ready.vocab_size, self.ready.generation_config)
+
+
+def _make_tracer(config: VllmConfig) -> RequestTracer | None:
+    endpoint = config.observability_config.otlp_traces_endpoint
+    if endpoint is None:
+        return None
+    from jaxllm.engine.front_end.tracing import RequestTracer  # which loads opentelemetry
+
+    return RequestTracer(endpoint, config.model_config.served_model_name)
 
 
 def refuse_given(**arguments: Any) -> None:

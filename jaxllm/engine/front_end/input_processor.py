@@ -8,6 +8,7 @@ import operator
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 from jaxllm.engine.front_end.params_resolver import CheckInCore, InputLimits, ParamsResolver, refusal
@@ -40,6 +41,8 @@ class ProcessedRequest:
     prompt: str | None
     core: EngineCoreRequest
     """The request as the core runs it."""
+    trace: Mapping[str, str] | None = None
+    """The W3C headers of the trace that it belongs to, if any; None for a step of a search, which is no request."""
 
     @property
     def prompt_token_ids(self) -> list[int]:
@@ -79,12 +82,15 @@ class InputProcessor:
         arrival_time: float | None = None,
         priority: int = 0,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
         grammar_seconds: float = GRAMMAR_SECONDS,
     ) -> ProcessedRequest:
         """Check and complete one request."""
         resolved = self.resolve(params, grammar_seconds)
         encoded = self.encode(prompt, tokenization_kwargs)
-        return self.complete(request_id, encoded, resolved, arrival_time=arrival_time, priority=priority)
+        return self.complete(
+            request_id, encoded, resolved, arrival_time=arrival_time, priority=priority, trace_headers=trace_headers
+        )
 
     def resolve(self, params: Any, grammar_seconds: float | None = None) -> SamplingParams:
         """Check the params of one request and return a private, complete copy; see `ParamsResolver.resolve`."""
@@ -102,12 +108,14 @@ class InputProcessor:
         *,
         arrival_time: float | None = None,
         priority: int = 0,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> ProcessedRequest:
         """Put an encoded prompt and resolved params together, if they fit each other."""
+        trace = self._check_trace(trace_headers)
         when = time.time() if arrival_time is None else check_float("arrival_time", arrival_time, 0, math.inf)
         max_tokens = self._check_lengths(prompt.token_ids, params, "prompt")
         checked = self.check_priority(priority)
-        return self._complete(request_id, prompt, params, max_tokens, checked, when)
+        return self._complete(request_id, prompt, params, max_tokens, checked, when, trace)
 
     def process_batch(
         self,
@@ -133,7 +141,7 @@ class InputProcessor:
             for prompt, each, name in zip(tokenized, resolved, labels, strict=True)
         ]
         return [
-            self._complete(request_ids[i], prompt, resolved[i], lengths[i], checked[i], when)
+            self._complete(request_ids[i], prompt, resolved[i], lengths[i], checked[i], when, {})
             for i, prompt in enumerate(tokenized)
         ]
 
@@ -260,6 +268,17 @@ class InputProcessor:
             raise refusal(label, message, "priority", priority)
         return checked
 
+    def _check_trace(self, headers: Any) -> Mapping[str, str]:
+        if headers is None:
+            return {}
+        if not isinstance(headers, Mapping) or not all(isinstance(each, str) for each in chain(*headers.items())):
+            message = "trace_headers must be a mapping of strings to strings, such as {'traceparent': '00-...'}."
+            raise VLLMValidationError(message, parameter="trace_headers", value=headers)
+        if headers and not self._limits.traces:
+            message = "trace_headers needs an engine with otlp_traces_endpoint: this one traces nothing."
+            raise VLLMValidationError(message, parameter="trace_headers", value=headers)
+        return headers
+
     def _complete(
         self,
         request_id: str,
@@ -268,6 +287,7 @@ class InputProcessor:
         max_tokens: int,
         priority: int,
         arrival_time: float,
+        trace: Mapping[str, str],
     ) -> ProcessedRequest:
         """Make the core's request, under an id of its own: the user's may come again while its end is on the way."""
         number, self._num_arrivals = self._num_arrivals, self._num_arrivals + 1
@@ -282,7 +302,7 @@ class InputProcessor:
             priority=priority,
             cache_salt=prompt.salt,
         )
-        return ProcessedRequest(request_id, prompt.text, core)
+        return ProcessedRequest(request_id, prompt.text, core, trace)
 
 
 def mix(seed: int, counter: int) -> int:

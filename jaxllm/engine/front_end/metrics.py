@@ -266,6 +266,10 @@ class EngineMetrics:
         self._observe("request_decode_time_seconds", decode)
         self._observe("request_time_per_output_token_seconds", decode / max(1, num_tokens - 1))
 
+    def on_dropped_sequences(self, num_sequences: int) -> None:
+        """Count the ends of outputs that cannot be made, of which nothing else is known."""
+        self._finished["error"] += num_sequences
+
     def on_finished_request(self, n: int, most_tokens: int) -> None:
         """Count the end of a whole request with n outputs, of which the longest has `most_tokens` tokens."""
         self._observe("request_params_n", n)

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from jaxllm.engine.front_end.input_processor import ProcessedRequest
 from jaxllm.engine.front_end.metrics import EngineMetrics
@@ -16,6 +17,9 @@ from jaxllm.sampling_params import RequestOutputKind
 from jaxllm.text.detokenizer import make_detokenizer
 from jaxllm.text.logprobs import LogprobsCollector, PromptCollector
 from jaxllm.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from jaxllm.engine.front_end.tracing import RequestTracer
 
 logger = logging.getLogger(__name__)
 
@@ -169,9 +173,9 @@ class _Request:
 class OutputProcessor:
     """This holds every unfinished request's output."""
 
-    def __init__(self, tokenizer: Tokenizer | None, metrics: EngineMetrics) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, metrics: EngineMetrics, tracer: RequestTracer | None) -> None:
         self._tokenizer = tokenizer
-        self._metrics = metrics
+        self._metrics, self._tracer = metrics, tracer
         self._requests: dict[str, _Request] = {}
         self._sequences: dict[str, _Sequence] = {}
 
@@ -194,36 +198,43 @@ class OutputProcessor:
         self._sequences.update(zip(sequence_ids(request.core), state.sequences, strict=True))
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
-        """Forget requests; return the ids that the core knows them by. Unknown ids are ignored."""
-        aborted: list[str] = []
-        for request_id in request_ids:
-            state = self._requests.pop(request_id, None)
-            if state is None:
-                continue
-            aborted += [
-                each for each in sequence_ids(state.request.core) if self._sequences.pop(each, None) is not None
-            ]
-        return aborted
+        """End requests without an output; return the sequences that the core must stop. Unknown ids are ignored."""
+        return [each for request_id in request_ids for each in self._end(request_id, "abort")]
 
     def end_aborted(self, request_id: str) -> tuple[RequestOutput | None, list[str]]:
         """End a request as aborted; return its last output, and the ids of the sequences that the core must stop."""
-        state, now = self._requests[request_id], time.time()
-        running = {each: self._sequences[each] for each in sequence_ids(state.request.core) if each in self._sequences}
-        for sequence_id, sequence in running.items():
-            sequence.finish_reason = "abort"
-            self._finish(sequence_id, sequence, now)
+        state = self._requests[request_id]
+        running = self._end(request_id, "abort")
         try:
             return state.output(running.values()), list(running)
         except Exception as error:
             logger.exception("the last output of request %s cannot be made", request_id)
             return state.failed_output(f"{type(error).__name__}: {error}"), list(running)
 
-    def abort_all(self) -> list[str]:
-        """Forget all requests; return the ids that the core knows them by."""
-        aborted = list(self._sequences)
-        self._requests.clear()
-        self._sequences.clear()
-        return aborted
+    def fail_all(self, problem: str) -> list[str]:
+        """End all requests without an output; return the sequences that the core must stop."""
+        return [each for request_id in list(self._requests) for each in self._end(request_id, "error", problem)]
+
+    def _end(self, request_id: str, reason: str, problem: str | None = None) -> dict[str, _Sequence]:
+        """End what still runs of a request, if it is known, and return that, by the core's ids."""
+        state, now = self._requests.get(request_id), time.time()
+        if state is None:
+            return {}
+        running = {each: self._sequences[each] for each in sequence_ids(state.request.core) if each in self._sequences}
+        for sequence_id, sequence in running.items():
+            sequence.finish_reason, sequence.stop_reason = reason, problem
+            self._finish(sequence_id, sequence, now)
+        return running
+
+    def _drop(self, owner: _Request, problem: str) -> list[str]:
+        """End a request of which a part of a step cannot be taken in, without what may fail again."""
+        dropped = [each for each in sequence_ids(owner.request.core) if self._sequences.pop(each, None) is not None]
+        self._metrics.on_dropped_sequences(len(dropped))
+        if self._requests.pop(owner.request.request_id, None) is not None and self._tracer is not None:
+            for sequence in owner.sequences:
+                sequence.finish_reason, sequence.stop_reason = "error", problem
+            self._trace(self._tracer, owner, time.time())
+        return dropped
 
     def process_outputs(self, step: EngineCoreOutputs) -> ProcessedOutputs:
         """Take in one step of the core; sequences that are not known (any more) are ignored.
@@ -262,10 +273,10 @@ class OutputProcessor:
                         aborts.append(each.request_id)
                 shown = request.output({sequence for sequence, _ in part})
             except Exception as error:
-                request_id = request.request.request_id
+                request_id, problem = request.request.request_id, f"{type(error).__name__}: {error}"
                 logger.exception("the output of request %s cannot be made", request_id)
-                aborts += {*self.abort_requests([request_id]), *(each.request_id for _, each in part)}
-                shown = request.failed_output(f"{type(error).__name__}: {error}")
+                aborts += {*self._drop(request, problem), *(each.request_id for _, each in part)}
+                shown = request.failed_output(problem)
             if shown is not None:
                 outputs.append(shown)
         self._metrics.on_evictions(step.evictions)
@@ -328,6 +339,13 @@ class OutputProcessor:
             del self._requests[request.request_id]
             most_tokens = max(each.stats.num_generation_tokens for each in owner.sequences)
             self._metrics.on_finished_request(request.params.n, most_tokens)
+            if self._tracer is not None:
+                self._trace(self._tracer, owner, now)
+
+    def _trace(self, tracer: RequestTracer, owner: _Request, now: float) -> None:
+        reasons = [each.finish_reason or "" for each in owner.sequences]
+        problem = next((str(each.stop_reason) for each in owner.sequences if each.finish_reason == "error"), None)
+        tracer.on_end(owner.request, _merge_stats([each.stats for each in owner.sequences]), reasons, now, problem)
 
 
 def id_in_use(request_id: str) -> VLLMValidationError:

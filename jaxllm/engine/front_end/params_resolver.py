@@ -45,6 +45,8 @@ class InputLimits:
     has_validators: bool = False
     """True if classes among the logits processors look at the params of each request."""
     structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
+    traces: bool = False
+    """Requests are traced."""
 
     @classmethod
     def of(cls, ready: EngineReady) -> Self:
@@ -60,6 +62,7 @@ class InputLimits:
             extra_args=ready.extra_args,
             has_validators=ready.has_validators,
             structured_outputs=config.structured_outputs_config,
+            traces=config.observability_config.otlp_traces_endpoint is not None,
         )
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import copy
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from jaxllm.beam_search import BeamSearchSequence
@@ -95,6 +95,7 @@ async def search_beams(
     request_id: str,
     prompt: Any,
     params: BeamSearchParams,
+    trace_headers: Mapping[str, str] | None = None,
 ) -> RequestOutput:
     """Run one search, after `enter`, and return what it has found, best first; it counts as `beam_width` requests.
 
@@ -110,8 +111,8 @@ async def search_beams(
         encoded = await requests.encode(prompt)
         await enter()
         with requests.hold(request_id, search):
-            # A number of its own in the ids of its requests, whatever ids the others have.
-            await search.run(front.inputs.complete(f"{request_id}/beams", encoded, sampling_params))
+            request = front.inputs.complete(request_id, encoded, sampling_params, trace_headers=trace_headers)
+            await search.run(request)
     finally:
         place.release()
         search.searcher.abort()

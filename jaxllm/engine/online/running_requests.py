@@ -84,9 +84,9 @@ class RunningRequests:
         prompt: Any,
         params: SamplingParams,
         tokenization_kwargs: Mapping[str, Any] | None,
-        *,
         arrival_time: float | None,
         priority: int,
+        trace_headers: Mapping[str, str] | None,
     ) -> tuple[ProcessedRequest, RequestOutputCollector]:
         """Check a request, make it complete, and return it with what its reader reads.
 
@@ -99,7 +99,9 @@ class RunningRequests:
             encoded = await self.encode(prompt, tokenization_kwargs)
             place.hold_prompt(len(encoded.token_ids))
             await self._enter()
-            request = self._inputs.complete(request_id, encoded, resolved, arrival_time=arrival_time, priority=priority)
+            request = self._inputs.complete(
+                request_id, encoded, resolved, arrival_time=arrival_time, priority=priority, trace_headers=trace_headers
+            )
             stream = RequestOutputCollector(resolved.output_kind, request_id)
             self.add(request, stream, place)
         except BaseException:
@@ -189,7 +191,7 @@ class RunningRequests:
         for request_id, running in list(self._running.items()):
             running.reader.put(error)
             self._forget(request_id)
-        return self._outputs.abort_all()
+        return self._outputs.fail_all(str(error))
 
     def _forget(self, request_id: str) -> None:
         place = self._running.pop(request_id).place

@@ -18,6 +18,7 @@ from jaxllm.server.metrics import HttpMetrics
 from jaxllm.server.request_ids import new_request_id, well_formed
 from jaxllm.server.sse import EngineOutputs
 from jaxllm.server.state import ServerState
+from jaxllm.server.trace_headers import given_trace
 
 type Context = grpc.aio.ServicerContext[bytes, GenerateResponse]
 
@@ -102,7 +103,7 @@ class InferenceService:
         request = completion_request(data, stream=stream)
         headers = {name.encode(): _bytes(value) for name, value in context.invocation_metadata() or ()}
         own_id, given_id = new_request_id(headers)
-        (outputs,) = await serving.admit(request, own_id)
+        (outputs,) = await serving.admit(request, own_id, given_trace(serving.engine_client, headers))
         shown_id = given_id or well_formed((request.request_id or "").encode()) or own_id
         async with contextlib.aclosing(outputs):
             yield (
