@@ -107,7 +107,9 @@ OTHERS = [
     Bad({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "structured_outputs"),
     Bad({"repetition_detection": {"max_pattern_size": 3, "min_count": 1}}, "repetition_detection"),
     Bad({"repetition_detection": {"max_pattern_size": -1}}, "repetition_detection"),
-    Bad({"repetition_detection": {"max_pattern_size": 2, "min_pattern_size": 3, "min_count": 2}}, "repetition_detection"),
+    Bad(
+        {"repetition_detection": {"max_pattern_size": 2, "min_pattern_size": 3, "min_count": 2}}, "repetition_detection"
+    ),
     Bad({"vllm_xargs": {"a": math.nan}}, "vllm_xargs", has_json=False),
     Bad({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
     Bad({"logprobs": 1, "logprob_token_ids": [5, 6]}, "logprob_token_ids"),

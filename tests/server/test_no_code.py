@@ -58,7 +58,7 @@ def test_r18_nothing_in_the_product_runs_data() -> None:
 
 @pytest.mark.parametrize("part", ["server", "text", "engine", "loading"])
 def test_r18_modules_are_imported_by_name_where_a_flag_names_them(part: str) -> None:
-    """Of all that handles requests and folders, only --middleware does so; an exporter of traces is one of two names."""
+    """Of all that handles requests and folders, only --middleware does so; exporters of traces have two names."""
     found = {
         source.where
         for source in product()
