@@ -71,6 +71,11 @@ class AsyncLLM(
         return self.vllm_config.model_config
 
     @property
+    def core_pid(self) -> int | None:
+        """Return the id of the core's process; None for a core that is a thread of this one, or has ended."""
+        return self._core.remote.process_id
+
+    @property
     def is_running(self) -> bool:
         """Say whether requests are taken."""
         return self._core.dead_error is None and not self._gate.is_draining

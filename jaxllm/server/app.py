@@ -21,7 +21,7 @@ from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.auth import Authentication, KeyChecker, read_keys
 from jaxllm.server.endpoint import Reply
 from jaxllm.server.errors import make_error
-from jaxllm.server.metrics import CountedRequests, EngineCollector, HttpMetrics, make_registry
+from jaxllm.server.metrics import CountedRequests, EngineCollector, HttpMetrics, add_core_process, make_registry
 from jaxllm.server.middleware import RequestIdHeaders, RootPath, add_cors, add_own
 from jaxllm.server.openapi import describe
 from jaxllm.server.serving_chat import OpenAIServingChat
@@ -96,6 +96,7 @@ async def init_app_state(
     state.engine_client, state.vllm_config = engine_client, vllm_config
     state.load = ServerLoad()
     state.registry.register(EngineCollector(engine_client, state.server_args.metrics_prefix))
+    add_core_process(state.registry, engine_client)
     state.openai_serving_models = OpenAIServingModels(
         vllm_config.model_config, getattr(args, "served_model_name", None)
     )

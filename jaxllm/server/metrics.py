@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Iterable, Iterator
 
 from prometheus_client import Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder, generate_latest
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
@@ -49,7 +51,13 @@ class EngineCollector(Collector):
             engine_metrics.Gauge: GaugeMetricFamily,
             engine_metrics.Histogram: HistogramMetricFamily,
         }
-        return kinds[type(metric)](self._prefix + name, HELP[name], labels=list(metric.labels))
+        return kinds[type(metric)](self._shown(name), HELP[name], labels=list(metric.labels))
+
+    def _shown(self, name: str) -> str:
+        """Return a metric's name: vLLM's to the letter under vLLM's prefix, under another by Prometheus' rules, which
+        keep "_total" for counters.
+        """
+        return self._prefix + (name if self._prefix == engine_metrics.PREFIX else name.removesuffix("_total"))
 
 
 def _add(family: Metric, metric: engine_metrics.Metric) -> None:
@@ -120,6 +128,22 @@ class CountedRequests:
         if scope["path"] in self._paths:
             return scope["path"]
         return next((route.path for route in self._routes if route.matches(scope)[0] is not Match.NONE), NO_ROUTE)
+
+
+def show(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
+    """Return what a registry knows, and its content type: OpenMetrics for those who accept it, else Prometheus' text.
+
+    Names are letters, digits, underscores and colons, so nothing in them is to be escaped. The library would, as told
+    by `accept`, and in OpenMetrics' samples it would take vLLM's colon for a character that is none of a name.
+    """
+    if choose_encoder(accept)[1].startswith("application/openmetrics-text"):
+        return openmetrics.generate_latest(registry, escaping=openmetrics.ALLOWUTF8), openmetrics.CONTENT_TYPE_LATEST
+    return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
+
+
+def add_core_process(registry: CollectorRegistry, engine: AsyncLLM) -> None:
+    """Let a registry know of the process of an engine's core, if it has one: its memory and CPU time."""
+    ProcessCollector("jaxllm_core", pid=lambda: engine.core_pid or "none", registry=registry)
 
 
 def make_registry() -> CollectorRegistry:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from prometheus_client.exposition import choose_encoder
 from starlette.routing import Route
 
 from jaxllm.exceptions import EngineDeadError
 from jaxllm.server.endpoint import Call, Endpoint, Reply
+from jaxllm.server.metrics import show
 from jaxllm.server.state import check_serving
 from jaxllm.version import __version__
 
@@ -48,8 +48,8 @@ async def show_load(call: Call) -> Reply:
 
 async def show_metrics(call: Call) -> Reply:
     """Show the metrics, in the form of Prometheus that is asked for."""
-    encode, content_type = choose_encoder(call.headers.get(b"accept", b"").decode("latin-1"))
-    return Reply(encode(call.state.registry), content_type=content_type.encode())
+    page, content_type = show(call.state.registry, call.headers.get(b"accept", b"").decode("latin-1"))
+    return Reply(page, content_type=content_type.encode())
 
 
 async def show_version(_call: Call) -> Reply:

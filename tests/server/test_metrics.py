@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
+from collections.abc import Iterable
 
 import pytest
 from prometheus_client.metrics_core import Metric
@@ -15,6 +17,7 @@ from jaxllm.engine.front_end.metrics import PREFIX
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.metrics_help import HELP
+from tests.async_engine.support import core_process, mock_llm, tiny_args, until
 from tests.engine.vllm_metrics import OURS
 from tests.server.support import Served, served
 
@@ -85,24 +88,64 @@ def test_another_prefix(mock: AsyncLLM, mock_server: Served) -> None:
     assert families(mock_server).keys() >= {"vllm:num_requests_running", "process_resident_memory_bytes"}
 
 
+def test_the_process_of_the_core_is_shown(tokenizer: str, mock_server: Served) -> None:
+    name = "jaxllm_core_process_resident_memory_bytes"
+    with mock_llm(tiny_args(tokenizer), in_process=True) as llm, served(llm) as server:
+        complete(server, 1)
+        shown, real = value(server, name), core_process(llm).memory_info().rss
+        assert shown == pytest.approx(real, rel=0.1)
+        core_process(llm).kill()
+        asyncio.run_coroutine_threadsafe(until(lambda: llm.core_pid is None), server.loop).result()
+        assert name not in families(server)
+    assert name not in families(mock_server), "its core is a thread"
+
+
 @pytest.mark.parametrize("prefix", ["", "1a", "a-b", "a b", "ü"])
 def test_a_prefix_that_can_begin_no_name_is_refused(prefix: str) -> None:
     with pytest.raises(VLLMValidationError, match="metrics_prefix"):
         ServerArgs(metrics_prefix=prefix)
 
 
-def test_openmetrics_where_it_is_asked_for(mock_server: Served) -> None:
-    answer = mock_server.get("/metrics", {"accept": "application/openmetrics-text; version=1.0.0"})
-    assert answer.headers["content-type"].startswith("application/openmetrics-text")
-    assert len(list(parse_openmetrics(answer.body.decode()))) > 40
+@pytest.mark.parametrize("escaping", ["", ";escaping=allow-utf-8", ";escaping=underscores"])
+def test_openmetrics_where_it_is_asked_for(mock_server: Served, escaping: str) -> None:
+    """Prometheus asks for it, in these ways: the samples have the names that they have in the plain form."""
+    complete(mock_server, 1)
+    answer = mock_server.get("/metrics", {"accept": f"application/openmetrics-text;version=1.0.0{escaping};q=0.5"})
+    assert answer.headers["content-type"] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+    def names(found: Iterable[Metric]) -> set[str]:
+        samples = {sample.name for each in found for sample in each.samples}
+        return {name for name in samples if not name.endswith("_created")}
+
+    shown = names(parse_openmetrics(answer.body.decode()))
+    assert shown == names(families(mock_server).values())
+    assert "vllm:num_requests_running" in shown
+
+
+def test_only_counters_end_in_total_under_another_prefix(mock: AsyncLLM, mock_server: Served) -> None:
+    def misnamed(server: Served, prefix: str) -> set[str]:
+        kinds = {name: each.type for name, each in families(server).items() if name.startswith(prefix)}
+        return {name for name, kind in kinds.items() if name.endswith("_total") and kind != "counter"}
+
+    assert misnamed(mock_server, "vllm:") == {"vllm:iteration_tokens_total"}  # vLLM's own name
+    with served(mock, "--metrics-prefix", "jaxllm_") as server:
+        assert misnamed(server, "jaxllm_") == set()
+        assert families(server)["jaxllm_iteration_tokens"].type == "histogram"
+
+
+def promtool(page: bytes) -> tuple[int, list[str]]:
+    done = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, check=False)
+    return done.returncode, (done.stdout + done.stderr).decode().splitlines()
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool, of Debian's prometheus, is not installed")
 def test_promtool_finds_nothing_but_vllms_own_names(mock: AsyncLLM, mock_server: Served) -> None:
-    """vLLM's prefix has a colon, and one of its histograms ends in _total: with a prefix of ours the latter is left."""
+    """Of vLLM's names it says that they have a colon, and a histogram that ends in _total; of others nothing."""
     complete(mock_server, 2)
     with served(mock, "--metrics-prefix", "jaxllm_") as server:
-        body = server.get("/metrics").body
-    done = subprocess.run(["promtool", "check", "metrics"], input=body, capture_output=True, check=False)
-    complaints = done.stderr.decode().splitlines()
-    assert [each for each in complaints if "iteration_tokens_total" not in each] == []
+        assert promtool(server.get("/metrics").body) == (0, [])
+    status, complaints = promtool(mock_server.get("/metrics").body)
+    assert status == 3
+    assert [each for each in complaints if "should not contain ':'" not in each] == [
+        'vllm:iteration_tokens_total non-counter metrics should not have "_total" suffix'
+    ]

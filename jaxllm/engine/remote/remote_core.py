@@ -101,6 +101,12 @@ class RemoteCore:
         return self._handle
 
     @property
+    def process_id(self) -> int | None:
+        """Return the id of the core's process; None for a core in a thread, and for one that has ended."""
+        handle = self._handle
+        return handle.pid if isinstance(handle, CoreProcess) and self._end_message is None else None
+
+    @property
     def dead_error(self) -> EngineDeadError | None:
         """Return a new error that says what has ended the core; None while it runs.
 
