@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -63,12 +66,11 @@ def load_params(
     """
     started = time.perf_counter()
     total = sum(checkpoint.tensors[source].num_bytes for spec in specs.values() for source in spec.sources)
-    hidden = None if progress else True  # None: shown on a terminal only
-    with tqdm(total=total, desc="Loading weights", unit="B", unit_scale=True, disable=hidden) as bar:
+    with _progress_bar(total, shown=progress and sys.stderr.isatty()) as advance:
         placed = {}
         for path, array in array_specs(specs).items():
             sharding = sharding_for(path) if sharding_for else None
-            placed[path] = _place(array, dtype or array.dtype, sharding, _reader(array, checkpoint, bar))
+            placed[path] = _place(array, dtype or array.dtype, sharding, _reader(array, checkpoint, advance))
     params = unflatten(placed)
     jax.block_until_ready(params)
     logger.info("Loaded %.2f GB of weights in %.1f s", total / 1e9, time.perf_counter() - started)
@@ -90,7 +92,26 @@ def init_dummy(
     return unflatten(placed)
 
 
-def _reader(array: ArraySpec, checkpoint: Checkpoint, bar: tqdm) -> Fill:
+@contextmanager
+def _progress_bar(total: int, *, shown: bool) -> Iterator[Callable[[int], object]]:
+    """Show how many bytes are loaded; yield the function that counts them.
+
+    tqdm's own lock is all threads', and a Ctrl-C in another bar may have left it locked for ever: no bar, or one with a
+    lock of its own, waits for that.
+    """
+    if not shown:
+        yield lambda _num_bytes: None
+        return
+
+    class Bar(tqdm):
+        """A bar that shares no lock."""
+
+    Bar.set_lock(threading.RLock())
+    with Bar(total=total, desc="Loading weights", unit="B", unit_scale=True) as bar:
+        yield bar.update
+
+
+def _reader(array: ArraySpec, checkpoint: Checkpoint, advance: Callable[[int], object]) -> Fill:
     """Return the function that fills one layer from the checkpoint."""
 
     def fill(layer: int, pieces: Sequence[_Piece]) -> None:
@@ -100,7 +121,7 @@ def _reader(array: ArraySpec, checkpoint: Checkpoint, bar: tqdm) -> Fill:
             for piece in _own(spec, pieces):
                 write_tensor(tensor, layout, _stored_shape(spec), piece.array, _stored_index(spec, piece.bounds))
             checkpoint.release(source)
-            bar.update(checkpoint.tensors[source].num_bytes)
+            advance(checkpoint.tensors[source].num_bytes)
 
     return fill
 

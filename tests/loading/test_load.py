@@ -7,6 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+from tqdm import tqdm
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading import load
@@ -125,6 +127,24 @@ def test_dtype_replaces_the_specs(tmp_path: Path):
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype(ml_dtypes.bfloat16)}
 
 
+@pytest.mark.parametrize("shown", [False, True])
+def test_a_lock_that_another_bar_left_locked_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: bool
+):
+    """A Ctrl-C within a bar of the main thread leaves it so, and an engine's core may load in another thread."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(tqdm, "monitor_interval", 0)
+    checkpoint = open_checkpoint(str(write_folder(tmp_path, tensors())))
+    loaded = list[Any]()
+    with tqdm.get_lock():
+        thread = threading.Thread(
+            target=lambda: loaded.append(load_params(specs(), checkpoint, progress=shown)), daemon=True
+        )
+        thread.start()
+        thread.join(30)
+        assert loaded
+
+
 def test_cpu_parameters_are_not_copied():
     out = load.aligned_empty((1000, 7), np.dtype(np.float32))
     out[...] = 1
@@ -211,6 +231,7 @@ def test_dummy_is_deterministic_and_small():
 
 SHARDED = """
 import sys
+import threading
 from dataclasses import replace
 import jax, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
