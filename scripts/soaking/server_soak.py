@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -88,6 +89,7 @@ class ServerSoak:
             looking.cancel()
             await self._rest()
             self.watch.look()
+            self._tell(end - time.monotonic())
         await self._end()
 
     @asynccontextmanager
@@ -132,6 +134,12 @@ class ServerSoak:
             self.left.append(str(left))
         await self._note_counts()
         await asyncio.sleep(CLOSE_SECONDS)
+
+    def _tell(self, seconds: float) -> None:
+        """Show how it goes, for those who wait."""
+        memory = ", ".join(f"{name} {held[-1].resident_mib:.0f} MiB" for name, held in self.watch.held.items())
+        num, wrong = sum(self.outcomes.values()), len(self.violations) + len(self.left)
+        print(f"soak: {num} requests, {wrong} wrong, {memory}, {max(0.0, seconds):.0f} s to go", file=sys.stderr)
 
     async def _note_counts(self) -> None:
         metrics = await self.watch.metrics()
