@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -117,8 +118,10 @@ def test_engines_live_side_by_side_and_leave_nothing(expected: list[list[int]]) 
     assert programs()
     del engine
     assert used() == alone
-    assert not programs()
-    assert not [thread for thread in threading.enumerate() if thread.name == "jaxllm-compile"]
+    deadline = time.monotonic() + 60  # nobody waits for what is just being compiled
+    while programs() or [thread for thread in threading.enumerate() if thread.name == "jaxllm-compile"]:
+        assert time.monotonic() < deadline, "what compiles programs outlives its engine"
+        time.sleep(0.05)
     first.shutdown()
     assert used() == before, "parameters and KV cache outlive shutdown"
     with pytest.raises(RuntimeError, match="shut down"):

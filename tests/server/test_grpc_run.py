@@ -16,14 +16,13 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
-from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server import run
 from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.run import bind_grpc
 from tests.async_engine.support import nothing_left
 from tests.server.grpc_support import Client, client_of, grpc_opened, message_of, refusal
-from tests.server.support import served
+from tests.server.support import mock_served
 from tests.server.test_run import free_port, server
 from tests.server.test_tls import DATA
 
@@ -75,13 +74,13 @@ def is_trusted(address: str, credentials: grpc.ChannelCredentials) -> bool:
             return False
 
 
-def test_a_certificate_that_changes_is_used_for_new_connections(mock: AsyncLLM, tmp_path: Path) -> None:
+def test_a_certificate_that_changes_is_used_for_new_connections(tokenizer: str, tmp_path: Path) -> None:
     """While its files do not fit each other the old one stays."""
     own = tmp_path / "cert", tmp_path / "key"
     for source, target in zip(ONE, own, strict=True):
         shutil.copy(source, target)
     words = ("--ssl-certfile", str(own[0]), "--ssl-keyfile", str(own[1]), "--enable-ssl-refresh")
-    with served(mock, *words) as server, grpc_opened(server) as address:
+    with mock_served(tokenizer, *words) as server, grpc_opened(server) as address:
         assert is_trusted(address, trusting(ONE[0]))
         shutil.copy(TWO[0], own[0])
         assert is_trusted(address, trusting(ONE[0]))
@@ -90,9 +89,9 @@ def test_a_certificate_that_changes_is_used_for_new_connections(mock: AsyncLLM, 
         assert not is_trusted(address, trusting(ONE[0]))
 
 
-def test_clients_show_certificates_where_they_have_to(mock: AsyncLLM) -> None:
+def test_clients_show_certificates_where_they_have_to(tokenizer: str) -> None:
     words = ("--ssl-certfile", str(ONE[0]), "--ssl-keyfile", str(ONE[1]), "--ssl-ca-certs", str(TWO[0]))
-    with served(mock, *words, "--ssl-cert-reqs", "2") as server, grpc_opened(server) as address:
+    with mock_served(tokenizer, *words, "--ssl-cert-reqs", "2") as server, grpc_opened(server) as address:
         assert is_trusted(address, trusting(ONE[0], TWO))
         assert not is_trusted(address, trusting(ONE[0]))
         assert not is_trusted(address, trusting(ONE[0], ONE))
