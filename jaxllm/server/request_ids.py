@@ -22,6 +22,11 @@ def headers_of(raw_request: Any) -> dict[bytes, bytes]:
     return {name.lower().encode(): value.encode(errors="replace") for name, value in raw_request.headers.items()}
 
 
+def shown_request_id(of_header: str | None, of_body: str | None, own: str) -> str:
+    """Return the id that an answer shows: that of the client's header, that of its body if well formed, or `own`."""
+    return of_header or well_formed((of_body or "").encode()) or own
+
+
 def well_formed(given: bytes) -> str | None:
     """Return a client's id if it can be shown: up to 128 letters, digits, dots, dashes and underscores."""
     return given.decode() if _WELL_FORMED.fullmatch(given) else None

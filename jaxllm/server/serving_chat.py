@@ -24,7 +24,7 @@ from jaxllm.server.protocol.chat import (
 )
 from jaxllm.server.protocol.logprobs import chat_logprobs, prompt_logprobs
 from jaxllm.server.protocol.usage import make_usage
-from jaxllm.server.request_ids import headers_of, new_request_id, well_formed
+from jaxllm.server.request_ids import headers_of, new_request_id, shown_request_id
 from jaxllm.server.serving_models import OpenAIServingModels
 from jaxllm.server.sse import EngineOutputs, EventStream, raise_if_failed
 from jaxllm.server.trace_headers import given_trace
@@ -69,7 +69,7 @@ class OpenAIServingChat:
         self.models.check(request.model)
         request.check(trusts_template=self._args.trust_request_chat_template)
         self._check_logprobs(request)
-        shown_id = client_request_id or well_formed((request.request_id or "").encode()) or request_id
+        shown_id = shown_request_id(client_request_id, request.request_id, request_id)
         start = _Start(f"chatcmpl-{shown_id}", int(time.time()), self.models.name, self._role(request))
         with request.fields_named("messages"):
             if request.use_beam_search:

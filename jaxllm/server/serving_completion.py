@@ -20,7 +20,7 @@ from jaxllm.server.protocol.completion import (
     CompletionStreamResponse,
 )
 from jaxllm.server.protocol.usage import UsageInfo, make_usage
-from jaxllm.server.request_ids import headers_of, new_request_id, well_formed
+from jaxllm.server.request_ids import headers_of, new_request_id, shown_request_id
 from jaxllm.server.serving_models import OpenAIServingModels
 from jaxllm.server.sse import EngineOutputs, EventStream, TextFrame, event
 from jaxllm.server.trace_headers import given_trace
@@ -58,7 +58,7 @@ class OpenAIServingCompletion:
         Raises what `admit` does, and what ends a request on its way.
         """
         outputs = await self.admit(request, request_id, trace_headers)
-        shown_id = client_request_id or well_formed((request.request_id or "").encode()) or request_id
+        shown_id = shown_request_id(client_request_id, request.request_id, request_id)
         answer = _Answer(request, self._args, f"cmpl-{shown_id}", self.models.name)
         choices = [self._choices(request, i) for i in range(len(outputs))]
         if request.stream:

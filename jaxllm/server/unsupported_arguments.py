@@ -12,7 +12,7 @@ from jaxllm.config.kinds import unsupported
 _ADAPTERS = "there are no adapters (LoRA) yet; merge them into the weights"
 _COHERE = "Cohere's API is not served; use OpenAI's"
 _FINGERPRINT = "answers have no system_fingerprint; /version says which server it is"
-_GRPC = "there is HTTP alone so far"
+_GRPC = "gRPC is served beside HTTP, not in place of it; use grpc_port"
 _ONE_SERVER = "a server is one process with one engine; start several, with a proxy in front of them"
 _OUTPUTS = "outputs are not logged; enable_log_requests logs what was asked"
 _TOOLS = "tool calls are not read from outputs yet; see structured_outputs in requests"

@@ -15,7 +15,7 @@ from jaxllm.server.errors import RETRY_AFTER_SECONDS, ErrorResponse, RequestFail
 from jaxllm.server.grpc.inference_pb2 import DESCRIPTOR, GenerateResponse
 from jaxllm.server.grpc.messages import Responses, completion_request
 from jaxllm.server.metrics import HttpMetrics
-from jaxllm.server.request_ids import new_request_id, well_formed
+from jaxllm.server.request_ids import new_request_id, shown_request_id
 from jaxllm.server.sse import EngineOutputs
 from jaxllm.server.state import ServerState
 from jaxllm.server.trace_headers import given_trace
@@ -104,7 +104,7 @@ class InferenceService:
         headers = {name.encode(): _bytes(value) for name, value in context.invocation_metadata() or ()}
         own_id, given_id = new_request_id(headers)
         (outputs,) = await serving.admit(request, own_id, given_trace(serving.engine_client, headers))
-        shown_id = given_id or well_formed((request.request_id or "").encode()) or own_id
+        shown_id = shown_request_id(given_id, request.request_id, own_id)
         async with contextlib.aclosing(outputs):
             yield (
                 outputs,
