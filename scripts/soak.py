@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -58,6 +59,7 @@ def main() -> int:
         "--json", type=Path, metavar="OUT", help=f"default: {RESULTS.relative_to(ROOT)}, none if --quick"
     )
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or the server would outlive this process
     seconds, phase_seconds = (30.0, 5.0) if args.quick else (args.minutes * 60, args.phase_seconds)
     out = args.json or (None if args.quick else RESULTS)
     try:
@@ -75,6 +77,9 @@ def main() -> int:
     except (FetchError, OSError, ServerError) as error:
         print(f"soak: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("soak: interrupted", file=sys.stderr)
+        return 130
     show(found)
     if out is not None:
         facts = describe_sources() | {"versions": versions("jax", "uvicorn", "httptools", "uvloop", "aiohttp")}

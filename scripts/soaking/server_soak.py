@@ -216,7 +216,7 @@ class ServerSoak:
         long = Ask(COMPLETIONS, {"prompt": "the sea", "max_tokens": 200, "ignore_eos": True, "seed": 1}, True)
         async with self._clients():
             streams = [asyncio.create_task(read_stream(self._session, long)) for _ in range(NUM_DRAINED)]
-            while (await self.watch.metrics())["vllm:num_requests_running"] < NUM_DRAINED:
+            while not await self._has_taken(NUM_DRAINED) and not any(stream.done() for stream in streams):
                 await asyncio.sleep(0.01)
             ending = asyncio.create_task(asyncio.to_thread(self._server.end, DRAIN_SECONDS))
             got = await asyncio.gather(*streams, return_exceptions=True)
@@ -231,6 +231,11 @@ class ServerSoak:
             "streams": NUM_DRAINED,
             "processes_left": sum(each.exists() for each in pids),
         }
+
+    async def _has_taken(self, num: int) -> bool:
+        """Return whether so many requests run or, for lack of room, wait."""
+        metrics = await self.watch.metrics()
+        return metrics["vllm:num_requests_running"] + metrics["vllm:num_requests_waiting"] >= num
 
     def rests(self, name: str) -> list[Census]:
         """Return the censuses of a process at rest, without those of the first quarter."""
