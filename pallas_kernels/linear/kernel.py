@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from llvmlite import ir
 
 from pallas_kernels.native import pairs
-from pallas_kernels.native.compiling import num_cores
+from pallas_kernels.native.compiling import num_cores, num_registers
 from pallas_kernels.native.emitter import (
     CACHE_LINE,
     F32,
@@ -43,8 +43,8 @@ from .kind import MIN_COLUMNS, MIN_GATES, MIN_ROWS, STEP_BYTES, Kind
 
 COLUMNS = MIN_COLUMNS
 """How many rows of w are multiplied at a time."""
-FEW_ROWS, MANY_ROWS = MIN_ROWS, 6
-"""How many rows of x are multiplied at a time. With 6, their 24 sums and operands take 29 of 32 registers."""
+FEW_ROWS = MIN_ROWS
+"""How many rows of x are multiplied at a time where there are few."""
 UNIT_ROWS = 96
 """How many rows of x a unit of work has; they stay in a core's cache."""
 MIN_CHUNK, MAX_CHUNK = 16, 256
@@ -91,11 +91,14 @@ class Kernel:
         self.parts = 2 if kind.activation else 1
         self.width = COLUMNS // self.parts
         """How many columns of y come of `COLUMNS` rows of w: half of them where the others are gates."""
+        # 6 rows by 4 columns are 24 sums, which with their operands take 29 of 32 registers, and 2 by 2 take 8 of 8.
+        self.many_rows, self.many_columns = (6, COLUMNS) if num_registers() == 32 else (2, 2)
+        """How many rows of x and columns of y are multiplied at a time where there are many rows."""
         self.module = ir.Module()
 
     def build(self, name: str) -> ir.Module:
         """Return the module, with a function of this name for XLA to call."""
-        few, many = self._add_tile(FEW_ROWS, unpacks=self.is_quantized), self._add_tile(MANY_ROWS, unpacks=False)
+        few, many = self._add_tile(FEW_ROWS, unpacks=self.is_quantized), self._add_tile(self.many_rows, unpacks=False)
         add_handler(self.module, name, self._add_prepare(), self._add_run(few, many))
         return self.module
 
@@ -126,7 +129,8 @@ class Kernel:
         last_column = e.least(e.sum(first_column, chunk), of.n)
         end_row = e.least(e.sum(first_row, UNIT_ROWS), of.t)
         last_row = e.most(e.least(end_row, num_rows), first_row)
-        is_few = e.ir.or_(e.ir.icmp_signed("<=", num_rows, I64(FEW_ROWS)), e.ir.icmp_signed("<", of.t, I64(MANY_ROWS)))
+        cannot_take_many = e.ir.icmp_signed("<", of.t, I64(self.many_rows))
+        is_few = e.ir.or_(e.ir.icmp_signed("<=", num_rows, I64(FEW_ROWS)), cannot_take_many)
         scratch = e.array(self.storage, self.scratch_size) if self.is_quantized else None
         group = self._group(e, of.k)
         with e.range(first_column, last_column, group) as begin:
@@ -178,12 +182,12 @@ class Kernel:
         if self.is_quantized:
             apart = self._columns(e, start, stop)
             here = of._replace(w=self._unpack(e, of, scratch, start, apart))
-        with e.range(first_row, last_row, MANY_ROWS) as row:
+        with e.range(first_row, last_row, self.many_rows) as row:
             done, count = e.ir.sub(row, first_row), e.ir.sub(last_row, first_row)
             for part in range(self.parts):
                 ahead = e.at(of.w, self.weight_storage, e.product(e.sum(stop, e.product(of.n, part)), of.k))
                 self._fetch(e, ahead, e.product(group, of.k), done, count)
-            e.ir.call(many, [e.least(row, e.ir.sub(of.t, I64(MANY_ROWS))), start, stop, apart, *here])
+            e.ir.call(many, [e.least(row, e.ir.sub(of.t, I64(self.many_rows))), start, stop, apart, *here])
 
     def _columns(self, e: Emitter, start: Any, stop: Any) -> Any:
         return I64(GATES) if self.activate else e.ir.sub(stop, start)
@@ -249,8 +253,8 @@ class Kernel:
     def _fetch(self, e: Emitter, base: Any, count: Any, row: Any, num_rows: Any) -> None:
         """Begin to read those of `count` numbers that are this row's share."""
         per_line = CACHE_LINE // self.weight_bytes
-        share = e.product(e.ceil_div(e.product(count, MANY_ROWS), e.product(num_rows, per_line)), per_line)
-        begin = e.product(e.ir.sdiv(row, I64(MANY_ROWS)), share)
+        share = e.product(e.ceil_div(e.product(count, self.many_rows), e.product(num_rows, per_line)), per_line)
+        begin = e.product(e.ir.sdiv(row, I64(self.many_rows)), share)
         with e.range(begin, e.least(e.sum(begin, share), count), per_line) as i:
             e.prefetch(base, self.weight_storage, i)
 
@@ -262,7 +266,7 @@ class Kernel:
         load, storage = (self._load_int8, I8) if unpacks else (self._load, self.storage)
         sums = [[e.variable(vector(F32), e.splat(F32(0.0))) for _ in range(COLUMNS)] for _ in range(rows)]
         # With few rows of x, what takes time is to read w: as one stream, which the processor reads ahead of.
-        together = 1 if rows == FEW_ROWS else COLUMNS
+        together = 1 if rows == FEW_ROWS else self.many_columns
         for first in range(0, COLUMNS, together):
             with e.range(0, k, self.step) as i:
                 x_rows = [self._load(e, x, e.product(k, row), i) for row in range(rows)]

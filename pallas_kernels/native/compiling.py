@@ -72,6 +72,11 @@ def has_feature(name: str) -> bool:
     return llvm.get_host_cpu_features().get(name, False)
 
 
+def num_registers() -> int:
+    """Return how many vectors of 512 bits the processor's registers hold: without AVX-512 in two parts each."""
+    return 32 if has_feature("avx512f") else 8
+
+
 def num_cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

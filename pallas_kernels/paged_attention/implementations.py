@@ -115,8 +115,7 @@ def _refuse_on_cpu(shape: AttentionShape) -> str | None:
         return f"dtype must be bfloat16 or float32, not {jnp.dtype(shape.dtype).name}"
     from pallas_kernels.native.compiling import has_feature
 
-    # With fewer and shorter registers the kernels would want other tiles.
-    return None if has_feature("avx512f") else "the processor has no AVX-512"
+    return None if has_feature("avx2") and has_feature("fma") else "the processor has no AVX2 and FMA"
 
 
 def _refuse_on_tpu(shape: AttentionShape) -> str | None:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from llvmlite import ir
 
 from pallas_kernels.native import pairs
-from pallas_kernels.native.compiling import num_cores
+from pallas_kernels.native.compiling import num_cores, num_registers
 from pallas_kernels.native.emitter import (
     CACHE_LINE,
     F32,
@@ -47,8 +47,6 @@ MAX_ROWS = 6
 """How many query rows are attended at a time."""
 ROWS_PER_CORE = 4
 """With so many decode rows per core, a row's heads stay together, and the next one's keys are fetched early."""
-MAX_SUMS = 24
-"""How many vectors of sums there are at a time; 32 registers hold them and their operands."""
 
 
 BUFFERS = [
@@ -105,6 +103,8 @@ class Kernel:
         self.format, self.kv_format = FORMATS[shape.dtype], FORMATS[shape.kv_dtype]
         self.width = 2 if has_pairs(shape) else 1
         """How many numbers one step of a sum takes."""
+        self.max_sums = num_registers() * 3 // 4
+        """How many vectors of sums there are at a time; the other registers hold their operands."""
         self.module = ir.Module()
 
     def build(self, name: str) -> ir.Module:
@@ -331,7 +331,7 @@ class Kernel:
 
     def _score(self, e: Emitter, rows: Rows, pool_k: Any, matrix: Any, live: Any, fetch: Callable[[Any], None]) -> None:
         h, o = self.shape.head_dim, self.shape.block_size
-        most = _even(o // LANES, MAX_SUMS // len(rows.places))
+        most = _even(o // LANES, self.max_sums // len(rows.places))
         # Of a block that is not full only what is live is read, but for the rest of a cache line or two of each row.
         least = _even(most, CACHE_LINE // self.kv_format.num_bytes // LANES)
         keys = e.at(pool_k, self.kv_format.storage, matrix)
@@ -354,7 +354,7 @@ class Kernel:
         self, e: Emitter, rows: Rows, pool_v: Any, matrix: Any, live: Any, fetch: Callable[[Any], None]
     ) -> None:
         h, o = self.shape.head_dim, self.shape.block_size
-        vectors = _even(h // LANES, MAX_SUMS // len(rows.places))
+        vectors = _even(h // LANES, self.max_sums // len(rows.places))
         values = e.at(pool_v, self.kv_format.storage, matrix)
 
         def right(i: Any, j: int, start: Any) -> Any:
