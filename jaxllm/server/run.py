@@ -32,6 +32,7 @@ from jaxllm.server.auth import read_keys
 from jaxllm.server.connection import bounded_protocol
 from jaxllm.server.state import ServerLoad
 from jaxllm.server.tls import refresh, tls_settings
+from jaxllm.utils.async_utils import start_worker_threads
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ async def run_server(args: argparse.Namespace, **uvicorn_kwargs: Any) -> None:
     Raises VLLMValidationError for arguments that cannot be used, an address that is taken among them, before the
     engine starts, and EngineDeadError if the engine ends by itself.
     """
+    start_worker_threads()
     app = build_app(args)
     server_args = ServerArgs.from_cli_args(args)
     tls_settings(server_args)

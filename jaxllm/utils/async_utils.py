@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 
 
 async def merge_async_iterators[T](*iterators: AsyncIterator[T]) -> AsyncGenerator[tuple[int, T], None]:
@@ -40,3 +43,16 @@ def _next[T](iterator: AsyncIterator[T]) -> asyncio.Task[T]:
         return await anext(iterator)
 
     return asyncio.create_task(following())
+
+
+def start_worker_threads() -> None:
+    """Start all threads that `asyncio.to_thread` may use in the running loop, as many as asyncio would by and by.
+
+    Started one by one, whenever more calls than ever before come at once, they would let a server's memory grow for
+    hours: each has memory of its own.
+    """
+    num = min(32, (os.cpu_count() or 1) + 4)
+    executor, all_run = ThreadPoolExecutor(num, thread_name_prefix="jaxllm-worker"), threading.Barrier(num)
+    for _ in range(num):
+        executor.submit(all_run.wait)
+    asyncio.get_running_loop().set_default_executor(executor)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator
 
 import pytest
 
 from jaxllm.utils import random_uuid
-from jaxllm.utils.async_utils import merge_async_iterators
+from jaxllm.utils.async_utils import merge_async_iterators, start_worker_threads
 
 
 class Stream:
@@ -91,3 +92,15 @@ def test_names_are_never_the_same() -> None:
     names = {random_uuid() for _ in range(1000)}
     assert len(names) == 1000
     assert {len(each) for each in names} == {32}
+
+
+def test_as_many_calls_as_there_are_workers_start_no_thread() -> None:
+    async def run() -> None:
+        start_worker_threads()
+        before = threading.active_count()
+        num = sum(thread.name.startswith("jaxllm-worker") for thread in threading.enumerate())
+        all_run = threading.Barrier(num)
+        await asyncio.gather(*(asyncio.to_thread(all_run.wait, 30) for _ in range(num)))
+        assert threading.active_count() == before
+
+    asyncio.run(run())
