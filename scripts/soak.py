@@ -5,12 +5,13 @@
 
 `jaxllm serve` runs with a KV cache so small that requests are preempted. Each of a catalogue of random requests (chats
 and completions, n, seeds, log-probabilities of answers and prompts, grammars, echo, stop strings, long prompts, shared
-prefixes) is answered alone first. Then clients come at random: they read whole answers or streams, some slowly, some
-leave on the way, some ask for what cannot be done, some look at the other routes. Every answer is compared with that
-to the request alone, to the last digit. Every phase of load ends in rest, where nothing may run or wait, all KV blocks
-must be free, and what front end and core hold is counted. At the end SIGTERM comes in the middle of streams, which are
-read to their end. The first quarter of the time is warm-up; the slope of the memory is that of the rest, with twice its
-standard error to either side: "?" says that so short a run cannot tell. The exit status is 1 if anything was wrong.
+prefixes) is answered alone first. Then a crowd comes at once, and after it clients come at random: they read whole
+answers or streams, some slowly, some leave on the way, some ask for what cannot be done, some look at the other
+routes. Every answer is compared with that to the request alone, to the last digit. Every phase of load ends in rest,
+where nothing may run or wait, all KV blocks must be free, and what front end and core hold is counted. At the end
+SIGTERM comes in the middle of streams, which are read to their end. The first quarter of the time is warm-up; the
+slope of the memory is that of the rest, with twice its standard error to either side: "?" says that so short a run
+cannot tell. The exit status is 1 if anything was wrong.
 """
 
 from __future__ import annotations

@@ -29,6 +29,8 @@ CLOSE_SECONDS = 1.0
 """The server has so long to close its side of connections."""
 LOOK_SECONDS = 5.0
 NUM_DRAINED = 4
+CROWD = 5
+"""So many times as many clients as usual come at once before the load."""
 DRAIN_SECONDS = 90.0
 MANNERS = ("whole", "stream", "slow", "leave", "cancel", "bad", "look")
 WEIGHTS = (30, 30, 6, 8, 8, 8, 10)
@@ -79,6 +81,8 @@ class ServerSoak:
         await self._note_counts()
         async with self._clients():
             await self._answer_alone()
+            # Memory reaches its greatest use at once, not whenever chance brings many requests together.
+            await asyncio.gather(*(self._client() for _ in range(CROWD * self._num_clients)))
         await self._rest()
         self.watch.held = {name: [] for name in self.watch.pids}  # the first census is that of the first phase
         end = time.monotonic() + seconds
