@@ -91,7 +91,6 @@ async def run_server(args: argparse.Namespace, **uvicorn_kwargs: Any) -> None:
     Raises VLLMValidationError for arguments that cannot be used, an address that is taken among them, before the
     engine starts, and EngineDeadError if the engine ends by itself.
     """
-    start_worker_threads()
     app = build_app(args)
     server_args = ServerArgs.from_cli_args(args)
     tls_settings(server_args)
@@ -102,6 +101,7 @@ async def run_server(args: argparse.Namespace, **uvicorn_kwargs: Any) -> None:
         grpc_listener = bind_grpc(server_args)
         if grpc_listener is not None:
             stack.enter_context(contextlib.closing(grpc_listener))
+        start_worker_threads()
         async with build_async_engine_client(args) as engine:
             gc.freeze()  # modules are 70,000 objects: a look through them would hold all streams up for 0.05 s
             await serve_engine(engine, app, listener, args, grpc_listener, **uvicorn_kwargs)
