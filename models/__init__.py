@@ -3,15 +3,16 @@
 Families live one per file; `registry` maps HF architecture names to them.
 """
 
-from .config import ModelConfig, RopeConfig
+from .config import LayerSpec, ModelConfig, RopeConfig
 from .family import Family, TensorName
-from .layers import LayerLoop
+from .loop import LayerLoop
 from .model import Model, ParamSpec, TokenBatch
 from .registry import get_family, register_model, supported_architectures
 
 __all__ = [
     "Family",
     "LayerLoop",
+    "LayerSpec",
     "Model",
     "ModelConfig",
     "ParamSpec",

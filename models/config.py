@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 HIDDEN_ACTS = ("silu", "gelu", "gelu_pytorch_tanh")
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
@@ -35,40 +36,26 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """Everything the forward pass depends on; hashable, so it can be static under jit.
+class LayerSpec:
+    """One layer of a decoder. Layers with equal specs have weights of the same shapes, and are one body of a loop."""
 
-    `layer_windows` are in tokens, the token itself counted, None where attention is global; `ropes` are the distinct
-    tables and `layer_ropes` says which one a layer uses.
-    """
-
-    architecture: str
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     intermediate_size: int
-    max_position_embeddings: int
-    rms_norm_eps: float
-    tie_word_embeddings: bool
-    hidden_act: str
     scale: float
-    layer_windows: tuple[int | None, ...]
-    ropes: tuple[RopeConfig, ...]
-    layer_ropes: tuple[int, ...]
+    """The factor on attention's scores."""
+    hidden_act: str = "silu"
+    window: int | None = None
+    """A token attends to so many, itself counted; None where attention is global."""
+    rope: int | None = 0
+    """The index among the model's tables of the one that rotates queries and keys; None where none does."""
+    soft_cap: float | None = None
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
     post_norms: bool = False
-    attn_soft_cap: float | None = None
-    final_soft_cap: float | None = None
-    embed_scale: float = 1.0
-    norm_offset: float = 0.0
-    num_shards: int = 1
-    """The number of devices that heads and MLP are spread over."""
     kv_repeats: int = 1
     """So many of `num_kv_heads` in a row are one head of the checkpoint, which has fewer of them than devices."""
 
@@ -80,9 +67,44 @@ class ModelConfig:
             raise ValueError(f"{self.num_kv_heads} kv heads are not a multiple of {self.kv_repeats} repeats")
         if self.head_dim % 2:
             raise ValueError(f"head_dim is {self.head_dim}; rotary embeddings need an even one")
-        if self.head_dim < 4 and any(rope.rope_type == "dynamic" for rope in self.ropes):
-            raise ValueError(f"head_dim is {self.head_dim}; dynamic RoPE scaling needs at least 4")
         if self.hidden_act not in HIDDEN_ACTS:
             raise ValueError(f"activation {self.hidden_act!r} is not supported, only {', '.join(HIDDEN_ACTS)}")
-        if not len(self.layer_windows) == len(self.layer_ropes) == self.num_layers:
-            raise ValueError(f"layer_types does not name exactly {self.num_layers} layers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Everything the forward pass depends on; hashable, so it can be static under jit."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[LayerSpec, ...]
+    ropes: tuple[RopeConfig, ...]
+    """The distinct tables of rotary embeddings."""
+    max_position_embeddings: int
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    final_soft_cap: float | None = None
+    embed_scale: float = 1.0
+    norm_offset: float = 0.0
+    num_shards: int = 1
+    """The number of devices that heads and MLP are spread over."""
+
+    def __post_init__(self) -> None:
+        """Refuse layers and tables that do not fit together with ValueError."""
+        for layer in self.layers:
+            if layer.rope is None:
+                continue
+            if not 0 <= layer.rope < len(self.ropes):
+                raise ValueError(f"a layer has RoPE table {layer.rope}, and there are {len(self.ropes)}")
+            if layer.head_dim < 4 and self.ropes[layer.rope].rope_type == "dynamic":
+                raise ValueError(f"head_dim is {layer.head_dim}; dynamic RoPE scaling needs at least 4")
+
+    @property
+    def num_layers(self) -> int:
+        """Return the number of layers."""
+        return len(self.layers)
+
+    def with_layers(self, **fields: Any) -> ModelConfig:
+        """Return the config with fields of all its layers replaced."""
+        return replace(self, layers=tuple(replace(layer, **fields) for layer in self.layers))

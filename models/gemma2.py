@@ -59,7 +59,7 @@ def read_gemma(hf: Mapping[str, Any], architecture: str, layer_types: tuple[str,
         "norm_offset": 1.0,
         "scale": read_float(hf, "query_pre_attn_scalar") ** -0.5,
         "embed_scale": read_int(hf, "hidden_size") ** 0.5,
-        "attn_soft_cap": read_optional_float(hf, "attn_logit_softcapping"),
+        "soft_cap": read_optional_float(hf, "attn_logit_softcapping"),
         "final_soft_cap": read_optional_float(hf, "final_logit_softcapping"),
         "layer_windows": windows_of(layer_types, read_optional_int(hf, "sliding_window")),
     }

@@ -5,16 +5,14 @@ Constructors run under `nnx.eval_shape`, so they allocate nothing. Weights are s
 
 from __future__ import annotations
 
-import enum
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
@@ -22,7 +20,8 @@ from jax.typing import DTypeLike
 from pallas_kernels import linear as native
 from pallas_kernels.rms_norm import can_norm, rms_norm
 
-from .config import ModelConfig
+from .config import LayerSpec, ModelConfig
+from .loop import Heads, LayerOf
 from .quantization import Quantized
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
@@ -30,51 +29,6 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "gelu": partial(jax.nn.gelu, approximate=False),
     "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
 }
-
-type Heads = tuple[Array, Array, Array]
-"""The queries, keys and values of a step's tokens: q_tnh, k_tkh, v_tkh."""
-
-
-class LayerData(NamedTuple):
-    """The settings of one layer besides weights: ints, and while a step is traced int32 scalars."""
-
-    layer: Array | int
-    window: Array | int
-    rope: Array | int
-
-
-class LayerLoop(enum.Enum):
-    """The way in which a step goes through the layers. All ways compute the same."""
-
-    SCAN = "scan"
-    """One body over weights stacked along a leading axis: the quickest to compile."""
-    UNROLL = "unroll"
-    """A body per layer, without a loop: what a GPU runs as one CUDA graph."""
-    SWITCH = "switch"
-    """One body, whose matmuls are picked by the layer's number. XLA:CPU would copy a layer's weights out of a stack in
-    each step. Attention, which is most of what there is to compile, is still compiled once."""
-    IN_PLACE = "in place"
-    """SCAN, but the CPU's own matmul takes a layer's weights as they lie in the stack."""
-
-    @property
-    def stacked(self) -> bool:
-        """Say whether weights have a leading axis of layers."""
-        return self in (LayerLoop.SCAN, LayerLoop.IN_PLACE)
-
-
-class LayerOf:
-    """The array of one layer in a stack of all layers'. Only what indexes it cuts it out.
-
-    It is wanted for the first `num_rows` of a step's tokens; what becomes of the others does not matter.
-    """
-
-    def __init__(self, stack: Array, layer: Array | int, num_rows: Array | int) -> None:
-        self.stack, self.layer, self.num_rows = stack, layer, num_rows
-        self.shape, self.ndim = stack.shape[1:], stack.ndim - 1
-
-    def __getitem__(self, index: Any) -> Array:
-        """Index a copy of the array."""
-        return jax.lax.dynamic_index_in_dim(self.stack, self.layer, keepdims=False)[index]
 
 
 def declare(shape: tuple[int, ...], axes: tuple[str, ...], dtype: DTypeLike, num_inputs: int = 0) -> nnx.Param[Array]:
@@ -175,60 +129,6 @@ def soft_cap(x: Array, cap: float | None) -> Array:
     return x if cap is None else cap * jnp.tanh(x / cap)
 
 
-def run_layers(
-    loop: LayerLoop,
-    layers: Any,
-    data: Sequence[LayerData],
-    x_td: Array,
-    kv_pool: Any,
-    *,
-    num_tokens: Array,
-    project: Callable[[Any, Array], Heads],
-    attend: Callable[[Heads, Any, LayerData], tuple[Array, Any]],
-    finish: Callable[[Any, Array, Array], Array],
-) -> tuple[Array, Any]:
-    """Take the stream through `project`, `attend` and `finish` of each layer; return it, and the pool.
-
-    `layers` are the layers' weights, a tuple if they are not stacked. Rows from `num_tokens` on are padding.
-    """
-    stacked_data = jax.tree.map(lambda *values: np.asarray(values, np.int32), *data)
-
-    def run(params: Any, x_td: Array, kv_pool: Any, layer_data: LayerData) -> tuple[Array, Any]:
-        attended_tnh, kv_pool = attend(project(params, x_td), kv_pool, layer_data)
-        return finish(params, x_td, attended_tnh), kv_pool
-
-    def scan_step(carry: tuple[Array, Any], scanned: tuple[Any, LayerData]) -> tuple[tuple[Array, Any], None]:
-        params, layer_data = scanned
-        return run(params, *carry, layer_data), None
-
-    def in_place_step(carry: tuple[Array, Any], layer_data: LayerData) -> tuple[tuple[Array, Any], None]:
-        params = jax.tree.map(lambda stack: LayerOf(stack, layer_data.layer, num_tokens), layers)
-        return run(params, *carry, layer_data), None
-
-    # All layers have the same shapes, so each part is traced and lowered once.
-    project_once, attend_once, finish_once = jax.jit(project), jax.jit(attend), jax.jit(finish)
-
-    def switch_step(carry: tuple[Array, Any], layer_data: LayerData) -> tuple[tuple[Array, Any], None]:
-        x_td, kv_pool = carry
-        heads = jax.lax.switch(layer_data.layer, [partial(project_once, params) for params in layers], x_td)
-        attended_tnh, kv_pool = attend(heads, kv_pool, layer_data)
-        finishes = [partial(finish_once, params) for params in layers]
-        return (jax.lax.switch(layer_data.layer, finishes, x_td, attended_tnh), kv_pool), None
-
-    match loop:
-        case LayerLoop.SCAN:
-            return jax.lax.scan(scan_step, (x_td, kv_pool), (layers, stacked_data))[0]
-        case LayerLoop.IN_PLACE:
-            return jax.lax.scan(in_place_step, (x_td, kv_pool), stacked_data)[0]
-        case LayerLoop.SWITCH:
-            return jax.lax.scan(switch_step, (x_td, kv_pool), stacked_data)[0]
-        case LayerLoop.UNROLL:
-            for params, *scalars in zip(layers, *stacked_data, strict=True):
-                attended_tnh, kv_pool = attend_once(project_once(params, x_td), kv_pool, LayerData(*scalars))
-                x_td = finish_once(params, x_td, attended_tnh)
-            return x_td, kv_pool
-
-
 class RMSNorm(nnx.Module):
     """Root-mean-square norm over the last axis, computed in float32."""
 
@@ -274,18 +174,18 @@ class Embedding(nnx.Module):
 class Attention(nnx.Module):
     """The projections around grouped-query self-attention; attending itself is the business of `paged_attention`."""
 
-    def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
-        d, n, k, h = cfg.hidden_size, cfg.num_heads, cfg.num_kv_heads, cfg.head_dim
+    def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        d, n, k, h = cfg.hidden_size, spec.num_heads, spec.num_kv_heads, spec.head_dim
         self.heads = (Part("q", "heads", n), Part("k", "kv_heads", k), Part("v", "kv_heads", k))
         self.qkv = declare_merged(self.heads, (h, d), ("head_dim", "embed"), cfg.num_shards, dtype, 1)
         self.o = declare((d, n, h), ("embed", "heads", "head_dim"), dtype, 2)
-        self.has_qkv_bias, self.has_o_bias, self.has_qk_norm = cfg.qkv_bias, cfg.o_bias, cfg.qk_norm
-        if cfg.qkv_bias:
+        self.has_qkv_bias, self.has_o_bias, self.has_qk_norm = spec.qkv_bias, spec.o_bias, spec.qk_norm
+        if spec.qkv_bias:
             biases = [part._replace(name=f"{part.name}_bias") for part in self.heads]
             self.qkv_bias = declare_merged(biases, (h,), ("head_dim",), cfg.num_shards, dtype)
-        if cfg.o_bias:
+        if spec.o_bias:
             self.o_bias = declare((d,), ("embed",), dtype)
-        if cfg.qk_norm:
+        if spec.qk_norm:
             self.q_norm = RMSNorm(h, "head_dim", cfg, dtype)
             self.k_norm = RMSNorm(h, "head_dim", cfg, dtype)
 
@@ -308,13 +208,13 @@ class Attention(nnx.Module):
 class GatedMLP(nnx.Module):
     """The MLP down(act(gate(x)) * up(x))."""
 
-    def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
-        d, f = cfg.hidden_size, cfg.intermediate_size
+    def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        d, f = cfg.hidden_size, spec.intermediate_size
         self.parts = (Part("gate", "mlp", f), Part("up", "mlp", f))
         self.gate_up = declare_merged(self.parts, (d,), ("embed",), cfg.num_shards, dtype, 1)
         self.down = declare((d, f), ("embed", "mlp"), dtype, 1)
-        self.act, self.has_bias = cfg.hidden_act, cfg.mlp_bias
-        if cfg.mlp_bias:
+        self.act, self.has_bias = spec.hidden_act, spec.mlp_bias
+        if spec.mlp_bias:
             biases = [part._replace(name=f"{part.name}_bias") for part in self.parts]
             self.gate_up_bias = declare_merged(biases, (), (), cfg.num_shards, dtype)
             self.down_bias = declare((d,), ("embed",), dtype)
@@ -330,12 +230,12 @@ class GatedMLP(nnx.Module):
 class DecoderLayer(nnx.Module):
     """Attention and MLP, each behind a norm and added to the stream; Gemma also norms what is added."""
 
-    def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
+    def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
         norm = partial(RMSNorm, cfg.hidden_size, "embed", cfg, dtype)
-        self.attn_norm, self.attn = norm(), Attention(cfg, dtype)
-        self.mlp_norm, self.mlp = norm(), GatedMLP(cfg, dtype)
-        self.has_post_norms = cfg.post_norms
-        if cfg.post_norms:
+        self.attn_norm, self.attn = norm(), Attention(spec, cfg, dtype)
+        self.mlp_norm, self.mlp = norm(), GatedMLP(spec, cfg, dtype)
+        self.has_post_norms = spec.post_norms
+        if spec.post_norms:
             self.post_attn_norm, self.post_mlp_norm = norm(), norm()
 
     def project(self, x_td: Array) -> Heads:

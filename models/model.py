@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -19,10 +19,12 @@ from pallas_kernels.paged_attention import AttentionBatch, KVPool, Rope
 
 from .config import ModelConfig
 from .family import Prefixes, TensorName
-from .layers import Embedding, Heads, LayerData, LayerLoop, LayerOf, RMSNorm, run_layers, soft_cap
+from .layers import Embedding, RMSNorm, soft_cap
+from .loop import Heads, LayerBody, LayerLoop, LayerOf, run_layers
+from .plan import LayerPlan
 from .quantization import METHODS, Quantized
 from .registry import get_family
-from .rope import rope_tables
+from .rope import rope_table
 
 NO_WINDOW = 2**30
 KV_HEADS = "kv_heads"
@@ -155,7 +157,8 @@ class Model:
         self.config, self.dtype, self.loop, self.quantization = config, jnp.dtype(dtype), loop, quantization
         self.family = get_family(config.architecture)
         self._frame_def, self._frame_state = _abstract(partial(Frame, config, self.dtype))
-        self._layer_def, self._layer_state = _abstract(partial(self.family.layer, config, self.dtype))
+        self.plan = LayerPlan(config.layers)
+        self._kinds = [_abstract(partial(self.family.layer, kind, config, self.dtype)) for kind in self.plan.kinds]
 
     @property
     def weight_dtype(self) -> Any:
@@ -168,25 +171,23 @@ class Model:
         return self.family.ignored + (("*lm_head.weight",) if self.config.tie_word_embeddings else ())
 
     def param_specs(self, tensor_names: Collection[str] = ()) -> dict[str, ParamSpec]:
-        """Return a spec per parameter path, as "layers.attn.q"; "layers.0.attn.q" if the layers are not stacked.
+        """Return a spec per parameter path: "layers.0.attn.q" is that of all layers of the first kind, if they are
+        stacked, and else that of the first layer.
 
         `tensor_names` are the checkpoint's; they settle which of a family's name prefixes it uses.
         """
-        prefixes = self.family.find_prefixes(tensor_names)
-        num_layers = self.config.num_layers
-        spec_of = partial(_spec, kv_repeats=self.config.kv_repeats, quantizes=self.quantization is not None)
+        prefixes, quantizes = self.family.find_prefixes(tensor_names), self.quantization is not None
         specs = {
-            path: spec_of(param, *self._source(path, prefixes, None)) for path, param in _params(self._frame_state)
+            path: _spec(param, *self._source(path, prefixes, None), kv_repeats=1, quantizes=quantizes)
+            for path, param in _params(self._frame_state)
         }
-        for path, param in _params(self._layer_state):
-            sources = [self._source(f"layers.{path}", prefixes, layer) for layer in range(num_layers)]
-            singles = [spec_of(param, *source) for source in sources]
-            if self.loop.stacked:
-                specs[f"layers.{path}"] = _within("layers", _stack(singles))
-            else:
-                specs |= {
-                    f"layers.{layer}.{path}": _within(f"layers.{layer}", spec) for layer, spec in enumerate(singles)
-                }
+        of_kinds = zip(self._kinds, self.plan.kinds, self.plan.layers_of, strict=True)
+        for number, ((_, state), kind, layers) in enumerate(of_kinds):
+            spec_of = partial(_spec, kv_repeats=kind.kv_repeats, quantizes=quantizes)
+            for path, param in _params(state):
+                singles = {layer: spec_of(param, *self._source(f"layers.{path}", prefixes, layer)) for layer in layers}
+                stacks = {number: _stack(list(singles.values()))} if self.loop.stacked else singles
+                specs |= {f"layers.{i}.{path}": _within(f"layers.{i}", spec) for i, spec in stacks.items()}
         return specs
 
     def forward(
@@ -204,40 +205,47 @@ class Model:
         """
         cfg = self.config
         frame = nnx.merge(self._frame_def, {name: value for name, value in params.items() if name != "layers"})
-        cos_rth, sin_rth = rope_tables(cfg.ropes, cfg.head_dim, tokens.positions_t, tokens.rope_lengths_t)
+        where = tokens.positions_t, tokens.rope_lengths_t
+        ropes = {
+            (spec.rope, spec.head_dim): Rope(*rope_table(cfg.ropes[spec.rope], spec.head_dim, *where))
+            for spec in self.plan.kinds
+            if spec.rope is not None
+        }
 
-        def layer(layer_params: Params) -> Any:
-            return nnx.merge(self._layer_def, dict(layer_params))
+        def body(kind: int) -> LayerBody:
+            spec, numbers = self.plan.kinds[kind], self.plan.layers_of[kind]
 
-        # Profiles tell the parts of a step by these names.
-        @jax.named_scope("attend")
-        def attend(heads: Heads, kv_pool: KVPool, data: LayerData) -> tuple[Array, KVPool]:
-            # A model with one table needs no gather in its layers.
-            table = 0 if len(cfg.ropes) == 1 else data.rope
-            return attention(
-                *heads,
-                kv_pool,
-                batch,
-                layer=data.layer,
-                num_layers=cfg.num_layers,
-                window=data.window,
-                scale=cfg.scale,
-                rope=Rope(cos_rth[table], sin_rth[table]),
-                soft_cap=cfg.attn_soft_cap,
+            def layer(weights: Params) -> Any:
+                return nnx.merge(self._kinds[kind][0], dict(weights))
+
+            # Profiles tell the parts of a step by these names.
+            @jax.named_scope("attend")
+            def attend(heads: Heads, kv_pool: KVPool, place: Array | int) -> tuple[Array, KVPool]:
+                return attention(
+                    *heads,
+                    kv_pool,
+                    batch,
+                    layer=_pick(numbers, place),
+                    num_layers=cfg.num_layers,
+                    window=NO_WINDOW if spec.window is None else spec.window,
+                    scale=spec.scale,
+                    rope=None if spec.rope is None else ropes[spec.rope, spec.head_dim],
+                    soft_cap=spec.soft_cap,
+                )
+
+            return LayerBody(
+                jax.named_scope("project")(lambda weights, x_td: layer(weights).project(x_td)),
+                attend,
+                jax.named_scope("finish")(lambda weights, x_td, attended: layer(weights).finish(x_td, attended)),
             )
 
         x_td, kv_pool = run_layers(
             self.loop,
+            self.plan,
             params["layers"],
-            _layer_data(cfg),
-            frame.embed.embed(tokens.token_ids_t, cfg.embed_scale),
-            kv_pool,
-            num_tokens=jnp.max(batch.query_ends_s),
-            project=jax.named_scope("project")(lambda params, x_td: layer(params).project(x_td)),
-            attend=attend,
-            finish=jax.named_scope("finish")(
-                lambda params, x_td, attended_tnh: layer(params).finish(x_td, attended_tnh)
-            ),
+            [body(kind) for kind in range(len(self.plan.kinds))],
+            (frame.embed.embed(tokens.token_ids_t, cfg.embed_scale), kv_pool),
+            jnp.max(batch.query_ends_s),
         )
         return frame.final_norm(x_td), kv_pool
 
@@ -347,6 +355,10 @@ def _hf_shape(layout: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(prod(sizes[axis] for axis in (group or single).split()) for group, single in groups)
 
 
-def _layer_data(cfg: ModelConfig) -> list[LayerData]:
-    windows = (NO_WINDOW if window is None else window for window in cfg.layer_windows)
-    return [LayerData(*each) for each in zip(range(cfg.num_layers), windows, cfg.layer_ropes, strict=True)]
+def _pick(numbers: Sequence[int], place: Array | int) -> Array | int:
+    """Return the number at a place, which may be traced."""
+    if isinstance(place, int):
+        return numbers[place]
+    if list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):
+        return numbers[0] + place
+    return jnp.asarray(numbers, jnp.int32)[place]

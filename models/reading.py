@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .config import ModelConfig, RopeConfig
+from .config import LayerSpec, ModelConfig, RopeConfig
 from .fields import read_bool, read_float, read_int, read_mapping, read_optional_float
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -14,34 +15,52 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 MAX_LAYERS = 1000
 
 
+_LAYER_FIELDS = frozenset(field.name for field in dataclasses.fields(LayerSpec))
+
+
 def read_decoder(
-    hf: Mapping[str, Any], *, architecture: str, act_key: str = "hidden_act", **family: Any
+    hf: Mapping[str, Any],
+    *,
+    architecture: str,
+    act_key: str = "hidden_act",
+    layer_windows: Sequence[int | None] | None = None,
+    layer_ropes: Sequence[int | None] | None = None,
+    **family: Any,
 ) -> ModelConfig:
-    """Read the fields that all decoders share; `family` holds the rest, or overrides them."""
+    """Read the fields that all decoders share.
+
+    `layer_windows` and `layer_ropes` are those of each layer, by default global attention and the first table;
+    `family` holds the other fields of the model and of all its layers, or overrides them.
+    """
     _refuse_unsupported(hf)
     num_layers, num_heads = read_num_layers(hf), read_int(hf, "num_attention_heads")
     hidden_size = read_int(hf, "hidden_size")
     head_dim = read_int(hf, "head_dim", hidden_size // num_heads)
-    fields: dict[str, Any] = {
-        "architecture": architecture,
-        "vocab_size": read_int(hf, "vocab_size"),
-        "hidden_size": hidden_size,
-        "num_layers": num_layers,
+    layer: dict[str, Any] = {
         "num_heads": num_heads,
         "num_kv_heads": read_int(hf, "num_key_value_heads", num_heads),
         "head_dim": head_dim,
         "intermediate_size": read_int(hf, "intermediate_size"),
+        "hidden_act": str(hf.get(act_key, "silu")),
+        "scale": head_dim**-0.5,
+    } | {name: value for name, value in family.items() if name in _LAYER_FIELDS}
+    model: dict[str, Any] = {
+        "architecture": architecture,
+        "vocab_size": read_int(hf, "vocab_size"),
+        "hidden_size": hidden_size,
         "max_position_embeddings": read_int(hf, "max_position_embeddings", 2048),
         "rms_norm_eps": read_float(hf, "rms_norm_eps", 1e-6),
         "tie_word_embeddings": read_bool(hf, "tie_word_embeddings"),
-        "hidden_act": str(hf.get(act_key, "silu")),
-        "scale": head_dim**-0.5,
-        "layer_windows": (None,) * num_layers,
-        "layer_ropes": (0,) * num_layers,
-    }
-    if "ropes" not in family:
-        fields["ropes"] = (read_rope(hf, _flat_rope_settings(hf)),)
-    return ModelConfig(**(fields | family))
+    } | {name: value for name, value in family.items() if name not in _LAYER_FIELDS}
+    if "ropes" not in model:
+        model["ropes"] = (read_rope(hf, _flat_rope_settings(hf)),)
+    windows = [None] * num_layers if layer_windows is None else layer_windows
+    ropes = [0] * num_layers if layer_ropes is None else layer_ropes
+    if not len(windows) == len(ropes) == num_layers:
+        raise ValueError(f"layer_types does not name exactly {num_layers} layers")
+    each = zip(windows, ropes, strict=True)
+    layers = tuple(LayerSpec(**layer, window=window, rope=rope) for window, rope in each)
+    return ModelConfig(**model, layers=layers)
 
 
 def read_num_layers(hf: Mapping[str, Any]) -> int:

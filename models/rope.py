@@ -1,4 +1,4 @@
-"""Rotary position embeddings: cos and sin of the distinct tables, computed once per step outside the layers.
+"""Rotary position embeddings: cos and sin of each table, computed once per step outside the layers.
 
 The formulas follow `transformers.modeling_rope_utils`, in float32 as there.
 """
@@ -14,23 +14,17 @@ from jax import Array
 from .config import RopeConfig
 
 
-def rope_tables(
-    ropes: tuple[RopeConfig, ...], head_dim: int, positions_t: Array, rope_lengths_t: Array
-) -> tuple[Array, Array]:
-    """Return cos and sin, each float32 [len(ropes), t, head_dim / 2], for the tokens' positions.
+def rope_table(rope: RopeConfig, head_dim: int, positions_t: Array, rope_lengths_t: Array) -> tuple[Array, Array]:
+    """Return cos and sin, each float32 [t, head_dim / 2], for the tokens' positions.
 
     `rope_lengths_t` is the sequence length that dynamic scaling sees for each token.
     """
     positions_t1 = positions_t.astype(jnp.float32)[:, None]
-    cos, sin = [], []
-    for rope in ropes:
-        if rope.rope_type == "dynamic":
-            angles = positions_t1 * _dynamic_frequencies(rope, head_dim, rope_lengths_t)
-        else:
-            angles = positions_t1 * jnp.asarray(frequencies(rope, head_dim))[None, :]
-        cos.append(jnp.cos(angles) * rope.attention_factor)
-        sin.append(jnp.sin(angles) * rope.attention_factor)
-    return jnp.stack(cos), jnp.stack(sin)
+    if rope.rope_type == "dynamic":
+        angles = positions_t1 * _dynamic_frequencies(rope, head_dim, rope_lengths_t)
+    else:
+        angles = positions_t1 * jnp.asarray(frequencies(rope, head_dim))[None, :]
+    return jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor
 
 
 def frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:

@@ -117,7 +117,8 @@ def make_compiler(name: str, platform: str, mesh: Mesh, num_layers: int | None) 
     hf: dict[str, Any] = MODELS[name] | ({"num_hidden_layers": num_layers} if num_layers else {})
     config = spread(get_family(hf["architectures"][0]).read_config(hf), mesh.size)
     bfloat16 = jnp.dtype("bfloat16")
-    heads = (config.num_heads // mesh.size, config.num_kv_heads // mesh.size, config.head_dim)
+    layer = config.layers[0]
+    heads = (layer.num_heads // mesh.size, layer.num_kv_heads // mesh.size, layer.head_dim)
     architecture = detect_architecture(mesh.devices.tolist())
     shape = AttentionShape(*heads, BLOCK_SIZE, bfloat16, bfloat16)
     attention, reason = pick(shape, platform, architecture=architecture)
@@ -173,7 +174,7 @@ def check_program(compiler: StepCompiler, shape: StepShape) -> dict[str, Any]:
 
 def most_nodes(config: ModelConfig) -> int:
     """Return how many launches a plain decode step should need at most."""
-    return config.num_layers * (LAYER_NODES + config.qk_norm * NORM_NODES) + OTHER_NODES
+    return sum(LAYER_NODES + layer.qk_norm * NORM_NODES for layer in config.layers) + OTHER_NODES
 
 
 def expected_collectives(compiler: StepCompiler, shape: StepShape) -> dict[str, int]:

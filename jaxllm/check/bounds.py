@@ -91,8 +91,8 @@ def count_work(
         kv_bytes=token_bytes / model.num_layers,
         token_flops=2 * (weights - head),
         head_flops=2 * head,
-        pair_flops=4 * model.num_heads * model.head_dim,
-        windows=model.layer_windows,
+        pair_flops=4 * model.layers[0].num_heads * model.layers[0].head_dim,
+        windows=tuple(layer.window for layer in model.layers),
         max_num_batched_tokens=max_num_batched_tokens,
     )
 

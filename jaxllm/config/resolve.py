@@ -186,10 +186,11 @@ def _resolve_attention(
 
     from pallas_kernels.paged_attention import AttentionShape, pick
 
+    layer = model_config.layers[0]
     shape = AttentionShape(
-        num_heads=model_config.num_heads // mesh.size,
-        num_kv_heads=model_config.num_kv_heads // mesh.size,
-        head_dim=model_config.head_dim,
+        num_heads=layer.num_heads // mesh.size,
+        num_kv_heads=layer.num_kv_heads // mesh.size,
+        head_dim=layer.head_dim,
         block_size=block_size,
         dtype=jnp.dtype(dtype),
         kv_dtype=jnp.dtype(KV_DTYPES.get(args.kv_cache_dtype, dtype)),

@@ -267,11 +267,11 @@ class StepCompiler:
 
     def _native_linears(self) -> list[linear.Kind]:
         """Return the CPU's matmuls that the model takes: of its layers, of its head, and of its gated MLPs."""
-        dtype, activation = self.model.dtype, self.model.config.hidden_act
-        kinds = [linear.Kind(dtype, self.model.weight_dtype, out_dtype) for out_dtype in (dtype, jnp.float32)]
-        if activation in linear.ACTIVATIONS:
-            kinds.append(linear.Kind(dtype, self.model.weight_dtype, dtype, activation))
-        return kinds
+        dtype, weight_dtype = self.model.dtype, self.model.weight_dtype
+        activations = dict.fromkeys(layer.hidden_act for layer in self.model.plan.kinds)
+        return [linear.Kind(dtype, weight_dtype, out_dtype) for out_dtype in (dtype, jnp.float32)] + [
+            linear.Kind(dtype, weight_dtype, dtype, each) for each in activations if each in linear.ACTIVATIONS
+        ]
 
     def compile(self, key: ProgramKey, num_blocks: int) -> jax.stages.Compiled:
         """Compile a program for a pool of `num_blocks` blocks."""

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.models.config import ModelConfig
+from jaxllm.models.config import LayerSpec, ModelConfig
 from jaxllm.models.model import ArraySpec, ParamSpec, stored
 
 type Device = Any
@@ -79,13 +79,13 @@ def _own_mesh(mesh: Mesh, tensor_parallel_size: int) -> Mesh:
 
 def refusal(config: ModelConfig, num_devices: int) -> str | None:
     """Return why a model cannot be spread over so many devices, or None if it can."""
-    heads, kv_heads = config.num_heads, config.num_kv_heads
-    if heads % num_devices:
-        return f"its {heads} query heads do not divide"
-    if kv_heads % num_devices and num_devices % kv_heads:
-        return f"its {kv_heads} kv heads neither divide nor are divided"
-    if config.intermediate_size % num_devices:
-        return f"its MLP width of {config.intermediate_size} does not divide"
+    for layer in dict.fromkeys(config.layers):
+        if layer.num_heads % num_devices:
+            return f"its {layer.num_heads} query heads do not divide"
+        if layer.num_kv_heads % num_devices and num_devices % layer.num_kv_heads:
+            return f"its {layer.num_kv_heads} kv heads neither divide nor are divided"
+        if layer.intermediate_size % num_devices:
+            return f"its MLP width of {layer.intermediate_size} does not divide"
     return None
 
 
@@ -96,15 +96,21 @@ def spread(config: ModelConfig, num_devices: int) -> ModelConfig:
     """
     reason = refusal(config, num_devices)
     if reason is not None:
-        sizes = [str(count) for count in range(1, config.num_heads + 1) if refusal(config, count) is None]
+        most = max(layer.num_heads for layer in config.layers)
+        sizes = [str(count) for count in range(1, most + 1) if refusal(config, count) is None]
         raise VLLMValidationError(
             f"tensor_parallel_size={num_devices}: this model cannot be spread over {num_devices} devices: {reason}. "
             f"It runs on {', '.join(sizes)}.",
             parameter="tensor_parallel_size",
             value=num_devices,
         )
-    repeats = max(1, num_devices // config.num_kv_heads)
-    return replace(config, num_shards=num_devices, num_kv_heads=config.num_kv_heads * repeats, kv_repeats=repeats)
+    layers = tuple(_repeated(layer, max(1, num_devices // layer.num_kv_heads)) for layer in config.layers)
+    return replace(config, num_shards=num_devices, layers=layers)
+
+
+def _repeated(layer: LayerSpec, times: int) -> LayerSpec:
+    """Return a layer whose kv heads stand so many times in a row."""
+    return replace(layer, num_kv_heads=layer.num_kv_heads * times, kv_repeats=times)
 
 
 def param_sharding(mesh: Mesh, spec: ParamSpec | ArraySpec) -> NamedSharding:

@@ -51,17 +51,17 @@ def test_real_models(name: str, billions: float, read_billions: float):
     """Parameters are as published; a table of embeddings that are only looked up (151,936 x 4096, ...) is not read."""
     hf = MODELS[name]
     config = get_family(hf["architectures"][0]).read_config(hf)
-    specs = Model(config, "bfloat16").param_specs()
+    specs, layer = Model(config, "bfloat16").param_specs(), config.layers[0]
     assert sum(prod(spec.shape) for spec in specs.values()) / 1e9 == pytest.approx(billions, abs=1e-3)
     work = count_work(
         config,
         specs,
         make_mesh(jax.devices()[:1]),
-        token_bytes=2 * 2 * config.num_kv_heads * config.head_dim * config.num_layers,
+        token_bytes=2 * 2 * layer.num_kv_heads * layer.head_dim * config.num_layers,
         max_num_batched_tokens=2048,
         bytes_per_second=1.0,
         flops_per_second=1.0,
     )
     assert work.param_bytes / 2e9 == pytest.approx(read_billions, abs=1e-3)
     assert (work.token_flops + work.head_flops) / 2e9 == pytest.approx(read_billions, rel=1e-4)  # norms aside
-    assert work.kv_bytes == 4 * config.num_kv_heads * config.head_dim
+    assert work.kv_bytes == 4 * layer.num_kv_heads * layer.head_dim

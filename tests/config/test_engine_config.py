@@ -26,7 +26,7 @@ from jaxllm.config.environment import default_cache_dir, environment
 from jaxllm.config.groups import AttentionConfig, ReasoningConfig, StructuredOutputsConfig
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.logits_processors import LogitsProcessor
-from jaxllm.models.config import ModelConfig, RopeConfig
+from jaxllm.models.config import LayerSpec, ModelConfig, RopeConfig
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -240,19 +240,14 @@ def decoder(*ropes: RopeConfig) -> ModelConfig:
         architecture="LlamaForCausalLM",
         vocab_size=64,
         hidden_size=32,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=8,
-        intermediate_size=64,
+        layers=tuple(
+            LayerSpec(num_heads=4, num_kv_heads=2, head_dim=8, intermediate_size=64, scale=1.0, rope=rope)
+            for rope in (0, len(ropes) - 1)
+        ),
+        ropes=ropes,
         max_position_embeddings=1000,
         rms_norm_eps=1e-5,
         tie_word_embeddings=True,
-        hidden_act="silu",
-        scale=1.0,
-        layer_windows=(None, None),
-        ropes=ropes,
-        layer_ropes=(0, len(ropes) - 1),
     )
 
 

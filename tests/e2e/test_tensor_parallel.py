@@ -149,8 +149,8 @@ def test_each_device_holds_its_part_of_the_parameters(runs: dict[str, Any], size
     assert params["total"] == whole["total"]
     assert len(params["by_device"]) == int(size)
     names = ("attn_norm.scale", "mlp_norm.scale", "attn.o_bias", "mlp.down_bias")
-    assert params["replicated"].keys() == {"final_norm.scale", *(f"layers.{name}" for name in names)}
-    kv = {f"layers.attn.{name}" for name in ("k", "v", "k_bias", "v_bias")}
+    assert params["replicated"].keys() == {"final_norm.scale", *(f"layers.0.{name}" for name in names)}
+    kv = {f"layers.0.attn.{name}" for name in ("k", "v", "k_bias", "v_bias")}
     assert params["repeated"].keys() == (kv if int(size) > LLAMA["num_key_value_heads"] else set())
     everywhere = sum(params["replicated"].values()) + sum(params["repeated"].values())
     for held in params["by_device"]:

@@ -18,13 +18,13 @@ from tests.models.tiny import CASES, read_hf_config
 
 
 def config(**sizes: int) -> ModelConfig:
-    """Return a config of 8 query heads, 2 kv heads and an MLP of 48, but for `sizes`."""
-    return replace(model_config(), **{"num_heads": 8, "num_kv_heads": 2, "intermediate_size": 48} | sizes)
+    """Return a config of layers of 8 query heads, 2 kv heads and an MLP of 48, but for `sizes`."""
+    return model_config().with_layers(**{"num_heads": 8, "num_kv_heads": 2, "intermediate_size": 48} | sizes)
 
 
 @pytest.mark.parametrize(("num_devices", "kv_heads", "kv_repeats"), [(1, 2, 1), (2, 2, 1), (4, 4, 2), (8, 8, 4)])
 def test_each_device_has_a_kv_head(num_devices: int, kv_heads: int, kv_repeats: int) -> None:
-    found = spread(config(), num_devices)
+    found = spread(config(), num_devices).layers[0]
     assert (found.num_kv_heads, found.kv_repeats) == (kv_heads, kv_repeats)
     # Query head i and the kv head that serves it are on one device, and it is the same head as before.
     for head in range(8):
@@ -54,7 +54,7 @@ def test_the_named_sizes_work() -> None:
         for kv_heads in (count for count in range(1, heads + 1) if heads % count == 0):
             sizes = config(num_heads=heads, num_kv_heads=kv_heads, intermediate_size=24)
             for count in (count for count in range(1, heads + 1) if refusal(sizes, count) is None):
-                assert spread(sizes, count).num_kv_heads % count == 0
+                assert spread(sizes, count).layers[0].num_kv_heads % count == 0
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -67,11 +67,11 @@ def test_every_logical_axis_has_a_rule(case: str) -> None:
 
 def test_parts_of_parameters() -> None:
     mesh = AbstractMesh((4,), ("model",))
-    specs = Model(spread(config(vocab_size=302), 4), "float32").param_specs()
+    specs = Model(spread(replace(config(), vocab_size=302), 4), "float32").param_specs()
     parts = {path: param_sharding(mesh, spec).spec for path, spec in specs.items()}  # type: ignore[arg-type]
-    assert parts["layers.attn.k"] == PartitionSpec(None, "model", None, None)
-    assert parts["layers.attn.o"] == PartitionSpec(None, None, "model", None)
-    assert parts["layers.mlp.down"] == PartitionSpec(None, None, "model")
+    assert parts["layers.0.attn.k"] == PartitionSpec(None, "model", None, None)
+    assert parts["layers.0.attn.o"] == PartitionSpec(None, None, "model", None)
+    assert parts["layers.0.mlp.down"] == PartitionSpec(None, None, "model")
     assert parts["embed.table"] == PartitionSpec(None, None), "302 ids do not divide"
 
 

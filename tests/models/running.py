@@ -104,10 +104,8 @@ def empty_pool(config: ModelConfig, dtype: Any = jnp.float32) -> KVPool:
 
 def attention_of(config: ModelConfig, dtype: Any = jnp.float32) -> PagedAttention:
     """Return a model's attention in plain XLA."""
-    dtype = jnp.dtype(dtype)
-    return PagedAttention(
-        AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, BLOCK_SIZE, dtype, dtype)
-    )
+    dtype, layer = jnp.dtype(dtype), config.layers[0]
+    return PagedAttention(AttentionShape(layer.num_heads, layer.num_kv_heads, layer.head_dim, BLOCK_SIZE, dtype, dtype))
 
 
 def int32(values: Any) -> Array:

@@ -29,6 +29,10 @@ def read(architecture: str, **hf: Any) -> ModelConfig:
     return get_family(architecture).read_config({**SIZES, **hf})
 
 
+def windows(config: ModelConfig) -> tuple[int | None, ...]:
+    return tuple(layer.window for layer in config.layers)
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -61,8 +65,8 @@ def test_gemma3_old_and_new_rope_keys_agree() -> None:
     config = read("Gemma3ForCausalLM", num_hidden_layers=7, **old)
     assert config == read("Gemma3ForCausalLM", num_hidden_layers=7, rope_parameters=new)
     assert config.ropes == (RopeConfig(rope_type="linear", theta=2e6, factor=8.0), RopeConfig(theta=2e4))
-    assert config.layer_ropes == (1, 1, 1, 1, 1, 0, 1)
-    assert config.layer_windows == (4096,) * 5 + (None, 4096)
+    assert tuple(layer.rope for layer in config.layers) == (1, 1, 1, 1, 1, 0, 1)
+    assert windows(config) == (4096,) * 5 + (None, 4096)
 
 
 def test_gemma3_4b_relies_on_defaults() -> None:
@@ -76,23 +80,24 @@ def test_gemma3_4b_relies_on_defaults() -> None:
     }
     hf = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
     config = get_family("Gemma3ForConditionalGeneration").read_config(hf)
-    assert (config.vocab_size, config.num_heads, config.num_kv_heads, config.head_dim) == (262_208, 8, 4, 256)
+    layer = config.layers[0]
+    assert (config.vocab_size, layer.num_heads, layer.num_kv_heads, layer.head_dim) == (262_208, 8, 4, 256)
     assert config.tie_word_embeddings
-    assert config.scale == 256**-0.5
-    assert config.layer_windows[:6] == (1024,) * 5 + (None,)
+    assert layer.scale == 256**-0.5
+    assert windows(config)[:6] == (1024,) * 5 + (None,)
     assert [rope.theta for rope in config.ropes] == [1e6, 1e4]
     assert config.max_position_embeddings == 131_072
 
 
 def test_windows() -> None:
-    assert read("MistralForCausalLM", num_key_value_heads=2).layer_windows == (4096,) * 4
-    assert read("MistralForCausalLM", num_key_value_heads=2, sliding_window=None).layer_windows == (None,) * 4
+    assert windows(read("MistralForCausalLM", num_key_value_heads=2)) == (4096,) * 4
+    assert windows(read("MistralForCausalLM", num_key_value_heads=2, sliding_window=None)) == (None,) * 4
     upper = read("Qwen2ForCausalLM", use_sliding_window=True, sliding_window=32, max_window_layers=3)
-    assert upper.layer_windows == (None, None, None, 32)
-    assert read("Qwen2ForCausalLM", sliding_window=32, max_window_layers=0).layer_windows == (None,) * 4
-    assert read("Gemma2ForCausalLM", sliding_window=32).layer_windows == (32, None, 32, None)
+    assert windows(upper) == (None, None, None, 32)
+    assert windows(read("Qwen2ForCausalLM", sliding_window=32, max_window_layers=0)) == (None,) * 4
+    assert windows(read("Gemma2ForCausalLM", sliding_window=32)) == (32, None, 32, None)
     given = read("Gemma2ForCausalLM", layer_types=["full_attention"] * 4)
-    assert given.layer_windows == (None,) * 4
+    assert windows(given) == (None,) * 4
 
 
 def test_wrapper_follows_the_checkpoint_on_tying() -> None:

@@ -66,6 +66,6 @@ def test_other_loops_equal_the_scan(case: str, loop: LayerLoop) -> None:
     golden = read_goldens(case)[-1]
     model = build_model(case, loop=loop)
     params = load(model, read_tensors(case))
-    assert isinstance(params["layers"], tuple) is not loop.stacked
+    assert len(params["layers"]) == len(model.plan.kinds if loop.stacked else model.plan.layers)
     logprobs = Runner(model, params, dense_attention).whole(golden)
     np.testing.assert_allclose(logprobs, runner(case).whole(golden), rtol=0, atol=5e-5)

@@ -25,11 +25,11 @@ Change = Callable[[ModelConfig], ModelConfig]
 
 
 def without_windows(cfg: ModelConfig) -> ModelConfig:
-    return replace(cfg, layer_windows=(None,) * cfg.num_layers)
+    return cfg.with_layers(window=None)
 
 
 def with_longer_windows(cfg: ModelConfig) -> ModelConfig:
-    return replace(cfg, layer_windows=tuple(window and window + 1 for window in cfg.layer_windows))
+    return replace(cfg, layers=tuple(replace(each, window=each.window and each.window + 1) for each in cfg.layers))
 
 
 def with_plain_rope(cfg: ModelConfig) -> ModelConfig:
@@ -42,7 +42,7 @@ def without_attention_factor(cfg: ModelConfig) -> ModelConfig:
 
 def with_one_rope(cfg: ModelConfig) -> ModelConfig:
     assert len(cfg.ropes) == 2
-    return replace(cfg, ropes=cfg.ropes[:1], layer_ropes=(0,) * cfg.num_layers)
+    return replace(cfg.with_layers(rope=0), ropes=cfg.ropes[:1])
 
 
 def without(**fields: object) -> Change:
@@ -54,11 +54,20 @@ def without(**fields: object) -> Change:
     return change
 
 
+def layers_without(**fields: object) -> Change:
+    def change(cfg: ModelConfig) -> ModelConfig:
+        changed = cfg.with_layers(**fields)
+        assert changed != cfg, f"{', '.join(fields)} is off already"
+        return changed
+
+    return change
+
+
 FEATURES: dict[tuple[str, str], Change] = {
     ("llama2", "untied"): without(tie_word_embeddings=True),
-    ("llama_bias", "qkv bias"): without(qkv_bias=False),
-    ("llama_bias", "o bias"): without(o_bias=False),
-    ("llama_bias", "mlp bias"): without(mlp_bias=False),
+    ("llama_bias", "qkv bias"): layers_without(qkv_bias=False),
+    ("llama_bias", "o bias"): layers_without(o_bias=False),
+    ("llama_bias", "mlp bias"): layers_without(mlp_bias=False),
     ("llama_rope_linear", "rope"): with_plain_rope,
     ("llama_rope_dynamic", "rope"): with_plain_rope,
     ("llama_rope_yarn", "rope"): with_plain_rope,
@@ -70,17 +79,17 @@ FEATURES: dict[tuple[str, str], Change] = {
     ("mistral", "exact window"): with_longer_windows,
     ("mistral3", "untied"): without(tie_word_embeddings=True),
     ("qwen2", "window"): without_windows,
-    ("qwen2", "bias"): without(qkv_bias=False),
-    ("qwen3", "qk norm"): without(qk_norm=False),
+    ("qwen2", "bias"): layers_without(qkv_bias=False),
+    ("qwen3", "qk norm"): layers_without(qk_norm=False),
     ("gemma2", "window"): without_windows,
-    ("gemma2", "attention soft cap"): without(attn_soft_cap=None),
+    ("gemma2", "attention soft cap"): layers_without(soft_cap=None),
     ("gemma2", "final soft cap"): without(final_soft_cap=None),
-    ("gemma2", "post norms"): without(post_norms=False),
+    ("gemma2", "post norms"): layers_without(post_norms=False),
     ("gemma2", "embed scale"): without(embed_scale=1.0),
     ("gemma2", "norm offset"): without(norm_offset=0.0),
-    ("gemma2", "query scalar"): without(scale=16**-0.5),
+    ("gemma2", "query scalar"): layers_without(scale=16**-0.5),
     ("gemma3", "window"): without_windows,
-    ("gemma3", "qk norm"): without(qk_norm=False),
+    ("gemma3", "qk norm"): layers_without(qk_norm=False),
     ("gemma3", "global rope scaling"): with_plain_rope,
     ("gemma3", "local rope"): with_one_rope,
 }

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxllm.models import RopeConfig
-from jaxllm.models.rope import frequencies, rope_tables
+from jaxllm.models.rope import frequencies, rope_table
 
 POSITIONS = np.asarray([0, 1, 7, 1500, 8191, 32_767], np.int32)
 
@@ -30,26 +30,24 @@ def test_frequencies_are_float32_powers_as_torch_rounds_them(theta: float, head_
     ids=lambda rope: rope.rope_type,
 )
 def test_far_positions_are_exact(rope: RopeConfig) -> None:
-    cos, sin = rope_tables((rope,), 128, jnp.asarray(POSITIONS), jnp.asarray(POSITIONS + 1))
+    cos, sin = rope_table(rope, 128, jnp.asarray(POSITIONS), jnp.asarray(POSITIONS + 1))
     # The product is rounded to float32, as in HF; cos and sin of it are then exact.
     angles = (POSITIONS.astype(np.float32)[:, None] * frequencies(rope, 128)).astype(np.float64)
-    np.testing.assert_allclose(cos[0], np.cos(angles), rtol=0, atol=5e-7)
-    np.testing.assert_allclose(sin[0], np.sin(angles), rtol=0, atol=5e-7)
+    np.testing.assert_allclose(cos, np.cos(angles), rtol=0, atol=5e-7)
+    np.testing.assert_allclose(sin, np.sin(angles), rtol=0, atol=5e-7)
 
 
 def test_dynamic_scaling_starts_beyond_the_trained_length() -> None:
     rope = RopeConfig(rope_type="dynamic", factor=2.0, max_position_embeddings=2048)
     position = jnp.asarray([100, 100, 100], jnp.int32)
-    cos, _ = rope_tables((rope,), 64, position, jnp.asarray([101, 2048, 2049], jnp.int32))
-    plain, _ = rope_tables((RopeConfig(),), 64, position[:1], position[:1])
-    np.testing.assert_array_equal(cos[0, 0], cos[0, 1])
-    np.testing.assert_allclose(cos[0, 0], plain[0, 0], rtol=0, atol=1e-5)
-    assert np.abs(cos[0, 2] - cos[0, 1]).max() > 1e-5
+    cos, _ = rope_table(rope, 64, position, jnp.asarray([101, 2048, 2049], jnp.int32))
+    plain, _ = rope_table(RopeConfig(), 64, position[:1], position[:1])
+    np.testing.assert_array_equal(cos[0], cos[1])
+    np.testing.assert_allclose(cos[0], plain[0], rtol=0, atol=1e-5)
+    assert np.abs(cos[2] - cos[1]).max() > 1e-5
 
 
-def test_tables_come_in_the_order_given() -> None:
-    ropes = (RopeConfig(theta=1e6), RopeConfig(theta=1e4, attention_factor=2.0))
-    cos, sin = rope_tables(ropes, 16, jnp.zeros(3, jnp.int32), jnp.ones(3, jnp.int32))
-    assert cos.shape == sin.shape == (2, 3, 8)
-    np.testing.assert_array_equal(cos[0], np.ones((3, 8)))
-    np.testing.assert_array_equal(cos[1], np.full((3, 8), 2.0))
+def test_the_attention_factor_scales_both() -> None:
+    cos, sin = rope_table(RopeConfig(attention_factor=2.0), 16, jnp.zeros(3, jnp.int32), jnp.ones(3, jnp.int32))
+    assert cos.shape == sin.shape == (3, 8)
+    np.testing.assert_array_equal(cos, np.full((3, 8), 2.0))

@@ -1,0 +1,134 @@
+"""The ways in which a step goes through a model's layers."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from .plan import LayerPlan, Segment
+
+type Heads = tuple[Array, Array, Array]
+"""The queries, keys and values of a step's tokens: q_tnh, k_tkh, v_tkh."""
+type Stream = tuple[Array, Any]
+"""The hidden states [t, d] between two layers, and the KV pool."""
+
+
+class LayerLoop(enum.Enum):
+    """The way in which a step goes through the layers. All ways compute the same."""
+
+    SCAN = "scan"
+    """One body per kind, over weights stacked along a leading axis: the quickest to compile."""
+    UNROLL = "unroll"
+    """A body per layer, without a loop: what a GPU runs as one CUDA graph."""
+    SWITCH = "switch"
+    """One body per kind, whose matmuls are picked by the layer's place. XLA:CPU would copy a layer's weights out of a
+    stack in each step. Attention, which is most of what there is to compile, is still compiled once."""
+    IN_PLACE = "in place"
+    """SCAN, but the CPU's own matmul takes a layer's weights as they lie in the stack."""
+
+    @property
+    def stacked(self) -> bool:
+        """Say whether weights have a leading axis of layers."""
+        return self in (LayerLoop.SCAN, LayerLoop.IN_PLACE)
+
+
+class LayerOf:
+    """The array of one layer in a stack of several layers'. Only what indexes it cuts it out.
+
+    It is wanted for the first `num_rows` of a step's tokens; what becomes of the others does not matter.
+    """
+
+    def __init__(self, stack: Array, layer: Array | int, num_rows: Array | int) -> None:
+        self.stack, self.layer, self.num_rows = stack, layer, num_rows
+        self.shape, self.ndim = stack.shape[1:], stack.ndim - 1
+
+    def __getitem__(self, index: Any) -> Array:
+        """Index a copy of the array."""
+        return jax.lax.dynamic_index_in_dim(self.stack, self.layer, keepdims=False)[index]
+
+
+class LayerBody(NamedTuple):
+    """What a layer does, for all layers of one kind."""
+
+    project: Callable[[Any, Array], Heads]
+    """It takes the layer's weights and the hidden states [t, d]."""
+    attend: Callable[[Heads, Any, Array | int], tuple[Array, Any]]
+    """It takes the pool and the layer's place among those of its kind, and returns [t, n, h] and the pool."""
+    finish: Callable[[Any, Array, Array], Array]
+    """It takes the layer's weights, the hidden states before it, and what attention gave."""
+
+    def run(self, weights: Any, stream: Stream, place: Array | int) -> Stream:
+        """Run one layer."""
+        x_td, kv_pool = stream
+        attended_tnh, kv_pool = self.attend(self.project(weights, x_td), kv_pool, place)
+        return self.finish(weights, x_td, attended_tnh), kv_pool
+
+    def run_one_of(self, layers: Sequence[Any], stream: Stream, place: Array | int) -> Stream:
+        """Run the layer at a place, of those with these weights."""
+        x_td, kv_pool = stream
+        heads = jax.lax.switch(place, [partial(self.project, weights) for weights in layers], x_td)
+        attended_tnh, kv_pool = self.attend(heads, kv_pool, place)
+        finishes = [partial(self.finish, weights) for weights in layers]
+        return jax.lax.switch(place, finishes, x_td, attended_tnh), kv_pool
+
+
+def run_layers(
+    loop: LayerLoop, plan: LayerPlan, weights: Any, bodies: Sequence[LayerBody], stream: Stream, num_tokens: Array
+) -> Stream:
+    """Take the stream through all layers.
+
+    `weights` are a tuple: of each kind's weights if they are stacked, else of each layer's. `bodies` are those of the
+    kinds. Rows of tokens from `num_tokens` on are padding.
+    """
+    if not loop.stacked:
+        # Layers of a kind have the same shapes, so each part is traced and lowered once.
+        bodies = [LayerBody(*map(jax.jit, body)) for body in bodies]
+        weights = [[weights[layer] for layer in layers] for layers in plan.layers_of]
+
+    def run(stream: Stream, kind: int, place: Array | int) -> Stream:
+        body, of_kind = bodies[kind], weights[kind]
+        match loop:
+            case LayerLoop.SCAN:
+                cut = partial(jax.lax.dynamic_index_in_dim, index=place, keepdims=False)
+                return body.run(jax.tree.map(cut, of_kind), stream, place)
+            case LayerLoop.IN_PLACE:
+                return body.run(jax.tree.map(lambda x: LayerOf(x, place, num_tokens), of_kind), stream, place)
+            case LayerLoop.SWITCH:
+                return body.run_one_of(of_kind, stream, place)
+            case LayerLoop.UNROLL:
+                return body.run(of_kind[place], stream, place)
+
+    return walk(plan, stream, run, loops=loop is not LayerLoop.UNROLL)
+
+
+def walk(plan: LayerPlan, stream: Any, run: Callable[[Any, int, Any], Any], *, loops: bool) -> Any:
+    """Call `run` with the kind and the place of each layer, in order: once for each that is compiled if it `loops`."""
+
+    def times(count: int, step: Callable[[Stream, Any], Stream], stream: Stream) -> Stream:
+        if loops and count > 1:
+            return jax.lax.scan(lambda carry, i: (step(carry, i), None), stream, jnp.arange(count, dtype=jnp.int32))[0]
+        for i in range(count):
+            stream = step(stream, i)
+        return stream
+
+    def run_pattern(segment: Segment, firsts: list[int], stream: Stream, repeat: Any) -> Stream:
+        counts = segment.counts(len(firsts))
+        places = [first + repeat * count for first, count in zip(firsts, counts, strict=True)]
+        for kind, count in segment.pattern:
+            first = places[kind]
+            stream = times(count, lambda carry, i, kind=kind, first=first: run(carry, kind, first + i), stream)
+            places[kind] = first + count
+        return stream
+
+    firsts = [0] * len(plan.kinds)
+    for segment in plan.segments:
+        stream = times(segment.repeats, partial(run_pattern, segment, list(firsts)), stream)
+        counts = segment.counts(len(firsts))
+        firsts = [first + segment.repeats * count for first, count in zip(firsts, counts, strict=True)]
+    return stream

@@ -1,0 +1,80 @@
+"""The plan of a model's layers: which are of one kind, and the loops that go through them in order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from .config import LayerSpec
+
+
+class Run(NamedTuple):
+    """So many layers of one kind, one after the other."""
+
+    kind: int
+    count: int
+
+
+class Segment(NamedTuple):
+    """A pattern of runs, so many times in a row."""
+
+    pattern: tuple[Run, ...]
+    repeats: int
+
+    def counts(self, num_kinds: int) -> list[int]:
+        """Return how many layers of each kind the pattern has."""
+        return [sum(run.count for run in self.pattern if run.kind == kind) for kind in range(num_kinds)]
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """The layers of a model in order. A layer is known by its kind, and its place among the layers of that kind."""
+
+    layers: tuple[LayerSpec, ...]
+
+    @cached_property
+    def kinds(self) -> tuple[LayerSpec, ...]:
+        """Return the distinct specs, in the order in which they come first."""
+        return tuple(dict.fromkeys(self.layers))
+
+    @cached_property
+    def sequence(self) -> tuple[int, ...]:
+        """Return each layer's kind."""
+        numbers = {kind: number for number, kind in enumerate(self.kinds)}
+        return tuple(numbers[layer] for layer in self.layers)
+
+    @cached_property
+    def layers_of(self) -> tuple[tuple[int, ...], ...]:
+        """Return the numbers of each kind's layers."""
+        numbers: tuple[list[int], ...] = tuple([] for _ in self.kinds)
+        for number, kind in enumerate(self.sequence):
+            numbers[kind].append(number)
+        return tuple(map(tuple, numbers))
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """Return the layers as few bodies of loops: each is compiled once, however often it runs."""
+        return tuple(_segments([Run(kind, len(list(run))) for kind, run in itertools.groupby(self.sequence)]))
+
+
+def _segments(runs: Sequence[Run]) -> Iterator[Segment]:
+    """Cut runs into segments, each with the pattern that covers most of what is left, or of one run."""
+    start = 0
+    while start < len(runs):
+        left = runs[start:]
+        repeats = {period: _repeats(left, period) for period in range(1, len(left) // 2 + 1)}
+        period = max((each for each in repeats if repeats[each] > 1), key=lambda x: repeats[x] * x, default=1)
+        segment = Segment(tuple(left[:period]), repeats.get(period, 1))
+        yield segment
+        start += period * segment.repeats
+
+
+def _repeats(runs: Sequence[Run], period: int) -> int:
+    """Return how often the first `period` runs come in a row."""
+    repeats = 1
+    while runs[repeats * period : (repeats + 1) * period] == runs[:period]:
+        repeats += 1
+    return repeats
