@@ -120,10 +120,10 @@ def walk(plan: LayerPlan, stream: Any, run: Callable[[Any, int, Any], Any], *, l
     def run_pattern(segment: Segment, firsts: list[int], stream: Stream, repeat: Any) -> Stream:
         counts = segment.counts(len(firsts))
         places = [first + repeat * count for first, count in zip(firsts, counts, strict=True)]
-        for kind, count in segment.pattern:
+        for kind, length in segment.pattern:
             first = places[kind]
-            stream = times(count, lambda carry, i, kind=kind, first=first: run(carry, kind, first + i), stream)
-            places[kind] = first + count
+            stream = times(length, lambda carry, i, kind=kind, first=first: run(carry, kind, first + i), stream)
+            places[kind] = first + length
         return stream
 
     firsts = [0] * len(plan.kinds)

@@ -15,7 +15,7 @@ class Run(NamedTuple):
     """So many layers of one kind, one after the other."""
 
     kind: int
-    count: int
+    length: int
 
 
 class Segment(NamedTuple):
@@ -26,7 +26,7 @@ class Segment(NamedTuple):
 
     def counts(self, num_kinds: int) -> list[int]:
         """Return how many layers of each kind the pattern has."""
-        return [sum(run.count for run in self.pattern if run.kind == kind) for kind in range(num_kinds)]
+        return [sum(run.length for run in self.pattern if run.kind == kind) for kind in range(num_kinds)]
 
 
 @dataclass(frozen=True)

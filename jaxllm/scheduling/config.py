@@ -9,6 +9,25 @@ SchedulingPolicy = Literal["fcfs", "priority"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupConfig:
+    """The KV cache of the layers whose keys and values have one shape and one window."""
+
+    num_blocks: int
+    """All blocks of the pool, the null block 0 counted."""
+    window: int | None = None
+    """A token reads the keys of so many, itself counted; None for all before it."""
+    tile_blocks: int = 1
+    """Attention reads the keys of so many blocks at once, from a multiple of that number on."""
+
+    def most_blocks(self, max_model_len: int, max_new: int, block_size: int) -> int:
+        """Return the most blocks that one request of max_model_len tokens holds, computed max_new tokens at a time."""
+        if self.window is None:
+            return -(-max_model_len // block_size)
+        span = self.window - 1 + max_new + self.tile_blocks * block_size
+        return min(-(-max_model_len // block_size), -(-span // block_size) + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """Limits of a step and of the block pool. Raise ValueError when they cannot work together."""
 
@@ -20,8 +39,8 @@ class SchedulerConfig:
     """Prompt and output tokens of one request."""
     block_size: int
     """Tokens per block."""
-    num_blocks: int
-    """All blocks of the pool, the null block 0 counted."""
+    groups: tuple[GroupConfig, ...]
+    """The groups of layers, each with blocks of its own."""
     enable_prefix_caching: bool = True
     keys_depend_on_prompt: bool = False
     """True if the same tokens have other keys in a longer prompt, as with dynamic RoPE: then only prompts of one length
@@ -61,12 +80,14 @@ class SchedulerConfig:
         if self.num_rows < max_chunks:
             raise ValueError(f"max_rows must be at least {max_chunks}, one row per chunk, got {self.max_rows}.")
         # One request alone must always fit: otherwise preempting all the others could still leave it stuck.
-        if self.max_blocks_per_request > self.num_blocks - 1:
-            raise ValueError(
-                f"max_model_len={self.max_model_len} needs {self.max_blocks_per_request} blocks of {self.block_size} "
-                f"tokens, but the pool has {self.num_blocks - 1} beside the null block: give the KV cache more memory "
-                f"or lower max_model_len."
-            )
+        for group in self.groups:
+            needed = group.most_blocks(self.max_model_len, self.max_num_batched_tokens, self.block_size)
+            if needed > group.num_blocks - 1:
+                raise ValueError(
+                    f"max_model_len={self.max_model_len} needs {needed} blocks of {self.block_size} tokens, but the "
+                    f"pool has {group.num_blocks - 1} beside the null block: give the KV cache more memory or lower "
+                    f"max_model_len."
+                )
         if not self.enable_chunked_prefill:
             self._check_whole_prompts()
 
@@ -82,7 +103,3 @@ class SchedulerConfig:
     @property
     def num_rows(self) -> int:
         return self.max_num_seqs if self.max_rows is None else self.max_rows
-
-    @property
-    def max_blocks_per_request(self) -> int:
-        return -(-self.max_model_len // self.block_size)

@@ -10,44 +10,58 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 
-from jaxllm.scheduling.block_pool import BlockPool
+from jaxllm.scheduling.block_pool import NULL_BLOCK, BlockPool
 from jaxllm.scheduling.block_residency import BlockResidency
+from jaxllm.scheduling.cache_group import CacheGroup
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.request import Request
+
+type GroupBlocks = tuple[array[int], ...]
+"""The blocks of a request in each cache group, in the order of its tokens, null blocks where windows are past them."""
 
 
 @dataclass(slots=True)
 class BlockTable:
-    """The blocks of one request, in the order of its tokens."""
+    """The blocks of one request."""
 
-    block_ids: array[int]
+    block_ids: GroupBlocks
     num_computed_tokens: int
     """Positions whose keys and values are there; steps in flight are not counted."""
     num_registered: int
     """Leading full blocks that were offered to the prefix cache."""
+    num_trimmed: list[int]
+    """Leading blocks of each group that the window has left behind."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit:
     """The leading tokens of a request that others have computed."""
 
-    block_ids: array[int]
+    block_ids: GroupBlocks
     """Blocks to hold too."""
     num_tokens: int
-    copied_block: int | None = None
-    """The block with the tokens after those in `block_ids`, if a copy of it is to follow them."""
+    copied_blocks: tuple[int, ...] | None = None
+    """In each group the block with the tokens after those in `block_ids`, if a copy of it is to follow them."""
 
 
 class KVCacheManager:
-    """Open, grow, close and park block tables, and find prefixes that are already computed."""
+    """Open, grow, trim, close and park block tables, and find prefixes that are already computed."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.block_size = config.block_size
         self.enable_prefix_caching = config.enable_prefix_caching
         sample = config.kv_cache_metrics_sample if config.enable_prefix_caching else None
-        self.pool = BlockPool(config.num_blocks, None if sample is None else BlockResidency(sample))
+        residencies = [None if sample is None else BlockResidency(sample), *[None] * len(config.groups)]
+        self.groups = tuple(
+            CacheGroup(group, config.block_size, residency)
+            for group, residency in zip(config.groups, residencies, strict=False)
+        )
+        """What is measured of how long blocks stay is the first one's."""
+        self._most_new = config.max_num_batched_tokens
         self._keys_depend_on_prompt = config.keys_depend_on_prompt
+        self._nothing = PrefixHit(tuple(array("i") for _ in self.groups), 0)
         self.tables: dict[str, BlockTable] = {}
         """The tables of the running requests, by id."""
         self.parked: dict[str, tuple[Request, BlockTable]] = {}
@@ -62,43 +76,55 @@ class KVCacheManager:
         this fork, so that its last block needs no copy.
         """
         if request.is_scored:
-            return PrefixHit(array("i"), 0)
+            return self._nothing
         num_wanted = request.num_tokens - 1
         donated = self._find_donated(request, min(num_donated, num_wanted), takes_over)
         if donated.num_tokens == num_wanted or not self.looks_up(request):
             return donated
         cached = self._find_cached(request, num_wanted // self.block_size)
-        num_cached = len(cached) * self.block_size
-        return PrefixHit(cached, num_cached) if num_cached > donated.num_tokens else donated
+        return cached if cached.num_tokens > donated.num_tokens else donated
 
     def looks_up(self, request: Request) -> bool:
         """Say whether the request's tokens are looked up in the prefix cache."""
         return self.enable_prefix_caching and request.reads_cache and not request.is_scored
 
-    def _find_cached(self, request: Request, max_blocks: int) -> array[int]:
-        found = array("i")
-        for index in range(max_blocks):
-            block_id = self.pool.find(self._hash(request, index), self._token_bytes(request, index))
-            if block_id is None:
-                break
-            found.append(block_id)
-        return found
+    def _find_cached(self, request: Request, max_blocks: int) -> PrefixHit:
+        def find(group: CacheGroup, place: int) -> int | None:
+            return group.pool.find(self._hash(request, place), self._token_bytes(request, place))
+
+        num_blocks, before = max_blocks, -1
+        while num_blocks != before:  # a group may have to shorten what the one before it has found
+            before = num_blocks
+            for group in self.groups:
+                num_blocks = group.longest(num_blocks, partial(find, group))
+        first = num_blocks * self.block_size
+        found = []
+        for group in self.groups:
+            first = min(group.first_wanted(num_blocks * self.block_size), num_blocks)
+            wanted = (find(group, place) or NULL_BLOCK for place in range(first, num_blocks))
+            found.append(array("i", [*[NULL_BLOCK] * first, *wanted]))
+        return PrefixHit(tuple(found), num_blocks * self.block_size)
 
     def _find_donated(self, request: Request, max_tokens: int, takes_over: bool) -> PrefixHit:
         donor = request.donor
         table = None if donor is None else self.table_of(donor)
         if donor is None or table is None or not self._may_share(request, donor):
-            return PrefixHit(array("i"), 0)
+            return self._nothing
         num_tokens = common_length(request.token_ids, donor.token_ids, max_tokens)
         num_full, rest = divmod(num_tokens, self.block_size)
-        shared = table.block_ids[:num_full]
+        firsts = [group.first_wanted(num_tokens) for group in self.groups]
+        if any(trimmed > first for trimmed, first in zip(table.num_trimmed, firsts, strict=True)):
+            return self._nothing  # the donor has gone on, and its window with it
+        each = zip(table.block_ids, firsts, strict=True)
+        shared = tuple(array("i", [NULL_BLOCK]) * min(first, num_full) + ids[first:num_full] for ids, first in each)
         if not rest:
             return PrefixHit(shared, num_tokens)
-        block_id = table.block_ids[num_full]
-        if takes_over and self.pool.is_private(block_id):
-            shared.append(block_id)
+        last = tuple(block_ids[num_full] for block_ids in table.block_ids)
+        if takes_over and all(group.pool.is_private(block) for group, block in zip(self.groups, last, strict=True)):
+            for block_ids, block_id in zip(shared, last, strict=True):
+                block_ids.append(block_id)
             return PrefixHit(shared, num_tokens)
-        return PrefixHit(shared, num_tokens, block_id)
+        return PrefixHit(shared, num_tokens, last)
 
     def _may_share(self, request: Request, donor: Request) -> bool:
         if self._keys_depend_on_prompt and donor.num_prompt_tokens != request.num_prompt_tokens:
@@ -116,28 +142,37 @@ class KVCacheManager:
 
     def fits(self, num_tokens: int, hit: PrefixHit) -> bool:
         """Say whether num_tokens positions fit in the blocks now available, beside those of this hit."""
-        shared = hit.block_ids
-        num_revived = sum(not self.pool.is_held(block_id) for block_id in shared)
-        return self._num_blocks(num_tokens) - len(shared) + num_revived <= self.pool.num_available
+        return all(
+            group.num_missing(shared, num_tokens, self._most_new) <= group.pool.num_available
+            for group, shared in zip(self.groups, hit.block_ids, strict=True)
+        )
 
     def open_table(self, request: Request, hit: PrefixHit, num_tokens: int) -> BlockTable:
         """Give the request a table that covers num_tokens positions, more than its hit; they must fit."""
-        block_ids, num_begun = hit.block_ids[:], hit.num_tokens
-        self.pool.share(block_ids)
-        table = BlockTable(block_ids, num_begun, num_begun // self.block_size)
+        for group, shared in zip(self.groups, hit.block_ids, strict=True):
+            group.pool.share(block_id for block_id in shared if block_id != NULL_BLOCK)
+        firsts = [group.first_wanted(hit.num_tokens) for group in self.groups]
+        block_ids = tuple(ids[:] for ids in hit.block_ids)
+        table = BlockTable(block_ids, hit.num_tokens, hit.num_tokens // self.block_size, firsts)
         self.tables[request.request_id] = table
         self.grow(table, num_tokens)
         return table
 
     def grow(self, table: BlockTable, num_tokens: int) -> bool:
         """Make the table cover num_tokens positions; return False, and change nothing, if blocks are short."""
-        num_missing = self._num_blocks(num_tokens) - len(table.block_ids)
+        num_missing = self._num_blocks(num_tokens) - len(table.block_ids[0])
         if num_missing <= 0:
             return True
-        if num_missing > self.pool.num_available:
+        if any(num_missing > group.pool.num_available for group in self.groups):
             return False
-        table.block_ids.extend(self.pool.take(num_missing))
+        for group, block_ids in zip(self.groups, table.block_ids, strict=True):
+            block_ids.extend(group.pool.take(num_missing))
         return True
+
+    def trim(self, table: BlockTable, start: int) -> None:
+        """Give back the blocks that windows leave behind once all tokens before `start` are planned."""
+        each = zip(self.groups, table.block_ids, table.num_trimmed, strict=True)
+        table.num_trimmed = [group.trim(block_ids, num, start) for group, block_ids, num in each]
 
     def register(self, request: Request, table: BlockTable, num_tokens: int) -> None:
         """Let the full blocks among the first num_tokens positions be found. Their token ids must be known."""
@@ -145,13 +180,31 @@ class KVCacheManager:
         if num_full <= table.num_registered or not self.enable_prefix_caching:
             return
         for index in range(table.num_registered, num_full):
-            token_bytes = self._token_bytes(request, index)
-            self.pool.register(table.block_ids[index], self._hash(request, index), token_bytes)
+            block_hash, token_bytes = self._hash(request, index), self._token_bytes(request, index)
+            for group, block_ids in zip(self.groups, table.block_ids, strict=True):
+                if block_ids[index] != NULL_BLOCK:
+                    group.pool.register(block_ids[index], block_hash, token_bytes)
         table.num_registered = num_full
 
     def close_table(self, request: Request) -> None:
         """Release the request's blocks; those that were registered can still be found."""
-        self.pool.release(self.tables.pop(request.request_id).block_ids)
+        self._release(self.tables.pop(request.request_id))
+
+    def _release(self, table: BlockTable) -> None:
+        for group, block_ids in zip(self.groups, table.block_ids, strict=True):
+            group.release(block_ids)
+
+    def fullest(self) -> BlockPool:
+        """Return the pool of which the largest part is in use: what is admitted depends on that one."""
+        return max((group.pool for group in self.groups), key=lambda pool: pool.num_in_use / pool.num_blocks)
+
+    def forget_all(self) -> bool:
+        """Drop all cached content; return False, and drop nothing, while any block is in use."""
+        if any(group.pool.num_in_use for group in self.groups):
+            return False
+        for group in self.groups:
+            group.pool.forget_all()
+        return True
 
     # -- parked tables -------------------------------------------------------------------------------------------------
 
@@ -164,7 +217,7 @@ class KVCacheManager:
         """Release the blocks that are parked under this id, if any."""
         if request_id in self.parked:
             _, table = self.parked.pop(request_id)
-            self.pool.release(table.block_ids)
+            self._release(table)
 
     def give_up_parked(self, spared: Collection[Request]) -> bool:
         """Close the oldest parked table that is not of a spared request; return False if there is none."""
@@ -181,15 +234,17 @@ class KVCacheManager:
         owned = [(request, self.tables[request.request_id]) for request in running] + list(self.parked.values())
         for request, table in owned:
             num_full = table.num_computed_tokens // self.block_size
-            assert len(table.block_ids) >= self._num_blocks(table.num_computed_tokens), "computed beyond the table"
+            assert len(table.block_ids[0]) >= self._num_blocks(table.num_computed_tokens), "computed beyond the table"
             assert table.num_computed_tokens < request.num_tokens, "a request has nothing to compute"
             assert not self.enable_prefix_caching or table.num_registered >= num_full, "a full block is not registered"
-        for request, num_in_flight in running.items():
-            table = self.tables[request.request_id]
-            first_written = (table.num_computed_tokens + num_in_flight) // self.block_size
-            for block_id in table.block_ids[first_written:]:
-                assert self.pool.is_private(block_id), f"block {block_id} will be written to and has two holders"
-        self.pool.check(table.block_ids for _, table in owned)
+        for number, group in enumerate(self.groups):
+            group.check([(table.block_ids[number], table.num_trimmed[number]) for _, table in owned])
+            for request, num_in_flight in running.items():
+                table = self.tables[request.request_id]
+                num_planned = table.num_computed_tokens + num_in_flight
+                assert table.num_trimmed[number] <= group.first_wanted(num_planned), "a block is given back too early"
+                for block_id in table.block_ids[number][num_planned // self.block_size :]:
+                    assert group.pool.is_private(block_id), f"block {block_id} will be written to and has two holders"
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -205,7 +260,7 @@ class KVCacheManager:
             parent = hashes[-1] if hashes else None
             # The salt enters with the first block; the chain carries it to all the others.
             salt = b"" if hashes else request.salt
-            hashes.append(self.pool.hash_block(parent, self._token_bytes(request, len(hashes)), salt))
+            hashes.append(self.groups[0].pool.hash_block(parent, self._token_bytes(request, len(hashes)), salt))
         return hashes[index]
 
 

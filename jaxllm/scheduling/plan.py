@@ -23,8 +23,9 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """int32, one per token of the chunk; 0 where the host does not know the id yet (see previous_row)."""
     previous_row: int | None
     """Row of the step in flight whose sampled token is this chunk's only token; None when token_ids is complete."""
-    block_ids: array[int]
-    """int32, a copy of all the request's blocks; they cover start + num_tokens positions."""
+    block_ids: tuple[array[int], ...]
+    """int32, in each cache group a copy of the request's blocks; they cover start + num_tokens positions. Those that a
+    window is past are the null block."""
     samples: bool
     """True if the chunk ends at the request's last token, so that the step samples the next one."""
     num_prompt_tokens: int
@@ -52,8 +53,8 @@ class StepPlan:
     chunks: tuple[Chunk, ...]
     """The chunks, at least one: those of one token (decode rows) first, then the longer ones."""
     num_preempted: int
-    copies: tuple[tuple[int, int], ...] = ()
-    """(source, target) blocks to copy before the step runs; no target is another's source."""
+    copies: tuple[tuple[tuple[int, int], ...], ...] = ()
+    """In each cache group the (source, target) blocks to copy before the step runs; no target is another's source."""
 
     @property
     def num_tokens(self) -> int:

@@ -201,17 +201,22 @@ class Scheduler:
                 num_new = draft.limit(request, start, num_new, num_behind=len(running) - index)
                 if not num_new:
                     continue
-            if not self.cache.grow(table, start + num_new) and not self._make_room(draft, request, start + num_new):
+            if not self._waiting.num_forks(request):
+                self.cache.trim(table, start)
+            if not self.cache.grow(table, start + num_new) and not self._make_room(draft, request, start, num_new):
                 return False
             draft.add(request, table, start, num_new)
             if draft.is_spent:
                 return False
         return not draft.num_preempted
 
-    def _make_room(self, draft: StepDraft, request: Request, num_tokens: int) -> bool:
-        """Grow a table, giving up parked ones, then preempting the last in line; return False if blocks are short."""
+    def _make_room(self, draft: StepDraft, request: Request, start: int, num_tokens: int) -> bool:
+        """Grow a table, giving up what forks may want, then preempting the last in line; return False if blocks are
+        short.
+        """
         table = self.cache.tables[request.request_id]
-        while not self.cache.grow(table, num_tokens):
+        self.cache.trim(table, start)
+        while not self.cache.grow(table, start + num_tokens):
             if self.cache.give_up_parked(spared=()):
                 continue
             last = self._running[-1]
@@ -302,8 +307,8 @@ class Scheduler:
         if self.config.tracks_all_tokens or needs_token_counts(request.params):
             self._count_rows.take(request)
         table = self.cache.open_table(request, hit, start + num_new)
-        if hit.copied_block is not None:
-            draft.copy(hit.copied_block, table.block_ids[len(hit.block_ids)])
+        for group, source in enumerate(hit.copied_blocks or ()):
+            draft.copy(group, source, table.block_ids[group][len(hit.block_ids[group])])
         if request.donor is not None:
             draft.donors[request.donor] = None
         draft.add(request, table, start, num_new, is_admitted=True)
@@ -365,15 +370,15 @@ class Scheduler:
             return False
         while self.cache.give_up_parked(spared=()):
             pass
-        return self.cache.pool.forget_all()
+        return self.cache.forget_all()
 
     def stats(self) -> SchedulerStats:
-        counters = self._counters
+        counters, fullest = self._counters, self.cache.fullest()
         return SchedulerStats(
             num_running_reqs=len(self._running),
             num_waiting_reqs=len(self._waiting),
-            num_blocks=self.config.num_blocks,
-            num_blocks_in_use=self.cache.pool.num_in_use,
+            num_blocks=fullest.num_blocks,
+            num_blocks_in_use=fullest.num_in_use,
             num_preemptions=counters.num_preemptions,
             prefix_cache_requests=counters.num_queries,
             prefix_cache_queries=counters.num_queried_tokens,

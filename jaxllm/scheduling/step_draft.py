@@ -57,8 +57,8 @@ class StepDraft:
         self.num_rows = config.num_rows
         """Rows of logits that the step may still take."""
         self.num_preempted = 0
-        self._copies: dict[int, int] = {}
-        """The source block of each target block."""
+        self._copies: tuple[dict[int, int], ...] = tuple({} for _ in config.groups)
+        """In each cache group the source block of each target block."""
         self.donors: dict[Request, None] = {}
         """Donors of the forks that this step admits, in order. Their blocks stay until it is planned: a block that is
         copied must not become the target of another copy."""
@@ -109,7 +109,7 @@ class StepDraft:
             start=start,
             token_ids=request.token_ids[start : start + num_tokens] if is_known else array("i", (0,)),
             previous_row=None if is_known else ahead.row,
-            block_ids=table.block_ids[:],
+            block_ids=tuple([block_ids[:] for block_ids in table.block_ids]),
             samples=start + num_tokens == num_known + ahead.num_sampled,
             num_prompt_tokens=request.num_prompt_tokens,
             params=request.params,
@@ -128,10 +128,11 @@ class StepDraft:
         self.num_tokens -= num_tokens
         self.num_rows -= 1
 
-    def copy(self, source: int, target: int) -> None:
-        """Copy a block before the step runs."""
+    def copy(self, group: int, source: int, target: int) -> None:
+        """Copy a block of a cache group before the step runs."""
         # The donor itself may have been admitted a moment ago: then its block will be a copy, of the same tokens.
-        self._copies[target] = self._copies.get(source, source)
+        copies = self._copies[group]
+        copies[target] = copies.get(source, source)
 
     def finish(self, step_id: int) -> tuple[StepPlan, list[Request]] | None:
         """Return the plan and the requests of its rows, or None if it is empty."""
@@ -139,7 +140,5 @@ class StepDraft:
         if not rows:
             return None
         chunks = tuple([chunk for _, chunk in rows])
-        plan = StepPlan(
-            step_id, chunks, self.num_preempted, tuple([(source, target) for target, source in self._copies.items()])
-        )
-        return plan, [request for request, _ in rows]
+        copies = tuple([tuple([(source, target) for target, source in each.items()]) for each in self._copies])
+        return StepPlan(step_id, chunks, self.num_preempted, copies), [request for request, _ in rows]

@@ -40,11 +40,11 @@ def limited(scheduler: Scheduler, budget: int, num_blocks: int | None = None) ->
     if num_blocks is None:
         cache.enable_prefix_caching = False
     else:
-        taken = cache.pool.take(cache.pool.num_available - num_blocks)
+        taken = cache.groups[0].pool.take(cache.groups[0].pool.num_available - num_blocks)
     try:
         yield
     finally:
-        cache.pool.release(taken)
+        cache.groups[0].pool.release(taken)
         cache.enable_prefix_caching = True
         scheduler.config = config
 

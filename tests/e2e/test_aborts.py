@@ -85,7 +85,7 @@ def assert_idle(engine: Engine) -> None:
     assert (stats.num_running_reqs, stats.num_waiting_reqs, stats.num_blocks_in_use) == (0, 0, 0)
     assert not scheduler.has_unfinished_requests()
     assert scheduler.cache.tables == {}
-    assert scheduler.cache.pool.num_available == 32
+    assert scheduler.cache.groups[0].pool.num_available == 32
 
 
 def add(llm_engine: LLMEngine, request_id: str, job: Job) -> None:

@@ -174,7 +174,7 @@ def test_the_cache_is_reset_under_running_requests(whole: Engine, reference: lis
         if num_steps % 10 == 0:
             assert not llm.reset_prefix_cache()
             assert llm.reset_prefix_cache(reset_running_requests=True)
-            assert (scheduler.cache.pool.num_cached, scheduler.stats().num_blocks_in_use) == (0, 0)
+            assert (scheduler.cache.groups[0].pool.num_cached, scheduler.stats().num_blocks_in_use) == (0, 0)
             scheduler.check()
     assert scheduler.stats().num_preemptions - before >= 20
     assert differences(reference[:16], [outputs[f"reset {index}"] for index in range(16)]) == {}
@@ -277,7 +277,7 @@ def test_would_notice_a_wrong_block(
     assert llm.reset_prefix_cache()
     jobs = [JOBS[index] for index in LONG]
     run_together(llm, jobs)
-    pool = scheduler.cache.pool
+    pool = scheduler.cache.groups[0].pool
     find, wrong = pool.find, []
 
     def find_another(block_hash: bytes, token_bytes: bytes) -> int | None:

@@ -149,7 +149,7 @@ def run_all(core: EngineCore) -> dict[str, list[int]]:
 
 def test_evictions_of_blocks_are_reported_once() -> None:
     core, _, scheduler = make_core()
-    residency = scheduler.cache.pool.residency = BlockResidency(1.0)
+    residency = scheduler.cache.groups[0].pool.residency = BlockResidency(1.0)
     for index in range(30):
         add(core, str(index))
     reported = 0

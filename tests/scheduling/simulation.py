@@ -12,11 +12,13 @@ import random
 import zlib
 from array import array
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from jaxllm.messages import EngineCoreOutput, EngineCoreRequest, RequestError, TokenLogprobs
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.scheduling.config import SchedulerConfig
+from jaxllm.scheduling.block_pool import NULL_BLOCK
+from jaxllm.scheduling.config import GroupConfig, SchedulerConfig
 from jaxllm.scheduling.plan import Chunk, StepPlan, StepResult
 from jaxllm.scheduling.request import needs_token_counts, waits_for_last_token
 from jaxllm.scheduling.scheduler import Scheduler
@@ -27,14 +29,14 @@ NOT_SAMPLED = -7
 MAX_OVERLAP = 2
 
 
-def make_config(**changes: object) -> SchedulerConfig:
-    """Return a roomy configuration with `changes` applied."""
+def make_config(*, num_blocks: int = 129, windows: Iterable[GroupConfig] = (), **changes: object) -> SchedulerConfig:
+    """Return a roomy configuration with `changes` applied: a group of `num_blocks` without a window, and `windows`."""
     settings: dict[str, object] = {
         "max_num_seqs": 8,
         "max_num_batched_tokens": 64,
         "max_model_len": 64,
         "block_size": 4,
-        "num_blocks": 129,
+        "groups": (GroupConfig(num_blocks=num_blocks), *windows),
     }
     return SchedulerConfig(**{**settings, **changes})  # pyright: ignore[reportArgumentType]
 
@@ -157,18 +159,20 @@ class FakeDevice:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        num_slots = config.num_blocks * config.block_size
-        self.digests = array("q", [-1]) * num_slots
-        self.token_ids = array("i", [-1]) * num_slots
+        num_slots = [group.num_blocks * config.block_size for group in config.groups]
+        # In each cache group, what every slot holds.
+        self.digests = [array("q", [-1]) * num for num in num_slots]
+        self.token_ids = [array("i", [-1]) * num for num in num_slots]
         self.counts: list[list[int]] = [[] for _ in range(config.max_num_seqs + 1)]
         """The tokens in each row of the token counts."""
         self._previous: list[int] = []
 
     def run(self, plan: StepPlan, truths: dict[str, Truth]) -> StepResult:
         self._check_shape(plan)
-        self._copy(plan.copies)
+        for group, copies in enumerate(plan.copies):
+            self._copy(group, copies)
         inputs = [self._inputs(chunk) for chunk in plan.chunks]
-        written: set[int] = set()
+        written: set[tuple[int, int]] = set()
         for chunk, token_ids in zip(plan.chunks, inputs, strict=True):
             self._write(chunk, token_ids, truths[chunk.request_id].request.cache_salt, written)
         contexts = [self._attend(chunk, truths[chunk.request_id]) for chunk in plan.chunks]
@@ -197,13 +201,13 @@ class FakeDevice:
         if self.config.long_prefill_token_threshold:
             assert max(lengths) <= self.config.long_prefill_token_threshold
 
-    def _copy(self, copies: tuple[tuple[int, int], ...]) -> None:
+    def _copy(self, group: int, copies: tuple[tuple[int, int], ...]) -> None:
         targets = {target for _, target in copies}
         assert len(targets) == len(copies), "a block is copied to twice"
         assert not targets & {0, *(source for source, _ in copies)}, "a target is a source or the null block"
         size = self.config.block_size
         for source, target in copies:
-            for content in (self.digests, self.token_ids):
+            for content in (self.digests[group], self.token_ids[group]):
                 content[target * size : (target + 1) * size] = content[source * size : (source + 1) * size]
 
     def _inputs(self, chunk: Chunk) -> list[int]:
@@ -212,27 +216,34 @@ class FakeDevice:
         assert list(chunk.token_ids) == [0]
         return [self._previous[chunk.previous_row]]
 
-    def _slot(self, chunk: Chunk, position: int) -> int:
-        block_id = chunk.block_ids[position // self.config.block_size]
-        assert 0 < block_id < self.config.num_blocks
+    def _slot(self, group: int, chunk: Chunk, position: int) -> int:
+        block_id = chunk.block_ids[group][position // self.config.block_size]
+        assert 0 < block_id < self.config.groups[group].num_blocks
         return block_id * self.config.block_size + position % self.config.block_size
 
-    def _write(self, chunk: Chunk, token_ids: list[int], salt: str | None, written: set[int]) -> None:
-        digest = self.digests[self._slot(chunk, chunk.start - 1)] if chunk.start else first_digest(salt)
+    def _write(self, chunk: Chunk, token_ids: list[int], salt: str | None, written: set[tuple[int, int]]) -> None:
+        digest = self.digests[0][self._slot(0, chunk, chunk.start - 1)] if chunk.start else first_digest(salt)
         for position, token_id in enumerate(token_ids, chunk.start):
-            slot = self._slot(chunk, position)
-            assert slot not in written, "two rows write to one slot"
-            written.add(slot)
             digest = extend_digest(digest, token_id)
-            self.digests[slot], self.token_ids[slot] = digest, token_id
+            for group, (digests, held) in enumerate(zip(self.digests, self.token_ids, strict=True)):
+                slot = self._slot(group, chunk, position)
+                assert (group, slot) not in written, "two rows write to one slot"
+                written.add((group, slot))
+                digests[slot], held[slot] = digest, token_id
 
     def _attend(self, chunk: Chunk, truth: Truth) -> array[int]:
         """Return the content of the positions up to the chunk's end."""
         size, end = self.config.block_size, chunk.start + len(chunk.token_ids)
-        context = array("q")
-        for block_id in chunk.block_ids:
-            context.extend(self.digests[block_id * size : (block_id + 1) * size])
-        assert context[:end] == truth.digests[:end], f"{chunk.request_id} reads a slot with wrong content"
+        contexts = []
+        for group, digests, block_ids in zip(self.config.groups, self.digests, chunk.block_ids, strict=True):
+            context = array("q")
+            for block_id in block_ids:
+                context.extend(digests[block_id * size : (block_id + 1) * size])
+            tile = size * group.tile_blocks
+            first = 0 if group.window is None else max(0, chunk.start - group.window + 1) // tile * tile
+            assert context[first:end] == truth.digests[first:end], f"{chunk.request_id} reads a slot with wrong content"
+            contexts.append(context)
+        context = contexts[0]
         request = truth.request
         assert chunk.params is request.sampling_params
         assert (chunk.seed, chunk.num_prompt_tokens) == (request.seed, len(request.prompt_token_ids))
@@ -308,7 +319,7 @@ class Simulation:
             assert not waits_for_last_token(chunk.params) or id(chunk.params) not in sampled, (
                 "it needs a token in flight"
             )
-        self.num_copies += len(plan.copies)
+        self.num_copies += sum(map(len, plan.copies))
         self.in_flight.append((plan, self.device.run(plan, self.truths)))
         return plan
 
@@ -361,13 +372,16 @@ class Simulation:
             num_steps += 1
             assert num_steps <= max_steps, "the workload does not come to an end"
         assert not self.live
-        parked = {block_id for _, table in self.scheduler.cache.parked.values() for block_id in table.block_ids}
-        assert self.scheduler.stats().num_blocks_in_use == len(parked)
+        cache = self.scheduler.cache
+        for number, group in enumerate(cache.groups):
+            parked = {block_id for _, table in cache.parked.values() for block_id in table.block_ids[number]}
+            assert group.pool.num_in_use == len(parked - {NULL_BLOCK})
         return num_steps
 
     def check(self) -> None:
         """Check the scheduler's laws, and that every block that can be found holds what is said of it."""
         self.scheduler.check()
         size = self.config.block_size
-        for block_id, (_, token_bytes) in self.scheduler.cache.pool._content.items():
-            assert self.device.token_ids[block_id * size : (block_id + 1) * size].tobytes() == token_bytes
+        for group, held in zip(self.scheduler.cache.groups, self.device.token_ids, strict=True):
+            for block_id, (_, token_bytes) in group.pool._content.items():
+                assert held[block_id * size : (block_id + 1) * size].tobytes() == token_bytes

@@ -102,7 +102,7 @@ def test_abandon_trusts_nothing():
     for name in ("a", "b"):
         simulation.add(make_request(name, 9))
     assert simulation.plan() is not None
-    scheduler.cache.pool.take(3)  # lost between the pool and a table
+    scheduler.cache.groups[0].pool.take(3)  # lost between the pool and a table
     scheduler._running.pop()
     why = RequestError("internal", "the device fell over")
     assert [(output.request_id, output.finish_reason, output.error) for output in scheduler.abandon(why)] == [

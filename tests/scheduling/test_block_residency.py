@@ -45,10 +45,10 @@ def test_a_scheduler_that_evicts() -> None:
     for index in range(8):
         simulation.add(make_request(str(index), 30, max_tokens=2))
     simulation.run()
-    residency = simulation.scheduler.cache.pool.residency
+    residency = simulation.scheduler.cache.groups[0].pool.residency
     assert residency is not None
     evictions = residency.take_evictions()
     assert len(evictions) > 16
     assert all(0 <= each.idle <= each.lifetime for each in evictions)
     for changes in ({}, {"kv_cache_metrics_sample": 1.0, "enable_prefix_caching": False}):
-        assert Simulation(make_config(num_blocks=17, **changes)).scheduler.cache.pool.residency is None
+        assert Simulation(make_config(num_blocks=17, **changes)).scheduler.cache.groups[0].pool.residency is None

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
+from jaxllm.scheduling.config import GroupConfig
 from tests.scheduling.simulation import make_config
 
 
@@ -27,4 +31,11 @@ def test_bad_settings_are_refused(changes: dict, message: str):
 
 
 def test_the_smallest_pool_holds_one_request():
-    assert make_config(max_model_len=61, block_size=4, num_blocks=17).max_blocks_per_request == 16
+    assert make_config(max_model_len=61, block_size=4, num_blocks=17)
+    window = GroupConfig(
+        num_blocks=8, window=6, tile_blocks=2
+    )  # tokens of a step, of the window and of a tile, and one
+    settings: dict[str, Any] = {"max_model_len": 64, "max_num_batched_tokens": 8, "max_num_seqs": 4, "block_size": 4}
+    assert make_config(**settings, windows=[window])
+    with pytest.raises(ValueError, match="needs 7 blocks of 4 tokens, but the pool has 6"):
+        make_config(**settings, windows=[replace(window, num_blocks=7)])

@@ -48,7 +48,7 @@ def test_siblings_plan_the_prompt_once(n: int, num_prompt_tokens: int, overlap: 
     while len(started) < n:
         plan = simulation.plan()
         assert plan is not None
-        num_copies += len(plan.copies)
+        num_copies += len(plan.copies[0])
         for chunk in plan.chunks:
             if chunk.start < num_prompt_tokens:
                 num_planned += len(chunk.token_ids)
@@ -69,9 +69,9 @@ def test_a_fork_waits_for_its_donors_prompt_and_others_pass():
     plan = simulation.plan()
     assert plan is not None
     assert shape(plan) == [("0", 10, 1), ("other", 4, 1), ("1", 9, 1)]
-    donor, fork = plan.chunks[0].block_ids, plan.chunks[2].block_ids
+    donor, fork = plan.chunks[0].block_ids[0], plan.chunks[2].block_ids[0]
     assert donor[:2] == fork[:2]
-    assert plan.copies == ((donor[2], fork[2]),)
+    assert plan.copies == (((donor[2], fork[2]),),)
     simulation.run(overlap=2)
 
 
@@ -105,7 +105,7 @@ def test_a_fork_that_is_alone_goes_on_where_its_donor_ended():
         simulation.step()
     plan = simulation.plan()
     assert plan is not None
-    assert (shape(plan), plan.copies) == ([("1", 9, 1)], ())
+    assert (shape(plan), plan.copies) == ([("1", 9, 1)], ((),))
     simulation.run()
 
 
@@ -163,7 +163,7 @@ def test_beams_compute_one_token_each(caching: bool):
         assert plan is not None
         assert plan.num_tokens == 3
         # The last child of each parent takes its last block over, and one that begins a new block copies nothing.
-        assert len(plan.copies) == (0 if (10 + depth) % 4 == 0 else 3 - len(beams))
+        assert len(plan.copies[0]) == (0 if (10 + depth) % 4 == 0 else 3 - len(beams))
         simulation.commit()
         simulation.check()
         assert simulation.scheduler.cache.parked.keys() == {name for name, _, _ in children}
@@ -179,7 +179,7 @@ def test_a_shorter_fork_does_not_take_over_a_block_that_can_be_found():
     simulation.scheduler.release(["donor"])
     plan = simulation.plan()
     assert plan is not None
-    assert (shape(plan), len(plan.copies)) == ([("1", 6, 1)], 1)
+    assert (shape(plan), len(plan.copies[0])) == ([("1", 6, 1)], 1)
     simulation.check()
     assert not simulation.scheduler.cache.parked
     simulation.run(overlap=1)
@@ -260,7 +260,7 @@ def test_parked_tables_are_forgotten_with_the_cache(forget: Callable[[Scheduler]
     park(simulation)
     simulation.add(make_request("fork", PROMPT, fork_of="donor"))
     forget(simulation.scheduler)
-    assert simulation.scheduler.stats().num_blocks_in_use == simulation.scheduler.cache.pool.num_cached == 0
+    assert simulation.scheduler.stats().num_blocks_in_use == simulation.scheduler.cache.groups[0].pool.num_cached == 0
     simulation.scheduler.check()
 
 
@@ -274,8 +274,8 @@ def test_a_donor_admitted_in_the_same_step_passes_the_source_of_its_copy_on():
     plan = simulation.plan()
     assert plan is not None
     assert [(name, start) for name, start, _ in shape(plan)] == [("0", 12), ("2", 9), ("1", 10)]
-    ((source, _), (same_source, _)) = plan.copies
-    assert source == same_source == plan.chunks[0].block_ids[2]
+    ((source, _), (same_source, _)) = plan.copies[0]
+    assert source == same_source == plan.chunks[0].block_ids[0][2]
     simulation.run(overlap=1)
 
 
@@ -309,22 +309,22 @@ def test_anything_may_become_of_donor_and_forks(overlap: int, num_steps: int, vi
 
 
 def share_what_should_be_copied(hit: PrefixHit) -> PrefixHit:
-    if hit.copied_block is None:
+    if hit.copied_blocks is None:
         return hit
-    shared = array("i", [*hit.block_ids, hit.copied_block])
-    return replace(hit, block_ids=shared, copied_block=None)
+    shared = array("i", [*hit.block_ids[0], *hit.copied_blocks])
+    return replace(hit, block_ids=(shared,), copied_blocks=None)
 
 
 def copy_nothing(hit: PrefixHit) -> PrefixHit:
-    return replace(hit, copied_block=None)
+    return replace(hit, copied_blocks=None)
 
 
 def copy_the_wrong_block(hit: PrefixHit) -> PrefixHit:
-    return replace(hit, copied_block=hit.copied_block and hit.block_ids[0])
+    return replace(hit, copied_blocks=hit.copied_blocks and (hit.block_ids[0][0],))
 
 
 def share_the_wrong_block(hit: PrefixHit) -> PrefixHit:
-    return replace(hit, block_ids=hit.block_ids[::-1])
+    return replace(hit, block_ids=(hit.block_ids[0][::-1],))
 
 
 def claim_a_token_more(hit: PrefixHit) -> PrefixHit:

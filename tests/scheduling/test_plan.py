@@ -164,15 +164,15 @@ def test_a_plan_does_not_change_when_its_requests_do():
     simulation.add(make_request("a", 4))
     first = simulation.plan()
     assert first is not None
-    block_ids = list(first.chunks[0].block_ids)
+    block_ids = list(first.chunks[0].block_ids[0])
     second = simulation.plan()
     assert second is not None
-    assert list(first.chunks[0].block_ids) == block_ids == list(second.chunks[0].block_ids)[:1]
+    assert list(first.chunks[0].block_ids[0]) == block_ids == list(second.chunks[0].block_ids[0])[:1]
     token_ids = list(first.chunks[0].token_ids)
     simulation.commit()
     simulation.abort(["a"])
     assert list(first.chunks[0].token_ids) == token_ids
-    assert len(second.chunks[0].block_ids) == 2
+    assert len(second.chunks[0].block_ids[0]) == 2
 
 
 # -- prefix cache ------------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def test_the_cache_can_be_off():
         simulation.run()
     stats = simulation.scheduler.stats()
     assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (0, 0), "nothing is looked up"
-    assert simulation.scheduler.cache.pool.num_cached == 0
+    assert simulation.scheduler.cache.groups[0].pool.num_cached == 0
 
 
 def test_reset_prefix_cache_refuses_while_blocks_are_in_use():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.internal.conjecture.engine
@@ -17,6 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from jaxllm.messages import RequestError
+from jaxllm.scheduling.block_pool import NULL_BLOCK
+from jaxllm.scheduling.config import GroupConfig
 from jaxllm.scheduling.plan import StepPlan
 from tests.scheduling.simulation import EOS, Simulation, make_config, make_request, state_of
 
@@ -48,6 +51,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         mode=st.sampled_from(["chunked", "chunked", "chunked", "whole", "uncached"]),
         num_spare_rows=st.sampled_from([0, 1, 3, 30]),
         tracks_all=st.booleans(),
+        windows=st.lists(st.tuples(st.integers(1, 30), st.sampled_from([1, 1, 2, 4])), max_size=2),
     )
     def start(
         self,
@@ -60,15 +64,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         mode: str,
         num_spare_rows: int,
         tracks_all: bool,
+        windows: list[tuple[int, int]],
     ) -> None:
         is_whole = mode == "whole"
+        budget = MAX_MODEL_LEN if is_whole else budget
+        groups = [GroupConfig(num_blocks=1, window=window, tile_blocks=tile) for window, tile in windows]
         config = make_config(
             policy=policy,
             block_size=block_size,
             num_blocks=1 - (-MAX_MODEL_LEN // block_size) + num_spare_blocks,
             max_num_seqs=max_num_seqs,
             max_model_len=MAX_MODEL_LEN,
-            max_num_batched_tokens=MAX_MODEL_LEN if is_whole else budget,
+            windows=[
+                replace(each, num_blocks=1 + each.most_blocks(MAX_MODEL_LEN, budget, block_size) + num_spare_blocks)
+                for each in groups
+            ],
+            max_num_batched_tokens=budget,
             long_prefill_token_threshold=0 if is_whole else threshold,
             enable_chunked_prefill=not is_whole,
             enable_prefix_caching=mode != "uncached",
@@ -168,7 +179,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.seen["preemption"] += plan.num_preempted
             self.seen["row continued on the device"] += sum(chunk.previous_row is not None for chunk in plan.chunks)
 
-            self.seen["copy"] += len(plan.copies)
+            self.seen["copy"] += sum(map(len, plan.copies))
+            tables = [block_ids for chunk in plan.chunks for block_ids in chunk.block_ids]
+            self.seen["block behind a window"] += sum(block_ids.count(NULL_BLOCK) for block_ids in tables)
             self.seen["table taken over"] += self.num_taken_over(plan)
             self.seen["scored row"] += plan.num_rows - len(plan.chunks)
             self.seen["counts filled"] += sum(chunk.history is not None for chunk in plan.chunks)
@@ -176,9 +189,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def num_taken_over(self, plan: StepPlan) -> int:
         """Count the forks that go on in a block that is not full without having copied it."""
-        size, targets = self.simulation.config.block_size, {target for _, target in plan.copies}
+        size, targets = self.simulation.config.block_size, {target for _, target in plan.copies[0]}
         first = [chunk for chunk in plan.chunks if self.simulation.num_chunks[chunk.request_id] == 1]
-        return sum(c.start % size > 0 and c.block_ids[c.start // size] not in targets for c in first)
+        return sum(c.start % size > 0 and c.block_ids[0][c.start // size] not in targets for c in first)
 
     def end(self, position: int, is_error: bool) -> None:
         live = self.simulation.live
@@ -201,7 +214,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def reset_cache(self) -> None:
         is_idle = self.simulation.scheduler.stats().num_running_reqs == 0
         assert self.simulation.scheduler.reset_prefix_cache() == is_idle
-        assert not is_idle or self.simulation.scheduler.cache.pool.num_cached == 0
+        assert not is_idle or not any(group.pool.num_cached for group in self.simulation.scheduler.cache.groups)
         self.seen["cache reset" if is_idle else "cache reset refused"] += 1
 
     @invariant()
@@ -248,6 +261,7 @@ def test_the_laws_hold_in_any_order_of_events(monkeypatch: pytest.MonkeyPatch):
         "abort of a running request",
         "cache reset refused",
         "copy",
+        "block behind a window",
         "scored row",
         "counts filled",
         "commit wanted",

@@ -230,7 +230,7 @@ class EngineCore:
             validate(params)
 
     def _take_evictions(self) -> list[BlockEviction]:
-        residency = self._scheduler.cache.pool.residency
+        residency = self._scheduler.cache.groups[0].pool.residency
         return [] if residency is None else residency.take_evictions()
 
     def _launch(self, before: RunningStep | None) -> RunningStep | None:

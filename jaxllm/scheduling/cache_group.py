@@ -1,0 +1,78 @@
+"""A cache group is the layers whose keys and values have one shape and one window: they share blocks and tables."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+
+from jaxllm.scheduling.block_pool import NULL_BLOCK, BlockPool
+from jaxllm.scheduling.block_residency import BlockResidency
+from jaxllm.scheduling.config import GroupConfig
+
+
+class CacheGroup:
+    """The blocks of one group: which of a table's are wanted at a position, and which can be found.
+
+    A table has an entry for each block of the request's tokens: the null block for those that a window is past.
+    """
+
+    def __init__(self, config: GroupConfig, block_size: int, residency: BlockResidency | None) -> None:
+        self.pool = BlockPool(config.num_blocks, residency)
+        self._config, self._block_size = config, block_size
+
+    def first_wanted(self, position: int) -> int:
+        """Return the place in a table of the first block that is read for tokens from a position on.
+
+        Kernels read whole tiles of keys, of which the window begins in one.
+        """
+        window, tile_blocks = self._config.window, self._config.tile_blocks
+        return 0 if window is None else max(0, position - window + 1) // self._block_size // tile_blocks * tile_blocks
+
+    def num_missing(self, held: Sequence[int], num_tokens: int, most_new: int) -> int:
+        """Count the blocks to take until all of num_tokens tokens are computed, at most `most_new` of them in a step.
+
+        `held` are the blocks that the request has, of which those that nobody else holds are as good as taken.
+        """
+        total = -(-num_tokens // self._block_size)
+        num_missing = total - len(held)
+        if self._config.window is not None:
+            # Blocks behind the window come back before a step takes more of them.
+            most = self._config.most_blocks(num_tokens, most_new, self._block_size)
+            num_missing = min(num_missing, max(0, most - sum(block_id != NULL_BLOCK for block_id in held)))
+        revived = sum(block_id != NULL_BLOCK and not self.pool.is_held(block_id) for block_id in held)
+        return num_missing + revived
+
+    def trim(self, block_ids: array[int], num_trimmed: int, position: int) -> int:
+        """Give back the blocks of a table that no token from a position on reads; return how many are given back."""
+        first = self.first_wanted(position)
+        if first > num_trimmed:
+            self.release(block_ids[num_trimmed:first])
+            block_ids[num_trimmed:first] = array("i", [NULL_BLOCK]) * (first - num_trimmed)
+        return max(first, num_trimmed)
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """Drop one holder of each block, given in the order of the sequence."""
+        self.pool.release([block_id for block_id in block_ids if block_id != NULL_BLOCK])
+
+    def longest(self, num_blocks: int, find: Callable[[int], int | None]) -> int:
+        """Return the most leading blocks, up to num_blocks, after which a request can go on.
+
+        `find` returns the block at a place, if it can be found.
+        """
+        if self._config.window is None:
+            return next((place for place in range(num_blocks) if find(place) is None), num_blocks)
+        # From the end on: the last place where a request finds all that its window reaches.
+        end = place = num_blocks
+        while place > self.first_wanted(end * self._block_size):
+            place -= 1
+            if find(place) is None:
+                end = place
+        return end
+
+    def check(self, tables: Iterable[tuple[Sequence[int], int]]) -> None:
+        """Assert that the pool agrees with the live tables, each with how many of its blocks were given back."""
+        tables = list(tables)
+        for block_ids, num_trimmed in tables:
+            assert not any(block_ids[:num_trimmed]), "a block that was given back is still in a table"
+            assert all(block_ids[num_trimmed:]), "a table lacks a block that is still read"
+        self.pool.check([block_ids[num_trimmed:] for block_ids, num_trimmed in tables])
