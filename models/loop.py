@@ -16,7 +16,7 @@ from .plan import LayerPlan, Segment
 type Heads = tuple[Array, Array, Array]
 """The queries, keys and values of a step's tokens: q_tnh, k_tkh, v_tkh."""
 type Stream = tuple[Array, Any]
-"""The hidden states [t, d] between two layers, and the KV pool."""
+"""The hidden states [t, d] between two layers, and the KV pools."""
 
 
 class LayerLoop(enum.Enum):
@@ -59,23 +59,23 @@ class LayerBody(NamedTuple):
     project: Callable[[Any, Array], Heads]
     """It takes the layer's weights and the hidden states [t, d]."""
     attend: Callable[[Heads, Any, Array | int], tuple[Array, Any]]
-    """It takes the pool and the layer's place among those of its kind, and returns [t, n, h] and the pool."""
+    """It takes the pools and the layer's place among those of its kind, and returns [t, n, h] and the pools."""
     finish: Callable[[Any, Array, Array], Array]
     """It takes the layer's weights, the hidden states before it, and what attention gave."""
 
     def run(self, weights: Any, stream: Stream, place: Array | int) -> Stream:
         """Run one layer."""
-        x_td, kv_pool = stream
-        attended_tnh, kv_pool = self.attend(self.project(weights, x_td), kv_pool, place)
-        return self.finish(weights, x_td, attended_tnh), kv_pool
+        x_td, kv_pools = stream
+        attended_tnh, kv_pools = self.attend(self.project(weights, x_td), kv_pools, place)
+        return self.finish(weights, x_td, attended_tnh), kv_pools
 
     def run_one_of(self, layers: Sequence[Any], stream: Stream, place: Array | int) -> Stream:
         """Run the layer at a place, of those with these weights."""
-        x_td, kv_pool = stream
+        x_td, kv_pools = stream
         heads = jax.lax.switch(place, [partial(self.project, weights) for weights in layers], x_td)
-        attended_tnh, kv_pool = self.attend(heads, kv_pool, place)
+        attended_tnh, kv_pools = self.attend(heads, kv_pools, place)
         finishes = [partial(self.finish, weights) for weights in layers]
-        return jax.lax.switch(place, finishes, x_td, attended_tnh), kv_pool
+        return jax.lax.switch(place, finishes, x_td, attended_tnh), kv_pools
 
 
 def run_layers(

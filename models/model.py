@@ -193,15 +193,15 @@ class Model:
     def forward(
         self,
         params: Params,
-        kv_pool: KVPool,
+        kv_pools: tuple[KVPool, ...],
         tokens: TokenBatch,
-        batch: AttentionBatch,
+        batches: Sequence[AttentionBatch],
         *,
-        attention: Callable[..., tuple[Array, KVPool]],
-    ) -> tuple[Array, KVPool]:
-        """Run the step's tokens through all layers; return normed hidden states [t, d] and the pool.
+        attention: Sequence[Callable[..., tuple[Array, KVPool]]],
+    ) -> tuple[Array, tuple[KVPool, ...]]:
+        """Run the step's tokens through all layers; return normed hidden states [t, d] and the pools.
 
-        `attention` is called as a `PagedAttention` is.
+        Pools, batches and `attention`, which is called as a `PagedAttention` is, are those of the plan's cache groups.
         """
         cfg = self.config
         frame = nnx.merge(self._frame_def, {name: value for name, value in params.items() if name != "layers"})
@@ -213,25 +213,29 @@ class Model:
         }
 
         def body(kind: int) -> LayerBody:
-            spec, numbers = self.plan.kinds[kind], self.plan.layers_of[kind]
+            spec, (group, places) = self.plan.kinds[kind], self.plan.cache_layers(kind)
+            num_layers = len(list(self.plan.groups.values())[group])
 
             def layer(weights: Params) -> Any:
                 return nnx.merge(self._kinds[kind][0], dict(weights))
 
             # Profiles tell the parts of a step by these names.
             @jax.named_scope("attend")
-            def attend(heads: Heads, kv_pool: KVPool, place: Array | int) -> tuple[Array, KVPool]:
-                return attention(
+            def attend(
+                heads: Heads, kv_pools: tuple[KVPool, ...], place: Array | int
+            ) -> tuple[Array, tuple[KVPool, ...]]:
+                attended_tnh, kv_pool = attention[group](
                     *heads,
-                    kv_pool,
-                    batch,
-                    layer=_pick(numbers, place),
-                    num_layers=cfg.num_layers,
+                    kv_pools[group],
+                    batches[group],
+                    layer=_pick(places, place),
+                    num_layers=num_layers,
                     window=NO_WINDOW if spec.window is None else spec.window,
                     scale=spec.scale,
                     rope=None if spec.rope is None else ropes[spec.rope, spec.head_dim],
                     soft_cap=spec.soft_cap,
                 )
+                return attended_tnh, (*kv_pools[:group], kv_pool, *kv_pools[group + 1 :])
 
             return LayerBody(
                 jax.named_scope("project")(lambda weights, x_td: layer(weights).project(x_td)),
@@ -239,15 +243,15 @@ class Model:
                 jax.named_scope("finish")(lambda weights, x_td, attended: layer(weights).finish(x_td, attended)),
             )
 
-        x_td, kv_pool = run_layers(
+        x_td, kv_pools = run_layers(
             self.loop,
             self.plan,
             params["layers"],
             [body(kind) for kind in range(len(self.plan.kinds))],
-            (frame.embed.embed(tokens.token_ids_t, cfg.embed_scale), kv_pool),
-            jnp.max(batch.query_ends_s),
+            (frame.embed.embed(tokens.token_ids_t, cfg.embed_scale), kv_pools),
+            jnp.max(batches[0].query_ends_s),
         )
-        return frame.final_norm(x_td), kv_pool
+        return frame.final_norm(x_td), kv_pools
 
     @jax.named_scope("logits")
     def logits(self, params: Params, hidden_sd: Array, num_rows: Array | int) -> Array:

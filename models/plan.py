@@ -29,6 +29,15 @@ class Segment(NamedTuple):
         return [sum(run.length for run in self.pattern if run.kind == kind) for kind in range(num_kinds)]
 
 
+class CacheGroup(NamedTuple):
+    """The layers whose keys and values have one shape and one window: they share an array, and its blocks."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: int | None
+
+
 @dataclass(frozen=True)
 class LayerPlan:
     """The layers of a model in order. A layer is known by its kind, and its place among the layers of that kind."""
@@ -55,9 +64,29 @@ class LayerPlan:
         return tuple(map(tuple, numbers))
 
     @cached_property
+    def groups(self) -> dict[CacheGroup, tuple[int, ...]]:
+        """Return the numbers of the layers in each cache group."""
+        groups: dict[CacheGroup, tuple[int, ...]] = {}
+        for number, layer in enumerate(self.layers):
+            group = group_of(layer)
+            groups[group] = (*groups.get(group, ()), number)
+        return groups
+
+    def cache_layers(self, kind: int) -> tuple[int, tuple[int, ...]]:
+        """Return the cache group of a kind, by its place among the groups, and its layers' places in the group."""
+        group = group_of(self.kinds[kind])
+        members = self.groups[group]
+        return list(self.groups).index(group), tuple(members.index(number) for number in self.layers_of[kind])
+
+    @cached_property
     def segments(self) -> tuple[Segment, ...]:
         """Return the layers as few bodies of loops: each is compiled once, however often it runs."""
         return tuple(_segments([Run(kind, len(list(run))) for kind, run in itertools.groupby(self.sequence)]))
+
+
+def group_of(layer: LayerSpec) -> CacheGroup:
+    """Return the cache group of a layer."""
+    return CacheGroup(layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.window)
 
 
 def _segments(runs: Sequence[Run]) -> Iterator[Segment]:

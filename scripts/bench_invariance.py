@@ -66,7 +66,7 @@ def prefill_step(runner: Any) -> StepPlan:
         start=0,
         token_ids=array("i", range(PROMPT)),
         previous_row=None,
-        block_ids=array("i", range(1, 1 + -(-PROMPT // block_size))),
+        block_ids=(array("i", range(1, 1 + -(-PROMPT // block_size))),),
         samples=True,
         num_prompt_tokens=PROMPT,
         params=GREEDY,

@@ -220,7 +220,7 @@ def decode_plan(params: SamplingParams, block_size: int, num_blocks: int, vocab_
                 start=CONTEXT,
                 token_ids=array("i", [(row * 37) % vocab_size]),
                 previous_row=None,
-                block_ids=array("i", range(1 + row * per_row, 1 + (row + 1) * per_row)),
+                block_ids=(array("i", range(1 + row * per_row, 1 + (row + 1) * per_row)),),
                 samples=True,
                 num_prompt_tokens=CONTEXT,
                 params=params,

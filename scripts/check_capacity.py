@@ -127,7 +127,7 @@ def check_case(model: str, topology: str, num_devices: int) -> dict[str, Any]:
         "topology": topology,
         "devices": num_devices,
         "jax": jax.__version__,
-        "block_bytes": sized.memory.block,
+        "block_bytes": sum(group.block_bytes for group in sized.memory.layout.groups),
         "blocks": blocks,
         "N": compile_with(compiler, blocks) or "compiles",
         "1.1 N": compile_with(compiler, math.ceil(1.1 * blocks)) or "compiles",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from jax.sharding import Mesh
 
@@ -15,6 +16,16 @@ from jaxllm.models.model import ParamSpec
 from .report import Bound
 
 EMBEDDING = "embed.table"
+
+
+class LayerWork(NamedTuple):
+    """What attention costs in one layer."""
+
+    window: int | None
+    kv_bytes: float
+    """Bytes of one token's keys and values, on one device."""
+    pair_flops: int
+    """Operations of one query token and one key, on all devices together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,29 +39,26 @@ class Work:
     """The arithmetic of one device."""
     param_bytes: int
     """Bytes of one device's parameters, which every step reads."""
-    kv_bytes: float
-    """Bytes of one token's keys and values in one layer, on one device."""
     token_flops: int
     """Operations of a token's matmuls with the weights of all layers, on all devices together."""
     head_flops: int
     """Operations of the logits of one row, on all devices together."""
-    pair_flops: int
-    """Operations of one query token and one key in one layer, on all devices together."""
-    windows: tuple[int | None, ...]
+    layers: tuple[LayerWork, ...]
     max_num_batched_tokens: int
 
     def decode(self, batch: int, length: int) -> Bound:
         """Return the bound on decoding `batch` requests that have `length` tokens in the KV cache each."""
-        keys = sum(min(length, window or length) for window in self.windows)
-        moved = self.param_bytes + batch * keys * self.kv_bytes
-        flops = batch * (self.token_flops + self.head_flops + keys * self.pair_flops)
+        keys = [min(length, layer.window or length) for layer in self.layers]
+        each = list(zip(keys, self.layers, strict=True))
+        moved = self.param_bytes + batch * sum(num * layer.kv_bytes for num, layer in each)
+        flops = batch * (self.token_flops + self.head_flops + sum(num * layer.pair_flops for num, layer in each))
         return self._bound("decode", batch, length, batch, moved, flops)
 
     def prefill(self, length: int) -> Bound:
         """Return the bound on reading one prompt, alone."""
-        pairs = sum(_causal_pairs(length, window or length) for window in self.windows)
+        pair_flops = sum(_causal_pairs(length, layer.window or length) * layer.pair_flops for layer in self.layers)
         moved = math.ceil(length / self.max_num_batched_tokens) * self.param_bytes
-        flops = length * self.token_flops + self.head_flops + pairs * self.pair_flops
+        flops = length * self.token_flops + self.head_flops + pair_flops
         return self._bound("prefill", 1, length, length, moved, flops)
 
     def _bound(self, phase: str, batch: int, length: int, tokens: int, moved: float, flops: float) -> Bound:
@@ -70,12 +78,12 @@ def count_work(
     specs: Mapping[str, ParamSpec],
     mesh: Mesh,
     *,
-    token_bytes: float,
+    kv_itemsize: int,
     max_num_batched_tokens: int,
     bytes_per_second: float,
     flops_per_second: float,
 ) -> Work:
-    """Count what a model's tokens cost; `token_bytes` are one device's part of a token's keys and values, all layers.
+    """Count what a model's tokens cost; `kv_itemsize` are the bytes of a number in the KV cache.
 
     An embedding table that does not serve as the head is looked up, not read.
     """
@@ -88,11 +96,16 @@ def count_work(
         bytes_per_second=bytes_per_second,
         flops_per_second=flops_per_second,
         param_bytes=param_bytes(mesh, read),
-        kv_bytes=token_bytes / model.num_layers,
         token_flops=2 * (weights - head),
         head_flops=2 * head,
-        pair_flops=4 * model.layers[0].num_heads * model.layers[0].head_dim,
-        windows=tuple(layer.window for layer in model.layers),
+        layers=tuple(
+            LayerWork(
+                layer.window,
+                kv_bytes=2 * layer.num_kv_heads // mesh.size * layer.head_dim * kv_itemsize,
+                pair_flops=4 * layer.num_heads * layer.head_dim,
+            )
+            for layer in model.layers
+        ),
         max_num_batched_tokens=max_num_batched_tokens,
     )
 

@@ -15,6 +15,7 @@ from jaxllm.engine.core.kv_cache_size import step_config
 from jaxllm.execution.buckets import pick_bucket
 from jaxllm.execution.compiler import StepCompiler
 from jaxllm.execution.hardware import Hardware, find_topology
+from jaxllm.execution.kv_pool import KVLayout
 from jaxllm.execution.mesh import param_bytes, replicated_params
 from jaxllm.execution.step import StepShape
 from jaxllm.loading.open import open_config
@@ -25,7 +26,7 @@ from . import compilers
 from .bounds import count_work
 from .fitting import Fit, find_changes, fit, out_of_memory
 from .hlo import count_collectives
-from .report import Bound, Change, Concurrency, Figures, MemoryReport, Program, Report
+from .report import Bound, Change, Concurrency, Figures, GroupReport, MemoryReport, Program, Report
 
 if TYPE_CHECKING:
     from jaxllm.config.engine_args import EngineArgs
@@ -108,10 +109,17 @@ def _compile_step(compiler: StepCompiler, name: str, shape: StepShape, num_block
 
 def _concurrency(sized: Fit) -> Iterator[Concurrency]:
     """Yield how many requests fit in the pool; the null block holds nobody's tokens."""
-    config = sized.config
+    layout, block_size = _layout(sized), sized.config.block_size
+    sizes = layout.num_blocks(sized.num_blocks)
+    groups = [group.config(size) for group, size in zip(layout.groups, sizes, strict=True)]
     for length in (*(each for each in LENGTHS if each < sized.max_model_len), sized.max_model_len):
-        held = (sized.num_blocks - 1) // -(-length // config.block_size)
-        yield Concurrency(length=length, requests=min(held, config.max_num_seqs))
+        held = min((group.num_blocks - 1) // group.most_blocks(length, 1, block_size) for group in groups)
+        yield Concurrency(length=length, requests=min(held, sized.config.max_num_seqs))
+
+
+def _layout(sized: Fit) -> KVLayout:
+    """Return the form of one device's KV cache, with the context that it has room for."""
+    return step_config(replace(sized.config, max_model_len=sized.max_model_len)).kv_layout
 
 
 def _bounds(sized: Fit, hardware: Hardware, concurrency: list[Concurrency]) -> Iterator[Bound]:
@@ -122,7 +130,7 @@ def _bounds(sized: Fit, hardware: Hardware, concurrency: list[Concurrency]) -> I
         config.model_config,
         sized.specs,
         config.mesh,
-        token_bytes=memory.block / config.block_size,
+        kv_itemsize=config.kv_groups[0].attention.shape.kv_dtype.itemsize,
         max_num_batched_tokens=config.max_num_batched_tokens,
         bytes_per_second=hardware.bytes_per_second,
         flops_per_second=hardware.flops_per_second,
@@ -139,14 +147,18 @@ def _memory(sized: Fit, hardware: Hardware) -> MemoryReport:
     limit = hardware.memory_limit(config.gpu_memory_utilization)
     replicated = [] if config.mesh.size == 1 else replicated_params(config.mesh, sized.specs)
     params = param_bytes(config.mesh, sized.specs)
-    block = memory.block if memory else 0
+    layout = _layout(sized)
+    sizes = layout.num_blocks(sized.num_blocks) if sized.num_blocks else ()
     return MemoryReport(
         limit=limit,
         params=params,
         scratch=memory.scratch if memory and params <= limit else None,
-        block=block,
         num_blocks=sized.num_blocks,
-        kv_cache=sized.num_blocks * block,
+        kv_cache=layout.bytes(sized.num_blocks) if sized.num_blocks else 0,
+        groups=[
+            GroupReport(num_layers=group.num_layers, window=group.window, num_blocks=size, block=group.block_bytes)
+            for group, size in zip(layout.groups, sizes, strict=False)
+        ],
         replicated_params=replicated,
     )
 
@@ -156,8 +168,8 @@ def _engine_settings(sized: Fit) -> dict[str, Any]:
     return {
         "dtype": config.dtype,
         "quantization": config.quantization,
-        "kv_cache_dtype": str(config.attention.shape.kv_dtype),
-        "attention": config.attention.implementation,
+        "kv_cache_dtype": str(config.kv_groups[0].attention.shape.kv_dtype),
+        "attention": "/".join(dict.fromkeys(group.attention.implementation for group in config.kv_groups)),
         "max_model_len": sized.max_model_len,
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,
@@ -184,6 +196,7 @@ def _notes(config: EngineConfig, hardware: Hardware, changes: list[Change]) -> I
             "an engine drives the devices of one host so far."
         )
     architecture = detect_architecture(config.mesh.devices.tolist())
-    _, reason = pick(config.attention.shape, config.platform, architecture=architecture)
-    if config.attention.implementation == "xla" and reason is not None:
-        yield f"attention runs in plain XLA, not in the {config.platform}'s own kernels: {reason}."
+    for attention in [group.attention for group in config.kv_groups]:
+        _, reason = pick(attention.shape, config.platform, architecture=architecture)
+        if attention.implementation == "xla" and reason is not None:
+            yield f"attention runs in plain XLA, not in the {config.platform}'s own kernels: {reason}."

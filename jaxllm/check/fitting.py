@@ -65,7 +65,7 @@ def fit(args: EngineArgs, checkpoint: Checkpoint, hardware: Hardware, devices: S
         reason = str(error)
     except JaxRuntimeError as error:
         reason = out_of_memory(error)
-    if memory is not None and reason is None and memory.used + num_blocks * memory.block > hardware.usable_bytes:
+    if memory is not None and reason is None and memory.used + memory.layout.bytes(num_blocks) > hardware.usable_bytes:
         reason = f"{num_blocks} KV blocks are more than there is memory for."  # the user's own number of them
     return Fit(
         config=config,

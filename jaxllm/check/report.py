@@ -18,6 +18,18 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupReport:
+    """The KV cache of the layers whose keys and values have one shape and one window, on each device."""
+
+    num_layers: int
+    window: int | None
+    """A token reads the keys of so many, itself counted; None for all before it."""
+    num_blocks: int
+    block: int
+    """The bytes of a block, over all these layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReport:
     """One device's memory, in bytes; all devices hold as much."""
 
@@ -26,10 +38,10 @@ class MemoryReport:
     params: int
     scratch: int | None
     """Bytes of the largest step's scratch; None where the parameters alone are too many, and nothing was compiled."""
-    block: int
     num_blocks: int
-    """KV blocks, the null block counted; 0 where there is not room for one request."""
+    """KV blocks of the largest group, the null block counted; 0 where there is not room for one request."""
     kv_cache: int
+    groups: list[GroupReport]
     replicated_params: list[str]
     """Parameters that every device holds whole, though there are several devices."""
 

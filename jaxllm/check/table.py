@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .report import Bound, Change, Program, Report
+from .report import Bound, Change, GroupReport, Program, Report
 
 GIB = 2**30
 
@@ -46,16 +46,21 @@ def _memory(report: Report) -> Iterator[str]:
     if memory.scratch is not None:
         rows.append(_bytes_row("scratch of the largest step", memory.scratch))
     if memory.num_blocks:
-        size = report.engine["block_size"]
-        blocks = f"{memory.num_blocks:,} KV blocks of {size} tokens, {memory.block:,} bytes each"
         left = memory.limit - memory.params - (memory.scratch or 0) - memory.kv_cache
-        rows += [_bytes_row(blocks, memory.kv_cache), _bytes_row("left over", left)]
+        size = report.engine["block_size"]
+        rows += [_bytes_row(_blocks(group, size), group.num_blocks * group.block) for group in memory.groups]
+        rows.append(_bytes_row("left over", left))
     yield from _table(rows)
     if memory.replicated_params:
         names = sorted(
             {".".join(part for part in name.split(".") if not part.isdigit()) for name in memory.replicated_params}
         )
         yield f"  whole on every device: {', '.join(names)}"
+
+
+def _blocks(group: GroupReport, block_size: int) -> str:
+    window = "" if group.window is None else f", window {group.window:,}"
+    return f"{group.num_blocks:,} KV blocks of {block_size} tokens{window}, {group.block:,} bytes each"
 
 
 def _changes(changes: Sequence[Change]) -> Iterator[str]:

@@ -12,10 +12,10 @@ from jaxllm.config.profiler import ProfilerConfig
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
+    from jaxllm.execution.kv_pool import KVGroup
     from jaxllm.loading.checkpoint import Checkpoint
     from jaxllm.models.config import ModelConfig
     from jaxllm.sampling.processors import LogitsProcessor
-    from pallas_kernels.paged_attention import PagedAttention
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,8 +43,8 @@ class EngineConfig:
     """The form of the weights: "int8", or None for `dtype`."""
     mesh: Mesh
     """The devices that the model is spread over."""
-    attention: PagedAttention
-    """The attention op of one device's heads, and the form of the KV cache."""
+    kv_groups: tuple[KVGroup, ...]
+    """The cache groups: the attention op of one device's heads for each, and the form of the KV cache."""
     max_model_len: int
     max_model_len_can_shrink: bool
     """True if the user did not ask for it: the engine may then lower it to what the KV cache holds."""

@@ -17,11 +17,12 @@ from jaxllm.exceptions import VLLMValidationError
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
+    from jaxllm.execution.kv_pool import KVGroup
     from jaxllm.execution.mesh import Device
     from jaxllm.loading.checkpoint import Checkpoint
     from jaxllm.models.config import ModelConfig
     from jaxllm.sampling.processors import LogitsProcessor
-    from pallas_kernels.paged_attention import PagedAttention
+    from pallas_kernels.paged_attention import AttentionShape, PagedAttention
 
 PLATFORMS = ("cpu", "gpu", "tpu")
 DEFAULT_BLOCK_SIZE: Mapping[str, int] = {"cpu": 128, "gpu": 64, "tpu": 64}
@@ -165,8 +166,8 @@ def _resolve_numerics(
     from jaxllm.execution.options import layer_loop, library_is_invariant
     from jaxllm.models import LayerLoop
 
-    attention = _resolve_attention(args, model_config, mesh, platform, dtype, block_size)
-    has_own_matmul = layer_loop(platform, attention, mesh.size) is LayerLoop.IN_PLACE
+    groups = _resolve_groups(args, model_config, mesh, platform, dtype, block_size)
+    has_own_matmul = layer_loop(platform, groups, mesh.size) is LayerLoop.IN_PLACE
     invariant = settings.resolve_batch_invariant(
         args.batch_invariant,
         platform,
@@ -175,26 +176,32 @@ def _resolve_numerics(
         is_free=has_own_matmul or library_is_invariant(dtype),
     )
     quantization = QUANTIZATIONS.get(args.quantization or "")
-    return {"dtype": dtype, "quantization": quantization, "attention": attention, "batch_invariant": invariant}
+    return {"dtype": dtype, "quantization": quantization, "kv_groups": groups, "batch_invariant": invariant}
 
 
-def _resolve_attention(
+def _resolve_groups(
     args: EngineArguments, model_config: ModelConfig, mesh: Mesh, platform: str, dtype: str, block_size: int
-) -> PagedAttention:
-    """Settle how each device computes attention, and the dtype of the KV cache."""
+) -> tuple[KVGroup, ...]:
+    """Settle how each device computes attention, and the form of the KV cache."""
     import jax.numpy as jnp
 
-    from pallas_kernels.paged_attention import AttentionShape, pick
+    from jaxllm.execution.kv_pool import KVGroup
+    from jaxllm.models.plan import LayerPlan
+    from pallas_kernels.paged_attention import AttentionShape
 
-    layer = model_config.layers[0]
-    shape = AttentionShape(
-        num_heads=layer.num_heads // mesh.size,
-        num_kv_heads=layer.num_kv_heads // mesh.size,
-        head_dim=layer.head_dim,
-        block_size=block_size,
-        dtype=jnp.dtype(dtype),
-        kv_dtype=jnp.dtype(KV_DTYPES.get(args.kv_cache_dtype, dtype)),
-    )
+    groups, dtypes = [], (jnp.dtype(dtype), jnp.dtype(KV_DTYPES.get(args.kv_cache_dtype, dtype)))
+    for group, layers in LayerPlan(model_config.layers).groups.items():
+        heads = group.num_heads // mesh.size, group.num_kv_heads // mesh.size
+        shape = AttentionShape(*heads, group.head_dim, block_size, *dtypes)
+        attention = _resolve_attention(args, shape, mesh, platform)
+        groups.append(KVGroup(attention=attention, num_layers=len(layers), window=group.window))
+    return tuple(groups)
+
+
+def _resolve_attention(args: EngineArguments, shape: AttentionShape, mesh: Mesh, platform: str) -> PagedAttention:
+    """Settle how each device computes the attention of a shape."""
+    from pallas_kernels.paged_attention import pick
+
     backend = None if args.attention_config is None else args.attention_config.backend
     try:
         attention, reason = pick(shape, platform, backend, architecture=detect_architecture(mesh.devices.tolist()))

@@ -189,10 +189,12 @@ def vllm_config(config: EngineConfig, *, num_blocks: int, max_model_len: int) ->
             num_kv_heads=model.layers[0].num_kv_heads,
             hf_config_json=json.dumps(config.hf_config),
         ),
-        cache_config=pick(CacheConfig, num_gpu_blocks=num_blocks, cache_dtype=str(config.attention.shape.kv_dtype)),
+        cache_config=pick(
+            CacheConfig, num_gpu_blocks=num_blocks, cache_dtype=str(config.kv_groups[0].attention.shape.kv_dtype)
+        ),
         scheduler_config=pick(SchedulerConfig, max_model_len=max_model_len, policy=config.scheduling_policy),
         parallel_config=ParallelConfig(tensor_parallel_size=config.mesh.size),
         device_config=DeviceConfig(device_type=config.platform),
-        attention_config=AttentionConfig(backend=config.attention.implementation),
+        attention_config=AttentionConfig(backend=config.kv_groups[0].attention.implementation),
         observability_config=pick(ObservabilityConfig),
     )

@@ -11,9 +11,8 @@ import numpy as np
 from jaxllm.constraints.bits import RowMask
 from jaxllm.sampling.inputs import RareRules
 from jaxllm.scheduling.plan import Chunk, StepPlan
-from pallas_kernels.paged_attention import AttentionBatch
 
-from .packing import BatchShape, PackedInputs, allocate, rare_specs
+from .packing import BatchShape, PackedInputs, Placement, Sequences, allocate, rare_specs
 from .rows import fill_rare, fill_rows
 
 
@@ -41,8 +40,12 @@ def build(
     ints, floats, inputs = allocate(shape)
     lengths = np.array([len(chunk.token_ids) for chunk in plan.chunks])
     _fill_sequences(inputs, plan.chunks, lengths, first_rows(lengths, shape.row_alignment))
-    _fill_tokens(inputs, plan.chunks, lengths, block_size)
-    _fill_tiles(inputs.attention, lengths, shape.query_tile)
+    rows, seqs, positions = _fill_tokens(inputs, plan.chunks, lengths)
+    for group, (placement, query_tile) in enumerate(zip(inputs.placements, shape.query_tiles, strict=True)):
+        _fill_blocks(placement, [chunk.block_ids[group] for chunk in plan.chunks])
+        blocks = placement.block_tables_sm[seqs, positions // block_size]
+        placement.slots_t[rows] = blocks * block_size + positions % block_size
+        _fill_tiles(placement, inputs.sequences, lengths, query_tile)
     fill_rows(inputs, plan.chunks)
     rare = fill_rare(inputs.uses, plan.chunks, masks, rare_specs(shape.bucket.num_seqs, vocab_size))
     is_full = any(inputs.uses) or any(array is not None for array in rare) or inputs.rules.count_rows_s.any()
@@ -67,39 +70,44 @@ def num_token_rows(plan: StepPlan, alignment: int) -> int:
 
 
 def _fill_sequences(inputs: PackedInputs, chunks: Sequence[Chunk], lengths: np.ndarray, starts: np.ndarray) -> None:
-    num_seqs, attention = len(chunks), inputs.attention
-    attention.context_lens_s[:num_seqs] = lengths + [chunk.start for chunk in chunks]
-    attention.query_starts_s[:num_seqs] = starts
-    attention.query_ends_s[:num_seqs] = starts + lengths
-    for rows_s in (attention.query_starts_s, attention.query_ends_s):
-        rows_s[num_seqs:] = attention.query_ends_s[num_seqs - 1]
-    attention.num_decodes[...] = np.count_nonzero(lengths == 1)
-    owners, places = _spread(np.array([len(chunk.block_ids) for chunk in chunks]))
-    attention.block_tables_sm[owners, places] = _join([chunk.block_ids for chunk in chunks])
+    num_seqs, sequences = len(chunks), inputs.sequences
+    sequences.context_lens_s[:num_seqs] = lengths + [chunk.start for chunk in chunks]
+    sequences.query_starts_s[:num_seqs] = starts
+    sequences.query_ends_s[:num_seqs] = starts + lengths
+    for rows_s in (sequences.query_starts_s, sequences.query_ends_s):
+        rows_s[num_seqs:] = sequences.query_ends_s[num_seqs - 1]
+    sequences.num_decodes[...] = np.count_nonzero(lengths == 1)
     inputs.logit_rows.previous_rows_s[:num_seqs] = [
         -1 if chunk.previous_row is None else chunk.previous_row for chunk in chunks
     ]
 
 
-def _fill_tokens(inputs: PackedInputs, chunks: Sequence[Chunk], lengths: np.ndarray, block_size: int) -> None:
-    tokens, attention = inputs.tokens, inputs.attention
+def _fill_tokens(
+    inputs: PackedInputs, chunks: Sequence[Chunk], lengths: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Fill the tokens' record; return each token's row, sequence and position."""
+    tokens, sequences = inputs.tokens, inputs.sequences
     seqs, places = _spread(lengths)
-    rows = attention.query_starts_s[seqs] + places
-    positions = (attention.context_lens_s[: len(chunks)] - lengths)[seqs] + places
-    blocks = attention.block_tables_sm[seqs, positions // block_size]
+    rows = sequences.query_starts_s[seqs] + places
+    positions = (sequences.context_lens_s[: len(chunks)] - lengths)[seqs] + places
     tokens.token_ids_t[rows] = _join([chunk.token_ids for chunk in chunks])
     tokens.positions_t[rows] = positions
-    attention.slots_t[rows] = blocks * block_size + positions % block_size
     prompt_lens = np.array([chunk.num_prompt_tokens for chunk in chunks])
     tokens.rope_lengths_t[rows] = np.maximum(prompt_lens[seqs], positions + 1)
+    return rows, seqs, positions
 
 
-def _fill_tiles(attention: AttentionBatch, lengths: np.ndarray, query_tile: int) -> None:
+def _fill_blocks(placement: Placement, block_ids: Sequence[array[int]]) -> None:
+    owners, places = _spread(np.array([len(each) for each in block_ids]))
+    placement.block_tables_sm[owners, places] = _join(block_ids)
+
+
+def _fill_tiles(placement: Placement, sequences: Sequences, lengths: np.ndarray, query_tile: int) -> None:
     """Cut the chunks of two tokens or more into tiles."""
     seqs, places = _spread(np.where(lengths > 1, -(-lengths // query_tile), 0))
-    attention.tile_seqs_i[: len(seqs)] = seqs
-    attention.tile_rows_i[: len(seqs)] = attention.query_starts_s[seqs] + places * query_tile
-    attention.num_tiles[...] = len(seqs)
+    placement.tile_seqs_i[: len(seqs)] = seqs
+    placement.tile_rows_i[: len(seqs)] = sequences.query_starts_s[seqs] + places * query_tile
+    placement.num_tiles[...] = len(seqs)
 
 
 def _join(arrays: Sequence[array[int]]) -> np.ndarray:

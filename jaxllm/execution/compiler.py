@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,12 +25,13 @@ from jaxllm.sampling.token_counts import set_row
 from jaxllm.scheduling.plan import StepPlan
 from jaxllm.utils.log import log_phase
 from pallas_kernels import linear, rms_norm
-from pallas_kernels.paged_attention import KVPool, PagedAttention, copy_blocks
+from pallas_kernels.paged_attention import KVPool, copy_blocks
 
 from .batch import num_token_rows
 from .buckets import Bucket, make_buckets, pick_bucket
 from .host_processors import HostProcessors
 from .jax_settings import tracing
+from .kv_pool import KVGroup, KVLayout
 from .mesh import param_sharding, placed, pool_sharding, replicated
 from .options import compiler_options, min_rows
 from .packing import BatchShape, buffer_sizes, rare_specs
@@ -53,9 +53,9 @@ class Upkeep(enum.Enum):
     """Small programs that run between steps."""
 
     MAKE_STATE = "make state"
-    """It takes nothing and returns (pool, previous step's tokens), all zeros."""
+    """It takes nothing and returns (pools, previous step's tokens), all zeros."""
     COPY_BLOCKS = "copy blocks"
-    """It takes (pool, sources [COPIES], targets [COPIES]) and returns the pool."""
+    """It takes (pools, for each of them (sources [COPIES], targets [COPIES])) and returns the pools."""
     MAKE_COUNTS = "make counts"
     """It takes nothing and returns the token counts, all zeros."""
     SET_COUNTS = "set counts"
@@ -83,8 +83,8 @@ class StepConfig:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
-    attention: PagedAttention
-    """The attention op of one device's heads."""
+    groups: tuple[KVGroup, ...]
+    """The cache groups of one device."""
     max_logprobs: int
     """The most log-probabilities that a row can ask for, no more than the vocabulary has tokens."""
     platform: str
@@ -99,7 +99,22 @@ class StepConfig:
 
     @property
     def block_size(self) -> int:
-        return self.attention.shape.block_size
+        return self.groups[0].attention.shape.block_size
+
+    @property
+    def row_alignment(self) -> int:
+        """Chunks of two tokens or more must start at a multiple of this row."""
+        return max(group.attention.row_alignment for group in self.groups)
+
+    @property
+    def kv_layout(self) -> KVLayout:
+        """Return what decides how many blocks each group has."""
+        return KVLayout(
+            groups=self.groups,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+        )
 
 
 class StepCompiler:
@@ -107,7 +122,7 @@ class StepCompiler:
 
     def __init__(self, config: StepConfig, model: Model, mesh: Mesh) -> None:
         self.config, self.model, self.mesh = config, model, mesh
-        self._least = max(min_rows(config.platform, model.dtype), config.attention.row_alignment)
+        self._least = max(min_rows(config.platform, model.dtype), config.row_alignment)
         quantized = model.quantization is not None
         self.options = compiler_options(config.platform, model.dtype, config.batch_invariant, quantized=quantized)
         self.buckets = make_buckets(config.max_num_batched_tokens, config.max_num_seqs, self._least, config.sizes)
@@ -139,17 +154,17 @@ class StepCompiler:
 
     def batch_shape(self, plan: StepPlan) -> BatchShape:
         """Return the smallest shape that holds a step."""
-        num_tokens = num_token_rows(plan, self.config.attention.row_alignment)
+        num_tokens = num_token_rows(plan, self.config.row_alignment)
         return self._batch_shape(pick_bucket(self.buckets, num_tokens, plan.num_rows))
 
     def step_shape(self, bucket: Bucket, *, is_full: bool, has_chunks: bool = True) -> StepShape:
         """Return the program of a bucket, for steps with longer chunks or without."""
-        takes_less = bucket.num_tokens == bucket.num_seqs and self.config.attention.takes_decodes_alone
+        takes_less = all(group.attention.takes_decodes_alone for group in self.config.groups)
         return StepShape(
             self._batch_shape(bucket),
             is_full=is_full,
             # Most steps are plain ones. The full ones do not have to be compiled twice.
-            decodes_only=takes_less and not (is_full or has_chunks),
+            decodes_only=takes_less and bucket.num_tokens == bucket.num_seqs and not (is_full or has_chunks),
             num_logprobs=max(1, self.config.max_logprobs) if is_full else 0,
             logprobs_mode=self.config.logprobs_mode,
             max_rows=self.max_rows,
@@ -161,11 +176,21 @@ class StepCompiler:
         shapes = (self.step_shape(bucket, is_full=shape.is_full) for bucket in buckets)
         return [each for each in shapes if each != shape]
 
-    def pool_spec(self, num_blocks: int) -> KVPool:
-        """Return shape, dtype and sharding of the KV pool; each device holds the pool of its own heads."""
-        local = self.config.attention.pool_spec(self.model.config.num_layers, num_blocks)
-        whole = (jax.ShapeDtypeStruct((x.shape[0], x.shape[1] * self.mesh.size, *x.shape[2:]), x.dtype) for x in local)
-        return placed(type(local)(*whole), pool_sharding(self.mesh))
+    def pool_specs(self, num_blocks: int) -> tuple[KVPool, ...]:
+        """Return shape, dtype and sharding of each group's KV pool; each device holds those of its own heads.
+
+        The largest has `num_blocks` blocks.
+        """
+
+        def whole(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((x.shape[0], x.shape[1] * self.mesh.size, *x.shape[2:]), x.dtype)
+
+        return placed(jax.tree.map(whole, self._local_pools(num_blocks)), pool_sharding(self.mesh))
+
+    def _local_pools(self, num_blocks: int) -> tuple[KVPool, ...]:
+        sizes = self.config.kv_layout.num_blocks(num_blocks)
+        each = zip(self.config.groups, sizes, strict=True)
+        return tuple(group.attention.pool_spec(group.num_layers, size) for group, size in each)
 
     def counts_spec(self) -> jax.ShapeDtypeStruct:
         """Return shape and dtype of the token counts: a row for those that count nothing, and one per sequence."""
@@ -193,13 +218,13 @@ class StepCompiler:
         return jax.tree.structure((inputs, {})), jax.tree.structure(outputs)
 
     def _signature(self, key: ProgramKey, num_blocks: int) -> _Signature:
-        pool, counts = self.pool_spec(num_blocks), self.counts_spec()
+        pools, counts = self.pool_specs(num_blocks), self.counts_spec()
         everywhere: Any = replicated(self.mesh)
-        pool_shardings = jax.tree.map(lambda x: x.sharding, pool)
+        pool_shardings = jax.tree.map(lambda x: x.sharding, pools)
         if key is Upkeep.COPY_BLOCKS:
             ids = self._replicated((COPIES,), jnp.int32)
-            copy = partial(copy_blocks, num_layers=self.model.config.num_layers)
-            return _Signature(copy, (0,), (pool, ids, ids), pool_shardings)
+            pairs = ((ids, ids),) * len(pools)
+            return _Signature(self._copy_blocks, (0,), (pools, pairs), pool_shardings)
         if key is Upkeep.MAKE_STATE:
             make_state = partial(self._make_state, num_blocks)
             return _Signature(make_state, (), (), (pool_shardings, everywhere))
@@ -212,7 +237,7 @@ class StepCompiler:
         num_ints, num_floats = buffer_sizes(key.batch)
         inputs = (
             self._params_spec,
-            DeviceState(pool, counts if key.is_full else None),
+            DeviceState(pools, counts if key.is_full else None),
             self.tokens_spec(),
             self._replicated((num_ints,), jnp.int32),
             self._replicated((num_floats,), jnp.float32),
@@ -224,16 +249,22 @@ class StepCompiler:
         )
         return _Signature(self._step(key), (1,), inputs, outputs)
 
-    def _make_state(self, num_blocks: int) -> tuple[KVPool, jax.Array]:
-        attention, tokens = self.config.attention, self.tokens_spec()
-        make_pool = jax.shard_map(
-            lambda: attention.make_pool(attention.pool_spec(self.model.config.num_layers, num_blocks)),
+    def _make_state(self, num_blocks: int) -> tuple[tuple[KVPool, ...], jax.Array]:
+        specs, tokens = self._local_pools(num_blocks), self.tokens_spec()
+        make_pools = jax.shard_map(
+            lambda: tuple(group.attention.make_pool(x) for group, x in zip(self.config.groups, specs, strict=True)),
             mesh=self.mesh,
             in_specs=(),
             out_specs=pool_sharding(self.mesh).spec,
             check_vma=False,
         )
-        return make_pool(), jnp.zeros(tokens.shape, tokens.dtype)
+        return make_pools(), jnp.zeros(tokens.shape, tokens.dtype)
+
+    def _copy_blocks(
+        self, pools: tuple[KVPool, ...], pairs: tuple[tuple[jax.Array, jax.Array], ...]
+    ) -> tuple[KVPool, ...]:
+        each = zip(self.config.groups, pools, pairs, strict=True)
+        return tuple(copy_blocks(pool, *pair, num_layers=group.num_layers) for group, pool, pair in each)
 
     def _step(self, shape: StepShape) -> Callable[..., tuple[DeviceState, StepOutput]]:
         return partial(
@@ -241,7 +272,7 @@ class StepCompiler:
             model=self.model,
             shape=shape,
             processors=self.config.processors,
-            attention=self.config.attention,
+            attention=tuple(group.attention for group in self.config.groups),
             mesh=self.mesh,
             # On a GPU a loop would be driven from the host, and the step no longer be one CUDA graph. Logits processors
             # on the host take all rows at once.
@@ -259,7 +290,8 @@ class StepCompiler:
 
         The machine code of the CPU's kernels is kept in a folder.
         """
-        self.config.attention.prepare(folder)
+        for group in self.config.groups:
+            group.attention.prepare(folder)
         if self.model.loop is LayerLoop.IN_PLACE:
             rms_norm.prepare(self.model.dtype, folder)
             for kind in self._native_linears():
@@ -290,17 +322,16 @@ class StepCompiler:
         memory = self.compile(largest, 2).memory_analysis()
         if memory is None:
             raise RuntimeError(f"the compiler for {self.config.platform} does not say how much memory it needs")
-        local = self.config.attention.pool_spec(self.model.config.num_layers, 2)
-        arguments = memory.argument_size_in_bytes - sum(math.prod(x.shape) * x.dtype.itemsize for x in local)
+        arguments = memory.argument_size_in_bytes - self.config.kv_layout.bytes(2)
         scratch = memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
         # With another number of blocks the compiler may order operations otherwise: its scratch is within 1 %.
         return arguments + scratch + scratch // 50 + memory.output_size_in_bytes - memory.alias_size_in_bytes
 
     def _batch_shape(self, bucket: Bucket) -> BatchShape:
         max_blocks = -(-self.config.max_model_len // self.config.block_size)
-        attention = self.config.attention
+        tiles = tuple(group.attention.tiles.query for group in self.config.groups)
         arguments = tuple(extra_args(self.config.processors).items())
-        return BatchShape(bucket, max_blocks, attention.tiles.query, attention.row_alignment, arguments)
+        return BatchShape(bucket, max_blocks, tiles, self.config.row_alignment, arguments)
 
     @cached_property
     def _params_spec(self) -> dict[str, Any]:

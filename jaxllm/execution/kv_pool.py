@@ -7,23 +7,96 @@ import os
 from dataclasses import dataclass
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.models.config import ModelConfig
+from jaxllm.scheduling.config import GroupConfig
 from pallas_kernels.paged_attention import PagedAttention
 
 CPU_POOL_BYTES = 2**30  # the host's memory is not ours to fill
 COARSE_BLOCKS = 16  # the count is an argument shape: a few blocks more or less must not miss the compile cache
 
 
+SPARE_PART = 0.25
+"""So much more than what all sequences' windows take is left to cached prefixes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVGroup:
+    """A cache group on one device."""
+
+    attention: PagedAttention
+    """The attention op of the device's heads."""
+    num_layers: int
+    window: int | None
+
+    @property
+    def block_bytes(self) -> int:
+        """Return the bytes of a block, over all layers."""
+        spec = self.attention.pool_spec(self.num_layers, 1)
+        return sum(math.prod(x.shape) * x.dtype.itemsize for x in spec)
+
+    def config(self, num_blocks: int) -> GroupConfig:
+        """Return what the scheduler knows of the group."""
+        block_size = self.attention.shape.block_size
+        tile_blocks = -(-self.attention.tiles.kv // block_size)
+        return GroupConfig(num_blocks=num_blocks, window=self.window, tile_blocks=tile_blocks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVLayout:
+    """The KV cache of one device: its groups, and what decides how many blocks each has."""
+
+    groups: tuple[KVGroup, ...]
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+    @property
+    def block_size(self) -> int:
+        return self.groups[0].attention.shape.block_size
+
+    def num_blocks(self, most: int) -> tuple[int, ...]:
+        """Return the blocks of each group, the null block counted, of which the largest has `most`.
+
+        A group with a window needs no more than the windows of all sequences, and those of a step; and it gets no more
+        memory than the groups without, but that one request always fits.
+        """
+        unbounded = sum(group.block_bytes for group in self.groups if group.window is None)
+        bounded = sum(group.block_bytes for group in self.groups if group.window is not None)
+        if not unbounded:
+            return (most,) * len(self.groups)
+        return tuple(
+            most if group.window is None else min(most, self._windows(group, most * unbounded // bounded))
+            for group in self.groups
+        )
+
+    def _windows(self, group: KVGroup, share: int) -> int:
+        config = group.config(1)
+        one = config.most_blocks(self.max_model_len, self.max_num_batched_tokens, self.block_size)
+        decode = config.most_blocks(self.max_model_len, 1, self.block_size)
+        step = -(-self.max_num_batched_tokens // self.block_size)
+        everyone = math.ceil((1 + SPARE_PART) * (self.max_num_seqs * decode + step))
+        return 1 + max(one, min(everyone, share))
+
+    def bytes(self, most: int) -> int:
+        """Return the bytes of all groups, of which the largest has `most` blocks."""
+        sizes = self.num_blocks(most)
+        return sum(size * group.block_bytes for size, group in zip(sizes, self.groups, strict=True))
+
+    def most_blocks(self, num_bytes: int) -> int:
+        """Return how many blocks the largest group has if all take so many bytes at most."""
+        largest = [group for group in self.groups if group.window is None] or self.groups
+        least, beyond = 0, 1 + num_bytes // sum(group.block_bytes for group in largest)
+        while least + 1 < beyond:
+            middle = (least + beyond) // 2
+            least, beyond = (middle, beyond) if self.bytes(middle) <= num_bytes else (least, middle)
+        return least
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRequest:
     """Everything that decides the size of the pool."""
 
-    model_config: ModelConfig
-    attention: PagedAttention
-    """The attention op of one device's heads."""
+    layout: KVLayout
     num_devices: int = 1
-    max_num_seqs: int
-    max_model_len: int
     num_gpu_blocks_override: int | None
     kv_cache_memory_bytes: int | None
     """The size of the KV cache on one device, if the user named it."""
@@ -31,14 +104,12 @@ class PoolRequest:
     """The bytes of one device that the engine may use; None for the CPU's own rule."""
 
     @property
+    def max_model_len(self) -> int:
+        return self.layout.max_model_len
+
+    @property
     def block_size(self) -> int:
-        return self.attention.shape.block_size
-
-
-def block_bytes(request: PoolRequest) -> int:
-    """Return the bytes of one device's part of a block, over all layers."""
-    spec = request.attention.pool_spec(request.model_config.num_layers, 1)
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in spec)
+        return self.layout.block_size
 
 
 def count_blocks(request: PoolRequest, *, used_bytes: int) -> int:
@@ -54,7 +125,7 @@ def count_blocks(request: PoolRequest, *, used_bytes: int) -> int:
     fits = most_tokens(request, used_bytes=used_bytes)
     raise VLLMValidationError(
         f"The KV cache has room for {fits} tokens, less than max_model_len={request.max_model_len}: "
-        f"raise {parameter} (one request needs {needed} blocks, {needed * block_bytes(request) / 2**20:.0f} MiB) "
+        f"raise {parameter} (one request needs {needed} blocks, {request.layout.bytes(needed) / 2**20:.0f} MiB) "
         f"or set max_model_len to {fits} or less.",
         parameter=parameter,
         value=getattr(request, parameter, None),
@@ -63,14 +134,14 @@ def count_blocks(request: PoolRequest, *, used_bytes: int) -> int:
 
 def _check_room(request: PoolRequest, blocks: int, used_bytes: int) -> None:
     """Refuse a number of blocks that no memory here holds; other settings never give one."""
-    asked = blocks * block_bytes(request)
+    asked = request.layout.bytes(blocks)
     room = request.memory_limit
     room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if room is None else room - used_bytes
     if request.num_gpu_blocks_override is None or asked <= room:
         return
     raise VLLMValidationError(
         f"num_gpu_blocks_override={blocks} blocks take {asked / 2**30:.1f} GiB, more than the {room / 2**30:.1f} GiB "
-        f"there are: lower it to {max(0, room // block_bytes(request))} or less.",
+        f"there are: lower it to {request.layout.most_blocks(max(0, room))} or less.",
         parameter="num_gpu_blocks_override",
         value=blocks,
     )
@@ -91,15 +162,15 @@ def _available(request: PoolRequest, used_bytes: int) -> tuple[int, str]:
     """Return how many blocks there is room for, and the setting that decides it."""
     if request.num_gpu_blocks_override is not None:
         return request.num_gpu_blocks_override, "num_gpu_blocks_override"
-    most = request.max_num_seqs * blocks_per_request(request) + 1
+    most = request.layout.max_num_seqs * blocks_per_request(request) + 1
     if request.kv_cache_memory_bytes is not None:
-        return min(request.kv_cache_memory_bytes // block_bytes(request), most), "kv_cache_memory_bytes"
+        return min(request.layout.most_blocks(request.kv_cache_memory_bytes), most), "kv_cache_memory_bytes"
     if request.memory_limit is None:
         # Virtual devices share the host's memory.
-        blocks = CPU_POOL_BYTES // (request.num_devices * block_bytes(request))
+        blocks = request.layout.most_blocks(CPU_POOL_BYTES // request.num_devices)
         return min(_coarse(blocks), most), "kv_cache_memory_bytes"
     free = max(0, request.memory_limit - used_bytes)
-    return min(_coarse(free // block_bytes(request)), most), "gpu_memory_utilization"
+    return min(_coarse(request.layout.most_blocks(free)), most), "gpu_memory_utilization"
 
 
 def _coarse(blocks: int) -> int:

@@ -73,7 +73,7 @@ class ModelRunner:
             state = executor.submit(running()(programs.get(Upkeep.MAKE_STATE)))
             with tracing():
                 self._params = load_params()
-        self._pool, self._previous_tokens = state.result()
+        self._pools, self._previous_tokens = state.result()
         self._counts: Array | None = None
         """The token counts are made by the first step that needs them."""
         self._neutral: dict[int, RareRules] = {}
@@ -110,11 +110,11 @@ class ModelRunner:
         host = self.compiler.config.host_processors
         if host is not None:
             host.before_step(plan.chunks)
-        state = DeviceState(self._pool, self._get_counts() if inputs.is_full else None)
+        state = DeviceState(self._pools, self._get_counts() if inputs.is_full else None)
         state, output = program(
             self._params, state, self._previous_tokens, inputs.ints, inputs.floats, self._rare(inputs)
         )
-        self._pool = state.kv_pool
+        self._pools = state.kv_pools
         if inputs.is_full:
             self._counts = state.counts_cv
         self._previous_tokens = output.tokens_s
@@ -123,9 +123,9 @@ class ModelRunner:
     @running()
     def reset(self) -> None:
         """Make the device's state anew: a step that failed or was cut off may have lost what was donated to it."""
-        for array in jax.tree.leaves(self._pool):
+        for array in jax.tree.leaves(self._pools):
             array.delete()  # there may be no room for two
-        self._pool, self._previous_tokens = self.programs.get(Upkeep.MAKE_STATE)()
+        self._pools, self._previous_tokens = self.programs.get(Upkeep.MAKE_STATE)()
         self._counts = None
 
     def warm_up(self) -> None:
@@ -151,12 +151,14 @@ class ModelRunner:
             return shape
         return self.programs.nearest([shape, *self.compiler.larger(shape)])
 
-    def _copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        for start in range(0, len(copies), COPIES):
-            pairs = np.zeros((2, COPIES), np.int32)
-            some = copies[start : start + COPIES]
-            pairs[:, : len(some)] = np.array(some, np.int32).T
-            self._pool = self.programs.get(Upkeep.COPY_BLOCKS)(self._pool, *pairs)
+    def _copy_blocks(self, copies: Sequence[Sequence[tuple[int, int]]]) -> None:
+        """Copy the blocks of each cache group."""
+        for start in range(0, max(map(len, copies), default=0), COPIES):
+            pairs = np.zeros((len(copies), 2, COPIES), np.int32)
+            for of_group, each in zip(pairs, copies, strict=True):
+                some = each[start : start + COPIES]
+                of_group[:, : len(some)] = np.array(some, np.int32).reshape(-1, 2).T
+            self._pools = self.programs.get(Upkeep.COPY_BLOCKS)(self._pools, tuple((s, t) for s, t in pairs))
 
     def _set_counts(self, plan: StepPlan) -> None:
         """Fill the rows of the token counts that requests have just got."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jaxllm.models import LayerLoop
-from pallas_kernels.paged_attention import PagedAttention
+
+from .kv_pool import KVGroup
 
 # Which operations XLA:CPU hands to its YNNPACK library; by default matmuls, elementwise chains and reductions.
 YNN_OPERATIONS = "xla_cpu_experimental_ynn_fusion_type"
@@ -73,12 +75,14 @@ def min_rows(platform: str, dtype: DTypeLike) -> int:
     return 4 if platform == "cpu" and jnp.dtype(dtype) == jnp.bfloat16 else 8
 
 
-def layer_loop(platform: str, attention: PagedAttention, num_devices: int) -> LayerLoop:
+def layer_loop(platform: str, groups: Sequence[KVGroup], num_devices: int) -> LayerLoop:
     """Return how steps go through the layers. Several CPU devices stand in for TPUs, and kernels in their interpreter
     for the platform that they are for. Matmuls are the CPU's own kernel where attention is.
     """
-    if platform == "gpu" or attention.implementation == "gpu":
+    attentions = [group.attention for group in groups]
+    implementations = {attention.implementation for attention in attentions}
+    if platform == "gpu" or "gpu" in implementations:
         return LayerLoop.UNROLL
-    if platform != "cpu" or attention.interpret or num_devices > 1:
+    if platform != "cpu" or any(attention.interpret for attention in attentions) or num_devices > 1:
         return LayerLoop.SCAN
-    return LayerLoop.IN_PLACE if attention.implementation == "cpu" else LayerLoop.SWITCH
+    return LayerLoop.IN_PLACE if implementations == {"cpu"} else LayerLoop.SWITCH

@@ -7,6 +7,7 @@ buffers and for the step that reads them: a field that is added to a record is p
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
@@ -34,19 +35,43 @@ class BatchShape(NamedTuple):
     bucket: Bucket
     max_blocks: int
     """The blocks of the longest request."""
-    query_tile: int
-    """The rows of a prefill tile."""
+    query_tiles: tuple[int, ...]
+    """The rows of a prefill tile in each cache group."""
     row_alignment: int
     """Chunks of two tokens or more start at a multiple of this row."""
     extra_args: ExtraArgs = ()
     """The arguments that the logits processors take."""
 
-    @property
-    def max_tiles(self) -> int:
-        """The most tiles a step can have: every chunk may leave one part-filled, and takes 2 rows or more."""
+    def max_tiles(self, query_tile: int) -> int:
+        """Return the most tiles a step can have: every chunk may leave one part-filled, and takes 2 rows or more."""
         t, s = self.bucket
         num_chunks = min(s, -(-t // max(2, self.row_alignment)))
-        return t // self.query_tile + num_chunks
+        return t // query_tile + num_chunks
+
+
+class Sequences(NamedTuple):
+    """This record says which rows of tokens are a sequence's: the part of `AttentionBatch` that all layers share."""
+
+    context_lens_s: Array
+    query_starts_s: Array
+    query_ends_s: Array
+    num_decodes: Array
+
+
+class Placement(NamedTuple):
+    """This record says where a cache group has the tokens, and how its attention goes through the chunks: the other
+    part of `AttentionBatch`.
+    """
+
+    slots_t: Array
+    block_tables_sm: Array
+    tile_seqs_i: Array
+    tile_rows_i: Array
+    num_tiles: Array
+
+    def batch(self, sequences: Sequences) -> AttentionBatch:
+        """Return what the group's attention takes."""
+        return AttentionBatch(**sequences._asdict(), **self._asdict())
 
 
 class LogitRows(NamedTuple):
@@ -64,7 +89,9 @@ class PackedInputs(NamedTuple):
     """The records of a step: views of the host's buffers, or slices of traced ones."""
 
     tokens: TokenBatch
-    attention: AttentionBatch
+    sequences: Sequences
+    placements: tuple[Placement, ...]
+    """One for each cache group."""
     logit_rows: LogitRows
     sampling: SamplingBatch
     rules: Rules
@@ -101,8 +128,11 @@ def array_fields(record: type) -> tuple[ArrayField | None, ...]:
 
 
 # Read once: to look at annotations takes longer than to pack a step.
-_RECORDS = tuple((record, array_fields(record)) for record in get_type_hints(PackedInputs).values())
-_FIELDS = tuple(field for _, fields in _RECORDS for field in fields if field is not None)
+_RECORDS = {
+    name: (record, array_fields(record))
+    for name, hint in get_type_hints(PackedInputs).items()
+    for record in [Placement if hint == tuple[Placement, ...] else hint]
+}
 _RARE = tuple(field for field in array_fields(RareRules) if field is not None)
 
 
@@ -142,13 +172,18 @@ type _Slice = tuple[Packed, int, int, tuple[int, ...]]
 @lru_cache(maxsize=64)  # an engine has a dozen shapes
 def _lay_out(shape: BatchShape) -> tuple[tuple[_Slice, ...], int, int]:
     """Return where each array lies, one after the other, and the sizes of the int32 and the float32 buffer."""
-    (t, s), m, i = shape.bucket, shape.max_blocks, shape.max_tiles
-    sizes = {"t": t, "s": s, "m": m, "i": i, "2": 2}
+    sizes = {"t": shape.bucket.num_tokens, "s": shape.bucket.num_seqs, "m": shape.max_blocks, "2": 2}
     extra = [Packed(np.int32 if isinstance(default, int) else np.float32, default) for _, default in shape.extra_args]
+    fields = [
+        (field, sizes if query_tile is None else sizes | {"i": shape.max_tiles(query_tile)})
+        for _, record_fields, query_tile in _records(shape)
+        for field in record_fields
+        if field is not None
+    ] + [(ArrayField("s", packed), sizes) for packed in extra]
     ends: dict[type, int] = {np.int32: 0, np.float32: 0}
     slices: list[_Slice] = []
-    for axes, packed in (*_FIELDS, *(("s", packed) for packed in extra)):
-        dims = tuple([sizes[axis] for axis in axes])
+    for (axes, packed), lengths in fields:
+        dims = tuple([lengths[axis] for axis in axes])
         start = ends[packed.dtype]
         ends[packed.dtype] = end = start + math.prod(dims)
         slices.append((packed, start, end, dims))
@@ -160,10 +195,20 @@ def _cut(ints: Any, floats: Any, slices: tuple[_Slice, ...]) -> list[Any]:
     return [buffers[packed.dtype][start:end].reshape(dims) for packed, start, end, dims in slices]
 
 
+def _records(shape: BatchShape) -> Iterator[tuple[type, tuple[ArrayField | None, ...], int | None]]:
+    """Yield each record with its fields, and the query tile if it is a cache group's."""
+    for record, fields in _RECORDS.values():
+        for query_tile in shape.query_tiles if record is Placement else (None,):
+            yield record, fields, query_tile
+
+
 def _assemble(arrays: list[Any], shape: BatchShape) -> PackedInputs:
     """Make the records of the arrays, in the order in which they are laid out."""
-    each = iter(arrays)
-    extra_args = {name: array for (name, _), array in zip(shape.extra_args, arrays[len(_FIELDS) :], strict=True)}
-    return PackedInputs(
-        *(record(*(extra_args if field is None else next(each) for field in fields)) for record, fields in _RECORDS)
-    )
+    each, first_extra = iter(arrays), len(arrays) - len(shape.extra_args)
+    extra_args = {name: array for (name, _), array in zip(shape.extra_args, arrays[first_extra:], strict=True)}
+    made = [
+        record(*(extra_args if field is None else next(each) for field in fields))
+        for record, fields, _ in _records(shape)
+    ]
+    first, num_groups = list(_RECORDS).index("placements"), len(shape.query_tiles)
+    return PackedInputs(*made[:first], tuple(made[first : first + num_groups]), *made[first + num_groups :])

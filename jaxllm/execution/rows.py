@@ -25,7 +25,7 @@ def fill_rows(inputs: PackedInputs, chunks: Sequence[Chunk]) -> None:
     sampling, rules, uses = inputs.sampling, inputs.rules, inputs.uses
     seeds = np.array([chunk.seed for chunk in chunks], np.dtype("<u8"))
     sampling.seeds_s2[:num_seqs] = seeds.view(np.dtype("<i4")).reshape(num_seqs, 2)[:, ::-1]  # the high word first
-    sampling.positions_s[:num_seqs] = inputs.attention.context_lens_s[:num_seqs]
+    sampling.positions_s[:num_seqs] = inputs.sequences.context_lens_s[:num_seqs]
     sampling.temperature_s[:num_seqs] = [p.temperature for p in params]
     sampling.top_k_s[:num_seqs] = [p.top_k for p in params]
     sampling.top_p_s[:num_seqs] = [p.top_p for p in params]
@@ -115,14 +115,14 @@ def _fill_penalties(rules: Rules, uses: Uses, chunks: Sequence[Chunk]) -> None:
 
 def _fill_logit_rows(inputs: PackedInputs, chunks: Sequence[Chunk]) -> None:
     """Say which token gives each row; of prompt tokens, the one at position p - 1 predicts the one at p."""
-    logit_rows, rules, attention = inputs.logit_rows, inputs.rules, inputs.attention
+    logit_rows, rules, sequences = inputs.logit_rows, inputs.rules, inputs.sequences
     row = len(chunks)
-    logit_rows.logit_tokens_s[:row] = attention.query_ends_s[:row] - 1
+    logit_rows.logit_tokens_s[:row] = sequences.query_ends_s[:row] - 1
     for index, chunk in enumerate(chunks):
         count = len(chunk.scored_ids)
         if not count:
             continue
-        first_token = int(attention.query_starts_s[index])
+        first_token = int(sequences.query_starts_s[index])
         rows = slice(row, row + count)
         logit_rows.logit_tokens_s[rows] = first_token + chunk.score_start - 1 - chunk.start + np.arange(count)
         rules.is_scored_s[rows] = 1

@@ -28,7 +28,7 @@ from .sharded_attention import ShardedAttention
 class DeviceState(NamedTuple):
     """The arrays that stay on the device from step to step; a step takes their memory for those that it returns."""
 
-    kv_pool: KVPool
+    kv_pools: tuple[KVPool, ...]
     counts_cv: Any
     """The token counts (`sampling.token_counts`): row 0 for those that count nothing, then one per sequence.
     None in plain steps."""
@@ -66,7 +66,7 @@ def run_step(
     model: Model,
     shape: StepShape,
     processors: tuple[LogitsProcessor, ...] = (),
-    attention: PagedAttention,
+    attention: tuple[PagedAttention, ...],
     mesh: Mesh,
     logits_tile: int,
     few_rows: int | None = None,
@@ -78,9 +78,12 @@ def run_step(
     `skips_unused` see `sampling.branches`.
     """
     inputs = unpack(ints, floats, shape.batch)
-    attend, tokens = ShardedAttention(attention, mesh), _known_tokens(inputs, previous_tokens)
-    batch = inputs.attention.without_tiles() if shape.decodes_only else inputs.attention
-    hidden_td, kv_pool = model.forward(params, state.kv_pool, tokens, batch, attention=attend)
+    attend = [ShardedAttention(each, mesh) for each in attention]
+    batches = [placement.batch(inputs.sequences) for placement in inputs.placements]
+    if shape.decodes_only:
+        batches = [batch.without_tiles() for batch in batches]
+    tokens = _known_tokens(inputs, previous_tokens)
+    hidden_td, kv_pools = model.forward(params, state.kv_pools, tokens, batches, attention=attend)
     num_rows = inputs.logit_rows.num_rows
     rows = (hidden_td[inputs.logit_rows.logit_tokens_s], inputs.sampling)
     logits = partial(model.logits, params)
@@ -93,7 +96,7 @@ def run_step(
             tile=logits_tile,
             few_rows=few_rows,
         )
-        return DeviceState(kv_pool, None), StepOutput(_pad(tokens_s, shape.max_rows), None)
+        return DeviceState(kv_pools, None), StepOutput(_pad(tokens_s, shape.max_rows), None)
 
     def sample(num_rows: Array, hidden_rd: Array, *settings: Any) -> tuple[Array, Logprobs]:
         return sample_full(
@@ -109,7 +112,7 @@ def run_step(
 
     tokens_s, logprobs = map_row_tiles(sample, (*rows, inputs.rules, rare), num_rows=num_rows, tile=logits_tile)
     counts_cv = add_tokens(state.counts_cv, inputs.rules.count_rows_s, tokens_s)
-    return DeviceState(kv_pool, counts_cv), StepOutput(_pad(tokens_s, shape.max_rows), logprobs)
+    return DeviceState(kv_pools, counts_cv), StepOutput(_pad(tokens_s, shape.max_rows), logprobs)
 
 
 def plain_sampler(mesh: Mesh, vocab_size: int, skips_unused: bool) -> Callable[[Array, SamplingBatch], Array]:

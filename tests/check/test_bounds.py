@@ -9,13 +9,14 @@ import jax
 import pytest
 from shapes import MODELS
 
-from jaxllm.check.bounds import Work, count_work
+from jaxllm.check.bounds import LayerWork, Work, count_work
 from jaxllm.execution.mesh import make_mesh
 from jaxllm.models import Model, get_family
 
 WORK = Work(
-    num_devices=2, bytes_per_second=1000.0, flops_per_second=5000.0, param_bytes=400, kv_bytes=2.0, token_flops=900,
-    head_flops=100, pair_flops=10, windows=(None, 8, None), max_num_batched_tokens=16,
+    num_devices=2, bytes_per_second=1000.0, flops_per_second=5000.0, param_bytes=400, token_flops=900, head_flops=100,
+    layers=tuple(LayerWork(window, kv_bytes=2.0, pair_flops=10) for window in (None, 8, None)),
+    max_num_batched_tokens=16,
 )  # fmt: skip
 
 
@@ -57,11 +58,11 @@ def test_real_models(name: str, billions: float, read_billions: float):
         config,
         specs,
         make_mesh(jax.devices()[:1]),
-        token_bytes=2 * 2 * layer.num_kv_heads * layer.head_dim * config.num_layers,
+        kv_itemsize=2,
         max_num_batched_tokens=2048,
         bytes_per_second=1.0,
         flops_per_second=1.0,
     )
     assert work.param_bytes / 2e9 == pytest.approx(read_billions, abs=1e-3)
     assert (work.token_flops + work.head_flops) / 2e9 == pytest.approx(read_billions, rel=1e-4)  # norms aside
-    assert work.kv_bytes == 4 * layer.num_kv_heads * layer.head_dim
+    assert work.layers[0].kv_bytes == 4 * layer.num_kv_heads * layer.head_dim

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +56,7 @@ def test_the_engine_gets_as_many_blocks_as_the_report_names(report: Report, monk
     with LLM(**args) as llm:
         runner = core_of(llm)._runner
         assert isinstance(runner, ModelRunner)
-        pool, num_layers = runner._pool, llm.model_config.hf_config.num_hidden_layers
+        [pool], num_layers = runner._pools, llm.model_config.hf_config.num_hidden_layers
         params = sum(array.nbytes for array in jax.tree.leaves(runner._params))
         assert {array.shape[0] // num_layers for array in pool} == {report.memory.num_blocks}
         assert sum(array.nbytes for array in pool) == report.memory.kv_cache
@@ -67,10 +68,10 @@ def test_memory_adds_up(report: Report):
     memory = report.memory
     assert memory.scratch is not None
     left = memory.limit - memory.params - memory.scratch - memory.kv_cache
-    assert 0 <= left < 16 * memory.block  # the number of blocks is rounded down to 16
+    assert 0 <= left < 16 * memory.groups[0].block  # the number of blocks is rounded down to 16
     hf = read_hf_config("llama3_tied")
     head_dim = hf.get("head_dim") or hf["hidden_size"] // hf["num_attention_heads"]
-    assert memory.block == 2 * 4 * 16 * hf["num_hidden_layers"] * hf["num_key_value_heads"] * head_dim
+    assert memory.groups[0].block == 2 * 4 * 16 * hf["num_hidden_layers"] * hf["num_key_value_heads"] * head_dim
     assert memory.limit == TOY.memory_bytes * 9 // 10
 
 
@@ -115,7 +116,7 @@ def test_the_table_shows_collectives_and_notes(report: Report):
 
 
 def test_what_does_not_fit_says_what_would(monkeypatch: pytest.MonkeyPatch, report: Report):
-    used, block = report.memory.params + 100_000, report.memory.block
+    used, block = report.memory.params + 100_000, report.memory.groups[0].block
     monkeypatch.setattr(StepCompiler, "used_bytes", lambda _: used)  # as if compiled
     small = dataclasses.replace(TOY, memory_bytes=int((used + 12.6 * block) / 0.9), usable_bytes=2 * used)
     add_toy(monkeypatch, small)
@@ -186,15 +187,20 @@ def test_more_than_one_host_is_noted():
 def test_attention_in_plain_xla_is_noted_with_the_reason(monkeypatch: pytest.MonkeyPatch):
     config = engine_args().create_engine_config()
     bfloat16 = jnp.dtype("bfloat16")
-    shape = config.attention.shape._replace(head_dim=64, dtype=bfloat16, kv_dtype=bfloat16)
-    on_gpu = dataclasses.replace(config, platform="gpu", attention=PagedAttention(shape))
+    [group] = config.kv_groups
+    shape = group.attention.shape._replace(head_dim=64, dtype=bfloat16, kv_dtype=bfloat16)
+
+    def with_shape(config: Any, shape: Any) -> Any:
+        return dataclasses.replace(config, kv_groups=(dataclasses.replace(group, attention=PagedAttention(shape)),))
+
+    on_gpu = with_shape(dataclasses.replace(config, platform="gpu"), shape)
     monkeypatch.setattr(examining, "detect_architecture", lambda _: "10.0")
     [note] = _notes(on_gpu, TOY, [])
     assert note.startswith("attention runs in plain XLA, not in the gpu's own kernels: ")
     assert note.endswith("this GPU has compute capability 10.0.")
     monkeypatch.setattr(examining, "detect_architecture", lambda _: "9.0")
     assert list(_notes(on_gpu, TOY, [])) == []  # the user chose it
-    odd = dataclasses.replace(on_gpu, attention=PagedAttention(shape._replace(head_dim=80)))
+    odd = with_shape(on_gpu, shape._replace(head_dim=80))
     assert [note.endswith("head_dim must be 64, 128 or 256, not 80.") for note in _notes(odd, TOY, [])] == [True]
 
 

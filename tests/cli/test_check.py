@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm.check.report import Figures, MemoryReport, Report
+from jaxllm.check.report import Figures, GroupReport, MemoryReport, Report
 from jaxllm.cli import check
 from jaxllm.cli.main import main
 from jaxllm.config import EngineArgs
@@ -21,7 +21,10 @@ REPORT: dict[str, Any] = {
         device_kind="TPU v5 lite", memory_bytes=10, usable_bytes=10, bytes_per_second=1e9, flops_per_second=1e12
     ),
     "engine": {"block_size": 64},
-    "memory": MemoryReport(limit=9, params=3, scratch=1, block=2, num_blocks=2, kv_cache=4, replicated_params=[]),
+    "memory": MemoryReport(
+        limit=9, params=3, scratch=1, num_blocks=2, kv_cache=4, replicated_params=[],
+        groups=[GroupReport(num_layers=2, window=None, num_blocks=2, block=2)],
+    ),
 }  # fmt: skip
 
 

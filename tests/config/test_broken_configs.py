@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jaxllm.config import EngineArgs
+from jaxllm.engine.core.kv_cache_size import step_config
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.kv_pool import PoolRequest, count_blocks
 from jaxllm.utils import files
@@ -113,10 +114,7 @@ def test_more_blocks_than_memory(tmp_path: Path):
     config = EngineArgs(model=str(tmp_path), load_format="dummy").create_engine_config()
     for limit in (None, 2**40):
         request = PoolRequest(
-            model_config=config.model_config,
-            attention=config.attention,
-            max_num_seqs=1,
-            max_model_len=128,
+            layout=step_config(config).kv_layout,
             num_gpu_blocks_override=2**31 - 1,
             kv_cache_memory_bytes=None,
             memory_limit=limit,

@@ -120,10 +120,10 @@ def test_a_gpu_that_is_no_hopper_runs_plain_xla(
         return EngineArgs(model=str(model), load_format="dummy", **fields).create_engine_config(devices=[gpu])
 
     model, gpu = make_model(head_dim=64), Gpu(compute_capability)
-    attention = resolve_on_gpu().attention
+    attention = resolve_on_gpu().kv_groups[0].attention
     own_kernels = {"attention_config": AttentionConfig(backend="gpu")}
     if compute_capability == "9.0":
-        assert attention.implementation == resolve_on_gpu(**own_kernels).attention.implementation == "gpu"
+        assert attention.implementation == resolve_on_gpu(**own_kernels).kv_groups[0].attention.implementation == "gpu"
         assert not attention.interpret
         assert "plain XLA" not in caplog.text
         return
@@ -157,14 +157,14 @@ def test_what_a_hoppers_kernels_do_not_take_is_named(
     missing: str,
 ):
     args = EngineArgs(model=str(make_model(**config)), load_format="dummy", **fields)
-    assert args.create_engine_config(devices=[Gpu("9.0")]).attention.implementation == "xla"
+    assert args.create_engine_config(devices=[Gpu("9.0")]).kv_groups[0].attention.implementation == "xla"
     assert missing in caplog.text
 
 
 def test_a_cpu_needs_threads_to_interpret_gpu_kernels(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch):
     interpreted = {"attention_config": {"backend": "gpu"}}
     monkeypatch.setenv("NPROC", "8")
-    assert resolve(make_model(head_dim=64), **interpreted).attention.interpret
+    assert resolve(make_model(head_dim=64), **interpreted).kv_groups[0].attention.interpret
     monkeypatch.setenv("NPROC", "7")
     with pytest.raises(VLLMValidationError, match="NPROC=8") as caught:
         resolve(make_model(head_dim=64), **interpreted)
@@ -467,13 +467,17 @@ def test_outputs_are_batch_invariant_where_that_costs_nothing(make_model: MakeMo
     model = make_model(head_dim=16)
     assert resolve(model).batch_invariant
     half = resolve(model, dtype="half")
-    assert (half.dtype, half.attention.implementation) == ("float32", "cpu")
+    assert (half.dtype, half.kv_groups[0].attention.implementation) == ("float32", "cpu")
     assert resolve(model, dtype="float32").batch_invariant is (jax.__version_info__ >= (0, 12))
     assert not resolve(model, dtype="float32", attention_config=AttentionConfig(backend="xla")).batch_invariant
     assert not resolve(model, batch_invariant=False).batch_invariant
     monkeypatch.setattr("pallas_kernels.native.compiling.has_feature", lambda _: False)
     plain = resolve(model, dtype="float32")
-    assert (plain.attention.implementation, plain.batch_invariant) == ("xla", jax.__version_info__ >= (0, 12))
+    [group] = plain.kv_groups
+    assert (group.attention.implementation, plain.batch_invariant) == (
+        "xla",
+        jax.__version_info__ >= (0, 12),
+    )
 
 
 def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -14,7 +14,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.messages import EngineCoreOutput, EngineCoreRequest, RequestError
 from jaxllm.sampling_params import SamplingParams, StructuredOutputsParams
 from jaxllm.scheduling.block_residency import BlockResidency
-from jaxllm.scheduling.config import SchedulerConfig
+from jaxllm.scheduling.config import GroupConfig, SchedulerConfig
 from jaxllm.scheduling.plan import StepPlan, StepResult
 from jaxllm.scheduling.scheduler import Scheduler
 
@@ -108,7 +108,13 @@ def make_core(
     *, overlap: bool = True, masks: TokenMasks | None = None, validators: Sequence[Any] = ()
 ) -> tuple[EngineCore, FakeRunner, Scheduler]:
     scheduler = Scheduler(
-        SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64, block_size=4, num_blocks=40)
+        SchedulerConfig(
+            max_num_seqs=4,
+            max_num_batched_tokens=16,
+            max_model_len=64,
+            block_size=4,
+            groups=(GroupConfig(num_blocks=40),),
+        )
     )
     runner = FakeRunner()
     masks = masks or TokenMasks(1000, None, None)

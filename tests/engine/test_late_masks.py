@@ -13,7 +13,7 @@ from jaxllm.engine.core import engine_core as core_module
 from jaxllm.engine.core.engine_core import COMPILE_WAIT, MASK_POLL, MASK_WAIT, EngineCore
 from jaxllm.messages import EngineCoreRequest
 from jaxllm.sampling_params import SamplingParams, StructuredOutputsParams
-from jaxllm.scheduling.config import SchedulerConfig
+from jaxllm.scheduling.config import GroupConfig, SchedulerConfig
 from jaxllm.scheduling.plan import StepPlan, StepResult
 from jaxllm.scheduling.scheduler import Scheduler
 
@@ -99,7 +99,13 @@ class World:
         self.clock = Clock()
         monkeypatch.setattr(core_module, "time", SimpleNamespace(monotonic=self.clock.monotonic))
         scheduler = Scheduler(
-            SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=512, block_size=4, num_blocks=999)
+            SchedulerConfig(
+                max_num_seqs=8,
+                max_num_batched_tokens=64,
+                max_model_len=512,
+                block_size=4,
+                groups=(GroupConfig(num_blocks=999),),
+            )
         )
         self.runner, self.masks = TimedRunner(self.clock, step), TimedMasks(self.clock, mask)
         self.core = EngineCore(scheduler, self.runner, self.masks, overlap=overlap)  # pyright: ignore[reportArgumentType]

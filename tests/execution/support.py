@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxllm.execution.compiler import StepCompiler, StepConfig
+from jaxllm.execution.kv_pool import KVGroup
 from jaxllm.execution.mesh import make_mesh
 from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.execution.programs import Programs
@@ -70,6 +71,11 @@ def make_attention(dtype: Any = jnp.float32) -> PagedAttention:
     return PagedAttention(AttentionShape(4, 2, 16, 16, jnp.dtype(dtype), jnp.dtype(dtype)))
 
 
+def make_group(num_layers: int = 2, dtype: Any = jnp.float32) -> KVGroup:
+    """Return the one cache group of a small Llama."""
+    return KVGroup(attention=make_attention(dtype), num_layers=num_layers, window=None)
+
+
 def make_compiler(
     num_layers: int = 2, *, dtype: Any = jnp.float32, loop: LayerLoop = LayerLoop.IN_PLACE, **changes: Any
 ) -> StepCompiler:
@@ -78,7 +84,7 @@ def make_compiler(
         max_num_seqs=64,
         max_num_batched_tokens=256,
         max_model_len=512,
-        attention=make_attention(dtype),
+        groups=(make_group(num_layers, dtype),),
         max_logprobs=5,
         platform="cpu",
     )

@@ -23,7 +23,7 @@ def make_chunk(request_id: str, start: int, ids: list[int], blocks: list[int], *
         start=start,
         token_ids=array("i", ids),
         previous_row=None,
-        block_ids=array("i", blocks),
+        block_ids=(array("i", blocks),),
         samples=True,
         num_prompt_tokens=start + len(ids),
         params=SamplingParams(),
@@ -41,7 +41,7 @@ def step(
     masks: dict[int, RowMask] | None = None,
     extra_args: Any = (),
 ):
-    shape = BatchShape(Bucket(*bucket), 6, query_tile, row_alignment, extra_args)
+    shape = BatchShape(Bucket(*bucket), 6, (query_tile,), row_alignment, extra_args)
     plan = StepPlan(step_id=0, chunks=chunks, num_preempted=0)
     inputs = build(plan, shape, BLOCK_SIZE, 70, [(masks or {}).get(row) for row in range(len(chunks))])
     return inputs, unpack(inputs.ints, inputs.floats, shape)
@@ -55,15 +55,17 @@ def test_tokens_lie_end_to_end_and_padding_is_neutral() -> None:
     np.testing.assert_array_equal(arrays.tokens.token_ids_t, [50, 60, 61, 62, 63, 64, 65] + [0] * 9)
     np.testing.assert_array_equal(arrays.tokens.positions_t, [9, 2, 3, 4, 5, 6, 7] + [0] * 9)
     np.testing.assert_array_equal(arrays.tokens.rope_lengths_t, [10] + [20] * 6 + [0] * 9)
-    np.testing.assert_array_equal(arrays.attention.slots_t, [7 * 4 + 1, 2 * 4 + 2, 2 * 4 + 3, 36, 37, 38, 39] + [0] * 9)
-    np.testing.assert_array_equal(arrays.attention.context_lens_s, [10, 8] + [0] * 6)
-    np.testing.assert_array_equal(arrays.attention.query_starts_s, [0, 1] + [7] * 6)
-    np.testing.assert_array_equal(arrays.attention.query_ends_s, [1] + [7] * 7)
-    np.testing.assert_array_equal(arrays.attention.block_tables_sm[:2], [[3, 1, 7, 0, 0, 0], [2, 9, 0, 0, 0, 0]])
-    assert not arrays.attention.block_tables_sm[2:].any()
-    assert (arrays.attention.num_decodes, arrays.logit_rows.num_rows, arrays.attention.num_tiles) == (1, 2, 2)
-    np.testing.assert_array_equal(arrays.attention.tile_seqs_i[:2], [1, 1])
-    np.testing.assert_array_equal(arrays.attention.tile_rows_i[:2], [1, 5])
+    np.testing.assert_array_equal(
+        arrays.placements[0].slots_t, [7 * 4 + 1, 2 * 4 + 2, 2 * 4 + 3, 36, 37, 38, 39] + [0] * 9
+    )
+    np.testing.assert_array_equal(arrays.sequences.context_lens_s, [10, 8] + [0] * 6)
+    np.testing.assert_array_equal(arrays.sequences.query_starts_s, [0, 1] + [7] * 6)
+    np.testing.assert_array_equal(arrays.sequences.query_ends_s, [1] + [7] * 7)
+    np.testing.assert_array_equal(arrays.placements[0].block_tables_sm[:2], [[3, 1, 7, 0, 0, 0], [2, 9, 0, 0, 0, 0]])
+    assert not arrays.placements[0].block_tables_sm[2:].any()
+    assert (arrays.sequences.num_decodes, arrays.logit_rows.num_rows, arrays.placements[0].num_tiles) == (1, 2, 2)
+    np.testing.assert_array_equal(arrays.placements[0].tile_seqs_i[:2], [1, 1])
+    np.testing.assert_array_equal(arrays.placements[0].tile_rows_i[:2], [1, 5])
 
 
 def test_a_row_in_flight_points_at_its_row() -> None:
@@ -146,7 +148,7 @@ def test_random_plans_equal_a_loop(alignment: int) -> None:
         inputs, arrays = step(*chunks, bucket=(128, 8), query_tile=3, row_alignment=alignment)
         plan = StepPlan(step_id=0, chunks=tuple(chunks), num_preempted=0)
         assert num_token_rows(plan, inputs.shape.row_alignment) == max(expected) + 1
-        tokens, attention = arrays.tokens, arrays.attention
+        tokens, attention = arrays.tokens, arrays.placements[0].batch(arrays.sequences)
         got = np.stack([tokens.token_ids_t, tokens.positions_t, attention.slots_t], axis=1)
         assert got.tolist() == [list(expected.get(row, (0, 0, 0))) for row in range(128)]
         rows = np.stack([attention.tile_seqs_i, attention.tile_rows_i], axis=1)[: attention.num_tiles].tolist()

@@ -43,7 +43,7 @@ def chunk(
         start=len(token_ids) - num_tokens,
         token_ids=token_ids[-num_tokens:],
         previous_row=None,
-        block_ids=array("i", [1]),
+        block_ids=(array("i", [1]),),
         samples=True,
         num_prompt_tokens=len(prompt),
         params=SamplingParams(**params),

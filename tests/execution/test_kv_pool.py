@@ -7,26 +7,28 @@ import jax.numpy as jnp
 import pytest
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.kv_pool import CPU_POOL_BYTES, PoolRequest, block_bytes, count_blocks, most_tokens
-from tests.execution.support import make_attention, make_compiler, model_config
+from jaxllm.execution.kv_pool import CPU_POOL_BYTES, KVLayout, PoolRequest, count_blocks, most_tokens
+from tests.execution.support import make_compiler, make_group
 
-BASE = PoolRequest(
-    model_config=model_config(), attention=make_attention(), max_num_seqs=4, max_model_len=100,
-    num_gpu_blocks_override=None, kv_cache_memory_bytes=None, memory_limit=None,
-)  # fmt: skip
+LAYOUT = KVLayout(groups=(make_group(),), max_num_seqs=4, max_num_batched_tokens=256, max_model_len=100)
+BASE = PoolRequest(layout=LAYOUT, num_gpu_blocks_override=None, kv_cache_memory_bytes=None, memory_limit=None)
 BLOCK_BYTES = 2 * 2 * 2 * 16 * 16 * 4  # layers, K and V, kv heads, head dim, block size, bytes
 
 
+def with_layout(request: PoolRequest, **changes: int) -> PoolRequest:
+    return replace(request, layout=replace(request.layout, **changes))
+
+
 def test_bytes_of_a_block() -> None:
-    assert block_bytes(BASE) == BLOCK_BYTES
-    assert block_bytes(replace(BASE, attention=make_attention(jnp.bfloat16))) == BLOCK_BYTES // 2
-    pool = make_compiler().pool_spec(9)
-    assert sum(math.prod(array.shape) * array.dtype.itemsize for array in pool) == 9 * BLOCK_BYTES
+    assert make_group().block_bytes == BLOCK_BYTES
+    assert make_group(dtype=jnp.bfloat16).block_bytes == BLOCK_BYTES // 2
+    [pool] = make_compiler().pool_specs(9)
+    assert sum(math.prod(array.shape) * array.dtype.itemsize for array in pool) == 9 * BLOCK_BYTES == LAYOUT.bytes(9)
 
 
 def test_cpu_takes_what_its_sequences_can_use_up_to_a_gibibyte() -> None:
     assert count_blocks(BASE, used_bytes=0) == 4 * 7 + 1
-    many = count_blocks(replace(BASE, max_num_seqs=10**6), used_bytes=0)
+    many = count_blocks(with_layout(BASE, max_num_seqs=10**6), used_bytes=0)
     assert 0 <= CPU_POOL_BYTES - many * BLOCK_BYTES < 16 * BLOCK_BYTES
 
 
@@ -36,7 +38,7 @@ def test_overrides_hold() -> None:
 
 
 def test_an_accelerator_gives_what_parameters_and_scratch_leave() -> None:
-    request = replace(BASE, memory_limit=2000 * BLOCK_BYTES, max_num_seqs=1000)
+    request = with_layout(replace(BASE, memory_limit=2000 * BLOCK_BYTES), max_num_seqs=1000)
     assert count_blocks(request, used_bytes=500 * BLOCK_BYTES) == 1500 // 16 * 16
     # A little more or less memory in use must not change the programs' shapes.
     assert count_blocks(request, used_bytes=501 * BLOCK_BYTES) == count_blocks(request, used_bytes=503 * BLOCK_BYTES)
@@ -52,10 +54,29 @@ def test_an_accelerator_gives_what_parameters_and_scratch_leave() -> None:
     ],
 )
 def test_too_little_for_one_request_is_an_error_that_names_the_way_out(changes: dict, parameter: str) -> None:
-    request = replace(BASE, **changes)
+    of_layout = {name: changes[name] for name in changes if hasattr(LAYOUT, name)}
+    others = {name: changes[name] for name in changes if name not in of_layout}
+    request = with_layout(replace(BASE, **others), **of_layout)
     with pytest.raises(VLLMValidationError, match=f"raise {parameter} .*or set max_model_len to") as error:
         count_blocks(request, used_bytes=15 * BLOCK_BYTES)
     assert error.value.parameter == parameter
     fits = most_tokens(request, used_bytes=15 * BLOCK_BYTES)
     if fits:
-        count_blocks(replace(request, max_model_len=fits), used_bytes=15 * BLOCK_BYTES)
+        count_blocks(with_layout(request, max_model_len=fits), used_bytes=15 * BLOCK_BYTES)
+
+
+def test_windows_take_no_more_than_all_sequences_do_nor_than_the_others() -> None:
+    full, window = replace(make_group(), num_layers=1), replace(make_group(5), window=40)
+    layout = replace(LAYOUT, groups=(full, window), max_model_len=10_000, max_num_batched_tokens=64)
+    # One request has the blocks of 39 tokens, of a step's, and of a tile of 128 keys; its decodes those without a step.
+    one, decode = -(-(39 + 64 + 128) // 16) + 1, -(-(39 + 1 + 128) // 16) + 1
+    assert layout.num_blocks(300) == (300, 1 + 300 // 5)
+    assert layout.num_blocks(30) == (30, 1 + one)
+    assert layout.num_blocks(2) == (2, 2)
+    everyone = math.ceil(1.25 * (4 * decode + 4))
+    assert layout.num_blocks(10**6) == (10**6, 1 + everyone)
+    for num_bytes in (0, 10**5, 10**6, 10**7 + 3):
+        most = layout.most_blocks(num_bytes)
+        assert most == 0 or layout.bytes(most) <= num_bytes
+        assert layout.bytes(most + 1) > num_bytes
+    assert replace(layout, groups=(window,)).num_blocks(77) == (77,)

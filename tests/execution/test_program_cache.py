@@ -280,7 +280,9 @@ def test_an_engine_keeps_what_comes_from_our_code_alone(
         monkeypatch.setattr(type(jax.config), "jax_enable_compilation_cache", False)
     config = EngineArgs(model=str(folder("llama3_tied")), **settings).create_engine_config()
     if outside == "interpreter":
-        config = replace(config, attention=replace(config.attention, implementation="tpu", interpret=True))
+        [group] = config.kv_groups
+        attention = replace(group.attention, implementation="tpu", interpret=True)
+        config = replace(config, kv_groups=(replace(group, attention=attention),))
     assert use_cache(str(disk), keeps_programs=keeps_programs(config)).programs is None
     assert (jax.config.jax_compilation_cache_dir is None) == (outside == "disabled")
 

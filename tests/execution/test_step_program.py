@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,21 +13,16 @@ import pytest
 from jaxllm import LLM, SamplingParams, TokensPrompt
 from jaxllm.execution.buckets import Bucket
 from jaxllm.execution.compiler import StepCompiler, Upkeep
-from jaxllm.execution.kv_pool import PoolRequest, block_bytes
 from jaxllm.models import LayerLoop
 from pallas_kernels.paged_attention import AttentionShape, PagedAttention
-from tests.execution.support import hostile_jax, make_attention, make_compiler, model_config
+from tests.execution.support import hostile_jax, make_compiler, make_group
 from tests.models.tiny import folder
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 def pool_bytes(num_blocks: int, dtype: Any) -> int:
-    request = PoolRequest(
-        model_config=model_config(), attention=make_attention(dtype), max_num_seqs=64, max_model_len=512,
-        num_gpu_blocks_override=None, kv_cache_memory_bytes=None, memory_limit=None,
-    )  # fmt: skip
-    return num_blocks * block_bytes(request)
+    return num_blocks * make_group(dtype=dtype).block_bytes
 
 
 @pytest.mark.parametrize("loop", [LayerLoop.SCAN, LayerLoop.IN_PLACE])
@@ -68,7 +64,7 @@ def test_the_pool_is_aliased_and_scratch_does_not_depend_on_it(dtype: jnp.dtype)
 def weight_copies(compiler: StepCompiler) -> list[str]:
     """Return the compiled step's instructions that write an array of the shape of a layer's down matrix."""
     cfg = compiler.model.config
-    shape = f"{cfg.hidden_size},{cfg.intermediate_size}"
+    shape = f"{cfg.hidden_size},{cfg.layers[0].intermediate_size}"
     pattern = rf" = f32\[(?:1,)?{shape}\]\S* (?!parameter|get-tuple-element|bitcast)\S+\("
     text = compiler.compile(compiler.shapes()[0], 33).as_text() or ""
     return [line.strip() for line in text.splitlines() if re.search(pattern, line)]
@@ -89,7 +85,7 @@ def test_few_plain_programs_on_cpu_by_default() -> None:
 
 def test_decodes_alone_have_plain_programs_where_attention_takes_less_for_them() -> None:
     attention = PagedAttention(AttentionShape(4, 2, 64, 16, jnp.dtype("bfloat16"), jnp.dtype("bfloat16")), "gpu")
-    compiler = make_compiler(dtype=jnp.bfloat16, attention=attention)
+    compiler = make_compiler(dtype=jnp.bfloat16, groups=(replace(make_group(), attention=attention),))
     decodes = [shape for shape in compiler.shapes() if shape.decodes_only]
     assert [shape.batch.bucket for shape in decodes] == [Bucket(16, 16), Bucket(32, 32), Bucket(64, 64)]
     assert not any(shape.is_full for shape in decodes)

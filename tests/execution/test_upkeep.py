@@ -16,7 +16,7 @@ from jaxllm.execution.programs import Programs
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.plan import StepPlan
 from pallas_kernels.paged_attention import KVPool, copy_blocks
-from tests.execution.support import make_compiler, make_runner
+from tests.execution.support import make_compiler, make_group, make_runner
 from tests.execution.test_batch import make_chunk
 
 
@@ -38,7 +38,7 @@ class CutOff:
 
 def random_pool(num_layers: int, num_blocks: int) -> KVPool:
     rng = np.random.default_rng(0)
-    spec = make_compiler(num_layers).pool_spec(num_blocks)
+    [spec] = make_compiler(num_layers).pool_specs(num_blocks)
     return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape).astype(x.dtype)), spec)
 
 
@@ -56,11 +56,12 @@ def test_blocks_are_copied_in_every_layer_and_nothing_else_changes() -> None:
 
 def test_more_copies_than_one_program_takes() -> None:
     runner = make_runner(num_blocks=4 * COPIES)
-    runner._pool = pool = random_pool(2, 4 * COPIES)
+    pool = random_pool(2, 4 * COPIES)
+    runner._pools = (pool,)
     before = [np.array(x) for x in pool]
     pairs = [(1 + i, 2 * COPIES + i) for i in range(COPIES + 3)]
-    runner._copy_blocks(pairs)
-    for old, new in zip(before, runner._pool, strict=True):
+    runner._copy_blocks((pairs,))
+    for old, new in zip(before, runner._pools[0], strict=True):
         for source, target in pairs:
             np.testing.assert_array_equal(np.asarray(new)[target], old[source])
         np.testing.assert_array_equal(np.asarray(new)[: 2 * COPIES], old[: 2 * COPIES])
@@ -74,7 +75,7 @@ def test_a_step_copies_before_it_runs() -> None:
     run = lambda plan: runner.run(plan, [None] * len(plan.chunks)).result()  # noqa: E731
     run(StepPlan(0, (make_chunk("a", 0, ids, [3], params=params),), 0))
     original = run(StepPlan(1, (make_chunk("a", 5, [8], [3], params=params),), 0))
-    fork = StepPlan(2, (make_chunk("b", 5, [8], [7], params=params),), 0, copies=((3, 7),))
+    fork = StepPlan(2, (make_chunk("b", 5, [8], [7], params=params),), 0, copies=(((3, 7),),))
     assert run(fork).logprobs == original.logprobs
     empty = run(StepPlan(3, (make_chunk("c", 5, [8], [9], params=params),), 0))
     assert empty.logprobs != original.logprobs
@@ -85,7 +86,7 @@ def test_pool_and_counts_are_aliased() -> None:
     copy, fill = (compiler.compile(key, 33).memory_analysis() for key in (Upkeep.COPY_BLOCKS, Upkeep.SET_COUNTS))
     assert copy is not None
     assert fill is not None
-    assert copy.alias_size_in_bytes >= sum(x.size * x.dtype.itemsize for x in compiler.pool_spec(33))
+    assert copy.alias_size_in_bytes >= make_group().block_bytes * 33
     assert fill.alias_size_in_bytes >= compiler.counts_spec().size * 2
 
 

@@ -12,6 +12,7 @@ from jax import Array
 
 from jaxllm.models import LayerLoop, Model, ModelConfig, ParamSpec, TokenBatch, get_family
 from jaxllm.models.model import ArraySpec, array_specs, unflatten
+from jaxllm.models.plan import LayerPlan
 from jaxllm.models.quantization import quantize
 from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, KVPool, PagedAttention
 from pallas_kernels.paged_attention.tiles import XLA_TILES
@@ -61,45 +62,50 @@ class Runner:
     ) -> None:
         self.model, self.params = model, params
         self.attention: Any = attention or attention_of(model.config)
-        step = jax.jit(self._step).lower(params, empty_pool(model.config), *chunk_inputs(np.zeros(1, np.int32), 0, 1))
+        step = jax.jit(self._step).lower(params, empty_pools(model.config), *chunk_inputs(np.zeros(1, np.int32), 0, 1))
         self.step = step.compile(compiler_options=QUICK_COMPILE)
 
     def whole(self, golden: Golden) -> np.ndarray:
         """Return log-probabilities [tokens, v] of prompt and decodes run as one chunk."""
-        logprobs, _ = self.run(empty_pool(self.model.config), golden.sequence, 0, len(golden.prompt))
+        logprobs, _ = self.run(empty_pools(self.model.config), golden.sequence, 0, len(golden.prompt))
         return logprobs
 
     def incremental(self, golden: Golden, chunk: int) -> tuple[np.ndarray, np.ndarray]:
         """Run the prompt in chunks, then decode greedily; return log-probabilities [decodes, v] and tokens."""
-        pool, prompt_len = empty_pool(self.model.config), len(golden.prompt)
+        pools, prompt_len = empty_pools(self.model.config), len(golden.prompt)
         logprobs = np.zeros((0, 0), np.float32)
         for start in range(0, prompt_len, chunk):
-            logprobs, pool = self.run(pool, golden.prompt[start : start + chunk], start, prompt_len)
+            logprobs, pools = self.run(pools, golden.prompt[start : start + chunk], start, prompt_len)
         steps, tokens = [logprobs[-1]], [int(logprobs[-1].argmax())]
         while len(tokens) < len(golden.tokens):
             position = prompt_len + len(tokens) - 1
-            logprobs, pool = self.run(pool, np.asarray(tokens[-1:]), position, prompt_len)
+            logprobs, pools = self.run(pools, np.asarray(tokens[-1:]), position, prompt_len)
             steps.append(logprobs[0])
             tokens.append(int(logprobs[0].argmax()))
         return np.stack(steps), np.asarray(tokens)
 
-    def run(self, pool: KVPool, token_ids: np.ndarray, start: int, prompt_len: int) -> tuple[np.ndarray, KVPool]:
-        """Run one chunk; return log-probabilities [tokens, v] and the pool."""
+    def run(
+        self, pools: tuple[KVPool, ...], token_ids: np.ndarray, start: int, prompt_len: int
+    ) -> tuple[np.ndarray, tuple[KVPool, ...]]:
+        """Run one chunk; return log-probabilities [tokens, v] and the pools."""
         tokens, attention = chunk_inputs(token_ids, start, prompt_len)
-        logprobs, pool = self.step(self.params, pool, tokens, attention)
-        return np.asarray(logprobs)[: len(token_ids)], pool
+        logprobs, pools = self.step(self.params, pools, tokens, attention)
+        return np.asarray(logprobs)[: len(token_ids)], pools
 
     def _step(
-        self, params: Mapping[str, Any], pool: KVPool, tokens: TokenBatch, attention: AttentionBatch
-    ) -> tuple[Array, KVPool]:
-        hidden_td, pool = self.model.forward(params, pool, tokens, attention, attention=self.attention)
-        return jax.nn.log_softmax(self.model.logits(params, hidden_td, hidden_td.shape[0])), pool
+        self, params: Mapping[str, Any], pools: tuple[KVPool, ...], tokens: TokenBatch, attention: AttentionBatch
+    ) -> tuple[Array, tuple[KVPool, ...]]:
+        num_groups = len(self.model.plan.groups)
+        batches, ops = [attention] * num_groups, [self.attention] * num_groups
+        hidden_td, pools = self.model.forward(params, pools, tokens, batches, attention=ops)
+        return jax.nn.log_softmax(self.model.logits(params, hidden_td, hidden_td.shape[0])), pools
 
 
-def empty_pool(config: ModelConfig, dtype: Any = jnp.float32) -> KVPool:
-    """Return a pool of NaN."""
-    spec = attention_of(config, dtype).pool_spec(config.num_layers, 1 + len(BLOCK_IDS))
-    return jax.tree.map(lambda array: jnp.full(array.shape, jnp.nan, array.dtype), spec)
+def empty_pools(config: ModelConfig, dtype: Any = jnp.float32) -> tuple[KVPool, ...]:
+    """Return pools of NaN, one for each cache group."""
+    op, groups = attention_of(config, dtype), LayerPlan(config.layers).groups.values()
+    specs = tuple(op.pool_spec(len(layers), 1 + len(BLOCK_IDS)) for layers in groups)
+    return jax.tree.map(lambda array: jnp.full(array.shape, jnp.nan, array.dtype), specs)
 
 
 def attention_of(config: ModelConfig, dtype: Any = jnp.float32) -> PagedAttention:

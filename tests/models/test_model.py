@@ -17,7 +17,7 @@ from jaxllm.models import LayerLoop, Model, ModelConfig, get_family, supported_a
 from jaxllm.models.model import ArraySpec, array_specs, unflatten
 from jaxllm.models.reading import read_decoder
 from tests.models.dense import dense_attention
-from tests.models.running import attention_of, build_model, chunk_inputs, empty_pool
+from tests.models.running import attention_of, build_model, chunk_inputs, empty_pools
 from tests.models.tiny import CASES, read_hf_config, read_tensors
 
 LLAMA_70B = {
@@ -39,8 +39,9 @@ def abstract_params(model: Model) -> dict[str, Any]:
 
 
 def forward_args(model: Model) -> tuple[Any, ...]:
-    pool = jax.eval_shape(partial(empty_pool, model.config, model.dtype))
-    return abstract_params(model), pool, *chunk_inputs(np.zeros(3, np.int32), 0, 3)
+    pools = jax.eval_shape(partial(empty_pools, model.config, model.dtype))
+    tokens, batch = chunk_inputs(np.zeros(3, np.int32), 0, 3)
+    return abstract_params(model), pools, tokens, [batch] * len(pools)
 
 
 def deepened(config: ModelConfig, times: int) -> ModelConfig:
@@ -127,7 +128,7 @@ def test_program_size_does_not_grow_with_depth(case: str) -> None:
     def num_lines(times: int) -> int:
         model = Model(deepened(build_model(case).config, times), jnp.float32)
         return len(
-            jax.jit(partial(model.forward, attention=attention_of(model.config)))
+            jax.jit(partial(model.forward, attention=[attention_of(model.config)] * len(model.plan.groups)))
             .lower(*forward_args(model))
             .as_text()
             .splitlines()
@@ -142,9 +143,11 @@ def test_bfloat16_stays_bfloat16_until_the_logits(case: str, loop: LayerLoop) ->
     model = build_model(case, dtype=jnp.bfloat16, loop=loop)
     args = forward_args(model)
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        hidden, pool = jax.eval_shape(partial(model.forward, attention=cast(Any, dense_attention)), *args)
+        hidden, pools = jax.eval_shape(
+            partial(model.forward, attention=[cast(Any, dense_attention)] * len(args[1])), *args
+        )
         logits = jax.eval_shape(model.logits, args[0], hidden, 3)
-    assert hidden.dtype == pool.k.dtype == jnp.bfloat16
+    assert {hidden.dtype, *(pool.k.dtype for pool in pools)} == {jnp.dtype(jnp.bfloat16)}
     assert logits.dtype == jnp.float32
     assert logits.shape == (hidden.shape[0], model.config.vocab_size)
 

@@ -14,7 +14,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.compiler import StepCompiler, StepConfig
 from jaxllm.execution.hardware import real_memory_limit
 from jaxllm.execution.host_processors import HostProcessors
-from jaxllm.execution.kv_pool import PoolRequest, block_bytes, count_blocks, most_tokens
+from jaxllm.execution.kv_pool import KVLayout, PoolRequest, count_blocks, most_tokens
 from jaxllm.execution.mesh import param_bytes
 from jaxllm.execution.options import layer_loop
 from jaxllm.models.model import Model, ParamSpec
@@ -35,8 +35,8 @@ class DeviceMemory:
     params: int
     scratch: int
     """The largest step's bytes besides parameters and pool: activations, logits, inputs, token counts, its code."""
-    block: int
-    """One device's part of a KV block, over all layers."""
+    layout: KVLayout
+    """The form of one device's KV cache."""
 
     @property
     def used(self) -> int:
@@ -54,7 +54,7 @@ def memory_limit(config: EngineConfig) -> int | None:
 
 def make_model(config: EngineConfig) -> Model:
     """Return the model that an engine runs."""
-    loop = layer_loop(config.platform, config.attention, config.mesh.size)
+    loop = layer_loop(config.platform, config.kv_groups, config.mesh.size)
     return Model(config.model_config, config.dtype, loop, quantization=config.quantization)
 
 
@@ -65,7 +65,7 @@ def step_config(config: EngineConfig, host: HostProcessors | None = None) -> Ste
         max_num_batched_tokens=config.max_num_batched_tokens,
         sizes=config.cudagraph_capture_sizes,
         max_model_len=config.max_model_len,
-        attention=config.attention,
+        groups=config.kv_groups,
         max_logprobs=config.max_logprobs,
         platform=config.platform,
         logprobs_mode=config.logprobs_mode,
@@ -87,7 +87,7 @@ def measure_memory(
     if limit is not None and params <= limit:
         compiler = StepCompiler(step_config(config, host), model, config.mesh)
         scratch = compiler.used_bytes() - params
-    return DeviceMemory(limit=limit, params=params, scratch=scratch, block=block_bytes(_pool_request(config, limit)))
+    return DeviceMemory(limit=limit, params=params, scratch=scratch, layout=step_config(config).kv_layout)
 
 
 def size_pool(config: EngineConfig, memory: DeviceMemory) -> tuple[int, int]:
@@ -113,7 +113,7 @@ def size_pool(config: EngineConfig, memory: DeviceMemory) -> tuple[int, int]:
                 config.max_model_len,
                 fits,
             )
-            request = replace(request, max_model_len=fits)
+            request = replace(request, layout=replace(request.layout, max_model_len=fits))
     return count_blocks(request, used_bytes=memory.used), request.max_model_len
 
 
@@ -124,11 +124,8 @@ def longest_context(config: EngineConfig, memory: DeviceMemory) -> int:
 
 def _pool_request(config: EngineConfig, limit: int | None) -> PoolRequest:
     return PoolRequest(
-        model_config=config.model_config,
-        attention=config.attention,
+        layout=step_config(config).kv_layout,
         num_devices=config.mesh.size,
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=config.max_model_len,
         num_gpu_blocks_override=config.num_gpu_blocks_override,
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,
         memory_limit=limit,

@@ -177,7 +177,7 @@ def make_core(
         device.platform,
         device.device_kind,
         f"{config.dtype}, weights {config.quantization}" if config.quantization else config.dtype,
-        config.attention.implementation,
+        "/".join(dict.fromkeys(group.attention.implementation for group in config.kv_groups)),
         num_blocks,
         config.block_size,
         config.max_model_len,
@@ -200,7 +200,7 @@ def keeps_programs(config: EngineConfig) -> bool:
     seen to run from disk, as those of a CPU were.
     """
     is_ours = not config.logits_processors and is_built_in(config.model_config.architecture)
-    return is_ours and config.platform == "cpu" and not config.attention.interpret
+    return is_ours and config.platform == "cpu" and not any(group.attention.interpret for group in config.kv_groups)
 
 
 def _load(config: EngineConfig, specs: Mapping[str, ParamSpec]) -> Any:
@@ -216,13 +216,14 @@ def _load(config: EngineConfig, specs: Mapping[str, ParamSpec]) -> Any:
 
 
 def _scheduler_config(config: EngineConfig, num_blocks: int, max_rows: int) -> SchedulerConfig:
+    sizes = step_config(config).kv_layout.num_blocks(num_blocks)
     return SchedulerConfig(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=config.max_model_len,
         block_size=config.block_size,
-        row_alignment=config.attention.row_alignment,
-        num_blocks=num_blocks,
+        row_alignment=max(group.attention.row_alignment for group in config.kv_groups),
+        groups=tuple(group.config(size) for group, size in zip(config.kv_groups, sizes, strict=True)),
         enable_prefix_caching=config.enable_prefix_caching and not _keys_depend_on_the_prompt(config.model_config),
         policy=config.scheduling_policy,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
