@@ -82,7 +82,7 @@ def _run(llm: LLM, scheduler: RecordingScheduler, jobs: Sequence[Job]) -> dict[s
         "num_preemptions": scheduler.stats().num_preemptions,
         "most_chunks": max(scheduler.num_prompt_chunks(output.request_id) for output in outputs),
         "cached": [output.num_cached_tokens for output in again],
-        "pool": [array.sharding.shard_shape(array.shape) for array in runner._pool],
+        "pool": [array.sharding.shard_shape(array.shape) for array in jax.tree.leaves(runner._pools)],
         "collectives": list(_collectives(runner)),
     }
 
