@@ -1,13 +1,15 @@
 """Model definitions as pure functions: a config from HF's config.json, parameter specs, and a forward pass.
 
-Families live one per file; `registry` maps HF architecture names to them.
+`families` has one file for each, made of `layers`; `registry` maps HF architecture names to families.
 """
 
 from .config import LayerSpec, ModelConfig, RopeConfig
 from .family import Family, TensorName
 from .loop import LayerLoop
-from .model import Model, ParamSpec, TokenBatch
+from .model import Model
+from .params import ParamSpec
 from .registry import get_family, register_model, supported_architectures
+from .tokens import TokenBatch
 
 __all__ = [
     "Family",

@@ -24,6 +24,10 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
+    rotated: float = 1.0
+    """The share of a head that is rotated: its first numbers. The others are left as they are."""
+    interleaved: bool = False
+    """A checkpoint's pairs are neighbours, where elsewhere they are half of what is rotated apart."""
 
     def __post_init__(self) -> None:
         """Refuse settings that no frequencies can be made of with ValueError."""
@@ -31,8 +35,30 @@ class RopeConfig:
             raise ValueError(f"RoPE type {self.rope_type!r} is not supported, only {', '.join(ROPE_TYPES)}")
         if self.theta <= 1:
             raise ValueError(f"rope_theta is {self.theta}, expected more than 1")
+        if self.rotated > 1:
+            raise ValueError(f"partial_rotary_factor is {self.rotated}, expected 1 at most")
         if self.low_freq_factor >= self.high_freq_factor:
             raise ValueError(f"low_freq_factor is {self.low_freq_factor}, expected less than high_freq_factor")
+
+    def rotary_dim(self, head_dim: int) -> int:
+        """Return how many numbers of a head are rotated."""
+        return int(head_dim * self.rotated)
+
+    def head_order(self, head_dim: int) -> tuple[int, ...] | None:
+        """Return a checkpoint's place of each number of a head, in the order that heads have here; None if the same.
+
+        Number i is rotated together with number i + head_dim / 2 here; pairs that are not rotated come last. Attention
+        does not mind the order, as queries and keys have the same.
+        """
+        rotary_dim = self.rotary_dim(head_dim)
+        if rotary_dim == head_dim and not self.interleaved:
+            return None
+        rotated, rest = range(rotary_dim), range(rotary_dim, head_dim)
+        firsts, seconds = rotated[: rotary_dim // 2], rotated[rotary_dim // 2 :]
+        if self.interleaved:
+            firsts, seconds = rotated[::2], rotated[1::2]
+        middle = len(rest) // 2
+        return (*firsts, *rest[:middle], *seconds, *rest[middle:])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +123,8 @@ class ModelConfig:
                 continue
             if not 0 <= layer.rope < len(self.ropes):
                 raise ValueError(f"a layer has RoPE table {layer.rope}, and there are {len(self.ropes)}")
+            if self.ropes[layer.rope].rotary_dim(layer.head_dim) % 2:
+                raise ValueError(f"partial_rotary_factor rotates an odd part of a head of {layer.head_dim}")
             if layer.head_dim < 4 and self.ropes[layer.rope].rope_type == "dynamic":
                 raise ValueError(f"head_dim is {layer.head_dim}; dynamic RoPE scaling needs at least 4")
 

@@ -9,18 +9,30 @@ from typing import Any, NamedTuple
 from flax import nnx
 
 from .config import ModelConfig
-from .layers import DecoderLayer
+from .layers import DecoderLayer, Frame
+
+
+class Fused(NamedTuple):
+    """Parameters of one module that are one tensor of the checkpoint: their names in order, this one's among them."""
+
+    members: tuple[str, ...]
+    axis: int = 0
+    """The tensor's axis along which they lie one after another; of one expert's part, if it holds all experts'."""
+    alternates: bool = False
+    """Each takes one place in turn along the axis, instead of a range."""
 
 
 class TensorName(NamedTuple):
     """The tensor of a checkpoint that a parameter comes from.
 
-    `name` is HF's, with `{body}` and `{head}` for the family's prefixes and `{l}` for the layer; `layout` goes from
-    HF's axes to ours, as in "(n h) d -> d n h".
+    `name` is HF's, with `{body}` and `{head}` for the family's prefixes, `{l}` for the layer and `{e}` for the expert;
+    a parameter of experts whose name has no `{e}` is a tensor of all experts. `layout` goes from HF's axes to ours, as
+    in "(n h) d -> d n h", for one expert.
     """
 
     name: str
     layout: str
+    fused: Fused | None = None
 
 
 class Prefixes(NamedTuple):
@@ -47,6 +59,7 @@ class Family:
     config_from_hf: Callable[[Mapping[str, Any]], ModelConfig]
     names: Mapping[str, TensorName]
     layer: Callable[..., nnx.Module] = DecoderLayer
+    frame: Callable[..., nnx.Module] = Frame
     is_wrapper: bool = False
 
     @property

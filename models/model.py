@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,124 +15,19 @@ from jax.typing import DTypeLike
 from pallas_kernels.paged_attention import AttentionBatch, KVPool, Rope
 
 from .config import ModelConfig
-from .family import Prefixes, TensorName
-from .layers import Embedding, RMSNorm, soft_cap
+from .family import Prefixes
+from .layers.embedding import soft_cap
 from .loop import Heads, LayerBody, LayerLoop, LayerOf, run_layers
+from .params import ParamSpec, Reading, declared, make_spec, stack, within
 from .plan import LayerPlan
-from .quantization import METHODS, Quantized
+from .quantization import METHODS
 from .registry import get_family
 from .rope import rope_table
+from .tokens import TokenBatch
 
 NO_WINDOW = 2**30
-KV_HEADS = "kv_heads"
-"""The logical axis along which heads may be repeated."""
 
 Params = Mapping[str, Any]
-
-
-class TokenBatch(NamedTuple):
-    """The tokens of a step, int32 [t] each.
-
-    `rope_lengths_t` is max(prompt length, position + 1): the sequence length that dynamic RoPE scales by.
-    """
-
-    token_ids_t: Array
-    positions_t: Array
-    rope_lengths_t: Array
-
-
-class Segment(NamedTuple):
-    """The segment of a parameter in an array with others: it begins at row `start` in each of `num_shards` shards."""
-
-    array: str
-    num_shards: int
-    start: int
-
-
-@dataclass(frozen=True)
-class ParamSpec:
-    """One parameter, and the HF tensors it is made of (one per layer, in order, if it is stacked).
-
-    `layout` takes one HF tensor of `hf_shape` to one layer of ours; `axes` names a logical axis per dimension.
-    """
-
-    shape: tuple[int, ...]
-    dtype: Any
-    axes: tuple[str | None, ...]
-    sources: tuple[str, ...]
-    layout: str
-    hf_shape: tuple[int, ...]
-    repeats: int = 1
-    """Each kv head of the HF tensor stands in ours so often in a row."""
-    segment: Segment | None = None
-    """The segment in an array with others, or None for a parameter that has an array of its own."""
-    quantized_inputs: int = 0
-    """The number of last axes that are summed over, if the parameter is quantized; else 0."""
-
-    @property
-    def stacked(self) -> bool:
-        """Say whether the first dimension counts layers."""
-        return self.axes[0] == "layers"
-
-    @property
-    def rows(self) -> int:
-        """Return the rows of each shard, if the parameter is in an array with others."""
-        return self.shape[self.stacked] // (self.segment.num_shards if self.segment else 1)
-
-
-@dataclass(frozen=True)
-class ArraySpec:
-    """An array that the model takes, and the parameters it holds."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-    """The dtype that it is loaded in."""
-    axes: tuple[str | None, ...]
-    params: Mapping[str, ParamSpec]
-    quantized_inputs: int = 0
-
-
-def stored[Spec: (ParamSpec, ArraySpec)](spec: Spec) -> Spec | Quantized:
-    """Return what is stored for a spec: itself, or the specs of the integers and of the scales."""
-    if not (count := spec.quantized_inputs):
-        return spec
-    values = replace(spec, dtype=jnp.dtype(jnp.int8), quantized_inputs=0)
-    scales = replace(values, shape=spec.shape[:-count], axes=spec.axes[:-count], dtype=jnp.dtype(jnp.float32))
-    return Quantized(values, scales)
-
-
-def array_specs(specs: Mapping[str, ParamSpec]) -> dict[str, ArraySpec]:
-    """Return the arrays that hold these parameters, by path."""
-    members: dict[str, dict[str, ParamSpec]] = {}
-    for path, spec in specs.items():
-        members.setdefault(spec.segment.array if spec.segment else path, {})[path] = spec
-    return {path: _array(params) for path, params in members.items()}
-
-
-def _array(params: Mapping[str, ParamSpec]) -> ArraySpec:
-    first = next(iter(params.values()))
-    shape, axes = first.shape, first.axes
-    if first.segment:
-        lead = int(first.stacked)
-        rows = sum(spec.rows for spec in params.values())
-        shape = (*shape[:lead], first.segment.num_shards, rows, *shape[lead + 1 :])
-        axes = (*axes[:lead], "shards", "rows", *axes[lead + 1 :])
-    return ArraySpec(shape, first.dtype, axes, params, first.quantized_inputs)
-
-
-class Frame(nnx.Module):
-    """The parts around the layers: embedding, last norm, output head."""
-
-    def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
-        self.embed = Embedding(cfg, dtype)
-        self.final_norm = RMSNorm(cfg.hidden_size, "embed", cfg, dtype)
-        self.tied = cfg.tie_word_embeddings
-        if not cfg.tie_word_embeddings:
-            self.lm_head = Embedding(cfg, dtype)
-
-    def logits(self, hidden_sd: Array) -> Array:
-        """Return float32 logits [s, v]."""
-        return (self.embed if self.tied else self.lm_head).logits(hidden_sd)
 
 
 class Model:
@@ -156,7 +48,7 @@ class Model:
             raise ValueError(f"quantization={quantization!r} is not one of {', '.join(METHODS)}")
         self.config, self.dtype, self.loop, self.quantization = config, jnp.dtype(dtype), loop, quantization
         self.family = get_family(config.architecture)
-        self._frame_def, self._frame_state = _abstract(partial(Frame, config, self.dtype))
+        self._frame_def, self._frame_state = _abstract(partial(self.family.frame, config, self.dtype))
         self.plan = LayerPlan(config.layers)
         self._kinds = [_abstract(partial(self.family.layer, kind, config, self.dtype)) for kind in self.plan.kinds]
 
@@ -176,18 +68,25 @@ class Model:
 
         `tensor_names` are the checkpoint's; they settle which of a family's name prefixes it uses.
         """
-        prefixes, quantizes = self.family.find_prefixes(tensor_names), self.quantization is not None
+        reading = Reading(quantizes=self.quantization is not None)
+        prefixes, names = self.family.find_prefixes(tensor_names), self.family.names
+        in_frame = declared(self._frame_state)
         specs = {
-            path: _spec(param, *self._source(path, prefixes, None), kv_repeats=1, quantizes=quantizes)
-            for path, param in _params(self._frame_state)
+            path: make_spec(path, in_frame, names, self._source(path, prefixes, None), reading) for path in in_frame
         }
+        of_layers = {name.removeprefix("layers."): tensor for name, tensor in names.items()}
         of_kinds = zip(self._kinds, self.plan.kinds, self.plan.layers_of, strict=True)
         for number, ((_, state), kind, layers) in enumerate(of_kinds):
-            spec_of = partial(_spec, kv_repeats=kind.kv_repeats, quantizes=quantizes)
-            for path, param in _params(state):
-                singles = {layer: spec_of(param, *self._source(f"layers.{path}", prefixes, layer)) for layer in layers}
-                stacks = {number: _stack(list(singles.values()))} if self.loop.stacked else singles
-                specs |= {f"layers.{i}.{path}": _within(f"layers.{i}", spec) for i, spec in stacks.items()}
+            order = None if kind.rope is None else self.config.ropes[kind.rope].head_order(kind.head_dim)
+            of_kind = reading._replace(kv_repeats=kind.kv_repeats, head_order=order)
+            in_layer = declared(state)
+            for path in in_layer:
+                sources = {layer: self._source(f"layers.{path}", prefixes, layer) for layer in layers}
+                singles = {
+                    layer: make_spec(path, in_layer, of_layers, source, of_kind) for layer, source in sources.items()
+                }
+                stacks = {number: stack(list(singles.values()))} if self.loop.stacked else singles
+                specs |= {f"layers.{i}.{path}": within(f"layers.{i}", spec) for i, spec in stacks.items()}
         return specs
 
     def forward(
@@ -248,7 +147,7 @@ class Model:
             self.plan,
             params["layers"],
             [body(kind) for kind in range(len(self.plan.kinds))],
-            (frame.embed.embed(tokens.token_ids_t, cfg.embed_scale), kv_pools),
+            (frame.start(tokens), kv_pools),
             jnp.max(batches[0].query_ends_s),
         )
         return frame.final_norm(x_td), kv_pools
@@ -265,98 +164,17 @@ class Model:
         frame = nnx.merge(self._frame_def, weights)
         return soft_cap(frame.logits(hidden_sd), self.config.final_soft_cap)
 
-    def _source(self, path: str, prefixes: Prefixes, layer: int | None) -> tuple[str, str]:
+    def _source(self, path: str, prefixes: Prefixes, layer: int | None) -> str:
         if path not in self.family.names:
             raise ValueError(f"{self.config.architecture}: no HF tensor name for parameter {path!r}")
-        source: TensorName = self.family.names[path]
-        return source.name.format(body=prefixes.body, head=prefixes.head, l=layer), source.layout
-
-
-def unflatten[T](flat: Mapping[str, T]) -> dict[str, Any]:
-    """Turn "layers.attn.q"-style paths into the nested dict that `forward` takes; numbers make a tuple of layers."""
-    nested: dict[str, Any] = {}
-    for path, value in flat.items():
-        *parents, leaf = path.split(".")
-        node = nested
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[leaf] = value
-    layers = nested.get("layers", {})
-    if layers and all(name.isdigit() for name in layers):
-        nested["layers"] = tuple(layers[str(index)] for index in range(len(layers)))
-    return nested
+        name = self.family.names[path].name
+        return name.format(body=prefixes.body, head=prefixes.head, l=layer, e="{e}")
 
 
 def _abstract(build: Callable[[], nnx.Module]) -> tuple[Any, nnx.State]:
     # Flax would shard at construction; there is nothing to shard yet.
     with nnx.use_eager_sharding(False):
         return nnx.split(nnx.eval_shape(build))
-
-
-class _Param(NamedTuple):
-    shape: tuple[int, ...]
-    dtype: Any
-    axes: tuple[str, ...]
-    segment: Segment | None
-    num_inputs: int
-
-
-def _params(state: nnx.State) -> Iterator[tuple[str, _Param]]:
-    """Yield each parameter by path, and those of an array that holds several one by one."""
-    for names, variable in nnx.to_flat_state(state):
-        path, metadata = ".".join(map(str, names)), variable.get_metadata()
-        shape, axes, num_inputs = tuple(variable.shape), tuple(metadata["out_sharding"]), metadata["num_inputs"]
-        if "parts" not in metadata:
-            yield path, _Param(shape, variable.dtype, axes, None, num_inputs)
-            continue
-        start, num_shards = 0, metadata["num_shards"]
-        for part in metadata["parts"]:
-            segment = Segment(path, num_shards, start)
-            owner = path.rpartition(".")[0]
-            own_shape, own_axes = (part.size, *shape[2:]), (part.axis, *axes[2:])
-            yield f"{owner}.{part.name}", _Param(own_shape, variable.dtype, own_axes, segment, num_inputs)
-            start += part.size // num_shards
-
-
-def _spec(param: _Param, source: str, layout: str, kv_repeats: int, *, quantizes: bool) -> ParamSpec:
-    repeats = kv_repeats if KV_HEADS in param.axes else 1
-    once = tuple(
-        size // repeats if axis == KV_HEADS else size for axis, size in zip(param.axes, param.shape, strict=True)
-    )
-    return ParamSpec(
-        shape=param.shape,
-        dtype=param.dtype,
-        axes=param.axes,
-        sources=(source,),
-        layout=layout,
-        hf_shape=_hf_shape(layout, once),
-        repeats=repeats,
-        segment=param.segment,
-        quantized_inputs=param.num_inputs if quantizes else 0,
-    )
-
-
-def _within(owner: str, spec: ParamSpec) -> ParamSpec:
-    """Return the spec with its array's path continued upwards."""
-    return replace(spec, segment=spec.segment._replace(array=f"{owner}.{spec.segment.array}")) if spec.segment else spec
-
-
-def _stack(specs: list[ParamSpec]) -> ParamSpec:
-    first = specs[0]
-    return replace(
-        first,
-        shape=(len(specs), *first.shape),
-        axes=("layers", *first.axes),
-        sources=tuple(spec.sources[0] for spec in specs),
-    )
-
-
-def _hf_shape(layout: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the HF tensor's shape for `layout` = "(n h) d -> d n h" and our shape."""
-    theirs, ours = layout.split("->")
-    sizes = dict(zip(ours.split(), shape, strict=True))
-    groups = re.findall(r"\(([^)]*)\)|(\S+)", theirs)
-    return tuple(prod(sizes[axis] for axis in (group or single).split()) for group, single in groups)
 
 
 def _pick(numbers: Sequence[int], place: Array | int) -> Array | int:

@@ -23,14 +23,13 @@ def read_decoder(
     *,
     architecture: str,
     act_key: str = "hidden_act",
-    layer_windows: Sequence[int | None] | None = None,
-    layer_ropes: Sequence[int | None] | None = None,
+    layers: Mapping[str, Sequence[Any]] | None = None,
     **family: Any,
 ) -> ModelConfig:
     """Read the fields that all decoders share.
 
-    `layer_windows` and `layer_ropes` are those of each layer, by default global attention and the first table;
-    `family` holds the other fields of the model and of all its layers, or overrides them.
+    `layers` has the fields in which layers differ, a value for each layer; `family` holds the other fields of the model
+    and of all its layers, or overrides them.
     """
     _refuse_unsupported(hf)
     num_layers, num_heads = read_num_layers(hf), read_int(hf, "num_attention_heads")
@@ -54,13 +53,14 @@ def read_decoder(
     } | {name: value for name, value in family.items() if name not in _LAYER_FIELDS}
     if "ropes" not in model:
         model["ropes"] = (read_rope(hf, _flat_rope_settings(hf)),)
-    windows = [None] * num_layers if layer_windows is None else layer_windows
-    ropes = [0] * num_layers if layer_ropes is None else layer_ropes
-    if not len(windows) == len(ropes) == num_layers:
-        raise ValueError(f"layer_types does not name exactly {num_layers} layers")
-    each = zip(windows, ropes, strict=True)
-    layers = tuple(LayerSpec(**layer, window=window, rope=rope) for window, rope in each)
-    return ModelConfig(**model, layers=layers)
+    layers = layers or {}
+    for name, values in layers.items():
+        if len(values) != num_layers:
+            raise ValueError(f"there are {len(values)} layer types ({name}) for {num_layers} layers")
+    specs = tuple(
+        LayerSpec(**(layer | {name: values[number] for name, values in layers.items()})) for number in range(num_layers)
+    )
+    return ModelConfig(**model, layers=specs)
 
 
 def read_num_layers(hf: Mapping[str, Any]) -> int:
@@ -87,13 +87,14 @@ def windows_of(layer_types: tuple[str, ...], window: int | None) -> tuple[int | 
 def read_rope(hf: Mapping[str, Any], settings: Mapping[str, Any]) -> RopeConfig:
     """Build one RoPE table from its settings; `hf` supplies the context lengths."""
     rope_type = settings.get("rope_type") or settings.get("type") or "default"
-    for source in (hf, settings):
-        if source.get("partial_rotary_factor") not in (None, 1):
-            raise ValueError(f"partial_rotary_factor is {source['partial_rotary_factor']}; only 1 is supported")
     if settings.get("mrope_section") is not None:
         raise ValueError("mrope_section (multimodal RoPE) is not supported")
     positions = read_int(hf, "max_position_embeddings", 2048)
-    fields: dict[str, Any] = {"rope_type": rope_type, "theta": read_float(settings, "rope_theta", 10_000.0)}
+    fields: dict[str, Any] = {
+        "rope_type": rope_type,
+        "theta": read_float(settings, "rope_theta", 10_000.0),
+        "rotated": read_float(settings, "partial_rotary_factor", read_float(hf, "partial_rotary_factor", 1.0)),
+    }
     match rope_type:
         case "linear":
             fields["factor"] = read_float(settings, "factor")

@@ -44,7 +44,7 @@ class Registry:
                 f"architecture {architecture!r} is not supported; there are {known} (register_model adds one)"
             )
         module, attribute = self._built_in[architecture].split(":")
-        return getattr(import_module(f".{module}", __package__), attribute)
+        return getattr(import_module(f".families.{module}", __package__), attribute)
 
     def is_built_in(self, architecture: str) -> bool:
         """Say whether an architecture's family is ours, and no other was registered in its place."""

@@ -19,12 +19,14 @@ def rope_table(rope: RopeConfig, head_dim: int, positions_t: Array, rope_lengths
 
     `rope_lengths_t` is the sequence length that dynamic scaling sees for each token.
     """
-    positions_t1 = positions_t.astype(jnp.float32)[:, None]
+    positions_t1, rotary_dim = positions_t.astype(jnp.float32)[:, None], rope.rotary_dim(head_dim)
     if rope.rope_type == "dynamic":
-        angles = positions_t1 * _dynamic_frequencies(rope, head_dim, rope_lengths_t)
+        angles = positions_t1 * _dynamic_frequencies(rope, rotary_dim, rope_lengths_t)
     else:
-        angles = positions_t1 * jnp.asarray(frequencies(rope, head_dim))[None, :]
-    return jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor
+        angles = positions_t1 * jnp.asarray(frequencies(rope, rotary_dim))[None, :]
+    cos, sin = jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor
+    left = ((0, 0), (0, (head_dim - rotary_dim) // 2))
+    return jnp.pad(cos, left, constant_values=1), jnp.pad(sin, left)
 
 
 def frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:

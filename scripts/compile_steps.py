@@ -45,7 +45,7 @@ from jaxllm.execution.options import layer_loop
 from jaxllm.execution.step import StepShape
 from jaxllm.models import Model, get_family
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.model import array_specs
+from jaxllm.models.params import array_specs
 from jaxllm.sampling.shards import VocabShards
 from pallas_kernels.paged_attention import AttentionShape, pick
 

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from jaxllm.execution.mesh import param_bytes
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.model import ParamSpec
+from jaxllm.models.params import ParamSpec
 
 from .report import Bound
 

@@ -13,7 +13,8 @@ from jax.errors import JaxRuntimeError
 from jaxllm.engine.core.kv_cache_size import DeviceMemory, longest_context, make_model, measure_memory, size_pool
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.mesh import refusal
-from jaxllm.models.model import Model, ParamSpec
+from jaxllm.models.model import Model
+from jaxllm.models.params import ParamSpec
 from jaxllm.sampling.processors import on_host
 
 from . import compilers

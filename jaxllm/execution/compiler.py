@@ -17,7 +17,8 @@ from jax.sharding import Mesh
 from jax.stages import Lowered
 
 from jaxllm.models import LayerLoop
-from jaxllm.models.model import ArraySpec, Model, array_specs, stored, unflatten
+from jaxllm.models.model import Model
+from jaxllm.models.params import ArraySpec, array_specs, stored, unflatten
 from jaxllm.sampling.inputs import RareRules
 from jaxllm.sampling.logprobs import fill_logprobs
 from jaxllm.sampling.processors import LogitsProcessor, extra_args

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.models.config import LayerSpec, ModelConfig
-from jaxllm.models.model import ArraySpec, ParamSpec, stored
+from jaxllm.models.params import ArraySpec, ParamSpec, stored
 
 type Device = Any
 """A jax.Device, which type checkers cannot see."""

@@ -13,7 +13,7 @@ TILE_ROWS, TILE_COLUMNS = 256, 1024
 """The size of a tile that is transposed at once; it measured best of 32 to 512 rows."""
 
 Index = tuple[slice | np.ndarray, ...]
-"""An index says per axis what is taken of it: a range, or places along one axis at most."""
+"""An index says per axis what is taken of it: a range, or places along it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,9 @@ def write_tensor(
     split = tensor.reshape([by_letter[letter] for letter in layout.theirs])
     if index:
         parts = dict(zip(layout.ours, index, strict=True))
-        split = split[tuple(parts[letter] for letter in layout.theirs)]
+        # One after the other: numpy pairs the places that are given for several axes.
+        for axis, letter in enumerate(layout.theirs):
+            split = split[(*[slice(None)] * axis, parts[letter])]
     turn = layout.rotation
     if turn is None:
         order = [layout.theirs.index(letter) for letter in layout.ours]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import sys
@@ -22,11 +23,11 @@ from tqdm import tqdm
 from jaxllm.loading.checkpoint import Checkpoint
 from jaxllm.loading.layout import Index, parse_layout, write_tensor
 from jaxllm.loading.names import check_names
-from jaxllm.models.model import KV_HEADS, array_specs, stored, unflatten
+from jaxllm.models.params import HEAD_DIM, KV_HEADS, array_specs, stored, unflatten
 from jaxllm.models.quantization import quantize
 
 if TYPE_CHECKING:
-    from jaxllm.models.model import ArraySpec, ParamSpec
+    from jaxllm.models.params import ArraySpec, ParamSpec
 
 __all__ = ["check_names", "init_dummy", "load_params"]
 
@@ -38,7 +39,7 @@ ALIGNMENT = 64
 ShardingFor = Callable[[str], jax.sharding.Sharding | None]
 Bounds = tuple[tuple[int, int], ...]
 Fill = Callable[[int, "Sequence[_Piece]"], None]
-"""A function that writes layer `int` of an array's parameters into pieces of the array."""
+"""A function that writes layer `int` of an array's parameters into pieces of it; or expert `int` of all layers."""
 
 
 class _Piece(NamedTuple):
@@ -65,7 +66,8 @@ def load_params(
     it what this process's devices hold.
     """
     started = time.perf_counter()
-    total = sum(checkpoint.tensors[source].num_bytes for spec in specs.values() for source in spec.sources)
+    sources = {source for spec in specs.values() for source in spec.sources}
+    total = sum(checkpoint.tensors[source].num_bytes for source in sources)
     with _progress_bar(total, shown=progress and sys.stderr.isatty()) as advance:
         placed = {}
         for path, array in array_specs(specs).items():
@@ -112,26 +114,49 @@ def _progress_bar(total: int, *, shown: bool) -> Iterator[Callable[[int], object
 
 
 def _reader(array: ArraySpec, checkpoint: Checkpoint, advance: Callable[[int], object]) -> Fill:
-    """Return the function that fills one layer from the checkpoint."""
+    """Return the function that fills one layer from the checkpoint, or one expert of it."""
 
-    def fill(layer: int, pieces: Sequence[_Piece]) -> None:
-        for spec in array.params.values():
-            source, layout = spec.sources[layer], parse_layout(spec.layout)
-            tensor = checkpoint.read(source)
-            for piece in _own(spec, pieces):
-                write_tensor(tensor, layout, _stored_shape(spec), piece.array, _stored_index(spec, piece.bounds))
+    def fill(place: int, pieces: Sequence[_Piece]) -> None:
+        for source, specs in itertools.groupby(array.params.values(), lambda spec: _source(spec, place)[0]):
+            tensor, taken = checkpoint.read(source), 0
+            for spec in specs:
+                part = tensor[_source(spec, place)[1]]
+                taken += part.size
+                for piece in _own(spec, pieces):
+                    index = _stored_index(spec, piece.bounds)
+                    write_tensor(part, parse_layout(spec.layout), _stored_shape(spec), piece.array, index)
             checkpoint.release(source)
-            advance(checkpoint.tensors[source].num_bytes)
+            advance(checkpoint.tensors[source].num_bytes * taken // tensor.size)
 
     return fill
 
 
-def _fill_random(table: np.ndarray, array: ArraySpec, layer: int, pieces: Sequence[_Piece]) -> None:
-    """Fill each parameter of a layer with consecutive numbers of the table, starting at a place of its own."""
+def _source(spec: ParamSpec, place: int) -> tuple[str, tuple[int | slice, ...]]:
+    """Return the tensor of a layer, or of one of its experts, counted through all layers, and what is taken of it."""
+    num_places = (spec.shape[0] if spec.stacked else 1) * (spec.num_experts or 1)
+    if len(spec.sources) == num_places:
+        return spec.sources[place], spec.hf_index
+    layer, expert = divmod(place, spec.num_experts or 1)
+    return spec.sources[layer], (expert, *spec.hf_index)
+
+
+def _by_expert(fill: Fill, num_experts: int) -> Fill:
+    """Return the function that fills one layer, of one that fills one expert."""
+
+    def fill_layer(layer: int, pieces: Sequence[_Piece]) -> None:
+        for expert in range(num_experts):
+            own = [_part_of(piece, expert) for piece in pieces if expert in range(*piece.bounds[0])]
+            fill(layer * num_experts + expert, own)
+
+    return fill_layer
+
+
+def _fill_random(table: np.ndarray, array: ArraySpec, place: int, pieces: Sequence[_Piece]) -> None:
+    """Fill each parameter of a layer, or expert, with consecutive numbers of the table, from a place of its own on."""
     for path, spec in array.params.items():
         shape, own = _stored_shape(spec), list(_own(spec, pieces))
         size = math.prod(shape)
-        start = (zlib.crc32(path.encode()) + layer * size) % len(table)
+        start = (zlib.crc32(path.encode()) + place * size) % len(table)
         if all(piece.array.shape == shape for piece in own):
             for piece in own:
                 _tile(table, start, piece.array.reshape(-1))
@@ -162,30 +187,36 @@ def _tile(table: np.ndarray, start: int, out: np.ndarray) -> None:
 
 
 def _stored_shape(spec: ParamSpec) -> tuple[int, ...]:
-    """Return the shape of a layer as the checkpoint has it, in our order: no head is repeated."""
-    shape, axes = (spec.shape[1:], spec.axes[1:]) if spec.stacked else (spec.shape, spec.axes)
+    """Return the shape of one layer's or expert's part as the checkpoint has it, in our order: no head is repeated."""
+    shape, axes = spec.shape[spec.num_lead :], spec.axes[spec.num_lead :]
     return tuple(size // spec.repeats if axis == KV_HEADS else size for axis, size in zip(axes, shape, strict=True))
 
 
 def _stored_index(spec: ParamSpec, bounds: Bounds) -> Index:
-    """Return where the checkpoint has what lies within `bounds` of a layer of ours."""
-    axes = spec.axes[1:] if spec.stacked else spec.axes
-    return tuple(
-        np.arange(*bound) // spec.repeats if axis == KV_HEADS and spec.repeats > 1 else slice(*bound)
-        for axis, bound in zip(axes, bounds, strict=True)
-    )
+    """Return where the checkpoint has what lies within `bounds` of one layer's or expert's part of ours."""
+
+    def index(axis: str | None, bound: tuple[int, int]) -> slice | np.ndarray:
+        if axis == KV_HEADS and spec.repeats > 1:
+            return np.arange(*bound) // spec.repeats
+        if axis == HEAD_DIM and spec.head_order is not None:
+            return np.asarray(spec.head_order)[slice(*bound)]
+        return slice(*bound)
+
+    return tuple(itertools.starmap(index, zip(spec.axes[spec.num_lead :], bounds, strict=True)))
 
 
 def _place(array: ArraySpec, dtype: Any, sharding: jax.sharding.Sharding | None, fill: Fill) -> Any:
     """Make one array, or what is held of it, on the devices of `sharding` or on the default device."""
     dtype = np.dtype(dtype)
     sharding = sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    stacked = array.axes[0] == "layers"
+    if array.num_experts is not None:
+        fill = _by_expert(fill, array.num_experts)
+    stacked = array.stacked
     if stacked and (array.quantized_inputs or not shares_host_memory(sharding)):
         return _place_by_layer(array, dtype, sharding, fill)
     pieces = _make_pieces(array.shape, dtype, sharding)
     for layer in range(array.shape[0] if stacked else 1):
-        fill(layer, [_layer_of(piece, layer) for piece in pieces] if stacked else pieces)
+        fill(layer, [_part_of(piece, layer) for piece in pieces] if stacked else pieces)
     placed = _assemble(array.shape, sharding, pieces)
     if not array.quantized_inputs:
         return placed
@@ -234,9 +265,9 @@ def _of_axes(sharding: jax.sharding.Sharding, start: int, stop: int | None) -> j
     return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*sharding.spec[start:stop]))
 
 
-def _layer_of(piece: _Piece, layer: int) -> _Piece:
-    """Return one layer of a piece of a stacked array, whose layers are not spread."""
-    return _Piece(piece.array[layer], piece.bounds[1:])
+def _part_of(piece: _Piece, place: int) -> _Piece:
+    """Return what a piece has at one place of its first axis."""
+    return _Piece(piece.array[place - piece.bounds[0][0]], piece.bounds[1:])
 
 
 def _make_pieces(shape: tuple[int, ...], dtype: np.dtype, sharding: jax.sharding.Sharding) -> list[_Piece]:

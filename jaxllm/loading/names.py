@@ -11,7 +11,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
-    from jaxllm.models.model import ParamSpec
+    from jaxllm.models.params import ParamSpec
 
 FLOAT_DTYPES = ("float32", "float64", "float16", "bfloat16")
 

@@ -26,7 +26,7 @@ class Import:
 
 @dataclass(frozen=True)
 class Source:
-    """One Python file of the product. `module` is its import name: models/llama.py is jaxllm.models.llama."""
+    """One Python file of the product. `module` is its import name: models/config.py is jaxllm.models.config."""
 
     path: Path
     module: str

@@ -26,7 +26,7 @@ CALLS = []
 def good():
     load_plugins()  # does nothing: they are being loaded
     CALLS.append("good")
-    register_model("MyForCausalLM", "jaxllm.models.llama:LLAMA")
+    register_model("MyForCausalLM", "jaxllm.models.families.llama:LLAMA")
 
 def bad():
     raise KeyError("of the plugin")

@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from jaxllm.models.model import ParamSpec
+from jaxllm.models.params import ParamSpec
 
 SAFETENSORS_NAMES = {
     np.dtype(np.float32): "F32",

@@ -22,7 +22,7 @@ from jaxllm.loading import load
 from jaxllm.loading.layout import parse_layout, write_tensor
 from jaxllm.loading.load import check_names, init_dummy, load_params
 from jaxllm.loading.open import open_checkpoint
-from jaxllm.models.model import ParamSpec, Segment
+from jaxllm.models.params import ParamSpec, Segment
 from jaxllm.models.quantization import Quantized, quantize
 from tests.loading.files import spec, write_folder
 
@@ -87,7 +87,7 @@ def test_quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stacked: boo
     inputs = {"q": 2, "o": 1, "table": 1, "scale": 0}
     plain = specs(stacked=stacked)
     quantized = {
-        path: dataclasses.replace(spec, quantized_inputs=inputs[path.rpartition(".")[2]])
+        path: dataclasses.replace(spec, num_inputs=inputs[path.rpartition(".")[2]], is_quantized=True)
         for path, spec in plain.items()
     }
     for make in (lambda specs: load_params(specs, checkpoint), lambda specs: init_dummy(specs, 3)):
@@ -262,7 +262,7 @@ for make in (read, invent):
     assert q.addressable_shards[0].data.shape == (2, 6, 1, 3)
     for one, two in zip(jax.tree.leaves(found), jax.tree.leaves(make(None)), strict=True):
         np.testing.assert_array_equal(one, two)
-given = {path: replace(spec, quantized_inputs=2 if "attn" in path else 0) for path, spec in specs().items()}
+given = {path: replace(spec, num_inputs=2 if "attn" in path else 0, is_quantized="attn" in path) for path, spec in specs().items()}
 found, alone = (load_params(given, checkpoint, sharding_for=f) for f in (sharding_for, None))
 values, scales = found["layers"]["attn"]["o"]
 assert values.sharding.spec == parts["layers.attn.o"] and scales.sharding.spec == P(None, "data"), scales.sharding

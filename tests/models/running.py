@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from jaxllm.models import LayerLoop, Model, ModelConfig, ParamSpec, TokenBatch, get_family
-from jaxllm.models.model import ArraySpec, array_specs, unflatten
+from jaxllm.models.params import ArraySpec, array_specs, unflatten
 from jaxllm.models.plan import LayerPlan
 from jaxllm.models.quantization import quantize
 from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, KVPool, PagedAttention
@@ -154,9 +154,14 @@ def _read(array: ArraySpec, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _read_param(spec: ParamSpec, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
-    shape = spec.shape[1:] if spec.stacked else spec.shape
-    layers = []
+    shape, parts = spec.shape[spec.num_lead :], []
     for source in spec.sources:
-        assert tensors[source].shape == spec.hf_shape, source
-        layers.append(to_ours(spec.layout, shape, tensors[source]))
-    return np.stack(layers) if spec.stacked else layers[0]
+        tensor = tensors[source]
+        assert tensor.shape == spec.hf_shape, source
+        all_experts = spec.num_experts and len(spec.sources) == (spec.shape[0] if spec.stacked else 1)
+        for part in tensor if all_experts else [tensor]:
+            ours = to_ours(spec.layout, shape, part[spec.hf_index])
+            if spec.head_order is not None:
+                ours = np.take(ours, spec.head_order, axis=spec.axes.index("head_dim") - spec.num_lead)
+            parts.append(ours)
+    return np.stack(parts).reshape(spec.shape)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jaxllm.models import LayerLoop, Model, ModelConfig, get_family, supported_architectures
-from jaxllm.models.model import ArraySpec, array_specs, unflatten
+from jaxllm.models.params import ArraySpec, array_specs, unflatten
 from jaxllm.models.reading import read_decoder
 from tests.models.dense import dense_attention
 from tests.models.running import attention_of, build_model, chunk_inputs, empty_pools

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxllm.models import LayerLoop, Model
-from jaxllm.models.model import array_specs, stored
+from jaxllm.models.params import array_specs, stored
 from jaxllm.models.quantization import Quantized, quantize
 from tests.models.running import Runner, build_model, load
 from tests.models.tiny import CASES, read_goldens, read_tensors

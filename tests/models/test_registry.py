@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jaxllm.models import Family, get_family, register_model, registry, supported_architectures
-from jaxllm.models.llama import LLAMA
+from jaxllm.models.families.llama import LLAMA
 
 
 def test_unknown_architecture_lists_the_known_ones() -> None:
@@ -47,7 +47,7 @@ def test_a_family_by_name_is_imported_when_it_is_needed(monkeypatch: pytest.Monk
     register_model("LlamaForCausalLM", "families_of_mine:MINE")
     assert "MyForCausalLM" in supported_architectures()
     assert not registry.is_built_in("LlamaForCausalLM")
-    (tmp_path / "families_of_mine.py").write_text("from jaxllm.models.llama import LLAMA as MINE\nNONE = 3\n")
+    (tmp_path / "families_of_mine.py").write_text("from jaxllm.models.families.llama import LLAMA as MINE\nNONE = 3\n")
     assert get_family("MyForCausalLM") is get_family("LlamaForCausalLM") is LLAMA
     for name, reason in (
         ("families_of_mine:NONE", "TypeError: .*expected a Family, got int"),

@@ -17,7 +17,8 @@ from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.kv_pool import KVLayout, PoolRequest, count_blocks, most_tokens
 from jaxllm.execution.mesh import param_bytes
 from jaxllm.execution.options import layer_loop
-from jaxllm.models.model import Model, ParamSpec
+from jaxllm.models.model import Model
+from jaxllm.models.params import ParamSpec
 from jaxllm.sampling.processors import traced
 
 if TYPE_CHECKING:

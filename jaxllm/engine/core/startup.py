@@ -30,7 +30,7 @@ from jaxllm.execution.program_cache import ProgramCache, use_cache
 from jaxllm.execution.programs import Programs
 from jaxllm.loading.load import check_names, init_dummy, load_params
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.model import ParamSpec, array_specs
+from jaxllm.models.params import ParamSpec, array_specs
 from jaxllm.models.registry import is_built_in
 from jaxllm.sampling.processors import extra_args, on_host, traced, validators
 from jaxllm.scheduling.config import SchedulerConfig

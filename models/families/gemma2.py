@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from .config import ModelConfig
-from .family import Family, TensorName
-from .fields import read_bool, read_float, read_int, read_optional_float, read_optional_int
+from ..config import ModelConfig
+from ..family import Family, TensorName
+from ..fields import read_bool, read_float, read_int, read_optional_float, read_optional_int
+from ..reading import read_decoder, read_layer_types, read_num_layers, windows_of
 from .llama import LLAMA_NAMES
-from .reading import read_decoder, read_layer_types, read_num_layers, windows_of
 
 # Gemma calls "post_attention" what comes after attention, where Llama means the norm before the MLP.
 GEMMA_NAMES = MappingProxyType(
@@ -49,8 +49,15 @@ def gemma2_config(hf: Mapping[str, Any]) -> ModelConfig:
     return read_gemma(hf, "Gemma2ForCausalLM", read_layer_types(hf, alternating))
 
 
-def read_gemma(hf: Mapping[str, Any], architecture: str, layer_types: tuple[str, ...], **overrides: Any) -> ModelConfig:
-    """Read what Gemma 2 and 3 share; `hf` has the family's defaults filled in."""
+def read_gemma(
+    hf: Mapping[str, Any],
+    architecture: str,
+    layer_types: tuple[str, ...],
+    layers: Mapping[str, Sequence[Any]] | None = None,
+    **overrides: Any,
+) -> ModelConfig:
+    """Read what Gemma 2 and 3 share; `hf` has the family's defaults filled in, `layers` the fields of each layer."""
+    windows = windows_of(layer_types, read_optional_int(hf, "sliding_window"))
     bias = read_bool(hf, "attention_bias")
     fields: dict[str, Any] = {
         "qkv_bias": bias,
@@ -61,7 +68,7 @@ def read_gemma(hf: Mapping[str, Any], architecture: str, layer_types: tuple[str,
         "embed_scale": read_int(hf, "hidden_size") ** 0.5,
         "soft_cap": read_optional_float(hf, "attn_logit_softcapping"),
         "final_soft_cap": read_optional_float(hf, "final_logit_softcapping"),
-        "layer_windows": windows_of(layer_types, read_optional_int(hf, "sliding_window")),
+        "layers": {"window": windows, **(layers or {})},
     }
     return read_decoder(hf, architecture=architecture, act_key="hidden_activation", **(fields | overrides))
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from .config import ModelConfig
-from .family import Family, TensorName
-from .fields import read_bool
-from .reading import read_decoder
+from ..config import ModelConfig
+from ..family import Family, TensorName
+from ..fields import read_bool
+from ..reading import read_decoder
 
 LLAMA_NAMES = MappingProxyType(
     {

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .config import ModelConfig
-from .family import Family
-from .fields import read_bool, read_int, read_optional_int
+from ..config import ModelConfig
+from ..family import Family
+from ..fields import read_bool, read_int, read_optional_int
+from ..reading import read_decoder, read_layer_types, read_num_layers, windows_of
 from .llama import LLAMA_NAMES
-from .reading import read_decoder, read_layer_types, read_num_layers, windows_of
 
 # HF's values for keys that a config.json leaves out.
 DEFAULTS = {"max_position_embeddings": 32_768, "sliding_window": 4096, "max_window_layers": 28}
@@ -18,7 +18,7 @@ DEFAULTS = {"max_position_embeddings": 32_768, "sliding_window": 4096, "max_wind
 def qwen2_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a Qwen2 config.json."""
     hf = DEFAULTS | dict(hf)
-    return read_decoder(hf, architecture="Qwen2ForCausalLM", qkv_bias=True, layer_windows=qwen_windows(hf))
+    return read_decoder(hf, architecture="Qwen2ForCausalLM", qkv_bias=True, layers={"window": qwen_windows(hf)})
 
 
 def qwen_windows(hf: Mapping[str, Any]) -> tuple[int | None, ...]:

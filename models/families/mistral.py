@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .config import ModelConfig
-from .family import Family
-from .fields import read_optional_int
+from ..config import ModelConfig
+from ..family import Family
+from ..fields import read_optional_int
+from ..reading import is_tied_wrapper, read_decoder, read_num_layers, read_text_config
 from .llama import LLAMA_NAMES
-from .reading import is_tied_wrapper, read_decoder, read_num_layers, read_text_config
 
 # HF's values for keys that a config.json leaves out.
 DEFAULTS = {"num_key_value_heads": 8, "max_position_embeddings": 131_072, "sliding_window": 4096}
@@ -29,7 +29,7 @@ def mistral3_config(hf: Mapping[str, Any]) -> ModelConfig:
 def _read(architecture: str, hf: Mapping[str, Any], **overrides: Any) -> ModelConfig:
     hf = DEFAULTS | dict(hf)
     windows = (read_optional_int(hf, "sliding_window"),) * read_num_layers(hf)
-    return read_decoder(hf, architecture=architecture, layer_windows=windows, **overrides)
+    return read_decoder(hf, architecture=architecture, layers={"window": windows}, **overrides)
 
 
 MISTRAL = Family(config_from_hf=mistral_config, names=LLAMA_NAMES)

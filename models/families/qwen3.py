@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .config import ModelConfig
-from .family import Family
-from .fields import read_bool
+from ..config import ModelConfig
+from ..family import Family
+from ..fields import read_bool
+from ..reading import read_decoder
 from .llama import LLAMA_NAMES
 from .qwen2 import DEFAULTS, qwen_windows
-from .reading import read_decoder
 
 
 def qwen3_config(hf: Mapping[str, Any]) -> ModelConfig:
@@ -23,7 +23,7 @@ def qwen3_config(hf: Mapping[str, Any]) -> ModelConfig:
         qk_norm=True,
         qkv_bias=bias,
         o_bias=bias,
-        layer_windows=qwen_windows(hf),
+        layers={"window": qwen_windows(hf)},
     )
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .config import ModelConfig
-from .family import Family
-from .fields import read_int, read_mapping
+from ..config import ModelConfig
+from ..family import Family
+from ..fields import read_int, read_mapping
+from ..reading import LAYER_TYPES, is_tied_wrapper, read_layer_types, read_num_layers, read_rope, read_text_config
 from .gemma2 import DEFAULTS as GEMMA2_DEFAULTS
 from .gemma2 import GEMMA_NAMES, read_gemma
-from .reading import LAYER_TYPES, is_tied_wrapper, read_layer_types, read_num_layers, read_rope, read_text_config
 
 # HF's values for keys that a config.json leaves out, as Gemma's own do.
 DEFAULTS = GEMMA2_DEFAULTS | {
@@ -46,7 +46,7 @@ def _read(architecture: str, hf: Mapping[str, Any], **overrides: Any) -> ModelCo
         layer_types,
         qk_norm=True,
         ropes=tuple(read_rope(hf, settings[kind]) for kind in kinds),
-        layer_ropes=tuple(kinds.index(kind) for kind in layer_types),
+        layers={"rope": tuple(kinds.index(kind) for kind in layer_types)},
         **overrides,
     )
 

@@ -1,0 +1,1 @@
+"""The families of models: each file reads like the architectures it serves."""

@@ -1,0 +1,15 @@
+"""Layers shared by the families, as Flax NNX modules that only declare parameters and compute; none holds state.
+
+Constructors run under `nnx.eval_shape`, so they allocate nothing. Weights are stored [out, in], as HF stores them.
+"""
+
+from .attention import Attention
+from .decoder import DecoderLayer
+from .embedding import Embedding
+from .frame import Frame
+from .linear import ACTIVATIONS, linear
+from .mlp import GatedMLP
+from .norm import RMSNorm
+from .params import declare
+
+__all__ = ["ACTIVATIONS", "Attention", "DecoderLayer", "Embedding", "Frame", "GatedMLP", "RMSNorm", "declare", "linear"]

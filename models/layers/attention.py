@@ -1,0 +1,51 @@
+"""The projections around attention."""
+
+from __future__ import annotations
+
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+
+from ..config import LayerSpec, ModelConfig
+from ..loop import Heads
+from .linear import linear
+from .norm import RMSNorm
+from .params import Part, declare, declare_merged, split
+
+
+class Attention(nnx.Module):
+    """The projections around grouped-query self-attention; attending itself is the business of `paged_attention`."""
+
+    def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        d, n, k, h = cfg.hidden_size, spec.num_heads, spec.num_kv_heads, spec.head_dim
+        self.heads = (
+            Part("q", "heads", n, rotates=True),
+            Part("k", "kv_heads", k, rotates=True),
+            Part("v", "kv_heads", k),
+        )
+        self.qkv = declare_merged(self.heads, (h, d), ("head_dim", "embed"), cfg.num_shards, dtype, 1)
+        self.o = declare((d, n, h), ("embed", "heads", "head_dim"), dtype, 2)
+        self.has_qkv_bias, self.has_o_bias, self.has_qk_norm = spec.qkv_bias, spec.o_bias, spec.qk_norm
+        if spec.qkv_bias:
+            biases = [part._replace(name=f"{part.name}_bias") for part in self.heads]
+            self.qkv_bias = declare_merged(biases, (h,), ("head_dim",), cfg.num_shards, dtype)
+        if spec.o_bias:
+            self.o_bias = declare((d,), ("embed",), dtype)
+        if spec.qk_norm:
+            self.q_norm = RMSNorm(h, "head_dim", cfg, dtype, rotates=True)
+            self.k_norm = RMSNorm(h, "head_dim", cfg, dtype, rotates=True)
+
+    def project(self, x_td: Array) -> Heads:
+        """Return queries, keys and values, not yet rotated."""
+        qkv = linear(x_td, self.qkv)
+        if self.has_qkv_bias:
+            qkv = qkv + self.qkv_bias[...][None]
+        q_tnh, k_tkh, v_tkh = split(qkv, self.heads)
+        if self.has_qk_norm:
+            q_tnh, k_tkh = self.q_norm(q_tnh), self.k_norm(k_tkh)
+        return q_tnh, k_tkh, v_tkh
+
+    def output(self, attended_tnh: Array, plus_td: Array | None = None) -> Array:
+        """Return [t, d], added to `plus_td`."""
+        out_td = linear(attended_tnh, self.o, plus=plus_td)
+        return out_td + self.o_bias[...][None] if self.has_o_bias else out_td

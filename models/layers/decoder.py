@@ -1,0 +1,39 @@
+"""The layer of most decoders."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+
+from ..config import LayerSpec, ModelConfig
+from ..loop import Heads
+from .attention import Attention
+from .mlp import GatedMLP
+from .norm import RMSNorm
+
+
+class DecoderLayer(nnx.Module):
+    """Attention and MLP, each behind a norm and added to the stream; Gemma also norms what is added."""
+
+    def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        norm = partial(RMSNorm, cfg.hidden_size, "embed", cfg, dtype)
+        self.attn_norm, self.attn = norm(), Attention(spec, cfg, dtype)
+        self.mlp_norm, self.mlp = norm(), GatedMLP(spec, cfg, dtype)
+        self.has_post_norms = spec.post_norms
+        if spec.post_norms:
+            self.post_attn_norm, self.post_mlp_norm = norm(), norm()
+
+    def project(self, x_td: Array) -> Heads:
+        """Return what attention takes, from the stream [t, d]."""
+        return self.attn.project(self.attn_norm(x_td))
+
+    def finish(self, x_td: Array, attended_tnh: Array) -> Array:
+        """Return the stream after this layer, from what it was before and from what attention gives."""
+        if self.has_post_norms:
+            x_td = x_td + self.post_attn_norm(self.attn.output(attended_tnh))
+            return x_td + self.post_mlp_norm(self.mlp(self.mlp_norm(x_td)))
+        x_td = self.attn.output(attended_tnh, x_td)
+        return self.mlp(self.mlp_norm(x_td), x_td)

@@ -1,0 +1,39 @@
+"""The embedding of tokens, and the output head."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+
+from ..config import ModelConfig
+from ..quantization import Quantized
+from .linear import linear
+from .params import declare
+
+
+def soft_cap(x: Array, cap: float | None) -> Array:
+    """Squash `x` into (-cap, cap); None leaves it."""
+    return x if cap is None else cap * jnp.tanh(x / cap)
+
+
+class Embedding(nnx.Module):
+    """A [v, d] matrix that embeds tokens, or reads logits off hidden states, or both."""
+
+    def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        self.table = declare((cfg.vocab_size, cfg.hidden_size), ("vocab", "embed"), dtype, 1)
+        self.dtype = dtype
+
+    def embed(self, token_ids_t: Array, scale: float) -> Array:
+        """Look tokens up, [t, d]; the scale is rounded to the model's dtype first, as HF does."""
+        held = self.table.get_raw_value()
+        if isinstance(held, Quantized):
+            x_td = (held.values[token_ids_t].astype(jnp.float32) * held.scales[token_ids_t][:, None]).astype(self.dtype)
+        else:
+            x_td = held[token_ids_t]
+        return x_td if scale == 1.0 else x_td * jnp.asarray(scale, x_td.dtype)
+
+    def logits(self, hidden_sd: Array) -> Array:
+        """Return float32 logits [s, v]."""
+        return linear(hidden_sd, self.table, jnp.float32)

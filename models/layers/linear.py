@@ -1,0 +1,76 @@
+"""Matrices multiply the rows of a step here, in plain XLA or, where weights lie in a stack, in the kernel of a CPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+
+from pallas_kernels import linear as native
+
+from ..loop import LayerOf
+from ..quantization import Quantized
+from .params import Part, split
+
+ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
+}
+
+
+def linear(x: Array, weight: nnx.Param[Array], out_dtype: DTypeLike | None = None, plus: Array | None = None) -> Array:
+    """Multiply x [t, *in] by a weight [*out, *in], in x's dtype, to [t, *out]; float32 is never rounded on the way.
+
+    `plus`, of the result's shape and dtype, is added to it.
+    As one matrix times another: with more dimensions XLA:CPU would copy the weight into another order in each step.
+    """
+    x_ti, out_dtype = x.reshape(x.shape[0], -1), out_dtype or x.dtype
+    out_shape = weight.shape[: weight.ndim - x.ndim + 1]
+    n, k = math.prod(out_shape), x_ti.shape[1]
+    if native_linear := find_native_linear(weight, n, k, x.dtype):
+        plus_to = None if plus is None else plus.reshape(x.shape[0], -1)
+        return native_linear(x_ti, out_dtype=out_dtype, plus_tn=plus_to).reshape(x.shape[0], *out_shape)
+    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    multiply = partial(jnp.einsum, "ti,oi->to", x_ti, precision=precision)
+    held = weight.get_raw_value()
+    if isinstance(held, Quantized):
+        weight_oi = held.values[...].reshape(n, k).astype(x.dtype)
+        out_to = multiply(weight_oi, preferred_element_type=jnp.float32) * held.scales[...].reshape(1, n)
+        out_to = out_to.astype(out_dtype)
+    else:
+        out_to = multiply(weight[...].reshape(n, k), preferred_element_type=out_dtype)
+    out = out_to.reshape(x.shape[0], *out_shape)
+    return out if plus is None else plus + out
+
+
+def gated_linear(x_td: Array, gate_up: nnx.Param[Array], parts: Sequence[Part], act: str) -> Array:
+    """Return act(gate(x)) * up(x), [t, f], of a weight [num_shards, rows, d] that holds both `parts`."""
+    num_shards, rows, d = gate_up.shape
+    if num_shards == 1 and (native_linear := find_native_linear(gate_up, rows, d, x_td.dtype, act)):
+        return native_linear(x_td, out_dtype=x_td.dtype, activation=act)
+    gate_tf, up_tf = split(linear(x_td, gate_up), parts)
+    return ACTIVATIONS[act](gate_tf) * up_tf
+
+
+def find_native_linear(
+    weight: nnx.Param[Array], n: int, k: int, dtype: DTypeLike, activation: str | None = None
+) -> Callable[..., Array] | None:
+    """Return the CPU's own `linear` by a weight taken as [n, k], None if it does not take the weight."""
+    held = weight.get_raw_value()
+    values, scales = held if isinstance(held, Quantized) else (held, None)
+    if not (isinstance(values, LayerOf) and native.can_multiply((n, k), dtype, activation)):
+        return None
+    return partial(
+        native.linear,
+        w_lnk=values.stack.reshape(-1, n, k),
+        layer=values.layer,
+        scales_ln=None if scales is None else scales.stack.reshape(-1, n),
+        num_rows=values.num_rows,
+    )

@@ -1,0 +1,38 @@
+"""Norms over the last axis, computed in float32."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+
+from pallas_kernels.rms_norm import can_norm, rms_norm
+
+from ..config import ModelConfig
+from ..loop import LayerOf
+from .params import declare
+
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square norm over the last axis, computed in float32."""
+
+    def __init__(self, size: int, axis: str, cfg: ModelConfig, dtype: DTypeLike, *, rotates: bool = False) -> None:
+        self.scale = declare((size,), (axis,), dtype, rotates=rotates)
+        self.eps = cfg.rms_norm_eps
+        self.offset = cfg.norm_offset
+
+    def __call__(self, x: Array) -> Array:
+        """Normalise; the shape and dtype stay."""
+        held, size = self.scale.get_raw_value(), x.shape[-1]
+        if isinstance(held, LayerOf) and can_norm(size, x.dtype):
+            x_rd, num_rows = x.reshape(-1, size), held.num_rows * math.prod(x.shape[1:-1])
+            normed = rms_norm(x_rd, held.stack, held.layer, eps=self.eps, offset=self.offset, num_rows=num_rows)
+            return normed.reshape(x.shape)
+        x32 = x.astype(jnp.float32)
+        normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
+        scale = self.scale[...].astype(jnp.float32) + self.offset
+        return (normed * scale.reshape((1,) * (x.ndim - 1) + (-1,))).astype(x.dtype)

@@ -1,0 +1,63 @@
+"""Layers declare their parameters here: arrays with a name per axis, some of which hold several parameters."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+
+
+def declare(
+    shape: tuple[int, ...], axes: tuple[str, ...], dtype: DTypeLike, num_inputs: int = 0, *, rotates: bool = False
+) -> nnx.Param[Array]:
+    """Declare a parameter with one logical sharding axis per dimension; matmuls sum over its last `num_inputs`.
+
+    `num_inputs` is 0 for a parameter that is added, or multiplies number by number: such are never quantized.
+    `rotates` says that what comes of it is rotated with positions: its heads are read in the order of the RoPE table.
+    """
+    return nnx.Param(jnp.zeros(shape, dtype), out_sharding=axes, num_inputs=num_inputs, rotates=rotates)
+
+
+class Part(NamedTuple):
+    """A parameter that is held in one array with others: its name, the name and size of its first axis, and
+    whether what comes of it is rotated with positions."""
+
+    name: str
+    axis: str
+    size: int
+    rotates: bool = False
+
+
+def declare_merged(
+    parts: Sequence[Part],
+    shape: tuple[int, ...],
+    axes: tuple[str, ...],
+    num_shards: int,
+    dtype: DTypeLike,
+    num_inputs: int = 0,
+    *,
+    num_experts: int | None = None,
+) -> nnx.Param[Array]:
+    """Declare parameters of `shape` besides their first axes as one array [num_shards, rows, *shape].
+
+    A shard holds an equal share of each, one after the other. Matrices of one input are one matmul so. With
+    `num_experts` the array is [num_experts, num_shards, rows, *shape].
+    """
+    rows = sum(part.size for part in parts) // num_shards
+    experts = () if num_experts is None else (num_experts,)
+    array = jnp.zeros((*experts, num_shards, rows, *shape), dtype)
+    axes = (*("experts" for _ in experts), "shards", "rows", *axes)
+    return nnx.Param(array, out_sharding=axes, parts=tuple(parts), num_shards=num_shards, num_inputs=num_inputs)
+
+
+def split(merged: Array, parts: Sequence[Part]) -> list[Array]:
+    """Return what [t, num_shards, rows, ...] holds of each part, [t, size, ...]."""
+    t, num_shards, _, *rest = merged.shape
+    *ends, _ = itertools.accumulate(part.size // num_shards for part in parts)
+    pieces = jnp.split(merged, ends, axis=2)
+    return [piece.reshape(t, part.size, *rest) for piece, part in zip(pieces, parts, strict=True)]

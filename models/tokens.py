@@ -1,0 +1,18 @@
+"""The tokens of a step, as a model takes them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jax import Array
+
+
+class TokenBatch(NamedTuple):
+    """The tokens of a step, int32 [t] each.
+
+    `rope_lengths_t` is max(prompt length, position + 1): the sequence length that dynamic RoPE scales by.
+    """
+
+    token_ids_t: Array
+    positions_t: Array
+    rope_lengths_t: Array
