@@ -262,7 +262,10 @@ for make in (read, invent):
     assert q.addressable_shards[0].data.shape == (2, 6, 1, 3)
     for one, two in zip(jax.tree.leaves(found), jax.tree.leaves(make(None)), strict=True):
         np.testing.assert_array_equal(one, two)
-given = {path: replace(spec, num_inputs=2 if "attn" in path else 0, is_quantized="attn" in path) for path, spec in specs().items()}
+given = {
+    path: replace(spec, num_inputs=2 if "attn" in path else 0, is_quantized="attn" in path)
+    for path, spec in specs().items()
+}
 found, alone = (load_params(given, checkpoint, sharding_for=f) for f in (sharding_for, None))
 values, scales = found["layers"]["attn"]["o"]
 assert values.sharding.spec == parts["layers.attn.o"] and scales.sharding.spec == P(None, "data"), scales.sharding
