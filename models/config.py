@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jax.sharding import Mesh
+
+from pallas_kernels.grouped_matmul import GroupedMatmul
+
 HIDDEN_ACTS = ("silu", "gelu", "gelu_pytorch_tanh")
+PLAIN_GROUPED_MATMUL = GroupedMatmul()
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 
 
@@ -62,6 +67,54 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MoESpec:
+    """The experts of one layer, and how a token's are chosen."""
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    """The width of each expert."""
+    sigmoid: bool = False
+    """The score of an expert is the sigmoid of its logit; else scores are the softmax of all logits."""
+    router_bias: bool = False
+    correction_bias: bool = False
+    """The score and a bias decide who is chosen; the score alone is the weight."""
+    num_groups: int = 1
+    top_groups: int = 1
+    """Only the experts of so many of the groups can be chosen."""
+    normalizes: bool = False
+    """The weights of a token's experts are divided by their sum."""
+    normalizer_eps: float = 0.0
+    routed_scale: float = 1.0
+    scales_inputs: bool = False
+    """The weight multiplies what goes into an expert, where it elsewhere multiplies what comes out."""
+    expert_bias: bool = False
+    swiglu_limit: float | None = None
+    """A bound of gates and of what they gate, in the clamped SwiGLU; None for the layer's activation."""
+    shared_size: int | None = None
+    """The width of an expert that all tokens share, None if there is none."""
+    shared_gate: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that do not fit together with ValueError."""
+        if self.top_k > self.num_experts:
+            raise ValueError(f"num_experts_per_tok is {self.top_k}, and there are {self.num_experts} experts")
+        if self.num_experts % self.num_groups or not 1 <= self.top_groups <= self.num_groups:
+            raise ValueError(
+                f"topk_group is {self.top_groups} of n_group {self.num_groups}, of {self.num_experts} experts"
+            )
+        if self.top_k > self.num_experts // self.num_groups * self.top_groups:
+            raise ValueError(f"num_experts_per_tok is {self.top_k}, more than {self.top_groups} groups have")
+        if self.scales_inputs and self.top_k > 1:
+            raise ValueError(f"num_experts_per_tok is {self.top_k}; weights of inputs need 1")
+
+    @property
+    def is_plain(self) -> bool:
+        """Say whether an expert is a gated MLP without biases and bounds."""
+        return not self.expert_bias and self.swiglu_limit is None
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerSpec:
     """One layer of a decoder. Layers with equal specs have weights of the same shapes, and are one body of a loop."""
 
@@ -82,6 +135,10 @@ class LayerSpec:
     mlp_bias: bool = False
     qk_norm: bool = False
     post_norms: bool = False
+    sinks: bool = False
+    """Each query head has one more score in its softmax, which has no value."""
+    moe: MoESpec | None = None
+    """The experts that stand in place of the MLP."""
     kv_repeats: int = 1
     """So many of `num_kv_heads` in a row are one head of the checkpoint, which has fewer of them than devices."""
 
@@ -115,6 +172,10 @@ class ModelConfig:
     norm_offset: float = 0.0
     num_shards: int = 1
     """The number of devices that heads and MLP are spread over."""
+    mesh: Mesh | None = None
+    """Those devices; None for one."""
+    grouped_matmul: GroupedMatmul = PLAIN_GROUPED_MATMUL
+    """The op that multiplies rows by their experts' weights."""
 
     def __post_init__(self) -> None:
         """Refuse layers and tables that do not fit together with ValueError."""

@@ -49,6 +49,16 @@ def read_bool(values: Mapping[str, Any], name: str, default: bool = False) -> bo
     return value
 
 
+def read_ints(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    """Return a list of integers from 0 on, empty for a field that is missing or null."""
+    given = values.get(name)
+    if given is None:
+        return ()
+    if not isinstance(given, list | tuple) or not all(type(each) is int and 0 <= each <= MAX_INT for each in given):
+        raise ValueError(f"{name} is {given!r}, expected a list of integers")
+    return tuple(given)
+
+
 def read_mapping(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return an object, empty for a field that is missing or null."""
     value = values.get(name)

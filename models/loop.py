@@ -13,8 +13,17 @@ from jax import Array
 
 from .plan import LayerPlan, Segment
 
-type Heads = tuple[Array, Array, Array]
-"""The queries, keys and values of a step's tokens: q_tnh, k_tkh, v_tkh."""
+
+class Heads(NamedTuple):
+    """What attention takes of a step's tokens."""
+
+    q_tnh: Array
+    k_tkh: Array
+    v_tkh: Array
+    sinks_n: Array | None = None
+    """A score of each query head that has no value."""
+
+
 type Stream = tuple[Array, Any]
 """The hidden states [t, d] between two layers, and the KV pools."""
 
@@ -96,7 +105,8 @@ def run_layers(
         match loop:
             case LayerLoop.SCAN:
                 cut = partial(jax.lax.dynamic_index_in_dim, index=place, keepdims=False)
-                return body.run(jax.tree.map(cut, of_kind), stream, place)
+                one = map_experts(lambda x: LayerOf(x, place, num_tokens), of_kind, otherwise=cut)
+                return body.run(one, stream, place)
             case LayerLoop.IN_PLACE:
                 return body.run(jax.tree.map(lambda x: LayerOf(x, place, num_tokens), of_kind), stream, place)
             case LayerLoop.SWITCH:
@@ -105,6 +115,15 @@ def run_layers(
                 return body.run(of_kind[place], stream, place)
 
     return walk(plan, stream, run, loops=loop is not LayerLoop.UNROLL)
+
+
+def map_experts(function: Callable[[Any], Any], weights: Any, *, otherwise: Callable[[Any], Any] = lambda x: x) -> Any:
+    """Return weights with the arrays of experts, of which a step takes a few, replaced, and the others as they are."""
+
+    def replaced(path: Any, array: Any) -> Any:
+        return (function if any(key.key == "experts" for key in path if hasattr(key, "key")) else otherwise)(array)
+
+    return jax.tree_util.tree_map_with_path(replaced, weights)
 
 
 def walk(plan: LayerPlan, stream: Any, run: Callable[[Any, int, Any], Any], *, loops: bool) -> Any:

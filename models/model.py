@@ -17,7 +17,7 @@ from pallas_kernels.paged_attention import AttentionBatch, KVPool, Rope
 from .config import ModelConfig
 from .family import Prefixes
 from .layers.embedding import soft_cap
-from .loop import Heads, LayerBody, LayerLoop, LayerOf, run_layers
+from .loop import Heads, LayerBody, LayerLoop, LayerOf, map_experts, run_layers
 from .params import ParamSpec, Reading, declared, make_spec, stack, within
 from .plan import LayerPlan
 from .quantization import METHODS
@@ -104,6 +104,7 @@ class Model:
         """
         cfg = self.config
         frame = nnx.merge(self._frame_def, {name: value for name, value in params.items() if name != "layers"})
+        num_tokens = jnp.max(batches[0].query_ends_s)
         where = tokens.positions_t, tokens.rope_lengths_t
         ropes = {
             (spec.rope, spec.head_dim): Rope(*rope_table(cfg.ropes[spec.rope], spec.head_dim, *where))
@@ -116,6 +117,9 @@ class Model:
             num_layers = len(list(self.plan.groups.values())[group])
 
             def layer(weights: Params) -> Any:
+                # In a loop that cuts nothing out of stacks, experts are a stack of one layer.
+                if not self.loop.stacked:
+                    weights = map_experts(lambda x: LayerOf(x[None], 0, num_tokens), weights)
                 return nnx.merge(self._kinds[kind][0], dict(weights))
 
             # Profiles tell the parts of a step by these names.
@@ -124,7 +128,9 @@ class Model:
                 heads: Heads, kv_pools: tuple[KVPool, ...], place: Array | int
             ) -> tuple[Array, tuple[KVPool, ...]]:
                 attended_tnh, kv_pool = attention[group](
-                    *heads,
+                    heads.q_tnh,
+                    heads.k_tkh,
+                    heads.v_tkh,
                     kv_pools[group],
                     batches[group],
                     layer=_pick(places, place),
@@ -133,6 +139,7 @@ class Model:
                     scale=spec.scale,
                     rope=None if spec.rope is None else ropes[spec.rope, spec.head_dim],
                     soft_cap=spec.soft_cap,
+                    sinks_n=heads.sinks_n,
                 )
                 return attended_tnh, (*kv_pools[:group], kv_pool, *kv_pools[group + 1 :])
 
@@ -148,7 +155,7 @@ class Model:
             params["layers"],
             [body(kind) for kind in range(len(self.plan.kinds))],
             (frame.start(tokens), kv_pools),
-            jnp.max(batches[0].query_ends_s),
+            num_tokens,
         )
         return frame.final_norm(x_td), kv_pools
 

@@ -43,6 +43,7 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 SMALL: dict[str, Any] = dict(SIZES, hidden_size=32, intermediate_size=48, num_attention_heads=2, num_key_value_heads=1)
+MOE: dict[str, Any] = {"moe_intermediate_size": 16, "num_experts_per_tok": 3}
 VISION: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
 
 
@@ -98,6 +99,26 @@ def gemma3() -> Any:
     )
 
 
+def gpt_oss() -> Any:
+    """Return a gpt-oss config whose gates reach the bound of its SwiGLU."""
+    return transformers.GptOssConfig(
+        **(SMALL | {"intermediate_size": 32, "num_hidden_layers": 4}),
+        sliding_window=24,
+        num_local_experts=6,
+        num_experts_per_tok=2,
+        swiglu_limit=1.5,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": 8.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 32,
+        },
+    )
+
+
 CASES = {
     "llama2": llama(num_key_value_heads=4),
     "llama3_tied": llama(num_attention_heads=6, num_key_value_heads=2, tie_word_embeddings=True),
@@ -115,6 +136,39 @@ CASES = {
         lambda: transformers.Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=24, max_window_layers=1),
     ),
     "qwen3": Case("Qwen3ForCausalLM", lambda: transformers.Qwen3Config(**SIZES, tie_word_embeddings=True)),
+    "mixtral": Case(
+        "MixtralForCausalLM",
+        lambda: transformers.MixtralConfig(**SMALL | {"intermediate_size": 32}, num_local_experts=6, num_experts_per_tok=2),
+    ),
+    "qwen2_moe": Case(
+        "Qwen2MoeForCausalLM",
+        lambda: transformers.Qwen2MoeConfig(
+            **SMALL | {"num_hidden_layers": 3},
+            **MOE,
+            shared_expert_intermediate_size=48,
+            num_experts=8,
+            mlp_only_layers=[1],
+        ),
+    ),
+    "qwen3_moe": Case(
+        "Qwen3MoeForCausalLM",
+        lambda: transformers.Qwen3MoeConfig(**SMALL, **MOE, num_experts=16, norm_topk_prob=True),
+    ),
+    "gpt_oss": Case("GptOssForCausalLM", gpt_oss),
+    "glm4_moe": Case(
+        "Glm4MoeForCausalLM",
+        lambda: transformers.Glm4MoeConfig(
+            **SMALL,
+            **MOE,
+            n_routed_experts=16,
+            n_group=4,
+            topk_group=2,
+            first_k_dense_replace=1,
+            routed_scaling_factor=1.5,
+            attention_bias=True,
+            use_qk_norm=True,
+        ),
+    ),
     "gemma2": Case(
         "Gemma2ForCausalLM",
         lambda: transformers.Gemma2Config(
@@ -135,7 +189,7 @@ def fill(model: nn.Module, seed: int, *, norm_offset: float) -> None:
     rng = np.random.default_rng(seed)
     for name, param in model.named_parameters():
         noise = torch.from_numpy(rng.standard_normal(tuple(param.shape), dtype=np.float32))
-        if name.endswith("bias"):
+        if name.endswith(("bias", "sinks")):
             value = 0.5 * noise
         elif param.ndim == 1:
             value = (1.0 - norm_offset) + 0.3 * noise
@@ -144,8 +198,14 @@ def fill(model: nn.Module, seed: int, *, norm_offset: float) -> None:
             value = (0.3 if norm_offset else 0.6) * noise
         else:
             gain = 3.0 if "lm_head" in name else 1.3
-            value = gain * noise / param[0].numel() ** 0.5
+            # Experts are stacked; what they sum over may be either of the other axes, which are of similar sizes.
+            num_inputs = param.shape[1] if param.ndim == 3 else param[0].numel()
+            value = gain * noise / num_inputs**0.5
         param.data.copy_(value)
+    # What is learned without a gradient, and zero until then.
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.from_numpy(0.2 * rng.standard_normal(tuple(buffer.shape), dtype=np.float32)))
 
 
 @torch.no_grad()

@@ -29,6 +29,8 @@ RULES: Mapping[str, str | None] = {
     "mlp": MODEL_AXIS,
     "shards": MODEL_AXIS,
     "rows": None,
+    "experts": None,
+    "router": None,
     "embed": None,
     "head_dim": None,
     "layers": None,
@@ -84,8 +86,12 @@ def refusal(config: ModelConfig, num_devices: int) -> str | None:
             return f"its {layer.num_heads} query heads do not divide"
         if layer.num_kv_heads % num_devices and num_devices % layer.num_kv_heads:
             return f"its {layer.num_kv_heads} kv heads neither divide nor are divided"
-        if layer.intermediate_size % num_devices:
-            return f"its MLP width of {layer.intermediate_size} does not divide"
+        widths = (layer.intermediate_size,)
+        if layer.moe is not None:
+            widths = (layer.moe.intermediate_size, layer.moe.shared_size or num_devices)
+        for width in widths:
+            if width % num_devices:
+                return f"its MLP width of {width} does not divide"
     return None
 
 

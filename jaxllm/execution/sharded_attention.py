@@ -35,21 +35,26 @@ class ShardedAttention:
         layer: Array | int,
         window: Array | int,
         rope: Rope | None = None,
+        sinks_n: Array | None = None,
         **settings: Any,
     ) -> tuple[Array, KVPool]:
         """Attend as `PagedAttention` does; everything is sharded over heads but the batch and `rope`."""
 
-        def attend(heads: tuple[Array, Array, Array], kv_pool: KVPool, batch: AttentionBatch, shared: Any) -> Any:
+        def attend(
+            heads: tuple[Array, Array, Array], sinks_n: Any, kv_pool: KVPool, batch: AttentionBatch, shared: Any
+        ) -> Any:
             layer, window, rope = shared
-            return self.attention(*heads, kv_pool, batch, layer=layer, window=window, rope=rope, **settings)
+            return self.attention(
+                *heads, kv_pool, batch, layer=layer, window=window, rope=rope, sinks_n=sinks_n, **settings
+            )
 
         pool = pool_sharding(self.mesh).spec
         # The kernels' outputs do not say along which axes they differ between devices.
         sharded = jax.shard_map(
             attend,
             mesh=self.mesh,
-            in_specs=(_HEADS, pool, _EVERYWHERE, _EVERYWHERE),
+            in_specs=(_HEADS, PartitionSpec(MODEL_AXIS), pool, _EVERYWHERE, _EVERYWHERE),
             out_specs=(_HEADS, pool),
             check_vma=False,
         )
-        return sharded((q_tnh, k_tkh, v_tkh), kv_pool, batch, (layer, window, rope))
+        return sharded((q_tnh, k_tkh, v_tkh), sinks_n, kv_pool, batch, (layer, window, rope))

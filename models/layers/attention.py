@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
@@ -31,6 +32,9 @@ class Attention(nnx.Module):
             self.qkv_bias = declare_merged(biases, (h,), ("head_dim",), cfg.num_shards, dtype)
         if spec.o_bias:
             self.o_bias = declare((d,), ("embed",), dtype)
+        self.has_sinks = spec.sinks
+        if spec.sinks:
+            self.sinks = declare((n,), ("heads",), jnp.float32)
         if spec.qk_norm:
             self.q_norm = RMSNorm(h, "head_dim", cfg, dtype, rotates=True)
             self.k_norm = RMSNorm(h, "head_dim", cfg, dtype, rotates=True)
@@ -43,7 +47,7 @@ class Attention(nnx.Module):
         q_tnh, k_tkh, v_tkh = split(qkv, self.heads)
         if self.has_qk_norm:
             q_tnh, k_tkh = self.q_norm(q_tnh), self.k_norm(k_tkh)
-        return q_tnh, k_tkh, v_tkh
+        return Heads(q_tnh, k_tkh, v_tkh, self.sinks[...] if self.has_sinks else None)
 
     def output(self, attended_tnh: Array, plus_td: Array | None = None) -> Array:
         """Return [t, d], added to `plus_td`."""

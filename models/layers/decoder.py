@@ -12,16 +12,17 @@ from ..config import LayerSpec, ModelConfig
 from ..loop import Heads
 from .attention import Attention
 from .mlp import GatedMLP
+from .moe import MoE
 from .norm import RMSNorm
 
 
 class DecoderLayer(nnx.Module):
-    """Attention and MLP, each behind a norm and added to the stream; Gemma also norms what is added."""
+    """Attention and MLP or experts, each behind a norm and added to the stream; Gemma also norms what is added."""
 
     def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
         norm = partial(RMSNorm, cfg.hidden_size, "embed", cfg, dtype)
         self.attn_norm, self.attn = norm(), Attention(spec, cfg, dtype)
-        self.mlp_norm, self.mlp = norm(), GatedMLP(spec, cfg, dtype)
+        self.mlp_norm, self.mlp = norm(), (MoE if spec.moe else GatedMLP)(spec, cfg, dtype)
         self.has_post_norms = spec.post_norms
         if spec.post_norms:
             self.post_attn_norm, self.post_mlp_norm = norm(), norm()

@@ -1,0 +1,98 @@
+"""Qwen2-MoE and Qwen3-MoE: Qwen2 and Qwen3 whose layers have experts in place of the MLP; Qwen2's share one more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from ..config import ModelConfig, MoESpec
+from ..family import Family, TensorName
+from ..fields import read_bool, read_int, read_ints
+from ..reading import read_decoder, read_layer_types, read_num_layers, windows_of
+from .llama import LLAMA_NAMES
+
+MOE_NAMES = MappingProxyType(
+    {
+        **LLAMA_NAMES,
+        "layers.mlp.router.weight": TensorName("{body}layers.{l}.mlp.gate.weight", "e d -> e d"),
+        "layers.mlp.experts.gate": TensorName("{body}layers.{l}.mlp.experts.{e}.gate_proj.weight", "f d -> f d"),
+        "layers.mlp.experts.up": TensorName("{body}layers.{l}.mlp.experts.{e}.up_proj.weight", "f d -> f d"),
+        "layers.mlp.experts.down": TensorName("{body}layers.{l}.mlp.experts.{e}.down_proj.weight", "d f -> d f"),
+    }
+)
+QWEN2_MOE_NAMES = MappingProxyType(
+    {
+        **MOE_NAMES,
+        "layers.mlp.shared.gate": TensorName("{body}layers.{l}.mlp.shared_expert.gate_proj.weight", "f d -> f d"),
+        "layers.mlp.shared.up": TensorName("{body}layers.{l}.mlp.shared_expert.up_proj.weight", "f d -> f d"),
+        "layers.mlp.shared.down": TensorName("{body}layers.{l}.mlp.shared_expert.down_proj.weight", "d f -> d f"),
+        "layers.mlp.shared_gate": TensorName("{body}layers.{l}.mlp.shared_expert_gate.weight", "o d -> o d"),
+    }
+)
+
+# HF's values for keys that a config.json leaves out.
+DEFAULTS = {
+    "max_position_embeddings": 32_768,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+    "decoder_sparse_step": 1,
+    "norm_topk_prob": False,
+}
+
+
+def qwen2_moe_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read a Qwen2-MoE config.json."""
+    hf = DEFAULTS | {"num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408} | dict(hf)
+    shared = read_int(hf, "shared_expert_intermediate_size", 5632)
+    return read_decoder(
+        hf,
+        architecture="Qwen2MoeForCausalLM",
+        qkv_bias=read_bool(hf, "qkv_bias", True),
+        layers={"window": qwen2_moe_windows(hf), "moe": read_qwen_moe(hf, shared_size=shared, shared_gate=True)},
+    )
+
+
+def qwen3_moe_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read a Qwen3-MoE config.json."""
+    hf = DEFAULTS | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768} | dict(hf)
+    bias = read_bool(hf, "attention_bias")
+    window = read_int(hf, "sliding_window") if read_bool(hf, "use_sliding_window") else None
+    return read_decoder(
+        hf,
+        architecture="Qwen3MoeForCausalLM",
+        qk_norm=True,
+        qkv_bias=bias,
+        o_bias=bias,
+        window=window,
+        layers={"moe": read_qwen_moe(hf)},
+    )
+
+
+def read_qwen_moe(hf: Mapping[str, Any], **fields: Any) -> list[MoESpec | None]:
+    """Return each layer's experts: every `decoder_sparse_step`-th layer has some but for `mlp_only_layers`."""
+    # Newer versions of HF have another name for it.
+    moe = MoESpec(
+        num_experts=read_int(hf, "num_local_experts", read_int(hf, "num_experts")),
+        top_k=read_int(hf, "num_experts_per_tok"),
+        intermediate_size=read_int(hf, "moe_intermediate_size"),
+        normalizes=read_bool(hf, "norm_topk_prob"),
+        **fields,
+    )
+    step, dense = read_int(hf, "decoder_sparse_step"), read_ints(hf, "mlp_only_layers")
+    layers = range(read_num_layers(hf))
+    return [None if layer in dense or (layer + 1) % step else moe for layer in layers]
+
+
+def qwen2_moe_windows(hf: Mapping[str, Any]) -> tuple[int | None, ...]:
+    """Return each layer's window, by default of every other one of the first `max_window_layers`."""
+    slides, last = read_bool(hf, "use_sliding_window"), read_int(hf, "max_window_layers", minimum=0)
+    default = tuple(
+        "sliding_attention" if slides and layer % 2 == 0 and layer < last else "full_attention"
+        for layer in range(read_num_layers(hf))
+    )
+    return windows_of(read_layer_types(hf, default), read_int(hf, "sliding_window") if slides else None)
+
+
+QWEN2_MOE = Family(config_from_hf=qwen2_moe_config, names=QWEN2_MOE_NAMES)
+QWEN3_MOE = Family(config_from_hf=qwen3_moe_config, names=MOE_NAMES)

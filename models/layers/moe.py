@@ -1,0 +1,205 @@
+"""A mixture of experts: each token is multiplied by the weights of the few experts that a router chooses for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
+
+from pallas_kernels.grouped_matmul import ACTIVATIONS as KERNEL_ACTIVATIONS
+from pallas_kernels.grouped_matmul import Groups, MatmulShape, group_rows
+
+from ..config import LayerSpec, ModelConfig, MoESpec
+from ..quantization import Quantized
+from .linear import ACTIVATIONS, linear
+from .mlp import GatedMLP
+from .params import Part, declare, declare_merged
+
+SWIGLU_GAIN = 1.702
+"""What a gate of the clamped SwiGLU is multiplied by within the sigmoid."""
+
+
+class Choices(NamedTuple):
+    """The experts of each token, and the weights of what they give, [t, j] each."""
+
+    experts_tj: Array
+    weights_tj: Array
+
+
+class Router(nnx.Module):
+    """The scores of experts, in float32 whatever the model's dtype, since close ones decide who is chosen."""
+
+    def __init__(self, spec: MoESpec, cfg: ModelConfig) -> None:
+        self.spec = spec
+        self.weight = declare((spec.num_experts, cfg.hidden_size), ("router", "embed"), jnp.float32)
+        if spec.router_bias:
+            self.bias = declare((spec.num_experts,), ("router",), jnp.float32)
+        if spec.correction_bias:
+            self.correction = declare((spec.num_experts,), ("router",), jnp.float32)
+
+    def __call__(self, x_td: Array) -> Choices:
+        """Choose experts for each token of [t, d]."""
+        spec = self.spec
+        logits_te = linear(x_td.astype(jnp.float32), self.weight)
+        if spec.router_bias:
+            logits_te = logits_te + self.bias[...][None]
+        scores_te = jax.nn.sigmoid(logits_te) if spec.sigmoid else jax.nn.softmax(logits_te, axis=-1)
+        ranked_te = scores_te + self.correction[...][None] if spec.correction_bias else scores_te
+        experts_tj = jax.lax.top_k(self._within_groups(ranked_te), spec.top_k)[1]
+        weights_tj = jnp.take_along_axis(scores_te, experts_tj, axis=1)
+        if spec.normalizes:
+            weights_tj = weights_tj / (jnp.sum(weights_tj, axis=1, keepdims=True) + spec.normalizer_eps)
+        return Choices(experts_tj, weights_tj * spec.routed_scale)
+
+    def _within_groups(self, ranked_te: Array) -> Array:
+        """Leave the experts of the best groups, which are ranked by the sum of their two best."""
+        spec, t = self.spec, len(ranked_te)
+        if spec.top_groups == spec.num_groups:
+            return ranked_te
+        grouped_tge = ranked_te.reshape(t, spec.num_groups, -1)
+        best_tg = jnp.sum(jax.lax.top_k(grouped_tge, 2)[0], axis=-1)
+        chosen_tg = jax.nn.one_hot(jax.lax.top_k(best_tg, spec.top_groups)[1], spec.num_groups).sum(axis=1)
+        return jnp.where(chosen_tg[:, :, None] > 0, grouped_tge, -jnp.inf).reshape(t, -1)
+
+
+class Experts(nnx.Module):
+    """The weights of all experts, each a gated MLP."""
+
+    def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        assert spec.moe is not None
+        self.spec, self.act, self.cfg, self.dtype = spec.moe, spec.hidden_act, cfg, dtype
+        d, f, num_experts = cfg.hidden_size, spec.moe.intermediate_size, spec.moe.num_experts
+        self.parts = (Part("gate", "mlp", f), Part("up", "mlp", f))
+        self.gate_up = declare_merged(self.parts, (d,), ("embed",), cfg.num_shards, dtype, 1, num_experts=num_experts)
+        self.down = declare((num_experts, d, f), ("experts", "embed", "mlp"), dtype, 1)
+        if spec.moe.expert_bias:
+            biases = [part._replace(name=f"{part.name}_bias") for part in self.parts]
+            self.gate_up_bias = declare_merged(biases, (), (), cfg.num_shards, dtype, num_experts=num_experts)
+            self.down_bias = declare((num_experts, d), ("experts", "embed"), dtype)
+
+    def __call__(self, x_td: Array, choices: Choices) -> Array:
+        """Return float32 [t, d], the weighted sum of what each token's experts give, in the order of the choices."""
+        spec, op = self.spec, self.cfg.grouped_matmul
+        place = jax.tree.leaves(self.gate_up.get_raw_value())[0]
+        alignment = op.row_alignment(choices.experts_tj.size, spec.num_experts)
+        grouping = group_rows(choices.experts_tj, spec.num_experts, alignment, place.num_rows)
+        x_rd, weights_tj = x_td[grouping.tokens_r], choices.weights_tj
+        if spec.scales_inputs:
+            x_rd = x_rd * weights_tj[grouping.tokens_r].astype(x_rd.dtype)
+            weights_tj = jnp.ones_like(weights_tj)
+        names = ["gate_up", "down", *["gate_up_bias"] * spec.expert_bias]
+        stacks = {name: jax.tree.map(lambda held: held.stack, getattr(self, name).get_raw_value()) for name in names}
+        y_tjd = self._spread(x_rd, grouping.groups, place.layer, stacks)[grouping.rows_tj]
+        if spec.expert_bias:
+            y_tjd = y_tjd + self.down_bias[...].astype(jnp.float32)[choices.experts_tj]
+        # One after the other: a sum whose order a compiler chose might depend on the number of rows.
+        total_td = weights_tj[:, :1] * y_tjd[:, 0]
+        for j in range(1, spec.top_k):
+            total_td = total_td + weights_tj[:, j : j + 1] * y_tjd[:, j]
+        return total_td
+
+    def _spread(self, x_rd: Array, groups: Groups, layer: Array | int, stacks: Mapping[str, Any]) -> Array:
+        """Return float32 [r, d]; each device of a mesh adds what its share of the experts' width gives."""
+        mesh = self.cfg.mesh
+        if mesh is None or mesh.size == 1:
+            return self._multiply(x_rd, groups, layer, stacks)
+        [axis] = mesh.axis_names
+
+        def multiply(*arguments: Any) -> Array:
+            return jax.lax.psum(self._multiply(*arguments), axis)
+
+        everywhere = PartitionSpec()
+
+        def spec(path: Any, array: Array) -> PartitionSpec:
+            """Spread the width: the scales of a quantized `down` have none."""
+            width = 3 if path[0].key == "down" else 2
+            return PartitionSpec(*[None] * width, axis) if array.ndim > width else everywhere
+
+        specs = jax.tree_util.tree_map_with_path(spec, stacks)
+        # The kernels' outputs do not say along which axes they differ between devices.
+        sharded = jax.shard_map(
+            multiply,
+            mesh=mesh,
+            in_specs=(everywhere, everywhere, everywhere, specs),
+            out_specs=everywhere,
+            check_vma=False,
+        )
+        return sharded(x_rd, groups, jnp.asarray(layer, jnp.int32), stacks)
+
+    def _multiply(self, x_rd: Array, groups: Groups, layer: Array | int, stacks: Mapping[str, Any]) -> Array:
+        """Return float32 [r, d], from the width of the experts that the stacks have."""
+        multiply = partial(self._grouped, groups=groups, layer=layer)
+        gate_up = stacks["gate_up"]
+        if self.spec.is_plain and self.act in KERNEL_ACTIVATIONS:
+            h_rf = multiply(x_rd, gate_up, activation=self.act)
+        else:
+            both_rf = multiply(x_rd, gate_up)
+            if self.spec.expert_bias:
+                ends_e = groups.starts_e + groups.counts_e
+                experts_r = jnp.sum(jnp.arange(len(x_rd))[:, None] >= ends_e, axis=1)
+                bias_ef = stacks["gate_up_bias"][layer].reshape(self.spec.num_experts, -1)
+                both_rf = both_rf + bias_ef[jnp.minimum(experts_r, self.spec.num_experts - 1)]
+            h_rf = self._gated(*jnp.split(both_rf, 2, axis=1))
+        return multiply(h_rf, stacks["down"], out_dtype=jnp.float32)
+
+    def _grouped(self, x_ri: Array, stack: Any, groups: Groups, layer: Array | int, **options: Any) -> Array:
+        """Multiply rows by the weights of their experts."""
+        values, scales = stack if isinstance(stack, Quantized) else (stack, None)
+        num_layers, num_experts = values.shape[:2]
+        shape = (num_layers, num_experts, -1)
+        if scales is not None:
+            options["scales_leo"] = scales.reshape(shape)
+        op = self.cfg.grouped_matmul
+        return op(x_ri, values.reshape(*shape, values.shape[-1]), layer, groups, **options)
+
+    def _gated(self, gate_rf: Array, up_rf: Array) -> Array:
+        limit = self.spec.swiglu_limit
+        if limit is None:
+            return ACTIVATIONS[self.act](gate_rf) * up_rf
+        gate_rf, up_rf = jnp.minimum(gate_rf, limit), jnp.clip(up_rf, -limit, limit)
+        return gate_rf * jax.nn.sigmoid(gate_rf * SWIGLU_GAIN) * (up_rf + 1)
+
+
+class MoE(nnx.Module):
+    """The routed experts, and one that is shared by all tokens if the model has one."""
+
+    def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        assert spec.moe is not None
+        self.router, self.experts = Router(spec.moe, cfg), Experts(spec, cfg, dtype)
+        self.has_shared, self.has_gate = spec.moe.shared_size is not None, spec.moe.shared_gate
+        if spec.moe.shared_size is not None:
+            self.shared = GatedMLP(replace(spec, intermediate_size=spec.moe.shared_size), cfg, dtype)
+        if self.has_gate:
+            self.shared_gate = declare((1, cfg.hidden_size), ("router", "embed"), dtype)
+
+    def __call__(self, x_td: Array, plus_td: Array | None = None) -> Array:
+        """Return [t, d], added to `plus_td`."""
+        total_td = self.experts(x_td, self.router(x_td))
+        if self.has_shared:
+            shared_td = self.shared(x_td).astype(jnp.float32)
+            if self.has_gate:
+                gate_td = x_td.astype(jnp.float32) * self.shared_gate[...].astype(jnp.float32)
+                shared_td = jax.nn.sigmoid(jnp.sum(gate_td, axis=1, keepdims=True)) * shared_td
+            total_td = total_td + shared_td
+        out_td = total_td.astype(x_td.dtype)
+        return out_td if plus_td is None else plus_td + out_td
+
+
+def matmul_shapes(spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike, weight_dtype: DTypeLike) -> list[MatmulShape]:
+    """Return one device's grouped matmuls of a layer; none for a layer without experts."""
+    if spec.moe is None:
+        return []
+    d, f, num_experts = cfg.hidden_size, spec.moe.intermediate_size // cfg.num_shards, spec.moe.num_experts
+    gates = spec.moe.is_plain and spec.hidden_act in KERNEL_ACTIVATIONS
+    return [
+        MatmulShape(num_experts, 2 * f, d, dtype, weight_dtype, dtype, spec.hidden_act if gates else None),
+        MatmulShape(num_experts, d, f, dtype, weight_dtype, jnp.dtype(jnp.float32)),
+    ]
