@@ -1,0 +1,60 @@
+"""Rows are sorted by the expert that multiplies them: each expert has a group of rows side by side."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+
+class Groups(NamedTuple):
+    """Where each expert's rows are, in the experts' order; each group begins at a multiple of the `row_alignment`."""
+
+    starts_e: Array
+    """The first row of each expert, int32."""
+    counts_e: Array
+    """How many rows each expert has, int32; 0 for one that nobody chose."""
+
+
+class Grouping(NamedTuple):
+    """Which token each row is, and which row each token's choice."""
+
+    groups: Groups
+    tokens_r: Array
+    """The token of each row, int32; any token for rows that belong to no group."""
+    rows_tj: Array
+    """The row of each choice, int32; any row for choices that belong to no group."""
+
+
+def capacity(num_choices: int, num_experts: int, alignment: int) -> int:
+    """Return how many rows hold any grouping of so many choices: a multiple of the alignment."""
+    rows = num_choices + min(num_experts, num_choices) * (alignment - 1)
+    return -(-rows // alignment) * alignment
+
+
+def group_rows(experts_tj: Array, num_experts: int, alignment: int, num_tokens: Array | int) -> Grouping:
+    """Sort the choices [t, j] of tokens by expert, in their order within each.
+
+    Only the first `num_tokens` tokens count, and only choices of experts from 0 to `num_experts` - 1: the others belong
+    to no group. There are `capacity(t * j, num_experts, alignment)` rows.
+    """
+    t, j = experts_tj.shape
+    n, num_rows = t * j, capacity(t * j, num_experts, alignment)
+    is_live_tj = (jnp.arange(t) < num_tokens)[:, None] & (experts_tj >= 0) & (experts_tj < num_experts)
+    experts_n = jnp.where(is_live_tj, experts_tj, num_experts).reshape(n)
+    counts_e = (experts_n[:, None] == jnp.arange(num_experts)).sum(axis=0, dtype=jnp.int32)
+    padded_e = -(-counts_e // alignment) * alignment
+    starts_e, firsts_e = (jnp.cumsum(sizes) - sizes for sizes in (padded_e, counts_e))
+    # Keys that differ keep the order, and two sorts take no scatter, of which a TPU does one number at a time.
+    order_n = lax.sort(experts_n * n + jnp.arange(n)) % n
+    places_n = jnp.argsort(order_n, stable=False)
+    shifts_e = starts_e - firsts_e
+    rows_n = places_n + shifts_e[jnp.minimum(experts_n, num_experts - 1)]
+    # Rows come in blocks of one expert each: the last that begins there or before.
+    block_starts = jnp.arange(0, num_rows, alignment)
+    block_experts = (block_starts[:, None] >= starts_e).sum(axis=1) - 1
+    places_r = jnp.arange(num_rows) - jnp.repeat(shifts_e[block_experts], alignment)
+    tokens_r = order_n[jnp.clip(places_r, 0, n - 1)] // j
+    rows_tj = jnp.clip(rows_n, 0, num_rows - 1).reshape(t, j)
+    return Grouping(Groups(starts_e, counts_e), tokens_r.astype(jnp.int32), rows_tj.astype(jnp.int32))

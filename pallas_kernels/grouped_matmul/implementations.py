@@ -1,0 +1,40 @@
+"""There are several ways of running the op; this says what each can do, and which one a platform gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from jax import Array
+
+from .shape import MatmulShape
+
+
+class Implementation(NamedTuple):
+    """One way of running the op."""
+
+    load: Callable[[str | None], Callable[..., Array]]
+    """Import the function for an architecture; it has the signature of `GroupedMatmul.__call__`, with `out_dtype`
+    and `interpret`, and gets arrays that fit each other."""
+    platform: str | None
+    """The platform where it runs, or None for all. A CPU interprets what belongs elsewhere, slowly."""
+    row_alignment: Callable[[int, int], int]
+    """A function that returns at multiples of what row groups begin, for so many choices of so many experts."""
+    refusal: Callable[[MatmulShape], str | None] = lambda _: None
+    """A function that says why it cannot run a matmul, or None if it can."""
+    prepare: Callable[[MatmulShape, Path | None], None] = lambda _shape, _folder: None
+    """See `GroupedMatmul.prepare`."""
+    device_refusal: Callable[[str | None], str | None] = lambda _: None
+    """A function that says why it cannot run on a device of its platform, by the architecture, or None if it can."""
+
+
+def _load_xla(_: str | None) -> Callable[..., Array]:
+    from .xla import xla_grouped_matmul
+
+    return xla_grouped_matmul
+
+
+IMPLEMENTATIONS: Mapping[str, Implementation] = {
+    "xla": Implementation(_load_xla, None, lambda _num_rows, _num_experts: 1),
+}

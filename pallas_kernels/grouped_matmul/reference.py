@@ -1,0 +1,40 @@
+"""The reference is a loop over rows in float64: slow, and the definition of correct."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from .groups import Groups
+
+ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    "silu": lambda x: x * (1 + np.tanh(x / 2)) / 2,
+    "gelu_pytorch_tanh": lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
+}
+
+
+def reference_grouped_matmul(
+    x_ri: np.ndarray,
+    w_leoi: np.ndarray,
+    layer: int,
+    groups: Groups,
+    *,
+    scales_leo: np.ndarray | None = None,
+    activation: str | None = None,
+) -> np.ndarray:
+    """See `GroupedMatmul`; takes and returns numpy arrays, in float64. Rows of no group are 0."""
+    w_eoi = np.asarray(w_leoi[layer], np.float64)
+    if scales_leo is not None:
+        w_eoi = w_eoi * np.asarray(scales_leo[layer], np.float64)[:, :, None]
+    num_columns = w_eoi.shape[1] // 2 if activation else w_eoi.shape[1]
+    out_ro = np.zeros((x_ri.shape[0], num_columns))
+    for w_oi, start, count in zip(w_eoi, *map(np.asarray, groups), strict=True):
+        for row in range(start, start + count):
+            out_o = w_oi @ np.asarray(x_ri[row], np.float64)
+            if activation:
+                gate_o, up_o = np.split(out_o, 2)
+                out_o = ACTIVATIONS[activation](gate_o) * up_o
+            out_ro[row] = out_o
+    return out_ro

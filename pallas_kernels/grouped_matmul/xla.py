@@ -1,0 +1,122 @@
+"""The grouped matmul in plain XLA is the fallback where no kernel of a platform's own can run.
+
+On a CPU `ragged_dot` would multiply every row by every expert, so a loop goes through the tiles of rows that count and
+takes the weights of one expert for each. Elsewhere `ragged_dot` is what the platform's compiler makes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+from .groups import Groups
+
+MIN_TILE, MAX_TILE = 8, 64
+ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
+    "silu": jax.nn.silu,
+    "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
+}
+DIMENSIONS = lax.RaggedDotDimensionNumbers(
+    dot_dimension_numbers=(((1,), (2,)), ((), ())), lhs_ragged_dimensions=(0,), rhs_group_dimensions=(0,)
+)
+"""x [r, i] times w [e, o, i]: groups are of r, by e."""
+
+
+def xla_grouped_matmul(
+    x_ri: Array,
+    w_leoi: Array,
+    layer: Array | int,
+    groups: Groups,
+    *,
+    scales_leo: Array | None = None,
+    activation: str | None = None,
+    out_dtype: DTypeLike,
+    interpret: bool = False,
+) -> Array:
+    """See `GroupedMatmul`; there is nothing to interpret."""
+    del interpret
+    options: dict[str, Any] = {"activation": activation, "out_dtype": out_dtype}
+    arguments = (x_ri, w_leoi, jnp.asarray(layer, jnp.int32), groups, scales_leo)
+    by_tiles, at_once = partial(_multiply_tiles, **options), partial(_multiply_at_once, **options)
+    return lax.platform_dependent(*arguments, cpu=by_tiles, default=at_once)
+
+
+def _multiply_tiles(
+    x_ri: Array,
+    w_leoi: Array,
+    layer: Array,
+    groups: Groups,
+    scales_leo: Array | None,
+    *,
+    activation: str | None,
+    out_dtype: DTypeLike,
+) -> Array:
+    """Multiply one tile of rows of one expert after the other."""
+    num_rows, num_experts, num_columns = len(x_ri), w_leoi.shape[1], w_leoi.shape[2] // (2 if activation else 1)
+    tile = _tile(num_rows, num_experts)
+    ends_e = jnp.cumsum(-(-groups.counts_e // tile))
+    firsts_e = groups.starts_e - (ends_e + groups.counts_e // -tile) * tile
+    # The last tile may reach beyond the rows.
+    x_ri = jnp.pad(x_ri, ((0, tile), (0, 0)))
+
+    def body(i: Array, out_ro: Array) -> Array:
+        expert = (ends_e <= i).sum()
+        row = firsts_e[expert] + i * tile
+        x_ti = lax.dynamic_slice_in_dim(x_ri, row, tile)
+        product_to = _dot(partial(jnp.einsum, "ti,oi->to"), x_ti, w_leoi[layer, expert])
+        scales_o = None if scales_leo is None else scales_leo[layer, expert]
+        found_to = _finish(product_to, scales_o, activation, out_dtype)
+        # Rows beyond the group's end are overwritten by the next group's tiles, or belong to none.
+        return lax.dynamic_update_slice_in_dim(out_ro, found_to, row, 0)
+
+    return lax.fori_loop(0, ends_e[-1], body, jnp.zeros((num_rows + tile, num_columns), out_dtype))[:num_rows]
+
+
+def _tile(num_rows: int, num_experts: int) -> int:
+    """Return how many rows are multiplied at a time: about as many as an expert has."""
+    tile = MIN_TILE
+    while tile < MAX_TILE and 2 * tile * num_experts <= num_rows:
+        tile *= 2
+    return tile
+
+
+def _multiply_at_once(
+    x_ri: Array,
+    w_leoi: Array,
+    layer: Array,
+    groups: Groups,
+    scales_leo: Array | None,
+    *,
+    activation: str | None,
+    out_dtype: DTypeLike,
+) -> Array:
+    """Multiply groups that follow one another, each with the rows of padding behind it."""
+    starts_e, num_rows = groups.starts_e, len(x_ri)
+    sizes_e = jnp.diff(starts_e, append=num_rows)
+    multiply = partial(lax.ragged_dot_general, group_sizes=sizes_e, ragged_dot_dimension_numbers=DIMENSIONS)
+    product_ro = _dot(multiply, x_ri, w_leoi[layer])
+    scales_ro = None
+    if scales_leo is not None:
+        scales_ro = scales_leo[layer, (jnp.arange(num_rows)[:, None] >= starts_e).sum(axis=1) - 1]
+    return _finish(product_ro, scales_ro, activation, out_dtype)
+
+
+def _dot(multiply: Callable[..., Array], x: Array, w: Array) -> Array:
+    """Multiply in x's dtype, which holds int8 exactly, to float32."""
+    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    return multiply(x, w.astype(x.dtype), precision=precision, preferred_element_type=jnp.float32)
+
+
+def _finish(product: Array, scales: Array | None, activation: str | None, out_dtype: DTypeLike) -> Array:
+    """Return what comes of the sums, which are rounded at last."""
+    product = product if scales is None else product * scales
+    if activation:
+        gate, up = jnp.split(product, 2, axis=1)
+        product = ACTIVATIONS[activation](gate) * up
+    return product.astype(out_dtype)

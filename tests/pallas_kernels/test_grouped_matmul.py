@@ -1,0 +1,192 @@
+"""A grouped matmul equals the reference in float64: ragged groups, every dtype, rows that nobody wrote full of NaN."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.grouped_matmul import GroupedMatmul, Groups, MatmulShape, capacity, group_rows, pick
+from pallas_kernels.grouped_matmul.cases import CASES
+from pallas_kernels.grouped_matmul.reference import reference_grouped_matmul
+
+NUM_EXPERTS = 6
+LAYER = 1
+RAGGED = {
+    "a few each, and some nothing": [3, 0, 1, 7, 0, 2],
+    "one has all": [0, 0, 0, 101, 0, 0],
+    "one row": [0, 0, 0, 0, 0, 1],
+    "one each": [1] * NUM_EXPERTS,
+    "many and few": [37, 4, 5, 6, 96, 1],
+    "nothing": [0] * NUM_EXPERTS,
+}
+
+
+class Work(NamedTuple):
+    """The arguments of a call, and what it should give."""
+
+    x: jax.Array
+    w: jax.Array
+    scales: jax.Array | None
+    groups: Groups
+    live: np.ndarray
+    """The rows that belong to a group."""
+    expected: np.ndarray
+    bound: np.ndarray
+    """How far sums of rounded products may be from it."""
+
+
+def place(counts: list[int], alignment: int) -> tuple[Groups, np.ndarray, int]:
+    """Return groups, their rows, and how many rows there are."""
+    padded = [-(-count // alignment) * alignment for count in counts]
+    starts = np.cumsum([0, *padded[:-1]])
+    live = np.concatenate([np.arange(count) + start for start, count in zip(starts, counts, strict=True)])
+    groups = Groups(jnp.asarray(starts, jnp.int32), jnp.asarray(counts, jnp.int32))
+    return groups, live, capacity(max(1, sum(counts)), NUM_EXPERTS, alignment)
+
+
+def make(
+    op: GroupedMatmul,
+    counts: list[int],
+    o: int = 48,
+    i: int = 96,
+    dtype: Any = jnp.float32,
+    *,
+    is_int8: bool = False,
+    activation: str | None = None,
+) -> Work:
+    """Make fresh numbers for the middle one of three layers; all else is NaN."""
+    seed = np.random.SeedSequence().entropy
+    print(f"seed {seed}")  # shown where a test fails
+    rng = np.random.default_rng(seed)
+    groups, live, num_rows = place(counts, op.row_alignment(sum(counts), NUM_EXPERTS))
+    x = np.full((num_rows, i), np.nan, np.float32)
+    x[live] = rng.standard_normal((len(live), i))
+    shape, scales = (3, NUM_EXPERTS, o, i), None
+    if is_int8:
+        w = jnp.asarray(rng.integers(-127, 128, shape), jnp.int8)
+        scales = np.full(shape[:3], np.nan, np.float32)
+        scales[LAYER] = rng.uniform(0.5, 2, shape[1:3]) / 400
+    else:
+        some = np.full(shape, np.nan, np.float32)
+        some[LAYER] = rng.standard_normal(shape[1:]) * 0.25
+        w = jnp.asarray(some, dtype)
+    x = jnp.asarray(x, dtype)
+    arguments = (np.asarray(w, np.float64), LAYER, groups)
+    expected = reference_grouped_matmul(np.asarray(x), *arguments, scales_leo=scales, activation=activation)
+    size = abs(np.asarray(w[LAYER], np.float64)) * (1 if scales is None else scales[LAYER][..., None])
+    largest = np.nan_to_num(abs(np.asarray(x, np.float64))).sum(axis=1, keepdims=True) * size.max()
+    bound = i * 2.0**-24 * largest * (1 + largest if activation else 1)
+    return Work(x, w, None if scales is None else jnp.asarray(scales), groups, live, expected, bound)
+
+
+def run(op: GroupedMatmul, work: Work, out_dtype: Any = None, activation: str | None = None) -> np.ndarray:
+    """Multiply, by a layer that is traced."""
+
+    def multiply(work: Work, layer: jax.Array) -> jax.Array:
+        options: dict[str, Any] = {"scales_leo": work.scales, "activation": activation, "out_dtype": out_dtype}
+        return op(work.x, work.w, layer, work.groups, **options)
+
+    options = {"xla_allow_excess_precision": False}
+    return np.asarray(jax.jit(multiply, compiler_options=options)(work, jnp.int32(LAYER)))
+
+
+def check(op: GroupedMatmul, work: Work, out_dtype: Any = None, activation: str | None = None) -> None:
+    got = run(op, work, out_dtype, activation)
+    assert got.dtype == (out_dtype or work.x.dtype)
+    got, expected = got.astype(np.float64)[work.live], work.expected[work.live]
+    rounding = 2.0**-8 * abs(expected) if got.dtype == jnp.bfloat16 or out_dtype == jnp.bfloat16 else 0
+    if out_dtype is None and work.x.dtype == jnp.bfloat16:
+        rounding = 2.0**-8 * abs(expected)
+    assert (abs(got - expected) <= work.bound[work.live] + rounding + 1e-6).all()
+
+
+@pytest.fixture(params=["xla"])
+def op(request: pytest.FixtureRequest) -> GroupedMatmul:
+    return GroupedMatmul(request.param)
+
+
+@pytest.mark.parametrize("counts", RAGGED.values(), ids=RAGGED)
+def test_ragged_groups(op: GroupedMatmul, counts: list[int]) -> None:
+    check(op, make(op, counts))
+
+
+@pytest.mark.parametrize("is_int8", [False, True], ids=["", "int8"])
+@pytest.mark.parametrize("activation", [None, "silu", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_dtypes_and_activations(op: GroupedMatmul, dtype: Any, activation: str | None, is_int8: bool) -> None:
+    work = make(op, RAGGED["many and few"], 36, 160, dtype, is_int8=is_int8, activation=activation)
+    check(op, work, activation=activation)
+
+
+def test_bfloat16_to_float32(op: GroupedMatmul) -> None:
+    check(op, make(op, [9, 1, 0, 2, 0, 0], dtype=jnp.bfloat16), jnp.float32)
+
+
+@pytest.mark.parametrize("alignment", [1, 4, 8])
+@pytest.mark.parametrize(("t", "j", "num_experts"), [(1, 1, 1), (1, 8, 128), (7, 2, 3), (33, 4, 9), (130, 8, 16)])
+def test_grouping_equals_a_loop(t: int, j: int, num_experts: int, alignment: int) -> None:
+    rng = np.random.default_rng()
+    experts_tj = rng.integers(-1, num_experts + 1, (t, j))  # the first and the last one are none
+    if t == 7:
+        experts_tj[:] = 1
+    num_tokens = t - t // 5
+    make = jax.jit(group_rows, static_argnums=(1, 2))
+    groups, tokens_r, rows_tj = jax.tree.map(np.asarray, make(experts_tj, num_experts, alignment, num_tokens))
+    assert len(tokens_r) == capacity(t * j, num_experts, alignment)
+    row = 0
+    for expert in range(num_experts):
+        assert groups.starts_e[expert] == row
+        choices = np.argwhere(experts_tj[:num_tokens] == expert)
+        assert groups.counts_e[expert] == len(choices)
+        np.testing.assert_array_equal(tokens_r[row : row + len(choices)], choices[:, 0])
+        np.testing.assert_array_equal(rows_tj[tuple(choices.T)], np.arange(row, row + len(choices)))
+        row += -(-len(choices) // alignment) * alignment
+    assert row <= len(tokens_r)
+    assert ((tokens_r >= 0) & (tokens_r < t)).all()
+    assert ((rows_tj >= 0) & (rows_tj < len(tokens_r))).all()
+
+
+def test_capacity_holds_the_most_scattered_choices() -> None:
+    assert capacity(5, 128, 8) == 40
+    assert capacity(64, 8, 8) == 64 + 8 * 7
+    assert capacity(3, 2, 4) == 12
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": jnp.zeros((8, 5))}, r"\[rows, in\]"),
+        ({"w": jnp.zeros((6, 48, 96))}, r"\[layers, experts, out, in\]"),
+        ({"w": jnp.zeros((3, 5, 48, 96))}, "not of w's 5 experts"),
+        ({"w": jnp.zeros((3, 6, 48, 96), jnp.bfloat16)}, "w must be float32, as x is, or int8, not bfloat16"),
+        ({"w": jnp.zeros((3, 6, 48, 96), jnp.int8)}, "int8 weights have scales"),
+        ({"scales": jnp.zeros((3, 6, 48))}, "int8 weights have scales"),
+        ({"w": jnp.zeros((3, 6, 48, 96), jnp.int8), "scales": jnp.zeros((6, 48))}, r"scales \(6, 48\)"),
+    ],
+)
+def test_refuses_arrays_that_do_not_fit(change: dict[str, jax.Array], message: str) -> None:
+    work = make(GroupedMatmul(), RAGGED["one each"])
+    with pytest.raises(ValueError, match=f"grouped_matmul: .*{message}"):
+        run(GroupedMatmul(), work._replace(**change))
+
+
+@pytest.mark.parametrize(("o", "activation"), [(48, "relu"), (47, "silu")])
+def test_refuses_an_activation(o: int, activation: str) -> None:
+    with pytest.raises(ValueError, match=f"not '{activation}' with {o}"):
+        run(GroupedMatmul(), make(GroupedMatmul(), RAGGED["one each"], o), activation=activation)
+
+
+def test_a_platform_without_a_kernel_runs_plain_xla() -> None:
+    shapes = CASES["small"].shapes()
+    assert pick(shapes, "rocm") == (GroupedMatmul("xla"), None)
+    assert pick(shapes, "cpu", "xla") == (GroupedMatmul("xla"), None)
+    with pytest.raises(ValueError, match="there is no implementation 'cuda', only xla"):
+        pick(shapes, "cpu", "cuda")
+
+
+def test_cases_are_the_models_matmuls() -> None:
+    gate_up, down = CASES["qwen3-30b-a3b"].shapes(jnp.bfloat16, jnp.int8)
+    assert gate_up == MatmulShape(128, 1536, 2048, jnp.bfloat16, jnp.int8, jnp.bfloat16, "silu")
+    assert (gate_up.num_columns, down.num_outputs, down.num_inputs) == (768, 2048, 768)
