@@ -83,9 +83,14 @@ class GroupedMatmul:
           The product [r, o]; rows of no group may hold anything.
 
         Raises:
-          ValueError: for arrays that do not fit each other.
+          ValueError: for arrays that do not fit each other, or that the implementation cannot multiply.
         """
+        out_dtype = jnp.dtype(out_dtype or x_ri.dtype)
         _check(x_ri, w_leoi, groups, scales_leo, activation)
+        _, num_experts, num_outputs, num_inputs = w_leoi.shape
+        shape = MatmulShape(num_experts, num_outputs, num_inputs, x_ri.dtype, w_leoi.dtype, out_dtype, activation)
+        if reason := self._entry.refusal(shape):
+            raise ValueError(f"grouped_matmul: {self.implementation!r} cannot run this: {reason}")
         return self._entry.load(self.architecture)(
             x_ri,
             w_leoi,
@@ -93,7 +98,7 @@ class GroupedMatmul:
             groups,
             scales_leo=scales_leo,
             activation=activation,
-            out_dtype=jnp.dtype(out_dtype or x_ri.dtype),
+            out_dtype=out_dtype,
             interpret=self.interpret,
         )
 

@@ -35,6 +35,31 @@ def _load_xla(_: str | None) -> Callable[..., Array]:
     return xla_grouped_matmul
 
 
+def _load_cpu(_: str | None) -> Callable[..., Array]:
+    from .cpu import cpu_grouped_matmul
+
+    return cpu_grouped_matmul
+
+
+def _cpu_row_alignment(_num_rows: int, _num_experts: int) -> int:
+    from .cpu import ROW_ALIGNMENT
+
+    return ROW_ALIGNMENT
+
+
+def _refuse_on_cpu(shape: MatmulShape) -> str | None:
+    from .cpu import cpu_refusal
+
+    return cpu_refusal(shape)
+
+
+def _prepare_cpu(shape: MatmulShape, folder: Path | None) -> None:
+    from .cpu import cpu_prepare
+
+    cpu_prepare(shape, folder)
+
+
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "xla": Implementation(_load_xla, None, lambda _num_rows, _num_experts: 1),
+    "cpu": Implementation(_load_cpu, "cpu", _cpu_row_alignment, _refuse_on_cpu, _prepare_cpu),
 }

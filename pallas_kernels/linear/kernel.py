@@ -1,105 +1,27 @@
-"""The kernel in LLVM IR: y [t, n] = x [t, k] times one layer of w [l, n, k], transposed; no matrix is packed anew.
+"""The kernel in LLVM IR: y [t, n] = x [t, k] times one layer of w [l, n, k], transposed, cut into tiles.
 
-A few rows of x times a few of w are summed up at a time, each product in one register: 16 sums, of every 16th product
-along k. At the end those of one register are added up. What is added to what, and in which order, is the same for any
-number of rows: a row's result does not depend on the rows beside it.
-
-With an activation the first half of w's rows are gates: a few of them are taken together with those that they gate,
-and y [t, n / 2] = activation(gates) * gated, in float32 until it is stored.
-
-Weights in int8 become x's dtype, which holds them exactly: with few rows of x in registers, else once for all rows of
-a unit. Their rows' scales multiply the sums.
+A unit of work is a stretch of x's rows, which stay in a core's cache, times a chunk of w's.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax.numpy as jnp
 from llvmlite import ir
 
-from pallas_kernels.native import pairs
-from pallas_kernels.native.compiling import num_cores, num_registers
-from pallas_kernels.native.emitter import (
-    CACHE_LINE,
-    F32,
-    I8,
-    I32,
-    I64,
-    LANES,
-    POINTER,
-    VOID,
-    Emitter,
-    Variable,
-    add_function,
-    vector,
-)
+from pallas_kernels.native.emitter import F32, I64, POINTER, VOID, Emitter, add_function
 from pallas_kernels.native.handler import add_handler
-from pallas_kernels.native.number_formats import FORMATS
 
-from .kind import MIN_COLUMNS, MIN_GATES, MIN_ROWS, STEP_BYTES, Kind
-
-COLUMNS = MIN_COLUMNS
-"""How many rows of w are multiplied at a time."""
-FEW_ROWS = MIN_ROWS
-"""How many rows of x are multiplied at a time where there are few."""
-UNIT_ROWS = 96
-"""How many rows of x a unit of work has; they stay in a core's cache."""
-MIN_CHUNK, MAX_CHUNK = 16, 256
-"""How many rows of w a unit has: many, to read memory in long stretches, but enough units for all cores."""
-UNITS_PER_CORE = 4
-GROUP_BYTES = 12 << 10
-"""Bytes of w that stay in a core's first cache for all rows of a unit."""
-GATES = MIN_GATES
-"""How many gates are taken at a time with what they gate: their activations fill vectors."""
-SCRATCH_BYTES = 128 << 10
-"""Bytes of the stack for weights that were int8; rows that are too long for it are taken in registers."""
-AHEAD = 2048
-"""How far ahead w is fetched, in bytes."""
-NULL = ir.Constant(POINTER, None)
-GELU = math.sqrt(2 / math.pi)
+from .tiles import NULL, UNIT_ROWS, Multiplier, Operands, Range, Tiles
 
 
-class Operands(NamedTuple):
-    """The addresses of a call's operands, and its sizes: rows of x, columns of y, and numbers to a sum."""
-
-    x: Any
-    w: Any
-    scales: Any
-    plus: Any
-    """The address of what is added to the product, or NULL."""
-    y: Any
-    t: Any
-    n: Any
-    k: Any
-
-
-class Kernel:
+class Kernel(Multiplier):
     """Writes the functions of one kernel."""
-
-    def __init__(self, kind: Kind) -> None:
-        self.dtype, self.out_format = jnp.dtype(kind.dtype), FORMATS[jnp.dtype(kind.out_dtype)]
-        self.storage, self.step = FORMATS[self.dtype].storage, STEP_BYTES // self.dtype.itemsize
-        weight_dtype = jnp.dtype(kind.weight_dtype)
-        self.is_quantized = weight_dtype == jnp.int8
-        self.weight_bytes = weight_dtype.itemsize
-        self.scratch_size = SCRATCH_BYTES // self.dtype.itemsize
-        self.weight_storage = I8 if self.is_quantized else self.storage
-        self.activate = ACTIVATIONS[kind.activation] if kind.activation else None
-        self.parts = 2 if kind.activation else 1
-        self.width = COLUMNS // self.parts
-        """How many columns of y come of `COLUMNS` rows of w: half of them where the others are gates."""
-        # 6 rows by 4 columns are 24 sums, which with their operands take 29 of 32 registers, and 2 by 2 take 8 of 8.
-        self.many_rows, self.many_columns = (6, COLUMNS) if num_registers() == 32 else (2, 2)
-        """How many rows of x and columns of y are multiplied at a time where there are many rows."""
-        self.module = ir.Module()
 
     def build(self, name: str) -> ir.Module:
         """Return the module, with a function of this name for XLA to call."""
-        few, many = self._add_tile(FEW_ROWS, unpacks=self.is_quantized), self._add_tile(self.many_rows, unpacks=False)
-        add_handler(self.module, name, self._add_prepare(), self._add_run(few, many))
+        tiles = self.add_tiles()
+        add_handler(self.module, name, self._add_prepare(), self._add_run(tiles))
         return self.module
 
     def _sizes(self, e: Emitter, dims: Any) -> tuple[Any, Any, Any]:
@@ -107,46 +29,26 @@ class Kernel:
         x, w = (e.load(dims, POINTER, index) for index in range(2))
         return e.load(x, I64, 0), e.ir.sdiv(e.load(w, I64, 1), I64(self.parts)), e.load(w, I64, 2)
 
-    def _chunk(self, e: Emitter, n: Any) -> Any:
-        each = e.product(e.ceil_div(n, MIN_CHUNK * UNITS_PER_CORE * num_cores()), MIN_CHUNK)
-        return e.least(each, MAX_CHUNK)
-
     def _add_prepare(self) -> ir.Function:
         e, (_, dims) = add_function(self.module, "prepare", I64, POINTER, POINTER)
         t, n, _ = self._sizes(e, dims)
-        e.ir.ret(e.product(e.ceil_div(t, UNIT_ROWS), e.ceil_div(n, self._chunk(e, n))))
+        e.ir.ret(e.product(e.ceil_div(t, UNIT_ROWS), e.ceil_div(n, self.chunk(e, n))))
         return e.function
 
-    def _add_run(self, few: ir.Function, many: ir.Function) -> ir.Function:
+    def _add_run(self, tiles: Tiles) -> ir.Function:
         """Do one unit: `UNIT_ROWS` rows of x times a chunk of w."""
         e, (buffers, dims, unit) = add_function(self.module, "run", VOID, POINTER, POINTER, I64)
         of = self._operands(e, buffers, dims)
         num_rows = e.load_int(e.load(buffers, POINTER, 3), 0)
-        chunk = self._chunk(e, of.n)
+        chunk = self.chunk(e, of.n)
         chunks = e.ceil_div(of.n, chunk)
         first_row = e.product(e.ir.sdiv(unit, chunks), UNIT_ROWS)
         first_column = e.product(e.ir.srem(unit, chunks), chunk)
         last_column = e.least(e.sum(first_column, chunk), of.n)
         end_row = e.least(e.sum(first_row, UNIT_ROWS), of.t)
         last_row = e.most(e.least(end_row, num_rows), first_row)
-        cannot_take_many = e.ir.icmp_signed("<", of.t, I64(self.many_rows))
-        is_few = e.ir.or_(e.ir.icmp_signed("<=", num_rows, I64(FEW_ROWS)), cannot_take_many)
-        scratch = e.array(self.storage, self.scratch_size) if self.is_quantized else None
-        group = self._group(e, of.k)
-        with e.range(first_column, last_column, group) as begin:
-            stop = e.least(e.sum(begin, group), last_column)
-            # What would reach beyond the end begins earlier instead, as do a tile's rows and columns.
-            start = e.least(begin, e.ir.sub(of.n, I64(GATES if self.activate else COLUMNS)))
-            takes_few = is_few
-            if self.is_quantized:
-                numbers = e.product(self._columns(e, start, stop), self.parts, of.k)
-                takes_few = e.ir.or_(is_few, e.ir.icmp_signed(">", numbers, I64(self.scratch_size)))
-            with e.ir.if_else(takes_few) as (by_few, by_many):
-                with by_few, e.range(first_row, last_row, FEW_ROWS) as row:
-                    row = e.least(row, e.ir.sub(of.t, I64(FEW_ROWS)))
-                    e.ir.call(few, [row, start, stop, of.n, *of])
-                with by_many:
-                    self._multiply_many(e, many, of, first_row, last_row, start, stop, group, scratch)
+        columns = Range(first_column, last_column)
+        self.multiply(e, tiles, of, num_rows, Range(first_row, last_row), columns)
         with e.range(last_row, end_row) as row:
             cleared = e.at(of.y, self.out_format.storage, e.product(row, of.n), first_column)
             e.clear(cleared, e.product(e.ir.sub(last_column, first_column), self.out_format.num_bytes))
@@ -164,205 +66,3 @@ class Kernel:
         has_plus = e.ir.icmp_signed(">", e.load(e.load(dims, POINTER, 4), I64, 0), I64(0))
         y = e.load(buffers, POINTER, 6 if self.is_quantized else 5)
         return Operands(x, w, scales, e.ir.select(has_plus, plus, NULL), y, t, n, k)
-
-    def _multiply_many(
-        self,
-        e: Emitter,
-        many: ir.Function,
-        of: Operands,
-        first_row: Any,
-        last_row: Any,
-        start: Any,
-        stop: Any,
-        group: Any,
-        scratch: Any,
-    ) -> None:
-        """Multiply a unit's rows of x by a group of w's, while the next group is fetched."""
-        here, apart = of, of.n
-        if self.is_quantized:
-            apart = self._columns(e, start, stop)
-            here = of._replace(w=self._unpack(e, of, scratch, start, apart))
-        with e.range(first_row, last_row, self.many_rows) as row:
-            done, count = e.ir.sub(row, first_row), e.ir.sub(last_row, first_row)
-            for part in range(self.parts):
-                ahead = e.at(of.w, self.weight_storage, e.product(e.sum(stop, e.product(of.n, part)), of.k))
-                self._fetch(e, ahead, e.product(group, of.k), done, count)
-            e.ir.call(many, [e.least(row, e.ir.sub(of.t, I64(self.many_rows))), start, stop, apart, *here])
-
-    def _columns(self, e: Emitter, start: Any, stop: Any) -> Any:
-        return I64(GATES) if self.activate else e.ir.sub(stop, start)
-
-    def _unpack(self, e: Emitter, of: Operands, scratch: Any, start: Any, count: Any) -> Any:
-        """Write a group's columns as x's dtype, then those that they gate; return where column 0 would be."""
-        for part in range(self.parts):
-            source = e.at(of.w, I8, e.product(e.sum(start, e.product(of.n, part)), of.k))
-            target = e.at(scratch, self.storage, e.product(count, of.k, part))
-            with e.range(0, e.product(count, of.k), self.step) as i:
-                e.ir.store(self._load_int8(e, source, i), e.at(target, self.storage, i), align=1)
-        return e.at(scratch, self.storage, e.product(start, of.k, -1))
-
-    def _group(self, e: Emitter, k: Any) -> Any:
-        """Return how many columns are taken at a time for all rows of a unit."""
-        if self.activate:
-            return I64(GATES)
-        return e.most(e.product(e.ir.sdiv(I64(GROUP_BYTES // self.dtype.itemsize // COLUMNS), k), COLUMNS), COLUMNS)
-
-    def _add_tile(self, rows: int, *, unpacks: bool) -> ir.Function:
-        """Multiply a few rows of x, from `row` on, and a group of w's. Those that are gated are `apart` rows behind."""
-        block = self._add_block(rows, unpacks=unpacks)
-        e, (row, start, stop, apart, x, w, scales, plus, y, _, n, k) = add_function(
-            self.module, f"tile_{rows}", VOID, *[I64] * 4, *[POINTER] * 5, *[I64] * 3
-        )
-        x = e.at(x, self.storage, e.product(row, k))
-        y = e.at(y, self.out_format.storage, e.product(row, n))
-
-        def weights(column: Any) -> list[Any]:
-            """Return where those of a column and their scales are, and how far those that it gates are from them."""
-            w_start = e.at(w, I8 if unpacks else self.storage, e.product(column, k))
-            return [w_start, apart, e.at(scales, F32, column) if self.is_quantized else NULL, n]
-
-        if self.activate:
-            sums = e.array(F32, rows * LANES)
-            with e.range(0, GATES, self.width) as i:
-                target = e.at(sums, F32, e.product(i, self.parts))
-                e.ir.call(block, [x, *weights(e.sum(start, i)), NULL, target, I64(LANES), k])
-            self._activate(e, sums, rows, e.at(y, self.out_format.storage, start), n)
-        else:
-            with e.range(start, stop, COLUMNS) as column:
-                column = e.least(column, e.ir.sub(n, I64(COLUMNS)))
-                target = e.at(y, self.out_format.storage, column)
-                added = e.at(plus, self.out_format.storage, e.product(row, n), column)
-                added = e.ir.select(e.ir.icmp_unsigned("==", plus, NULL), NULL, added)
-                e.ir.call(block, [x, *weights(column), added, target, n, k])
-        e.ir.ret_void()
-        return e.function
-
-    def _activate(self, e: Emitter, sums: Any, num_rows: int, y: Any, n: Any) -> None:
-        """Store what comes of a vector of sums per row: a few gates and what they gate, in turns."""
-        assert self.activate is not None
-        assert self.out_format.narrow is not None
-        gates = [lane for lane in range(2 * LANES) if lane % COLUMNS < self.width]
-        for first in range(0, num_rows, 2):
-            a, b = (e.load_vector(sums, F32, row * LANES) for row in (first, first + 1))
-            gate, gated = (e.shuffle(a, b, [lane + offset for lane in gates]) for offset in (0, self.width))
-            found = self.out_format.narrow(e, e.ir.fmul(self.activate(e, gate), gated))
-            for row in range(2):
-                some = e.shuffle(found, found, range(row * GATES, (row + 1) * GATES))
-                e.store_vector(some, y, e.product(n, first + row))
-
-    def _fetch(self, e: Emitter, base: Any, count: Any, row: Any, num_rows: Any) -> None:
-        """Begin to read those of `count` numbers that are this row's share."""
-        per_line = CACHE_LINE // self.weight_bytes
-        share = e.product(e.ceil_div(e.product(count, self.many_rows), e.product(num_rows, per_line)), per_line)
-        begin = e.product(e.ir.sdiv(row, I64(self.many_rows)), share)
-        with e.range(begin, e.least(e.sum(begin, share), count), per_line) as i:
-            e.prefetch(base, self.weight_storage, i)
-
-    def _add_block(self, rows: int, *, unpacks: bool) -> ir.Function:
-        """Multiply a few rows of x and of w, by whose scales only the sums are multiplied."""
-        e, (x, w, apart, scales, scales_apart, plus, y, y_row, k) = add_function(
-            self.module, f"block_{rows}", VOID, *[POINTER] * 2, I64, POINTER, I64, *[POINTER] * 2, *[I64] * 2
-        )
-        load, storage = (self._load_int8, I8) if unpacks else (self._load, self.storage)
-        sums = [[e.variable(vector(F32), e.splat(F32(0.0))) for _ in range(COLUMNS)] for _ in range(rows)]
-        # With few rows of x, what takes time is to read w: as one stream, which the processor reads ahead of.
-        together = 1 if rows == FEW_ROWS else self.many_columns
-        for first in range(0, COLUMNS, together):
-            with e.range(0, k, self.step) as i:
-                x_rows = [self._load(e, x, e.product(k, row), i) for row in range(rows)]
-                for column in range(first, first + together):
-                    part, place = divmod(column, self.width)
-                    w_start = e.product(e.sum(e.product(apart, part), place), k)
-                    w_row = load(e, w, w_start, i)
-                    if rows == FEW_ROWS:
-                        e.prefetch(w, storage, w_start, i, AHEAD // self.weight_bytes)
-                    for row in range(rows):
-                        self._add_product(e, sums[row][column], x_rows[row], w_row)
-        per_vector = LANES // COLUMNS
-        for first in range(0, rows, per_vector):
-            some = [each.value for row in sums[first : first + per_vector] for each in row]
-            found = add_up(e, some + [e.splat(F32(0.0))] * (LANES - len(some)))
-            last = min(rows, first + per_vector)
-            if self.is_quantized:
-                found = e.ir.fmul(found, self._load_scales(e, scales, scales_apart))
-            if not self.activate:
-                assert self.out_format.narrow is not None
-                total = e.variable(vector(F32), found)
-                with e.ir.if_then(e.ir.icmp_unsigned("!=", plus, NULL)):
-                    added = self._load_rows(e, plus, [e.product(y_row, row) for row in range(first, last)])
-                    total.value = e.ir.fadd(added, total.value)
-                found = self.out_format.narrow(e, total.value)
-            for row in range(first, last):
-                lanes = range((row - first) * COLUMNS, (row - first + 1) * COLUMNS)
-                e.store_vector(e.shuffle(found, found, lanes), y, e.product(y_row, row))
-        e.ir.ret_void()
-        return e.function
-
-    def _load_scales(self, e: Emitter, scales: Any, apart: Any) -> Any:
-        """Return those of `COLUMNS`, again for each row of a vector."""
-        parts = [e.load_vector(scales, F32, e.product(apart, part), lanes=self.width) for part in range(self.parts)]
-        return e.shuffle(parts[0], parts[-1], list(range(COLUMNS)) * (LANES // COLUMNS))
-
-    def _load_rows(self, e: Emitter, base: Any, places: Sequence[Any]) -> Any:
-        """Return a vector of `COLUMNS` numbers from each place."""
-        some = [e.load_vector(base, self.out_format.storage, place, lanes=COLUMNS) for place in places]
-        while len(some) < LANES // COLUMNS:
-            some.append(some[-1])
-        while len(some) > 1:
-            count = 2 * some[0].type.count
-            some = [e.shuffle(a, b, range(count)) for a, b in zip(some[::2], some[1::2], strict=True)]
-        return self.out_format.widen(e, some[0])
-
-    def _load(self, e: Emitter, base: Any, *index: Any) -> Any:
-        """Return a step's numbers: float32, or pairs."""
-        return e.load_vector(e.at(base, self.storage, *index), F32 if self.dtype == jnp.float32 else I32, 0)
-
-    def _load_int8(self, e: Emitter, base: Any, *index: Any) -> Any:
-        """Return integers as `_load` returns x's numbers, which are as many."""
-        if self.dtype == jnp.float32:
-            return pairs.as_float(e, e.load_vector(base, I8, *index))
-        return pairs.load_int8(e, base, *index)
-
-    def _add_product(self, e: Emitter, total: Variable, x: Any, w: Any) -> None:
-        if self.dtype == jnp.float32:
-            total.value = e.fma(x, w, total.value)
-        else:
-            total.value = pairs.add_products(e, total.value, x, w)
-
-
-def _silu(e: Emitter, x: Any) -> Any:
-    return _times_logistic(e, x, x)
-
-
-def _gelu_tanh(e: Emitter, x: Any) -> Any:
-    """(1 + tanh(a)) / 2 is the logistic function of 2 a."""
-    square = e.ir.fmul(x, x)
-    factor = e.fma(square, e.constant(2 * GELU * 0.044715, x), e.constant(2 * GELU, x))
-    return _times_logistic(e, x, e.ir.fmul(x, factor))
-
-
-def _times_logistic(e: Emitter, x: Any, of: Any) -> Any:
-    grown = e.exp(e.ir.fneg(e.larger(of, e.constant(-88.0, of))))
-    return e.ir.fdiv(x, e.ir.fadd(e.constant(1.0, x), grown))
-
-
-ACTIVATIONS: Mapping[str, Callable[[Emitter, Any], Any]] = {"silu": _silu, "gelu_pytorch_tanh": _gelu_tanh}
-
-
-def add_up(e: Emitter, vectors: Sequence[Any]) -> Any:
-    """Return a vector of the sums of 16 vectors, each summed up as halves of halves."""
-    size = LANES // 2
-    while size:
-        # Each holds segments of 2 * size numbers still to be added up, of one vector each.
-        starts = range(0, LANES, 2 * size)
-        low = [
-            lane
-            for start in starts
-            for lane in (*range(start, start + size), *range(LANES + start, LANES + start + size))
-        ]
-        high = [lane + size for lane in low]
-        half = len(vectors) // 2
-        pairs = zip(vectors[:half], vectors[half:], strict=True)
-        vectors = [e.ir.fadd(e.shuffle(a, b, low), e.shuffle(a, b, high)) for a, b in pairs]
-        size //= 2
-    return vectors[0]
