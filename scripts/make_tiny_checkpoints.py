@@ -138,7 +138,9 @@ CASES = {
     "qwen3": Case("Qwen3ForCausalLM", lambda: transformers.Qwen3Config(**SIZES, tie_word_embeddings=True)),
     "mixtral": Case(
         "MixtralForCausalLM",
-        lambda: transformers.MixtralConfig(**SMALL | {"intermediate_size": 32}, num_local_experts=6, num_experts_per_tok=2),
+        lambda: transformers.MixtralConfig(
+            **SMALL | {"intermediate_size": 32}, num_local_experts=6, num_experts_per_tok=2
+        ),
     ),
     "qwen2_moe": Case(
         "Qwen2MoeForCausalLM",

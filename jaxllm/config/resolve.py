@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from jaxllm.config import checkpoint_settings as settings
@@ -108,7 +109,6 @@ def resolve(
         **limits,
         checkpoint=checkpoint,
         hf_config=hf_config,
-        model_config=model_config,
         **_resolve_numerics(args, model_config, mesh, platform, dtype, limits["block_size"]),
         mesh=mesh,
         logits_processors=logits_processors,
@@ -176,7 +176,33 @@ def _resolve_numerics(
         is_free=has_own_matmul or library_is_invariant(dtype),
     )
     quantization = QUANTIZATIONS.get(args.quantization or "")
-    return {"dtype": dtype, "quantization": quantization, "kv_groups": groups, "batch_invariant": invariant}
+    return {
+        "model_config": _resolve_experts(model_config, mesh, platform, dtype, quantization or dtype),
+        "dtype": dtype,
+        "quantization": quantization,
+        "kv_groups": groups,
+        "batch_invariant": invariant,
+    }
+
+
+def _resolve_experts(
+    model_config: ModelConfig, mesh: Mesh, platform: str, dtype: str, weight_dtype: str
+) -> ModelConfig:
+    """Settle how each device multiplies rows by the weights of their experts, if the model has some."""
+    from jaxllm.models.layers.moe import matmul_shapes
+    from pallas_kernels.grouped_matmul import pick
+
+    shapes = [
+        shape
+        for layer in dict.fromkeys(model_config.layers)
+        for shape in matmul_shapes(layer, model_config, dtype, weight_dtype)
+    ]
+    if not shapes:
+        return model_config
+    op, reason = pick(shapes, platform, architecture=detect_architecture(mesh.devices.tolist()))
+    if reason is not None:
+        logger.warning("experts are multiplied in plain XLA, not in the %s's own kernels: %s", platform, reason)
+    return replace(model_config, grouped_matmul=op, mesh=mesh if mesh.size > 1 else None)
 
 
 def _resolve_groups(

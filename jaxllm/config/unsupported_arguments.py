@@ -13,7 +13,7 @@ from jaxllm.config.kinds import unsupported
 _ADAPTERS = "there are no adapters (LoRA) yet; merge them into the weights"
 _CHECKPOINT_CODE = "code from a checkpoint is never run; add architectures with jaxllm.register_model(...)"
 _DRAFTS = "there is no speculative decoding yet"
-_EXPERTS = "no model with experts runs yet"
+_EXPERTS = "each device holds a share of the width of every expert; see tensor_parallel_size"
 _GENERATE = "only models that generate run so far"
 _GRAPHS = "XLA compiles; there are no torch or CUDA graph settings"
 _KERNELS = "kernels are chosen by platform and shape; see attention_config"
@@ -151,7 +151,7 @@ class UnsupportedArguments:
     eplb_config: Any = unsupported(None, _EXPERTS, also=({},))
     expert_placement_strategy: str = unsupported("linear", _EXPERTS)
     all2all_backend: str = unsupported("allgather_reducescatter", _EXPERTS)
-    moe_backend: str = unsupported("auto", _EXPERTS)
+    moe_backend: str = unsupported("auto", _KERNELS)
     enable_hc_sp: bool = unsupported(False, _EXPERTS)
     enable_dbo: bool = unsupported(False, _EXPERTS)
     ubatch_size: int = unsupported(0, _EXPERTS)

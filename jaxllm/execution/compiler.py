@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from jax.stages import Lowered
 
 from jaxllm.models import LayerLoop
+from jaxllm.models.layers.moe import matmul_shapes
 from jaxllm.models.model import Model
 from jaxllm.models.params import ArraySpec, array_specs, stored, unflatten
 from jaxllm.sampling.inputs import RareRules
@@ -293,6 +294,10 @@ class StepCompiler:
         """
         for group in self.config.groups:
             group.attention.prepare(folder)
+        model = self.model
+        for layer in model.plan.kinds:
+            shapes = matmul_shapes(layer, model.config, model.dtype, model.weight_dtype)
+            model.config.grouped_matmul.prepare(shapes, folder)
         if self.model.loop is LayerLoop.IN_PLACE:
             rms_norm.prepare(self.model.dtype, folder)
             for kind in self._native_linears():
@@ -302,9 +307,11 @@ class StepCompiler:
         """Return the CPU's matmuls that the model takes: of its layers, of its head, and of its gated MLPs."""
         dtype, weight_dtype = self.model.dtype, self.model.weight_dtype
         activations = dict.fromkeys(layer.hidden_act for layer in self.model.plan.kinds)
-        return [linear.Kind(dtype, weight_dtype, out_dtype) for out_dtype in (dtype, jnp.float32)] + [
-            linear.Kind(dtype, weight_dtype, dtype, each) for each in activations if each in linear.ACTIVATIONS
-        ]
+        kinds = [linear.Kind(dtype, weight_dtype, out_dtype) for out_dtype in (dtype, jnp.float32)]
+        kinds += [linear.Kind(dtype, weight_dtype, dtype, each) for each in activations if each in linear.ACTIVATIONS]
+        if any(layer.moe for layer in self.model.plan.kinds):
+            kinds.append(linear.Kind(jnp.float32, jnp.float32, jnp.float32))
+        return kinds
 
     def compile(self, key: ProgramKey, num_blocks: int) -> jax.stages.Compiled:
         """Compile a program for a pool of `num_blocks` blocks."""
