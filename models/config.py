@@ -194,6 +194,14 @@ class ModelConfig:
         """Return the number of layers."""
         return len(self.layers)
 
+    def within(self, length: int) -> ModelConfig:
+        """Return the model for sequences up to a length: a window that none of them leaves is none."""
+        layers = (
+            replace(layer, window=None) if layer.window is not None and layer.window >= length else layer
+            for layer in self.layers
+        )
+        return replace(self, layers=tuple(layers))
+
     def with_layers(self, **fields: Any) -> ModelConfig:
         """Return the config with fields of all its layers replaced."""
         return replace(self, layers=tuple(replace(layer, **fields) for layer in self.layers))

@@ -197,11 +197,11 @@ class StepCase:
     def run(self) -> Array:
         """Start the step and return its tokens."""
         runner, inputs = self._runner, self._inputs
-        state = DeviceState(runner._pool, runner._get_counts() if inputs.is_full else None)
+        state = DeviceState(runner._pools, runner._get_counts() if inputs.is_full else None)
         state, output = self._program(
             runner._params, state, runner._previous_tokens, inputs.ints, inputs.floats, runner._rare(inputs)
         )
-        runner._pool = state.kv_pool
+        runner._pools = state.kv_pools
         if inputs.is_full:
             runner._counts = state.counts_cv
         return output.tokens_s

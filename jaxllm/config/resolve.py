@@ -100,7 +100,7 @@ def resolve(
     )
     requested = cast(int | None, args.max_model_len)  # check() has read strings
     max_model_len, can_shrink = settings.resolve_max_model_len(requested, settings.context_length(model_config))
-    mesh, platform, model_config = _resolve_devices(args, devices, model_config)
+    mesh, platform, model_config = _resolve_devices(args, devices, model_config.within(max_model_len))
     _check_processors(logits_processors, model_config.vocab_size, mesh.size)
     limits, dtype = _resolve_limits(args, platform, max_model_len), resolve_dtype(args.dtype, checkpoint, platform)
     copied = {name: getattr(args, name) for name in COPIED}

@@ -225,18 +225,20 @@ def test_sliding_windows_and_two_ropes() -> None:
     jobs = make_jobs([8, 33, 34, 37, 40, 47, 48, 49, 50, 55, 60, 63, 64], range(64, 97))
     # One that decodes from the first step to the last: each step samples, so that there is one kind of program.
     jobs[0] = Job(jobs[0].prompt, make_params(0, max_tokens=100))
-    arguments = {"max_num_seqs": 8, "num_gpu_blocks_override": 33}
-    with tiny_llm("gemma3", max_num_batched_tokens=64, **arguments) as (llm, scheduler):
+    # A prompt in one chunk, with many blocks.
+    with tiny_llm("gemma3", max_num_batched_tokens=64, max_num_seqs=8, num_gpu_blocks_override=129) as (llm, scheduler):
         reference = run_alone(llm, jobs)
         assert prompt_chunks(scheduler, reference) == [1] * len(jobs)
         assert scheduler.stats().num_preemptions == 0
-    with tiny_llm("gemma3", max_num_batched_tokens=16, **arguments) as (llm, scheduler):
+        some = [0, 11, 12]
+        for index in some:
+            run_together(llm, [jobs[index]])
+        warm = [run_together(llm, [jobs[index]])[0] for index in some]
+    # In chunks, with room for one request of the greatest length and for windows of two.
+    with tiny_llm("gemma3", max_num_batched_tokens=16, max_num_seqs=8, num_gpu_blocks_override=17) as (llm, scheduler):
         outputs = run_together(llm, jobs)
         assert min(prompt_chunks(scheduler, outputs)[1:]) >= 2
         assert scheduler.stats().num_preemptions >= 3
-        some = [0, 11, 12]
-        run_together(llm, [jobs[index] for index in some])
-        warm = run_together(llm, [jobs[index] for index in some])
     assert hit_rate(warm, 16) >= 0.9
     assert differences(reference, outputs) == {}
     assert differences([reference[index] for index in some], warm) == {}
