@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Compare a CPU's own kernels with plain XLA, in turns: one layer's attention, and the matmuls of all layers.
 
-    scripts/bench_cpu_kernels.py [--case smollm2-135m] [--json OUT]
+    scripts/bench_cpu_kernels.py [--case smollm2-135m] [--part grouped] [--quick] [--json OUT]
 
 Figures are medians of the rounds, in milliseconds. Attention gets a pool that does not fit the caches; matmuls get
-every layer's own weights, as a step does.
+every layer's own weights, as a step does. Grouped matmuls are compared with the matmuls of the active experts, each
+over its own rows, by the CPU's own kernel and by plain XLA.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -27,12 +28,16 @@ from machine import describe_machine
 from sheet import print_sheet
 
 from jaxllm.execution.options import compiler_options
+from pallas_kernels.grouped_matmul import GroupedMatmul, Groups, MatmulShape, capacity
+from pallas_kernels.grouped_matmul.cases import CASES as CASES_OF_EXPERTS
 from pallas_kernels.linear import linear
 from pallas_kernels.paged_attention import AttentionBatch, PagedAttention
 from pallas_kernels.paged_attention.batches import ragged_batch
 from pallas_kernels.paged_attention.cases import CASES
 
-ROUNDS = 15
+Matrix = tuple[jax.Array, jax.Array | None]
+"""Weights, and scales if they are int8."""
+ROUNDS, QUICK_ROUNDS = 15, 3
 LAYERS = 4
 """How many layers the pool has that attention goes through."""
 BLOCK_SIZE = 128
@@ -49,16 +54,29 @@ MATRICES = ((960, 576), (576, 576), (3072, 576), (576, 1536))
 NUM_LAYERS = 30
 ROWS = (4, 64, 512)
 NO_WINDOW = 2**30
+GROUPED_CASE = "qwen3-30b-a3b"
+"""Whose experts' MLPs the grouped matmuls are: 64 of its experts, 8 of them with rows."""
+NUM_EXPERTS, NUM_ACTIVE = 64, 8
+GROUPED_ROWS = (1, 8, 64, 512)
+PARTS = ("attention", "matmuls", "grouped")
 
 
 def main() -> int:
     """Measure, print, and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=CASES, default="smollm2-135m", help="whose attention (default: %(default)s)")
+    parser.add_argument("--part", choices=PARTS, action="append", help="only this part, may be given several times")
+    parser.add_argument("--quick", action="store_true", help="few rounds: shows that it runs, no figures to keep")
     parser.add_argument("--json", type=Path, metavar="OUT")
     args = parser.parse_args()
-    rows = [attention_row(args.case, name, chunks) for name, chunks in STEPS.items()]
-    rows += [matmul_row(count, dtype) for dtype in (jnp.bfloat16, jnp.float32) for count in ROWS]
+    parts, rounds = args.part or PARTS, QUICK_ROUNDS if args.quick else ROUNDS
+    rows = []
+    if "attention" in parts:
+        rows += [attention_row(args.case, name, chunks, rounds) for name, chunks in STEPS.items()]
+    for dtype in (jnp.bfloat16, jnp.float32):
+        rows += [matmul_row(count, dtype, rounds) for count in ROWS if "matmuls" in parts]
+    for dtype in (jnp.bfloat16, jnp.float32, jnp.int8) if "grouped" in parts else ():
+        rows += grouped_rows(dtype, rounds)
     print_sheet(rows)
     if args.json:
         report = {"machine": describe_machine(), "date": date.today().isoformat(), "jax": jax.__version__}
@@ -66,7 +84,7 @@ def main() -> int:
     return 0
 
 
-def attention_row(case: str, name: str, chunks: list[tuple[int, int]]) -> dict[str, Any]:
+def attention_row(case: str, name: str, chunks: list[tuple[int, int]], rounds: int) -> dict[str, Any]:
     """Return the milliseconds of one layer, in bfloat16."""
     shape = CASES[case].shape(block_size=BLOCK_SIZE)
     rng = np.random.default_rng(0)
@@ -96,7 +114,7 @@ def attention_row(case: str, name: str, chunks: list[tuple[int, int]]) -> dict[s
         out, states[implementation] = programs[implementation](states[implementation])
         out.block_until_ready()
 
-    return {"what": f"attention, {name}", **in_turns(step, ("xla", "cpu"), 1 / LAYERS)}
+    return {"what": f"attention, {name}", **in_turns(step, ("xla", "cpu"), rounds, 1 / LAYERS)}
 
 
 def attend_layers(
@@ -110,7 +128,7 @@ def attend_layers(
     return q, pool
 
 
-def matmul_row(num_rows: int, dtype: Any) -> dict[str, Any]:
+def matmul_row(num_rows: int, dtype: Any, rounds: int) -> dict[str, Any]:
     """Return the milliseconds of all layers' matmuls."""
     rng = np.random.default_rng(0)
     layers = [
@@ -126,7 +144,10 @@ def matmul_row(num_rows: int, dtype: Any) -> dict[str, Any]:
     options = compiler_options("cpu", dtype, dtype == jnp.bfloat16)
     programs = {name: jax.jit(partial(multiply_layers, way), compiler_options=options) for name, way in ways.items()}
     label = f"matmuls, {num_rows} rows, {jnp.dtype(dtype).name}"
-    return {"what": label, **in_turns(lambda name: programs[name](x, layers).block_until_ready(), ("xla", "cpu"), 1)}
+    return {
+        "what": label,
+        **in_turns(lambda name: programs[name](x, layers).block_until_ready(), ("xla", "cpu"), rounds),
+    }
 
 
 def multiply_layers(multiply: Callable[..., jax.Array], x: jax.Array, layers: Any) -> jax.Array:
@@ -137,16 +158,102 @@ def multiply_layers(multiply: Callable[..., jax.Array], x: jax.Array, layers: An
     return x
 
 
-def in_turns(run: Callable[[str], Any], names: tuple[str, str], factor: float) -> dict[str, float]:
+def grouped_rows(dtype: Any, rounds: int) -> list[dict[str, Any]]:
+    """Return the milliseconds of the MLPs of one layer's experts, for each number of rows; int8 is beside bfloat16."""
+    x_dtype = jnp.bfloat16 if dtype == jnp.int8 else dtype
+    case = CASES_OF_EXPERTS[GROUPED_CASE]._replace(num_experts=NUM_EXPERTS)
+    experts = make_experts(case.shapes(x_dtype, dtype))
+    op = GroupedMatmul("cpu")
+    active = np.linspace(0, NUM_EXPERTS - 1, NUM_ACTIVE).astype(np.int32)
+    rng = np.random.default_rng(0)
+    found = []
+    for count in GROUPED_ROWS:
+        counts_e = np.zeros(NUM_EXPERTS, np.int32)
+        np.add.at(counts_e, active[np.arange(count) % NUM_ACTIVE], 1)
+        alignment = op.row_alignment(count, NUM_EXPERTS)
+        padded_e = -(-counts_e // alignment) * alignment
+        starts_e = (np.cumsum(padded_e) - padded_e).astype(np.int32)
+        num_rows = capacity(count, NUM_EXPERTS, alignment)
+        x = jnp.asarray(rng.standard_normal((num_rows, case.hidden_size)), x_dtype)
+        spans = [(int(e), int(starts_e[e]), int(counts_e[e])) for e in active if counts_e[e]]
+        parts = [x[start : start + number] for _, start, number in spans]
+        weights = [tuple(None if a is None else a[0, e] for a in matrix) for e, *_ in spans for matrix in experts]
+        groups = Groups(jnp.asarray(starts_e), jnp.asarray(counts_e))
+        options = compiler_options("cpu", x_dtype, x_dtype == jnp.bfloat16)
+        by_linear = jax.jit(partial(multiply_parts, [expert for expert, *_ in spans]))
+        programs = {
+            "grouped": partial(jax.jit(partial(multiply_groups, op)), x, experts, groups),
+            "linear": partial(by_linear, parts, experts),
+            "xla": partial(jax.jit(multiply_parts_plainly, compiler_options=options), parts, weights),
+        }
+        label = f"grouped matmuls, {count} rows, {jnp.dtype(dtype).name}"
+        times = in_turns(
+            lambda name, programs=programs: jax.block_until_ready(programs[name]()), tuple(programs), rounds
+        )
+        times.pop("times")
+        quickest = min(times["linear ms"], times["xla ms"])
+        found.append({"what": label, **times, "of quickest": round(times["grouped ms"] / quickest, 2)})
+    return found
+
+
+def make_experts(shapes: Sequence[MatmulShape]) -> list[Matrix]:
+    """Return weights [1, e, o, i] and scales for each matmul."""
+    rng, experts = np.random.default_rng(0), []
+    for shape in shapes:
+        size = (1, shape.num_experts, shape.num_outputs, shape.num_inputs)
+        if shape.weight_dtype == jnp.int8:
+            scales = jnp.full(size[:3], 2.0**-12, jnp.float32)
+            experts.append((jnp.asarray(rng.integers(-127, 128, size, np.int8)), scales))
+        else:
+            experts.append((jnp.asarray(rng.standard_normal(size, np.float32) * 0.02, shape.weight_dtype), None))
+    return experts
+
+
+def multiply_groups(op: GroupedMatmul, x: jax.Array, experts: Sequence[Matrix], groups: Groups) -> jax.Array:
+    """Do the MLPs of all groups at once."""
+    (gate_up, gate_up_scales), (down, down_scales) = experts
+    x = op(x, gate_up, 0, groups, scales_leo=gate_up_scales, activation="silu")
+    return op(x, down, 0, groups, scales_leo=down_scales)
+
+
+def multiply_parts(active: Sequence[int], parts: Sequence[jax.Array], experts: Sequence[Matrix]) -> list[jax.Array]:
+    """Do each expert's MLP by the CPU's own matmul."""
+    (gate_up, gate_up_scales), (down, down_scales) = (
+        (w[0], None if scales is None else scales[0]) for w, scales in experts
+    )
+    found = []
+    for expert, x in zip(active, parts, strict=True):
+        gated = linear(x, gate_up, expert, x.dtype, scales_ln=gate_up_scales, activation="silu")
+        found.append(linear(gated, down, expert, x.dtype, scales_ln=down_scales))
+    return found
+
+
+def multiply_parts_plainly(parts: Sequence[jax.Array], weights: Sequence[Matrix]) -> list[jax.Array]:
+    """Do each expert's MLP, whose weights are arrays of their own, in plain XLA."""
+    precision = jax.lax.Precision.HIGHEST if parts[0].dtype == jnp.float32 else None
+
+    def multiply(x: jax.Array, w: jax.Array, scales: jax.Array | None) -> jax.Array:
+        found = jnp.einsum("ti,oi->to", x, w.astype(x.dtype), precision=precision, preferred_element_type=jnp.float32)
+        return found if scales is None else found * scales
+
+    found = []
+    for x, gate_up, down in zip(parts, weights[::2], weights[1::2], strict=True):
+        gate, up = jnp.split(multiply(x, *gate_up), 2, axis=1)
+        found.append(multiply((jax.nn.silu(gate) * up).astype(x.dtype), *down).astype(x.dtype))
+    return found
+
+
+def in_turns(run: Callable[[str], Any], names: Sequence[str], rounds: int, factor: float = 1) -> dict[str, float]:
     """Return the median milliseconds of each, times a factor, and how many times quicker the second is."""
     times: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(ROUNDS + 1):
+    for _ in range(rounds + 1):
         for name in names:
             start = time.perf_counter()
             run(name)
             times[name].append(time.perf_counter() - start)
-    first, second = (statistics.median(times[name][1:]) * 1e3 * factor for name in names)
-    return {f"{names[0]} ms": round(first, 2), f"{names[1]} ms": round(second, 2), "times": round(first / second, 1)}
+    medians = {name: statistics.median(times[name][1:]) * 1e3 * factor for name in names}
+    first, second, *_ = medians.values()
+    return {f"{name} ms": round(median, 2) for name, median in medians.items()} | {"times": round(first / second, 1)}
 
 
 if __name__ == "__main__":

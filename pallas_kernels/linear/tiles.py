@@ -87,6 +87,8 @@ class Tiles(NamedTuple):
 
     few: ir.Function
     many: ir.Function
+    one: ir.Function | None = None
+    """What takes a single row where there is no other, if it is not left to `few`."""
 
 
 class Multiplier:
@@ -109,9 +111,11 @@ class Multiplier:
         """How many rows of x and columns of y are multiplied at a time where there are many rows."""
         self.module = ir.Module()
 
-    def add_tiles(self) -> Tiles:
+    def add_tiles(self, *, has_one: bool = False) -> Tiles:
         """Define the functions that `multiply` calls."""
-        return Tiles(self._add_tile(FEW_ROWS, unpacks=self.is_quantized), self._add_tile(self.many_rows, unpacks=False))
+        few = self._add_tile(FEW_ROWS, unpacks=self.is_quantized)
+        many = self._add_tile(self.many_rows, unpacks=False)
+        return Tiles(few, many, self._add_tile(1, unpacks=self.is_quantized) if has_one else None)
 
     def chunk(self, e: Emitter, n: Any, num_parts: Any = 1) -> Any:
         """Return how many columns a unit has, where each is cut out of `num_parts` ranges of n."""
@@ -135,7 +139,10 @@ class Multiplier:
             with e.ir.if_else(takes_few) as (by_few, by_many):
                 with by_few, e.range(*rows, FEW_ROWS) as row:
                     row = e.least(row, e.ir.sub(of.t, I64(FEW_ROWS)))
-                    e.ir.call(tiles.few, [row, start, stop, of.n, *of])
+                    few = tiles.few
+                    if tiles.one:
+                        few = e.ir.select(e.ir.icmp_signed("==", num_rows, I64(1)), tiles.one, few)
+                    e.ir.call(few, [row, start, stop, of.n, *of])
                 with by_many:
                     self._multiply_many(e, tiles.many, of, rows, start, stop, group, scratch)
 
@@ -216,10 +223,10 @@ class Multiplier:
         assert self.out_format.narrow is not None
         gates = [lane for lane in range(2 * LANES) if lane % COLUMNS < self.width]
         for first in range(0, num_rows, 2):
-            a, b = (e.load_vector(sums, F32, row * LANES) for row in (first, first + 1))
+            a, b = (e.load_vector(sums, F32, min(row, num_rows - 1) * LANES) for row in (first, first + 1))
             gate, gated = (e.shuffle(a, b, [lane + offset for lane in gates]) for offset in (0, self.width))
             found = self.out_format.narrow(e, e.ir.fmul(self.activate(e, gate), gated))
-            for row in range(2):
+            for row in range(min(2, num_rows - first)):
                 some = e.shuffle(found, found, range(row * GATES, (row + 1) * GATES))
                 e.store_vector(some, y, e.product(n, first + row))
 
@@ -238,8 +245,10 @@ class Multiplier:
         )
         load, storage = (self._load_int8, I8) if unpacks else (self._load, self.storage)
         sums = [[e.variable(vector(F32), e.splat(F32(0.0))) for _ in range(COLUMNS)] for _ in range(rows)]
-        # With few rows of x, what takes time is to read w: as one stream, which the processor reads ahead of.
-        together = 1 if rows == FEW_ROWS else self.many_columns
+        is_few = rows in (1, FEW_ROWS)
+        # With few rows of x, what takes time is to read w: as one stream, which the processor reads ahead of. For a
+        # single row int8 takes longer to convert than to read, and x is loaded once for several rows of w.
+        together = (COLUMNS if unpacks and rows == 1 else 1) if is_few else self.many_columns
         for first in range(0, COLUMNS, together):
             with e.range(0, k, self.step) as i:
                 x_rows = [self._load(e, x, e.product(k, row), i) for row in range(rows)]
@@ -247,7 +256,7 @@ class Multiplier:
                     part, place = divmod(column, self.width)
                     w_start = e.product(e.sum(e.product(apart, part), place), k)
                     w_row = load(e, w, w_start, i)
-                    if rows == FEW_ROWS:
+                    if is_few:
                         e.prefetch(w, storage, w_start, i, AHEAD // self.weight_bytes)
                     for row in range(rows):
                         self._add_product(e, sums[row][column], x_rows[row], w_row)

@@ -124,6 +124,27 @@ def test_bfloat16_to_float32(op: GroupedMatmul) -> None:
     check(op, make(op, [9, 1, 0, 2, 0, 0], dtype=jnp.bfloat16), jnp.float32)
 
 
+@pytest.mark.parametrize(("is_int8", "activation"), [(False, None), (True, "silu")])
+def test_ragged_dot_of_other_platforms(is_int8: bool, activation: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain XLA's way on a TPU or GPU, run here."""
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *arguments, cpu, default: default(*arguments))
+    op = GroupedMatmul("xla")
+    for counts in (RAGGED["many and few"], RAGGED["one has all"]):
+        work = make(op, counts, is_int8=is_int8, activation=activation)
+        # Its stand-in on a CPU adds up rows times zeros.
+        check(op, work._replace(x=jnp.nan_to_num(work.x)), activation=activation)
+
+
+def test_only_a_cpu_loops() -> None:
+    arguments = make(GroupedMatmul(), RAGGED["one each"])
+    traced = jax.jit(lambda work: GroupedMatmul()(work.x, work.w, 1, work.groups)).trace(arguments)
+    texts = {platform: traced.lower(lowering_platforms=(platform,)).as_text() for platform in ("cpu", "tpu")}
+    assert "while" in texts["cpu"]
+    assert "ragged_dot" not in texts["cpu"]
+    assert "ragged_dot" in texts["tpu"]
+    assert "while" not in texts["tpu"]
+
+
 @pytest.mark.parametrize("is_int8", [False, True], ids=["", "int8"])
 @pytest.mark.parametrize("activation", [None, "silu"])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])

@@ -35,7 +35,7 @@ class Kernel(Multiplier):
 
     def build(self, name: str) -> ir.Module:
         """Return the module, with a function of this name for XLA to call."""
-        tiles = self.add_tiles()
+        tiles = self.add_tiles(has_one=True)
         add_handler(self.module, name, self._add_prepare(), self._add_run(tiles))
         return self.module
 
