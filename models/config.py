@@ -173,7 +173,7 @@ class ModelConfig:
     num_shards: int = 1
     """The number of devices that heads and MLP are spread over."""
     mesh: Mesh | None = None
-    """Those devices; None for one."""
+    """The devices of `num_shards`; None for one device."""
     grouped_matmul: GroupedMatmul = PLAIN_GROUPED_MATMUL
     """The op that multiplies rows by their experts' weights."""
 

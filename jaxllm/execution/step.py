@@ -79,24 +79,26 @@ def run_step(
     `skips_unused` see `sampling.branches`.
     """
     inputs = unpack(ints, floats, shape.batch)
-    attend = [ShardedAttention(each, mesh) for each in attention]
     batches = [placement.batch(inputs.sequences) for placement in inputs.placements]
     if shape.decodes_only:
         batches = [batch.without_tiles() for batch in batches]
-    tokens = _known_tokens(inputs, previous_tokens)
-    hidden_td, kv_pools = model.forward(params, state.kv_pools, tokens, batches, attention=attend)
+    hidden_td, kv_pools = model.forward(
+        params,
+        state.kv_pools,
+        _known_tokens(inputs, previous_tokens),
+        batches,
+        attention=[ShardedAttention(each, mesh) for each in attention],
+    )
     num_rows = inputs.logit_rows.num_rows
     rows = (hidden_td[inputs.logit_rows.logit_tokens_s], inputs.sampling)
     logits = partial(model.logits, params)
     if rare is None:
         sampler = plain_sampler(mesh, model.config.vocab_size, skips_unused)
-        tokens_s = map_rows(
-            lambda num_rows, x, batch: sampler(logits(x, num_rows), batch),
-            rows,
-            num_rows=num_rows,
-            tile=logits_tile,
-            few_rows=few_rows,
-        )
+
+        def draw(num_rows: Array, hidden_rd: Array, batch: SamplingBatch) -> Array:
+            return sampler(logits(hidden_rd, num_rows), batch)
+
+        tokens_s = map_rows(draw, rows, num_rows=num_rows, tile=logits_tile, few_rows=few_rows)
         return DeviceState(kv_pools, None), StepOutput(_pad(tokens_s, shape.max_rows), None)
 
     def sample(num_rows: Array, hidden_rd: Array, *settings: Any) -> tuple[Array, Logprobs]:

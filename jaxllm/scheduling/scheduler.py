@@ -15,12 +15,12 @@ from __future__ import annotations
 import time
 from bisect import insort
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from operator import attrgetter
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.messages import EngineCoreOutput, EngineCoreRequest, PromptLogprobs, RequestError, SchedulerStats
 from jaxllm.scheduling.config import SchedulerConfig
+from jaxllm.scheduling.counters import Counters
 from jaxllm.scheduling.kv_cache_manager import KVCacheManager, PrefixHit
 from jaxllm.scheduling.outputs import make_output
 from jaxllm.scheduling.plan import StepPlan, StepResult
@@ -28,19 +28,6 @@ from jaxllm.scheduling.request import Request, find_end, needs_token_counts
 from jaxllm.scheduling.request_queue import RequestQueue, order_of
 from jaxllm.scheduling.step_draft import NOTHING_IN_FLIGHT, StepDraft, tally
 from jaxllm.scheduling.token_count_rows import TokenCountRows
-
-
-@dataclass(slots=True)
-class Counters:
-    """Counts since the scheduler was made."""
-
-    num_arrivals: int = 0
-    num_steps: int = 0
-    num_scheduled_tokens: int = 0
-    num_preemptions: int = 0
-    num_queries: int = 0
-    num_queried_tokens: int = 0
-    num_hit_tokens: int = 0
 
 
 class Scheduler:

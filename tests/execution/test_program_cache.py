@@ -319,11 +319,12 @@ def test_a_loaded_program_computes_what_the_compiled_one_does(disk: Path) -> Non
     rng = np.random.default_rng()
 
     def run(cache: Programs, pool: Any) -> Any:
-        pool = jax.tree.map(lambda x, spec: jax.device_put(x, spec.sharding), pool, compiler.pool_spec(NUM_BLOCKS))
-        ids = [jax.device_put(np.arange(start, start + 8, dtype=np.int32)) for start in (1, 17)]
-        return jax.tree.map(np.asarray, cache.get(Upkeep.COPY_BLOCKS)(pool, *ids))
+        pools = jax.tree.map(lambda x, spec: jax.device_put(x, spec.sharding), pool, specs)
+        ids = tuple(jax.device_put(np.arange(start, start + 8, dtype=np.int32)) for start in (1, 17))
+        return jax.tree.leaves(jax.tree.map(np.asarray, cache.get(Upkeep.COPY_BLOCKS)(pools, (ids,))))
 
-    pool = jax.tree.map(lambda spec: rng.standard_normal(spec.shape).astype(spec.dtype), compiler.pool_spec(NUM_BLOCKS))
+    specs = compiler.pool_specs(NUM_BLOCKS)
+    pool = jax.tree.map(lambda spec: rng.standard_normal(spec.shape).astype(spec.dtype), specs)
     made, loaded = run(lookup(compiler, disk), pool), run(lookup(idle(compiler), disk), pool)
     jax.tree.map(np.testing.assert_array_equal, made, loaded)
-    assert not np.array_equal(made[0], pool[0])
+    assert not np.array_equal(made[0], jax.tree.leaves(pool)[0])
