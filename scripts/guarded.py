@@ -34,6 +34,8 @@ CHECKS = {
     # Kernels in their interpreters, and in plain XLA, by themselves and in the engine.
     "kernels": Guarded(
         files=(
+            "pallas_kernels/grouped_matmul/*.py",
+            "pallas_kernels/grouped_matmul/tpu/**/*.py",
             "pallas_kernels/paged_attention/*.py",
             "pallas_kernels/paged_attention/gpu/**/*.py",
             "pallas_kernels/paged_attention/tpu/**/*.py",
@@ -85,9 +87,13 @@ CHECKS = {
     ),
     "tpu_compiler": Guarded(
         files=(
+            "pallas_kernels/grouped_matmul/*.py",
+            "pallas_kernels/grouped_matmul/tpu/**/*.py",
             "pallas_kernels/paged_attention/*.py",
             "pallas_kernels/paged_attention/tpu/**/*.py",
+            "scripts/compile_tpu_grouped_matmul.py",
             "scripts/compile_tpu_kernels.py",
+            "scripts/tpu_listing.py",
             "scripts/lib.sh",
         ),
         packages=("jax", "jaxlib"),

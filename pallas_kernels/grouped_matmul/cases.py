@@ -16,7 +16,7 @@ class Case(NamedTuple):
     num_choices: int
     hidden_size: int
     intermediate_size: int
-    activation: str = "silu"
+    activation: str | None = "silu"
 
     def shapes(self, dtype: Any = jnp.bfloat16, weight_dtype: Any = None) -> tuple[MatmulShape, MatmulShape]:
         """Return both matmuls: gates and what they gate, then back; the weights are of `dtype`, or as said."""
@@ -31,7 +31,7 @@ class Case(NamedTuple):
 CASES: dict[str, Case] = {
     "qwen3-30b-a3b": Case(128, 8, 2048, 768),
     "mixtral-8x7b": Case(8, 2, 4096, 14336),
-    "gpt-oss-20b": Case(32, 4, 2880, 2880),
+    "gpt-oss-20b": Case(32, 4, 2880, 2880, None),
     "gemma-4-26b-a4b": Case(128, 8, 2816, 704, "gelu_pytorch_tanh"),
     "qwen1.5-moe-a2.7b": Case(60, 4, 2048, 1408),
     "small": Case(8, 2, 128, 64),

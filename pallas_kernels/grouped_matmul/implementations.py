@@ -59,7 +59,21 @@ def _prepare_cpu(shape: MatmulShape, folder: Path | None) -> None:
     cpu_prepare(shape, folder)
 
 
+def _load_tpu(_: str | None) -> Callable[..., Array]:
+    from .tpu import tpu_grouped_matmul
+
+    return tpu_grouped_matmul
+
+
+def _refuse_on_tpu(shape: MatmulShape) -> str | None:
+    from .tpu.sizes import refusal
+
+    return refusal(shape)
+
+
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "xla": Implementation(_load_xla, None, lambda _num_rows, _num_experts: 1),
     "cpu": Implementation(_load_cpu, "cpu", _cpu_row_alignment, _refuse_on_cpu, _prepare_cpu),
+    # A tile of bfloat16 in memory, however many rows there are: kernels take more at a time where an expert has more.
+    "tpu": Implementation(_load_tpu, "tpu", lambda _num_rows, _num_experts: 16, _refuse_on_tpu),
 }

@@ -1,17 +1,26 @@
-"""Every family and RoPE type through `LLM`: chunked, batched, paged; log-probabilities equal HF's in float32."""
+"""Every family and RoPE type through `LLM`: chunked, batched, paged, preempted, cached; log-probabilities equal HF's."""
+
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from jaxllm import LLM, SamplingParams
-from tests.models.tiny import BLOCK_SIZE, CASES, folder, read_goldens
+from jaxllm import LLM, RequestOutput, SamplingParams
+from tests.models.tiny import BLOCK_SIZE, CASES, Golden, folder, read_goldens
 
 TOLERANCE = 1e-4
+NUM_BLOCKS = 7
+"""The null block, and one more than the longest golden takes: too few for all three at once."""
+
+WINDOWED = ("mistral",)
+"""Requests hold few blocks here, since all layers have windows."""
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_generates_what_hf_does(case: str) -> None:
     goldens = read_goldens(case)
+    assert max(len(golden.prompt) for golden in goldens) > 3 * BLOCK_SIZE
+    assert any(golden.prompt_logprobs is not None for golden in goldens)
     with LLM(
         str(folder(case)),
         dtype="float32",
@@ -19,22 +28,38 @@ def test_generates_what_hf_does(case: str) -> None:
         block_size=BLOCK_SIZE,
         max_num_batched_tokens=8,  # all in chunks, and one program to compile
         max_num_seqs=8,
+        num_gpu_blocks_override=NUM_BLOCKS,
         max_logprobs=-1,
         enforce_eager=True,
+        disable_log_stats=False,
     ) as llm:
-        params = [
-            SamplingParams(
-                temperature=0,
-                max_tokens=len(golden.tokens),
-                logprobs=-1,
-                ignore_eos=True,
-                detokenize=False,
-                prompt_logprobs=None if golden.prompt_logprobs is None else -1,
-            )
-            for golden in goldens
-        ]
-        outputs = llm.generate([{"prompt_token_ids": g.prompt.tolist()} for g in goldens], params, use_tqdm=False)
-    assert max(len(golden.prompt) for golden in goldens) > 3 * BLOCK_SIZE
+        check(goldens, generate(llm, goldens))
+        [preemptions] = [metric.value for metric in llm.get_metrics() if metric.name == "vllm:num_preemptions"]
+        assert preemptions or case in WINDOWED
+        longest = goldens[-1:]
+        cached = generate(llm, longest, scores=False)
+        assert cached[0].num_cached_tokens or case == "llama_rope_dynamic"
+    check(longest, cached)
+
+
+def generate(llm: LLM, goldens: Sequence[Golden], *, scores: bool = True) -> list[RequestOutput]:
+    """Continue the goldens' prompts, with log-probabilities of the whole vocabulary; `scores` asks for the prompts'."""
+    params = [
+        SamplingParams(
+            temperature=0,
+            max_tokens=len(golden.tokens),
+            logprobs=-1,
+            ignore_eos=True,
+            detokenize=False,
+            prompt_logprobs=-1 if scores and golden.prompt_logprobs is not None else None,
+        )
+        for golden in goldens
+    ]
+    return llm.generate([{"prompt_token_ids": g.prompt.tolist()} for g in goldens], params, use_tqdm=False)
+
+
+def check(goldens: Sequence[Golden], outputs: Sequence[RequestOutput]) -> None:
+    """Compare tokens and log-probabilities with HF's."""
     for output, golden in zip(outputs, goldens, strict=True):
         completion = output.outputs[0]
         assert completion.token_ids == golden.tokens.tolist()
@@ -42,9 +67,8 @@ def test_generates_what_hf_does(case: str) -> None:
         vocab = range(golden.logprobs.shape[1])
         got = np.array([[step[token].logprob for token in vocab] for step in completion.logprobs])
         np.testing.assert_allclose(got, golden.logprobs, rtol=0, atol=TOLERANCE)
-        if golden.prompt_logprobs is not None:
-            assert output.prompt_logprobs is not None
+        if output.prompt_logprobs is not None:
+            assert golden.prompt_logprobs is not None
             # Row i of the golden is what follows token i; the first token follows nothing.
             scored = np.array([[step[token].logprob for token in vocab] for step in output.prompt_logprobs[1:] if step])
             np.testing.assert_allclose(scored, golden.prompt_logprobs[:-1], rtol=0, atol=TOLERANCE)
-    assert any(golden.prompt_logprobs is not None for golden in goldens)

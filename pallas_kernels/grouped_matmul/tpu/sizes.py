@@ -1,0 +1,97 @@
+"""The TPU kernel is compiled for these sizes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from ..shape import MatmulShape
+
+LANES = 128
+SUBLANES = 8
+ROW_SLAB = 16
+"""Rows that are read and written together: a tile of bfloat16, two of float32. Each expert's rows begin with a slab."""
+MATMUL_ROWS = (16, 32, 64, 128, 256)
+"""How many rows a matmul takes."""
+VMEM_LIMIT = 56 * 2**20
+TILE_BYTES = 4 * 2**20
+RING_BYTES = 16 * 2**20
+"""Bytes of weights in VMEM. On TPU7x 2 us of HBM's bandwidth are 7.4 MB."""
+ROWS_BYTES = 32 * 2**20
+MOST_BUFFERS = 8
+MOST_SPAN_ROWS = 1024
+MXU_COLUMNS = 256
+
+
+class Sizes(NamedTuple):
+    """How a call is cut."""
+
+    parts: int
+    """2 where a column of the result is made of a gate's row of weights and an up's row, else 1."""
+    columns: int
+    """Columns of the result, and rows of each part of the weights, that a tile has."""
+    num_tiles: int
+    """How many tiles cover all columns; the last may reach beyond them."""
+    num_buffers: int
+    """How many tiles of weights the ring holds."""
+    span: int
+    """The most rows of an expert that stay in VMEM while its weights pass by once."""
+    is_transposed: bool
+    """The weights lie in memory as [l, e, in, out]."""
+
+    @property
+    def padded_columns(self) -> int:
+        """Return the columns of all tiles."""
+        return self.columns * self.num_tiles
+
+
+def weight_slab(dtype: DTypeLike) -> int:
+    """Return the rows of weights that are read together: a tile of the dtype in memory."""
+    return 4 * SUBLANES // jnp.dtype(dtype).itemsize
+
+
+def choose_sizes(
+    num_rows: int, depth: int, columns: int, parts: int, dtype: DTypeLike, weight_dtype: DTypeLike
+) -> Sizes:
+    """Return sizes for x [num_rows, depth] and parts of weights [columns, depth], which fit any generation's VMEM."""
+    # Else XLA copies them, which `refusal` is for.
+    is_transposed = lies_transposed(parts * columns, depth) and columns % LANES == 0
+    padded_depth = round_up(depth, LANES)
+    column_bytes = parts * padded_depth * jnp.dtype(weight_dtype).itemsize
+    most = max(MXU_COLUMNS, min(TILE_BYTES // column_bytes // LANES * LANES, round_up(columns, LANES)))
+    if is_transposed:  # whole tiles only: a copy takes a fixed number of lanes
+        candidates = [x for x in range(LANES, most + 1, LANES) if columns % x == 0]
+    else:
+        candidates = range(max(MXU_COLUMNS, most // (2 * LANES) * LANES), most + 1, LANES)
+    # What reaches beyond the last column is computed in vain; among equals the largest tile has the fewest starts.
+    tile = min(candidates, key=lambda x: (round_up(columns, x), -x))
+    num_buffers = max(2, min(MOST_BUFFERS, RING_BYTES // (tile * column_bytes)))
+    span = MOST_SPAN_ROWS
+    while 2 * span * padded_depth * jnp.dtype(dtype).itemsize > ROWS_BYTES or span // 2 >= max(num_rows, ROW_SLAB):
+        span //= 2
+    return Sizes(parts, tile, -(-columns // tile), num_buffers, span, is_transposed)
+
+
+def lies_transposed(num_outputs: int, num_inputs: int) -> bool:
+    """Say whether XLA lays weights [out, in] out with `out` in the lanes, because that takes less padding."""
+    return round_up(num_outputs, LANES) * num_inputs < round_up(num_inputs, LANES) * num_outputs
+
+
+def refusal(shape: MatmulShape) -> str | None:
+    """Return why the kernel cannot run a matmul, or None if it can."""
+    if shape.dtype not in (jnp.bfloat16, jnp.float32):
+        return f"dtype must be bfloat16 or float32, not {jnp.dtype(shape.dtype).name}"
+    if lies_transposed(shape.num_outputs, shape.num_inputs):
+        slab, what = LANES, f"columns, since weights with {shape.num_inputs} inputs lie transposed"
+    else:
+        slab, what = weight_slab(shape.weight_dtype), "columns"
+    if shape.num_columns % slab:
+        return f"the result must have a multiple of {slab} {what}, not {shape.num_columns}"
+    return None
+
+
+def round_up(x: int, multiple: int) -> int:
+    """Return the next multiple."""
+    return -(-x // multiple) * multiple

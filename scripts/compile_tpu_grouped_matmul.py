@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+"""Compile the TPU's grouped matmul for TPUs that are not there, with libtpu, and count what it costs.
+
+It checks, for each model's experts and each step's, that the weights of all layers are not copied. It counts, from the
+compiler's own listing, the bundles (instructions of the VLIW core) that a tile of weights takes with the rows of one
+slab, beside the time that its bytes take at the memory's nominal bandwidth, and with as many rows as a matmul takes.
+These are static figures; nothing runs.
+"""
+
+# ruff: noqa: E402  libtpu reads the environment when it is loaded
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxllm.check.compilers import compiler_environment, describe_devices
+from jaxllm.execution.hardware import HARDWARE, find_topology
+
+DUMP = Path(tempfile.mkdtemp(prefix="tpu-grouped-matmul-"))
+os.environ |= compiler_environment(HARDWARE["v6e"], dict(os.environ))
+os.environ["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={DUMP} --xla_jf_dump_llo_text=true"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from sheet import print_sheet
+from tpu_listing import clear, read_loops
+
+from pallas_kernels.grouped_matmul import Groups, MatmulShape, capacity, pick
+from pallas_kernels.grouped_matmul.cases import CASES
+from pallas_kernels.grouped_matmul.tpu.sizes import MATMUL_ROWS, Sizes, choose_sizes
+
+BANDWIDTH = {"v5e": 820e9, "v6e": 1640e9, "tpu7x": 3700e9}
+"""HBM's nominal bytes per second of one device; a TPU7x chip is two devices."""
+STEPS = {"decode": 64, "prefill": 2048}
+"""How many tokens a step has."""
+MODELS = ("qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-20b", "gemma-4-26b-a4b")
+MATMULS = ("up", "down")
+NUM_LAYERS = 2
+TEMP_LIMIT = 128 * 2**20
+"""Rows in another layout, of 2,048 tokens at most so many bytes; any model's weights of a layer are more."""
+SHEET = (
+    "case", "step", "matmul", "weights", "tile", "buffers", "tile_KiB", "tile_ns", "tile_bundles", "GHz",
+    "rows", "rows_bundles", "flops_per_bundle", "temp_MiB",
+)  # fmt: skip
+LEGEND = """
+tile: columns of the result (of gate and up each, in up) by inputs. Its bytes take tile_ns at HBM's nominal bandwidth;
+its bundles, one a cycle, with 16 rows or fewer, take less at a clock above GHz: then the step waits for memory alone.
+rows: as many as a matmul takes at most; rows_bundles and flops_per_bundle are of their matmul with the tile."""
+
+
+def main() -> int:
+    """Compile, check, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--topology", default="v6e:1x1", help="v5e:1x1, v6e:1x1 or tpu7x:1x1x1 (default: %(default)s)")
+    parser.add_argument("--cases", nargs="+", default=list(MODELS), choices=CASES, metavar="CASE")
+    parser.add_argument("--steps", nargs="+", default=list(STEPS), choices=STEPS, metavar="STEP")
+    parser.add_argument(
+        "--weights", nargs="+", metavar="DTYPE", help="of the weights (default: bfloat16; in decode int8 too)"
+    )
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    args = parser.parse_args()
+    hardware, num_devices = find_topology(args.topology)
+    device = describe_devices(hardware, args.topology, num_devices)[:1]
+    sharding = NamedSharding(Mesh(np.array(device), ("x",)), PartitionSpec())
+    bandwidth = BANDWIDTH[args.topology.partition(":")[0]]
+    rows = []
+    try:
+        for case, step, matmul, weights in selection(args.cases, args.steps, args.weights):
+            row = {"case": case, "step": step, "matmul": matmul, "weights": weights}
+            row |= compile_matmul(case, STEPS[step], matmul, weights, sharding, bandwidth)
+            rows.append(row)
+            print("  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
+    finally:
+        shutil.rmtree(DUMP)
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        head = {"jax": jax.__version__, "topology": args.topology}
+        args.json.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n")
+    print("\nCost sheet")
+    print_sheet([{name: row[name] for name in SHEET if name in row} for row in rows])
+    print(LEGEND)
+    return int(any(row["missed"] for row in rows))
+
+
+def selection(
+    cases: Sequence[str], steps: Sequence[str], weights: Sequence[str] | None
+) -> Iterator[tuple[str, str, str, str]]:
+    """Yield case, step, matmul and dtype of the weights."""
+    for case in cases:
+        for step in steps:
+            for dtype in weights or ["bfloat16", *["int8"] * (step == "decode")]:
+                for matmul in MATMULS:
+                    yield case, step, matmul, dtype
+
+
+def compile_matmul(
+    name: str, num_tokens: int, matmul: str, weight_dtype: str, sharding: NamedSharding, bandwidth: float
+) -> dict[str, Any]:
+    """Return what the compiler says, and what it misses of what is wanted."""
+    case = CASES[name]
+    shapes = case.shapes(weight_dtype=getattr(jnp, weight_dtype))
+    op, _ = pick(shapes, "tpu")
+    shape = shapes[MATMULS.index(matmul)]
+    num_choices = num_tokens * case.num_choices
+    num_rows = capacity(num_choices, case.num_experts, op.row_alignment(num_choices, case.num_experts))
+
+    def function(x: Any, w: Any, layer: Any, groups: Any, scales: Any) -> Any:
+        return op(x, w, layer, groups, scales_leo=scales, activation=shape.activation, out_dtype=shape.out_dtype)
+
+    clear(DUMP)
+    started = time.monotonic()
+    with jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh):
+        jitted = jax.jit(function, in_shardings=sharding, out_shardings=sharding)
+        try:
+            compiled = jitted.lower(*abstract_arguments(shape, num_rows)).compile()
+        except jax.errors.JaxRuntimeError as error:
+            return {"missed": [str(error)[:300]]}
+    seconds = time.monotonic() - started
+    memory: Any = compiled.memory_analysis()
+    parts = shape.num_outputs // shape.num_columns
+    sizes = choose_sizes(num_rows, shape.num_inputs, shape.num_columns, parts, shape.dtype, shape.weight_dtype)
+    return {
+        "tile": f"{sizes.columns}x{shape.num_inputs}",
+        "buffers": sizes.num_buffers,
+        "span": sizes.span,
+        "transposed": sizes.is_transposed,
+        "seconds": round(seconds, 1),
+        "temp_MiB": round(memory.temp_size_in_bytes / 2**20, 2),
+        **cost(shape, sizes, bandwidth),
+        "missed": ["the weights are copied"] if memory.temp_size_in_bytes > TEMP_LIMIT else [],
+    }
+
+
+def abstract_arguments(shape: MatmulShape, num_rows: int) -> tuple[Any, ...]:
+    """Return shapes of the arguments."""
+    e, o, i = shape.num_experts, shape.num_outputs, shape.num_inputs
+    per_expert: Any = jax.ShapeDtypeStruct((e,), jnp.int32)
+    return (
+        jax.ShapeDtypeStruct((num_rows, i), shape.dtype),
+        jax.ShapeDtypeStruct((NUM_LAYERS, e, o, i), shape.weight_dtype),
+        jax.ShapeDtypeStruct((), jnp.int32),
+        Groups(per_expert, per_expert),
+        jax.ShapeDtypeStruct((NUM_LAYERS, e, o), jnp.float32) if shape.weight_dtype == jnp.int8 else None,
+    )
+
+
+def cost(shape: MatmulShape, sizes: Sizes, bandwidth: float) -> dict[str, Any]:
+    """Return bundles and bytes of a tile of weights with the fewest rows, and with the most that a matmul takes."""
+    items = max(read_loops(DUMP, "grouped_matmul").inside, key=len)
+    whole, *rests = (
+        items.stretches
+    )  # in the order of the source: the loop over matmuls of the most rows, and the others
+    bundles = len(items) - len(whole) - sum(map(len, rests[1:]))
+    weights = sizes.parts * sizes.columns * shape.num_inputs
+    tile_bytes = weights * jnp.dtype(shape.weight_dtype).itemsize
+    nanoseconds = 1e9 * tile_bytes / bandwidth
+    rows = min(MATMUL_ROWS[-1], sizes.span)
+    return {
+        "tile_KiB": tile_bytes // 1024,
+        "tile_ns": round(nanoseconds),
+        "tile_bundles": bundles,
+        "GHz": round(bundles / nanoseconds, 2),
+        "rows": rows,
+        "rows_bundles": len(whole),
+        "flops_per_bundle": round(2 * rows * weights / len(whole)),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

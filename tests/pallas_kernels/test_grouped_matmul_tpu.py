@@ -1,0 +1,165 @@
+"""The TPU's grouped matmul equals the float64 reference in the TPU interpreter, which also looks for races."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.grouped_matmul import GroupedMatmul, Groups, MatmulShape, capacity, pick
+from pallas_kernels.grouped_matmul.cases import CASES
+from pallas_kernels.grouped_matmul.reference import reference_grouped_matmul
+from pallas_kernels.grouped_matmul.tpu import tpu_grouped_matmul
+from pallas_kernels.grouped_matmul.tpu.sizes import ROW_SLAB, VMEM_LIMIT, Sizes, choose_sizes, round_up
+
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation")]
+NUM_LAYERS, LAYER = 2, 1
+# Nobody's experts at both ends and inside, one of a row, one of a slab and a row, one of several spans.
+COUNTS = (0, 3, 0, 16, 17, 83, 1, 0)
+# A ring shorter than the list of tiles, spans shorter than the largest group.
+SMALL = Sizes(parts=1, columns=128, num_tiles=2, num_buffers=3, span=32, is_transposed=False)
+
+
+@pytest.fixture(autouse=True)
+def interpreter() -> Iterator[None]:
+    with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(detect_races=True)):
+        yield
+    pltpu.reset_tpu_interpret_mode_state()
+
+
+class Call(NamedTuple):
+    x: jax.Array
+    w: jax.Array
+    scales: jax.Array | None
+    groups: Groups
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The rows that belong to a group."""
+        pairs = zip(*map(np.asarray, self.groups), strict=True)
+        return np.concatenate([np.arange(start, start + count) for start, count in pairs])
+
+
+def make(counts: tuple[int, ...], num_in: int, num_out: int, dtype: Any, weight_dtype: Any = None) -> Call:
+    """Make a call whose other rows, layers and experts are NaN."""
+    rng = np.random.default_rng(0)
+    counts_e = np.array(counts, np.int32)
+    padded_e = -(-counts_e // ROW_SLAB) * ROW_SLAB
+    groups = Groups(*(jnp.asarray(x, jnp.int32) for x in (np.cumsum(padded_e) - padded_e, counts_e)))
+    x = np.full((capacity(sum(counts), len(counts), ROW_SLAB), num_in), np.nan, np.float32)
+    w = np.full((NUM_LAYERS, len(counts), num_out, num_in), np.nan, np.float32)
+    w[LAYER, counts_e > 0] = rng.standard_normal((np.count_nonzero(counts_e), num_out, num_in)) / num_in**0.5
+    scales = None
+    if weight_dtype is not None:
+        w = np.clip(np.nan_to_num(40 * w, nan=127), -127, 127).astype(np.int8)
+        scales = jnp.asarray(rng.uniform(0.5, 1.5, w.shape[:3]) / 40, jnp.float32)
+    call = Call(jnp.asarray(x, dtype), jnp.asarray(w, weight_dtype or dtype), scales, groups)
+    return call._replace(x=call.x.at[call.rows].set(jnp.asarray(rng.standard_normal((sum(counts), num_in)), dtype)))
+
+
+@cache
+def compiled(sizes: Sizes | None, activation: str | None) -> Any:
+    def function(call: Call, layer: jax.Array) -> jax.Array:
+        options: dict[str, Any] = {"activation": activation, "out_dtype": call.x.dtype, "sizes": sizes}
+        return tpu_grouped_matmul(call.x, call.w, layer, call.groups, scales_leo=call.scales, **options)
+
+    # Most of the time goes into compiling the interpreter's program.
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def run(call: Call, sizes: Sizes | None = SMALL, activation: str | None = None) -> np.ndarray:
+    return np.asarray(compiled(sizes, activation)(call, jnp.int32(LAYER)), np.float64)
+
+
+def reference(call: Call, activation: str | None) -> np.ndarray:
+    x, w = (np.asarray(array, np.float64) for array in (call.x, call.w))
+    scales = None if call.scales is None else np.asarray(call.scales)
+    return reference_grouped_matmul(x, w, LAYER, call.groups, scales_leo=scales, activation=activation)
+
+
+@pytest.mark.parametrize(
+    ("num_in", "num_out", "activation", "sizes"),
+    [
+        (256, 256, None, SMALL),
+        (256, 2 * 192, "silu", SMALL._replace(parts=2)),  # the last tile of each half is not whole
+        (256, 2 * 192, "gelu_pytorch_tanh", SMALL._replace(parts=2, num_buffers=2)),
+        (72, 256, None, SMALL._replace(is_transposed=True)),
+        (72, 512, "silu", SMALL._replace(parts=2, is_transposed=True)),
+        (72, 200, None, None),
+        (256, 512, None, None),
+    ],
+)
+def test_matches_reference(num_in: int, num_out: int, activation: str | None, sizes: Sizes | None) -> None:
+    call = make(COUNTS, num_in, num_out, jnp.float32)
+    expected, got = reference(call, activation), run(call, sizes, activation)
+    np.testing.assert_allclose(got[call.rows], expected[call.rows], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("weight_dtype", [None, jnp.int8])
+@pytest.mark.parametrize(
+    ("num_in", "num_out", "activation", "sizes"),
+    [
+        (256, 2 * 192, "silu", SMALL._replace(parts=2)),
+        (96, 256, None, SMALL._replace(is_transposed=True)),
+    ],
+)
+def test_bfloat16_is_rounded_once(
+    weight_dtype: Any, num_in: int, num_out: int, activation: str | None, sizes: Sizes
+) -> None:
+    call = make(COUNTS, num_in, num_out, jnp.bfloat16, weight_dtype)
+    expected, got = reference(call, activation), run(call, sizes, activation)
+    np.testing.assert_allclose(got[call.rows], expected[call.rows], rtol=2**-8, atol=1e-5)
+
+
+def test_rows_of_several_matmuls() -> None:
+    """A span of more rows than one matmul takes, and less than two."""
+    call = make((300, 1), 128, 128, jnp.float32)
+    got = run(call, SMALL._replace(num_tiles=1, span=512))
+    np.testing.assert_allclose(got[call.rows], reference(call, None)[call.rows], rtol=1e-5, atol=1e-5)
+
+
+def test_no_rows() -> None:
+    """Nothing is read or written, and nothing waits."""
+    call = make(COUNTS, 256, 256, jnp.float32)
+    run(call._replace(groups=call.groups._replace(counts_e=jnp.zeros_like(call.groups.counts_e))))
+
+
+def test_a_group_alone_is_bitwise_the_same() -> None:
+    call = make(COUNTS, 256, 256, jnp.bfloat16)
+    whole = run(call)
+    for expert in (1, 4, 5):
+        counts = jnp.zeros_like(call.groups.counts_e).at[expert].set(COUNTS[expert])
+        alone = call._replace(groups=call.groups._replace(counts_e=counts))
+        np.testing.assert_array_equal(run(alone)[alone.rows], whole[alone.rows])
+
+
+def test_weights_that_would_be_copied_are_refused() -> None:
+    """XLA lays them out with their outputs in the lanes, of which a tile takes whole ones."""
+    assert pick([MatmulShape(8, 2880, 1440, jnp.bfloat16, jnp.bfloat16, jnp.bfloat16)], "tpu") == (
+        GroupedMatmul("xla"),
+        "the result must have a multiple of 128 columns, since weights with 1440 inputs lie transposed, not 2880",
+    )
+
+
+@pytest.mark.parametrize("case", sorted(CASES.keys() - {"tiny"}))
+@pytest.mark.parametrize("weight_dtype", [jnp.bfloat16, jnp.int8])
+@pytest.mark.parametrize("tokens", [1, 64, 2048])
+def test_sizes_of_real_models_fit(case: str, weight_dtype: Any, tokens: int) -> None:
+    shapes = CASES[case].shapes(weight_dtype=weight_dtype)
+    op, reason = pick(shapes, "tpu")
+    assert (op.implementation, reason) == ("tpu", None)
+    num_choices = tokens * CASES[case].num_choices
+    rows = capacity(num_choices, shapes[0].num_experts, op.row_alignment(num_choices, shapes[0].num_experts))
+    for shape in shapes:
+        parts = shape.num_outputs // shape.num_columns
+        sizes = choose_sizes(rows, shape.num_inputs, shape.num_columns, parts, shape.dtype, weight_dtype)
+        depth = round_up(shape.num_inputs, 128)
+        weights = sizes.num_buffers * parts * sizes.columns * depth * jnp.dtype(weight_dtype).itemsize
+        assert weights + 2 * 2 * sizes.span * (depth + sizes.columns) < VMEM_LIMIT
+        assert sizes.padded_columns >= shape.num_columns
