@@ -47,6 +47,7 @@ for target in v5e:1x1 tpu7x:1x1x1; do
   part "grouped-matmul-${target%%:*}" $JAX scripts/compile_tpu_grouped_matmul.py --topology $target --steps decode
 done
 part kernels-h100 $JAX scripts/compile_gpu_kernels.py
+part grouped-matmul-h100 $JAX scripts/compile_gpu_grouped_matmul.py
 part kernels-v6e-old-jax $OLD_JAX scripts/compile_tpu_kernels.py --topology v6e:1x1 --steps mixed
 part kernels-h100-old-jax $OLD_JAX scripts/compile_gpu_kernels.py
 part steps-v5e $JAX scripts/compile_steps.py v5e:1x1 llama-3.2-1b # 8 B parameters do not fit one v5e

@@ -9,36 +9,39 @@ At the end the cost sheet: of each kernel, from its PTX, the bytes, matmuls and 
 main loop, and the time that each takes at the limits of the chip. These are static figures; nothing runs.
 """
 
-# ruff: noqa: E402  Mosaic GPU reads the environment when it is loaded
-
 from __future__ import annotations
 
 import argparse
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxllm.check.compilers import compiler_environment, describe_devices
+from jaxllm.check.compilers import compiler_environment
 from jaxllm.execution.hardware import HARDWARE
 
-H100 = HARDWARE["h100"]
-os.environ |= compiler_environment(H100, dict(os.environ))
+os.environ |= compiler_environment(HARDWARE["h100"], dict(os.environ))
 os.environ |= {"MOSAIC_GPU_DUMP_PTXAS": "1", "MOSAIC_GPU_DUMP_PTX": "1"}
 
 import jax
 import jax.numpy as jnp
 import ptx
+from gpu_compiler import (
+    FIRST_PTXAS,
+    SMEM_LIMIT,
+    captured_output,
+    find_device,
+    noted_smem,
+    ptxas_version,
+    read_ptxas,
+)
 from gpu_cost import LEGEND, cost, cost_sheet, occupancy
-from jax.experimental.mosaic.gpu import core as mosaic_gpu
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 from sheet import print_sheet
 
 from jaxllm.execution.options import compiler_options
@@ -50,11 +53,8 @@ from pallas_kernels.paged_attention.gpu.write import rotate_and_write
 
 NUM_LAYERS, NUM_BLOCKS, MAX_CONTEXT = 2, 4096, 8192
 NO_WINDOW = 2**30
-SMEM_LIMIT = 227 * 1024
 GRAPHS_JAX = (0, 12)
 """Older versions of jax put no Mosaic GPU kernel into a CUDA graph."""
-FIRST_PTXAS = (13, 3)
-"""Earlier versions of ptxas may overwrite registers that an asynchronous wgmma still reads."""
 
 
 class Arguments(NamedTuple):
@@ -158,20 +158,6 @@ def main() -> int:
     return int(bool(missed or unseen) or version < FIRST_PTXAS)
 
 
-def ptxas_version() -> tuple[int, ...]:
-    """Return the version of the ptxas that Mosaic GPU will find."""
-    printed = subprocess.run(["ptxas", "--version"], capture_output=True, text=True, check=False).stdout
-    release = re.search(r"release (\d+)\.(\d+)", printed)
-    if release is None:
-        raise SystemExit("ptxas does not say its version")
-    return tuple(map(int, release.groups()))
-
-
-def find_device() -> NamedSharding:
-    """Return the placement on an H100."""
-    return NamedSharding(Mesh(describe_devices(H100, H100.name, 1), ("x",)), PartitionSpec())
-
-
 def compile_kernel(
     case: Case, kernel: Kernel, kv_dtype: str, block_size: int, sharding: NamedSharding
 ) -> dict[str, Any]:
@@ -246,58 +232,6 @@ def abstract_arguments(op: PagedAttention, case: Case, kernel: Kernel) -> Argume
     window = jax.ShapeDtypeStruct((), jnp.int32)
     table: Any = jax.ShapeDtypeStruct((t, shape.head_dim // 2), jnp.float32)
     return Arguments(op.pool_spec(NUM_LAYERS, NUM_BLOCKS), q, kv, kv, batch, Rope(table, table), window, sinks)
-
-
-@contextmanager
-def noted_smem() -> Iterator[dict[str, int]]:
-    """Yield a dict that gets the dynamic shared memory of each kernel that is lowered; ptxas does not know it."""
-    sizes: dict[str, int] = {}
-    original = mosaic_gpu._lower_as_gpu_kernel
-
-    def noted(*args: Any, **settings: Any) -> Any:
-        sizes[settings["kernel_name"]] = mosaic_gpu._smem_tree_size(settings["smem_scratch_shape"])
-        return original(*args, **settings)
-
-    mosaic_gpu._lower_as_gpu_kernel = noted
-    try:
-        yield sizes
-    finally:
-        mosaic_gpu._lower_as_gpu_kernel = original
-
-
-@contextmanager
-def captured_output() -> Iterator[list[str]]:
-    """Yield a list that gets what native code prints."""
-    captured: list[str] = []
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with tempfile.TemporaryFile() as file:
-        saved = [os.dup(1), os.dup(2)]
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-        try:
-            yield captured
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            for number, copy in enumerate(saved, 1):
-                os.dup2(copy, number)
-                os.close(copy)
-            file.seek(0)
-            captured.append(file.read().decode(errors="replace"))
-
-
-def read_ptxas(text: str) -> dict[str, tuple[int, int]]:
-    """Return registers and bytes spilled of each kernel in ptxas' messages."""
-    figures = {}
-    for part in text.split("Compiling entry function '")[1:]:
-        name = part[: part.index("'")].removesuffix("_mosaic_gpu_kernel")
-        spilled = sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", part)))
-        registers = re.search(r"Used (\d+) registers", part)
-        if registers is None:
-            raise ValueError(f"ptxas says nothing of {name}'s registers")
-        figures[name] = (int(registers[1]), spilled)
-    return figures
 
 
 if __name__ == "__main__":

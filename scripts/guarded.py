@@ -35,6 +35,7 @@ CHECKS = {
     "kernels": Guarded(
         files=(
             "pallas_kernels/grouped_matmul/*.py",
+            "pallas_kernels/grouped_matmul/gpu/**/*.py",
             "pallas_kernels/grouped_matmul/tpu/**/*.py",
             "pallas_kernels/paged_attention/*.py",
             "pallas_kernels/paged_attention/gpu/**/*.py",

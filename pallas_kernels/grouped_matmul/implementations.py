@@ -71,9 +71,31 @@ def _refuse_on_tpu(shape: MatmulShape) -> str | None:
     return refusal(shape)
 
 
+def _load_gpu(_: str | None) -> Callable[..., Array]:
+    from .gpu import gpu_grouped_matmul
+
+    return gpu_grouped_matmul
+
+
+def _refuse_on_gpu(shape: MatmulShape) -> str | None:
+    from .gpu.sizes import refusal
+
+    return refusal(shape)
+
+
+def _refuse_gpu(architecture: str | None) -> str | None:
+    if architecture is not None and architecture.startswith("9."):
+        return None
+    return f"the kernel is for NVIDIA's Hopper (compute capability 9.0), and this GPU is {architecture or 'another'}"
+
+
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "xla": Implementation(_load_xla, None, lambda _num_rows, _num_experts: 1),
     "cpu": Implementation(_load_cpu, "cpu", _cpu_row_alignment, _refuse_on_cpu, _prepare_cpu),
     # A tile of bfloat16 in memory, however many rows there are: kernels take more at a time where an expert has more.
+    # However many rows there are: a kernel takes more at a time where an expert has more.
     "tpu": Implementation(_load_tpu, "tpu", lambda _num_rows, _num_experts: 16, _refuse_on_tpu),
+    "gpu": Implementation(
+        _load_gpu, "gpu", lambda _num_rows, _num_experts: 16, _refuse_on_gpu, device_refusal=_refuse_gpu
+    ),
 }

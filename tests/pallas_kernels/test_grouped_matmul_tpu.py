@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,16 +12,13 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.grouped_matmul import GroupedMatmul, Groups, MatmulShape, capacity, pick
+from pallas_kernels.grouped_matmul import GroupedMatmul, MatmulShape, capacity, pick
 from pallas_kernels.grouped_matmul.cases import CASES
-from pallas_kernels.grouped_matmul.reference import reference_grouped_matmul
 from pallas_kernels.grouped_matmul.tpu import tpu_grouped_matmul
-from pallas_kernels.grouped_matmul.tpu.sizes import ROW_SLAB, VMEM_LIMIT, Sizes, choose_sizes, round_up
+from pallas_kernels.grouped_matmul.tpu.sizes import VMEM_LIMIT, Sizes, choose_sizes, round_up
+from tests.pallas_kernels.grouped_calls import COUNTS, LAYER, Call, make, reference
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation")]
-NUM_LAYERS, LAYER = 2, 1
-# Nobody's experts at both ends and inside, one of a row, one of a slab and a row, one of several spans.
-COUNTS = (0, 3, 0, 16, 17, 83, 1, 0)
 # A ring shorter than the list of tiles, spans shorter than the largest group.
 SMALL = Sizes(parts=1, columns=128, num_tiles=2, num_buffers=3, span=32, is_transposed=False)
 
@@ -31,36 +28,6 @@ def interpreter() -> Iterator[None]:
     with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(detect_races=True)):
         yield
     pltpu.reset_tpu_interpret_mode_state()
-
-
-class Call(NamedTuple):
-    x: jax.Array
-    w: jax.Array
-    scales: jax.Array | None
-    groups: Groups
-
-    @property
-    def rows(self) -> np.ndarray:
-        """The rows that belong to a group."""
-        pairs = zip(*map(np.asarray, self.groups), strict=True)
-        return np.concatenate([np.arange(start, start + count) for start, count in pairs])
-
-
-def make(counts: tuple[int, ...], num_in: int, num_out: int, dtype: Any, weight_dtype: Any = None) -> Call:
-    """Make a call whose other rows, layers and experts are NaN."""
-    rng = np.random.default_rng(0)
-    counts_e = np.array(counts, np.int32)
-    padded_e = -(-counts_e // ROW_SLAB) * ROW_SLAB
-    groups = Groups(*(jnp.asarray(x, jnp.int32) for x in (np.cumsum(padded_e) - padded_e, counts_e)))
-    x = np.full((capacity(sum(counts), len(counts), ROW_SLAB), num_in), np.nan, np.float32)
-    w = np.full((NUM_LAYERS, len(counts), num_out, num_in), np.nan, np.float32)
-    w[LAYER, counts_e > 0] = rng.standard_normal((np.count_nonzero(counts_e), num_out, num_in)) / num_in**0.5
-    scales = None
-    if weight_dtype is not None:
-        w = np.clip(np.nan_to_num(40 * w, nan=127), -127, 127).astype(np.int8)
-        scales = jnp.asarray(rng.uniform(0.5, 1.5, w.shape[:3]) / 40, jnp.float32)
-    call = Call(jnp.asarray(x, dtype), jnp.asarray(w, weight_dtype or dtype), scales, groups)
-    return call._replace(x=call.x.at[call.rows].set(jnp.asarray(rng.standard_normal((sum(counts), num_in)), dtype)))
 
 
 @cache
@@ -75,12 +42,6 @@ def compiled(sizes: Sizes | None, activation: str | None) -> Any:
 
 def run(call: Call, sizes: Sizes | None = SMALL, activation: str | None = None) -> np.ndarray:
     return np.asarray(compiled(sizes, activation)(call, jnp.int32(LAYER)), np.float64)
-
-
-def reference(call: Call, activation: str | None) -> np.ndarray:
-    x, w = (np.asarray(array, np.float64) for array in (call.x, call.w))
-    scales = None if call.scales is None else np.asarray(call.scales)
-    return reference_grouped_matmul(x, w, LAYER, call.groups, scales_leo=scales, activation=activation)
 
 
 @pytest.mark.parametrize(

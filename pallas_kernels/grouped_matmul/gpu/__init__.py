@@ -1,0 +1,44 @@
+"""The grouped matmul on Hopper GPUs, in one Mosaic GPU kernel on the weights of all layers.
+
+A row's sums run over `in` in the same order whatever other rows there are, 16 inputs at a time in one accumulator, so
+its result is bitwise the same in every batch of the same shapes.
+"""
+
+from __future__ import annotations
+
+from jax import Array
+from jax.typing import DTypeLike
+
+from ..groups import Groups
+from ..spans import cut
+from .kernel import multiply_tiles
+from .sizes import ROW_SLAB, Sizes, choose_sizes
+
+__all__ = ["ROW_SLAB", "gpu_grouped_matmul"]
+
+
+def gpu_grouped_matmul(
+    x_ri: Array,
+    w_leoi: Array,
+    layer: Array | int,
+    groups: Groups,
+    *,
+    scales_leo: Array | None = None,
+    activation: str | None = None,
+    out_dtype: DTypeLike,
+    interpret: bool = False,
+    sizes: Sizes | None = None,
+) -> Array:
+    """See `GroupedMatmul`. `interpret` runs the kernel on a CPU, in an interpreter that looks for races.
+
+    Tests give `sizes`, which else are those that suit the shapes.
+    """
+    if scales_leo is not None:
+        raise ValueError("grouped matmul: a GPU's kernel has no int8 weights")
+    num_experts, num_columns = w_leoi.shape[1], w_leoi.shape[2] // (1 if activation is None else 2)
+    sizes = sizes or choose_sizes(x_ri.shape[0], num_experts, num_columns, out_dtype)
+    if interpret:  # idle thread blocks take their time too
+        sizes = sizes._replace(workers=2)
+    tiles = cut(groups, x_ri.shape[0], ROW_SLAB, sizes.rows)
+    options = {"activation": activation, "out_dtype": out_dtype, "sizes": sizes, "interpret": interpret}
+    return multiply_tiles(x_ri, w_leoi, layer, tiles, **options)

@@ -1,0 +1,65 @@
+"""The Hopper kernel is compiled for these sizes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from pallas_kernels.paged_attention.gpu.common import MMA_ROWS, SMEM_BYTES, SMEM_RESERVED, TILED_ROWS
+
+from ..shape import MatmulShape
+
+ROW_SLAB = 16
+"""Rows are stored in pieces of this size, and each expert's rows begin with one."""
+ROW_TILES = (16, 32, 64, 128)
+"""How many rows a tile has."""
+HALF_COLUMNS = (128, 64, 32)
+DEPTH = 64
+"""How much of `in` is multiplied at a time: of bfloat16 the width of a swizzled tile."""
+WORKERS = 132
+"""Thread blocks: one for each SM of an H100 or H200."""
+MOST_STAGES = 12
+
+
+class Sizes(NamedTuple):
+    """How a call is cut."""
+
+    rows: int
+    """Rows of a tile."""
+    columns: int
+    """Columns of each half of a tile: of gates and of what they gate, or columns side by side."""
+    stages: int
+    """How many pieces of tiles, `DEPTH` deep, the ring holds."""
+    workers: int = WORKERS
+
+    @property
+    def consumers(self) -> int:
+        """Return how many warpgroups multiply, each 64 rows: where a tile has fewer the others are wasted."""
+        return -(-self.rows // MMA_ROWS)
+
+
+def choose_sizes(num_rows: int, num_experts: int, num_columns: int, out_dtype: DTypeLike) -> Sizes:
+    """Return sizes for `num_rows`, of padding too, that keep all SMs busy and fill their shared memory."""
+    # Without what pads them, experts have so many rows in all; some have twice the mean.
+    num_choices = max(num_rows - (ROW_SLAB - 1) * num_experts, 1)
+    rows = next((x for x in ROW_TILES if 2 * num_choices <= x * num_experts), ROW_TILES[-1])
+    most_tiles = min(num_experts, num_rows // ROW_SLAB)
+    columns = next((x for x in HALF_COLUMNS if most_tiles * -(-num_columns // x) >= WORKERS), HALF_COLUMNS[-1])
+    sizes = Sizes(rows, columns, 1)
+    out = sizes.consumers * MMA_ROWS * columns * jnp.dtype(out_dtype).itemsize
+    stage = (sizes.consumers * MMA_ROWS + 2 * columns) * DEPTH * 2
+    return sizes._replace(stages=min(MOST_STAGES, (SMEM_BYTES - SMEM_RESERVED - out) // stage))
+
+
+def refusal(shape: MatmulShape) -> str | None:
+    """Return why the kernel cannot run a matmul, or None if it can."""
+    if {jnp.dtype(x) for x in (shape.dtype, shape.weight_dtype)} != {jnp.dtype(jnp.bfloat16)}:
+        return f"rows and weights must be bfloat16, not {shape.dtype} and {shape.weight_dtype}"
+    if shape.num_inputs % DEPTH or shape.num_columns % TILED_ROWS:
+        return (
+            f"inputs must be a multiple of {DEPTH} and columns of {TILED_ROWS}, "
+            f"not {shape.num_inputs} and {shape.num_columns}"
+        )
+    return None

@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""Compile the GPU's grouped matmul for an H100 that is not there, with the real ptxas, and check what it takes.
+
+Needs what scripts/compile_gpu_kernels.py needs, and no GPU. Checked, for each model's experts and each step's: no
+register is spilled, shared memory suffices, and the weights of all layers are not copied. At the end the cost sheet:
+what an iteration of the main loop brings and multiplies, at the limits of one SM. These are static figures; nothing
+runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from jaxllm.check.compilers import compiler_environment
+from jaxllm.execution.hardware import HARDWARE
+
+os.environ |= compiler_environment(HARDWARE["h100"], dict(os.environ))
+os.environ |= {"MOSAIC_GPU_DUMP_PTXAS": "1", "MOSAIC_GPU_DUMP_PTX": "1"}
+
+import jax
+import jax.numpy as jnp
+from gpu_compiler import (
+    FIRST_PTXAS,
+    SMEM_LIMIT,
+    captured_output,
+    find_device,
+    noted_smem,
+    ptxas_version,
+    read_ptxas,
+)
+from gpu_cost import CLOCK, H100, MMA_FLOPS, NUM_SMS, occupancy
+from jax.sharding import NamedSharding
+from sheet import print_sheet
+
+from pallas_kernels.grouped_matmul import Groups, MatmulShape, capacity, pick
+from pallas_kernels.grouped_matmul.cases import CASES
+from pallas_kernels.grouped_matmul.gpu.sizes import DEPTH, Sizes, choose_sizes
+from pallas_kernels.paged_attention.gpu.common import MMA_ROWS, WARPGROUP_LANES
+
+STEPS = {"decode": 64, "prefill": 2048}
+"""How many tokens a step has."""
+MODELS = ("qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-20b", "gemma-4-26b-a4b")
+MATMULS = ("up", "down")
+NUM_LAYERS = 2
+TEMP_LIMIT = 2**20
+"""The list of tiles, in bytes."""
+LEGEND = f"""
+A piece is what an iteration of the main loop brings: rows, and two pieces of weights, {DEPTH} deep. HBM_ns and MMA_ns
+are what it takes at one SM's share of {H100.bytes_per_second / 1e12:.2f} TB/s and \
+{H100.flops_per_second / 1e12:.1f} TFLOP/s, with the rows that a matmul takes.
+Where HBM_ns is more, the L2 cache has to serve `reuse` thread blocks from one read, or HBM is the bound: in decode it
+is. Other instructions and latencies are not counted."""
+
+
+def main() -> int:
+    """Compile, check, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", default=list(MODELS), choices=CASES, metavar="CASE")
+    parser.add_argument("--steps", nargs="+", default=list(STEPS), choices=STEPS, metavar="STEP")
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    args = parser.parse_args()
+    version, sharding = ptxas_version(), find_device()
+    rows = []
+    for name in args.cases:
+        for step in args.steps:
+            for matmul in MATMULS:
+                row = {"case": name, "step": step, "matmul": matmul}
+                row |= compile_matmul(name, STEPS[step], matmul, sharding)
+                rows.append(row)
+                print("  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        head = {"jax": jax.__version__, "ptxas": ".".join(map(str, version)), "target": "h100"}
+        args.json.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n")
+    print("\nCost sheet")
+    print_sheet([{name: value for name, value in row.items() if name not in ("seconds", "missed")} for row in rows])
+    print(LEGEND)
+    missed = [row for row in rows if row["missed"]]
+    print(f"{len(rows)} compiled by ptxas {version[0]}.{version[1]}, {len(missed)} missed")
+    return int(bool(missed) or version < FIRST_PTXAS)
+
+
+def compile_matmul(name: str, num_tokens: int, matmul: str, sharding: NamedSharding) -> dict[str, Any]:
+    """Return what the compilers say of a matmul, and what it misses of what is wanted."""
+    case = CASES[name]
+    op, _ = pick(case.shapes(), "gpu", architecture="9.0")
+    shape = case.shapes()[MATMULS.index(matmul)]
+    num_choices = num_tokens * case.num_choices
+    num_rows = capacity(num_choices, case.num_experts, op.row_alignment(num_choices, case.num_experts))
+
+    def function(x: Any, w: Any, layer: Any, groups: Any) -> Any:
+        return op(x, w, layer, groups, activation=shape.activation, out_dtype=shape.out_dtype)
+
+    jitted = jax.jit(function, in_shardings=sharding, out_shardings=sharding)
+    started = time.monotonic()
+    with noted_smem() as smem, captured_output() as output:
+        try:
+            with jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh):
+                lowered = jitted.trace(*abstract_arguments(shape, num_rows)).lower(lowering_platforms=("cuda",))
+            memory: Any = lowered.compile().memory_analysis()
+        except (ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
+            return {"missed": [f"{type(error).__name__}: {str(error)[:300]}"]}
+    registers, spilled = read_ptxas(output[0])["grouped_matmul"]
+    sizes = choose_sizes(num_rows, shape.num_experts, shape.num_columns, shape.out_dtype)
+    wrong = {
+        f"spills {spilled} bytes": spilled,
+        "shared memory": smem["grouped_matmul"] > SMEM_LIMIT,
+        "something is copied": memory.temp_size_in_bytes > TEMP_LIMIT,
+    }
+    return {
+        "rows": sizes.rows,
+        "columns": 2 * sizes.columns,
+        "stages": sizes.stages,
+        **occupancy(registers, WARPGROUP_LANES * (sizes.consumers + 1), smem["grouped_matmul"]),
+        **cost(sizes),
+        "temp_MiB": round(memory.temp_size_in_bytes / 2**20, 2),
+        "seconds": round(time.monotonic() - started, 1),
+        "missed": [what for what, is_wrong in wrong.items() if is_wrong],
+    }
+
+
+def cost(sizes: Sizes) -> dict[str, Any]:
+    """Return what a piece of a tile takes at the limits of an SM."""
+    piece = (sizes.rows + 2 * sizes.columns) * DEPTH * 2
+    flops = 2 * MMA_ROWS * sizes.consumers * 2 * sizes.columns * DEPTH
+    hbm, mma = 1e9 * piece / (H100.bytes_per_second / NUM_SMS), 1e9 * flops / (MMA_FLOPS * CLOCK)
+    return {"piece_KiB": piece // 1024, "HBM_ns": round(hbm), "MMA_ns": round(mma), "reuse": round(hbm / mma, 1)}
+
+
+def abstract_arguments(shape: MatmulShape, num_rows: int) -> tuple[Any, ...]:
+    """Return shapes of the arguments."""
+    e, o, i = shape.num_experts, shape.num_outputs, shape.num_inputs
+    per_expert: Any = jax.ShapeDtypeStruct((e,), jnp.int32)
+    return (
+        jax.ShapeDtypeStruct((num_rows, i), shape.dtype),
+        jax.ShapeDtypeStruct((NUM_LAYERS, e, o, i), shape.weight_dtype),
+        jax.ShapeDtypeStruct((), jnp.int32),
+        Groups(per_expert, per_expert),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""The GPU's grouped matmul equals the float64 reference in its interpreter, which looks for races."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.grouped_matmul import MatmulShape, capacity, pick
+from pallas_kernels.grouped_matmul.cases import CASES
+from pallas_kernels.grouped_matmul.gpu import gpu_grouped_matmul
+from pallas_kernels.grouped_matmul.gpu.sizes import WORKERS, Sizes, choose_sizes
+from tests.pallas_kernels.gpu import interpreted
+from tests.pallas_kernels.grouped_calls import COUNTS, LAYER, Call, make, reference
+
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation")]
+# A ring shorter than a tile is deep, and groups of several tiles; the last columns are not a whole tile.
+SMALL = Sizes(rows=16, columns=32, stages=2)
+TALL = Sizes(rows=128, columns=64, stages=3)
+
+
+@cache
+def compiled(sizes: Sizes, activation: str | None, out_dtype: Any) -> Any:
+    def function(call: Call, layer: jax.Array) -> jax.Array:
+        options: dict[str, Any] = {"activation": activation, "out_dtype": out_dtype, "sizes": sizes}
+        return gpu_grouped_matmul(call.x, call.w, layer, call.groups, interpret=True, **options)
+
+    return jax.jit(function)
+
+
+def run(call: Call, sizes: Sizes, activation: str | None = None, out_dtype: Any = jnp.bfloat16) -> np.ndarray:
+    return np.asarray(interpreted(compiled(sizes, activation, out_dtype), call, jnp.int32(LAYER)), np.float64)
+
+
+@pytest.mark.parametrize(
+    ("num_out", "activation", "sizes"),
+    [
+        (96, None, SMALL),
+        (2 * 72, "silu", SMALL),
+        (2 * 72, "gelu_pytorch_tanh", TALL),
+        (136, None, TALL),
+    ],
+)
+def test_matches_reference(num_out: int, activation: str | None, sizes: Sizes) -> None:
+    """The products of bfloat16 are exact, and added up in float32."""
+    call = make(COUNTS, 192, num_out, jnp.bfloat16)
+    expected, got = reference(call, activation), run(call, sizes, activation, jnp.float32)
+    np.testing.assert_allclose(got[call.rows], expected[call.rows], rtol=1e-5, atol=1e-5)
+
+
+def test_bfloat16_is_rounded_once() -> None:
+    call = make(COUNTS, 128, 64, jnp.bfloat16)
+    np.testing.assert_allclose(run(call, SMALL)[call.rows], reference(call, None)[call.rows], rtol=2**-8, atol=1e-5)
+
+
+def test_no_rows() -> None:
+    """Nothing is read or written, and nothing waits."""
+    call = make(COUNTS, 128, 64, jnp.bfloat16)
+    run(call._replace(groups=call.groups._replace(counts_e=jnp.zeros_like(call.groups.counts_e))), SMALL)
+
+
+def test_a_group_alone_is_bitwise_the_same() -> None:
+    call = make(COUNTS, 128, 64, jnp.bfloat16)
+    whole = run(call, SMALL)
+    counts = jnp.zeros_like(call.groups.counts_e).at[5].set(COUNTS[5])
+    alone = call._replace(groups=call.groups._replace(counts_e=counts))
+    np.testing.assert_array_equal(run(alone, SMALL)[alone.rows], whole[alone.rows])
+
+
+@pytest.mark.parametrize("case", sorted(CASES.keys() - {"tiny"}))
+def test_real_models_run_and_keep_all_processors_busy(case: str) -> None:
+    shapes = CASES[case].shapes()
+    op, reason = pick(shapes, "gpu", architecture="9.0")
+    assert (op.implementation, reason) == ("gpu", None)
+    for tokens in (1, 64, 2048):
+        num_choices, num_experts = tokens * CASES[case].num_choices, shapes[0].num_experts
+        rows = capacity(num_choices, num_experts, op.row_alignment(num_choices, num_experts))
+        for shape in shapes:
+            sizes = choose_sizes(rows, num_experts, shape.num_columns, shape.out_dtype)
+            assert sizes.stages >= 4
+            most_tiles = min(num_experts, num_choices) * -(-shape.num_columns // sizes.columns)
+            assert case == "small" or most_tiles >= WORKERS // 2 or sizes.columns == 32
+
+
+def test_what_does_not_run() -> None:
+    shape = MatmulShape(8, 256, 128, jnp.bfloat16, jnp.bfloat16, jnp.bfloat16)
+    for refused, architecture, reason in [
+        (shape, "8.0", "Hopper"),
+        (shape._replace(weight_dtype=jnp.int8), "9.0", "bfloat16"),
+        (shape._replace(num_inputs=96), "9.0", "64"),
+    ]:
+        op, said = pick([refused], "gpu", architecture=architecture)
+        assert op.implementation == "xla"
+        assert said is not None
+        assert reason in said
