@@ -95,7 +95,7 @@ def attention_row(case: str, name: str, chunks: list[tuple[int, int]], rounds: i
     for implementation in ("xla", "cpu"):
         op = PagedAttention(shape, implementation)
         made = ragged_batch(chunks, blocks, block_size=BLOCK_SIZE, query_tile=op.tiles.query, row_alignment=1)
-        batch = AttentionBatch(*map(jnp.asarray, made))
+        batch = jax.tree.map(jnp.asarray, made)
         t = len(batch.slots_t)
         q, k, v = (
             jnp.asarray(rng.standard_normal((t, heads, shape.head_dim)), jnp.bfloat16)

@@ -112,7 +112,7 @@ def _widened(batch: AttentionBatch, width: int) -> AttentionBatch:
     """Return a batch on the device, with block tables so wide."""
     tables_sm = np.asarray(batch.block_tables_sm)
     wide_sm = np.pad(tables_sm, ((0, 0), (0, width - tables_sm.shape[1])))
-    return AttentionBatch(*map(jnp.asarray, batch._replace(block_tables_sm=wide_sm)))
+    return jax.tree.map(jnp.asarray, batch._replace(block_tables_sm=wide_sm))
 
 
 @partial(jax.jit, static_argnames="spec")

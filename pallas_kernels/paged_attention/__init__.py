@@ -93,16 +93,18 @@ class PagedAttention:
         soft_cap: float | None = None,
         sinks_n: Array | None = None,
     ) -> tuple[Array, KVPool]:
-        """Rotate q and k, write k and v at the batch's slots of `layer`, and attend causally over sequences' blocks.
+        """Rotate q and k, write k and v at the batch's slots of `layer`, and attend over sequences' blocks.
 
         Args:
           q_tnh: queries of all tokens of the step.
           k_tkh, v_tkh: keys and values of the same tokens; for a float8 pool they are clipped to its range.
           kv_pool: the pool of all layers, of `pool_spec`; donate it, the result takes its place.
-          batch: where every token lives.
+          batch: where every token lives, and how far it sees: up to itself, or up to `row_ends_t`. Of what its step
+            writes it may see all.
           layer: index of the layer, may be traced.
           num_layers: layers in the pool.
-          window: a token attends to itself and the `window - 1` tokens before it; may be traced.
+          window: a token attends to itself and the `window - 1` tokens before it, besides those after it that it sees;
+            may be traced.
           scale: factor on the scores, before `soft_cap`.
           rope: how q and k are rotated; None if they are already, or are not to be.
           soft_cap: scores become `soft_cap * tanh(scores / soft_cap)`.

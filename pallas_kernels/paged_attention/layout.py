@@ -133,6 +133,10 @@ class AttentionBatch(NamedTuple):
     """Each tile's first row in t, ascending."""
     num_tiles: Array
     """How many tiles are in use."""
+    row_ends_t: Array | None = None
+    """One past the last position that each row sees: at least its own position + 1, at most its sequence's
+    context_lens, which is what a decode row's is. None: all see up to their own position. Rows of padding may have any.
+    """
 
     def without_tiles(self) -> AttentionBatch:
         """Return the batch with no room for tiles, for implementations that take decodes alone."""

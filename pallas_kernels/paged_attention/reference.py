@@ -50,7 +50,8 @@ def reference_paged_attention(
         values = value_pool[blocks, :, positions % block_size].astype(np.float32)
         for row in range(start, end):
             position = length - end + row
-            seen = slice(max(0, position - window + 1), position + 1)
+            row_end = position + 1 if batch.row_ends_t is None else batch.row_ends_t[row]
+            seen = slice(max(0, position - window + 1), row_end)
             for head in range(q_tnh.shape[1]):
                 scores = keys[seen, head // group] @ q_tnh[row, head].astype(np.float32) * scale
                 if soft_cap is not None:

@@ -16,7 +16,7 @@ from jax import Array, lax
 from .layout import AttentionBatch, SplitPool
 from .tiles import XLA_TILES, Tiles
 
-Attend = Callable[[Array, Array, Array], Array]
+Attend = Callable[[Array, Array, Array, Array | None], Array]
 MAX_POSITION = 2**30
 MASKED = float(jnp.finfo(jnp.float32).min)
 MIN_ROWS = 2  # a dot of one row takes another code path, with other rounding, than the same row among many
@@ -98,7 +98,7 @@ def _decode(q_tkgh: Array, out_tkgh: Array, batch: AttentionBatch, attend: Atten
         rows = lax.dynamic_slice_in_dim(order_s, start, count)
         q_skrh, tables, lens = (x.at[rows].get(mode="fill", fill_value=0) for x in (q_tkgh[:s], tables_sm, lens_s))
         positions_sr = jnp.broadcast_to(lens[:, None] - 1, (count, q_skrh.shape[2]))
-        return out_tkgh.at[rows].set(attend(q_skrh, tables, positions_sr), mode="drop")
+        return out_tkgh.at[rows].set(attend(q_skrh, tables, positions_sr, None), mode="drop")
 
     num_groups = (batch.num_decodes + group - 1 - min(MAX_SINGLES, group - 1)) // group
     out_tkgh = lax.fori_loop(0, num_groups, lambda i, out: attend_rows(out, i * group, group), out_tkgh)
@@ -109,6 +109,7 @@ def _prefill(q_tkgh: Array, out_tkgh: Array, batch: AttentionBatch, attend: Atte
     """Attend the longer chunks, one tile of query rows after the other."""
     _, k, g, h = q_tkgh.shape
     q_tkgh = jnp.pad(q_tkgh, ((0, tile), (0, 0), (0, 0), (0, 0)))
+    row_ends_t = None if batch.row_ends_t is None else jnp.pad(batch.row_ends_t, (0, tile))
 
     def body(i: Array, out_tkgh: Array) -> Array:
         seq, row = batch.tile_seqs_i[i], batch.tile_rows_i[i]
@@ -117,7 +118,11 @@ def _prefill(q_tkgh: Array, out_tkgh: Array, batch: AttentionBatch, attend: Atte
         rows, end = row + jnp.arange(tile), batch.query_ends_s[seq]
         positions = jnp.where(rows < end, batch.context_lens_s[seq] - end + rows, -1)
         table_sm = lax.dynamic_slice_in_dim(batch.block_tables_sm, seq, 1)
-        result = attend(q_skrh, table_sm, jnp.repeat(positions, g)[None])
+        ends_sr = None
+        if row_ends_t is not None:
+            row_ends = jnp.where(rows < end, lax.dynamic_slice_in_dim(row_ends_t, row, tile), 0)
+            ends_sr = jnp.repeat(row_ends, g)[None]
+        result = attend(q_skrh, table_sm, jnp.repeat(positions, g)[None], ends_sr)
         result_rkgh = result.reshape(k, tile, g, h).transpose(1, 0, 2, 3)
         # Rows beyond the sequence's end are overwritten by the next tile, or are padding.
         return lax.dynamic_update_slice_in_dim(out_tkgh, result_rkgh, row, 0)
@@ -129,6 +134,7 @@ def _attend(
     q_skrh: Array,
     tables_sm: Array,
     positions_sr: Array,
+    ends_sr: Array | None,
     *,
     kv_pool: SplitPool,
     first_block: Array | int,
@@ -139,7 +145,7 @@ def _attend(
     kv_dtype: Any,
     tile: int,
 ) -> Array:
-    """Attend each query row to the positions up to its own; a row at position -1 attends to nothing and gives 0.
+    """Attend each query row to the positions up to its own, or to its end; one at position -1 sees nothing and gives 0.
 
     Rows of a kv head are g query heads of one token after the other.
     """
@@ -152,7 +158,7 @@ def _attend(
         q_skrh = jnp.pad(q_skrh, ((0, 0), (0, 0), (0, MIN_ROWS - r), (0, 0)))
         positions_sr = jnp.pad(positions_sr, ((0, 0), (0, MIN_ROWS - r)), constant_values=-1)
     rows = q_skrh.shape[2]
-    lengths_s = positions_sr.max(axis=1) + 1
+    lengths_s = positions_sr.max(axis=1) + 1 if ends_sr is None else ends_sr.max(axis=1)
     first_tile = jnp.maximum(jnp.where(positions_sr < 0, MAX_POSITION, positions_sr).min() - window + 1, 0) // tile
     last_tile = (lengths_s.max() + tile - 1) // tile
 
@@ -168,7 +174,8 @@ def _attend(
         if soft_cap is not None:
             scores = soft_cap * jnp.tanh(scores / soft_cap)
         ahead_src = positions_sr[:, :, None] - kv_positions[None, None]
-        scores = jnp.where(((ahead_src >= 0) & (ahead_src < window))[:, None], scores, MASKED)
+        is_before_end = ahead_src >= 0 if ends_sr is None else kv_positions < ends_sr[:, :, None]
+        scores = jnp.where((is_before_end & (ahead_src < window))[:, None], scores, MASKED)
         max_skr = jnp.maximum(state.max_skr, scores.max(axis=-1))
         # MASKED - MASKED is 0: rows that have seen nothing yet must not count masked entries as exp(0).
         probs = jnp.where(scores > MASKED, jnp.exp(scores - max_skr[..., None]), 0.0)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -68,10 +69,34 @@ def make_step(
         k=to(key),
         v=to(value),
         pool=SplitPool(to_kv(keys), to_kv(values)),
-        batch=AttentionBatch(*map(jnp.asarray, batch)),
+        batch=jax.tree.map(jnp.asarray, batch),
         rope=Rope(*cos_and_sin),
         rows=np.flatnonzero(batch.slots_t),
     )
+
+
+ROW_ENDS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "causal": lambda position, _: position + 1,
+    "bidirectional": lambda position, length: np.repeat(length, len(position)),
+    "prefix": lambda position, length: np.maximum(position + 1, 2 * length // 3),
+    # Two images with text before, between and behind.
+    "images": lambda position, length: np.select(
+        [(position >= length // 4) & (position < length // 2), (position > length // 2) & (position < length - 2)],
+        [length // 2, length - 2],
+        position + 1,
+    ),
+}
+"""Functions of positions and of a sequence's length, by the kind of attention, that say how far rows see."""
+
+
+def with_row_ends(step: Step, kind: str) -> Step:
+    """Return the step with row ends; those of rows of padding are beyond everything."""
+    batch = step.batch
+    row_ends_t = np.full(len(batch.slots_t), 10**6, np.int32)
+    sequences = zip(*map(np.asarray, (batch.query_starts_s, batch.query_ends_s, batch.context_lens_s)), strict=True)
+    for start, end, length in sequences:
+        row_ends_t[start:end] = ROW_ENDS[kind](np.arange(length - (end - start), length), length)
+    return step._replace(batch=batch._replace(row_ends_t=jnp.asarray(row_ends_t)))
 
 
 fused = FusedPool.of

@@ -14,7 +14,16 @@ from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, Paged
 from pallas_kernels.paged_attention.cases import CASES
 from pallas_kernels.paged_attention.cpu.kernel import ROWS_PER_CORE
 from pallas_kernels.paged_attention.tiles import XLA_TILES
-from tests.pallas_kernels.steps import LAYER, NO_WINDOW, NUM_LAYERS, SCALE, Step, make_step, reference
+from tests.pallas_kernels.steps import (
+    LAYER,
+    NO_WINDOW,
+    NUM_LAYERS,
+    SCALE,
+    Step,
+    make_step,
+    reference,
+    with_row_ends,
+)
 
 RAGGED = [(1, 1), (16, 1), (17, 1), (49, 1), (130, 1), (300, 1), (2, 2), (33, 33), (64, 20), (150, 47), (290, 3)]
 
@@ -82,6 +91,43 @@ def test_matches_reference(
     np.testing.assert_allclose(out[step.rows], expected[step.rows], rtol=1e-5, atol=1e-5)
     assert np.isfinite(out).all(), "padding rows must stay finite, they flow through the layers"
     assert_pools_equal(pool, expected_pool)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "heads", "window", "soft_cap", "has_sinks", "tolerance"),
+    [
+        ("bidirectional", jnp.float32, (9, 3), NO_WINDOW, None, True, 1e-5),
+        ("bidirectional", jnp.bfloat16, (4, 2), 50, None, False, 1e-2),
+        ("prefix", jnp.float32, (3, 3), 24, 2.0, False, 1e-5),
+        ("images", jnp.float32, (4, 1), NO_WINDOW, None, False, 1e-5),
+        ("images", jnp.bfloat16, (8, 1), 40, 5.0, True, 1e-2),
+    ],
+)
+def test_rows_see_up_to_their_ends(
+    kind: str, dtype, heads: tuple[int, int], window: int, soft_cap: float | None, has_sinks: bool, tolerance: float
+) -> None:
+    op = attention(*heads, 16, dtype=dtype)
+    step = with_row_ends(make(13, RAGGED, op), kind)
+    sinks = np.random.default_rng(0).standard_normal(heads[0]).astype(np.float32) if has_sinks else None
+    settings = {"window": window, "soft_cap": soft_cap, "sinks_n": sinks}
+    expected, expected_pool = reference(step, **settings)
+    out, pool = run(op, step, **settings)
+    np.testing.assert_allclose(
+        np.asarray(out, np.float32)[step.rows], expected[step.rows], rtol=tolerance, atol=tolerance
+    )
+    assert np.isfinite(np.asarray(out, np.float32)).all()
+    assert_pools_equal(pool, expected_pool)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_ends_at_the_rows_own_positions_change_no_bit(dtype) -> None:
+    op = attention(6, 3, 16, dtype=dtype)
+    step = make(12, RAGGED, op)
+    for window in (NO_WINDOW, 40):
+        (causal, _), (same, _) = run(op, step, window=window), run(op, with_row_ends(step, "causal"), window=window)
+        np.testing.assert_array_equal(
+            np.asarray(same, np.float32)[step.rows], np.asarray(causal, np.float32)[step.rows]
+        )
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,7 @@ def cpu_paged_attention(
         batch.tile_seqs_i,
         batch.tile_rows_i,
         batch.num_tiles,
+        jnp.zeros(0, jnp.int32) if batch.row_ends_t is None else batch.row_ends_t,
         jnp.asarray(layer * (kv_pool.k.shape[0] // num_layers), jnp.int32),
         jnp.asarray(window, jnp.int32),
         jnp.float32(scale),

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from functools import reduce
 from typing import Any, LiteralString, NamedTuple
 
 import jax.numpy as jnp
@@ -63,6 +64,7 @@ BUFFERS = [
     "tile_seqs",
     "tile_rows",
     "num_tiles",
+    "row_ends",
     "first_block",
     "window",
     "scale",
@@ -74,14 +76,16 @@ BUFFERS = [
     "pool_v_after",
     "out",
 ]
-"""The call's arguments and results, in order. `soft_cap` is 0 for none, and so are the sizes of `sinks` and of the
-rotation's `cos` and `sin`."""
+"""The call's arguments and results, in order. `soft_cap` is 0 for none, and so are the sizes of `row_ends`, `sinks` and
+of the rotation's `cos` and `sin`."""
 
 
 class Rows(NamedTuple):
     """A few query rows of one kv head, and what is kept of them: arrays of float32, and a variable for each."""
 
     positions: list[Any]
+    ends: list[Any]
+    """One past the last position that each row sees."""
     places: list[Any]
     """The addresses of the rows among all queries, and of their results among all results."""
     q: Any
@@ -234,6 +238,7 @@ class Kernel:
         if self.width == 2:
             arrays += [e.array(self.format.storage, num_rows * size) for size in (h, o)]
         has_rope = self._has_rope(e, dims)
+        has_row_ends = e.ir.icmp_signed(">", self._size(e, dims, "row_ends", 0), I64(0))
         with e.range(0, e.product(count, group), num_rows) as flat:
             last = e.ir.sub(e.product(count, group), I64(1))
             # Beyond the last row the last one is computed again.
@@ -241,8 +246,12 @@ class Kernel:
             tokens = [e.sum(first, e.ir.sdiv(each, I64(group))) for each in flats]
             heads = [e.sum(e.product(head, group), e.ir.srem(each, I64(group))) for each in flats]
             positions = [e.sum(origin, token) for token in tokens]
+            ends = [e.variable(I64, e.sum(position, 1)) for position in positions]
+            with e.ir.if_then(has_row_ends):
+                for end, token in zip(ends, tokens, strict=True):
+                    end.value = e.load_int(of["row_ends"], token)
             places = [e.product(e.sum(e.product(token, n), each), h) for token, each in zip(tokens, heads, strict=True)]
-            rows = self._begin(e, of, positions, places, *arrays)
+            rows = self._begin(e, of, positions, [end.value for end in ends], places, *arrays)
             with e.ir.if_then(has_rope):
                 for r, token in enumerate(tokens):
                     query = e.at(rows.q, F32, r * h)
@@ -261,7 +270,9 @@ class Kernel:
         e.ir.ret_void()
         return e.function
 
-    def _begin(self, e: Emitter, of: dict[str, Any], positions: list[Any], places: list[Any], *arrays: Any) -> Rows:
+    def _begin(
+        self, e: Emitter, of: dict[str, Any], positions: list[Any], ends: list[Any], places: list[Any], *arrays: Any
+    ) -> Rows:
         """Scale the queries, and clear the sums."""
         h, (q, acc, scores, *others) = self.shape.head_dim, arrays
         queries, probs = others or (q, scores)
@@ -272,13 +283,13 @@ class Kernel:
                 e.store_vector(e.ir.fmul(numbers, scale), q, r * h, i)
                 e.store_vector(zeros, acc, r * h, i)
         largest, sums = [[e.variable(F32, F32(start)) for _ in places] for start in (MASKED, 0.0)]
-        return Rows(positions, places, q, acc, scores, queries, probs, largest, sums)
+        return Rows(positions, ends, places, q, acc, scores, queries, probs, largest, sums)
 
     def _attend_blocks(self, e: Emitter, of: dict[str, Any], table: Any, head: Any, rows: Rows) -> None:
         """Go past the blocks of one sequence."""
         k, h, o = self.shape.num_kv_heads, self.shape.head_dim, self.shape.block_size
         first_block, window = (e.load_int(of[name], 0) for name in ("first_block", "window"))
-        end = e.sum(rows.positions[-1], 1)
+        end = reduce(e.most, rows.ends)
         begin = e.most(e.sum(e.ir.sub(rows.positions[0], window), 1), 0)
         soft_cap = e.load(of["soft_cap"], F32, 0)
         begin_index, end_index = e.ir.sdiv(begin, I64(o)), e.ceil_div(end, o)
@@ -412,15 +423,19 @@ class Kernel:
         for each other.
         """
         scores = [e.at(rows.scores, F32, r * self.shape.block_size) for r in range(len(rows.places))]
-        behind = [e.ir.trunc(e.ir.sub(position, first), I32) for position in rows.positions]
-        lanes, window = ir.Constant(vector(I32), list(range(LANES))), e.splat(e.ir.trunc(window, I32))
+        behind = [e.ir.trunc(e.ir.sub(e.ir.sub(end, first), I64(1)), I32) for end in rows.ends]
+        ahead = [
+            e.ir.sub(e.ir.sub(end, position), I64(1)) for end, position in zip(rows.ends, rows.positions, strict=True)
+        ]
+        spans = [e.splat(e.ir.trunc(e.sum(window, each), I32)) for each in ahead]
+        lanes = ir.Constant(vector(I32), list(range(LANES)))
         found = [e.variable(vector(F32), e.splat(F32(MASKED))) for _ in scores]
         with e.range(0, live, LANES) as i:
-            for row, distance, most in zip(scores, behind, found, strict=True):
+            for row, distance, span, most in zip(scores, behind, spans, found, strict=True):
                 score = e.load_vector(row, F32, i)
                 distance = e.ir.sub(e.splat(e.ir.sub(distance, e.ir.trunc(i, I32))), lanes)
-                # Unsigned, what lies ahead is beyond every window.
-                is_seen = e.ir.icmp_unsigned("<", distance, window)
+                # Unsigned, what lies beyond the row's end is farther than every span.
+                is_seen = e.ir.icmp_unsigned("<", distance, span)
                 score = e.ir.select(is_seen, score, e.constant(MASKED, score))
                 e.store_vector(score, row, i)
                 most.value = e.larger(most.value, score)
