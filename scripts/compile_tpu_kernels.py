@@ -42,8 +42,10 @@ from pallas_kernels.paged_attention.tpu.prefill import Cut
 
 BANDWIDTH = {"v5e": 820e9, "v6e": 1640e9, "tpu7x": 3700e9}
 """HBM's nominal bytes per second of one device; a TPU7x chip is two devices."""
-STEPS = {"decode": (64, 64), "prefill": (2048, 256), "mixed": (512, 256)}
+STEPS = {"decode": (64, 64), "prefill": (2048, 256), "mixed": (512, 256), "row-ends": (2048, 256)}
 """Steps by name: how many tokens and sequences they have."""
+WITH_ROW_ENDS, ROW_ENDS_CASE = "row-ends", "llama-3-8b"
+"""The step whose rows may see past their own positions, and the case that it is compiled for."""
 NUM_LAYERS, POOL_BYTES, BLOCK_SIZE, TABLE = 4, 2**30, 64, 256
 TEMP_LIMIT = 128 * 2**20
 """Queries, new keys and values and the output in the kernels' layouts, of 2,048 tokens at most 32 MiB each."""
@@ -103,6 +105,8 @@ def selection(
     """Yield case, step, dtype and dtype of the pool."""
     for case in cases:
         for step in steps:
+            if step == WITH_ROW_ENDS and case != ROW_ENDS_CASE:
+                continue
             # Every step holds all kernels: the rarer pools are compiled once.
             rare = ["float8_e4m3fn", *["float32"] * (case == "llama-3.2-1b")] * (step == "mixed")
             for kv_dtype in kv_dtypes or ("bfloat16", *rare):
@@ -116,7 +120,7 @@ def compile_step(
     case, tokens_and_sequences = CASES[name], STEPS[step]
     shape = case.shape(BLOCK_SIZE, getattr(jnp, dtype), getattr(jnp, kv_dtype))
     attention, _ = pick(shape, "tpu", architecture=find_topology(topology)[0].device_kind)
-    arguments = abstract_arguments(attention, case, *tokens_and_sequences)
+    arguments = abstract_arguments(attention, case, *tokens_and_sequences, has_row_ends=step == WITH_ROW_ENDS)
     clear(DUMP)
     started = time.monotonic()
     with jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh):
@@ -158,14 +162,14 @@ def make_step(attention: PagedAttention, case: Case) -> Any:
     return function
 
 
-def abstract_arguments(attention: PagedAttention, case: Case, t: int, s: int) -> tuple[Any, ...]:
+def abstract_arguments(attention: PagedAttention, case: Case, t: int, s: int, *, has_row_ends: bool) -> tuple[Any, ...]:
     """Return shapes of the arguments, with a pool of 1 GiB."""
     shape = attention.shape
     block_bytes = 2 * shape.num_kv_heads * shape.head_dim * shape.block_size * shape.kv_dtype.itemsize
     pool = attention.pool_spec(NUM_LAYERS, POOL_BYTES // NUM_LAYERS // block_bytes)
     q, kv = (jax.ShapeDtypeStruct((t, n, shape.head_dim), shape.dtype) for n in (shape.num_heads, shape.num_kv_heads))
     num_tiles = s + t // attention.tiles.query
-    shapes = [(t,), (s, TABLE), (s,), (s,), (s,), (), (num_tiles,), (num_tiles,), ()]
+    shapes = [(t,), (s, TABLE), (s,), (s,), (s,), (), (num_tiles,), (num_tiles,), (), *[(t,)] * has_row_ends]
     specs: list[Any] = [jax.ShapeDtypeStruct(x, jnp.int32) for x in shapes]
     scalar = jax.ShapeDtypeStruct((), jnp.int32)
     sinks = jax.ShapeDtypeStruct((shape.num_heads,), jnp.float32) if case.has_sinks else None

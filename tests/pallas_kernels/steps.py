@@ -79,6 +79,8 @@ ROW_ENDS: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "causal": lambda position, _: position + 1,
     "bidirectional": lambda position, length: np.repeat(length, len(position)),
     "prefix": lambda position, length: np.maximum(position + 1, 2 * length // 3),
+    # Each row sees less than the one before it, up to the diagonal.
+    "falling": lambda position, length: np.maximum(position + 1, length - position // 2),
     # Two images with text before, between and behind.
     "images": lambda position, length: np.select(
         [(position >= length // 4) & (position < length // 2), (position > length // 2) & (position < length - 2)],

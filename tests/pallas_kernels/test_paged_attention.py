@@ -99,7 +99,7 @@ def test_matches_reference(
         ("bidirectional", jnp.float32, (9, 3), NO_WINDOW, None, True, 1e-5),
         ("bidirectional", jnp.bfloat16, (4, 2), 50, None, False, 1e-2),
         ("prefix", jnp.float32, (3, 3), 24, 2.0, False, 1e-5),
-        ("images", jnp.float32, (4, 1), NO_WINDOW, None, False, 1e-5),
+        ("falling", jnp.float32, (4, 1), NO_WINDOW, None, False, 1e-5),
         ("images", jnp.bfloat16, (8, 1), 40, 5.0, True, 1e-2),
     ],
 )

@@ -18,7 +18,17 @@ from pallas_kernels.paged_attention.cases import CASES
 from pallas_kernels.paged_attention.implementations import IMPLEMENTATIONS
 from pallas_kernels.paged_attention.tpu import float8, tpu_paged_attention, tpu_tiles
 from pallas_kernels.paged_attention.tpu.prefill import Cut
-from tests.pallas_kernels.steps import LAYER, NO_WINDOW, NUM_LAYERS, SCALE, Step, fused, make_step, reference
+from tests.pallas_kernels.steps import (
+    LAYER,
+    NO_WINDOW,
+    NUM_LAYERS,
+    SCALE,
+    Step,
+    fused,
+    make_step,
+    reference,
+    with_row_ends,
+)
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation")]
 # A ring shorter than the list of tiles, and tiles shorter than the contexts.
@@ -192,6 +202,27 @@ def test_blocks_of_rows(window: int) -> None:
     assert Cut.of(tiles.query, group=8, k=2).parts_per_block == 2
     step = make([(90, 90), (197, 70), (400, 130)], shape_of(16, 2, 64, 64), tiles=tiles)
     check(step, 1e-5, tiles, window=window)
+
+
+@pytest.mark.parametrize(
+    ("kind", "window"), [("bidirectional", NO_WINDOW), ("prefix", 24), ("images", 40), ("falling", NO_WINDOW)]
+)
+def test_rows_see_up_to_their_ends(ragged: Step, kind: str, window: int) -> None:
+    check(with_row_ends(ragged, kind), 1e-5, window=window)
+
+
+@pytest.mark.parametrize("kind", ["bidirectional", "falling", "images"])
+def test_blocks_of_rows_see_up_to_their_ends(kind: str) -> None:
+    """Blocks see all of a tile, some of it, or only of its first half, with sinks and a soft cap."""
+    tiles = Tiles(decode=3, query=64, kv=256)
+    step = make([(90, 90), (197, 70), (400, 130)], shape_of(16, 2, 64, 64), tiles=tiles)
+    check(with_row_ends(step, kind), 1e-5, tiles, soft_cap=5.0, sinks_n=sinks_of(16))
+
+
+def test_ends_at_the_rows_own_positions_change_no_bit(ragged: Step) -> None:
+    causal, same = run(ragged, window=40), run(with_row_ends(ragged, "causal"), window=40)
+    np.testing.assert_array_equal(same.out, causal.out)
+    np.testing.assert_array_equal(same.pool, causal.pool)
 
 
 @pytest.mark.parametrize(

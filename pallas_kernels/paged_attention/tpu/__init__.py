@@ -49,6 +49,7 @@ def tpu_paged_attention(
         scale=scale,
         soft_cap=soft_cap,
         has_sinks=sinks_n is not None,
+        has_row_ends=batch.row_ends_t is not None,
         unpacks_float8=kv_pool.kv.dtype == jnp.float8_e4m3fn and architecture in float8.UNPACKED_KINDS,
         tiles=tiles,
         interpret=interpret,

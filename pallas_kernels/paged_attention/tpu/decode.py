@@ -116,7 +116,7 @@ def decode_attention(
 
 def _kernel(*refs: Any, options: Options) -> None:
     scalars, refs = take(_Scalars, refs)
-    operands, refs = take(_Operands, refs if options.has_sinks else (*refs[:4], None, *refs[4:]))
+    operands, refs = take(_Operands, refs, options.absent)
     ring, refs = take(Ring, refs)
     decode = _Decode(scalars, operands, ring, _Scratch(*refs), options)
     pl.when(decode.num_items > 0)(decode.run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -31,6 +32,7 @@ class Options(NamedTuple):
     scale: float
     soft_cap: float | None
     has_sinks: bool
+    has_row_ends: bool
     unpacks_float8: bool
     """K and V are read as `float8.unpack` does."""
     tiles: Tiles
@@ -45,6 +47,12 @@ class Options(NamedTuple):
     def kv_tile(self) -> int:
         """Return how many tokens a KV tile has."""
         return max(self.tiles.kv, self.block_size)
+
+    @property
+    def absent(self) -> set[str]:
+        """Return the names of what a kernel has no ref of."""
+        absent: set[str] = set() if self.has_sinks else {"sinks_krx"}
+        return absent if self.has_row_ends else absent | {"tile_ends_i", "least_ends_p", "most_ends_p", "ahead"}
 
     def slab(self, dtype: Any) -> int:
         """Return the rows of the pool that are read and written together: a tile of the dtype."""
@@ -87,7 +95,13 @@ def tpu_tiles(shape: AttentionShape, architecture: str | None) -> Tiles:
     return Tiles(decode=decode, query=query, kv=kv)
 
 
-def take(kind: Any, refs: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """Return the first of a kernel's refs as the NamedTuple `kind`, and the others."""
-    count = len(kind._fields)
-    return kind(*refs[:count]), refs[count:]
+def take(kind: Any, refs: tuple[Any, ...], absent: Container[str] = ()) -> tuple[Any, tuple[Any, ...]]:
+    """Return the first of a kernel's refs as the NamedTuple `kind`, with None for what is absent, and the others."""
+    given = iter(refs)
+    taken = kind(*(None if name in absent else next(given) for name in kind._fields))
+    return taken, tuple(given)
+
+
+def present(record: tuple[Any, ...]) -> list[Any]:
+    """Return what is not None of a NamedTuple."""
+    return [x for x in record if x is not None]

@@ -2,8 +2,8 @@
 
 One program: it writes all chunks' K and V (`write.py`), then attends tile after tile. The rows of a tile are its tokens
 times the query heads of a kv head, so that a KV tile is one matmul operand for many rows. They are taken in blocks,
-which mask where some rows do not see all of the KV tile (the diagonal, the window's edge), and leave out its second
-half where none sees that. Only at a chunk's end, where half a block or less has rows, is it taken in parts.
+which mask where some rows do not see all of the KV tile (the diagonal, a row's end, the window's edge), and leave out
+its second half where none sees that. Only at a chunk's end, where half a block or less has rows, is it taken in parts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -21,8 +21,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ..layout import AttentionBatch
+from ..row_ends import tile_ends
 from . import softmax
-from .options import LANES, ROW_ALIGNMENT, SUBLANES, Options, ceil_div, hbm, matmul_dtype, take
+from .options import LANES, ROW_ALIGNMENT, SUBLANES, Options, ceil_div, hbm, matmul_dtype, present, take
 from .stream import KVStream, Ring, Tile, clear_slabs, ring_scratch
 from .write import ChunkWriter, QueryTile, WriteScratch, write_scratch
 
@@ -46,6 +47,12 @@ class _Scalars(NamedTuple):
     tile_seqs_i: Any
     tile_rows_i: Any
     num_tiles: Any
+    tile_ends_i: Any
+    """One past the last position that any row of the tile sees. This and the next two are there with row ends only."""
+    least_ends_p: Any
+    """The same for the row of each part, of all tiles one after the other, that sees least."""
+    most_ends_p: Any
+    """The same for the row of each part that sees most."""
 
 
 class _Operands(NamedTuple):
@@ -58,6 +65,8 @@ class _Operands(NamedTuple):
     """[k, t / 16, 16, 2 * h]."""
     pool: Any
     sinks_krx: Any
+    ahead: Any
+    """[t / 16, 16 * g, 128], in all lanes how many positions after its own a row sees; with row ends only."""
     out: Any
     """Its shape is that of q."""
     written: Any
@@ -69,6 +78,8 @@ class _Scratch(NamedTuple):
 
     q: Any
     """[2, k, query / 16, 16 * g, c]."""
+    ahead: Any
+    """[2, query / 16, 16 * g, 128], with row ends only."""
     q_semaphores: Any
     out: Any
     """Its shape is that of q."""
@@ -95,6 +106,9 @@ def prefill_attention(
     dtype = matmul_dtype(q_tkgc.dtype, pool.dtype)
     q = q_tkgc.transpose(1, 0, 2, 3).reshape(k, steps, ROW_ALIGNMENT * g, c).astype(dtype)
     new_kv = new_tkc.transpose(1, 0, 2).reshape(k, steps, ROW_ALIGNMENT, -1)
+    cut, ends = Cut.of(query, g, k), None
+    if options.has_row_ends:
+        ends = tile_ends(batch, query, cut.part_tokens)
     scalars = _Scalars(
         place,
         batch.context_lens_s,
@@ -104,16 +118,23 @@ def prefill_attention(
         batch.tile_seqs_i,
         batch.tile_rows_i,
         batch.num_tiles.reshape(1),
+        ends and ends.most_ip.max(axis=1),
+        ends and ends.least_ip.reshape(-1),
+        ends and ends.most_ip.reshape(-1),
     )
     inputs = [tables, q, new_kv, pool]
     in_specs = [hbm()] * len(inputs)
     if sinks_kg is not None:
-        inputs.append(_sinks_of_rows(sinks_kg, Cut.of(query, g, k).part_tokens))
+        inputs.append(_sinks_of_rows(sinks_kg, cut.part_tokens))
         in_specs.append(pl.BlockSpec(memory_space=pltpu.VMEM))
+    if ends is not None:
+        inputs.append(_ahead_of_rows(ends.ahead_t, g))
+        in_specs.append(hbm())
     float32 = partial(pltpu.VMEM, dtype=jnp.float32)
     ring = ring_scratch(KV_BUFFERS, options.kv_tile, pool, tables)
     scratch = _Scratch(
         pltpu.VMEM((BUFFERS, k, query // ROW_ALIGNMENT, ROW_ALIGNMENT * g, c), dtype),
+        None if ends is None else pltpu.VMEM((BUFFERS, query // ROW_ALIGNMENT, ROW_ALIGNMENT * g, LANES), jnp.int32),
         pltpu.SemaphoreType.DMA((BUFFERS,)),
         pltpu.VMEM((BUFFERS, k, query // ROW_ALIGNMENT, ROW_ALIGNMENT * g, c), q_tkgc.dtype),
         pltpu.SemaphoreType.DMA((BUFFERS,)),
@@ -124,18 +145,25 @@ def prefill_attention(
     out, pool = pl.pallas_call(
         partial(_kernel, options=options),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=len(scalars),
+            num_scalar_prefetch=len(present(scalars)),
             grid=(),
             in_specs=in_specs,
             out_specs=[hbm(), hbm()],
-            scratch_shapes=[*write_scratch(new_kv, pool, options), *ring, *scratch],
+            scratch_shapes=[*write_scratch(new_kv, pool, options), *ring, *present(scratch)],
         ),
         out_shape=[jax.ShapeDtypeStruct(q.shape, q_tkgc.dtype), jax.ShapeDtypeStruct(pool.shape, pool.dtype)],
-        input_output_aliases={len(scalars) + 3: 1},
+        input_output_aliases={len(present(scalars)) + 3: 1},
         name="paged_prefill",
         **options.pallas_options(),
-    )(*scalars, *inputs)
+    )(*present(scalars), *inputs)
     return out.reshape(k, t, g, c).transpose(1, 0, 2, 3), pool
+
+
+class _Ends(NamedTuple):
+    """The ends of what some rows see."""
+
+    least: Array
+    most: Array
 
 
 class _Rows(NamedTuple):
@@ -177,12 +205,19 @@ def _sinks_of_rows(sinks_kg: Array, num_tokens: int) -> Array:
     return jnp.broadcast_to(sinks_kr[..., None], (*sinks_kr.shape, LANES))
 
 
+def _ahead_of_rows(ahead_t: Array, group: int) -> Array:
+    """Return [t / 16, 16 * g, 128]."""
+    ahead_sr = jnp.repeat(ahead_t, group).reshape(-1, ROW_ALIGNMENT * group)
+    return jnp.broadcast_to(ahead_sr[..., None], (*ahead_sr.shape, LANES))
+
+
 def _kernel(*refs: Any, options: Options) -> None:
-    scalars, refs = take(_Scalars, refs)
-    operands, refs = take(_Operands, refs if options.has_sinks else (*refs[:4], None, *refs[4:]))
+    scalars, refs = take(_Scalars, refs, options.absent)
+    operands, refs = take(_Operands, refs, options.absent)
     writing, refs = take(WriteScratch, refs)
     ring, refs = take(Ring, refs)
-    prefill = _Prefill(scalars, operands, ring, _Scratch(*refs), options)
+    scratch = take(_Scratch, refs, options.absent)[0]
+    prefill = _Prefill(scalars, operands, ring, scratch, options)
 
     @pl.when(prefill.num_items > 0)
     def _() -> None:
@@ -208,13 +243,14 @@ class _Prefill:
         scalars, query = self.scalars, self.options.tiles.query
         sequence, row = scalars.tile_seqs_i[index], scalars.tile_rows_i[index]
         left = scalars.ends_s[sequence] - row
-        position = scalars.lens_s[sequence] - left
+        position, num_rows = scalars.lens_s[sequence] - left, jnp.minimum(left, query)
         return QueryTile(
             number=index,
             sequence=sequence,
             first=jnp.maximum(position - scalars.place[1] + 1, 0),
-            end=position + jnp.minimum(left, query),
+            end=scalars.tile_ends_i[index] if self.options.has_row_ends else position + num_rows,
             row=row,
+            num_rows=num_rows,
             position=position,
             is_first=row == scalars.starts_s[sequence],
             is_last=left <= query,
@@ -243,13 +279,22 @@ class _Prefill:
             num_items=self.num_items,
             describe=self.describe,
         )
-        self.q_copy(self.describe(jnp.int32(0))).start()
+        self.start_queries(self.describe(jnp.int32(0)))
         stream.run(self.start, partial(self.attend, stream), self.end)
         stream.for_last(BUFFERS, lambda item: self.out_copy(item).wait())
 
-    def q_copy(self, item: QueryTile) -> Any:
+    def start_queries(self, item: QueryTile) -> None:
+        for copy in self.q_copies(item):
+            copy.start()
+
+    def q_copies(self, item: QueryTile) -> list[Any]:
+        """Return the copies of a tile's queries, and of how far ahead they see."""
         place, source, target = self._rows_of(item, self.operands.q, self.scratch.q)
-        return pltpu.make_async_copy(source, target, self.scratch.q_semaphores.at[place])
+        pairs = [(source, target)]
+        if self.options.has_row_ends:
+            _, source, target = self._rows_of(item, self.operands.ahead, self.scratch.ahead)
+            pairs.append((source, target))
+        return [pltpu.make_async_copy(*pair, self.scratch.q_semaphores.at[place]) for pair in pairs]
 
     def out_copy(self, item: QueryTile) -> Any:
         place, target, source = self._rows_of(item, self.operands.out, self.scratch.out)
@@ -259,11 +304,12 @@ class _Prefill:
         """Return the buffer's place, and the tile's rows in HBM and there; rows up to the alignment are padding."""
         place = lax.rem(item.number, BUFFERS)
         first, num = lax.div(item.row, ROW_ALIGNMENT), ceil_div(item.num_rows, ROW_ALIGNMENT)
-        return place, operand.at[:, pl.ds(first, num)], buffer.at[place, :, pl.ds(0, num)]
+        heads = (slice(None),) * (len(operand.shape) - 3)
+        return place, operand.at[*heads, pl.ds(first, num)], buffer.at[place, *heads, pl.ds(0, num)]
 
     def start(self, item: QueryTile) -> None:
         later = item.number + 1
-        pl.when(later < self.num_items)(lambda: self.q_copy(self.describe(later)).start())
+        pl.when(later < self.num_items)(lambda: self.start_queries(self.describe(later)))
         sinks_krx = self.operands.sinks_krx
         self.for_each_part(
             item,
@@ -271,7 +317,8 @@ class _Prefill:
                 self.state(rows), None if sinks_krx is None else sinks_krx[pl.ds(rows.head, rows.num_heads)]
             ),
         )
-        self.q_copy(item).wait()
+        for copy in self.q_copies(item):
+            copy.wait()
 
     @property
     def cut(self) -> Cut:
@@ -307,19 +354,22 @@ class _Prefill:
         """Attend a block's rows together, unless no more than half of them are there: then part by part."""
         cut, item, kv_tile = self.cut, tile.item, self.options.kv_tile
         first = item.position + block * cut.block_tokens
-        num_parts = jnp.minimum(ceil_div(item.end - first, cut.part_tokens), cut.parts_per_block)
-        is_seen, is_whole = self._sight(tile, first, cut.block_tokens)
+        rows_left = item.num_rows - block * cut.block_tokens
+        num_parts = jnp.minimum(ceil_div(rows_left, cut.part_tokens), cut.parts_per_block)
+        ends = self._ends(tile, block * cut.parts_per_block, cut.parts_per_block)
+        is_seen, is_whole = self._sight(tile, first, cut.block_tokens, ends)
         together = is_seen & (2 * num_parts > cut.parts_per_block)
         rows = _Rows(head, cut.block_heads, block, cut.block_tokens)
         pl.when(together & is_whole)(lambda: self.attend_rows(tile, rows, kv_tile, is_masked=False))
         # Adding what is all masked would change nothing.
         near = max(kv_tile // 2, LANES)
-        is_near = first + cut.block_tokens <= tile.tile * kv_tile + near
+        is_near = ends.most <= tile.tile * kv_tile + near
         pl.when(together & ~is_whole & ~is_near)(lambda: self.attend_rows(tile, rows, kv_tile, is_masked=True))
         pl.when(together & ~is_whole & is_near)(lambda: self.attend_rows(tile, rows, near, is_masked=True))
 
         def attend_part(i: Array, part: Array) -> None:
-            is_seen, _ = self._sight(tile, item.position + part * cut.part_tokens, cut.part_tokens)
+            first, ends = item.position + part * cut.part_tokens, self._ends(tile, part, 1)
+            is_seen, _ = self._sight(tile, first, cut.part_tokens, ends)
             rows = _Rows(head + i, 1, part, cut.part_tokens)
             pl.when(is_seen)(lambda: self.attend_rows(tile, rows, kv_tile, is_masked=True))
 
@@ -330,16 +380,29 @@ class _Prefill:
         if cut.parts_per_block > 1:
             pl.when(is_seen & ~together)(lambda: lax.fori_loop(0, cut.block_heads, attend_parts, None))
 
-    def _sight(self, tile: Tile[QueryTile], first: Array, num_tokens: int) -> tuple[Array, Array]:
+    def _ends(self, tile: Tile[QueryTile], part: Array, num_parts: int) -> _Ends:
+        """Return the ends of some parts of the query tile, from this one on."""
+        tokens = self.cut.part_tokens
+        if not self.options.has_row_ends:
+            first = tile.item.position + part * tokens
+            return _Ends(first + 1, first + num_parts * tokens)
+        index = tile.item.number * (self.options.tiles.query // tokens) + part
+        least, most = self.scalars.least_ends_p, self.scalars.most_ends_p
+        return _Ends(
+            reduce(jnp.minimum, [least[index + i] for i in range(num_parts)]),
+            reduce(jnp.maximum, [most[index + i] for i in range(num_parts)]),
+        )
+
+    def _sight(self, tile: Tile[QueryTile], first: Array, num_tokens: int, ends: _Ends) -> tuple[Array, Array]:
         """Say whether any of some tokens, the first at this position, attends to any of the tile, and all to all."""
         last, window = first + num_tokens - 1, self.scalars.place[1]
         begin, end = tile.tile * self.options.kv_tile, (tile.tile + 1) * self.options.kv_tile
-        return (begin <= last) & (end > first - window + 1), (end <= first + 1) & (begin > last - window)
+        return (begin < ends.most) & (end > first - window + 1), (end <= ends.least) & (begin > last - window)
 
     def attend_rows(self, tile: Tile[QueryTile], rows: _Rows, kv_tokens: int, *, is_masked: bool) -> None:
         """Attend to the tile's first `kv_tokens`."""
         ahead = tile.item.position + rows.place * rows.num_tokens - tile.tile * self.options.kv_tile
-        keep_rt = self._keep(ahead, rows.num_tokens, kv_tokens) if is_masked else None
+        keep_rt = self._keep(tile.item, rows, ahead, kv_tokens) if is_masked else None
         slabs = kv_tokens // self.ring.buffers.shape[3]
         steps = rows.num_tokens // ROW_ALIGNMENT
         heads = []
@@ -363,21 +426,26 @@ class _Prefill:
             is_live = lax.broadcasted_iota(jnp.int32, rows.shape, 1) < rest
             self.ring.buffers[tile.buffer, :, end_slab - 1] = jnp.where(is_live, rows, jnp.zeros_like(rows))
 
-    def _keep(self, ahead: Array, num_tokens: int, kv_tokens: int) -> Array:
-        """Return the mask of the rows of some tokens, the first of which is `ahead` of the tile's first position."""
-        group = self.options.group
-        rows = num_tokens * group
+    def _keep(self, item: QueryTile, some: _Rows, ahead: Array, kv_tokens: int) -> Array:
+        """Return the mask of some tokens' rows of one head; the first is `ahead` of the tile's first position."""
+        group, window = self.options.group, self.scalars.place[1]
+        rows = some.num_tokens * group
         # The tokens of so many rows are those of the rows before, plus a number.
         period = math.lcm(group, SUBLANES)
         token = lax.broadcasted_iota(jnp.int32, (period, LANES), 0)
         if group > 1:  # whole division, by way of float32: exact, the half keeps it off the edge
             token = ((token.astype(jnp.float32) + 0.5) * (1 / group)).astype(jnp.int32)
-        token += ahead - self.scalars.place[1] + 1
+        token += ahead - window + 1
         first = jnp.concatenate([token + i * (period // group) for i in range(rows // period)], axis=0)
         position = lax.broadcasted_iota(jnp.int32, (rows, kv_tokens), 1)
         # Below `first` the difference is a large number without sign.
         behind = position - jnp.concatenate([first] * (kv_tokens // LANES), axis=1)
-        return behind.astype(jnp.uint32) < self.scalars.place[1].astype(jnp.uint32)
+        if not self.options.has_row_ends:
+            return behind.astype(jnp.uint32) < window.astype(jnp.uint32)
+        steps = some.num_tokens // ROW_ALIGNMENT
+        ahead_rx = self.scratch.ahead[lax.rem(item.number, BUFFERS), pl.ds(some.place * steps, steps)]
+        span = window + ahead_rx.reshape(rows, LANES)
+        return behind.astype(jnp.uint32) < jnp.concatenate([span] * (kv_tokens // LANES), axis=1).astype(jnp.uint32)
 
     def end(self, item: QueryTile) -> None:
         earlier = item.number - BUFFERS

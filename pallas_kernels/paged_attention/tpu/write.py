@@ -29,19 +29,15 @@ class QueryTile(NamedTuple):
     first: Array
     """The first position that any of its rows attends to."""
     end: Array
-    """One past the last position that they attend to, which is also past the tile's own last."""
+    """One past the last position that any of them attends to."""
     row: Array
     """Its first row in t."""
+    num_rows: Array
     position: Array
     """The position of its first row in the sequence."""
     is_first: Array
     """True for the first tile of its chunk."""
     is_last: Array
-
-    @property
-    def num_rows(self) -> Array:
-        """Return how many rows it has."""
-        return self.end - self.position
 
 
 class WriteScratch(NamedTuple):

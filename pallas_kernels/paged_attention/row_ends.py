@@ -1,0 +1,42 @@
+"""Kernels that attend chunks in tiles take row ends as how far ahead rows see, and as limits of parts of the tiles."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from .layout import AttentionBatch
+
+NO_ROWS = 2**30
+"""The least end of a part that has no rows."""
+
+
+class TileEnds(NamedTuple):
+    """What the tiles of a batch with row ends see, int32."""
+
+    ahead_t: Array
+    """How many positions after its own each row sees; 0 for rows that are in no tile."""
+    least_ip: Array
+    """The least end of the rows of each part of each tile."""
+    most_ip: Array
+    """The largest one; 0 where there are no rows."""
+
+
+def tile_ends(batch: AttentionBatch, query: int, part: int) -> TileEnds:
+    """Return what the batch's tiles of `query` rows see, and their parts of `part` rows."""
+    assert batch.row_ends_t is not None
+    t, num_tiles = batch.row_ends_t.shape[0], batch.tile_rows_i.shape[0]
+    rows_ir = batch.tile_rows_i[:, None] + jnp.arange(query, dtype=jnp.int32)
+    seq_ends_i, lens_i = batch.query_ends_s[batch.tile_seqs_i], batch.context_lens_s[batch.tile_seqs_i]
+    is_used_i = lax.iota(jnp.int32, num_tiles) < batch.num_tiles
+    is_row_ir = (rows_ir < seq_ends_i[:, None]) & is_used_i[:, None]
+    ends_ir = batch.row_ends_t.at[rows_ir].get(mode="clip")
+    ahead_ir = ends_ir - (lens_i - seq_ends_i)[:, None] - rows_ir - 1
+    ahead_t = jnp.zeros(t, jnp.int32).at[jnp.where(is_row_ir, rows_ir, t)].set(ahead_ir, mode="drop")
+    least_ip, most_ip = (
+        reduce(jnp.where(is_row_ir, ends_ir, without).reshape(num_tiles, -1, part), axis=2)
+        for reduce, without in ((jnp.min, NO_ROWS), (jnp.max, 0))
+    )
+    return TileEnds(ahead_t, least_ip, most_ip)
