@@ -33,5 +33,7 @@ CASES: dict[str, Case] = {
     "gemma-2-2b-sliding": Case(8, 4, 256, window=4096, soft_cap=50.0),
     "gemma-3-270m-sliding": Case(4, 1, 256, window=512),
     "llama-2-7b": Case(32, 32, 128),
+    "gemma-4-26b-global": Case(16, 2, 512),
+    "gemma-4-26b-sliding": Case(16, 8, 256, window=1024),
     "gpt-oss-20b-sliding": Case(64, 8, 64, window=128, has_sinks=True),
 }

@@ -96,9 +96,11 @@ def _gpu_tiles(shape: AttentionShape, _: str | None) -> Tiles:
     return gpu_tiles(shape)
 
 
-def _refuse(shape: AttentionShape, dtypes: tuple[Any, ...], block_sizes: tuple[int, ...]) -> str | None:
-    if shape.head_dim not in (64, 128, 256):
-        return f"head_dim must be 64, 128 or 256, not {shape.head_dim}"
+def _refuse(
+    shape: AttentionShape, head_dims: tuple[int, ...], dtypes: tuple[Any, ...], block_sizes: tuple[int, ...]
+) -> str | None:
+    if shape.head_dim not in head_dims:
+        return f"head_dim must be {', '.join(map(str, head_dims[:-1]))} or {head_dims[-1]}, not {shape.head_dim}"
     if shape.dtype not in dtypes:
         return f"dtype must be {' or '.join(jnp.dtype(x).name for x in dtypes)}, not {jnp.dtype(shape.dtype).name}"
     if shape.kv_dtype != shape.dtype and shape.kv_dtype not in FLOAT8:
@@ -121,13 +123,18 @@ def _refuse_on_cpu(shape: AttentionShape) -> str | None:
 def _refuse_on_tpu(shape: AttentionShape) -> str | None:
     # A float8 tile has 32 rows.
     block_sizes = (32, 64, 128) if shape.kv_dtype in FLOAT8 else (16, 32, 64, 128)
-    return _refuse(shape, (jnp.bfloat16, jnp.float32), block_sizes)
+    return _refuse(shape, (64, 128, 256, 512), (jnp.bfloat16, jnp.float32), block_sizes)
 
 
 def _refuse_on_gpu(shape: AttentionShape) -> str | None:
+    if shape.head_dim > 256:
+        return (
+            f"head_dim must be 64, 128 or 256, not {shape.head_dim}, whose tiles do not fit in shared memory. "
+            "Plain XLA copies keys and values out of the pool before it multiplies, which moves three times their bytes"
+        )
     if shape.group > 64:
         return f"a kv head can serve at most 64 query heads, not {shape.group}"
-    return _refuse(shape, (jnp.bfloat16,), (16, 32, 64, 128))
+    return _refuse(shape, (64, 128, 256), (jnp.bfloat16,), (16, 32, 64, 128))
 
 
 def _refuse_gpu(architecture: str | None) -> str | None:

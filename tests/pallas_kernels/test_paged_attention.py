@@ -155,8 +155,19 @@ def assert_pools_equal(pool: SplitPool, expected: SplitPool) -> None:
         np.testing.assert_array_equal(got, want)
 
 
-def test_bfloat16_error_is_at_most_twice_that_of_its_inputs() -> None:
-    op = attention(4, 2, 64, dtype=jnp.bfloat16)
+@pytest.mark.parametrize(("head_dim", "tolerance"), [(256, 1e-5), (512, 2e-5)])
+def test_heads_as_wide_as_they_come(head_dim: int, tolerance: float) -> None:
+    op = attention(4, 2, head_dim)
+    step = make(14, [(17, 1), (130, 1), (33, 33), (150, 47)], op)
+    expected, expected_pool = reference(step, window=100)
+    out, pool = run(op, step, window=100)
+    np.testing.assert_allclose(out[step.rows], expected[step.rows], rtol=tolerance, atol=tolerance)
+    assert_pools_equal(pool, expected_pool)
+
+
+@pytest.mark.parametrize("head_dim", [64, 512])
+def test_bfloat16_error_is_at_most_twice_that_of_its_inputs(head_dim: int) -> None:
+    op = attention(4, 2, head_dim, dtype=jnp.bfloat16)
     step = make(1, RAGGED, op)
     exact, _ = reference(step)
     out, _ = run(op, step)
@@ -338,8 +349,15 @@ def test_each_platform_gets_its_own_kernels_where_they_can_run(monkeypatch: pyte
     assert pick(shape, "cpu", "tpu")[0].interpret
     assert not pick(shape, "tpu", "tpu")[0].interpret
     op, reason = pick(shape._replace(head_dim=80), "tpu")
-    assert (op.implementation, reason) == ("xla", "head_dim must be 64, 128 or 256, not 80")
+    assert (op.implementation, reason) == ("xla", "head_dim must be 64, 128, 256 or 512, not 80")
     assert pick(shape._replace(head_dim=72), "cpu")[0].implementation == "xla"
+    wide = CASES["gemma-4-26b-global"].shape()
+    assert [pick(wide, platform)[0].implementation for platform in ("cpu", "tpu")] == ["cpu", "tpu"]
+    op, reason = pick(wide, "gpu", architecture="9.0")
+    assert op.implementation == "xla"
+    assert reason is not None
+    assert reason.startswith("head_dim must be 64, 128 or 256, not 512")
+    assert reason.endswith("three times their bytes")
     float32 = shape._replace(dtype=jnp.dtype("float32"), kv_dtype=jnp.dtype("float32"))
     assert pick(float32, "gpu", architecture="9.0")[1] == "dtype must be bfloat16, not float32"
     for platform, name, wrong, match in (

@@ -230,6 +230,7 @@ def test_ends_at_the_rows_own_positions_change_no_bit(ragged: Step) -> None:
     [
         (shape_of(8, 1, 64, 64, jnp.bfloat16), NO_WINDOW, True),
         (shape_of(1, 1, 256, 16, jnp.bfloat16), 50, False),
+        (shape_of(4, 2, 512, 16, jnp.bfloat16), NO_WINDOW, False),
         (shape_of(4, 2, 64, 32, jnp.bfloat16, jnp.float8_e4m3fn), NO_WINDOW, False),
     ],
 )
