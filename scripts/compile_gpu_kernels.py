@@ -45,7 +45,7 @@ from jax.sharding import NamedSharding
 from sheet import print_sheet
 
 from jaxllm.execution.options import compiler_options
-from pallas_kernels.paged_attention import AttentionBatch, PagedAttention, Rope
+from pallas_kernels.paged_attention import IMPLEMENTATIONS, AttentionBatch, PagedAttention, Rope
 from pallas_kernels.paged_attention.cases import CASES, Case
 from pallas_kernels.paged_attention.gpu.decode import decode_attention
 from pallas_kernels.paged_attention.gpu.prefill import prefill_attention
@@ -79,6 +79,8 @@ class Kernel(NamedTuple):
     """A function of the op, its arguments, and the settings: layer, number of layers, and attention's own."""
     names: tuple[str, ...]
     """The kernels that ptxas must have compiled."""
+    has_row_ends: bool = False
+    """True for a step whose rows may see past their own positions."""
 
 
 def write(_: PagedAttention, x: Arguments, settings: dict[str, Any]) -> Any:
@@ -118,6 +120,7 @@ KERNELS = {
     "write": Kernel(512, 64, write, ("kv_write",)),
     "decode": Kernel(64, 64, decode, ("paged_decode", "combine_splits")),
     "prefill": Kernel(2048, 64, prefill, ("paged_prefill",)),
+    "prefill-row-ends": Kernel(2048, 64, prefill, ("paged_prefill",), has_row_ends=True),
     "whole": Kernel(512, 64, whole, ()),
 }
 
@@ -135,6 +138,9 @@ def main() -> int:
     sharding = find_device()
     rows = []
     for name in args.cases:
+        if reason := IMPLEMENTATIONS["gpu"].refusal(CASES[name].shape()):
+            print(f"{name} runs in plain XLA: {reason}", flush=True)
+            continue
         for kernel in args.kernels:
             for kv_dtype in args.kv:
                 for block_size in args.block_sizes:
@@ -226,7 +232,8 @@ def abstract_arguments(op: PagedAttention, case: Case, kernel: Kernel) -> Argume
     shape, t, s = op.shape, kernel.tokens, kernel.sequences
     q, kv = (jax.ShapeDtypeStruct((t, n, shape.head_dim), shape.dtype) for n in (shape.num_heads, shape.num_kv_heads))
     num_tiles = s + t // op.tiles.query
-    shapes = [(t,), (s, MAX_CONTEXT // shape.block_size), (s,), (s,), (s,), (), (num_tiles,), (num_tiles,), ()]
+    tables_sm, tiles_i = (s, MAX_CONTEXT // shape.block_size), (num_tiles,)
+    shapes = [(t,), tables_sm, (s,), (s,), (s,), (), tiles_i, tiles_i, (), *[(t,)] * kernel.has_row_ends]
     batch = AttentionBatch(*(jax.ShapeDtypeStruct(x, jnp.int32) for x in shapes))  # pyright: ignore[reportArgumentType]
     sinks = jax.ShapeDtypeStruct((shape.num_heads,), jnp.float32) if case.has_sinks else None
     window = jax.ShapeDtypeStruct((), jnp.int32)

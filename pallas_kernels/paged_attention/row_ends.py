@@ -18,6 +18,8 @@ class TileEnds(NamedTuple):
 
     ahead_t: Array
     """How many positions after its own each row sees; 0 for rows that are in no tile."""
+    ends_ir: Array
+    """The end of each row of each tile; that of the sequence for what is no row of it."""
     least_ip: Array
     """The least end of the rows of each part of each tile."""
     most_ip: Array
@@ -39,4 +41,4 @@ def tile_ends(batch: AttentionBatch, query: int, part: int) -> TileEnds:
         reduce(jnp.where(is_row_ir, ends_ir, without).reshape(num_tiles, -1, part), axis=2)
         for reduce, without in ((jnp.min, NO_ROWS), (jnp.max, 0))
     )
-    return TileEnds(ahead_t, least_ip, most_ip)
+    return TileEnds(ahead_t, jnp.where(is_row_ir, ends_ir, lens_i[:, None]), least_ip, most_ip)

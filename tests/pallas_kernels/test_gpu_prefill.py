@@ -14,7 +14,17 @@ from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, Fused
 from pallas_kernels.paged_attention.gpu.prefill import prefill_attention
 from pallas_kernels.paged_attention.tiles import Tiles
 from tests.pallas_kernels.gpu import H100
-from tests.pallas_kernels.steps import LAYER, NO_WINDOW, NUM_LAYERS, SCALE, Step, fused, make_step, reference
+from tests.pallas_kernels.steps import (
+    LAYER,
+    NO_WINDOW,
+    NUM_LAYERS,
+    SCALE,
+    Step,
+    fused,
+    make_step,
+    reference,
+    with_row_ends,
+)
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation")]
 TILES = Tiles(decode=64, query=128, kv=64)
@@ -120,6 +130,40 @@ def test_matches_reference(
     rows = np.intersect1d(rows, step.rows)
     # Probabilities and results are rounded to bfloat16.
     np.testing.assert_allclose(out[rows], expected[rows], rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "chunks", "window", "soft_cap", "has_sinks"),
+    [
+        ("bidirectional", shape_of((2, 2)), RAGGED, NO_WINDOW, None, False),
+        ("falling", shape_of((2, 2)), RAGGED, 70, None, False),
+        ("prefix", shape_of((4, 1), h=128), SHORT, 37, 4.0, True),
+        ("images", shape_of((1, 1), h=256, block_size=64, kv_dtype=E4M3), SHORT, NO_WINDOW, None, False),
+    ],
+)
+def test_rows_see_up_to_their_ends(
+    kind: str,
+    shape: AttentionShape,
+    chunks: list[tuple[int, int]],
+    window: int,
+    soft_cap: float | None,
+    has_sinks: bool,
+) -> None:
+    step = with_row_ends(make(6, chunks, shape), kind)
+    sinks_n = np.random.default_rng(1).standard_normal(shape.num_heads).astype(np.float32) if has_sinks else None
+    settings = {"window": window, "soft_cap": soft_cap, "sinks_n": sinks_n}
+    pool, expected = filled(step, **settings)
+    out, rows = run(step, pool, **settings), tiled_rows(step.batch)
+    assert np.isfinite(out[rows]).all()
+    rows = np.intersect1d(rows, step.rows)
+    np.testing.assert_allclose(out[rows], expected[rows], rtol=2**-7, atol=2**-7)
+
+
+def test_ends_at_the_rows_own_positions_change_no_bit() -> None:
+    step = make(6, RAGGED, shape_of((2, 2)))
+    pool, _ = filled(step)
+    causal, same = run(step, pool, window=70), run(with_row_ends(step, "causal"), pool, window=70)
+    np.testing.assert_array_equal(same, causal)
 
 
 @pytest.mark.parametrize("window", [65, NO_WINDOW])

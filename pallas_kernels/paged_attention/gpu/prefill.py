@@ -8,7 +8,7 @@ per block and operand, through a ring of stages. What a program makes of its que
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from ..layout import AttentionBatch, FusedPool
+from ..row_ends import tile_ends
 from ..tiles import Tiles
 from .common import (
     LOG2_E,
@@ -56,8 +57,13 @@ class _Config(NamedTuple):
     kv_dtype: Any
     scale: float
     soft_cap: float | None
-    has_sinks: bool
+    absent: frozenset[str]
+    """Names of operands that there are not."""
     interpret: bool
+
+    @property
+    def has_row_ends(self) -> bool:
+        return "row_ends_r" not in self.absent
 
     @property
     def piece(self) -> int:
@@ -104,6 +110,12 @@ class _Operands(NamedTuple):
     first_block_1: Any
     window_1: Any
     sinks_n: Any
+    row_ends_r: Any
+    """One past the last position that each row of each tile sees. It and the next two are there with row ends only."""
+    least_ends_p: Any
+    """One past the last position that the row of each half tile sees that sees least; the first tile's halves first."""
+    most_ends_p: Any
+    """The same of the row that sees most."""
 
 
 class _Smem(NamedTuple):
@@ -132,6 +144,7 @@ class _Work(NamedTuple):
     """Scalars of one program."""
 
     head: Array
+    tile: Array
     seq: Array
     row: Array
     end: Array
@@ -181,19 +194,7 @@ def prefill_attention(
     n = qo_tc.shape[1] // h
     if tiles.query != QUERY_TILE or tiles.kv % MMA_ROWS:
         raise ValueError(f"prefill takes tiles of 128 query rows and a multiple of 64 tokens, not {tiles}")
-    config = _Config(
-        group=n // pool.shape[1],
-        head_dim=h,
-        block_size=pool.shape[2],
-        kv_tile=tiles.kv,
-        kv_dtype=pool.dtype,
-        scale=scale,
-        soft_cap=soft_cap,
-        has_sinks=sinks_n is not None,
-        interpret=interpret,
-    )
-    if config.stages < MIN_STAGES:
-        raise ValueError(f"prefill: {MIN_STAGES} KV tiles of {tiles.kv} tokens do not fit in shared memory at h={h}")
+    ends = None if batch.row_ends_t is None else tile_ends(batch, QUERY_TILE, MMA_ROWS)
     operands = _Operands(
         qo_tc,
         pool,
@@ -206,12 +207,28 @@ def prefill_attention(
         _one(layer * (pool.shape[0] // num_layers)),
         _one(window),
         sinks_n,
+        ends and ends.ends_ir.reshape(-1),
+        ends and ends.least_ip.reshape(-1),
+        ends and ends.most_ip.reshape(-1),
     )
-    present = [x for x in operands if x is not None]
+    present = {name: x for name, x in operands._asdict().items() if x is not None}
+    config = _Config(
+        group=n // pool.shape[1],
+        head_dim=h,
+        block_size=pool.shape[2],
+        kv_tile=tiles.kv,
+        kv_dtype=pool.dtype,
+        scale=scale,
+        soft_cap=soft_cap,
+        absent=frozenset(_Operands._fields) - present.keys(),
+        interpret=interpret,
+    )
+    if config.stages < MIN_STAGES:
+        raise ValueError(f"prefill: {MIN_STAGES} KV tiles of {tiles.kv} tokens do not fit in shared memory at h={h}")
 
     def body(*refs: Any, smem: _Smem, barriers: _Barriers) -> None:
-        padded = _Operands(*refs, *[None] * (len(operands) - len(present)))
-        _run(config, padded, smem, barriers)
+        given = dict.fromkeys(config.absent) | dict(zip(present, refs, strict=True))
+        _run(config, _Operands(**given), smem, barriers)
 
     kernel = plgpu.kernel(
         body,
@@ -226,7 +243,7 @@ def prefill_attention(
         compiler_params=compiler_params(),
         interpret=interpret_params(interpret),
     )
-    kernel(*present)
+    kernel(*present.values())
 
 
 def _one(x: Array | int) -> Array:
@@ -286,9 +303,14 @@ def _work(config: _Config, operands: _Operands, tile: Array) -> _Work:
     row = pl.multiple_of(operands.tile_rows_i[tile], STORE_ROWS)
     end, context_len, window = operands.query_ends_s[seq], operands.context_lens_s[seq], operands.window_1[0]
     shift = context_len - end
-    last_row = lax.min(row + QUERY_TILE, end) - 1
+    if config.has_row_ends:
+        halves = [operands.most_ends_p[tile * COMPUTE_WARPGROUPS + i] for i in range(COMPUTE_WARPGROUPS)]
+        last = reduce(lax.max, halves) - 1
+    else:
+        last = lax.min(row + QUERY_TILE, end) - 1 + shift
     return _Work(
         head=lax.axis_index("head"),
+        tile=tile,
         seq=seq,
         row=row,
         end=end,
@@ -296,7 +318,7 @@ def _work(config: _Config, operands: _Operands, tile: Array) -> _Work:
         context_len=context_len,
         window=window,
         first=lax.div(lax.max(row + shift - window + 1, 0), config.kv_tile),
-        stop=lax.div(last_row + shift, config.kv_tile) + 1,
+        stop=lax.div(last, config.kv_tile) + 1,
     )
 
 
@@ -306,8 +328,12 @@ def _compute(program: _Program, warpgroup: Array) -> None:
     h, c = config.head_dim, config.kv_tile
     row = work.row + warpgroup * MMA_ROWS
     last_row = lax.min(row + MMA_ROWS, work.end) - 1
+    least_end, last = row + work.shift + 1, last_row + work.shift
+    if config.has_row_ends:
+        half = work.tile * COMPUTE_WARPGROUPS + warpgroup
+        least_end, last = operands.least_ends_p[half], operands.most_ends_p[half] - 1
     # Past its own last KV tile, and if its rows are all beyond the end, a warpgroup only keeps the turns.
-    stop = jnp.where(row < work.end, lax.div(last_row + work.shift, c) + 1, work.first)
+    stop = jnp.where(row < work.end, lax.div(last, c) + 1, work.first)
 
     q_rh = smem.q_wrh.at[warpgroup]
     columns = pl.ds(pl.multiple_of(work.head * h, h), h)
@@ -331,6 +357,8 @@ def _compute(program: _Program, warpgroup: Array) -> None:
 
         return pl.run_scoped(body, plgpu.WGMMAAccumulatorRef((MMA_ROWS, c), jnp.float32))
 
+    mask = partial(_mask_by_row_ends, program, warpgroup) if config.has_row_ends else partial(_mask, work)
+
     def step(tile: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         acc_rh, max_r, sum_r = state
         stage = lax.rem(tile - work.first, config.stages)
@@ -339,8 +367,8 @@ def _compute(program: _Program, warpgroup: Array) -> None:
         plgpu.barrier_arrive(barriers.k_free_a.at[stage])
 
         scores_rc, unit = _in_log2(scores_rc, config)
-        is_partial = ((tile + 1) * c > row + work.shift + 1) | (tile * c <= last_row + work.shift - work.window)
-        scores_rc = lax.cond(is_partial, lambda x: _mask(x, work, row, tile * c), lambda x: x, scores_rc)
+        is_partial = ((tile + 1) * c > least_end) | (tile * c <= last_row + work.shift - work.window)
+        scores_rc = lax.cond(is_partial, lambda x: mask(x, row, tile * c), lambda x: x, scores_rc)
         new_max_r = jnp.maximum(max_r, scores_rc.max(axis=1) * unit)
         decay_r = jnp.exp2(max_r - new_max_r)
         probs_rc = jnp.exp2(scores_rc * unit - along_rows(new_max_r, scores_rc))
@@ -372,7 +400,7 @@ def _compute(program: _Program, warpgroup: Array) -> None:
     lax.fori_loop(stop, work.stop, skip, None)
     pl.when(warpgroup == 0)(take_turns)
 
-    if config.has_sinks:
+    if operands.sinks_n is not None:
         sum_r += jnp.exp2(operands.sinks_n[work.head] * LOG2_E - max_r)
     q_rh[...] = (acc_rh * along_rows(1.0 / sum_r, acc_rh)).astype(jnp.bfloat16)
     plgpu.commit_smem()
@@ -396,13 +424,30 @@ def _in_log2(scores_rc: Array, config: _Config) -> tuple[Array, float]:
     return 1.0 - 2.0 * (root_rc * root_rc), config.soft_cap * LOG2_E
 
 
-def _mask(scores_rc: Array, work: _Work, row: Array, first_position: Array) -> Array:
+def _mask(work: _Work, scores_rc: Array, row: Array, first_position: Array) -> Array:
     """Hide from each row, the first of which is `row`, what is ahead of it or before its window."""
     iota = partial(plgpu.broadcasted_iota, jnp.int32, scores_rc.shape, layout=plgpu.Layout.WGMMA)
     # Rows of padding see what the last row sees: finite, and nothing beyond the context.
     positions_rc = lax.min(iota(0) + (row + work.shift), work.context_len - 1)
     distance_rc = positions_rc - (iota(1) + first_position)
     return jnp.where((distance_rc >= 0) & (distance_rc < work.window), scores_rc, -jnp.inf)
+
+
+def _mask_by_row_ends(
+    program: _Program, warpgroup: Array, scores_rc: Array, row: Array, first_position: Array
+) -> Array:
+    """Hide from each row, the first of which is `row`, what is before its window or from its end on."""
+    work, layout = program.work, plgpu.Layout.WGMMA
+    first = pl.multiple_of((work.tile * COMPUTE_WARPGROUPS + warpgroup) * MMA_ROWS, MMA_ROWS)
+    ends_r = program.operands.row_ends_r.at[pl.ds(first, MMA_ROWS)]
+    ends_r = plgpu.load(ends_r, layout=layout.reduce(1), optimized=False)
+    rows_r = plgpu.broadcasted_iota(jnp.int32, (MMA_ROWS,), 0, layout=layout.reduce(1))
+    positions_r = lax.min(rows_r + (row + work.shift), work.context_len - 1)
+    begins_r = positions_r - (work.window - 1)
+    # Not columns, but positions: what does not depend on the KV tile would be held in registers all through the loop.
+    keys_rc = plgpu.broadcasted_iota(jnp.int32, scores_rc.shape, 1, layout=layout) + first_position
+    is_seen_rc = (keys_rc < along_rows(ends_r, scores_rc)) & (keys_rc >= along_rows(begins_r, scores_rc))
+    return jnp.where(is_seen_rc, scores_rc, -jnp.inf)
 
 
 def _add_values(program: _Program, acc_rh: Array, weights_rc: Array, warpgroup: Array, stage: Array) -> Array:
