@@ -92,7 +92,6 @@ def _refuse_gpu(architecture: str | None) -> str | None:
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "xla": Implementation(_load_xla, None, lambda _num_rows, _num_experts: 1),
     "cpu": Implementation(_load_cpu, "cpu", _cpu_row_alignment, _refuse_on_cpu, _prepare_cpu),
-    # A tile of bfloat16 in memory, however many rows there are: kernels take more at a time where an expert has more.
     # However many rows there are: a kernel takes more at a time where an expert has more.
     "tpu": Implementation(_load_tpu, "tpu", lambda _num_rows, _num_experts: 16, _refuse_on_tpu),
     "gpu": Implementation(
