@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from pallas_kernels.grouped_matmul import GroupedMatmul
 
-HIDDEN_ACTS = ("silu", "gelu", "gelu_pytorch_tanh")
+HIDDEN_ACTS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu")
 PLAIN_GROUPED_MATMUL = GroupedMatmul()
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 
@@ -130,6 +130,8 @@ class LayerSpec:
     rope: int | None = 0
     """The index among the model's tables of the one that rotates queries and keys; None where none does."""
     soft_cap: float | None = None
+    norms_stream: bool = False
+    """The stream is normed after each addition to it, instead of what goes into attention and MLP."""
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
@@ -163,11 +165,17 @@ class ModelConfig:
     hidden_size: int
     layers: tuple[LayerSpec, ...]
     ropes: tuple[RopeConfig, ...]
-    """The distinct tables of rotary embeddings."""
+    """The distinct tables of rotary embeddings; none where positions are learned."""
     max_position_embeddings: int
-    rms_norm_eps: float
+    norm_eps: float
     tie_word_embeddings: bool
     final_soft_cap: float | None = None
+    final_norm: bool = True
+    """The stream is normed after the last layer."""
+    embed_size: int | None = None
+    """The size of the embedding, if it is projected to the stream's and back."""
+    position_offset: int = 0
+    """The row of learned positions that is the first token's."""
     embed_scale: float = 1.0
     norm_offset: float = 0.0
     num_shards: int = 1

@@ -61,11 +61,15 @@ class Family:
     layer: Callable[..., nnx.Module] = DecoderLayer
     frame: Callable[..., nnx.Module] = Frame
     is_wrapper: bool = False
+    prefixes: tuple[Prefixes, ...] = (DECODER_PREFIXES,)
+    """The prefixes that checkpoints may have, the usual ones first; a wrapper has its own."""
+    leaves_out: tuple[str, ...] = ()
+    """Glob patterns of tensors that its checkpoints may hold for nothing, besides those that all families leave out."""
 
     @property
     def ignored(self) -> tuple[str, ...]:
         """Return glob patterns of tensors that the family knowingly leaves out."""
-        return BUFFERS + (OTHER_MODALITIES if self.is_wrapper else ())
+        return BUFFERS + self.leaves_out + (OTHER_MODALITIES if self.is_wrapper else ())
 
     def read_config(self, hf: Mapping[str, Any], tensor_names: Collection[str] = ()) -> ModelConfig:
         """Read a config.json; for a wrapper the checkpoint's tensor names, if given, say whether it has a head.
@@ -85,7 +89,7 @@ class Family:
 
     def find_prefixes(self, tensor_names: Collection[str]) -> Prefixes:
         """Return the prefixes under which the checkpoint has its embedding; the usual ones if under none."""
-        prefixes = WRAPPER_PREFIXES if self.is_wrapper else (DECODER_PREFIXES,)
+        prefixes = WRAPPER_PREFIXES if self.is_wrapper else self.prefixes
         embed = self.names["embed.table"].name
         found = [each for each in prefixes if embed.format(**each._asdict()) in tensor_names]
         return (found or prefixes)[0]

@@ -157,7 +157,7 @@ class Model:
             (frame.start(tokens), kv_pools),
             num_tokens,
         )
-        return frame.final_norm(x_td), kv_pools
+        return frame.end(x_td), kv_pools
 
     @jax.named_scope("logits")
     def logits(self, params: Params, hidden_sd: Array, num_rows: Array | int) -> Array:

@@ -48,7 +48,7 @@ def read_decoder(
         "vocab_size": read_int(hf, "vocab_size"),
         "hidden_size": hidden_size,
         "max_position_embeddings": read_int(hf, "max_position_embeddings", 2048),
-        "rms_norm_eps": read_float(hf, "rms_norm_eps", 1e-6),
+        "norm_eps": read_float(hf, "rms_norm_eps", 1e-6),
         "tie_word_embeddings": read_bool(hf, "tie_word_embeddings"),
     } | {name: value for name, value in family.items() if name not in _LAYER_FIELDS}
     if "ropes" not in model:

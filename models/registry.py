@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from difflib import SequenceMatcher
 from importlib import import_module
 from types import MappingProxyType
 
@@ -21,11 +23,16 @@ BUILT_IN = MappingProxyType(
         "Qwen3MoeForCausalLM": "qwen_moe:QWEN3_MOE",
         "Qwen2ForCausalLM": "qwen2:QWEN2",
         "Qwen3ForCausalLM": "qwen3:QWEN3",
+        "OPTForCausalLM": "opt:OPT",
+        "GPT2LMHeadModel": "gpt2:GPT2",
         "Gemma2ForCausalLM": "gemma2:GEMMA2",
         "Gemma3ForCausalLM": "gemma3:GEMMA3",
         "Gemma3ForConditionalGeneration": "gemma3:GEMMA3_MULTIMODAL",
     }
 )
+
+ALIKE = 0.6
+"""The likeness of two names, from 0 to 1, from which on one may be meant for the other."""
 
 
 class Registry:
@@ -36,7 +43,7 @@ class Registry:
         self._added: dict[str, Family | str] = {}
 
     def get_family(self, architecture: str) -> Family:
-        """Return the family of an HF architecture name; an unknown name raises ValueError that lists the known ones.
+        """Return the family of an HF architecture name; an unknown one raises ValueError with the nearest known.
 
         A family that was registered by name is imported now: ValueError if that fails, or finds no family.
         """
@@ -44,9 +51,11 @@ class Registry:
             family = self._added[architecture]
             return _import_family(architecture, family) if isinstance(family, str) else family
         if architecture not in self._built_in:
-            known = ", ".join(self.supported_architectures())
+            known = self.supported_architectures()
+            nearest = _nearest(architecture, known)
             raise ValueError(
-                f"architecture {architecture!r} is not supported; there are {known} (register_model adds one)"
+                f"architecture {architecture!r} is not supported{f'; nearest to it is {nearest}' if nearest else ''} "
+                f"(jaxllm.models.supported_architectures() lists all {len(known)}, jaxllm.register_model adds one)"
             )
         module, attribute = self._built_in[architecture].split(":")
         return getattr(import_module(f".families.{module}", __package__), attribute)
@@ -70,6 +79,25 @@ class Registry:
     def supported_architectures(self) -> tuple[str, ...]:
         """Return all architecture names that `get_family` knows, sorted."""
         return tuple(sorted({*self._built_in, *self._added}))
+
+
+def _nearest(architecture: str, known: tuple[str, ...]) -> str | None:
+    """Return the known architecture whose model's name is most like this one's, None if none is like it."""
+
+    def likeness(other: str) -> tuple[float, float]:
+        return _ratio(_model_name(architecture), _model_name(other)), _ratio(architecture, other)
+
+    best = max(known, key=likeness)
+    return best if likeness(best)[0] >= ALIKE else None
+
+
+def _model_name(architecture: str) -> str:
+    """Return what comes before the kind of head, which many architectures share."""
+    return re.split("For|LMHead", architecture, maxsplit=1)[0].lower()
+
+
+def _ratio(name: str, other: str) -> float:
+    return SequenceMatcher(None, name, other).ratio()
 
 
 def _split(architecture: str, name: str) -> tuple[str, str]:

@@ -76,6 +76,20 @@ def mistral3() -> Any:
     )
 
 
+def opt(**changes: Any) -> Case:
+    """Return an OPT case."""
+    others = ("intermediate_size", "num_key_value_heads", "head_dim")
+    sizes = {name: size for name, size in SIZES.items() if name not in others}
+    return Case("OPTForCausalLM", lambda: transformers.OPTConfig(**(sizes | {"ffn_dim": 80} | changes)))
+
+
+def gpt2() -> Any:
+    """Return a GPT-2 config whose layers scale scores differently."""
+    sizes = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 128}
+    ids = {name: SIZES[name] for name in SIZES if name.endswith("id")}
+    return transformers.GPT2Config(**sizes, **ids, scale_attn_by_inverse_layer_idx=True)
+
+
 def gemma3_text() -> Any:
     """Return a Gemma 3 text config: five sliding layers and a global one, with a scaled RoPE table of its own."""
     return transformers.Gemma3TextConfig(
@@ -171,6 +185,15 @@ CASES = {
             use_qk_norm=True,
         ),
     ),
+    "opt": opt(num_attention_heads=3, tie_word_embeddings=False),
+    "opt_350m": opt(
+        hidden_size=32,
+        num_attention_heads=2,
+        do_layer_norm_before=False,
+        word_embed_proj_dim=24,
+        max_position_embeddings=96,
+    ),
+    "gpt2": Case("GPT2LMHeadModel", gpt2),
     "gemma2": Case(
         "Gemma2ForCausalLM",
         lambda: transformers.Gemma2Config(
@@ -195,7 +218,7 @@ def fill(model: nn.Module, seed: int, *, norm_offset: float) -> None:
             value = 0.5 * noise
         elif param.ndim == 1:
             value = (1.0 - norm_offset) + 0.3 * noise
-        elif "embed_tokens" in name:
+        elif any(part in name for part in ("embed_tokens", "embed_positions", "wte", "wpe")):
             # Gemma scales its embeddings up; they must not drown the layers.
             value = (0.3 if norm_offset else 0.6) * noise
         else:

@@ -15,7 +15,7 @@ from jaxllm.models.params import ParamSpec
 
 from .report import Bound
 
-EMBEDDING = "embed.table"
+EMBEDDING, POSITIONS = "embed.table", "positions"
 
 
 class LayerWork(NamedTuple):
@@ -85,11 +85,12 @@ def count_work(
 ) -> Work:
     """Count what a model's tokens cost; `kv_itemsize` are the bytes of a number in the KV cache.
 
-    An embedding table that does not serve as the head is looked up, not read.
+    Learned positions, and an embedding table that does not serve as the head, are looked up, not read.
     """
-    read = {path: spec for path, spec in specs.items() if path != EMBEDDING or model.tie_word_embeddings}
+    looked_up = {POSITIONS} if model.tie_word_embeddings else {POSITIONS, EMBEDDING}
+    read = {path: spec for path, spec in specs.items() if path not in looked_up}
     matrices = {path: spec for path, spec in read.items() if len(spec.hf_shape) == 2}
-    head = model.vocab_size * model.hidden_size
+    head = math.prod(specs[EMBEDDING].shape)
     weights = sum(math.prod(spec.shape) // spec.repeats for spec in matrices.values())
     return Work(
         num_devices=mesh.size,

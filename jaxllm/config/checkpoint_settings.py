@@ -17,6 +17,7 @@ from jaxllm.utils.names import import_name
 if TYPE_CHECKING:
     from jaxllm.loading.checkpoint import Checkpoint
     from jaxllm.models.config import ModelConfig
+    from jaxllm.models.family import Family
 
 MAX_NAME = 256
 MAX_ENDS = 4096
@@ -43,22 +44,31 @@ def apply_overrides(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
 
 def read_model_config(model: str, checkpoint: Checkpoint, config: Mapping[str, Any]) -> ModelConfig:
     """Find the model's family and let it read the HF config; what cannot run here is refused by name."""
-    from jaxllm.models.registry import get_family
-
-    _refuse_quantized(model, config)
-    architecture = _first_architecture(model, config)
-    try:
-        family = get_family(architecture)
-    except ValueError as error:
-        remote = " Its own code is never run: add the architecture with jaxllm.register_model(...)."
-        hint = remote if "auto_map" in config else ""
-        raise VLLMValidationError(f"model={model!r}: {error}.{hint}", parameter="model", value=model) from error
+    architecture, family = find_family(model, config)
     try:
         model_config = family.read_config(config, checkpoint.tensors)
     except ValueError as error:
         raise VLLMValidationError(f"model={model!r}: {error}.", parameter="model", value=model) from error
     # A registered family may read its config with a built-in one's function, and would be taken for that one later.
     return dataclasses.replace(model_config, architecture=architecture)
+
+
+def find_family(model: str, config: Mapping[str, Any]) -> tuple[str, Family]:
+    """Return the first architecture of the HF config that is supported, and its family.
+
+    Raises VLLMValidationError if there is none, or if the weights are in a form that cannot be read.
+    """
+    from jaxllm.models.registry import get_family, supported_architectures
+
+    _refuse_quantized(model, config)
+    names = _architectures(model, config)
+    architecture = next((name for name in names if name in supported_architectures()), names[0])
+    try:
+        return architecture, get_family(architecture)
+    except ValueError as error:
+        remote = " Its own code is never run: add the architecture with jaxllm.register_model(...)."
+        hint = remote if "auto_map" in config else ""
+        raise VLLMValidationError(f"model={model!r}: {error}.{hint}", parameter="model", value=model) from error
 
 
 def _refuse_quantized(model: str, config: Mapping[str, Any]) -> None:
@@ -78,12 +88,12 @@ def _refuse_quantized(model: str, config: Mapping[str, Any]) -> None:
         )
 
 
-def _first_architecture(model: str, config: Mapping[str, Any]) -> str:
+def _architectures(model: str, config: Mapping[str, Any]) -> list[str]:
     names = config.get("architectures") or ["none"]
-    if not isinstance(names, list) or not isinstance(names[0], str) or len(names[0]) > MAX_NAME:
+    if not isinstance(names, list) or not all(isinstance(name, str) and len(name) <= MAX_NAME for name in names):
         message = f"model={model!r}: config.json: architectures is {shown(names)}, expected a list with a class's name."
         raise VLLMValidationError(message, parameter="model", value=model)
-    return names[0]
+    return names
 
 
 def context_length(config: ModelConfig) -> int:
@@ -102,8 +112,11 @@ def context_length(config: ModelConfig) -> int:
     return length
 
 
-def resolve_max_model_len(requested: int | None, context: int) -> tuple[int, bool]:
-    """Return (length, whether the engine may lower it to what its KV cache holds); None and -1 mean the context."""
+def resolve_max_model_len(requested: int | None, context: int, *, is_learned: bool = False) -> tuple[int, bool]:
+    """Return (length, whether the engine may lower it to what its KV cache holds); None and -1 mean the context.
+
+    `is_learned` says that positions are learned: there are no more of them than the context has.
+    """
     if context < 1:
         raise VLLMValidationError(
             "the RoPE scaling of config.json leaves a context of no token: its factor is far below 1. "
@@ -114,9 +127,10 @@ def resolve_max_model_len(requested: int | None, context: int) -> tuple[int, boo
     if requested is None or requested == -1:
         return context, True
     if requested > context:
+        way_out = "Lower it, or extend the context with hf_overrides if the model was made for that."
         raise VLLMValidationError(
-            f"max_model_len={requested} is longer than the model's context of {context} tokens. Lower it, or extend "
-            "the context with hf_overrides if the model was made for that.",
+            f"max_model_len={requested} is longer than the model's context of {context} tokens. "
+            + ("Lower it: the model has learned no more positions." if is_learned else way_out),
             parameter="max_model_len",
             value=requested,
         )

@@ -78,20 +78,13 @@ def resolve(
     Checked in this order: argument values, checkpoint, architecture, length, devices, then what depends on them.
     """
     from jaxllm.loading.dtype import resolve_dtype
-    from jaxllm.loading.open import open_checkpoint
 
     args.check()
     load_plugins()
     scheduler_cls = settings.load_class("scheduler_cls", args.scheduler_cls)
     logits_processors = _load_processors(args.logits_processors)
     chat_template = settings.read_chat_template(args.chat_template)
-    checkpoint = checkpoint or open_checkpoint(
-        args.model,
-        load_format=args.load_format,
-        revision=args.revision,
-        token=args.hf_token,
-        download_dir=args.download_dir,
-    )
+    checkpoint = checkpoint or _open(args)
     hf_config = settings.apply_overrides(checkpoint.config, args.hf_overrides)
     model_config = settings.read_model_config(args.model, checkpoint, hf_config)
     generation_config = settings.read_generation_config(args.generation_config, checkpoint)
@@ -99,7 +92,9 @@ def resolve(
         args.generation_config, generation_config, args.override_generation_config
     )
     requested = cast(int | None, args.max_model_len)  # check() has read strings
-    max_model_len, can_shrink = settings.resolve_max_model_len(requested, settings.context_length(model_config))
+    max_model_len, can_shrink = settings.resolve_max_model_len(
+        requested, settings.context_length(model_config), is_learned=not model_config.ropes
+    )
     mesh, platform, model_config = _resolve_devices(args, devices, model_config.within(max_model_len))
     _check_processors(logits_processors, model_config.vocab_size, mesh.size)
     limits, dtype = _resolve_limits(args, platform, max_model_len), resolve_dtype(args.dtype, checkpoint, platform)
@@ -122,6 +117,22 @@ def resolve(
         default_sampling_params=default_sampling_params,
         platform=platform,
         cache_dir=default_cache_dir(),
+    )
+
+
+def _open(args: EngineArguments) -> Checkpoint:
+    """Open the checkpoint; one of no supported architecture is refused before its weights are looked at."""
+    from jaxllm.loading.open import open_checkpoint
+
+    return open_checkpoint(
+        args.model,
+        load_format=args.load_format,
+        revision=args.revision,
+        token=args.hf_token,
+        download_dir=args.download_dir,
+        check_config=lambda config: settings.find_family(
+            args.model, settings.apply_overrides(config, args.hf_overrides)
+        ),
     )
 
 

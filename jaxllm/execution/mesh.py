@@ -32,6 +32,7 @@ RULES: Mapping[str, str | None] = {
     "experts": None,
     "router": None,
     "embed": None,
+    "positions": None,
     "head_dim": None,
     "layers": None,
 }

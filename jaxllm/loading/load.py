@@ -88,7 +88,7 @@ def init_dummy(
     placed = {}
     for path, array in array_specs(specs).items():
         sharding = sharding_for(path) if sharding_for else None
-        center = 1 if "norm" in path else 0
+        center = 1 if path.endswith("norm.scale") else 0
         fill = partial(_fill_random, np.asarray(table + center, dtype or array.dtype), array)
         placed[path] = _place(array, dtype or array.dtype, sharding, fill)
     return unflatten(placed)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import glob
 import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading import folder as local
@@ -17,6 +19,9 @@ from jaxllm.loading.hub import SMALL_FILES, HubCheckpoint, Repository
 from jaxllm.params.checks import shown
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+
+type CheckConfig = Callable[[Mapping[str, Any]], object]
+"""It gets a config.json, and raises VLLMValidationError if the weights are not worth opening."""
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +33,11 @@ def open_checkpoint(
     revision: str | None = None,
     token: str | bool | None = None,
     download_dir: str | None = None,
+    check_config: CheckConfig | None = None,
 ) -> Checkpoint:
     """Open `model`: a folder, a .gguf file, or a hub id ("org/name", "org/name:Q4_K_M" for one GGUF file of many).
 
+    `check_config` is called before any file of weights is opened; a .gguf file holds its own config.
     Raises VLLMValidationError if it cannot be found or read, or if the load format is not supported.
     """
     if load_format not in LOAD_FORMATS:
@@ -42,9 +49,10 @@ def open_checkpoint(
         )
     path = _local_path(model)
     if path is None:
-        return _open_hub(model, load_format=load_format, revision=revision, token=token, download_dir=download_dir)
+        repository = Repository(model.partition(":")[0], revision, token, download_dir)
+        return _open_hub(model, repository, load_format=load_format, check_config=check_config)
     if path.is_dir():
-        return _open_folder(path, load_format=load_format)
+        return _open_folder(path, load_format=load_format, check_config=check_config)
     return _open_file(path, load_format)
 
 
@@ -111,9 +119,9 @@ def _looks_like_path(model: str) -> bool:
     )
 
 
-def _open_folder(folder: Path, *, load_format: str = "auto", source: str = "") -> Checkpoint:
+def _open_folder(folder: Path, *, load_format: str, check_config: CheckConfig | None) -> Checkpoint:
     """Open a local folder in the given format; "auto" takes safetensors, or the only GGUF file of a folder without."""
-    source = source or str(folder)
+    source = str(folder)
     ggufs = sorted(path for path in folder.glob("*.gguf") if path.is_file())
     has_safetensors = any(folder.glob("*.safetensors")) or (folder / local.INDEX_NAME).exists()
     if load_format == "gguf" or (load_format == "auto" and ggufs and not has_safetensors):
@@ -122,20 +130,21 @@ def _open_folder(folder: Path, *, load_format: str = "auto", source: str = "") -
             message = f"expected one .gguf file in the folder, found {found}; give the path of the file"
             raise VLLMValidationError(f"{source}: {message}.", parameter="model", value=source)
         return GGUFCheckpoint(ggufs[0], source=source)
+    if check_config is not None:
+        check_config(local.read_config(folder, source))
     if load_format == "dummy":
         return local.DummyCheckpoint(local.ConfigCheckpoint(folder, source=source))
     return local.FolderCheckpoint(folder, source=source)
 
 
-def _open_hub(
-    model: str, *, load_format: str, revision: str | None, token: str | bool | None, download_dir: str | None
-) -> Checkpoint:
+def _open_hub(model: str, repository: Repository, *, load_format: str, check_config: CheckConfig | None) -> Checkpoint:
     """Open "org/name", or "org/name:QUANT" for the GGUF file of that quantization; no safetensors are fetched yet."""
-    name, _, quant = model.partition(":")
-    repository = Repository(name, revision, token, download_dir)
+    quant = model.partition(":")[2]
     small = repository.download(SMALL_FILES)
     if quant or load_format == "gguf" or not (small / "config.json").is_file():
         return _open_gguf(repository, model, quant, load_format, small.name)
+    if check_config is not None:
+        check_config(local.read_config(small, model))
     if load_format == "dummy":
         return local.DummyCheckpoint(local.ConfigCheckpoint(small, source=model))
     weight_map = local.read_index(small, model)

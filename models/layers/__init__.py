@@ -7,9 +7,25 @@ from .attention import Attention
 from .decoder import DecoderLayer
 from .embedding import Embedding
 from .frame import Frame
+from .gpt import GPTFrame, GPTLayer
 from .linear import ACTIVATIONS, linear
 from .mlp import GatedMLP
-from .norm import RMSNorm
+from .norm import LayerNorm, RMSNorm
 from .params import declare
+from .plain_mlp import PlainMLP
 
-__all__ = ["ACTIVATIONS", "Attention", "DecoderLayer", "Embedding", "Frame", "GatedMLP", "RMSNorm", "declare", "linear"]
+__all__ = [
+    "ACTIVATIONS",
+    "Attention",
+    "DecoderLayer",
+    "Embedding",
+    "Frame",
+    "GPTFrame",
+    "GPTLayer",
+    "GatedMLP",
+    "LayerNorm",
+    "PlainMLP",
+    "RMSNorm",
+    "declare",
+    "linear",
+]

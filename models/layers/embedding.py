@@ -22,7 +22,8 @@ class Embedding(nnx.Module):
     """A [v, d] matrix that embeds tokens, or reads logits off hidden states, or both."""
 
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
-        self.table = declare((cfg.vocab_size, cfg.hidden_size), ("vocab", "embed"), dtype, 1)
+        size = cfg.hidden_size if cfg.embed_size is None else cfg.embed_size
+        self.table = declare((cfg.vocab_size, size), ("vocab", "embed"), dtype, 1)
         self.dtype = dtype
 
     def embed(self, token_ids_t: Array, scale: float) -> Array:

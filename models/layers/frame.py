@@ -26,6 +26,10 @@ class Frame(nnx.Module):
         """Return the stream [t, d] that goes into the first layer."""
         return self.embed.embed(tokens.token_ids_t, self.embed_scale)
 
+    def end(self, x_td: Array) -> Array:
+        """Return hidden states [t, d] of the stream that comes out of the last layer."""
+        return self.final_norm(x_td)
+
     def logits(self, hidden_sd: Array) -> Array:
         """Return float32 logits [s, v]."""
         return (self.embed if self.tied else self.lm_head).logits(hidden_sd)

@@ -22,6 +22,8 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
     "gelu": partial(jax.nn.gelu, approximate=False),
     "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
+    "gelu_new": partial(jax.nn.gelu, approximate=True),
+    "relu": jax.nn.relu,
 }
 
 

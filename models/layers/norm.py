@@ -17,12 +17,29 @@ from ..loop import LayerOf
 from .params import declare
 
 
+class LayerNorm(nnx.Module):
+    """Norm of mean and variance over the last axis, with a bias, computed in float32."""
+
+    def __init__(self, size: int, axis: str, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        self.scale, self.bias = declare((size,), (axis,), dtype), declare((size,), (axis,), dtype)
+        self.eps = cfg.norm_eps
+
+    def __call__(self, x: Array) -> Array:
+        """Normalise; the shape and dtype stay."""
+        x32 = x.astype(jnp.float32)
+        centered = x32 - jnp.mean(x32, axis=-1, keepdims=True)
+        normed = centered * jax.lax.rsqrt(jnp.mean(centered * centered, axis=-1, keepdims=True) + self.eps)
+        shape = (1,) * (x.ndim - 1) + (-1,)
+        scale, bias = (each[...].astype(jnp.float32).reshape(shape) for each in (self.scale, self.bias))
+        return (normed * scale + bias).astype(x.dtype)
+
+
 class RMSNorm(nnx.Module):
     """Root-mean-square norm over the last axis, computed in float32."""
 
     def __init__(self, size: int, axis: str, cfg: ModelConfig, dtype: DTypeLike, *, rotates: bool = False) -> None:
         self.scale = declare((size,), (axis,), dtype, rotates=rotates)
-        self.eps = cfg.rms_norm_eps
+        self.eps = cfg.norm_eps
         self.offset = cfg.norm_offset
 
     def __call__(self, x: Array) -> Array:

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import pytest
 
+from jaxllm import LLM
 from jaxllm.config import EngineArgs, EngineConfig
 from jaxllm.config import resolve as resolve_module
 from jaxllm.config.checkpoint_settings import (
@@ -246,7 +247,7 @@ def decoder(*ropes: RopeConfig) -> ModelConfig:
         ),
         ropes=ropes,
         max_position_embeddings=1000,
-        rms_norm_eps=1e-5,
+        norm_eps=1e-5,
         tie_word_embeddings=True,
     )
 
@@ -287,10 +288,37 @@ def test_arguments_changed_later_are_checked_again(make_model: MakeModel):
         args.create_engine_config()
 
 
-def test_unknown_architecture_lists_the_known(make_model: MakeModel):
-    with pytest.raises(VLLMValidationError, match=r"LlamaForCausalLM.*register_model") as caught:
-        resolve(make_model(architectures=["GPT2LMHeadModel"]))
+def test_unknown_architecture_names_the_nearest(make_model: MakeModel):
+    with pytest.raises(VLLMValidationError, match=r"nearest to it is LlamaForCausalLM.*register_model") as caught:
+        resolve(make_model(architectures=["LlamaNextForCausalLM"]))
     assert caught.value.parameter == "model"
+
+
+def test_unknown_architecture_is_refused_before_weights_are_opened(make_model: MakeModel):
+    model = make_model(architectures=["NoSuchModel"])
+    (model / "model.safetensors").write_bytes(b"not to be opened")
+    with pytest.raises(VLLMValidationError, match="'NoSuchModel' is not supported"):
+        LLM(str(model))
+    with pytest.raises(VLLMValidationError, match=r"model\.safetensors: "):
+        LLM(str(model), hf_overrides={"architectures": ["LlamaForCausalLM"]})
+
+
+def test_the_first_supported_architecture_is_taken(make_model: MakeModel):
+    config = resolve(make_model(architectures=["NoSuchModel", "LlamaForCausalLM", "MistralForCausalLM"]))
+    assert config.model_config.architecture == "LlamaForCausalLM"
+    with pytest.raises(VLLMValidationError, match="'NoSuchModel' is not supported"):
+        resolve(make_model(architectures=["NoSuchModel", "NorThisModel"]))
+    with pytest.raises(VLLMValidationError, match="expected a list"):
+        resolve(make_model(architectures=["LlamaForCausalLM", 3]))
+
+
+def test_learned_positions_bound_the_length(make_model: MakeModel):
+    opt = {"architectures": ["OPTForCausalLM"], "max_position_embeddings": 2048}
+    assert resolve(make_model(**opt)).max_model_len == 2048
+    assert resolve(make_model(**opt), max_model_len=100).max_model_len == 100
+    with pytest.raises(VLLMValidationError, match=r"context of 2048 tokens\. Lower it: .* learned") as caught:
+        resolve(make_model(**opt), max_model_len=2049)
+    assert caught.value.parameter == "max_model_len"
 
 
 def test_remote_code_is_refused_by_name(make_model: MakeModel):

@@ -21,11 +21,12 @@ def dense_attention(
     num_layers: int,
     window: Array | int,
     scale: float,
-    rope: Rope,
+    rope: Rope | None,
     soft_cap: float | None = None,
 ) -> tuple[Array, SplitPool]:
     """Rotate, write, then attend, as `PagedAttention` does."""
-    q_tnh, k_tkh = rotate(q_tnh, rope), rotate(k_tkh, rope)
+    if rope is not None:
+        q_tnh, k_tkh = rotate(q_tnh, rope), rotate(k_tkh, rope)
     first_block = layer * (kv_pool.k.shape[0] // num_layers)
     block_size = kv_pool.k.shape[-1]
     blocks_t, offsets_t = first_block + batch.slots_t // block_size, batch.slots_t % block_size

@@ -89,6 +89,85 @@ def test_gemma3_4b_relies_on_defaults() -> None:
     assert config.max_position_embeddings == 131_072
 
 
+# As on the hub, but for what transformers never reads.
+OPT_350M = {
+    "_remove_final_layer_norm": False,
+    "activation_dropout": 0.0,
+    "activation_function": "relu",
+    "architectures": ["OPTForCausalLM"],
+    "attention_dropout": 0.0,
+    "bos_token_id": 2,
+    "do_layer_norm_before": False,
+    "dropout": 0.1,
+    "eos_token_id": 2,
+    "ffn_dim": 4096,
+    "hidden_size": 1024,
+    "init_std": 0.02,
+    "layerdrop": 0.0,
+    "max_position_embeddings": 2048,
+    "model_type": "opt",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+    "pad_token_id": 1,
+    "prefix": "</s>",
+    "torch_dtype": "float16",
+    "transformers_version": "4.20.0.dev0",
+    "use_cache": True,
+    "vocab_size": 50_272,
+    "word_embed_proj_dim": 512,
+}
+GPT2 = {
+    "activation_function": "gelu_new",
+    "architectures": ["GPT2LMHeadModel"],
+    "attn_pdrop": 0.1,
+    "bos_token_id": 50_256,
+    "embd_pdrop": 0.1,
+    "eos_token_id": 50_256,
+    "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-05,
+    "model_type": "gpt2",
+    "n_ctx": 1024,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_layer": 12,
+    "n_positions": 1024,
+    "resid_pdrop": 0.1,
+    "summary_activation": None,
+    "summary_type": "cls_index",
+    "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+    "vocab_size": 50_257,
+}
+
+
+def test_opt_of_its_time() -> None:
+    small = get_family("OPTForCausalLM").read_config(OPT_350M)
+    assert (small.embed_size, small.hidden_size, small.position_offset) == (512, 1024, 2)
+    assert (small.final_norm, small.layers[0].norms_stream, small.norm_eps) == (False, True, 1e-5)
+    assert small.tie_word_embeddings
+    assert small.ropes == ()
+    other = {"do_layer_norm_before": True, "word_embed_proj_dim": 1024, "enable_bias": False}
+    large = get_family("OPTForCausalLM").read_config(OPT_350M | other)
+    assert (large.embed_size, large.final_norm, large.layers[0].norms_stream) == (None, True, False)
+    assert not any((large.layers[0].qkv_bias, large.layers[0].o_bias, large.layers[0].mlp_bias))
+    old = get_family("OPTForCausalLM").read_config(OPT_350M | other | {"_remove_final_layer_norm": True})
+    assert not old.final_norm
+    assert get_family("OPTForCausalLM").read_config({}).layers[11].intermediate_size == 3072
+
+
+def test_gpt2_of_its_time() -> None:
+    family = get_family("GPT2LMHeadModel")
+    config = family.read_config(GPT2)
+    layer = config.layers[11]
+    assert (config.max_position_embeddings, config.hidden_size, config.num_layers) == (1024, 768, 12)
+    assert (layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.intermediate_size) == (12, 12, 64, 3072)
+    assert (layer.scale, layer.hidden_act, layer.rope, config.position_offset) == (0.125, "gelu_new", None, 0)
+    assert config == family.read_config({})
+    unscaled = {"scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True, "n_inner": 100}
+    assert [each.scale for each in family.read_config(GPT2 | unscaled).layers[:3]] == [1, 1 / 2, 1 / 3]
+    assert family.read_config(unscaled).layers[0].intermediate_size == 100
+    assert family.read_config({"hidden_size": 96}) == family.read_config({"n_embd": 96})
+
+
 def test_windows() -> None:
     assert windows(read("MistralForCausalLM", num_key_value_heads=2)) == (4096,) * 4
     assert windows(read("MistralForCausalLM", num_key_value_heads=2, sliding_window=None)) == (None,) * 4
@@ -132,6 +211,16 @@ def test_wrapper_follows_the_checkpoint_on_tying() -> None:
         ("Mistral3ForConditionalGeneration", {"text_config": {"model_type": "ministral3"}}, "'ministral3'"),
         ("Qwen2ForCausalLM", {"layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
         ("Qwen2ForCausalLM", {"layer_types": ["full_attention"] * 3}, "3 layer types"),
+        ("OPTForCausalLM", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine is false"),
+        ("OPTForCausalLM", {"hidden_size": 66}, "a hidden size of 66 is not a multiple of 4 heads"),
+        ("OPTForCausalLM", {"ffn_dim": "wide"}, "ffn_dim is 'wide'"),
+        ("OPTForCausalLM", {"activation_function": "mish"}, "activation 'mish'"),
+        ("OPTForCausalLM", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ("GPT2LMHeadModel", {"add_cross_attention": True}, "add_cross_attention"),
+        ("GPT2LMHeadModel", {"n_embd": 0}, "n_embd is 0"),
+        ("GPT2LMHeadModel", {"n_embd": 66}, "a hidden size of 66 is not a multiple of 4 heads"),
+        ("GPT2LMHeadModel", {"n_inner": -1}, "n_inner is -1"),
+        ("GPT2LMHeadModel", {"scale_attn_weights": "yes"}, "scale_attn_weights is 'yes'"),
         ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("Gemma3ForCausalLM", {"rope_parameters": {"rope_type": "default"}}, "per layer type"),
         ("Gemma3ForCausalLM", {"sliding_window_pattern": 0}, "sliding_window_pattern is 0"),

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from jaxllm.models import LayerLoop, Model, ModelConfig, get_family, supported_architectures
+from jaxllm.models.layers import DecoderLayer
 from jaxllm.models.params import ArraySpec, array_specs, unflatten
 from jaxllm.models.reading import read_decoder
 from tests.models.dense import dense_attention
@@ -79,8 +80,9 @@ def test_every_tensor_is_used_or_ignored_on_purpose(case: str, loop: LayerLoop) 
     tensors = read_tensors(case)
     model = build_model(case, loop=loop)
     specs = model.param_specs(tensors)
-    used = [source for spec in specs.values() for source in spec.sources]
-    assert len(used) == len(set(used))
+    taken = [(source, spec.hf_index) for spec in specs.values() for source in spec.sources]
+    assert len(taken) == len(set(taken))
+    used = [source for source, _ in taken]
     assert set(used) <= set(tensors)
     unused = set(tensors) - set(used)
     assert all(any(fnmatch(name, pattern) for pattern in model.ignored_tensors) for name in unused)
@@ -90,6 +92,25 @@ def test_every_tensor_is_used_or_ignored_on_purpose(case: str, loop: LayerLoop) 
         assert len(spec.axes) == len(spec.shape)
         assert spec.stacked == (loop.stacked and path.startswith("layers."))
         assert {tensors[source].shape for source in spec.sources} == {spec.hf_shape}
+
+
+@pytest.mark.parametrize(
+    ("case", "usual", "other", "unused"),
+    [
+        ("opt", "model.decoder.", "decoder.", ["decoder.version"]),
+        ("gpt2", "transformer.", "", ["h.0.attn.bias", "h.1.attn.masked_bias"]),
+    ],
+)
+def test_the_prefixes_and_masks_of_older_checkpoints(case: str, usual: str, other: str, unused: list[str]) -> None:
+    model, tensors = build_model(case), read_tensors(case)
+    renamed = [name.replace(usual, other) for name in tensors]
+    sources = {
+        of: {source for spec in model.param_specs(names).values() for source in spec.sources}
+        for of, names in (("usual", list(tensors)), ("other", renamed))
+    }
+    assert sources == {"usual": set(tensors), "other": set(renamed)}
+    ignored = {name for name in (*renamed, *unused) if any(fnmatch(name, each) for each in model.ignored_tensors)}
+    assert ignored == set(unused)
 
 
 @pytest.mark.parametrize("case", ["mistral3", "gemma3_multimodal"])
@@ -112,7 +133,9 @@ def later_name(name: str) -> str:
     return f"model.{name}"
 
 
-@pytest.mark.parametrize("architecture", supported_architectures())
+@pytest.mark.parametrize(
+    "architecture", [name for name in supported_architectures() if get_family(name).layer is DecoderLayer]
+)
 def test_every_optional_parameter_has_a_name(architecture: str) -> None:
     hf = dict.fromkeys(LLAMA_70B, 4)
     options = dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias", "qk_norm"), True)

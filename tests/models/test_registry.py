@@ -11,9 +11,35 @@ from jaxllm.models import Family, get_family, register_model, registry, supporte
 from jaxllm.models.families.llama import LLAMA
 
 
-def test_unknown_architecture_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"'GPT2LMHeadModel' is not supported.*LlamaForCausalLM.*register_model"):
-        get_family("GPT2LMHeadModel")
+@pytest.mark.parametrize(
+    ("architecture", "nearest"),
+    [
+        ("Qwen3NextForCausalLM", "Qwen3ForCausalLM"),
+        ("Qwen2_5_VLForConditionalGeneration", "Qwen2ForCausalLM"),
+        ("Gemma3nForConditionalGeneration", "Gemma3ForConditionalGeneration"),
+        ("Gemma3nForCausalLM", "Gemma3ForCausalLM"),
+        ("MllamaForConditionalGeneration", "LlamaForCausalLM"),
+        ("GPT2Model", "GPT2LMHeadModel"),
+    ],
+)
+def test_unknown_architecture_names_the_nearest(architecture: str, nearest: str) -> None:
+    hint = rf"supported_architectures\(\) lists all {len(supported_architectures())}, jaxllm.register_model adds one"
+    with pytest.raises(ValueError, match=f"'{architecture}' is not supported; nearest to it is {nearest} .*{hint}"):
+        get_family(architecture)
+
+
+@pytest.mark.parametrize(
+    "architecture", ["BloomForCausalLM", "MambaForCausalLM", "WhisperForConditionalGeneration", ""]
+)
+def test_what_is_like_none_is_near_none(architecture: str) -> None:
+    with pytest.raises(ValueError, match=rf"^architecture '{architecture}' is not supported \(jaxllm"):
+        get_family(architecture)
+
+
+def test_a_registered_family_can_be_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry.REGISTRY, "_added", {"BloomForCausalLM": LLAMA})
+    with pytest.raises(ValueError, match="nearest to it is BloomForCausalLM"):
+        get_family("BloomModel")
 
 
 @pytest.mark.parametrize("architecture", supported_architectures())

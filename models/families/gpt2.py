@@ -1,0 +1,95 @@
+"""GPT-2: OPT with matrices stored [in, out], of which q, k and v are one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from ..config import ModelConfig
+from ..family import Family, Fused, Prefixes, TensorName
+from ..fields import read_bool, read_float, read_int
+from ..layers import GPTFrame, GPTLayer
+from ..reading import read_decoder, read_num_layers
+from .opt import own_heads
+
+_QKV, _QKV_BIAS = Fused(("q", "k", "v"), axis=1), Fused(("q_bias", "k_bias", "v_bias"))
+GPT2_NAMES = MappingProxyType(
+    {
+        "embed.table": TensorName("{body}wte.weight", "v d -> v d"),
+        "positions": TensorName("{body}wpe.weight", "p d -> p d"),
+        "final_norm.scale": TensorName("{body}ln_f.weight", "d -> d"),
+        "final_norm.bias": TensorName("{body}ln_f.bias", "d -> d"),
+        "lm_head.table": TensorName("{head}lm_head.weight", "v d -> v d"),
+        "layers.attn_norm.scale": TensorName("{body}h.{l}.ln_1.weight", "d -> d"),
+        "layers.attn_norm.bias": TensorName("{body}h.{l}.ln_1.bias", "d -> d"),
+        "layers.attn.q": TensorName("{body}h.{l}.attn.c_attn.weight", "d (n h) -> n h d", _QKV),
+        "layers.attn.k": TensorName("{body}h.{l}.attn.c_attn.weight", "d (k h) -> k h d", _QKV),
+        "layers.attn.v": TensorName("{body}h.{l}.attn.c_attn.weight", "d (k h) -> k h d", _QKV),
+        "layers.attn.q_bias": TensorName("{body}h.{l}.attn.c_attn.bias", "(n h) -> n h", _QKV_BIAS),
+        "layers.attn.k_bias": TensorName("{body}h.{l}.attn.c_attn.bias", "(k h) -> k h", _QKV_BIAS),
+        "layers.attn.v_bias": TensorName("{body}h.{l}.attn.c_attn.bias", "(k h) -> k h", _QKV_BIAS),
+        "layers.attn.o": TensorName("{body}h.{l}.attn.c_proj.weight", "(n h) d -> d n h"),
+        "layers.attn.o_bias": TensorName("{body}h.{l}.attn.c_proj.bias", "d -> d"),
+        "layers.mlp_norm.scale": TensorName("{body}h.{l}.ln_2.weight", "d -> d"),
+        "layers.mlp_norm.bias": TensorName("{body}h.{l}.ln_2.bias", "d -> d"),
+        "layers.mlp.up": TensorName("{body}h.{l}.mlp.c_fc.weight", "d f -> f d"),
+        "layers.mlp.up_bias": TensorName("{body}h.{l}.mlp.c_fc.bias", "f -> f"),
+        "layers.mlp.down": TensorName("{body}h.{l}.mlp.c_proj.weight", "f d -> d f"),
+        "layers.mlp.down_bias": TensorName("{body}h.{l}.mlp.c_proj.bias", "d -> d"),
+    }
+)
+
+# HF's values for keys that a config.json leaves out.
+DEFAULTS = {
+    "vocab_size": 50_257,
+    "n_embd": 768,
+    "n_layer": 12,
+    "n_head": 12,
+    "n_positions": 1024,
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "tie_word_embeddings": True,
+}
+KEYS = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+}
+"""What other architectures call a key of GPT-2's, which has either name."""
+
+
+def gpt2_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read a GPT-2 config.json; `reorder_and_upcast_attn` asks for what attention here always is."""
+    hf = DEFAULTS | {KEYS[name]: hf[name] for name in KEYS if name in hf} | dict(hf)
+    if read_bool(hf, "add_cross_attention"):
+        raise ValueError("add_cross_attention is not supported, only decoders")
+    hf |= {name: read_int(hf, key) for name, key in KEYS.items()}
+    hidden_size = hf["hidden_size"]
+    hf |= own_heads(hidden_size, hf["num_attention_heads"])
+    scale = hf["head_dim"] ** -0.5 if read_bool(hf, "scale_attn_weights", True) else 1.0
+    divides = read_bool(hf, "scale_attn_by_inverse_layer_idx")
+    return read_decoder(
+        hf | {"intermediate_size": read_int(hf, "n_inner", 4 * hidden_size)},
+        architecture="GPT2LMHeadModel",
+        act_key="activation_function",
+        norm_eps=read_float(hf, "layer_norm_epsilon"),
+        ropes=(),
+        rope=None,
+        qkv_bias=True,
+        o_bias=True,
+        mlp_bias=True,
+        layers={"scale": tuple(scale / (layer + 1 if divides else 1) for layer in range(read_num_layers(hf)))},
+    )
+
+
+GPT2 = Family(
+    config_from_hf=gpt2_config,
+    names=GPT2_NAMES,
+    layer=GPTLayer,
+    frame=GPTFrame,
+    prefixes=(Prefixes("transformer.", ""), Prefixes("", "")),
+    # Masks, which older versions of HF saved.
+    leaves_out=("*.attn.bias", "*.attn.masked_bias"),
+)
