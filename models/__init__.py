@@ -3,7 +3,7 @@
 `families` has one file for each, made of `layers`; `registry` maps HF architecture names to families.
 """
 
-from .config import LayerSpec, ModelConfig, RopeConfig
+from .config import LayerSpec, ModelConfig, QueryScaling, RopeConfig
 from .family import Family, TensorName
 from .loop import LayerLoop
 from .model import Model
@@ -18,6 +18,7 @@ __all__ = [
     "Model",
     "ModelConfig",
     "ParamSpec",
+    "QueryScaling",
     "RopeConfig",
     "TensorName",
     "TokenBatch",

@@ -11,7 +11,7 @@ from pallas_kernels.grouped_matmul import GroupedMatmul
 
 HIDDEN_ACTS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu")
 PLAIN_GROUPED_MATMUL = GroupedMatmul()
-ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,10 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
+    short_factors: tuple[float, ...] = ()
+    """What each frequency is divided by in sequences of `original_max_position_embeddings` at most."""
+    long_factors: tuple[float, ...] = ()
+    """What each frequency is divided by in longer sequences."""
     rotated: float = 1.0
     """The share of a head that is rotated: its first numbers. The others are left as they are."""
     interleaved: bool = False
@@ -44,6 +48,16 @@ class RopeConfig:
             raise ValueError(f"partial_rotary_factor is {self.rotated}, expected 1 at most")
         if self.low_freq_factor >= self.high_freq_factor:
             raise ValueError(f"low_freq_factor is {self.low_freq_factor}, expected less than high_freq_factor")
+
+    def depends_on_length(self, max_length: int) -> bool:
+        """Say whether a token is rotated otherwise in longer sequences, where none is longer than `max_length`."""
+        match self.rope_type:
+            case "dynamic":
+                return max_length > self.max_position_embeddings
+            case "longrope":
+                return max_length > self.original_max_position_embeddings
+            case _:
+                return False
 
     def rotary_dim(self, head_dim: int) -> int:
         """Return how many numbers of a head are rotated."""
@@ -64,6 +78,16 @@ class RopeConfig:
             firsts, seconds = rotated[::2], rotated[1::2]
         middle = len(rest) // 2
         return (*firsts, *rest[:middle], *seconds, *rest[middle:])
+
+
+@dataclass(frozen=True)
+class QueryScaling:
+    """A factor on queries that grows with the position: 1 + beta * log(1 + floor((position + first) / length))."""
+
+    beta: float
+    length: int
+    first: int = 0
+    """The number that the first position has: 1 in Llama 4."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +153,8 @@ class LayerSpec:
     """A token attends to so many, itself counted; None where attention is global."""
     rope: int | None = 0
     """The index among the model's tables of the one that rotates queries and keys; None where none does."""
+    query_scaling: QueryScaling | None = None
+    """The factor on queries, beside `scale`, that depends on the position; None where there is none."""
     soft_cap: float | None = None
     norms_stream: bool = False
     """The stream is normed after each addition to it, instead of what goes into attention and MLP."""
@@ -136,7 +162,12 @@ class LayerSpec:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    qk_norm_all_heads: bool = False
+    """The norms of q and k are over all heads together, where elsewhere each head is normed by itself."""
+    pre_norms: bool = True
+    """What goes into attention and MLP is normed."""
     post_norms: bool = False
+    """What comes out of attention and MLP is normed before it is added to the stream."""
     sinks: bool = False
     """Each query head has one more score in its softmax, which has no value."""
     moe: MoESpec | None = None
@@ -192,9 +223,13 @@ class ModelConfig:
                 continue
             if not 0 <= layer.rope < len(self.ropes):
                 raise ValueError(f"a layer has RoPE table {layer.rope}, and there are {len(self.ropes)}")
-            if self.ropes[layer.rope].rotary_dim(layer.head_dim) % 2:
+            rope = self.ropes[layer.rope]
+            rotary_dim = rope.rotary_dim(layer.head_dim)
+            if rotary_dim % 2:
                 raise ValueError(f"partial_rotary_factor rotates an odd part of a head of {layer.head_dim}")
-            if layer.head_dim < 4 and self.ropes[layer.rope].rope_type == "dynamic":
+            if rope.rope_type == "longrope" and {len(rope.short_factors), len(rope.long_factors)} != {rotary_dim // 2}:
+                raise ValueError(f"short_factor and long_factor need {rotary_dim // 2} numbers, one for each pair")
+            if layer.head_dim < 4 and rope.rope_type == "dynamic":
                 raise ValueError(f"head_dim is {layer.head_dim}; dynamic RoPE scaling needs at least 4")
 
     @property

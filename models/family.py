@@ -43,13 +43,17 @@ class Prefixes(NamedTuple):
 
 
 DECODER_PREFIXES = Prefixes("model.", "")
-# A multimodal wrapper's text part: as on the hub, and as later versions of HF name it.
-WRAPPER_PREFIXES = (Prefixes("language_model.model.", "language_model."), Prefixes("model.language_model.", ""))
+# A multimodal wrapper's text part: as on the hub, as later versions of HF name it, and beside the other parts.
+WRAPPER_PREFIXES = (
+    Prefixes("language_model.model.", "language_model."),
+    Prefixes("model.language_model.", ""),
+    DECODER_PREFIXES,
+)
 
 
 # What checkpoints may hold that no decoder needs.
 BUFFERS = ("*rotary_emb.inv_freq",)
-OTHER_MODALITIES = ("*vision_tower.*", "*multi_modal_projector.*")
+OTHER_MODALITIES = ("*vision_tower.*", "*multi_modal_projector.*", "*visual.*")
 
 
 @dataclass(frozen=True, kw_only=True)

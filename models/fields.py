@@ -31,6 +31,14 @@ def read_float(values: Mapping[str, Any], name: str, default: float | None = Non
     return float(value)
 
 
+def read_floats(values: Mapping[str, Any], name: str) -> tuple[float, ...]:
+    """Return a list of positive finite numbers."""
+    given = _required(values, name, None)
+    if not isinstance(given, list | tuple):
+        raise ValueError(f"{name} is {given!r}, expected a list of numbers")
+    return tuple(read_float({name: value}, name) for value in given)
+
+
 def read_optional_int(values: Mapping[str, Any], name: str) -> int | None:
     """Return a positive integer, or None for a field that is missing or null."""
     return None if values.get(name) is None else read_int(values, name)

@@ -22,7 +22,7 @@ from .params import ParamSpec, Reading, declared, make_spec, stack, within
 from .plan import LayerPlan
 from .quantization import METHODS
 from .registry import get_family
-from .rope import rope_table
+from .rope import query_scale, rope_table
 from .tokens import TokenBatch
 
 NO_WINDOW = 2**30
@@ -111,6 +111,9 @@ class Model:
             for spec in self.plan.kinds
             if spec.rope is not None
         }
+        query_scales = {
+            each: query_scale(each, tokens.positions_t) for each in {spec.query_scaling for spec in self.plan.kinds}
+        }
 
         def body(kind: int) -> LayerBody:
             spec, (group, places) = self.plan.kinds[kind], self.plan.cache_layers(kind)
@@ -127,6 +130,7 @@ class Model:
             def attend(
                 heads: Heads, kv_pools: tuple[KVPool, ...], place: Array | int
             ) -> tuple[Array, tuple[KVPool, ...]]:
+                heads = _scale_queries(heads, query_scales[spec.query_scaling])
                 attended_tnh, kv_pool = attention[group](
                     heads.q_tnh,
                     heads.k_tkh,
@@ -182,6 +186,14 @@ def _abstract(build: Callable[[], nnx.Module]) -> tuple[Any, nnx.State]:
     # Flax would shard at construction; there is nothing to shard yet.
     with nnx.use_eager_sharding(False):
         return nnx.split(nnx.eval_shape(build))
+
+
+def _scale_queries(heads: Heads, scale_t11: Array | None) -> Heads:
+    """Return the heads with their queries multiplied, if there is a factor for each token."""
+    if scale_t11 is None:
+        return heads
+    q_tnh, k_tkh, v_tkh = heads
+    return q_tnh * scale_t11.astype(q_tnh.dtype), k_tkh, v_tkh
 
 
 def _pick(numbers: Sequence[int], place: Array | int) -> Array | int:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .config import LayerSpec, ModelConfig, RopeConfig
-from .fields import read_bool, read_float, read_int, read_mapping, read_optional_float
+from .fields import read_bool, read_float, read_floats, read_int, read_mapping, read_optional_float
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 # Far above any model; a config.json that says more would only cost memory.
@@ -52,7 +52,7 @@ def read_decoder(
         "tie_word_embeddings": read_bool(hf, "tie_word_embeddings"),
     } | {name: value for name, value in family.items() if name not in _LAYER_FIELDS}
     if "ropes" not in model:
-        model["ropes"] = (read_rope(hf, _flat_rope_settings(hf)),)
+        model["ropes"] = (read_rope(hf, read_rope_settings(hf)),)
     layers = layers or {}
     for name, values in layers.items():
         if len(values) != num_layers:
@@ -88,7 +88,7 @@ def read_rope(hf: Mapping[str, Any], settings: Mapping[str, Any]) -> RopeConfig:
     """Build one RoPE table from its settings; `hf` supplies the context lengths."""
     rope_type = settings.get("rope_type") or settings.get("type") or "default"
     if settings.get("mrope_section") is not None:
-        raise ValueError("mrope_section (multimodal RoPE) is not supported")
+        raise ValueError("mrope_section (multimodal RoPE) does not fit this architecture")
     positions = read_int(hf, "max_position_embeddings", 2048)
     fields: dict[str, Any] = {
         "rope_type": rope_type,
@@ -102,10 +102,31 @@ def read_rope(hf: Mapping[str, Any], settings: Mapping[str, Any]) -> RopeConfig:
             fields |= {"factor": read_float(settings, "factor"), "max_position_embeddings": positions}
         case "llama3":
             fields |= {name: read_float(settings, name) for name in ("factor", "low_freq_factor", "high_freq_factor")}
-            fields["original_max_position_embeddings"] = _trained_positions(hf, settings, positions)
+            fields["original_max_position_embeddings"] = read_trained_positions(hf, settings, positions)
         case "yarn":
-            fields |= _yarn_fields(settings, positions, _trained_positions(hf, settings, positions))
+            fields |= _yarn_fields(settings, positions, read_trained_positions(hf, settings, positions))
+        case "longrope":
+            fields |= _longrope_fields(settings, positions, read_trained_positions(hf, settings, positions))
     return RopeConfig(**fields)
+
+
+def read_ropes_by_type(
+    hf: Mapping[str, Any], layer_types: tuple[str, ...], full_theta: Any, sliding_theta: Any
+) -> tuple[tuple[RopeConfig, ...], tuple[int, ...]]:
+    """Return the RoPE tables of the layer types there are, and each layer's; the thetas stand in for missing ones.
+
+    Scaling in the old keys applies to full attention only.
+    """
+    given = read_mapping(hf, "rope_parameters")
+    flat = sorted(set(given) - set(LAYER_TYPES))
+    if flat:
+        raise ValueError(f"rope_parameters are per layer type in this architecture, but there is {', '.join(flat)}")
+    settings = {kind: read_mapping(given, kind) for kind in LAYER_TYPES}
+    settings["full_attention"].update(read_mapping(hf, "rope_scaling"))
+    settings["full_attention"].setdefault("rope_theta", full_theta)
+    settings["sliding_attention"].setdefault("rope_theta", sliding_theta)
+    kinds = [kind for kind in LAYER_TYPES if kind in layer_types]
+    return tuple(read_rope(hf, settings[kind]) for kind in kinds), tuple(kinds.index(kind) for kind in layer_types)
 
 
 def is_tied_wrapper(hf: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
@@ -123,7 +144,7 @@ def read_text_config(hf: Mapping[str, Any], model_type: str) -> Mapping[str, Any
     return text
 
 
-def _flat_rope_settings(hf: Mapping[str, Any]) -> dict[str, Any]:
+def read_rope_settings(hf: Mapping[str, Any]) -> dict[str, Any]:
     """Return the RoPE settings of a config that has one table, from the old keys or from `rope_parameters`."""
     parameters = read_mapping(hf, "rope_parameters")
     settings = read_mapping(hf, "rope_scaling") or dict(parameters)
@@ -134,7 +155,8 @@ def _flat_rope_settings(hf: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _trained_positions(hf: Mapping[str, Any], settings: Mapping[str, Any], positions: int) -> int:
+def read_trained_positions(hf: Mapping[str, Any], settings: Mapping[str, Any], positions: int) -> int:
+    """Return the length that a model was trained for before its RoPE was scaled; by default `positions`."""
     name = "original_max_position_embeddings"
     return read_int(hf, name, read_int(settings, name, positions))
 
@@ -148,6 +170,18 @@ def _yarn_fields(settings: Mapping[str, Any], positions: int, trained: int) -> d
         "beta_slow": read_float(settings, "beta_slow", 1.0),
         "truncate": read_bool(settings, "truncate", True),
         "attention_factor": _yarn_attention_factor(settings, factor),
+    }
+
+
+def _longrope_fields(settings: Mapping[str, Any], positions: int, trained: int) -> dict[str, Any]:
+    factor = read_float(settings, "factor", positions / trained)
+    grown = 1.0 if factor <= 1 or trained == 1 else math.sqrt(1 + math.log(factor) / math.log(trained))
+    return {
+        "factor": factor,
+        "original_max_position_embeddings": trained,
+        "short_factors": read_floats(settings, "short_factor"),
+        "long_factors": read_floats(settings, "long_factor"),
+        "attention_factor": read_float(settings, "attention_factor", grown),
     }
 
 

@@ -1,4 +1,4 @@
-"""Rotary position embeddings: cos and sin of each table, computed once per step outside the layers.
+"""What depends on positions is computed here, once per step outside the layers: RoPE tables, and scales of queries.
 
 The formulas follow `transformers.modeling_rope_utils`, in float32 as there.
 """
@@ -11,22 +11,34 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from .config import RopeConfig
+from .config import QueryScaling, RopeConfig
 
 
 def rope_table(rope: RopeConfig, head_dim: int, positions_t: Array, rope_lengths_t: Array) -> tuple[Array, Array]:
     """Return cos and sin, each float32 [t, head_dim / 2], for the tokens' positions.
 
-    `rope_lengths_t` is the sequence length that dynamic scaling sees for each token.
+    `rope_lengths_t` is the sequence length that dynamic scaling, and longrope, see for each token.
     """
     positions_t1, rotary_dim = positions_t.astype(jnp.float32)[:, None], rope.rotary_dim(head_dim)
     if rope.rope_type == "dynamic":
         angles = positions_t1 * _dynamic_frequencies(rope, rotary_dim, rope_lengths_t)
+    elif rope.rope_type == "longrope":
+        short, long = (jnp.asarray(each)[None, :] for each in _longrope_frequencies(rope, rotary_dim))
+        is_long_t1 = (rope_lengths_t > rope.original_max_position_embeddings)[:, None]
+        angles = positions_t1 * jnp.where(is_long_t1, long, short)
     else:
         angles = positions_t1 * jnp.asarray(frequencies(rope, rotary_dim))[None, :]
     cos, sin = jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor
     left = ((0, 0), (0, (head_dim - rotary_dim) // 2))
     return jnp.pad(cos, left, constant_values=1), jnp.pad(sin, left)
+
+
+def query_scale(scaling: QueryScaling | None, positions_t: Array) -> Array | None:
+    """Return the factors on the queries of the tokens at these positions, float32 [t, 1, 1]; None if there are none."""
+    if scaling is None:
+        return None
+    periods_t = jnp.floor((positions_t + scaling.first).astype(jnp.float32) / scaling.length)
+    return (1 + scaling.beta * jnp.log1p(periods_t))[:, None, None]
 
 
 def frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
@@ -48,9 +60,12 @@ def _exponents(head_dim: int) -> np.ndarray:
 
 
 def _default_frequencies(theta: float, head_dim: int) -> np.ndarray:
+    return np.float32(1.0) / _powers(theta, head_dim)
+
+
+def _powers(theta: float, head_dim: int) -> np.ndarray:
     # numpy's float32 power is off by an ulp here and there, which far positions multiply; torch's is exact.
-    powers = np.power(np.float64(theta), _exponents(head_dim).astype(np.float64)).astype(np.float32)
-    return np.float32(1.0) / powers
+    return np.power(np.float64(theta), _exponents(head_dim).astype(np.float64)).astype(np.float32)
 
 
 def _dynamic_frequencies(rope: RopeConfig, head_dim: int, lengths_t: Array) -> Array:
@@ -60,6 +75,14 @@ def _dynamic_frequencies(rope: RopeConfig, head_dim: int, lengths_t: Array) -> A
     growth = rope.factor * lengths / trained - (rope.factor - 1.0)
     theta_t1 = (rope.theta * growth ** (head_dim / (head_dim - 2)))[:, None]
     return 1.0 / theta_t1 ** jnp.asarray(_exponents(head_dim))[None, :]
+
+
+def _longrope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the inverse frequencies of short sequences and of long ones, float32 [head_dim / 2] each."""
+    powers = _powers(rope.theta, head_dim)
+    factors = (np.asarray(each, np.float32) for each in (rope.short_factors, rope.long_factors))
+    short, long = (np.float32(1.0) / (each * powers) for each in factors)
+    return short, long
 
 
 def _llama3_frequencies(rope: RopeConfig, base: np.ndarray) -> np.ndarray:

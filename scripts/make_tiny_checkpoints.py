@@ -90,6 +90,83 @@ def gpt2() -> Any:
     return transformers.GPT2Config(**sizes, **ids, scale_attn_by_inverse_layer_idx=True)
 
 
+def ministral3() -> Any:
+    """Return a Ministral 3 config whose queries grow every 16 positions."""
+    return transformers.Ministral3Config(
+        **SIZES,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.5,
+        },
+    )
+
+
+def phi3() -> Any:
+    """Return a Phi-3 config: the longest prompt is long for its RoPE, which rotates three quarters of a head."""
+    return transformers.Phi3Config(
+        **{**SIZES, "hidden_size": 64, "sliding_window": 24},
+        original_max_position_embeddings=48,
+        partial_rotary_factor=0.75,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10_000.0,
+            "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+            "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 5.0],
+        },
+    )
+
+
+def qwen2_5_vl() -> Any:
+    """Return a Qwen2.5-VL config; its vision tower is as small as it gets."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+    text = SIZES | {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "rope_parameters": rope}
+    vision = {"depth": 1, "hidden_size": 8, "intermediate_size": 8, "num_heads": 1, "patch_size": 2}
+    return transformers.Qwen2_5_VLConfig(
+        text_config=text,
+        vision_config=vision | {"out_hidden_size": 32, "fullatt_block_indexes": [0]},
+    )
+
+
+def qwen3_vl() -> Any:
+    """Return a Qwen3-VL config; its vision tower is as small as it gets."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+    vision = {"depth": 1, "hidden_size": 8, "intermediate_size": 8, "num_heads": 1, "patch_size": 2}
+    positions = {"num_position_embeddings": 4, "deepstack_visual_indexes": [0]}
+    return transformers.Qwen3VLConfig(
+        text_config=SIZES | {"rope_parameters": rope},
+        vision_config=vision | positions | {"out_hidden_size": SIZES["hidden_size"]},
+        tie_word_embeddings=True,
+    )
+
+
+def smollm3() -> Any:
+    """Return a SmolLM3 config: every second layer knows no positions, and has a window."""
+    sizes = SIZES | {"num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 24}
+    return transformers.SmolLM3Config(**sizes, no_rope_layer_interval=2)
+
+
+def olmo3() -> Any:
+    """Return an OLMo 3 config: sliding layers with plain RoPE around a global one with a scaled table."""
+    return transformers.Olmo3Config(
+        **(SMALL | {"num_hidden_layers": 5, "num_attention_heads": 2, "sliding_window": 24}),
+        rope_parameters={
+            "full_attention": {
+                "rope_type": "yarn",
+                "factor": 8.0,
+                "original_max_position_embeddings": 32,
+                "attention_factor": 1.2,
+                "rope_theta": 10_000.0,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+    )
+
+
 def gemma3_text() -> Any:
     """Return a Gemma 3 text config: five sliding layers and a global one, with a scaled RoPE table of its own."""
     return transformers.Gemma3TextConfig(
@@ -145,6 +222,7 @@ CASES = {
     ),
     "mistral": Case("MistralForCausalLM", lambda: transformers.MistralConfig(**SIZES, sliding_window=24)),
     "mistral3": Case("Mistral3ForConditionalGeneration", mistral3),
+    "ministral3": Case("Ministral3ForCausalLM", ministral3),
     "qwen2": Case(
         "Qwen2ForCausalLM",
         lambda: transformers.Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=24, max_window_layers=1),
@@ -194,6 +272,12 @@ CASES = {
         max_position_embeddings=96,
     ),
     "gpt2": Case("GPT2LMHeadModel", gpt2),
+    "qwen2_5_vl": Case("Qwen2_5_VLForConditionalGeneration", qwen2_5_vl),
+    "qwen3_vl": Case("Qwen3VLForConditionalGeneration", qwen3_vl),
+    "smollm3": Case("SmolLM3ForCausalLM", smollm3),
+    "phi3": Case("Phi3ForCausalLM", phi3),
+    "olmo2": Case("Olmo2ForCausalLM", lambda: transformers.Olmo2Config(**(SIZES | {"attention_bias": True}))),
+    "olmo3": Case("Olmo3ForCausalLM", olmo3),
     "gemma2": Case(
         "Gemma2ForCausalLM",
         lambda: transformers.Gemma2Config(

@@ -7,8 +7,8 @@ from typing import Any
 
 from ..config import ModelConfig
 from ..family import Family
-from ..fields import read_int, read_mapping
-from ..reading import LAYER_TYPES, is_tied_wrapper, read_layer_types, read_num_layers, read_rope, read_text_config
+from ..fields import read_int
+from ..reading import is_tied_wrapper, read_layer_types, read_num_layers, read_ropes_by_type, read_text_config
 from .gemma2 import DEFAULTS as GEMMA2_DEFAULTS
 from .gemma2 import GEMMA_NAMES, read_gemma
 
@@ -38,30 +38,17 @@ def _read(architecture: str, hf: Mapping[str, Any], **overrides: Any) -> ModelCo
     period = read_int(hf, "sliding_window_pattern", read_int(hf, "_sliding_window_pattern", 6))
     pattern = tuple("sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(num_layers))
     layer_types = read_layer_types(hf, pattern)
-    settings = _rope_settings(hf)
-    kinds = [kind for kind in LAYER_TYPES if kind in layer_types]
+    theta, local_theta = hf.get("rope_theta", 1_000_000.0), hf.get("rope_local_base_freq", 10_000.0)
+    ropes, rope_of = read_ropes_by_type(hf, layer_types, theta, local_theta)
     return read_gemma(
         hf,
         architecture,
         layer_types,
         qk_norm=True,
-        ropes=tuple(read_rope(hf, settings[kind]) for kind in kinds),
-        layers={"rope": tuple(kinds.index(kind) for kind in layer_types)},
+        ropes=ropes,
+        layers={"rope": rope_of},
         **overrides,
     )
-
-
-def _rope_settings(hf: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return RoPE settings by layer type; scaling in the old keys applies to the global layers only."""
-    given = read_mapping(hf, "rope_parameters")
-    flat = sorted(set(given) - set(LAYER_TYPES))
-    if flat:
-        raise ValueError(f"Gemma 3's rope_parameters are per layer type, but there is {', '.join(flat)}")
-    settings = {kind: read_mapping(given, kind) for kind in LAYER_TYPES}
-    settings["full_attention"].update(read_mapping(hf, "rope_scaling"))
-    settings["full_attention"].setdefault("rope_theta", hf.get("rope_theta", 1_000_000.0))
-    settings["sliding_attention"].setdefault("rope_theta", hf.get("rope_local_base_freq", 10_000.0))
-    return settings
 
 
 GEMMA3 = Family(config_from_hf=gemma3_config, names=GEMMA_NAMES)

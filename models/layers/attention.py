@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from ..config import LayerSpec, ModelConfig
 from ..loop import Heads
 from .linear import linear
-from .norm import RMSNorm
+from .norm import HeadsNorm, RMSNorm
 from .params import Part, declare, declare_merged, split
 
 
@@ -35,7 +35,10 @@ class Attention(nnx.Module):
         self.has_sinks = spec.sinks
         if spec.sinks:
             self.sinks = declare((n,), ("heads",), jnp.float32)
-        if spec.qk_norm:
+        if spec.qk_norm and spec.qk_norm_all_heads:
+            self.q_norm = HeadsNorm(n, h, "heads", cfg, dtype)
+            self.k_norm = HeadsNorm(k, h, "kv_heads", cfg, dtype)
+        elif spec.qk_norm:
             self.q_norm = RMSNorm(h, "head_dim", cfg, dtype, rotates=True)
             self.k_norm = RMSNorm(h, "head_dim", cfg, dtype, rotates=True)
 

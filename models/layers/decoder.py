@@ -17,24 +17,28 @@ from .norm import RMSNorm
 
 
 class DecoderLayer(nnx.Module):
-    """Attention and MLP or experts, each behind a norm and added to the stream; Gemma also norms what is added."""
+    """Attention and MLP or experts, added to the stream; a norm is before each of them, after it, or both."""
 
     def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
         norm = partial(RMSNorm, cfg.hidden_size, "embed", cfg, dtype)
-        self.attn_norm, self.attn = norm(), Attention(spec, cfg, dtype)
-        self.mlp_norm, self.mlp = norm(), (MoE if spec.moe else GatedMLP)(spec, cfg, dtype)
-        self.has_post_norms = spec.post_norms
+        self.attn, self.mlp = Attention(spec, cfg, dtype), (MoE if spec.moe else GatedMLP)(spec, cfg, dtype)
+        self.has_pre_norms, self.has_post_norms = spec.pre_norms, spec.post_norms
+        if spec.pre_norms:
+            self.attn_norm, self.mlp_norm = norm(), norm()
         if spec.post_norms:
             self.post_attn_norm, self.post_mlp_norm = norm(), norm()
 
     def project(self, x_td: Array) -> Heads:
         """Return what attention takes, from the stream [t, d]."""
-        return self.attn.project(self.attn_norm(x_td))
+        return self.attn.project(self.attn_norm(x_td) if self.has_pre_norms else x_td)
 
     def finish(self, x_td: Array, attended_tnh: Array) -> Array:
         """Return the stream after this layer, from what it was before and from what attention gives."""
         if self.has_post_norms:
             x_td = x_td + self.post_attn_norm(self.attn.output(attended_tnh))
-            return x_td + self.post_mlp_norm(self.mlp(self.mlp_norm(x_td)))
+            return x_td + self.post_mlp_norm(self.mlp(self._mlp_input(x_td)))
         x_td = self.attn.output(attended_tnh, x_td)
-        return self.mlp(self.mlp_norm(x_td), x_td)
+        return self.mlp(self._mlp_input(x_td), x_td)
+
+    def _mlp_input(self, x_td: Array) -> Array:
+        return self.mlp_norm(x_td) if self.has_pre_norms else x_td

@@ -47,9 +47,22 @@ class RMSNorm(nnx.Module):
         held, size = self.scale.get_raw_value(), x.shape[-1]
         if isinstance(held, LayerOf) and can_norm(size, x.dtype):
             x_rd, num_rows = x.reshape(-1, size), held.num_rows * math.prod(x.shape[1:-1])
-            normed = rms_norm(x_rd, held.stack, held.layer, eps=self.eps, offset=self.offset, num_rows=num_rows)
+            stack_ld = held.stack.reshape(-1, size)
+            normed = rms_norm(x_rd, stack_ld, held.layer, eps=self.eps, offset=self.offset, num_rows=num_rows)
             return normed.reshape(x.shape)
         x32 = x.astype(jnp.float32)
         normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
         scale = self.scale[...].astype(jnp.float32) + self.offset
         return (normed * scale.reshape((1,) * (x.ndim - 1) + (-1,))).astype(x.dtype)
+
+
+class HeadsNorm(RMSNorm):
+    """Root-mean-square norm over all heads of a token together."""
+
+    def __init__(self, num_heads: int, head_dim: int, axis: str, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        super().__init__(head_dim, "head_dim", cfg, dtype)
+        self.scale = declare((num_heads, head_dim), (axis, "head_dim"), dtype, rotates=True)
+
+    def __call__(self, x: Array) -> Array:
+        """Normalise [t, heads, head_dim]; heads that are repeated, all as often as others, do not change the mean."""
+        return super().__call__(x.reshape(x.shape[0], -1)).reshape(x.shape)

@@ -262,6 +262,7 @@ def decoder(*ropes: RopeConfig) -> ModelConfig:
         ((RopeConfig(rope_type="yarn", factor=4.0, original_max_position_embeddings=1000),), 4000),
         ((RopeConfig(rope_type="yarn", factor=4.0, original_max_position_embeddings=250),), 1000),
         ((RopeConfig(rope_type="linear", factor=8.0), RopeConfig()), 1000),
+        ((RopeConfig(rope_type="longrope", factor=8.0, short_factors=(1.0,) * 4, long_factors=(2.0,) * 4),), 1000),
     ],
 )
 def test_context_length(ropes: tuple[RopeConfig, ...], length: int):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from jaxllm.models import ModelConfig, RopeConfig, get_family
+from jaxllm.models import ModelConfig, QueryScaling, RopeConfig, get_family
 from tests.models.tiny import CASES, read_hf_config
 
 SIZES = {
@@ -23,6 +24,7 @@ LLAMA3_SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 
 
 def read(architecture: str, **hf: Any) -> ModelConfig:
@@ -168,6 +170,55 @@ def test_gpt2_of_its_time() -> None:
     assert family.read_config({"hidden_size": 96}) == family.read_config({"n_embd": 96})
 
 
+def test_olmo3_scales_rope_on_global_layers_only() -> None:
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192, "attention_factor": 1.2}
+    config = read("Olmo3ForCausalLM", rope_scaling=yarn, rope_theta=5e5)
+    assert windows(config) == (4096,) * 3 + (None,)
+    assert [config.ropes[layer.rope or 0].rope_type for layer in config.layers] == ["default"] * 3 + ["yarn"]
+    assert [rope.theta for rope in config.ropes] == [5e5, 5e5]
+
+
+def test_smollm3_rotates_three_layers_of_four() -> None:
+    config = read("SmolLM3ForCausalLM", num_key_value_heads=2)
+    assert [layer.rope for layer in config.layers] == [0, 0, 0, None]
+    assert config == read("SmolLM3ForCausalLM", num_key_value_heads=2, no_rope_layers=[1, 1, 1, 0])
+    assert windows(config) == (None,) * 4
+    slides = read("SmolLM3ForCausalLM", num_key_value_heads=2, use_sliding_window=True, sliding_window=32)
+    assert windows(slides) == (None, None, None, 32)
+
+
+@pytest.mark.parametrize("name", ["su", "yarn", "longrope"])
+def test_phi3_has_one_scaling_of_several_names(name: str) -> None:
+    config = read("Phi3ForCausalLM", rope_scaling=LONGROPE | {"type": name}, max_position_embeddings=131_072)
+    (rope,) = config.ropes
+    assert (rope.rope_type, rope.short_factors, rope.long_factors) == ("longrope", (1.0,) * 8, (2.0,) * 8)
+    assert rope.original_max_position_embeddings == 4096
+    assert rope.attention_factor == pytest.approx((1 + 5 / 12) ** 0.5)
+    assert not rope.depends_on_length(4096)
+    assert rope.depends_on_length(4097)
+
+
+def test_ministral3_is_the_same_in_its_wrapper() -> None:
+    text = {**SIZES, "num_key_value_heads": 2, "model_type": "ministral3"}
+    alone = get_family("Ministral3ForCausalLM").read_config(text)
+    wrapped = get_family("Mistral3ForConditionalGeneration").read_config({"text_config": text})
+    assert wrapped == replace(alone, architecture="Mistral3ForConditionalGeneration")
+    assert {layer.query_scaling for layer in alone.layers} == {QueryScaling(0.1, 16_384)}
+    assert (alone.ropes[0].rope_type, alone.ropes[0].attention_factor) == ("yarn", 1.0)
+
+
+def test_qwen_vl_reads_old_and_new_configs() -> None:
+    rope = {"type": "mrope", "mrope_section": [16, 24, 24]}
+    text = {**SIZES, "num_key_value_heads": 2, "rope_theta": 1e5, "tie_word_embeddings": True}
+    for architecture, model_type in (("Qwen2VL", "qwen2_vl_text"), ("Qwen2_5_VL", "qwen2_5_vl_text")):
+        family = get_family(f"{architecture}ForConditionalGeneration")
+        flat = family.read_config({**text, "rope_scaling": rope})
+        assert flat.ropes == (RopeConfig(theta=1e5),)
+        assert flat.tie_word_embeddings
+        nested = {**text, "model_type": model_type, "rope_parameters": rope | {"rope_type": "default"}}
+        assert family.read_config({"text_config": nested}) == flat
+
+
 def test_windows() -> None:
     assert windows(read("MistralForCausalLM", num_key_value_heads=2)) == (4096,) * 4
     assert windows(read("MistralForCausalLM", num_key_value_heads=2, sliding_window=None)) == (None,) * 4
@@ -190,7 +241,8 @@ def test_wrapper_follows_the_checkpoint_on_tying() -> None:
 @pytest.mark.parametrize(
     ("architecture", "hf", "message"),
     [
-        ("LlamaForCausalLM", {"rope_scaling": {"type": "longrope", "factor": 2.0}}, "RoPE type 'longrope'"),
+        ("LlamaForCausalLM", {"rope_scaling": {"type": "ntk", "factor": 2.0}}, "RoPE type 'ntk'"),
+        ("LlamaForCausalLM", {"rope_scaling": {"type": "longrope", "factor": 2.0}}, "short_factor is missing"),
         ("LlamaForCausalLM", {"rope_scaling": {"type": "linear"}}, "factor is missing"),
         ("LlamaForCausalLM", {"rope_scaling": "linear"}, "rope_scaling is 'linear'"),
         ("LlamaForCausalLM", {"rope_parameters": {"full_attention": {}}}, "per layer type"),
@@ -208,7 +260,7 @@ def test_wrapper_follows_the_checkpoint_on_tying() -> None:
         ("LlamaForCausalLM", {"head_dim": 15}, "even"),
         ("MistralForCausalLM", {"num_key_value_heads": 2, "sliding_window": 0}, "sliding_window is 0"),
         ("Mistral3ForConditionalGeneration", {}, "text_config is missing"),
-        ("Mistral3ForConditionalGeneration", {"text_config": {"model_type": "ministral3"}}, "'ministral3'"),
+        ("Mistral3ForConditionalGeneration", {"text_config": {"model_type": "llama"}}, "'llama'"),
         ("Qwen2ForCausalLM", {"layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
         ("Qwen2ForCausalLM", {"layer_types": ["full_attention"] * 3}, "3 layer types"),
         ("OPTForCausalLM", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine is false"),
@@ -221,6 +273,17 @@ def test_wrapper_follows_the_checkpoint_on_tying() -> None:
         ("GPT2LMHeadModel", {"n_embd": 66}, "a hidden size of 66 is not a multiple of 4 heads"),
         ("GPT2LMHeadModel", {"n_inner": -1}, "n_inner is -1"),
         ("GPT2LMHeadModel", {"scale_attn_weights": "yes"}, "scale_attn_weights is 'yes'"),
+        ("Olmo3ForCausalLM", {"rope_parameters": {"rope_type": "default"}}, "per layer type"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0]}, "no_rope_layers"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 2, 1]}, "no_rope_layers"),
+        ("SmolLM3ForCausalLM", {"layer_types": ["sliding_attention"] * 4}, "use_sliding_window"),
+        ("Phi3ForCausalLM", {"attention_bias": True}, "attention_bias"),
+        ("Phi3ForCausalLM", {"lm_head_bias": True}, "lm_head_bias"),
+        ("Phi3ForCausalLM", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "only longrope"),
+        ("Phi3ForCausalLM", {"rope_scaling": LONGROPE | {"short_factor": 1.0}}, "short_factor is 1.0"),
+        ("Phi3ForCausalLM", {"rope_scaling": LONGROPE | {"long_factor": [1.0]}}, "need 8 numbers"),
+        ("Ministral3ForCausalLM", {"rope_parameters": {"llama_4_scaling_beta": "x"}}, "llama_4_scaling_beta"),
+        ("Qwen3VLForConditionalGeneration", {}, "text_config is missing"),
         ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("Gemma3ForCausalLM", {"rope_parameters": {"rope_type": "default"}}, "per layer type"),
         ("Gemma3ForCausalLM", {"sliding_window_pattern": 0}, "sliding_window_pattern is 0"),

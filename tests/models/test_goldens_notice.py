@@ -40,6 +40,10 @@ def without_attention_factor(cfg: ModelConfig) -> ModelConfig:
     return replace(cfg, ropes=tuple(replace(rope, attention_factor=1.0) for rope in cfg.ropes))
 
 
+def with_rope(cfg: ModelConfig, **fields: object) -> ModelConfig:
+    return replace(cfg, ropes=tuple(replace(rope, **fields) for rope in cfg.ropes))
+
+
 def with_one_rope(cfg: ModelConfig) -> ModelConfig:
     assert len(cfg.ropes) == 2
     return replace(cfg.with_layers(rope=0), ropes=cfg.ropes[:1])
@@ -90,6 +94,21 @@ FEATURES: dict[tuple[str, str], Change] = {
     ("opt_350m", "norms of the stream"): layers_without(norms_stream=False),
     ("gpt2", "scales of scores"): layers_without(scale=16**-0.5),
     ("gpt2", "tanh"): layers_without(hidden_act="relu"),
+    ("ministral3", "query scaling"): layers_without(query_scaling=None),
+    ("qwen2_5_vl", "bias"): layers_without(qkv_bias=False),
+    ("qwen3_vl", "qk norm"): layers_without(qk_norm=False),
+    ("smollm3", "layers without positions"): layers_without(rope=0),
+    ("smollm3", "window"): without_windows,
+    ("phi3", "long factors"): lambda cfg: with_rope(cfg, long_factors=cfg.ropes[0].short_factors),
+    ("phi3", "attention factor"): without_attention_factor,
+    ("phi3", "rotated part"): lambda cfg: with_rope(cfg, rope_type="default", rotated=1.0),
+    ("phi3", "window"): without_windows,
+    ("olmo2", "bias"): layers_without(qkv_bias=False, o_bias=False),
+    ("olmo2", "post norms"): layers_without(post_norms=False),
+    ("olmo3", "window"): without_windows,
+    ("olmo3", "qk norm"): layers_without(qk_norm=False),
+    ("olmo3", "scaling on global layers only"): with_one_rope,
+    ("olmo3", "attention factor"): without_attention_factor,
     ("gemma2", "window"): without_windows,
     ("gemma2", "attention soft cap"): layers_without(soft_cap=None),
     ("gemma2", "final soft cap"): without(final_soft_cap=None),

@@ -138,12 +138,12 @@ def later_name(name: str) -> str:
 )
 def test_every_optional_parameter_has_a_name(architecture: str) -> None:
     hf = dict.fromkeys(LLAMA_70B, 4)
-    options = dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias", "qk_norm"), True)
-    post_norms = "layers.post_mlp_norm.scale" in get_family(architecture).names
-    specs = Model(
-        read_decoder(hf, architecture=architecture, head_dim=2, post_norms=post_norms, **options), jnp.float32
-    ).param_specs()
-    assert len(specs) == (23 if post_norms else 21)
+    options: dict[str, Any] = dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias", "qk_norm"), True)
+    names = get_family(architecture).names
+    post_norms, pre_norms = "layers.post_mlp_norm.scale" in names, "layers.mlp_norm.scale" in names
+    options |= {"pre_norms": pre_norms, "post_norms": post_norms, "qk_norm_all_heads": not pre_norms}
+    specs = Model(read_decoder(hf, architecture=architecture, head_dim=2, **options), jnp.float32).param_specs()
+    assert len(specs) == 19 + 2 * pre_norms + 2 * post_norms
 
 
 @pytest.mark.parametrize("case", ["llama3_tied", "gemma2", "gemma3"])
@@ -161,7 +161,7 @@ def test_program_size_does_not_grow_with_depth(case: str) -> None:
 
 
 @pytest.mark.parametrize("loop", LayerLoop)
-@pytest.mark.parametrize("case", ["llama_bias", "gemma3"])
+@pytest.mark.parametrize("case", ["llama_bias", "gemma3", "ministral3"])
 def test_bfloat16_stays_bfloat16_until_the_logits(case: str, loop: LayerLoop) -> None:
     model = build_model(case, dtype=jnp.bfloat16, loop=loop)
     args = forward_args(model)

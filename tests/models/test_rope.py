@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm.models import RopeConfig
-from jaxllm.models.rope import frequencies, rope_table
+from jaxllm.models import QueryScaling, RopeConfig
+from jaxllm.models.rope import frequencies, query_scale, rope_table
 
 POSITIONS = np.asarray([0, 1, 7, 1500, 8191, 32_767], np.int32)
 
@@ -45,6 +45,23 @@ def test_dynamic_scaling_starts_beyond_the_trained_length() -> None:
     np.testing.assert_array_equal(cos[0], cos[1])
     np.testing.assert_allclose(cos[0], plain[0], rtol=0, atol=1e-5)
     assert np.abs(cos[2] - cos[1]).max() > 1e-5
+
+
+def test_longrope_goes_by_the_length_of_each_sequence() -> None:
+    short, long = tuple(1 + i / 8 for i in range(8)), tuple(1.0 + i for i in range(8))
+    rope = RopeConfig(rope_type="longrope", short_factors=short, long_factors=long)
+    cos, sin = rope_table(rope, 16, jnp.asarray([100, 100], jnp.int32), jnp.asarray([2048, 2049], jnp.int32))
+    angles = 100 / (np.asarray([short, long]) * 10_000.0 ** (np.arange(8) / 8))
+    np.testing.assert_allclose(cos, np.cos(angles), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(sin, np.sin(angles), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("first", "steps"), [(0, [0, 0, 1, 1, 4]), (1, [0, 1, 1, 2, 4])])
+def test_queries_grow_with_each_length_that_is_behind_them(first: int, steps: list[int]) -> None:
+    scale = query_scale(QueryScaling(0.1, 8192, first), jnp.asarray([0, 8191, 8192, 16_383, 32_768], jnp.int32))
+    assert scale is not None
+    assert scale.shape == (5, 1, 1)
+    np.testing.assert_allclose(scale[:, 0, 0], 1 + 0.1 * np.log(1 + np.asarray(steps)), rtol=1e-6)
 
 
 def test_the_attention_factor_scales_both() -> None:

@@ -29,7 +29,6 @@ from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.execution.program_cache import ProgramCache, use_cache
 from jaxllm.execution.programs import Programs
 from jaxllm.loading.load import check_names, init_dummy, load_params
-from jaxllm.models.config import ModelConfig
 from jaxllm.models.params import ParamSpec, array_specs
 from jaxllm.models.registry import is_built_in
 from jaxllm.sampling.processors import extra_args, on_host, traced, validators
@@ -224,17 +223,17 @@ def _scheduler_config(config: EngineConfig, num_blocks: int, max_rows: int) -> S
         block_size=config.block_size,
         row_alignment=max(group.attention.row_alignment for group in config.kv_groups),
         groups=tuple(group.config(size) for group, size in zip(config.kv_groups, sizes, strict=True)),
-        enable_prefix_caching=config.enable_prefix_caching and not _keys_depend_on_the_prompt(config.model_config),
+        enable_prefix_caching=config.enable_prefix_caching and not _keys_depend_on_the_prompt(config),
         policy=config.scheduling_policy,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         enable_chunked_prefill=config.enable_chunked_prefill,
         max_rows=max_rows,
-        keys_depend_on_prompt=_keys_depend_on_the_prompt(config.model_config),
+        keys_depend_on_prompt=_keys_depend_on_the_prompt(config),
         tracks_all_tokens=bool(config.logits_processors),
         kv_cache_metrics_sample=config.kv_cache_metrics_sample if config.kv_cache_metrics else None,
     )
 
 
-def _keys_depend_on_the_prompt(model_config: ModelConfig) -> bool:
+def _keys_depend_on_the_prompt(config: EngineConfig) -> bool:
     """Say whether the same tokens have other keys in a longer prompt, as with dynamic RoPE: they cannot be shared."""
-    return any(rope.rope_type == "dynamic" for rope in model_config.ropes)
+    return any(rope.depends_on_length(config.max_model_len) for rope in config.model_config.ropes)

@@ -1,0 +1,57 @@
+"""Phi-3, Phi-3.5-mini, Phi-4 and Phi-4-mini: Llama whose tensors hold several matrices, with RoPE for long contexts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from ..config import ModelConfig
+from ..family import Family, Fused, TensorName
+from ..fields import read_bool, read_optional_int
+from ..reading import read_decoder, read_num_layers, read_rope, read_rope_settings
+from .llama import LLAMA_NAMES
+
+_QKV, _GATE_UP = "{body}layers.{l}.self_attn.qkv_proj.weight", "{body}layers.{l}.mlp.gate_up_proj.weight"
+PHI3_NAMES = MappingProxyType(
+    {
+        **LLAMA_NAMES,
+        "layers.attn.q": TensorName(_QKV, "(n h) d -> n h d", Fused(("q", "k", "v"))),
+        "layers.attn.k": TensorName(_QKV, "(k h) d -> k h d", Fused(("q", "k", "v"))),
+        "layers.attn.v": TensorName(_QKV, "(k h) d -> k h d", Fused(("q", "k", "v"))),
+        "layers.mlp.gate": TensorName(_GATE_UP, "f d -> f d", Fused(("gate", "up"))),
+        "layers.mlp.up": TensorName(_GATE_UP, "f d -> f d", Fused(("gate", "up"))),
+    }
+)
+
+# HF's values for keys that a config.json leaves out.
+DEFAULTS = {
+    "vocab_size": 32_064,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 4096,
+    "original_max_position_embeddings": 4096,
+}
+# What Microsoft's first checkpoints call longrope.
+LONGROPE_NAMES = ("su", "yarn", "longrope")
+
+
+def phi3_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read a Phi-3 or Phi-4 config.json."""
+    hf = DEFAULTS | dict(hf)
+    for name in ("attention_bias", "lm_head_bias"):
+        if read_bool(hf, name):
+            raise ValueError(f"{name} is not supported in this architecture")
+    windows = (read_optional_int(hf, "sliding_window"),) * read_num_layers(hf)
+    rope = read_rope(hf, _rope_settings(hf))
+    return read_decoder(hf, architecture="Phi3ForCausalLM", ropes=(rope,), layers={"window": windows})
+
+
+def _rope_settings(hf: Mapping[str, Any]) -> dict[str, Any]:
+    settings = read_rope_settings(hf)
+    rope_type = settings.get("rope_type") or settings.get("type") or "default"
+    if rope_type not in (*LONGROPE_NAMES, "default"):
+        raise ValueError(f"RoPE type {rope_type!r} does not fit this architecture, only longrope")
+    return settings | {"rope_type": "default" if rope_type == "default" else "longrope"}
+
+
+PHI3 = Family(config_from_hf=phi3_config, names=PHI3_NAMES)
