@@ -9,19 +9,24 @@ from typing import Any
 import numpy as np
 
 from jaxllm.loading.gguf import GGUFFile
-from jaxllm.loading.gguf_rope import ROPE_FACTORS_NAME, rope_scaling
+from jaxllm.loading.gguf_rope import LONGROPE_NAMES, ROPE_FACTORS_NAME, rope_scaling
 
 ARCHITECTURES: Mapping[str, tuple[str, str]] = {
     "llama": ("llama", "LlamaForCausalLM"),
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
+    "qwen2vl": ("qwen2", "Qwen2ForCausalLM"),
+    "qwen3vl": ("qwen3", "Qwen3ForCausalLM"),
+    "smollm3": ("smollm3", "SmolLM3ForCausalLM"),
+    "phi3": ("phi3", "Phi3ForCausalLM"),
+    "olmo2": ("olmo2", "Olmo2ForCausalLM"),
     "gemma2": ("gemma2", "Gemma2ForCausalLM"),
     "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
 }
-"""HF's model type and class for each GGUF architecture."""
+"""HF's model type and class for each GGUF architecture; the file of a Qwen-VL holds its text part alone."""
 
-IGNORED_NAMES = (ROPE_FACTORS_NAME,)
-PERMUTED_ARCHITECTURES = ("llama",)
+IGNORED_NAMES = (ROPE_FACTORS_NAME, *LONGROPE_NAMES.values())
+PERMUTED_ARCHITECTURES = ("llama", "smollm3")
 """The architectures whose query and key rows the converter interleaves, as the original Llama code had them."""
 OFFSET_NORM_ARCHITECTURES = ("gemma2", "gemma3")
 """The architectures whose norm weights the converter stores plus one."""
@@ -44,10 +49,13 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_GEMMA_LAYER_NAMES = _LAYER_NAMES | {
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
+_POST_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+_GEMMA_LAYER_NAMES = _LAYER_NAMES | _POST_NORMS | {"ffn_norm": "pre_feedforward_layernorm"}
+_LAYER_NAMES_OF = {
+    "gemma2": _GEMMA_LAYER_NAMES,
+    "gemma3": _GEMMA_LAYER_NAMES,
+    "olmo2": _LAYER_NAMES | _POST_NORMS,
+    "phi3": _LAYER_NAMES | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
 }
 # Chat formats whose turns end with a token that older files do not declare.
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
@@ -67,7 +75,7 @@ def hf_name(name: str, arch: str) -> str:
     if name in _GLOBAL_NAMES:
         return _GLOBAL_NAMES[name]
     match = re.fullmatch(r"blk\.(\d+)\.([a-z_]+)\.(weight|bias)", name)
-    table = _GEMMA_LAYER_NAMES if arch in OFFSET_NORM_ARCHITECTURES else _LAYER_NAMES
+    table = _LAYER_NAMES_OF.get(arch, _LAYER_NAMES)
     if match is None or match[2] not in table:
         return name
     return f"model.layers.{int(match[1])}.{table[match[2]]}.{match[3]}"
@@ -196,14 +204,49 @@ def _family_config(file: GGUFFile, arch: str, numbers: _Numbers, config: dict[st
             "attn_logit_softcapping": None,
         }
     family: dict[str, Any] = {"hidden_act": "silu"}
-    if arch in ("llama", "qwen3"):
+    if arch == "phi3":
+        return family | _phi3_config(file, numbers, config)
+    if arch == "olmo2":
+        return family | _olmo_config(file, numbers, config)
+    if arch in ("llama", "qwen3", "qwen3vl", "smollm3"):
         family["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
-    if arch == "llama":
+    if arch in ("llama", "smollm3"):
         family["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
-        if "attention.sliding_window" in numbers:
+        if arch == "llama" and "attention.sliding_window" in numbers:
             window = numbers.count("attention.sliding_window")
             family |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
     return family
+
+
+def _phi3_config(file: GGUFFile, numbers: _Numbers, config: dict[str, Any]) -> dict[str, Any]:
+    """Return what Phi-3 has of its own. Its heads have the width over their number; a window of 0 is none."""
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    window = file.value("phi3.attention.sliding_window", int, 0)
+    rotated = numbers.count("rope.dimension_count", head_dim) / max(1, head_dim)
+    trained = numbers.count("rope.scaling.original_context_length", config["max_position_embeddings"])
+    return {
+        "head_dim": head_dim,
+        "sliding_window": window or None,
+        "partial_rotary_factor": rotated,
+        "original_max_position_embeddings": trained,
+    }
+
+
+def _olmo_config(file: GGUFFile, numbers: _Numbers, config: dict[str, Any]) -> dict[str, Any]:
+    """Return what OLMo 2 has of its own; a file with windows is an OLMo 3."""
+    family = {"attention_bias": "blk.0.attn_q.bias" in file.tensors}
+    if "attention.sliding_window" not in numbers:
+        return family
+    num_layers, key = config["num_hidden_layers"], "olmo2.attention.sliding_window_pattern"
+    slides = [bool((layer + 1) % 4) for layer in range(num_layers)]
+    if file.is_array(key):
+        slides = [bool(each) for each in file.array(key)]
+    return family | {
+        "architectures": ["Olmo3ForCausalLM"],
+        "model_type": "olmo3",
+        "sliding_window": numbers.count("attention.sliding_window"),
+        "layer_types": ["sliding_attention" if each else "full_attention" for each in slides],
+    }
 
 
 def _gemma_config(config: dict[str, Any], *, large_layers: int, pattern: int) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from jaxllm.loading.gguf import GGUFFile
 from jaxllm.loading.gguf_dequant import dequantize
 
 ROPE_FACTORS_NAME = "rope_freqs.weight"
+LONGROPE_NAMES = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
+"""The tensors that hold HF's lists of divisors."""
 
 
 def rope_scaling(file: GGUFFile, arch: str) -> dict[str, Any] | None:
@@ -17,6 +19,10 @@ def rope_scaling(file: GGUFFile, arch: str) -> dict[str, Any] | None:
     if ROPE_FACTORS_NAME in file.tensors:
         return _from_factors(file, arch)
     prefix = f"{arch}.rope.scaling."
+    if all(name in file.tensors for name in LONGROPE_NAMES.values()):
+        factors = {ours: _values(file, name).tolist() for ours, name in LONGROPE_NAMES.items()}
+        attention_factor = file.value(f"{prefix}attn_factor", (int, float))
+        return {"rope_type": "longrope", "attention_factor": attention_factor, **factors}
     kind = file.value(f"{prefix}type", str, "none")
     factor = file.value(f"{prefix}factor", (int, float))
     if factor is None and kind == "none":
@@ -37,13 +43,19 @@ def rope_scaling(file: GGUFFile, arch: str) -> dict[str, Any] | None:
         value = file.value(f"{prefix}{theirs}", (int, float))
         if value is not None:
             scaling[ours] = float(value)
+    attention_factor = file.value(f"{prefix}attn_factor", (int, float))
+    if attention_factor is not None and arch == "olmo2":
+        scaling["attention_factor"] = float(attention_factor)
     return scaling
+
+
+def _values(file: GGUFFile, name: str) -> np.ndarray:
+    return dequantize(file.tensors[name].type, file.data(name)).reshape(-1).astype(np.float64)
 
 
 def _from_factors(file: GGUFFile, arch: str) -> dict[str, Any]:
     """Recover Llama 3's scaling from the tensor of frequency divisors, one per pair of dimensions."""
-    tensor = file.tensors[ROPE_FACTORS_NAME]
-    factors = dequantize(tensor.type, file.data(ROPE_FACTORS_NAME)).reshape(-1).astype(np.float64)
+    factors = _values(file, ROPE_FACTORS_NAME)
     theta = float(file.value(f"{arch}.rope.freq_base", (int, float), 10000.0))
     if not np.isfinite(factors).all() or (factors < 1).any() or theta <= 1:
         raise ValueError(f"{ROPE_FACTORS_NAME} holds divisors that are not finite numbers from 1")

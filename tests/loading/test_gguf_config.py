@@ -12,6 +12,7 @@ import pytest
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.gguf_checkpoint import GGUFCheckpoint
+from jaxllm.models import get_family
 from tests.loading.files import F16, gguf_bytes, gguf_f32, llama_metadata
 
 EMBED = {"token_embd.weight": np.ones((6, 8))}
@@ -69,6 +70,59 @@ def test_qwen(tmp_path: Path, arch: str, name: str):
     # Only Llama's converter interleaves, and only Gemma's adds one.
     np.testing.assert_array_equal(checkpoint.read(LAYER + "self_attn.q_proj.weight"), rows)
     np.testing.assert_array_equal(checkpoint.read(LAYER + "self_attn.q_norm.weight"), np.ones(4))
+
+
+@pytest.mark.parametrize(("arch", "name"), [("qwen2vl", "Qwen2ForCausalLM"), ("qwen3vl", "Qwen3ForCausalLM")])
+def test_the_text_part_of_qwen_vl(tmp_path: Path, arch: str, name: str):
+    metadata = llama_metadata(arch, {"rope.dimension_sections": [1, 1, 0, 0]})
+    assert open_gguf(tmp_path, metadata).config["architectures"] == [name]
+
+
+def test_smollm3(tmp_path: Path):
+    rows = np.arange(64.0).reshape(8, 8)
+    interleaved = rows.reshape(2, 2, 2, -1).swapaxes(1, 2).reshape(8, 8)
+    checkpoint = open_gguf(tmp_path, llama_metadata("smollm3"), {"blk.0.attn_q.weight": interleaved})
+    assert checkpoint.config["architectures"] == ["SmolLM3ForCausalLM"]
+    np.testing.assert_array_equal(checkpoint.read(LAYER + "self_attn.q_proj.weight"), rows)
+
+
+def test_phi3(tmp_path: Path):
+    more = {
+        "attention.sliding_window": 0, "rope.dimension_count": 2, "rope.scaling.original_context_length": 16,
+        "rope.scaling.attn_factor": 1.5,
+    }  # fmt: skip
+    qkv, factors = np.arange(128.0).reshape(16, 8), {"short": [1.0], "long": [2.0]}
+    tensors = {f"rope_factors_{name}.weight": np.array(each) for name, each in factors.items()}
+    tensors |= {"blk.0.attn_qkv.weight": qkv, "blk.0.ffn_up.weight": np.ones((24, 8))}
+    checkpoint = open_gguf(tmp_path, llama_metadata("phi3", more), tensors)
+    assert set(checkpoint.tensors) == {
+        "model.embed_tokens.weight",
+        LAYER + "self_attn.qkv_proj.weight",
+        LAYER + "mlp.gate_up_proj.weight",
+    }
+    np.testing.assert_array_equal(checkpoint.read(LAYER + "self_attn.qkv_proj.weight"), qkv)
+    (rope,) = get_family("Phi3ForCausalLM").read_config(checkpoint.config).ropes
+    assert (rope.rope_type, rope.short_factors, rope.long_factors) == ("longrope", (1.0,), (2.0,))
+    assert (rope.rotated, rope.attention_factor, rope.original_max_position_embeddings) == (0.5, 1.5, 16)
+    plain = get_family("Phi3ForCausalLM").read_config(open_gguf(tmp_path, llama_metadata("phi3")).config)
+    assert (plain.ropes[0].rope_type, plain.ropes[0].rotated, plain.layers[0].window) == ("default", 1.0, None)
+
+
+def test_olmo(tmp_path: Path):
+    tensors = {"blk.0.post_attention_norm.weight": np.ones(8), "blk.0.post_ffw_norm.weight": np.full(8, 2.0)}
+    olmo2 = open_gguf(tmp_path, llama_metadata("olmo2"), tensors)
+    assert olmo2.config["architectures"] == ["Olmo2ForCausalLM"]
+    assert olmo2.read(LAYER + "post_attention_layernorm.weight").tolist() == [1.0] * 8
+    assert olmo2.read(LAYER + "post_feedforward_layernorm.weight").tolist() == [2.0] * 8
+    more = {
+        "attention.sliding_window": 16, "attention.sliding_window_pattern": [True], "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 8.0, "rope.scaling.attn_factor": 1.25, "rope.scaling.original_context_length": 8,
+    }  # fmt: skip
+    config = open_gguf(tmp_path, llama_metadata("olmo2", more), tensors).config
+    assert (config["architectures"], config["layer_types"]) == (["Olmo3ForCausalLM"], ["sliding_attention"])
+    full = get_family("Olmo3ForCausalLM").read_config(config | {"layer_types": ["full_attention"]})
+    assert (full.ropes[0].rope_type, full.ropes[0].factor, full.ropes[0].attention_factor) == ("yarn", 8.0, 1.25)
+    assert get_family("Olmo3ForCausalLM").read_config(config).ropes[0].rope_type == "default"
 
 
 def test_gemma2(tmp_path: Path):
@@ -213,7 +267,7 @@ def test_ends_of_text(tmp_path: Path):
     assert open_gguf(tmp_path, templated).generation_config == {"eos_token_id": [1, 3]}
 
 
-@pytest.mark.parametrize("arch", ["llama", "gemma2", "gemma3", "qwen2", "qwen3"])
+@pytest.mark.parametrize("arch", ["llama", "gemma2", "gemma3", "olmo2", "phi3", "qwen2", "qwen3", "smollm3"])
 def test_a_file_cannot_claim_layers_that_it_does_not_have(tmp_path: Path, arch: str):
     """Lists of what each layer is would fill the memory."""
     claimed = llama_metadata(arch, {"block_count": 2**31 - 1, "attention.sliding_window": 8})
