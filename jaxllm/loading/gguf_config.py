@@ -13,6 +13,7 @@ from jaxllm.loading.gguf_rope import LONGROPE_NAMES, ROPE_FACTORS_NAME, rope_sca
 
 ARCHITECTURES: Mapping[str, tuple[str, str]] = {
     "llama": ("llama", "LlamaForCausalLM"),
+    "mistral3": ("ministral3", "Ministral3ForCausalLM"),
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
     "qwen2vl": ("qwen2", "Qwen2ForCausalLM"),
@@ -26,7 +27,7 @@ ARCHITECTURES: Mapping[str, tuple[str, str]] = {
 """HF's model type and class for each GGUF architecture; the file of a Qwen-VL holds its text part alone."""
 
 IGNORED_NAMES = (ROPE_FACTORS_NAME, *LONGROPE_NAMES.values())
-PERMUTED_ARCHITECTURES = ("llama", "smollm3")
+PERMUTED_ARCHITECTURES = ("llama", "mistral3", "smollm3")
 """The architectures whose query and key rows the converter interleaves, as the original Llama code had them."""
 OFFSET_NORM_ARCHITECTURES = ("gemma2", "gemma3")
 """The architectures whose norm weights the converter stores plus one."""
@@ -206,6 +207,8 @@ def _family_config(file: GGUFFile, arch: str, numbers: _Numbers, config: dict[st
     family: dict[str, Any] = {"hidden_act": "silu"}
     if arch == "phi3":
         return family | _phi3_config(file, numbers, config)
+    if arch == "mistral3":
+        return family | _mistral3_config(numbers, config)
     if arch == "olmo2":
         return family | _olmo_config(file, numbers, config)
     if arch in ("llama", "qwen3", "qwen3vl", "smollm3"):
@@ -230,6 +233,20 @@ def _phi3_config(file: GGUFFile, numbers: _Numbers, config: dict[str, Any]) -> d
         "partial_rotary_factor": rotated,
         "original_max_position_embeddings": trained,
     }
+
+
+def _mistral3_config(numbers: _Numbers, config: dict[str, Any]) -> dict[str, Any]:
+    """Return what Ministral 3 has of its own; a file whose queries do not grow is another Mistral."""
+    beta, mscale = (
+        numbers.number(key, 0.0) for key in ("attention.temperature_scale", "rope.scaling.yarn_log_multiplier")
+    )
+    scaling = config["rope_scaling"]
+    if scaling and mscale:
+        scaling |= {"mscale": 1.0, "mscale_all_dim": mscale}
+    if not beta:
+        return {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None}
+    scaling = scaling or {"rope_type": "default"}
+    return {"rope_scaling": scaling | {"llama_4_scaling_beta": beta}, "sliding_window": None}
 
 
 def _olmo_config(file: GGUFFile, numbers: _Numbers, config: dict[str, Any]) -> dict[str, Any]:

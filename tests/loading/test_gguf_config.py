@@ -12,7 +12,7 @@ import pytest
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.gguf_checkpoint import GGUFCheckpoint
-from jaxllm.models import get_family
+from jaxllm.models import QueryScaling, get_family
 from tests.loading.files import F16, gguf_bytes, gguf_f32, llama_metadata
 
 EMBED = {"token_embd.weight": np.ones((6, 8))}
@@ -106,6 +106,21 @@ def test_phi3(tmp_path: Path):
     assert (rope.rotated, rope.attention_factor, rope.original_max_position_embeddings) == (0.5, 1.5, 16)
     plain = get_family("Phi3ForCausalLM").read_config(open_gguf(tmp_path, llama_metadata("phi3")).config)
     assert (plain.ropes[0].rope_type, plain.ropes[0].rotated, plain.layers[0].window) == ("default", 1.0, None)
+
+
+def test_mistral3(tmp_path: Path):
+    more = {
+        "attention.temperature_scale": 0.1, "rope.scaling.type": "yarn", "rope.scaling.factor": 16.0,
+        "rope.scaling.original_context_length": 32, "rope.scaling.yarn_log_multiplier": 1.0,
+    }  # fmt: skip
+    interleaved = np.arange(64.0).reshape(2, 2, 2, 8).swapaxes(1, 2).reshape(8, 8)
+    checkpoint = open_gguf(tmp_path, llama_metadata("mistral3", more), {"blk.0.attn_q.weight": interleaved})
+    np.testing.assert_array_equal(checkpoint.read(LAYER + "self_attn.q_proj.weight"), np.arange(64.0).reshape(8, 8))
+    config = get_family(checkpoint.config["architectures"][0]).read_config(checkpoint.config)
+    assert config.architecture == "Ministral3ForCausalLM"
+    assert config.layers[0].query_scaling == QueryScaling(0.1, 32)
+    assert (config.ropes[0].rope_type, config.ropes[0].attention_factor) == ("yarn", 1.0)
+    assert open_gguf(tmp_path, llama_metadata("mistral3")).config["architectures"] == ["MistralForCausalLM"]
 
 
 def test_olmo(tmp_path: Path):
@@ -267,7 +282,9 @@ def test_ends_of_text(tmp_path: Path):
     assert open_gguf(tmp_path, templated).generation_config == {"eos_token_id": [1, 3]}
 
 
-@pytest.mark.parametrize("arch", ["llama", "gemma2", "gemma3", "olmo2", "phi3", "qwen2", "qwen3", "smollm3"])
+@pytest.mark.parametrize(
+    "arch", ["llama", "gemma2", "gemma3", "mistral3", "olmo2", "phi3", "qwen2", "qwen3", "smollm3"]
+)
 def test_a_file_cannot_claim_layers_that_it_does_not_have(tmp_path: Path, arch: str):
     """Lists of what each layer is would fill the memory."""
     claimed = llama_metadata(arch, {"block_count": 2**31 - 1, "attention.sliding_window": 8})
