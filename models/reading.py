@@ -11,6 +11,8 @@ from .config import LayerSpec, ModelConfig, RopeConfig
 from .fields import read_bool, read_float, read_floats, read_int, read_mapping, read_optional_float
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
+MXFP4 = "mxfp4"
+"""The quantization of checkpoints whose tensors are offered widened, so that a family reads them as any other."""
 # Far above any model; a config.json that says more would only cost memory.
 MAX_LAYERS = 1000
 
@@ -61,6 +63,11 @@ def read_decoder(
         LayerSpec(**(layer | {name: values[number] for name, values in layers.items()})) for number in range(num_layers)
     )
     return ModelConfig(**model, layers=specs)
+
+
+def is_widened(quantization: Any) -> bool:
+    """Say whether weights with this quantization_config are widened when they are loaded."""
+    return isinstance(quantization, Mapping) and quantization.get("quant_method") == MXFP4
 
 
 def read_num_layers(hf: Mapping[str, Any]) -> int:
@@ -201,7 +208,8 @@ def _yarn_attention_factor(settings: Mapping[str, Any], factor: float) -> float:
 
 
 def _refuse_unsupported(hf: Mapping[str, Any]) -> None:
-    if hf.get("quantization_config"):
+    quantization = hf.get("quantization_config")
+    if quantization and not is_widened(quantization):
         raise ValueError("quantization_config is not supported; use an unquantized checkpoint or a GGUF file")
     if hf.get("use_bidirectional_attention"):
         raise ValueError("use_bidirectional_attention is not supported, only causal attention")

@@ -72,6 +72,8 @@ def find_family(model: str, config: Mapping[str, Any]) -> tuple[str, Family]:
 
 
 def _refuse_quantized(model: str, config: Mapping[str, Any]) -> None:
+    from jaxllm.models.reading import is_widened
+
     quantization = config.get("quantization_config")
     if not quantization:
         return
@@ -79,7 +81,7 @@ def _refuse_quantized(model: str, config: Mapping[str, Any]) -> None:
         message = f"model={model!r}: config.json: quantization_config is {shown(quantization)}, expected an object."
         raise VLLMValidationError(message, parameter="model", value=model)
     method = quantization.get("quant_method")
-    if method is not None:
+    if method is not None and not is_widened(quantization):
         raise VLLMValidationError(
             f"model={model!r} has weights quantized with {shown(method)}, which is not supported yet; "
             "use the original checkpoint or a GGUF file.",

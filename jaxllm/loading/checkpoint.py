@@ -41,8 +41,11 @@ class Checkpoint(ABC):
     """The floating-point dtype that most of the weights have, e.g. "bfloat16"."""
 
     @abstractmethod
-    def read(self, name: str) -> np.ndarray:
-        """Return one tensor in its own dtype, as a read-only view of the file where that is possible."""
+    def read(self, name: str, index: int | None = None) -> np.ndarray:
+        """Return one tensor in its own dtype, as a read-only view of the file where that is possible.
+
+        With `index` it is what the tensor has there on its first axis, and no more is worked out: one expert of many.
+        """
 
     @abstractmethod
     def tokenizer(self) -> PreTrainedTokenizerFast:

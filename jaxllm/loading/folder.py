@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, override
 
 import numpy as np
 
@@ -40,8 +40,9 @@ class FolderCheckpoint(Checkpoint):
         self.is_gguf = False
         self.dtype = dominant_dtype(self.tensors.values(), self.config)
 
-    def read(self, name: str) -> np.ndarray:
-        return self._files[name].read(name)
+    def read(self, name: str, index: int | None = None) -> np.ndarray:
+        tensor = self._files[name].read(name)
+        return tensor if index is None else tensor[index]
 
     def release(self, name: str) -> None:
         self._files[name].release(name)
@@ -83,7 +84,8 @@ class DummyCheckpoint(Checkpoint):
         self.is_gguf = inner.is_gguf
         self.dtype = inner.dtype
 
-    def read(self, name: str) -> np.ndarray:
+    @override
+    def read(self, name: str, index: int | None = None) -> np.ndarray:
         raise ValueError(f'load_format="dummy" has no tensor {name!r}: its weights are random')
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
@@ -105,7 +107,8 @@ class ConfigCheckpoint(Checkpoint):
         self.is_gguf = False
         self.dtype = dominant_dtype((), self.config)
 
-    def read(self, name: str) -> np.ndarray:
+    @override
+    def read(self, name: str, index: int | None = None) -> np.ndarray:
         raise ValueError(f"{self.source} was opened without its weights, so it has no tensor {name!r}")
 
     def tokenizer(self) -> PreTrainedTokenizerFast:

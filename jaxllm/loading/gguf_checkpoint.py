@@ -43,7 +43,11 @@ class GGUFCheckpoint(Checkpoint):
         self.is_gguf = True
         self.dtype = dominant_dtype(self.tensors.values(), self.config)
 
-    def read(self, name: str) -> np.ndarray:
+    def read(self, name: str, index: int | None = None) -> np.ndarray:
+        values = self._values(name)
+        return values if index is None else values[index]
+
+    def _values(self, name: str) -> np.ndarray:
         theirs = self._names[name]
         tensor = self._file.tensors[theirs]
         data = self._file.data(theirs)

@@ -98,8 +98,8 @@ class HubCheckpoint(Checkpoint):
         self.is_gguf = False
         self.dtype = dominant_dtype(self.tensors.values(), self.config)
 
-    def read(self, name: str) -> np.ndarray:
-        return self._here().read(name)
+    def read(self, name: str, index: int | None = None) -> np.ndarray:
+        return self._here().read(name, index)
 
     def release(self, name: str) -> None:
         self._here().release(name)

@@ -117,27 +117,30 @@ def _reader(array: ArraySpec, checkpoint: Checkpoint, advance: Callable[[int], o
     """Return the function that fills one layer from the checkpoint, or one expert of it."""
 
     def fill(place: int, pieces: Sequence[_Piece]) -> None:
-        for source, specs in itertools.groupby(array.params.values(), lambda spec: _source(spec, place)[0]):
-            tensor, taken = checkpoint.read(source), 0
+        for (source, index), specs in itertools.groupby(array.params.values(), lambda spec: _source(spec, place)):
+            tensor, taken = checkpoint.read(source, index), 0
             for spec in specs:
-                part = tensor[_source(spec, place)[1]]
+                part = tensor[spec.hf_index]
                 taken += part.size
                 for piece in _own(spec, pieces):
-                    index = _stored_index(spec, piece.bounds)
-                    write_tensor(part, parse_layout(spec.layout), _stored_shape(spec), piece.array, index)
+                    within = _stored_index(spec, piece.bounds)
+                    write_tensor(part, parse_layout(spec.layout), _stored_shape(spec), piece.array, within)
             checkpoint.release(source)
-            advance(checkpoint.tensors[source].num_bytes * taken // tensor.size)
+            info = checkpoint.tensors[source]
+            advance(info.num_bytes * taken // math.prod(info.shape))
 
     return fill
 
 
-def _source(spec: ParamSpec, place: int) -> tuple[str, tuple[int | slice, ...]]:
-    """Return the tensor of a layer, or of one of its experts, counted through all layers, and what is taken of it."""
+def _source(spec: ParamSpec, place: int) -> tuple[str, int | None]:
+    """Return the tensor of a layer, or of one of its experts, counted through all layers; and the expert, if it is a
+    tensor of all.
+    """
     num_places = (spec.shape[0] if spec.stacked else 1) * (spec.num_experts or 1)
     if len(spec.sources) == num_places:
-        return spec.sources[place], spec.hf_index
+        return spec.sources[place], None
     layer, expert = divmod(place, spec.num_experts or 1)
-    return spec.sources[layer], (expert, *spec.hf_index)
+    return spec.sources[layer], expert
 
 
 def _by_expert(fill: Fill, num_experts: int) -> Fill:

@@ -16,6 +16,7 @@ from jaxllm.loading import folder as local
 from jaxllm.loading.checkpoint import Checkpoint
 from jaxllm.loading.gguf_checkpoint import GGUFCheckpoint
 from jaxllm.loading.hub import SMALL_FILES, HubCheckpoint, Repository
+from jaxllm.loading.mxfp4 import with_widened
 from jaxllm.params.checks import shown
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
@@ -50,10 +51,12 @@ def open_checkpoint(
     path = _local_path(model)
     if path is None:
         repository = Repository(model.partition(":")[0], revision, token, download_dir)
-        return _open_hub(model, repository, load_format=load_format, check_config=check_config)
-    if path.is_dir():
-        return _open_folder(path, load_format=load_format, check_config=check_config)
-    return _open_file(path, load_format)
+        found = _open_hub(model, repository, load_format=load_format, check_config=check_config)
+    elif path.is_dir():
+        found = _open_folder(path, load_format=load_format, check_config=check_config)
+    else:
+        found = _open_file(path, load_format)
+    return with_widened(found)
 
 
 def open_config(
@@ -69,9 +72,9 @@ def open_config(
     """
     path = _local_path(model)
     if path is None:
-        return _open_hub_config(model, revision=revision, token=token, download_dir=download_dir)
+        return with_widened(_open_hub_config(model, revision=revision, token=token, download_dir=download_dir))
     if path.suffix == ".json" and path.is_file():
-        return local.ConfigCheckpoint(path.parent, source=model, name=path.name)
+        return with_widened(local.ConfigCheckpoint(path.parent, source=model, name=path.name))
     return open_checkpoint(model, load_format="dummy")
 
 

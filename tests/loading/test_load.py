@@ -245,9 +245,9 @@ parts = {"layers.attn.q": P(None, None, "model"), "layers.attn.o": P(None, "data
 sharding_for = lambda path: NamedSharding(mesh, parts[path]) if path in parts else None
 reads = []
 class Counting(type(open_checkpoint(sys.argv[2]))):
-    def read(self, name):
+    def read(self, name, index=None):
         reads.append(name)
-        return super().read(name)
+        return super().read(name, index)
 checkpoint = open_checkpoint(sys.argv[2])
 checkpoint.__class__ = Counting
 read = lambda f: load_params(specs(), checkpoint, sharding_for=f)

@@ -23,7 +23,7 @@ class OneTokenizer(Checkpoint):
     def __init__(self, hf: Any) -> None:
         self._hf = hf
 
-    def read(self, name: str) -> Any:
+    def read(self, name: str, index: int | None = None) -> Any:
         raise NotImplementedError(name)
 
     def tokenizer(self) -> Any:
