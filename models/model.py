@@ -192,8 +192,7 @@ def _scale_queries(heads: Heads, scale_t11: Array | None) -> Heads:
     """Return the heads with their queries multiplied, if there is a factor for each token."""
     if scale_t11 is None:
         return heads
-    q_tnh, k_tkh, v_tkh = heads
-    return q_tnh * scale_t11.astype(q_tnh.dtype), k_tkh, v_tkh
+    return heads._replace(q_tnh=heads.q_tnh * scale_t11.astype(heads.q_tnh.dtype))
 
 
 def _pick(numbers: Sequence[int], place: Array | int) -> Array | int:

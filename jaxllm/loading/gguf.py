@@ -61,6 +61,7 @@ TENSOR_TYPES: Mapping[int, TensorType] = {
     13: TensorType("Q5_K", 256, 176),
     14: TensorType("Q6_K", 256, 210),
     30: TensorType("BF16", 1, 2),
+    39: TensorType("MXFP4", 32, 17),
 }
 UNSUPPORTED_TYPES: Mapping[int, str] = {
     9: "Q8_1",
@@ -81,7 +82,6 @@ UNSUPPORTED_TYPES: Mapping[int, str] = {
     29: "IQ1_M",
     34: "TQ1_0",
     35: "TQ2_0",
-    39: "MXFP4",
     40: "NVFP4",
 }
 

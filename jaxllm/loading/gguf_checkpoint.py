@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +14,9 @@ import numpy as np
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading import gguf_config
 from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype
-from jaxllm.loading.gguf import GGUFFile
+from jaxllm.loading.gguf import GGUFFile, GGUFTensor
 from jaxllm.loading.gguf_dequant import dequantize
+from jaxllm.loading.gguf_names import OFFSET_NORM_ARCHITECTURES, Source, find_sources
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -34,37 +37,54 @@ class GGUFCheckpoint(Checkpoint):
             self.generation_config = gguf_config.generation_config(self._file)
         except (OSError, ValueError) as error:
             raise VLLMValidationError(f"{path}: {error}.", parameter="model", value=self.source) from error
-        self._names = {
-            gguf_config.hf_name(name, self._arch): name
-            for name in self._file.tensors
-            if name not in gguf_config.IGNORED_NAMES
-        }
-        self.tensors = {name: self._info(theirs) for name, theirs in self._names.items()}
+        num_layers = self.config["num_hidden_layers"]
+        drafts = range(num_layers, num_layers + gguf_config.num_draft_layers(self._file))
+        self._sources = find_sources(self._file.tensors, self._arch, drafts)
+        self.tensors = {name: self._info(source) for name, source in self._sources.items()}
         self.is_gguf = True
         self.dtype = dominant_dtype(self.tensors.values(), self.config)
 
     def read(self, name: str, index: int | None = None) -> np.ndarray:
-        values = self._values(name)
+        source = self._sources[name]
+        if source.has_experts and source.expert is None:
+            return self._experts(source, index)
+        values = self._values(source.names[0]) if source.expert is None else self._experts(source, source.expert)
         return values if index is None else values[index]
 
-    def _values(self, name: str) -> np.ndarray:
-        theirs = self._names[name]
-        tensor = self._file.tensors[theirs]
-        data = self._file.data(theirs)
+    def release(self, name: str) -> None:
+        for theirs in self._sources[name].names:
+            self._file.release(theirs)
+
+    def _experts(self, source: Source, expert: int | None) -> np.ndarray:
+        """Return one expert, or all, of the tensors of a source; of two, the rows in turns."""
+        parts = [self._expert_values(theirs, expert) for theirs in source.names]
+        [values] = parts if len(parts) == 1 else [_take_turns(parts, axis=-2 if source.transposed else -1)]
+        return values.swapaxes(-1, -2) if source.transposed else values
+
+    def _expert_values(self, theirs: str, expert: int | None) -> np.ndarray:
+        tensor, data = self._file.tensors[theirs], self._file.data(theirs)
+        if expert is None:
+            return self._decode(tensor, data).reshape(tensor.shape)
+        num_rows = math.prod(tensor.shape[1:-1])
+        rows = data[expert * num_rows : (expert + 1) * num_rows]
+        return self._decode(tensor, rows).reshape(tensor.shape[1:])
+
+    def _values(self, theirs: str) -> np.ndarray:
+        tensor, data = self._file.tensors[theirs], self._file.data(theirs)
         if self._arch in gguf_config.PERMUTED_ARCHITECTURES and ".attn_q." in theirs:
             data = self._unpermute(data, tensor.shape[0], self.config["num_attention_heads"])
         elif self._arch in gguf_config.PERMUTED_ARCHITECTURES and ".attn_k." in theirs:
             data = self._unpermute(data, tensor.shape[0], self.config["num_key_value_heads"])
-        if tensor.type.name in _FLOATS:
-            values = data.view(_FLOATS[tensor.type.name]).reshape(tensor.shape)
-        else:
-            values = dequantize(tensor.type, data).reshape(tensor.shape)
-        if self._arch in gguf_config.OFFSET_NORM_ARCHITECTURES and theirs.endswith("norm.weight"):
+        values = self._decode(tensor, data).reshape(self._shape(theirs))
+        if self._arch in OFFSET_NORM_ARCHITECTURES and theirs.endswith("norm.weight"):
             return values - values.dtype.type(1)
         return values
 
-    def release(self, name: str) -> None:
-        self._file.release(self._names[name])
+    @staticmethod
+    def _decode(tensor: GGUFTensor, data: np.ndarray) -> np.ndarray:
+        """Return the numbers of stored rows."""
+        kind = tensor.type
+        return data.view(_FLOATS[kind.name]) if kind.name in _FLOATS else dequantize(kind, data)
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
         from jaxllm.loading.gguf_tokenizer import build_tokenizer
@@ -86,10 +106,23 @@ class GGUFCheckpoint(Checkpoint):
             digest.update(Path(__file__).with_name(name).read_bytes())
         return digest.hexdigest()
 
-    def _info(self, theirs: str) -> TensorInfo:
-        tensor = self._file.tensors[theirs]
-        dtype = _FLOATS.get(tensor.type.name, np.dtype(np.float32))
-        return TensorInfo(tensor.shape, dtype.name, tensor.num_bytes)
+    def _shape(self, theirs: str) -> tuple[int, ...]:
+        """Return the shape of a tensor as HF has it: the gate of a shared expert is a matrix there."""
+        shape = self._file.tensors[theirs].shape
+        return (1, *shape) if theirs.endswith(".ffn_gate_inp_shexp.weight") and len(shape) == 1 else shape
+
+    def _info(self, source: Source) -> TensorInfo:
+        stored = [self._file.tensors[theirs] for theirs in source.names]
+        dtypes = {_FLOATS.get(tensor.type.name, np.dtype(np.float32)) for tensor in stored}
+        shape, num_bytes = list(self._shape(source.names[0])), sum(tensor.num_bytes for tensor in stored)
+        if source.expert is not None:
+            num_bytes //= shape.pop(0)
+        if source.transposed:
+            shape[-2:] = shape[:-3:-1]
+        if len(stored) > 1:
+            shape[-1] *= len(stored)
+        dtype = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float32)
+        return TensorInfo(tuple(shape), dtype.name, num_bytes)
 
     @staticmethod
     def _unpermute(data: np.ndarray, num_rows: int, num_heads: int) -> np.ndarray:
@@ -99,3 +132,10 @@ class GGUFCheckpoint(Checkpoint):
             raise ValueError(f"{num_rows} rows are not {num_heads} heads of an even size")
         rows = data.reshape(num_heads, num_rows // num_heads // 2, 2, -1)
         return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(shape)
+
+
+def _take_turns(parts: Sequence[np.ndarray], axis: int) -> np.ndarray:
+    """Return arrays of one shape in turns along an axis, which counts from the end."""
+    shape = list(parts[0].shape)
+    shape[axis] *= len(parts)
+    return np.stack(parts, axis=axis).reshape(shape)

@@ -1,15 +1,14 @@
-"""GGUF metadata become a config in the form of HF's config.json, and GGUF tensor names HF names."""
+"""GGUF metadata become a config in the form of HF's config.json."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from jaxllm.loading.gguf import GGUFFile
-from jaxllm.loading.gguf_rope import LONGROPE_NAMES, ROPE_FACTORS_NAME, rope_scaling
+from jaxllm.loading.gguf_moe import expert_config
+from jaxllm.loading.gguf_numbers import Numbers
+from jaxllm.loading.gguf_rope import rope_scaling
 
 ARCHITECTURES: Mapping[str, tuple[str, str]] = {
     "llama": ("llama", "LlamaForCausalLM"),
@@ -18,46 +17,21 @@ ARCHITECTURES: Mapping[str, tuple[str, str]] = {
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),
     "qwen2vl": ("qwen2", "Qwen2ForCausalLM"),
     "qwen3vl": ("qwen3", "Qwen3ForCausalLM"),
+    "qwen2moe": ("qwen2_moe", "Qwen2MoeForCausalLM"),
+    "qwen3moe": ("qwen3_moe", "Qwen3MoeForCausalLM"),
+    "glm4moe": ("glm4_moe", "Glm4MoeForCausalLM"),
+    "gpt-oss": ("gpt_oss", "GptOssForCausalLM"),
     "smollm3": ("smollm3", "SmolLM3ForCausalLM"),
     "phi3": ("phi3", "Phi3ForCausalLM"),
     "olmo2": ("olmo2", "Olmo2ForCausalLM"),
     "gemma2": ("gemma2", "Gemma2ForCausalLM"),
     "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
 }
-"""HF's model type and class for each GGUF architecture; the file of a Qwen-VL holds its text part alone."""
+"""HF's model type and class for each GGUF architecture; "llama" with experts is Mixtral, and the file of a Qwen-VL
+holds its text part alone."""
 
-IGNORED_NAMES = (ROPE_FACTORS_NAME, *LONGROPE_NAMES.values())
 PERMUTED_ARCHITECTURES = ("llama", "mistral3", "smollm3")
 """The architectures whose query and key rows the converter interleaves, as the original Llama code had them."""
-OFFSET_NORM_ARCHITECTURES = ("gemma2", "gemma3")
-"""The architectures whose norm weights the converter stores plus one."""
-
-_GLOBAL_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_POST_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
-_GEMMA_LAYER_NAMES = _LAYER_NAMES | _POST_NORMS | {"ffn_norm": "pre_feedforward_layernorm"}
-_LAYER_NAMES_OF = {
-    "gemma2": _GEMMA_LAYER_NAMES,
-    "gemma3": _GEMMA_LAYER_NAMES,
-    "olmo2": _LAYER_NAMES | _POST_NORMS,
-    "phi3": _LAYER_NAMES | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
-}
 # Chat formats whose turns end with a token that older files do not declare.
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>")
 
@@ -71,22 +45,11 @@ def architecture(file: GGUFFile) -> str:
     return name
 
 
-def hf_name(name: str, arch: str) -> str:
-    """Return the HF name of a GGUF tensor; one without a counterpart keeps its own, to be reported as unexpected."""
-    if name in _GLOBAL_NAMES:
-        return _GLOBAL_NAMES[name]
-    match = re.fullmatch(r"blk\.(\d+)\.([a-z_]+)\.(weight|bias)", name)
-    table = _LAYER_NAMES_OF.get(arch, _LAYER_NAMES)
-    if match is None or match[2] not in table:
-        return name
-    return f"model.layers.{int(match[1])}.{table[match[2]]}.{match[3]}"
-
-
 def hf_config(file: GGUFFile) -> dict[str, Any]:
     """Return the config. Raises ValueError for a missing key or an architecture that is not supported."""
     arch = architecture(file)
     model_type, class_name = ARCHITECTURES[arch]
-    numbers = _Numbers(file, arch)
+    numbers = Numbers(file, arch)
     hidden_size = numbers.count("embedding_length")
     num_heads = numbers.count("attention.head_count")
     config: dict[str, Any] = {
@@ -94,7 +57,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         "model_type": model_type,
         "vocab_size": _vocab_size(file),
         "hidden_size": hidden_size,
-        "intermediate_size": numbers.count("feed_forward_length"),
+        "intermediate_size": numbers.count(_width_key(numbers)),
         "num_hidden_layers": _num_layers(file, numbers),
         "num_attention_heads": num_heads,
         "num_key_value_heads": numbers.count("attention.head_count_kv", num_heads),
@@ -108,7 +71,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
         "eos_token_id": file.value("tokenizer.ggml.eos_token_id", int),
         "pad_token_id": file.value("tokenizer.ggml.padding_token_id", int),
     }
-    return config | _family_config(file, arch, numbers, config)
+    return config | _family_config(file, arch, numbers, config) | expert_config(file, arch, numbers, config)
 
 
 def generation_config(file: GGUFFile) -> dict[str, Any]:
@@ -136,38 +99,6 @@ def _turn_end_ids(file: GGUFFile) -> list[int]:
     return [tokens.index(token) for token in wanted if token in tokens]
 
 
-class _Numbers:
-    """The metadata under one architecture's prefix."""
-
-    def __init__(self, file: GGUFFile, arch: str) -> None:
-        self._file = file
-        self._arch = arch
-
-    def count(self, key: str, default: int | None = None) -> int:
-        """Return a positive integer; an array of equal ones, which some files hold per layer, counts as one."""
-        full = f"{self._arch}.{key}"
-        if self._file.is_array(full):
-            values = np.unique(self._file.array(full))
-            if values.dtype.kind not in "iu":
-                raise ValueError(f"the metadata key {full!r} holds {values.dtype.name}, not integers")
-            if len(values) != 1:
-                raise ValueError(f"the metadata key {full!r} differs between layers, which is not supported")
-            value: int | None = int(values[0])
-        else:
-            value = self._file.value(full, int, default)
-        if value is None or value <= 0:
-            raise ValueError(f"the metadata key {full!r} is missing or not positive")
-        return value
-
-    def number(self, key: str, default: float | None) -> Any:
-        """Return a float or `default`."""
-        value = self._file.value(f"{self._arch}.{key}", (int, float), default)
-        return default if value is None else float(value)
-
-    def __contains__(self, key: str) -> bool:
-        return f"{self._arch}.{key}" in self._file
-
-
 def _vocab_size(file: GGUFFile) -> int:
     """Return the embedding's rows: vocabularies may be padded beyond their tokens."""
     embedding = file.tensors.get("token_embd.weight")
@@ -176,20 +107,33 @@ def _vocab_size(file: GGUFFile) -> int:
     return embedding.shape[0]
 
 
-def _num_layers(file: GGUFFile, numbers: _Numbers) -> int:
+def _num_layers(file: GGUFFile, numbers: Numbers) -> int:
     """Return the number of layers, which lists are made of: a file cannot claim more than it has tensors."""
-    num_layers = numbers.count("block_count")
+    num_layers = numbers.count("block_count") - num_draft_layers(file)
+    if num_layers < 1:
+        raise ValueError("nextn_predict_layers leaves no layer of block_count")
     if num_layers > len(file.tensors):
         raise ValueError(f"the file claims {num_layers} layers and has {len(file.tensors)} tensors")
     return num_layers
 
 
-def _head_dim(numbers: _Numbers, hidden_size: int, num_heads: int) -> int:
+def num_draft_layers(file: GGUFFile) -> int:
+    """Return the number of last layers that predict a draft of more tokens, which are not of the decoder."""
+    arch = architecture(file)
+    return Numbers(file, arch).whole("nextn_predict_layers", 0) if arch == "glm4moe" else 0
+
+
+def _width_key(numbers: Numbers) -> str:
+    """Return the key that says how wide an MLP is; files of which every layer has experts may have theirs only."""
+    return "feed_forward_length" if "feed_forward_length" in numbers else "expert_feed_forward_length"
+
+
+def _head_dim(numbers: Numbers, hidden_size: int, num_heads: int) -> int:
     default = numbers.count("rope.dimension_count", max(1, hidden_size // num_heads))
     return numbers.count("attention.key_length", default)
 
 
-def _family_config(file: GGUFFile, arch: str, numbers: _Numbers, config: dict[str, Any]) -> dict[str, Any]:
+def _family_config(file: GGUFFile, arch: str, numbers: Numbers, config: dict[str, Any]) -> dict[str, Any]:
     """Return what one family has beyond the common keys."""
     if arch == "gemma2":
         return _gemma_config(config, large_layers=46, pattern=2) | {
@@ -221,7 +165,7 @@ def _family_config(file: GGUFFile, arch: str, numbers: _Numbers, config: dict[st
     return family
 
 
-def _phi3_config(file: GGUFFile, numbers: _Numbers, config: dict[str, Any]) -> dict[str, Any]:
+def _phi3_config(file: GGUFFile, numbers: Numbers, config: dict[str, Any]) -> dict[str, Any]:
     """Return what Phi-3 has of its own. Its heads have the width over their number; a window of 0 is none."""
     head_dim = config["hidden_size"] // config["num_attention_heads"]
     window = file.value("phi3.attention.sliding_window", int, 0)
@@ -235,7 +179,7 @@ def _phi3_config(file: GGUFFile, numbers: _Numbers, config: dict[str, Any]) -> d
     }
 
 
-def _mistral3_config(numbers: _Numbers, config: dict[str, Any]) -> dict[str, Any]:
+def _mistral3_config(numbers: Numbers, config: dict[str, Any]) -> dict[str, Any]:
     """Return what Ministral 3 has of its own; a file whose queries do not grow is another Mistral."""
     beta, mscale = (
         numbers.number(key, 0.0) for key in ("attention.temperature_scale", "rope.scaling.yarn_log_multiplier")
@@ -249,7 +193,7 @@ def _mistral3_config(numbers: _Numbers, config: dict[str, Any]) -> dict[str, Any
     return {"rope_scaling": scaling | {"llama_4_scaling_beta": beta}, "sliding_window": None}
 
 
-def _olmo_config(file: GGUFFile, numbers: _Numbers, config: dict[str, Any]) -> dict[str, Any]:
+def _olmo_config(file: GGUFFile, numbers: Numbers, config: dict[str, Any]) -> dict[str, Any]:
     """Return what OLMo 2 has of its own; a file with windows is an OLMo 3."""
     family = {"attention_bias": "blk.0.attn_q.bias" in file.tensors}
     if "attention.sliding_window" not in numbers:

@@ -17,6 +17,7 @@ CHUNK_NUMBERS = 1 << 17
 _HALF = "<f2"
 _NIBBLES = np.array([0, 4], np.uint8)[:, None]
 _PAIRS = np.array([0, 2, 4, 6], np.uint8)[:, None]
+_TWICE_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 _BITS = np.arange(8, dtype=np.uint8)[:, None]
 
 _LAYOUTS: Mapping[str, np.dtype] = {
@@ -29,6 +30,7 @@ _LAYOUTS: Mapping[str, np.dtype] = {
     "Q3_K": np.dtype([("hmask", "u1", 32), ("qs", "u1", 64), ("scales", "u1", 12), ("d", _HALF)]),
     "Q4_K": np.dtype([("d", _HALF), ("dmin", _HALF), ("scales", "u1", 12), ("qs", "u1", 128)]),
     "Q5_K": np.dtype([("d", _HALF), ("dmin", _HALF), ("scales", "u1", 12), ("qh", "u1", 32), ("qs", "u1", 128)]),
+    "MXFP4": np.dtype([("e", "u1"), ("qs", "u1", 16)]),
     "Q6_K": np.dtype([("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), ("d", _HALF)]),
 }
 
@@ -156,6 +158,13 @@ def _unpack_q6_k(blocks: np.ndarray, out: np.ndarray) -> None:
     np.multiply(scales, values, out=out.reshape(num, 16, 16))
 
 
+def _unpack_mxfp4(blocks: np.ndarray, out: np.ndarray) -> None:
+    # Twice each number is an integer, and half the scale has an exponent in range whatever the byte.
+    scales = np.ldexp(np.float32(1), blocks["e"].astype(np.int32) - 128)[:, None]
+    with np.errstate(over="ignore"):
+        np.multiply(scales, _TWICE_E2M1[_nibbles(blocks)], out=out)
+
+
 _UNPACKERS: Mapping[str, Callable[[np.ndarray, np.ndarray], None]] = {
     "Q4_0": _unpack_q4_0,
     "Q4_1": _unpack_q4_1,
@@ -167,4 +176,5 @@ _UNPACKERS: Mapping[str, Callable[[np.ndarray, np.ndarray], None]] = {
     "Q4_K": _unpack_q4_k,
     "Q5_K": _unpack_q5_k,
     "Q6_K": _unpack_q6_k,
+    "MXFP4": _unpack_mxfp4,
 }

@@ -145,10 +145,14 @@ VALUES = st.one_of(
 @st.composite
 def contradicting_models(draw: st.DrawFn) -> bytes:
     """Draw a whole GGUF file in which some metadata say something else, or are missing."""
-    arch = draw(st.sampled_from(("llama", "qwen2", "qwen3", "gemma2", "gemma3")))
+    arch = draw(
+        st.sampled_from(("llama", "qwen2", "qwen3", "qwen2moe", "qwen3moe", "glm4moe", "gpt-oss", "gemma2", "gemma3"))
+    )
     kind = draw(st.sampled_from(tuple(TOKENIZERS)))
     tokenizer = TOKENS | TOKENIZERS[kind] | {"model": kind, "eos_token_id": 1}
     more = {"attention.sliding_window": 16, "rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}
+    more |= {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 8}
+    more |= {"expert_shared_feed_forward_length": 8, "nextn_predict_layers": 0}
     metadata = llama_metadata(arch, more) | {f"tokenizer.ggml.{key}": value for key, value in tokenizer.items()}
     for key in draw(st.lists(st.sampled_from(sorted(metadata)), min_size=1, max_size=3)):
         if key == "general.architecture" or draw(st.booleans()):

@@ -282,9 +282,11 @@ def test_ends_of_text(tmp_path: Path):
     assert open_gguf(tmp_path, templated).generation_config == {"eos_token_id": [1, 3]}
 
 
-@pytest.mark.parametrize(
-    "arch", ["llama", "gemma2", "gemma3", "mistral3", "olmo2", "phi3", "qwen2", "qwen3", "smollm3"]
-)
+GGUF_NAMES = ("llama", "gemma2", "gemma3", "mistral3", "olmo2", "phi3", "qwen2", "qwen3", "smollm3")
+WITH_EXPERTS = ("qwen3moe", "glm4moe", "gpt-oss")
+
+
+@pytest.mark.parametrize("arch", [*GGUF_NAMES, *WITH_EXPERTS])
 def test_a_file_cannot_claim_layers_that_it_does_not_have(tmp_path: Path, arch: str):
     """Lists of what each layer is would fill the memory."""
     claimed = llama_metadata(arch, {"block_count": 2**31 - 1, "attention.sliding_window": 8})

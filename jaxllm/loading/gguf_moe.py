@@ -1,0 +1,82 @@
+"""GGUF metadata about experts become HF's keys, which each family spells in its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxllm.loading.gguf import GGUFFile
+from jaxllm.loading.gguf_numbers import Numbers
+
+SIGMOID = 2
+"""The number of the function that makes scores of a router's logits, of those that a file may name."""
+
+
+def expert_config(file: GGUFFile, arch: str, numbers: Numbers, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a family with experts has beyond the common keys; {} for an architecture without."""
+    if arch == "llama" and "expert_count" in numbers:
+        window = numbers.count("attention.sliding_window") if "attention.sliding_window" in numbers else None
+        return _counts(numbers, "num_local_experts") | {
+            "architectures": ["MixtralForCausalLM"],
+            "model_type": "mixtral",
+            "sliding_window": window,
+        }
+    match arch:
+        case "qwen2moe":
+            return _qwen_config(file, numbers, config) | {
+                "norm_topk_prob": False,
+                "qkv_bias": "blk.0.attn_q.bias" in file.tensors,
+                "shared_expert_intermediate_size": numbers.count("expert_shared_feed_forward_length"),
+            }
+        case "qwen3moe":
+            bias = "blk.0.attn_q.bias" in file.tensors
+            return _qwen_config(file, numbers, config) | {"norm_topk_prob": True, "attention_bias": bias}
+        case "glm4moe":
+            return _glm_config(file, numbers, config)
+        case "gpt-oss":
+            return _gpt_oss_config(file, numbers, config)
+        case _:
+            return {}
+
+
+def _counts(numbers: Numbers, key: str) -> dict[str, Any]:
+    return {key: numbers.count("expert_count"), "num_experts_per_tok": numbers.count("expert_used_count")}
+
+
+def _qwen_config(file: GGUFFile, numbers: Numbers, config: Mapping[str, Any]) -> dict[str, Any]:
+    layers = range(config["num_hidden_layers"])
+    return _counts(numbers, "num_experts") | {
+        "moe_intermediate_size": numbers.count("expert_feed_forward_length"),
+        "mlp_only_layers": [layer for layer in layers if f"blk.{layer}.ffn_gate_inp.weight" not in file.tensors],
+    }
+
+
+def _glm_config(file: GGUFFile, numbers: Numbers, config: Mapping[str, Any]) -> dict[str, Any]:
+    scores = numbers.whole("expert_gating_func", SIGMOID)
+    if scores != SIGMOID:
+        raise ValueError(f"expert_gating_func is {scores}; of {config['model_type']} only {SIGMOID} is supported")
+    return _counts(numbers, "n_routed_experts") | {
+        "moe_intermediate_size": numbers.count("expert_feed_forward_length"),
+        "n_shared_experts": numbers.count("expert_shared_count", 1),
+        "first_k_dense_replace": numbers.whole("leading_dense_block_count", 0),
+        "n_group": numbers.count("expert_group_count", 1),
+        "topk_group": numbers.count("expert_group_used_count", 1),
+        "norm_topk_prob": numbers.flag("expert_weights_norm", True),
+        "routed_scaling_factor": numbers.number("expert_weights_scale", 1.0),
+        "partial_rotary_factor": numbers.count("rope.dimension_count", config["head_dim"]) / config["head_dim"],
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
+    }
+
+
+def _gpt_oss_config(file: GGUFFile, numbers: Numbers, config: Mapping[str, Any]) -> dict[str, Any]:
+    rope = config["rope_scaling"] or {"rope_type": "default"}
+    if rope["rope_type"] == "yarn":
+        # The file does not say it; all gpt-oss models are so.
+        rope = rope | {"truncate": False}
+    return _counts(numbers, "num_local_experts") | {
+        "intermediate_size": numbers.count("expert_feed_forward_length"),
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "sliding_window": numbers.count("attention.sliding_window"),
+        "rope_scaling": rope,
+    }
