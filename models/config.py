@@ -11,7 +11,7 @@ from pallas_kernels.grouped_matmul import GroupedMatmul
 
 HIDDEN_ACTS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu")
 PLAIN_GROUPED_MATMUL = GroupedMatmul()
-ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +60,8 @@ class RopeConfig:
                 return False
 
     def rotary_dim(self, head_dim: int) -> int:
-        """Return how many numbers of a head are rotated."""
-        return int(head_dim * self.rotated)
+        """Return how many numbers of a head the table is for; a proportional one is for all, and has angles of 0."""
+        return head_dim if self.rope_type == "proportional" else int(head_dim * self.rotated)
 
     def head_order(self, head_dim: int) -> tuple[int, ...] | None:
         """Return a checkpoint's place of each number of a head, in the order that heads have here; None if the same.
@@ -164,6 +164,12 @@ class LayerSpec:
     qk_norm: bool = False
     qk_norm_all_heads: bool = False
     """The norms of q and k are over all heads together, where elsewhere each head is normed by itself."""
+    v_norm: bool = False
+    """Values are divided by their root mean square."""
+    k_is_v: bool = False
+    """Values are what keys are before their norm: there is one projection for both."""
+    borrows_kv: bool = False
+    """Keys and values are those of the last layer before that has its own, of the same cache group."""
     pre_norms: bool = True
     """What goes into attention and MLP is normed."""
     post_norms: bool = False
@@ -172,6 +178,8 @@ class LayerSpec:
     """Each query head has one more score in its softmax, which has no value."""
     moe: MoESpec | None = None
     """The experts that stand in place of the MLP."""
+    input_size: int | None = None
+    """The width of the input that each layer has of its own besides the stream, which the frame computes; or None."""
     kv_repeats: int = 1
     """So many of `num_kv_heads` in a row are one head of the checkpoint, which has fewer of them than devices."""
 

@@ -53,7 +53,14 @@ WRAPPER_PREFIXES = (
 
 # What checkpoints may hold that no decoder needs.
 BUFFERS = ("*rotary_emb.inv_freq",)
-OTHER_MODALITIES = ("*vision_tower.*", "*multi_modal_projector.*", "*visual.*")
+OTHER_MODALITIES = (
+    "*vision_tower.*",
+    "*multi_modal_projector.*",
+    "*audio_tower.*",
+    "*embed_vision.*",
+    "*embed_audio.*",
+    "*visual.*",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,14 +18,27 @@ class Heads(NamedTuple):
     """What attention takes of a step's tokens."""
 
     q_tnh: Array
-    k_tkh: Array
-    v_tkh: Array
+    k_tkh: Array | None
+    v_tkh: Array | None
+    """Keys and values; None of a layer that borrows them."""
     sinks_n: Array | None = None
     """A score of each query head that has no value."""
 
 
-type Stream = tuple[Array, Any]
-"""The hidden states [t, d] between two layers, and the KV pools."""
+type Lent = dict[int, tuple[Array, Array]]
+"""The keys and values of the last layer that had its own, by its cache group, of groups whose layers borrow some."""
+
+
+class Cached(NamedTuple):
+    """What passes from one layer's attention to the next one's."""
+
+    pools: tuple[Any, ...]
+    """The KV pools of the cache groups."""
+    lent: Lent
+
+
+type Stream = tuple[Array, Cached]
+"""What there is between two layers: the hidden states [t, d], and what attention passes on."""
 
 
 class LayerLoop(enum.Enum):
@@ -67,24 +80,24 @@ class LayerBody(NamedTuple):
 
     project: Callable[[Any, Array], Heads]
     """It takes the layer's weights and the hidden states [t, d]."""
-    attend: Callable[[Heads, Any, Array | int], tuple[Array, Any]]
-    """It takes the pools and the layer's place among those of its kind, and returns [t, n, h] and the pools."""
-    finish: Callable[[Any, Array, Array], Array]
-    """It takes the layer's weights, the hidden states before it, and what attention gave."""
+    attend: Callable[[Heads, Cached, Array | int], tuple[Array, Cached]]
+    """It takes the layer's place among those of its kind, and returns [t, n, h] and what it passes on."""
+    finish: Callable[[Any, Array, Array, Array | int], Array]
+    """It takes the layer's weights, the hidden states before it, what attention gave, and the layer's place."""
 
     def run(self, weights: Any, stream: Stream, place: Array | int) -> Stream:
         """Run one layer."""
-        x_td, kv_pools = stream
-        attended_tnh, kv_pools = self.attend(self.project(weights, x_td), kv_pools, place)
-        return self.finish(weights, x_td, attended_tnh), kv_pools
+        x_td, cached = stream
+        attended_tnh, cached = self.attend(self.project(weights, x_td), cached, place)
+        return self.finish(weights, x_td, attended_tnh, place), cached
 
     def run_one_of(self, layers: Sequence[Any], stream: Stream, place: Array | int) -> Stream:
         """Run the layer at a place, of those with these weights."""
-        x_td, kv_pools = stream
+        x_td, cached = stream
         heads = jax.lax.switch(place, [partial(self.project, weights) for weights in layers], x_td)
-        attended_tnh, kv_pools = self.attend(heads, kv_pools, place)
+        attended_tnh, cached = self.attend(heads, cached, place)
         finishes = [partial(self.finish, weights) for weights in layers]
-        return jax.lax.switch(place, finishes, x_td, attended_tnh), kv_pools
+        return jax.lax.switch(place, finishes, x_td, attended_tnh, place), cached
 
 
 def run_layers(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,10 @@ from jax.typing import DTypeLike
 
 from pallas_kernels.paged_attention import AttentionBatch, KVPool, Rope
 
-from .config import ModelConfig
+from .config import ModelConfig, QueryScaling
 from .family import Prefixes
 from .layers.embedding import soft_cap
-from .loop import Heads, LayerBody, LayerLoop, LayerOf, map_experts, run_layers
+from .loop import Cached, Heads, LayerBody, LayerLoop, LayerOf, Lent, map_experts, run_layers
 from .params import ParamSpec, Reading, declared, make_spec, stack, within
 from .plan import LayerPlan
 from .quantization import METHODS
@@ -28,6 +28,19 @@ from .tokens import TokenBatch
 NO_WINDOW = 2**30
 
 Params = Mapping[str, Any]
+
+
+class _Step(NamedTuple):
+    """What the layers of a step have in common."""
+
+    num_tokens: Array
+    ropes: Mapping[tuple[int, int], Rope]
+    """By table and head size."""
+    query_scales: Mapping[QueryScaling | None, Array | None]
+    inputs_ltp: Array | None
+    """Each layer's own input, if layers have one."""
+    batches: Sequence[AttentionBatch]
+    attention: Sequence[Callable[..., tuple[Array, KVPool]]]
 
 
 class Model:
@@ -59,8 +72,18 @@ class Model:
 
     @property
     def ignored_tensors(self) -> tuple[str, ...]:
-        """Return glob patterns of checkpoint tensors that this model knowingly leaves out."""
-        return self.family.ignored + (("*lm_head.weight",) if self.config.tie_word_embeddings else ())
+        """Return glob patterns of checkpoint tensors that this model knowingly leaves out.
+
+        Layers that borrow keys and values may have projections that nothing uses.
+        """
+        borrowers = [number for number, layer in enumerate(self.config.layers) if layer.borrows_kv]
+        unused = [
+            name
+            for path, (name, *_) in self.family.names.items()
+            if path.startswith(("layers.attn.k", "layers.attn.v"))
+        ]
+        projections = tuple(name.format(body="*", head="*", l=number) for number in borrowers for name in unused)
+        return self.family.ignored + projections + (("*lm_head.weight",) if self.config.tie_word_embeddings else ())
 
     def param_specs(self, tensor_names: Collection[str] = ()) -> dict[str, ParamSpec]:
         """Return a spec per parameter path: "layers.0.attn.q" is that of all layers of the first kind, if they are
@@ -102,66 +125,68 @@ class Model:
 
         Pools, batches and `attention`, which is called as a `PagedAttention` is, are those of the plan's cache groups.
         """
-        cfg = self.config
+        cfg, plan = self.config, self.plan
         frame = nnx.merge(self._frame_def, {name: value for name, value in params.items() if name != "layers"})
         num_tokens = jnp.max(batches[0].query_ends_s)
+        x_td = frame.start(tokens)
+        has_inputs = any(spec.input_size for spec in plan.kinds)
+        inputs_ltp = self._frame_of(params, num_tokens).layer_inputs(tokens, x_td) if has_inputs else None
         where = tokens.positions_t, tokens.rope_lengths_t
         ropes = {
             (spec.rope, spec.head_dim): Rope(*rope_table(cfg.ropes[spec.rope], spec.head_dim, *where))
-            for spec in self.plan.kinds
+            for spec in plan.kinds
             if spec.rope is not None
         }
         query_scales = {
-            each: query_scale(each, tokens.positions_t) for each in {spec.query_scaling for spec in self.plan.kinds}
+            each: query_scale(each, tokens.positions_t) for each in {spec.query_scaling for spec in plan.kinds}
         }
+        step = _Step(num_tokens, ropes, query_scales, inputs_ltp, batches, attention)
+        bodies = [self._body(kind, step) for kind in range(len(plan.kinds))]
+        stream = x_td, Cached(kv_pools, self._nothing_lent(len(x_td)))
+        x_td, cached = run_layers(self.loop, plan, params["layers"], bodies, stream, num_tokens)
+        return frame.end(x_td), cached.pools
 
-        def body(kind: int) -> LayerBody:
-            spec, (group, places) = self.plan.kinds[kind], self.plan.cache_layers(kind)
-            num_layers = len(list(self.plan.groups.values())[group])
+    def _body(self, kind: int, step: _Step) -> LayerBody:
+        """Return what the layers of a kind do in a step."""
+        plan = self.plan
+        spec, (group, places) = plan.kinds[kind], plan.cache_layers(kind)
+        num_layers = len(list(plan.groups.values())[group])
 
-            def layer(weights: Params) -> Any:
-                # In a loop that cuts nothing out of stacks, experts are a stack of one layer.
-                if not self.loop.stacked:
-                    weights = map_experts(lambda x: LayerOf(x[None], 0, num_tokens), weights)
-                return nnx.merge(self._kinds[kind][0], dict(weights))
+        def layer(weights: Params) -> Any:
+            # In a loop that cuts nothing out of stacks, experts are a stack of one layer.
+            if not self.loop.stacked:
+                weights = map_experts(lambda x: LayerOf(x[None], 0, step.num_tokens), weights)
+            return nnx.merge(self._kinds[kind][0], dict(weights))
 
-            # Profiles tell the parts of a step by these names.
-            @jax.named_scope("attend")
-            def attend(
-                heads: Heads, kv_pools: tuple[KVPool, ...], place: Array | int
-            ) -> tuple[Array, tuple[KVPool, ...]]:
-                heads = _scale_queries(heads, query_scales[spec.query_scaling])
-                attended_tnh, kv_pool = attention[group](
-                    heads.q_tnh,
-                    heads.k_tkh,
-                    heads.v_tkh,
-                    kv_pools[group],
-                    batches[group],
-                    layer=_pick(places, place),
-                    num_layers=num_layers,
-                    window=NO_WINDOW if spec.window is None else spec.window,
-                    scale=spec.scale,
-                    rope=None if spec.rope is None else ropes[spec.rope, spec.head_dim],
-                    soft_cap=spec.soft_cap,
-                    sinks_n=heads.sinks_n,
-                )
-                return attended_tnh, (*kv_pools[:group], kv_pool, *kv_pools[group + 1 :])
-
-            return LayerBody(
-                jax.named_scope("project")(lambda weights, x_td: layer(weights).project(x_td)),
-                attend,
-                jax.named_scope("finish")(lambda weights, x_td, attended: layer(weights).finish(x_td, attended)),
+        # Profiles tell the parts of a step by these names.
+        @jax.named_scope("attend")
+        def attend(heads: Heads, cached: Cached, place: Array | int) -> tuple[Array, Cached]:
+            pools, lent = cached
+            heads = _scale_queries(heads, step.query_scales[spec.query_scaling])
+            # Keys and values that are lent are in the cache already; writing them again changes nothing.
+            keys_values: Any = lent[group] if spec.borrows_kv else (heads.k_tkh, heads.v_tkh)
+            attended_tnh, pool = step.attention[group](
+                heads.q_tnh,
+                *keys_values,
+                pools[group],
+                step.batches[group],
+                layer=_pick(places, place),
+                num_layers=num_layers,
+                window=NO_WINDOW if spec.window is None else spec.window,
+                scale=spec.scale,
+                rope=None if spec.rope is None else step.ropes[spec.rope, spec.head_dim],
+                soft_cap=spec.soft_cap,
+                sinks_n=heads.sinks_n,
             )
+            lent = {each: keys_values if each == group else held for each, held in lent.items()}
+            return attended_tnh, Cached((*pools[:group], pool, *pools[group + 1 :]), lent)
 
-        x_td, kv_pools = run_layers(
-            self.loop,
-            self.plan,
-            params["layers"],
-            [body(kind) for kind in range(len(self.plan.kinds))],
-            (frame.start(tokens), kv_pools),
-            num_tokens,
-        )
-        return frame.end(x_td), kv_pools
+        @jax.named_scope("finish")
+        def finish(weights: Params, x_td: Array, attended_tnh: Array, place: Array | int) -> Array:
+            own = [] if step.inputs_ltp is None else [step.inputs_ltp[_pick(plan.layers_of[kind], place)]]
+            return layer(weights).finish(x_td, attended_tnh, *own)
+
+        return LayerBody(jax.named_scope("project")(lambda weights, x_td: layer(weights).project(x_td)), attend, finish)
 
     @jax.named_scope("logits")
     def logits(self, params: Params, hidden_sd: Array, num_rows: Array | int) -> Array:
@@ -169,11 +194,23 @@ class Model:
 
         Rows from `num_rows` on are padding.
         """
+        return soft_cap(self._frame_of(params, num_rows).logits(hidden_sd), self.config.final_soft_cap)
+
+    def _frame_of(self, params: Params, num_rows: Array | int) -> Any:
+        """Return the frame as it multiplies rows, of which those from `num_rows` on are padding."""
         weights = {name: value for name, value in params.items() if name != "layers"}
         if self.loop is LayerLoop.IN_PLACE:
             weights = jax.tree.map(lambda array: LayerOf(array[None], 0, num_rows), weights)
-        frame = nnx.merge(self._frame_def, weights)
-        return soft_cap(frame.logits(hidden_sd), self.config.final_soft_cap)
+        return nnx.merge(self._frame_def, weights)
+
+    def _nothing_lent(self, num_tokens: int) -> Lent:
+        """Return keys and values in place of those that are yet to be lent."""
+        lent: Lent = {}
+        for number, group in enumerate(self.plan.groups):
+            if group in self.plan.lending_groups:
+                zeros = jnp.zeros((num_tokens, group.num_kv_heads, group.head_dim), self.dtype)
+                lent[number] = zeros, zeros
+        return lent
 
     def _source(self, path: str, prefixes: Prefixes, layer: int | None) -> str:
         if path not in self.family.names:

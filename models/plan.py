@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -65,18 +66,28 @@ class LayerPlan:
 
     @cached_property
     def groups(self) -> dict[CacheGroup, tuple[int, ...]]:
-        """Return the numbers of the layers in each cache group."""
+        """Return the numbers of the layers in each cache group that have keys and values of their own."""
         groups: dict[CacheGroup, tuple[int, ...]] = {}
         for number, layer in enumerate(self.layers):
-            group = group_of(layer)
-            groups[group] = (*groups.get(group, ()), number)
+            if not layer.borrows_kv:
+                group = group_of(layer)
+                groups[group] = (*groups.get(group, ()), number)
         return groups
 
+    @cached_property
+    def lending_groups(self) -> frozenset[CacheGroup]:
+        """Return the cache groups some of whose layers' keys and values are borrowed by others."""
+        return frozenset(group_of(layer) for layer in self.kinds if layer.borrows_kv)
+
     def cache_layers(self, kind: int) -> tuple[int, tuple[int, ...]]:
-        """Return the cache group of a kind, by its place among the groups, and its layers' places in the group."""
+        """Return the cache group of a kind, by its place among the groups, and its layers' places in the group.
+
+        A layer that borrows keys and values has the place of the one that they are of.
+        """
         group = group_of(self.kinds[kind])
         members = self.groups[group]
-        return list(self.groups).index(group), tuple(members.index(number) for number in self.layers_of[kind])
+        places = tuple(bisect.bisect(members, number) - 1 for number in self.layers_of[kind])
+        return list(self.groups).index(group), places
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:

@@ -105,6 +105,8 @@ def read_rope(hf: Mapping[str, Any], settings: Mapping[str, Any]) -> RopeConfig:
     match rope_type:
         case "linear":
             fields["factor"] = read_float(settings, "factor")
+        case "proportional":
+            fields["factor"] = read_float(settings, "factor", 1.0)
         case "dynamic":
             fields |= {"factor": read_float(settings, "factor"), "max_position_embeddings": positions}
         case "llama3":

@@ -36,6 +36,8 @@ BUILT_IN = MappingProxyType(
         "Gemma2ForCausalLM": "gemma2:GEMMA2",
         "Gemma3ForCausalLM": "gemma3:GEMMA3",
         "Gemma3ForConditionalGeneration": "gemma3:GEMMA3_MULTIMODAL",
+        "Gemma4ForCausalLM": "gemma4:GEMMA4",
+        "Gemma4ForConditionalGeneration": "gemma4:GEMMA4_MULTIMODAL",
     }
 )
 

@@ -51,6 +51,9 @@ def frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
             return _llama3_frequencies(rope, base)
         case "yarn":
             return _yarn_frequencies(rope, head_dim)
+        case "proportional":
+            rotated = np.arange(head_dim // 2) < int(rope.rotated * head_dim // 2)
+            return np.where(rotated, base / np.float32(rope.factor), np.float32(0))
         case _:
             return base
 

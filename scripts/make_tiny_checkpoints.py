@@ -190,6 +190,52 @@ def gemma3() -> Any:
     )
 
 
+def gemma4_text(**changes: Any) -> Any:
+    """Return a Gemma 4 text config, by default of a dense model: global layers' heads are wider and fewer."""
+    sizes = dict(SIZES, hidden_size=32, intermediate_size=48, num_attention_heads=2, num_key_value_heads=2)
+    sizes |= {
+        "num_hidden_layers": 6,
+        "sliding_window": 24,
+        "final_logit_softcapping": 5.0,
+    }
+    sizes |= {"global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
+    return transformers.Gemma4TextConfig(
+        **sizes
+        | {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": VOCAB}
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 10.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            }
+        }
+        | changes
+    )
+
+
+def gemma4_moe() -> Any:
+    """Return a Gemma 4 text config with experts beside the MLP."""
+    experts = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 16}
+    types = ["sliding_attention", "sliding_attention", "full_attention"]
+    return gemma4_text(num_hidden_layers=3, layer_types=types, **experts)
+
+
+def gemma4_e2b() -> Any:
+    """Return a multimodal Gemma 4 config like E2B's: each layer has its own input, and three borrow keys and values."""
+    sliding, full = "sliding_attention", "full_attention"
+    text = gemma4_text(
+        num_key_value_heads=1,
+        attention_k_eq_v=False,
+        num_hidden_layers=6,
+        layer_types=[sliding, sliding, full] * 2,
+        num_kv_shared_layers=3,
+        use_double_wide_mlp=True,
+        hidden_size_per_layer_input=8,
+        intermediate_size=32,
+    )
+    vision = transformers.Gemma4VisionConfig(**VISION, num_key_value_heads=1, head_dim=8, position_embedding_size=4)
+    return transformers.Gemma4Config(text_config=text, vision_config=vision)
+
+
 def gpt_oss() -> Any:
     """Return a gpt-oss config whose gates reach the bound of its SwiGLU."""
     return transformers.GptOssConfig(
@@ -290,10 +336,13 @@ CASES = {
     ),
     "gemma3": Case("Gemma3ForCausalLM", gemma3_text),
     "gemma3_multimodal": Case("Gemma3ForConditionalGeneration", gemma3),
+    "gemma4_dense": Case("Gemma4ForCausalLM", gemma4_text),
+    "gemma4_moe": Case("Gemma4ForCausalLM", gemma4_moe),
+    "gemma4_e2b": Case("Gemma4ForConditionalGeneration", gemma4_e2b),
 }
 
 
-def fill(model: nn.Module, seed: int, *, norm_offset: float) -> None:
+def fill(model: nn.Module, seed: int, *, norm_offset: float, scales_embeddings: bool) -> None:
     """Draw weights large enough that every feature moves the logits."""
     rng = np.random.default_rng(seed)
     for name, param in model.named_parameters():
@@ -304,7 +353,7 @@ def fill(model: nn.Module, seed: int, *, norm_offset: float) -> None:
             value = (1.0 - norm_offset) + 0.3 * noise
         elif any(part in name for part in ("embed_tokens", "embed_positions", "wte", "wpe")):
             # Gemma scales its embeddings up; they must not drown the layers.
-            value = (0.3 if norm_offset else 0.6) * noise
+            value = (0.3 if scales_embeddings else 0.6) * noise
         else:
             gain = 3.0 if "lm_head" in name else 1.3
             # Experts are stacked; what they sum over may be either of the other axes, which are of similar sizes.
@@ -315,6 +364,8 @@ def fill(model: nn.Module, seed: int, *, norm_offset: float) -> None:
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             buffer.copy_(torch.from_numpy(0.2 * rng.standard_normal(tuple(buffer.shape), dtype=np.float32)))
+        elif name.endswith("layer_scalar"):
+            buffer.copy_(torch.from_numpy(1 + 0.3 * rng.standard_normal(tuple(buffer.shape), dtype=np.float32)))
 
 
 @torch.no_grad()
@@ -356,7 +407,8 @@ def make(name: str, case: Case, folder: Path) -> None:
     for seed in range(20):
         shutil.rmtree(folder, ignore_errors=True)
         model = model_class(case.config())
-        fill(model, seed, norm_offset=1.0 if "gemma" in name else 0.0)
+        offset = 1.0 if name.startswith(("gemma2", "gemma3")) else 0.0
+        fill(model, seed, norm_offset=offset, scales_embeddings="gemma" in name)
         model.tie_weights()
         model.to(torch.bfloat16).save_pretrained(folder)
         arrays = golden(folder, model_class)

@@ -33,6 +33,7 @@ RULES: Mapping[str, str | None] = {
     "router": None,
     "embed": None,
     "positions": None,
+    "layer_input": None,
     "head_dim": None,
     "layers": None,
 }

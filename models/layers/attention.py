@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from ..config import LayerSpec, ModelConfig
 from ..loop import Heads
 from .linear import linear
-from .norm import HeadsNorm, RMSNorm
+from .norm import HeadsNorm, RMSNorm, unit_norm
 from .params import Part, declare, declare_merged, split
 
 
@@ -19,11 +19,13 @@ class Attention(nnx.Module):
 
     def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
         d, n, k, h = cfg.hidden_size, spec.num_heads, spec.num_kv_heads, spec.head_dim
-        self.heads = (
+        self.spec, self.eps = spec, cfg.rms_norm_eps
+        heads = (
             Part("q", "heads", n, rotates=True),
             Part("k", "kv_heads", k, rotates=True),
             Part("v", "kv_heads", k),
         )
+        self.heads = heads[: 1 if spec.borrows_kv else 2 if spec.k_is_v else 3]
         self.qkv = declare_merged(self.heads, (h, d), ("head_dim", "embed"), cfg.num_shards, dtype, 1)
         self.o = declare((d, n, h), ("embed", "heads", "head_dim"), dtype, 2)
         self.has_qkv_bias, self.has_o_bias, self.has_qk_norm = spec.qkv_bias, spec.o_bias, spec.qk_norm
@@ -40,17 +42,26 @@ class Attention(nnx.Module):
             self.k_norm = HeadsNorm(k, h, "kv_heads", cfg, dtype)
         elif spec.qk_norm:
             self.q_norm = RMSNorm(h, "head_dim", cfg, dtype, rotates=True)
-            self.k_norm = RMSNorm(h, "head_dim", cfg, dtype, rotates=True)
+            if not spec.borrows_kv:
+                self.k_norm = RMSNorm(h, "head_dim", cfg, dtype, rotates=True)
 
     def project(self, x_td: Array) -> Heads:
-        """Return queries, keys and values, not yet rotated."""
+        """Return queries, keys and values, not yet rotated; queries alone if the layer borrows the others."""
         qkv = linear(x_td, self.qkv)
         if self.has_qkv_bias:
             qkv = qkv + self.qkv_bias[...][None]
-        q_tnh, k_tkh, v_tkh = split(qkv, self.heads)
+        q_tnh, *keys_values = split(qkv, self.heads)
         if self.has_qk_norm:
-            q_tnh, k_tkh = self.q_norm(q_tnh), self.k_norm(k_tkh)
-        return Heads(q_tnh, k_tkh, v_tkh, self.sinks[...] if self.has_sinks else None)
+            q_tnh = self.q_norm(q_tnh)
+        sinks_n = self.sinks[...] if self.has_sinks else None
+        if self.spec.borrows_kv:
+            return Heads(q_tnh, None, None, sinks_n)
+        k_tkh, v_tkh = keys_values[0], keys_values[-1]
+        if self.has_qk_norm:
+            k_tkh = self.k_norm(k_tkh)
+        if self.spec.v_norm:
+            v_tkh = unit_norm(v_tkh, self.eps)
+        return Heads(q_tnh, k_tkh, v_tkh, sinks_n)
 
     def output(self, attended_tnh: Array, plus_td: Array | None = None) -> Array:
         """Return [t, d], added to `plus_td`."""

@@ -19,10 +19,10 @@ def soft_cap(x: Array, cap: float | None) -> Array:
 
 
 class Embedding(nnx.Module):
-    """A [v, d] matrix that embeds tokens, or reads logits off hidden states, or both."""
+    """A [v, d] matrix that embeds tokens, or reads logits off hidden states, or both; d is the model's by default."""
 
-    def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
-        size = cfg.hidden_size if cfg.embed_size is None else cfg.embed_size
+    def __init__(self, cfg: ModelConfig, dtype: DTypeLike, size: int | None = None) -> None:
+        size = size or cfg.embed_size or cfg.hidden_size
         self.table = declare((cfg.vocab_size, size), ("vocab", "embed"), dtype, 1)
         self.dtype = dtype
 

@@ -17,6 +17,12 @@ from ..loop import LayerOf
 from .params import declare
 
 
+def unit_norm(x: Array, eps: float) -> Array:
+    """Divide the last axis by its root mean square, in float32; the shape and dtype stay."""
+    x32 = x.astype(jnp.float32)
+    return (x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)).astype(x.dtype)
+
+
 class LayerNorm(nnx.Module):
     """Norm of mean and variance over the last axis, with a bias, computed in float32."""
 
@@ -50,8 +56,7 @@ class RMSNorm(nnx.Module):
             stack_ld = held.stack.reshape(-1, size)
             normed = rms_norm(x_rd, stack_ld, held.layer, eps=self.eps, offset=self.offset, num_rows=num_rows)
             return normed.reshape(x.shape)
-        x32 = x.astype(jnp.float32)
-        normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
+        normed = unit_norm(x.astype(jnp.float32), self.eps)
         scale = self.scale[...].astype(jnp.float32) + self.offset
         return (normed * scale.reshape((1,) * (x.ndim - 1) + (-1,))).astype(x.dtype)
 

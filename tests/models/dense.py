@@ -23,17 +23,20 @@ def dense_attention(
     scale: float,
     rope: Rope | None,
     soft_cap: float | None = None,
+    sinks_n: Array | None = None,
 ) -> tuple[Array, SplitPool]:
-    """Rotate, write, then attend, as `PagedAttention` does."""
+    """Rotate, write, then attend, as `PagedAttention` does, but without sinks."""
+    assert sinks_n is None
     if rope is not None:
         q_tnh, k_tkh = rotate(q_tnh, rope), rotate(k_tkh, rope)
     first_block = layer * (kv_pool.k.shape[0] // num_layers)
     block_size = kv_pool.k.shape[-1]
     blocks_t, offsets_t = first_block + batch.slots_t // block_size, batch.slots_t % block_size
     kv_pool = SplitPool(
-        kv_pool.k.at[blocks_t, :, :, offsets_t].set(k_tkh), kv_pool.v.at[blocks_t, :, :, offsets_t].set(v_tkh)
+        kv_pool.k.at[blocks_t, :, :, offsets_t].set(k_tkh), kv_pool.v.at[blocks_t, :, offsets_t].set(v_tkh)
     )
-    keys_kch, values_kch = (_read(pool, first_block + batch.block_tables_sm[0]) for pool in kv_pool)
+    blocks_m = first_block + batch.block_tables_sm[0]
+    keys_kch, values_kch = _read(kv_pool.k[blocks_m].swapaxes(-1, -2)), _read(kv_pool.v[blocks_m])
     t, n, h = q_tnh.shape
     kv_positions = jnp.arange(keys_kch.shape[1])
     positions_t = batch.context_lens_s[0] - batch.query_ends_s[0] + jnp.arange(t)
@@ -47,7 +50,6 @@ def dense_attention(
     return jnp.einsum("tkgc,kch->tkgh", jax.nn.softmax(scores), values_kch).reshape(t, n, h), kv_pool
 
 
-def _read(pool: Array, blocks_m: Array) -> Array:
-    blocks_mkho = pool[blocks_m]
-    _, k, h, _ = blocks_mkho.shape
-    return blocks_mkho.transpose(1, 0, 3, 2).reshape(k, -1, h)
+def _read(blocks_mkoh: Array) -> Array:
+    _, k, _, h = blocks_mkoh.shape
+    return blocks_mkoh.swapaxes(0, 1).reshape(k, -1, h)

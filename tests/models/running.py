@@ -12,7 +12,7 @@ from jax import Array
 
 from jaxllm.models import LayerLoop, Model, ModelConfig, ParamSpec, TokenBatch, get_family
 from jaxllm.models.params import ArraySpec, array_specs, unflatten
-from jaxllm.models.plan import LayerPlan
+from jaxllm.models.plan import CacheGroup, LayerPlan
 from jaxllm.models.quantization import quantize
 from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, KVPool, PagedAttention
 from pallas_kernels.paged_attention.tiles import XLA_TILES
@@ -61,7 +61,7 @@ class Runner:
         self, model: Model, params: Mapping[str, Any], attention: Callable[..., tuple[Array, KVPool]] | None = None
     ) -> None:
         self.model, self.params = model, params
-        self.attention: Any = attention or attention_of(model.config)
+        self.attentions: list[Any] = [attention or attention_of(group) for group in model.plan.groups]
         step = jax.jit(self._step).lower(params, empty_pools(model.config), *chunk_inputs(np.zeros(1, np.int32), 0, 1))
         self.step = step.compile(compiler_options=QUICK_COMPILE)
 
@@ -95,23 +95,22 @@ class Runner:
     def _step(
         self, params: Mapping[str, Any], pools: tuple[KVPool, ...], tokens: TokenBatch, attention: AttentionBatch
     ) -> tuple[Array, tuple[KVPool, ...]]:
-        num_groups = len(self.model.plan.groups)
-        batches, ops = [attention] * num_groups, [self.attention] * num_groups
-        hidden_td, pools = self.model.forward(params, pools, tokens, batches, attention=ops)
+        batches = [attention] * len(self.attentions)
+        hidden_td, pools = self.model.forward(params, pools, tokens, batches, attention=self.attentions)
         return jax.nn.log_softmax(self.model.logits(params, hidden_td, hidden_td.shape[0])), pools
 
 
 def empty_pools(config: ModelConfig, dtype: Any = jnp.float32) -> tuple[KVPool, ...]:
     """Return pools of NaN, one for each cache group."""
-    op, groups = attention_of(config, dtype), LayerPlan(config.layers).groups.values()
-    specs = tuple(op.pool_spec(len(layers), 1 + len(BLOCK_IDS)) for layers in groups)
+    groups, num_blocks = LayerPlan(config.layers).groups, 1 + len(BLOCK_IDS)
+    specs = tuple(attention_of(group, dtype).pool_spec(len(layers), num_blocks) for group, layers in groups.items())
     return jax.tree.map(lambda array: jnp.full(array.shape, jnp.nan, array.dtype), specs)
 
 
-def attention_of(config: ModelConfig, dtype: Any = jnp.float32) -> PagedAttention:
-    """Return a model's attention in plain XLA."""
-    dtype, layer = jnp.dtype(dtype), config.layers[0]
-    return PagedAttention(AttentionShape(layer.num_heads, layer.num_kv_heads, layer.head_dim, BLOCK_SIZE, dtype, dtype))
+def attention_of(group: CacheGroup, dtype: Any = jnp.float32) -> PagedAttention:
+    """Return the attention of a cache group's layers in plain XLA."""
+    dtype = jnp.dtype(dtype)
+    return PagedAttention(AttentionShape(group.num_heads, group.num_kv_heads, group.head_dim, BLOCK_SIZE, dtype, dtype))
 
 
 def int32(values: Any) -> Array:

@@ -25,6 +25,7 @@ LLAMA3_SCALING = {
     "original_max_position_embeddings": 8192,
 }
 LONGROPE = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+GEMMA4 = {"hidden_size_per_layer_input": 0}
 
 
 def read(architecture: str, **hf: Any) -> ModelConfig:
@@ -219,6 +220,45 @@ def test_qwen_vl_reads_old_and_new_configs() -> None:
         assert family.read_config({"text_config": nested}) == flat
 
 
+def test_gemma4_relies_on_defaults() -> None:
+    text = {"model_type": "gemma4_text", "num_hidden_layers": 7, "use_bidirectional_attention": "vision"}
+    hf = {"architectures": ["Gemma4ForConditionalGeneration"], "text_config": text}
+    config = get_family("Gemma4ForConditionalGeneration").read_config(hf)
+    assert windows(config) == (512,) * 5 + (None,) * 2
+    assert [layer.head_dim for layer in config.layers] == [256] * 5 + [512] * 2
+    assert {(layer.num_kv_heads, layer.input_size, layer.scale) for layer in config.layers} == {(4, 256, 1.0)}
+    assert config.ropes == (
+        RopeConfig(rope_type="proportional", theta=1e6, rotated=0.25),
+        RopeConfig(theta=1e4),
+    )
+    assert config.tie_word_embeddings
+    assert config.final_soft_cap is None
+
+
+def test_gemma4_old_and_new_head_sizes_agree() -> None:
+    old = {"global_head_dim": 64, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
+    new = {"per_layer_config": {"3": {"head_dim": 64, "num_key_value_heads": 1}}, "attention_k_eq_v": True}
+    sizes = {"num_key_value_heads": 2, "head_dim": 32, "vocab_size_per_layer_input": 128}
+    config = read("Gemma4ForCausalLM", **sizes, **old)
+    assert config == read("Gemma4ForCausalLM", **sizes, **new)
+    assert [(layer.head_dim, layer.num_kv_heads, layer.k_is_v) for layer in config.layers] == [
+        (32, 2, False),
+        (32, 2, False),
+        (32, 2, False),
+        (64, 1, True),
+    ]
+    given = read("Gemma4ForCausalLM", **sizes, num_global_key_value_heads=1)
+    assert given.layers[3].num_kv_heads == 2, "one projection for keys and values is what fewer heads depend on"
+
+
+def test_gemma4_late_layers_borrow_and_are_wide() -> None:
+    types = ["sliding_attention", "full_attention"] * 2
+    shared = {"num_kv_shared_layers": 2, "use_double_wide_mlp": True, "vocab_size_per_layer_input": 128}
+    config = read("Gemma4ForCausalLM", layer_types=types, **shared)
+    assert [layer.borrows_kv for layer in config.layers] == [False, False, True, True]
+    assert [layer.intermediate_size for layer in config.layers] == [96, 96, 192, 192]
+
+
 def test_windows() -> None:
     assert windows(read("MistralForCausalLM", num_key_value_heads=2)) == (4096,) * 4
     assert windows(read("MistralForCausalLM", num_key_value_heads=2, sliding_window=None)) == (None,) * 4
@@ -287,6 +327,18 @@ def test_wrapper_follows_the_checkpoint_on_tying() -> None:
         ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("Gemma3ForCausalLM", {"rope_parameters": {"rope_type": "default"}}, "per layer type"),
         ("Gemma3ForCausalLM", {"sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
+        ("Gemma4ForCausalLM", GEMMA4 | {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+        ("Gemma4ForCausalLM", GEMMA4 | {"rope_parameters": {"rope_type": "default"}}, "per layer type"),
+        ("Gemma4ForCausalLM", {"vocab_size_per_layer_input": 64}, "vocab_size_per_layer_input is 64"),
+        ("Gemma4ForCausalLM", GEMMA4 | {"num_kv_shared_layers": 3}, "leaves nothing to share"),
+        ("Gemma4ForCausalLM", GEMMA4 | {"num_kv_shared_layers": 5}, "num_kv_shared_layers is 5"),
+        ("Gemma4ForCausalLM", GEMMA4 | {"enable_moe_block": True}, "num_experts is missing"),
+        ("Gemma4ForCausalLM", GEMMA4 | {"per_layer_config": {"3": {"window": 3}}}, "per_layer_config has window"),
+        (
+            "Gemma4ForCausalLM",
+            GEMMA4 | {"rope_parameters": {"full_attention": {"rope_type": "linear", "partial_rotary_factor": 0.5}}},
+            "partial_rotary_factor is not supported",
+        ),
     ],
 )
 def test_refusals_name_what_is_wrong(architecture: str, hf: dict[str, Any], message: str) -> None:

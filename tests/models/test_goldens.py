@@ -61,7 +61,7 @@ def test_dynamic_rope_depends_on_the_prompt_length() -> None:
 
 
 @pytest.mark.parametrize("loop", [LayerLoop.UNROLL, LayerLoop.SWITCH, LayerLoop.IN_PLACE])
-@pytest.mark.parametrize("case", ["llama3_tied", "gemma3"])
+@pytest.mark.parametrize("case", ["llama3_tied", "gemma3", "gemma4_e2b"])
 def test_other_loops_equal_the_scan(case: str, loop: LayerLoop) -> None:
     golden = read_goldens(case)[-1]
     model = build_model(case, loop=loop)

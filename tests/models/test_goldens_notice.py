@@ -120,7 +120,30 @@ FEATURES: dict[tuple[str, str], Change] = {
     ("gemma3", "qk norm"): layers_without(qk_norm=False),
     ("gemma3", "global rope scaling"): with_plain_rope,
     ("gemma3", "local rope"): with_one_rope,
+    ("gemma4_dense", "window"): without_windows,
+    ("gemma4_dense", "v norm"): layers_without(v_norm=False),
+    ("gemma4_dense", "proportional rope"): with_plain_rope,
+    ("gemma4_dense", "local rope"): with_one_rope,
+    ("gemma4_dense", "final soft cap"): without(final_soft_cap=None),
+    ("gemma4_dense", "embed scale"): without(embed_scale=1.0),
+    ("gemma4_moe", "experts"): layers_without(moe=None),
+    ("gemma4_e2b", "layer input"): layers_without(input_size=None),
 }
+
+
+# What is always there, and is noticed by a checkpoint that has ones in its place.
+SCALES = {"gemma4_dense": ("layer_scalar",), "gemma4_moe": ("router.scale", "router.per_expert_scale")}
+
+
+@pytest.mark.parametrize("case", SCALES)
+def test_missing_scale_is_noticed(case: str) -> None:
+    golden, tensors, model = read_goldens(case)[-1], read_tensors(case), build_model(case)
+    run = Runner(model, load(model, tensors), dense_attention)
+    for scale in SCALES[case]:
+        ones = {name: np.ones_like(held) if name.endswith(scale) else held for name, held in tensors.items()}
+        run.params = load(model, ones)
+        difference = np.abs(run.whole(golden)[len(golden.prompt) - 1 :] - golden.logprobs).max()
+        assert difference > NOTICED, f"{case} without {scale} moves log-probabilities by {difference:.1e} only"
 
 
 @pytest.mark.parametrize(("case", "feature"), FEATURES)

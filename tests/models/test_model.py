@@ -151,7 +151,7 @@ def test_program_size_does_not_grow_with_depth(case: str) -> None:
     def num_lines(times: int) -> int:
         model = Model(deepened(build_model(case).config, times), jnp.float32)
         return len(
-            jax.jit(partial(model.forward, attention=[attention_of(model.config)] * len(model.plan.groups)))
+            jax.jit(partial(model.forward, attention=[attention_of(group) for group in model.plan.groups]))
             .lower(*forward_args(model))
             .as_text()
             .splitlines()
@@ -161,7 +161,7 @@ def test_program_size_does_not_grow_with_depth(case: str) -> None:
 
 
 @pytest.mark.parametrize("loop", LayerLoop)
-@pytest.mark.parametrize("case", ["llama_bias", "gemma3", "ministral3"])
+@pytest.mark.parametrize("case", ["llama_bias", "gemma3", "gemma4_e2b", "ministral3"])
 def test_bfloat16_stays_bfloat16_until_the_logits(case: str, loop: LayerLoop) -> None:
     model = build_model(case, dtype=jnp.bfloat16, loop=loop)
     args = forward_args(model)

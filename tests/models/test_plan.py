@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -52,3 +53,15 @@ def test_every_layer_is_passed_once_in_order() -> None:
 
         assert walk(plan, 0, run, loops=False) == len(kinds)
         assert passed == list(range(len(kinds)))
+
+
+def test_a_layer_that_borrows_keys_and_values_has_no_place_in_the_cache_of_its_own() -> None:
+    sizes = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 2, "intermediate_size": 4, "scale": 1.0}
+    sliding, full = LayerSpec(**sizes, window=8), LayerSpec(**sizes)
+    own = [sliding, sliding, full, sliding, full]
+    plan = LayerPlan((*own, *(replace(layer, borrows_kv=True) for layer in own)))
+    assert list(plan.groups.values()) == [(0, 1, 3), (2, 4)]
+    assert plan.lending_groups == set(plan.groups)
+    assert plan.layers_of == ((0, 1, 3), (2, 4), (5, 6, 8), (7, 9))
+    assert [plan.cache_layers(kind) for kind in range(4)] == [(0, (0, 1, 2)), (1, (0, 1)), (0, (2, 2, 2)), (1, (1, 1))]
+    assert not LayerPlan(tuple(own)).lending_groups

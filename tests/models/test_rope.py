@@ -64,6 +64,13 @@ def test_queries_grow_with_each_length_that_is_behind_them(first: int, steps: li
     np.testing.assert_allclose(scale[:, 0, 0], 1 + 0.1 * np.log(1 + np.asarray(steps)), rtol=1e-6)
 
 
+def test_a_proportional_table_leaves_the_last_pairs() -> None:
+    rope = RopeConfig(rope_type="proportional", theta=1e6, rotated=0.25, factor=2.0)
+    assert rope.head_order(512) is None
+    whole = frequencies(RopeConfig(theta=1e6), 512)
+    np.testing.assert_array_equal(frequencies(rope, 512), np.where(np.arange(256) < 64, whole / 2, 0))
+
+
 def test_the_attention_factor_scales_both() -> None:
     cos, sin = rope_table(RopeConfig(attention_factor=2.0), 16, jnp.zeros(3, jnp.int32), jnp.ones(3, jnp.int32))
     assert cos.shape == sin.shape == (3, 8)

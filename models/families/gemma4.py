@@ -1,0 +1,278 @@
+"""Gemma 4 text: unit norms on values, global layers with larger heads, experts beside the MLP, inputs of each layer's
+own, and late layers that borrow the keys and values of earlier ones. Each model has some of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+
+from ..config import LayerSpec, ModelConfig, MoESpec, RopeConfig
+from ..family import Family, Fused, TensorName
+from ..fields import read_bool, read_int, read_mapping, read_optional_float
+from ..layers import ACTIVATIONS, Attention, Embedding, Frame, GatedMLP, RMSNorm, declare, linear
+from ..layers.moe import Choices, Experts, Router
+from ..layers.norm import unit_norm
+from ..loop import Heads
+from ..plan import group_of
+from ..reading import (
+    LAYER_TYPES,
+    is_tied_wrapper,
+    read_decoder,
+    read_layer_types,
+    read_num_layers,
+    read_rope,
+    read_text_config,
+    windows_of,
+)
+from ..tokens import TokenBatch
+from .gemma2 import GEMMA_NAMES
+
+GATE_UP = Fused(("gate", "up"))
+
+GEMMA4_NAMES = MappingProxyType(
+    {
+        **GEMMA_NAMES,
+        "layers.scalar": TensorName("{body}layers.{l}.layer_scalar", "o -> o"),
+        "layers.router.weight": TensorName("{body}layers.{l}.router.proj.weight", "e d -> e d"),
+        "layers.router.input_scale": TensorName("{body}layers.{l}.router.scale", "d -> d"),
+        "layers.router.expert_scale": TensorName("{body}layers.{l}.router.per_expert_scale", "e -> e"),
+        "layers.experts.gate": TensorName("{body}layers.{l}.experts.gate_up_proj", "f d -> f d", GATE_UP),
+        "layers.experts.up": TensorName("{body}layers.{l}.experts.gate_up_proj", "f d -> f d", GATE_UP),
+        "layers.experts.down": TensorName("{body}layers.{l}.experts.down_proj", "d f -> d f"),
+        "layers.dense_out_norm.scale": TensorName("{body}layers.{l}.post_feedforward_layernorm_1.weight", "d -> d"),
+        "layers.experts_norm.scale": TensorName("{body}layers.{l}.pre_feedforward_layernorm_2.weight", "d -> d"),
+        "layers.experts_out_norm.scale": TensorName("{body}layers.{l}.post_feedforward_layernorm_2.weight", "d -> d"),
+        "layers.input_gate": TensorName("{body}layers.{l}.per_layer_input_gate.weight", "p d -> p d"),
+        "layers.input_out": TensorName("{body}layers.{l}.per_layer_projection.weight", "d p -> d p"),
+        "layers.post_input_norm.scale": TensorName("{body}layers.{l}.post_per_layer_input_norm.weight", "d -> d"),
+        "layer_embed.table": TensorName("{body}embed_tokens_per_layer.weight", "v i -> v i"),
+        "layer_context": TensorName("{body}per_layer_model_projection.weight", "i d -> i d"),
+        "layer_context_norm.scale": TensorName("{body}per_layer_projection_norm.weight", "p -> p"),
+    }
+)
+
+# HF's values for keys that a config.json leaves out, as Gemma's own do.
+DEFAULTS = {
+    "vocab_size": 262_144,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131_072,
+    "tie_word_embeddings": True,
+    "sliding_window": 512,
+    "vocab_size_per_layer_input": 262_144,
+    "hidden_size_per_layer_input": 256,
+}
+ROPES = {
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+}
+
+
+def gemma4_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read a Gemma 4 text-only config.json."""
+    return _read("Gemma4ForCausalLM", hf)
+
+
+def gemma4_multimodal_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read the text part of a multimodal Gemma 4 config.json."""
+    text = read_text_config(hf, "gemma4_text")
+    return _read("Gemma4ForConditionalGeneration", text, tie_word_embeddings=is_tied_wrapper(DEFAULTS | dict(hf), text))
+
+
+def _read(architecture: str, hf: Mapping[str, Any], **overrides: Any) -> ModelConfig:
+    hf = DEFAULTS | dict(hf)
+    # Attention among the tokens of one image is not causal then; text is.
+    if hf.get("use_bidirectional_attention") == "vision":
+        del hf["use_bidirectional_attention"]
+    num_layers, width = read_num_layers(hf), read_int(hf, "intermediate_size")
+    pattern = tuple("sliding_attention" if (layer + 1) % 6 else "full_attention" for layer in range(num_layers))
+    # The last layer is global whatever a config says.
+    layer_types = (*read_layer_types(hf, pattern)[:-1], "full_attention")
+    first_borrower = num_layers - read_int(hf, "num_kv_shared_layers", 0, minimum=0, maximum=num_layers)
+    borrows = [layer >= first_borrower for layer in range(num_layers)]
+    wide = read_bool(hf, "use_double_wide_mlp")
+    kinds = [kind for kind in LAYER_TYPES if kind in layer_types]
+    bias, one_projection = read_bool(hf, "attention_bias"), read_bool(hf, "attention_k_eq_v")
+    config = read_decoder(
+        hf,
+        architecture=architecture,
+        act_key="hidden_activation",
+        scale=1.0,
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm=True,
+        v_norm=True,
+        post_norms=True,
+        moe=_read_moe(hf),
+        input_size=_read_input_size(hf),
+        embed_scale=read_int(hf, "hidden_size") ** 0.5,
+        final_soft_cap=read_optional_float(hf, "final_logit_softcapping"),
+        ropes=tuple(_read_rope(hf, kind) for kind in kinds),
+        layers={
+            **_head_sizes(hf, layer_types),
+            "window": windows_of(layer_types, read_int(hf, "sliding_window")),
+            "rope": [kinds.index(kind) for kind in layer_types],
+            "k_is_v": [one_projection and kind == "full_attention" for kind in layer_types],
+            "borrows_kv": borrows,
+            "intermediate_size": [width * (2 if wide and each else 1) for each in borrows],
+        },
+        **overrides,
+    )
+    if {group_of(each) for each in config.layers} != {group_of(each) for each in config.layers if not each.borrows_kv}:
+        raise ValueError(f"num_kv_shared_layers is {num_layers - first_borrower}, which leaves nothing to share")
+    return config
+
+
+def _head_sizes(hf: Mapping[str, Any], layer_types: Sequence[str]) -> dict[str, list[int]]:
+    """Return head_dim and the number of kv heads of each layer, as the hub has them or as later versions of HF do."""
+    ours = {"head_dim": read_int(hf, "head_dim"), "num_key_value_heads": read_int(hf, "num_key_value_heads")}
+    overrides = read_mapping(hf, "per_layer_config")
+    if not overrides:
+        wide = {"head_dim": read_int(hf, "global_head_dim")}
+        if read_bool(hf, "attention_k_eq_v") and hf.get("num_global_key_value_heads") is not None:
+            wide["num_key_value_heads"] = read_int(hf, "num_global_key_value_heads")
+        overrides = {str(layer): wide for layer, kind in enumerate(layer_types) if kind == "full_attention"}
+    sizes = []
+    for layer in range(len(layer_types)):
+        own = read_mapping(overrides, str(layer))
+        if unknown := sorted(set(own) - set(ours)):
+            raise ValueError(f"per_layer_config has {', '.join(unknown)}; only {' and '.join(ours)} may differ")
+        sizes.append({name: read_int(own, name, size) for name, size in ours.items()})
+    return {
+        "head_dim": [each["head_dim"] for each in sizes],
+        "num_kv_heads": [each["num_key_value_heads"] for each in sizes],
+    }
+
+
+def _read_rope(hf: Mapping[str, Any], kind: str) -> RopeConfig:
+    """Return the RoPE table of one layer type."""
+    given = read_mapping(hf, "rope_parameters") or ROPES
+    if kind not in given:
+        raise ValueError(f"Gemma 4's rope_parameters are per layer type, but there are none for {kind}")
+    settings = {"partial_rotary_factor": 1.0} | read_mapping(given, kind)
+    rope_type = settings.get("rope_type") or "default"
+    if rope_type == "default":
+        settings["partial_rotary_factor"] = 1.0  # as in HF, whatever a config says
+    elif rope_type != "proportional" and settings["partial_rotary_factor"] != 1:
+        raise ValueError(f"partial_rotary_factor is not supported with rope_type {rope_type}")
+    return read_rope(hf, settings)
+
+
+def _read_moe(hf: Mapping[str, Any]) -> MoESpec | None:
+    """Return the experts of all layers; the MLP, which they are beside, is the one that all tokens share."""
+    if not read_bool(hf, "enable_moe_block"):
+        return None
+    return MoESpec(
+        num_experts=read_int(hf, "num_experts"),
+        top_k=read_int(hf, "top_k_experts"),
+        intermediate_size=read_int(hf, "moe_intermediate_size"),
+        normalizes=True,
+        shared_size=read_int(hf, "intermediate_size"),
+    )
+
+
+def _read_input_size(hf: Mapping[str, Any]) -> int | None:
+    """Return the width of each layer's own input, None if layers have none."""
+    size = read_int(hf, "hidden_size_per_layer_input", minimum=0)
+    vocab_size = read_int(hf, "vocab_size_per_layer_input")
+    if size and vocab_size != read_int(hf, "vocab_size"):
+        raise ValueError(f"vocab_size_per_layer_input is {vocab_size}, expected vocab_size, {hf['vocab_size']}")
+    return size or None
+
+
+class Gemma4Router(Router):
+    """A router that norms and scales what it is given, and scales what each expert gives."""
+
+    def __init__(self, spec: MoESpec, cfg: ModelConfig) -> None:
+        super().__init__(spec, cfg)
+        self.input_scale = declare((cfg.hidden_size,), ("embed",), jnp.float32)
+        self.expert_scale = declare((spec.num_experts,), ("router",), jnp.float32)
+        self.eps = cfg.rms_norm_eps
+
+    def __call__(self, x_td: Array) -> Choices:
+        """Choose experts for each token of [t, d]."""
+        normed_td = unit_norm(x_td.astype(jnp.float32), self.eps)
+        choices = super().__call__(normed_td * self.input_scale[...][None] * x_td.shape[1] ** -0.5)
+        return choices._replace(weights_tj=choices.weights_tj * self.expert_scale[...][choices.experts_tj])
+
+
+class Gemma4Layer(nnx.Module):
+    """Attention; then the MLP, with experts beside it or without; then the layer's own input, if it has one."""
+
+    def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        norm = partial(RMSNorm, cfg.hidden_size, "embed", cfg, dtype)
+        self.attn_norm, self.attn, self.post_attn_norm = norm(), Attention(spec, cfg, dtype), norm()
+        self.mlp_norm, self.mlp, self.post_mlp_norm = norm(), GatedMLP(spec, cfg, dtype), norm()
+        self.scalar = declare((1,), ("embed",), dtype)
+        self.spec = spec
+        if spec.moe:
+            self.router, self.experts = Gemma4Router(spec.moe, cfg), Experts(spec, cfg, dtype)
+            self.dense_out_norm, self.experts_norm, self.experts_out_norm = norm(), norm(), norm()
+        if size := spec.input_size:
+            self.input_gate = declare((size, cfg.hidden_size), ("layer_input", "embed"), dtype, 1)
+            self.input_out = declare((cfg.hidden_size, size), ("embed", "layer_input"), dtype, 1)
+            self.post_input_norm = norm()
+
+    def project(self, x_td: Array) -> Heads:
+        """Return what attention takes, from the stream [t, d]."""
+        return self.attn.project(self.attn_norm(x_td))
+
+    def finish(self, x_td: Array, attended_tnh: Array, input_tp: Array | None = None) -> Array:
+        """Return the stream after this layer, from what it was before, what attention gives, and the layer's input."""
+        x_td = x_td + self.post_attn_norm(self.attn.output(attended_tnh))
+        out_td = self.mlp(self.mlp_norm(x_td))
+        if self.spec.moe:
+            routed_td = self.experts(self.experts_norm(x_td), self.router(x_td)).astype(x_td.dtype)
+            out_td = self.dense_out_norm(out_td) + self.experts_out_norm(routed_td)
+        x_td = x_td + self.post_mlp_norm(out_td)
+        if input_tp is not None:
+            gated_tp = ACTIVATIONS[self.spec.hidden_act](linear(x_td, self.input_gate)) * input_tp
+            x_td = x_td + self.post_input_norm(linear(gated_tp, self.input_out))
+        return x_td * self.scalar[...][None]
+
+
+class Gemma4Frame(Frame):
+    """The frame, which makes each layer's own input of the token, and of its embedding."""
+
+    def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        super().__init__(cfg, dtype)
+        self.num_layers, self.input_size = cfg.num_layers, cfg.layers[0].input_size
+        if self.input_size:
+            width = self.num_layers * self.input_size
+            self.layer_embed = Embedding(cfg, dtype, width)
+            self.layer_context = declare((width, cfg.hidden_size), ("layer_input", "embed"), dtype, 1)
+            self.layer_context_norm = RMSNorm(self.input_size, "layer_input", cfg, dtype)
+
+    def layer_inputs(self, tokens: TokenBatch, x_td: Array) -> Array:
+        """Return each layer's own input, [l, t, p], from the tokens and the stream that goes into the first layer."""
+        assert self.input_size
+        shape = len(x_td), self.num_layers, self.input_size
+        token_tlp = self.layer_embed.embed(tokens.token_ids_t, self.input_size**0.5).reshape(shape)
+        context_ti = linear(x_td, self.layer_context) * x_td.shape[1] ** -0.5
+        context_tlp = self.layer_context_norm(context_ti.reshape(shape))
+        total_tlp = (context_tlp + token_tlp).astype(jnp.float32) * 2**-0.5
+        return total_tlp.astype(x_td.dtype).swapaxes(0, 1)
+
+
+GEMMA4 = Family(config_from_hf=gemma4_config, names=GEMMA4_NAMES, layer=Gemma4Layer, frame=Gemma4Frame)
+GEMMA4_MULTIMODAL = Family(
+    config_from_hf=gemma4_multimodal_config,
+    names=GEMMA4_NAMES,
+    layer=Gemma4Layer,
+    frame=Gemma4Frame,
+    is_wrapper=True,
+)
