@@ -52,6 +52,26 @@ def test_the_pre_tokenizer_decides_on_digits(tmp_path: Path, pre: str, expected:
     assert spelled(byte_level(tmp_path, pre=pre), "a  12") == expected
 
 
+@pytest.mark.parametrize(
+    ("pre", "expected"),
+    [
+        (
+            "gpt-4o",
+            ["Hello", "World", " don'T", " we'll", " a", "/b", " ", "123", "45", " ", " x", "\n", "//\n", " ABCs"],
+        ),
+        (
+            "glm4",
+            ["HelloWorld", " don", "'T", " we", "'ll", " a", "/b", " ", "123", "45", " ", " x", "\n", "//\n", " ABCs"],
+        ),
+    ],
+)
+def test_words(tmp_path: Path, pre: str, expected: list[str]):
+    """Words are those that the `regex` library finds with the patterns of the models' own tokenizers."""
+    splitting = byte_level(tmp_path, pre=pre).backend_tokenizer.pre_tokenizer
+    words = [word for word, _ in splitting.pre_tokenize_str("HelloWorld don'T we'll a/b 12345  x\n//\n ABCs")]
+    assert words == [word.replace(" ", "\u0120").replace("\n", "\u010a") for word in expected]
+
+
 def test_special_tokens(tmp_path: Path):
     tokenizer = byte_level(tmp_path)
     assert spelled(tokenizer, "a<think>b</s>") == ["a", "<think>", "b", "</s>"]
