@@ -201,7 +201,7 @@ class Gemma4Router(Router):
         super().__init__(spec, cfg)
         self.input_scale = declare((cfg.hidden_size,), ("embed",), jnp.float32)
         self.expert_scale = declare((spec.num_experts,), ("router",), jnp.float32)
-        self.eps = cfg.rms_norm_eps
+        self.eps = cfg.norm_eps
 
     def __call__(self, x_td: Array) -> Choices:
         """Choose experts for each token of [t, d]."""

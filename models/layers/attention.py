@@ -19,7 +19,7 @@ class Attention(nnx.Module):
 
     def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
         d, n, k, h = cfg.hidden_size, spec.num_heads, spec.num_kv_heads, spec.head_dim
-        self.spec, self.eps = spec, cfg.rms_norm_eps
+        self.spec, self.eps = spec, cfg.norm_eps
         heads = (
             Part("q", "heads", n, rotates=True),
             Part("k", "kv_heads", k, rotates=True),
