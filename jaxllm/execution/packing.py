@@ -97,6 +97,11 @@ class PackedInputs(NamedTuple):
     rules: Rules
     uses: Uses
 
+    def batches(self, *, decodes_only: bool) -> list[AttentionBatch]:
+        """Return what the attention of each cache group takes; a step of decodes alone has no tiles."""
+        batches = [placement.batch(self.sequences) for placement in self.placements]
+        return [batch.without_tiles() for batch in batches] if decodes_only else batches
+
 
 class ArrayField(NamedTuple):
     """The packing of an array of a record: its axes, its type and its neutral value."""

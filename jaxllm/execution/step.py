@@ -79,16 +79,9 @@ def run_step(
     `skips_unused` see `sampling.branches`.
     """
     inputs = unpack(ints, floats, shape.batch)
-    batches = [placement.batch(inputs.sequences) for placement in inputs.placements]
-    if shape.decodes_only:
-        batches = [batch.without_tiles() for batch in batches]
-    hidden_td, kv_pools = model.forward(
-        params,
-        state.kv_pools,
-        _known_tokens(inputs, previous_tokens),
-        batches,
-        attention=[ShardedAttention(each, mesh) for each in attention],
-    )
+    tokens, batches = _known_tokens(inputs, previous_tokens), inputs.batches(decodes_only=shape.decodes_only)
+    attend = [ShardedAttention(each, mesh) for each in attention]
+    hidden_td, kv_pools = model.forward(params, state.kv_pools, tokens, batches, attention=attend)
     num_rows = inputs.logit_rows.num_rows
     rows = (hidden_td[inputs.logit_rows.logit_tokens_s], inputs.sampling)
     logits = partial(model.logits, params)

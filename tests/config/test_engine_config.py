@@ -28,6 +28,7 @@ from jaxllm.config.groups import AttentionConfig, ReasoningConfig, StructuredOut
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.logits_processors import LogitsProcessor
 from jaxllm.models.config import LayerSpec, ModelConfig, RopeConfig
+from tests.models.tiny import folder
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -507,6 +508,12 @@ def test_outputs_are_batch_invariant_where_that_costs_nothing(make_model: MakeMo
         "xla",
         jax.__version_info__ >= (0, 12),
     )
+
+
+def test_layers_that_borrow_keys_and_values_take_no_room() -> None:
+    config = resolve(folder("gemma4_e2b"), skip_tokenizer_init=True)
+    sizes = [(group.num_layers, group.window, group.attention.shape.head_dim) for group in config.kv_groups]
+    assert sizes == [(2, 24, 16), (1, None, 32)]
 
 
 def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -113,6 +113,15 @@ def test_the_prefixes_and_masks_of_older_checkpoints(case: str, usual: str, othe
     assert ignored == set(unused)
 
 
+def test_projections_of_layers_that_borrow_keys_and_values_are_ignored() -> None:
+    model = build_model("gemma4_e2b")
+    assert [layer.borrows_kv for layer in model.config.layers] == [False] * 3 + [True] * 3
+    for name in ("k_proj", "v_proj", "k_norm"):
+        source = f"model.language_model.layers.{{}}.self_attn.{name}.weight"
+        ignored = [any(fnmatch(source.format(n), pattern) for pattern in model.ignored_tensors) for n in range(6)]
+        assert ignored == [False] * 3 + [True] * 3
+
+
 @pytest.mark.parametrize("case", ["mistral3", "gemma3_multimodal"])
 def test_wrappers_are_found_under_later_names_too(case: str) -> None:
     model = build_model(case)
