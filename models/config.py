@@ -235,6 +235,8 @@ class ModelConfig:
             rotary_dim = rope.rotary_dim(layer.head_dim)
             if rotary_dim % 2:
                 raise ValueError(f"partial_rotary_factor rotates an odd part of a head of {layer.head_dim}")
+            if layer.k_is_v and rope.head_order(layer.head_dim) is not None:
+                raise ValueError("keys that are values too need heads whose order RoPE leaves as it is")
             if rope.rope_type == "longrope" and {len(rope.short_factors), len(rope.long_factors)} != {rotary_dim // 2}:
                 raise ValueError(f"short_factor and long_factor need {rotary_dim // 2} numbers, one for each pair")
             if layer.head_dim < 4 and rope.rope_type == "dynamic":

@@ -15,7 +15,7 @@ from jaxllm.models.families.llama import LLAMA
     ("architecture", "nearest"),
     [
         ("Qwen3NextForCausalLM", "Qwen3ForCausalLM"),
-        ("Qwen2_5OmniModel", "Qwen2ForCausalLM"),
+        ("Qwen2_5_OmniForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
         ("Gemma3nForConditionalGeneration", "Gemma3ForConditionalGeneration"),
         ("Gemma3nForCausalLM", "Gemma3ForCausalLM"),
         ("MllamaForConditionalGeneration", "LlamaForCausalLM"),
