@@ -14,7 +14,6 @@ NUM_BLOCKS = 8
 """The null block, and as many as the prompts of all three goldens take: too few for what follows them."""
 
 
-
 @pytest.mark.parametrize("case", CASES)
 def test_generates_what_hf_does(case: str) -> None:
     goldens = read_goldens(case)

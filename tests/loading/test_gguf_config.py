@@ -110,7 +110,7 @@ def test_phi3(tmp_path: Path):
 
 def test_mistral3(tmp_path: Path):
     more = {
-        "attention.temperature_scale": 0.1, "rope.scaling.type": "yarn", "rope.scaling.factor": 16.0,
+        "attention.temperature_scale": 0.25, "rope.scaling.type": "yarn", "rope.scaling.factor": 16.0,
         "rope.scaling.original_context_length": 32, "rope.scaling.yarn_log_multiplier": 1.0,
     }  # fmt: skip
     interleaved = np.arange(64.0).reshape(2, 2, 2, 8).swapaxes(1, 2).reshape(8, 8)
@@ -118,7 +118,7 @@ def test_mistral3(tmp_path: Path):
     np.testing.assert_array_equal(checkpoint.read(LAYER + "self_attn.q_proj.weight"), np.arange(64.0).reshape(8, 8))
     config = get_family(checkpoint.config["architectures"][0]).read_config(checkpoint.config)
     assert config.architecture == "Ministral3ForCausalLM"
-    assert config.layers[0].query_scaling == QueryScaling(0.1, 32)
+    assert config.layers[0].query_scaling == QueryScaling(0.25, 32)
     assert (config.ropes[0].rope_type, config.ropes[0].attention_factor) == ("yarn", 1.0)
     assert open_gguf(tmp_path, llama_metadata("mistral3")).config["architectures"] == ["MistralForCausalLM"]
 
