@@ -17,6 +17,7 @@ BUILT_IN = MappingProxyType(
         "MistralForCausalLM": "mistral:MISTRAL",
         "Mistral3ForConditionalGeneration": "mistral:MISTRAL3",
         "MixtralForCausalLM": "mixtral:MIXTRAL",
+        "MiniMaxM2ForCausalLM": "minimax_m2:MINIMAX_M2",
         "GptOssForCausalLM": "gpt_oss:GPT_OSS",
         "Glm4MoeForCausalLM": "glm4_moe:GLM4_MOE",
         "Qwen2MoeForCausalLM": "qwen_moe:QWEN2_MOE",

@@ -294,6 +294,15 @@ CASES = {
         "Qwen3MoeForCausalLM",
         lambda: transformers.Qwen3MoeConfig(**SMALL, **MOE, num_experts=16, norm_topk_prob=True),
     ),
+    "minimax_m2": Case(
+        "MiniMaxM2ForCausalLM",
+        lambda: transformers.MiniMaxM2Config(
+            **SMALL | {"intermediate_size": 16},
+            num_local_experts=8,
+            num_experts_per_tok=3,
+            rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+        ),
+    ),
     "gpt_oss": Case("GptOssForCausalLM", gpt_oss),
     "glm4_moe": Case(
         "Glm4MoeForCausalLM",

@@ -25,8 +25,7 @@ def dense_attention(
     soft_cap: float | None = None,
     sinks_n: Array | None = None,
 ) -> tuple[Array, SplitPool]:
-    """Rotate, write, then attend, as `PagedAttention` does, but without sinks."""
-    assert sinks_n is None
+    """Rotate, write, then attend, as `PagedAttention` does."""
     if rope is not None:
         q_tnh, k_tkh = rotate(q_tnh, rope), rotate(k_tkh, rope)
     first_block = layer * (kv_pool.k.shape[0] // num_layers)
@@ -45,9 +44,13 @@ def dense_attention(
         scores = soft_cap * jnp.tanh(scores / soft_cap)
     ahead_tc = positions_t[:, None] - kv_positions[None]
     scores = jnp.where(((ahead_tc >= 0) & (ahead_tc < window))[:, None, None], scores, -1e30)
+    if sinks_n is not None:
+        sinks = jnp.broadcast_to(sinks_n.reshape(1, *scores.shape[1:3], 1), (*scores.shape[:3], 1))
+        scores = jnp.concatenate([scores, sinks], axis=-1)
+    probabilities = jax.nn.softmax(scores)[..., : keys_kch.shape[1]]
     # Unwritten slots are NaN.
     values_kch = jnp.where((kv_positions < batch.context_lens_s[0])[None, :, None], values_kch, 0)
-    return jnp.einsum("tkgc,kch->tkgh", jax.nn.softmax(scores), values_kch).reshape(t, n, h), kv_pool
+    return jnp.einsum("tkgc,kch->tkgh", probabilities, values_kch).reshape(t, n, h), kv_pool
 
 
 def _read(blocks_mkoh: Array) -> Array:

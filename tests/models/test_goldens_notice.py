@@ -67,6 +67,16 @@ def layers_without(**fields: object) -> Change:
     return change
 
 
+def experts_without(**fields: object) -> Change:
+    def change(cfg: ModelConfig) -> ModelConfig:
+        layers = (replace(each, moe=each.moe and replace(each.moe, **fields)) for each in cfg.layers)
+        changed = replace(cfg, layers=tuple(layers))
+        assert changed != cfg, f"{', '.join(fields)} is off already"
+        return changed
+
+    return change
+
+
 FEATURES: dict[tuple[str, str], Change] = {
     ("llama2", "untied"): without(tie_word_embeddings=True),
     ("llama_bias", "qkv bias"): layers_without(qkv_bias=False),
@@ -85,6 +95,26 @@ FEATURES: dict[tuple[str, str], Change] = {
     ("qwen2", "window"): without_windows,
     ("qwen2", "bias"): layers_without(qkv_bias=False),
     ("qwen3", "qk norm"): layers_without(qk_norm=False),
+    ("mixtral", "normalized"): experts_without(normalizes=False),
+    ("mixtral", "two experts"): experts_without(top_k=1),
+    ("qwen2_moe", "not normalized"): experts_without(normalizes=True),
+    ("qwen2_moe", "gate of the shared expert"): experts_without(shared_gate=False),
+    ("qwen2_moe", "shared expert"): experts_without(shared_size=None, shared_gate=False),
+    ("qwen3_moe", "normalized"): experts_without(normalizes=False),
+    ("gpt_oss", "sinks"): layers_without(sinks=False),
+    ("gpt_oss", "window"): without_windows,
+    ("gpt_oss", "bound of the gates"): experts_without(swiglu_limit=100.0),
+    ("gpt_oss", "biases of experts"): experts_without(expert_bias=False),
+    ("gpt_oss", "bias of the router"): experts_without(router_bias=False),
+    ("glm4_moe", "correction"): experts_without(correction_bias=False),
+    ("glm4_moe", "groups"): experts_without(num_groups=1, top_groups=1),
+    ("glm4_moe", "scale"): experts_without(routed_scale=1.0),
+    ("glm4_moe", "sigmoid"): experts_without(sigmoid=False),
+    ("glm4_moe", "rotated part"): lambda cfg: with_rope(cfg, rotated=1.0),
+    ("glm4_moe", "shared expert"): experts_without(shared_size=None),
+    ("minimax_m2", "correction"): experts_without(correction_bias=False),
+    ("minimax_m2", "norms over all heads"): layers_without(qk_norm=False),
+    ("minimax_m2", "rotated part"): lambda cfg: with_rope(cfg, rotated=1.0),
     ("opt", "untied"): without(tie_word_embeddings=True),
     ("opt", "final norm"): without(final_norm=False),
     ("opt", "qkv bias"): layers_without(qkv_bias=False),
