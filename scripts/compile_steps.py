@@ -37,7 +37,8 @@ from jax.stages import Compiled
 from shapes import MODELS
 
 from jaxllm.check.hlo import count_collectives
-from jaxllm.config.resolve import detect_architecture
+from jaxllm.config.arguments import EngineArguments
+from jaxllm.config.resolve import resolve_experts, resolve_groups
 from jaxllm.execution.buckets import pick_bucket
 from jaxllm.execution.compiler import ProgramKey, StepCompiler, StepConfig, describe
 from jaxllm.execution.mesh import MODEL_AXIS, make_mesh, param_sharding, spread
@@ -47,7 +48,6 @@ from jaxllm.models import Model, get_family
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.params import array_specs
 from jaxllm.sampling.shards import VocabShards
-from pallas_kernels.paged_attention import AttentionShape, pick
 
 # No power of two, so that no activation is as large as a weight.
 SEQS, TOKENS, CONTEXT, BLOCK_SIZE = 64, 2000, 8192, 64
@@ -108,41 +108,40 @@ def check_model(name: str, platform: str, mesh: Mesh, num_layers: int | None) ->
         "full": compiler.step_shape(largest, is_full=True),
     }
     for title, shape in programs.items():
-        described = {"model": name, "step": title, "attention": compiler.config.attention.implementation}
+        described = {"model": name, "step": title, "attention": attention_of(compiler)}
         yield described | check_program(compiler, shape)
+
+
+def attention_of(compiler: StepCompiler) -> str:
+    """Return the implementations of attention, of which cache groups may have different ones."""
+    return "+".join(dict.fromkeys(group.attention.implementation for group in compiler.config.groups))
 
 
 def make_compiler(name: str, platform: str, mesh: Mesh, num_layers: int | None) -> StepCompiler:
     """Return the compiler of a model's steps with the platform's own attention, or plain XLA where that cannot run."""
     hf: dict[str, Any] = MODELS[name] | ({"num_hidden_layers": num_layers} if num_layers else {})
     config = spread(get_family(hf["architectures"][0]).read_config(hf), mesh.size)
-    bfloat16 = jnp.dtype("bfloat16")
-    layer = config.layers[0]
-    heads = (layer.num_heads // mesh.size, layer.num_kv_heads // mesh.size, layer.head_dim)
-    architecture = detect_architecture(mesh.devices.tolist())
-    shape = AttentionShape(*heads, BLOCK_SIZE, bfloat16, bfloat16)
-    attention, reason = pick(shape, platform, architecture=architecture)
-    if reason is not None:
-        print(f"attention is plain XLA's, not the {platform}'s own kernels: {reason}", flush=True)
+    config = resolve_experts(config.within(CONTEXT), mesh, platform, "bfloat16", "bfloat16")
+    groups = resolve_groups(EngineArguments(model=name), config, mesh, platform, "bfloat16", BLOCK_SIZE)
     settings = StepConfig(
         max_num_seqs=SEQS,
         max_num_batched_tokens=TOKENS,
         max_model_len=CONTEXT,
-        attention=attention,
+        groups=groups,
         max_logprobs=20,
         platform=platform,
     )
-    return StepCompiler(settings, Model(config, bfloat16, layer_loop(platform, attention, mesh.size)), mesh)
+    return StepCompiler(settings, Model(config, jnp.dtype("bfloat16"), layer_loop(platform, groups, mesh.size)), mesh)
 
 
 def check_program(compiler: StepCompiler, shape: StepShape) -> dict[str, Any]:
     """Compile with few blocks and with many."""
     temps, missed, row = [], [], {}
     # The loops of plain XLA's attention stay outside of command buffers.
-    has_kernels = compiler.config.attention.implementation == "gpu"
+    has_kernels = attention_of(compiler) == "gpu"
     for num_blocks in BLOCKS:
         memory, hlo, listing, seconds = compile_program(compiler, shape, num_blocks)
-        pool_bytes = sum(device_bytes(x) for x in compiler.pool_spec(num_blocks))
+        pool_bytes = sum(device_bytes(x) for x in jax.tree.leaves(compiler.pool_specs(num_blocks)))
         if memory.alias_size_in_bytes < pool_bytes:
             missed.append(f"pool of {pool_bytes} bytes, aliased {memory.alias_size_in_bytes}")
         if copies := find_copies(hlo, compiler, num_blocks):
@@ -226,7 +225,7 @@ def find_copies(hlo: str, compiler: StepCompiler, num_blocks: int) -> list[str]:
     """Return the copies in a program that are as large as a parameter of 1 MiB or more, or as the pool."""
     specs = array_specs(compiler.model.param_specs()).values()
     shapes = [param_sharding(compiler.mesh, spec).shard_shape(spec.shape) for spec in specs]
-    shapes += [x.sharding.shard_shape(x.shape) for x in compiler.pool_spec(num_blocks)]
+    shapes += [x.sharding.shard_shape(x.shape) for x in jax.tree.leaves(compiler.pool_specs(num_blocks))]
     sizes = {math.prod(shape) for shape in shapes}
     found = re.findall(r"= \w+\[([\d,]+)\]\S* copy(?:-start)?\(", hlo)
     copies = [tuple(map(int, dims.split(","))) for dims in found]

@@ -177,7 +177,7 @@ def _resolve_numerics(
     from jaxllm.execution.options import layer_loop, library_is_invariant
     from jaxllm.models import LayerLoop
 
-    groups = _resolve_groups(args, model_config, mesh, platform, dtype, block_size)
+    groups = resolve_groups(args, model_config, mesh, platform, dtype, block_size)
     has_own_matmul = layer_loop(platform, groups, mesh.size) is LayerLoop.IN_PLACE
     invariant = settings.resolve_batch_invariant(
         args.batch_invariant,
@@ -188,7 +188,7 @@ def _resolve_numerics(
     )
     quantization = QUANTIZATIONS.get(args.quantization or "")
     return {
-        "model_config": _resolve_experts(model_config, mesh, platform, dtype, quantization or dtype),
+        "model_config": resolve_experts(model_config, mesh, platform, dtype, quantization or dtype),
         "dtype": dtype,
         "quantization": quantization,
         "kv_groups": groups,
@@ -196,9 +196,7 @@ def _resolve_numerics(
     }
 
 
-def _resolve_experts(
-    model_config: ModelConfig, mesh: Mesh, platform: str, dtype: str, weight_dtype: str
-) -> ModelConfig:
+def resolve_experts(model_config: ModelConfig, mesh: Mesh, platform: str, dtype: str, weight_dtype: str) -> ModelConfig:
     """Settle how each device multiplies rows by the weights of their experts, if the model has some."""
     from jaxllm.models.layers.moe import matmul_shapes
     from pallas_kernels.grouped_matmul import pick
@@ -216,7 +214,7 @@ def _resolve_experts(
     return replace(model_config, grouped_matmul=op, mesh=mesh if mesh.size > 1 else None)
 
 
-def _resolve_groups(
+def resolve_groups(
     args: EngineArguments, model_config: ModelConfig, mesh: Mesh, platform: str, dtype: str, block_size: int
 ) -> tuple[KVGroup, ...]:
     """Settle how each device computes attention, and the form of the KV cache."""

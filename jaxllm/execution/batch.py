@@ -88,8 +88,8 @@ def _fill_tokens(
     """Fill the tokens' record; return each token's row, sequence and position."""
     tokens, sequences = inputs.tokens, inputs.sequences
     seqs, places = _spread(lengths)
-    rows = sequences.query_starts_s[seqs] + places
-    positions = (sequences.context_lens_s[: len(chunks)] - lengths)[seqs] + places
+    rows = np.asarray(sequences.query_starts_s)[seqs] + places
+    positions = (np.asarray(sequences.context_lens_s)[: len(chunks)] - lengths)[seqs] + places
     tokens.token_ids_t[rows] = _join([chunk.token_ids for chunk in chunks])
     tokens.positions_t[rows] = positions
     prompt_lens = np.array([chunk.num_prompt_tokens for chunk in chunks])

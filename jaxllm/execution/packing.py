@@ -216,4 +216,5 @@ def _assemble(arrays: list[Any], shape: BatchShape) -> PackedInputs:
         for record, fields, _ in _records(shape)
     ]
     first, num_groups = list(_RECORDS).index("placements"), len(shape.query_tiles)
-    return PackedInputs(*made[:first], tuple(made[first : first + num_groups]), *made[first + num_groups :])
+    fields: list[Any] = [*made[:first], tuple(made[first : first + num_groups]), *made[first + num_groups :]]
+    return PackedInputs(*fields)

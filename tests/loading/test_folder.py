@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ A = {"a": np.arange(4, dtype=np.float32), "b": np.ones((2, 3), np.float16)}
 SHARDS = {"model-00001-of-00002.safetensors": {"a": A["a"]}, "model-00002-of-00002.safetensors": {"b": A["b"]}}
 
 
-def refused(path: Path | str, *words: str, parameter: str = "model", **options: str) -> None:
+def refused(path: Path | str, *words: str, parameter: str = "model", **options: Any) -> None:
     """Assert that opening is refused with an error that has all the words."""
     with pytest.raises(VLLMValidationError) as error:
         open_checkpoint(str(path), **options)

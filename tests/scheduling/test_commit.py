@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ def give(scheduler: Scheduler, token_id: int):
     return output
 
 
-def start(request: EngineCoreRequest, **changes: object) -> Scheduler:
+def start(request: EngineCoreRequest, **changes: Any) -> Scheduler:
     scheduler = Scheduler(make_config(**changes))
     scheduler.add_request(request)
     return scheduler

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 from jaxllm.messages import EngineCoreRequest
 from tests.scheduling.simulation import EOS, Simulation, make_config, make_request
 
-TINY = {"num_blocks": 17, "max_num_seqs": 6, "max_num_batched_tokens": 12, "max_rows": 8}
+TINY: dict[str, Any] = {"num_blocks": 17, "max_num_seqs": 6, "max_num_batched_tokens": 12, "max_rows": 8}
 """A pool of 16 blocks of 4 tokens: one request of 64 tokens fits, or six must fight."""
 
 
