@@ -150,7 +150,8 @@ def test_every_optional_parameter_has_a_name(architecture: str) -> None:
     options: dict[str, Any] = dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias", "qk_norm"), True)
     names = get_family(architecture).names
     post_norms, pre_norms = "layers.post_mlp_norm.scale" in names, "layers.mlp_norm.scale" in names
-    options |= {"pre_norms": pre_norms, "post_norms": post_norms, "qk_norm_all_heads": not pre_norms}
+    all_heads = names["layers.attn.q_norm.scale"].layout == "(n h) -> n h"
+    options |= {"pre_norms": pre_norms, "post_norms": post_norms, "qk_norm_all_heads": all_heads}
     specs = Model(read_decoder(hf, architecture=architecture, head_dim=2, **options), jnp.float32).param_specs()
     assert len(specs) == 19 + 2 * pre_norms + 2 * post_norms
 
