@@ -10,7 +10,6 @@ runs.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -36,7 +35,7 @@ from gpu_compiler import (
 )
 from gpu_cost import CLOCK, H100, MMA_FLOPS, NUM_SMS, occupancy
 from jax.sharding import NamedSharding
-from sheet import print_sheet
+from sheet import print_sheet, write_rows
 
 from pallas_kernels.grouped_matmul import Groups, MatmulShape, capacity, pick
 from pallas_kernels.grouped_matmul.cases import CASES
@@ -75,9 +74,7 @@ def main() -> int:
                 rows.append(row)
                 print("  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
     if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        head = {"jax": jax.__version__, "ptxas": ".".join(map(str, version)), "target": "h100"}
-        args.json.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n")
+        write_rows(args.json, {"jax": jax.__version__, "ptxas": ".".join(map(str, version)), "target": "h100"}, rows)
     print("\nCost sheet")
     print_sheet([{name: value for name, value in row.items() if name not in ("seconds", "missed")} for row in rows])
     print(LEGEND)

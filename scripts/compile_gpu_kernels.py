@@ -12,7 +12,6 @@ main loop, and the time that each takes at the limits of the chip. These are sta
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import sys
@@ -42,7 +41,7 @@ from gpu_compiler import (
 )
 from gpu_cost import LEGEND, cost, cost_sheet, occupancy
 from jax.sharding import NamedSharding
-from sheet import print_sheet
+from sheet import print_sheet, write_rows
 
 from jaxllm.execution.options import compiler_options
 from pallas_kernels.paged_attention import IMPLEMENTATIONS, AttentionBatch, PagedAttention, Rope
@@ -149,9 +148,7 @@ def main() -> int:
                     rows.append(row)
                     print("  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
     if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        head = {"jax": jax.__version__, "ptxas": ".".join(map(str, version)), "target": "h100"}
-        args.json.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n")
+        write_rows(args.json, {"jax": jax.__version__, "ptxas": ".".join(map(str, version)), "target": "h100"}, rows)
     print("\nCost sheet")
     print_sheet(cost_sheet(rows))
     print(LEGEND)

@@ -12,7 +12,6 @@ These are static figures; nothing runs.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import sys
@@ -22,8 +21,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxllm.check.compilers import compiler_environment, describe_devices
-from jaxllm.execution.hardware import HARDWARE, find_topology
+from jaxllm.check.compilers import compiler_environment
+from jaxllm.execution.hardware import HARDWARE
 
 DUMP = Path(tempfile.mkdtemp(prefix="tpu-grouped-matmul-"))
 os.environ |= compiler_environment(HARDWARE["v6e"], dict(os.environ))
@@ -31,17 +30,15 @@ os.environ["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={DUMP} --xla_jf_dump_llo_tex
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from sheet import print_sheet
+from jax.sharding import NamedSharding
+from sheet import print_sheet, write_rows
+from tpu_compiler import BANDWIDTH, find_device
 from tpu_listing import clear, read_loops
 
 from pallas_kernels.grouped_matmul import Groups, MatmulShape, capacity, pick
 from pallas_kernels.grouped_matmul.cases import CASES
 from pallas_kernels.grouped_matmul.tpu.sizes import MATMUL_ROWS, Sizes, choose_sizes
 
-BANDWIDTH = {"v5e": 820e9, "v6e": 1640e9, "tpu7x": 3700e9}
-"""HBM's nominal bytes per second of one device; a TPU7x chip is two devices."""
 STEPS = {"decode": 64, "prefill": 2048}
 """How many tokens a step has."""
 MODELS = ("qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-20b", "gemma-4-26b-a4b")
@@ -70,9 +67,7 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, metavar="OUT")
     args = parser.parse_args()
-    hardware, num_devices = find_topology(args.topology)
-    device = describe_devices(hardware, args.topology, num_devices)[:1]
-    sharding = NamedSharding(Mesh(np.array(device), ("x",)), PartitionSpec())
+    sharding = find_device(args.topology)
     bandwidth = BANDWIDTH[args.topology.partition(":")[0]]
     rows = []
     try:
@@ -84,9 +79,7 @@ def main() -> int:
     finally:
         shutil.rmtree(DUMP)
     if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        head = {"jax": jax.__version__, "topology": args.topology}
-        args.json.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n")
+        write_rows(args.json, {"jax": jax.__version__, "topology": args.topology}, rows)
     print("\nCost sheet")
     print_sheet([{name: row[name] for name in SHEET if name in row} for row in rows])
     print(LEGEND)

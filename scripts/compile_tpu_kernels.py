@@ -12,7 +12,6 @@ memory. These are static figures; nothing runs.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import sys
@@ -22,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxllm.check.compilers import compiler_environment, describe_devices
+from jaxllm.check.compilers import compiler_environment
 from jaxllm.execution.hardware import HARDWARE, find_topology
 
 DUMP = Path(tempfile.mkdtemp(prefix="tpu-kernels-"))
@@ -31,17 +30,15 @@ os.environ["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={DUMP} --xla_jf_dump_llo_tex
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from sheet import print_sheet
+from jax.sharding import NamedSharding
+from sheet import print_sheet, write_rows
+from tpu_compiler import BANDWIDTH, find_device
 from tpu_listing import clear, read_loops
 
 from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, PagedAttention, Tiles, pick
 from pallas_kernels.paged_attention.cases import CASES, Case
 from pallas_kernels.paged_attention.tpu.prefill import Cut
 
-BANDWIDTH = {"v5e": 820e9, "v6e": 1640e9, "tpu7x": 3700e9}
-"""HBM's nominal bytes per second of one device; a TPU7x chip is two devices."""
 STEPS = {"decode": (64, 64), "prefill": (2048, 256), "mixed": (512, 256), "row-ends": (2048, 256)}
 """Steps by name: how many tokens and sequences they have."""
 WITH_ROW_ENDS, ROW_ENDS_CASE = "row-ends", "llama-3-8b"
@@ -83,20 +80,11 @@ def main() -> int:
     finally:
         shutil.rmtree(DUMP)
     if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        head = {"jax": jax.__version__, "topology": args.topology}
-        args.json.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n")
+        write_rows(args.json, {"jax": jax.__version__, "topology": args.topology}, rows)
     print("\nCost sheet")
     print_sheet([{name: row[name] for name in SHEET if name in row} for row in rows])
     print(LEGEND)
     return int(any(row["missed"] for row in rows))
-
-
-def find_device(topology: str) -> NamedSharding:
-    """Return the placement on a topology's first device."""
-    hardware, num_devices = find_topology(topology)
-    devices = describe_devices(hardware, topology, num_devices)
-    return NamedSharding(Mesh(np.array(devices[:1]), ("x",)), PartitionSpec())
 
 
 def selection(

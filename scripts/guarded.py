@@ -94,6 +94,7 @@ CHECKS = {
             "pallas_kernels/paged_attention/tpu/**/*.py",
             "scripts/compile_tpu_grouped_matmul.py",
             "scripts/compile_tpu_kernels.py",
+            "scripts/tpu_compiler.py",
             "scripts/tpu_listing.py",
             "scripts/lib.sh",
         ),

@@ -28,13 +28,11 @@ class Attention(nnx.Module):
         self.heads = heads[: 1 if spec.borrows_kv else 2 if spec.k_is_v else 3]
         self.qkv = declare_merged(self.heads, (h, d), ("head_dim", "embed"), cfg.num_shards, dtype, 1)
         self.o = declare((d, n, h), ("embed", "heads", "head_dim"), dtype, 2)
-        self.has_qkv_bias, self.has_o_bias, self.has_qk_norm = spec.qkv_bias, spec.o_bias, spec.qk_norm
         if spec.qkv_bias:
             biases = [part._replace(name=f"{part.name}_bias") for part in self.heads]
             self.qkv_bias = declare_merged(biases, (h,), ("head_dim",), cfg.num_shards, dtype)
         if spec.o_bias:
             self.o_bias = declare((d,), ("embed",), dtype)
-        self.has_sinks = spec.sinks
         if spec.sinks:
             self.sinks = declare((n,), ("heads",), jnp.float32)
         if spec.qk_norm and spec.qk_norm_all_heads:
@@ -48,16 +46,16 @@ class Attention(nnx.Module):
     def project(self, x_td: Array) -> Heads:
         """Return queries, keys and values, not yet rotated; queries alone if the layer borrows the others."""
         qkv = linear(x_td, self.qkv)
-        if self.has_qkv_bias:
+        if self.spec.qkv_bias:
             qkv = qkv + self.qkv_bias[...][None]
         q_tnh, *keys_values = split(qkv, self.heads)
-        if self.has_qk_norm:
+        if self.spec.qk_norm:
             q_tnh = self.q_norm(q_tnh)
-        sinks_n = self.sinks[...] if self.has_sinks else None
+        sinks_n = self.sinks[...] if self.spec.sinks else None
         if self.spec.borrows_kv:
             return Heads(q_tnh, None, None, sinks_n)
         k_tkh, v_tkh = keys_values[0], keys_values[-1]
-        if self.has_qk_norm:
+        if self.spec.qk_norm:
             k_tkh = self.k_norm(k_tkh)
         if self.spec.v_norm:
             v_tkh = unit_norm(v_tkh, self.eps)
@@ -66,4 +64,4 @@ class Attention(nnx.Module):
     def output(self, attended_tnh: Array, plus_td: Array | None = None) -> Array:
         """Return [t, d], added to `plus_td`."""
         out_td = linear(attended_tnh, self.o, plus=plus_td)
-        return out_td + self.o_bias[...][None] if self.has_o_bias else out_td
+        return out_td + self.o_bias[...][None] if self.spec.o_bias else out_td

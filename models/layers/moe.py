@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
 from pallas_kernels.grouped_matmul import ACTIVATIONS as KERNEL_ACTIVATIONS
-from pallas_kernels.grouped_matmul import Groups, MatmulShape, group_rows
+from pallas_kernels.grouped_matmul import Grouping, Groups, MatmulShape, group_rows
 
 from ..config import LayerSpec, ModelConfig, MoESpec
 from ..quantization import Quantized
@@ -75,7 +75,7 @@ class Experts(nnx.Module):
 
     def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
         assert spec.moe is not None
-        self.spec, self.act, self.cfg, self.dtype = spec.moe, spec.hidden_act, cfg, dtype
+        self.spec, self.act, self.fused_act, self.cfg = spec.moe, spec.hidden_act, fused_activation(spec), cfg
         d, f, num_experts = cfg.hidden_size, spec.moe.intermediate_size, spec.moe.num_experts
         self.parts = (Part("gate", "mlp", f), Part("up", "mlp", f))
         self.gate_up = declare_merged(self.parts, (d,), ("embed",), cfg.num_shards, dtype, 1, num_experts=num_experts)
@@ -97,7 +97,7 @@ class Experts(nnx.Module):
             weights_tj = jnp.ones_like(weights_tj)
         names = ["gate_up", "down", *["gate_up_bias"] * spec.expert_bias]
         stacks = {name: jax.tree.map(lambda held: held.stack, getattr(self, name).get_raw_value()) for name in names}
-        y_tjd = self._spread(x_rd, grouping.groups, place.layer, stacks)[grouping.rows_tj]
+        y_tjd = self._spread(x_rd, grouping, place.layer, stacks)[grouping.rows_tj]
         if spec.expert_bias:
             y_tjd = y_tjd + self.down_bias[...].astype(jnp.float32)[choices.experts_tj]
         # One after the other: a sum whose order a compiler chose might depend on the number of rows.
@@ -106,11 +106,11 @@ class Experts(nnx.Module):
             total_td = total_td + weights_tj[:, j : j + 1] * y_tjd[:, j]
         return total_td
 
-    def _spread(self, x_rd: Array, groups: Groups, layer: Array | int, stacks: Mapping[str, Any]) -> Array:
+    def _spread(self, x_rd: Array, grouping: Grouping, layer: Array | int, stacks: Mapping[str, Any]) -> Array:
         """Return float32 [r, d]; each device of a mesh adds what its share of the experts' width gives."""
         mesh = self.cfg.mesh
         if mesh is None or mesh.size == 1:
-            return self._multiply(x_rd, groups, layer, stacks)
+            return self._multiply(x_rd, grouping, layer, stacks)
         [axis] = mesh.axis_names
 
         def multiply(*arguments: Any) -> Array:
@@ -132,22 +132,17 @@ class Experts(nnx.Module):
             out_specs=everywhere,
             check_vma=False,
         )
-        return sharded(x_rd, groups, jnp.asarray(layer, jnp.int32), stacks)
+        return sharded(x_rd, grouping, jnp.asarray(layer, jnp.int32), stacks)
 
-    def _multiply(self, x_rd: Array, groups: Groups, layer: Array | int, stacks: Mapping[str, Any]) -> Array:
+    def _multiply(self, x_rd: Array, grouping: Grouping, layer: Array | int, stacks: Mapping[str, Any]) -> Array:
         """Return float32 [r, d], from the width of the experts that the stacks have."""
-        multiply = partial(self._grouped, groups=groups, layer=layer)
-        gate_up = stacks["gate_up"]
-        if self.spec.is_plain and self.act in KERNEL_ACTIVATIONS:
-            h_rf = multiply(x_rd, gate_up, activation=self.act)
-        else:
-            both_rf = multiply(x_rd, gate_up)
+        multiply = partial(self._grouped, groups=grouping.groups, layer=layer)
+        h_rf = multiply(x_rd, stacks["gate_up"], activation=self.fused_act)
+        if self.fused_act is None:
             if self.spec.expert_bias:
-                ends_e = groups.starts_e + groups.counts_e
-                experts_r = jnp.sum(jnp.arange(len(x_rd))[:, None] >= ends_e, axis=1)
                 bias_ef = stacks["gate_up_bias"][layer].reshape(self.spec.num_experts, -1)
-                both_rf = both_rf + bias_ef[jnp.minimum(experts_r, self.spec.num_experts - 1)]
-            h_rf = self._gated(*jnp.split(both_rf, 2, axis=1))
+                h_rf = h_rf + bias_ef[grouping.experts_r]
+            h_rf = self._gated(*jnp.split(h_rf, 2, axis=1))
         return multiply(h_rf, stacks["down"], out_dtype=jnp.float32)
 
     def _grouped(self, x_ri: Array, stack: Any, groups: Groups, layer: Array | int, **options: Any) -> Array:
@@ -193,13 +188,18 @@ class MoE(nnx.Module):
         return out_td if plus_td is None else plus_td + out_td
 
 
+def fused_activation(spec: LayerSpec) -> str | None:
+    """Return the activation that the matmul of gates applies, None where the experts' own comes after it."""
+    is_fused = spec.moe is not None and spec.moe.is_plain and spec.hidden_act in KERNEL_ACTIVATIONS
+    return spec.hidden_act if is_fused else None
+
+
 def matmul_shapes(spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike, weight_dtype: DTypeLike) -> list[MatmulShape]:
     """Return one device's grouped matmuls of a layer; none for a layer without experts."""
     if spec.moe is None:
         return []
     d, f, num_experts = cfg.hidden_size, spec.moe.intermediate_size // cfg.num_shards, spec.moe.num_experts
-    gates = spec.moe.is_plain and spec.hidden_act in KERNEL_ACTIVATIONS
     return [
-        MatmulShape(num_experts, 2 * f, d, dtype, weight_dtype, dtype, spec.hidden_act if gates else None),
+        MatmulShape(num_experts, 2 * f, d, dtype, weight_dtype, dtype, fused_activation(spec)),
         MatmulShape(num_experts, d, f, dtype, weight_dtype, jnp.dtype(jnp.float32)),
     ]

@@ -23,6 +23,8 @@ class Grouping(NamedTuple):
     groups: Groups
     tokens_r: Array
     """The token of each row, int32; any token for rows that belong to no group."""
+    experts_r: Array
+    """The expert of each row, int32; any expert for rows that belong to no group."""
     rows_tj: Array
     """The row of each choice, int32; any row for choices that belong to no group."""
 
@@ -54,7 +56,9 @@ def group_rows(experts_tj: Array, num_experts: int, alignment: int, num_tokens: 
     # Rows come in blocks of one expert each: the last that begins there or before.
     block_starts = jnp.arange(0, num_rows, alignment)
     block_experts = (block_starts[:, None] >= starts_e).sum(axis=1) - 1
-    places_r = jnp.arange(num_rows) - jnp.repeat(shifts_e[block_experts], alignment)
+    experts_r = jnp.repeat(block_experts, alignment)
+    places_r = jnp.arange(num_rows) - shifts_e[experts_r]
     tokens_r = order_n[jnp.clip(places_r, 0, n - 1)] // j
     rows_tj = jnp.clip(rows_n, 0, num_rows - 1).reshape(t, j)
-    return Grouping(Groups(starts_e, counts_e), tokens_r.astype(jnp.int32), rows_tj.astype(jnp.int32))
+    rows = (each.astype(jnp.int32) for each in (tokens_r, experts_r, rows_tj))
+    return Grouping(Groups(starts_e, counts_e), *rows)

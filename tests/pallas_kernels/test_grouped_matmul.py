@@ -196,7 +196,8 @@ def test_grouping_equals_a_loop(t: int, j: int, num_experts: int, alignment: int
         experts_tj[:] = 1
     num_tokens = t - t // 5
     make = jax.jit(group_rows, static_argnums=(1, 2))
-    groups, tokens_r, rows_tj = jax.tree.map(np.asarray, make(experts_tj, num_experts, alignment, num_tokens))
+    grouping = jax.tree.map(np.asarray, make(experts_tj, num_experts, alignment, num_tokens))
+    groups, tokens_r, experts_r, rows_tj = grouping
     assert len(tokens_r) == capacity(t * j, num_experts, alignment)
     row = 0
     for expert in range(num_experts):
@@ -204,10 +205,12 @@ def test_grouping_equals_a_loop(t: int, j: int, num_experts: int, alignment: int
         choices = np.argwhere(experts_tj[:num_tokens] == expert)
         assert groups.counts_e[expert] == len(choices)
         np.testing.assert_array_equal(tokens_r[row : row + len(choices)], choices[:, 0])
+        np.testing.assert_array_equal(experts_r[row : row + len(choices)], expert)
         np.testing.assert_array_equal(rows_tj[tuple(choices.T)], np.arange(row, row + len(choices)))
         row += -(-len(choices) // alignment) * alignment
     assert row <= len(tokens_r)
     assert ((tokens_r >= 0) & (tokens_r < t)).all()
+    assert ((experts_r >= 0) & (experts_r < num_experts)).all()
     assert ((rows_tj >= 0) & (rows_tj < len(tokens_r))).all()
 
 
