@@ -48,7 +48,11 @@ class GGUFCheckpoint(Checkpoint):
         source = self._sources[name]
         if source.has_experts and source.expert is None:
             return self._experts(source, index)
-        values = self._values(source.names[0]) if source.expert is None else self._experts(source, source.expert)
+        if source.expert is not None:
+            values = self._experts(source, source.expert)
+        else:
+            values = self._values(source.names[0])
+            values = values.T if source.transposed else values
         return values if index is None else values[index]
 
     def release(self, name: str) -> None:

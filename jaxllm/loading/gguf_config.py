@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxllm.loading.gguf import GGUFFile
+from jaxllm.loading.gguf_gemma4 import gemma4_config
 from jaxllm.loading.gguf_moe import expert_config
 from jaxllm.loading.gguf_numbers import Numbers
 from jaxllm.loading.gguf_rope import rope_scaling
@@ -21,11 +22,14 @@ ARCHITECTURES: Mapping[str, tuple[str, str]] = {
     "qwen3moe": ("qwen3_moe", "Qwen3MoeForCausalLM"),
     "glm4moe": ("glm4_moe", "Glm4MoeForCausalLM"),
     "gpt-oss": ("gpt_oss", "GptOssForCausalLM"),
+    "minimax-m2": ("minimax_m2", "MiniMaxM2ForCausalLM"),
     "smollm3": ("smollm3", "SmolLM3ForCausalLM"),
     "phi3": ("phi3", "Phi3ForCausalLM"),
     "olmo2": ("olmo2", "Olmo2ForCausalLM"),
     "gemma2": ("gemma2", "Gemma2ForCausalLM"),
     "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
+    "gemma4": ("gemma4_text", "Gemma4ForCausalLM"),
+    "gpt2": ("gpt2", "GPT2LMHeadModel"),
 }
 """HF's model type and class for each GGUF architecture; "llama" with experts is Mixtral, and the file of a Qwen-VL
 holds its text part alone."""
@@ -51,21 +55,23 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     model_type, class_name = ARCHITECTURES[arch]
     numbers = Numbers(file, arch)
     hidden_size = numbers.count("embedding_length")
-    num_heads = numbers.count("attention.head_count")
+    num_heads, num_layers = numbers.count("attention.head_count"), _num_layers(file, numbers)
+    # Layers of Gemma 4 differ, which its own part of the config says.
+    count = numbers.count if arch != "gemma4" else lambda key, *_: numbers.per_layer(key, num_layers)[0]
     config: dict[str, Any] = {
         "architectures": [class_name],
         "model_type": model_type,
         "vocab_size": _vocab_size(file),
         "hidden_size": hidden_size,
-        "intermediate_size": numbers.count(_width_key(numbers)),
-        "num_hidden_layers": _num_layers(file, numbers),
+        "intermediate_size": count(_width_key(numbers)),
+        "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
-        "num_key_value_heads": numbers.count("attention.head_count_kv", num_heads),
+        "num_key_value_heads": count("attention.head_count_kv", num_heads),
         "head_dim": _head_dim(numbers, hidden_size, num_heads),
         "max_position_embeddings": numbers.count("context_length"),
         "rms_norm_eps": numbers.number("attention.layer_norm_rms_epsilon", 1e-6),
         "rope_theta": numbers.number("rope.freq_base", 10000.0),
-        "rope_scaling": rope_scaling(file, arch),
+        "rope_scaling": None if arch == "gemma4" else rope_scaling(file, arch),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "bos_token_id": file.value("tokenizer.ggml.bos_token_id", int),
         "eos_token_id": file.value("tokenizer.ggml.eos_token_id", int),
@@ -148,6 +154,11 @@ def _family_config(file: GGUFFile, arch: str, numbers: Numbers, config: dict[str
             "final_logit_softcapping": numbers.number("final_logit_softcapping", None),
             "attn_logit_softcapping": None,
         }
+    if arch == "gemma4":
+        return gemma4_config(file, numbers, config)
+    if arch == "gpt2":
+        epsilon = numbers.number("attention.layer_norm_epsilon", 1e-5)
+        return {"n_inner": config["intermediate_size"], "layer_norm_epsilon": epsilon}
     family: dict[str, Any] = {"hidden_act": "silu"}
     if arch == "phi3":
         return family | _phi3_config(file, numbers, config)

@@ -35,6 +35,12 @@ def expert_config(file: GGUFFile, arch: str, numbers: Numbers, config: Mapping[s
             return _glm_config(file, numbers, config)
         case "gpt-oss":
             return _gpt_oss_config(file, numbers, config)
+        case "minimax-m2":
+            _check_scores(numbers, config)
+            return _counts(numbers, "num_local_experts") | {
+                "intermediate_size": numbers.count("expert_feed_forward_length"),
+                "partial_rotary_factor": numbers.count("rope.dimension_count", config["head_dim"]) / config["head_dim"],
+            }
         case _:
             return {}
 
@@ -51,10 +57,14 @@ def _qwen_config(file: GGUFFile, numbers: Numbers, config: Mapping[str, Any]) ->
     }
 
 
-def _glm_config(file: GGUFFile, numbers: Numbers, config: Mapping[str, Any]) -> dict[str, Any]:
+def _check_scores(numbers: Numbers, config: Mapping[str, Any]) -> None:
     scores = numbers.whole("expert_gating_func", SIGMOID)
     if scores != SIGMOID:
         raise ValueError(f"expert_gating_func is {scores}; of {config['model_type']} only {SIGMOID} is supported")
+
+
+def _glm_config(file: GGUFFile, numbers: Numbers, config: Mapping[str, Any]) -> dict[str, Any]:
+    _check_scores(numbers, config)
     return _counts(numbers, "n_routed_experts") | {
         "moe_intermediate_size": numbers.count("expert_feed_forward_length"),
         "n_shared_experts": numbers.count("expert_shared_count", 1),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from jaxllm.loading.gguf import GGUFTensor
@@ -15,7 +15,7 @@ OFFSET_NORM_ARCHITECTURES = ("gemma2", "gemma3")
 MAX_EXPERTS = 4096
 """Far above any model; a file that claims more experts would only cost memory for their names."""
 
-_GLOBAL_NAMES = {
+_TOP_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
@@ -36,30 +36,7 @@ _LAYER_NAMES = {
 }
 _POST_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 _GEMMA_LAYER_NAMES = _LAYER_NAMES | _POST_NORMS | {"ffn_norm": "pre_feedforward_layernorm"}
-_OTHER_LAYER_NAMES: Mapping[str, Mapping[str, str]] = {
-    **dict.fromkeys(OFFSET_NORM_ARCHITECTURES, _GEMMA_LAYER_NAMES),
-    "olmo2": _LAYER_NAMES | _POST_NORMS,
-    "phi3": _LAYER_NAMES | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
-    "llama": _LAYER_NAMES | {"ffn_gate_inp": "block_sparse_moe.gate"},
-    "qwen2moe": _LAYER_NAMES
-    | {
-        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-        "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-        "ffn_up_shexp": "mlp.shared_expert.up_proj",
-        "ffn_down_shexp": "mlp.shared_expert.down_proj",
-    },
-    "glm4moe": _LAYER_NAMES
-    | {
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-        "ffn_up_shexp": "mlp.shared_experts.up_proj",
-        "ffn_down_shexp": "mlp.shared_experts.down_proj",
-    },
-    "gpt-oss": _LAYER_NAMES | {"post_attention_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.router"},
-}
-# HF has no ".weight" or ".bias" after these.
-_BARE_NAMES = {"attn_sinks.weight": "self_attn.sinks", "exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
-
+_MIXTRAL_LAYER_NAMES = _LAYER_NAMES | {"ffn_gate_inp": "block_sparse_moe.gate"}
 _EXPERT_NAMES = {
     "ffn_gate_exps": "mlp.experts.{e}.gate_proj.weight",
     "ffn_up_exps": "mlp.experts.{e}.up_proj.weight",
@@ -70,6 +47,102 @@ _MIXTRAL_EXPERT_NAMES = {
     "ffn_up_exps": "block_sparse_moe.experts.{e}.w3.weight",
     "ffn_down_exps": "block_sparse_moe.experts.{e}.w2.weight",
 }
+
+
+class _Names(NamedTuple):
+    """HF's names of one architecture's tensors."""
+
+    layer: Mapping[str, str] = _LAYER_NAMES
+    """The names within a layer, which HF ends in ".weight" or ".bias" as the file does."""
+    bare: Mapping[str, str] = {}
+    """The names within a layer that HF ends otherwise."""
+    experts: Mapping[str, str] = _EXPERT_NAMES
+    """The names within a layer of each expert's part of a tensor of all experts."""
+    top: Mapping[str, str] = _TOP_NAMES
+    layers: str = "model.layers."
+    transposed: Collection[str] = ()
+    """The layer's matrices whose inputs HF has before their outputs."""
+
+
+_NAMES: Mapping[str, _Names] = {
+    **dict.fromkeys(OFFSET_NORM_ARCHITECTURES, _Names(_GEMMA_LAYER_NAMES)),
+    "gemma4": _Names(
+        _GEMMA_LAYER_NAMES
+        | {
+            "post_ffw_norm_1": "post_feedforward_layernorm_1",
+            "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+            "post_ffw_norm_2": "post_feedforward_layernorm_2",
+            "ffn_gate_inp": "router.proj",
+            "inp_gate": "per_layer_input_gate",
+            "proj": "per_layer_projection",
+            "post_norm": "post_per_layer_input_norm",
+        },
+        bare={
+            "ffn_gate_inp.scale": "router.scale",
+            "ffn_down_exps.scale": "router.per_expert_scale",
+            "ffn_gate_up_exps.weight": "experts.gate_up_proj",
+            "ffn_down_exps.weight": "experts.down_proj",
+            "layer_output_scale.weight": "layer_scalar",
+        },
+        top=_TOP_NAMES
+        | {
+            "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
+            "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
+            "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
+        },
+    ),
+    "olmo2": _Names(_LAYER_NAMES | _POST_NORMS),
+    "phi3": _Names(_LAYER_NAMES | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
+    "llama": _Names(_MIXTRAL_LAYER_NAMES, experts=_MIXTRAL_EXPERT_NAMES),
+    "minimax-m2": _Names(
+        _MIXTRAL_LAYER_NAMES,
+        bare={"exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias"},
+        experts=_MIXTRAL_EXPERT_NAMES,
+    ),
+    "qwen2moe": _Names(
+        _LAYER_NAMES
+        | {
+            "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+            "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+            "ffn_up_shexp": "mlp.shared_expert.up_proj",
+            "ffn_down_shexp": "mlp.shared_expert.down_proj",
+        }
+    ),
+    "glm4moe": _Names(
+        _LAYER_NAMES
+        | {
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+            "ffn_up_shexp": "mlp.shared_experts.up_proj",
+            "ffn_down_shexp": "mlp.shared_experts.down_proj",
+        },
+        bare={"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
+    ),
+    "gpt-oss": _Names(
+        _LAYER_NAMES | {"post_attention_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.router"},
+        bare={"attn_sinks.weight": "self_attn.sinks"},
+    ),
+    "gpt2": _Names(
+        {
+            "attn_norm": "ln_1",
+            "attn_qkv": "attn.c_attn",
+            "attn_output": "attn.c_proj",
+            "ffn_norm": "ln_2",
+            "ffn_up": "mlp.c_fc",
+            "ffn_down": "mlp.c_proj",
+        },
+        top={
+            "token_embd.weight": "transformer.wte.weight",
+            "position_embd.weight": "transformer.wpe.weight",
+            "output_norm.weight": "transformer.ln_f.weight",
+            "output_norm.bias": "transformer.ln_f.bias",
+            "output.weight": "lm_head.weight",
+        },
+        layers="transformer.h.",
+        transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down"),
+    ),
+}
+"""The names of the architectures that have others than Llama."""
 
 
 class Source(NamedTuple):
@@ -84,21 +157,22 @@ class Source(NamedTuple):
 
     @property
     def has_experts(self) -> bool:
-        """Say whether the first axis in the file counts experts."""
-        return "_exps." in self.names[0]
+        """Say whether the first axis in the file counts experts, each of which has more than one number."""
+        return "_exps." in self.names[0] and not self.names[0].endswith(".scale")
 
 
 def find_sources(tensors: Mapping[str, GGUFTensor], arch: str, ignored_layers: range) -> dict[str, Source]:
     """Return what each HF tensor is made of; what has no counterpart keeps its name, to be reported as unexpected."""
+    names = _NAMES.get(arch, _Names())
     found: dict[str, Source] = {}
     for name, tensor in tensors.items():
-        match = re.fullmatch(r"blk\.(\d{1,9})\.([a-z_]+)\.(weight|bias)", name)
+        match = re.fullmatch(r"blk\.(\d{1,9})\.([a-z_0-9]+)\.(weight|bias|scale)", name)
         if name in IGNORED_NAMES or (ignored_layers and _layer_of(name) in ignored_layers):
             continue
         if match is None:
-            found[_GLOBAL_NAMES.get(name, name)] = Source((name,))
+            found[names.top.get(name, name)] = Source((name,))
             continue
-        prefix = f"model.layers.{int(match[1])}."
+        prefix = f"{names.layers}{int(match[1])}."
         for ours, source in _layer_sources(match[2], match[3], name, tensor, tensors, arch):
             found[name if ours is None else prefix + ours] = source
     return found
@@ -114,17 +188,19 @@ def _layer_sources(
     stem: str, kind: str, name: str, tensor: GGUFTensor, tensors: Mapping[str, GGUFTensor], arch: str
 ) -> Iterator[tuple[str | None, Source]]:
     """Yield the HF names within a layer that a tensor of the file takes part in; None for one without counterpart."""
-    experts = _MIXTRAL_EXPERT_NAMES if arch == "llama" else _EXPERT_NAMES
-    table = _OTHER_LAYER_NAMES.get(arch, _LAYER_NAMES)
-    if arch == "gpt-oss" and stem in experts:
+    names = _NAMES.get(arch, _Names())
+    if arch == "gpt-oss" and stem in _EXPERT_NAMES:
         yield from _gpt_oss_sources(stem, kind, name, tensor, tensors)
-    elif stem in experts and kind == "weight" and len(tensor.shape) == 3 and 0 < tensor.shape[0] <= MAX_EXPERTS:
+    elif f"{stem}.{kind}" in names.bare:
+        yield names.bare[f"{stem}.{kind}"], Source((name,))
+    elif stem in names.experts and kind == "weight" and len(tensor.shape) == 3 and 0 < tensor.shape[0] <= MAX_EXPERTS:
         for expert in range(tensor.shape[0]):
-            yield experts[stem].format(e=expert), Source((name,), expert)
-    elif f"{stem}.{kind}" in _BARE_NAMES:
-        yield _BARE_NAMES[f"{stem}.{kind}"], Source((name,))
+            yield names.experts[stem].format(e=expert), Source((name,), expert)
+    elif stem in names.layer and kind != "scale":
+        transposed = stem in names.transposed and len(tensor.shape) == 2
+        yield f"{names.layer[stem]}.{kind}", Source((name,), transposed=transposed)
     else:
-        yield (f"{table[stem]}.{kind}" if stem in table else None), Source((name,))
+        yield None, Source((name,))
 
 
 def _gpt_oss_sources(

@@ -41,6 +41,16 @@ class Numbers:
             raise ValueError(f"the metadata key {full!r} is negative")
         return value
 
+    def per_layer(self, key: str, num_layers: int) -> list[int]:
+        """Return a positive integer for each layer; a file may hold one for all of them."""
+        full = f"{self._arch}.{key}"
+        if not self._file.is_array(full):
+            return [self.count(key)] * num_layers
+        values = self._file.array(full).tolist()
+        if len(values) < num_layers or not all(isinstance(each, int) and each > 0 for each in values):
+            raise ValueError(f"the metadata key {full!r} does not hold a positive integer for each layer")
+        return values[:num_layers]
+
     def number(self, key: str, default: float | None) -> Any:
         """Return a float or `default`."""
         value = self._file.value(f"{self._arch}.{key}", (int, float), default)

@@ -53,9 +53,14 @@ def _values(file: GGUFFile, name: str) -> np.ndarray:
     return dequantize(file.tensors[name].type, file.data(name)).reshape(-1).astype(np.float64)
 
 
+def rope_factors(file: GGUFFile) -> np.ndarray:
+    """Return the divisors of frequencies that the file holds, one per pair of dimensions."""
+    return _values(file, ROPE_FACTORS_NAME)
+
+
 def _from_factors(file: GGUFFile, arch: str) -> dict[str, Any]:
     """Recover Llama 3's scaling from the tensor of frequency divisors, one per pair of dimensions."""
-    factors = _values(file, ROPE_FACTORS_NAME)
+    factors = rope_factors(file)
     theta = float(file.value(f"{arch}.rope.freq_base", (int, float), 10000.0))
     if not np.isfinite(factors).all() or (factors < 1).any() or theta <= 1:
         raise ValueError(f"{ROPE_FACTORS_NAME} holds divisors that are not finite numbers from 1")

@@ -82,10 +82,12 @@ def build_tokenizer(file: GGUFFile) -> GGUFTokenizer:
     if kind == "gpt2":
         splitting = _splitting(file)
         tokenizer, adds_bos = _byte_level(file, tokens, splitting), splitting.adds_bos
-    elif kind == "llama":
-        tokenizer, adds_bos = _sentencepiece(file, tokens), True
+    elif kind in ("llama", "gemma4"):
+        tokenizer, adds_bos = _sentencepiece(file, tokens, has_merges=kind == "gemma4"), True
     else:
-        raise ValueError(f"the tokenizer kind {kind!r} is not supported; gpt2 (byte-level BPE) and llama (SPM) are")
+        raise ValueError(
+            f"the tokenizer kind {kind!r} is not supported; gpt2 (byte-level BPE), llama and gemma4 (SPM) are"
+        )
     _add_whole_tokens(tokenizer, tokens, file.array(_PREFIX + "token_type").tolist())
     special = _special_tokens(file, tokens)
     return GGUFTokenizer(
@@ -107,10 +109,7 @@ def _splitting(file: GGUFFile) -> _Splitting:
 
 def _byte_level(file: GGUFFile, tokens: Sequence[str], splitting: _Splitting) -> Tokenizer:
     """Build a GPT-2 style BPE, whose alphabet spells every byte as a printable character."""
-    if not file.is_array(_PREFIX + "merges"):
-        raise ValueError(f"the file has no {_PREFIX}merges")
-    merges = [_merge(line) for line in file.strings(_PREFIX + "merges")]
-    vocab = _vocabulary(tokens)
+    vocab, merges = _vocabulary(tokens), _stored_merges(file)
     tokenizer = _checked(lambda: Tokenizer(models.BPE(vocab, merges, ignore_merges=splitting.ignore_merges)))
     if splitting.compose:
         tokenizer.normalizer = normalizers.NFC()
@@ -124,6 +123,12 @@ def _byte_level(file: GGUFFile, tokens: Sequence[str], splitting: _Splitting) ->
     return tokenizer
 
 
+def _stored_merges(file: GGUFFile) -> list[tuple[str, str]]:
+    if not file.is_array(_PREFIX + "merges"):
+        raise ValueError(f"the file has no {_PREFIX}merges")
+    return [_merge(line) for line in file.strings(_PREFIX + "merges")]
+
+
 def _merge(line: str) -> tuple[str, str]:
     left, gap, right = line.partition(" ")
     if not gap or " " in right:
@@ -131,12 +136,15 @@ def _merge(line: str) -> tuple[str, str]:
     return left, right
 
 
-def _sentencepiece(file: GGUFFile, tokens: list[str]) -> Tokenizer:
-    """Build an SPM BPE: spaces spelled as U+2581, bytes as <0x..> where no token fits, merges after the scores."""
+def _sentencepiece(file: GGUFFile, tokens: list[str], *, has_merges: bool) -> Tokenizer:
+    """Build an SPM BPE: spaces spelled as U+2581, bytes as <0x..> where no token fits.
+
+    Merges are the file's own if it `has_merges`, and otherwise follow from the scores.
+    """
     # Files spell runs of spaces as such, the tokenizer with its own mark.
     spelled = [token.replace(" ", _SPACE) if token.isspace() and " " in token else token for token in tokens]
     vocab = _vocabulary(spelled)
-    merges = _merges(vocab, spelled, _merge_order(file, len(tokens)))
+    merges = _stored_merges(file) if has_merges else _merges(vocab, spelled, _merge_order(file, len(tokens)))
     unknown = _token(file, tokens, "unknown_token_id")
     options: dict[str, Any] = {"unk_token": unknown} if unknown is not None else {}
     tokenizer = _checked(lambda: Tokenizer(models.BPE(vocab, merges, fuse_unk=True, byte_fallback=True, **options)))

@@ -21,6 +21,7 @@ ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "glm4_moe": "glm4moe",
     "gpt_oss": "gpt-oss",
+    "minimax_m2": "minimax-m2",
 }
 NAMES = {
     "model.embed_tokens": "token_embd",
@@ -42,7 +43,11 @@ NAMES = {
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     **{f"mlp.shared_expert{s}.{kind}_proj": f"ffn_{kind}_shexp" for s in ("", "s") for kind in ("gate", "up", "down")},
 }
-BARE = {"self_attn.sinks": "attn_sinks.weight", "mlp.gate.e_score_correction_bias": "exp_probs_b.bias"}
+BARE = {
+    "self_attn.sinks": "attn_sinks.weight",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
+}
 EXPERTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 KEYS = {
     "block_count": "num_hidden_layers",
@@ -82,8 +87,10 @@ def metadata(case: str) -> dict[str, Any]:
     )
     values["rope.freq_base"] = rope["rope_theta"]
     values["rope.dimension_count"] = int(hf["head_dim"] * rope.get("partial_rotary_factor", 1))
-    if case == "glm4_moe":
+    if case in ("glm4_moe", "minimax_m2"):
         values["expert_gating_func"] = 2
+    if case == "minimax_m2":
+        values["expert_feed_forward_length"] = hf["intermediate_size"]
     if case == "gpt_oss":
         values |= {
             "attention.sliding_window": hf["sliding_window"],

@@ -102,6 +102,22 @@ def test_sentencepiece(tmp_path: Path):
     assert tokenizer.decode(tokenizer("ab a\u00e9")["input_ids"], skip_special_tokens=True) == "ab a\u00e9"
 
 
+@pytest.mark.parametrize(
+    ("merges", "expected"),
+    [
+        (["\u2581 a", "a b", "\u2581a b"], ["\u2581ab", "b", "\u2581a"]),
+        (["a b", "\u2581 a"], ["\u2581", "ab", "b", "\u2581a"]),
+    ],
+)
+def test_gemma_4_has_merges_of_its_own(tmp_path: Path, merges: list[str], expected: list[str]):
+    tokenizer = sentencepiece(
+        tmp_path, model="gemma4", merges=merges, add_space_prefix=False, add_bos_token=False, scores=[0.0]
+    )
+    assert spelled(tokenizer, " abb a") == expected
+    with pytest.raises(VLLMValidationError, match=r"no tokenizer\.ggml\.merges"):
+        sentencepiece(tmp_path, model="gemma4")
+
+
 def test_sentencepiece_without_prefix_space(tmp_path: Path):
     tokenizer = sentencepiece(tmp_path, add_space_prefix=False, add_bos_token=False)
     assert spelled(tokenizer, "ab a") == ["ab", "\u2581a"]
