@@ -46,8 +46,8 @@ class RopeConfig:
             raise ValueError(f"rope_theta is {self.theta}, expected more than 1")
         if self.rotated > 1:
             raise ValueError(f"partial_rotary_factor is {self.rotated}, expected 1 at most")
-        if self.low_freq_factor >= self.high_freq_factor:
-            raise ValueError(f"low_freq_factor is {self.low_freq_factor}, expected less than high_freq_factor")
+        if self.low_freq_factor > self.high_freq_factor:
+            raise ValueError(f"low_freq_factor is {self.low_freq_factor}, expected high_freq_factor at most")
 
     def depends_on_length(self, max_length: int) -> bool:
         """Say whether a token is rotated otherwise in longer sequences, where none is longer than `max_length`."""
@@ -150,7 +150,9 @@ class LayerSpec:
     """The factor on attention's scores."""
     hidden_act: str = "silu"
     window: int | None = None
-    """A token attends to so many, itself counted; None where attention is global."""
+    """A token attends to so many, itself counted; None where attention is global, or within chunks."""
+    attention_chunk: int | None = None
+    """Positions are cut into chunks of so many, and a token attends to those of its own; None where there are none."""
     rope: int | None = 0
     """The index among the model's tables of the one that rotates queries and keys; None where none does."""
     query_scaling: QueryScaling | None = None
@@ -164,6 +166,8 @@ class LayerSpec:
     qk_norm: bool = False
     qk_norm_all_heads: bool = False
     """The norms of q and k are over all heads together, where elsewhere each head is normed by itself."""
+    qk_unit_norm: bool = False
+    """Queries and keys of each head are divided by their root mean square, which RoPE leaves as it is."""
     v_norm: bool = False
     """Values are divided by their root mean square."""
     k_is_v: bool = False
@@ -193,6 +197,8 @@ class LayerSpec:
             raise ValueError(f"head_dim is {self.head_dim}; rotary embeddings need an even one")
         if self.hidden_act not in HIDDEN_ACTS:
             raise ValueError(f"activation {self.hidden_act!r} is not supported, only {', '.join(HIDDEN_ACTS)}")
+        if self.window is not None and self.attention_chunk is not None:
+            raise ValueError(f"a layer has a window of {self.window} and chunks of {self.attention_chunk} tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,9 +254,13 @@ class ModelConfig:
         return len(self.layers)
 
     def within(self, length: int) -> ModelConfig:
-        """Return the model for sequences up to a length: a window that none of them leaves is none."""
+        """Return the model for sequences up to a length: a window or a chunk that none of them leaves is none."""
+
+        def left(size: int | None) -> int | None:
+            return None if size is None or size >= length else size
+
         layers = (
-            replace(layer, window=None) if layer.window is not None and layer.window >= length else layer
+            replace(layer, window=left(layer.window), attention_chunk=left(layer.attention_chunk))
             for layer in self.layers
         )
         return replace(self, layers=tuple(layers))

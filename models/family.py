@@ -55,6 +55,7 @@ WRAPPER_PREFIXES = (
 BUFFERS = ("*rotary_emb.inv_freq",)
 OTHER_MODALITIES = (
     "*vision_tower.*",
+    "*vision_model.*",
     "*multi_modal_projector.*",
     "*audio_tower.*",
     "*embed_vision.*",

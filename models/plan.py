@@ -31,12 +31,13 @@ class Segment(NamedTuple):
 
 
 class CacheGroup(NamedTuple):
-    """The layers whose keys and values have one shape and one window: they share an array, and its blocks."""
+    """The layers whose keys and values have one shape and reach as far back: they share an array, and its blocks."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     window: int | None
+    attention_chunk: int | None
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class LayerPlan:
 
 def group_of(layer: LayerSpec) -> CacheGroup:
     """Return the cache group of a layer."""
-    return CacheGroup(layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.window)
+    return CacheGroup(layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.window, layer.attention_chunk)
 
 
 def _segments(runs: Sequence[Run]) -> Iterator[Segment]:

@@ -75,15 +75,28 @@ def read_num_layers(hf: Mapping[str, Any]) -> int:
     return read_int(hf, "num_hidden_layers", maximum=MAX_LAYERS)
 
 
-def read_layer_types(hf: Mapping[str, Any], default: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the kind of attention of each layer, full or sliding."""
+def read_layer_types(
+    hf: Mapping[str, Any], default: tuple[str, ...], known: tuple[str, ...] = LAYER_TYPES
+) -> tuple[str, ...]:
+    """Return the kind of attention of each layer, one of those `known` to the family."""
     layer_types = default if hf.get("layer_types") is None else hf["layer_types"]
     if not isinstance(layer_types, list | tuple):
         raise ValueError(f"layer_types is {layer_types!r}, expected a list")
-    unknown = sorted({str(kind) for kind in layer_types} - set(LAYER_TYPES))
+    unknown = sorted({str(kind) for kind in layer_types} - set(known))
     if unknown:
-        raise ValueError(f"layer_types {', '.join(unknown)} are not supported, only {', '.join(LAYER_TYPES)}")
+        raise ValueError(f"layer_types {', '.join(unknown)} are not supported, only {', '.join(known)}")
     return tuple(layer_types)
+
+
+def read_rotated_layers(hf: Mapping[str, Any]) -> tuple[bool, ...]:
+    """Say of each layer whether it rotates queries and keys: `no_rope_layers` has a 1 if so, and a 0 if not."""
+    num_layers, given = read_num_layers(hf), hf.get("no_rope_layers")
+    if given is None:
+        interval = read_int(hf, "no_rope_layer_interval", 4)
+        return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
+    if not isinstance(given, list | tuple) or len(given) < num_layers or any(each not in (0, 1) for each in given):
+        raise ValueError(f"no_rope_layers is {given!r}, expected {num_layers} numbers, each 0 or 1")
+    return tuple(each == 1 for each in given[:num_layers])
 
 
 def windows_of(layer_types: tuple[str, ...], window: int | None) -> tuple[int | None, ...]:

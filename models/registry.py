@@ -14,6 +14,8 @@ from .family import Family
 BUILT_IN = MappingProxyType(
     {
         "LlamaForCausalLM": "llama:LLAMA",
+        "Llama4ForCausalLM": "llama4:LLAMA4",
+        "Llama4ForConditionalGeneration": "llama4:LLAMA4_MULTIMODAL",
         "MistralForCausalLM": "mistral:MISTRAL",
         "Mistral3ForConditionalGeneration": "mistral:MISTRAL3",
         "MixtralForCausalLM": "mixtral:MIXTRAL",

@@ -92,6 +92,9 @@ def _llama3_frequencies(rope: RopeConfig, base: np.ndarray) -> np.ndarray:
     trained, low, high = rope.original_max_position_embeddings, rope.low_freq_factor, rope.high_freq_factor
     factor = np.float32(rope.factor)
     wavelengths = np.float32(2 * math.pi) / base
+    if low == high:
+        # As in Llama 4, where no wave is between the long ones and the short ones.
+        return np.where(wavelengths > trained / low, base / factor, base)
     smooth = (np.float32(trained) / wavelengths - np.float32(low)) / np.float32(high - low)
     blended = (1 - smooth) * base / factor + smooth * base
     scaled = np.where(wavelengths > trained / low, base / factor, blended)

@@ -256,6 +256,34 @@ def gpt_oss() -> Any:
     )
 
 
+def llama4_text(**changes: Any) -> Any:
+    """Return a Llama 4 text config: dense layers and some with experts; every third is global and knows no positions.
+
+    Its RoPE is scaled as Scout's is: no wave is between the long ones and the short ones.
+    """
+    sizes = SIZES | {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 4}
+    rope = {"rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 32}
+    chunks = {"attention_chunk_size": 32, "no_rope_layer_interval": 3, "floor_scale": 16, "attn_scale": 0.5}
+    experts = {"num_local_experts": 6, "intermediate_size_mlp": 48, "interleave_moe_layer_step": 2}
+    return transformers.Llama4TextConfig(
+        **sizes | chunks | experts | changes,
+        rope_parameters=rope | {"low_freq_factor": 1.0, "high_freq_factor": 1.0},
+    )
+
+
+def llama4() -> Any:
+    """Return a multimodal Llama 4 config without norms of queries and keys; its vision tower is as small as it gets."""
+    vision = {name: 8 for name in ("projector_input_dim", "projector_output_dim", "vision_output_dim")}
+    vision |= {"image_size": 28, "patch_size": 14}
+    return transformers.Llama4Config(
+        text_config=llama4_text(num_hidden_layers=2, no_rope_layer_interval=2, use_qk_norm=False),
+        vision_config=transformers.Llama4VisionConfig(**VISION, **vision),
+        boi_token_index=3,
+        eoi_token_index=4,
+        image_token_index=5,
+    )
+
+
 CASES = {
     "llama2": llama(num_key_value_heads=4),
     "llama3_tied": llama(num_attention_heads=6, num_key_value_heads=2, tie_word_embeddings=True),
@@ -266,6 +294,8 @@ CASES = {
     "llama_rope_llama3": llama_rope(
         rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
     ),
+    "llama4": Case("Llama4ForCausalLM", llama4_text),
+    "llama4_multimodal": Case("Llama4ForConditionalGeneration", llama4),
     "mistral": Case("MistralForCausalLM", lambda: transformers.MistralConfig(**SIZES, sliding_window=24)),
     "mistral3": Case("Mistral3ForConditionalGeneration", mistral3),
     "ministral3": Case("Ministral3ForCausalLM", ministral3),

@@ -26,6 +26,21 @@ class LayerWork(NamedTuple):
     """Bytes of one token's keys and values, on one device."""
     pair_flops: int
     """Operations of one query token and one key, on all devices together."""
+    attention_chunk: int | None = None
+
+    def num_keys(self, length: int) -> int:
+        """Return how many keys the last of so many tokens sees."""
+        if self.attention_chunk is not None:
+            return (length - 1) % self.attention_chunk + 1
+        return min(length, self.window or length)
+
+    def num_pairs(self, length: int) -> int:
+        """Return the (query, key) pairs of a prompt."""
+        if self.attention_chunk is not None:
+            num_chunks, rest = divmod(length, self.attention_chunk)
+            return num_chunks * _triangle(self.attention_chunk) + _triangle(rest)
+        window = min(length, self.window or length)
+        return _triangle(window) + (length - window) * window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +63,7 @@ class Work:
 
     def decode(self, batch: int, length: int) -> Bound:
         """Return the bound on decoding `batch` requests that have `length` tokens in the KV cache each."""
-        keys = [min(length, layer.window or length) for layer in self.layers]
+        keys = [layer.num_keys(length) for layer in self.layers]
         each = list(zip(keys, self.layers, strict=True))
         moved = self.param_bytes + batch * sum(num * layer.kv_bytes for num, layer in each)
         flops = batch * (self.token_flops + self.head_flops + sum(num * layer.pair_flops for num, layer in each))
@@ -56,7 +71,7 @@ class Work:
 
     def prefill(self, length: int) -> Bound:
         """Return the bound on reading one prompt, alone."""
-        pair_flops = sum(_causal_pairs(length, layer.window or length) * layer.pair_flops for layer in self.layers)
+        pair_flops = sum(layer.num_pairs(length) * layer.pair_flops for layer in self.layers)
         moved = math.ceil(length / self.max_num_batched_tokens) * self.param_bytes
         flops = length * self.token_flops + self.head_flops + pair_flops
         return self._bound("prefill", 1, length, length, moved, flops)
@@ -104,6 +119,7 @@ def count_work(
                 layer.window,
                 kv_bytes=2 * layer.num_kv_heads // mesh.size * layer.head_dim * kv_itemsize,
                 pair_flops=4 * layer.num_heads * layer.head_dim,
+                attention_chunk=layer.attention_chunk,
             )
             for layer in model.layers
         ),
@@ -111,7 +127,6 @@ def count_work(
     )
 
 
-def _causal_pairs(length: int, window: int) -> int:
-    """Return the (query, key) pairs of a prompt where a token sees itself and the `window - 1` before it."""
-    window = min(length, window)
-    return window * (window + 1) // 2 + (length - window) * window
+def _triangle(length: int) -> int:
+    """Return the (query, key) pairs of so many tokens of which each sees itself and all before it."""
+    return length * (length + 1) // 2

@@ -156,7 +156,13 @@ def _memory(sized: Fit, hardware: Hardware) -> MemoryReport:
         num_blocks=sized.num_blocks,
         kv_cache=layout.bytes(sized.num_blocks) if sized.num_blocks else 0,
         groups=[
-            GroupReport(num_layers=group.num_layers, window=group.window, num_blocks=size, block=group.block_bytes)
+            GroupReport(
+                num_layers=group.num_layers,
+                window=group.window,
+                attention_chunk=group.attention_chunk,
+                num_blocks=size,
+                block=group.block_bytes,
+            )
             for group, size in zip(layout.groups, sizes, strict=False)
         ],
         replicated_params=replicated,

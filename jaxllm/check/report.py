@@ -19,11 +19,13 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupReport:
-    """The KV cache of the layers whose keys and values have one shape and one window, on each device."""
+    """The KV cache of the layers whose keys and values have one shape and reach as far back, on each device."""
 
     num_layers: int
     window: int | None
-    """A token reads the keys of so many, itself counted; None for all before it."""
+    """A token reads the keys of so many, itself counted; None for all before it, or in its chunk."""
+    attention_chunk: int | None
+    """Positions are cut into chunks of so many, and a token reads the keys of its own; None where there are none."""
     num_blocks: int
     block: int
     """The bytes of a block, over all these layers."""

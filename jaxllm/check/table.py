@@ -59,8 +59,10 @@ def _memory(report: Report) -> Iterator[str]:
 
 
 def _blocks(group: GroupReport, block_size: int) -> str:
-    window = "" if group.window is None else f", window {group.window:,}"
-    return f"{group.num_blocks:,} KV blocks of {block_size} tokens{window}, {group.block:,} bytes each"
+    reach = "" if group.window is None else f", window {group.window:,}"
+    if group.attention_chunk is not None:
+        reach = f", within chunks of {group.attention_chunk:,}"
+    return f"{group.num_blocks:,} KV blocks of {block_size} tokens{reach}, {group.block:,} bytes each"
 
 
 def _changes(changes: Sequence[Change]) -> Iterator[str]:

@@ -98,6 +98,7 @@ def resolve(
     mesh, platform, model_config = _resolve_devices(args, devices, model_config.within(max_model_len))
     _check_processors(logits_processors, model_config.vocab_size, mesh.size)
     limits, dtype = _resolve_limits(args, platform, max_model_len), resolve_dtype(args.dtype, checkpoint, platform)
+    _check_attention_chunks(model_config, limits)
     copied = {name: getattr(args, name) for name in COPIED}
     return EngineConfig(
         **copied,
@@ -229,7 +230,8 @@ def resolve_groups(
         heads = group.num_heads // mesh.size, group.num_kv_heads // mesh.size
         shape = AttentionShape(*heads, group.head_dim, block_size, *dtypes)
         attention = _resolve_attention(args, shape, mesh, platform)
-        groups.append(KVGroup(attention=attention, num_layers=len(layers), window=group.window))
+        reach = {"window": group.window, "attention_chunk": group.attention_chunk}
+        groups.append(KVGroup(attention=attention, num_layers=len(layers), **reach))
     return tuple(groups)
 
 
@@ -329,3 +331,25 @@ def _resolve_limits(args: EngineArguments, platform: str, max_model_len: int) ->
         "enable_chunked_prefill": chunked,
         "async_scheduling": args.async_scheduling is not False,
     }
+
+
+def _check_attention_chunks(model_config: ModelConfig, limits: Mapping[str, Any]) -> None:
+    """Refuse settings under which requests could not go from one of the chunks that layers attend within to the next:
+    it begins with a block, and with a step.
+    """
+    for size in sorted({layer.attention_chunk for layer in model_config.layers if layer.attention_chunk is not None}):
+        block_size = limits["block_size"]
+        if size % block_size:
+            raise VLLMValidationError(
+                f"block_size={block_size} must divide {size}, the tokens of the chunks within which layers attend "
+                "(attention_chunk_size).",
+                parameter="block_size",
+                value=block_size,
+            )
+        if not limits["enable_chunked_prefill"]:
+            raise VLLMValidationError(
+                f"enable_chunked_prefill=False takes prompts whole, but layers attend within chunks of {size} tokens, "
+                f"of which a step takes one: leave it out, or set max_model_len to {size} or less.",
+                parameter="enable_chunked_prefill",
+                value=False,
+            )

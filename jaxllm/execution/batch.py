@@ -39,14 +39,23 @@ def build(
     """
     ints, floats, inputs = allocate(shape)
     lengths = np.array([len(chunk.token_ids) for chunk in plan.chunks])
+    starts = np.array([chunk.start for chunk in plan.chunks])
     _fill_sequences(inputs, plan.chunks, lengths, first_rows(lengths, shape.row_alignment))
-    rows, seqs, positions = _fill_tokens(inputs, plan.chunks, lengths)
-    for group, (placement, query_tile) in enumerate(zip(inputs.placements, shape.query_tiles, strict=True)):
-        _fill_blocks(placement, [chunk.block_ids[group] for chunk in plan.chunks])
-        blocks = placement.block_tables_sm[seqs, positions // block_size]
-        placement.slots_t[rows] = blocks * block_size + positions % block_size
+    rows, seqs, positions = _fill_tokens(inputs, plan.chunks, lengths, starts)
+    of_groups = zip(inputs.placements, shape.query_tiles, shape.attention_chunks, strict=True)
+    for group, (placement, query_tile, attention_chunk) in enumerate(of_groups):
+        block_ids, firsts = [chunk.block_ids[group] for chunk in plan.chunks], np.zeros_like(starts)
+        if attention_chunk is not None:
+            # Attention begins with the chunk: what is before it is cut off the table, and does not count.
+            firsts = starts // attention_chunk * attention_chunk
+            block_ids = [ids[first:] for ids, first in zip(block_ids, (firsts // block_size).tolist(), strict=True)]
+        _fill_blocks(placement, block_ids)
+        placement.context_lens_s[: len(starts)] = starts + lengths - firsts
+        places = positions - firsts[seqs]
+        blocks = placement.block_tables_sm[seqs, places // block_size]
+        placement.slots_t[rows] = blocks * block_size + places % block_size
         _fill_tiles(placement, inputs.sequences, lengths, query_tile)
-    fill_rows(inputs, plan.chunks)
+    fill_rows(inputs, plan.chunks, starts + lengths)
     rare = fill_rare(inputs.uses, plan.chunks, masks, rare_specs(shape.bucket.num_seqs, vocab_size))
     is_full = any(inputs.uses) or any(array is not None for array in rare) or inputs.rules.count_rows_s.any()
     has_chunks = bool((lengths > 1).any())
@@ -71,7 +80,6 @@ def num_token_rows(plan: StepPlan, alignment: int) -> int:
 
 def _fill_sequences(inputs: PackedInputs, chunks: Sequence[Chunk], lengths: np.ndarray, starts: np.ndarray) -> None:
     num_seqs, sequences = len(chunks), inputs.sequences
-    sequences.context_lens_s[:num_seqs] = lengths + [chunk.start for chunk in chunks]
     sequences.query_starts_s[:num_seqs] = starts
     sequences.query_ends_s[:num_seqs] = starts + lengths
     for rows_s in (sequences.query_starts_s, sequences.query_ends_s):
@@ -83,13 +91,13 @@ def _fill_sequences(inputs: PackedInputs, chunks: Sequence[Chunk], lengths: np.n
 
 
 def _fill_tokens(
-    inputs: PackedInputs, chunks: Sequence[Chunk], lengths: np.ndarray
+    inputs: PackedInputs, chunks: Sequence[Chunk], lengths: np.ndarray, starts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Fill the tokens' record; return each token's row, sequence and position."""
     tokens, sequences = inputs.tokens, inputs.sequences
     seqs, places = _spread(lengths)
     rows = np.asarray(sequences.query_starts_s)[seqs] + places
-    positions = (np.asarray(sequences.context_lens_s)[: len(chunks)] - lengths)[seqs] + places
+    positions = starts[seqs] + places
     tokens.token_ids_t[rows] = _join([chunk.token_ids for chunk in chunks])
     tokens.positions_t[rows] = positions
     prompt_lens = np.array([chunk.num_prompt_tokens for chunk in chunks])

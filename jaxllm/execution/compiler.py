@@ -339,7 +339,8 @@ class StepCompiler:
         max_blocks = -(-self.config.max_model_len // self.config.block_size)
         tiles = tuple(group.attention.tiles.query for group in self.config.groups)
         arguments = tuple(extra_args(self.config.processors).items())
-        return BatchShape(bucket, max_blocks, tiles, self.config.row_alignment, arguments)
+        attention_chunks = tuple(group.attention_chunk for group in self.config.groups)
+        return BatchShape(bucket, max_blocks, tiles, attention_chunks, self.config.row_alignment, arguments)
 
     @cached_property
     def _params_spec(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ COARSE_BLOCKS = 16  # the count is an argument shape: a few blocks more or less 
 
 
 SPARE_PART = 0.25
-"""So much more than what all sequences' windows take is left to cached prefixes."""
+"""So much more than what all sequences' windows or chunks take is left to cached prefixes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +26,14 @@ class KVGroup:
     """The attention op of the device's heads."""
     num_layers: int
     window: int | None
+    """A token reads the keys of so many, itself counted; None for all before it, or in its chunk."""
+    attention_chunk: int | None = None
+    """Positions are cut into chunks of so many, and a token reads the keys of its own; None where there are none."""
+
+    @property
+    def is_bounded(self) -> bool:
+        """Say whether a request gives blocks back while it runs."""
+        return self.config(1).is_bounded
 
     @property
     def block_bytes(self) -> int:
@@ -37,7 +45,12 @@ class KVGroup:
         """Return what the scheduler knows of the group."""
         block_size = self.attention.shape.block_size
         tile_blocks = -(-self.attention.tiles.kv // block_size)
-        return GroupConfig(num_blocks=num_blocks, window=self.window, tile_blocks=tile_blocks)
+        return GroupConfig(
+            num_blocks=num_blocks,
+            window=self.window,
+            attention_chunk=self.attention_chunk,
+            tile_blocks=tile_blocks,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,19 +69,19 @@ class KVLayout:
     def num_blocks(self, most: int) -> tuple[int, ...]:
         """Return the blocks of each group, the null block counted, of which the largest has `most`.
 
-        A group with a window needs no more than the windows of all sequences, and those of a step; and it gets no more
-        memory than the groups without, but that one request always fits.
+        A group with a window or chunks needs no more than what all sequences read, and those of a step; and it gets no
+        more memory than the groups without, but that one request always fits.
         """
-        unbounded = sum(group.block_bytes for group in self.groups if group.window is None)
-        bounded = sum(group.block_bytes for group in self.groups if group.window is not None)
+        unbounded = sum(group.block_bytes for group in self.groups if not group.is_bounded)
+        bounded = sum(group.block_bytes for group in self.groups if group.is_bounded)
         if not unbounded:
             return (most,) * len(self.groups)
         return tuple(
-            most if group.window is None else min(most, self._windows(group, most * unbounded // bounded))
+            min(most, self._num_bounded(group, most * unbounded // bounded)) if group.is_bounded else most
             for group in self.groups
         )
 
-    def _windows(self, group: KVGroup, share: int) -> int:
+    def _num_bounded(self, group: KVGroup, share: int) -> int:
         config = group.config(1)
         one = config.most_blocks(self.max_model_len, self.max_num_batched_tokens, self.block_size)
         decode = config.most_blocks(self.max_model_len, 1, self.block_size)
@@ -83,7 +96,7 @@ class KVLayout:
 
     def most_blocks(self, num_bytes: int) -> int:
         """Return how many blocks the largest group has if all take so many bytes at most."""
-        largest = [group for group in self.groups if group.window is None] or self.groups
+        largest = [group for group in self.groups if not group.is_bounded] or self.groups
         least, beyond = 0, 1 + num_bytes // sum(group.block_bytes for group in largest)
         while least + 1 < beyond:
             middle = (least + beyond) // 2

@@ -37,6 +37,8 @@ class BatchShape(NamedTuple):
     """The blocks of the longest request."""
     query_tiles: tuple[int, ...]
     """The rows of a prefill tile in each cache group."""
+    attention_chunks: tuple[int | None, ...]
+    """The chunks of positions within which each cache group attends; None where there are none."""
     row_alignment: int
     """Chunks of two tokens or more start at a multiple of this row."""
     extra_args: ExtraArgs = ()
@@ -52,7 +54,6 @@ class BatchShape(NamedTuple):
 class Sequences(NamedTuple):
     """This record says which rows of tokens are a sequence's: the part of `AttentionBatch` that all layers share."""
 
-    context_lens_s: Array
     query_starts_s: Array
     query_ends_s: Array
     num_decodes: Array
@@ -63,6 +64,8 @@ class Placement(NamedTuple):
     part of `AttentionBatch`.
     """
 
+    context_lens_s: Array
+    """The tokens of each sequence up to the step's end, from the one on that its block table begins with."""
     slots_t: Array
     block_tables_sm: Array
     tile_seqs_i: Array

@@ -18,14 +18,14 @@ from jaxllm.scheduling.request import needs_token_counts
 from .packing import PackedInputs, RareSpec
 
 
-def fill_rows(inputs: PackedInputs, chunks: Sequence[Chunk]) -> None:
-    """Fill the records of the rows; those of tokens and sequences must be filled before."""
+def fill_rows(inputs: PackedInputs, chunks: Sequence[Chunk], ends: np.ndarray) -> None:
+    """Fill the records of the rows; those of sequences must be filled before. `ends` are the chunks' ends."""
     num_seqs = len(chunks)
     params = [chunk.params for chunk in chunks]
     sampling, rules, uses = inputs.sampling, inputs.rules, inputs.uses
     seeds = np.array([chunk.seed for chunk in chunks], np.dtype("<u8"))
     sampling.seeds_s2[:num_seqs] = seeds.view(np.dtype("<i4")).reshape(num_seqs, 2)[:, ::-1]  # the high word first
-    sampling.positions_s[:num_seqs] = inputs.sequences.context_lens_s[:num_seqs]
+    sampling.positions_s[:num_seqs] = ends
     sampling.temperature_s[:num_seqs] = [p.temperature for p in params]
     sampling.top_k_s[:num_seqs] = [p.top_k for p in params]
     sampling.top_p_s[:num_seqs] = [p.top_p for p in params]

@@ -1,4 +1,6 @@
-"""A cache group is the layers whose keys and values have one shape and one window: they share blocks and tables."""
+"""A cache group is the layers whose keys and values have one shape and reach as far back: they share blocks and
+tables.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from jaxllm.scheduling.config import GroupConfig
 class CacheGroup:
     """The blocks of one group: which of a table's are wanted at a position, and which can be found.
 
-    A table has an entry for each block of the request's tokens: the null block for those that a window is past.
+    A table has an entry for each block of the request's tokens: the null block for those that a window or a chunk is past.
     """
 
     def __init__(self, config: GroupConfig, block_size: int, residency: BlockResidency | None) -> None:
@@ -21,12 +23,8 @@ class CacheGroup:
         self._config, self._block_size = config, block_size
 
     def first_wanted(self, position: int) -> int:
-        """Return the place in a table of the first block that is read for tokens from a position on.
-
-        Kernels read whole tiles of keys, of which the window begins in one.
-        """
-        window, tile_blocks = self._config.window, self._config.tile_blocks
-        return 0 if window is None else max(0, position - window + 1) // self._block_size // tile_blocks * tile_blocks
+        """Return the place in a table of the first block that is read for tokens from a position on."""
+        return self._config.first_wanted(position, self._block_size)
 
     def num_missing(self, held: Sequence[int], num_tokens: int, most_new: int) -> int:
         """Count the blocks to take until all of num_tokens tokens are computed, at most `most_new` of them in a step.
@@ -35,8 +33,8 @@ class CacheGroup:
         """
         total = -(-num_tokens // self._block_size)
         num_missing = total - len(held)
-        if self._config.window is not None:
-            # Blocks behind the window come back before a step takes more of them.
+        if self._config.is_bounded:
+            # Blocks behind a window or a chunk come back before a step takes more of them.
             most = self._config.most_blocks(num_tokens, most_new, self._block_size)
             num_missing = min(num_missing, max(0, most - sum(block_id != NULL_BLOCK for block_id in held)))
         revived = sum(block_id != NULL_BLOCK and not self.pool.is_held(block_id) for block_id in held)
@@ -59,9 +57,9 @@ class CacheGroup:
 
         `find` returns the block at a place, if it can be found.
         """
-        if self._config.window is None:
+        if not self._config.is_bounded:
             return next((place for place in range(num_blocks) if find(place) is None), num_blocks)
-        # From the end on: the last place where a request finds all that its window reaches.
+        # From the end on: the last place where a request finds all that it reads.
         end = place = num_blocks
         while place > self.first_wanted(end * self._block_size):
             place -= 1

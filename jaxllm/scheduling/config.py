@@ -10,21 +10,42 @@ SchedulingPolicy = Literal["fcfs", "priority"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupConfig:
-    """The KV cache of the layers whose keys and values have one shape and one window."""
+    """The KV cache of the layers whose keys and values have one shape and reach as far back."""
 
     num_blocks: int
     """All blocks of the pool, the null block 0 counted."""
     window: int | None = None
     """A token reads the keys of so many, itself counted; None for all before it."""
+    attention_chunk: int | None = None
+    """Positions are cut into chunks of so many, and a token reads the keys of its own; None where there are none."""
     tile_blocks: int = 1
     """Attention reads the keys of so many blocks at once, from a multiple of that number on."""
 
+    @property
+    def is_bounded(self) -> bool:
+        """Say whether a request gives blocks back while it runs."""
+        return self.window is not None or self.attention_chunk is not None
+
+    def first_wanted(self, position: int, block_size: int) -> int:
+        """Return the place in a table of the first block that is read for tokens from a position on.
+
+        Kernels read whole tiles of keys, of which a window begins in one. A chunk begins a table of its own.
+        """
+        if self.attention_chunk is not None:
+            return position // self.attention_chunk * self.attention_chunk // block_size
+        if self.window is not None:
+            return max(0, position - self.window + 1) // block_size // self.tile_blocks * self.tile_blocks
+        return 0
+
     def most_blocks(self, max_model_len: int, max_new: int, block_size: int) -> int:
         """Return the most blocks that one request of max_model_len tokens holds, computed max_new tokens at a time."""
-        if self.window is None:
-            return -(-max_model_len // block_size)
-        span = self.window - 1 + max_new + self.tile_blocks * block_size
-        return min(-(-max_model_len // block_size), -(-span // block_size) + 1)
+        most = -(-max_model_len // block_size)
+        if self.attention_chunk is not None:
+            return min(most, self.attention_chunk // block_size)
+        if self.window is not None:
+            span = self.window - 1 + max_new + self.tile_blocks * block_size
+            return min(most, -(-span // block_size) + 1)
+        return most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +100,9 @@ class SchedulerConfig:
         max_chunks = min(self.max_num_seqs, self.max_num_batched_tokens)
         if self.num_rows < max_chunks:
             raise ValueError(f"max_rows must be at least {max_chunks}, one row per chunk, got {self.max_rows}.")
+        for size in self.attention_chunks:
+            if size % self.block_size:
+                raise ValueError(f"block_size must divide attention_chunk={size}, got {self.block_size}.")
         # One request alone must always fit: otherwise preempting all the others could still leave it stuck.
         for group in self.groups:
             needed = group.most_blocks(self.max_model_len, self.max_num_batched_tokens, self.block_size)
@@ -97,8 +121,16 @@ class SchedulerConfig:
                 f"enable_chunked_prefill=False needs max_num_batched_tokens >= max_model_len, "
                 f"got {self.max_num_batched_tokens} < {self.max_model_len}."
             )
+        cut = [size for size in self.attention_chunks if size < self.max_model_len]
+        if cut:
+            raise ValueError(f"attention_chunk={cut[0]} cuts prompts into chunks: it needs enable_chunked_prefill.")
         if self.long_prefill_token_threshold:
             raise ValueError("long_prefill_token_threshold cuts prompts into chunks: it needs enable_chunked_prefill.")
+
+    @property
+    def attention_chunks(self) -> tuple[int, ...]:
+        """Return the sizes of the chunks within which layers attend: no step computes tokens of two for a request."""
+        return tuple(sorted({group.attention_chunk for group in self.groups if group.attention_chunk is not None}))
 
     @property
     def num_rows(self) -> int:

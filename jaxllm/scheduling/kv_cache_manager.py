@@ -19,7 +19,7 @@ from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.request import Request
 
 type GroupBlocks = tuple[array[int], ...]
-"""The blocks of a request in each cache group, in the order of its tokens, null blocks where windows are past them."""
+"""The blocks of a request in each cache group, in the order of its tokens, null blocks where no token to come reads them."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class BlockTable:
     num_registered: int
     """Leading full blocks that were offered to the prefix cache."""
     num_trimmed: list[int]
-    """Leading blocks of each group that the window has left behind."""
+    """Leading blocks of each group that no token to come reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class KVCacheManager:
         num_full, rest = divmod(num_tokens, self.block_size)
         firsts = [group.first_wanted(num_tokens) for group in self.groups]
         if any(trimmed > first for trimmed, first in zip(table.num_trimmed, firsts, strict=True)):
-            return self._nothing  # the donor has gone on, and its window with it
+            return self._nothing  # the donor has gone on, and has given back what is wanted
         each = zip(table.block_ids, firsts, strict=True)
         shared = tuple(array("i", [NULL_BLOCK]) * min(first, num_full) + ids[first:num_full] for ids, first in each)
         if not rest:
@@ -170,7 +170,7 @@ class KVCacheManager:
         return True
 
     def trim(self, table: BlockTable, start: int) -> None:
-        """Give back the blocks that windows leave behind once all tokens before `start` are planned."""
+        """Give back the blocks that windows and chunks leave behind once all tokens before `start` are planned."""
         each = zip(self.groups, table.block_ids, table.num_trimmed, strict=True)
         table.num_trimmed = [group.trim(block_ids, num, start) for group, block_ids, num in each]
 

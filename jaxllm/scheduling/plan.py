@@ -24,8 +24,8 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     previous_row: int | None
     """Row of the step in flight whose sampled token is this chunk's only token; None when token_ids is complete."""
     block_ids: tuple[array[int], ...]
-    """int32, in each cache group a copy of the request's blocks; they cover start + num_tokens positions. Those that a
-    window is past are the null block."""
+    """int32, in each cache group a copy of the request's blocks; they cover start + num_tokens positions. Those that no
+    token from `start` on reads are the null block."""
     samples: bool
     """True if the chunk ends at the request's last token, so that the step samples the next one."""
     num_prompt_tokens: int

@@ -63,6 +63,7 @@ class StepDraft:
         """Donors of the forks that this step admits, in order. Their blocks stay until it is planned: a block that is
         copied must not become the target of another copy."""
         self._threshold = config.long_prefill_token_threshold or config.max_num_batched_tokens
+        self._attention_chunks = config.attention_chunks
         self._count_rows = count_rows
         self._nothing = array("i")
         """The scored ids of all chunks that have none: making one for each takes time."""
@@ -84,9 +85,12 @@ class StepDraft:
     def limit(self, request: Request, start: int, num_missing: int, num_behind: int = 0) -> int:
         """Cut a request's missing tokens to what it may have of a step that is not full; 0 if its rows do not fit.
 
-        A token and a row are kept back for each request behind, as long as this one gets at least a token.
+        A token and a row are kept back for each request behind, as long as this one gets at least a token. Where layers
+        attend within chunks of positions, the tokens are of one such chunk.
         """
         num_tokens = min(num_missing, self._threshold, self.room(num_behind))
+        for size in self._attention_chunks:
+            num_tokens = min(num_tokens, size - start % size)
         scored = request.scored_positions(start, num_tokens)
         num_free = self.num_rows - 1
         num_scored = max(min(1, num_free), num_free - num_behind)

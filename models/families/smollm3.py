@@ -7,8 +7,8 @@ from typing import Any
 
 from ..config import ModelConfig
 from ..family import Family
-from ..fields import read_bool, read_int, read_optional_int
-from ..reading import read_decoder, read_layer_types, read_num_layers, windows_of
+from ..fields import read_bool, read_optional_int
+from ..reading import read_decoder, read_layer_types, read_rotated_layers, windows_of
 from .llama import LLAMA_NAMES
 
 # HF's values for keys that a config.json leaves out.
@@ -42,17 +42,6 @@ def smollm3_config(hf: Mapping[str, Any]) -> ModelConfig:
             "window": windows_of(layer_types, window),
         },
     )
-
-
-def read_rotated_layers(hf: Mapping[str, Any]) -> tuple[bool, ...]:
-    """Say of each layer whether it rotates queries and keys: `no_rope_layers` has a 1 if so, and a 0 if not."""
-    num_layers, given = read_num_layers(hf), hf.get("no_rope_layers")
-    if given is None:
-        interval = read_int(hf, "no_rope_layer_interval", 4)
-        return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
-    if not isinstance(given, list | tuple) or len(given) < num_layers or any(each not in (0, 1) for each in given):
-        raise ValueError(f"no_rope_layers is {given!r}, expected {num_layers} numbers, each 0 or 1")
-    return tuple(each == 1 for each in given[:num_layers])
 
 
 SMOLLM3 = Family(config_from_hf=smollm3_config, names=LLAMA_NAMES)

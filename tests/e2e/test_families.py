@@ -38,9 +38,9 @@ def test_generates_what_hf_does(case: str) -> None:
             for metric in llm.get_metrics()
             if isinstance(metric, Counter) and metric.name == "vllm:num_preemptions"
         ]
-        # Where layers have windows, so few blocks of theirs are left that requests wait for them.
+        # Where layers have windows or chunks, so few blocks of theirs are left that requests wait for them.
         model = build_model(case).config
-        assert preemptions or any(layer.window for layer in model.layers)
+        assert preemptions or any(layer.window or layer.attention_chunk for layer in model.layers)
         longest = goldens[-1:]
         generate(llm, longest, scores=False)
         cached = generate(llm, longest, scores=False)

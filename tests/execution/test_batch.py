@@ -41,7 +41,7 @@ def step(
     masks: dict[int, RowMask] | None = None,
     extra_args: Any = (),
 ):
-    shape = BatchShape(Bucket(*bucket), 6, (query_tile,), row_alignment, extra_args)
+    shape = BatchShape(Bucket(*bucket), 6, (query_tile,), (None,), row_alignment, extra_args)
     plan = StepPlan(step_id=0, chunks=chunks, num_preempted=0)
     inputs = build(plan, shape, BLOCK_SIZE, 70, [(masks or {}).get(row) for row in range(len(chunks))])
     return inputs, unpack(inputs.ints, inputs.floats, shape)
@@ -58,7 +58,7 @@ def test_tokens_lie_end_to_end_and_padding_is_neutral() -> None:
     np.testing.assert_array_equal(
         arrays.placements[0].slots_t, [7 * 4 + 1, 2 * 4 + 2, 2 * 4 + 3, 36, 37, 38, 39] + [0] * 9
     )
-    np.testing.assert_array_equal(arrays.sequences.context_lens_s, [10, 8] + [0] * 6)
+    np.testing.assert_array_equal(arrays.placements[0].context_lens_s, [10, 8] + [0] * 6)
     np.testing.assert_array_equal(arrays.sequences.query_starts_s, [0, 1] + [7] * 6)
     np.testing.assert_array_equal(arrays.sequences.query_ends_s, [1] + [7] * 7)
     np.testing.assert_array_equal(arrays.placements[0].block_tables_sm[:2], [[3, 1, 7, 0, 0, 0], [2, 9, 0, 0, 0, 0]])

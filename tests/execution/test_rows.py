@@ -99,7 +99,7 @@ def test_a_field_that_a_record_gets_is_packed_without_another_word() -> None:
 
 def test_the_step_reads_what_the_host_wrote() -> None:
     """Each array of every record gets numbers of its own, through views, and comes out of traced buffers."""
-    shape = BatchShape(Bucket(16, 8), 6, (4,), 1, (("target", -1), ("scale", 2.0)))
+    shape = BatchShape(Bucket(16, 8), 6, (4,), (None,), 1, (("target", -1), ("scale", 2.0)))
     ints, floats, arrays = allocate(shape)
     assert [arrays.sampling.top_p_s[0], arrays.rules.extra_args["scale"][0]] == [1.0, 2.0]
     assert not arrays.sampling.top_k_s.any()

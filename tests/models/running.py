@@ -62,20 +62,23 @@ class Runner:
     ) -> None:
         self.model, self.params = model, params
         self.attentions: list[Any] = [attention or attention_of(group) for group in model.plan.groups]
-        step = jax.jit(self._step).lower(params, empty_pools(model.config), *chunk_inputs(np.zeros(1, np.int32), 0, 1))
+        step = jax.jit(self._step).lower(params, empty_pools(model.config), *self.inputs(np.zeros(1, np.int32), 0, 1))
         self.step = step.compile(compiler_options=QUICK_COMPILE)
 
     def whole(self, golden: Golden) -> np.ndarray:
-        """Return log-probabilities [tokens, v] of prompt and decodes run as one chunk."""
-        logprobs, _ = self.run(empty_pools(self.model.config), golden.sequence, 0, len(golden.prompt))
-        return logprobs
+        """Return log-probabilities [tokens, v] of prompt and decodes run as one chunk, or as the model's own chunks."""
+        pools, logprobs = empty_pools(self.model.config), []
+        for start, ids in self.cut(golden.sequence, ROWS):
+            some, pools = self.run(pools, ids, start, len(golden.prompt))
+            logprobs.append(some)
+        return np.concatenate(logprobs)
 
     def incremental(self, golden: Golden, chunk: int) -> tuple[np.ndarray, np.ndarray]:
         """Run the prompt in chunks, then decode greedily; return log-probabilities [decodes, v] and tokens."""
         pools, prompt_len = empty_pools(self.model.config), len(golden.prompt)
         logprobs = np.zeros((0, 0), np.float32)
-        for start in range(0, prompt_len, chunk):
-            logprobs, pools = self.run(pools, golden.prompt[start : start + chunk], start, prompt_len)
+        for start, ids in self.cut(golden.prompt, chunk):
+            logprobs, pools = self.run(pools, ids, start, prompt_len)
         steps, tokens = [logprobs[-1]], [int(logprobs[-1].argmax())]
         while len(tokens) < len(golden.tokens):
             position = prompt_len + len(tokens) - 1
@@ -88,14 +91,23 @@ class Runner:
         self, pools: tuple[KVPool, ...], token_ids: np.ndarray, start: int, prompt_len: int
     ) -> tuple[np.ndarray, tuple[KVPool, ...]]:
         """Run one chunk; return log-probabilities [tokens, v] and the pools."""
-        tokens, attention = chunk_inputs(token_ids, start, prompt_len)
-        logprobs, pools = self.step(self.params, pools, tokens, attention)
+        logprobs, pools = self.step(self.params, pools, *self.inputs(token_ids, start, prompt_len))
         return np.asarray(logprobs)[: len(token_ids)], pools
 
+    def cut(self, token_ids: np.ndarray, chunk: int) -> list[tuple[int, np.ndarray]]:
+        """Return chunks of so many tokens at most, with their first positions; none is of two of the model's own."""
+        sizes = {chunk, *(group.attention_chunk or chunk for group in self.model.plan.groups)}
+        starts = sorted({start for size in sizes for start in range(0, len(token_ids), size)})
+        return list(zip(starts, np.split(token_ids, starts[1:]), strict=True))
+
+    def inputs(self, token_ids: np.ndarray, start: int, prompt_len: int) -> tuple[TokenBatch, list[AttentionBatch]]:
+        """Return a chunk's tokens, and the batch of each cache group."""
+        tokens, attention = chunk_inputs(token_ids, start, prompt_len)
+        return tokens, [within_chunk(attention, group.attention_chunk, start) for group in self.model.plan.groups]
+
     def _step(
-        self, params: Mapping[str, Any], pools: tuple[KVPool, ...], tokens: TokenBatch, attention: AttentionBatch
+        self, params: Mapping[str, Any], pools: tuple[KVPool, ...], tokens: TokenBatch, batches: list[AttentionBatch]
     ) -> tuple[Array, tuple[KVPool, ...]]:
-        batches = [attention] * len(self.attentions)
         hidden_td, pools = self.model.forward(params, pools, tokens, batches, attention=self.attentions)
         return jax.nn.log_softmax(self.model.logits(params, hidden_td, hidden_td.shape[0])), pools
 
@@ -142,6 +154,16 @@ def chunk_inputs(token_ids: np.ndarray, start: int, prompt_len: int) -> tuple[To
         num_tiles=int32(len(tile_rows)),
     )
     return tokens, attention
+
+
+def within_chunk(attention: AttentionBatch, size: int | None, start: int) -> AttentionBatch:
+    """Return the batch of tokens from a position on as layers see it that attend within chunks of `size`, if any."""
+    if size is None:
+        return attention
+    first = start // size * size
+    blocks = np.asarray(BLOCK_IDS[first // BLOCK_SIZE :])
+    tables = int32([np.pad(blocks, (0, len(BLOCK_IDS) - len(blocks)))])
+    return attention._replace(block_tables_sm=tables, context_lens_s=attention.context_lens_s - first)
 
 
 def _read(array: ArraySpec, tensors: Mapping[str, np.ndarray]) -> np.ndarray:

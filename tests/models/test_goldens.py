@@ -9,12 +9,12 @@ import pytest
 
 from jaxllm.models import LayerLoop
 from tests.models.dense import dense_attention
-from tests.models.running import Runner, build_model, chunk_inputs, empty_pools, load
+from tests.models.running import Runner, build_model, empty_pools, load
 from tests.models.tiny import read_goldens, read_tensors
 
 TOLERANCE = 1e-4
 NOTICED = 1e-2
-FEW = ["gemma3", "llama3_tied", "llama_rope_dynamic"]
+FEW = ["gemma3", "llama3_tied", "llama_rope_dynamic", "llama4"]
 
 
 @cache
@@ -53,9 +53,9 @@ def test_stand_in_matches_hf(case: str) -> None:
 def test_dynamic_rope_depends_on_the_prompt_length() -> None:
     golden = read_goldens("llama_rope_dynamic")[-1]
     run = runner("llama_rope_dynamic")
-    tokens, attention = chunk_inputs(golden.sequence, 0, len(golden.prompt))
+    tokens, batches = run.inputs(golden.sequence, 0, len(golden.prompt))
     tokens = tokens._replace(rope_lengths_t=tokens.positions_t + 1)
-    logprobs, _ = run.step(run.params, empty_pools(run.model.config), tokens, attention)
+    logprobs, _ = run.step(run.params, empty_pools(run.model.config), tokens, batches)
     last = np.asarray(logprobs)[len(golden.sequence) - 1]
     assert np.abs(last - golden.logprobs[-1]).max() > NOTICED
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm.models import Model, ModelConfig, RopeConfig
+from jaxllm.models import LayerSpec, Model, ModelConfig, RopeConfig
 from tests.models.dense import dense_attention
 from tests.models.running import Runner, build_model, load
 from tests.models.tiny import read_goldens, read_tensors
@@ -30,6 +30,11 @@ def without_windows(cfg: ModelConfig) -> ModelConfig:
 
 def with_longer_windows(cfg: ModelConfig) -> ModelConfig:
     return replace(cfg, layers=tuple(replace(each, window=each.window and each.window + 1) for each in cfg.layers))
+
+
+def with_longer_chunks(cfg: ModelConfig) -> ModelConfig:
+    layers = (replace(each, attention_chunk=each.attention_chunk and 2 * each.attention_chunk) for each in cfg.layers)
+    return replace(cfg, layers=tuple(layers))
 
 
 def with_plain_rope(cfg: ModelConfig) -> ModelConfig:
@@ -77,8 +82,25 @@ def experts_without(**fields: object) -> Change:
     return change
 
 
+def counted_from_0(layer: LayerSpec) -> LayerSpec:
+    return replace(layer, query_scaling=layer.query_scaling and replace(layer.query_scaling, first=0))
+
+
 FEATURES: dict[tuple[str, str], Change] = {
     ("llama2", "untied"): without(tie_word_embeddings=True),
+    ("llama4", "chunks"): layers_without(attention_chunk=None),
+    ("llama4", "exact chunks"): with_longer_chunks,
+    ("llama4", "query scaling"): layers_without(query_scaling=None),
+    ("llama4", "first position is 1"): lambda cfg: replace(cfg, layers=tuple(map(counted_from_0, cfg.layers))),
+    ("llama4", "qk norm"): layers_without(qk_unit_norm=False),
+    ("llama4", "layers without positions"): layers_without(rope=0),
+    ("llama4", "neighbours are pairs"): lambda cfg: with_rope(cfg, interleaved=False),
+    ("llama4", "rope"): lambda cfg: with_rope(cfg, rope_type="default"),
+    ("llama4", "weights of inputs"): experts_without(scales_inputs=False),
+    ("llama4", "sigmoid"): experts_without(sigmoid=False),
+    ("llama4", "shared expert"): experts_without(shared_size=None),
+    ("llama4_multimodal", "untied"): without(tie_word_embeddings=True),
+    ("llama4_multimodal", "no qk norm"): layers_without(qk_unit_norm=True),
     ("llama_bias", "qkv bias"): layers_without(qkv_bias=False),
     ("llama_bias", "o bias"): layers_without(o_bias=False),
     ("llama_bias", "mlp bias"): layers_without(mlp_bias=False),
