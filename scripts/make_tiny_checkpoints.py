@@ -273,7 +273,7 @@ def llama4_text(**changes: Any) -> Any:
 
 def llama4() -> Any:
     """Return a multimodal Llama 4 config without norms of queries and keys; its vision tower is as small as it gets."""
-    vision = {name: 8 for name in ("projector_input_dim", "projector_output_dim", "vision_output_dim")}
+    vision = dict.fromkeys(("projector_input_dim", "projector_output_dim", "vision_output_dim"), 8)
     vision |= {"image_size": 28, "patch_size": 14}
     return transformers.Llama4Config(
         text_config=llama4_text(num_hidden_layers=2, no_rope_layer_interval=2, use_qk_norm=False),

@@ -15,7 +15,7 @@ from jaxllm.scheduling.config import GroupConfig
 class CacheGroup:
     """The blocks of one group: which of a table's are wanted at a position, and which can be found.
 
-    A table has an entry for each block of the request's tokens: the null block for those that a window or a chunk is past.
+    A table has an entry for each block of the request's tokens: the null block for those that no token to come reads.
     """
 
     def __init__(self, config: GroupConfig, block_size: int, residency: BlockResidency | None) -> None:

@@ -19,7 +19,8 @@ from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.request import Request
 
 type GroupBlocks = tuple[array[int], ...]
-"""The blocks of a request in each cache group, in the order of its tokens, null blocks where no token to come reads them."""
+"""The blocks of a request in each cache group, in the order of its tokens; the null block in place of those that no
+token to come reads."""
 
 
 @dataclass(slots=True)

@@ -20,6 +20,15 @@ WORK = Work(
 )  # fmt: skip
 
 
+def test_chunks_bound_keys_and_pairs():
+    layer = LayerWork(None, kv_bytes=2.0, pair_flops=10, attention_chunk=8)
+    for length in (1, 7, 8, 9, 16, 21):
+        seen = [position % 8 + 1 for position in range(length)]
+        assert (layer.num_keys(length), layer.num_pairs(length)) == (seen[-1], sum(seen))
+    work = replace(WORK, layers=(layer, layer))
+    assert work.prefill(21).tokens_per_second == pytest.approx(21 / ((21 * 900 + 100 + 2 * 10 * 87) / (2 * 5000.0)))
+
+
 def test_decode_is_bound_by_what_is_read():
     bound = WORK.decode(4, 20)
     read = 400 + 4 * (20 + 8 + 20) * 2.0  # 784 bytes: 0.784 s

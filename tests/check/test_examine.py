@@ -29,7 +29,7 @@ from jaxllm.loading.open import open_config
 from pallas_kernels.paged_attention import PagedAttention
 from tests.check.support import MODEL, TOY, add_toy, engine_args
 from tests.e2e.inside import core_of
-from tests.models.tiny import read_hf_config
+from tests.models.tiny import folder, read_hf_config
 
 
 @pytest.fixture(autouse=True)
@@ -101,6 +101,25 @@ def test_the_table_names_what_was_found(report: Report):
     assert text.startswith(f"FITS: {MODEL} (LlamaForCausalLM) on toy:1x1, 1 of 1 device (cpu)\n")
     assert f"{report.memory.num_blocks:,} KV blocks of 16 tokens" in text
     assert "Bounds, not predictions" in text
+
+
+def test_the_table_says_how_far_back_layers_attend(report: Report):
+    [group] = report.memory.groups
+    bounded = [dataclasses.replace(group, window=1024), dataclasses.replace(group, attention_chunk=8192)]
+    text = render(dataclasses.replace(report, memory=dataclasses.replace(report.memory, groups=[group, *bounded])))
+    for reach in ("", ", window 1,024", ", within chunks of 8,192"):
+        assert f"KV blocks of 16 tokens{reach}, {group.block:,} bytes each" in text
+
+
+def test_layers_that_attend_within_chunks_have_fewer_blocks(any_processor: None):
+    args = engine_args(model=str(folder("llama4")), max_num_seqs=2, max_num_batched_tokens=16)
+    report = examine(args, "toy:1x1")
+    chunked, full = report.memory.groups
+    assert (chunked.num_layers, chunked.attention_chunk, full.num_layers, full.attention_chunk) == (3, 32, 1, None)
+    assert chunked.block == 3 * full.block
+    # A sequence reads the 2 blocks of a chunk at most, and a step has a block: with a quarter more, and the null block.
+    assert (chunked.num_blocks, full.num_blocks) == (1 + 7, report.memory.num_blocks)
+    assert report.memory.kv_cache == chunked.num_blocks * chunked.block + full.num_blocks * full.block
 
 
 def test_the_table_shows_collectives_and_notes(report: Report):

@@ -23,7 +23,7 @@ REPORT: dict[str, Any] = {
     "engine": {"block_size": 64},
     "memory": MemoryReport(
         limit=9, params=3, scratch=1, num_blocks=2, kv_cache=4, replicated_params=[],
-        groups=[GroupReport(num_layers=2, window=None, num_blocks=2, block=2)],
+        groups=[GroupReport(num_layers=2, window=None, attention_chunk=None, num_blocks=2, block=2)],
     ),
 }  # fmt: skip
 

@@ -516,6 +516,22 @@ def test_layers_that_borrow_keys_and_values_take_no_room() -> None:
     assert sizes == [(2, 24, 16), (1, None, 32)]
 
 
+def test_layers_that_attend_within_chunks() -> None:
+    def sizes(**fields: Any) -> list[tuple[int, int | None]]:
+        config = resolve(folder("llama4"), skip_tokenizer_init=True, **fields)
+        return [(group.num_layers, group.attention_chunk) for group in config.kv_groups]
+
+    assert sizes(block_size=16) == [(3, 32), (1, None)]
+    assert sizes(max_model_len=32) == [(4, None)], "no sequence leaves its chunk"
+    with pytest.raises(VLLMValidationError, match=r"block_size=128 must divide 32.*attention_chunk_size") as error:
+        sizes()
+    assert error.value.parameter == "block_size"
+    with pytest.raises(VLLMValidationError, match=r"chunks of 32 tokens.*max_model_len to 32 or less") as error:
+        sizes(block_size=16, enable_chunked_prefill=False)
+    assert error.value.parameter == "enable_chunked_prefill"
+    assert sizes(max_model_len=32, enable_chunked_prefill=False) == [(4, None)]
+
+
 def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("JAXLLM_CACHE", str(tmp_path))
     assert default_cache_dir() == str(tmp_path)

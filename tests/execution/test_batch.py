@@ -40,8 +40,10 @@ def step(
     row_alignment: int = 1,
     masks: dict[int, RowMask] | None = None,
     extra_args: Any = (),
+    attention_chunks: tuple[int | None, ...] = (None,),
 ):
-    shape = BatchShape(Bucket(*bucket), 6, (query_tile,), (None,), row_alignment, extra_args)
+    tiles = (query_tile,) * len(attention_chunks)
+    shape = BatchShape(Bucket(*bucket), 6, tiles, attention_chunks, row_alignment, extra_args)
     plan = StepPlan(step_id=0, chunks=chunks, num_preempted=0)
     inputs = build(plan, shape, BLOCK_SIZE, 70, [(masks or {}).get(row) for row in range(len(chunks))])
     return inputs, unpack(inputs.ints, inputs.floats, shape)
@@ -154,6 +156,33 @@ def test_random_plans_equal_a_loop(alignment: int) -> None:
         rows = np.stack([attention.tile_seqs_i, attention.tile_rows_i], axis=1)[: attention.num_tiles].tolist()
         ends = attention.query_ends_s.tolist()
         assert covered == [row for seq, first in rows for row in range(first, min(first + 3, ends[seq]))]
+
+
+def test_a_token_attends_from_its_chunks_beginning_to_itself() -> None:
+    rng, size = np.random.default_rng(0), 8
+    for _ in range(50):
+        chunks, tables = [], []
+        for length in sorted(rng.integers(1, size + 1, 5).tolist(), key=lambda length: length > 1):
+            start = int(rng.integers(0, 3)) * size + int(rng.integers(0, size - length + 1))
+            blocks = rng.permutation(np.arange(1, 40))[: -(-(start + length) // BLOCK_SIZE)].tolist()
+            behind = start // size * size // BLOCK_SIZE
+            tables.append((blocks, [0] * behind + blocks[behind:]))
+            of_groups = tuple(array("i", blocks) for blocks in tables[-1])
+            chunks.append(make_chunk(str(len(chunks)), start, [7] * length, [], block_ids=of_groups))
+        _, arrays = step(*chunks, bucket=(64, 8), attention_chunks=(None, size))
+        for group, placement in enumerate(arrays.placements):
+            batch = placement.batch(arrays.sequences)
+            for seq, chunk in enumerate(chunks):
+                of_seq = [block * BLOCK_SIZE + i for block in tables[seq][group] for i in range(BLOCK_SIZE)]
+                shown = [block * BLOCK_SIZE + i for block in batch.block_tables_sm[seq] for i in range(BLOCK_SIZE)]
+                first_row, end_row = batch.query_starts_s[seq], batch.query_ends_s[seq]
+                for position, row in enumerate(range(first_row, end_row), chunk.start):
+                    num_seen = batch.context_lens_s[seq] - (end_row - 1 - row)
+                    first = position // size * size if group else 0
+                    assert shown[:num_seen] == of_seq[first : position + 1]
+                    assert batch.slots_t[row] == of_seq[position]
+                    assert arrays.tokens.positions_t[row] == position
+                assert arrays.sampling.positions_s[seq] == chunk.start + len(chunk.token_ids)
 
 
 @pytest.mark.parametrize("least", [4, 8, 16])

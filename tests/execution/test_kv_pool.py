@@ -80,3 +80,13 @@ def test_windows_take_no_more_than_all_sequences_do_nor_than_the_others() -> Non
         assert most == 0 or layout.bytes(most) <= num_bytes
         assert layout.bytes(most + 1) > num_bytes
     assert replace(layout, groups=(window,)).num_blocks(77) == (77,)
+
+
+def test_chunks_take_no_more_than_all_sequences_do() -> None:
+    full, chunk = replace(make_group(), num_layers=1), replace(make_group(5), attention_chunk=64)
+    layout = replace(LAYOUT, groups=(full, chunk), max_model_len=10_000, max_num_batched_tokens=64)
+    # One request has the blocks of a chunk at most, whatever a step has.
+    assert layout.num_blocks(300) == (300, 1 + math.ceil(1.25 * (4 * 4 + 4)))
+    assert layout.num_blocks(60) == (60, 1 + 60 // 5)
+    assert layout.num_blocks(10) == (10, 1 + 4)
+    assert replace(layout, groups=(chunk,)).num_blocks(77) == (77,)

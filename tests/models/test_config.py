@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from jaxllm.models import ModelConfig, QueryScaling, RopeConfig, get_family
+from jaxllm.models.config import MoESpec
 from tests.models.tiny import CASES, read_hf_config
 
 SIZES = {
@@ -188,6 +189,83 @@ def test_smollm3_rotates_three_layers_of_four() -> None:
     assert windows(slides) == (None, None, None, 32)
 
 
+# As on the hub, but for what a text model does not read.
+LLAMA4_SCOUT = {
+    "attn_scale": 0.1,
+    "attn_temperature_tuning": 4,
+    "floor_scale": 8192,
+    "for_llm_compressor": False,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 5120,
+    "interleave_moe_layer_step": 1,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16_384,
+    "max_position_embeddings": 10_485_760,
+    "model_type": "llama4_text",
+    "no_rope_layers": [],
+    "num_attention_heads": 40,
+    "num_experts_per_tok": 1,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 8,
+    "num_local_experts": 16,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 16.0,
+        "high_freq_factor": 1.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500_000.0,
+    "use_qk_norm": True,
+    "vocab_size": 202_048,
+}
+
+
+def test_llama4_scout() -> None:
+    config = get_family("Llama4ForConditionalGeneration").read_config({"text_config": LLAMA4_SCOUT})
+    assert config.architecture == "Llama4ForConditionalGeneration"
+    local, everywhere = config.layers[0], config.layers[3]
+    assert config.layers == (local, local, local, everywhere) * 12
+    assert (local.attention_chunk, local.rope, local.qk_unit_norm, local.query_scaling) == (8192, 0, True, None)
+    assert (everywhere.attention_chunk, everywhere.rope, everywhere.qk_unit_norm) == (None, None, False)
+    assert everywhere.query_scaling == QueryScaling(0.1, 8192, first=1)
+    sizes = {"num_experts": 16, "top_k": 1, "intermediate_size": 8192, "shared_size": 8192}
+    assert local.moe == everywhere.moe == MoESpec(**sizes, sigmoid=True, scales_inputs=True)
+    assert (config.ropes[0].interleaved, config.ropes[0].factor, config.tie_word_embeddings) == (True, 16.0, False)
+    assert {layer.attention_chunk for layer in config.within(8192).layers} == {None}
+    assert {layer.attention_chunk for layer in config.within(8193).layers} == {None, 8192}
+
+
+def test_llama4_layers() -> None:
+    config = read(
+        "Llama4ForCausalLM",
+        num_key_value_heads=2,
+        interleave_moe_layer_step=2,
+        use_qk_norm=False,
+        attn_temperature_tuning=False,
+    )
+    assert [layer.moe is None for layer in config.layers] == [True, False, True, False]
+    assert {layer.intermediate_size for layer in config.layers} == {16_384}
+    assert {(layer.qk_unit_norm, layer.query_scaling) for layer in config.layers} == {(False, None)}
+    given = read("Llama4ForCausalLM", num_key_value_heads=2, moe_layers=[0, 7], no_rope_layers=[0, 1, 1, 0])
+    assert [layer.moe is None for layer in given.layers] == [False, True, True, True]
+    assert [layer.attention_chunk for layer in given.layers] == [None, 8192, 8192, None]
+    types = ["full_attention"] * 3 + ["chunked_attention"]
+    dense = read(
+        "Llama4ForCausalLM",
+        num_key_value_heads=2,
+        moe_layers=[],
+        num_local_experts=0,
+        layer_types=types,
+        attention_chunk_size=64,
+    )
+    assert [layer.moe for layer in dense.layers] == [None] * 4
+    assert [layer.attention_chunk for layer in dense.layers] == [None] * 3 + [64]
+    assert [layer.rope for layer in dense.layers] == [0, 0, 0, None]
+
+
 @pytest.mark.parametrize("name", ["su", "yarn", "longrope"])
 def test_phi3_has_one_scaling_of_several_names(name: str) -> None:
     config = read("Phi3ForCausalLM", rope_scaling=LONGROPE | {"type": name}, max_position_embeddings=131_072)
@@ -317,6 +395,14 @@ def test_wrapper_follows_the_checkpoint_on_tying() -> None:
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0]}, "no_rope_layers"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 2, 1]}, "no_rope_layers"),
         ("SmolLM3ForCausalLM", {"layer_types": ["sliding_attention"] * 4}, "use_sliding_window"),
+        ("Llama4ForCausalLM", {"num_experts_per_tok": 2}, "num_experts_per_tok is 2; weights of inputs need 1"),
+        ("Llama4ForCausalLM", {"layer_types": ["sliding_attention"] * 4}, "layer_types sliding_attention are not"),
+        ("Llama4ForCausalLM", {"attention_chunk_size": None}, "attention_chunk_size is missing"),
+        ("Llama4ForCausalLM", {"attn_temperature_tuning": "yes"}, "attn_temperature_tuning is 'yes'"),
+        ("Llama4ForCausalLM", {"no_rope_layers": [1, 0]}, "no_rope_layers"),
+        ("Llama4ForCausalLM", {"moe_layers": [-1]}, "moe_layers is"),
+        ("Llama4ForCausalLM", {"interleave_moe_layer_step": 0}, "interleave_moe_layer_step is 0"),
+        ("Llama4ForConditionalGeneration", {"text_config": {"model_type": "llama"}}, "only llama4_text is supported"),
         ("Phi3ForCausalLM", {"attention_bias": True}, "attention_bias"),
         ("Phi3ForCausalLM", {"lm_head_bias": True}, "lm_head_bias"),
         ("Phi3ForCausalLM", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "only longrope"),

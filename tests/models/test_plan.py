@@ -65,3 +65,12 @@ def test_a_layer_that_borrows_keys_and_values_has_no_place_in_the_cache_of_its_o
     assert plan.layers_of == ((0, 1, 3), (2, 4), (5, 6, 8), (7, 9))
     assert [plan.cache_layers(kind) for kind in range(4)] == [(0, (0, 1, 2)), (1, (0, 1)), (0, (2, 2, 2)), (1, (1, 1))]
     assert not LayerPlan(tuple(own)).lending_groups
+
+
+def test_chunks_are_a_cache_group_of_their_own() -> None:
+    sizes = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 2, "intermediate_size": 4, "scale": 1.0}
+    layers = [LayerSpec(**sizes, attention_chunk=8), LayerSpec(**sizes, window=8), LayerSpec(**sizes)]
+    groups = LayerPlan((*layers, *layers)).groups
+    assert [(group.window, group.attention_chunk) for group in groups] == [(None, 8), (8, None), (None, None)]
+    with pytest.raises(ValueError, match="a window of 8 and chunks of 4"):
+        LayerSpec(**sizes, window=8, attention_chunk=4)

@@ -56,6 +56,16 @@ def test_longrope_goes_by_the_length_of_each_sequence() -> None:
     np.testing.assert_allclose(sin, np.sin(angles), rtol=0, atol=1e-5)
 
 
+def test_no_wave_is_between_long_and_short_ones_if_their_bounds_are_one() -> None:
+    rope = RopeConfig(
+        rope_type="llama3", factor=16.0, low_freq_factor=1.0, high_freq_factor=1.0, original_max_position_embeddings=64
+    )
+    plain = frequencies(RopeConfig(), 64)
+    expected = np.where(2 * np.pi / plain > 64, plain / 16, plain)
+    np.testing.assert_array_equal(frequencies(rope, 64), expected)
+    assert len({1.0, 16.0} & set((plain / expected).tolist())) == 2
+
+
 @pytest.mark.parametrize(("first", "steps"), [(0, [0, 0, 1, 1, 4]), (1, [0, 1, 1, 2, 4])])
 def test_queries_grow_with_each_length_that_is_behind_them(first: int, steps: list[int]) -> None:
     scale = query_scale(QueryScaling(0.1, 8192, first), jnp.asarray([0, 8191, 8192, 16_383, 32_768], jnp.int32))

@@ -29,14 +29,14 @@ NOT_SAMPLED = -7
 MAX_OVERLAP = 2
 
 
-def make_config(*, num_blocks: int = 129, windows: Iterable[GroupConfig] = (), **changes: object) -> SchedulerConfig:
-    """Return a roomy configuration with `changes` applied: a group of `num_blocks` without a window, and `windows`."""
+def make_config(*, num_blocks: int = 129, others: Iterable[GroupConfig] = (), **changes: object) -> SchedulerConfig:
+    """Return a roomy configuration with `changes` applied: a group of `num_blocks` that keeps all, and `others`."""
     settings: dict[str, object] = {
         "max_num_seqs": 8,
         "max_num_batched_tokens": 64,
         "max_model_len": 64,
         "block_size": 4,
-        "groups": (GroupConfig(num_blocks=num_blocks), *windows),
+        "groups": (GroupConfig(num_blocks=num_blocks), *others),
     }
     return SchedulerConfig(**{**settings, **changes})  # pyright: ignore[reportArgumentType]
 
@@ -241,6 +241,9 @@ class FakeDevice:
                 context.extend(digests[block_id * size : (block_id + 1) * size])
             tile = size * group.tile_blocks
             first = 0 if group.window is None else max(0, chunk.start - group.window + 1) // tile * tile
+            if group.attention_chunk is not None:
+                first = chunk.start - chunk.start % group.attention_chunk
+                assert end <= first + group.attention_chunk, f"{chunk.request_id} attends within two chunks at once"
             assert context[first:end] == truth.digests[first:end], f"{chunk.request_id} reads a slot with wrong content"
             contexts.append(context)
         context = contexts[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from jaxllm.scheduling.config import GroupConfig
 from jaxllm.scheduling.plan import StepPlan
 from jaxllm.scheduling.step_draft import InFlight, tally
 from tests.scheduling.simulation import Simulation, make_config, make_request, state_of
@@ -49,6 +50,60 @@ def test_one_request_gets_at_most_the_threshold():
     for name in "abc":
         simulation.add(make_request(name, 20))
     assert shape(simulation.plan()) == [("a", 0, 6), ("b", 0, 6), ("c", 0, 4)]
+
+
+def test_no_step_is_of_two_chunks():
+    chunks = [GroupConfig(num_blocks=33, attention_chunk=size) for size in (12, 20)]
+    simulation = Simulation(make_config(max_num_batched_tokens=16, others=chunks))
+    simulation.add(make_request("a", 26, max_tokens=16))
+    shapes = []
+    while simulation.scheduler.has_unfinished_requests():
+        shapes += shape(simulation.plan())
+        simulation.commit()
+    assert shapes[:4] == [("a", 0, 12), ("a", 12, 8), ("a", 20, 4), ("a", 24, 2)]
+    assert shapes[4:] == [("a", position, 1) for position in range(26, 41)]
+
+
+def test_a_step_gives_another_request_what_a_chunk_leaves():
+    simulation = Simulation(
+        make_config(max_num_batched_tokens=32, others=[GroupConfig(num_blocks=33, attention_chunk=12)])
+    )
+    simulation.add(make_request("a", 20))
+    simulation.add(make_request("b", 30))
+    assert shape(simulation.plan()) == [("a", 0, 12), ("b", 0, 12)]
+    simulation.commit()
+    assert shape(simulation.plan()) == [("a", 12, 8), ("b", 12, 12)]
+
+
+@pytest.mark.parametrize(("num_known", "num_wanted"), [(24, 0), (28, 1), (32, 2), (35, 2), (36, 0)])
+def test_a_hit_needs_the_blocks_of_its_last_chunk(num_known: int, num_wanted: int):
+    simulation = Simulation(make_config(others=[GroupConfig(num_blocks=33, attention_chunk=12)]))
+    prompt = list(range(40))
+    simulation.add(make_request("a", prompt[:num_known], max_tokens=1))
+    simulation.run()
+    simulation.add(make_request("b", prompt))
+    plan = simulation.plan()
+    assert plan is not None
+    num_cached = num_known // 4 * 4
+    assert plan.chunks[0].start == num_cached
+    _, block_ids = plan.chunks[0].block_ids
+    first = num_cached // 4 - num_wanted
+    assert not any(block_ids[:first])
+    assert all(block_ids[first:])
+    assert simulation.scheduler.cache.groups[1].pool.num_in_use == len(block_ids) - first
+
+
+def test_blocks_of_a_chunk_come_back_with_the_next_one():
+    simulation = Simulation(make_config(others=[GroupConfig(num_blocks=4, attention_chunk=12)]))
+    simulation.add(make_request("a", 20, max_tokens=40))
+    num_in_use = []
+    while simulation.scheduler.has_unfinished_requests():
+        simulation.plan()
+        num_in_use.append(simulation.scheduler.cache.groups[1].pool.num_in_use)
+        simulation.commit()
+    # 12 tokens, then 8, then one at a time: the ends of the steps are those of 1 to 3 blocks.
+    ends = [12, 20, *range(21, 60)]
+    assert num_in_use == [(end - 1) % 12 // 4 + 1 for end in ends]
 
 
 def test_a_long_prompt_leaves_a_token_to_those_behind_it():

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from jaxllm.messages import EngineCoreRequest
+from jaxllm.scheduling.config import GroupConfig
 from tests.scheduling.simulation import EOS, Simulation, make_config, make_request
 
 TINY: dict[str, Any] = {"num_blocks": 17, "max_num_seqs": 6, "max_num_batched_tokens": 12, "max_rows": 8}
@@ -70,6 +71,13 @@ def workload(seed: int, num_requests: int = 14) -> list[EngineCoreRequest]:
             "enable_chunked_prefill": False,
             "max_model_len": 59,
         },
+        {**TINY, "others": [GroupConfig(num_blocks=7, attention_chunk=12)]},
+        {
+            **TINY,
+            "max_num_batched_tokens": 28,
+            "row_alignment": 8,
+            "others": [GroupConfig(num_blocks=5, attention_chunk=16), GroupConfig(num_blocks=17, window=9)],
+        },
     ],
     ids=[
         "roomy",
@@ -82,6 +90,8 @@ def workload(seed: int, num_requests: int = 14) -> list[EngineCoreRequest]:
         "alone",
         "aligned",
         "aligned-whole",
+        "chunks",
+        "chunks-and-windows",
     ],
 )
 def test_tokens_equal_the_sequential_result(changes: dict, caching: bool, policy: str, overlap: int):

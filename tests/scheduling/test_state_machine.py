@@ -52,6 +52,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_spare_rows=st.sampled_from([0, 1, 3, 30]),
         tracks_all=st.booleans(),
         windows=st.lists(st.tuples(st.integers(1, 30), st.sampled_from([1, 1, 2, 4])), max_size=2),
+        chunk_blocks=st.lists(st.integers(1, 6), max_size=2),
     )
     def start(
         self,
@@ -65,17 +66,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_spare_rows: int,
         tracks_all: bool,
         windows: list[tuple[int, int]],
+        chunk_blocks: list[int],
     ) -> None:
         is_whole = mode == "whole"
         budget = MAX_MODEL_LEN if is_whole else budget
         groups = [GroupConfig(num_blocks=1, window=window, tile_blocks=tile) for window, tile in windows]
+        chunks = [num * block_size for num in chunk_blocks if not is_whole or num * block_size >= MAX_MODEL_LEN]
+        groups += [GroupConfig(num_blocks=1, attention_chunk=chunk) for chunk in chunks]
         config = make_config(
             policy=policy,
             block_size=block_size,
             num_blocks=1 - (-MAX_MODEL_LEN // block_size) + num_spare_blocks,
             max_num_seqs=max_num_seqs,
             max_model_len=MAX_MODEL_LEN,
-            windows=[
+            others=[
                 replace(each, num_blocks=1 + each.most_blocks(MAX_MODEL_LEN, budget, block_size) + num_spare_blocks)
                 for each in groups
             ],
@@ -180,8 +184,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.seen["row continued on the device"] += sum(chunk.previous_row is not None for chunk in plan.chunks)
 
             self.seen["copy"] += sum(map(len, plan.copies))
-            tables = [block_ids for chunk in plan.chunks for block_ids in chunk.block_ids]
-            self.seen["block behind a window"] += sum(block_ids.count(NULL_BLOCK) for block_ids in tables)
+            for group, config in enumerate(self.simulation.config.groups):
+                num_behind = sum(chunk.block_ids[group].count(NULL_BLOCK) for chunk in plan.chunks)
+                self.seen["block behind a window"] += num_behind * (config.window is not None)
+                self.seen["block behind a chunk"] += num_behind * (config.attention_chunk is not None)
             self.seen["table taken over"] += self.num_taken_over(plan)
             self.seen["scored row"] += plan.num_rows - len(plan.chunks)
             self.seen["counts filled"] += sum(chunk.history is not None for chunk in plan.chunks)
@@ -262,6 +268,7 @@ def test_the_laws_hold_in_any_order_of_events(monkeypatch: pytest.MonkeyPatch):
         "cache reset refused",
         "copy",
         "block behind a window",
+        "block behind a chunk",
         "scored row",
         "counts filled",
         "commit wanted",
