@@ -34,7 +34,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.stages import Compiled
-from shapes import MODELS
+from shapes import MODELS, with_layers
 
 from jaxllm.check.hlo import count_collectives
 from jaxllm.config.arguments import EngineArguments
@@ -119,7 +119,7 @@ def attention_of(compiler: StepCompiler) -> str:
 
 def make_compiler(name: str, platform: str, mesh: Mesh, num_layers: int | None) -> StepCompiler:
     """Return the compiler of a model's steps with the platform's own attention, or plain XLA where that cannot run."""
-    hf: dict[str, Any] = MODELS[name] | ({"num_hidden_layers": num_layers} if num_layers else {})
+    hf = with_layers(MODELS[name], num_layers)
     config = spread(get_family(hf["architectures"][0]).read_config(hf), mesh.size)
     config = resolve_experts(config.within(CONTEXT), mesh, platform, "bfloat16", "bfloat16")
     groups = resolve_groups(EngineArguments(model=name), config, mesh, platform, "bfloat16", BLOCK_SIZE)

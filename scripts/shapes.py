@@ -45,6 +45,52 @@ MODELS: dict[str, dict[str, Any]] = {
         "hidden_size": 5120, "intermediate_size": 25_600, "num_hidden_layers": 64, "num_attention_heads": 64,
         "max_window_layers": 64,
     },
+    "qwen3-30b-a3b": QWEN3 | {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048,
+        "intermediate_size": 6144, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
+        "max_window_layers": 48, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+        "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+    },
+    "mixtral-8x7b": {
+        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "torch_dtype": "bfloat16",
+        "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_act": "silu", "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, "sliding_window": None, "tie_word_embeddings": False,
+        "num_local_experts": 8, "num_experts_per_tok": 2,
+    },
+    "gpt-oss-20b": {
+        "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "vocab_size": 201_088, "hidden_size": 2880,
+        "intermediate_size": 2880, "num_hidden_layers": 24, "num_attention_heads": 64, "num_key_value_heads": 8,
+        "head_dim": 64, "hidden_act": "silu", "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5,
+        "attention_bias": True, "layer_types": ["sliding_attention", "full_attention"] * 12, "sliding_window": 128,
+        "rope_theta": 150_000, "rope_scaling": {
+            "rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "beta_fast": 32.0,
+            "beta_slow": 1.0, "truncate": False,
+        },
+        "num_local_experts": 32, "num_experts_per_tok": 4, "swiglu_limit": 7.0, "tie_word_embeddings": False,
+        "quantization_config": {"quant_method": "mxfp4"},
+    },
+    "gemma-4-26b": {
+        "architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4", "dtype": "bfloat16",
+        "tie_word_embeddings": True,
+        "text_config": {
+            "model_type": "gemma4_text", "dtype": "bfloat16", "vocab_size": 262_144, "hidden_size": 2816,
+            "intermediate_size": 2112, "num_hidden_layers": 30, "num_attention_heads": 16, "num_key_value_heads": 8,
+            "num_global_key_value_heads": 2, "head_dim": 256, "global_head_dim": 512, "attention_k_eq_v": True,
+            "hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 262_144, "rms_norm_eps": 1e-6,
+            "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5, "sliding_window": 1024,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            },
+            "enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704,
+            "final_logit_softcapping": 30.0, "attention_bias": False, "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 262_144, "use_double_wide_mlp": False,
+            "use_bidirectional_attention": "vision", "tie_word_embeddings": True,
+        },
+    },
 }  # fmt: skip
 TOY: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -56,4 +102,18 @@ HUB_IDS = {
     "llama-3.3-70b": "meta-llama/Llama-3.3-70B-Instruct",
     "qwen3-8b": "Qwen/Qwen3-8B",
     "qwen3-32b": "Qwen/Qwen3-32B",
+    "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B",
+    "mixtral-8x7b": "mistralai/Mixtral-8x7B-Instruct-v0.1",
+    "gpt-oss-20b": "openai/gpt-oss-20b",
+    "gemma-4-26b": "google/gemma-4-26B-A4B-it",
 }
+
+
+def with_layers(hf: dict[str, Any], num_layers: int | None) -> dict[str, Any]:
+    """Return a model's config.json with its first layers only, or as it is for None."""
+    if num_layers is None:
+        return hf
+    if "text_config" in hf:
+        return hf | {"text_config": with_layers(hf["text_config"], num_layers)}
+    types = {"layer_types": hf["layer_types"][:num_layers]} if "layer_types" in hf else {}
+    return hf | {"num_hidden_layers": num_layers} | types

@@ -10,12 +10,14 @@ from typing import NamedTuple
 from jax.sharding import Mesh
 
 from jaxllm.execution.mesh import param_bytes
-from jaxllm.models.config import ModelConfig
+from jaxllm.models.config import ModelConfig, MoESpec
 from jaxllm.models.params import ParamSpec
+from jaxllm.models.plan import LayerPlan
 
 from .report import Bound
 
-EMBEDDING, POSITIONS = "embed.table", "positions"
+EMBEDDING, LOOKED_UP = "embed.table", ("positions", "layer_embed.table")
+"""The table that may serve as the head, and those of which a step takes no more than its tokens' rows."""
 
 
 class LayerWork(NamedTuple):
@@ -43,6 +45,19 @@ class LayerWork(NamedTuple):
         return _triangle(window) + (length - window) * window
 
 
+class ExpertWork(NamedTuple):
+    """What the experts of some layers cost, of which each token chooses `top_k`."""
+
+    num_experts: int
+    top_k: int
+    bytes: int
+    """Bytes of all their weights, on one device."""
+
+    def expected_bytes(self, num_tokens: int) -> float:
+        """Return the bytes of the experts that one or more of so many tokens choose, each by chance and all alike."""
+        return self.bytes * (1 - (1 - self.top_k / self.num_experts) ** num_tokens)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """The cost of tokens, and what the devices give; collectives and everything but matmuls count for nothing."""
@@ -53,28 +68,35 @@ class Work:
     flops_per_second: float
     """The arithmetic of one device."""
     param_bytes: int
-    """Bytes of one device's parameters, which every step reads."""
+    """Bytes of one device's parameters that every step reads: all but the experts'."""
     token_flops: int
-    """Operations of a token's matmuls with the weights of all layers, on all devices together."""
+    """Operations of a token's matmuls with all layers' weights, its own experts' among them, on all devices together.
+    """
     head_flops: int
     """Operations of the logits of one row, on all devices together."""
     layers: tuple[LayerWork, ...]
     max_num_batched_tokens: int
+    experts: tuple[ExpertWork, ...] = ()
 
     def decode(self, batch: int, length: int) -> Bound:
         """Return the bound on decoding `batch` requests that have `length` tokens in the KV cache each."""
         keys = [layer.num_keys(length) for layer in self.layers]
         each = list(zip(keys, self.layers, strict=True))
-        moved = self.param_bytes + batch * sum(num * layer.kv_bytes for num, layer in each)
+        moved = self._read_bytes(batch) + batch * sum(num * layer.kv_bytes for num, layer in each)
         flops = batch * (self.token_flops + self.head_flops + sum(num * layer.pair_flops for num, layer in each))
         return self._bound("decode", batch, length, batch, moved, flops)
 
     def prefill(self, length: int) -> Bound:
         """Return the bound on reading one prompt, alone."""
         pair_flops = sum(layer.num_pairs(length) * layer.pair_flops for layer in self.layers)
-        moved = math.ceil(length / self.max_num_batched_tokens) * self.param_bytes
+        full, rest = divmod(length, self.max_num_batched_tokens)
+        moved = full * self._read_bytes(self.max_num_batched_tokens) + (self._read_bytes(rest) if rest else 0)
         flops = length * self.token_flops + self.head_flops + pair_flops
         return self._bound("prefill", 1, length, length, moved, flops)
+
+    def _read_bytes(self, num_tokens: int) -> float:
+        """Return the bytes of weights that a step of so many tokens reads on one device."""
+        return self.param_bytes + sum(experts.expected_bytes(num_tokens) for experts in self.experts)
 
     def _bound(self, phase: str, batch: int, length: int, tokens: int, moved: float, flops: float) -> Bound:
         memory_seconds = moved / self.bytes_per_second
@@ -100,19 +122,25 @@ def count_work(
 ) -> Work:
     """Count what a model's tokens cost; `kv_itemsize` are the bytes of a number in the KV cache.
 
-    Learned positions, and an embedding table that does not serve as the head, are looked up, not read.
+    Learned positions, and an embedding table that does not serve as the head, are looked up, not read. Of experts a
+    step reads those that its tokens choose, on average, where choices are spread evenly over experts and tokens.
     """
-    looked_up = {POSITIONS} if model.tie_word_embeddings else {POSITIONS, EMBEDDING}
-    read = {path: spec for path, spec in specs.items() if path not in looked_up}
-    matrices = {path: spec for path, spec in read.items() if len(spec.hf_shape) == 2}
+    looked_up = LOOKED_UP if model.tie_word_embeddings else (*LOOKED_UP, EMBEDDING)
+    experts = {path: _experts_of(path, spec, model) for path, spec in specs.items() if spec.num_experts is not None}
+    read = {path: spec for path, spec in specs.items() if path not in (*looked_up, *experts)}
     head = math.prod(specs[EMBEDDING].shape)
-    weights = sum(math.prod(spec.shape) // spec.repeats for spec in matrices.values())
+    weights = sum(math.prod(spec.shape) // spec.repeats for spec in read.values() if len(spec.hf_shape) == 2)
+    chosen = sum(
+        math.prod(specs[path].shape) // moe.num_experts * moe.top_k
+        for path, moe in experts.items()
+        if specs[path].num_inputs  # not their biases
+    )
     return Work(
         num_devices=mesh.size,
         bytes_per_second=bytes_per_second,
         flops_per_second=flops_per_second,
         param_bytes=param_bytes(mesh, read),
-        token_flops=2 * (weights - head),
+        token_flops=2 * (weights - head + chosen),
         head_flops=2 * head,
         layers=tuple(
             LayerWork(
@@ -124,7 +152,19 @@ def count_work(
             for layer in model.layers
         ),
         max_num_batched_tokens=max_num_batched_tokens,
+        experts=tuple(
+            ExpertWork(moe.num_experts, moe.top_k, param_bytes(mesh, {path: specs[path]}))
+            for path, moe in experts.items()
+        ),
     )
+
+
+def _experts_of(path: str, spec: ParamSpec, model: ModelConfig) -> MoESpec:
+    """Return the experts that a parameter is of; its path has the number of its layers' kind, or of its layer."""
+    number = int(path.split(".")[1])
+    moe = (LayerPlan(model.layers).kinds if spec.stacked else model.layers)[number].moe
+    assert moe is not None
+    return moe
 
 
 def _triangle(length: int) -> int:
