@@ -56,8 +56,9 @@ BLOCKS = (513, 1025)
 SLACK = 2**19  # bytes of scratch; a thousandth of what so many more blocks take
 GRAPHS_JAX = (0, 12)
 """Older versions of jax put no Mosaic GPU kernel into a CUDA graph."""
-LAYER_NODES, NORM_NODES, OTHER_NODES = 12, 2, 36
-"""The most launches of a layer, more if it norms queries and keys, and of all the rest, in a plain decode step."""
+LAYER_NODES, NORM_NODES, MOE_NODES, OTHER_NODES = 12, 2, 18, 36
+"""The most launches of a layer, more if it norms queries and keys, or has experts, and of all the rest, in a plain
+decode step. Experts are chosen by a matmul, a softmax and a sort, and rows are sorted by them with two more."""
 
 
 def main() -> int:
@@ -146,6 +147,8 @@ def check_program(compiler: StepCompiler, shape: StepShape) -> dict[str, Any]:
             missed.append(f"pool of {pool_bytes} bytes, aliased {memory.alias_size_in_bytes}")
         if copies := find_copies(hlo, compiler, num_blocks):
             missed.append(f"copies of weights or pool: {copies[:3]}")
+        if cuts := find_expert_copies(hlo, compiler):
+            missed.append(f"copies of a layer's experts: {cuts[:3]}")
         temps.append(memory.temp_size_in_bytes)
         collectives = {each.kind: each.count for each in count_collectives(hlo)}
         row = {
@@ -173,7 +176,8 @@ def check_program(compiler: StepCompiler, shape: StepShape) -> dict[str, Any]:
 
 def most_nodes(config: ModelConfig) -> int:
     """Return how many launches a plain decode step should need at most."""
-    return sum(LAYER_NODES + layer.qk_norm * NORM_NODES for layer in config.layers) + OTHER_NODES
+    each = (LAYER_NODES + layer.qk_norm * NORM_NODES + bool(layer.moe) * MOE_NODES for layer in config.layers)
+    return sum(each) + OTHER_NODES
 
 
 def expected_collectives(compiler: StepCompiler, shape: StepShape) -> dict[str, int]:
@@ -230,6 +234,19 @@ def find_copies(hlo: str, compiler: StepCompiler, num_blocks: int) -> list[str]:
     found = re.findall(r"= \w+\[([\d,]+)\]\S* copy(?:-start)?\(", hlo)
     copies = [tuple(map(int, dims.split(","))) for dims in found]
     return [str(shape) for shape in copies if math.prod(shape) in sizes and math.prod(shape) >= 2**20]
+
+
+def find_expert_copies(hlo: str, compiler: StepCompiler) -> list[str]:
+    """Return what a program computes that is as large as the weights of a layer's experts, as a layer cut from a stack.
+
+    The kernels take the stack as it is. No activation is as large, by its bytes, as all experts of a layer are.
+    """
+    arrays = array_specs(compiler.model.param_specs()).values()
+    experts = [spec for spec in arrays if spec.num_experts and spec.num_inputs]
+    shapes = [param_sharding(compiler.mesh, spec).shard_shape(spec.shape) for spec in experts]
+    sizes = {math.prod(shape[spec.stacked :]) for spec, shape in zip(experts, shapes, strict=True)}
+    found = re.findall(r"= (\w+\[([\d,]+)\])\S* (?:copy|copy-start|convert|dynamic-slice|fusion|transpose)\(", hlo)
+    return [array for array, dims in found if math.prod(map(int, dims.split(","))) in sizes]
 
 
 def read_thunks(folder: Path) -> str:

@@ -52,7 +52,7 @@ def run(call: Call, sizes: Sizes | None = SMALL, activation: str | None = None) 
         (256, 2 * 192, "gelu_pytorch_tanh", SMALL._replace(parts=2, num_buffers=2)),
         (72, 256, None, SMALL._replace(is_transposed=True)),
         (72, 512, "silu", SMALL._replace(parts=2, is_transposed=True)),
-        (72, 200, None, None),
+        (72, 200, None, None),  # transposed, and one tile
         (256, 512, None, None),
     ],
 )
@@ -101,11 +101,32 @@ def test_a_group_alone_is_bitwise_the_same() -> None:
 
 
 def test_weights_that_would_be_copied_are_refused() -> None:
-    """XLA lays them out with their outputs in the lanes, of which a tile takes whole ones."""
-    assert pick([MatmulShape(8, 2880, 1440, jnp.bfloat16, jnp.bfloat16, jnp.bfloat16)], "tpu") == (
+    """XLA lays them out with their outputs in the lanes, of which a tile takes whole ones, or all."""
+    assert pick([MatmulShape(8, 5800, 1440, jnp.bfloat16, jnp.bfloat16, jnp.bfloat16)], "tpu") == (
         GroupedMatmul("xla"),
-        "the result must have a multiple of 128 columns, since weights with 1440 inputs lie transposed, not 2880",
+        "the result must have a multiple of 128 columns, since weights with 1440 inputs lie transposed, not 5800",
     )
+
+
+@pytest.mark.parametrize("num_devices", [2, 4, 8])
+@pytest.mark.parametrize("weight_dtype", [jnp.bfloat16, jnp.int8])
+def test_a_share_of_narrow_experts_is_a_tile(num_devices: int, weight_dtype: Any) -> None:
+    """gpt-oss' 2880 columns are no multiple of 128, and its experts' width on several devices lets them lie transposed.
+
+    Two tiles, the rows of a span and what they become fit into VMEM.
+    """
+    shape = MatmulShape(32, 2880, 2880 // num_devices, jnp.bfloat16, weight_dtype, jnp.float32)
+    assert pick([shape], "tpu") == (GroupedMatmul("tpu"), None)
+    sizes = choose_sizes(8672, shape.num_inputs, 2880, 1, jnp.bfloat16, weight_dtype)
+    assert (sizes.is_transposed, sizes.columns, sizes.num_tiles) == (True, 2880, 1)
+    depth, width = round_up(shape.num_inputs, 32), round_up(2880, 128)
+    weights = sizes.num_buffers * depth * width * jnp.dtype(weight_dtype).itemsize
+    assert weights + 2 * sizes.span * (2 * round_up(depth, 128) + 4 * width) < VMEM_LIMIT
+
+
+def test_dtypes_may_be_names() -> None:
+    shape = MatmulShape(8, 256, 256, "bfloat16", "int8", "bfloat16")
+    assert pick([shape], "tpu") == (GroupedMatmul("tpu"), None)
 
 
 @pytest.mark.parametrize("case", sorted(CASES.keys() - {"tiny"}))

@@ -154,6 +154,8 @@ class Kernel:
         """Return a tile of an expert's weights, and the place in a buffer that it takes."""
         columns = self.sizes.columns
         if self.sizes.is_transposed:  # tiles are all whole
+            if columns == weights.shape[1]:
+                return weights, ()
             first = pl.multiple_of(part * (weights.shape[1] // self.sizes.parts) + tile * columns, columns)
             return weights.at[:, pl.ds(first, columns)], ()
         per_part, per_tile = weights.shape[0] // self.sizes.parts, columns // weights.shape[1]
@@ -164,9 +166,11 @@ class Kernel:
         span, buffer, columns = self._span(item), lax.rem(item, 2), self.sizes.columns
         count = self.spans.num_slabs_n[span]
         first = pl.multiple_of(lax.rem(item, self.sizes.num_tiles) * columns, columns)
+        # A single tile may have any number of columns.
+        place = slice(None) if self.sizes.num_tiles == 1 else pl.ds(first, columns)
         return pltpu.make_async_copy(
             self.scratch.out.at[buffer, pl.ds(0, count)],
-            self.y.at[pl.ds(self.spans.first_slabs_n[span], count), :, pl.ds(first, columns)],
+            self.y.at[pl.ds(self.spans.first_slabs_n[span], count), :, place],
             self.scratch.out_semaphores.at[buffer],
         )
 

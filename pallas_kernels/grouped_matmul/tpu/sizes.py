@@ -20,6 +20,8 @@ TILE_BYTES = 4 * 2**20
 RING_BYTES = 16 * 2**20
 """Bytes of weights in VMEM. On TPU7x 2 us of HBM's bandwidth are 7.4 MB."""
 ROWS_BYTES = 32 * 2**20
+WHOLE_BYTES = 9 * 2**20
+"""The most bytes of a tile that takes all columns of an expert, because it cannot take some of them."""
 MOST_BUFFERS = 8
 MOST_SPAN_ROWS = 1024
 MXU_COLUMNS = 256
@@ -57,12 +59,13 @@ def choose_sizes(
 ) -> Sizes:
     """Return sizes for x [num_rows, depth] and parts of weights [columns, depth], which fit any generation's VMEM."""
     # Else XLA copies them, which `refusal` is for.
-    is_transposed = lies_transposed(parts * columns, depth) and columns % LANES == 0
+    is_whole = goes_whole(depth, columns, parts, weight_dtype)
+    is_transposed = lies_transposed(parts * columns, depth) and (columns % LANES == 0 or is_whole)
     padded_depth = round_up(depth, LANES)
     column_bytes = parts * padded_depth * jnp.dtype(weight_dtype).itemsize
     most = max(MXU_COLUMNS, min(TILE_BYTES // column_bytes // LANES * LANES, round_up(columns, LANES)))
-    if is_transposed:  # whole tiles only: a copy takes a fixed number of lanes
-        candidates = [x for x in range(LANES, most + 1, LANES) if columns % x == 0]
+    if is_transposed:  # whole tiles only: a copy takes a fixed number of lanes, or all
+        candidates = [x for x in range(LANES, most + 1, LANES) if columns % x == 0] or [columns]
     else:
         candidates = range(max(MXU_COLUMNS, most // (2 * LANES) * LANES), most + 1, LANES)
     # What reaches beyond the last column is computed in vain; among equals the largest tile has the fewest starts.
@@ -79,11 +82,20 @@ def lies_transposed(num_outputs: int, num_inputs: int) -> bool:
     return round_up(num_outputs, LANES) * num_inputs < round_up(num_inputs, LANES) * num_outputs
 
 
+def goes_whole(depth: int, columns: int, parts: int, weight_dtype: DTypeLike) -> bool:
+    """Say whether an expert's transposed weights [in, out] can be one tile, whatever the number of columns."""
+    return parts == 1 and depth * round_up(columns, LANES) * jnp.dtype(weight_dtype).itemsize <= WHOLE_BYTES
+
+
 def refusal(shape: MatmulShape) -> str | None:
     """Return why the kernel cannot run a matmul, or None if it can."""
-    if shape.dtype not in (jnp.bfloat16, jnp.float32):
-        return f"dtype must be bfloat16 or float32, not {jnp.dtype(shape.dtype).name}"
+    dtype = jnp.dtype(shape.dtype)
+    if dtype not in (jnp.bfloat16, jnp.float32):
+        return f"dtype must be bfloat16 or float32, not {dtype.name}"
+    parts = shape.num_outputs // shape.num_columns
     if lies_transposed(shape.num_outputs, shape.num_inputs):
+        if goes_whole(shape.num_inputs, shape.num_columns, parts, shape.weight_dtype):
+            return None
         slab, what = LANES, f"columns, since weights with {shape.num_inputs} inputs lie transposed"
     else:
         slab, what = weight_slab(shape.weight_dtype), "columns"
