@@ -97,24 +97,27 @@ class Experts(nnx.Module):
             weights_tj = jnp.ones_like(weights_tj)
         names = ["gate_up", "down", *["gate_up_bias"] * spec.expert_bias]
         stacks = {name: jax.tree.map(lambda held: held.stack, getattr(self, name).get_raw_value()) for name in names}
-        y_tjd = self._spread(x_rd, grouping, place.layer, stacks)[grouping.rows_tj]
+        total_td = self._spread(x_rd, grouping, weights_tj, place.layer, stacks)
         if spec.expert_bias:
-            y_tjd = y_tjd + self.down_bias[...].astype(jnp.float32)[choices.experts_tj]
-        # One after the other: a sum whose order a compiler chose might depend on the number of rows.
-        total_td = weights_tj[:, :1] * y_tjd[:, 0]
-        for j in range(1, spec.top_k):
-            total_td = total_td + weights_tj[:, j : j + 1] * y_tjd[:, j]
+            bias_tjd = self.down_bias[...].astype(jnp.float32)[choices.experts_tj]
+            total_td = total_td + _weighted_sum(weights_tj, bias_tjd)
         return total_td
 
-    def _spread(self, x_rd: Array, grouping: Grouping, layer: Array | int, stacks: Mapping[str, Any]) -> Array:
-        """Return float32 [r, d]; each device of a mesh adds what its share of the experts' width gives."""
+    def _spread(
+        self, x_rd: Array, grouping: Grouping, weights_tj: Array, layer: Array | int, stacks: Mapping[str, Any]
+    ) -> Array:
+        """Return float32 [t, d]; each device of a mesh adds what its share of the experts' width gives.
+
+        Devices exchange tokens' sums, of which there are fewer than rows.
+        """
+
+        def give(x_rd: Array, grouping: Grouping, weights_tj: Array, layer: Array | int, stacks: Any) -> Array:
+            return _weighted_sum(weights_tj, self._multiply(x_rd, grouping, layer, stacks)[grouping.rows_tj])
+
         mesh = self.cfg.mesh
         if mesh is None or mesh.size == 1:
-            return self._multiply(x_rd, grouping, layer, stacks)
+            return give(x_rd, grouping, weights_tj, layer, stacks)
         [axis] = mesh.axis_names
-
-        def multiply(*arguments: Any) -> Array:
-            return jax.lax.psum(self._multiply(*arguments), axis)
 
         everywhere = PartitionSpec()
 
@@ -126,13 +129,13 @@ class Experts(nnx.Module):
         specs = jax.tree_util.tree_map_with_path(spec, stacks)
         # The kernels' outputs do not say along which axes they differ between devices.
         sharded = jax.shard_map(
-            multiply,
+            lambda *arguments: jax.lax.psum(give(*arguments), axis),
             mesh=mesh,
-            in_specs=(everywhere, everywhere, everywhere, specs),
+            in_specs=(everywhere, everywhere, everywhere, everywhere, specs),
             out_specs=everywhere,
             check_vma=False,
         )
-        return sharded(x_rd, grouping, jnp.asarray(layer, jnp.int32), stacks)
+        return sharded(x_rd, grouping, weights_tj, jnp.asarray(layer, jnp.int32), stacks)
 
     def _multiply(self, x_rd: Array, grouping: Grouping, layer: Array | int, stacks: Mapping[str, Any]) -> Array:
         """Return float32 [r, d], from the width of the experts that the stacks have."""
@@ -186,6 +189,14 @@ class MoE(nnx.Module):
             total_td = total_td + shared_td
         out_td = total_td.astype(x_td.dtype)
         return out_td if plus_td is None else plus_td + out_td
+
+
+def _weighted_sum(weights_tj: Array, y_tjd: Array) -> Array:
+    """Add up what experts give one after the other: an order that a compiler chose might depend on the rows' number."""
+    total_td = weights_tj[:, :1] * y_tjd[:, 0]
+    for j in range(1, weights_tj.shape[1]):
+        total_td = total_td + weights_tj[:, j : j + 1] * y_tjd[:, j]
+    return total_td
 
 
 def fused_activation(spec: LayerSpec) -> str | None:

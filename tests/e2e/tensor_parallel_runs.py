@@ -29,9 +29,9 @@ from tests.models.tiny import read_goldens
 
 NUM_DEVICES = 8
 SIZES = (1, 2, 4, 8)
-FAMILIES = {"gemma3": 2, "olmo2": 4, "qwen3": 4, "gpt2": 2}
+FAMILIES = {"gemma3": 2, "olmo2": 4, "qwen3": 4, "gpt2": 2, "gpt_oss": 2, "gemma4_moe": 2}
 """Tiny checkpoints with windows, two RoPE tables, norms of heads alone and together; the vocabulary is one tile.
-GPT-2's have q, k and v in one tensor, biases, learned positions."""
+GPT-2's have q, k and v in one tensor, biases, learned positions; the last two have experts."""
 ARGUMENTS: dict[str, Any] = {
     "skip_tokenizer_init": False,
     "block_size": 16,

@@ -105,7 +105,7 @@ def test_logprobs_equal_those_of_one_device(runs: dict[str, Any], size: str) -> 
             np.testing.assert_allclose(got.get(token, least), expected.get(token, least), rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("case", ["gemma3", "olmo2", "qwen3", "gpt2"])
+@pytest.mark.parametrize("case", ["gemma3", "olmo2", "qwen3", "gpt2", "gpt_oss", "gemma4_moe"])
 def test_families_equal_hf(found: dict[str, Any], case: str) -> None:
     assert len(found["families"][case]) == 3
     for pair in found["families"][case]:
