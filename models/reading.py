@@ -33,7 +33,9 @@ def read_decoder(
     `layers` has the fields in which layers differ, a value for each layer; `family` holds the other fields of the model
     and of all its layers, or overrides them.
     """
-    _refuse_unsupported(hf)
+    _refuse_quantized(hf)
+    if hf.get("use_bidirectional_attention"):
+        raise ValueError("use_bidirectional_attention is not supported, only causal attention")
     num_layers, num_heads = read_num_layers(hf), read_int(hf, "num_attention_heads")
     hidden_size = read_int(hf, "hidden_size")
     head_dim = read_int(hf, "head_dim", hidden_size // num_heads)
@@ -158,6 +160,7 @@ def is_tied_wrapper(hf: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
 
 def read_text_config(hf: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
     """Return the text part of a multimodal config.json, which must be of one type."""
+    _refuse_quantized(hf)
     text = read_mapping(hf, "text_config")
     if not text:
         raise ValueError("text_config is missing")
@@ -222,9 +225,7 @@ def _yarn_attention_factor(settings: Mapping[str, Any], factor: float) -> float:
     return mscale(1.0)
 
 
-def _refuse_unsupported(hf: Mapping[str, Any]) -> None:
+def _refuse_quantized(hf: Mapping[str, Any]) -> None:
     quantization = hf.get("quantization_config")
     if quantization and not is_widened(quantization):
         raise ValueError("quantization_config is not supported; use an unquantized checkpoint or a GGUF file")
-    if hf.get("use_bidirectional_attention"):
-        raise ValueError("use_bidirectional_attention is not supported, only causal attention")

@@ -26,6 +26,7 @@ LLAMA3_SCALING = {
     "original_max_position_embeddings": 8192,
 }
 LONGROPE = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+MISTRAL = {**SIZES, "model_type": "mistral", "num_key_value_heads": 2}
 GEMMA4 = {"hidden_size_per_layer_input": 0}
 
 
@@ -379,6 +380,7 @@ def test_wrapper_follows_the_checkpoint_on_tying() -> None:
         ("MistralForCausalLM", {"num_key_value_heads": 2, "sliding_window": 0}, "sliding_window is 0"),
         ("Mistral3ForConditionalGeneration", {}, "text_config is missing"),
         ("Mistral3ForConditionalGeneration", {"text_config": {"model_type": "llama"}}, "'llama'"),
+        ("Mistral3ForConditionalGeneration", {"text_config": MISTRAL, "quantization_config": {"bits": 4}}, "quantization"),
         ("Qwen2ForCausalLM", {"layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
         ("Qwen2ForCausalLM", {"layer_types": ["full_attention"] * 3}, "3 layer types"),
         ("OPTForCausalLM", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine is false"),
