@@ -127,7 +127,10 @@ class MoESpec:
             raise ValueError(
                 f"topk_group is {self.top_groups} of n_group {self.num_groups}, of {self.num_experts} experts"
             )
-        if self.top_k > self.num_experts // self.num_groups * self.top_groups:
+        group_size = self.num_experts // self.num_groups
+        if self.top_groups < self.num_groups and group_size < 2:
+            raise ValueError(f"n_group is {self.num_groups}, of {self.num_experts} experts; a group needs at least 2")
+        if self.top_k > group_size * self.top_groups:
             raise ValueError(f"num_experts_per_tok is {self.top_k}, more than {self.top_groups} groups have")
         if self.scales_inputs and self.top_k > 1:
             raise ValueError(f"num_experts_per_tok is {self.top_k}; weights of inputs need 1")
