@@ -57,6 +57,22 @@ def read_bool(values: Mapping[str, Any], name: str, default: bool = False) -> bo
     return value
 
 
+def read_choice(values: Mapping[str, Any], name: str, choices: tuple[str, ...], default: str) -> str:
+    """Return one of several strings; `default` stands in for a field that is missing."""
+    value = values.get(name, default)
+    if value not in choices:
+        raise ValueError(f"{name} is {value!r}, which is not supported, only {', '.join(choices)}")
+    return value
+
+
+def require(values: Mapping[str, Any], **expected: Any) -> None:
+    """Refuse fields with other values than these, which a model always has; a missing or null field is as expected."""
+    for name, value in expected.items():
+        given = values.get(name)
+        if given is not None and (given != value or type(given) is not type(value)):
+            raise ValueError(f"{name} is {given!r}; only {value!r} is supported in this architecture")
+
+
 def read_ints(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
     """Return a list of integers from 0 on, empty for a field that is missing or null."""
     given = values.get(name)

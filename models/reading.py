@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .config import LayerSpec, ModelConfig, RopeConfig
-from .fields import read_bool, read_float, read_floats, read_int, read_mapping, read_optional_float
+from .config import HIDDEN_ACTS, LayerSpec, ModelConfig, RopeConfig
+from .fields import read_bool, read_choice, read_float, read_floats, read_int, read_mapping, read_optional_float
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 MXFP4 = "mxfp4"
@@ -44,7 +44,7 @@ def read_decoder(
         "num_kv_heads": read_int(hf, "num_key_value_heads", num_heads),
         "head_dim": head_dim,
         "intermediate_size": read_int(hf, "intermediate_size"),
-        "hidden_act": str(hf.get(act_key, "silu")),
+        "hidden_act": read_choice(hf, act_key, HIDDEN_ACTS, "silu"),
         "scale": head_dim**-0.5,
     } | {name: value for name, value in family.items() if name in _LAYER_FIELDS}
     model: dict[str, Any] = {
@@ -60,7 +60,7 @@ def read_decoder(
     layers = layers or {}
     for name, values in layers.items():
         if len(values) != num_layers:
-            raise ValueError(f"there are {len(values)} layer types ({name}) for {num_layers} layers")
+            raise ValueError(f"num_hidden_layers is {num_layers}, but there are {len(values)} layer_types ({name})")
     specs = tuple(
         LayerSpec(**(layer | {name: values[number] for name, values in layers.items()})) for number in range(num_layers)
     )

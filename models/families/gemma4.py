@@ -176,9 +176,10 @@ def _read_moe(hf: Mapping[str, Any]) -> MoESpec | None:
     """Return the experts of all layers; the MLP, which they are beside, is the one that all tokens share."""
     if not read_bool(hf, "enable_moe_block"):
         return None
+    num_experts = read_int(hf, "num_experts")
     return MoESpec(
-        num_experts=read_int(hf, "num_experts"),
-        top_k=read_int(hf, "top_k_experts"),
+        num_experts=num_experts,
+        top_k=read_int(hf, "top_k_experts", maximum=num_experts),
         intermediate_size=read_int(hf, "moe_intermediate_size"),
         normalizes=True,
         shared_size=read_int(hf, "intermediate_size"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..config import ModelConfig, MoESpec
 from ..family import Family, TensorName
-from ..fields import read_bool, read_float, read_int
+from ..fields import read_bool, read_float, read_int, require
 from ..reading import read_decoder, read_num_layers
 from .qwen_moe import MOE_NAMES
 
@@ -40,6 +40,7 @@ DEFAULTS = {
 def glm4_moe_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a GLM-4.5 config.json."""
     hf = DEFAULTS | dict(hf)
+    require(hf, scoring_func="sigmoid", topk_method="noaux_tc")
     width = read_int(hf, "moe_intermediate_size")
     moe = MoESpec(
         num_experts=read_int(hf, "n_routed_experts"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..config import ModelConfig
 from ..family import Family, Fused, Prefixes, TensorName
-from ..fields import read_bool, read_float, read_int
+from ..fields import read_bool, read_float, read_int, require
 from ..layers import GPTFrame, GPTLayer
 from ..reading import read_decoder, read_num_layers
 from .opt import own_heads
@@ -63,8 +63,7 @@ KEYS = {
 def gpt2_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a GPT-2 config.json; `reorder_and_upcast_attn` asks for what attention here always is."""
     hf = DEFAULTS | {KEYS[name]: hf[name] for name in KEYS if name in hf} | dict(hf)
-    if read_bool(hf, "add_cross_attention"):
-        raise ValueError("add_cross_attention is not supported, only decoders")
+    require(hf, add_cross_attention=False)
     hf |= {name: read_int(hf, key) for name, key in KEYS.items()}
     hidden_size = hf["hidden_size"]
     hf |= own_heads(hidden_size, hf["num_attention_heads"])

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..config import ModelConfig, MoESpec
 from ..family import Family, Fused, TensorName
-from ..fields import read_bool, read_float, read_int, read_optional_int
+from ..fields import read_bool, read_float, read_int, read_optional_int, require
 from ..layers.moe import SWIGLU_GAIN
 from ..reading import read_decoder, read_layer_types, read_num_layers, windows_of
 from .llama import LLAMA_NAMES
@@ -48,7 +48,6 @@ DEFAULTS = {
     "num_local_experts": 128,
     "num_experts_per_tok": 4,
     "swiglu_limit": 7.0,
-    "swiglu_alpha": SWIGLU_GAIN,
 }
 ROPE = {
     "rope_type": "yarn",
@@ -65,8 +64,7 @@ def gpt_oss_config(hf: Mapping[str, Any]) -> ModelConfig:
     hf = DEFAULTS | dict(hf)
     if not hf.get("rope_parameters") and not hf.get("rope_scaling"):
         hf["rope_parameters"] = ROPE | {"rope_theta": hf["rope_theta"]}
-    if read_float(hf, "swiglu_alpha") != SWIGLU_GAIN:
-        raise ValueError(f"swiglu_alpha is {hf['swiglu_alpha']}, only {SWIGLU_GAIN} is supported")
+    require(hf, swiglu_alpha=SWIGLU_GAIN)
     moe = MoESpec(
         num_experts=read_int(hf, "num_local_experts"),
         top_k=read_int(hf, "num_experts_per_tok"),

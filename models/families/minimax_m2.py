@@ -8,7 +8,7 @@ from typing import Any
 
 from ..config import ModelConfig, MoESpec
 from ..family import Family, TensorName
-from ..fields import read_int
+from ..fields import read_int, require
 from ..reading import read_decoder
 from .mixtral import MIXTRAL_NAMES
 
@@ -37,6 +37,7 @@ DEFAULTS = {
 def minimax_m2_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a MiniMax M2 config.json."""
     hf = DEFAULTS | dict(hf)
+    require(hf, scoring_func="sigmoid", use_routing_bias=True, use_qk_norm=True, qk_norm_type="per_layer")
     # On the hub it says how much of a head is rotated in its own way.
     if hf.get("rotary_dim") is not None:
         hf.setdefault("partial_rotary_factor", read_int(hf, "rotary_dim") / read_int(hf, "head_dim"))

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..config import ModelConfig
 from ..family import Family, Prefixes, TensorName
-from ..fields import read_bool, read_int
+from ..fields import read_bool, read_int, require
 from ..layers import GPTFrame, GPTLayer
 from ..reading import read_decoder
 from .llama import LLAMA_NAMES
@@ -53,8 +53,7 @@ DEFAULTS = {
 def opt_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read an OPT config.json."""
     hf = DEFAULTS | dict(hf)
-    if not read_bool(hf, "layer_norm_elementwise_affine", True):
-        raise ValueError("layer_norm_elementwise_affine is false; norms without weights are not supported")
+    require(hf, layer_norm_elementwise_affine=True)
     hidden_size, norms_inputs = read_int(hf, "hidden_size"), read_bool(hf, "do_layer_norm_before", True)
     embed_size, bias = read_int(hf, "word_embed_proj_dim", hidden_size), read_bool(hf, "enable_bias", True)
     hf |= own_heads(hidden_size, read_int(hf, "num_attention_heads"))

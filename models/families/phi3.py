@@ -8,7 +8,7 @@ from typing import Any
 
 from ..config import ModelConfig
 from ..family import Family, Fused, TensorName
-from ..fields import read_bool, read_optional_int
+from ..fields import read_optional_int, require
 from ..reading import read_decoder, read_num_layers, read_rope, read_rope_settings
 from .llama import LLAMA_NAMES
 
@@ -38,9 +38,7 @@ LONGROPE_NAMES = ("su", "yarn", "longrope")
 def phi3_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a Phi-3 or Phi-4 config.json."""
     hf = DEFAULTS | dict(hf)
-    for name in ("attention_bias", "lm_head_bias"):
-        if read_bool(hf, name):
-            raise ValueError(f"{name} is not supported in this architecture")
+    require(hf, attention_bias=False, lm_head_bias=False)
     windows = (read_optional_int(hf, "sliding_window"),) * read_num_layers(hf)
     rope = read_rope(hf, _rope_settings(hf))
     return read_decoder(hf, architecture="Phi3ForCausalLM", ropes=(rope,), layers={"window": windows})

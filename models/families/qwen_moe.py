@@ -8,7 +8,7 @@ from typing import Any
 
 from ..config import ModelConfig, MoESpec
 from ..family import Family, TensorName
-from ..fields import read_bool, read_int, read_ints
+from ..fields import read_bool, read_int, read_ints, read_optional_int
 from ..reading import read_decoder, read_layer_types, read_num_layers, windows_of
 from .llama import LLAMA_NAMES
 
@@ -57,7 +57,7 @@ def qwen3_moe_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a Qwen3-MoE config.json."""
     hf = DEFAULTS | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768} | dict(hf)
     bias = read_bool(hf, "attention_bias")
-    window = read_int(hf, "sliding_window") if read_bool(hf, "use_sliding_window") else None
+    window = read_optional_int(hf, "sliding_window") if read_bool(hf, "use_sliding_window") else None
     return read_decoder(
         hf,
         architecture="Qwen3MoeForCausalLM",
@@ -91,7 +91,7 @@ def qwen2_moe_windows(hf: Mapping[str, Any]) -> tuple[int | None, ...]:
         "sliding_attention" if slides and layer % 2 == 0 and layer < last else "full_attention"
         for layer in range(read_num_layers(hf))
     )
-    return windows_of(read_layer_types(hf, default), read_int(hf, "sliding_window") if slides else None)
+    return windows_of(read_layer_types(hf, default), read_optional_int(hf, "sliding_window") if slides else None)
 
 
 QWEN2_MOE = Family(config_from_hf=qwen2_moe_config, names=QWEN2_MOE_NAMES)

@@ -27,7 +27,9 @@ LLAMA3_SCALING = {
 }
 LONGROPE = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 MISTRAL = {**SIZES, "model_type": "mistral", "num_key_value_heads": 2}
+GLM = {"num_key_value_heads": 2, "n_routed_experts": 16}
 GEMMA4 = {"hidden_size_per_layer_input": 0}
+GEMMA4_MOE = GEMMA4 | {"enable_moe_block": True, "num_experts": 4, "moe_intermediate_size": 32}
 
 
 def read(architecture: str, **hf: Any) -> ModelConfig:
@@ -345,6 +347,8 @@ def test_windows() -> None:
     assert windows(upper) == (None, None, None, 32)
     assert windows(read("Qwen2ForCausalLM", sliding_window=32, max_window_layers=0)) == (None,) * 4
     assert windows(read("Gemma2ForCausalLM", sliding_window=32)) == (32, None, 32, None)
+    for architecture in ("Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"):
+        assert windows(read(architecture, use_sliding_window=True, sliding_window=None)) == (None,) * 4
     given = read("Gemma2ForCausalLM", layer_types=["full_attention"] * 4)
     assert windows(given) == (None,) * 4
 
@@ -369,7 +373,7 @@ def test_wrapper_follows_the_checkpoint_on_tying() -> None:
         ("LlamaForCausalLM", {"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
         ("LlamaForCausalLM", {"rope_parameters": {"partial_rotary_factor": 0.1}}, "partial_rotary_factor"),
         ("LlamaForCausalLM", {"rope_theta": -1.0}, "rope_theta"),
-        ("LlamaForCausalLM", {"hidden_act": "relu2"}, "activation 'relu2'"),
+        ("LlamaForCausalLM", {"hidden_act": "relu2"}, "hidden_act is 'relu2'"),
         ("LlamaForCausalLM", {"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ("LlamaForCausalLM", {"vocab_size": None}, "vocab_size is missing"),
         ("LlamaForCausalLM", {"vocab_size": "many"}, "vocab_size is 'many'"),
@@ -380,19 +384,34 @@ def test_wrapper_follows_the_checkpoint_on_tying() -> None:
         ("MistralForCausalLM", {"num_key_value_heads": 2, "sliding_window": 0}, "sliding_window is 0"),
         ("Mistral3ForConditionalGeneration", {}, "text_config is missing"),
         ("Mistral3ForConditionalGeneration", {"text_config": {"model_type": "llama"}}, "'llama'"),
-        ("Mistral3ForConditionalGeneration", {"text_config": MISTRAL, "quantization_config": {"bits": 4}}, "quantization"),
+        (
+            "Mistral3ForConditionalGeneration",
+            {"text_config": MISTRAL, "quantization_config": {"bits": 4}},
+            "quantization",
+        ),
         ("Qwen2ForCausalLM", {"layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
-        ("Qwen2ForCausalLM", {"layer_types": ["full_attention"] * 3}, "3 layer types"),
-        ("OPTForCausalLM", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine is false"),
+        ("Qwen2ForCausalLM", {"layer_types": ["full_attention"] * 3}, "3 layer_types"),
+        ("OPTForCausalLM", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine is False"),
         ("OPTForCausalLM", {"hidden_size": 66}, "a hidden size of 66 is not a multiple of 4 heads"),
         ("OPTForCausalLM", {"ffn_dim": "wide"}, "ffn_dim is 'wide'"),
-        ("OPTForCausalLM", {"activation_function": "mish"}, "activation 'mish'"),
+        ("OPTForCausalLM", {"activation_function": "mish"}, "activation_function is 'mish'"),
         ("OPTForCausalLM", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         ("GPT2LMHeadModel", {"add_cross_attention": True}, "add_cross_attention"),
         ("GPT2LMHeadModel", {"n_embd": 0}, "n_embd is 0"),
         ("GPT2LMHeadModel", {"n_embd": 66}, "a hidden size of 66 is not a multiple of 4 heads"),
         ("GPT2LMHeadModel", {"n_inner": -1}, "n_inner is -1"),
         ("GPT2LMHeadModel", {"scale_attn_weights": "yes"}, "scale_attn_weights is 'yes'"),
+        ("Glm4MoeForCausalLM", GLM | {"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
+        ("Glm4MoeForCausalLM", GLM | {"topk_method": "greedy"}, "topk_method is 'greedy'"),
+        ("Glm4MoeForCausalLM", GLM | {"n_group": 16, "topk_group": 8}, "n_group is 16, of 16 experts"),
+        ("Glm4MoeForCausalLM", GLM | {"n_group": 3}, "n_group 3"),
+        ("Glm4MoeForCausalLM", GLM | {"n_routed_experts": 0}, "n_routed_experts is 0"),
+        ("MiniMaxM2ForCausalLM", {"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
+        ("MiniMaxM2ForCausalLM", {"use_qk_norm": False}, "use_qk_norm is False"),
+        ("MiniMaxM2ForCausalLM", {"use_routing_bias": 1}, "use_routing_bias is 1"),
+        ("MixtralForCausalLM", {"num_local_experts": 1}, "num_experts_per_tok is 2, and there are 1 experts"),
+        ("GptOssForCausalLM", {"swiglu_alpha": 1.5}, "swiglu_alpha is 1.5"),
+        ("Gemma2ForCausalLM", {"hidden_activation": None}, "hidden_activation is None"),
         ("Olmo3ForCausalLM", {"rope_parameters": {"rope_type": "default"}}, "per layer type"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0]}, "no_rope_layers"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 2, 1]}, "no_rope_layers"),
@@ -421,6 +440,11 @@ def test_wrapper_follows_the_checkpoint_on_tying() -> None:
         ("Gemma4ForCausalLM", GEMMA4 | {"num_kv_shared_layers": 3}, "leaves nothing to share"),
         ("Gemma4ForCausalLM", GEMMA4 | {"num_kv_shared_layers": 5}, "num_kv_shared_layers is 5"),
         ("Gemma4ForCausalLM", GEMMA4 | {"enable_moe_block": True}, "num_experts is missing"),
+        (
+            "Gemma4ForCausalLM",
+            GEMMA4 | {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 5},
+            "top_k_experts is 5",
+        ),
         ("Gemma4ForCausalLM", GEMMA4 | {"per_layer_config": {"3": {"window": 3}}}, "per_layer_config has window"),
         (
             "Gemma4ForCausalLM",
