@@ -170,7 +170,7 @@ def grouped_rows(dtype: Any, rounds: int) -> list[dict[str, Any]]:
     for count in GROUPED_ROWS:
         counts_e = np.zeros(NUM_EXPERTS, np.int32)
         np.add.at(counts_e, active[np.arange(count) % NUM_ACTIVE], 1)
-        alignment = op.row_alignment(count, NUM_EXPERTS)
+        alignment = op.row_alignment
         padded_e = -(-counts_e // alignment) * alignment
         starts_e = (np.cumsum(padded_e) - padded_e).astype(np.int32)
         num_rows = capacity(count, NUM_EXPERTS, alignment)

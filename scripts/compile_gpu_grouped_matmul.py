@@ -89,7 +89,7 @@ def compile_matmul(name: str, num_tokens: int, matmul: str, sharding: NamedShard
     op, _ = pick(case.shapes(), "gpu", architecture="9.0")
     shape = case.shapes()[MATMULS.index(matmul)]
     num_choices = num_tokens * case.num_choices
-    num_rows = capacity(num_choices, case.num_experts, op.row_alignment(num_choices, case.num_experts))
+    num_rows = capacity(num_choices, case.num_experts, op.row_alignment)
 
     def function(x: Any, w: Any, layer: Any, groups: Any) -> Any:
         return op(x, w, layer, groups, activation=shape.activation, out_dtype=shape.out_dtype)

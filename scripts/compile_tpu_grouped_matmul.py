@@ -106,7 +106,7 @@ def compile_matmul(
     op, _ = pick(shapes, "tpu")
     shape = shapes[MATMULS.index(matmul)]
     num_choices = num_tokens * case.num_choices
-    num_rows = capacity(num_choices, case.num_experts, op.row_alignment(num_choices, case.num_experts))
+    num_rows = capacity(num_choices, case.num_experts, op.row_alignment)
 
     def function(x: Any, w: Any, layer: Any, groups: Any, scales: Any) -> Any:
         return op(x, w, layer, groups, scales_leo=scales, activation=shape.activation, out_dtype=shape.out_dtype)

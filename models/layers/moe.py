@@ -87,9 +87,9 @@ class Experts(nnx.Module):
 
     def __call__(self, x_td: Array, choices: Choices) -> Array:
         """Return float32 [t, d], the weighted sum of what each token's experts give, in the order of the choices."""
-        spec, op = self.spec, self.cfg.grouped_matmul
+        spec = self.spec
         place = jax.tree.leaves(self.gate_up.get_raw_value())[0]
-        alignment = op.row_alignment(choices.experts_tj.size, spec.num_experts)
+        alignment = self.cfg.grouped_matmul.row_alignment
         grouping = group_rows(choices.experts_tj, spec.num_experts, alignment, place.num_rows)
         x_rd, weights_tj = x_td[grouping.tokens_r], choices.weights_tj
         if spec.scales_inputs:

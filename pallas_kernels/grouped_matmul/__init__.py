@@ -44,9 +44,10 @@ class GroupedMatmul:
     def _entry(self) -> Implementation:
         return IMPLEMENTATIONS[self.implementation]
 
-    def row_alignment(self, num_rows: int, num_experts: int) -> int:
-        """Return at multiples of which row groups begin, where tokens times their choices are `num_rows`."""
-        return self._entry.row_alignment(num_rows, num_experts)
+    @property
+    def row_alignment(self) -> int:
+        """Return the number of which each group's first row is a multiple."""
+        return self._entry.row_alignment()
 
     def prepare(self, shapes: Sequence[MatmulShape], folder: Path | None = None) -> None:
         """Do what must be done in a process before it loads a program with these matmuls that another one compiled.

@@ -19,8 +19,8 @@ class Implementation(NamedTuple):
     and `interpret`, and gets arrays that fit each other."""
     platform: str | None
     """The platform where it runs, or None for all. A CPU interprets what belongs elsewhere, slowly."""
-    row_alignment: Callable[[int, int], int]
-    """A function that returns at multiples of what row groups begin, for so many choices of so many experts."""
+    row_alignment: Callable[[], int]
+    """See `GroupedMatmul.row_alignment`."""
     refusal: Callable[[MatmulShape], str | None] = lambda _: None
     """A function that says why it cannot run a matmul, or None if it can."""
     prepare: Callable[[MatmulShape, Path | None], None] = lambda _shape, _folder: None
@@ -41,7 +41,7 @@ def _load_cpu(_: str | None) -> Callable[..., Array]:
     return cpu_grouped_matmul
 
 
-def _cpu_row_alignment(_num_rows: int, _num_experts: int) -> int:
+def _cpu_row_alignment() -> int:
     from .cpu import ROW_ALIGNMENT
 
     return ROW_ALIGNMENT
@@ -65,6 +65,12 @@ def _load_tpu(_: str | None) -> Callable[..., Array]:
     return tpu_grouped_matmul
 
 
+def _tpu_row_alignment() -> int:
+    from .tpu.sizes import ROW_SLAB
+
+    return ROW_SLAB
+
+
 def _refuse_on_tpu(shape: MatmulShape) -> str | None:
     from .tpu.sizes import refusal
 
@@ -75,6 +81,12 @@ def _load_gpu(_: str | None) -> Callable[..., Array]:
     from .gpu import gpu_grouped_matmul
 
     return gpu_grouped_matmul
+
+
+def _gpu_row_alignment() -> int:
+    from .gpu.sizes import ROW_SLAB
+
+    return ROW_SLAB
 
 
 def _refuse_on_gpu(shape: MatmulShape) -> str | None:
@@ -90,11 +102,8 @@ def _refuse_gpu(architecture: str | None) -> str | None:
 
 
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
-    "xla": Implementation(_load_xla, None, lambda _num_rows, _num_experts: 1),
+    "xla": Implementation(_load_xla, None, lambda: 1),
     "cpu": Implementation(_load_cpu, "cpu", _cpu_row_alignment, _refuse_on_cpu, _prepare_cpu),
-    # However many rows there are: a kernel takes more at a time where an expert has more.
-    "tpu": Implementation(_load_tpu, "tpu", lambda _num_rows, _num_experts: 16, _refuse_on_tpu),
-    "gpu": Implementation(
-        _load_gpu, "gpu", lambda _num_rows, _num_experts: 16, _refuse_on_gpu, device_refusal=_refuse_gpu
-    ),
+    "tpu": Implementation(_load_tpu, "tpu", _tpu_row_alignment, _refuse_on_tpu),
+    "gpu": Implementation(_load_gpu, "gpu", _gpu_row_alignment, _refuse_on_gpu, device_refusal=_refuse_gpu),
 }

@@ -61,7 +61,7 @@ def make(
     seed = np.random.SeedSequence().entropy
     print(f"seed {seed}")  # shown where a test fails
     rng = np.random.default_rng(seed)
-    groups, live, num_rows = place(counts, op.row_alignment(sum(counts), NUM_EXPERTS))
+    groups, live, num_rows = place(counts, op.row_alignment)
     x = np.full((num_rows, i), np.nan, np.float32)
     x[live] = rng.standard_normal((len(live), i))
     shape, scales = (3, NUM_EXPERTS, o, i), None

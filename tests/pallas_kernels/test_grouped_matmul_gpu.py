@@ -78,7 +78,7 @@ def test_real_models_run_and_keep_all_processors_busy(case: str) -> None:
     assert (op.implementation, reason) == ("gpu", None)
     for tokens in (1, 64, 2048):
         num_choices, num_experts = tokens * CASES[case].num_choices, shapes[0].num_experts
-        rows = capacity(num_choices, num_experts, op.row_alignment(num_choices, num_experts))
+        rows = capacity(num_choices, num_experts, op.row_alignment)
         for shape in shapes:
             sizes = choose_sizes(rows, num_experts, shape.num_columns, shape.out_dtype)
             assert sizes.stages >= 4

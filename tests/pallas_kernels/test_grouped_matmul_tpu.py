@@ -137,7 +137,7 @@ def test_sizes_of_real_models_fit(case: str, weight_dtype: Any, tokens: int) -> 
     op, reason = pick(shapes, "tpu")
     assert (op.implementation, reason) == ("tpu", None)
     num_choices = tokens * CASES[case].num_choices
-    rows = capacity(num_choices, shapes[0].num_experts, op.row_alignment(num_choices, shapes[0].num_experts))
+    rows = capacity(num_choices, shapes[0].num_experts, op.row_alignment)
     for shape in shapes:
         parts = shape.num_outputs // shape.num_columns
         sizes = choose_sizes(rows, shape.num_inputs, shape.num_columns, parts, shape.dtype, weight_dtype)
