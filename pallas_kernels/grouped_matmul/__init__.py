@@ -50,9 +50,9 @@ class GroupedMatmul:
         return self._entry.row_alignment()
 
     def prepare(self, shapes: Sequence[MatmulShape], folder: Path | None = None) -> None:
-        """Do what must be done in a process before it loads a program with these matmuls that another one compiled.
+        """Compile and register what programs with these matmuls call, so that this process can load such programs.
 
-        Machine code is kept in a folder, if one is given, for the next time.
+        Machine code is kept in `folder`, if given, for other processes.
         """
         for shape in shapes:
             self._entry.prepare(shape, folder)
@@ -71,13 +71,13 @@ class GroupedMatmul:
         """Multiply each group's rows by its expert's weights of one layer, transposed, added up in float32.
 
         Args:
-          x_ri: rows in groups; what is in rows of no group does not matter.
+          x_ri: rows in groups; rows of no group may hold anything.
           w_leoi: the weights of all layers and experts [out, in], of x's dtype or int8.
           layer: index of the layer, may be traced.
-          groups: where each expert's rows are, as `group_rows` gives them for this op's `row_alignment`.
-          scales_leo: float32, what the results of int8 weights are multiplied by.
-          activation: one of `ACTIVATIONS`: the first half of an expert's weights are gates, and the result is the
-            activation of their half times the other, [r, o / 2].
+          groups: each expert's rows, as `group_rows` places them for this op's `row_alignment`.
+          scales_leo: float32, the scale of each output of int8 weights; None for other weights.
+          activation: one of `ACTIVATIONS`: the first half of the outputs are gates, and the result is their activation
+            times the second half, [r, o / 2]. None returns all outputs.
           out_dtype: the result's dtype, x's if None.
 
         Returns:

@@ -19,7 +19,7 @@ class Case(NamedTuple):
     activation: str | None = "silu"
 
     def shapes(self, dtype: Any = jnp.bfloat16, weight_dtype: Any = None) -> tuple[MatmulShape, MatmulShape]:
-        """Return both matmuls: gates and what they gate, then back; the weights are of `dtype`, or as said."""
+        """Return the shapes of both matmuls, gate-and-up and down; weights have `weight_dtype`, by default `dtype`."""
         dtype, weight_dtype = jnp.dtype(dtype), jnp.dtype(dtype if weight_dtype is None else weight_dtype)
         d, f = self.hidden_size, self.intermediate_size
         return (
@@ -37,4 +37,4 @@ CASES: dict[str, Case] = {
     "small": Case(8, 2, 128, 64),
     "tiny": Case(4, 2, 64, 32),
 }
-"""The models' cases, and small ones for tests. gpt-oss has an activation of its own, which is outside of the op."""
+"""The models' cases, and small ones for tests. gpt-oss has an activation of its own, which the op does not apply."""

@@ -9,16 +9,16 @@ from jax import Array, lax
 
 
 class Groups(NamedTuple):
-    """Where each expert's rows are, in the experts' order; each group begins at a multiple of the `row_alignment`."""
+    """Where each expert's rows are, in the experts' order; each group's first row is a multiple of the alignment."""
 
     starts_e: Array
     """The first row of each expert, int32."""
     counts_e: Array
-    """How many rows each expert has, int32; 0 for one that nobody chose."""
+    """How many rows each expert has, int32; 0 for one that no token chose."""
 
 
 class Grouping(NamedTuple):
-    """Which token each row is, and which row each token's choice."""
+    """The groups of rows, and the maps from rows to tokens and from tokens' choices of experts to rows."""
 
     groups: Groups
     tokens_r: Array
@@ -30,7 +30,7 @@ class Grouping(NamedTuple):
 
 
 def capacity(num_choices: int, num_experts: int, alignment: int) -> int:
-    """Return how many rows hold any grouping of so many choices: a multiple of the alignment."""
+    """Return the number of rows, a multiple of the alignment, in which any grouping of `num_choices` choices fits."""
     rows = num_choices + min(num_experts, num_choices) * (alignment - 1)
     return -(-rows // alignment) * alignment
 
@@ -38,8 +38,8 @@ def capacity(num_choices: int, num_experts: int, alignment: int) -> int:
 def group_rows(experts_tj: Array, num_experts: int, alignment: int, num_tokens: Array | int) -> Grouping:
     """Sort the choices [t, j] of tokens by expert, in their order within each.
 
-    Only the first `num_tokens` tokens count, and only choices of experts from 0 to `num_experts` - 1: the others belong
-    to no group. There are `capacity(t * j, num_experts, alignment)` rows.
+    Tokens from `num_tokens` on are padding: their choices belong to no group, nor do those of experts that are not from
+    0 to `num_experts` - 1. There are `capacity(t * j, num_experts, alignment)` rows.
     """
     t, j = experts_tj.shape
     n, num_rows = t * j, capacity(t * j, num_experts, alignment)
@@ -48,15 +48,15 @@ def group_rows(experts_tj: Array, num_experts: int, alignment: int, num_tokens: 
     counts_e = (experts_n[:, None] == jnp.arange(num_experts)).sum(axis=0, dtype=jnp.int32)
     padded_e = -(-counts_e // alignment) * alignment
     starts_e, firsts_e = (jnp.cumsum(sizes) - sizes for sizes in (padded_e, counts_e))
-    # Keys that differ keep the order, and two sorts take no scatter, of which a TPU does one number at a time.
+    # Distinct keys make the sort stable; a second sort replaces a scatter, which a TPU does one number at a time.
     order_n = lax.sort(experts_n * n + jnp.arange(n)) % n
     places_n = jnp.argsort(order_n, stable=False)
     shifts_e = starts_e - firsts_e
     rows_n = places_n + shifts_e[jnp.minimum(experts_n, num_experts - 1)]
-    # Rows come in blocks of one expert each: the last that begins there or before.
-    block_starts = jnp.arange(0, num_rows, alignment)
-    block_experts = (block_starts[:, None] >= starts_e).sum(axis=1) - 1
-    experts_r = jnp.repeat(block_experts, alignment)
+    # The rows from one multiple of the alignment to the next are of the last expert whose group begins there or before.
+    slab_starts = jnp.arange(0, num_rows, alignment)
+    slab_experts = (slab_starts[:, None] >= starts_e).sum(axis=1) - 1
+    experts_r = jnp.repeat(slab_experts, alignment)
     places_r = jnp.arange(num_rows) - shifts_e[experts_r]
     tokens_r = order_n[jnp.clip(places_r, 0, n - 1)] // j
     rows_tj = jnp.clip(rows_n, 0, num_rows - 1).reshape(t, j)

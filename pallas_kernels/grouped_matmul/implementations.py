@@ -1,4 +1,4 @@
-"""There are several ways of running the op; this says what each can do, and which one a platform gets."""
+"""The implementations of the op: what each can run, and on which platform."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an implementation must know of a matmul before it is traced."""
+"""What an implementation must know about a matmul before it is traced."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from jax.typing import DTypeLike
 
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
-"""The activations there are, by HF's names."""
+"""The activations that kernels can apply, by HF's names."""
 
 
 class MatmulShape(NamedTuple):
@@ -15,7 +15,7 @@ class MatmulShape(NamedTuple):
 
     num_experts: int
     num_outputs: int
-    """The rows of an expert's weights: with an activation twice as many as the columns of the result."""
+    """The rows of an expert's weights: with an activation, twice the number of columns of the result."""
     num_inputs: int
     dtype: DTypeLike
     """The dtype of x."""

@@ -1,4 +1,4 @@
-"""The rows of each expert are cut into spans, which kernels go through one after the other."""
+"""Cut the rows of each expert into spans, which a kernel works through one after the other."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from .groups import Groups
 
 
 class Spans(NamedTuple):
-    """Some rows of one expert each, int32, in the order of the experts; entries after the last span hold anything."""
+    """The spans, in the order of the experts; int32 arrays, whose entries after the last span may hold anything."""
 
     total: Array
     """How many spans there are, a scalar."""
     experts_n: Array
     rows_n: Array
-    """The first row."""
+    """The first row of each."""
     counts_n: Array
-    """How many rows."""
+    """How many rows each has."""
     places_n: Array
-    """The place of a span among its expert's."""
+    """The place of each among its expert's spans."""
     siblings_n: Array
-    """How many spans its expert has."""
+    """How many spans the expert of each has."""
 
 
 def cut(groups: Groups, num_rows: int, alignment: int, most: int) -> Spans:
-    """Cut the rows of each expert, which begin at multiples of `alignment` below `num_rows`, into spans of `most`."""
+    """Cut the rows of each expert, which begin at multiples of `alignment`, into spans of `most` rows or fewer."""
     num_experts, num_slabs = groups.counts_e.shape[0], num_rows // alignment
     spans_e = -(-groups.counts_e // most)
     ends_e = jnp.cumsum(spans_e)

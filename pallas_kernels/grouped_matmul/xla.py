@@ -1,7 +1,7 @@
-"""The grouped matmul in plain XLA is the fallback where no kernel of a platform's own can run.
+"""The grouped matmul in plain XLA, for platforms and shapes without a kernel of their own.
 
-On a CPU `ragged_dot` would multiply every row by every expert, so a loop goes through the tiles of rows that count and
-takes the weights of one expert for each. Elsewhere `ragged_dot` is what the platform's compiler makes of it.
+On a CPU `ragged_dot` would multiply every row by every expert, so a loop multiplies one tile of rows at a time by one
+expert's weights. Elsewhere it is `ragged_dot`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _multiply_tiles(
     activation: str | None,
     out_dtype: DTypeLike,
 ) -> Array:
-    """Multiply one tile of rows of one expert after the other."""
+    """Multiply one tile after the other, each of one expert's rows."""
     num_rows, num_experts, num_columns = len(x_ri), w_leoi.shape[1], w_leoi.shape[2] // (2 if activation else 1)
     tile = _tile(num_rows, num_experts)
     ends_e = jnp.cumsum(-(-groups.counts_e // tile))
@@ -96,7 +96,7 @@ def _multiply_at_once(
     activation: str | None,
     out_dtype: DTypeLike,
 ) -> Array:
-    """Multiply groups that follow one another, each with the rows of padding behind it."""
+    """Multiply all groups with one `ragged_dot`, each group together with the padding behind it."""
     starts_e, num_rows = groups.starts_e, len(x_ri)
     sizes_e = jnp.diff(starts_e, append=num_rows)
     multiply = partial(lax.ragged_dot_general, group_sizes=sizes_e, ragged_dot_dimension_numbers=DIMENSIONS)
@@ -114,7 +114,7 @@ def _dot(multiply: Callable[..., Array], x: Array, w: Array) -> Array:
 
 
 def _finish(product: Array, scales: Array | None, activation: str | None, out_dtype: DTypeLike) -> Array:
-    """Return what comes of the sums, which are rounded at last."""
+    """Scale and activate the float32 sums, and round them last."""
     product = product if scales is None else product * scales
     if activation:
         gate, up = jnp.split(product, 2, axis=1)

@@ -1,4 +1,4 @@
-"""The grouped matmul on a CPU reads the weights of experts that have rows where they lie, each as one stream."""
+"""The grouped matmul on a CPU: the weights of each expert that has rows are read in place, as one stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..groups import Groups
 from ..shape import MatmulShape
 
 ROW_ALIGNMENT = MIN_ROWS
-"""The rows of the smallest tile: none has rows of two groups."""
+"""The rows of the smallest tile, so that no tile has rows of two groups."""
 
 
 def cpu_refusal(shape: MatmulShape) -> str | None:

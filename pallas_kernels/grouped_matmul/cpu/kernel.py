@@ -78,7 +78,7 @@ class Kernel(Multiplier):
         return e.function
 
     def _find(self, e: Emitter, of: Call, stretch: Any) -> tuple[Any, Any]:
-        """Return whose stretch it is, of all experts', and which one of its own."""
+        """Return the expert of a stretch, counted over all experts, and the place of the stretch among the expert's."""
         found, left = e.variable(I64, I64(0)), e.variable(I64, stretch)
         before = e.variable(I64, I64(0))
         with e.range(0, of.num_experts) as expert:
@@ -90,7 +90,7 @@ class Kernel(Multiplier):
         return found.value, left.value
 
     def _operands(self, e: Emitter, of: Call, expert: Any, count: Any) -> Operands:
-        """Return the operands of one expert. The rows of its group are as many as whole tiles have."""
+        """Return the operands of one expert; its number of rows is rounded up to whole tiles."""
         row = e.load_int(of.starts, expert)
         first = e.product(e.sum(e.product(of.layer, of.num_experts), expert), of.n, self.parts)
         return Operands(

@@ -31,7 +31,7 @@ def gpu_grouped_matmul(
 ) -> Array:
     """See `GroupedMatmul`. `interpret` runs the kernel on a CPU, in an interpreter that looks for races.
 
-    Tests give `sizes`, which else are those that suit the shapes.
+    `sizes` is for tests; by default they follow from the shapes.
     """
     if scales_leo is not None:
         raise ValueError("grouped matmul: a GPU's kernel has no int8 weights")

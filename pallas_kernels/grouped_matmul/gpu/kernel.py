@@ -1,4 +1,4 @@
-"""Rows of one expert meet two pieces of its weights in each tile, in Mosaic GPU.
+"""The kernel in Mosaic GPU: a tile multiplies rows of one expert by two pieces of its weights.
 
 As many thread blocks as there are SMs each walk their share of the tiles. In each, a producer warpgroup streams rows
 and weights by TMA into a ring of shared memory, ahead from tile to tile; consumer warpgroups multiply 64 rows each by

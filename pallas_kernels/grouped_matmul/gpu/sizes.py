@@ -29,7 +29,7 @@ class Sizes(NamedTuple):
     rows: int
     """Rows of a tile."""
     columns: int
-    """Columns of each half of a tile: of gates and of what they gate, or columns side by side."""
+    """Columns of each half of a tile: of gates and of ups, or without an activation side by side."""
     stages: int
     """How many pieces of tiles, `DEPTH` deep, the ring holds."""
     workers: int = WORKERS
@@ -41,8 +41,8 @@ class Sizes(NamedTuple):
 
 
 def choose_sizes(num_rows: int, num_experts: int, num_columns: int, out_dtype: DTypeLike) -> Sizes:
-    """Return sizes for `num_rows`, of padding too, that keep all SMs busy and fill their shared memory."""
-    # Without what pads them, experts have so many rows in all; some have twice the mean.
+    """Return sizes for `num_rows`, padding included, that keep all SMs busy and fill their shared memory."""
+    # The experts' rows without padding; a tile holds twice the mean, as some experts have more rows than others.
     num_choices = max(num_rows - (ROW_SLAB - 1) * num_experts, 1)
     rows = next((x for x in ROW_TILES if 2 * num_choices <= x * num_experts), ROW_TILES[-1])
     most_tiles = min(num_experts, num_rows // ROW_SLAB)

@@ -2,7 +2,7 @@
 
 A step of few tokens takes as long as the weights of the experts that are chosen take to be read, once; one of many
 tokens as long as the matrix units take. A row's sum over all of `in` is one matmul, so its order does not depend on
-other rows. How many rows share that matmul does: nothing is known yet of TPUs on which it would change a row's bits.
+other rows. How many rows share that matmul does; whether that can change a row's bits has not been tried on a TPU.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def tpu_grouped_matmul(
 ) -> Array:
     """See `GroupedMatmul`. `interpret` runs the kernel on a CPU, in Pallas' simulation of a TPU.
 
-    Tests give `sizes`, which else are those that suit the shapes.
+    `sizes` is for tests; by default they follow from the shapes.
     """
     (r, i), (layers, experts, o, _) = x_ri.shape, w_leoi.shape
     parts = 1 if activation is None else 2

@@ -1,4 +1,4 @@
-"""The rows of each expert meet its weights, which stream through VMEM once.
+"""Multiply the rows of each expert by its weights, which stream through VMEM once.
 
 The work is a flat list of (span, tile): a span is up to `Sizes.span` rows of one expert, a tile a number of the rows of
 its weights. A tile is multiplied while the next ones are in flight, whichever experts they belong to; a span's rows
