@@ -1,4 +1,4 @@
-"""A family of models says about itself how to read its config, its layer, and its tensors' HF names."""
+"""What a family of models declares: how to read its config, its layer, and its tensors' HF names."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from .layers import DecoderLayer, Frame
 
 
 class Fused(NamedTuple):
-    """Parameters of one module that are one tensor of the checkpoint: their names in order, this one's among them."""
+    """Parameters of one module that the checkpoint stores as one tensor; `members` are their names, in order."""
 
     members: tuple[str, ...]
     axis: int = 0
-    """The tensor's axis along which they lie one after another; of one expert's part, if it holds all experts'."""
+    """The axis of their concatenation; in a tensor of all experts, that of one expert's part."""
     alternates: bool = False
-    """Each takes one place in turn along the axis, instead of a range."""
+    """They alternate along the axis, instead of taking a range each."""
 
 
 class TensorName(NamedTuple):
     """The tensor of a checkpoint that a parameter comes from.
 
     `name` is HF's, with `{body}` and `{head}` for the family's prefixes, `{l}` for the layer and `{e}` for the expert;
-    a parameter of experts whose name has no `{e}` is a tensor of all experts. `layout` goes from HF's axes to ours, as
-    in "(n h) d -> d n h", for one expert.
+    without `{e}`, a parameter of experts comes from one tensor of all experts. `layout` goes from HF's axes to ours,
+    those of one expert, as in "(n h) d -> d n h".
     """
 
     name: str
@@ -51,7 +51,7 @@ WRAPPER_PREFIXES = (
 )
 
 
-# What checkpoints may hold that no decoder needs.
+# Tensors that checkpoints may hold and no decoder needs.
 BUFFERS = ("*rotary_emb.inv_freq",)
 OTHER_MODALITIES = (
     "*vision_tower.*",
@@ -74,9 +74,9 @@ class Family:
     frame: Callable[..., nnx.Module] = Frame
     is_wrapper: bool = False
     prefixes: tuple[Prefixes, ...] = (DECODER_PREFIXES,)
-    """The prefixes that checkpoints may have, the usual ones first; a wrapper has its own."""
+    """The prefixes that checkpoints may have, the usual ones first; wrappers have `WRAPPER_PREFIXES` instead."""
     leaves_out: tuple[str, ...] = ()
-    """Glob patterns of tensors that its checkpoints may hold for nothing, besides those that all families leave out."""
+    """Glob patterns of tensors in its checkpoints that it does not use, besides those that no family uses."""
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -86,8 +86,8 @@ class Family:
     def read_config(self, hf: Mapping[str, Any], tensor_names: Collection[str] = ()) -> ModelConfig:
         """Read a config.json; for a wrapper the checkpoint's tensor names, if given, say whether it has a head.
 
-        HF's defaults for wrappers have changed over time, and it too unties what a checkpoint holds separately.
-        What is malformed or not supported raises ValueError that names it.
+        HF's defaults for wrappers have changed over time, and HF too unties a head that the checkpoint holds.
+        Raises ValueError that names the key for what is malformed or not supported.
         """
         try:
             config = self.config_from_hf(hf)
@@ -100,7 +100,7 @@ class Family:
         return config
 
     def find_prefixes(self, tensor_names: Collection[str]) -> Prefixes:
-        """Return the prefixes under which the checkpoint has its embedding; the usual ones if under none."""
+        """Return the prefixes under which the checkpoint has its embedding; the first ones if it has none."""
         prefixes = WRAPPER_PREFIXES if self.is_wrapper else self.prefixes
         embed = self.names["embed.table"].name
         found = [each for each in prefixes if embed.format(**each._asdict()) in tensor_names]

@@ -1,4 +1,4 @@
-"""Typed fields of a config.json, which may hold anything: what is missing or malformed raises ValueError by name."""
+"""Typed fields of a config.json, which may hold anything: missing or malformed ones raise ValueError by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ways in which a step goes through a model's layers."""
+"""How a step goes through a model's layers."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from .plan import LayerPlan, Segment
 
 
 class Heads(NamedTuple):
-    """What attention takes of a step's tokens."""
+    """The input of attention: a step's tokens, projected."""
 
     q_tnh: Array
     k_tkh: Array | None
     v_tkh: Array | None
-    """Keys and values; None of a layer that borrows them."""
+    """Keys and values; None in a layer that borrows them."""
     sinks_n: Array | None = None
-    """A score of each query head that has no value."""
+    """The attention sink of each query head, if the layer has them."""
 
 
 type Lent = dict[int, tuple[Array, Array]]
-"""The keys and values of the last layer that had its own, by its cache group, of groups whose layers borrow some."""
+"""The keys and values that later layers borrow, by cache group: those of the last layer that computed its own."""
 
 
 class Cached(NamedTuple):
-    """What passes from one layer's attention to the next one's."""
+    """What one layer's attention passes on to the next one's."""
 
     pools: tuple[Any, ...]
     """The KV pools of the cache groups."""
@@ -38,21 +38,21 @@ class Cached(NamedTuple):
 
 
 type Stream = tuple[Array, Cached]
-"""What there is between two layers: the hidden states [t, d], and what attention passes on."""
+"""The state between two layers: the hidden states [t, d], and what attention passes on."""
 
 
 class LayerLoop(enum.Enum):
-    """The way in which a step goes through the layers. All ways compute the same."""
+    """How a step goes through the layers; all ways give the same result."""
 
     SCAN = "scan"
-    """One body per kind, over weights stacked along a leading axis: the quickest to compile."""
+    """A loop with one body per kind, over weights stacked along a leading axis: the quickest to compile."""
     UNROLL = "unroll"
-    """A body per layer, without a loop: what a GPU runs as one CUDA graph."""
+    """One body per layer, without a loop: a GPU runs it as one CUDA graph."""
     SWITCH = "switch"
-    """One body per kind, whose matmuls are picked by the layer's place. XLA:CPU would copy a layer's weights out of a
-    stack in each step. Attention, which is most of what there is to compile, is still compiled once."""
+    """A loop with one body per kind, which switches between the layers' matmuls: out of a stack XLA:CPU would copy a
+    layer's weights in each step. Attention, most of what there is to compile, is still compiled once."""
     IN_PLACE = "in place"
-    """SCAN, but the CPU's own matmul takes a layer's weights as they lie in the stack."""
+    """SCAN with the CPU's own matmul, which reads a layer's weights in place in the stack."""
 
     @property
     def stacked(self) -> bool:
@@ -61,9 +61,9 @@ class LayerLoop(enum.Enum):
 
 
 class LayerOf:
-    """The array of one layer in a stack of several layers'. Only what indexes it cuts it out.
+    """One layer's array in a stack of several layers' arrays; only indexing copies it out.
 
-    It is wanted for the first `num_rows` of a step's tokens; what becomes of the others does not matter.
+    It is to be applied to the first `num_rows` rows of a step; the results of other rows are never used.
     """
 
     def __init__(self, stack: Array, layer: Array | int, num_rows: Array | int) -> None:
@@ -76,14 +76,14 @@ class LayerOf:
 
 
 class LayerBody(NamedTuple):
-    """What a layer does, for all layers of one kind."""
+    """The computation of a layer, the same for all layers of one kind."""
 
     project: Callable[[Any, Array], Heads]
     """It takes the layer's weights and the hidden states [t, d]."""
     attend: Callable[[Heads, Cached, Array | int], tuple[Array, Cached]]
     """It takes the layer's place among those of its kind, and returns [t, n, h] and what it passes on."""
     finish: Callable[[Any, Array, Array, Array | int], Array]
-    """It takes the layer's weights, the hidden states before it, what attention gave, and the layer's place."""
+    """It takes the layer's weights, the hidden states before it, attention's output, and the layer's place."""
 
     def run(self, weights: Any, stream: Stream, place: Array | int) -> Stream:
         """Run one layer."""
@@ -92,7 +92,7 @@ class LayerBody(NamedTuple):
         return self.finish(weights, x_td, attended_tnh, place), cached
 
     def run_one_of(self, layers: Sequence[Any], stream: Stream, place: Array | int) -> Stream:
-        """Run the layer at a place, of those with these weights."""
+        """Run the layer at a place, given the weights of all layers of its kind."""
         x_td, cached = stream
         heads = jax.lax.switch(place, [partial(self.project, weights) for weights in layers], x_td)
         attended_tnh, cached = self.attend(heads, cached, place)
@@ -105,8 +105,8 @@ def run_layers(
 ) -> Stream:
     """Take the stream through all layers.
 
-    `weights` are a tuple: of each kind's weights if they are stacked, else of each layer's. `bodies` are those of the
-    kinds. Rows of tokens from `num_tokens` on are padding.
+    `weights` is a tuple, with an entry for each kind if they are stacked, else for each layer; `bodies` has one for
+    each kind. Rows of tokens from `num_tokens` on are padding.
     """
     if not loop.stacked:
         # Layers of a kind have the same shapes, so each part is traced and lowered once.
@@ -131,7 +131,7 @@ def run_layers(
 
 
 def map_experts(function: Callable[[Any], Any], weights: Any, *, otherwise: Callable[[Any], Any] = lambda x: x) -> Any:
-    """Return weights with the arrays of experts, of which a step takes a few, replaced, and the others as they are."""
+    """Return weights with `function` applied to the arrays of experts, and `otherwise` to all other arrays."""
 
     def replaced(path: Any, array: Any) -> Any:
         return (function if any(key.key == "experts" for key in path if hasattr(key, "key")) else otherwise)(array)
@@ -140,7 +140,7 @@ def map_experts(function: Callable[[Any], Any], weights: Any, *, otherwise: Call
 
 
 def walk(plan: LayerPlan, stream: Any, run: Callable[[Any, int, Any], Any], *, loops: bool) -> Any:
-    """Call `run` with the kind and the place of each layer, in order: once for each that is compiled if it `loops`."""
+    """Call `run` with the kind and the place of each layer, in order; with `loops`, repeated layers are one `scan`."""
 
     def times(count: int, step: Callable[[Stream, Any], Stream], stream: Stream) -> Stream:
         if loops and count > 1:

@@ -31,7 +31,7 @@ Params = Mapping[str, Any]
 
 
 class _Step(NamedTuple):
-    """What the layers of a step have in common."""
+    """What all layers of a step share."""
 
     num_tokens: Array
     ropes: Mapping[tuple[int, int], Rope]
@@ -46,7 +46,7 @@ class _Step(NamedTuple):
 class Model:
     """The functions of one model; it holds no arrays. The loop says whether weights have a leading layer axis.
 
-    `quantization` is None or one of `METHODS`, for all weights that are multiplied with, and the embedding.
+    `quantization`, None or one of `METHODS`, is that of the embedding and of all matmuls' weights but routers'.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Model:
 
     @property
     def weight_dtype(self) -> Any:
-        """Return the dtype of the weights that are multiplied with."""
+        """Return the dtype of matmuls' weights."""
         return self.dtype if self.quantization is None else jnp.dtype(jnp.int8)
 
     @property
@@ -147,7 +147,7 @@ class Model:
         return frame.end(x_td), cached.pools
 
     def _body(self, kind: int, step: _Step) -> LayerBody:
-        """Return what the layers of a kind do in a step."""
+        """Return the computation of a kind's layers in a step."""
         plan = self.plan
         spec, (group, places) = plan.kinds[kind], plan.cache_layers(kind)
         num_layers = len(list(plan.groups.values())[group])
@@ -163,7 +163,7 @@ class Model:
         def attend(heads: Heads, cached: Cached, place: Array | int) -> tuple[Array, Cached]:
             pools, lent = cached
             heads = _scale_queries(heads, step.query_scales[spec.query_scaling])
-            # Keys and values that are lent are in the cache already; writing them again changes nothing.
+            # Borrowed keys and values are in the cache already; writing them again changes nothing.
             keys_values: Any = lent[group] if spec.borrows_kv else (heads.k_tkh, heads.v_tkh)
             attended_tnh, pool = step.attention[group](
                 heads.q_tnh,
@@ -197,14 +197,14 @@ class Model:
         return soft_cap(self._frame_of(params, num_rows).logits(hidden_sd), self.config.final_soft_cap)
 
     def _frame_of(self, params: Params, num_rows: Array | int) -> Any:
-        """Return the frame as it multiplies rows, of which those from `num_rows` on are padding."""
+        """Return the frame for a call whose rows from `num_rows` on are padding."""
         weights = {name: value for name, value in params.items() if name != "layers"}
         if self.loop is LayerLoop.IN_PLACE:
             weights = jax.tree.map(lambda array: LayerOf(array[None], 0, num_rows), weights)
         return nnx.merge(self._frame_def, weights)
 
     def _nothing_lent(self, num_tokens: int) -> Lent:
-        """Return keys and values in place of those that are yet to be lent."""
+        """Return zeros in place of keys and values to borrow, which no layer has computed yet."""
         lent: Lent = {}
         for number, group in enumerate(self.plan.groups):
             if group in self.plan.lending_groups:
@@ -233,7 +233,7 @@ def _scale_queries(heads: Heads, scale_t11: Array | None) -> Heads:
 
 
 def _pick(numbers: Sequence[int], place: Array | int) -> Array | int:
-    """Return the number at a place, which may be traced."""
+    """Return numbers[place], where `place` may be traced."""
     if isinstance(place, int):
         return numbers[place]
     if list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):

@@ -1,4 +1,4 @@
-"""Parameters: what each one's array is, and which tensors of a checkpoint it is made of."""
+"""Parameters: the array that holds each one, and the tensors of a checkpoint that it is made of."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .quantization import Quantized
 KV_HEADS = "kv_heads"
 """The logical axis along which heads may be repeated."""
 HEAD_DIM = "head_dim"
-"""The logical axis of a head's numbers, which rotation may want in another order."""
+"""The logical axis of a head's dimensions, which RoPE may need in another order."""
 
 
 class Segment(NamedTuple):
-    """The segment of a parameter in an array with others: it begins at row `start` in each of `num_shards` shards."""
+    """The place of a parameter in a merged array: it begins at row `start` in each of `num_shards` shards."""
 
     array: str
     num_shards: int
@@ -29,11 +29,11 @@ class Segment(NamedTuple):
 
 
 LEAD_AXES = ("layers", "experts")
-"""The logical axes that come first, if an array has them: each place on them is read from the checkpoint by itself."""
+"""The logical axes that come first, if an array has them; each index on them is read from the checkpoint by itself."""
 
 
 class _Axes:
-    """What parameters and arrays have in common."""
+    """What `ParamSpec` and `ArraySpec` share."""
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
@@ -47,7 +47,7 @@ class _Axes:
 
     @property
     def num_lead(self) -> int:
-        """Return the number of axes that come before those of one layer's, or one expert's, part."""
+        """Return the number of leading axes, which index layers and experts."""
         return sum(axis in LEAD_AXES for axis in self.axes)
 
     @property
@@ -65,8 +65,8 @@ class _Axes:
 class ParamSpec(_Axes):
     """One parameter, and the HF tensors it is made of: one for each layer if it is stacked, or for each expert of each.
 
-    `layout` takes one HF tensor of `hf_shape`, or of what is taken of it, to one layer's or one expert's part of ours;
-    `axes` names a logical axis per dimension.
+    `layout` takes one HF tensor of `hf_shape`, or the part of it at `hf_index`, to one layer's or one expert's part of
+    ours; `axes` names a logical axis per dimension.
     """
 
     shape: tuple[int, ...]
@@ -76,20 +76,20 @@ class ParamSpec(_Axes):
     layout: str
     hf_shape: tuple[int, ...]
     hf_index: tuple[slice, ...] = ()
-    """What is taken of a tensor that holds several parameters, or all."""
+    """The part of the HF tensor that is this parameter, if it holds several; empty for all of it."""
     repeats: int = 1
-    """Each kv head of the HF tensor stands in ours so often in a row."""
+    """How many consecutive copies ours has of each kv head of the HF tensor."""
     head_order: tuple[int, ...] | None = None
-    """The HF tensor's place of each number of a head of ours, if they are in another order."""
+    """The HF tensor's index of each dimension of a head of ours, if the orders differ."""
     segment: Segment | None = None
-    """The segment in an array with others, or None for a parameter that has an array of its own."""
+    """The place in a merged array; None for a parameter that has an array of its own."""
     num_inputs: int = 0
     """The number of last axes that a matmul sums over; 0 for a parameter that is added, or multiplies elementwise."""
     is_quantized: bool = False
 
     @property
     def rows(self) -> int:
-        """Return the rows of each shard, if the parameter is in an array with others."""
+        """Return the parameter's rows in each shard, if it is in a merged array."""
         return self.shape[self.num_lead] // (self.segment.num_shards if self.segment else 1)
 
 
@@ -107,7 +107,7 @@ class ArraySpec(_Axes):
 
 
 def stored[Spec: (ParamSpec, ArraySpec)](spec: Spec) -> Spec | Quantized:
-    """Return what is stored for a spec: itself, or the specs of the integers and of the scales."""
+    """Return what is stored for a spec: itself, or if it is quantized the specs of its integers and scales."""
     if not (count := spec.quantized_inputs):
         return spec
     values = replace(spec, dtype=jnp.dtype(jnp.int8), is_quantized=False)
@@ -177,7 +177,7 @@ class Declared(NamedTuple):
 
 
 def declared(state: nnx.State) -> dict[str, Declared]:
-    """Return each parameter of a module by path, and those of an array that holds several one by one."""
+    """Return each parameter of a module by path; those of a merged array one by one."""
     found: dict[str, Declared] = {}
     for names, variable in nnx.to_flat_state(state):
         path, metadata = ".".join(map(str, names)), variable.get_metadata()
@@ -199,7 +199,7 @@ def declared(state: nnx.State) -> dict[str, Declared]:
 
 
 class Reading(NamedTuple):
-    """How the parameters of a module are read, beside their names."""
+    """How the parameters of a module are read, besides their names."""
 
     quantizes: bool
     kv_repeats: int = 1
@@ -235,7 +235,7 @@ def make_spec(
 def _taken_of_fused(
     path: str, params: Mapping[str, Declared], names: Mapping[str, TensorName], kv_repeats: int
 ) -> tuple[tuple[int, ...], tuple[slice, ...]]:
-    """Return the shape of a tensor that holds several parameters, and what of it is this one."""
+    """Return the shape of a tensor that holds several parameters, and the part of it that is this one."""
     owner, _, name = path.rpartition(".")
     fused = names[path].fused
     assert fused is not None
@@ -256,12 +256,12 @@ def _taken_of_fused(
 
 
 def within(owner: str, spec: ParamSpec) -> ParamSpec:
-    """Return the spec with its array's path continued upwards."""
+    """Return the spec with its merged array's path put under `owner`."""
     return replace(spec, segment=spec.segment._replace(array=f"{owner}.{spec.segment.array}")) if spec.segment else spec
 
 
 def stack(specs: Sequence[ParamSpec]) -> ParamSpec:
-    """Return the spec of one parameter of several layers, one after the other."""
+    """Return the spec of one parameter of several layers, stacked in order."""
     first = specs[0]
     return replace(
         first,

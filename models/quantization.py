@@ -1,4 +1,4 @@
-"""Weights held as 8-bit integers, with a scale per output channel; what they are multiplied with stays as it is."""
+"""Weights held as 8-bit integers, with a scale per output channel; activations are not quantized."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from jax import Array
 
 METHODS = ("int8",)
 LARGEST = 127
-"""The largest integer; the least is as far from 0."""
+"""The largest integer; the smallest is -127."""
 
 
 class Quantized(NamedTuple):
-    """A weight [*out, *in] is values * scales; instead of arrays there may be what describes them."""
+    """A weight [*out, *in] equals values * scales; the fields may be specs instead of arrays."""
 
     values: Any
     """int8 [*out, *in]."""
     scales: Any
-    """float32 [*out]: a weight is summed up over its inputs before it is scaled."""
+    """float32 [*out]; they are applied to sums over the inputs."""
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Reading HF's config.json: what the families share. Whatever is malformed or unsupported raises ValueError by name."""
+"""Reading HF's config.json: what the families share. Malformed or unsupported values raise ValueError by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .fields import read_bool, read_choice, read_float, read_floats, read_int, r
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 MXFP4 = "mxfp4"
-"""The quantization of checkpoints whose tensors are offered widened, so that a family reads them as any other."""
+"""The quant_method of checkpoints whose tensors are widened when they are read, so that families see plain ones."""
 # Far above any model; a config.json that says more would only cost memory.
 MAX_LAYERS = 1000
 
@@ -30,8 +30,8 @@ def read_decoder(
 ) -> ModelConfig:
     """Read the fields that all decoders share.
 
-    `layers` has the fields in which layers differ, a value for each layer; `family` holds the other fields of the model
-    and of all its layers, or overrides them.
+    `layers` has the fields in which layers differ, with a value for each layer. `family` has further fields of
+    `ModelConfig`, and of `LayerSpec` for all layers, which override those read here.
     """
     _refuse_quantized(hf)
     if hf.get("use_bidirectional_attention"):
@@ -68,7 +68,7 @@ def read_decoder(
 
 
 def is_widened(quantization: Any) -> bool:
-    """Say whether weights with this quantization_config are widened when they are loaded."""
+    """Say whether weights with this quantization_config are widened when they are read."""
     return isinstance(quantization, Mapping) and quantization.get("quant_method") == MXFP4
 
 
@@ -137,9 +137,9 @@ def read_rope(hf: Mapping[str, Any], settings: Mapping[str, Any]) -> RopeConfig:
 def read_ropes_by_type(
     hf: Mapping[str, Any], layer_types: tuple[str, ...], full_theta: Any, sliding_theta: Any
 ) -> tuple[tuple[RopeConfig, ...], tuple[int, ...]]:
-    """Return the RoPE tables of the layer types there are, and each layer's; the thetas stand in for missing ones.
+    """Return a RoPE table for each layer type in use, and each layer's index; the thetas stand in for missing ones.
 
-    Scaling in the old keys applies to full attention only.
+    Scaling under the old key, rope_scaling, applies to full attention only.
     """
     given = read_mapping(hf, "rope_parameters")
     flat = sorted(set(given) - set(LAYER_TYPES))
@@ -211,7 +211,7 @@ def _longrope_fields(settings: Mapping[str, Any], positions: int, trained: int) 
 
 
 def _yarn_attention_factor(settings: Mapping[str, Any], factor: float) -> float:
-    """Return what cos and sin are multiplied with, given or inferred from the scaling factor."""
+    """Return the factor on cos and sin, given or inferred from the scaling factor."""
 
     def mscale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

@@ -45,7 +45,7 @@ BUILT_IN = MappingProxyType(
 )
 
 ALIKE = 0.6
-"""The likeness of two names, from 0 to 1, from which on one may be meant for the other."""
+"""The least similarity of two names, from 0 to 1, at which one is suggested for the other."""
 
 
 class Registry:

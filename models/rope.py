@@ -1,4 +1,4 @@
-"""What depends on positions is computed here, once per step outside the layers: RoPE tables, and scales of queries.
+"""RoPE tables and factors on queries: what depends on positions, computed once per step outside the layers.
 
 The formulas follow `transformers.modeling_rope_utils`, in float32 as there.
 """
@@ -17,7 +17,7 @@ from .config import QueryScaling, RopeConfig
 def rope_table(rope: RopeConfig, head_dim: int, positions_t: Array, rope_lengths_t: Array) -> tuple[Array, Array]:
     """Return cos and sin, each float32 [t, head_dim / 2], for the tokens' positions.
 
-    `rope_lengths_t` is the sequence length that dynamic scaling, and longrope, see for each token.
+    `rope_lengths_t` is each token's sequence length, on which dynamic and longrope scaling depend.
     """
     positions_t1, rotary_dim = positions_t.astype(jnp.float32)[:, None], rope.rotary_dim(head_dim)
     if rope.rope_type == "dynamic":

@@ -1,4 +1,4 @@
-"""Gemma 3 text: Gemma 2 with norms on q and k for soft caps; sliding and global layers, each kind its own RoPE."""
+"""Gemma 3 text: Gemma 2 with norms on q and k instead of soft caps; sliding and global layers have a RoPE each."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Gemma 4 text: unit norms on values, global layers with larger heads, experts beside the MLP, inputs of each layer's
-own, and late layers that borrow the keys and values of earlier ones. Each model has some of these.
+"""Gemma 4 text: unit norms on values, global layers with larger heads, experts beside the MLP, per-layer inputs, and
+late layers that borrow the keys and values of earlier ones. Each model has some of these.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _read(architecture: str, hf: Mapping[str, Any], **overrides: Any) -> ModelCo
 
 
 def _head_sizes(hf: Mapping[str, Any], layer_types: Sequence[str]) -> dict[str, list[int]]:
-    """Return head_dim and the number of kv heads of each layer, as the hub has them or as later versions of HF do."""
+    """Return head_dim and num_kv_heads of each layer, from the hub's keys or from those of later versions of HF."""
     ours = {"head_dim": read_int(hf, "head_dim"), "num_key_value_heads": read_int(hf, "num_key_value_heads")}
     overrides = read_mapping(hf, "per_layer_config")
     if not overrides:
@@ -173,7 +173,7 @@ def _read_rope(hf: Mapping[str, Any], kind: str) -> RopeConfig:
 
 
 def _read_moe(hf: Mapping[str, Any]) -> MoESpec | None:
-    """Return the experts of all layers; the MLP, which they are beside, is the one that all tokens share."""
+    """Return the experts of all layers; the MLP beside them is the shared expert."""
     if not read_bool(hf, "enable_moe_block"):
         return None
     num_experts = read_int(hf, "num_experts")
@@ -187,7 +187,7 @@ def _read_moe(hf: Mapping[str, Any]) -> MoESpec | None:
 
 
 def _read_input_size(hf: Mapping[str, Any]) -> int | None:
-    """Return the width of each layer's own input, None if layers have none."""
+    """Return the width of per-layer inputs, None if the model has none."""
     size = read_int(hf, "hidden_size_per_layer_input", minimum=0)
     vocab_size = read_int(hf, "vocab_size_per_layer_input")
     if size and vocab_size != read_int(hf, "vocab_size"):
@@ -196,7 +196,7 @@ def _read_input_size(hf: Mapping[str, Any]) -> int | None:
 
 
 class Gemma4Router(Router):
-    """A router that norms and scales what it is given, and scales what each expert gives."""
+    """A router that norms and scales its input, and scales each expert's output."""
 
     def __init__(self, spec: MoESpec, cfg: ModelConfig) -> None:
         super().__init__(spec, cfg)
@@ -212,7 +212,7 @@ class Gemma4Router(Router):
 
 
 class Gemma4Layer(nnx.Module):
-    """Attention; then the MLP, with experts beside it or without; then the layer's own input, if it has one."""
+    """Attention; then the MLP, with or without experts beside it; then the per-layer input, if there is one."""
 
     def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
         norm = partial(RMSNorm, cfg.hidden_size, "embed", cfg, dtype)
@@ -247,7 +247,7 @@ class Gemma4Layer(nnx.Module):
 
 
 class Gemma4Frame(Frame):
-    """The frame, which makes each layer's own input of the token, and of its embedding."""
+    """A frame that computes per-layer inputs from the tokens and their embeddings."""
 
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
         super().__init__(cfg, dtype)
@@ -259,7 +259,7 @@ class Gemma4Frame(Frame):
             self.layer_context_norm = RMSNorm(self.input_size, "layer_input", cfg, dtype)
 
     def layer_inputs(self, tokens: TokenBatch, x_td: Array) -> Array:
-        """Return each layer's own input, [l, t, p], from the tokens and the stream that goes into the first layer."""
+        """Return the per-layer inputs [l, t, p], from the tokens and the first layer's input."""
         assert self.input_size
         shape = len(x_td), self.num_layers, self.input_size
         token_tlp = self.layer_embed.embed(tokens.token_ids_t, self.input_size**0.5).reshape(shape)

@@ -57,11 +57,11 @@ KEYS = {
     "num_attention_heads": "n_head",
     "max_position_embeddings": "n_positions",
 }
-"""What other architectures call a key of GPT-2's, which has either name."""
+"""GPT-2's key for each key of other architectures; a config.json may have either."""
 
 
 def gpt2_config(hf: Mapping[str, Any]) -> ModelConfig:
-    """Read a GPT-2 config.json; `reorder_and_upcast_attn` asks for what attention here always is."""
+    """Read a GPT-2 config.json; `reorder_and_upcast_attn` is not read, as attention scores are always float32."""
     hf = DEFAULTS | {KEYS[name]: hf[name] for name in KEYS if name in hf} | dict(hf)
     require(hf, add_cross_attention=False)
     hf |= {name: read_int(hf, key) for name, key in KEYS.items()}

@@ -16,7 +16,7 @@ from .llama import LLAMA_NAMES
 GATE_UP = Fused(("gate", "up"), axis=1, alternates=True)
 GATE_UP_BIAS = Fused(("gate_bias", "up_bias"), alternates=True)
 
-# All experts are one tensor, [in, out] each, where gates and what they gate take turns.
+# All experts are one tensor, [in, out] each, in which gate and up columns alternate.
 GPT_OSS_NAMES = MappingProxyType(
     {
         **LLAMA_NAMES,

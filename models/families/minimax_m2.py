@@ -38,7 +38,7 @@ def minimax_m2_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a MiniMax M2 config.json."""
     hf = DEFAULTS | dict(hf)
     require(hf, scoring_func="sigmoid", use_routing_bias=True, use_qk_norm=True, qk_norm_type="per_layer")
-    # On the hub it says how much of a head is rotated in its own way.
+    # Checkpoints on the hub say by rotary_dim how much of a head is rotated.
     if hf.get("rotary_dim") is not None:
         hf.setdefault("partial_rotary_factor", read_int(hf, "rotary_dim") / read_int(hf, "head_dim"))
     moe = MoESpec(

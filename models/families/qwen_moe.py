@@ -70,8 +70,8 @@ def qwen3_moe_config(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 def read_qwen_moe(hf: Mapping[str, Any], **fields: Any) -> list[MoESpec | None]:
-    """Return each layer's experts: every `decoder_sparse_step`-th layer has some but for `mlp_only_layers`."""
-    # Newer versions of HF have another name for it.
+    """Return each layer's experts: every `decoder_sparse_step`-th layer has some, except `mlp_only_layers`."""
+    # Newer versions of HF call num_experts num_local_experts.
     moe = MoESpec(
         num_experts=read_int(hf, "num_local_experts", read_int(hf, "num_experts")),
         top_k=read_int(hf, "num_experts_per_tok"),
@@ -85,7 +85,7 @@ def read_qwen_moe(hf: Mapping[str, Any], **fields: Any) -> list[MoESpec | None]:
 
 
 def qwen2_moe_windows(hf: Mapping[str, Any]) -> tuple[int | None, ...]:
-    """Return each layer's window, by default of every other one of the first `max_window_layers`."""
+    """Return each layer's window; by default every other one of the first `max_window_layers` has it."""
     slides, last = read_bool(hf, "use_sliding_window"), read_int(hf, "max_window_layers", minimum=0)
     default = tuple(
         "sliding_attention" if slides and layer % 2 == 0 and layer < last else "full_attention"

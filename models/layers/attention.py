@@ -15,7 +15,7 @@ from .params import Part, declare, declare_merged, split
 
 
 class Attention(nnx.Module):
-    """The projections around grouped-query self-attention; attending itself is the business of `paged_attention`."""
+    """The projections around grouped-query self-attention, which `paged_attention` itself computes."""
 
     def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
         d, n, k, h = cfg.hidden_size, spec.num_heads, spec.num_kv_heads, spec.head_dim

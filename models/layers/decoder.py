@@ -17,7 +17,7 @@ from .norm import RMSNorm
 
 
 class DecoderLayer(nnx.Module):
-    """Attention and MLP or experts, added to the stream; a norm is before each of them, after it, or both."""
+    """Attention, then MLP or experts, each added to the residual stream, with a norm before it, after it, or both."""
 
     def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
         norm = partial(RMSNorm, cfg.hidden_size, "embed", cfg, dtype)

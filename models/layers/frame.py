@@ -1,4 +1,4 @@
-"""What is around the layers of most decoders."""
+"""The parts around the layers of most decoders."""
 
 from __future__ import annotations
 

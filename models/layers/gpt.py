@@ -1,4 +1,4 @@
-"""The layer of GPT-2 and OPT, and what is around the layers: LayerNorms, an MLP without gate, learned positions."""
+"""The layer of GPT-2 and OPT, and the parts around it: LayerNorms, an MLP without gate, learned positions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .plain_mlp import PlainMLP
 
 
 class GPTLayer(nnx.Module):
-    """Attention and MLP, each added to the stream; what goes into them is normed, or the stream after each addition."""
+    """Attention and MLP, each added to the stream; norms are on their inputs or, with `norms_stream`, on the sums."""
 
     def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
         norm = partial(LayerNorm, cfg.hidden_size, "embed", cfg, dtype)
@@ -44,7 +44,7 @@ class GPTLayer(nnx.Module):
 class GPTFrame(nnx.Module):
     """The parts around the layers: embeddings of tokens and of positions, last norm, output head.
 
-    Where the embedding has a size of its own, it is projected to the stream's, and the stream back to it.
+    An embedding of another width than the residual stream is projected to it, and the stream back.
     """
 
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:

@@ -1,4 +1,4 @@
-"""Matrices multiply the rows of a step here, in plain XLA or, where weights lie in a stack, in the kernel of a CPU."""
+"""Matmuls of a step's rows: in plain XLA or, with weights that are read in place in a stack, in the CPU's kernel."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
 def linear(x: Array, weight: nnx.Param[Array], out_dtype: DTypeLike | None = None, plus: Array | None = None) -> Array:
     """Multiply x [t, *in] by a weight [*out, *in], in x's dtype, to [t, *out]; float32 is never rounded on the way.
 
-    `plus`, of the result's shape and dtype, is added to it.
-    As one matrix times another: with more dimensions XLA:CPU would copy the weight into another order in each step.
+    `plus`, of the result's shape and dtype, is added to it. Both operands are flattened to matrices: with more
+    dimensions XLA:CPU would copy the weight into another order in each step.
     """
     x_ti, out_dtype = x.reshape(x.shape[0], -1), out_dtype or x.dtype
     out_shape = weight.shape[: weight.ndim - x.ndim + 1]
@@ -64,7 +64,7 @@ def gated_linear(x_td: Array, gate_up: nnx.Param[Array], parts: Sequence[Part], 
 def find_native_linear(
     weight: nnx.Param[Array], n: int, k: int, dtype: DTypeLike, activation: str | None = None
 ) -> Callable[..., Array] | None:
-    """Return the CPU's own `linear` by a weight taken as [n, k], None if it does not take the weight."""
+    """Return the CPU's own `linear`, bound to a weight taken as [n, k]; None if it cannot multiply by that weight."""
     held = weight.get_raw_value()
     values, scales = held if isinstance(held, Quantized) else (held, None)
     if not (isinstance(values, LayerOf) and native.can_multiply((n, k), dtype, activation)):

@@ -1,4 +1,4 @@
-"""A mixture of experts: each token is multiplied by the weights of the few experts that a router chooses for it."""
+"""A mixture of experts: each token goes through the few experts that a router chooses for it."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from .mlp import GatedMLP
 from .params import Part, declare, declare_merged
 
 SWIGLU_GAIN = 1.702
-"""What a gate of the clamped SwiGLU is multiplied by within the sigmoid."""
+"""The factor on a gate inside the sigmoid of the clamped SwiGLU."""
 
 
 class Choices(NamedTuple):
-    """The experts of each token, and the weights of what they give, [t, j] each."""
+    """The experts of each token, and the weights of their outputs, [t, j] each."""
 
     experts_tj: Array
     weights_tj: Array
 
 
 class Router(nnx.Module):
-    """The scores of experts, in float32 whatever the model's dtype, since close ones decide who is chosen."""
+    """The router scores experts, in float32 whatever the model's dtype: rounding could change which are chosen."""
 
     def __init__(self, spec: MoESpec, cfg: ModelConfig) -> None:
         self.spec = spec
@@ -60,7 +60,7 @@ class Router(nnx.Module):
         return Choices(experts_tj, weights_tj * spec.routed_scale)
 
     def _within_groups(self, ranked_te: Array) -> Array:
-        """Leave the experts of the best groups, which are ranked by the sum of their two best."""
+        """Mask all experts but those of the best groups, which are ranked by the sum of their two best experts."""
         spec, t = self.spec, len(ranked_te)
         if spec.top_groups == spec.num_groups:
             return ranked_te
@@ -86,7 +86,7 @@ class Experts(nnx.Module):
             self.down_bias = declare((num_experts, d), ("experts", "embed"), dtype)
 
     def __call__(self, x_td: Array, choices: Choices) -> Array:
-        """Return float32 [t, d], the weighted sum of what each token's experts give, in the order of the choices."""
+        """Return float32 [t, d]: the weighted sum of each token's experts' outputs, in the order of the choices."""
         spec = self.spec
         place = jax.tree.leaves(self.gate_up.get_raw_value())[0]
         alignment = self.cfg.grouped_matmul.row_alignment
@@ -106,7 +106,7 @@ class Experts(nnx.Module):
     def _spread(
         self, x_rd: Array, grouping: Grouping, weights_tj: Array, layer: Array | int, stacks: Mapping[str, Any]
     ) -> Array:
-        """Return float32 [t, d]; each device of a mesh adds what its share of the experts' width gives.
+        """Return float32 [t, d]: on a mesh the sum over devices, each of which has a share of every expert's width.
 
         Devices exchange tokens' sums, of which there are fewer than rows.
         """
@@ -122,12 +122,12 @@ class Experts(nnx.Module):
         everywhere = PartitionSpec()
 
         def spec(path: Any, array: Array) -> PartitionSpec:
-            """Spread the width: the scales of a quantized `down` have none."""
+            """Shard the width, an axis that the scales of a quantized `down` do not have."""
             width = 3 if path[0].key == "down" else 2
             return PartitionSpec(*[None] * width, axis) if array.ndim > width else everywhere
 
         specs = jax.tree_util.tree_map_with_path(spec, stacks)
-        # The kernels' outputs do not say along which axes they differ between devices.
+        # The kernels' outputs do not declare over which mesh axes they vary, which check_vma would need.
         sharded = jax.shard_map(
             lambda *arguments: jax.lax.psum(give(*arguments), axis),
             mesh=mesh,
@@ -138,7 +138,7 @@ class Experts(nnx.Module):
         return sharded(x_rd, grouping, weights_tj, jnp.asarray(layer, jnp.int32), stacks)
 
     def _multiply(self, x_rd: Array, grouping: Grouping, layer: Array | int, stacks: Mapping[str, Any]) -> Array:
-        """Return float32 [r, d], from the width of the experts that the stacks have."""
+        """Return float32 [r, d], computed with the width of the experts that the stacks hold."""
         multiply = partial(self._grouped, groups=grouping.groups, layer=layer)
         h_rf = multiply(x_rd, stacks["gate_up"], activation=self.fused_act)
         if self.fused_act is None:
@@ -167,7 +167,7 @@ class Experts(nnx.Module):
 
 
 class MoE(nnx.Module):
-    """The routed experts, and one that is shared by all tokens if the model has one."""
+    """The routed experts, and the shared expert if the model has one."""
 
     def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
         assert spec.moe is not None
@@ -200,7 +200,7 @@ def _weighted_sum(weights_tj: Array, y_tjd: Array) -> Array:
 
 
 def fused_activation(spec: LayerSpec) -> str | None:
-    """Return the activation that the matmul of gates applies, None where the experts' own comes after it."""
+    """Return the activation that the gate-and-up matmul applies; None if the experts apply theirs after it."""
     is_fused = spec.moe is not None and spec.moe.is_plain and spec.hidden_act in KERNEL_ACTIVATIONS
     return spec.hidden_act if is_fused else None
 

@@ -69,5 +69,5 @@ class HeadsNorm(RMSNorm):
         self.scale = declare((num_heads, head_dim), (axis, "head_dim"), dtype, rotates=True)
 
     def __call__(self, x: Array) -> Array:
-        """Normalise [t, heads, head_dim]; heads that are repeated, all as often as others, do not change the mean."""
+        """Normalise [t, heads, head_dim]; kv heads that are repeated, all equally often, do not change the mean."""
         return super().__call__(x.reshape(x.shape[0], -1)).reshape(x.shape)

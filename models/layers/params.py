@@ -1,4 +1,4 @@
-"""Layers declare their parameters here: arrays with a name per axis, some of which hold several parameters."""
+"""Declarations of parameters: arrays with a name per axis. A merged array holds several parameters."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def declare(
 ) -> nnx.Param[Array]:
     """Declare a parameter with one logical sharding axis per dimension; matmuls sum over its last `num_inputs`.
 
-    `num_inputs` is 0 for a parameter that is added, or multiplies number by number: such are never quantized.
-    `rotates` says that what comes of it is rotated with positions: its heads are read in the order of the RoPE table.
+    `num_inputs` is 0 for a parameter that is added, or multiplies elementwise; it is never quantized. `rotates` says
+    that RoPE rotates its outputs, so that the dimensions of its heads are read in the order of the RoPE table.
     """
     return nnx.Param(jnp.zeros(shape, dtype), out_sharding=axes, num_inputs=num_inputs, rotates=rotates)
 
 
 class Part(NamedTuple):
-    """A parameter that is held in one array with others: its name, the name and size of its first axis, and
-    whether what comes of it is rotated with positions."""
+    """One parameter of a merged array: its name, the name and size of its first axis, and whether RoPE rotates its
+    outputs."""
 
     name: str
     axis: str
@@ -43,9 +43,9 @@ def declare_merged(
     *,
     num_experts: int | None = None,
 ) -> nnx.Param[Array]:
-    """Declare parameters of `shape` besides their first axes as one array [num_shards, rows, *shape].
+    """Declare parameters [part.size, *shape] as one merged array [num_shards, rows, *shape].
 
-    A shard holds an equal share of each, one after the other. Matrices of one input are one matmul so. With
+    A shard holds an equal share of each, one after the other. Thus matrices with the same input are one matmul. With
     `num_experts` the array is [num_experts, num_shards, rows, *shape].
     """
     rows = sum(part.size for part in parts) // num_shards
