@@ -1,4 +1,4 @@
-"""Frozen values say what a decoder is."""
+"""The frozen values that describe a decoder."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class RopeConfig:
     beta_slow: float = 1.0
     truncate: bool = True
     short_factors: tuple[float, ...] = ()
-    """What each frequency is divided by in sequences of `original_max_position_embeddings` at most."""
+    """The divisor of each frequency in sequences of up to `original_max_position_embeddings` tokens."""
     long_factors: tuple[float, ...] = ()
-    """What each frequency is divided by in longer sequences."""
+    """The divisor of each frequency in longer sequences."""
     rotated: float = 1.0
-    """The share of a head that is rotated: its first numbers. The others are left as they are."""
+    """The fraction of a head's dimensions that is rotated, from the first on."""
     interleaved: bool = False
-    """A checkpoint's pairs are neighbours, where elsewhere they are half of what is rotated apart."""
+    """The checkpoint rotates dimensions 2i and 2i + 1 together, instead of i and i + rotary_dim / 2."""
 
     def __post_init__(self) -> None:
         """Refuse settings that no frequencies can be made of with ValueError."""
@@ -50,7 +50,7 @@ class RopeConfig:
             raise ValueError(f"low_freq_factor is {self.low_freq_factor}, expected high_freq_factor at most")
 
     def depends_on_length(self, max_length: int) -> bool:
-        """Say whether a token is rotated otherwise in longer sequences, where none is longer than `max_length`."""
+        """Say whether a token's rotation depends on its sequence's length, for lengths of up to `max_length`."""
         match self.rope_type:
             case "dynamic":
                 return max_length > self.max_position_embeddings
@@ -60,14 +60,14 @@ class RopeConfig:
                 return False
 
     def rotary_dim(self, head_dim: int) -> int:
-        """Return how many numbers of a head the table is for; a proportional one is for all, and has angles of 0."""
+        """Return how many of a head's dimensions the table covers; a proportional one covers all, some with angle 0."""
         return head_dim if self.rope_type == "proportional" else int(head_dim * self.rotated)
 
     def head_order(self, head_dim: int) -> tuple[int, ...] | None:
-        """Return a checkpoint's place of each number of a head, in the order that heads have here; None if the same.
+        """Return the checkpoint's index of each dimension of a head, in the order used here; None if it is the same.
 
-        Number i is rotated together with number i + head_dim / 2 here; pairs that are not rotated come last. Attention
-        does not mind the order, as queries and keys have the same.
+        Here dimension i is rotated together with i + head_dim / 2, and pairs that are not rotated come last. Attention
+        does not depend on the order, which queries and keys share.
         """
         rotary_dim = self.rotary_dim(head_dim)
         if rotary_dim == head_dim and not self.interleaved:
@@ -87,36 +87,36 @@ class QueryScaling:
     beta: float
     length: int
     first: int = 0
-    """The number that the first position has: 1 in Llama 4."""
+    """What is added to positions, which count from 0: 1 in Llama 4."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MoESpec:
-    """The experts of one layer, and how a token's are chosen."""
+    """The experts of one layer, and how each token's are chosen and weighted."""
 
     num_experts: int
     top_k: int
     intermediate_size: int
     """The width of each expert."""
     sigmoid: bool = False
-    """The score of an expert is the sigmoid of its logit; else scores are the softmax of all logits."""
+    """Scores are sigmoids of the router's logits, instead of their softmax over all experts."""
     router_bias: bool = False
     correction_bias: bool = False
-    """The score and a bias decide who is chosen; the score alone is the weight."""
+    """Experts are chosen by their score plus a learned bias, and weighted by the score alone."""
     num_groups: int = 1
     top_groups: int = 1
-    """Only the experts of so many of the groups can be chosen."""
+    """The number of groups, of the `num_groups` of equal size, whose experts a token can choose."""
     normalizes: bool = False
-    """The weights of a token's experts are divided by their sum."""
+    """The weights of a token's experts are divided by their sum plus `normalizer_eps`."""
     normalizer_eps: float = 0.0
     routed_scale: float = 1.0
     scales_inputs: bool = False
-    """The weight multiplies what goes into an expert, where it elsewhere multiplies what comes out."""
+    """An expert's weight multiplies its input, instead of its output."""
     expert_bias: bool = False
     swiglu_limit: float | None = None
-    """A bound of gates and of what they gate, in the clamped SwiGLU; None for the layer's activation."""
+    """The bound to which the clamped SwiGLU clips gates and ups; None for the layer's own activation."""
     shared_size: int | None = None
-    """The width of an expert that all tokens share, None if there is none."""
+    """The width of the shared expert, which all tokens go through; None if there is none."""
     shared_gate: bool = False
 
     def __post_init__(self) -> None:
@@ -133,62 +133,62 @@ class MoESpec:
         if self.top_k > group_size * self.top_groups:
             raise ValueError(f"num_experts_per_tok is {self.top_k}, more than {self.top_groups} groups have")
         if self.scales_inputs and self.top_k > 1:
-            raise ValueError(f"num_experts_per_tok is {self.top_k}; weights of inputs need 1")
+            raise ValueError(f"num_experts_per_tok is {self.top_k}; an expert that scales its inputs needs 1")
 
     @property
     def is_plain(self) -> bool:
-        """Say whether an expert is a gated MLP without biases and bounds."""
+        """Say whether an expert is a gated MLP without biases and clipping."""
         return not self.expert_bias and self.swiglu_limit is None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """One layer of a decoder. Layers with equal specs have weights of the same shapes, and are one body of a loop."""
+    """One layer of a decoder. Layers with equal specs have weights of the same shapes, and share a loop's body."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     intermediate_size: int
     scale: float
-    """The factor on attention's scores."""
+    """The factor on attention scores."""
     hidden_act: str = "silu"
     window: int | None = None
-    """A token attends to so many, itself counted; None where attention is global, or within chunks."""
+    """How many tokens a token attends to, itself included; None for global or chunked attention."""
     attention_chunk: int | None = None
-    """Positions are cut into chunks of so many, and a token attends to those of its own; None where there are none."""
+    """The size of the chunks that positions are cut into, where a token attends only within its own; else None."""
     rope: int | None = 0
-    """The index among the model's tables of the one that rotates queries and keys; None where none does."""
+    """The index of the RoPE table, among the model's, that rotates queries and keys; None for no rotation."""
     query_scaling: QueryScaling | None = None
-    """The factor on queries, beside `scale`, that depends on the position; None where there is none."""
+    """A factor on queries, besides `scale`, that depends on the position; None for no such factor."""
     soft_cap: float | None = None
     norms_stream: bool = False
-    """The stream is normed after each addition to it, instead of what goes into attention and MLP."""
+    """The residual stream is normed after each addition to it, instead of the inputs of attention and MLP."""
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
     qk_norm_all_heads: bool = False
-    """The norms of q and k are over all heads together, where elsewhere each head is normed by itself."""
+    """The norms of q and k are over all heads together, instead of over each head."""
     qk_unit_norm: bool = False
-    """Queries and keys of each head are divided by their root mean square, which RoPE leaves as it is."""
+    """The queries and keys of each head are divided by their root mean square."""
     v_norm: bool = False
     """Values are divided by their root mean square."""
     k_is_v: bool = False
-    """Values are what keys are before their norm: there is one projection for both."""
+    """One projection serves for both: values are the keys before their norm."""
     borrows_kv: bool = False
-    """Keys and values are those of the last layer before that has its own, of the same cache group."""
+    """Keys and values are those of the nearest earlier layer of the same cache group that computes its own."""
     pre_norms: bool = True
-    """What goes into attention and MLP is normed."""
+    """The inputs of attention and MLP are normed."""
     post_norms: bool = False
-    """What comes out of attention and MLP is normed before it is added to the stream."""
+    """The outputs of attention and MLP are normed before they are added to the residual stream."""
     sinks: bool = False
-    """Each query head has one more score in its softmax, which has no value."""
+    """Each query head has an attention sink: a learned score in its softmax that has no value."""
     moe: MoESpec | None = None
-    """The experts that stand in place of the MLP."""
+    """The experts in place of the MLP, or in Gemma 4 beside it; None for a dense layer."""
     input_size: int | None = None
-    """The width of the input that each layer has of its own besides the stream, which the frame computes; or None."""
+    """The width of the per-layer input that the frame computes, besides the stream; None if there is none."""
     kv_repeats: int = 1
-    """So many of `num_kv_heads` in a row are one head of the checkpoint, which has fewer of them than devices."""
+    """How many consecutive kv heads are copies of one of the checkpoint, which has fewer than there are devices."""
 
     def __post_init__(self) -> None:
         """Refuse sizes that do not fit together with ValueError."""
@@ -213,7 +213,7 @@ class ModelConfig:
     hidden_size: int
     layers: tuple[LayerSpec, ...]
     ropes: tuple[RopeConfig, ...]
-    """The distinct tables of rotary embeddings; none where positions are learned."""
+    """The distinct RoPE tables; empty where positions are learned."""
     max_position_embeddings: int
     norm_eps: float
     tie_word_embeddings: bool
@@ -221,13 +221,13 @@ class ModelConfig:
     final_norm: bool = True
     """The stream is normed after the last layer."""
     embed_size: int | None = None
-    """The size of the embedding, if it is projected to the stream's and back."""
+    """The width of the embedding, if it is projected to the residual stream's and back."""
     position_offset: int = 0
-    """The row of learned positions that is the first token's."""
+    """The row of the learned positions that position 0 takes."""
     embed_scale: float = 1.0
     norm_offset: float = 0.0
     num_shards: int = 1
-    """The number of devices that heads and MLP are spread over."""
+    """The number of devices that heads and MLPs are sharded over."""
     mesh: Mesh | None = None
     """The devices of `num_shards`; None for one device."""
     grouped_matmul: GroupedMatmul = PLAIN_GROUPED_MATMUL
@@ -257,13 +257,13 @@ class ModelConfig:
         return len(self.layers)
 
     def within(self, length: int) -> ModelConfig:
-        """Return the model for sequences up to a length: a window or a chunk that none of them leaves is none."""
+        """Return the model for sequences of up to `length` tokens: sizes that never cut anything off become None."""
 
-        def left(size: int | None) -> int | None:
+        def needed(size: int | None) -> int | None:
             return None if size is None or size >= length else size
 
         layers = (
-            replace(layer, window=left(layer.window), attention_chunk=left(layer.attention_chunk))
+            replace(layer, window=needed(layer.window), attention_chunk=needed(layer.attention_chunk))
             for layer in self.layers
         )
         return replace(self, layers=tuple(layers))

@@ -13,14 +13,14 @@ from .config import LayerSpec
 
 
 class Run(NamedTuple):
-    """So many layers of one kind, one after the other."""
+    """Consecutive layers of one kind."""
 
     kind: int
     length: int
 
 
 class Segment(NamedTuple):
-    """A pattern of runs, so many times in a row."""
+    """A pattern of runs, and how often it repeats."""
 
     pattern: tuple[Run, ...]
     repeats: int
@@ -67,7 +67,7 @@ class LayerPlan:
 
     @cached_property
     def groups(self) -> dict[CacheGroup, tuple[int, ...]]:
-        """Return the numbers of the layers in each cache group that have keys and values of their own."""
+        """Return the numbers of the layers in each cache group, of those that compute keys and values."""
         groups: dict[CacheGroup, tuple[int, ...]] = {}
         for number, layer in enumerate(self.layers):
             if not layer.borrows_kv:
@@ -83,7 +83,7 @@ class LayerPlan:
     def cache_layers(self, kind: int) -> tuple[int, tuple[int, ...]]:
         """Return the cache group of a kind, by its place among the groups, and its layers' places in the group.
 
-        A layer that borrows keys and values has the place of the one that they are of.
+        A layer that borrows keys and values has the place of the layer that computes them.
         """
         group = group_of(self.kinds[kind])
         members = self.groups[group]
@@ -92,7 +92,7 @@ class LayerPlan:
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
-        """Return the layers as few bodies of loops: each is compiled once, however often it runs."""
+        """Return the layers as few loop bodies, each compiled once however often it runs."""
         return tuple(_segments([Run(kind, len(list(run))) for kind, run in itertools.groupby(self.sequence)]))
 
 
