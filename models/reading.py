@@ -108,7 +108,7 @@ def windows_of(layer_types: tuple[str, ...], window: int | None) -> tuple[int | 
 
 def read_rope(hf: Mapping[str, Any], settings: Mapping[str, Any]) -> RopeConfig:
     """Build one RoPE table from its settings; `hf` supplies the context lengths."""
-    rope_type = settings.get("rope_type") or settings.get("type") or "default"
+    rope_type = read_rope_type(settings)
     if settings.get("mrope_section") is not None:
         raise ValueError("mrope_section (multimodal RoPE) does not fit this architecture")
     positions = read_int(hf, "max_position_embeddings", 2048)
@@ -132,6 +132,11 @@ def read_rope(hf: Mapping[str, Any], settings: Mapping[str, Any]) -> RopeConfig:
         case "longrope":
             fields |= _longrope_fields(settings, positions, read_trained_positions(hf, settings, positions))
     return RopeConfig(**fields)
+
+
+def read_rope_type(settings: Mapping[str, Any]) -> Any:
+    """Return the type of a RoPE table, which old configs call `type`; `RopeConfig` checks it."""
+    return settings.get("rope_type") or settings.get("type") or "default"
 
 
 def read_ropes_by_type(

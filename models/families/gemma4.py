@@ -29,6 +29,7 @@ from ..reading import (
     read_layer_types,
     read_num_layers,
     read_rope,
+    read_rope_type,
     read_text_config,
     windows_of,
 )
@@ -164,7 +165,7 @@ def _read_rope(hf: Mapping[str, Any], kind: str) -> RopeConfig:
     if kind not in given:
         raise ValueError(f"Gemma 4's rope_parameters are per layer type, but there are none for {kind}")
     settings = {"partial_rotary_factor": 1.0} | read_mapping(given, kind)
-    rope_type = settings.get("rope_type") or "default"
+    rope_type = read_rope_type(settings)
     if rope_type == "default":
         settings["partial_rotary_factor"] = 1.0  # as in HF, whatever a config says
     elif rope_type != "proportional" and settings["partial_rotary_factor"] != 1:

@@ -9,7 +9,7 @@ from typing import Any
 from ..config import ModelConfig
 from ..family import Family, Fused, TensorName
 from ..fields import read_optional_int, require
-from ..reading import read_decoder, read_num_layers, read_rope, read_rope_settings
+from ..reading import read_decoder, read_num_layers, read_rope, read_rope_settings, read_rope_type
 from .llama import LLAMA_NAMES
 
 _QKV, _GATE_UP = "{body}layers.{l}.self_attn.qkv_proj.weight", "{body}layers.{l}.mlp.gate_up_proj.weight"
@@ -46,7 +46,7 @@ def phi3_config(hf: Mapping[str, Any]) -> ModelConfig:
 
 def _rope_settings(hf: Mapping[str, Any]) -> dict[str, Any]:
     settings = read_rope_settings(hf)
-    rope_type = settings.get("rope_type") or settings.get("type") or "default"
+    rope_type = read_rope_type(settings)
     if rope_type not in (*LONGROPE_NAMES, "default"):
         raise ValueError(f"RoPE type {rope_type!r} does not fit this architecture, only longrope")
     return settings | {"rope_type": "default" if rope_type == "default" else "longrope"}

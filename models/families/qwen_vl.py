@@ -11,7 +11,7 @@ from typing import Any
 from ..config import ModelConfig
 from ..family import Family
 from ..fields import read_bool, read_mapping
-from ..reading import is_tied_wrapper, read_decoder, read_rope_settings, read_text_config
+from ..reading import is_tied_wrapper, read_decoder, read_rope_settings, read_rope_type, read_text_config
 from .llama import LLAMA_NAMES
 from .qwen2 import qwen_windows
 
@@ -68,7 +68,7 @@ def _with_plain_rope(text: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config without what its RoPE does for pictures."""
     settings = read_rope_settings(text)
     settings = {name: value for name, value in settings.items() if name not in ("mrope_section", "mrope_interleaved")}
-    if (settings.get("rope_type") or settings.get("type")) == "mrope":
+    if read_rope_type(settings) == "mrope":
         settings["rope_type"] = "default"
     return {**text, "rope_parameters": settings, "rope_scaling": None}
 

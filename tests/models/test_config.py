@@ -316,6 +316,16 @@ def test_gemma4_relies_on_defaults() -> None:
     assert config.final_soft_cap is None
 
 
+def test_gemma4_rope_type_may_have_its_old_name() -> None:
+    settings = {"partial_rotary_factor": 0.25, "rope_theta": 1e6}
+    old, new = (
+        {"full_attention": settings | {name: "proportional"}, "sliding_attention": {}} for name in ("type", "rope_type")
+    )
+    config = read("Gemma4ForCausalLM", **GEMMA4, rope_parameters=old)
+    assert config == read("Gemma4ForCausalLM", **GEMMA4, rope_parameters=new)
+    assert config.ropes[0] == RopeConfig(rope_type="proportional", theta=1e6, rotated=0.25)
+
+
 def test_gemma4_old_and_new_head_sizes_agree() -> None:
     old = {"global_head_dim": 64, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
     new = {"per_layer_config": {"3": {"head_dim": 64, "num_key_value_heads": 1}}, "attention_k_eq_v": True}
