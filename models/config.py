@@ -5,12 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jax.sharding import Mesh
-
-from pallas_kernels.grouped_matmul import GroupedMatmul
-
 HIDDEN_ACTS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu")
-PLAIN_GROUPED_MATMUL = GroupedMatmul()
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 
 
@@ -228,10 +223,6 @@ class ModelConfig:
     norm_offset: float = 0.0
     num_shards: int = 1
     """The number of devices that heads and MLPs are sharded over."""
-    mesh: Mesh | None = None
-    """The devices of `num_shards`; None for one device."""
-    grouped_matmul: GroupedMatmul = PLAIN_GROUPED_MATMUL
-    """The op that multiplies rows by their experts' weights."""
 
     def __post_init__(self) -> None:
         """Refuse layers and tables that do not fit together with ValueError."""

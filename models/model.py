@@ -17,6 +17,7 @@ from pallas_kernels.paged_attention import AttentionBatch, KVPool, Rope
 from .config import ModelConfig, QueryScaling
 from .family import Prefixes
 from .layers.embedding import soft_cap
+from .layers.moe import ExpertOp, ExpertsOf
 from .loop import Cached, Heads, LayerBody, LayerLoop, LayerOf, Lent, map_experts, run_layers
 from .params import ParamSpec, Reading, declared, make_spec, stack, within
 from .plan import LayerPlan
@@ -26,6 +27,7 @@ from .rope import query_scale, rope_table
 from .tokens import TokenBatch
 
 NO_WINDOW = 2**30
+PLAIN_EXPERTS = ExpertOp()
 
 Params = Mapping[str, Any]
 
@@ -41,6 +43,7 @@ class _Step(NamedTuple):
     """Each layer's own input, if layers have one."""
     batches: Sequence[AttentionBatch]
     attention: Sequence[Callable[..., tuple[Array, KVPool]]]
+    experts: ExpertOp
 
 
 class Model:
@@ -120,10 +123,12 @@ class Model:
         batches: Sequence[AttentionBatch],
         *,
         attention: Sequence[Callable[..., tuple[Array, KVPool]]],
+        experts: ExpertOp = PLAIN_EXPERTS,
     ) -> tuple[Array, tuple[KVPool, ...]]:
         """Run the step's tokens through all layers; return normed hidden states [t, d] and the pools.
 
         Pools, batches and `attention`, which is called as a `PagedAttention` is, are those of the plan's cache groups.
+        `experts` multiplies by the weights of experts.
         """
         cfg, plan = self.config, self.plan
         frame = nnx.merge(self._frame_def, {name: value for name, value in params.items() if name != "layers"})
@@ -140,7 +145,7 @@ class Model:
         query_scales = {
             each: query_scale(each, tokens.positions_t) for each in {spec.query_scaling for spec in plan.kinds}
         }
-        step = _Step(num_tokens, ropes, query_scales, inputs_ltp, batches, attention)
+        step = _Step(num_tokens, ropes, query_scales, inputs_ltp, batches, attention, experts)
         bodies = [self._body(kind, step) for kind in range(len(plan.kinds))]
         stream = x_td, Cached(kv_pools, self._nothing_lent(len(x_td)))
         x_td, cached = run_layers(self.loop, plan, params["layers"], bodies, stream, num_tokens)
@@ -156,6 +161,7 @@ class Model:
             # In a loop that cuts nothing out of stacks, experts are a stack of one layer.
             if not self.loop.stacked:
                 weights = map_experts(lambda x: LayerOf(x[None], 0, step.num_tokens), weights)
+            weights = map_experts(lambda held: ExpertsOf(held, step.experts), weights)
             return nnx.merge(self._kinds[kind][0], dict(weights))
 
         # Profiles tell the parts of a step by these names.

@@ -122,7 +122,7 @@ def make_compiler(name: str, platform: str, mesh: Mesh, num_layers: int | None) 
     """Return the compiler of a model's steps with the platform's own attention, or plain XLA where that cannot run."""
     hf = with_layers(MODELS[name], num_layers)
     config = spread(get_family(hf["architectures"][0]).read_config(hf), mesh.size)
-    config = resolve_experts(config.within(CONTEXT), mesh, platform, "bfloat16", "bfloat16")
+    config = config.within(CONTEXT)
     groups = resolve_groups(EngineArguments(model=name), config, mesh, platform, "bfloat16", BLOCK_SIZE)
     settings = StepConfig(
         max_num_seqs=SEQS,
@@ -131,6 +131,7 @@ def make_compiler(name: str, platform: str, mesh: Mesh, num_layers: int | None) 
         groups=groups,
         max_logprobs=20,
         platform=platform,
+        grouped_matmul=resolve_experts(config, mesh, platform, "bfloat16", "bfloat16"),
     )
     return StepCompiler(settings, Model(config, jnp.dtype("bfloat16"), layer_loop(platform, groups, mesh.size)), mesh)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from jaxllm.config import checkpoint_settings as settings
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from jaxllm.loading.checkpoint import Checkpoint
     from jaxllm.models.config import ModelConfig
     from jaxllm.sampling.processors import LogitsProcessor
+    from pallas_kernels.grouped_matmul import GroupedMatmul
     from pallas_kernels.paged_attention import AttentionShape, PagedAttention
 
 PLATFORMS = ("cpu", "gpu", "tpu")
@@ -189,18 +189,21 @@ def _resolve_numerics(
     )
     quantization = QUANTIZATIONS.get(args.quantization or "")
     return {
-        "model_config": resolve_experts(model_config, mesh, platform, dtype, quantization or dtype),
+        "model_config": model_config,
         "dtype": dtype,
         "quantization": quantization,
         "kv_groups": groups,
+        "grouped_matmul": resolve_experts(model_config, mesh, platform, dtype, quantization or dtype),
         "batch_invariant": invariant,
     }
 
 
-def resolve_experts(model_config: ModelConfig, mesh: Mesh, platform: str, dtype: str, weight_dtype: str) -> ModelConfig:
+def resolve_experts(
+    model_config: ModelConfig, mesh: Mesh, platform: str, dtype: str, weight_dtype: str
+) -> GroupedMatmul:
     """Settle how each device multiplies rows by the weights of their experts, if the model has some."""
     from jaxllm.models.layers.moe import matmul_shapes
-    from pallas_kernels.grouped_matmul import pick
+    from pallas_kernels.grouped_matmul import GroupedMatmul, pick
 
     shapes = [
         shape
@@ -208,11 +211,11 @@ def resolve_experts(model_config: ModelConfig, mesh: Mesh, platform: str, dtype:
         for shape in matmul_shapes(layer, model_config, dtype, weight_dtype)
     ]
     if not shapes:
-        return model_config
+        return GroupedMatmul()
     op, reason = pick(shapes, platform, architecture=detect_architecture(mesh.devices.tolist()))
     if reason is not None:
         logger.warning("experts are multiplied in plain XLA, not in the %s's own kernels: %s", platform, reason)
-    return replace(model_config, grouped_matmul=op, mesh=mesh if mesh.size > 1 else None)
+    return op
 
 
 def resolve_groups(

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from jax.stages import Lowered
 
 from jaxllm.models import LayerLoop
-from jaxllm.models.layers.moe import matmul_shapes
+from jaxllm.models.layers.moe import ExpertOp, matmul_shapes
 from jaxllm.models.model import Model
 from jaxllm.models.params import ArraySpec, array_specs, stored, unflatten
 from jaxllm.sampling.inputs import RareRules
@@ -27,6 +27,7 @@ from jaxllm.sampling.token_counts import set_row
 from jaxllm.scheduling.plan import StepPlan
 from jaxllm.utils.log import log_phase
 from pallas_kernels import linear, rms_norm
+from pallas_kernels.grouped_matmul import GroupedMatmul
 from pallas_kernels.paged_attention import KVPool, copy_blocks
 
 from .batch import num_token_rows
@@ -43,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 # Rows of logits that exist at a time. Steps rarely fill their rows, and nothing is computed for tiles without any.
 LOGITS_TILE = 64
+PLAIN_GROUPED_MATMUL = GroupedMatmul()
 STAND_IN_TOKENS = 128
 """The bucket of this many tokens is compiled first, where its program can stand in for those of smaller ones."""
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
@@ -98,6 +100,8 @@ class StepConfig:
     host_processors: HostProcessors | None = None
     """The host's side of the processors that are classes, which the step's calls reach."""
     batch_invariant: bool = False
+    grouped_matmul: GroupedMatmul = PLAIN_GROUPED_MATMUL
+    """The op of one device that multiplies rows by the weights of their experts."""
 
     @property
     def block_size(self) -> int:
@@ -275,6 +279,7 @@ class StepCompiler:
             shape=shape,
             processors=self.config.processors,
             attention=tuple(group.attention for group in self.config.groups),
+            experts=ExpertOp(self.config.grouped_matmul, self.mesh),
             mesh=self.mesh,
             # On a GPU a loop would be driven from the host, and the step no longer be one CUDA graph. Logits processors
             # on the host take all rows at once.
@@ -297,7 +302,7 @@ class StepCompiler:
         model = self.model
         for layer in model.plan.kinds:
             shapes = matmul_shapes(layer, model.config, model.dtype, model.weight_dtype)
-            model.config.grouped_matmul.prepare(shapes, folder)
+            self.config.grouped_matmul.prepare(shapes, folder)
         if self.model.loop is LayerLoop.IN_PLACE:
             rms_norm.prepare(self.model.dtype, folder)
             for kind in self._native_linears():

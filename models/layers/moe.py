@@ -11,13 +11,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
 from pallas_kernels.grouped_matmul import ACTIVATIONS as KERNEL_ACTIVATIONS
-from pallas_kernels.grouped_matmul import Grouping, Groups, MatmulShape, group_rows
+from pallas_kernels.grouped_matmul import GroupedMatmul, Grouping, Groups, MatmulShape, group_rows
 
 from ..config import LayerSpec, ModelConfig, MoESpec
+from ..loop import LayerOf
 from ..quantization import Quantized
 from .linear import ACTIVATIONS, linear
 from .mlp import GatedMLP
@@ -25,6 +26,23 @@ from .params import Part, declare, declare_merged
 
 SWIGLU_GAIN = 1.702
 """The factor on a gate inside the sigmoid of the clamped SwiGLU."""
+
+
+class ExpertOp(NamedTuple):
+    """What a step multiplies rows by their experts' weights with."""
+
+    matmul: GroupedMatmul = GroupedMatmul()
+    """The op of one device."""
+    mesh: Mesh | None = None
+    """The devices that the width of each expert is sharded over; None for one device."""
+
+
+class ExpertsOf(LayerOf):
+    """An array of one layer's experts in a stack of several layers', and the op that multiplies by them."""
+
+    def __init__(self, held: LayerOf, op: ExpertOp) -> None:
+        super().__init__(held.stack, held.layer, held.num_rows)
+        self.op = op
 
 
 class Choices(NamedTuple):
@@ -75,7 +93,7 @@ class Experts(nnx.Module):
 
     def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
         assert spec.moe is not None
-        self.spec, self.act, self.fused_act, self.cfg = spec.moe, spec.hidden_act, fused_activation(spec), cfg
+        self.spec, self.act, self.fused_act = spec.moe, spec.hidden_act, fused_activation(spec)
         d, f, num_experts = cfg.hidden_size, spec.moe.intermediate_size, spec.moe.num_experts
         self.parts = (Part("gate", "mlp", f), Part("up", "mlp", f))
         self.gate_up = declare_merged(self.parts, (d,), ("embed",), cfg.num_shards, dtype, 1, num_experts=num_experts)
@@ -88,8 +106,8 @@ class Experts(nnx.Module):
     def __call__(self, x_td: Array, choices: Choices) -> Array:
         """Return float32 [t, d]: the weighted sum of each token's experts' outputs, in the order of the choices."""
         spec = self.spec
-        place = jax.tree.leaves(self.gate_up.get_raw_value())[0]
-        alignment = self.cfg.grouped_matmul.row_alignment
+        place: ExpertsOf = jax.tree.leaves(self.gate_up.get_raw_value())[0]
+        alignment = place.op.matmul.row_alignment
         grouping = group_rows(choices.experts_tj, spec.num_experts, alignment, place.num_rows)
         x_rd, weights_tj = x_td[grouping.tokens_r], choices.weights_tj
         if spec.scales_inputs:
@@ -97,14 +115,14 @@ class Experts(nnx.Module):
             weights_tj = jnp.ones_like(weights_tj)
         names = ["gate_up", "down", *["gate_up_bias"] * spec.expert_bias]
         stacks = {name: jax.tree.map(lambda held: held.stack, getattr(self, name).get_raw_value()) for name in names}
-        total_td = self._spread(x_rd, grouping, weights_tj, place.layer, stacks)
+        total_td = self._spread(place.op, x_rd, grouping, weights_tj, place.layer, stacks)
         if spec.expert_bias:
             bias_tjd = self.down_bias[...].astype(jnp.float32)[choices.experts_tj]
             total_td = total_td + _weighted_sum(weights_tj, bias_tjd)
         return total_td
 
     def _spread(
-        self, x_rd: Array, grouping: Grouping, weights_tj: Array, layer: Array | int, stacks: Mapping[str, Any]
+        self, op: ExpertOp, x_rd: Array, grouping: Grouping, weights_tj: Array, layer: Array | int, stacks: Any
     ) -> Array:
         """Return float32 [t, d]: on a mesh the sum over devices, each of which has a share of every expert's width.
 
@@ -112,13 +130,12 @@ class Experts(nnx.Module):
         """
 
         def give(x_rd: Array, grouping: Grouping, weights_tj: Array, layer: Array | int, stacks: Any) -> Array:
-            return _weighted_sum(weights_tj, self._multiply(x_rd, grouping, layer, stacks)[grouping.rows_tj])
+            y_rd = self._multiply(op.matmul, x_rd, grouping, layer, stacks)
+            return _weighted_sum(weights_tj, y_rd[grouping.rows_tj])
 
-        mesh = self.cfg.mesh
-        if mesh is None or mesh.size == 1:
+        if op.mesh is None or op.mesh.size == 1:
             return give(x_rd, grouping, weights_tj, layer, stacks)
-        [axis] = mesh.axis_names
-
+        [axis] = op.mesh.axis_names
         everywhere = PartitionSpec()
 
         def spec(path: Any, array: Array) -> PartitionSpec:
@@ -130,16 +147,18 @@ class Experts(nnx.Module):
         # The kernels' outputs do not declare over which mesh axes they vary, which check_vma would need.
         sharded = jax.shard_map(
             lambda *arguments: jax.lax.psum(give(*arguments), axis),
-            mesh=mesh,
+            mesh=op.mesh,
             in_specs=(everywhere, everywhere, everywhere, everywhere, specs),
             out_specs=everywhere,
             check_vma=False,
         )
         return sharded(x_rd, grouping, weights_tj, jnp.asarray(layer, jnp.int32), stacks)
 
-    def _multiply(self, x_rd: Array, grouping: Grouping, layer: Array | int, stacks: Mapping[str, Any]) -> Array:
+    def _multiply(
+        self, matmul: GroupedMatmul, x_rd: Array, grouping: Grouping, layer: Array | int, stacks: Mapping[str, Any]
+    ) -> Array:
         """Return float32 [r, d], computed with the width of the experts that the stacks hold."""
-        multiply = partial(self._grouped, groups=grouping.groups, layer=layer)
+        multiply = partial(_multiply_groups, matmul, groups=grouping.groups, layer=layer)
         h_rf = multiply(x_rd, stacks["gate_up"], activation=self.fused_act)
         if self.fused_act is None:
             if self.spec.expert_bias:
@@ -148,22 +167,24 @@ class Experts(nnx.Module):
             h_rf = self._gated(*jnp.split(h_rf, 2, axis=1))
         return multiply(h_rf, stacks["down"], out_dtype=jnp.float32)
 
-    def _grouped(self, x_ri: Array, stack: Any, groups: Groups, layer: Array | int, **options: Any) -> Array:
-        """Multiply rows by the weights of their experts."""
-        values, scales = stack if isinstance(stack, Quantized) else (stack, None)
-        num_layers, num_experts = values.shape[:2]
-        shape = (num_layers, num_experts, -1)
-        if scales is not None:
-            options["scales_leo"] = scales.reshape(shape)
-        op = self.cfg.grouped_matmul
-        return op(x_ri, values.reshape(*shape, values.shape[-1]), layer, groups, **options)
-
     def _gated(self, gate_rf: Array, up_rf: Array) -> Array:
         limit = self.spec.swiglu_limit
         if limit is None:
             return ACTIVATIONS[self.act](gate_rf) * up_rf
         gate_rf, up_rf = jnp.minimum(gate_rf, limit), jnp.clip(up_rf, -limit, limit)
         return gate_rf * jax.nn.sigmoid(gate_rf * SWIGLU_GAIN) * (up_rf + 1)
+
+
+def _multiply_groups(
+    matmul: GroupedMatmul, x_ri: Array, stack: Any, *, groups: Groups, layer: Array | int, **options: Any
+) -> Array:
+    """Multiply rows by the weights of their experts."""
+    values, scales = stack if isinstance(stack, Quantized) else (stack, None)
+    num_layers, num_experts = values.shape[:2]
+    shape = (num_layers, num_experts, -1)
+    if scales is not None:
+        options["scales_leo"] = scales.reshape(shape)
+    return matmul(x_ri, values.reshape(*shape, values.shape[-1]), layer, groups, **options)
 
 
 class MoE(nnx.Module):

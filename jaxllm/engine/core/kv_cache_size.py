@@ -73,6 +73,7 @@ def step_config(config: EngineConfig, host: HostProcessors | None = None) -> Ste
         processors=(*traced(config.logits_processors), *(host.traced() if host else ())),
         host_processors=host,
         batch_invariant=config.batch_invariant,
+        grouped_matmul=config.grouped_matmul,
     )
 
 
