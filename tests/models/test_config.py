@@ -234,7 +234,7 @@ def test_llama4_scout() -> None:
     assert (local.attention_chunk, local.rope, local.qk_unit_norm, local.query_scaling) == (8192, 0, True, None)
     assert (everywhere.attention_chunk, everywhere.rope, everywhere.qk_unit_norm) == (None, None, False)
     assert everywhere.query_scaling == QueryScaling(0.1, 8192, first=1)
-    sizes = {"num_experts": 16, "top_k": 1, "intermediate_size": 8192, "shared_size": 8192}
+    sizes: dict[str, Any] = {"num_experts": 16, "top_k": 1, "intermediate_size": 8192, "shared_size": 8192}
     assert local.moe == everywhere.moe == MoESpec(**sizes, sigmoid=True, scales_inputs=True)
     assert (config.ropes[0].interleaved, config.ropes[0].factor, config.tie_word_embeddings) == (True, 16.0, False)
     assert {layer.attention_chunk for layer in config.within(8192).layers} == {None}
