@@ -51,7 +51,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         mode=st.sampled_from(["chunked", "chunked", "chunked", "whole", "uncached"]),
         num_spare_rows=st.sampled_from([0, 1, 3, 30]),
         tracks_all=st.booleans(),
-        windows=st.lists(st.tuples(st.integers(1, 30), st.sampled_from([1, 1, 2, 4])), max_size=2),
+        windows=st.lists(st.tuples(st.integers(1, 8) | st.integers(1, 30), st.sampled_from([1, 1, 2, 4])), max_size=2),
         chunk_blocks=st.lists(st.integers(1, 6), max_size=2),
     )
     def start(
