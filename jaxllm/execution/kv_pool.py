@@ -1,4 +1,4 @@
-"""The KV pool is sized and made here."""
+"""How many blocks the KV pool has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COARSE_BLOCKS = 16  # the count is an argument shape: a few blocks more or less 
 
 
 SPARE_PART = 0.25
-"""So much more than what all sequences' windows or chunks take is left to cached prefixes."""
+"""The share of blocks, above what the windows or chunks of all sequences take, that is left to cached prefixes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +67,10 @@ class KVLayout:
         return self.groups[0].attention.shape.block_size
 
     def num_blocks(self, most: int) -> tuple[int, ...]:
-        """Return the blocks of each group, the null block counted, of which the largest has `most`.
+        """Return how many blocks each group has, its null block included, if the largest has `most`.
 
-        A group with a window or chunks needs no more than what all sequences read, and those of a step; and it gets no
-        more memory than the groups without, but that one request always fits.
+        A group with a window or chunks gets what all sequences read and the tokens of a step take: no more memory than
+        the groups without, but always enough for one request.
         """
         unbounded = sum(group.block_bytes for group in self.groups if not group.is_bounded)
         bounded = sum(group.block_bytes for group in self.groups if group.is_bounded)
@@ -95,7 +95,7 @@ class KVLayout:
         return sum(size * group.block_bytes for size, group in zip(sizes, self.groups, strict=True))
 
     def most_blocks(self, num_bytes: int) -> int:
-        """Return how many blocks the largest group has if all take so many bytes at most."""
+        """Return the most blocks that the largest group can have if all groups take at most `num_bytes`."""
         largest = [group for group in self.groups if not group.is_bounded] or self.groups
         least, beyond = 0, 1 + num_bytes // sum(group.block_bytes for group in largest)
         while least + 1 < beyond:
@@ -146,7 +146,7 @@ def count_blocks(request: PoolRequest, *, used_bytes: int) -> int:
 
 
 def _check_room(request: PoolRequest, blocks: int, used_bytes: int) -> None:
-    """Refuse a number of blocks that no memory here holds; other settings never give one."""
+    """Refuse a user's number of blocks that memory cannot hold; other settings never give one."""
     asked = request.layout.bytes(blocks)
     room = request.memory_limit
     room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if room is None else room - used_bytes

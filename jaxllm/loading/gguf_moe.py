@@ -1,4 +1,4 @@
-"""GGUF metadata about experts become HF's keys, which each family spells in its own way."""
+"""GGUF metadata about experts, as the HF keys of each family."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from jaxllm.loading.gguf import GGUFFile
 from jaxllm.loading.gguf_numbers import Numbers
 
 SIGMOID = 2
-"""The number of the function that makes scores of a router's logits, of those that a file may name."""
+"""llama.cpp's number for sigmoid scores, among the gating functions that a file may name."""
 
 
 def expert_config(file: GGUFFile, arch: str, numbers: Numbers, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a family with experts has beyond the common keys; {} for an architecture without."""
+    """Return the keys of a family with experts besides the common ones; {} for an architecture without experts."""
     if arch == "llama" and "expert_count" in numbers:
         window = numbers.count("attention.sliding_window") if "attention.sliding_window" in numbers else None
         return _counts(numbers, "num_local_experts") | {
@@ -82,7 +82,7 @@ def _glm_config(file: GGUFFile, numbers: Numbers, config: Mapping[str, Any]) -> 
 def _gpt_oss_config(file: GGUFFile, numbers: Numbers, config: Mapping[str, Any]) -> dict[str, Any]:
     rope = config["rope_scaling"] or {"rope_type": "default"}
     if rope["rope_type"] == "yarn":
-        # The file does not say it; all gpt-oss models are so.
+        # The file does not say so, but no gpt-oss model truncates.
         rope = rope | {"truncate": False}
     return _counts(numbers, "num_local_experts") | {
         "intermediate_size": numbers.count("expert_feed_forward_length"),

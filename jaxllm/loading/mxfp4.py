@@ -1,6 +1,6 @@
-"""Experts' weights that are stored in MXFP4 are widened to bfloat16, which holds every one of them, as they are read.
+"""Experts' weights in MXFP4 are widened to bfloat16, which represents all of them exactly, as they are read.
 
-A tensor is two of the checkpoint: blocks of 32 numbers, two in a byte, and the power of two that multiplies each block.
+A tensor is stored as two: blocks of 32 numbers, two to a byte, and for each block the power of two that multiplies it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CHUNK_BYTES = 1 << 16
 
 
 def _make_pairs() -> np.ndarray:
-    """Return the two bfloat16 numbers of each byte under each scale, as one integer: [scale * 256 + byte]."""
+    """Return the two bfloat16 numbers of each byte under each scale as one uint32, at [scale * 256 + byte]."""
     nibbles = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float32)
     scales = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
     # The low half of a byte is the first of its numbers.

@@ -19,8 +19,7 @@ from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.request import Request
 
 type GroupBlocks = tuple[array[int], ...]
-"""The blocks of a request in each cache group, in the order of its tokens; the null block in place of those that no
-token to come reads."""
+"""The blocks of a request in each cache group, in the order of its tokens; null blocks where no token to come reads."""
 
 
 @dataclass(slots=True)
@@ -33,7 +32,7 @@ class BlockTable:
     num_registered: int
     """Leading full blocks that were offered to the prefix cache."""
     num_trimmed: list[int]
-    """Leading blocks of each group that no token to come reads."""
+    """Leading blocks of each group that were given back: no token to come reads them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class PrefixHit:
     """The leading tokens of a request that others have computed."""
 
     block_ids: GroupBlocks
-    """Blocks to hold too."""
+    """The blocks that hold them, to be shared."""
     num_tokens: int
     copied_blocks: tuple[int, ...] | None = None
     """In each group the block with the tokens after those in `block_ids`, if a copy of it is to follow them."""
@@ -54,12 +53,11 @@ class KVCacheManager:
         self.block_size = config.block_size
         self.enable_prefix_caching = config.enable_prefix_caching
         sample = config.kv_cache_metrics_sample if config.enable_prefix_caching else None
-        residencies = [None if sample is None else BlockResidency(sample), *[None] * len(config.groups)]
         self.groups = tuple(
-            CacheGroup(group, config.block_size, residency)
-            for group, residency in zip(config.groups, residencies, strict=False)
+            CacheGroup(group, config.block_size, None if number or sample is None else BlockResidency(sample))
+            for number, group in enumerate(config.groups)
         )
-        """What is measured of how long blocks stay is the first one's."""
+        """The first one measures how long its blocks stay, if any does."""
         self._most_new = config.max_num_batched_tokens
         self._keys_depend_on_prompt = config.keys_depend_on_prompt
         self._nothing = PrefixHit(tuple(array("i") for _ in self.groups), 0)
@@ -98,13 +96,12 @@ class KVCacheManager:
             before = num_blocks
             for group in self.groups:
                 num_blocks = group.longest(num_blocks, partial(find, group))
-        first = num_blocks * self.block_size
-        found = []
+        num_tokens, found = num_blocks * self.block_size, []
         for group in self.groups:
-            first = min(group.first_wanted(num_blocks * self.block_size), num_blocks)
+            first = min(group.first_wanted(num_tokens), num_blocks)
             wanted = (find(group, place) or NULL_BLOCK for place in range(first, num_blocks))
             found.append(array("i", [*[NULL_BLOCK] * first, *wanted]))
-        return PrefixHit(tuple(found), num_blocks * self.block_size)
+        return PrefixHit(tuple(found), num_tokens)
 
     def _find_donated(self, request: Request, max_tokens: int, takes_over: bool) -> PrefixHit:
         donor = request.donor
