@@ -249,6 +249,9 @@ class ModelConfig:
 
     def within(self, length: int) -> ModelConfig:
         """Return the model for sequences of up to `length` tokens: sizes that never cut anything off become None."""
+        # Windows tell cache groups apart, and so whose keys and values a layer borrows.
+        if any(layer.borrows_kv for layer in self.layers):
+            return self
 
         def needed(size: int | None) -> int | None:
             return None if size is None or size >= length else size

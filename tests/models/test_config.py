@@ -9,6 +9,7 @@ import pytest
 
 from jaxllm.models import ModelConfig, QueryScaling, RopeConfig, get_family
 from jaxllm.models.config import MoESpec
+from jaxllm.models.plan import LayerPlan
 from tests.models.tiny import CASES, read_hf_config
 
 SIZES = {
@@ -348,6 +349,13 @@ def test_gemma4_late_layers_borrow_and_are_wide() -> None:
     config = read("Gemma4ForCausalLM", layer_types=types, **shared)
     assert [layer.borrows_kv for layer in config.layers] == [False, False, True, True]
     assert [layer.intermediate_size for layer in config.layers] == [96, 96, 192, 192]
+
+
+def test_layers_borrow_from_their_own_type_however_short_sequences_are() -> None:
+    types = ["sliding_attention", "full_attention"] * 2
+    sizes = {"num_kv_shared_layers": 2, "head_dim": 16, "global_head_dim": 16, "num_key_value_heads": 4}
+    plan = LayerPlan(read("Gemma4ForCausalLM", **GEMMA4, **sizes, layer_types=types).within(8).layers)
+    assert [plan.cache_layers(kind) for kind in plan.sequence] == [(0, (0,)), (1, (0,)), (0, (0,)), (1, (0,))]
 
 
 def test_windows() -> None:
