@@ -12,7 +12,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from pallas_kernels.paged_attention import AttentionBatch, KVPool, Rope
+from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, KVPool, Rope
 
 from .config import ModelConfig, QueryScaling
 from .family import Prefixes
@@ -26,7 +26,6 @@ from .registry import get_family
 from .rope import query_scale, rope_table
 from .tokens import TokenBatch
 
-NO_WINDOW = 2**30
 PLAIN_EXPERTS = ExpertOp()
 
 Params = Mapping[str, Any]

@@ -31,7 +31,7 @@ from jaxllm.execution.options import compiler_options
 from pallas_kernels.grouped_matmul import GroupedMatmul, Groups, MatmulShape, capacity
 from pallas_kernels.grouped_matmul.cases import CASES as CASES_OF_EXPERTS
 from pallas_kernels.linear import linear
-from pallas_kernels.paged_attention import AttentionBatch, PagedAttention
+from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, PagedAttention
 from pallas_kernels.paged_attention.batches import ragged_batch
 from pallas_kernels.paged_attention.cases import CASES
 
@@ -53,7 +53,6 @@ MATRICES = ((960, 576), (576, 576), (3072, 576), (576, 1536))
 """The matrices of each of SmolLM2-135M's layers."""
 NUM_LAYERS = 30
 ROWS = (4, 64, 512)
-NO_WINDOW = 2**30
 GROUPED_CASE = "qwen3-30b-a3b"
 """Whose experts' MLPs the grouped matmuls are: 64 of its experts, 8 of them with rows."""
 NUM_EXPERTS, NUM_ACTIVE = 64, 8

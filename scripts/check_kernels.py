@@ -21,9 +21,9 @@ from evidence import Evidence, make_parser
 from machine import describe_device
 from workloads import cross_check, pick_kernels, ragged_decodes
 
-from pallas_kernels.paged_attention import FusedPool, PagedAttention
+from pallas_kernels.paged_attention import NO_WINDOW, FusedPool, PagedAttention
 from pallas_kernels.paged_attention.cases import CASES
-from tests.pallas_kernels.steps import LAYER, NO_WINDOW, NUM_LAYERS, SCALE, make_step, reference
+from tests.pallas_kernels.steps import LAYER, NUM_LAYERS, SCALE, make_step, reference
 
 DECODES = [(1, 1), (16, 1), (17, 1), (64, 1), (65, 1), (300, 1), (1029, 1)]
 CHUNKS = [(2, 2), (33, 33), (64, 20), (150, 47), (290, 3), (200, 140), (257, 129)]

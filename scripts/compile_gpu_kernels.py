@@ -51,7 +51,6 @@ from pallas_kernels.paged_attention.gpu.prefill import prefill_attention
 from pallas_kernels.paged_attention.gpu.write import rotate_and_write
 
 NUM_LAYERS, NUM_BLOCKS, MAX_CONTEXT = 2, 4096, 8192
-NO_WINDOW = 2**30
 GRAPHS_JAX = (0, 12)
 """Older versions of jax put no Mosaic GPU kernel into a CUDA graph."""
 

@@ -16,13 +16,21 @@ from jax import Array, lax
 from machine import jax_platform
 
 from jaxllm.config.resolve import detect_architecture
-from pallas_kernels.paged_attention import AttentionBatch, FusedPool, KVPool, PagedAttention, Rope, SplitPool, pick
+from pallas_kernels.paged_attention import (
+    NO_WINDOW,
+    AttentionBatch,
+    FusedPool,
+    KVPool,
+    PagedAttention,
+    Rope,
+    SplitPool,
+    pick,
+)
 from pallas_kernels.paged_attention.batches import ragged_batch
 from pallas_kernels.paged_attention.cases import Case
 from pallas_kernels.paged_attention.tiles import XLA_TILES
 
 NUM_LAYERS, LAYER = 2, 1
-NO_WINDOW = 2**30
 ALLOWED = 2**-6
 """The error that is allowed a row, as a part of its root mean square: a few roundings to bfloat16, of 2**-9 each.
 Leaving out one KV tile in 64 makes it 2**-3.

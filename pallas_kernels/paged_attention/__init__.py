@@ -18,6 +18,7 @@ from .tiles import Tiles
 
 __all__ = [
     "IMPLEMENTATIONS",
+    "NO_WINDOW",
     "AttentionBatch",
     "AttentionShape",
     "FusedPool",
@@ -30,6 +31,9 @@ __all__ = [
     "copy_blocks",
     "pick",
 ]
+
+NO_WINDOW = 2**30
+"""The window of global attention: longer than any sequence."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ class PagedAttention:
           layer: index of the layer, may be traced.
           num_layers: layers in the pool.
           window: a token attends to itself and the `window - 1` tokens before it, besides those after it that it sees;
-            may be traced.
+            `NO_WINDOW` for all. May be traced.
           scale: factor on the scores, before `soft_cap`.
           rope: how q and k are rotated; None if they are already, or are not to be.
           soft_cap: scores become `soft_cap * tanh(scores / soft_cap)`.

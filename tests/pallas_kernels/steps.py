@@ -10,12 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, FusedPool, Rope, SplitPool
+from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, AttentionShape, FusedPool, Rope, SplitPool
 from pallas_kernels.paged_attention.batches import ragged_batch
 from pallas_kernels.paged_attention.reference import reference_paged_attention
 
 NUM_LAYERS, LAYER = 3, 1
-NO_WINDOW = 2**30
 SCALE = 0.25
 
 

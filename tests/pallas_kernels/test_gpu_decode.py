@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, FusedPool, Rope
+from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, AttentionShape, FusedPool, Rope
 from pallas_kernels.paged_attention.cases import CASES
 from pallas_kernels.paged_attention.gpu import gpu_paged_attention, gpu_tiles
 from pallas_kernels.paged_attention.gpu.decode import DecodeConfig, decode_attention, decode_config
 from pallas_kernels.paged_attention.gpu.splits import SplitRule
 from pallas_kernels.paged_attention.implementations import IMPLEMENTATIONS
 from tests.pallas_kernels.gpu import assert_pools_equal, interpreted, traced
-from tests.pallas_kernels.steps import LAYER, NO_WINDOW, NUM_LAYERS, SCALE, Step, fused, make_step, reference
+from tests.pallas_kernels.steps import LAYER, NUM_LAYERS, SCALE, Step, fused, make_step, reference
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation")]
 # Around the edges of blocks, tiles and splits (of 128 positions here), and a longer chunk that is none of decode's.

@@ -10,13 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, FusedPool
+from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, AttentionShape, FusedPool
 from pallas_kernels.paged_attention.gpu.prefill import prefill_attention
 from pallas_kernels.paged_attention.tiles import Tiles
 from tests.pallas_kernels.gpu import H100
 from tests.pallas_kernels.steps import (
     LAYER,
-    NO_WINDOW,
     NUM_LAYERS,
     SCALE,
     Step,

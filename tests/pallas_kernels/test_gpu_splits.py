@@ -10,10 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.paged_attention import AttentionBatch
+from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch
 from pallas_kernels.paged_attention.gpu.decode import WORKERS
 from pallas_kernels.paged_attention.gpu.splits import SplitRule, decode_work, split_rule
-from tests.pallas_kernels.steps import NO_WINDOW
 
 pytestmark = pytest.mark.kernels
 TILE = 128

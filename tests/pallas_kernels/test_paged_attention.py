@@ -10,13 +10,20 @@ import numpy as np
 import pytest
 
 from pallas_kernels.native.compiling import num_cores
-from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, PagedAttention, PairedPool, SplitPool, pick
+from pallas_kernels.paged_attention import (
+    NO_WINDOW,
+    AttentionBatch,
+    AttentionShape,
+    PagedAttention,
+    PairedPool,
+    SplitPool,
+    pick,
+)
 from pallas_kernels.paged_attention.cases import CASES
 from pallas_kernels.paged_attention.cpu.kernel import ROWS_PER_CORE
 from pallas_kernels.paged_attention.tiles import XLA_TILES
 from tests.pallas_kernels.steps import (
     LAYER,
-    NO_WINDOW,
     NUM_LAYERS,
     SCALE,
     Step,

@@ -13,14 +13,13 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, SplitPool, Tiles
+from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, AttentionShape, SplitPool, Tiles
 from pallas_kernels.paged_attention.cases import CASES
 from pallas_kernels.paged_attention.implementations import IMPLEMENTATIONS
 from pallas_kernels.paged_attention.tpu import float8, tpu_paged_attention, tpu_tiles
 from pallas_kernels.paged_attention.tpu.prefill import Cut
 from tests.pallas_kernels.steps import (
     LAYER,
-    NO_WINDOW,
     NUM_LAYERS,
     SCALE,
     Step,
