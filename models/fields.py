@@ -65,14 +65,6 @@ def read_choice(values: Mapping[str, Any], name: str, choices: tuple[str, ...], 
     return value
 
 
-def require(values: Mapping[str, Any], **expected: Any) -> None:
-    """Refuse fields with other values than these, which a model always has; a missing or null field is as expected."""
-    for name, value in expected.items():
-        given = values.get(name)
-        if given is not None and (given != value or type(given) is not type(value)):
-            raise ValueError(f"{name} is {given!r}; only {value!r} is supported in this architecture")
-
-
 def read_ints(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
     """Return a list of integers from 0 on, empty for a field that is missing or null."""
     given = values.get(name)
@@ -91,6 +83,14 @@ def read_mapping(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError(f"{name} is {value!r}, expected an object")
     return dict(value)
+
+
+def require(values: Mapping[str, Any], **expected: Any) -> None:
+    """Refuse fields with other values than these, which a model always has; a missing or null field is as expected."""
+    for name, value in expected.items():
+        given = values.get(name)
+        if given is not None and (given != value or type(given) is not type(value)):
+            raise ValueError(f"{name} is {given!r}; only {value!r} is supported in this architecture")
 
 
 def _required(values: Mapping[str, Any], name: str, default: Any) -> Any:

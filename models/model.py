@@ -19,7 +19,7 @@ from .family import Prefixes
 from .layers.embedding import soft_cap
 from .layers.moe import ExpertOp, ExpertsOf
 from .loop import Cached, Heads, LayerBody, LayerLoop, LayerOf, Lent, map_experts, run_layers
-from .params import ParamSpec, Reading, declared, make_spec, stack, within
+from .params import ParamSpec, Reading, declared, make_spec, stack, under
 from .plan import LayerPlan
 from .quantization import METHODS
 from .registry import get_family
@@ -111,7 +111,7 @@ class Model:
                     layer: make_spec(path, in_layer, of_layers, source, of_kind) for layer, source in sources.items()
                 }
                 stacks = {number: stack(list(singles.values()))} if self.loop.stacked else singles
-                specs |= {f"layers.{i}.{path}": within(f"layers.{i}", spec) for i, spec in stacks.items()}
+                specs |= {f"layers.{i}.{path}": under(f"layers.{i}", spec) for i, spec in stacks.items()}
         return specs
 
     def forward(

@@ -255,7 +255,7 @@ def _taken_of_fused(
     return tuple(shape), (*[slice(None)] * fused.axis, part)
 
 
-def within(owner: str, spec: ParamSpec) -> ParamSpec:
+def under(owner: str, spec: ParamSpec) -> ParamSpec:
     """Return the spec with its merged array's path put under `owner`."""
     return replace(spec, segment=spec.segment._replace(array=f"{owner}.{spec.segment.array}")) if spec.segment else spec
 
