@@ -239,8 +239,10 @@ class ModelConfig:
                 raise ValueError("keys that are values too need heads whose order RoPE leaves as it is")
             if rope.rope_type == "longrope" and {len(rope.short_factors), len(rope.long_factors)} != {rotary_dim // 2}:
                 raise ValueError(f"short_factor and long_factor need {rotary_dim // 2} numbers, one for each pair")
-            if layer.head_dim < 4 and rope.rope_type == "dynamic":
-                raise ValueError(f"head_dim is {layer.head_dim}; dynamic RoPE scaling needs at least 4")
+            if rotary_dim < 4 and rope.rope_type == "dynamic":
+                raise ValueError(
+                    f"head_dim and partial_rotary_factor leave {rotary_dim} of the 4 dimensions dynamic RoPE needs"
+                )
 
     @property
     def num_layers(self) -> int:

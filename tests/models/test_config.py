@@ -26,6 +26,7 @@ LLAMA3_SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0}
 LONGROPE = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 MISTRAL = {**SIZES, "model_type": "mistral", "num_key_value_heads": 2}
 GLM = {"num_key_value_heads": 2, "n_routed_experts": 16}
@@ -390,6 +391,12 @@ def test_wrapper_follows_the_checkpoint_on_tying() -> None:
         ("LlamaForCausalLM", {"rope_scaling": {"mrope_section": [2, 2]}}, "mrope_section"),
         ("LlamaForCausalLM", {"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
         ("LlamaForCausalLM", {"rope_parameters": {"partial_rotary_factor": 0.1}}, "partial_rotary_factor"),
+        ("LlamaForCausalLM", {"rope_scaling": DYNAMIC, "head_dim": 2}, "head_dim and .* leave 2 of"),
+        (
+            "LlamaForCausalLM",
+            {"rope_scaling": DYNAMIC, "partial_rotary_factor": 0.125},
+            "partial_rotary_factor leave 2 of",
+        ),
         ("LlamaForCausalLM", {"rope_theta": -1.0}, "rope_theta"),
         ("LlamaForCausalLM", {"hidden_act": "relu2"}, "hidden_act is 'relu2'"),
         ("LlamaForCausalLM", {"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
