@@ -36,7 +36,7 @@ class RopeConfig:
     def __post_init__(self) -> None:
         """Refuse settings that no frequencies can be made of with ValueError."""
         if self.rope_type not in ROPE_TYPES:
-            raise ValueError(f"RoPE type {self.rope_type!r} is not supported, only {', '.join(ROPE_TYPES)}")
+            raise ValueError(f"rope_type is {self.rope_type!r}, which is not supported, only {', '.join(ROPE_TYPES)}")
         if self.theta <= 1:
             raise ValueError(f"rope_theta is {self.theta}, expected more than 1")
         if self.rotated > 1:
@@ -188,7 +188,9 @@ class LayerSpec:
     def __post_init__(self) -> None:
         """Refuse sizes that do not fit together with ValueError."""
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(f"{self.num_heads} query heads are not a multiple of {self.num_kv_heads} kv heads")
+            raise ValueError(
+                f"num_key_value_heads is {self.num_kv_heads}, which does not divide {self.num_heads} query heads"
+            )
         if self.num_kv_heads % self.kv_repeats:
             raise ValueError(f"{self.num_kv_heads} kv heads are not a multiple of {self.kv_repeats} repeats")
         if self.head_dim % 2:
@@ -241,7 +243,7 @@ class ModelConfig:
                 raise ValueError(f"short_factor and long_factor need {rotary_dim // 2} numbers, one for each pair")
             if rotary_dim < 4 and rope.rope_type == "dynamic":
                 raise ValueError(
-                    f"head_dim and partial_rotary_factor leave {rotary_dim} of the 4 dimensions dynamic RoPE needs"
+                    f"head_dim and partial_rotary_factor leave {rotary_dim} of 4 dimensions to dynamic RoPE"
                 )
 
     @property

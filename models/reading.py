@@ -170,7 +170,7 @@ def read_text_config(hf: Mapping[str, Any], model_type: str) -> Mapping[str, Any
     if not text:
         raise ValueError("text_config is missing")
     if text.get("model_type", model_type) != model_type:
-        raise ValueError(f"text_config is of type {text['model_type']!r}; only {model_type} is supported")
+        raise ValueError(f"text_config's model_type is {text['model_type']!r}; only {model_type} is supported")
     return text
 
 

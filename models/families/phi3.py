@@ -48,7 +48,7 @@ def _rope_settings(hf: Mapping[str, Any]) -> dict[str, Any]:
     settings = read_rope_settings(hf)
     rope_type = read_rope_type(settings)
     if rope_type not in (*LONGROPE_NAMES, "default"):
-        raise ValueError(f"RoPE type {rope_type!r} does not fit this architecture, only longrope")
+        raise ValueError(f"rope_type is {rope_type!r}, which does not fit this architecture, only longrope")
     return settings | {"rope_type": "default" if rope_type == "default" else "longrope"}
 
 
