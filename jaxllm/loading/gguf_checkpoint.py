@@ -60,9 +60,10 @@ class GGUFCheckpoint(Checkpoint):
             self._file.release(theirs)
 
     def _experts(self, source: Source, expert: int | None) -> np.ndarray:
-        """Return one expert, or all, of the tensors of a source; of two, the rows in turns."""
+        """Return one expert, or all, of the tensors of a source."""
         parts = [self._expert_values(theirs, expert) for theirs in source.names]
-        [values] = parts if len(parts) == 1 else [_take_turns(parts, axis=-2 if source.transposed else -1)]
+        join = _take_turns if source.alternates else np.concatenate
+        [values] = parts if len(parts) == 1 else [join(parts, axis=-2 if source.transposed else -1)]
         return values.swapaxes(-1, -2) if source.transposed else values
 
     def _expert_values(self, theirs: str, expert: int | None) -> np.ndarray:

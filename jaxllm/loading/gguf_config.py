@@ -13,6 +13,7 @@ from jaxllm.loading.gguf_rope import rope_scaling
 
 ARCHITECTURES: Mapping[str, tuple[str, str]] = {
     "llama": ("llama", "LlamaForCausalLM"),
+    "llama4": ("llama4_text", "Llama4ForCausalLM"),
     "mistral3": ("ministral3", "Ministral3ForCausalLM"),
     "qwen2": ("qwen2", "Qwen2ForCausalLM"),
     "qwen3": ("qwen3", "Qwen3ForCausalLM"),

@@ -35,6 +35,8 @@ def expert_config(file: GGUFFile, arch: str, numbers: Numbers, config: Mapping[s
             return _glm_config(file, numbers, config)
         case "gpt-oss":
             return _gpt_oss_config(file, numbers, config)
+        case "llama4":
+            return _llama4_config(file, numbers, config)
         case "minimax-m2":
             _check_scores(numbers, config)
             return _counts(numbers, "num_local_experts") | {
@@ -89,4 +91,21 @@ def _gpt_oss_config(file: GGUFFile, numbers: Numbers, config: Mapping[str, Any])
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
         "sliding_window": numbers.count("attention.sliding_window"),
         "rope_scaling": rope,
+    }
+
+
+def _llama4_config(file: GGUFFile, numbers: Numbers, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what Llama 4 has of its own. The file does not say what is alike in Scout and Maverick: chunks, the layers
+    without RoPE, and how queries grow.
+    """
+    if numbers.whole("attention.sliding_window", 1) == 0:
+        raise ValueError("llama4.attention.sliding_window is 0; models that attend globally alone are not supported")
+    counts = _counts(numbers, "num_local_experts")
+    return counts | {
+        "intermediate_size": numbers.count("expert_feed_forward_length"),
+        "intermediate_size_mlp": config["intermediate_size"],
+        "interleave_moe_layer_step": numbers.count("interleave_moe_layer_step", 1),
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        # Only Maverick has so many experts, and it does without.
+        "use_qk_norm": counts["num_local_experts"] != 128,
     }

@@ -58,6 +58,10 @@ class _Names(NamedTuple):
     """The names within a layer that HF ends otherwise."""
     experts: Mapping[str, str] = _EXPERT_NAMES
     """The names within a layer of each expert's part of a tensor of all experts."""
+    fused_experts: str | None = None
+    """The name within a layer of the experts, if HF has their gates and their ups in one tensor, inputs first."""
+    alternates: bool = False
+    """The gates and the ups take turns in that tensor, instead of following one another."""
     top: Mapping[str, str] = _TOP_NAMES
     layers: str = "model.layers."
     transposed: Collection[str] = ()
@@ -121,6 +125,21 @@ _NAMES: Mapping[str, _Names] = {
     "gpt-oss": _Names(
         _LAYER_NAMES | {"post_attention_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.router"},
         bare={"attn_sinks.weight": "self_attn.sinks"},
+        fused_experts="mlp.experts",
+        alternates=True,
+    ),
+    "llama4": _Names(
+        _LAYER_NAMES
+        | {
+            "ffn_gate": "feed_forward.gate_proj",
+            "ffn_up": "feed_forward.up_proj",
+            "ffn_down": "feed_forward.down_proj",
+            "ffn_gate_inp": "feed_forward.router",
+            "ffn_gate_shexp": "feed_forward.shared_expert.gate_proj",
+            "ffn_up_shexp": "feed_forward.shared_expert.up_proj",
+            "ffn_down_shexp": "feed_forward.shared_expert.down_proj",
+        },
+        fused_experts="feed_forward.experts",
     ),
     "gpt2": _Names(
         {
@@ -149,11 +168,13 @@ class Source(NamedTuple):
     """What a tensor is made of in the file."""
 
     names: tuple[str, ...]
-    """One tensor, or two whose rows take turns."""
+    """One tensor, or two whose rows are one tensor's of HF's."""
     expert: int | None = None
     """The expert that it is, of a tensor of all experts."""
     transposed: bool = False
     """HF has a matrix's inputs before its outputs."""
+    alternates: bool = False
+    """The rows of two tensors take turns, instead of following one another."""
 
     @property
     def has_experts(self) -> bool:
@@ -189,8 +210,9 @@ def _layer_sources(
 ) -> Iterator[tuple[str | None, Source]]:
     """Yield the HF names within a layer that a tensor of the file takes part in; None for one without counterpart."""
     names = _NAMES.get(arch, _Names())
-    if arch == "gpt-oss" and stem in _EXPERT_NAMES:
-        yield from _gpt_oss_sources(stem, kind, name, tensor, tensors)
+    if names.fused_experts is not None and stem in _EXPERT_NAMES:
+        for ours, source in _fused_sources(stem, kind, name, tensor, tensors):
+            yield ours and f"{names.fused_experts}.{ours}", source._replace(alternates=names.alternates)
     elif f"{stem}.{kind}" in names.bare:
         yield names.bare[f"{stem}.{kind}"], Source((name,))
     elif stem in names.experts and kind == "weight" and len(tensor.shape) == 3 and 0 < tensor.shape[0] <= MAX_EXPERTS:
@@ -203,18 +225,18 @@ def _layer_sources(
         yield None, Source((name,))
 
 
-def _gpt_oss_sources(
+def _fused_sources(
     stem: str, kind: str, name: str, tensor: GGUFTensor, tensors: Mapping[str, GGUFTensor]
 ) -> Iterator[tuple[str | None, Source]]:
-    """Yield HF's tensor of all experts: their gates and what these gate are one, in turns."""
+    """Yield the names within the experts of HF's tensors of all of them; that of gates and ups is made of two."""
     is_matrix = kind == "weight"
     suffix = "" if is_matrix else "_bias"
     gate, up = name.replace(stem, "ffn_gate_exps"), name.replace(stem, "ffn_up_exps")
     fits = len(tensor.shape) == (3 if is_matrix else 2)
     if stem == "ffn_down_exps" and fits:
-        yield f"mlp.experts.down_proj{suffix}", Source((name,), transposed=is_matrix)
+        yield f"down_proj{suffix}", Source((name,), transposed=is_matrix)
     elif fits and gate in tensors and up in tensors and tensors[gate].shape == tensors[up].shape:
         if stem == "ffn_gate_exps":
-            yield f"mlp.experts.gate_up_proj{suffix}", Source((gate, up), transposed=is_matrix)
+            yield f"gate_up_proj{suffix}", Source((gate, up), transposed=is_matrix)
     else:
         yield None, Source((name,))

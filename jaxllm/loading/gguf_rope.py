@@ -73,7 +73,7 @@ def _from_factors(file: GGUFFile, arch: str) -> dict[str, Any]:
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    for candidate in (usual, _fit(factors, wavelengths, factor)):
+    for candidate in (usual, usual | {"high_freq_factor": 1.0}, _fit(factors, wavelengths, factor)):
         if candidate and np.allclose(llama3_factors(wavelengths, candidate), factors, rtol=1e-4):
             return candidate
     raise ValueError(f"{ROPE_FACTORS_NAME} does not follow Llama 3's RoPE scaling, so it is not supported")
@@ -82,7 +82,8 @@ def _from_factors(file: GGUFFile, arch: str) -> dict[str, Any]:
 def llama3_factors(wavelengths: np.ndarray, scaling: dict[str, Any]) -> np.ndarray:
     """Return the divisor of each frequency: 1 for short waves, `factor` for long ones, smooth in between."""
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    smooth = (scaling["original_max_position_embeddings"] / wavelengths - low) / (high - low)
+    trained = scaling["original_max_position_embeddings"]
+    smooth = (trained / wavelengths - low) / (high - low) if high > low else wavelengths <= trained / low
     smooth = np.clip(smooth, 0, 1)
     return 1 / ((1 - smooth) / scaling["factor"] + smooth)
 

@@ -59,7 +59,7 @@ _SPLITTINGS: Mapping[str, _Splitting] = {
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), _QWEN2),
     **dict.fromkeys(("glm4", "chatglm-bpe"), _Splitting(_LLAMA3_SPLIT)),
     "tekken": _Splitting(_TEKKEN_SPLIT, ignore_merges=True),
-    "gpt-4o": _Splitting(_O200K_SPLIT),
+    **dict.fromkeys(("gpt-4o", "llama4"), _Splitting(_O200K_SPLIT)),
 }
 """The splitting for each value of tokenizer.ggml.pre."""
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from tests.loading.files import gguf_bytes
@@ -22,6 +23,7 @@ ARCHITECTURES = {
     "glm4_moe": "glm4moe",
     "gpt_oss": "gpt-oss",
     "minimax_m2": "minimax-m2",
+    "llama4": "llama4",
 }
 NAMES = {
     "model.embed_tokens": "token_embd",
@@ -37,6 +39,9 @@ NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    **{f"feed_forward.{kind}_proj": f"ffn_{kind}" for kind in ("gate", "up", "down")},
+    **{f"feed_forward.shared_expert.{kind}_proj": f"ffn_{kind}_shexp" for kind in ("gate", "up", "down")},
+    "feed_forward.router": "ffn_gate_inp",
     "mlp.gate": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
     "block_sparse_moe.gate": "ffn_gate_inp",
@@ -71,8 +76,15 @@ KEYS = {
 
 
 def hf_config(case: str) -> dict[str, Any]:
-    """Return a case's config.json, but for gpt-oss's limit, which is that of its real models in every GGUF file."""
-    return read_hf_config(case) | ({"swiglu_limit": 7.0} if case == "gpt_oss" else {})
+    """Return a case's config.json, but for what a GGUF file does not say, which is that of the real models."""
+    hf = read_hf_config(case)
+    if case == "gpt_oss":
+        hf["swiglu_limit"] = 7.0
+    if case == "llama4":
+        hf |= {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1}
+        hf |= {"no_rope_layers": [1, 1, 1, 0], "layer_types": ["chunked_attention"] * 3 + ["full_attention"]}
+        hf["rope_parameters"]["original_max_position_embeddings"] = 8192
+    return hf
 
 
 def metadata(case: str) -> dict[str, Any]:
@@ -91,6 +103,12 @@ def metadata(case: str) -> dict[str, Any]:
         values["expert_gating_func"] = 2
     if case == "minimax_m2":
         values["expert_feed_forward_length"] = hf["intermediate_size"]
+    if case == "llama4":
+        values |= {
+            "feed_forward_length": hf["intermediate_size_mlp"],
+            "expert_feed_forward_length": hf["intermediate_size"],
+            "interleave_moe_layer_step": hf["interleave_moe_layer_step"],
+        }
     if case == "gpt_oss":
         values |= {
             "attention.sliding_window": hf["sliding_window"],
@@ -117,7 +135,7 @@ def stacked(case: str) -> dict[str, np.ndarray]:
         if expert:
             found.setdefault(f"{prefix}ffn_{EXPERTS[expert[2]]}_exps.weight", {})[int(expert[1])] = tensor
         elif ".experts." in own:
-            found |= {prefix + theirs: part for theirs, part in gpt_oss_experts(own, tensor).items()}
+            found |= {prefix + theirs: part for theirs, part in fused_experts(case, own, tensor).items()}
         elif own in BARE:
             found[prefix + BARE[own]] = tensor
         else:
@@ -126,19 +144,26 @@ def stacked(case: str) -> dict[str, np.ndarray]:
                 heads = tensor.reshape(-1, 2, hf_config(case)["head_dim"] // 2, tensor.shape[-1])
                 tensor = heads.swapaxes(1, 2).reshape(tensor.shape)
             found[f"{prefix}{names[stem]}.{kind}"] = tensor
+    if case == "llama4":
+        # The wavelengths of 8 frequencies that are longer than 8192 are those of the last alone.
+        factors = [1.0] * 7 + [hf_config(case)["rope_parameters"]["factor"]]
+        found["rope_freqs.weight"] = np.array(factors, ml_dtypes.bfloat16)
     return {
         name: np.stack([part[expert] for expert in range(len(part))]) if isinstance(part, dict) else part
         for name, part in found.items()
     }
 
 
-def gpt_oss_experts(name: str, tensor: np.ndarray) -> dict[str, np.ndarray]:
-    """Return gpt-oss's tensors of all experts, which have inputs last and no turns in GGUF."""
+def fused_experts(case: str, name: str, tensor: np.ndarray) -> dict[str, np.ndarray]:
+    """Return tensors of all experts, which have inputs last in GGUF, and gates and ups apart."""
     kind = "bias" if name.endswith("_bias") else "weight"
     rows_last = tensor if kind == "bias" else tensor.swapaxes(1, 2)
     if "down_proj" in name:
         return {f"ffn_down_exps.{kind}": rows_last}
-    return {f"ffn_gate_exps.{kind}": rows_last[:, 0::2], f"ffn_up_exps.{kind}": rows_last[:, 1::2]}
+    if case == "gpt_oss":
+        return {f"ffn_gate_exps.{kind}": rows_last[:, 0::2], f"ffn_up_exps.{kind}": rows_last[:, 1::2]}
+    gate, up = np.split(rows_last, 2, axis=1)
+    return {f"ffn_gate_exps.{kind}": gate, f"ffn_up_exps.{kind}": up}
 
 
 def bf16(tensor: np.ndarray) -> Stored:

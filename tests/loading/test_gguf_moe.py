@@ -63,6 +63,12 @@ def test_gpt_oss_in_mxfp4(tmp_path: Path, mixed: bool):
         np.testing.assert_array_equal(checkpoint.read(name, 0), found[0])
 
 
+def test_llama4_without_norms(tmp_path: Path):
+    """Maverick's queries and keys have none; a file says who it is by its experts alone."""
+    assert open_gguf(tmp_path, moe_gguf("llama4")).config["use_qk_norm"]
+    assert not open_gguf(tmp_path, moe_gguf("llama4", {"llama4.expert_count": 128})).config["use_qk_norm"]
+
+
 def test_layers_that_draft_are_left_out(tmp_path: Path):
     extra = {"blk.2.attn_norm.weight": bf16(ONES), "blk.2.nextn.enorm.weight": bf16(ONES)}
     more = {"glm4moe.block_count": 3, "glm4moe.nextn_predict_layers": 1}
@@ -110,6 +116,8 @@ def test_experts_that_do_not_fit_are_left_to_be_reported(tmp_path: Path, case: s
         ("glm4_moe", {"glm4moe.leading_dense_block_count": -1}, r"leading_dense_block_count.*negative"),
         ("qwen3_moe", {"qwen3moe.expert_used_count": 0}, r"expert_used_count.*not positive"),
         ("gpt_oss", {"gpt-oss.attention.sliding_window": "x"}, "sliding_window"),
+        ("llama4", {"llama4.attention.sliding_window": 0}, "sliding_window is 0"),
+        ("llama4", {"llama4.interleave_moe_layer_step": 0}, r"interleave_moe_layer_step.*not positive"),
     ],
 )
 def test_what_is_not_supported_is_named(tmp_path: Path, case: str, more: Mapping[str, Any], message: str):

@@ -55,9 +55,12 @@ def test_the_pre_tokenizer_decides_on_digits(tmp_path: Path, pre: str, expected:
 @pytest.mark.parametrize(
     ("pre", "expected"),
     [
-        (
-            "gpt-4o",
-            ["Hello", "World", " don'T", " we'll", " a", "/b", " ", "123", "45", " ", " x", "\n", "//\n", " ABCs"],
+        *(
+            (
+                pre,
+                ["Hello", "World", " don'T", " we'll", " a", "/b", " ", "123", "45", " ", " x", "\n", "//\n", " ABCs"],
+            )
+            for pre in ("gpt-4o", "llama4")
         ),
         (
             "glm4",
