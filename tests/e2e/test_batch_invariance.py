@@ -13,10 +13,19 @@ from typing import Any, NamedTuple
 import pytest
 
 from jaxllm import LLM, RequestOutput, SamplingParams
-from jaxllm.logprobs import Logprob
 from jaxllm.sampling_params import StructuredOutputsParams
 from tests.e2e.inside import limited
-from tests.e2e.tiny_engine import CONTEXT, NUM_LOGPROBS, Job, RecordingScheduler, run_together, tiny_llm
+from tests.e2e.tiny_engine import (
+    CONTEXT,
+    NUM_LOGPROBS,
+    Job,
+    RecordingScheduler,
+    bits,
+    run_alone,
+    run_together,
+    shown,
+    tiny_llm,
+)
 from tests.e2e.tiny_tokenizer import save_tokenizer
 
 SCHEMA = {
@@ -95,26 +104,6 @@ SHORT = range(6 * len(KINDS), 7 * len(KINDS))
 """A round of prompts that alone take the smallest bucket, and together one with 8 times the rows."""
 
 
-def shown(entries: Mapping[int, Logprob] | None) -> list[tuple[int, str, int | None]] | None:
-    """Return one position's log-probabilities, exactly."""
-    if entries is None:
-        return None
-    return [(token, entry.logprob.hex(), entry.rank) for token, entry in entries.items()]
-
-
-def bits(output: RequestOutput) -> tuple[Any, ...]:
-    """Return all that was computed, exactly."""
-    completion = output.outputs[0]
-    assert completion.logprobs is not None
-    return (
-        list(completion.token_ids),
-        completion.text,
-        (completion.finish_reason, completion.stop_reason),
-        [shown(entries) for entries in completion.logprobs],
-        [shown(entries) for entries in output.prompt_logprobs or ()],
-    )
-
-
 def differing(expected: Sequence[RequestOutput], got: Sequence[RequestOutput]) -> list[str]:
     """Name the jobs whose outputs differ in any bit."""
     pairs = enumerate(zip(expected, got, strict=True))
@@ -124,15 +113,6 @@ def differing(expected: Sequence[RequestOutput], got: Sequence[RequestOutput]) -
 def kind_of(index: int) -> str:
     """Return the kind of a job."""
     return list(KINDS)[index % len(KINDS)]
-
-
-def run_alone(llm: LLM, jobs: Sequence[Job]) -> list[RequestOutput]:
-    """Run jobs one after the other, each with an empty prefix cache."""
-    outputs = []
-    for job in jobs:
-        assert llm.reset_prefix_cache()
-        outputs += run_together(llm, [job])
-    return outputs
 
 
 Engine = tuple[LLM, RecordingScheduler]

@@ -21,6 +21,7 @@ from tests.e2e.tiny_engine import (
     RecordingScheduler,
     difference,
     differences,
+    run_alone,
     run_together,
     tiny_llm,
 )
@@ -72,15 +73,6 @@ def many_jobs() -> list[Job]:
 
 JOBS = many_jobs()
 LONG = [index for index, job in enumerate(JOBS) if len(job.prompt) > CHUNKED_256]
-
-
-def run_alone(llm: LLM, jobs: Sequence[Job]) -> list[RequestOutput]:
-    """Run jobs one after the other, each with an empty prefix cache."""
-    outputs = []
-    for job in jobs:
-        assert llm.reset_prefix_cache()
-        outputs += run_together(llm, [job])
-    return outputs
 
 
 def prompt_chunks(scheduler: RecordingScheduler, outputs: Sequence[RequestOutput]) -> list[int]:

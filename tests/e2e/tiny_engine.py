@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from jaxllm import LLM, CompletionOutput, RequestOutput, SamplingParams, TokensPrompt
 from jaxllm.engine.front_end.input_processor import ProcessedRequest
+from jaxllm.logprobs import Logprob
 from jaxllm.messages import EngineCoreOutput, RequestError, sequence_ids
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.plan import StepPlan, StepResult
@@ -116,6 +117,35 @@ def run_together(llm: LLM, jobs: Sequence[Job]) -> list[RequestOutput]:
     """Run jobs in one call."""
     prompts = [TokensPrompt(prompt_token_ids=job.prompt) for job in jobs]
     return llm.generate(prompts, [job.params for job in jobs], use_tqdm=False)
+
+
+def run_alone(llm: LLM, jobs: Sequence[Job]) -> list[RequestOutput]:
+    """Run jobs one after the other, each with an empty prefix cache."""
+    outputs = []
+    for job in jobs:
+        assert llm.reset_prefix_cache()
+        outputs += run_together(llm, [job])
+    return outputs
+
+
+def shown(entries: Mapping[int, Logprob] | None) -> list[tuple[int, str, int | None]] | None:
+    """Return one position's log-probabilities, exactly."""
+    if entries is None:
+        return None
+    return [(token, entry.logprob.hex(), entry.rank) for token, entry in entries.items()]
+
+
+def bits(output: RequestOutput) -> tuple[Any, ...]:
+    """Return all that was computed, exactly."""
+    completion = output.outputs[0]
+    assert completion.logprobs is not None
+    return (
+        list(completion.token_ids),
+        completion.text,
+        (completion.finish_reason, completion.stop_reason),
+        [shown(entries) for entries in completion.logprobs],
+        [shown(entries) for entries in output.prompt_logprobs or ()],
+    )
 
 
 def difference(expected: CompletionOutput, got: CompletionOutput) -> str | None:
