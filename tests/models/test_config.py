@@ -98,7 +98,7 @@ def test_gemma3_4b_relies_on_defaults() -> None:
     assert config.max_position_embeddings == 131_072
 
 
-# As on the hub, but for what transformers never reads.
+# The config.json of the hub, without the keys that transformers never reads.
 OPT_350M = {
     "_remove_final_layer_norm": False,
     "activation_dropout": 0.0,
