@@ -10,12 +10,16 @@ import os
 import platform
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 from fetch_models import MODELS, default_dir, is_present
 from hypothesis.database import DirectoryBasedExampleDatabase
+
+from tests.quick import QUICK_COMPILE
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CACHE = REPOSITORY / ".cache"
@@ -70,6 +74,24 @@ def gemma_path() -> str:
         absent = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
         absent(f"{model.name} is not in {MODEL_DIR}; run scripts/fetch_models.py gemma")
     return str(MODEL_DIR / model.name)
+
+
+@pytest.fixture(scope="module")
+def quick_compile() -> Iterator[None]:
+    """Let the engines that a module starts in its own process compile in half the time, to slower code.
+
+    For tests that look at neither speed nor the last bits, of which compiling takes most of the time.
+    """
+    from jaxllm.execution import compiler
+
+    options = compiler.compiler_options
+
+    def quick_options(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        return (options(*args, **kwargs) or {}) | QUICK_COMPILE
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "compiler_options", quick_options)
+        yield
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:

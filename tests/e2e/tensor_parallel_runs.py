@@ -29,9 +29,17 @@ from tests.models.tiny import read_goldens
 
 NUM_DEVICES = 8
 SIZES = (1, 2, 4, 8)
-FAMILIES = {"gemma3": 2, "olmo2": 4, "qwen3": 4, "gpt2": 2, "gpt_oss": 2, "gemma4_moe": 2}
-"""Tiny checkpoints with windows, two RoPE tables, norms of heads alone and together; the vocabulary is one tile.
-GPT-2's have q, k and v in one tensor, biases, learned positions; the last two have experts."""
+FAMILIES = {
+    "gemma3": 2,  # windows, two RoPE tables
+    "olmo2": 4,  # norms of heads together
+    "qwen3": 4,  # norms of heads alone
+    "gpt2": 2,  # q, k and v in one tensor, biases, learned positions
+    "qwen3_moe": 2,  # experts
+    "gpt_oss": 2,  # experts with biases, sinks
+    "gemma4_moe": 2,  # experts beside an MLP, heads of two sizes
+    "gemma4_e2b": 2,  # layers that borrow keys, layers with inputs of their own
+}
+"""Tiny checkpoints, whose vocabulary is one tile, and the devices that they run on."""
 ARGUMENTS: dict[str, Any] = {
     "skip_tokenizer_init": False,
     "block_size": 16,

@@ -31,6 +31,8 @@ from tests.e2e.tiny_engine import (
 from tests.engine.support import byte_level
 from tests.scheduling.simulation import state_of
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 STATES = ("waiting", "mid-prefill", "decoding", "preempted")
 NUM_ABORTS = 20
 VICTIMS_PER_ROUND = 10

@@ -14,6 +14,8 @@ from jaxllm.execution.program_cache import ProgramCache
 from tests.e2e.inside import core_of
 from tests.models.tiny import folder
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 
 def test_found_by_the_thread_that_compiles_its_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trace makes much garbage, so that Python often looks for cycles in it: nothing may wait there for its end."""
@@ -30,7 +32,8 @@ def test_found_by_the_thread_that_compiles_its_programs(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(ProgramCache, "compile", compile_and_collect)
     monkeypatch.setattr(ProgramCache, "load", lambda *_: None)
-    llm = LLM(str(folder("llama3_tied")), dtype="float32", skip_tokenizer_init=True, max_model_len=32)
+    few: dict[str, Any] = {"max_model_len": 32, "max_num_batched_tokens": 32, "max_num_seqs": 8}
+    llm = LLM(str(folder("llama3_tied")), dtype="float32", skip_tokenizer_init=True, **few)
     core = weakref.ref(core_of(llm))
     vars(llm)["cycle"] = llm
     gc.disable()

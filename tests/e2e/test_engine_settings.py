@@ -21,6 +21,9 @@ from jaxllm.scheduling.scheduler import Scheduler
 from tests.e2e.inside import core_of, scheduler_of
 from tests.execution.support import hostile_jax
 from tests.models.tiny import folder
+from tests.quick import QUICK_FLAGS
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
 
 SMALL: dict[str, Any] = {
     "dtype": "float32",
@@ -164,7 +167,7 @@ def test_a_forked_child_is_told_to_spawn_and_all_exit_without_a_word(repository:
     """A queue changes the order in which an interpreter that goes down ends what is left."""
     settings = json.dumps(SMALL | {"enforce_eager": False, "disable_log_stats": True})
     command = [sys.executable, "-W", "ignore", "-c", FORK, str(folder("qwen3")), settings]
-    env = os.environ | {"PYTHONPATH": str(repository)}
+    env = os.environ | {"PYTHONPATH": str(repository), "XLA_FLAGS": QUICK_FLAGS}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=90)
     *messages, status, answers = done.stdout.splitlines()
     assert len(messages) == 2
@@ -190,7 +193,7 @@ print(json.dumps(compiled))
 
 def test_a_second_start_compiles_nothing_and_says_what_runs(tmp_path: Path, repository: Path) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("JAX_COMPILATION")}
-    env |= {"JAXLLM_CACHE": str(tmp_path), "PYTHONPATH": str(repository)}
+    env |= {"JAXLLM_CACHE": str(tmp_path), "PYTHONPATH": str(repository), "XLA_FLAGS": QUICK_FLAGS}
     command = [sys.executable, "-c", SECOND_START, str(folder("qwen3")), json.dumps(SMALL)]
     runs = [subprocess.run(command, env=env, capture_output=True, text=True, check=True) for _ in range(2)]
     first, second = (json.loads(run.stdout) for run in runs)

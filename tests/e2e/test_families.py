@@ -10,6 +10,8 @@ from jaxllm.engine.front_end.metrics import Counter
 from tests.models.running import build_model
 from tests.models.tiny import BLOCK_SIZE, CASES, Golden, folder, read_goldens
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 TOLERANCE = 1e-4
 NUM_BLOCKS = 8
 """The null block, and as many as the prompts of all three goldens take: too few for what follows them."""
@@ -25,7 +27,7 @@ def test_generates_what_hf_does(case: str) -> None:
         dtype="float32",
         skip_tokenizer_init=True,
         block_size=BLOCK_SIZE,
-        max_num_batched_tokens=8,  # all in chunks, and one program to compile
+        max_num_batched_tokens=8,  # all in chunks, and one bucket to compile for
         max_num_seqs=8,
         num_gpu_blocks_override=NUM_BLOCKS,
         max_logprobs=-1,

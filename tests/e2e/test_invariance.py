@@ -26,6 +26,8 @@ from tests.e2e.tiny_engine import (
     tiny_llm,
 )
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 WHOLE, CHUNKED_64, CHUNKED_256 = 512, 64, 256
 Engine = tuple[LLM, RecordingScheduler]
 

@@ -16,6 +16,8 @@ from jaxllm.sampling_params import RequestOutputKind
 from tests.e2e.inside import core_of, scheduler_of
 from tests.engine.fake_core import BytesClient
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 CONTEXT = 64
 HI = [{"role": "user", "content": "Say hi"}]
 GOING_ON = {"continue_final_message": True, "add_generation_prompt": False}

@@ -16,9 +16,11 @@ import pytest
 from jaxllm import LLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.models import Model, get_family
+from tests.e2e.tensor_parallel_runs import FAMILIES
 from tests.e2e.tiny_engine import TOLERANCE
 from tests.e2e.tiny_tokenizer import save_tokenizer
 from tests.loading.files import write_folder
+from tests.quick import QUICK_FLAGS
 
 pytestmark = [pytest.mark.device, pytest.mark.timeout(1200)]  # one process makes four engines
 
@@ -61,9 +63,10 @@ def found(
     folder = tmp_path_factory.mktemp("runs")
     out, tokenizer = folder / "found.json", save_tokenizer(folder / "tokenizer")
     command = [sys.executable, "-m", "tests.e2e.tensor_parallel_runs", str(out), checkpoint, tokenizer, smollm2_path]
-    # Half the compile time, which is most of these tests' time.
-    flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    environment = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": f"{repository}{os.pathsep}{repository / 'scripts'}"}
+    environment = os.environ | {
+        "XLA_FLAGS": QUICK_FLAGS,
+        "PYTHONPATH": f"{repository}{os.pathsep}{repository / 'scripts'}",
+    }
     result = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-4000:]
     return json.loads(out.read_text())
@@ -105,7 +108,7 @@ def test_logprobs_equal_those_of_one_device(runs: dict[str, Any], size: str) -> 
             np.testing.assert_allclose(got.get(token, least), expected.get(token, least), rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("case", ["gemma3", "olmo2", "qwen3", "gpt2", "gpt_oss", "gemma4_moe"])
+@pytest.mark.parametrize("case", FAMILIES)
 def test_families_equal_hf(found: dict[str, Any], case: str) -> None:
     assert len(found["families"][case]) == 3
     for pair in found["families"][case]:

@@ -25,6 +25,8 @@ from tests.execution.support import hostile_jax, make_compiler
 from tests.models.tiny import folder
 from tests.utils.ownership import give_away
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 NUM_BLOCKS = 33
 QUICK = Upkeep.MAKE_COUNTS
 """A program that takes no time to compile."""

@@ -18,6 +18,8 @@ from pallas_kernels.paged_attention import AttentionShape, PagedAttention
 from tests.execution.support import hostile_jax, make_compiler, make_group
 from tests.models.tiny import folder
 
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
 

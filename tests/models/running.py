@@ -17,11 +17,10 @@ from jaxllm.models.quantization import quantize
 from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, KVPool, PagedAttention
 from pallas_kernels.paged_attention.tiles import XLA_TILES
 from tests.models.tiny import BLOCK_SIZE, CASES, Golden, read_hf_config, read_tensors
+from tests.quick import QUICK_COMPILE
 
 ROWS = 80
 """Rows of the one program that runs whole sequences, chunks and decodes; the longest golden has 75."""
-# Half the compile time, which is most of these tests' time.
-QUICK_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 # Out of order, so that a model that ignored the table would be found out. Block 0 is the null block.
 BLOCK_IDS = (3, 1, 5, 2, 4)
 
@@ -63,7 +62,7 @@ class Runner:
         self.model, self.params = model, params
         self.attentions: list[Any] = [attention or attention_of(group) for group in model.plan.groups]
         step = jax.jit(self._step).lower(params, empty_pools(model.config), *self.inputs(np.zeros(1, np.int32), 0, 1))
-        self.step = step.compile(compiler_options=QUICK_COMPILE)
+        self.step = step.compile(compiler_options=dict(QUICK_COMPILE))
 
     def whole(self, golden: Golden) -> np.ndarray:
         """Return log-probabilities [tokens, v] of prompt and decodes run as one chunk, or as the model's own chunks."""

@@ -11,12 +11,14 @@ from jaxllm.cli.main import main
 from jaxllm.execution.compiler import Upkeep
 from jaxllm.utils import child_process
 from tests.models.tiny import folder
+from tests.quick import QUICK_FLAGS
 
 FLAGS = ["--max-num-batched-tokens", "16", "--max-num-seqs", "8", "--max-model-len", "64", "--dtype", "float32"]
 PARTS = ["imports", "configuration", "shapes", "tokenizer", "weights, KV cache", "engine", "first step"]
 
 
-def test_the_second_start_compiles_nothing(capsys: pytest.CaptureFixture[str]):
+def test_the_second_start_compiles_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XLA_FLAGS", QUICK_FLAGS)  # for the processes that start
     assert main(["bench", "startup", str(folder("llama3_tied")), "--skip-tokenizer-init", "--json", *FLAGS]) == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
     # Rare ones are on disk by then, and not loaded before a step wants one.
