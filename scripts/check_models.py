@@ -36,6 +36,13 @@ CASES = (
     ("qwen3-32b", "v5p:2x2x1", 4),
     ("qwen3-32b", "h100", 1),
     ("llama-3.3-70b", "h100:4", 4),
+    ("gpt-oss-20b", "h100", 1),
+    ("qwen3-30b-a3b", "v6e:2x2", 4),
+    ("gemma-4-26b", "v6e:2x2", 4),
+    ("mixtral-8x7b", "v6e:2x4", 8),
+    ("gpt-oss-20b", "v5e:2x2", 4),
+    ("qwen3-30b-a3b", "v6e:1x1", 1, "int8"),
+    ("gemma-4-26b", "h100", 1),
 )
 
 

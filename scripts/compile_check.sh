@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # compile_check.sh [PART...]: compile every kernel, and the whole step of real models, with the real compilers of TPUs and of
 # an H100, which need no device. Each part prints a table and keeps it, with its JSON, in benchmarks/results/compile_check;
-# the script exits non-zero if a part misses anything. Without arguments all parts run: about two hours on two cores.
+# the script exits non-zero if a part misses anything. Without arguments all parts run: about three hours on two cores.
 # The compilers are installed under .cache/compile-check (COMPILERS): jax with libtpu, its CUDA plugin and ptxas >= 13.3.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -61,6 +61,19 @@ part steps-v5e-2x2 $JAX scripts/compile_steps.py v5e:2x2 llama-3.2-1b --tensor-p
 for target in v6e:2x4 v5p:2x2x2; do
   part "steps-${target//:/-}" $JAX scripts/compile_steps.py $target llama-3.2-1b --tensor-parallel-size 8
 done
+experts() { # NAME TARGET MODEL ARGUMENTS...: the full step's sampling is that of the other models
+  part "$1" $JAX scripts/compile_steps.py "${@:2}" --steps decode largest
+}
+for model in qwen3-30b-a3b gpt-oss-20b mixtral-8x7b; do
+  experts "steps-h100-$model" h100 $model --layers 8
+done
+experts steps-h100-gemma-4-26b h100 gemma-4-26b --layers 12
+experts steps-v6e-qwen3-30b-a3b v6e:1x1 qwen3-30b-a3b --layers 16 # as many as one v6e holds
+for model in qwen3-30b-a3b gemma-4-26b; do
+  experts "steps-v6e-2x2-$model" v6e:2x2 $model --tensor-parallel-size 4
+done
+experts steps-v5e-2x2-gpt-oss-20b v5e:2x2 gpt-oss-20b --tensor-parallel-size 4
+experts steps-v6e-2x4-mixtral-8x7b v6e:2x4 mixtral-8x7b --tensor-parallel-size 8
 part capacity $JAX scripts/check_capacity.py # sharded steps among them
 
 for name in "${wanted[@]}"; do
