@@ -3,9 +3,9 @@
 
 For each model the plain decode step, the plain step of the largest bucket and the full one, on one device or spread
 over several. Checked: the KV pool is updated in place, scratch does not grow with the pool, the program holds no copy
-of weights or pool, devices exchange two sums a layer and what little the embedding and sampling need, on a GPU no
-branch or loop asks the host, and on one the plain decode step is one command buffer (CUDA graph). Run by
-scripts/compile_check.sh, which makes the environments.
+of weights or pool, devices exchange two sums a layer, three where an MLP is beside experts, and what little the
+embedding and sampling need, on a GPU no branch or loop asks the host, and on one the plain decode step is one command
+buffer (CUDA graph). Run by scripts/compile_check.sh, which makes the environments.
 """
 
 from __future__ import annotations
@@ -193,7 +193,9 @@ def expected_collectives(compiler: StepCompiler, shape: StepShape) -> dict[str, 
     if vocab.num_devices == 1:
         return {}
     is_spread = vocab.vocab_size % vocab.num_devices == 0
-    expected = {"all-reduce": 2 * compiler.model.config.num_layers + is_spread}  # and the embedding
+    # Attention and MLP, or experts, and what is beside those; and the embedding.
+    in_layers = sum(3 if layer.moe and layer.moe.shared_size else 2 for layer in compiler.model.config.layers)
+    expected = {"all-reduce": in_layers + is_spread}
     if not shape.is_full and vocab.can_sample:
         # The tiles' maxima and then their sums; and the logits of the tile where either leads.
         expected |= {"all-gather": 2, "all-reduce": expected["all-reduce"] + 2}
