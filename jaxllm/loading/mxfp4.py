@@ -13,13 +13,13 @@ import ml_dtypes
 import numpy as np
 
 from jaxllm.loading.checkpoint import Checkpoint, TensorInfo
-from jaxllm.models.reading import is_widened
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 logger = logging.getLogger(__name__)
 
+METHOD = "mxfp4"  # as in jaxllm.models.reading, which a process that only opens checkpoints does not import
 BLOCK_BYTES = 16
 BLOCKS, SCALES = "_blocks", "_scales"
 CHUNK_BYTES = 1 << 16
@@ -101,7 +101,9 @@ class MXFP4Checkpoint(Checkpoint):
 
 def with_widened(checkpoint: Checkpoint) -> Checkpoint:
     """Return the checkpoint with its weights widened, if its config says that they are MXFP4."""
-    return MXFP4Checkpoint(checkpoint) if is_widened(checkpoint.config.get("quantization_config")) else checkpoint
+    quantization = checkpoint.config.get("quantization_config")
+    is_mxfp4 = isinstance(quantization, Mapping) and quantization.get("quant_method") == METHOD
+    return MXFP4Checkpoint(checkpoint) if is_mxfp4 else checkpoint
 
 
 def _widened_tensors(stored: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
