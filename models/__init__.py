@@ -3,8 +3,8 @@
 `families` has one file for each, made of `layers`; `registry` maps HF architecture names to families.
 """
 
-from .config import LayerSpec, ModelConfig, QueryScaling, RopeConfig
-from .family import Family, TensorName
+from .config import LayerSpec, ModelConfig, MoESpec, QueryScaling, RopeConfig
+from .family import Family, Fused, Prefixes, TensorName
 from .loop import LayerLoop
 from .model import Model
 from .params import ParamSpec
@@ -13,11 +13,14 @@ from .tokens import TokenBatch
 
 __all__ = [
     "Family",
+    "Fused",
     "LayerLoop",
     "LayerSpec",
+    "MoESpec",
     "Model",
     "ModelConfig",
     "ParamSpec",
+    "Prefixes",
     "QueryScaling",
     "RopeConfig",
     "TensorName",

@@ -62,7 +62,7 @@ def make_jobs() -> list[Job]:
         shared = [rng.randrange(3, 256) for _ in range(length // 2)]
         for fields in KINDS:
             if length > SCORED and "prompt_logprobs" in fields:
-                fields = {"temperature": 0.7}
+                fields: dict[str, Any] = {"temperature": 0.7}
             prompt = shared + [rng.randrange(3, 256) for _ in range(length - len(shared))]
             params = SamplingParams(
                 **fields, seed=len(jobs), max_tokens=12, logprobs=NUM_LOGPROBS, ignore_eos=True, detokenize=False
@@ -94,7 +94,7 @@ def whole(request: pytest.FixtureRequest) -> Iterator[Engine]:
     with tiny_llm(setting.case, **arguments) as (llm, scheduler):
         runner = core_of(llm)._runner
         assert runner is not None
-        implementation = runner.compiler.model.config.grouped_matmul.implementation
+        implementation = runner.compiler.config.grouped_matmul.implementation
         assert implementation == ("cpu" if setting.has_experts else "xla")
         assert any(group._config.window for group in scheduler.cache.groups) == setting.has_windows
         yield llm, scheduler
