@@ -10,7 +10,7 @@ from jaxllm.engine.front_end.metrics import Counter
 from tests.models.running import build_model
 from tests.models.tiny import BLOCK_SIZE, CASES, Golden, folder, read_goldens
 
-pytestmark = pytest.mark.usefixtures("quick_compile")
+pytestmark = [pytest.mark.families, pytest.mark.usefixtures("quick_compile")]
 
 TOLERANCE = 1e-4
 NUM_BLOCKS = 8

@@ -17,6 +17,8 @@ from jaxllm.scheduling.block_pool import NULL_BLOCK
 from tests.e2e.inside import core_of, limited
 from tests.e2e.tiny_engine import NUM_LOGPROBS, Job, RecordingScheduler, bits, run_alone, run_together, tiny_llm
 
+pytestmark = pytest.mark.families
+
 NUM_JOBS = 64
 WHOLE = 256  # tokens a step
 CHUNKED = 16

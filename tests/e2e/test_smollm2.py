@@ -68,6 +68,7 @@ def test_float32_equals_hf_in_more_lengths(llm: LLM) -> None:
     assert_equal_to_hf(generate_rows(llm, MORE), MORE)
 
 
+@pytest.mark.device
 def test_bfloat16_is_close_to_hf(smollm2_path: str) -> None:
     shapes: dict[str, Any] = {"max_num_batched_tokens": 512, "max_num_seqs": 16, "cudagraph_capture_sizes": [16]}
     rows = [row for row in ROWS if len(row["prompt_ids"]) <= 300][::2]

@@ -21,6 +21,7 @@ def _names_are_new() -> Iterator[None]:
     jax.config.update("jax_compilation_cache_include_metadata_in_key", False)
 
 
+@pytest.mark.device
 @pytest.mark.usefixtures("_names_are_new")
 @pytest.mark.parametrize("loop", [LayerLoop.SCAN, LayerLoop.SWITCH, LayerLoop.IN_PLACE])
 def test_every_matmul_of_a_step_belongs_to_a_part(loop: LayerLoop) -> None:

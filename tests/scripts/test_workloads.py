@@ -13,6 +13,8 @@ from pallas_kernels.paged_attention import FusedPool, SplitPool
 from pallas_kernels.paged_attention.cases import CASES
 from pallas_kernels.paged_attention.reference import reference_paged_attention
 
+pytestmark = pytest.mark.kernels
+
 CASE = CASES["smollm2-135m"]
 CHUNKS = [(1500, 1), (1, 1), (300, 170)]
 
