@@ -80,14 +80,14 @@ def gemma_path() -> str:
 def quick_compile() -> Iterator[None]:
     """Let the engines that a module starts in its own process compile in half the time, to slower code.
 
-    For tests that look at neither speed nor the last bits, of which compiling takes most of the time.
+    It is for tests of tiny models, most of whose time is compiling, that look at neither speed nor the last bits.
     """
     from jaxllm.execution import compiler
 
     options = compiler.compiler_options
 
     def quick_options(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        return (options(*args, **kwargs) or {}) | QUICK_COMPILE
+        return {**(options(*args, **kwargs) or {}), **QUICK_COMPILE}
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "compiler_options", quick_options)

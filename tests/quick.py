@@ -1,4 +1,4 @@
-"""XLA's options for tests that compiling takes most of the time of."""
+"""XLA's options for tests that spend most of their time compiling."""
 
 from __future__ import annotations
 
