@@ -54,7 +54,7 @@ STEPS = ("decode", "largest", "full")
 # No power of two, so that no activation is as large as a weight.
 SEQS, TOKENS, CONTEXT, BLOCK_SIZE = 64, 2000, 8192, 64
 # A smaller pool would fit into VMEM, and some of them are brought there.
-BLOCKS = (513, 1025)
+BLOCKS = (1025, 2049)
 SLACK = 2**19  # bytes of scratch; a thousandth of what so many more blocks take
 GRAPHS_JAX = (0, 12)
 """Older versions of jax put no Mosaic GPU kernel into a CUDA graph."""

@@ -35,7 +35,7 @@ from .buckets import Bucket, make_buckets, pick_bucket
 from .host_processors import HostProcessors
 from .jax_settings import tracing
 from .kv_pool import KVGroup, KVLayout
-from .mesh import param_sharding, placed, pool_sharding, replicated
+from .mesh import param_format, placed, pool_sharding, replicated
 from .options import compiler_options, min_rows
 from .packing import BatchShape, buffer_sizes, rare_specs
 from .step import DeviceState, StepOutput, StepShape, run_step
@@ -350,7 +350,7 @@ class StepCompiler:
     @cached_property
     def _params_spec(self) -> dict[str, Any]:
         def placed_spec(spec: ArraySpec) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=param_sharding(self.mesh, spec))
+            return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=param_format(self.mesh, spec))
 
         arrays = array_specs(self.model.param_specs())
         return unflatten({path: jax.tree.map(placed_spec, stored(spec)) for path, spec in arrays.items()})

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.exceptions import VLLMValidationError
@@ -38,6 +39,10 @@ RULES: Mapping[str, str | None] = {
     "layers": None,
 }
 """The mesh axis, if any, over which each logical axis of a parameter is spread."""
+TABLES = ("vocab", "positions")
+"""The first axis of matrices whose rows are looked up."""
+LAID_OUT = ("tpu",)
+"""The platforms where tables are laid out by rows on purpose, and not by default."""
 
 
 def make_mesh(devices: Sequence[Device]) -> Mesh:
@@ -126,6 +131,18 @@ def param_sharding(mesh: Mesh, spec: ParamSpec | ArraySpec) -> NamedSharding:
     axes = zip(spec.axes, spec.shape, strict=True)
     names = (RULES[axis] if axis is not None and size % mesh.size == 0 else None for axis, size in axes)
     return NamedSharding(mesh, PartitionSpec(*names))
+
+
+def param_format(mesh: Mesh, spec: ParamSpec | ArraySpec) -> NamedSharding | Format:
+    """Return how the devices hold a parameter: its sharding, and of a table on TPUs the layout.
+
+    A TPU would lay a table out by columns if its rows are no multiple of 128, and copy it to look rows up in each step.
+    """
+    sharding = param_sharding(mesh, spec)
+    is_table = len(spec.shape) == 2 and spec.axes[0] in TABLES
+    if not is_table or mesh.devices.flat[0].platform not in LAID_OUT:
+        return sharding
+    return Format(Layout(major_to_minor=(0, 1)), sharding)
 
 
 def pool_sharding(mesh: Mesh) -> NamedSharding:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Format, Layout
 from tqdm import tqdm
 
 from jaxllm.loading.checkpoint import Checkpoint
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 ALIGNMENT = 64
 """JAX on a CPU wants a buffer aligned to so many bytes, or it copies it."""
 
-ShardingFor = Callable[[str], jax.sharding.Sharding | None]
+FormatFor = Callable[[str], jax.sharding.Sharding | Format | None]
 Bounds = tuple[tuple[int, int], ...]
 Fill = Callable[[int, "Sequence[_Piece]"], None]
 """A function that writes layer `int` of an array's parameters into pieces of it; or expert `int` of all layers."""
@@ -55,15 +56,15 @@ def load_params(
     checkpoint: Checkpoint,
     *,
     dtype: Any = None,
-    sharding_for: ShardingFor | None = None,
+    format_for: FormatFor | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
     """Read every parameter; the checkpoint has to be fetched, and its names checked. Returns the arrays' nested dict.
 
     Host memory peaks at the parameters plus one tensor; on other devices than CPU at a layer of one array plus a
     tensor. What is to be quantized is so where it will be, a layer at a time. `dtype` replaces the specs' own;
-    `sharding_for` gives the sharding of an array's path, None for the default device. Each tensor is read once, and of
-    it what this process's devices hold.
+    `format_for` gives the sharding of an array's path, which may come with a layout; None is the default device. Each
+    tensor is read once, and of it what this process's devices hold.
     """
     started = time.perf_counter()
     sources = {source for spec in specs.values() for source in spec.sources}
@@ -71,8 +72,8 @@ def load_params(
     with _progress_bar(total, shown=progress and sys.stderr.isatty()) as advance:
         placed = {}
         for path, array in array_specs(specs).items():
-            sharding = sharding_for(path) if sharding_for else None
-            placed[path] = _place(array, dtype or array.dtype, sharding, _reader(array, checkpoint, advance))
+            where = format_for(path) if format_for else None
+            placed[path] = _place(array, dtype or array.dtype, where, _reader(array, checkpoint, advance))
     params = unflatten(placed)
     jax.block_until_ready(params)
     logger.info("Loaded %.2f GB of weights in %.1f s", total / 1e9, time.perf_counter() - started)
@@ -80,17 +81,17 @@ def load_params(
 
 
 def init_dummy(
-    specs: Mapping[str, ParamSpec], seed: int, *, dtype: Any = None, sharding_for: ShardingFor | None = None
+    specs: Mapping[str, ParamSpec], seed: int, *, dtype: Any = None, format_for: FormatFor | None = None
 ) -> dict[str, Any]:
     """Return small random parameters, the same for the same seed: N(0, 0.02), around 1 for norms."""
     # A table of prime length, repeated: fast, and no two rows of a weight are alike.
     table = np.random.default_rng(seed).standard_normal(1_048_573, np.float32) * np.float32(0.02)
     placed = {}
     for path, array in array_specs(specs).items():
-        sharding = sharding_for(path) if sharding_for else None
+        where = format_for(path) if format_for else None
         center = 1 if path.endswith("norm.scale") else 0
         fill = partial(_fill_random, np.asarray(table + center, dtype or array.dtype), array)
-        placed[path] = _place(array, dtype or array.dtype, sharding, fill)
+        placed[path] = _place(array, dtype or array.dtype, where, fill)
     return unflatten(placed)
 
 
@@ -208,9 +209,11 @@ def _stored_index(spec: ParamSpec, bounds: Bounds) -> Index:
     return tuple(itertools.starmap(index, zip(spec.axes[spec.num_lead :], bounds, strict=True)))
 
 
-def _place(array: ArraySpec, dtype: Any, sharding: jax.sharding.Sharding | None, fill: Fill) -> Any:
-    """Make one array, or what is held of it, on the devices of `sharding` or on the default device."""
+def _place(array: ArraySpec, dtype: Any, where: jax.sharding.Sharding | Format | None, fill: Fill) -> Any:
+    """Make one array, or what is held of it, on the devices that `where` names or on the default device."""
     dtype = np.dtype(dtype)
+    layout, sharding = (where.layout, where.sharding) if isinstance(where, Format) else (None, where)
+    assert layout is None or isinstance(layout, Layout)  # not left to the compiler
     sharding = sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     if array.num_experts is not None:
         fill = _by_expert(fill, array.num_experts)
@@ -220,11 +223,11 @@ def _place(array: ArraySpec, dtype: Any, sharding: jax.sharding.Sharding | None,
     pieces = _make_pieces(array.shape, dtype, sharding)
     for layer in range(array.shape[0] if stacked else 1):
         fill(layer, [_part_of(piece, layer) for piece in pieces] if stacked else pieces)
-    placed = _assemble(array.shape, sharding, pieces)
+    placed = _assemble(array.shape, sharding, pieces, layout)
     if not array.quantized_inputs:
         return placed
-    shardings = _shardings(stored(array), sharding)
-    return jax.jit(quantize, static_argnums=1, out_shardings=shardings)(placed, array.quantized_inputs)
+    formats = _shardings(stored(array), sharding, layout)
+    return jax.jit(quantize, static_argnums=1, out_shardings=formats)(placed, array.quantized_inputs)
 
 
 def _place_by_layer(array: ArraySpec, dtype: np.dtype, sharding: jax.sharding.Sharding, fill: Fill) -> Any:
@@ -256,9 +259,14 @@ def shares_host_memory(sharding: jax.sharding.Sharding) -> bool:
     return all(device.platform == "cpu" for device in sharding.device_set)
 
 
-def _shardings(specs: Any, sharding: jax.sharding.Sharding) -> Any:
-    """Return how what is held of an array is placed, from how the array is."""
-    return jax.tree.map(lambda spec: _of_axes(sharding, 0, len(spec.shape)), specs)
+def _shardings(specs: Any, sharding: jax.sharding.Sharding, layout: Layout | None = None) -> Any:
+    """Return how what is held of an array is placed, from how the array is; only its matrix has the layout."""
+
+    def placed(spec: ArraySpec) -> jax.sharding.Sharding | Format:
+        own = _of_axes(sharding, 0, len(spec.shape))
+        return own if layout is None or len(spec.shape) != len(layout.major_to_minor) else Format(layout, own)
+
+    return jax.tree.map(placed, specs)
 
 
 def _of_axes(sharding: jax.sharding.Sharding, start: int, stop: int | None) -> jax.sharding.Sharding:
@@ -286,12 +294,16 @@ def _make_pieces(shape: tuple[int, ...], dtype: np.dtype, sharding: jax.sharding
     ]
 
 
-def _assemble(shape: tuple[int, ...], sharding: jax.sharding.Sharding, pieces: Sequence[_Piece]) -> jax.Array:
+def _assemble(
+    shape: tuple[int, ...], sharding: jax.sharding.Sharding, pieces: Sequence[_Piece], layout: Layout | None = None
+) -> jax.Array:
     """Put the pieces on their devices; aligned, so that a CPU device takes them as they are and keeps them alive."""
     arrays = []
     for piece in pieces:
         piece.array.flags.writeable = False
-        arrays += [jax.device_put(piece.array, device) for device in piece.devices]
+        for device in piece.devices:
+            where = device if layout is None else Format(layout, jax.sharding.SingleDeviceSharding(device))
+            arrays.append(jax.device_put(piece.array, where))
     return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
 
 

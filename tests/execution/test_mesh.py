@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import jax
 import pytest
+from jax.experimental.layout import Format, Layout
 from jax.sharding import AbstractMesh, PartitionSpec
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.mesh import RULES, make_mesh, param_sharding, refusal, resolve_mesh, spread
+from jaxllm.execution.mesh import RULES, make_mesh, param_format, param_sharding, refusal, resolve_mesh, spread
 from jaxllm.models import Model, ModelConfig
 from jaxllm.models.registry import get_family, supported_architectures
 from tests.execution.support import model_config
@@ -73,6 +74,16 @@ def test_parts_of_parameters() -> None:
     assert parts["layers.0.attn.o"] == PartitionSpec(None, None, "model", None)
     assert parts["layers.0.mlp.down"] == PartitionSpec(None, None, "model")
     assert parts["embed.table"] == PartitionSpec(None, None), "302 ids do not divide"
+
+
+def test_tpus_hold_tables_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = make_mesh(jax.devices()[:1])
+    specs = Model(config(), "float32").param_specs()
+    assert param_format(mesh, specs["embed.table"]) == param_sharding(mesh, specs["embed.table"])
+    monkeypatch.setattr("jaxllm.execution.mesh.LAID_OUT", ("cpu",))
+    formats = {path: param_format(mesh, spec) for path, spec in specs.items()}
+    laid_out = {path: given.layout for path, given in formats.items() if isinstance(given, Format)}
+    assert laid_out == dict.fromkeys({"embed.table", "lm_head.table"} & specs.keys(), Layout(major_to_minor=(0, 1)))
 
 
 def test_a_mesh_of_ones_own() -> None:

@@ -234,6 +234,7 @@ import sys
 import threading
 from dataclasses import replace
 import jax, numpy as np
+from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, PartitionSpec as P
 sys.path.insert(0, sys.argv[1])
 from tests.loading.test_load import specs
@@ -242,7 +243,10 @@ from jaxllm.loading.load import init_dummy, load_params
 assert jax.device_count() == 4
 mesh = jax.make_mesh((2, 2), ("model", "data"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 parts = {"layers.attn.q": P(None, None, "model"), "layers.attn.o": P(None, "data", None, "model"), "embed.table": P()}
-sharding_for = lambda path: NamedSharding(mesh, parts[path]) if path in parts else None
+columns = Layout(major_to_minor=(1, 0))
+def format_for(path):
+    sharding = NamedSharding(mesh, parts[path]) if path in parts else None
+    return Format(columns, sharding) if path == "embed.table" else sharding
 reads = []
 class Counting(type(open_checkpoint(sys.argv[2]))):
     def read(self, name, index=None):
@@ -250,25 +254,31 @@ class Counting(type(open_checkpoint(sys.argv[2]))):
         return super().read(name, index)
 checkpoint = open_checkpoint(sys.argv[2])
 checkpoint.__class__ = Counting
-read = lambda f: load_params(specs(), checkpoint, sharding_for=f)
-invent = lambda f: init_dummy(specs(), 3, sharding_for=f)
+read = lambda f: load_params(specs(), checkpoint, format_for=f)
+invent = lambda f: init_dummy(specs(), 3, format_for=f)
 for make in (read, invent):
     reads.clear()
-    found = make(sharding_for)
+    found = make(format_for)
     assert reads.count("embed") <= 1, reads
     assert reads.count("layers.0.q") <= 1, reads
     q = found["layers"]["attn"]["q"]
     assert q.sharding.spec == parts["layers.attn.q"]
     assert q.addressable_shards[0].data.shape == (2, 6, 1, 3)
+    assert found["embed"]["table"].format.layout.major_to_minor == (1, 0)
     for one, two in zip(jax.tree.leaves(found), jax.tree.leaves(make(None)), strict=True):
         np.testing.assert_array_equal(one, two)
 given = {
-    path: replace(spec, num_inputs=2 if "attn" in path else 0, is_quantized="attn" in path)
+    path: replace(spec, num_inputs=2 if "attn" in path else 1, is_quantized="attn" in path or path == "embed.table")
     for path, spec in specs().items()
 }
-found, alone = (load_params(given, checkpoint, sharding_for=f) for f in (sharding_for, None))
+found, alone = (load_params(given, checkpoint, format_for=f) for f in (format_for, None))
 values, scales = found["layers"]["attn"]["o"]
 assert values.sharding.spec == parts["layers.attn.o"] and scales.sharding.spec == P(None, "data"), scales.sharding
+values, scales = found["embed"]["table"]
+assert values.format.layout.major_to_minor == (1, 0)
+table = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.format), values)
+look_up = jax.jit(lambda table: table[2]).lower(table).compile()
+np.testing.assert_array_equal(look_up(values), alone["embed"]["table"].values[2])
 jax.tree.map(np.testing.assert_array_equal, found, alone)
 print("sharded as unsharded")
 """
@@ -375,7 +385,7 @@ if sys.argv[5] == "cpu":
     thread.start()
 else:  # what is on the devices does not count
     tracemalloc.start()
-params = load_params(specs, checkpoint, sharding_for=lambda path: sharding)
+params = load_params(specs, checkpoint, format_for=lambda path: sharding)
 if sys.argv[5] == "cpu":
     stop.set()
     thread.join()

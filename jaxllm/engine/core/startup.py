@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
+from jax.experimental.layout import Format
 
 from jaxllm.config.engine_ready import EngineReady
 from jaxllm.config.environment import environment
@@ -24,7 +25,7 @@ from jaxllm.engine.core.kv_cache_size import make_model, measure_memory, memory_
 from jaxllm.engine.core.profiler import StepProfiler
 from jaxllm.execution.compiler import ProgramKey, StepCompiler
 from jaxllm.execution.host_processors import HostProcessors
-from jaxllm.execution.mesh import param_sharding
+from jaxllm.execution.mesh import param_format
 from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.execution.program_cache import ProgramCache, use_cache
 from jaxllm.execution.programs import Programs
@@ -205,13 +206,13 @@ def keeps_programs(config: EngineConfig) -> bool:
 def _load(config: EngineConfig, specs: Mapping[str, ParamSpec]) -> Any:
     arrays = array_specs(specs)
 
-    def sharding_for(path: str) -> jax.sharding.Sharding:
-        return param_sharding(config.mesh, arrays[path])
+    def format_for(path: str) -> jax.sharding.Sharding | Format:
+        return param_format(config.mesh, arrays[path])
 
     if config.load_format == "dummy":
-        return init_dummy(specs, config.seed, sharding_for=sharding_for)
+        return init_dummy(specs, config.seed, format_for=format_for)
     config.checkpoint.fetch()
-    return load_params(specs, config.checkpoint, sharding_for=sharding_for, progress=config.use_tqdm_on_load)
+    return load_params(specs, config.checkpoint, format_for=format_for, progress=config.use_tqdm_on_load)
 
 
 def _scheduler_config(config: EngineConfig, num_blocks: int, max_rows: int) -> SchedulerConfig:
