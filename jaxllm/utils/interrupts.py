@@ -8,9 +8,10 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import CodeType, FrameType
 
 AGAIN_SECONDS = 0.01
 
@@ -58,16 +59,30 @@ def lasting_interrupts() -> Iterator[None]:
         if not issubclass(dropped.exc_type, KeyboardInterrupt):
             before(dropped)
             return
-        # From a thread, or it would be raised within this function and dropped again.
+        threading.Thread(target=interrupt).start()
+
+    def interrupt() -> None:
+        """Interrupt the main thread once it is out of the hook: within, the interrupt would be dropped for good."""
         main_thread = threading.main_thread().ident
         assert main_thread is not None
-        threading.Timer(AGAIN_SECONDS, signal.pthread_kill, (main_thread, signal.SIGINT)).start()
+        time.sleep(AGAIN_SECONDS)
+        while _is_within(again.__code__, main_thread):
+            time.sleep(AGAIN_SECONDS)
+        signal.pthread_kill(main_thread, signal.SIGINT)
 
     sys.unraisablehook = again
     try:
         yield
     finally:
         sys.unraisablehook = before
+
+
+def _is_within(code: CodeType, thread_id: int) -> bool:
+    """Say whether a thread runs a function, or what it has called."""
+    frame = sys._current_frames().get(thread_id)
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _nothing() -> None:

@@ -7,6 +7,7 @@ import inspect
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from types import ModuleType
@@ -271,7 +272,15 @@ def test_interrupts_while_requests_are_aborted(llm: LLM, core: FakeCore, monkeyp
     assert not core.requests
 
 
-def test_an_interrupt_dropped_while_an_engine_is_made_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("delay", [0.0, 0.1], ids=["", "the hook takes its time"])
+def test_an_interrupt_dropped_while_an_engine_is_made_comes_again(
+    monkeypatch: pytest.MonkeyPatch, delay: float
+) -> None:
+    class SlowThread(threading.Thread):
+        def start(self) -> None:
+            super().start()
+            time.sleep(delay)
+
     def interrupt(phase: str, _: Any) -> None:
         if phase == "stop" and gc.callbacks.count(interrupt):
             gc.callbacks.remove(interrupt)
@@ -284,6 +293,7 @@ def test_an_interrupt_dropped_while_an_engine_is_made_comes_again(monkeypatch: p
         pytest.fail("the interrupt was lost")
 
     monkeypatch.setattr("jaxllm.engine.core.startup.resolve", resolve)
+    monkeypatch.setattr("jaxllm.utils.interrupts.threading.Thread", SlowThread)
     monkeypatch.setattr(sys, "unraisablehook", lambda dropped: None)
     before = sys.unraisablehook
     with pytest.raises(KeyboardInterrupt):
