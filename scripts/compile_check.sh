@@ -69,6 +69,13 @@ for model in qwen3-30b-a3b gpt-oss-20b mixtral-8x7b; do
 done
 experts steps-h100-gemma-4-26b h100 gemma-4-26b --layers 12
 experts steps-v6e-qwen3-30b-a3b v6e:1x1 qwen3-30b-a3b --layers 16 # as many as one v6e holds
+experts steps-v6e-gpt-oss-20b v6e:1x1 gpt-oss-20b --layers 12
+experts steps-v6e-gemma-4-26b v6e:1x1 gemma-4-26b --layers 12
+experts steps-v6e-mixtral-8x7b v6e:1x1 mixtral-8x7b --layers 6
+experts steps-v5e-qwen3-30b-a3b v5e:1x1 qwen3-30b-a3b --layers 8
+experts steps-v5e-gpt-oss-20b v5e:1x1 gpt-oss-20b --layers 4
+experts steps-v5e-2x2-gemma-4-26b v5e:2x2 gemma-4-26b --tensor-parallel-size 4
+experts steps-v5e-mixtral-8x7b v5e:1x1 mixtral-8x7b --layers 2
 for model in qwen3-30b-a3b gemma-4-26b; do
   experts "steps-v6e-2x2-$model" v6e:2x2 $model --tensor-parallel-size 4
 done
