@@ -42,20 +42,20 @@ def build(
     starts = np.array([chunk.start for chunk in plan.chunks])
     _fill_sequences(inputs, plan.chunks, lengths, first_rows(lengths, shape.row_alignment))
     rows, seqs, positions = _fill_tokens(inputs, plan.chunks, lengths, starts)
+    ends, places, offsets = starts + lengths, positions // block_size, positions % block_size
     of_groups = zip(inputs.placements, shape.query_tiles, shape.attention_chunks, strict=True)
     for group, (placement, query_tile, attention_chunk) in enumerate(of_groups):
-        block_ids, firsts = [chunk.block_ids[group] for chunk in plan.chunks], np.zeros_like(starts)
+        block_ids, own_ends, own_places = [chunk.block_ids[group] for chunk in plan.chunks], ends, places
         if attention_chunk is not None:
             # Attention begins with the chunk: what is before it is cut off the table, and does not count.
-            firsts = starts // attention_chunk * attention_chunk
-            block_ids = [ids[first:] for ids, first in zip(block_ids, (firsts // block_size).tolist(), strict=True)]
+            firsts = starts // attention_chunk * (attention_chunk // block_size)
+            block_ids = [ids[first:] for ids, first in zip(block_ids, firsts.tolist(), strict=True)]
+            own_ends, own_places = ends - firsts * block_size, places - firsts[seqs]
         _fill_blocks(placement, block_ids)
-        placement.context_lens_s[: len(starts)] = starts + lengths - firsts
-        places = positions - firsts[seqs]
-        blocks = placement.block_tables_sm[seqs, places // block_size]
-        placement.slots_t[rows] = blocks * block_size + places % block_size
+        placement.context_lens_s[: len(ends)] = own_ends
+        placement.slots_t[rows] = placement.block_tables_sm[seqs, own_places] * block_size + offsets
         _fill_tiles(placement, inputs.sequences, lengths, query_tile)
-    fill_rows(inputs, plan.chunks, starts + lengths)
+    fill_rows(inputs, plan.chunks, ends)
     rare = fill_rare(inputs.uses, plan.chunks, masks, rare_specs(shape.bucket.num_seqs, vocab_size))
     is_full = any(inputs.uses) or any(array is not None for array in rare) or inputs.rules.count_rows_s.any()
     has_chunks = bool((lengths > 1).any())
