@@ -136,6 +136,49 @@ class MoESpec:
         return not self.expert_bias and self.swiglu_limit is None
 
 
+POOLING_TYPES = ("CLS", "LAST", "MEAN")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadLayer:
+    """A layer of a pooling model's head: a matmul, an activation, and a LayerNorm, in this order."""
+
+    source: str
+    """HF's name of the module that holds the matmul's weight and bias."""
+    size: int
+    """The number of outputs."""
+    bias: bool = True
+    act: str | None = None
+    norm: str | None = None
+    """HF's name of the LayerNorm; None if there is none."""
+    norm_bias: bool = True
+    rows: tuple[int, ...] | None = None
+    """The rows of the checkpoint's matrix that are the weight, one or two; None for all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pooling:
+    """How hidden states become one output for each sequence, or for each token."""
+
+    tasks: tuple[str, ...]
+    """The tasks that the head is made for: embed and token_embed, or classify and token_classify."""
+    kind: str
+    """The hidden state that stands for a sequence: that of its first token (CLS) or of its last one (LAST), or the mean
+    of all (MEAN)."""
+    head: tuple[HeadLayer, ...] = ()
+    is_difference: bool = False
+    """The output is one number: what the head gives second, less what it gives first."""
+
+    def __post_init__(self) -> None:
+        """Refuse a kind that does not exist with ValueError."""
+        if self.kind not in POOLING_TYPES:
+            raise ValueError(f"pooling_type is {self.kind!r}, which is not supported, only {', '.join(POOLING_TYPES)}")
+
+    def size(self, hidden_size: int) -> int:
+        """Return the numbers in one output."""
+        return 1 if self.is_difference else self.head[-1].size if self.head else hidden_size
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
     """One layer of a decoder. Layers with equal specs have weights of the same shapes, and share a loop's body."""
@@ -147,8 +190,11 @@ class LayerSpec:
     scale: float
     """The factor on attention scores."""
     hidden_act: str = "silu"
+    causal: bool = True
+    """A token does not attend to those after it."""
     window: int | None = None
-    """How many tokens a token attends to, itself included; None for global or chunked attention."""
+    """How many tokens back a token attends to, itself included, and as many ahead unless attention is causal; None for
+    global or chunked attention."""
     attention_chunk: int | None = None
     """The size of the chunks that positions are cut into, where a token attends only within its own; else None."""
     rope: int | None = 0
@@ -223,6 +269,10 @@ class ModelConfig:
     """The row of the learned positions that position 0 takes."""
     embed_scale: float = 1.0
     norm_offset: float = 0.0
+    num_token_types: int = 0
+    """The rows of the embedding of token types; 0 if there is none."""
+    pooling: Pooling | None = None
+    """How a pooling model's hidden states become outputs; None for a model that only generates."""
     num_shards: int = 1
     """The number of devices that heads and MLPs are sharded over."""
 

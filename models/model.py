@@ -15,8 +15,9 @@ from jax.typing import DTypeLike
 from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, KVPool, Rope
 
 from .config import ModelConfig, QueryScaling
-from .family import Prefixes
+from .family import Prefixes, TensorName
 from .layers.embedding import soft_cap
+from .layers.head import PoolingHead, head_names, pooled_states, taken_rows
 from .layers.moe import ExpertOp, ExpertsOf
 from .loop import Cached, Heads, LayerBody, LayerLoop, LayerOf, Lent, map_experts, run_layers
 from .params import ParamSpec, Reading, declared, make_spec, stack, under
@@ -64,6 +65,7 @@ class Model:
         self.config, self.dtype, self.loop, self.quantization = config, jnp.dtype(dtype), loop, quantization
         self.family = get_family(config.architecture)
         self._frame_def, self._frame_state = _abstract(partial(self.family.frame, config, self.dtype))
+        self._head_def, self._head_state = _abstract(partial(PoolingHead, config, self.dtype))
         self.plan = LayerPlan(config.layers)
         self._kinds = [_abstract(partial(self.family.layer, kind, config, self.dtype)) for kind in self.plan.kinds]
 
@@ -95,10 +97,13 @@ class Model:
         """
         reading = Reading(quantizes=self.quantization is not None)
         prefixes, names = self.family.find_prefixes(tensor_names), self.family.names
-        in_frame = declared(self._frame_state)
+        names = {**names, **head_names(self.config.pooling)}
+        in_frame = declared(self._frame_state) | {f"head.{path}": p for path, p in declared(self._head_state).items()}
         specs = {
-            path: make_spec(path, in_frame, names, self._source(path, prefixes, None), reading) for path in in_frame
+            path: make_spec(path, in_frame, names, self._source(path, names, prefixes, None), reading)
+            for path in in_frame
         }
+        specs |= taken_rows(self.config, specs)
         of_layers = {name.removeprefix("layers."): tensor for name, tensor in names.items()}
         of_kinds = zip(self._kinds, self.plan.kinds, self.plan.layers_of, strict=True)
         for number, ((_, state), kind, layers) in enumerate(of_kinds):
@@ -106,7 +111,7 @@ class Model:
             of_kind = reading._replace(kv_repeats=kind.kv_repeats, head_order=order)
             in_layer = declared(state)
             for path in in_layer:
-                sources = {layer: self._source(f"layers.{path}", prefixes, layer) for layer in layers}
+                sources = {layer: self._source(f"layers.{path}", names, prefixes, layer) for layer in layers}
                 singles = {
                     layer: make_spec(path, in_layer, of_layers, source, of_kind) for layer, source in sources.items()
                 }
@@ -130,7 +135,9 @@ class Model:
         `experts` multiplies by the weights of experts.
         """
         cfg, plan = self.config, self.plan
-        frame = nnx.merge(self._frame_def, {name: value for name, value in params.items() if name != "layers"})
+        frame = nnx.merge(
+            self._frame_def, {name: value for name, value in params.items() if name not in ("layers", "head")}
+        )
         num_tokens = jnp.max(batches[0].query_ends_s)
         x_td = frame.start(tokens)
         has_inputs = any(spec.input_size for spec in plan.kinds)
@@ -144,6 +151,10 @@ class Model:
         query_scales = {
             each: query_scale(each, tokens.positions_t) for each in {spec.query_scaling for spec in plan.kinds}
         }
+        batches = [
+            batch if group.causal else _with_row_ends(batch, group.window, tokens.positions_t)
+            for group, batch in zip(plan.groups, batches, strict=True)
+        ]
         step = _Step(num_tokens, ropes, query_scales, inputs_ltp, batches, attention, experts)
         bodies = [self._body(kind, step) for kind in range(len(plan.kinds))]
         stream = x_td, Cached(kv_pools, self._nothing_lent(len(x_td)))
@@ -154,7 +165,7 @@ class Model:
         """Return the computation of a kind's layers in a step."""
         plan = self.plan
         spec, (group, places) = plan.kinds[kind], plan.cache_layers(kind)
-        num_layers = len(list(plan.groups.values())[group])
+        num_layers = plan.depth(list(plan.groups)[group])
 
         def layer(weights: Params) -> Any:
             # In a loop that cuts nothing out of stacks, experts are a stack of one layer.
@@ -201,9 +212,27 @@ class Model:
         """
         return soft_cap(self._frame_of(params, num_rows).logits(hidden_sd), self.config.final_soft_cap)
 
+    @jax.named_scope("pool")
+    def pool(self, params: Params, hidden_td: Array, batch: AttentionBatch) -> Array:
+        """Return the float32 outputs [s, o] of the sequences of a step, whose hidden states are those from `forward`.
+
+        A chunk that does not hold what stands for its sequence (`Pooling.kind`) gives a row of no use, and the mean is
+        that of the step's tokens.
+        """
+        assert self.config.pooling is not None
+        return self._head(params)(pooled_states(hidden_td, batch, self.config.pooling.kind))
+
+    @jax.named_scope("pool")
+    def pool_tokens(self, params: Params, hidden_td: Array) -> Array:
+        """Return the float32 outputs [t, o] of all tokens of a step."""
+        return self._head(params)(hidden_td)
+
+    def _head(self, params: Params) -> PoolingHead:
+        return nnx.merge(self._head_def, params.get("head", {}))
+
     def _frame_of(self, params: Params, num_rows: Array | int) -> Any:
         """Return the frame for a call whose rows from `num_rows` on are padding."""
-        weights = {name: value for name, value in params.items() if name != "layers"}
+        weights = {name: value for name, value in params.items() if name not in ("layers", "head")}
         if self.loop is LayerLoop.IN_PLACE:
             weights = jax.tree.map(lambda array: LayerOf(array[None], 0, num_rows), weights)
         return nnx.merge(self._frame_def, weights)
@@ -217,10 +246,10 @@ class Model:
                 lent[number] = zeros, zeros
         return lent
 
-    def _source(self, path: str, prefixes: Prefixes, layer: int | None) -> str:
-        if path not in self.family.names:
+    def _source(self, path: str, names: Mapping[str, TensorName], prefixes: Prefixes, layer: int | None) -> str:
+        if path not in names:
             raise ValueError(f"{self.config.architecture}: no HF tensor name for parameter {path!r}")
-        name = self.family.names[path].name
+        name = names[path].name
         return name.format(body=prefixes.body, head=prefixes.head, l=layer, e="{e}")
 
 
@@ -228,6 +257,14 @@ def _abstract(build: Callable[[], nnx.Module]) -> tuple[Any, nnx.State]:
     # Flax would shard at construction; there is nothing to shard yet.
     with nnx.use_eager_sharding(False):
         return nnx.split(nnx.eval_shape(build))
+
+
+def _with_row_ends(batch: AttentionBatch, window: int | None, positions_t: Array) -> AttentionBatch:
+    """Return the batch with each row seeing its whole sequence, or as far ahead as a window reaches back."""
+    rows_t = jnp.arange(positions_t.shape[0], dtype=jnp.int32)
+    seqs_t = jnp.searchsorted(batch.query_ends_s, rows_t, side="right", method="compare_all")
+    ends_t = batch.context_lens_s.at[seqs_t].get(mode="clip")
+    return batch._replace(row_ends_t=ends_t if window is None else jnp.minimum(ends_t, positions_t + window))
 
 
 def _scale_queries(heads: Heads, scale_t11: Array | None) -> Heads:

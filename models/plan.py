@@ -38,6 +38,7 @@ class CacheGroup(NamedTuple):
     head_dim: int
     window: int | None
     attention_chunk: int | None
+    causal: bool
 
 
 @dataclass(frozen=True)
@@ -80,13 +81,24 @@ class LayerPlan:
         """Return the cache groups some of whose layers' keys and values are borrowed by others."""
         return frozenset(group_of(layer) for layer in self.kinds if layer.borrows_kv)
 
+    def depth(self, group: CacheGroup) -> int:
+        """Return how many layers' keys and values the group's array holds.
+
+        Prompts go whole through layers that are not causal, and nothing is read again: one layer's keys and values take
+        the place of those of the layer before it.
+        """
+        return len(self.groups[group]) if group.causal else 1
+
     def cache_layers(self, kind: int) -> tuple[int, tuple[int, ...]]:
         """Return the cache group of a kind, by its place among the groups, and its layers' places in the group.
 
-        A layer that borrows keys and values has the place of the layer that computes them.
+        A layer that borrows keys and values has the place of the layer that computes them. Layers that are not causal
+        have one place, see `depth`.
         """
         group = group_of(self.kinds[kind])
         members = self.groups[group]
+        if not group.causal:
+            return list(self.groups).index(group), (0,) * len(self.layers_of[kind])
         places = tuple(bisect.bisect(members, number) - 1 for number in self.layers_of[kind])
         return list(self.groups).index(group), places
 
@@ -98,7 +110,9 @@ class LayerPlan:
 
 def group_of(layer: LayerSpec) -> CacheGroup:
     """Return the cache group of a layer."""
-    return CacheGroup(layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.window, layer.attention_chunk)
+    return CacheGroup(
+        layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.window, layer.attention_chunk, layer.causal
+    )
 
 
 def _segments(runs: Sequence[Run]) -> Iterator[Segment]:

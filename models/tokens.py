@@ -10,9 +10,11 @@ from jax import Array
 class TokenBatch(NamedTuple):
     """The tokens of a step, int32 [t] each.
 
-    `rope_lengths_t` is max(prompt length, position + 1): the sequence length that dynamic RoPE scales by.
+    `rope_lengths_t` is max(prompt length, position + 1): the sequence length that dynamic RoPE scales by. `type_ids_t`
+    tells the second text of a pair, 1, from the first.
     """
 
     token_ids_t: Array
     positions_t: Array
     rope_lengths_t: Array
+    type_ids_t: Array

@@ -229,12 +229,13 @@ def resolve_groups(
     from pallas_kernels.paged_attention import AttentionShape
 
     groups, dtypes = [], (jnp.dtype(dtype), jnp.dtype(KV_DTYPES.get(args.kv_cache_dtype, dtype)))
-    for group, layers in LayerPlan(model_config.layers).groups.items():
+    plan = LayerPlan(model_config.layers)
+    for group in plan.groups:
         heads = group.num_heads // mesh.size, group.num_kv_heads // mesh.size
         shape = AttentionShape(*heads, group.head_dim, block_size, *dtypes)
         attention = _resolve_attention(args, shape, mesh, platform)
         reach = {"window": group.window, "attention_chunk": group.attention_chunk}
-        groups.append(KVGroup(attention=attention, num_layers=len(layers), **reach))
+        groups.append(KVGroup(attention=attention, num_layers=plan.depth(group), **reach))
     return tuple(groups)
 
 

@@ -34,12 +34,14 @@ RULES: Mapping[str, str | None] = {
     "router": None,
     "embed": None,
     "positions": None,
+    "types": None,
+    "outputs": None,
     "layer_input": None,
     "head_dim": None,
     "layers": None,
 }
 """The mesh axis, if any, over which each logical axis of a parameter is spread."""
-TABLES = ("vocab", "positions")
+TABLES = ("vocab", "positions", "types")
 """The first axis of matrices whose rows are looked up."""
 LAID_OUT = ("tpu",)
 """The platforms where tables are laid out by rows on purpose, and not by default."""

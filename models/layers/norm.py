@@ -24,10 +24,11 @@ def unit_norm(x: Array, eps: float) -> Array:
 
 
 class LayerNorm(nnx.Module):
-    """Norm of mean and variance over the last axis, with a bias, computed in float32."""
+    """Norm of mean and variance over the last axis, with a bias or without, computed in float32."""
 
-    def __init__(self, size: int, axis: str, cfg: ModelConfig, dtype: DTypeLike) -> None:
-        self.scale, self.bias = declare((size,), (axis,), dtype), declare((size,), (axis,), dtype)
+    def __init__(self, size: int, axis: str, cfg: ModelConfig, dtype: DTypeLike, *, has_bias: bool = True) -> None:
+        self.scale = declare((size,), (axis,), dtype)
+        self.bias = declare((size,), (axis,), dtype) if has_bias else None
         self.eps = cfg.norm_eps
 
     def __call__(self, x: Array) -> Array:
@@ -36,8 +37,10 @@ class LayerNorm(nnx.Module):
         centered = x32 - jnp.mean(x32, axis=-1, keepdims=True)
         normed = centered * jax.lax.rsqrt(jnp.mean(centered * centered, axis=-1, keepdims=True) + self.eps)
         shape = (1,) * (x.ndim - 1) + (-1,)
-        scale, bias = (each[...].astype(jnp.float32).reshape(shape) for each in (self.scale, self.bias))
-        return (normed * scale + bias).astype(x.dtype)
+        scaled = normed * self.scale[...].astype(jnp.float32).reshape(shape)
+        if self.bias is not None:
+            scaled = scaled + self.bias[...].astype(jnp.float32).reshape(shape)
+        return scaled.astype(x.dtype)
 
 
 class RMSNorm(nnx.Module):

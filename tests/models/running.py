@@ -113,8 +113,8 @@ class Runner:
 
 def empty_pools(config: ModelConfig, dtype: Any = jnp.float32) -> tuple[KVPool, ...]:
     """Return pools of NaN, one for each cache group."""
-    groups, num_blocks = LayerPlan(config.layers).groups, 1 + len(BLOCK_IDS)
-    specs = tuple(attention_of(group, dtype).pool_spec(len(layers), num_blocks) for group, layers in groups.items())
+    plan, num_blocks = LayerPlan(config.layers), 1 + len(BLOCK_IDS)
+    specs = tuple(attention_of(group, dtype).pool_spec(plan.depth(group), num_blocks) for group in plan.groups)
     return jax.tree.map(lambda array: jnp.full(array.shape, jnp.nan, array.dtype), specs)
 
 
@@ -138,7 +138,9 @@ def chunk_inputs(token_ids: np.ndarray, start: int, prompt_len: int) -> tuple[To
     def padded(values: np.ndarray) -> Array:
         return int32(np.pad(values, (0, ROWS - count)))
 
-    tokens = TokenBatch(padded(token_ids), padded(positions), padded(np.maximum(prompt_len, positions + 1)))
+    tokens = TokenBatch(
+        padded(token_ids), padded(positions), padded(np.maximum(prompt_len, positions + 1)), padded(0 * positions)
+    )
     tile_rows = np.arange(0, 0 if count == 1 else count, XLA_TILES.query)
     max_tiles = -(-ROWS // XLA_TILES.query)
     attention = AttentionBatch(

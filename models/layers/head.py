@@ -1,0 +1,109 @@
+"""The head of a pooling model: hidden states become embeddings, or the scores of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.typing import DTypeLike
+
+from pallas_kernels.paged_attention import AttentionBatch
+
+from ..config import HeadLayer, ModelConfig, Pooling
+from ..family import TensorName
+from ..params import ParamSpec
+from .linear import ACTIVATIONS, linear
+from .norm import LayerNorm
+from .params import declare
+
+
+class Dense(nnx.Module):
+    """A layer of a head."""
+
+    def __init__(self, layer: HeadLayer, num_inputs: int, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        self.act = layer.act
+        self.weight = declare((layer.size, num_inputs), ("outputs", "embed"), dtype, 1)
+        self.bias = declare((layer.size,), ("outputs",), dtype) if layer.bias else None
+        self.norm = LayerNorm(layer.size, "outputs", cfg, dtype, has_bias=layer.norm_bias) if layer.norm else None
+
+    def __call__(self, x_rd: Array) -> Array:
+        """Return [r, outputs] of rows [r, inputs]."""
+        x_ro = linear(x_rd, self.weight)
+        if self.bias is not None:
+            x_ro = x_ro + self.bias[...][None]
+        if self.act is not None:
+            x_ro = ACTIVATIONS[self.act](x_ro)
+        return x_ro if self.norm is None else self.norm(x_ro)
+
+
+class PoolingHead(nnx.Module):
+    """The layers between a hidden state and an output; none for a model that does not pool, or gives the states."""
+
+    def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        layers = cfg.pooling.head if cfg.pooling else ()
+        sizes = [cfg.hidden_size, *(layer.size for layer in layers)]
+        self.names = [_name(number) for number in range(len(layers))]
+        for name, layer, num_inputs in zip(self.names, layers, sizes, strict=False):
+            setattr(self, name, Dense(layer, num_inputs, cfg, dtype))
+        self.is_difference = cfg.pooling is not None and cfg.pooling.is_difference
+
+    def __call__(self, x_rd: Array) -> Array:
+        """Return the float32 outputs [r, o] of hidden states [r, d]."""
+        for name in self.names:
+            x_rd = getattr(self, name)(x_rd)
+        out_ro = x_rd.astype(jnp.float32)
+        return out_ro[:, 1:] - out_ro[:, :1] if self.is_difference else out_ro
+
+
+def pooled_states(hidden_td: Array, batch: AttentionBatch, kind: str) -> Array:
+    """Return what stands for each sequence of a step, [s, d], of its tokens' hidden states; see `Pooling.kind`.
+
+    A mean is summed in float32, token by token, so that it does not depend on what else is in the step.
+    """
+    starts_s, ends_s = batch.query_starts_s, batch.query_ends_s
+    if kind == "CLS":
+        return hidden_td[starts_s]
+    if kind == "LAST":
+        return hidden_td[ends_s - 1]
+    rows_t = jnp.arange(len(hidden_td), dtype=jnp.int32)
+    seqs_t = jnp.searchsorted(ends_s, rows_t, side="right", method="compare_all")
+    # Between sequences there may be rows of padding, which belong to none.
+    seqs_t = jnp.where(rows_t >= starts_s.at[seqs_t].get(mode="clip"), seqs_t, len(ends_s))
+    sums_sd = jax.ops.segment_sum(hidden_td.astype(jnp.float32), seqs_t, len(ends_s), indices_are_sorted=False)
+    lengths_s1 = jnp.maximum(ends_s - starts_s, 1).astype(jnp.float32)[:, None]
+    return (sums_sd / lengths_s1).astype(hidden_td.dtype)
+
+
+def taken_rows(cfg: ModelConfig, specs: Mapping[str, ParamSpec]) -> dict[str, ParamSpec]:
+    """Return anew the specs of weights that are one or two rows of the checkpoint's output head; see `HeadLayer`."""
+    taken: dict[str, ParamSpec] = {}
+    for number, layer in enumerate(cfg.pooling.head if cfg.pooling else ()):
+        if layer.rows is not None:
+            path, (first, *others) = f"head.{_name(number)}.weight", layer.rows
+            step = others[0] - first if others else 1
+            end = first + step * len(layer.rows)
+            rows = slice(first, end if end >= 0 else None, step)
+            hf_shape = (cfg.vocab_size, cfg.hidden_size)
+            taken[path] = replace(specs[path], hf_shape=hf_shape, hf_index=(rows,))
+    return taken
+
+
+def _name(number: int) -> str:
+    return f"dense{number}"
+
+
+def head_names(pooling: Pooling | None) -> Mapping[str, TensorName]:
+    """Return the checkpoint's tensor of each parameter of a head, whose paths begin with "head."."""
+    names: dict[str, TensorName] = {}
+    for number, layer in enumerate(pooling.head if pooling else ()):
+        path = f"head.{_name(number)}"
+        names[f"{path}.weight"] = TensorName(f"{layer.source}.weight", "o d -> o d")
+        names[f"{path}.bias"] = TensorName(f"{layer.source}.bias", "o -> o")
+        if layer.norm is not None:
+            names[f"{path}.norm.scale"] = TensorName(f"{layer.norm}.weight", "o -> o")
+            names[f"{path}.norm.bias"] = TensorName(f"{layer.norm}.bias", "o -> o")
+    return names
