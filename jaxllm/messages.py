@@ -8,13 +8,14 @@ from typing import Literal
 import msgspec
 
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
 
 SEED_MASK = 2**64 - 1
 
 
 class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request is a prompt to go on with, complete: nothing is looked up or defaulted after this point.
+    """A request is a prompt to go on with or to pool, complete: nothing is looked up or defaulted after this point.
 
     Its `sampling_params.n` outputs are one sequence each; `split` makes the requests of the single sequences.
     """
@@ -23,6 +24,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The front end's own name of the request, which it never gives to another one."""
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
+    """They are all defaults in a request that is pooled, of which nothing is sampled."""
     eos_token_id: int | None
     """The tokenizer's EOS, or None when the request ignores it."""
     max_tokens: int
@@ -33,6 +35,10 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The time of arrival in seconds, as of time.time()."""
     priority: int = 0
     cache_salt: str | None = None
+    pooling_params: PoolingParams | None = None
+    """They say how the prompt's hidden states become the output; None for a request that generates."""
+    pair_start: int | None = None
+    """The position of the first token of a pair's second text; None for a single text."""
     fork_of: str | None = None
     """Another request that begins with the same tokens: this one waits for its prompt, then shares its blocks."""
     keeps_blocks: bool = False
@@ -110,6 +116,14 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     positions: list[TokenLogprobs]
 
 
+class Pooled(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Outputs of a pooling model, end to end, as float32 in the machine's order."""
+
+    data: bytes
+    num_rows: int
+    """One for a sequence, or as many as there are tokens."""
+
+
 class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The outcome of one step for one sequence."""
 
@@ -122,6 +136,8 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=Tru
     new_logprobs: list[TokenLogprobs] | None = None
     new_prompt_logprobs: PromptLogprobs | None = None
     """A preempted request reports positions again."""
+    pooled: Pooled | None = None
+    """The whole output of a request that was pooled."""
     finish_reason: str | None = None
     """It is None while the request goes on; else "stop", "length", "repetition", "abort" or "error"."""
     stop_reason: int | str | None = None

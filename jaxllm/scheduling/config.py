@@ -71,6 +71,9 @@ class SchedulerConfig:
     """The most tokens that one request gets in one step; 0 for no such limit."""
     enable_chunked_prefill: bool = True
     """False: a prompt waits for a step that takes it whole."""
+    whole_tasks: frozenset[str] = frozenset()
+    """The tasks of pooling whose prompts each need a step that takes them whole, and read nothing of the prefix
+    cache."""
     max_rows: int | None = None
     """Rows of logits of one step: one per chunk and one per scored prompt token; None for max_num_seqs.
 
@@ -113,19 +116,21 @@ class SchedulerConfig:
                     f"max_model_len."
                 )
         if not self.enable_chunked_prefill:
-            self._check_whole_prompts()
+            self._check_whole_prompts("enable_chunked_prefill=False")
+        elif self.whole_tasks:
+            self._check_whole_prompts("pooling of whole prompts", threshold=False)
 
-    def _check_whole_prompts(self) -> None:
+    def _check_whole_prompts(self, name: str, *, threshold: bool = True) -> None:
         if self.max_num_batched_tokens < self.max_model_len:
             raise ValueError(
-                f"enable_chunked_prefill=False needs max_num_batched_tokens >= max_model_len, "
+                f"{name} needs max_num_batched_tokens >= max_model_len, "
                 f"got {self.max_num_batched_tokens} < {self.max_model_len}."
             )
         cut = [size for size in self.attention_chunks if size < self.max_model_len]
         if cut:
-            raise ValueError(f"attention_chunk={cut[0]} cuts prompts into chunks: it needs enable_chunked_prefill.")
-        if self.long_prefill_token_threshold:
-            raise ValueError("long_prefill_token_threshold cuts prompts into chunks: it needs enable_chunked_prefill.")
+            raise ValueError(f"attention_chunk={cut[0]} cuts prompts into chunks: it does not go with {name}.")
+        if threshold and self.long_prefill_token_threshold:
+            raise ValueError(f"long_prefill_token_threshold cuts prompts into chunks: it does not go with {name}.")
 
     @property
     def attention_chunks(self) -> tuple[int, ...]:

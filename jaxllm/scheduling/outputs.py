@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxllm.messages import EngineCoreOutput, PromptLogprobs, RequestError, TokenLogprobs
+from jaxllm.messages import EngineCoreOutput, Pooled, PromptLogprobs, RequestError, TokenLogprobs
 from jaxllm.scheduling.request import Request
 
 
@@ -14,6 +14,7 @@ def make_output(
     finish_reason: str | None = None,
     stop_reason: int | str | None = None,
     error: RequestError | None = None,
+    pooled: Pooled | None = None,
 ) -> EngineCoreOutput:
     """Return what one step did to a request; `logprobs` are those of its new token."""
     return EngineCoreOutput(
@@ -21,6 +22,7 @@ def make_output(
         new_token_ids=new_token_ids,
         new_logprobs=None if logprobs is None or request.params.num_logprobs is None else [logprobs],
         new_prompt_logprobs=prompt_logprobs,
+        pooled=pooled,
         finish_reason=finish_reason,
         stop_reason=stop_reason,
         error=error,

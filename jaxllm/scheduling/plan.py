@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import enum
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from jaxllm.messages import TokenLogprobs
+from jaxllm.messages import Pooled, RequestError, TokenLogprobs
+from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
+
+
+class StepKind(enum.Enum):
+    """What becomes of a step's hidden states; all requests of a step are of one kind."""
+
+    SAMPLE = "sample"
+    POOL = "pool"
+    """Each sequence gives one output."""
+    POOL_TOKENS = "pool tokens"
+    """Each token gives one."""
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -34,6 +47,10 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """A number in [0, 2**64)."""
     num_output_tokens: int
     """Outputs before the token that this chunk samples, those in flight counted."""
+    pooling: PoolingParams | None = None
+    """None in a step that samples."""
+    pair_start: int | None = None
+    """Position of the first token of a pair's second text; None for a single text."""
     count_row: int | None = None
     """The request's row of the device's token counts, if it needs one."""
     history: array[int] | None = None
@@ -53,6 +70,7 @@ class StepPlan:
     chunks: tuple[Chunk, ...]
     """The chunks, at least one: those of one token (decode rows) first, then the longer ones."""
     num_preempted: int
+    kind: StepKind = StepKind.SAMPLE
     copies: tuple[tuple[tuple[int, int], ...], ...] = ()
     """In each cache group the (source, target) blocks to copy before the step runs; no target is another's source."""
 
@@ -70,7 +88,10 @@ class StepPlan:
 class StepResult:
     """The result of a step: row i belongs to chunks[i]. Rows of chunks that do not sample hold values to be ignored."""
 
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs | None]
-    prompt_logprobs: list[list[TokenLogprobs]]
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprobs | None]
+    prompt_logprobs: Sequence[list[TokenLogprobs]]
     """One per scored prompt token of each chunk; empty lists where none was asked for."""
+    pooled: Sequence[Pooled | RequestError | None] = ()
+    """The result of a step that pools, in place of the others: None for a chunk that the prompt's end does not follow,
+    unless each token gives an output."""

@@ -5,26 +5,31 @@ from __future__ import annotations
 from array import array
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.messages import EngineCoreRequest
+from jaxllm.messages import EngineCoreRequest, Pooled
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.scheduling.plan import StepKind
 from jaxllm.scheduling.repetition import repeats
 
 
 class Request:
-    """One sequence being generated. Its tokens change in commit only."""
+    """One sequence being generated, or pooled. Its tokens change in commit only."""
 
     __slots__ = (
         "block_hashes",
         "donor",
         "finish_reason",
         "keeps_blocks",
+        "kind",
         "num_cached_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "order",
         "params",
+        "pooled",
+        "pooling",
         "queued_ts",
         "request_id",
+        "runs_whole",
         "salt",
         "scheduled_ts",
         "score_start",
@@ -34,11 +39,23 @@ class Request:
     )
 
     def __init__(
-        self, source: EngineCoreRequest, order: tuple[float, ...], queued_ts: float, donor: Request | None = None
+        self,
+        source: EngineCoreRequest,
+        order: tuple[float, ...],
+        queued_ts: float,
+        donor: Request | None = None,
+        whole_tasks: frozenset[str] = frozenset(),
     ) -> None:
         self.source = source
         self.request_id = source.request_id
         self.params = source.sampling_params
+        self.pooling = source.pooling_params
+        task = None if self.pooling is None else self.pooling.task
+        self.kind = kind_of(task)
+        self.runs_whole = task in whole_tasks
+        """True if all its tokens must be in one step."""
+        self.pooled: list[Pooled] = []
+        """What the chunks so far have given, in order."""
         self.order = order
         """The place in line, which is unique: the smaller runs first and is preempted last."""
         self.token_ids = array("i", source.prompt_token_ids)
@@ -80,7 +97,14 @@ class Request:
     @property
     def reads_cache(self) -> bool:
         """Say whether the prefix cache may spare it work. Once there are outputs, all was computed anew before."""
+        if self.pooling is not None:
+            needs_all = self.runs_whole or self.kind is StepKind.POOL_TOKENS
+            return not (needs_all or self.pooling.skip_reading_prefix_cache)
         return not self.params.skip_reading_prefix_cache or self.num_output_tokens > 0
+
+    def all_pooled(self) -> Pooled:
+        """Return what all chunks have given."""
+        return Pooled(b"".join(each.data for each in self.pooled), sum(each.num_rows for each in self.pooled))
 
     def scored_positions(self, start: int, num_tokens: int) -> range:
         """Return the prompt positions to be scored that the tokens from `start` on predict."""
@@ -91,6 +115,13 @@ class Request:
     def reaches_length(self, num_tokens: int, max_model_len: int) -> bool:
         """Say whether the request ends, at the latest, once it has num_tokens tokens."""
         return num_tokens >= self.num_prompt_tokens + self.source.max_tokens or num_tokens >= max_model_len
+
+
+def kind_of(task: str | None) -> StepKind:
+    """Return the kind of step that a task of pooling takes; None stands for generating."""
+    if task is None:
+        return StepKind.SAMPLE
+    return StepKind.POOL_TOKENS if task.startswith("token_") else StepKind.POOL
 
 
 def find_end(request: Request, max_model_len: int) -> tuple[str, int | str | None] | None:

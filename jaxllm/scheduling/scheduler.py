@@ -14,19 +14,22 @@ from __future__ import annotations
 
 import time
 from bisect import insort
+from collections import Counter
 from collections.abc import Collection, Iterable
 from operator import attrgetter
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.messages import EngineCoreOutput, EngineCoreRequest, PromptLogprobs, RequestError, SchedulerStats
+from jaxllm.messages import EngineCoreOutput, EngineCoreRequest, RequestError, SchedulerStats
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.counters import Counters
 from jaxllm.scheduling.kv_cache_manager import KVCacheManager, PrefixHit
 from jaxllm.scheduling.outputs import make_output
-from jaxllm.scheduling.plan import StepPlan, StepResult
-from jaxllm.scheduling.request import Request, find_end, needs_token_counts
+from jaxllm.scheduling.plan import StepKind, StepPlan, StepResult
+from jaxllm.scheduling.request import Request, needs_token_counts
 from jaxllm.scheduling.request_queue import RequestQueue, order_of
+from jaxllm.scheduling.results import take_pooled, take_samples
 from jaxllm.scheduling.step_draft import NOTHING_IN_FLIGHT, StepDraft, tally
+from jaxllm.scheduling.step_kinds import StepKinds
 from jaxllm.scheduling.token_count_rows import TokenCountRows
 
 
@@ -41,6 +44,7 @@ class Scheduler:
     def _begin(self) -> None:
         self.cache = KVCacheManager(self.config)
         self._requests: dict[str, Request] = {}
+        self._kinds = StepKinds()
         self._waiting = RequestQueue()
         self._running: list[Request] = []
         """The requests with a block table, in the policy's order: the last one is preempted first."""
@@ -63,7 +67,7 @@ class Scheduler:
             )
         order = order_of(request, self._counters.num_arrivals, self.config.policy)
         donor = None if request.fork_of is None else self._find_donor(request.fork_of)
-        entry = Request(request, order, queued_ts=time.monotonic(), donor=donor)
+        entry = Request(request, order, time.monotonic(), donor, self.config.whole_tasks)
         if entry.is_scored and self.config.num_rows < 2:
             raise VLLMValidationError(
                 f"Request {request.request_id!r} wants prompt_logprobs, which needs max_rows of at least 2.",
@@ -71,6 +75,7 @@ class Scheduler:
             )
         self._counters.num_arrivals += 1
         self._requests[request.request_id] = entry
+        self._kinds.add(entry.kind)
         self._waiting.push(entry)
 
     def _find_donor(self, request_id: str) -> Request | None:
@@ -123,6 +128,7 @@ class Scheduler:
             else:
                 self.cache.close_table(request)
         del self._requests[request.request_id]
+        self._kinds.remove(request.kind)
         donor, request.donor = request.donor, None
         if donor is not None:
             self._close_unwanted(donor)
@@ -143,18 +149,21 @@ class Scheduler:
 
     def plan(self, late: Collection[str] = ()) -> StepPlan | None:
         """Return the next step, or None if nothing can run now. Requests in `late` sit it out."""
-        draft = StepDraft(self.config, tally(self._in_flight.values()), self._count_rows.by_request)
-        if self._plan_running(draft, late):
-            self._plan_waiting(draft, late)
-        finished = draft.finish(self._counters.num_steps)
-        if finished is None:
-            return None
-        plan, requests = finished
-        self._in_flight[plan.step_id] = finished
-        self._counters.num_steps += 1
-        self._counters.num_scheduled_tokens += self.config.max_num_batched_tokens - draft.num_tokens
-        self._register_planned(plan, requests)
-        return plan
+        for kind in self._kinds.in_turn():
+            draft = StepDraft(self.config, kind, tally(self._in_flight.values()), self._count_rows.by_request)
+            if self._plan_running(draft, late):
+                self._plan_waiting(draft, late)
+            finished = draft.finish(self._counters.num_steps)
+            if finished is None:
+                continue
+            plan, requests = finished
+            self._kinds.has_planned(kind)
+            self._in_flight[plan.step_id] = finished
+            self._counters.num_steps += 1
+            self._counters.num_scheduled_tokens += self.config.max_num_batched_tokens - draft.num_tokens
+            self._register_planned(plan, requests)
+            return plan
+        return None
 
     def waits_for_commit(self) -> bool:
         """Say whether more running requests wait for a token in flight than could go on: then commit before `plan`."""
@@ -172,7 +181,7 @@ class Scheduler:
         while index < len(running):  # preemption shortens it
             request = running[index]
             index += 1
-            if request.request_id in late:
+            if request.request_id in late or request.kind is not draft.kind:
                 continue
             ahead = draft.in_flight.get(request, NOTHING_IN_FLIGHT)
             num_tokens = len(request.token_ids) + ahead.num_sampled
@@ -183,6 +192,8 @@ class Scheduler:
             table = self.cache.tables[request.request_id]
             start = table.num_computed_tokens + ahead.num_tokens
             num_new = num_tokens - start
+            if not num_new:
+                continue  # its last chunk is in flight, and gives its output
             if num_new > 1:
                 # Something is kept back for each request behind: a long prompt never stops the others' decoding.
                 num_new = draft.limit(request, start, num_new, num_behind=len(running) - index)
@@ -221,6 +232,7 @@ class Scheduler:
         self._count_rows.release(request)
         self.cache.close_table(request)
         self._waiting.push(request)
+        request.pooled.clear()
         request.num_preemptions += 1
         self._counters.num_preemptions += 1
 
@@ -231,6 +243,12 @@ class Scheduler:
             if request is None:
                 break
             if request.request_id in late or self._waits_for_donor(request, draft):
+                self._waiting.set_aside()
+                continue
+            if request.kind is not draft.kind or (request.runs_whole and request.num_tokens > draft.room()):
+                # Those behind may do for this step; this one is at the head of another.
+                if not draft.may_pass():
+                    break
                 self._waiting.set_aside()
                 continue
             hit = self._find_prefix(request, draft)
@@ -291,7 +309,7 @@ class Scheduler:
                 self._counters.num_queries += 1
                 self._counters.num_queried_tokens += request.num_prompt_tokens
                 self._counters.num_hit_tokens += start
-        if self.config.tracks_all_tokens or needs_token_counts(request.params):
+        if self._counts_tokens(request):
             self._count_rows.take(request)
         table = self.cache.open_table(request, hit, start + num_new)
         for group, source in enumerate(hit.copied_blocks or ()):
@@ -299,6 +317,10 @@ class Scheduler:
         if request.donor is not None:
             draft.donors[request.donor] = None
         draft.add(request, table, start, num_new, is_admitted=True)
+
+    def _counts_tokens(self, request: Request) -> bool:
+        """Say whether a running request has a row of the device's token counts."""
+        return request.pooling is None and (self.config.tracks_all_tokens or needs_token_counts(request.params))
 
     def _register_planned(self, plan: StepPlan, requests: list[Request]) -> None:
         # Steps run in order on the device: a later plan may share a block as soon as the step that fills it is planned.
@@ -315,29 +337,14 @@ class Scheduler:
         if plan.step_id != next(iter(self._in_flight), None):
             raise ValueError(f"Step {plan.step_id} is not the oldest uncommitted one of {list(self._in_flight)}.")
         _, requests = self._in_flight.pop(plan.step_id)
-        outputs, num_ended = [], 0
-        for chunk, request, token_id, logprobs, prompt_logprobs in zip(
-            plan.chunks, requests, result.token_ids, result.logprobs, result.prompt_logprobs, strict=True
-        ):
-            if request.finish_reason is not None:
-                continue  # ended while this step was in flight
-            table = self.cache.tables[request.request_id]
-            table.num_computed_tokens += len(chunk.token_ids)
-            scores = PromptLogprobs(chunk.score_start, prompt_logprobs) if prompt_logprobs else None
-            if not chunk.samples:
-                if scores is not None:
-                    outputs.append(make_output(request, [], None, scores))
-                continue
-            request.token_ids.append(token_id)
-            self.cache.register(request, table, table.num_computed_tokens)
-            finish_reason, stop_reason = find_end(request, self.config.max_model_len) or (None, None)
-            if finish_reason is not None:
-                self._end(request, finish_reason)
-                num_ended += 1
-            outputs.append(make_output(request, [token_id], logprobs, scores, finish_reason, stop_reason))
-        if num_ended:
+        take = take_samples if plan.kind is StepKind.SAMPLE else take_pooled
+        taken = take(self.cache, self.config.max_model_len, plan, requests, result)
+        ended = [(request, output.finish_reason) for request, output in taken if output.finish_reason is not None]
+        for request, finish_reason in ended:
+            self._end(request, finish_reason)
+        if ended:
             self._running = [request for request in self._running if request.finish_reason is None]
-        return outputs
+        return [output for _, output in taken]
 
     # -- the state, seen from outside ----------------------------------------------------------------------------------
 
@@ -383,7 +390,8 @@ class Scheduler:
         assert running == sorted(running, key=attrgetter("order")), "the running requests are out of order"
         assert len(running) <= self.config.max_num_seqs, "too many running requests"
         self._waiting.check()
-        self._count_rows.check([r for r in running if self.config.tracks_all_tokens or needs_token_counts(r.params)])
+        self._kinds.check(Counter(request.kind for request in self._requests.values()))
+        self._count_rows.check([request for request in running if self._counts_tokens(request)])
         assert all(self._is_wanted(request) for request, _ in self.cache.parked.values()), "parked to no purpose"
         in_flight = tally(self._in_flight.values())
         self.cache.check({r: in_flight.get(r, NOTHING_IN_FLIGHT).num_tokens for r in running})

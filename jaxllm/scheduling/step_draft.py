@@ -9,7 +9,7 @@ import msgspec
 
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.kv_cache_manager import BlockTable
-from jaxllm.scheduling.plan import Chunk, StepPlan
+from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan
 from jaxllm.scheduling.request import Request
 
 
@@ -24,6 +24,8 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
 
 
 NOTHING_IN_FLIGHT = InFlight()
+MOST_PASSED = 256
+"""So many waiting requests may be passed over in one step: to look at all of a long queue takes time."""
 
 
 def tally(steps: Iterable[tuple[StepPlan, list[Request]]]) -> dict[Request, InFlight]:
@@ -46,9 +48,14 @@ class StepDraft:
     """Collect a step's chunks until its tokens or its rows of logits are spent."""
 
     def __init__(
-        self, config: SchedulerConfig, in_flight: Mapping[Request, InFlight], count_rows: Mapping[Request, int]
+        self,
+        config: SchedulerConfig,
+        kind: StepKind,
+        in_flight: Mapping[Request, InFlight],
+        count_rows: Mapping[Request, int],
     ) -> None:
-        self.in_flight = in_flight
+        self.kind, self.in_flight = kind, in_flight
+        self._num_passed = 0
         self.num_tokens = config.max_num_batched_tokens
         """Tokens that the step may still take, if their rows have room."""
         self._alignment = config.row_alignment
@@ -77,6 +84,11 @@ class StepDraft:
     def _aligned(self, num_rows: int) -> int:
         return -(-num_rows // self._alignment) * self._alignment
 
+    def may_pass(self) -> bool:
+        """Say whether one more waiting request may be passed over, and count it."""
+        self._num_passed += 1
+        return self._num_passed <= MOST_PASSED
+
     def room(self, num_behind: int = 0) -> int:
         """Return the most tokens that the next chunk may have, with a token kept back for each request behind."""
         rows = self._row_room - self._aligned(len(self._decodes) + num_behind)
@@ -88,6 +100,8 @@ class StepDraft:
         A token and a row are kept back for each request behind, as long as this one gets at least a token. Where layers
         attend within chunks of positions, the tokens are of one such chunk.
         """
+        if request.runs_whole:
+            return num_missing if num_missing <= self.room(num_behind) else 0
         num_tokens = min(num_missing, self._threshold, self.room(num_behind))
         for size in self._attention_chunks:
             num_tokens = min(num_tokens, size - start % size)
@@ -114,8 +128,10 @@ class StepDraft:
             token_ids=request.token_ids[start : start + num_tokens] if is_known else array("i", (0,)),
             previous_row=None if is_known else ahead.row,
             block_ids=tuple([block_ids[:] for block_ids in table.block_ids]),
-            samples=start + num_tokens == num_known + ahead.num_sampled,
+            samples=self.kind is StepKind.SAMPLE and start + num_tokens == num_known + ahead.num_sampled,
             num_prompt_tokens=request.num_prompt_tokens,
+            pooling=request.pooling,
+            pair_start=request.source.pair_start,
             params=request.params,
             seed=request.source.seed,
             num_output_tokens=num_known - request.num_prompt_tokens + ahead.num_sampled,
@@ -145,4 +161,4 @@ class StepDraft:
             return None
         chunks = tuple([chunk for _, chunk in rows])
         copies = tuple([tuple([(source, target) for target, source in each.items()]) for each in self._copies])
-        return StepPlan(step_id, chunks, self.num_preempted, copies), [request for request, _ in rows]
+        return StepPlan(step_id, chunks, self.num_preempted, self.kind, copies), [request for request, _ in rows]
