@@ -19,8 +19,17 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
     """The text of the ids, passed through to the output."""
+    token_type_ids: NotRequired[list[int]]
+    """For models that are given pairs: 0 for each token of the first text, 1 for each of the second."""
     cache_salt: NotRequired[str]
     """Only requests with the same salt share prefix-cache blocks."""
 
 
-PromptType = str | list[int] | TextPrompt | TokensPrompt
+class TextPairPrompt(TypedDict):
+    """A prompt of two texts, which the tokenizer joins as it does pairs; for cross-encoders."""
+
+    prompt: str
+    text_pair: str
+
+
+PromptType = str | list[int] | TextPrompt | TokensPrompt | TextPairPrompt

@@ -9,12 +9,20 @@ from jaxllm.beam_search import BeamSearchOutput
 from jaxllm.config.engine_args import EngineArgs
 from jaxllm.engine.front_end.front_end import refuse_given
 from jaxllm.engine.front_end.metrics import Metric
+from jaxllm.engine.front_end.pooling_resolver import verify_pooling_task
 from jaxllm.engine.front_end.refused_methods import LLM_REFUSES, RefusesMethods
 from jaxllm.engine.llm_engine import LLMEngine
 from jaxllm.engine.offline import OfflineRunner, Params, Priority, check_output_type
 from jaxllm.engine.progress import UseTqdm, check_use_tqdm
 from jaxllm.inputs import PromptType
-from jaxllm.outputs import RequestOutput
+from jaxllm.outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+)
+from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import BeamSearchParams, SamplingParams
 from jaxllm.utils.turn import Turn, in_turn
 
@@ -159,6 +167,71 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         """
         self._check(use_tqdm, lora_request=lora_request)
         return self._runner.beam_search(prompts, params, use_tqdm, concurrency_limit)
+
+    @in_turn
+    def encode(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        lora_request: Any = None,
+        pooling_task: str | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Pool one prompt or many for a task: embed, classify, token_embed or token_classify.
+
+        An output's data is a float32 array [o] or, of the token tasks, [tokens, o]. Raises RuntimeError, once all have
+        ended, if some ended without an output.
+        """
+        return self._encode(
+            "encode", prompts, pooling_params, use_tqdm, lora_request, pooling_task, tokenization_kwargs
+        )
+
+    @in_turn
+    def embed(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        *,
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        lora_request: Any = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return an embedding for each prompt, in order."""
+        pooled = self._encode("embed", prompts, pooling_params, use_tqdm, lora_request, "embed", tokenization_kwargs)
+        return [EmbeddingRequestOutput.from_base(output) for output in pooled]
+
+    @in_turn
+    def classify(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        *,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: Any = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+    ) -> list[ClassificationRequestOutput]:
+        """Return the probability of each class, or its score, for each prompt, in order."""
+        pooled = self._encode(
+            "classify", prompts, pooling_params, use_tqdm, lora_request, "classify", tokenization_kwargs
+        )
+        return [ClassificationRequestOutput.from_base(output) for output in pooled]
+
+    def _encode(
+        self,
+        method: str,
+        prompts: Any,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None,
+        use_tqdm: UseTqdm,
+        lora_request: Any,
+        task: str | None,
+        tokenization_kwargs: dict[str, Any] | None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        self._check(use_tqdm, lora_request=lora_request)
+        task = verify_pooling_task(f"LLM.{method}", task, self.llm_engine.front.ready.pooling)
+        request_ids = self._runner.add_pooled(prompts, pooling_params, task, tokenization_kwargs)
+        return self._runner.run_pooled(request_ids, use_tqdm)
 
     @in_turn
     def enqueue(

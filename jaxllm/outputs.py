@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import MutableSequence, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.logprobs import FlatLogprobs, Logprob, PromptLogprobs, SampleLogprobs  # noqa: F401 (users import them from here too)
 
@@ -147,6 +147,8 @@ class PoolingRequestOutput[Output]:
     prompt_token_ids: list[int]
     num_cached_tokens: int
     finished: bool
+    error: str | None = None
+    """What went wrong, of a request that has ended without an output; else None."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -183,10 +185,37 @@ class ScoringOutput:
 class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
     """`LLM.embed` returns one of these per prompt."""
 
+    @classmethod
+    def from_base(cls, output: PoolingRequestOutput[PoolingOutput]) -> Self:
+        """Make one of what `LLM.encode` gives."""
+        return _converted(cls, output, EmbeddingOutput(output.outputs.data.tolist()))
+
 
 class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
     """`LLM.classify` returns one of these per prompt."""
 
+    @classmethod
+    def from_base(cls, output: PoolingRequestOutput[PoolingOutput]) -> Self:
+        """Make one of what `LLM.encode` gives."""
+        return _converted(cls, output, ClassificationOutput(output.outputs.data.tolist()))
+
 
 class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
     """`LLM.score` returns one of these per pair."""
+
+    @classmethod
+    def from_base(cls, output: PoolingRequestOutput[PoolingOutput]) -> Self:
+        """Make one of what `LLM.encode` gives: one number for the pair."""
+        return _converted(cls, output, ScoringOutput(float(output.outputs.data.reshape(()))))
+
+
+def _converted[Converted: PoolingRequestOutput[Any]](
+    kind: type[Converted], output: PoolingRequestOutput[PoolingOutput], outputs: Any
+) -> Converted:
+    return kind(
+        output.request_id, outputs, output.prompt_token_ids, output.num_cached_tokens, output.finished, output.error
+    )
+
+
+type AnyOutput = Any
+"""A RequestOutput or, of a request whose params are PoolingParams, a PoolingRequestOutput: who has asked knows which."""

@@ -41,10 +41,11 @@ from jaxllm.check.hlo import count_collectives
 from jaxllm.config.arguments import EngineArguments
 from jaxllm.config.resolve import resolve_experts, resolve_groups
 from jaxllm.execution.buckets import pick_bucket
-from jaxllm.execution.compiler import ProgramKey, StepCompiler, StepConfig, describe
+from jaxllm.execution.compiler import ProgramKey, StepCompiler, describe
 from jaxllm.execution.mesh import MODEL_AXIS, make_mesh, param_sharding, spread
 from jaxllm.execution.options import layer_loop
 from jaxllm.execution.step import StepShape
+from jaxllm.execution.step_config import StepConfig
 from jaxllm.models import Model, get_family
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.params import array_specs

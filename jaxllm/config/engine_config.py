@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxllm.config.groups import ReasoningConfig, StructuredOutputsConfig
+from jaxllm.config.pooling import PoolingSettings
 from jaxllm.config.profiler import ProfilerConfig
 
 if TYPE_CHECKING:
@@ -100,3 +101,7 @@ class EngineConfig:
     platform: str
     """The kind of the devices: "cpu", "gpu" or "tpu"."""
     cache_dir: str
+    generates: bool = True
+    """False for a model that only pools."""
+    pooling: PoolingSettings | None = None
+    """What the model pools; None for a model that only generates."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from jaxllm.config.pooling import PoolingSettings
 from jaxllm.config.vllm_config import VllmConfig
 from jaxllm.messages import SchedulerStats
 
@@ -29,6 +30,10 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, array_like=True, ta
     has_validators: bool
     """True if classes among the logits processors look at the params of each request."""
     has_thinking_tokens: bool
+    generates: bool = True
+    """The model generates."""
+    pooling: PoolingSettings | None = None
+    """What the model pools, if it does."""
     """True if it is known how the model marks its reasoning."""
 
     @property

@@ -234,7 +234,9 @@ def resolve_groups(
         heads = group.num_heads // mesh.size, group.num_kv_heads // mesh.size
         shape = AttentionShape(*heads, group.head_dim, block_size, *dtypes)
         attention = _resolve_attention(args, shape, mesh, platform)
-        reach = {"window": group.window, "attention_chunk": group.attention_chunk}
+        # Where attention is not causal nothing is read after its step, and no blocks are behind a window.
+        window = group.window if group.causal else None
+        reach = {"window": window, "attention_chunk": group.attention_chunk, "causal": group.causal}
         groups.append(KVGroup(attention=attention, num_layers=plan.depth(group), **reach))
     return tuple(groups)
 

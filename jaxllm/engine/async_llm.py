@@ -14,6 +14,7 @@ from jaxllm.engine.front_end.refused_methods import ASYNC_LACKS, ASYNC_REFUSES, 
 from jaxllm.engine.online.admission import Admission
 from jaxllm.engine.online.async_core import AsyncCore
 from jaxllm.engine.online.beam_searches import BeamSearches
+from jaxllm.engine.online.encoding import Encoding
 from jaxllm.engine.online.from_arguments import FromArguments, Start, end_from_thread
 from jaxllm.engine.online.gate import ASLEEP, Changes, Gate, check_level, check_mode
 from jaxllm.engine.online.prefill_progress import PrefillProgress
@@ -24,6 +25,7 @@ from jaxllm.exceptions import EngineDeadError
 from jaxllm.messages import EngineCoreOutputs
 from jaxllm.outputs import RequestOutput
 from jaxllm.params.checks import INT32_MAX, check_bool, check_str
+from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.utils.awaitable import awaitable
 from jaxllm.utils.forks import check_home, engines_home
@@ -35,7 +37,14 @@ logger = logging.getLogger(__name__)
 
 
 class AsyncLLM(
-    RefusesMethods, FromArguments, BeamSearches, PrefillProgress, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LACKS
+    RefusesMethods,
+    FromArguments,
+    BeamSearches,
+    Encoding,
+    PrefillProgress,
+    TextClient,
+    refused=ASYNC_REFUSES,
+    lacks=ASYNC_LACKS,
 ):
     """An engine whose core has a process, or a thread, of its own. It belongs to the event loop that first uses it.
 
@@ -43,8 +52,7 @@ class AsyncLLM(
     ended everything raises EngineDeadError.
     """
 
-    if TYPE_CHECKING:  # RefusesMethods makes them
-        encode: Any
+    if TYPE_CHECKING:  # RefusesMethods makes it
         add_lora: Any
 
     def __init__(self, start: Start, *, admission: Admission, logs_requests: bool = False) -> None:
@@ -146,7 +154,7 @@ class AsyncLLM(
         self,
         request_id: str,
         prompt: Any,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
         lora_request: Any = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,

@@ -17,8 +17,9 @@ from jaxllm.engine.start import start_in_place, start_in_process
 from jaxllm.engine.transport.core_client import CoreClient
 from jaxllm.engine.transport.wire import FrameError
 from jaxllm.exceptions import EngineDeadError
-from jaxllm.outputs import RequestOutput
+from jaxllm.outputs import AnyOutput
 from jaxllm.params.checks import INT32_MAX, check_bool, check_str
+from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.utils.forks import Home, check_home, engines_home
 from jaxllm.utils.interrupts import lasting_interrupts
@@ -72,7 +73,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         self,
         request_id: str,
         prompt: Any,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         arrival_time: float | None = None,
         lora_request: Any = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
@@ -150,7 +151,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
             raise
 
     @locked
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> list[AnyOutput]:
         """Return what the next step of the core gives; empty when there is nothing to do.
 
         If it fails or is cut off, all requests end with it.
@@ -230,7 +231,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
 
     def get_supported_tasks(self) -> tuple[str, ...]:
         """Return what the model can be used for."""
-        return ("generate",)
+        return self.front.supported_tasks
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
         """Return the transformers tokenizer. The engine has a copy of its own, which changes to it do not reach."""

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from jaxllm.beam_search import BeamSearchOutput
 from jaxllm.engine.front_end.input_processor import ProcessedRequest
+from jaxllm.engine.front_end.pooling_resolver import with_task
 from jaxllm.engine.llm_engine import LLMEngine
 from jaxllm.engine.progress import Progress, UseTqdm
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.outputs import RequestOutput
+from jaxllm.outputs import AnyOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
 from jaxllm.params.checks import has_length, shown
+from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from jaxllm.text.chat import is_single_conversation
 from jaxllm.text.prompts import is_single_prompt
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from jaxllm.engine.front_end.beam_search import BeamSearcher
 
 type Params = SamplingParams | Sequence[SamplingParams] | None
+type Pooled = PoolingParams | Sequence[PoolingParams] | None
 type Priority = int | Sequence[int] | None
 
 
@@ -32,7 +35,7 @@ class OfflineRunner:
     def __init__(self, engine: LLMEngine) -> None:
         self._engine = engine
         self._num_requests = 0
-        self._enqueued: dict[str, RequestOutput | None] = {}
+        self._enqueued: dict[str, AnyOutput | None] = {}
         """The output of each enqueued request, None while it is unfinished."""
         self._failure: Exception | KeyboardInterrupt | None = None
         """The error of a step that ended enqueued requests, until `wait` raises it."""
@@ -72,7 +75,7 @@ class OfflineRunner:
         self._enqueued |= dict.fromkeys(request_ids)
         return request_ids
 
-    def wait(self, use_tqdm: UseTqdm) -> list[RequestOutput]:
+    def wait(self, use_tqdm: UseTqdm) -> list[Any]:
         """Run everything enqueued and return the outputs in the order of their request ids, without aborted ones.
 
         Raises RuntimeError if a step of another call failed and ended enqueued requests; the rest can be waited for.
@@ -87,7 +90,7 @@ class OfflineRunner:
             self._enqueued.clear()
             self._failure = None
 
-    def run(self, request_ids: Sequence[str], use_tqdm: UseTqdm) -> list[RequestOutput]:
+    def run(self, request_ids: Sequence[str], use_tqdm: UseTqdm) -> list[Any]:
         """Step until these requests are finished and return their outputs in order."""
         outputs = self._step_until_done(request_ids, use_tqdm)
         if len(outputs) < len(request_ids):
@@ -96,6 +99,23 @@ class OfflineRunner:
                 "aborted, or another caller of llm_engine.step() has taken their outputs."
             )
         return _in_order(outputs)
+
+    def add_pooled(self, prompts: Any, params: Pooled, task: str, options: dict[str, Any] | None) -> list[str]:
+        """Queue one prompt or many for a task of pooling, and return their request ids."""
+        batch = [prompts] if is_single_prompt(prompts) else list(prompts)
+        return self._add_all(batch, self._spread_pooling(params, task, len(batch)), None, options, "prompts")
+
+    def run_pooled(
+        self, request_ids: Sequence[str], use_tqdm: UseTqdm, label: str = "prompts"
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Do as `run`. Raises RuntimeError if requests ended without an output, after the others have ended."""
+        outputs = self.run(request_ids, use_tqdm)
+        failed = [(i, output.error) for i, output in enumerate(outputs) if output.error is not None]
+        if failed:
+            i, error = failed[0]
+            more = f" ({len(failed)} of {len(outputs)} failed.)" if len(outputs) > 1 else ""
+            raise RuntimeError(f"{label}[{i}]: {error}{more}")
+        return outputs
 
     def beam_search(
         self, prompts: Any, params: BeamSearchParams, use_tqdm: UseTqdm, limit: int | None
@@ -127,8 +147,22 @@ class OfflineRunner:
         options: dict[str, Any] | None,
         label: str,
     ) -> list[str]:
-        spread = self._spread_params(params, len(prompts), label)
-        priorities = _spread_priority(priority, len(prompts), label)
+        return self._add_all(
+            prompts,
+            self._spread_params(params, len(prompts), label),
+            _spread_priority(priority, len(prompts), label),
+            options,
+            label,
+        )
+
+    def _add_all(
+        self,
+        prompts: list[Any],
+        params: Sequence[SamplingParams | PoolingParams],
+        priorities: list[Any] | None,
+        options: dict[str, Any] | None,
+        label: str,
+    ) -> list[str]:
         if not prompts:
             return []
         request_ids = [str(self._num_requests + i) for i in range(len(prompts))]
@@ -138,7 +172,7 @@ class OfflineRunner:
                 self._engine.add_requests(
                     request_ids,
                     prompts,
-                    spread,
+                    params,
                     priorities=priorities,
                     tokenization_kwargs=options,
                     output_kind=RequestOutputKind.FINAL_ONLY,
@@ -159,10 +193,17 @@ class OfflineRunner:
             return list(params)
         return [params] * num_prompts
 
-    def _step_until_done(self, request_ids: Sequence[str], use_tqdm: UseTqdm) -> list[RequestOutput]:
+    def _spread_pooling(self, params: Pooled, task: str, num_prompts: int) -> list[PoolingParams]:
+        """Return one PoolingParams per prompt; prompts share an object where they are given one."""
+        if params is None or isinstance(params, PoolingParams):
+            return [with_task(params or PoolingParams(), task)] * num_prompts
+        _check_same_length("prompts", num_prompts, "pooling_params", params)
+        return [with_task(each, task) for each in params]
+
+    def _step_until_done(self, request_ids: Sequence[str], use_tqdm: UseTqdm) -> list[AnyOutput]:
         """Step until these requests are finished or aborted; return the outputs of those that finished."""
         waiting = set(request_ids)
-        done: list[RequestOutput] = []
+        done: list[AnyOutput] = []
         try:
             with (
                 deferred_interrupts() as raise_if_interrupted,
@@ -205,7 +246,7 @@ class OfflineRunner:
                 searcher.abort()
             raise
 
-    def _step(self) -> list[RequestOutput]:
+    def _step(self) -> list[AnyOutput]:
         """Do one step; outputs of enqueued requests are kept for `wait`."""
         if self._is_closing:
             raise RuntimeError("The LLM was shut down by another thread.")
@@ -245,7 +286,7 @@ def _spread_priority(priority: Any, num_prompts: int, label: str) -> list[Any] |
     return list(priority)
 
 
-def _in_order(outputs: list[RequestOutput]) -> list[RequestOutput]:
+def _in_order(outputs: list[AnyOutput]) -> list[AnyOutput]:
     return sorted(outputs, key=lambda output: int(output.request_id))
 
 

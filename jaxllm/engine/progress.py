@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.outputs import RequestOutput
+from jaxllm.outputs import AnyOutput, RequestOutput
 from jaxllm.params.checks import shown
 
 type UseTqdm = bool | Callable[..., Any]
@@ -33,8 +33,11 @@ class Progress:
                 total=total, desc="Processed prompts", dynamic_ncols=True, postfix=self._speeds()
             )
 
-    def update(self, output: RequestOutput) -> None:
+    def update(self, output: AnyOutput) -> None:
         """Count a finished request."""
+        if not isinstance(output, RequestOutput):
+            self.count(len(output.prompt_token_ids), 0)
+            return
         num_in = len(output.prompt_token_ids or ()) * len(output.outputs)
         self.count(num_in, sum(len(completion.token_ids) for completion in output.outputs))
 

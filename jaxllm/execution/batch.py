@@ -101,6 +101,9 @@ def _fill_tokens(
     tokens.token_ids_t[rows] = _join([chunk.token_ids for chunk in chunks])
     tokens.positions_t[rows] = positions
     prompt_lens = np.array([chunk.num_prompt_tokens for chunk in chunks])
+    pairs = [(seq, chunk.pair_start) for seq, chunk in enumerate(chunks) if chunk.pair_start is not None]
+    for seq, pair_start in pairs:
+        tokens.type_ids_t[rows[(seqs == seq) & (positions >= pair_start)]] = 1
     tokens.rope_lengths_t[rows] = np.maximum(prompt_lens[seqs], positions + 1)
     return rows, seqs, positions
 

@@ -6,7 +6,6 @@ import enum
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,29 +21,27 @@ from jaxllm.models.model import Model
 from jaxllm.models.params import ArraySpec, array_specs, stored, unflatten
 from jaxllm.sampling.inputs import RareRules
 from jaxllm.sampling.logprobs import fill_logprobs
-from jaxllm.sampling.processors import LogitsProcessor, extra_args
+from jaxllm.sampling.processors import extra_args
 from jaxllm.sampling.token_counts import set_row
 from jaxllm.scheduling.plan import StepPlan
 from jaxllm.utils.log import log_phase
 from pallas_kernels import linear, rms_norm
-from pallas_kernels.grouped_matmul import GroupedMatmul
 from pallas_kernels.paged_attention import KVPool, copy_blocks
 
 from .batch import num_token_rows
 from .buckets import Bucket, make_buckets, pick_bucket
-from .host_processors import HostProcessors
 from .jax_settings import tracing
-from .kv_pool import KVGroup, KVLayout
 from .mesh import param_format, placed, pool_sharding, replicated
 from .options import compiler_options, min_rows
 from .packing import BatchShape, buffer_sizes, rare_specs
+from .pooled_step import PoolShape, run_pooled_step
 from .step import DeviceState, StepOutput, StepShape, run_step
+from .step_config import StepConfig
 
 logger = logging.getLogger(__name__)
 
 # Rows of logits that exist at a time. Steps rarely fill their rows, and nothing is computed for tiles without any.
 LOGITS_TILE = 64
-PLAIN_GROUPED_MATMUL = GroupedMatmul()
 STAND_IN_TOKENS = 128
 """The bucket of this many tokens is compiled first, where its program can stand in for those of smaller ones."""
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
@@ -66,7 +63,7 @@ class Upkeep(enum.Enum):
     """It takes (token counts, row index, row [v]) and returns the token counts."""
 
 
-type ProgramKey = StepShape | Upkeep
+type ProgramKey = StepShape | PoolShape | Upkeep
 
 
 class _Signature(NamedTuple):
@@ -78,49 +75,6 @@ class _Signature(NamedTuple):
     """The shape, dtype and sharding of each argument's arrays."""
     outputs: Any
     """The sharding of each array that the program returns."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepConfig:
-    """The part of the engine's configuration that fixes the shapes of steps."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    groups: tuple[KVGroup, ...]
-    """The cache groups of one device."""
-    max_logprobs: int
-    """The most log-probabilities that a row can ask for, no more than the vocabulary has tokens."""
-    platform: str
-    sizes: tuple[int, ...] | None = None
-    """The tokens of the buckets besides the largest; None: the smallest, each time twice as many."""
-    logprobs_mode: str = "raw_logprobs"
-    processors: tuple[LogitsProcessor, ...] = ()
-    """The functions that the step calls, on the device or on the host."""
-    host_processors: HostProcessors | None = None
-    """The host's side of the processors that are classes, which the step's calls reach."""
-    batch_invariant: bool = False
-    grouped_matmul: GroupedMatmul = PLAIN_GROUPED_MATMUL
-    """The op of one device that multiplies rows by the weights of their experts."""
-
-    @property
-    def block_size(self) -> int:
-        return self.groups[0].attention.shape.block_size
-
-    @property
-    def row_alignment(self) -> int:
-        """Chunks of two tokens or more must start at a multiple of this row."""
-        return max(group.attention.row_alignment for group in self.groups)
-
-    @property
-    def kv_layout(self) -> KVLayout:
-        """Return what decides how many blocks each group has."""
-        return KVLayout(
-            groups=self.groups,
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_model_len=self.max_model_len,
-        )
 
 
 class StepCompiler:
@@ -140,23 +94,46 @@ class StepCompiler:
 
     def programs(self) -> list[ProgramKey]:
         """Return all programs, in the order in which a fresh engine will want them."""
-        return [*self._shapes(is_full=False), *Upkeep, *self._shapes(is_full=True)]
+        upkeep = list(Upkeep) if self.config.generates else [Upkeep.MAKE_STATE, Upkeep.COPY_BLOCKS]
+        return [
+            *self._shapes(is_full=False),
+            *self._pool_shapes(by_token=False),
+            *upkeep,
+            *self._shapes(is_full=True),
+            *self._pool_shapes(by_token=True),
+        ]
 
     def shapes(self) -> list[StepShape]:
-        """Return the programs that are steps, in that order."""
+        """Return the programs of steps that sample, in that order."""
         return self._shapes(is_full=False) + self._shapes(is_full=True)
 
+    def rare_programs(self) -> list[ProgramKey]:
+        """Return the programs of which many an engine needs none."""
+        return [*self._shapes(is_full=True), *(self._pool_shapes(by_token=True) if self.config.pools_sequences else ())]
+
     def _shapes(self, *, is_full: bool) -> list[StepShape]:
+        if not self.config.generates:
+            return []
+        each = (
+            self.step_shape(x, is_full=is_full, has_chunks=has_chunks)
+            for x in self._ordered_buckets()
+            for has_chunks in (False, True)
+        )
+        return list(dict.fromkeys(each))
+
+    def _pool_shapes(self, *, by_token: bool) -> list[PoolShape]:
+        if not (self.config.pools_tokens if by_token else self.config.pools_sequences):
+            return []
+        return [self.pool_shape(bucket, by_token=by_token) for bucket in dict.fromkeys(self._ordered_buckets())]
+
+    def _ordered_buckets(self) -> list[Bucket]:
         # The first steps are the largest, then come the decodes. Where a larger program can stand in for the right one,
         # the first is one that most first prompts fit in, and that is quick to run.
         order = [self.buckets[-1], *self.buckets]
         if self.config.batch_invariant:
             stand_in = pick_bucket(self.buckets, min(STAND_IN_TOKENS, self.buckets[-1].num_tokens), 1)
             order = [stand_in, self.buckets[0], *order]
-        each = (
-            self.step_shape(x, is_full=is_full, has_chunks=has_chunks) for x in order for has_chunks in (False, True)
-        )
-        return list(dict.fromkeys(each))
+        return order
 
     def batch_shape(self, plan: StepPlan) -> BatchShape:
         """Return the smallest shape that holds a step."""
@@ -176,10 +153,17 @@ class StepCompiler:
             max_rows=self.max_rows,
         )
 
-    def larger(self, shape: StepShape) -> list[StepShape]:
+    def pool_shape(self, bucket: Bucket, *, by_token: bool) -> PoolShape:
+        """Return the program of a bucket for steps that pool."""
+        return PoolShape(self._batch_shape(bucket), by_token)
+
+    def larger[Shape: (StepShape, PoolShape)](self, shape: Shape) -> list[Shape]:
         """Return the programs that also hold what a program holds, smallest first."""
         buckets = self.buckets[self.buckets.index(shape.batch.bucket) :]
-        shapes = (self.step_shape(bucket, is_full=shape.is_full) for bucket in buckets)
+        if isinstance(shape, PoolShape):
+            shapes = [self.pool_shape(bucket, by_token=shape.by_token) for bucket in buckets]
+        else:
+            shapes = [self.step_shape(bucket, is_full=shape.is_full) for bucket in buckets]
         return [each for each in shapes if each != shape]
 
     def pool_specs(self, num_blocks: int) -> tuple[KVPool, ...]:
@@ -239,14 +223,17 @@ class StepCompiler:
         if key is Upkeep.SET_COUNTS:
             row, index = self._replicated(counts.shape[1:], counts.dtype), self._replicated((), jnp.int32)
             return _Signature(set_row, (0,), (counts, index, row), everywhere)
-        assert isinstance(key, StepShape)
+        assert isinstance(key, StepShape | PoolShape)
         num_ints, num_floats = buffer_sizes(key.batch)
+        buffers = self._replicated((num_ints,), jnp.int32), self._replicated((num_floats,), jnp.float32)
+        if isinstance(key, PoolShape):
+            inputs = (self._params_spec, pools, *buffers)
+            return _Signature(self._pooled_step(key), (1,), inputs, (pool_shardings, everywhere))
         inputs = (
             self._params_spec,
             DeviceState(pools, counts if key.is_full else None),
             self.tokens_spec(),
-            self._replicated((num_ints,), jnp.int32),
-            self._replicated((num_floats,), jnp.float32),
+            *buffers,
             self.rare_spec(key.batch.bucket) if key.is_full else None,
         )
         outputs = (
@@ -287,6 +274,16 @@ class StepCompiler:
             # Elsewhere the head takes as long as its weights take to read.
             few_rows=self._least if self.config.platform == "cpu" else None,
             skips_unused=self.config.platform != "gpu",
+        )
+
+    def _pooled_step(self, shape: PoolShape) -> Callable[..., tuple[tuple[KVPool, ...], jax.Array]]:
+        return partial(
+            run_pooled_step,
+            model=self.model,
+            shape=shape,
+            attention=tuple(group.attention for group in self.config.groups),
+            experts=ExpertOp(self.config.grouped_matmul, self.mesh),
+            mesh=self.mesh,
         )
 
     def _replicated(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
@@ -331,7 +328,10 @@ class StepCompiler:
         They are those of parameters, inputs, token counts, scratch, and its code, which a TPU keeps there too. They
         hardly depend on the number of blocks, so 2 will do.
         """
-        largest = self.step_shape(self.buckets[-1], is_full=True)
+        bucket = self.buckets[-1]
+        largest: ProgramKey = self.pool_shape(bucket, by_token=self.config.pools_tokens)
+        if self.config.generates:
+            largest = self.step_shape(bucket, is_full=True)
         memory = self.compile(largest, 2).memory_analysis()
         if memory is None:
             raise RuntimeError(f"the compiler for {self.config.platform} does not say how much memory it needs")
@@ -361,5 +361,7 @@ def describe(key: ProgramKey) -> str:
     if isinstance(key, Upkeep):
         return key.value
     bucket = key.batch.bucket
+    if isinstance(key, PoolShape):
+        return f"{bucket.num_tokens} tokens of {bucket.num_seqs} sequences, pooled{' by token' * key.by_token}"
     kind = "full" if key.is_full else "decodes alone" if key.decodes_only else "plain"
     return f"{bucket.num_tokens} tokens of {bucket.num_seqs} sequences, {kind}"

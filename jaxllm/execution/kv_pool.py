@@ -29,6 +29,8 @@ class KVGroup:
     """A token reads the keys of so many, itself counted; None for all before it, or in its chunk."""
     attention_chunk: int | None = None
     """Positions are cut into chunks of so many, and a token reads the keys of its own; None where there are none."""
+    causal: bool = True
+    """False: a sequence's keys and values are read in the step that writes them, and never again."""
 
     @property
     def is_bounded(self) -> bool:
@@ -65,6 +67,16 @@ class KVLayout:
     @property
     def block_size(self) -> int:
         return self.groups[0].attention.shape.block_size
+
+    @property
+    def most_wanted(self) -> int:
+        """Return the blocks of the largest group, the null block counted, beyond which more are of no use."""
+        per_request = -(-self.max_model_len // self.block_size)
+        if any(group.causal for group in self.groups):
+            return 1 + self.max_num_seqs * per_request
+        # Two steps, of which one is in flight, with a part-filled block for each sequence.
+        in_steps = 2 * -(-self.max_num_batched_tokens // self.block_size) + self.max_num_seqs
+        return 1 + max(per_request, min(self.max_num_seqs * per_request, in_steps))
 
     def num_blocks(self, most: int) -> tuple[int, ...]:
         """Return how many blocks each group has, its null block included, if the largest has `most`.
@@ -175,7 +187,7 @@ def _available(request: PoolRequest, used_bytes: int) -> tuple[int, str]:
     """Return how many blocks there is room for, and the setting that decides it."""
     if request.num_gpu_blocks_override is not None:
         return request.num_gpu_blocks_override, "num_gpu_blocks_override"
-    most = request.layout.max_num_seqs * blocks_per_request(request) + 1
+    most = request.layout.most_wanted
     if request.kv_cache_memory_bytes is not None:
         return min(request.layout.most_blocks(request.kv_cache_memory_bytes), most), "kv_cache_memory_bytes"
     if request.memory_limit is None:

@@ -13,7 +13,7 @@ from jax import Array
 from jaxllm.constraints.bits import RowMask
 from jaxllm.sampling.inputs import RareRules
 from jaxllm.sampling.token_counts import count_tokens
-from jaxllm.scheduling.plan import StepPlan, StepResult
+from jaxllm.scheduling.plan import StepKind, StepPlan, StepResult
 
 from .batch import StepInputs, build
 from .compiler import COPIES, ProgramKey, StepCompiler, Upkeep
@@ -22,6 +22,8 @@ from .host_processors import HostProcessors
 from .jax_settings import running, tracing
 from .mesh import replicated
 from .packing import BatchShape, rare_specs
+from .pooled import NO_ACTIVATION, Activation, read_pooled
+from .pooled_step import PoolShape
 from .programs import Programs
 from .step import DeviceState, StepOutput, StepShape
 
@@ -55,6 +57,28 @@ class RunningStep:
         return StepResult(rows[: len(chunks)], logprobs, prompt_logprobs)
 
 
+class RunningPool:
+    """A step that pools on the device. `result` waits for it."""
+
+    def __init__(self, plan: StepPlan, outputs: Array, activation: Activation, row_alignment: int) -> None:
+        self.plan = plan
+        self._outputs, self._activation, self._row_alignment = outputs, activation, row_alignment
+        outputs.copy_to_host_async()
+
+    def is_done(self) -> bool:
+        """Say whether `result` would return at once."""
+        return self._outputs.is_ready()  # pyright: ignore[reportAttributeAccessIssue]
+
+    @running()
+    def result(self) -> StepResult:
+        """Wait for the outputs and return them as requests want them."""
+        pooled = read_pooled(self.plan, np.asarray(self._outputs), self._activation, self._row_alignment)
+        return StepResult([], [], [], pooled)
+
+
+type Running = RunningStep | RunningPool
+
+
 class ModelRunner:
     """A runner runs steps in the order given; each waits for the one before on the device, not on the host."""
 
@@ -64,10 +88,12 @@ class ModelRunner:
         programs: Programs[ProgramKey],
         num_blocks: int,
         load_params: Callable[[], Any],
+        activation: Activation = NO_ACTIVATION,
     ) -> None:
         """Run `programs`, which are the compiler's for a pool of `num_blocks` blocks. Making the pool and loading the
-        parameters take about as long, and go on at the same time.
+        parameters take about as long, and go on at the same time. `activation` is for what is pooled.
         """
+        self._activation = activation
         self.compiler, self.programs, self.num_blocks = compiler, programs, num_blocks
         with ThreadPoolExecutor(1) as executor:
             state = executor.submit(running()(programs.get(Upkeep.MAKE_STATE)))
@@ -95,11 +121,13 @@ class ModelRunner:
         return self.programs.num_compiled
 
     @running()
-    def run(self, plan: StepPlan, masks: Sequence[RowMask | None]) -> RunningStep:
+    def run(self, plan: StepPlan, masks: Sequence[RowMask | None]) -> Running:
         """Start a step and return at once, unless its program has yet to be compiled.
 
         `masks` say which ids each chunk's row may sample; None stands for all.
         """
+        if plan.kind is not StepKind.SAMPLE:
+            return self._run_pool(plan, masks)
         inputs = self._build(plan, masks, self.compiler.batch_shape(plan))
         shape = self.compiler.step_shape(inputs.shape.bucket, is_full=inputs.is_full, has_chunks=inputs.has_chunks)
         if (there := self._nearest(shape)) != shape:
@@ -119,6 +147,15 @@ class ModelRunner:
             self._counts = state.counts_cv
         self._previous_tokens = output.tokens_s
         return RunningStep(plan, output, host)
+
+    def _run_pool(self, plan: StepPlan, masks: Sequence[RowMask | None]) -> RunningPool:
+        by_token = plan.kind is StepKind.POOL_TOKENS
+        shape = self._nearest(self.compiler.pool_shape(self.compiler.batch_shape(plan).bucket, by_token=by_token))
+        inputs = self._build(plan, masks, shape.batch)
+        self._copy_blocks(plan.copies)
+        program = self.programs.get(shape)
+        self._pools, outputs = program(self._params, self._pools, inputs.ints, inputs.floats)
+        return RunningPool(plan, outputs, self._activation, self.compiler.config.row_alignment)
 
     @running()
     def reset(self) -> None:
@@ -143,7 +180,7 @@ class ModelRunner:
     def _build(self, plan: StepPlan, masks: Sequence[RowMask | None], shape: BatchShape) -> StepInputs:
         return build(plan, shape, self.compiler.config.block_size, self.compiler.model.config.vocab_size, masks)
 
-    def _nearest(self, shape: StepShape) -> StepShape:
+    def _nearest[Shape: (StepShape, PoolShape)](self, shape: Shape) -> Shape:
         """Return the program to use: a larger one that is there, where rows do not depend on the shape of their batch,
         rather than wait for the right one to be compiled.
         """

@@ -9,7 +9,7 @@ from typing import Any
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_str, has_length, shown
 
-_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+_KEYS = ("prompt", "prompt_token_ids", "cache_salt", "text_pair", "token_type_ids")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,10 @@ class ParsedPrompt:
     salt: str | None = None
     is_templated: bool = False
     """The text has its special tokens already."""
+    pair: str | None = None
+    """The second text of a pair, of which `text` is the first."""
+    type_ids: Sequence[Any] | None = None
+    """For each token id, 0 if it is of the first text of a pair and 1 if it is of the second."""
 
 
 def is_single_prompt(prompts: Any) -> bool:
@@ -56,7 +60,7 @@ def _parse_mapping(prompt: Mapping[str, Any], label: str) -> ParsedPrompt:
         if name not in _KEYS:
             message = f"{label}: {name!r} is not supported; a prompt takes {', '.join(_KEYS)}."
             raise VLLMValidationError(message, parameter=str(name), value=value)
-    text, token_ids, salt = (given.get(name) for name in _KEYS)
+    text, token_ids, salt, pair, type_ids = (given.get(name) for name in _KEYS)
     if text is None and token_ids is None:
         raise VLLMValidationError(f"{label}: needs 'prompt' or 'prompt_token_ids'.", parameter="prompt", value=prompt)
     if text is not None and not isinstance(text, str):
@@ -66,8 +70,18 @@ def _parse_mapping(prompt: Mapping[str, Any], label: str) -> ParsedPrompt:
     if token_ids is not None and not _is_id_list(token_ids):
         message = f"{label}: 'prompt_token_ids' must be a list of integers, got {shown(token_ids)}."
         raise VLLMValidationError(message, parameter="prompt_token_ids", value=token_ids)
+    _check_pair(text, token_ids, pair, type_ids, label)
     _check_salt(salt, label)
-    return ParsedPrompt(text, token_ids, salt)
+    return ParsedPrompt(text, token_ids, salt, pair=pair, type_ids=type_ids)
+
+
+def _check_pair(text: Any, token_ids: Any, pair: Any, type_ids: Any, label: str) -> None:
+    if pair is not None and (not isinstance(pair, str) or text is None or token_ids is not None):
+        message = f"{label}: 'text_pair' is a str that goes with 'prompt' as text, got {shown(pair)}."
+        raise VLLMValidationError(message, parameter="text_pair", value=pair)
+    if type_ids is not None and (token_ids is None or not _is_id_list(type_ids) or len(type_ids) != len(token_ids)):
+        message = f"{label}: 'token_type_ids' has a number for each of 'prompt_token_ids', got {shown(type_ids)}."
+        raise VLLMValidationError(message, parameter="token_type_ids", value=type_ids)
 
 
 def _check_salt(salt: Any, label: str) -> None:

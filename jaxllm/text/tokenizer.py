@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -33,6 +34,7 @@ class Tokenizer:
         self.parts, self.eos_token_id = parts, parts.eos_token_id
         self._load_hf = load_hf
         self._strings: dict[int, str] = {}
+        self._pairs_lock = threading.Lock()
 
     @classmethod
     def of(cls, hf: PreTrainedTokenizerBase) -> Self:
@@ -47,6 +49,15 @@ class Tokenizer:
         backend = Backend.from_buffer(self.parts.tokenizer_json)
         backend.no_truncation()
         backend.no_padding()
+        backend.encode_special_tokens = self.parts.split_special_tokens
+        return backend
+
+    @cached_property
+    def _pairs_backend(self) -> Backend:
+        """Return one of its own for pairs: how it truncates is its state, and others encode meanwhile."""
+        from tokenizers import Tokenizer as Backend
+
+        backend = Backend.from_str(self.backend.to_str())
         backend.encode_special_tokens = self.parts.split_special_tokens
         return backend
 
@@ -82,6 +93,19 @@ class Tokenizer:
         for encoding in batch:
             encoding.truncate(max(0, keep - num_added), direction=side)
         return [self.backend.post_process(encoding).ids for encoding in batch]
+
+    def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], *, add_special_tokens: bool = True, keep: int | None = None
+    ) -> list[tuple[list[int], list[int]]]:
+        """Turn pairs of texts into token ids and type ids; of one longer than `keep` the longer text is cut."""
+        with self._pairs_lock:
+            backend = self._pairs_backend
+            if keep is None:
+                backend.no_truncation()
+            else:
+                backend.enable_truncation(keep, direction=self.parts.truncation_side)
+            batch = backend.encode_batch(list(pairs), add_special_tokens=add_special_tokens)
+        return [(encoding.ids, encoding.type_ids) for encoding in batch]
 
     def token_string(self, token_id: int) -> str:
         """Return the text of one token by itself; half a character shows as U+FFFD."""
@@ -160,8 +184,10 @@ def cut_ids(token_ids: list[int], keep: int, side: str) -> list[int]:
     return token_ids[max(0, len(token_ids) - keep) :] if side == "left" else token_ids[:keep]
 
 
-def encode_options(given: Mapping[str, Any] | None, max_model_len: int) -> EncodeOptions:
-    """Check tokenization_kwargs. Raises VLLMValidationError for those that have no meaning here."""
+def encode_options(given: Mapping[str, Any] | None, max_model_len: int, *, outputs: int = 1) -> EncodeOptions:
+    """Check tokenization_kwargs, for prompts with so many outputs at least. Raises VLLMValidationError for those that
+    have no meaning here.
+    """
     name = "tokenization_kwargs"
     options = check_options(name, given)
     for key in options:
@@ -172,11 +198,11 @@ def encode_options(given: Mapping[str, Any] | None, max_model_len: int) -> Encod
     if "add_special_tokens" in options:
         check_bool("add_special_tokens", special)
     check_choice("truncation_side", side, (None, "left", "right"))
-    return EncodeOptions(special, _num_kept(options, max_model_len), side)
+    return EncodeOptions(special, _num_kept(options, max_model_len, outputs), side)
 
 
-def _num_kept(options: Mapping[str, Any], max_model_len: int) -> int | None:
-    """Return how many tokens of a prompt are kept; -1, and truncation to no length, leave room for one more."""
+def _num_kept(options: Mapping[str, Any], max_model_len: int, outputs: int) -> int | None:
+    """Return how many tokens of a prompt are kept; -1, and truncation to no length, leave room for the outputs."""
     truncation, longest = options.get("truncation"), options.get("max_length")
     if not isinstance(truncation, bool):
         check_choice("truncation", truncation, (None, "longest_first", "do_not_truncate"))
@@ -196,7 +222,7 @@ def _num_kept(options: Mapping[str, Any], max_model_len: int) -> int | None:
     if number > max_model_len:
         message = f"{name}={number} cannot be greater than max_model_len={max_model_len}."
         raise VLLMValidationError(f"{message} Please request a smaller truncation size.", parameter=name, value=keep)
-    return max_model_len - 1 if number == -1 else check_int(name, number, 1, max_model_len)
+    return max_model_len - outputs if number == -1 else check_int(name, number, 1, max_model_len)
 
 
 def load_tokenizer(

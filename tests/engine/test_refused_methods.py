@@ -34,13 +34,13 @@ def test_a_refused_method_says_what_to_do(owner: type, methods: list[str], refus
 
 
 def test_a_class_of_ones_own_may_have_them() -> None:
-    class Embedder(LLM):
-        def embed(self, text: str) -> int:
-            return len(text)
+    class Sleeper(LLM):
+        def sleep(self, seconds: str) -> int:
+            return len(seconds)
 
-    assert Embedder.embed(Embedder.__new__(Embedder), "abc") == 3
-    with pytest.raises(VLLMValidationError, match=r"LLM\.score\(\)"):
-        Embedder.score()  # type: ignore[attr-defined]
+    assert Sleeper.sleep(Sleeper.__new__(Sleeper), "abc") == 3
+    with pytest.raises(VLLMValidationError, match=r"LLM\.reward\(\)"):
+        Sleeper.reward()  # type: ignore[attr-defined]
 
 
 def test_what_there_is_nothing_to_do_for() -> None:

@@ -22,7 +22,10 @@ from tests.scheduling.simulation import make_config
         ({"long_prefill_token_threshold": -1}, "long_prefill_token_threshold must be"),
         ({"max_model_len": 64, "block_size": 4, "num_blocks": 16}, "needs 16 blocks of 4 tokens, but the pool has 15"),
         ({"enable_chunked_prefill": False, "max_num_batched_tokens": 63}, "max_num_batched_tokens >= max_model_len"),
-        ({"enable_chunked_prefill": False, "long_prefill_token_threshold": 8}, "does not go with enable_chunked_prefill"),
+        (
+            {"enable_chunked_prefill": False, "long_prefill_token_threshold": 8},
+            "does not go with enable_chunked_prefill",
+        ),
     ],
 )
 def test_bad_settings_are_refused(changes: dict, message: str):
@@ -67,7 +70,9 @@ def test_chunks_begin_with_a_block_and_cut_prompts():
     group = GroupConfig(num_blocks=9, attention_chunk=12)
     with pytest.raises(ValueError, match="block_size must divide attention_chunk=12, got 8"):
         make_config(others=[group], block_size=8)
-    with pytest.raises(ValueError, match="attention_chunk=12 cuts prompts into chunks: it does not go with enable_chunked"):
+    with pytest.raises(
+        ValueError, match="attention_chunk=12 cuts prompts into chunks: it does not go with enable_chunked"
+    ):
         make_config(others=[group], enable_chunked_prefill=False)
     assert make_config(others=[replace(group, attention_chunk=64, num_blocks=17)], enable_chunked_prefill=False)
     groups = [replace(group, attention_chunk=24), group, replace(group, window=4), group]

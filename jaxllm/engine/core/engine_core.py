@@ -22,7 +22,7 @@ from jaxllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from jaxllm.constraints.token_masks import TokenMasks
-    from jaxllm.execution.model_runner import ModelRunner, RunningStep
+    from jaxllm.execution.model_runner import ModelRunner, Running
     from jaxllm.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class EngineCore:
         self._overlap = overlap
         self._validators = tuple(validators)
         self._profiler = profiler or StepProfiler(None)
-        self._in_flight: RunningStep | None = None
+        self._in_flight: Running | None = None
         self._step_seconds = 0.0
         """The time that the last step took from its launch, or from the end of the one before it, to its result."""
         self._last_result = 0.0
@@ -77,7 +77,8 @@ class EngineCore:
         sequences = split(request)
         self._live.update(sequence.request_id for sequence in sequences)
         try:
-            self._validate(request.sampling_params)
+            if request.pooling_params is None:
+                self._validate(request.sampling_params)
         except VLLMValidationError as error:
             self._refuse(sequences, RequestError.of(error))
             return
@@ -233,7 +234,7 @@ class EngineCore:
         residency = self._scheduler.cache.groups[0].pool.residency
         return [] if residency is None else residency.take_evictions()
 
-    def _launch(self, before: RunningStep | None) -> RunningStep | None:
+    def _launch(self, before: Running | None) -> Running | None:
         """Send the next step; `before` is the one in flight, if any."""
         if self._runner is None:
             return None
@@ -247,7 +248,7 @@ class EngineCore:
             self._last_result = time.monotonic()
         return self._runner.run(plan, masks)
 
-    def _late_masks(self, before: RunningStep | None) -> set[str]:
+    def _late_masks(self, before: Running | None) -> set[str]:
         """Wait for masks and return the sequences whose are late.
 
         The others are not held up for it: the wait ends with the step in flight, or without one after as long as the
@@ -260,7 +261,7 @@ class EngineCore:
             late = self._masks.late()
         return late
 
-    def _commit(self, step: RunningStep) -> list[EngineCoreOutput]:
+    def _commit(self, step: Running) -> list[EngineCoreOutput]:
         """Wait for a step and record it; sequences that their masks have brought to an end get nothing of it."""
         outputs = self._end_masked()
         result = step.result()

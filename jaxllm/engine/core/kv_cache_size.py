@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.compiler import StepCompiler, StepConfig
+from jaxllm.execution.compiler import StepCompiler
 from jaxllm.execution.hardware import real_memory_limit
 from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.kv_pool import KVLayout, PoolRequest, count_blocks, most_tokens
 from jaxllm.execution.mesh import param_bytes
 from jaxllm.execution.options import layer_loop
+from jaxllm.execution.step_config import StepConfig
 from jaxllm.models.model import Model
 from jaxllm.models.params import ParamSpec
 from jaxllm.sampling.processors import traced
@@ -61,6 +62,7 @@ def make_model(config: EngineConfig) -> Model:
 
 def step_config(config: EngineConfig, host: HostProcessors | None = None) -> StepConfig:
     """Return what fixes the shapes of steps; `host` runs the logits processors that are classes."""
+    tasks = config.pooling.tasks if config.pooling else ()
     return StepConfig(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -74,6 +76,9 @@ def step_config(config: EngineConfig, host: HostProcessors | None = None) -> Ste
         host_processors=host,
         batch_invariant=config.batch_invariant,
         grouped_matmul=config.grouped_matmul,
+        generates=config.generates,
+        pools_sequences=any(not task.startswith("token_") for task in tasks),
+        pools_tokens=any(task.startswith("token_") for task in tasks),
     )
 
 

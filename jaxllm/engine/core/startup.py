@@ -27,6 +27,7 @@ from jaxllm.execution.compiler import ProgramKey, StepCompiler
 from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.mesh import param_format
 from jaxllm.execution.model_runner import ModelRunner
+from jaxllm.execution.pooled import NO_ACTIVATION, Activation
 from jaxllm.execution.program_cache import ProgramCache, use_cache
 from jaxllm.execution.programs import Programs
 from jaxllm.loading.load import check_names, init_dummy, load_params
@@ -44,6 +45,7 @@ from jaxllm.version import __version__
 if TYPE_CHECKING:
     from jaxllm.config.engine_args import EngineArgs
     from jaxllm.config.engine_config import EngineConfig
+    from jaxllm.config.pooling import PoolingSettings
     from jaxllm.constraints.thinking import ThinkingTokens
 
 logger = logging.getLogger(__name__)
@@ -95,6 +97,8 @@ def _ready(prepared: Prepared, core: EngineCore, *, has_thinking_tokens: bool) -
         has_validators=bool(validators(config.logits_processors)),
         has_logits_processors=bool(config.logits_processors),
         has_thinking_tokens=has_thinking_tokens,
+        generates=config.generates,
+        pooling=config.pooling,
     )
 
 
@@ -138,7 +142,7 @@ def prepare(config: EngineConfig) -> Prepared:
         ahead=not config.enforce_eager,
         load=cache.load,
         is_kept=cache.is_kept,
-        rare=[shape for shape in compiler.shapes() if shape.is_full],
+        rare=compiler.rare_programs(),
     )
     return Prepared(config, specs, compiler, programs, num_blocks, started)
 
@@ -161,7 +165,8 @@ def make_core(
     """
     config, compiler, programs = prepared.config, prepared.compiler, prepared.programs
     num_blocks = prepared.num_blocks
-    runner = ModelRunner(compiler, programs, num_blocks, partial(_load, config, prepared.specs))
+    load = partial(_load, config, prepared.specs)
+    runner = ModelRunner(compiler, programs, num_blocks, load, _activation(config.pooling))
     log_phase(logger, "weights, KV cache")
     masks = TokenMasks(config.model_config.vocab_size, grammars, thinking)
     scheduler_config = _scheduler_config(config, num_blocks, compiler.max_rows)
@@ -193,6 +198,11 @@ def make_core(
         validators=validators(config.logits_processors),
         profiler=StepProfiler(config.profiler_config),
     )
+
+
+def _activation(pooling: PoolingSettings | None) -> Activation:
+    """Return what is done last to a pooling model's outputs."""
+    return NO_ACTIVATION if pooling is None else Activation(pooling.activation, pooling.logit_mean, pooling.logit_sigma)
 
 
 def keeps_programs(config: EngineConfig) -> bool:
@@ -228,6 +238,7 @@ def _scheduler_config(config: EngineConfig, num_blocks: int, max_rows: int) -> S
         policy=config.scheduling_policy,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         enable_chunked_prefill=config.enable_chunked_prefill,
+        whole_tasks=frozenset(config.pooling.runs_whole_tasks if config.pooling else ()),
         max_rows=max_rows,
         keys_depend_on_prompt=_keys_depend_on_the_prompt(config),
         tracks_all_tokens=bool(config.logits_processors),

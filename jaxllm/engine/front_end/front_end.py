@@ -41,7 +41,12 @@ class FrontEnd:
         is_on = not config.observability_config.disable_log_stats
         self.stats_logger = StatsLogger(self.metrics, config.device_config.device_type, is_on=is_on)
         self.inputs = InputProcessor(
-            tokenizer, InputLimits.of(ready), ready.generation_config, config.model_config.seed, check_in_core
+            tokenizer,
+            InputLimits.of(ready),
+            ready.generation_config,
+            config.model_config.seed,
+            check_in_core,
+            ready.pooling,
         )
         self.tracer = _make_tracer(config)
         self.outputs = OutputProcessor(tokenizer, self.metrics, self.tracer)
@@ -50,6 +55,12 @@ class FrontEnd:
         """Send the spans that have not been sent; waits some seconds for a collector that does not take them."""
         if self.tracer is not None:
             self.tracer.close()
+
+    @property
+    def supported_tasks(self) -> tuple[str, ...]:
+        """Return what the model can be used for."""
+        pools = self.ready.pooling.tasks if self.ready.pooling else ()
+        return (("generate",) if self.ready.generates else ()) + tuple(pools)
 
     def require_tokenizer(self) -> Tokenizer:
         """Return the tokenizer. Raises VLLMValidationError without one."""

@@ -9,16 +9,26 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxllm.engine.front_end.params_resolver import CheckInCore, InputLimits, ParamsResolver, refusal
+from jaxllm.engine.front_end.pooling_resolver import resolve_pooling_params
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.messages import SEED_MASK, EngineCoreRequest
 from jaxllm.params.checks import check_float, check_int, is_unicode, shown
+from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.text.prompts import ParsedPrompt, parse_prompt
 from jaxllm.text.tokenizer import EncodeOptions, Tokenizer, encode_options
 
+if TYPE_CHECKING:
+    from jaxllm.config.pooling import PoolingSettings
+
+type Resolved = SamplingParams | PoolingParams
+"""Params that are complete, of a request that generates or of one that is pooled."""
+
+UNSAMPLED = SamplingParams(max_tokens=1, detokenize=False)
+"""The sampling parameters of requests that are pooled."""
 # How long a single request may keep the caller, who has steps to run, waiting for its grammar.
 GRAMMAR_SECONDS = 0.05
 
@@ -30,6 +40,8 @@ class EncodedPrompt(NamedTuple):
     text: str | None
     salt: str | None
     """The salt of the prefix cache's keys."""
+    pair_start: int | None = None
+    """The position of the first token of a pair's second text; None for a single text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +77,11 @@ class InputProcessor:
         generation_config: Mapping[str, Any],
         seed: int,
         check_in_core: CheckInCore | None = None,
+        pooling: PoolingSettings | None = None,
     ) -> None:
         """Let the core say what it would refuse; without `check_in_core` it refuses when it gets the request."""
         self._tokenizer = tokenizer
+        self._pooling = pooling
         self._limits = limits
         self._params = ParamsResolver(tokenizer, limits, generation_config, check_in_core)
         self._seed = seed
@@ -87,24 +101,28 @@ class InputProcessor:
     ) -> ProcessedRequest:
         """Check and complete one request."""
         resolved = self.resolve(params, grammar_seconds)
-        encoded = self.encode(prompt, tokenization_kwargs)
+        encoded = self.encode(prompt, tokenization_kwargs, pools=isinstance(resolved, PoolingParams))
         return self.complete(
             request_id, encoded, resolved, arrival_time=arrival_time, priority=priority, trace_headers=trace_headers
         )
 
-    def resolve(self, params: Any, grammar_seconds: float | None = None) -> SamplingParams:
+    def resolve(self, params: Any, grammar_seconds: float | None = None) -> Resolved:
         """Check the params of one request and return a private, complete copy; see `ParamsResolver.resolve`."""
+        if isinstance(params, PoolingParams):
+            return resolve_pooling_params(params, params.task, self._pooling)
         return self._params.resolve(params, "params", None, grammar_seconds=grammar_seconds)
 
-    def encode(self, prompt: Any, tokenization_kwargs: Mapping[str, Any] | None = None) -> EncodedPrompt:
+    def encode(
+        self, prompt: Any, tokenization_kwargs: Mapping[str, Any] | None = None, *, pools: bool = False
+    ) -> EncodedPrompt:
         """Check one prompt and tokenize it. Any thread may do it: 100,000 tokens take a quarter of a second."""
-        return self._tokenize([parse_prompt(prompt, "prompt")], ["prompt"], tokenization_kwargs)[0]
+        return self._tokenize([parse_prompt(prompt, "prompt")], ["prompt"], tokenization_kwargs, pools=pools)[0]
 
     def complete(
         self,
         request_id: str,
         prompt: EncodedPrompt,
-        params: SamplingParams,
+        params: Resolved,
         *,
         arrival_time: float | None = None,
         priority: int = 0,
@@ -135,7 +153,8 @@ class InputProcessor:
         parsed = [parse_prompt(prompt, name) for prompt, name in zip(prompts, labels, strict=True)]
         given = [0] * len(prompts) if priorities is None else priorities
         checked = [self.check_priority(priority, f"priority[{i}]") for i, priority in enumerate(given)]
-        tokenized = self._tokenize(parsed, labels, tokenization_kwargs)
+        pools = any(isinstance(each, PoolingParams) for each in resolved)
+        tokenized = self._tokenize(parsed, labels, tokenization_kwargs, pools=pools)
         lengths = [
             self._check_lengths(prompt.token_ids, each, name)
             for prompt, each, name in zip(tokenized, resolved, labels, strict=True)
@@ -145,21 +164,24 @@ class InputProcessor:
             for i, prompt in enumerate(tokenized)
         ]
 
-    def _resolve_all(self, params: Sequence[Any], output_kind: RequestOutputKind | None) -> list[SamplingParams]:
+    def _resolve_all(self, params: Sequence[Any], output_kind: RequestOutputKind | None) -> list[Resolved]:
         """Resolve each distinct object once: a batch mostly shares one."""
         same = len({id(each) for each in params}) == 1
-        resolved: dict[int, SamplingParams] = {}
+        resolved: dict[int, Resolved] = {}
         for i, each in enumerate(params):
             if id(each) not in resolved:
+                if isinstance(each, PoolingParams):
+                    resolved[id(each)] = resolve_pooling_params(each, each.task, self._pooling)
+                    continue
                 name = "sampling_params" if same else f"sampling_params[{i}]"
                 resolved[id(each)] = self._params.resolve(each, name, output_kind)
         return [resolved[id(each)] for each in params]
 
     def _tokenize(
-        self, prompts: Sequence[ParsedPrompt], labels: Sequence[str], options: Mapping[str, Any] | None
+        self, prompts: Sequence[ParsedPrompt], labels: Sequence[str], options: Mapping[str, Any] | None, *, pools: bool
     ) -> list[EncodedPrompt]:
         """Check prompts and tokenize all texts in one call."""
-        how = encode_options(options, self._limits.max_model_len)
+        how = encode_options(options, self._limits.max_model_len, outputs=0 if pools else 1)
         places = [i for i, prompt in enumerate(prompts) if prompt.token_ids is None]
         if places and self._tokenizer is None:
             message = "text needs a tokenizer; with `skip_tokenizer_init=True` pass {'prompt_token_ids': [...]}"
@@ -170,13 +192,47 @@ class InputProcessor:
             if prompt.token_ids is not None
         }
         for is_templated in (False, True):
-            rows = [i for i in places if prompts[i].is_templated is is_templated]
+            rows = [i for i in places if prompts[i].is_templated is is_templated and prompts[i].pair is None]
             adds_special = not is_templated if how.add_special_tokens is None else how.add_special_tokens
             encoded |= self._encode(prompts, rows, labels, how, adds_special)
+        pairs = self._encode_pairs(prompts, labels, how)
         return [
-            EncodedPrompt(how.cut(encoded[i], self._tokenizer), prompt.text, prompt.salt)
+            pairs[i] if i in pairs else self._encoded(prompt, how.cut(encoded[i], self._tokenizer), labels[i])
             for i, prompt in enumerate(prompts)
         ]
+
+    def _encoded(self, prompt: ParsedPrompt, token_ids: list[int], label: str) -> EncodedPrompt:
+        start = None if prompt.type_ids is None else self._pair_start(list(prompt.type_ids)[: len(token_ids)], label)
+        return EncodedPrompt(token_ids, prompt.text, prompt.salt, start)
+
+    def _encode_pairs(
+        self, prompts: Sequence[ParsedPrompt], labels: Sequence[str], how: EncodeOptions
+    ) -> dict[int, EncodedPrompt]:
+        """Return the pairs of texts among the prompts as token ids."""
+        rows = [i for i, prompt in enumerate(prompts) if prompt.pair is not None]
+        if not rows or self._tokenizer is None:
+            return {}
+        pairs = [(prompts[i].text or "", prompts[i].pair or "") for i in rows]
+        for i, pair in zip(rows, pairs, strict=True):
+            for text in pair:
+                self._check_text(text, labels[i], how)
+        special = how.add_special_tokens is not False
+        encoded = self._tokenizer.encode_pairs(pairs, add_special_tokens=special, keep=how.keep)
+        return {
+            i: EncodedPrompt(
+                self._check_ids(ids, labels[i]), None, prompts[i].salt, self._pair_start(type_ids, labels[i])
+            )
+            for i, (ids, type_ids) in zip(rows, encoded, strict=True)
+        }
+
+    def _pair_start(self, type_ids: Sequence[Any], label: str) -> int | None:
+        """Return the position of the first token of the second text; None for a model that tells no texts apart."""
+        start = next((i for i, type_id in enumerate(type_ids) if type_id), len(type_ids))
+        if any(type_id != (i >= start) for i, type_id in enumerate(type_ids)):
+            message = "must be 0 for the tokens of the first text, then 1 for those of the second"
+            raise refusal(label, f"token_type_ids {message}", "token_type_ids", shown(type_ids))
+        has_types = self._pooling is not None and self._pooling.has_token_types
+        return start if has_types and start < len(type_ids) else None
 
     def _encode(
         self,
@@ -191,10 +247,7 @@ class InputProcessor:
             return {}
         texts = [prompts[i].text or "" for i in rows]
         for i, text in zip(rows, texts, strict=True):
-            if not is_unicode(text):
-                raise refusal(labels[i], "the text has lone surrogates, which are not Unicode", "prompt", shown(text))
-            if how.keep is None:
-                self._check_characters(text, self._tokenizer, labels[i])
+            self._check_text(text, labels[i], how)
         # The tokenizer keeps its special tokens where it cuts; with a side of the request's own all are cut alike.
         keep = how.keep if how.side is None else None
         ids = self._tokenizer.encode(texts, add_special_tokens=add_special_tokens, keep=keep)
@@ -214,6 +267,12 @@ class InputProcessor:
             raise refusal(label, message, "prompt_token_ids", ids[i])
         return ids
 
+    def _check_text(self, text: str, label: str, how: EncodeOptions) -> None:
+        if not is_unicode(text):
+            raise refusal(label, "the text has lone surrogates, which are not Unicode", "prompt", shown(text))
+        if how.keep is None and self._tokenizer is not None:
+            self._check_characters(text, self._tokenizer, label)
+
     def _check_characters(self, text: str, tokenizer: Tokenizer, label: str) -> None:
         """Refuse a text that must be too long whatever its tokens are: to tokenize millions takes minutes."""
         limit = self._limits.max_model_len
@@ -230,11 +289,13 @@ class InputProcessor:
         )
         return refusal(label, message, "prompt", length)
 
-    def _check_lengths(self, ids: Sequence[int], params: SamplingParams, label: str) -> int:
+    def _check_lengths(self, ids: Sequence[int], params: Resolved, label: str) -> int:
         """Return how many tokens may be generated: max_tokens cut to what the context has left."""
         limit = self._limits.max_model_len
         if len(ids) > limit:
             raise self._too_long(label, len(ids), f"{len(ids)} input tokens")
+        if isinstance(params, PoolingParams):
+            return 1
         if len(ids) == limit:
             message = (
                 f"The decoder prompt (length {limit}) plus the number of requested output tokens (at least 1) is "
@@ -283,7 +344,7 @@ class InputProcessor:
         self,
         request_id: str,
         prompt: EncodedPrompt,
-        params: SamplingParams,
+        params: Resolved,
         max_tokens: int,
         priority: int,
         arrival_time: float,
@@ -291,6 +352,8 @@ class InputProcessor:
     ) -> ProcessedRequest:
         """Make the core's request, under an id of its own: the user's may come again while its end is on the way."""
         number, self._num_arrivals = self._num_arrivals, self._num_arrivals + 1
+        pooling = params if isinstance(params, PoolingParams) else None
+        params = UNSAMPLED if isinstance(params, PoolingParams) else params
         core = EngineCoreRequest(
             request_id=str(number),
             prompt_token_ids=prompt.token_ids,
@@ -301,6 +364,8 @@ class InputProcessor:
             arrival_time=arrival_time,
             priority=priority,
             cache_salt=prompt.salt,
+            pooling_params=pooling,
+            pair_start=prompt.pair_start,
         )
         return ProcessedRequest(request_id, prompt.text, core, trace)
 

@@ -8,11 +8,6 @@ from typing import Any, NoReturn
 
 from jaxllm.exceptions import VLLMValidationError
 
-# vLLM's words, then ours.
-_POOLING = (
-    "is only supported for pooling models. Try passing `--runner pooling` to use the model as a pooling model. "
-    "jaxllm runs models that generate so far; pooling models are yet to come"
-)
 _NEW_WEIGHTS = "is not supported yet; to run other weights, save a checkpoint and make a new LLM from it"
 _LORA = "is not supported yet; merge the adapter into a checkpoint and make a new LLM from it"
 _BOTH = {
@@ -25,11 +20,7 @@ _BOTH = {
 }
 
 LLM_REFUSES: Mapping[str, str] = _BOTH | {
-    "classify": _POOLING,
-    "embed": _POOLING,
-    "encode": _POOLING,
-    "reward": _POOLING,
-    "score": _POOLING,
+    "reward": "is gone, as in vLLM; call encode(..., pooling_task='token_classify'), or classify()",
     "finish_weight_update": _NEW_WEIGHTS,
     "init_weight_transfer_engine": _NEW_WEIGHTS,
     "shutdown_weight_transfer_engine": _NEW_WEIGHTS,
@@ -62,7 +53,6 @@ ASYNC_REFUSES: Mapping[str, str] = {
     "pin_lora": _ASYNC_LORA,
     "remove_lora": _ASYNC_LORA,
     "collective_rpc": "is not supported yet; there are no workers, the engine's core runs all devices",
-    "encode": _POOLING,
     "finish_weight_update": _ASYNC_NEW_WEIGHTS,
     "get_weight_version": _ASYNC_NEW_WEIGHTS,
     "init_weight_transfer_engine": _ASYNC_NEW_WEIGHTS,

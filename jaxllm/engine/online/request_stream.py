@@ -6,7 +6,7 @@ import asyncio
 import copy
 
 from jaxllm.engine.online.gate import wake
-from jaxllm.outputs import RequestOutput
+from jaxllm.outputs import AnyOutput, RequestOutput
 from jaxllm.sampling_params import RequestOutputKind
 
 
@@ -20,12 +20,12 @@ class RequestOutputCollector:
     def __init__(self, output_kind: RequestOutputKind, request_id: str) -> None:
         self.request_id = request_id
         self._aggregates = output_kind is RequestOutputKind.DELTA
-        self._output: RequestOutput | None = None
+        self._output: AnyOutput | None = None
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._is_admitted = False
 
-    def put(self, output: RequestOutput | Exception) -> None:
+    def put(self, output: AnyOutput | Exception) -> None:
         """Take in an output; a delta is appended to one that has not been read, another kind replaces it. An error,
         which ends the request, is raised to the reader after what has not been read.
         """
@@ -33,10 +33,11 @@ class RequestOutputCollector:
             self._error = output
         else:
             self._is_admitted = True
-            if self._output is None:
+            before = self._output
+            if before is None or not isinstance(output, RequestOutput):  # what is pooled comes whole
                 self._output = output
-            else:
-                self._output.add(output, aggregate=self._aggregates)
+            elif isinstance(before, RequestOutput):
+                before.add(output, aggregate=self._aggregates)
         self._wake()
 
     def admit(self) -> None:
@@ -51,13 +52,13 @@ class RequestOutputCollector:
                 raise copy.copy(self._error)
             await self._news()
 
-    async def get(self) -> RequestOutput:
+    async def get(self) -> AnyOutput:
         """Return the output that has not been read, waiting for one. Raises what has ended the request."""
         while (output := self.get_nowait()) is None:
             await self._news()
         return output
 
-    def get_nowait(self) -> RequestOutput | None:
+    def get_nowait(self) -> AnyOutput | None:
         """Return the output that has not been read; None if there is none. Raises what has ended the request."""
         output, self._output = self._output, None
         if output is None and self._error is not None:

@@ -16,7 +16,8 @@ from jaxllm.engine.online.gate import Flag
 from jaxllm.engine.online.request_stream import RequestOutputCollector
 from jaxllm.exceptions import EngineGenerateError, VLLMValidationError
 from jaxllm.messages import RequestError
-from jaxllm.outputs import RequestOutput
+from jaxllm.outputs import AnyOutput
+from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class _Running:
 class Reader(Protocol):
     """Where the outputs of a request go."""
 
-    def put(self, output: RequestOutput | Exception) -> None:
+    def put(self, output: AnyOutput | Exception) -> None:
         """Take in an output, or the error that has ended the request instead."""
         ...
 
@@ -49,7 +50,7 @@ class Reader(Protocol):
 class Group(Protocol):
     """What stands for several requests under one id of the user's, as a beam search does."""
 
-    def put(self, output: RequestOutput | Exception) -> None:
+    def put(self, output: AnyOutput | Exception) -> None:
         """Take in the error that has ended it."""
         ...
 
@@ -82,7 +83,7 @@ class RunningRequests:
         self,
         request_id: str,
         prompt: Any,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         tokenization_kwargs: Mapping[str, Any] | None,
         arrival_time: float | None,
         priority: int,
@@ -94,9 +95,10 @@ class RunningRequests:
         """
         resolved = self._inputs.resolve(params)
         self._inputs.check_priority(priority)
-        place = self.reserve(resolved.n)
+        pools = isinstance(resolved, PoolingParams)
+        place = self.reserve(1 if pools else resolved.n)
         try:
-            encoded = await self.encode(prompt, tokenization_kwargs)
+            encoded = await self.encode(prompt, tokenization_kwargs, pools=pools)
             place.hold_prompt(len(encoded.token_ids))
             await self._enter()
             request = self._inputs.complete(
@@ -137,11 +139,13 @@ class RunningRequests:
                 del self._groups[request_id]
                 self._rest()
 
-    async def encode(self, prompt: Any, options: Mapping[str, Any] | None = None) -> EncodedPrompt:
+    async def encode(
+        self, prompt: Any, options: Mapping[str, Any] | None = None, *, pools: bool = False
+    ) -> EncodedPrompt:
         """Check a prompt and tokenize it, in a thread if it is long."""
         if len(_text(prompt)) > LONG_TEXT:
-            return await asyncio.to_thread(self._inputs.encode, prompt, options)
-        return self._inputs.encode(prompt, options)
+            return await asyncio.to_thread(self._inputs.encode, prompt, options, pools=pools)
+        return self._inputs.encode(prompt, options, pools=pools)
 
     def deliver(self, processed: ProcessedOutputs) -> list[str]:
         """Hand outputs to their readers."""
@@ -217,7 +221,8 @@ def _error(refusal: RequestError) -> Exception:
 def _text(prompt: Any) -> str:
     """Return the text of a prompt, as far as it is one; whether the prompt is well formed is seen later."""
     text = prompt.get("prompt") if isinstance(prompt, Mapping) else getattr(prompt, "text", prompt)
-    return text if isinstance(text, str) else ""
+    pair = prompt.get("text_pair") if isinstance(prompt, Mapping) else None
+    return (text if isinstance(text, str) else "") + (pair if isinstance(pair, str) else "")
 
 
 def log_request(request: ProcessedRequest, most: int | None) -> None:

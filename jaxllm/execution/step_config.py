@@ -1,0 +1,61 @@
+"""The part of an engine's configuration that its programs depend on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxllm.sampling.processors import LogitsProcessor
+from pallas_kernels.grouped_matmul import GroupedMatmul
+
+from .host_processors import HostProcessors
+from .kv_pool import KVGroup, KVLayout
+
+PLAIN_GROUPED_MATMUL = GroupedMatmul()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepConfig:
+    """The part of the engine's configuration that fixes the shapes of steps."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    groups: tuple[KVGroup, ...]
+    """The cache groups of one device."""
+    max_logprobs: int
+    """The most log-probabilities that a row can ask for, no more than the vocabulary has tokens."""
+    platform: str
+    sizes: tuple[int, ...] | None = None
+    """The tokens of the buckets besides the largest; None: the smallest, each time twice as many."""
+    logprobs_mode: str = "raw_logprobs"
+    processors: tuple[LogitsProcessor, ...] = ()
+    """The functions that the step calls, on the device or on the host."""
+    host_processors: HostProcessors | None = None
+    """The host's side of the processors that are classes, which the step's calls reach."""
+    batch_invariant: bool = False
+    generates: bool = True
+    """Requests may generate."""
+    pools_sequences: bool = False
+    pools_tokens: bool = False
+    """Requests may ask for an output of each sequence, or of each token."""
+    grouped_matmul: GroupedMatmul = PLAIN_GROUPED_MATMUL
+    """The op of one device that multiplies rows by the weights of their experts."""
+
+    @property
+    def block_size(self) -> int:
+        return self.groups[0].attention.shape.block_size
+
+    @property
+    def row_alignment(self) -> int:
+        """Chunks of two tokens or more must start at a multiple of this row."""
+        return max(group.attention.row_alignment for group in self.groups)
+
+    @property
+    def kv_layout(self) -> KVLayout:
+        """Return what decides how many blocks each group has."""
+        return KVLayout(
+            groups=self.groups,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+        )
