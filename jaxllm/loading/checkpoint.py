@@ -16,6 +16,8 @@ import numpy as np
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+    from jaxllm.loading.sentence_transformers import SentenceFiles
+
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
@@ -34,6 +36,8 @@ class Checkpoint(ABC):
     config: dict[str, Any]
     """The config in the form of HF's config.json, `architectures` filled."""
     generation_config: dict[str, Any]
+    sentence_files: SentenceFiles | None = None
+    """What sentence-transformers says of the model; None if nothing."""
     tensors: Mapping[str, TensorInfo]
     is_gguf: bool
     """True for GGUF, whose dtypes were chosen to store the weights, and say nothing about computing."""

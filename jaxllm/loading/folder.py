@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, override
@@ -12,9 +11,10 @@ import numpy as np
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype
+from jaxllm.loading.json_file import model_error, read_json
 from jaxllm.loading.safetensors import SafetensorsFile
+from jaxllm.loading.sentence_transformers import read_files
 from jaxllm.params.checks import shown
-from jaxllm.utils.files import read_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -35,17 +35,20 @@ class FolderCheckpoint(Checkpoint):
         self._folder = folder
         self.config = read_config(folder, self.source)
         self.generation_config = read_generation_config(folder, self.source)
-        self._files: dict[str, SafetensorsFile] = {}
+        self.sentence_files = read_files(folder, self.source)
+        self._files: dict[str, tuple[SafetensorsFile, str]] = {}
         self.tensors: Mapping[str, TensorInfo] = self._open_files()
         self.is_gguf = False
         self.dtype = dominant_dtype(self.tensors.values(), self.config)
 
     def read(self, name: str, index: int | None = None) -> np.ndarray:
-        tensor = self._files[name].read(name)
+        file, own_name = self._files[name]
+        tensor = file.read(own_name)
         return tensor if index is None else tensor[index]
 
     def release(self, name: str) -> None:
-        self._files[name].release(name)
+        file, own_name = self._files[name]
+        file.release(own_name)
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
         return folder_tokenizer(self._folder, self.source)
@@ -57,18 +60,22 @@ class FolderCheckpoint(Checkpoint):
         """Map every weight file, and return the tensors by name."""
         tensors: dict[str, TensorInfo] = {}
         weight_map = read_index(self._folder, self.source)
-        for file_name in weight_files(self._folder, weight_map, self.source):
+        names = weight_files(self._folder, weight_map, self.source)
+        if self.sentence_files is not None:
+            names += module_weights(self._folder, self.sentence_files.weight_files, self.source)
+        for file_name in names:
             file = open_safetensors(self._folder / file_name, self.source)
-            for name, entry in file.entries.items():
+            for own_name, entry in file.entries.items():
+                name = tensor_prefix(file_name) + own_name
                 if weight_map.get(name, file_name) != file_name:
                     continue
                 if name in self._files:
-                    raise _error(f"tensor {name!r} is in two files, {file_name} the second", self.source)
-                self._files[name] = file
+                    raise model_error(f"tensor {name!r} is in two files, {file_name} the second", self.source)
+                self._files[name] = file, own_name
                 tensors[name] = TensorInfo(entry.shape, entry.dtype.name, entry.num_bytes)
         for name, file_name in weight_map.items():
             if name not in tensors:
-                raise _error(f"{INDEX_NAME} places {name!r} in {file_name}, which does not hold it", self.source)
+                raise model_error(f"{INDEX_NAME} places {name!r} in {file_name}, which does not hold it", self.source)
         return tensors
 
 
@@ -80,6 +87,7 @@ class DummyCheckpoint(Checkpoint):
         self.source = inner.source
         self.config = inner.config
         self.generation_config = inner.generation_config
+        self.sentence_files = inner.sentence_files
         self.tensors = {}
         self.is_gguf = inner.is_gguf
         self.dtype = inner.dtype
@@ -103,6 +111,7 @@ class ConfigCheckpoint(Checkpoint):
         self._folder = folder
         self.config = read_config(folder, self.source, name)
         self.generation_config = read_generation_config(folder, self.source)
+        self.sentence_files = read_files(folder, self.source)
         self.tensors = {}
         self.is_gguf = False
         self.dtype = dominant_dtype((), self.config)
@@ -118,22 +127,11 @@ class ConfigCheckpoint(Checkpoint):
         return tokenizer_digest(self._folder)
 
 
-def read_json(path: Path, source: str) -> dict[str, Any]:
-    """Read a file that has to hold one JSON object."""
-    try:
-        value = json.loads(read_text(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise _error(f"{path.name} cannot be read: {error}", source) from None
-    if not isinstance(value, dict):
-        raise _error(f"{path.name} holds {type(value).__name__}, not an object", source)
-    return value
-
-
 def read_config(folder: Path, source: str, name: str = CONFIG_NAME) -> dict[str, Any]:
     """Read config.json; its absence means that this is no model."""
     path = folder / name
     if not path.is_file():
-        raise _error("there is no config.json, so this is not a model in the Hugging Face form", source)
+        raise model_error("there is no config.json, so this is not a model in the Hugging Face form", source)
     return read_json(path, source)
 
 
@@ -150,12 +148,12 @@ def read_index(folder: Path, source: str) -> dict[str, str]:
         return {}
     weight_map = read_json(path, source).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(value, str) for value in weight_map.values()):
-        raise _error(f"{INDEX_NAME} has no weight_map from tensor names to file names", source)
+        raise model_error(f"{INDEX_NAME} has no weight_map from tensor names to file names", source)
     for file_name in set(weight_map.values()):
         if not 0 < len(file_name) <= MAX_FILE_NAME or not file_name.isprintable():
-            raise _error(f"{INDEX_NAME} names the file {shown(file_name)}, which no file can be called", source)
+            raise model_error(f"{INDEX_NAME} names the file {shown(file_name)}, which no file can be called", source)
         if "/" in file_name or "\\" in file_name or file_name.startswith("."):
-            raise _error(f"{INDEX_NAME} names the file {file_name!r}, outside of the folder", source)
+            raise model_error(f"{INDEX_NAME} names the file {file_name!r}, outside of the folder", source)
     return weight_map
 
 
@@ -165,7 +163,7 @@ def weight_files(folder: Path, weight_map: Mapping[str, str], source: str) -> li
         names = sorted(set(weight_map.values()))
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
-            raise _error(f"{INDEX_NAME} names {', '.join(missing)}, which are not there: fetch them again", source)
+            raise model_error(f"{INDEX_NAME} names {', '.join(missing)}, which are not there: fetch them again", source)
         return names
     if (folder / SINGLE_NAME).is_file():
         return [SINGLE_NAME]
@@ -174,7 +172,20 @@ def weight_files(folder: Path, weight_map: Mapping[str, str], source: str) -> li
         return names
     others = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".npz", ".h5"))
     hint = f"; convert {others[0]} to safetensors first" if others else ""
-    raise _error(f'there are no .safetensors files (load_format="dummy" needs none){hint}', source)
+    raise model_error(f'there are no .safetensors files (load_format="dummy" needs none){hint}', source)
+
+
+def module_weights(folder: Path, names: list[str], source: str) -> list[str]:
+    """Return `names`, the files of modules of sentence-transformers; one that is missing is an error that names it."""
+    for name in names:
+        if not (folder / name).is_file():
+            raise model_error(f"{name} is not there: fetch it, or convert its PyTorch file to safetensors", source)
+    return names
+
+
+def tensor_prefix(file_name: str) -> str:
+    """Return what is put before the names of a file's tensors: the folder it is in, if it is not the model's own."""
+    return file_name[: file_name.rfind("/") + 1]
 
 
 def open_safetensors(path: Path, source: str) -> SafetensorsFile:
@@ -182,7 +193,7 @@ def open_safetensors(path: Path, source: str) -> SafetensorsFile:
     try:
         return SafetensorsFile(path)
     except (OSError, ValueError) as error:
-        raise _error(f"{path.name}: {error}", source) from error
+        raise model_error(f"{path.name}: {error}", source) from error
 
 
 def folder_tokenizer(folder: Path, source: str) -> PreTrainedTokenizerFast:
@@ -212,7 +223,3 @@ def tokenizer_digest(folder: Path) -> str | None:
     except OSError:
         return None
     return digest.hexdigest()
-
-
-def _error(message: str, source: str) -> VLLMValidationError:
-    return VLLMValidationError(f"{source}: {message}.", parameter="model", value=source)

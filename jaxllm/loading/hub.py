@@ -21,6 +21,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading import folder as local
 from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype
 from jaxllm.loading.safetensors import DTYPES
+from jaxllm.loading.sentence_transformers import ENCODER_NAMES, MODULES_NAME, SETTINGS_NAME, read_files
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -41,6 +42,9 @@ SMALL_FILES = (
     "chat_template.jinja",
     "chat_template.json",
     "additional_chat_templates/*.jinja",
+    MODULES_NAME,
+    SETTINGS_NAME,
+    *ENCODER_NAMES,
     local.INDEX_NAME,
 )
 """Opening brings these files here; never code, never other formats of the weights."""
@@ -94,6 +98,7 @@ class HubCheckpoint(Checkpoint):
         self._fetched: local.FolderCheckpoint | None = None
         self.config = local.read_config(small, source)
         self.generation_config = local.read_generation_config(small, source)
+        self.sentence_files = read_files(small, source)
         self.tensors: Mapping[str, TensorInfo] = self._read_headers()
         self.is_gguf = False
         self.dtype = dominant_dtype(self.tensors.values(), self.config)
@@ -141,7 +146,7 @@ def _read_header(repository: Repository, commit: str, file_name: str) -> dict[st
     for name, tensor in header.tensors.items():
         start, stop = tensor.data_offsets
         dtype = DTYPES[tensor.dtype].name if tensor.dtype in DTYPES else tensor.dtype
-        tensors[name] = TensorInfo(tuple(tensor.shape), dtype, stop - start)
+        tensors[local.tensor_prefix(file_name) + name] = TensorInfo(tuple(tensor.shape), dtype, stop - start)
     return tensors
 
 

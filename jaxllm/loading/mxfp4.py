@@ -63,6 +63,7 @@ class MXFP4Checkpoint(Checkpoint):
         self.source = inner.source
         self.config = inner.config
         self.generation_config = inner.generation_config
+        self.sentence_files = inner.sentence_files
         self.is_gguf = inner.is_gguf
         self.dtype = "bfloat16"
         widened = _widened_tensors(inner.tensors)

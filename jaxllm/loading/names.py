@@ -19,7 +19,8 @@ FLOAT_DTYPES = ("float32", "float64", "float16", "bfloat16")
 def check_names(specs: Mapping[str, ParamSpec], checkpoint: Checkpoint, *, ignored: Collection[str] = ()) -> None:
     """Raise one VLLMValidationError that lists every missing, misshapen and unexpected tensor, if there is any.
 
-    `ignored` are glob patterns of tensors that the checkpoint may hold for nothing.
+    `ignored` are glob patterns of tensors that the checkpoint may hold for nothing, as it may those of modules of
+    sentence-transformers.
     """
     wanted = {source: spec for spec in specs.values() for source in spec.sources}
     tensors = checkpoint.tensors
@@ -27,7 +28,8 @@ def check_names(specs: Mapping[str, ParamSpec], checkpoint: Checkpoint, *, ignor
     problems += _listed("missing", (name for name in wanted if name not in tensors))
     wrong = (_mismatch(name, spec, checkpoint) for name, spec in wanted.items() if name in tensors)
     problems += _listed("wrong", (text for text in wrong if text))
-    extra = (name for name in tensors if name not in wanted)
+    modules = () if checkpoint.sentence_files is None else checkpoint.sentence_files.tensor_prefixes
+    extra = (name for name in tensors if name not in wanted and not name.startswith(modules))
     problems += _listed("unexpected", (name for name in extra if not any(fnmatchcase(name, p) for p in ignored)))
     if problems:
         raise VLLMValidationError(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import glob
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from jaxllm.loading.checkpoint import Checkpoint
 from jaxllm.loading.gguf_checkpoint import GGUFCheckpoint
 from jaxllm.loading.hub import SMALL_FILES, HubCheckpoint, Repository
 from jaxllm.loading.mxfp4 import with_widened
+from jaxllm.loading.sentence_transformers import module_files, read_files
 from jaxllm.params.checks import shown
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
@@ -144,6 +145,8 @@ def _open_hub(model: str, repository: Repository, *, load_format: str, check_con
     """Open "org/name", or "org/name:QUANT" for the GGUF file of that quantization; no safetensors are fetched yet."""
     quant = model.partition(":")[2]
     small = repository.download(SMALL_FILES)
+    if configs := module_files(small, model):
+        repository.download([glob.escape(name) for name in configs], commit=small.name)
     if quant or load_format == "gguf" or not (small / "config.json").is_file():
         return _open_gguf(repository, model, quant, load_format, small.name)
     if check_config is not None:
@@ -152,11 +155,13 @@ def _open_hub(model: str, repository: Repository, *, load_format: str, check_con
         return local.DummyCheckpoint(local.ConfigCheckpoint(small, source=model))
     weight_map = local.read_index(small, model)
     names = sorted(set(weight_map.values())) or [local.SINGLE_NAME]
-    if all((small / each).is_file() for each in names):
+    files = read_files(small, model)
+    modules = [] if files is None else files.weight_files
+    if all((small / each).is_file() for each in [*names, *modules]):
         return local.FolderCheckpoint(small, source=model)
-    if not weight_map:
-        _check_has_safetensors(repository, model, small.name)
-    return HubCheckpoint(repository, model, small, names)
+    if not weight_map or modules:
+        _check_has_safetensors(repository, model, small.name, modules)
+    return HubCheckpoint(repository, model, small, [*names, *modules])
 
 
 def _open_hub_config(
@@ -167,18 +172,21 @@ def _open_hub_config(
     return local.ConfigCheckpoint(folder, source=model)
 
 
-def _check_has_safetensors(repository: Repository, source: str, commit: str) -> None:
-    """Refuse a repository that has neither an index nor a single safetensors file."""
+def _check_has_safetensors(repository: Repository, source: str, commit: str, modules: Sequence[str]) -> None:
+    """Refuse a repository that has neither an index nor a single safetensors file, or lacks a file of `modules`."""
     names = repository.files(commit)
-    if local.SINGLE_NAME in names:
+    lacking = [name for name in modules if name not in names]
+    has_model = local.SINGLE_NAME in names or local.INDEX_NAME in names
+    if has_model and not lacking:
         return
+    missing = lacking[0] if has_model else f"{local.SINGLE_NAME} and no index of several"
     others = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".npz", ".gguf"))]
     hint = f"it has {', '.join(others[:3])}" if others else "it has no weights at all"
     way_out = "Look for a safetensors version of it, or convert it"
     if any(name.endswith(".gguf") for name in others):
         way_out = f'Say which GGUF file, as in "{repository.name}:Q4_K_M"'
     raise VLLMValidationError(
-        f"{source}: the repository has no {local.SINGLE_NAME} and no index of several; {hint}. {way_out}.",
+        f"{source}: the repository has no {missing}; {hint}. {way_out}.",
         parameter="model",
         value=source,
     )

@@ -1,0 +1,245 @@
+"""A folder of sentence-transformers: beside a model's files, those that say how its hidden states become embeddings.
+
+Opening a checkpoint reads the files as they are. What they say is made out when it is asked for: a model that only
+generates has no use for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jaxllm.loading.json_file import model_error, read_json, read_json_value
+from jaxllm.params.checks import shown
+
+MODULES_NAME = "modules.json"
+SETTINGS_NAME = "config_sentence_transformers.json"
+ENCODER_NAMES = tuple(
+    f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta")
+)
+"""The file of the settings of the model's inputs, which older versions named after the model."""
+CONFIG_NAME, WEIGHTS_NAME = "config.json", "model.safetensors"
+MAX_MODULES = 64
+FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+
+POOLING_MODES: Mapping[str, str] = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST"}
+"""The pooling here for each mode of sentence-transformers that there is one for."""
+ACTIVATIONS: Mapping[str, str | None] = {
+    "Identity": None,
+    "Tanh": "tanh",
+    "ReLU": "relu",
+    "GELU": "gelu",
+    "SiLU": "silu",
+}
+"""The activation here for each of PyTorch's modules that there is one for."""
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+_LEGACY_MODE = re.compile(r"pooling_mode_(.+?)(?:_tokens?)?")
+
+
+@dataclass(frozen=True)
+class Module:
+    """One row of modules.json."""
+
+    kind: str
+    """The name of its class; one of another library has the whole path of it."""
+    folder: str
+    """The folder of its files; "" is the model's own."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SentenceFiles:
+    """The files of a model's folder that are sentence-transformers', as they are; missing ones are empty."""
+
+    source: str
+    modules: tuple[Module, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    encoder: Mapping[str, Any] = field(default_factory=dict)
+
+    def has(self, kind: str) -> bool:
+        """Say whether there is a module of this kind."""
+        return any(module.kind == kind for module in self.modules)
+
+    @property
+    def weight_files(self) -> list[str]:
+        """Return the files of weights of the modules after the model."""
+        return [prefix + WEIGHTS_NAME for prefix in self.tensor_prefixes]
+
+    @property
+    def tensor_prefixes(self) -> tuple[str, ...]:
+        """Return what the names of those weights begin with, "2_Dense/"."""
+        return tuple(f"{module.folder}/" for module in self.modules if module.kind == "Dense")
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A layer after pooling: a matmul, and an activation by its name here."""
+
+    folder: str
+    in_features: int
+    out_features: int
+    bias: bool
+    act: str | None
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """What the modules make of hidden states."""
+
+    kind: str
+    """The pooling by its name here, or the mode as the file names it, where there is none."""
+    layers: tuple[Dense, ...]
+    normalizes: bool
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What texts are embedded with, and how embeddings are compared."""
+
+    prompts: Mapping[str, str]
+    default_prompt_name: str | None
+    similarity: str
+    max_length: int | None
+    """The most tokens of a text."""
+    lowercases: bool
+
+
+def read_files(folder: Path, source: str) -> SentenceFiles | None:
+    """Read the files of a model's folder that are sentence-transformers'; None if there are none."""
+    modules = _read_modules(folder, source)
+    encoders = [folder / name for name in ENCODER_NAMES if (folder / name).is_file()]
+    settings = folder / SETTINGS_NAME
+    if not (modules or encoders or settings.is_file()):
+        return None
+    read = read_json(settings, source) if settings.is_file() else {}
+    return SentenceFiles(source, modules, read, read_json(encoders[0], source) if encoders else {})
+
+
+def module_files(folder: Path, source: str) -> list[str]:
+    """Return the files of the modules' settings that modules.json, which is here already, tells of."""
+    return [f"{module.folder}/{CONFIG_NAME}" for module in _read_modules(folder, source) if module.folder]
+
+
+def _read_modules(folder: Path, source: str) -> tuple[Module, ...]:
+    if not (folder / MODULES_NAME).is_file():
+        return ()
+    rows = read_json_value(folder / MODULES_NAME, source)
+    if not isinstance(rows, list) or len(rows) > MAX_MODULES or not all(isinstance(row, dict) for row in rows):
+        raise model_error(f"{MODULES_NAME} is no list of modules", source)
+    modules = []
+    for row in rows:
+        kind, path = row.get("type"), row.get("path", "")
+        if not isinstance(kind, str) or not _is_folder(path, may_be_model=not kind.endswith(".Dense")):
+            message = f"{MODULES_NAME} has a module of type {shown(kind)} in {shown(path)}, which is no folder's name"
+            raise model_error(message, source)
+        config = folder / path / CONFIG_NAME
+        read = read_json(config, source) if path and config.is_file() else {}
+        own = kind.startswith("sentence_transformers.")
+        modules.append(Module(kind.rpartition(".")[2] if own else kind, path, read))
+    return tuple(modules)
+
+
+def _is_folder(path: object, *, may_be_model: bool) -> bool:
+    return isinstance(path, str) and (FOLDER_NAME.fullmatch(path) is not None or (may_be_model and not path))
+
+
+def read_embedding(files: SentenceFiles) -> Embedding:
+    """Make out pooling, dense layers and normalizing; errors name the module, or the key of its settings."""
+    modules = [module for module in files.modules if module.kind != "Dropout"]
+    kinds = [module.kind for module in modules]
+    known = {"Transformer", "Pooling", "Dense", "Normalize"}
+    for kind in kinds:
+        if kind not in known:
+            raise model_error(f"{MODULES_NAME} has a module {shown(kind)}, which is not supported", files.source)
+    num_dense = kinds.count("Dense")
+    plain = ["Transformer", "Pooling", *["Dense"] * num_dense]
+    if kinds not in (plain, [*plain, "Normalize"]):
+        message = f"{MODULES_NAME} has {', '.join(kinds)}; only Transformer, Pooling, Dense layers and Normalize, in "
+        raise model_error(f"{message}this order, are supported", files.source)
+    if modules[0].folder:
+        message = f"{MODULES_NAME} places the Transformer in {modules[0].folder}, not in the model's folder"
+        raise model_error(f"{message}: give that folder as the model", files.source)
+    with _named(files.source, f"{modules[1].folder}/{CONFIG_NAME}"):
+        kind = _read_mode(modules[1].config, has_prompts=bool(files.settings.get("prompts")))
+    layers = tuple(_read_dense(module, files.source) for module in modules[2 : 2 + num_dense])
+    return Embedding(kind, layers, kinds[-1] == "Normalize")
+
+
+def _read_mode(config: Mapping[str, Any], *, has_prompts: bool) -> str:
+    from jaxllm.models.fields import read_bool
+
+    given = config.get("pooling_mode")
+    if given is None:
+        flags = {key: _LEGACY_MODE.fullmatch(key) for key in config}
+        given = [match[1] for key, match in flags.items() if match and read_bool(config, key)] or "mean"
+    modes = [given] if isinstance(given, str) else given
+    if not isinstance(modes, list) or not modes or not all(isinstance(mode, str) for mode in modes):
+        raise ValueError(f"pooling_mode is {shown(given)}, expected a name")
+    if not read_bool(config, "include_prompt", True) and has_prompts:
+        raise ValueError("include_prompt is false, which is not supported: prompts are pooled with their texts")
+    mode = "+".join(modes)
+    return POOLING_MODES.get(mode, mode)
+
+
+def _read_dense(module: Module, source: str) -> Dense:
+    from jaxllm.models.fields import read_bool, read_int, require
+
+    config = module.config
+    with _named(source, f"{module.folder}/{CONFIG_NAME}"):
+        taken = "sentence_embedding"
+        require(config, module_input_name=taken, module_output_name=taken, use_residual=False)
+        name = config.get("activation_function", "torch.nn.modules.activation.Tanh") or "torch.nn.Identity"
+        act = name.rpartition(".")[2] if isinstance(name, str) and name.startswith("torch.") else name
+        if not isinstance(act, str) or act not in ACTIVATIONS:
+            raise ValueError(f"activation_function is {shown(name)}, which is not supported; {', '.join(ACTIVATIONS)}")
+        sizes = read_int(config, "in_features"), read_int(config, "out_features")
+        return Dense(module.folder, *sizes, read_bool(config, "bias", True), ACTIVATIONS[act])
+
+
+def read_classifier_tokens(files: SentenceFiles) -> list[int] | None:
+    """Return the tokens whose logits a reranker's score is made of: one, or the one to take away before that to add.
+
+    None means that no module says so.
+    """
+    from jaxllm.models.fields import read_int
+
+    module = next((module for module in files.modules if module.kind == "LogitScore"), None)
+    if module is None:
+        return None
+    with _named(files.source, f"{module.folder}/{CONFIG_NAME}"):
+        names = [name for name in ("false_token_id", "true_token_id") if module.config.get(name) is not None]
+        return [read_int(module.config, name, minimum=0) for name in names or ["true_token_id"]]
+
+
+def read_settings(files: SentenceFiles) -> Settings:
+    """Make out prompts, similarity and the limits of texts; errors name the key."""
+    from jaxllm.models.fields import read_bool, read_choice, read_mapping, read_optional_int
+
+    with _named(files.source, SETTINGS_NAME):
+        prompts = read_mapping(files.settings, "prompts")
+        if not all(isinstance(text, str) for text in prompts.values()):
+            raise ValueError("prompts has others than texts")
+        name = files.settings.get("default_prompt_name")
+        if name is not None and name not in prompts:
+            raise ValueError(f"default_prompt_name is {shown(name)}, and prompts has {', '.join(prompts) or 'none'}")
+        similarity = files.settings.get("similarity_fn_name") or SIMILARITIES[0]
+        similarity = read_choice({"similarity_fn_name": similarity}, "similarity_fn_name", SIMILARITIES, "")
+    with _named(files.source, ENCODER_NAMES[0]):
+        length, lowercases = (
+            read_optional_int(files.encoder, "max_seq_length"),
+            read_bool(files.encoder, "do_lower_case"),
+        )
+    return Settings(prompts, name, similarity, length, lowercases)
+
+
+@contextmanager
+def _named(source: str, file_name: str) -> Iterator[None]:
+    """Say in which file it was that a field is wrong."""
+    try:
+        yield
+    except ValueError as error:
+        raise model_error(f"{file_name}: {error}", source) from error
