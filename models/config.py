@@ -1,4 +1,4 @@
-"""The frozen values that describe a decoder."""
+"""The frozen values that describe a model."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 HIDDEN_ACTS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu")
+HEAD_ACTS = (*HIDDEN_ACTS, "tanh")
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 
 
@@ -144,16 +145,22 @@ class HeadLayer:
     """A layer of a pooling model's head: a matmul, an activation, and a LayerNorm, in this order."""
 
     source: str
-    """HF's name of the module that holds the matmul's weight and bias."""
+    """HF's name of the module that holds the matmul's weight and bias, with `{body}` and `{head}` as in a
+    `TensorName`."""
     size: int
     """The number of outputs."""
     bias: bool = True
     act: str | None = None
     norm: str | None = None
     """HF's name of the LayerNorm; None if there is none."""
-    norm_bias: bool = True
     rows: tuple[int, ...] | None = None
-    """The rows of the checkpoint's matrix that are the weight, one or two; None for all."""
+    """The rows of the output head, or of the embedding, that are the weight, one or two; None for a weight of the
+    layer's own."""
+
+    def __post_init__(self) -> None:
+        """Refuse an activation that does not exist with ValueError."""
+        if self.act not in (None, *HEAD_ACTS):
+            raise ValueError(f"activation {self.act!r} of a head is not supported, only {', '.join(HEAD_ACTS)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +188,7 @@ class Pooling:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """One layer of a decoder. Layers with equal specs have weights of the same shapes, and share a loop's body."""
+    """One layer of a model. Layers with equal specs have weights of the same shapes, and share a loop's body."""
 
     num_heads: int
     num_kv_heads: int
@@ -204,6 +211,8 @@ class LayerSpec:
     soft_cap: float | None = None
     norms_stream: bool = False
     """The residual stream is normed after each addition to it, instead of the inputs of attention and MLP."""
+    norms_attention: bool = True
+    """The input of attention is normed, if inputs are; the frame may have normed that of the first layer."""
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
@@ -269,6 +278,8 @@ class ModelConfig:
     """The row of the learned positions that position 0 takes."""
     embed_scale: float = 1.0
     norm_offset: float = 0.0
+    norm_bias: bool = True
+    """LayerNorms add a bias."""
     num_token_types: int = 0
     """The rows of the embedding of token types; 0 if there is none."""
     pooling: Pooling | None = None

@@ -36,13 +36,14 @@ class TensorName(NamedTuple):
 
 
 class Prefixes(NamedTuple):
-    """The beginnings of HF's names: those of the decoder, and that of the output head."""
+    """The beginnings of HF's names: those of the model's body, and that of the output head."""
 
     body: str
     head: str
 
 
 DECODER_PREFIXES = Prefixes("model.", "")
+NO_PREFIXES = Prefixes("", "")
 # A multimodal wrapper's text part: as on the hub, as later versions of HF name it, and beside the other parts.
 WRAPPER_PREFIXES = (
     Prefixes("language_model.model.", "language_model."),
@@ -51,7 +52,7 @@ WRAPPER_PREFIXES = (
 )
 
 
-# Tensors that checkpoints may hold and no decoder needs.
+# Tensors that checkpoints may hold and no model needs.
 BUFFERS = ("*rotary_emb.inv_freq",)
 OTHER_MODALITIES = (
     "*vision_tower.*",
@@ -66,14 +67,14 @@ OTHER_MODALITIES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One family of decoders; `is_wrapper` says that its checkpoints hold other modalities around the decoder."""
+    """One family of models; `is_wrapper` says that its checkpoints hold other modalities around the decoder."""
 
     config_from_hf: Callable[[Mapping[str, Any]], ModelConfig]
     names: Mapping[str, TensorName]
     layer: Callable[..., nnx.Module] = DecoderLayer
     frame: Callable[..., nnx.Module] = Frame
     is_wrapper: bool = False
-    prefixes: tuple[Prefixes, ...] = (DECODER_PREFIXES,)
+    prefixes: tuple[Prefixes, ...] = (DECODER_PREFIXES, NO_PREFIXES)
     """The prefixes that checkpoints may have, the usual ones first; wrappers have `WRAPPER_PREFIXES` instead."""
     leaves_out: tuple[str, ...] = ()
     """Glob patterns of tensors in its checkpoints that it does not use, besides those that no family uses."""
@@ -93,7 +94,7 @@ class Family:
             config = self.config_from_hf(hf)
         except ValueError as error:
             raise ValueError(f"config.json: {error}") from error
-        if self.is_wrapper and tensor_names:
+        if self.is_wrapper and tensor_names and config.pooling is None:
             return replace(
                 config, tie_word_embeddings=not any(name.endswith("lm_head.weight") for name in tensor_names)
             )

@@ -28,7 +28,7 @@ def read_decoder(
     layers: Mapping[str, Sequence[Any]] | None = None,
     **family: Any,
 ) -> ModelConfig:
-    """Read the fields that all decoders share.
+    """Read the fields that all models share.
 
     `layers` has the fields in which layers differ, with a value for each layer. `family` has further fields of
     `ModelConfig`, and of `LayerSpec` for all layers, which override those read here.

@@ -1,14 +1,18 @@
-"""The registry says which family serves which HF architecture. A new family is one file and one line here."""
+"""The registry says which family serves which HF architecture. A new family is one file and one line here.
+
+A decoder's line is also that of the models that pool around it.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import SequenceMatcher
 from importlib import import_module
 from types import MappingProxyType
 
 from .family import Family
+from .pooling import as_classifier, as_embedder, as_token_classifier
 
 # "module:attribute", imported on first use; modules of users go by their full names.
 BUILT_IN = MappingProxyType(
@@ -26,6 +30,7 @@ BUILT_IN = MappingProxyType(
         "Qwen3MoeForCausalLM": "qwen_moe:QWEN3_MOE",
         "OPTForCausalLM": "opt:OPT",
         "GPT2LMHeadModel": "gpt2:GPT2",
+        "GPT2ForTokenClassification": "gpt2:GPT2_TOKEN_CLASSIFIER",
         "Ministral3ForCausalLM": "mistral:MINISTRAL3",
         "Qwen2ForCausalLM": "qwen2:QWEN2",
         "Qwen3ForCausalLM": "qwen3:QWEN3",
@@ -41,8 +46,41 @@ BUILT_IN = MappingProxyType(
         "Gemma3ForConditionalGeneration": "gemma3:GEMMA3_MULTIMODAL",
         "Gemma4ForCausalLM": "gemma4:GEMMA4",
         "Gemma4ForConditionalGeneration": "gemma4:GEMMA4_MULTIMODAL",
+        "Gemma3TextModel": "gemma3:GEMMA3_EMBEDDER",
+        "Qwen2ForRewardModel": "qwen2:QWEN2_REWARD",
+        "Qwen2ForProcessRewardModel": "qwen2:QWEN2_PROCESS_REWARD",
+        "BertModel": "bert:BERT",
+        "BertForMaskedLM": "bert:BERT",
+        "BertForSequenceClassification": "bert:BERT_CLASSIFIER",
+        "BertForTokenClassification": "bert:BERT_TOKEN_CLASSIFIER",
+        **{
+            f"{model}{head}": f"roberta:{family}"
+            for model in ("Roberta", "XLMRoberta", "Camembert")
+            for head, family in (
+                ("Model", "ROBERTA"),
+                ("ForMaskedLM", "ROBERTA"),
+                ("ForSequenceClassification", "ROBERTA_CLASSIFIER"),
+                ("ForTokenClassification", "ROBERTA_TOKEN_CLASSIFIER"),
+            )
+        },
+        "ModernBertModel": "modernbert:MODERNBERT",
+        "ModernBertForMaskedLM": "modernbert:MODERNBERT",
+        "ModernBertForSequenceClassification": "modernbert:MODERNBERT_CLASSIFIER",
+        "ModernBertForTokenClassification": "modernbert:MODERNBERT_TOKEN_CLASSIFIER",
     }
 )
+
+POOLED = MappingProxyType(
+    {
+        "Model": as_embedder,
+        "ForSequenceClassification": as_classifier,
+        "ForTokenClassification": as_token_classifier,
+    }
+)
+"""How to make a family of models that pool of a family of decoders, by the end of the architecture's name."""
+DECODER = re.compile(r"(.+)(ForCausalLM|LMHeadModel)")
+OTHER_STEMS = MappingProxyType({name: f"{name}Text" for name in ("Llama4", "Gemma3", "Gemma4")})
+"""What comes before the end of the names of what is made of a decoder, if it is not as in the decoder's own."""
 
 ALIKE = 0.6
 """The least similarity of two names, from 0 to 1, at which one is suggested for the other."""
@@ -58,14 +96,18 @@ class Registry:
     def get_family(self, architecture: str) -> Family:
         """Return the family of an HF architecture name; an unknown one raises ValueError with the nearest known.
 
+        `*Model`, `*ForSequenceClassification` and `*ForTokenClassification` are made of the decoder of that name.
+
         A family that was registered by name is imported now: ValueError if that fails, or finds no family.
         """
         if architecture in self._added:
             family = self._added[architecture]
             return _import_family(architecture, family) if isinstance(family, str) else family
+        if architecture in (derived := self._derived()):
+            decoder, make = derived[architecture]
+            return make(self.get_family(decoder))
         if architecture not in self._built_in:
-            known = self.supported_architectures()
-            nearest = _nearest(architecture, known)
+            nearest, known = _nearest(architecture, (*self._built_in, *self._added)), self.supported_architectures()
             raise ValueError(
                 f"architecture {architecture!r} is not supported{f'; nearest to it is {nearest}' if nearest else ''} "
                 f"(jaxllm.models.supported_architectures() lists all {len(known)}, jaxllm.register_model adds one)"
@@ -75,7 +117,8 @@ class Registry:
 
     def is_built_in(self, architecture: str) -> bool:
         """Say whether an architecture's family is ours, and no other was registered in its place."""
-        return architecture in self._built_in and architecture not in self._added
+        decoder, _ = self._derived().get(architecture, (architecture, None))
+        return decoder in self._built_in and not {architecture, decoder} & self._added.keys()
 
     def register_model(self, architecture: str, family: Family | str) -> None:
         """Add an architecture, or replace one; TypeError or ValueError if it is no Family, or names no embedding.
@@ -91,7 +134,17 @@ class Registry:
 
     def supported_architectures(self) -> tuple[str, ...]:
         """Return all architecture names that `get_family` knows, sorted."""
-        return tuple(sorted({*self._built_in, *self._added}))
+        return tuple(sorted({*self._built_in, *self._added, *self._derived()}))
+
+    def _derived(self) -> dict[str, tuple[str, Callable[[Family], Family]]]:
+        """Return the decoder, and what to make of it, for each architecture that is nowhere but made of one."""
+        known = {**self._built_in, **self._added}
+        derived: dict[str, tuple[str, Callable[[Family], Family]]] = {}
+        for decoder in known:
+            if match := DECODER.fullmatch(decoder):
+                stem = OTHER_STEMS.get(match[1], match[1])
+                derived |= {stem + end: (decoder, make) for end, make in POOLED.items() if stem + end not in known}
+        return derived
 
 
 def _nearest(architecture: str, known: tuple[str, ...]) -> str | None:
@@ -106,7 +159,7 @@ def _nearest(architecture: str, known: tuple[str, ...]) -> str | None:
 
 def _model_name(architecture: str) -> str:
     """Return what comes before the kind of head, which many architectures share."""
-    return re.split("For|LMHead", architecture, maxsplit=1)[0].lower()
+    return re.split("For|LMHead|Model", architecture, maxsplit=1)[0].lower()
 
 
 def _ratio(name: str, other: str) -> float:

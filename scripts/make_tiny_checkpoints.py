@@ -47,6 +47,12 @@ MOE: dict[str, Any] = {"moe_intermediate_size": 16, "num_experts_per_tok": 3}
 VISION: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
 
 
+EMBEDDINGS = (
+    *("embed_tokens", "embed_positions", "wte", "wpe"),
+    *("word_embeddings", "position_embeddings", "token_type_embeddings", "tok_embeddings"),
+)
+
+
 class Case(NamedTuple):
     """An HF model class and its config."""
 
@@ -390,7 +396,7 @@ def fill(model: nn.Module, seed: int, *, norm_offset: float, scales_embeddings: 
             value = 0.5 * noise
         elif param.ndim == 1:
             value = (1.0 - norm_offset) + 0.3 * noise
-        elif any(part in name for part in ("embed_tokens", "embed_positions", "wte", "wpe")):
+        elif any(part in name for part in EMBEDDINGS):
             # Gemma scales its embeddings up; they must not drown the layers.
             value = (0.3 if scales_embeddings else 0.6) * noise
         else:

@@ -1,4 +1,7 @@
-"""Gemma 3 text: Gemma 2 with norms on q and k instead of soft caps; sliding and global layers have a RoPE each."""
+"""Gemma 3 text: Gemma 2 with norms on q and k instead of soft caps; sliding and global layers have a RoPE each.
+
+EmbeddingGemma is a Gemma 3 whose attention is not causal.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from typing import Any
 
 from ..config import ModelConfig
 from ..family import Family
-from ..fields import read_int
+from ..fields import read_bool, read_int
+from ..pooling import embedding
 from ..reading import is_tied_wrapper, read_layer_types, read_num_layers, read_ropes_by_type, read_text_config
 from .gemma2 import DEFAULTS as GEMMA2_DEFAULTS
 from .gemma2 import GEMMA_NAMES, read_gemma
@@ -32,6 +36,16 @@ def gemma3_multimodal_config(hf: Mapping[str, Any]) -> ModelConfig:
     return _read("Gemma3ForConditionalGeneration", text, tie_word_embeddings=is_tied_wrapper(DEFAULTS | dict(hf), text))
 
 
+def gemma3_embedder_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read the config.json of a Gemma 3 that embeds, with causal attention or as EmbeddingGemma."""
+    if not read_bool(hf, "use_bidirectional_attention"):
+        return embedding(_read("Gemma3TextModel", hf))
+    # The window counts the tokens on both sides.
+    window = read_int(DEFAULTS | dict(hf), "sliding_window") // 2 + 1
+    hf = {**hf, "use_bidirectional_attention": False, "sliding_window": window}
+    return embedding(_read("Gemma3TextModel", hf, causal=False), "MEAN")
+
+
 def _read(architecture: str, hf: Mapping[str, Any], **overrides: Any) -> ModelConfig:
     hf = DEFAULTS | dict(hf)
     num_layers = read_num_layers(hf)
@@ -52,6 +66,7 @@ def _read(architecture: str, hf: Mapping[str, Any], **overrides: Any) -> ModelCo
 
 
 GEMMA3 = Family(config_from_hf=gemma3_config, names=GEMMA_NAMES)
+GEMMA3_EMBEDDER = Family(config_from_hf=gemma3_embedder_config, names=GEMMA_NAMES)
 GEMMA3_MULTIMODAL = Family(
     config_from_hf=gemma3_multimodal_config,
     names=GEMMA_NAMES,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -10,6 +11,7 @@ from ..config import ModelConfig
 from ..family import Family, Fused, Prefixes, TensorName
 from ..fields import read_bool, read_float, read_int, require
 from ..layers import GPTFrame, GPTLayer
+from ..pooling import token_classification
 from ..reading import read_decoder, read_num_layers
 from .opt import own_heads
 
@@ -83,6 +85,11 @@ def gpt2_config(hf: Mapping[str, Any]) -> ModelConfig:
     )
 
 
+def gpt2_token_classifier_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read the config.json of a GPT-2 that classifies tokens."""
+    return token_classification(gpt2_config(hf), hf, "classifier")
+
+
 GPT2 = Family(
     config_from_hf=gpt2_config,
     names=GPT2_NAMES,
@@ -92,3 +99,4 @@ GPT2 = Family(
     # Masks, which older versions of HF saved.
     leaves_out=("*.attn.bias", "*.attn.masked_bias"),
 )
+GPT2_TOKEN_CLASSIFIER = replace(GPT2, config_from_hf=gpt2_token_classifier_config)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..config import ModelConfig
+from ..config import HeadLayer, ModelConfig, Pooling
 from ..family import Family
 from ..fields import read_bool, read_int, read_optional_int
+from ..pooling import TOKEN_CLASSIFY, pooled
 from ..reading import read_decoder, read_layer_types, read_num_layers, windows_of
 from .llama import LLAMA_NAMES
 
@@ -21,6 +22,24 @@ def qwen2_config(hf: Mapping[str, Any]) -> ModelConfig:
     return read_decoder(hf, architecture="Qwen2ForCausalLM", qkv_bias=True, layers={"window": qwen_windows(hf)})
 
 
+def qwen2_reward_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read the config.json of a Qwen2 that rewards a text, with a number for each token."""
+    return _rewarding(qwen2_config(hf), 1)
+
+
+def qwen2_process_reward_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read the config.json of a Qwen2 that judges steps of a solution: the scores of bad and of good for each token."""
+    return _rewarding(qwen2_config(hf), 2)
+
+
+def _rewarding(config: ModelConfig, num_scores: int) -> ModelConfig:
+    head = (
+        HeadLayer(source="score.0", size=config.hidden_size, act="relu"),
+        HeadLayer(source="score.2", size=num_scores),
+    )
+    return pooled(config, Pooling(tasks=TOKEN_CLASSIFY, kind="LAST", head=head))
+
+
 def qwen_windows(hf: Mapping[str, Any]) -> tuple[int | None, ...]:
     """Return each layer's window: none unless `use_sliding_window`, then from layer `max_window_layers` up."""
     num_layers, first = read_num_layers(hf), read_int(hf, "max_window_layers", minimum=0)
@@ -30,3 +49,5 @@ def qwen_windows(hf: Mapping[str, Any]) -> tuple[int | None, ...]:
 
 
 QWEN2 = Family(config_from_hf=qwen2_config, names=LLAMA_NAMES)
+QWEN2_REWARD = Family(config_from_hf=qwen2_reward_config, names=LLAMA_NAMES)
+QWEN2_PROCESS_REWARD = Family(config_from_hf=qwen2_process_reward_config, names=LLAMA_NAMES)

@@ -6,6 +6,7 @@ Constructors run under `nnx.eval_shape`, so they allocate nothing. Weights are s
 from .attention import Attention
 from .decoder import DecoderLayer
 from .embedding import Embedding
+from .encoder import EncoderFrame
 from .frame import Frame
 from .gpt import GPTFrame, GPTLayer
 from .linear import ACTIVATIONS, linear
@@ -19,6 +20,7 @@ __all__ = [
     "Attention",
     "DecoderLayer",
     "Embedding",
+    "EncoderFrame",
     "Frame",
     "GPTFrame",
     "GPTLayer",

@@ -28,7 +28,7 @@ class Dense(nnx.Module):
         self.act = layer.act
         self.weight = declare((layer.size, num_inputs), ("outputs", "embed"), dtype, 1)
         self.bias = declare((layer.size,), ("outputs",), dtype) if layer.bias else None
-        self.norm = LayerNorm(layer.size, "outputs", cfg, dtype, has_bias=layer.norm_bias) if layer.norm else None
+        self.norm = LayerNorm(layer.size, "outputs", cfg, dtype) if layer.norm else None
 
     def __call__(self, x_rd: Array) -> Array:
         """Return [r, outputs] of rows [r, inputs]."""

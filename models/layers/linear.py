@@ -24,6 +24,7 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
     "gelu_new": partial(jax.nn.gelu, approximate=True),
     "relu": jax.nn.relu,
+    "tanh": jnp.tanh,
 }
 
 

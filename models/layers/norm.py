@@ -26,9 +26,9 @@ def unit_norm(x: Array, eps: float) -> Array:
 class LayerNorm(nnx.Module):
     """Norm of mean and variance over the last axis, with a bias or without, computed in float32."""
 
-    def __init__(self, size: int, axis: str, cfg: ModelConfig, dtype: DTypeLike, *, has_bias: bool = True) -> None:
+    def __init__(self, size: int, axis: str, cfg: ModelConfig, dtype: DTypeLike) -> None:
         self.scale = declare((size,), (axis,), dtype)
-        self.bias = declare((size,), (axis,), dtype) if has_bias else None
+        self.bias = declare((size,), (axis,), dtype) if cfg.norm_bias else None
         self.eps = cfg.norm_eps
 
     def __call__(self, x: Array) -> Array:

@@ -16,7 +16,7 @@ from jaxllm.models.plan import CacheGroup, LayerPlan
 from jaxllm.models.quantization import quantize
 from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, KVPool, PagedAttention
 from pallas_kernels.paged_attention.tiles import XLA_TILES
-from tests.models.tiny import BLOCK_SIZE, CASES, Golden, read_hf_config, read_tensors
+from tests.models.tiny import BLOCK_SIZE, CASES, POOLING_CASES, Golden, read_hf_config, read_tensors
 from tests.quick import QUICK_COMPILE
 
 ROWS = 80
@@ -29,7 +29,7 @@ def build_model(
     case: str, *, dtype: Any = jnp.float32, loop: LayerLoop = LayerLoop.SCAN, quantization: str | None = None
 ) -> Model:
     """Return the model of a tiny case."""
-    assert case in CASES
+    assert case in (*CASES, *POOLING_CASES)
     hf = read_hf_config(case)
     family = get_family(hf["architectures"][0])
     return Model(family.read_config(hf, read_tensors(case)), dtype, loop, quantization=quantization)

@@ -19,7 +19,8 @@ from jaxllm.models.families.llama import LLAMA
         ("Gemma3nForConditionalGeneration", "Gemma3ForConditionalGeneration"),
         ("Gemma3nForCausalLM", "Gemma3ForCausalLM"),
         ("MllamaForConditionalGeneration", "LlamaForCausalLM"),
-        ("GPT2Model", "GPT2LMHeadModel"),
+        ("AlbertModel", "BertModel"),
+        ("Phi4Model", "Phi3ForCausalLM"),
     ],
 )
 def test_unknown_architecture_names_the_nearest(architecture: str, nearest: str) -> None:
@@ -39,7 +40,7 @@ def test_what_is_like_none_is_near_none(architecture: str) -> None:
 def test_a_registered_family_can_be_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry.REGISTRY, "_added", {"BloomForCausalLM": LLAMA})
     with pytest.raises(ValueError, match="nearest to it is BloomForCausalLM"):
-        get_family("BloomModel")
+        get_family("BloomzModel")
 
 
 @pytest.mark.parametrize("architecture", supported_architectures())
@@ -54,6 +55,24 @@ def test_register_model_adds_and_replaces(monkeypatch: pytest.MonkeyPatch) -> No
     register_model("LlamaForCausalLM", family)
     assert get_family("MyForCausalLM") is get_family("LlamaForCausalLM") is family
     assert "MyForCausalLM" in supported_architectures()
+
+
+def test_what_pools_is_made_of_decoders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry.REGISTRY, "_added", {})
+    known = supported_architectures()
+    assert {"Qwen3Model", "Gemma2ForSequenceClassification", "LlamaForTokenClassification", "GPT2Model"} <= set(known)
+    # HF's name of the text model; that without "Text" has other modalities.
+    assert "Llama4TextModel" in known
+    assert "Llama4Model" not in known
+    assert get_family("Qwen3Model").layer is get_family("Qwen3ForCausalLM").layer
+    assert registry.is_built_in("Qwen3Model")
+    assert "MyModel" not in known
+    register_model("MyForCausalLM", LLAMA)
+    register_model("Qwen3ForCausalLM", LLAMA)
+    assert get_family("MyModel").names is get_family("Qwen3Model").names is LLAMA.names
+    assert "MyModel" in supported_architectures()
+    assert not registry.is_built_in("MyModel")
+    assert not registry.is_built_in("Qwen3Model")
 
 
 def test_register_model_checks_the_names() -> None:

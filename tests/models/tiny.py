@@ -1,4 +1,4 @@
-"""Tests read the tiny checkpoints of tests/data/tiny, and HF's goldens for them, here."""
+"""Tests read the tiny checkpoints of tests/data, and HF's goldens for those that generate, here."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import numpy as np
 
 TINY = Path(__file__).parents[1] / "data" / "tiny"
 CASES = tuple(sorted(path.name for path in TINY.iterdir()))
+POOLING = Path(__file__).parents[1] / "data" / "pooling"
+POOLING_CASES = tuple(sorted(path.name for path in POOLING.iterdir()))
 BLOCK_SIZE = 16
 """The goldens' longest prompt is over three blocks of this size."""
 
@@ -35,7 +37,7 @@ class Golden:
 
 def folder(case: str) -> Path:
     """Return a case's checkpoint folder."""
-    return TINY / case
+    return (TINY if case in CASES else POOLING) / case
 
 
 def read_goldens(case: str) -> list[Golden]:

@@ -1,0 +1,55 @@
+"""RoBERTa, XLM-RoBERTa and CamemBERT: BERT whose positions begin after that of padding, with another classifier."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..config import HeadLayer, ModelConfig, Pooling
+from ..family import NO_PREFIXES, Prefixes
+from ..fields import read_int
+from ..pooling import read_num_labels
+from .bert import BERT, EMBEDDING, read_bert, token_classifier
+from .bert import DEFAULTS as BERT_DEFAULTS
+
+# HF's values for keys that a config.json leaves out, as BERT's own do.
+DEFAULTS = {"pad_token_id": 1}
+
+
+def roberta_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read the config.json of a RoBERTa that embeds."""
+    return _read(hf, "RobertaModel", EMBEDDING)
+
+
+def roberta_classifier_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read the config.json of a RoBERTa that classifies texts, or pairs of texts."""
+    config = _read(hf, "RobertaForSequenceClassification", EMBEDDING)
+    head = (
+        HeadLayer(source="classifier.dense", size=config.hidden_size, act="tanh"),
+        HeadLayer(source="classifier.out_proj", size=read_num_labels(hf)),
+    )
+    return replace(config, pooling=Pooling(tasks=("classify",), kind="CLS", head=head))
+
+
+def roberta_token_classifier_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read the config.json of a RoBERTa that classifies tokens."""
+    return _read(hf, "RobertaForTokenClassification", token_classifier(hf))
+
+
+def _read(hf: Mapping[str, Any], architecture: str, pooling: Pooling) -> ModelConfig:
+    hf = BERT_DEFAULTS | DEFAULTS | dict(hf)
+    first, rows = read_int(hf, "pad_token_id", minimum=0) + 1, read_int(hf, "max_position_embeddings")
+    if first >= rows:
+        raise ValueError(f"max_position_embeddings is {rows}, and positions begin after that of padding, {first - 1}")
+    return read_bert(hf | {"max_position_embeddings": rows - first}, architecture, pooling, position_offset=first)
+
+
+ROBERTA = replace(
+    BERT,
+    config_from_hf=roberta_config,
+    prefixes=(Prefixes("roberta.", ""), NO_PREFIXES),
+    leaves_out=(*BERT.leaves_out, "lm_head.*"),
+)
+ROBERTA_CLASSIFIER = replace(ROBERTA, config_from_hf=roberta_classifier_config)
+ROBERTA_TOKEN_CLASSIFIER = replace(ROBERTA, config_from_hf=roberta_token_classifier_config)

@@ -1,0 +1,177 @@
+"""Models that pool equal HF in float32, texts of different lengths in one step; and goldens notice every feature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxllm.models import LayerLoop, Model, ModelConfig, get_family
+from tests.models.pooled import Outputs, PooledGolden, read_pooled_goldens, run_pooled
+from tests.models.running import build_model, load
+from tests.models.tiny import CASES, POOLING_CASES, read_goldens, read_hf_config, read_tensors
+
+TOLERANCE = 1e-4
+NOTICED = 1e-2
+
+Change = Callable[[ModelConfig], ModelConfig]
+
+
+@cache
+def params_of(case: str) -> dict[str, Any]:
+    return load(build_model(case), read_tensors(case))
+
+
+def with_kind(model: Model, kind: str) -> Model:
+    assert model.config.pooling is not None
+    return Model(replace(model.config, pooling=replace(model.config.pooling, kind=kind)), jnp.float32)
+
+
+def stands_for(states_td: np.ndarray, kind: str) -> np.ndarray:
+    """Return the state [d] that stands for a text."""
+    return {"CLS": states_td[0], "LAST": states_td[-1], "MEAN": states_td.mean(0)}[kind]
+
+
+def output_of(model: Model, outputs: Outputs, index: int) -> np.ndarray:
+    """Return what HF gives, too, for a text."""
+    assert model.config.pooling is not None
+    tasks = model.config.pooling.tasks
+    return (outputs.of_texts if "classify" in tasks else outputs.of_tokens)[index]
+
+
+@pytest.mark.parametrize("case", POOLING_CASES)
+def test_outputs_match_hf(case: str) -> None:
+    model, goldens = build_model(case), read_pooled_goldens(case)
+    outputs = run_pooled(model, params_of(case), goldens)
+    for index, golden in enumerate(goldens):
+        output = output_of(model, outputs, index)
+        assert output.dtype == np.float32
+        np.testing.assert_allclose(output, golden.output, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", ["CLS", "LAST", "MEAN"])
+@pytest.mark.parametrize("case", ["bert", "embedding_gemma", "qwen3_embedder"])
+def test_what_stands_for_a_text(case: str, kind: str) -> None:
+    goldens = read_pooled_goldens(case)
+    outputs = run_pooled(with_kind(build_model(case), kind), params_of(case), goldens)
+    for output, golden in zip(outputs.of_texts, goldens, strict=True):
+        np.testing.assert_allclose(output, stands_for(golden.output, kind), rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("loop", [LayerLoop.UNROLL, LayerLoop.SWITCH, LayerLoop.IN_PLACE])
+@pytest.mark.parametrize("case", ["bert_pairs", "modernbert_classifier"])
+def test_all_loops_match_hf(case: str, loop: LayerLoop) -> None:
+    model, goldens = build_model(case, loop=loop), read_pooled_goldens(case)
+    outputs = run_pooled(model, load(model, read_tensors(case)), goldens)
+    for output, golden in zip(outputs.of_texts, goldens, strict=True):
+        np.testing.assert_allclose(output, golden.output, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("ids", [(17, 200), (200, 17), (3, 2)])
+@pytest.mark.parametrize("method", ["from_2_way_softmax", "no_post_processing"])
+@pytest.mark.parametrize("case", ["qwen3", "llama2"])
+def test_scores_are_logits_of_tokens(case: str, method: str, ids: tuple[int, int]) -> None:
+    """One case's embedding is its output head too, the other one's is not."""
+    hf = read_hf_config(case) | {"classifier_from_token": list(ids), "method": method}
+    architecture = hf["architectures"][0].replace("CausalLM", "SequenceClassification")
+    model, tensors = Model(get_family(architecture).read_config(hf), jnp.float32), read_tensors(case)
+    golden = read_goldens(case)[0]
+    text = PooledGolden(golden.prompt, 0 * golden.prompt, golden.logprobs[0])
+    [scores] = run_pooled(model, load(model, tensors), [text]).of_texts
+    first, second = golden.logprobs[0][list(ids)]
+    if method == "from_2_way_softmax":
+        np.testing.assert_allclose(scores, [second - first], rtol=0, atol=TOLERANCE)
+    else:
+        np.testing.assert_allclose(scores[1] - scores[0], second - first, rtol=0, atol=TOLERANCE)
+
+
+def layers_without(**fields: object) -> Change:
+    return lambda cfg: cfg.with_layers(**fields)
+
+
+def without(**fields: object) -> Change:
+    return lambda cfg: replace(cfg, **fields)
+
+
+def with_windows(change: int) -> Change:
+    def widen(cfg: ModelConfig) -> ModelConfig:
+        layers = (replace(each, window=each.window and each.window + change) for each in cfg.layers)
+        return replace(cfg, layers=tuple(layers))
+
+    return widen
+
+
+def with_one_rope(cfg: ModelConfig) -> ModelConfig:
+    assert len(cfg.ropes) == 2
+    return replace(cfg.with_layers(rope=0), ropes=cfg.ropes[:1])
+
+
+def with_head(**fields: object) -> Change:
+    """Return the change of fields of the head's first layer."""
+
+    def change(cfg: ModelConfig) -> ModelConfig:
+        assert cfg.pooling is not None
+        first, *others = cfg.pooling.head
+        return replace(cfg, pooling=replace(cfg.pooling, head=(replace(first, **fields), *others)))
+
+    return change
+
+
+def with_pooling(**fields: Any) -> Change:
+    return lambda cfg: replace(cfg, pooling=cfg.pooling and replace(cfg.pooling, **fields))
+
+
+FEATURES: dict[tuple[str, str], Change] = {
+    ("bert", "norms of the stream"): layers_without(norms_stream=False),
+    ("bert", "attention to what follows"): layers_without(causal=True),
+    ("bert", "token types"): without(num_token_types=0),
+    ("bert", "biases"): layers_without(qkv_bias=False),
+    ("bert", "exact gelu"): layers_without(hidden_act="relu"),
+    ("bert_tokens", "relu"): layers_without(hidden_act="gelu"),
+    ("bert_pairs", "activation of the head"): with_head(act=None),
+    ("roberta", "offset of positions"): without(position_offset=3, max_position_embeddings=61),
+    ("xlm_roberta_classifier", "attention to what follows"): layers_without(causal=True),
+    ("xlm_roberta_classifier", "activation of the head"): with_head(act=None),
+    ("xlm_roberta_classifier", "first token"): with_pooling(kind="LAST"),
+    ("modernbert", "window"): layers_without(window=None),
+    ("modernbert", "window is no longer"): with_windows(1),
+    ("modernbert", "window is no shorter"): with_windows(-1),
+    ("modernbert", "attention to what follows"): layers_without(causal=True),
+    ("modernbert", "local rope"): with_one_rope,
+    ("modernbert", "final norm"): without(final_norm=False),
+    ("modernbert_classifier", "biases of norms"): without(norm_bias=False),
+    ("modernbert_classifier", "biases of attention"): layers_without(qkv_bias=False),
+    ("modernbert_classifier", "biases of the mlp"): layers_without(mlp_bias=False),
+    ("modernbert_classifier", "mean"): with_pooling(kind="CLS"),
+    ("modernbert_classifier", "bias of the head"): with_head(bias=False),
+    ("modernbert_tokens", "norm of the head"): with_head(norm=None),
+    ("modernbert_tokens", "activation of the head"): with_head(act="relu"),
+    ("embedding_gemma", "attention to what follows"): layers_without(causal=True),
+    ("embedding_gemma", "window"): layers_without(window=None),
+    ("embedding_gemma", "window is no longer"): with_windows(1),
+    ("qwen3_embedder", "final norm"): without(norm_offset=1.0),
+    ("llama_classifier", "last token"): with_pooling(kind="CLS"),
+    ("llama_tokens", "bias"): with_head(bias=False),
+}
+
+
+@pytest.mark.goldens_notice
+@pytest.mark.parametrize(("case", "feature"), FEATURES)
+def test_missing_feature_is_noticed(case: str, feature: str) -> None:
+    golden, config = read_pooled_goldens(case)[-1], build_model(case).config
+    changed = FEATURES[case, feature](config)
+    assert changed != config, f"{feature} is off already"
+    model = Model(changed, jnp.float32)
+    output = output_of(model, run_pooled(model, load(model, read_tensors(case)), [golden]), 0)
+    difference = np.abs(output - golden.output).max()
+    assert difference > NOTICED, f"{case} without {feature} moves outputs by {difference:.1e} only"
+
+
+def test_tables_of_cases_name_cases() -> None:
+    assert {case for case, _ in FEATURES} <= set(POOLING_CASES)
+    assert not set(CASES) & set(POOLING_CASES), "a name would stand for two folders"
