@@ -233,7 +233,9 @@ class KVCacheManager:
         for request, table in owned:
             num_full = table.num_computed_tokens // self.block_size
             assert len(table.block_ids[0]) >= self._num_blocks(table.num_computed_tokens), "computed beyond the table"
-            assert table.num_computed_tokens < request.num_tokens, "a request has nothing to compute"
+            # The last token that was sampled is not computed; of what was pooled all are.
+            was_pooled = request.pooling is not None and request.finish_reason is not None
+            assert table.num_computed_tokens < request.num_tokens + was_pooled, "a request has nothing to compute"
             assert not self.enable_prefix_caching or table.num_registered >= num_full, "a full block is not registered"
         for number, group in enumerate(self.groups):
             group.check([(table.block_ids[number], table.num_trimmed[number]) for _, table in owned])

@@ -3,7 +3,8 @@
 The keys and values of a position depend on all tokens up to it. Here they are one number, a digest of those tokens (and
 of the cache salt, so that sharing across salts shows). The device keeps them in slots, as the real pool does, and every
 row reads back its whole context: a slot that holds anything but the right digest fails at once. Token counts are lists
-of tokens by row, and a prompt token's log-probability is the digest that predicts it.
+of tokens by row, and a prompt token's log-probability is the digest that predicts it. What is pooled is the digest of the
+last token, or of every token.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from jaxllm.messages import EngineCoreOutput, EngineCoreRequest, RequestError, TokenLogprobs
+from jaxllm.messages import EngineCoreOutput, EngineCoreRequest, Pooled, RequestError, TokenLogprobs
+from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.block_pool import NULL_BLOCK
 from jaxllm.scheduling.config import GroupConfig, SchedulerConfig
-from jaxllm.scheduling.plan import Chunk, StepPlan, StepResult
-from jaxllm.scheduling.request import needs_token_counts, waits_for_last_token
+from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan, StepResult
+from jaxllm.scheduling.request import kind_of, needs_token_counts, waits_for_last_token
 from jaxllm.scheduling.scheduler import Scheduler
 
 VOCAB_SIZE = 50
@@ -53,6 +55,7 @@ def make_request(
     arrival_time: float = 0.0,
     fork_of: str | None = None,
     keeps_blocks: bool = False,
+    task: str | None = None,
     **params: object,
 ) -> EngineCoreRequest:
     """Return a request; an int as prompt means that many tokens that no other request shares."""
@@ -70,6 +73,7 @@ def make_request(
         cache_salt=salt,
         fork_of=fork_of,
         keeps_blocks=keeps_blocks,
+        pooling_params=None if task is None else PoolingParams(task=task),
     )
 
 
@@ -106,6 +110,18 @@ class Truth:
     stop_reason: int | None
 
     @property
+    def pooled(self) -> Pooled | None:
+        """Return what pooling must give."""
+        digests = self.digests[: len(self.request.prompt_token_ids)]
+        match kind_of(self.request.pooling_params and self.request.pooling_params.task):
+            case StepKind.SAMPLE:
+                return None
+            case StepKind.POOL:
+                return pool(digests[-1:])
+            case StepKind.POOL_TOKENS:
+                return pool(digests)
+
+    @property
     def token_ids(self) -> list[int]:
         return self.request.prompt_token_ids + self.outputs
 
@@ -119,6 +135,10 @@ class Truth:
         return {p: score(prompt[p], self.digests[p - 1]) for p in range(first, len(prompt))}
 
 
+def pool(digests: array[int]) -> Pooled:
+    return Pooled(digests.tobytes(), len(digests))
+
+
 def score(token_id: int, digest: int) -> TokenLogprobs:
     return TokenLogprobs([token_id], [-float(digest)], 1)
 
@@ -129,6 +149,8 @@ def generate_alone(request: EngineCoreRequest, max_model_len: int) -> Truth:
     for token_id in request.prompt_token_ids:
         digest = extend_digest(digest, token_id)
         digests.append(digest)
+    if request.pooling_params is not None:
+        return Truth(request, outputs, digests, "stop", None)
     endings = ending_ids(request)
     end: tuple[str, int | None] | None = None
     while end is None:
@@ -176,6 +198,10 @@ class FakeDevice:
         for chunk, token_ids in zip(plan.chunks, inputs, strict=True):
             self._write(chunk, token_ids, truths[chunk.request_id].request.cache_salt, written)
         contexts = [self._attend(chunk, truths[chunk.request_id]) for chunk in plan.chunks]
+        if plan.kind is not StepKind.SAMPLE:
+            pooled = [self._pool(plan.kind, *each) for each in zip(plan.chunks, contexts, strict=True)]
+            self._previous = []
+            return StepResult([], [], [], pooled)
         scores = [self._score(chunk, context) for chunk, context in zip(plan.chunks, contexts, strict=True)]
         sampled = [
             self._sample(chunk, context, truths[chunk.request_id])
@@ -198,8 +224,14 @@ class FakeDevice:
         assert 0 not in rows, "row 0 is for those that count nothing"
         assert len({chunk.request_id for chunk in plan.chunks}) == len(lengths), "a request has two rows"
         assert lengths == sorted(lengths, key=lambda length: length > 1), "one-token chunks come first"
-        if self.config.long_prefill_token_threshold:
-            assert max(lengths) <= self.config.long_prefill_token_threshold
+        tasks = [chunk.pooling and chunk.pooling.task for chunk in plan.chunks]
+        assert {kind_of(task) for task in tasks} == {plan.kind}, "requests of two kinds are in one step"
+        assert not any(chunk.samples for chunk in plan.chunks if chunk.pooling is not None)
+        for chunk, task, length in zip(plan.chunks, tasks, lengths, strict=True):
+            if task in self.config.whole_tasks:
+                assert length == chunk.num_prompt_tokens, f"{chunk.request_id} does not run whole"
+            elif self.config.long_prefill_token_threshold:
+                assert length <= self.config.long_prefill_token_threshold
 
     def _copy(self, group: int, copies: tuple[tuple[int, int], ...]) -> None:
         targets = {target for _, target in copies}
@@ -251,6 +283,12 @@ class FakeDevice:
         assert chunk.params is request.sampling_params
         assert (chunk.seed, chunk.num_prompt_tokens) == (request.seed, len(request.prompt_token_ids))
         return context[:end]
+
+    def _pool(self, kind: StepKind, chunk: Chunk, context: array[int]) -> Pooled | None:
+        assert chunk.count_row is None, "what is pooled counts no tokens"
+        if kind is StepKind.POOL_TOKENS:
+            return pool(context[chunk.start :])
+        return pool(context[-1:]) if len(context) == chunk.num_prompt_tokens else None
 
     def _score(self, chunk: Chunk, context: array[int]) -> list[TokenLogprobs]:
         if chunk.scored_ids:
@@ -336,6 +374,7 @@ class Simulation:
                 seen.scores |= dict(enumerate(scores.positions, scores.start))
                 assert seen.scores.items() <= truth.scores.items(), f"{output.request_id} is scored wrong"
                 assert scores.positions
+            assert output.pooled == (truth.pooled if output.finish_reason == "stop" else None)
             seen.token_ids += output.new_token_ids
             assert seen.scores == truth.scores or not seen.token_ids, "a position was not scored"
             seen.finish_reason = output.finish_reason

@@ -29,6 +29,7 @@ NUM_RUNS, NUM_STEPS = (200, 5_000) if IS_LONG else (20, 500)
 MAX_MODEL_LEN = 24
 STEMS = ([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3], [2, 7, 1, 8, 2, 8, 1, 8, 2, 8, 4, 5, 9, 0, 4, 5])
 KINDS = st.integers(0, 63)
+TASKS = st.sampled_from([None, None, None, "embed", "token_embed"])
 LENGTHS = st.sampled_from([1, 2, 5, 9, 13, 24])
 
 EVENTS = 4 * ["add", "fork"] + 10 * ["plan"] + 10 * ["commit"] + 5 * ["step"]
@@ -53,6 +54,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         tracks_all=st.booleans(),
         windows=st.lists(st.tuples(st.integers(1, 8) | st.integers(1, 30), st.sampled_from([1, 1, 2, 4])), max_size=2),
         chunk_blocks=st.lists(st.integers(1, 6), max_size=2),
+        pools_whole=st.booleans(),
     )
     def start(
         self,
@@ -67,9 +69,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         tracks_all: bool,
         windows: list[tuple[int, int]],
         chunk_blocks: list[int],
+        pools_whole: bool,
     ) -> None:
         is_whole = mode == "whole"
-        budget = MAX_MODEL_LEN if is_whole else budget
+        pools_whole = pools_whole and (is_whole or not chunk_blocks)
+        budget = MAX_MODEL_LEN if is_whole or pools_whole else budget
         groups = [GroupConfig(num_blocks=1, window=window, tile_blocks=tile) for window, tile in windows]
         chunks = [num * block_size for num in chunk_blocks if not is_whole or num * block_size >= MAX_MODEL_LEN]
         groups += [GroupConfig(num_blocks=1, attention_chunk=chunk) for chunk in chunks]
@@ -89,6 +93,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_prefix_caching=mode != "uncached",
             max_rows=max(2, max_num_seqs + num_spare_rows),
             tracks_all_tokens=tracks_all,
+            whole_tasks=frozenset(["embed"] if pools_whole else []),
         )
         self.simulation = Simulation(config)
         self.num_added = 0
@@ -99,7 +104,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def happen(self, event: str, data: st.DataObject) -> None:
         match event:
             case "add" if len(self.simulation.live) < 12:
-                self.add(data.draw(st.booleans()), data.draw(LENGTHS), data.draw(LENGTHS), data.draw(KINDS))
+                self.add(
+                    data.draw(st.booleans()), data.draw(LENGTHS), data.draw(LENGTHS), data.draw(KINDS), data.draw(TASKS)
+                )
             case "fork" if len(self.simulation.live) < 12 and self.simulation.seen:
                 self.fork(
                     data.draw(st.integers(0, 3)), data.draw(LENGTHS), data.draw(st.integers(1, 6)), data.draw(KINDS)
@@ -120,11 +127,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             case "reset cache":
                 self.reset_cache()
 
-    def add(self, is_id_reused: bool, num_shared: int, max_tokens: int, kind: int) -> None:
+    def add(self, is_id_reused: bool, num_shared: int, max_tokens: int, kind: int, task: str | None) -> None:
         prompt = STEMS[kind & 1][:num_shared] + [self.num_added % 50] * (kind & 3)
         ended = [request_id for request_id, seen in self.simulation.seen.items() if seen.finish_reason is not None]
         request_id = ended[-1] if is_id_reused and ended else str(self.num_added)
-        self.send(request_id, prompt, max_tokens, kind, None)
+        self.send(request_id, prompt, max_tokens, kind, None, task)
 
     def fork(self, age: int, num_shared: int, num_forks: int, kind: int) -> None:
         """Add forks of a recent request: of its prompt, or of some of its tokens and one of their own."""
@@ -146,11 +153,19 @@ class SchedulerMachine(RuleBasedStateMachine):
             return state_of(self.simulation.scheduler, request_id)
         return "parked" if request_id in self.simulation.scheduler.cache.parked else "gone"
 
-    def send(self, request_id: str, prompt: list[int], max_tokens: int, kind: int, fork_of: str | None) -> None:
+    def send(
+        self,
+        request_id: str,
+        prompt: list[int],
+        max_tokens: int,
+        kind: int,
+        fork_of: str | None,
+        task: str | None = None,
+    ) -> None:
         self.num_added += 1
         max_tokens = max(1, min(max_tokens, MAX_MODEL_LEN - len(prompt)))
         scoring: dict[str, Any] = {}
-        if kind & 24 == 8:
+        if kind & 24 == 8 and task is None:
             rows = [[1]] * (len(prompt) - 4)
             scores_late = not kind & 1 and rows
             late = {"prompt_logprob_token_ids": rows, "prompt_logprob_start": 3}
@@ -167,8 +182,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             min_tokens=min(kind & 4, max_tokens),
             fork_of=fork_of,
             keeps_blocks=bool(kind & 16),
-            presence_penalty=float(kind & 7 == 3),
-            thinking_token_budget=9 if kind & 40 == 32 else None,
+            task=task,
+            presence_penalty=float(kind & 7 == 3 and task is None),
+            thinking_token_budget=9 if kind & 40 == 32 and task is None else None,
             **scoring,
         )
         self.simulation.add(request)
@@ -181,6 +197,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if plan is not None:
             self.seen[f"plan with {num_in_flight} in flight"] += 1
             self.seen["preemption"] += plan.num_preempted
+            self.seen[f"{plan.kind.value} plan"] += 1
             self.seen["row continued on the device"] += sum(chunk.previous_row is not None for chunk in plan.chunks)
 
             self.seen["copy"] += sum(map(len, plan.copies))
@@ -272,6 +289,8 @@ def test_the_laws_hold_in_any_order_of_events(monkeypatch: pytest.MonkeyPatch):
         "scored row",
         "counts filled",
         "commit wanted",
+        "pool plan",
+        "pool tokens plan",
         *(f"fork of a {state} request" for state in ("waiting", "running", "parked", "gone")),
         *(f"release of a {state} request" for state in ("waiting", "running", "parked", "gone")),
     } - (+seen).keys()
