@@ -3,8 +3,8 @@
 The keys and values of a position depend on all tokens up to it. Here they are one number, a digest of those tokens (and
 of the cache salt, so that sharing across salts shows). The device keeps them in slots, as the real pool does, and every
 row reads back its whole context: a slot that holds anything but the right digest fails at once. Token counts are lists
-of tokens by row, and a prompt token's log-probability is the digest that predicts it. What is pooled is the digest of the
-last token, or of every token.
+of tokens by row, and a prompt token's log-probability is the digest that predicts it. What is pooled is the digest of
+the last token, or of every token.
 """
 
 from __future__ import annotations
