@@ -25,9 +25,9 @@ class Fused(NamedTuple):
 class TensorName(NamedTuple):
     """The tensor of a checkpoint that a parameter comes from.
 
-    `name` is HF's, with `{body}` and `{head}` for the family's prefixes, `{l}` for the layer and `{e}` for the expert;
-    without `{e}`, a parameter of experts comes from one tensor of all experts. `layout` goes from HF's axes to ours,
-    those of one expert, as in "(n h) d -> d n h".
+    `name` is HF's, with the fields of `Prefixes` in braces, `{l}` for the layer and `{e}` for the expert; without
+    `{e}`, a parameter of experts comes from one tensor of all experts. `layout` goes from HF's axes to ours, those of
+    one expert, as in "(n h) d -> d n h".
     """
 
     name: str
@@ -36,10 +36,13 @@ class TensorName(NamedTuple):
 
 
 class Prefixes(NamedTuple):
-    """The beginnings of HF's names: those of the model's body, and that of the output head."""
+    """What differs between checkpoints in HF's names: the beginnings of those of the model's body and of its output
+    head, and the ends of those of LayerNorms."""
 
     body: str
     head: str
+    scale: str = "weight"
+    shift: str = "bias"
 
 
 DECODER_PREFIXES = Prefixes("model.", "")
@@ -103,6 +106,6 @@ class Family:
     def find_prefixes(self, tensor_names: Collection[str]) -> Prefixes:
         """Return the prefixes under which the checkpoint has its embedding; the first ones if it has none."""
         prefixes = WRAPPER_PREFIXES if self.is_wrapper else self.prefixes
-        embed = self.names["embed.table"].name
-        found = [each for each in prefixes if embed.format(**each._asdict()) in tensor_names]
+        marks = [self.names[path].name for path in ("embed.table", "embed_norm.scale") if path in self.names]
+        found = [each for each in prefixes if {mark.format(**each._asdict()) for mark in marks} <= set(tensor_names)]
         return (found or prefixes)[0]

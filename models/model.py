@@ -250,7 +250,7 @@ class Model:
         if path not in names:
             raise ValueError(f"{self.config.architecture}: no HF tensor name for parameter {path!r}")
         name = names[path].name
-        return name.format(body=prefixes.body, head=prefixes.head, l=layer, e="{e}")
+        return name.format(**prefixes._asdict(), l=layer, e="{e}")
 
 
 def _abstract(build: Callable[[], nnx.Module]) -> tuple[Any, nnx.State]:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..config import HeadLayer, ModelConfig, Pooling
-from ..family import NO_PREFIXES, Family, Prefixes, TensorName
+from ..family import Family, Prefixes, TensorName
 from ..fields import read_float, read_int, require
 from ..layers import EncoderFrame, GPTLayer
 from ..pooling import EMBED, TOKEN_CLASSIFY, read_num_labels
@@ -21,8 +21,8 @@ BERT_NAMES = MappingProxyType(
         "embed.table": TensorName("{body}embeddings.word_embeddings.weight", "v d -> v d"),
         "positions": TensorName("{body}embeddings.position_embeddings.weight", "p d -> p d"),
         "types": TensorName("{body}embeddings.token_type_embeddings.weight", "y d -> y d"),
-        "embed_norm.scale": TensorName("{body}embeddings.LayerNorm.weight", "d -> d"),
-        "embed_norm.bias": TensorName("{body}embeddings.LayerNorm.bias", "d -> d"),
+        "embed_norm.scale": TensorName("{body}embeddings.LayerNorm.{scale}", "d -> d"),
+        "embed_norm.bias": TensorName("{body}embeddings.LayerNorm.{shift}", "d -> d"),
         "layers.attn.q": TensorName(f"{_ATTENTION}.self.query.weight", "(n h) d -> n h d"),
         "layers.attn.k": TensorName(f"{_ATTENTION}.self.key.weight", "(k h) d -> k h d"),
         "layers.attn.v": TensorName(f"{_ATTENTION}.self.value.weight", "(k h) d -> k h d"),
@@ -31,14 +31,14 @@ BERT_NAMES = MappingProxyType(
         "layers.attn.v_bias": TensorName(f"{_ATTENTION}.self.value.bias", "(k h) -> k h"),
         "layers.attn.o": TensorName(f"{_ATTENTION}.output.dense.weight", "d (n h) -> d n h"),
         "layers.attn.o_bias": TensorName(f"{_ATTENTION}.output.dense.bias", "d -> d"),
-        "layers.attn_norm.scale": TensorName(f"{_ATTENTION}.output.LayerNorm.weight", "d -> d"),
-        "layers.attn_norm.bias": TensorName(f"{_ATTENTION}.output.LayerNorm.bias", "d -> d"),
+        "layers.attn_norm.scale": TensorName(f"{_ATTENTION}.output.LayerNorm.{{scale}}", "d -> d"),
+        "layers.attn_norm.bias": TensorName(f"{_ATTENTION}.output.LayerNorm.{{shift}}", "d -> d"),
         "layers.mlp.up": TensorName(f"{_LAYER}.intermediate.dense.weight", "f d -> f d"),
         "layers.mlp.up_bias": TensorName(f"{_LAYER}.intermediate.dense.bias", "f -> f"),
         "layers.mlp.down": TensorName(f"{_LAYER}.output.dense.weight", "d f -> d f"),
         "layers.mlp.down_bias": TensorName(f"{_LAYER}.output.dense.bias", "d -> d"),
-        "layers.mlp_norm.scale": TensorName(f"{_LAYER}.output.LayerNorm.weight", "d -> d"),
-        "layers.mlp_norm.bias": TensorName(f"{_LAYER}.output.LayerNorm.bias", "d -> d"),
+        "layers.mlp_norm.scale": TensorName(f"{_LAYER}.output.LayerNorm.{{scale}}", "d -> d"),
+        "layers.mlp_norm.bias": TensorName(f"{_LAYER}.output.LayerNorm.{{shift}}", "d -> d"),
     }
 )
 
@@ -110,7 +110,8 @@ BERT = Family(
     names=BERT_NAMES,
     layer=GPTLayer,
     frame=EncoderFrame,
-    prefixes=(Prefixes("bert.", ""), NO_PREFIXES),
+    # The first checkpoints have TensorFlow's names of LayerNorms.
+    prefixes=tuple(Prefixes(body, "", *ends) for ends in ((), ("gamma", "beta")) for body in ("bert.", "")),
     # The heads of pretraining, and buffers that older versions of HF saved.
     leaves_out=("*pooler.dense.*", "cls.*", "*embeddings.position_ids", "*embeddings.token_type_ids"),
 )

@@ -103,17 +103,26 @@ def test_matches_reference(
 @pytest.mark.parametrize(
     ("kind", "dtype", "heads", "window", "soft_cap", "has_sinks", "tolerance"),
     [
-        ("bidirectional", jnp.float32, (9, 3), NO_WINDOW, None, True, 1e-5),
-        ("bidirectional", jnp.bfloat16, (4, 2), 50, None, False, 1e-2),
-        ("prefix", jnp.float32, (3, 3), 24, 2.0, False, 1e-5),
-        ("falling", jnp.float32, (4, 1), NO_WINDOW, None, False, 1e-5),
-        ("images", jnp.bfloat16, (8, 1), 40, 5.0, True, 1e-2),
+        ("bidirectional", jnp.float32, (9, 3, 16), NO_WINDOW, None, True, 1e-5),
+        ("bidirectional", jnp.bfloat16, (4, 2, 16), 50, None, False, 1e-2),
+        ("prefix", jnp.float32, (3, 3, 16), 24, 2.0, False, 1e-5),
+        ("falling", jnp.float32, (4, 1, 16), NO_WINDOW, None, False, 1e-5),
+        # MiniLM's heads.
+        ("bidirectional", jnp.float32, (12, 12, 32), NO_WINDOW, None, False, 1e-5),
+        ("bidirectional", jnp.bfloat16, (12, 12, 32), 50, None, False, 1e-2),
+        ("images", jnp.bfloat16, (8, 1, 16), 40, 5.0, True, 1e-2),
     ],
 )
 def test_rows_see_up_to_their_ends(
-    kind: str, dtype, heads: tuple[int, int], window: int, soft_cap: float | None, has_sinks: bool, tolerance: float
+    kind: str,
+    dtype,
+    heads: tuple[int, int, int],
+    window: int,
+    soft_cap: float | None,
+    has_sinks: bool,
+    tolerance: float,
 ) -> None:
-    op = attention(*heads, 16, dtype=dtype)
+    op = attention(*heads, dtype=dtype)
     step = with_row_ends(make(13, RAGGED, op), kind)
     sinks = np.random.default_rng(0).standard_normal(heads[0]).astype(np.float32) if has_sinks else None
     settings = {"window": window, "soft_cap": soft_cap, "sinks_n": sinks}
