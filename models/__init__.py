@@ -3,7 +3,7 @@
 `families` has one file for each, made of `layers`; `registry` maps HF architecture names to families.
 """
 
-from .config import LayerSpec, ModelConfig, MoESpec, QueryScaling, RopeConfig
+from .config import HeadLayer, LayerSpec, ModelConfig, MoESpec, Pooling, QueryScaling, RopeConfig
 from .family import Family, Fused, Prefixes, TensorName
 from .loop import LayerLoop
 from .model import Model
@@ -14,12 +14,14 @@ from .tokens import TokenBatch
 __all__ = [
     "Family",
     "Fused",
+    "HeadLayer",
     "LayerLoop",
     "LayerSpec",
     "MoESpec",
     "Model",
     "ModelConfig",
     "ParamSpec",
+    "Pooling",
     "Prefixes",
     "QueryScaling",
     "RopeConfig",

@@ -46,11 +46,12 @@ SMALL: dict[str, Any] = dict(SIZES, hidden_size=32, intermediate_size=48, num_at
 MOE: dict[str, Any] = {"moe_intermediate_size": 16, "num_experts_per_tok": 3}
 VISION: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
 
-
+# Parts of names.
 EMBEDDINGS = (
     *("embed_tokens", "embed_positions", "wte", "wpe"),
     *("word_embeddings", "position_embeddings", "token_type_embeddings", "tok_embeddings"),
 )
+HEADS = ("lm_head", "score", "classifier")
 
 
 class Case(NamedTuple):
@@ -400,7 +401,7 @@ def fill(model: nn.Module, seed: int, *, norm_offset: float, scales_embeddings: 
             # Gemma scales its embeddings up; they must not drown the layers.
             value = (0.3 if scales_embeddings else 0.6) * noise
         else:
-            gain = 3.0 if "lm_head" in name else 1.3
+            gain = 3.0 if any(part in name for part in HEADS) else 1.3
             # Experts are stacked; what they sum over may be either of the other axes, which are of similar sizes.
             num_inputs = param.shape[1] if param.ndim == 3 else param[0].numel()
             value = gain * noise / num_inputs**0.5
