@@ -133,7 +133,10 @@ CHECKS = {
     "goldens_notice": Guarded(
         files=(
             "tests/data/tiny/**/*",
+            "tests/data/pooling/**/*",
             "tests/models/test_goldens_notice.py",
+            "tests/models/test_pooling_goldens.py",
+            "tests/models/pooled.py",
             "tests/models/tiny.py",
         ),
         packages=(),
