@@ -4,6 +4,7 @@ from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.config.engine_args import EngineArgs
 from jaxllm.config.engine_config import EngineConfig
 from jaxllm.config.groups import AttentionConfig, ReasoningConfig, StructuredOutputsConfig
+from jaxllm.config.pooler import PoolerConfig
 from jaxllm.config.profiler import ProfilerConfig
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "AttentionConfig",
     "EngineArgs",
     "EngineConfig",
+    "PoolerConfig",
     "ProfilerConfig",
     "ReasoningConfig",
     "StructuredOutputsConfig",

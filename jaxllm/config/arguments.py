@@ -30,6 +30,7 @@ from jaxllm.config.kinds import (
     check_fields,
     required,
 )
+from jaxllm.config.pooler import PoolerConfig
 from jaxllm.config.portable import portable
 from jaxllm.config.profiler import ProfilerConfig
 from jaxllm.config.traces import check_traces_endpoint
@@ -46,7 +47,8 @@ MAX_NUM_SEQS = 65_536
 MAX_NUM_BATCHED_TOKENS = 2**20
 
 GONE: Mapping[str, str] = {
-    "task": "models that generate need nothing; see runner and convert",
+    "task": "see runner and convert",
+    "override_pooler_config": "see pooler_config",
     "swap_space": "preempted requests are recomputed",
     "preemption_mode": "preempted requests are recomputed",
     "max_seq_len_to_capture": "programs are compiled per number of tokens; see max_num_batched_tokens",
@@ -75,6 +77,21 @@ class EngineArguments(UnsupportedArguments):
     """These fields of `jaxllm.EngineArgs` work. All fields are checked when one is made; no file is touched."""
 
     model: str = required(Text(optional=False), _MODEL, "hub id, folder, or .gguf file")
+    runner: str = argument(
+        "auto",
+        Choice(("auto", "generate", "pooling")),
+        _MODEL,
+        "what the engine does; auto: as the model is made for. generate with convert=embed does both",
+    )
+    convert: str = argument(
+        "auto",
+        Choice(("auto", "none", "embed", "classify")),
+        _MODEL,
+        "make a model that generates one that pools; auto: to embed, where the runner is pooling",
+    )
+    pooler_config: PoolerConfig | None = argument(
+        None, Group(PoolerConfig), _MODEL, 'how a model pools, as JSON: {"pooling_type": "MEAN"}; default: the model\'s'
+    )
     tokenizer: str | None = argument(None, Text(), _MODEL, "hub id or folder of the tokenizer; default: the model's")
     tokenizer_mode: str = argument(
         "auto", Choice(("auto", "hf", "fast", "mistral")), _MODEL, "all of them read the tokenizer's tokenizer.json"
@@ -157,7 +174,10 @@ class EngineArguments(UnsupportedArguments):
         None, Integer(2, INT32_MAX, optional=True), _CACHE, "number of KV blocks, instead of what fits"
     )
     enable_prefix_caching: bool | None = argument(
-        True, Switch(optional=True), _CACHE, "reuse the KV blocks of equal prompt beginnings"
+        None,
+        Switch(optional=True),
+        _CACHE,
+        "reuse the KV blocks of equal prompt beginnings; default: where attention is causal",
     )
     kv_cache_dtype: str = argument(
         "auto", Choice(KV_CACHE_DTYPES), _CACHE, "dtype of the KV cache; auto: the model's; fp8 is fp8_e4m3"
@@ -181,7 +201,7 @@ class EngineArguments(UnsupportedArguments):
         0, Integer(0, INT32_MAX, sized=True), _SCHEDULER, "most prompt tokens of one request in a step; 0: no limit"
     )
     enable_chunked_prefill: bool | None = argument(
-        True, Switch(optional=True), _SCHEDULER, "take long prompts in several steps"
+        None, Switch(optional=True), _SCHEDULER, "take long prompts in several steps; default: where outputs allow it"
     )
     scheduling_policy: str = argument("fcfs", Choice(("fcfs", "priority")), _SCHEDULER, "who goes first")
     scheduler_cls: type | str | None = argument(None, ClassName(), _SCHEDULER, "a scheduler of your own")

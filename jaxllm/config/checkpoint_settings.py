@@ -114,10 +114,13 @@ def context_length(config: ModelConfig) -> int:
     return length
 
 
-def resolve_max_model_len(requested: int | None, context: int, *, is_learned: bool = False) -> tuple[int, bool]:
-    """Return (length, whether the engine may lower it to what its KV cache holds); None and -1 mean the context.
+def resolve_max_model_len(
+    requested: int | None, context: int, *, default: int | None = None, is_learned: bool = False
+) -> tuple[int, bool]:
+    """Return (length, whether the engine may lower it to what its KV cache holds).
 
-    `is_learned` says that positions are learned: there are no more of them than the context has.
+    A request of None or -1 means `default`, or the context if that is shorter. `is_learned` says that positions are
+    learned: there are no more of them than the context has.
     """
     if context < 1:
         raise VLLMValidationError(
@@ -127,7 +130,7 @@ def resolve_max_model_len(requested: int | None, context: int, *, is_learned: bo
             value=requested,
         )
     if requested is None or requested == -1:
-        return context, True
+        return min(default or context, context), True
     if requested > context:
         way_out = "Lower it, or extend the context with hf_overrides if the model was made for that."
         raise VLLMValidationError(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from jaxllm.config.groups import ReasoningConfig, StructuredOutputsConfig
+from jaxllm.config.pooler import PoolerConfig
 from jaxllm.config.pooling import PoolingSettings
 from jaxllm.config.profiler import ProfilerConfig
 
@@ -39,6 +40,14 @@ class EngineConfig:
     hf_config: Mapping[str, Any]
     """The checkpoint's config.json with `hf_overrides` in place."""
     model_config: ModelConfig
+    runner_type: str
+    """What the engine is for: "generate" or "pooling"."""
+    convert_type: str
+    """What was made of a model that generates: "none" if nothing, "embed" or "classify"."""
+    pooler_config: PoolerConfig | None
+    """The settings of pooling by vLLM's names, settled; None for an engine that only generates."""
+    pooling: PoolingSettings | None
+    """All that is settled of pooling; None for an engine that only generates."""
     dtype: str
     """The dtype of weights and activations: "float32", "bfloat16" or "float16"."""
     quantization: str | None
@@ -101,7 +110,8 @@ class EngineConfig:
     platform: str
     """The kind of the devices: "cpu", "gpu" or "tpu"."""
     cache_dir: str
-    generates: bool = True
-    """False for a model that only pools."""
-    pooling: PoolingSettings | None = None
-    """What the model pools; None for a model that only generates."""
+
+    @property
+    def generates(self) -> bool:
+        """Say whether requests may generate."""
+        return self.runner_type == "generate"

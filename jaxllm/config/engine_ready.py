@@ -30,11 +30,9 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, array_like=True, ta
     has_validators: bool
     """True if classes among the logits processors look at the params of each request."""
     has_thinking_tokens: bool
-    generates: bool = True
-    """The model generates."""
-    pooling: PoolingSettings | None = None
-    """What the model pools, if it does."""
     """True if it is known how the model marks its reasoning."""
+    pooling: PoolingSettings | None = None
+    """How the model pools; None if it only generates."""
 
     @property
     def max_model_len(self) -> int:
@@ -45,3 +43,8 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, array_like=True, ta
     def vocab_size(self) -> int:
         """Return the number of token ids: the logits are so wide."""
         return self.vllm_config.model_config.get_vocab_size()
+
+    @property
+    def generates(self) -> bool:
+        """Say whether requests may generate."""
+        return self.vllm_config.model_config.runner_type == "generate"

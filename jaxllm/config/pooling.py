@@ -1,29 +1,81 @@
-"""`PoolingSettings` say what a pooling model can do, and how its outputs become those of its requests."""
+"""`PoolingSettings`: all that front end and core of an engine need to know of pooling."""
 
 from __future__ import annotations
 
 import msgspec
 
+from jaxllm.exceptions import VLLMValidationError
+
+EMBED_TASKS = ("embed", "token_embed")
+CLASSIFY_TASKS = ("classify", "token_classify")
+STEP_FIELDS = ("step_tag_id", "returned_token_ids")
+
 
 class PoolingSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of a model that pools. It is plain data and crosses to another process."""
+    """How a model pools, settled; plain data, which crosses to another process."""
 
+    model: str
+    """The first of the names that users call the model by, as errors show it."""
     tasks: tuple[str, ...]
-    activation: str = "none"
-    use_activation: bool = True
-    dimensions: int | None = None
-    step_tag_id: int | None = None
-    returned_token_ids: list[int] | None = None
-    logit_mean: float = 0.0
-    logit_sigma: float = 1.0
+    """The tasks that requests may have."""
+    activation: str
+    """What `use_activation` does to outputs: "normalize", "sigmoid", "softmax" or "none"."""
+    use_activation: bool
+    """The default of requests, as the following ones are."""
+    dimensions: int | None
+    step_tag_id: int | None
+    returned_token_ids: list[int] | None
+    is_step: bool
+    """Tasks of tokens give the outputs of some: requests may have `step_tag_id` and `returned_token_ids`."""
+    logit_mean: float
+    logit_sigma: float
+    """Scores of classes become (score - logit_mean) / logit_sigma before their activation."""
     output_size: int
-    num_labels: int | None = None
-    id2label: dict[str, str] = {}
-    is_matryoshka: bool = False
-    matryoshka_dimensions: list[int] | None = None
-    prompts: dict[str, str] = {}
-    default_prompt_name: str | None = None
-    similarity: str = "cosine"
-    score_type: str | None = None
-    has_token_types: bool = False
-    runs_whole_tasks: tuple[str, ...] = ()
+    """The numbers of one output, before `dimensions` cut it."""
+    num_labels: int | None
+    """The number of classes; None for embeddings."""
+    id2label: dict[str, str]
+    """The classes by name; empty for embeddings."""
+    is_matryoshka: bool
+    """Requests may cut embeddings to fewer dimensions."""
+    matryoshka_dimensions: list[int] | None
+    """The only numbers of dimensions that they may be cut to; None for all."""
+    prompts: dict[str, str]
+    """What is put before a text, by the name of what the text is."""
+    default_prompt_name: str | None
+    similarity: str
+    """How embeddings are compared: "cosine", "dot", "euclidean" or "manhattan"."""
+    score_type: str | None
+    """How pairs of texts get a score: "cross-encoder", "bi-encoder" or "late-interaction"; None if not at all."""
+    has_token_types: bool
+    """Tokens have a type: 0 in a text, 1 in what a pair has second."""
+    runs_whole_tasks: tuple[str, ...]
+    """The tasks whose prompts go through the model in one step."""
+    lowercases: bool
+    """Texts are lowercased before they are tokenized."""
+
+    @property
+    def runs_whole(self) -> bool:
+        """Say whether all prompts go through the model in one step."""
+        return set(self.tasks) <= set(self.runs_whole_tasks)
+
+
+def check_dimensions(dimensions: int, settings: PoolingSettings, parameter: str) -> None:
+    """Refuse dimensions that the model's embeddings cannot be cut to, in vLLM's words."""
+    model, known, message = f"Model {settings.model!r}", settings.matryoshka_dimensions, None
+    if not settings.is_matryoshka:
+        message = "does not support Matryoshka embeddings; dimensions must be unset (received dimensions={})."
+    elif not 1 <= dimensions <= settings.output_size:
+        message = f"only supports dimensions in range [1, {settings.output_size}], got {{}}."
+    elif known is not None and dimensions not in known:
+        message = f"only supports Matryoshka dimensions {known}, got {{}}."
+    if message is not None:
+        text = f"{model} {message.format(dimensions)}"
+        raise VLLMValidationError(text, parameter=parameter, value=dimensions)
+
+
+def check_returned(returned: list[int] | None, settings: PoolingSettings, parameter: str) -> None:
+    """Refuse places that an output does not have."""
+    if returned and max(returned) >= settings.output_size:
+        message = f"returned_token_ids has {max(returned)}, and an output has {settings.output_size} numbers."
+        raise VLLMValidationError(message, parameter=parameter, value=returned)

@@ -11,7 +11,10 @@ from jaxllm.config.arguments import QUANTIZATIONS, EngineArguments
 from jaxllm.config.engine_config import EngineConfig
 from jaxllm.config.environment import default_cache_dir, reserve_gpu_memory
 from jaxllm.config.groups import OTHER_GRAMMARS, StructuredOutputsConfig
+from jaxllm.config.head_settings import with_token_ids
+from jaxllm.config.limits import check_attention_chunks, resolve_limits
 from jaxllm.config.plugins import load_plugins
+from jaxllm.config.resolve_pooling import Resolved, is_causal, resolve_pooling
 from jaxllm.exceptions import VLLMValidationError
 
 if TYPE_CHECKING:
@@ -26,9 +29,6 @@ if TYPE_CHECKING:
     from pallas_kernels.paged_attention import AttentionShape, PagedAttention
 
 PLATFORMS = ("cpu", "gpu", "tpu")
-DEFAULT_BLOCK_SIZE: Mapping[str, int] = {"cpu": 128, "gpu": 64, "tpu": 64}
-DEFAULT_NUM_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 512, "gpu": 2048, "tpu": 2048}
-DEFAULT_NUM_SEQS = 256
 KV_DTYPES: Mapping[str, str] = {
     "fp8": "float8_e4m3fn",
     "fp8_e4m3": "float8_e4m3fn",
@@ -86,23 +86,23 @@ def resolve(
     chat_template = settings.read_chat_template(args.chat_template)
     checkpoint = checkpoint or _open(args)
     hf_config = settings.apply_overrides(checkpoint.config, args.hf_overrides)
-    model_config = settings.read_model_config(args.model, checkpoint, hf_config)
+    resolved = _resolve_model(args, checkpoint, hf_config)
+    model_config = resolved.model_config
     generation_config = settings.read_generation_config(args.generation_config, checkpoint)
     default_sampling_params = settings.default_sampling_params(
         args.generation_config, generation_config, args.override_generation_config
     )
-    requested = cast(int | None, args.max_model_len)  # check() has read strings
-    max_model_len, can_shrink = settings.resolve_max_model_len(
-        requested, settings.context_length(model_config), is_learned=not model_config.ropes
-    )
+    max_model_len, can_shrink = _resolve_length(args, resolved)
     mesh, platform, model_config = _resolve_devices(args, devices, model_config.within(max_model_len))
     _check_processors(logits_processors, model_config.vocab_size, mesh.size)
-    limits, dtype = _resolve_limits(args, platform, max_model_len), resolve_dtype(args.dtype, checkpoint, platform)
-    _check_attention_chunks(model_config, limits)
+    limits = resolve_limits(args, platform, max_model_len, resolved)
+    dtype = resolve_dtype(args.dtype, checkpoint, platform)
+    check_attention_chunks(model_config, limits)
     copied = {name: getattr(args, name) for name in COPIED}
     return EngineConfig(
         **copied,
         **limits,
+        **{name: getattr(resolved, name) for name in ("runner_type", "convert_type", "pooler_config", "pooling")},
         checkpoint=checkpoint,
         hf_config=hf_config,
         **_resolve_numerics(args, model_config, mesh, platform, dtype, limits["block_size"]),
@@ -134,6 +134,29 @@ def _open(args: EngineArguments) -> Checkpoint:
         check_config=lambda config: settings.find_family(
             args.model, settings.apply_overrides(config, args.hf_overrides)
         ),
+    )
+
+
+def _resolve_model(args: EngineArguments, checkpoint: Checkpoint, hf_config: Mapping[str, Any]) -> Resolved:
+    """Settle the model, and what the engine does with it."""
+    hf_config = with_token_ids(hf_config, checkpoint)
+    resolved = resolve_pooling(
+        args, checkpoint, hf_config, settings.read_model_config(args.model, checkpoint, hf_config)
+    )
+    if args.kv_cache_dtype != "auto" and not is_causal(resolved.model_config):
+        message = f"kv_cache_dtype={args.kv_cache_dtype!r} is for models that keep keys and values from step to step, "
+        message += f"and {resolved.model_config.architecture} does not. Leave it out."
+        raise VLLMValidationError(message, parameter="kv_cache_dtype", value=args.kv_cache_dtype)
+    return resolved
+
+
+def _resolve_length(args: EngineArguments, resolved: Resolved) -> tuple[int, bool]:
+    """Return the longest sequence, and whether the engine may lower it to what its KV cache holds."""
+    return settings.resolve_max_model_len(
+        cast(int | None, args.max_model_len),  # check() has read strings
+        settings.context_length(resolved.model_config),
+        default=resolved.max_length,
+        is_learned=not resolved.model_config.ropes,
     )
 
 
@@ -309,53 +332,3 @@ def _resolve_structured_outputs(given: StructuredOutputsConfig | None) -> Struct
 
 def _resolve_max_logprobs(requested: int, vocab_size: int) -> int:
     return vocab_size if requested == -1 else min(requested, vocab_size)
-
-
-def _resolve_limits(args: EngineArguments, platform: str, max_model_len: int) -> dict[str, Any]:
-    """Fill in the limits that depend on the platform and on one another."""
-    chunked = args.enable_chunked_prefill is not False
-    tokens = args.max_num_batched_tokens
-    if tokens is None:
-        tokens = max(DEFAULT_NUM_BATCHED_TOKENS[platform], args.max_num_seqs or 0, 0 if chunked else max_model_len)
-    elif not chunked and tokens < max_model_len:
-        raise VLLMValidationError(
-            f"max_num_batched_tokens={tokens} must be at least max_model_len={max_model_len} with "
-            "enable_chunked_prefill=False.",
-            parameter="max_num_batched_tokens",
-            value=tokens,
-        )
-    sizes = args.cudagraph_capture_sizes
-    if sizes and (beyond := [size for size in sizes if size > tokens]):
-        message = "cudagraph_capture_sizes: no step has %s tokens, since max_num_batched_tokens is %d"
-        logger.warning(message, ", ".join(map(str, beyond)), tokens)
-    return {
-        "block_size": args.block_size or DEFAULT_BLOCK_SIZE[platform],
-        "max_num_batched_tokens": tokens,
-        "cudagraph_capture_sizes": None if sizes is None else tuple(sizes),
-        "max_num_seqs": args.max_num_seqs or min(DEFAULT_NUM_SEQS, tokens),
-        "enable_prefix_caching": args.enable_prefix_caching is not False,
-        "enable_chunked_prefill": chunked,
-        "async_scheduling": args.async_scheduling is not False,
-    }
-
-
-def _check_attention_chunks(model_config: ModelConfig, limits: Mapping[str, Any]) -> None:
-    """Refuse settings under which requests could not go from one of the chunks that layers attend within to the next:
-    it begins with a block, and with a step.
-    """
-    for size in sorted({layer.attention_chunk for layer in model_config.layers if layer.attention_chunk is not None}):
-        block_size = limits["block_size"]
-        if size % block_size:
-            raise VLLMValidationError(
-                f"block_size={block_size} must divide {size}, the tokens of the chunks within which layers attend "
-                "(attention_chunk_size).",
-                parameter="block_size",
-                value=block_size,
-            )
-        if not limits["enable_chunked_prefill"]:
-            raise VLLMValidationError(
-                f"enable_chunked_prefill=False takes prompts whole, but layers attend within chunks of {size} tokens, "
-                f"of which a step takes one: leave it out, or set max_model_len to {size} or less.",
-                parameter="enable_chunked_prefill",
-                value=False,
-            )

@@ -14,7 +14,6 @@ _ADAPTERS = "there are no adapters (LoRA) yet; merge them into the weights"
 _CHECKPOINT_CODE = "code from a checkpoint is never run; add architectures with jaxllm.register_model(...)"
 _DRAFTS = "there is no speculative decoding yet"
 _EXPERTS = "each device holds a share of the width of every expert; see tensor_parallel_size"
-_GENERATE = "only models that generate run so far"
 _GRAPHS = "XLA compiles; there are no torch or CUDA graph settings"
 _KERNELS = "kernels are chosen by platform and shape; see attention_config"
 _LOGS = "see Python's logging module and the logger 'jaxllm'"
@@ -45,11 +44,7 @@ class UnsupportedArguments:
     code_revision: str | None = unsupported(None, _CHECKPOINT_CODE)
     hf_config_path: str | None = unsupported(None, "config.json is beside the weights; see hf_overrides")
     config_format: str = unsupported("auto", "the model's config.json or GGUF header is read", also=("hf",))
-    runner: str = unsupported("auto", _GENERATE, also=("generate",))
-    convert: str = unsupported("auto", _GENERATE, also=("none",))
-    pooler_config: Any = unsupported(None, _GENERATE)
-    override_pooler_config: Any = unsupported(None, _GENERATE)
-    diffusion_config: Any = unsupported(None, _GENERATE)
+    diffusion_config: Any = unsupported(None, "no diffusion model runs yet")
     quantization_config: Any = unsupported(None, "see quantization")
     allow_deprecated_quantization: bool = unsupported(False, "see quantization")
     disable_sliding_window: bool = unsupported(False, "layers attend as the model says; see hf_overrides")

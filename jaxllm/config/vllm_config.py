@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxllm.config.engine_config import EngineConfig
 from jaxllm.config.groups import AttentionConfig, ReasoningConfig, StructuredOutputsConfig
+from jaxllm.config.pooler import PoolerConfig
 from jaxllm.config.profiler import ProfilerConfig
 
 if TYPE_CHECKING:
@@ -49,6 +50,17 @@ class ModelConfig:
     """The number of KV heads over all devices."""
     hf_config_json: str = dataclasses.field(repr=False)
     """The text of config.json, `hf_overrides` included; numbers in it may be of any size, infinite or NaN."""
+    runner_type: str = "generate"
+    """What the engine is for: "generate" or "pooling"."""
+    convert_type: str = "none"
+    """What was made of a model that generates: "none" if nothing, "embed" or "classify"."""
+    pooler_config: PoolerConfig | None = None
+    """How the model pools, settled; None if it only generates."""
+    is_matryoshka: bool = False
+    """Requests may cut embeddings to fewer dimensions."""
+    matryoshka_dimensions: list[int] | None = None
+    embedding_size: int | None = None
+    """The numbers of one output of pooling; None if there is none."""
 
     @cached_property
     def hf_config(self) -> PreTrainedConfig:
@@ -174,7 +186,7 @@ def vllm_config(config: EngineConfig, *, num_blocks: int, max_model_len: int) ->
         names = [field.name for field in dataclasses.fields(kind) if field.name not in settled]
         return kind(**settled, **{name: getattr(config, name) for name in names})
 
-    model = config.model_config
+    model, pooling = config.model_config, config.pooling
     return pick(
         VllmConfig,
         model_config=pick(
@@ -188,6 +200,9 @@ def vllm_config(config: EngineConfig, *, num_blocks: int, max_model_len: int) ->
             head_dim=model.layers[0].head_dim,
             num_kv_heads=model.layers[0].num_kv_heads,
             hf_config_json=json.dumps(config.hf_config),
+            is_matryoshka=pooling is not None and pooling.is_matryoshka,
+            matryoshka_dimensions=None if pooling is None else pooling.matryoshka_dimensions,
+            embedding_size=None if pooling is None else pooling.output_size,
         ),
         cache_config=pick(
             CacheConfig, num_gpu_blocks=num_blocks, cache_dtype=str(config.kv_groups[0].attention.shape.kv_dtype)

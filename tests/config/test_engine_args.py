@@ -38,6 +38,19 @@ BAD_VALUES: dict[str, tuple[Any, ...]] = {
     "dtype": ("int8", "fp8", 3, None, np.int8),
     "seed": (-1, 2**64, 1.0, None, True, "x"),
     "max_model_len": (0, -2, 2**31, 2**63, 1.5, "x", "1.5", True, math.nan),
+    "runner": ("draft", "embed", None, 3, []),
+    "convert": ("reward", None, True),
+    "pooler_config": (
+        *("MEAN", 3, [1], {"pooling": "MEAN"}, {"normalize": True}, {"pooling_type": "MAX"}, {"pooling_type": []}),
+        *({"seq_pooling_type": "ALL"}, {"tok_pooling_type": "LAST"}, {"seq_pooling_type": 3}, {"task": "score"}),
+        *({"task": "encode"}, {"task": 3}, {"task": "plugin"}, {"use_activation": 1}, {"dimensions": 0}),
+        *({"pooling_type": "MEAN", "seq_pooling_type": "LAST"}, {"pooling_type": "STEP", "seq_pooling_type": "CLS"}),
+        *({"enable_chunked_processing": True}, {"enable_chunked_processing": 0}, {"max_embed_len": 512}),
+        *({"logit_mean": "0"}, {"logit_sigma": 0}, {"logit_sigma": math.nan}, {"logit_scale": 0.0}),
+        *({"logit_bias": 1.0, "logit_mean": 1.0}, {"logit_scale": 1.0, "logit_sigma": 1.0}, {"step_tag_id": -1}),
+        *({"returned_token_ids": 3}, {"returned_token_ids": [-1]}, {"returned_token_ids": ["a"]}),
+        {"enable_flash_late_interaction": None},
+    ),
     "revision": ("",),
     "tokenizer_revision": ("",),
     "hf_token": ("", 3),
@@ -97,7 +110,7 @@ def make(**fields: Any) -> EngineArgs:
 def test_defaults():
     args = make()
     assert (args.gpu_memory_utilization, args.dtype, args.seed, args.max_logprobs) == (0.9, "auto", 0, 20)
-    assert (args.enable_prefix_caching, args.scheduling_policy, args.enforce_eager) == (True, "fcfs", False)
+    assert (args.enable_prefix_caching, args.scheduling_policy, args.enforce_eager) == (None, "fcfs", False)
     assert (args.block_size, args.max_num_seqs, args.max_num_batched_tokens, args.max_model_len) == (None,) * 4
 
 

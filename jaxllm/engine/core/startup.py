@@ -97,7 +97,6 @@ def _ready(prepared: Prepared, core: EngineCore, *, has_thinking_tokens: bool) -
         has_validators=bool(validators(config.logits_processors)),
         has_logits_processors=bool(config.logits_processors),
         has_thinking_tokens=has_thinking_tokens,
-        generates=config.generates,
         pooling=config.pooling,
     )
 

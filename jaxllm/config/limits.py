@@ -1,0 +1,87 @@
+"""The limits of a step: how many tokens and requests, in blocks of which size, and what prompts may be cut into."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from jaxllm.exceptions import VLLMValidationError
+
+if TYPE_CHECKING:
+    from jaxllm.config.arguments import EngineArguments
+    from jaxllm.config.pooling import PoolingSettings
+    from jaxllm.config.resolve_pooling import Resolved
+    from jaxllm.models.config import ModelConfig
+
+DEFAULT_BLOCK_SIZE: Mapping[str, int] = {"cpu": 128, "gpu": 64, "tpu": 64}
+DEFAULT_NUM_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 512, "gpu": 2048, "tpu": 2048}
+DEFAULT_NUM_SEQS = 256
+
+logger = logging.getLogger(__name__)
+
+
+def resolve_limits(args: EngineArguments, platform: str, max_model_len: int, resolved: Resolved) -> dict[str, Any]:
+    """Fill in the limits that depend on the platform and on one another."""
+    pooling = resolved.pooling
+    runs_whole = pooling is not None and pooling.runs_whole and resolved.runner_type == "pooling"
+    for name in ("enable_prefix_caching", "enable_chunked_prefill"):
+        if runs_whole and getattr(args, name):
+            logger.warning("%s=True has no effect: prompts go through this model in one step", name)
+    chunked = args.enable_chunked_prefill is not False and not runs_whole
+    sizes = args.cudagraph_capture_sizes
+    tokens = _resolve_step(args, platform, max_model_len, chunked=chunked, pooling=pooling)
+    if sizes and (beyond := [size for size in sizes if size > tokens]):
+        message = "cudagraph_capture_sizes: no step has %s tokens, since max_num_batched_tokens is %d"
+        logger.warning(message, ", ".join(map(str, beyond)), tokens)
+    return {
+        "block_size": args.block_size or DEFAULT_BLOCK_SIZE[platform],
+        "max_num_batched_tokens": tokens,
+        "cudagraph_capture_sizes": None if sizes is None else tuple(sizes),
+        "max_num_seqs": args.max_num_seqs or min(DEFAULT_NUM_SEQS, tokens),
+        "enable_prefix_caching": args.enable_prefix_caching is not False and not runs_whole,
+        "enable_chunked_prefill": chunked,
+        "async_scheduling": args.async_scheduling is not False,
+    }
+
+
+def _resolve_step(
+    args: EngineArguments, platform: str, max_model_len: int, *, chunked: bool, pooling: PoolingSettings | None
+) -> int:
+    """Return the most tokens of a step: the longest prompt's at least, if some have to go through in one."""
+    tokens = args.max_num_batched_tokens
+    if tokens is None:
+        longest = max_model_len if not chunked or (pooling is not None and pooling.runs_whole_tasks) else 0
+        return max(DEFAULT_NUM_BATCHED_TOKENS[platform], args.max_num_seqs or 0, longest)
+    if not chunked and tokens < max_model_len:
+        by_user = args.enable_chunked_prefill is False
+        reason = "with enable_chunked_prefill=False" if by_user else "since prompts go through this model in one step"
+        raise VLLMValidationError(
+            f"max_num_batched_tokens={tokens} must be at least max_model_len={max_model_len} {reason}. "
+            f"Leave it out, or set max_model_len={tokens}.",
+            parameter="max_num_batched_tokens",
+            value=tokens,
+        )
+    return tokens
+
+
+def check_attention_chunks(model_config: ModelConfig, limits: Mapping[str, Any]) -> None:
+    """Refuse settings under which requests could not go from one of the chunks that layers attend within to the next:
+    it begins with a block, and with a step.
+    """
+    for size in sorted({layer.attention_chunk for layer in model_config.layers if layer.attention_chunk is not None}):
+        block_size = limits["block_size"]
+        if size % block_size:
+            raise VLLMValidationError(
+                f"block_size={block_size} must divide {size}, the tokens of the chunks within which layers attend "
+                "(attention_chunk_size).",
+                parameter="block_size",
+                value=block_size,
+            )
+        if not limits["enable_chunked_prefill"]:
+            raise VLLMValidationError(
+                f"enable_chunked_prefill=False takes prompts whole, but layers attend within chunks of {size} tokens, "
+                f"of which a step takes one: leave it out, or set max_model_len to {size} or less.",
+                parameter="enable_chunked_prefill",
+                value=False,
+            )

@@ -1,0 +1,134 @@
+"""`PoolerConfig`: how a pooling model makes an output of hidden states, where it is not to be the model's own way."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.checks import INT32_MAX, check_bool, check_float, check_int, check_ints, shown
+
+GROUP = "pooler_config"
+TASKS = ("embed", "classify", "token_embed", "token_classify")
+SEQ_POOLING_TYPES = ("CLS", "LAST", "MEAN")
+TOK_POOLING_TYPES = ("ALL", "STEP")
+MAX_RETURNED = 2**20
+MAX_LOGIT = 1e30
+_GONE_TASKS = {"score": "use 'classify'", "encode": "use 'token_embed' or 'token_classify'"}
+_ONE_PASS = "a text goes through the model in one piece; cut longer ones with truncate_prompt_tokens"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolerConfig:
+    """Settings of pooling; None is the model's own."""
+
+    task: str | None = None
+    """The only task that requests may have: "embed", "classify", "token_embed" or "token_classify"."""
+    pooling_type: str | None = None
+    """This is one of `seq_pooling_type` or of `tok_pooling_type`, whichever has a name like it."""
+    seq_pooling_type: str | None = None
+    """What stands for a sequence: its first token ("CLS"), its last one ("LAST"), or the mean of all ("MEAN")."""
+    tok_pooling_type: str | None = None
+    """The tokens that tasks of tokens give outputs of: "ALL", or with "STEP" those that are `step_tag_id`."""
+    use_activation: bool | None = None
+    """False gives embeddings that are not normalized, and the scores of classes as they are."""
+    enable_flash_late_interaction: bool = True
+    """This changes nothing: late interaction is computed on the host."""
+    dimensions: int | None = None
+    """The number of dimensions that embeddings are cut to, if a request does not say."""
+    enable_chunked_processing: bool = dataclasses.field(default=False, metadata={"refused": _ONE_PASS})
+    max_embed_len: int | None = dataclasses.field(default=None, metadata={"refused": _ONE_PASS})
+    logit_mean: float | None = None
+    """A number that is taken from the scores of classes before their activation."""
+    logit_sigma: float | None = None
+    """A number that scores are divided by after that."""
+    step_tag_id: int | None = None
+    """The token whose outputs a "STEP" pooling gives."""
+    returned_token_ids: list[int] | None = None
+    """The places of the numbers that are given of each output, in their order."""
+    logit_bias: float | None = None
+    """Deprecated: see logit_mean."""
+    logit_scale: float | None = None
+    """Deprecated: 1 / logit_sigma."""
+
+    def __post_init__(self) -> None:
+        self._check_refused()
+        self._check_task()
+        self._check_types()
+        for name in ("use_activation", "enable_flash_late_interaction"):
+            if getattr(self, name) is not None or name != "use_activation":
+                check_bool(f"{GROUP}.{name}", getattr(self, name), parameter=GROUP)
+        for name, low in (("dimensions", 1), ("step_tag_id", 0)):
+            if getattr(self, name) is not None:
+                self._set(name, check_int(f"{GROUP}.{name}", getattr(self, name), low, INT32_MAX, parameter=GROUP))
+        if self.returned_token_ids is not None:
+            self._set("returned_token_ids", _check_returned(self.returned_token_ids))
+        self._check_logits()
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def _check_refused(self) -> None:
+        for field in dataclasses.fields(self):
+            reason, value = field.metadata.get("refused"), getattr(self, field.name)
+            if reason is not None and value is not field.default:
+                raise _error(f"{field.name}={shown(value)} is not supported: {reason}", value)
+
+    def _check_task(self) -> None:
+        if self.task is not None and self.task not in TASKS:
+            hint = _GONE_TASKS.get(self.task) if isinstance(self.task, str) else None
+            raise _error(
+                f"task={shown(self.task)} is not supported: {hint or 'use one of ' + ', '.join(TASKS)}", self.task
+            )
+
+    def _check_types(self) -> None:
+        """Check the types of pooling, and put the one that is meant by `pooling_type` in its place."""
+        given, known = self.pooling_type, {"seq": SEQ_POOLING_TYPES, "tok": TOK_POOLING_TYPES}
+        if given is not None:
+            kind = next((kind for kind, names in known.items() if given in names), None)
+            if kind is None:
+                names = ", ".join(SEQ_POOLING_TYPES + TOK_POOLING_TYPES)
+                raise _error(f"pooling_type={shown(given)} is not supported, only {names}", given)
+            for each in known:
+                other = getattr(self, f"{each}_pooling_type")
+                # Settings that come from another process have both, and they agree.
+                if other is not None and (each != kind or other != given):
+                    raise _error(f"Cannot set both `pooling_type` and `{each}_pooling_type`", given)
+            self._set(f"{kind}_pooling_type", given)
+        for kind, names in known.items():
+            value = getattr(self, f"{kind}_pooling_type")
+            if value is not None and value not in names:
+                raise _error(f"{kind}_pooling_type={shown(value)} is not supported, only {', '.join(names)}", value)
+
+    def _check_logits(self) -> None:
+        """Check how scores are calibrated, and take vLLM's older names for its newer ones."""
+        for name in ("logit_mean", "logit_sigma", "logit_bias", "logit_scale"):
+            value = getattr(self, name)
+            if value is not None:
+                value = check_float(f"{GROUP}.{name}", value, -MAX_LOGIT, MAX_LOGIT, parameter=GROUP)
+                if value == 0 and name in ("logit_sigma", "logit_scale"):
+                    raise _error(f"{name} cannot be 0 (division by zero)", value)
+                self._set(name, value)
+        for old, new in (("logit_bias", "logit_mean"), ("logit_scale", "logit_sigma")):
+            value = getattr(self, old)
+            if value is None:
+                continue
+            if getattr(self, new) is not None:
+                raise _error(f"Cannot set both `{old}` and `{new}`", value)
+            logger.warning("pooler_config: %s is deprecated; use %s", old, new)
+            self._set(new, value if old == "logit_bias" else 1 / value)
+            self._set(old, None)
+
+
+def _check_returned(value: Any) -> list[int]:
+    try:
+        return check_ints(f"{GROUP}.returned_token_ids", value, 0, INT32_MAX, MAX_RETURNED)
+    except VLLMValidationError as error:
+        raise VLLMValidationError(str(error), parameter=GROUP, value=value) from error
+
+
+def _error(message: str, value: Any) -> VLLMValidationError:
+    return VLLMValidationError(f"{GROUP}: {message}.", parameter=GROUP, value=value)

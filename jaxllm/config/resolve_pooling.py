@@ -1,0 +1,267 @@
+"""Whether an engine generates or pools is settled, and how hidden states become outputs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jaxllm.config import checkpoint_settings
+from jaxllm.config.head_settings import class_activation, class_names, read_matryoshka
+from jaxllm.config.pooler import PoolerConfig
+from jaxllm.config.pooling import (
+    CLASSIFY_TASKS,
+    EMBED_TASKS,
+    STEP_FIELDS,
+    PoolingSettings,
+    check_dimensions,
+    check_returned,
+)
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.checks import shown
+
+if TYPE_CHECKING:
+    from jaxllm.config.arguments import EngineArguments
+    from jaxllm.loading.checkpoint import Checkpoint
+    from jaxllm.loading.sentence_transformers import Embedding, SentenceFiles, Settings
+    from jaxllm.models.config import HeadLayer, ModelConfig, Pooling
+
+
+class Resolved(NamedTuple):
+    """What an engine does, settled."""
+
+    model_config: ModelConfig
+    pooling: PoolingSettings | None
+    """It is None for an engine that only generates."""
+    runner_type: str
+    convert_type: str
+    pooler_config: PoolerConfig | None
+    """The arguments' with what was settled in place; None for an engine that only generates."""
+    max_length: int | None = None
+    """The longest sequence that the checkpoint's files say is to be pooled; None if they say none."""
+
+
+def resolve_pooling(
+    args: EngineArguments, checkpoint: Checkpoint, hf_config: Mapping[str, Any], model_config: ModelConfig
+) -> Resolved:
+    """Settle what the engine does with the model, which is as its family reads it from `hf_config`.
+
+    Raises VLLMValidationError, in vLLM's words where it has some, for what the model cannot do.
+    """
+    from jaxllm.loading.sentence_transformers import SentenceFiles, read_settings
+
+    files = checkpoint.sentence_files or SentenceFiles(checkpoint.source)
+    runner, convert = resolve_runner(args, files, pools=model_config.pooling is not None)
+    if runner == "generate" and convert == "none":
+        if args.pooler_config is not None:
+            message = "pooler_config is for models that pool: pass runner='pooling', or leave it out."
+            raise VLLMValidationError(message, parameter="pooler_config", value=args.pooler_config)
+        return Resolved(model_config, None, runner, convert, None)
+    given, from_files = args.pooler_config or PoolerConfig(), read_settings(files)
+    converted = model_config if convert == "none" else _convert(args.model, files, hf_config, model_config, convert)
+    pooling, embedding = _pooling_of(converted), _find_embedding(files, converted)
+    pooling = _with_files(pooling, embedding, converted.hidden_size, given, checkpoint.source)
+    # A model that generates too keeps its output head.
+    body = model_config if runner == "generate" else converted
+    body = dataclasses.replace(body, pooling=pooling)
+    settled = _settle(given, pooling, embedding)
+    settings = _make_settings(args, settled, from_files, hf_config, body)
+    max_length = from_files.max_length if runner == "pooling" else None
+    return Resolved(body, settings, runner, convert, settled, max_length)
+
+
+def resolve_runner(args: EngineArguments, files: SentenceFiles, *, pools: bool) -> tuple[str, str]:
+    """Settle runner and convert as vLLM does; `pools` says whether the architecture does so by itself."""
+    runner, convert = args.runner, args.convert
+    if runner == "auto":
+        is_sentence_transformer = files.has("Pooling") or files.has("LogitScore")
+        runner = "pooling" if convert in ("embed", "classify") or pools or is_sentence_transformer else "generate"
+    if pools and runner == "generate":
+        raise VLLMValidationError(
+            "Embedding models do not support `--runner generate`. Use `--runner pooling` or `--runner auto` for "
+            "embedding models.",
+            parameter="runner",
+            value=runner,
+        )
+    if convert == "auto":
+        kind = "classify" if files.has("LogitScore") else "embed"
+        convert = "none" if pools or runner == "generate" else kind
+    elif convert == "none" and runner == "pooling" and not pools:
+        raise VLLMValidationError(
+            "This model does not support `--runner pooling`. You can pass `--convert <embed|classify> to adapt it into "
+            "a pooling model.",
+            parameter="convert",
+            value=convert,
+        )
+    return runner, convert
+
+
+def _convert(
+    model: str, files: SentenceFiles, hf_config: Mapping[str, Any], model_config: ModelConfig, convert: str
+) -> ModelConfig:
+    """Return the model with the head that `convert` asks for; a model that pools already has to have it."""
+    from jaxllm.loading.sentence_transformers import read_classifier_tokens
+    from jaxllm.models.pooling import classification, embedding
+
+    if model_config.pooling is not None:
+        if not set(model_config.pooling.tasks) & set(EMBED_TASKS if convert == "embed" else CLASSIFY_TASKS):
+            tasks = ", ".join(model_config.pooling.tasks)
+            message = f"convert={convert!r} is for models that generate; {model_config.architecture} has {tasks}."
+            raise VLLMValidationError(message, parameter="convert", value=convert)
+        return model_config
+    try:
+        if convert == "embed":
+            return embedding(model_config)
+        tokens = read_classifier_tokens(files)
+        if tokens is not None and hf_config.get("classifier_from_token") is None:
+            method = "from_2_way_softmax" if len(tokens) == 2 else "no_post_processing"
+            hf_config = {**hf_config, "classifier_from_token": tokens, "method": method}
+        return classification(model_config, hf_config, checkpoint_settings.find_family(model, hf_config)[1])
+    except VLLMValidationError:
+        raise
+    except ValueError as error:
+        raise VLLMValidationError(f"convert={convert!r}: {error}.", parameter="convert", value=convert) from error
+
+
+def _pooling_of(model_config: ModelConfig) -> Pooling:
+    assert model_config.pooling is not None
+    return model_config.pooling
+
+
+def _find_embedding(files: SentenceFiles, model_config: ModelConfig) -> Embedding | None:
+    """Return what the modules of sentence-transformers make of hidden states; None if they do not embed."""
+    from jaxllm.loading.sentence_transformers import read_embedding
+
+    embeds = set(_pooling_of(model_config).tasks) & set(EMBED_TASKS)
+    # A list of modules that has no layers after the model says nothing.
+    return read_embedding(files) if embeds and len(files.modules) > 1 else None
+
+
+def _with_files(
+    pooling: Pooling, embedding: Embedding | None, hidden_size: int, given: PoolerConfig, source: str
+) -> Pooling:
+    """Return a family's pooling with what files and arguments say in its place."""
+    from jaxllm.models.config import POOLING_TYPES
+
+    kind = given.seq_pooling_type or (embedding.kind if embedding else pooling.kind)
+    if kind not in POOLING_TYPES:
+        message = f"{source}: its Pooling module has the mode {shown(kind)}, which is not supported"
+        way_out = "pooler_config={'pooling_type': 'MEAN'}, CLS or LAST sets another."
+        raise VLLMValidationError(f"{message}; {way_out}", parameter="model", value=source)
+    tasks = pooling.tasks
+    if given.task is not None:
+        if given.task not in tasks:
+            message = f"Unsupported task: {given.task!r} Supported tasks: {tasks}"
+            raise VLLMValidationError(message, parameter="pooler_config", value=given.task)
+        tasks = (given.task,)
+    head = (*pooling.head, *_dense_layers(embedding, pooling.size(hidden_size), source)) if embedding else pooling.head
+    return dataclasses.replace(pooling, kind=kind, tasks=tasks, head=head)
+
+
+def _dense_layers(embedding: Embedding, size: int, source: str) -> list[HeadLayer]:
+    from jaxllm.models.config import HeadLayer
+
+    layers = []
+    for dense in embedding.layers:
+        if dense.in_features != size:
+            message = (
+                f"{source}: {dense.folder}/config.json: in_features is {dense.in_features}, and its inputs have {size}"
+            )
+            raise VLLMValidationError(f"{message}.", parameter="model", value=source)
+        size = dense.out_features
+        layers.append(HeadLayer(source=f"{dense.folder}/linear", size=size, bias=dense.bias, act=dense.act))
+    return layers
+
+
+def _settle(given: PoolerConfig, pooling: Pooling, embedding: Embedding | None) -> PoolerConfig:
+    """Return the arguments with what they left open."""
+    use_activation = given.use_activation
+    if use_activation is None:
+        use_activation = embedding.normalizes if embedding else True
+    return dataclasses.replace(
+        given,
+        seq_pooling_type=pooling.kind,
+        tok_pooling_type=given.tok_pooling_type or "ALL",
+        use_activation=use_activation,
+        pooling_type=None,
+    )
+
+
+def _make_settings(
+    args: EngineArguments,
+    pooler: PoolerConfig,
+    from_files: Settings,
+    hf_config: Mapping[str, Any],
+    model_config: ModelConfig,
+) -> PoolingSettings:
+    pooling = _pooling_of(model_config)
+    size = pooling.size(model_config.hidden_size)
+    classifies = any(task in CLASSIFY_TASKS for task in pooling.tasks)
+    name = (args.served_model_name or [args.model])[0]
+    settings = PoolingSettings(
+        model=name,
+        tasks=pooling.tasks,
+        activation=class_activation(args.model, hf_config, size) if classifies else "normalize",
+        use_activation=bool(pooler.use_activation),
+        dimensions=pooler.dimensions,
+        step_tag_id=pooler.step_tag_id,
+        returned_token_ids=pooler.returned_token_ids,
+        is_step=pooler.tok_pooling_type == "STEP",
+        logit_mean=0.0 if pooler.logit_mean is None else pooler.logit_mean,
+        logit_sigma=1.0 if pooler.logit_sigma is None else pooler.logit_sigma,
+        output_size=size,
+        num_labels=size if classifies else None,
+        id2label=class_names(args.model, hf_config, size) if classifies else {},
+        **read_matryoshka(args.model, hf_config),
+        prompts=dict(from_files.prompts),
+        default_prompt_name=from_files.default_prompt_name,
+        similarity=from_files.similarity,
+        score_type=_score_type(pooling.tasks, size),
+        has_token_types=model_config.num_token_types > 1,
+        runs_whole_tasks=_whole_tasks(model_config),
+        lowercases=from_files.lowercases,
+    )
+    _check_pooler(pooler, settings)
+    return settings
+
+
+def _check_pooler(pooler: PoolerConfig, settings: PoolingSettings) -> None:
+    """Refuse settings that would have no effect, or that no request could have."""
+    classifies = settings.num_labels is not None
+    for name, has_effect in (
+        ("dimensions", not classifies),
+        *((name, classifies) for name in ("logit_mean", "logit_sigma")),
+        *((name, settings.is_step) for name in STEP_FIELDS),
+    ):
+        if getattr(pooler, name) is not None and not has_effect:
+            needs = (
+                'tok_pooling_type="STEP"'
+                if "_id" in name
+                else f"a model that {'embeds' if classifies else 'classifies'}"
+            )
+            message = f"pooler_config: {name} needs {needs}."
+            raise VLLMValidationError(message, parameter="pooler_config", value=getattr(pooler, name))
+    if settings.dimensions is not None:
+        check_dimensions(settings.dimensions, settings, "pooler_config")
+    check_returned(pooler.returned_token_ids, settings, "pooler_config")
+
+
+def _score_type(tasks: tuple[str, ...], size: int) -> str | None:
+    if "embed" in tasks:
+        return "bi-encoder"
+    if "classify" in tasks:
+        return "cross-encoder" if size == 1 else None
+    return "late-interaction" if "token_embed" in tasks else None
+
+
+def _whole_tasks(model_config: ModelConfig) -> tuple[str, ...]:
+    """Return the tasks that need a prompt's tokens in one step: they see one another, or are pooled together."""
+    pooling = _pooling_of(model_config)
+    if not is_causal(model_config):
+        return pooling.tasks
+    return () if pooling.kind == "LAST" else tuple(task for task in pooling.tasks if task in ("embed", "classify"))
+
+
+def is_causal(model_config: ModelConfig) -> bool:
+    """Say whether no layer attends to tokens ahead."""
+    return all(layer.causal for layer in model_config.layers)
