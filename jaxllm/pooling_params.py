@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import msgspec
 
-from jaxllm.params.checks import INT32_MAX, check_bool, check_int, check_ints, check_kind
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.checks import INT32_MAX, check_bool, check_int, check_ints, check_kind, shown
 from jaxllm.sampling_params import RequestOutputKind
+
+MAX_RETURNED = 2**20
+_GONE_TASKS = {
+    "score": "`score` task was removed; use `classify` instead.",
+    "encode": "`encode` task was removed; use `token_embed` or `token_classify` instead.",
+}
+_REFUSED = {
+    "late_interaction_params": "scores by late interaction are computed on the host; see LLM.score",
+    "extra_kwargs": "there are no plugins that pool",
+}
 
 
 class PoolingParams(msgspec.Struct, omit_defaults=True):
-    """Parameters that say how one request's hidden states become an output."""
+    """Parameters that say how one request's hidden states become an output; None is the model's default."""
 
     use_activation: bool | None = None
-    """Apply the pooler's activation; None is the model's default."""
+    """Normalize embeddings, or make probabilities of the scores of classes."""
     dimensions: int | None = None
     """Shorten embeddings to this many dimensions, where the model allows it."""
     step_tag_id: int | None = None
+    """The token whose outputs are given, of a model whose tok_pooling_type is STEP."""
     returned_token_ids: list[int] | None = None
+    """The places of the numbers that are given of each output, of a model whose tok_pooling_type is STEP."""
     task: str | None = None
+    """The name "embed", "classify", "token_embed" or "token_classify"; methods that mean one of them set it."""
     requires_token_ids: bool = False
+    """This changes nothing: a request's token ids are known wherever it is."""
     skip_reading_prefix_cache: bool | None = None
+    """Run the whole prompt, also what is cached of it; tasks that need all tokens' outputs always do."""
     late_interaction_params: dict[str, Any] | None = None
     extra_kwargs: dict[str, Any] | None = None
     output_kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY
@@ -35,7 +52,22 @@ class PoolingParams(msgspec.Struct, omit_defaults=True):
         if self.step_tag_id is not None:
             self.step_tag_id = check_int("step_tag_id", self.step_tag_id, 0, INT32_MAX)
         if self.returned_token_ids is not None:
-            self.returned_token_ids = check_ints("returned_token_ids", self.returned_token_ids, 0, INT32_MAX, 2**20)
+            ids = check_ints("returned_token_ids", self.returned_token_ids, 0, INT32_MAX, MAX_RETURNED)
+            self.returned_token_ids = ids
         check_kind("task", self.task, str)
-        check_kind("late_interaction_params", self.late_interaction_params, dict)
-        check_kind("extra_kwargs", self.extra_kwargs, dict)
+        if self.task in _GONE_TASKS:
+            raise VLLMValidationError(_GONE_TASKS[self.task], parameter="task", value=self.task)
+        for name, reason in _REFUSED.items():
+            value = getattr(self, name)
+            if value is not None:
+                message = f"{name}={shown(value)} is not supported: {reason}. Leave {name} at None."
+                raise VLLMValidationError(message, parameter=name, value=value)
+        if self.output_kind != RequestOutputKind.FINAL_ONLY:
+            message = f"For pooling output_kind has to be FINAL_ONLY, got {shown(self.output_kind)}"
+            raise VLLMValidationError(message, parameter="output_kind", value=self.output_kind)
+
+    def clone(self) -> PoolingParams:
+        """Return a deep copy, checked again since fields may have been assigned."""
+        copied = copy.copy(self)  # __post_init__ makes the list anew
+        copied.__post_init__()
+        return copied
