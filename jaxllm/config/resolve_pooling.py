@@ -164,10 +164,8 @@ def _dense_layers(embedding: Embedding, size: int, source: str) -> list[HeadLaye
     layers = []
     for dense in embedding.layers:
         if dense.in_features != size:
-            message = (
-                f"{source}: {dense.folder}/config.json: in_features is {dense.in_features}, and its inputs have {size}"
-            )
-            raise VLLMValidationError(f"{message}.", parameter="model", value=source)
+            message = f"{source}: {dense.folder}/config.json: in_features is {dense.in_features}, expected {size}."
+            raise VLLMValidationError(message, parameter="model", value=source)
         size = dense.out_features
         layers.append(HeadLayer(source=f"{dense.folder}/linear", size=size, bias=dense.bias, act=dense.act))
     return layers
