@@ -9,7 +9,6 @@ from jaxllm.beam_search import BeamSearchOutput
 from jaxllm.config.engine_args import EngineArgs
 from jaxllm.engine.front_end.front_end import refuse_given
 from jaxllm.engine.front_end.metrics import Metric
-from jaxllm.engine.front_end.pooling_resolver import verify_pooling_task
 from jaxllm.engine.front_end.refused_methods import LLM_REFUSES, RefusesMethods
 from jaxllm.engine.llm_engine import LLMEngine
 from jaxllm.engine.offline import OfflineRunner, Params, Priority, check_output_type
@@ -184,9 +183,9 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         An output's data is a float32 array [o] or, of the token tasks, [tokens, o]. Raises RuntimeError, once all have
         ended, if some ended without an output.
         """
-        return self._encode(
-            "encode", prompts, pooling_params, use_tqdm, lora_request, pooling_task, tokenization_kwargs
-        )
+        self._check(use_tqdm, lora_request=lora_request)
+        request_ids = self._runner.add_pooled(prompts, pooling_params, pooling_task, tokenization_kwargs)
+        return self._runner.run_pooled(request_ids, use_tqdm)
 
     @in_turn
     def embed(
@@ -199,8 +198,9 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         tokenization_kwargs: dict[str, Any] | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """Return an embedding for each prompt, in order."""
-        pooled = self._encode("embed", prompts, pooling_params, use_tqdm, lora_request, "embed", tokenization_kwargs)
-        return [EmbeddingRequestOutput.from_base(output) for output in pooled]
+        self._check(use_tqdm, lora_request=lora_request)
+        request_ids = self._runner.add_pooled(prompts, pooling_params, "embed", tokenization_kwargs)
+        return [EmbeddingRequestOutput.from_base(each) for each in self._runner.run_pooled(request_ids, use_tqdm)]
 
     @in_turn
     def classify(
@@ -213,25 +213,9 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         tokenization_kwargs: dict[str, Any] | None = None,
     ) -> list[ClassificationRequestOutput]:
         """Return the probability of each class, or its score, for each prompt, in order."""
-        pooled = self._encode(
-            "classify", prompts, pooling_params, use_tqdm, lora_request, "classify", tokenization_kwargs
-        )
-        return [ClassificationRequestOutput.from_base(output) for output in pooled]
-
-    def _encode(
-        self,
-        method: str,
-        prompts: Any,
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None,
-        use_tqdm: UseTqdm,
-        lora_request: Any,
-        task: str | None,
-        tokenization_kwargs: dict[str, Any] | None,
-    ) -> list[PoolingRequestOutput[PoolingOutput]]:
         self._check(use_tqdm, lora_request=lora_request)
-        task = verify_pooling_task(f"LLM.{method}", task, self.llm_engine.front.ready.pooling)
-        request_ids = self._runner.add_pooled(prompts, pooling_params, task, tokenization_kwargs)
-        return self._runner.run_pooled(request_ids, use_tqdm)
+        request_ids = self._runner.add_pooled(prompts, pooling_params, "classify", tokenization_kwargs)
+        return [ClassificationRequestOutput.from_base(each) for each in self._runner.run_pooled(request_ids, use_tqdm)]
 
     @in_turn
     def enqueue(

@@ -218,4 +218,4 @@ def _converted[Converted: PoolingRequestOutput[Any]](
 
 
 type AnyOutput = Any
-"""A RequestOutput or, of a request whose params are PoolingParams, a PoolingRequestOutput: who has asked knows which."""
+"""A RequestOutput or, of a request with PoolingParams, a PoolingRequestOutput: who has asked knows which."""

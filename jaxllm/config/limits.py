@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from jaxllm.config.resolve_pooling import is_causal
 from jaxllm.exceptions import VLLMValidationError
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from jaxllm.models.config import ModelConfig
 
 DEFAULT_BLOCK_SIZE: Mapping[str, int] = {"cpu": 128, "gpu": 64, "tpu": 64}
+ENCODER_BLOCK_SIZE: Mapping[str, int] = {"cpu": 16}
+"""The sizes where nothing is kept from step to step. A CPU's kernel goes through whole blocks, and texts are short."""
 DEFAULT_NUM_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 512, "gpu": 2048, "tpu": 2048}
 DEFAULT_NUM_SEQS = 256
 
@@ -35,7 +38,7 @@ def resolve_limits(args: EngineArguments, platform: str, max_model_len: int, res
         message = "cudagraph_capture_sizes: no step has %s tokens, since max_num_batched_tokens is %d"
         logger.warning(message, ", ".join(map(str, beyond)), tokens)
     return {
-        "block_size": args.block_size or DEFAULT_BLOCK_SIZE[platform],
+        "block_size": args.block_size or _default_block_size(platform, resolved.model_config),
         "max_num_batched_tokens": tokens,
         "cudagraph_capture_sizes": None if sizes is None else tuple(sizes),
         "max_num_seqs": args.max_num_seqs or min(DEFAULT_NUM_SEQS, tokens),
@@ -43,6 +46,11 @@ def resolve_limits(args: EngineArguments, platform: str, max_model_len: int, res
         "enable_chunked_prefill": chunked,
         "async_scheduling": args.async_scheduling is not False,
     }
+
+
+def _default_block_size(platform: str, model_config: ModelConfig) -> int:
+    default = DEFAULT_BLOCK_SIZE[platform]
+    return default if is_causal(model_config) else ENCODER_BLOCK_SIZE.get(platform, default)
 
 
 def _resolve_step(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxllm.beam_search import BeamSearchOutput
 from jaxllm.engine.front_end.input_processor import ProcessedRequest
-from jaxllm.engine.front_end.pooling_resolver import with_task
+from jaxllm.engine.front_end.pooling_resolver import resolve_pooling_params, verify_pooling_task
 from jaxllm.engine.llm_engine import LLMEngine
 from jaxllm.engine.progress import Progress, UseTqdm
 from jaxllm.exceptions import VLLMValidationError
@@ -100,7 +100,7 @@ class OfflineRunner:
             )
         return _in_order(outputs)
 
-    def add_pooled(self, prompts: Any, params: Pooled, task: str, options: dict[str, Any] | None) -> list[str]:
+    def add_pooled(self, prompts: Any, params: Pooled, task: str | None, options: dict[str, Any] | None) -> list[str]:
         """Queue one prompt or many for a task of pooling, and return their request ids."""
         batch = [prompts] if is_single_prompt(prompts) else list(prompts)
         return self._add_all(batch, self._spread_pooling(params, task, len(batch)), None, options, "prompts")
@@ -193,12 +193,15 @@ class OfflineRunner:
             return list(params)
         return [params] * num_prompts
 
-    def _spread_pooling(self, params: Pooled, task: str, num_prompts: int) -> list[PoolingParams]:
+    def _spread_pooling(self, params: Pooled, task: str | None, num_prompts: int) -> list[PoolingParams]:
         """Return one PoolingParams per prompt; prompts share an object where they are given one."""
-        if params is None or isinstance(params, PoolingParams):
-            return [with_task(params or PoolingParams(), task)] * num_prompts
+        ready = self._engine.front.ready
+        verify_pooling_task(task, ready.pooling, ready.vllm_config.model_config.runner_type)
+        assert ready.pooling is not None
+        if not isinstance(params, Sequence):
+            return [resolve_pooling_params(params, task, ready.pooling)] * num_prompts
         _check_same_length("prompts", num_prompts, "pooling_params", params)
-        return [with_task(each, task) for each in params]
+        return [resolve_pooling_params(each, task, ready.pooling) for each in params]
 
     def _step_until_done(self, request_ids: Sequence[str], use_tqdm: UseTqdm) -> list[AnyOutput]:
         """Step until these requests are finished or aborted; return the outputs of those that finished."""

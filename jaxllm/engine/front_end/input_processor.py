@@ -12,7 +12,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxllm.engine.front_end.params_resolver import CheckInCore, InputLimits, ParamsResolver, refusal
-from jaxllm.engine.front_end.pooling_resolver import resolve_pooling_params
+from jaxllm.engine.front_end.pooling_resolver import resolve_pooling_params, verify_pooling_task
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.messages import SEED_MASK, EngineCoreRequest
 from jaxllm.params.checks import check_float, check_int, is_unicode, shown
@@ -109,7 +109,8 @@ class InputProcessor:
     def resolve(self, params: Any, grammar_seconds: float | None = None) -> Resolved:
         """Check the params of one request and return a private, complete copy; see `ParamsResolver.resolve`."""
         if isinstance(params, PoolingParams):
-            return resolve_pooling_params(params, params.task, self._pooling)
+            return self._resolve_pooling(params)
+        verify_pooling_task("generate", self._pooling, self._limits.runner)
         return self._params.resolve(params, "params", None, grammar_seconds=grammar_seconds)
 
     def encode(
@@ -171,11 +172,17 @@ class InputProcessor:
         for i, each in enumerate(params):
             if id(each) not in resolved:
                 if isinstance(each, PoolingParams):
-                    resolved[id(each)] = resolve_pooling_params(each, each.task, self._pooling)
+                    resolved[id(each)] = self._resolve_pooling(each)
                     continue
+                verify_pooling_task("generate", self._pooling, self._limits.runner)
                 name = "sampling_params" if same else f"sampling_params[{i}]"
                 resolved[id(each)] = self._params.resolve(each, name, output_kind)
         return [resolved[id(each)] for each in params]
+
+    def _resolve_pooling(self, params: PoolingParams) -> PoolingParams:
+        verify_pooling_task(params.task, self._pooling, self._limits.runner)
+        assert self._pooling is not None
+        return resolve_pooling_params(params, None, self._pooling)
 
     def _tokenize(
         self, prompts: Sequence[ParsedPrompt], labels: Sequence[str], options: Mapping[str, Any] | None, *, pools: bool

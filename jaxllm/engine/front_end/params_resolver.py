@@ -47,6 +47,8 @@ class InputLimits:
     structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
     traces: bool = False
     """Requests are traced."""
+    runner: str = "generate"
+    """What the engine is for: "generate" or "pooling"."""
 
     @classmethod
     def of(cls, ready: EngineReady) -> Self:
@@ -62,6 +64,7 @@ class InputLimits:
             extra_args=ready.extra_args,
             has_validators=ready.has_validators,
             structured_outputs=config.structured_outputs_config,
+            runner=config.model_config.runner_type,
             traces=config.observability_config.otlp_traces_endpoint is not None,
         )
 

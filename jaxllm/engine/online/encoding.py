@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from jaxllm.engine.front_end.front_end import FrontEnd
-from jaxllm.engine.front_end.pooling_resolver import verify_pooling_task
 from jaxllm.engine.online.async_core import AsyncCore
 from jaxllm.engine.online.request_stream import RequestOutputCollector
 from jaxllm.engine.online.running_requests import RunningRequests
@@ -53,7 +52,6 @@ class Encoding(ABC):
         Raises VLLMValidationError for what this model does not do, EngineGenerateError for a request that failed or
         was aborted. Cancelling the task aborts the request.
         """
-        verify_pooling_task("AsyncLLM.encode", pooling_params.task, self.front.ready.pooling)
         stream = await self.add_request(
             request_id,
             prompt,
