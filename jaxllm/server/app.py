@@ -16,7 +16,7 @@ from jaxllm.config.environment import is_server_in_dev_mode
 from jaxllm.config.vllm_config import VllmConfig
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
-from jaxllm.server import routes_dev, routes_openai, routes_operations, routes_page
+from jaxllm.server import routes_dev, routes_openai, routes_operations, routes_page, routes_pooling
 from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.auth import Authentication, KeyChecker, read_keys
 from jaxllm.server.endpoint import Reply
@@ -24,6 +24,7 @@ from jaxllm.server.errors import make_error
 from jaxllm.server.metrics import CountedRequests, EngineCollector, HttpMetrics, add_core_process, make_registry
 from jaxllm.server.middleware import RequestIdHeaders, RootPath, add_cors, add_own
 from jaxllm.server.openapi import describe
+from jaxllm.server.pooled_serving import PooledServing
 from jaxllm.server.serving_chat import OpenAIServingChat
 from jaxllm.server.serving_completion import OpenAIServingCompletion
 from jaxllm.server.serving_models import OpenAIServingModels
@@ -40,7 +41,7 @@ def build_app(args: argparse.Namespace) -> FastAPI:
     app.state.args, app.state.server_args = args, server_args
     app.state.registry = make_registry()
     app.state.http_metrics = HttpMetrics(app.state.registry)
-    app.router.routes += [*routes_openai.routes(server_args), *routes_operations.routes()]
+    app.router.routes += [*routes_openai.routes(server_args), *routes_pooling.routes(), *routes_operations.routes()]
     if not server_args.disable_page:
         app.router.routes += routes_page.routes()
     if is_server_in_dev_mode():
@@ -105,3 +106,4 @@ async def init_app_state(
         engine_client, state.openai_serving_models, state.server_args
     )
     state.openai_serving_tokenization = OpenAIServingTokenization(state.openai_serving_chat, state.server_args)
+    state.pooled_serving = PooledServing.of(state.openai_serving_chat, state.server_args)

@@ -18,7 +18,12 @@ from jaxllm.server.protocol.chat import (
     ChatCompletionResponse,
     ChatCompletionStreamResponse,
 )
+from jaxllm.server.protocol.classification import ClassificationRequest, ClassificationResponse
+from jaxllm.server.protocol.cohere import CohereEmbedRequest, CohereEmbedResponse
 from jaxllm.server.protocol.completion import CompletionRequest, CompletionResponse, CompletionStreamResponse
+from jaxllm.server.protocol.embedding import EmbeddingRequest, EmbeddingResponse
+from jaxllm.server.protocol.pooling import PoolingRequest, PoolingResponse
+from jaxllm.server.protocol.scoring import RerankRequest, RerankResponse, ScoreRequest, ScoreResponse
 from jaxllm.server.protocol.tokenization import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -26,6 +31,7 @@ from jaxllm.server.protocol.tokenization import (
     TokenizeResponse,
     TokenizerInfo,
 )
+from jaxllm.server.routes_pooling import RERANK_PATHS, SCORE_PATHS
 from jaxllm.server.serving_models import ModelCard, ModelList
 
 REFERENCE = "#/components/schemas/{name}"
@@ -43,6 +49,12 @@ class Types(NamedTuple):
 TYPES: Mapping[str, Types] = {
     "/v1/chat/completions": Types(ChatCompletionResponse, ChatCompletionRequest, ChatCompletionStreamResponse),
     "/v1/completions": Types(CompletionResponse, CompletionRequest, CompletionStreamResponse),
+    "/v1/embeddings": Types(EmbeddingResponse, EmbeddingRequest),
+    "/v2/embed": Types(CohereEmbedResponse, CohereEmbedRequest),
+    "/pooling": Types(PoolingResponse, PoolingRequest),
+    "/classify": Types(ClassificationResponse, ClassificationRequest),
+    **dict.fromkeys(SCORE_PATHS, Types(ScoreResponse, ScoreRequest)),
+    **dict.fromkeys(RERANK_PATHS, Types(RerankResponse, RerankRequest)),
     "/v1/models": Types(ModelList),
     "/v1/models/{model:path}": Types(ModelCard),
     "/tokenize": Types(TokenizeResponse, TokenizeRequest),
@@ -74,18 +86,29 @@ def _document(app: FastAPI, *, has_keys: bool) -> dict[str, Any]:
         operation["responses"]["default"] = _failed(reference[ErrorResponse])
     for name in ("HTTPValidationError", "ValidationError"):
         document["components"]["schemas"].pop(name, None)
+    taken: set[str] = set()
     for route in app.routes:
         if isinstance(route, Route) and route.include_in_schema and isinstance(route.endpoint, Endpoint):
             operation = _operation(route.path, route.param_convertors, route.endpoint, reference.__getitem__)
             methods = sorted((route.methods or set()) - {"HEAD"})
-            document["paths"][route.path_format] = {
-                method.lower(): {"operationId": f"{route.endpoint.name}_{method.lower()}", **operation}
+            name, path = route.endpoint.name, route.path_format
+            document["paths"][path] = {
+                method.lower(): {"operationId": _operation_id(name, path, method, taken), **operation}
                 for method in methods
             }
     if has_keys:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
     return document
+
+
+def _operation_id(handler: str, path: str, method: str, taken: set[str]) -> str:
+    """Return a name that no other operation has: that of its handler, with the path where the handler has several."""
+    name = f"{handler}_{method.lower()}"
+    if name in taken:
+        name = f"{handler}{path.replace('/', '_')}_{method.lower()}"
+    taken.add(name)
+    return name
 
 
 def _operation(path: str, variables: Iterable[str], endpoint: Endpoint, schema: Callable[[Any], Any]) -> dict[str, Any]:

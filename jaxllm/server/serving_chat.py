@@ -16,6 +16,7 @@ from jaxllm.params.checks import check_int
 from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.chat_events import ChatEvents
 from jaxllm.server.errors import ErrorResponse, error_response
+from jaxllm.server.model_tasks import check_generates
 from jaxllm.server.protocol.chat import (
     ChatCompletionRequest,
     ChatCompletionResponse,
@@ -66,6 +67,7 @@ class OpenAIServingChat:
 
         Raises what `errors.error_response` has answers for.
         """
+        check_generates(self.engine_client, "Chat Completions")
         self.models.check(request.model)
         request.check(trusts_template=self._args.trust_request_chat_template)
         self._check_logprobs(request)
@@ -119,14 +121,19 @@ class OpenAIServingChat:
 
     async def render(self, request: ChatCompletionRequest) -> ParsedPrompt:
         """Return the conversation of a checked request as a prompt. Raises VLLMValidationError."""
-        front = self.engine_client.front
-        has_own = front.tokenizer is not None and front.tokenizer.parts.chat_template
-        if front.tokenizer is None or not (request.chat_template or front.ready.chat_template or has_own):
+        if not self.has_template(request):
             raise VLLMValidationError(f"{NO_CHAT}: it has no chat template. Use /v1/completions.")
         prompt = None if _is_long(request) else self._render_briefly(request)
         if prompt is None:
             prompt = await asyncio.to_thread(self._render_now, request)
         return prompt if request.cache_salt is None else dataclasses.replace(prompt, salt=request.cache_salt)
+
+    def has_template(self, request: ChatCompletionRequest) -> bool:
+        """Say whether there is a template for a conversation: the request's own, the server's or the model's."""
+        front = self.engine_client.front
+        if front.tokenizer is None:
+            return False
+        return bool(request.chat_template or front.ready.chat_template or front.tokenizer.parts.chat_template)
 
     def _render_briefly(self, request: ChatCompletionRequest) -> ParsedPrompt | None:
         """Return the prompt, or None if the template takes too long, be the conversation short."""

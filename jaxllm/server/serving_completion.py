@@ -13,6 +13,7 @@ from jaxllm.outputs import RequestOutput
 from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.completion_choices import PromptChoices
 from jaxllm.server.errors import ErrorResponse, error_response
+from jaxllm.server.model_tasks import check_generates
 from jaxllm.server.protocol.completion import (
     CompletionRequest,
     CompletionResponse,
@@ -74,6 +75,7 @@ class OpenAIServingCompletion:
 
         Raises what `errors.error_response` has answers for.
         """
+        check_generates(self.engine_client, "Completions")
         self.models.check(request.model)
         request.check()
         with request.fields_named("prompt"):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from http import HTTPStatus
-from typing import Any
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.arguments import ServerArgs
+from jaxllm.server.aside import aside
 from jaxllm.server.errors import RequestFailedError
 from jaxllm.server.protocol.tokenization import (
     DetokenizeRequest,
@@ -19,9 +18,6 @@ from jaxllm.server.protocol.tokenization import (
 from jaxllm.server.serving_chat import OpenAIServingChat
 from jaxllm.text.prompts import ParsedPrompt
 from jaxllm.text.tokenizer import Tokenizer
-
-LONG = 2000
-"""Texts of more characters, and lists of more ids, are worked on in a thread: others wait meanwhile."""
 
 MAX_IDS = 2**20
 """Ids of one request: more than a context has. Their text takes memory and time."""
@@ -46,11 +42,11 @@ class OpenAIServingTokenization:
                 prompt = await self._chat.render(chat)
             else:
                 prompt = ParsedPrompt(request.prompt)
-            ids = await _aside(len(prompt.text or ""), self._encode, tokenizer, prompt, request.add_special_tokens)
+            ids = await aside(len(prompt.text or ""), self._encode, tokenizer, prompt, request.add_special_tokens)
         max_model_len = self._chat.engine_client.model_config.max_model_len
         strings = None
         if request.return_token_strs:
-            strings = await _aside(len(ids), lambda: list(map(tokenizer.token_string, ids)))
+            strings = await aside(len(ids), lambda: list(map(tokenizer.token_string, ids)))
         return TokenizeResponse(count=len(ids), max_model_len=max_model_len, tokens=ids, token_strs=strings)
 
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
@@ -66,7 +62,7 @@ class OpenAIServingTokenization:
             message = f"tokens must be at least 0 and less than {vocab_size}, got {bad}."
             raise VLLMValidationError(message, parameter="tokens", value=bad)
         decode = tokenizer.backend.decode
-        return DetokenizeResponse(prompt=await _aside(len(ids), lambda: decode(ids, skip_special_tokens=False)))
+        return DetokenizeResponse(prompt=await aside(len(ids), lambda: decode(ids, skip_special_tokens=False)))
 
     def info(self) -> TokenizerInfo:
         """Return what there is to know of the tokenizer. Raises RequestFailedError, 404, unless the server shows it."""
@@ -89,8 +85,3 @@ class OpenAIServingTokenization:
             return tokenizer.encode([""], add_special_tokens=adds_special_tokens is not False)[0]
         how = {} if adds_special_tokens is None else {"add_special_tokens": adds_special_tokens}
         return list(self._front.inputs.encode(prompt, how).token_ids)
-
-
-async def _aside(size: int, function: Any, *arguments: Any) -> Any:
-    """Call a function, in a thread if the size of what it works on is long."""
-    return await asyncio.to_thread(function, *arguments) if size > LONG else function(*arguments)

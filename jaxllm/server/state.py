@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from jaxllm.config.vllm_config import VllmConfig
     from jaxllm.engine.async_llm import AsyncLLM
     from jaxllm.server.arguments import ServerArgs
+    from jaxllm.server.pooled_serving import PooledServing
     from jaxllm.server.serving_chat import OpenAIServingChat
     from jaxllm.server.serving_completion import OpenAIServingCompletion
     from jaxllm.server.serving_models import OpenAIServingModels
@@ -36,6 +37,7 @@ class ServerState:
     openai_serving_chat: OpenAIServingChat
     openai_serving_completion: OpenAIServingCompletion
     openai_serving_tokenization: OpenAIServingTokenization
+    pooled_serving: PooledServing
     load: ServerLoad
     registry: CollectorRegistry
 

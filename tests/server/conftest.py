@@ -10,6 +10,7 @@ from jaxllm import LLM
 from jaxllm.engine.async_llm import AsyncLLM
 from tests.async_engine.support import mock_llm, tiny_args
 from tests.e2e.tiny_tokenizer import save_tokenizer
+from tests.server.pooled_support import EMBED, PooledEngine
 from tests.server.support import TEMPLATE, Served, served
 
 
@@ -52,4 +53,17 @@ def tiny(tokenizer: str) -> Iterator[AsyncLLM]:
 def tiny_server(tiny: AsyncLLM) -> Iterator[Served]:
     """Return a server in front of that engine."""
     with served(tiny) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def embedder(mock: AsyncLLM) -> PooledEngine:
+    """Return an engine that makes embeddings of prompts' ids."""
+    return PooledEngine(mock, EMBED)
+
+
+@pytest.fixture(scope="session")
+def embedding_server(embedder: PooledEngine) -> Iterator[Served]:
+    """Return a server in front of that engine."""
+    with served(embedder) as server:  # type: ignore[arg-type]
         yield server

@@ -109,6 +109,12 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
         return "\n".join(part if isinstance(part, str) else str(part.get("text", "")) for part in content)
 
 
+def conversation(request: Any, messages: list[dict[str, Any]]) -> ChatCompletionRequest:
+    """Return the request that a conversation would be in chat, with the fields about its rendering of another one."""
+    names = ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs")
+    return ChatCompletionRequest(messages=messages, **{name: getattr(request, name) for name in names})
+
+
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The message of an answer."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -12,11 +11,10 @@ from msgspec import UNSET, UnsetType
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_int
 from jaxllm.server.protocol.logprobs import CompletionLogprobs, PromptTokenLogprob
+from jaxllm.server.protocol.prompts import several_prompts
 from jaxllm.server.protocol.sampling import REFUSED, SamplingFields
 from jaxllm.server.protocol.usage import UsageInfo
 
-MAX_PROMPTS = 1024
-"""A request has at most so many prompts."""
 COMPLETION_REFUSED: Mapping[str, str] = {
     **REFUSED,
     "suffix": "models here go on from a text, and fill no gaps",
@@ -48,21 +46,7 @@ class CompletionRequest(SamplingFields, kw_only=True):
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts, each a text or token ids. Raises VLLMValidationError for what is neither."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        given: list[Any] = self.prompt
-        if not given:
-            raise VLLMValidationError("prompt must not be an empty list.", parameter="prompt", value=given)
-        kinds = {type(each) for each in given}
-        if kinds == {int}:
-            return [given]
-        if int in kinds:
-            message = "prompt must be a text, token ids, or a list of either: it has ids beside texts or lists."
-            raise VLLMValidationError(message, parameter="prompt")
-        if len(given) > MAX_PROMPTS:
-            message = f"prompt must be a list of at most {MAX_PROMPTS}, got {len(given)}."
-            raise VLLMValidationError(message, parameter="prompt", value=len(given))
-        return given
+        return several_prompts("prompt", self.prompt)
 
     @property
     def only_scores(self) -> bool:

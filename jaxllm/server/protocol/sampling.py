@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
@@ -12,6 +12,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
 from jaxllm.params.structured_outputs import StructuredOutputsParams
 from jaxllm.sampling_params import BeamSearchParams, RepetitionDetectionParams, RequestOutputKind, SamplingParams
+from jaxllm.server.protocol.prompts import PromptFields, renamed
 
 _DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 """A request that leaves these out gets the model's defaults (generation_config.json)."""
@@ -50,10 +51,9 @@ class StreamOptions(msgspec.Struct, frozen=True):
     """Whether every event has the usage so far."""
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
+class SamplingFields(PromptFields, kw_only=True):
     """A request's fields about sampling. Their ranges are checked where `SamplingParams` are made of them."""
 
-    model: str | None = None
     n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -80,9 +80,6 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     repetition_detection: dict[str, int] | None = None
     structured_outputs: dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
-    truncate_prompt_tokens: int | None = None
-    truncation_side: str | None = None
-    add_special_tokens: bool | None = None
     use_beam_search: bool = False
     length_penalty: float = 1.0
     stream: bool = False
@@ -90,16 +87,11 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     stream_interval: int | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool | None = None
-    cache_salt: str | None = None
-    priority: int = 0
-    request_id: str | None = None
-    session_id: str | None = None
     vllm_xargs: dict[str, Any] | None = None
-    user: str | None = None
-    """These last have no effect on the answer: who asks, and which server of several should answer."""
+    session_id: str | None = None
+    """It has no effect on the answer: it says which server of several should give it."""
 
-    @contextlib.contextmanager
-    def fields_named(self, prompt: str) -> Iterator[None]:
+    def fields_named(self, prompt: str) -> AbstractContextManager[None]:
         """Let errors about what is made of the request name its own field; `prompt` is that of the prompt."""
         constraint = "structured_outputs" if self.response_format is None else "response_format"
         names = {
@@ -109,15 +101,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
             "prompt": prompt,
             "prompt_token_ids": prompt,
         }
-        try:
-            yield
-        except VLLMValidationError as error:
-            name = names.get(error.parameter or "")
-            if name is None or name == error.parameter:
-                raise
-            message = str(error)
-            shown_name = "" if name in message else f"{name}: "
-            raise VLLMValidationError(f"{shown_name}{message}", parameter=name, value=error.value) from error
+        return renamed(names)
 
     def check_stream(self) -> None:
         """Refuse what does not go with a stream, or without one. Raises VLLMValidationError."""
@@ -147,11 +131,6 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     def shows_token_ids(self, default: bool) -> bool:
         """Say whether tokens of log-probabilities are shown as "token_id:5"; `default` is the server's."""
         return default if self.return_tokens_as_token_ids is None else self.return_tokens_as_token_ids
-
-    def tokenization_kwargs(self) -> dict[str, Any] | None:
-        """Return what the request says of how its prompt is tokenized; None if it says nothing."""
-        names = ("truncate_prompt_tokens", "truncation_side", "add_special_tokens")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None} or None
 
     def sampling_params(
         self,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.server.protocol.chat import ChatCompletionRequest
+from jaxllm.server.protocol.chat import ChatCompletionRequest, conversation
 
 TOKENIZE_REFUSED: Mapping[str, str] = {
     "tools": "no tools are called yet",
@@ -41,13 +41,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
     def chat(self) -> ChatCompletionRequest:
         """Return the request whose prompt the conversation would be."""
-        return ChatCompletionRequest(
-            messages=self.messages or [],
-            add_generation_prompt=self.add_generation_prompt,
-            continue_final_message=self.continue_final_message,
-            chat_template=self.chat_template,
-            chat_template_kwargs=self.chat_template_kwargs,
-        )
+        return conversation(self, self.messages or [])
 
 
 class TokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):

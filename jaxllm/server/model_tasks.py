@@ -1,0 +1,27 @@
+"""A route that the model cannot serve says so, in vLLM's words, before it reads anything of the request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jaxllm.exceptions import VLLMValidationError
+
+if TYPE_CHECKING:
+    from jaxllm.engine.async_llm import AsyncLLM
+
+
+def check_generates(engine: AsyncLLM, api: str) -> None:
+    """Raise VLLMValidationError for a model that pools."""
+    if engine.front.ready.pooling is not None:
+        raise _unsupported(api)
+
+
+def supported[T](serving: T | None, api: str) -> T:
+    """Return what serves a route. Raises VLLMValidationError where the model has nothing for it."""
+    if serving is None:
+        raise _unsupported(api)
+    return serving
+
+
+def _unsupported(api: str) -> VLLMValidationError:
+    return VLLMValidationError(f"The model does not support {api} API")

@@ -1,0 +1,109 @@
+"""The inputs of one HTTP request to a model that pools: each is a request of the engine's, and all end together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxllm.config.pooling import PoolingSettings
+from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.outputs import PoolingRequestOutput
+from jaxllm.pooling_params import PoolingParams
+from jaxllm.server.protocol.chat import ChatCompletionRequest
+from jaxllm.server.protocol.pooling import InputFields, PooledFields
+from jaxllm.server.protocol.usage import UsageInfo, make_usage
+from jaxllm.server.request_ids import shown_request_id
+from jaxllm.server.serving_chat import OpenAIServingChat
+from jaxllm.text.prompts import ParsedPrompt
+
+
+class Caller(NamedTuple):
+    """Who asks: the ids of one request, and the trace that it belongs to."""
+
+    request_id: str
+    """The server's own id."""
+    client_request_id: str | None = None
+    trace_headers: Mapping[str, str] | None = None
+
+    def shown_id(self, prefix: str, given: str | None) -> str:
+        """Return the id that the answer shows; `given` is that of the body."""
+        return f"{prefix}-{shown_request_id(self.client_request_id, given, self.request_id)}"
+
+
+class PooledRequests:
+    """This makes prompts of inputs and runs them."""
+
+    def __init__(self, chat: OpenAIServingChat, settings: PoolingSettings, *, trusts_template: bool) -> None:
+        """Render conversations as `chat` does, and run everything on its engine."""
+        self.engine_client: AsyncLLM = chat.engine_client
+        self.models, self.settings = chat.models, settings
+        self._chat, self._trusts_template = chat, trusts_template
+
+    async def run_inputs(
+        self, request: InputFields, params: PoolingParams, caller: Caller
+    ) -> list[PoolingRequestOutput[Any]]:
+        """Run all inputs of a request and return their outputs in order. Raises what `run` does."""
+        inputs = request.inputs()
+        request.check_template(inputs)
+        with request.fields_named(request.source):
+            return await self.run(request, [await self._prompt(each) for each in inputs], params, caller)
+
+    async def run(
+        self, request: PooledFields, prompts: Sequence[Any], params: PoolingParams, caller: Caller
+    ) -> list[PoolingRequestOutput[Any]]:
+        """Run prompts, which the engine knows by the request's id and a number; return their outputs in order.
+
+        If one fails, or the caller is cancelled, all are aborted. Raises what `errors.error_response` has answers for.
+        """
+        options = request.tokenization_kwargs()
+        readers: list[asyncio.Task[PoolingRequestOutput[Any]]] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                for i, prompt in enumerate(prompts):
+                    outputs = self.engine_client.encode(
+                        _salted(prompt, request.cache_salt),
+                        params,
+                        f"{caller.request_id}-{i}",
+                        trace_headers=caller.trace_headers,
+                        priority=request.priority,
+                        tokenization_kwargs=options,
+                    )
+                    readers.append(group.create_task(_read(outputs)))
+                    await asyncio.sleep(0)  # others have a turn after each prompt that is tokenized
+        except BaseExceptionGroup as error:
+            raise error.exceptions[0] from None
+        return [reader.result() for reader in readers]
+
+    async def _prompt(self, given: str | list[int] | ChatCompletionRequest) -> Any:
+        if isinstance(given, str):
+            return {"prompt": given}
+        if isinstance(given, list):
+            return {"prompt_token_ids": given}
+        given.check(trusts_template=self._trusts_template)
+        if not self._chat.has_template(given):
+            message = "messages need a chat template, and the model has none: give texts as input."
+            raise VLLMValidationError(message, parameter="messages")
+        return await self._chat.render(given)
+
+
+async def _read(outputs: Any) -> PoolingRequestOutput[Any]:
+    async with contextlib.aclosing(outputs):
+        return await anext(outputs)
+
+
+def _salted(prompt: Any, salt: str | None) -> Any:
+    if salt is None:
+        return prompt
+    if isinstance(prompt, ParsedPrompt):
+        return dataclasses.replace(prompt, salt=salt)
+    return {**prompt, "cache_salt": salt}
+
+
+def usage_of(outputs: Sequence[PoolingRequestOutput[Any]], *, tells_cached: bool) -> UsageInfo:
+    """Return the tokens of all prompts."""
+    cached = sum(each.num_cached_tokens for each in outputs)
+    return make_usage(sum(len(each.prompt_token_ids) for each in outputs), 0, cached if tells_cached else None)

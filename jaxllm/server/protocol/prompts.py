@@ -1,0 +1,67 @@
+"""The fields about prompts that all routes which run the model share."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from jaxllm.exceptions import VLLMValidationError
+
+MAX_PROMPTS = 1024
+"""A request has at most so many prompts, unless its route says otherwise."""
+
+
+class PromptFields(msgspec.Struct, kw_only=True):
+    """A request's fields about how its prompts are tokenized and queued."""
+
+    model: str | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
+    add_special_tokens: bool | None = None
+    cache_salt: str | None = None
+    priority: int = 0
+    request_id: str | None = None
+    user: str | None = None
+    """It has no effect on the answer."""
+
+    def tokenization_kwargs(self) -> dict[str, Any] | None:
+        """Return what the request says of how its prompt is tokenized; None if it says nothing."""
+        names = ("truncate_prompt_tokens", "truncation_side", "add_special_tokens")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None} or None
+
+
+@contextlib.contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Let errors about what is made of a request name the request's own field."""
+    try:
+        yield
+    except VLLMValidationError as error:
+        name = names.get(error.parameter or "")
+        if name is None or name == error.parameter:
+            raise
+        message = str(error)
+        shown_name = "" if name in message else f"{name}: "
+        raise VLLMValidationError(f"{shown_name}{message}", parameter=name, value=error.value) from error
+
+
+def several_prompts(name: str, given: Any, most: int = MAX_PROMPTS) -> list[Any]:
+    """Return a text, token ids, or a list of either as a list of prompts. Raises VLLMValidationError for a list that
+    is empty, is longer than `most`, or mixes ids with others.
+    """
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise VLLMValidationError(f"{name} must not be an empty list.", parameter=name, value=given)
+    kinds = {type(each) for each in given}
+    if kinds == {int}:
+        return [given]
+    if int in kinds:
+        message = f"{name} must be a text, token ids, or a list of either: it has ids beside texts or lists."
+        raise VLLMValidationError(message, parameter=name)
+    if len(given) > most:
+        message = f"{name} must be a list of at most {most}, got {len(given)}."
+        raise VLLMValidationError(message, parameter=name, value=len(given))
+    return given

@@ -1,0 +1,85 @@
+"""Embeddings, in OpenAI's form and in Cohere's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from msgspec import UNSET
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.outputs import PoolingRequestOutput
+from jaxllm.server.aside import aside
+from jaxllm.server.pooled_requests import Caller, PooledRequests, usage_of
+from jaxllm.server.protocol.cohere import (
+    CohereBilledUnits,
+    CohereEmbeddings,
+    CohereEmbedRequest,
+    CohereEmbedResponse,
+    CohereMeta,
+)
+from jaxllm.server.protocol.embedding import EmbeddingRequest, EmbeddingResponse, EmbeddingResponseData
+from jaxllm.server.vectors import encoder, in_base64, numbers
+
+
+class ServingEmbedding:
+    """This answers requests for embeddings."""
+
+    def __init__(self, pooled: PooledRequests, *, tells_cached: bool) -> None:
+        self._pooled, self._tells_cached = pooled, tells_cached
+
+    async def answer(self, request: EmbeddingRequest, caller: Caller) -> EmbeddingResponse:
+        """Answer a request in OpenAI's form. Raises what `errors.error_response` has answers for."""
+        self._pooled.models.check(request.model)
+        encode = encoder(request)
+        outputs = await self._pooled.run_inputs(request, request.params("embed"), caller)
+        vectors = [each.outputs.data for each in outputs]
+        return EmbeddingResponse(
+            id=caller.shown_id("embd", request.request_id),
+            model=self._pooled.models.name,
+            data=await aside(
+                sum(each.size for each in vectors),
+                lambda: [EmbeddingResponseData(index=i, embedding=encode(each)) for i, each in enumerate(vectors)],
+            ),
+            usage=usage_of(outputs, tells_cached=self._tells_cached),
+        )
+
+    async def answer_cohere(self, request: CohereEmbedRequest, caller: Caller) -> CohereEmbedResponse:
+        """Answer a request in Cohere's form. Raises what `errors.error_response` has answers for."""
+        self._pooled.models.check(request.model)
+        request.check()
+        before = request.prompt(self._pooled.settings.prompts)
+        names = {"dimensions": "output_dimension", "truncate_prompt_tokens": "max_tokens"}
+        with request.fields_named("texts", **names):
+            prompts = [{"prompt": before + text} for text in request.texts]
+            outputs = await self._pooled.run(request, prompts, request.params(), caller)
+        for each in outputs:
+            request.check_length(len(each.prompt_token_ids))
+        usage = usage_of(outputs, tells_cached=False)
+        kinds = set(request.embedding_types or ["float"])
+        return CohereEmbedResponse(
+            id=caller.shown_id("embd", request.request_id),
+            embeddings=await aside(outputs[0].outputs.data.size * len(outputs), _by_type, outputs, kinds),
+            texts=request.texts,
+            meta=CohereMeta(billed_units=CohereBilledUnits(usage.prompt_tokens)),
+        )
+
+
+def _by_type(outputs: Sequence[PoolingRequestOutput[Any]], kinds: set[str]) -> CohereEmbeddings:
+    vectors = [each.outputs.data for each in outputs]
+    unsigned = _bits(vectors) if kinds & {"binary", "ubinary"} else None
+    return CohereEmbeddings(
+        floats=list(map(numbers, vectors)) if "float" in kinds else UNSET,
+        base64=list(map(in_base64, vectors)) if "base64" in kinds else UNSET,
+        binary=(unsigned.astype(np.int16) - 128).tolist() if unsigned is not None and "binary" in kinds else UNSET,
+        ubinary=unsigned.tolist() if unsigned is not None and "ubinary" in kinds else UNSET,
+    )
+
+
+def _bits(vectors: list[np.ndarray]) -> np.ndarray:
+    """Return the signs of the vectors' numbers, 8 to a byte, the first the highest. Raises VLLMValidationError."""
+    if vectors[0].size % 8:
+        message = "Embedding dimension must be a multiple of 8 for binary embedding types, "
+        raise VLLMValidationError(f"{message}but got {vectors[0].size}.", parameter="embedding_types")
+    return np.packbits(np.stack(vectors) >= 0, axis=-1)

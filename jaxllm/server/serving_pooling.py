@@ -1,0 +1,46 @@
+"""Pooling: whatever the model's tasks are, their outputs as they are."""
+
+from __future__ import annotations
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.server.aside import aside
+from jaxllm.server.pooled_requests import Caller, PooledRequests, usage_of
+from jaxllm.server.protocol.pooling import PoolingRequest, PoolingResponse, PoolingResponseData
+from jaxllm.server.vectors import encoder
+
+_REMOVED = {"score": "`classify`", "encode": "`token_embed` or `token_classify`"}
+"""Tasks of vLLM's past, and what to use instead."""
+
+
+class ServingPooling:
+    """This answers requests for a task by its name."""
+
+    def __init__(self, pooled: PooledRequests, *, tells_cached: bool) -> None:
+        self._pooled, self._tells_cached = pooled, tells_cached
+
+    async def answer(self, request: PoolingRequest, caller: Caller) -> PoolingResponse:
+        """Answer a request. Raises what `errors.error_response` has answers for."""
+        self._pooled.models.check(request.model)
+        task, encode = self._task(request.task), encoder(request)
+        outputs = await self._pooled.run_inputs(request, request.params(task), caller)
+        arrays = [each.outputs.data for each in outputs]
+        return PoolingResponse(
+            id=caller.shown_id("pooling", request.request_id),
+            model=self._pooled.models.name,
+            data=await aside(
+                sum(each.size for each in arrays),
+                lambda: [PoolingResponseData(index=i, data=encode(each)) for i, each in enumerate(arrays)],
+            ),
+            usage=usage_of(outputs, tells_cached=self._tells_cached),
+        )
+
+    def _task(self, given: str | None) -> str:
+        tasks = self._pooled.settings.tasks
+        if given is None:
+            return tasks[0]
+        if given not in tasks:
+            message = f"Unsupported task: {given[:100]!r} Supported tasks: {tasks}"
+            if given in _REMOVED:
+                message = f"`{given}` task was removed; use {_REMOVED[given]} instead."
+            raise VLLMValidationError(message, parameter="task", value=given)
+        return given

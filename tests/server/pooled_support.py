@@ -1,0 +1,128 @@
+"""An engine with a front end and no core, whose outputs are made of the prompts' ids, for tests of routes that pool."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from jaxllm.config.pooling import PoolingSettings
+from jaxllm.engine.async_llm import AsyncLLM
+from jaxllm.engine.online.admission import Admission, Place
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.outputs import PoolingOutput, PoolingRequestOutput
+from jaxllm.pooling_params import PoolingParams
+
+SIZE = 16
+"""Numbers of an embedding."""
+LABELS = {"0": "bad", "1": "fair", "2": "good"}
+EMBED = PoolingSettings(
+    tasks=("embed", "token_embed"),
+    activation="normalize",
+    output_size=SIZE,
+    is_matryoshka=True,
+    prompts={"query": "q: ", "summary": "s: "},
+    score_type="bi-encoder",
+    runs_whole_tasks=("embed", "token_embed"),
+)
+CLASSIFY = PoolingSettings(
+    tasks=("classify", "token_classify"),
+    activation="softmax",
+    output_size=3,
+    num_labels=3,
+    id2label=LABELS,
+    runs_whole_tasks=("classify", "token_classify"),
+)
+CROSS = msgspec.structs.replace(
+    CLASSIFY, activation="sigmoid", output_size=1, num_labels=1, id2label={"0": "LABEL_0"}, score_type="cross-encoder"
+)
+LATE = msgspec.structs.replace(EMBED, tasks=("token_embed",), score_type="late-interaction")
+
+
+class PooledEngine:
+    """What a server asks of an `AsyncLLM` with a model that pools."""
+
+    def __init__(
+        self, llm: AsyncLLM, settings: PoolingSettings, admission: Admission | None = None, **ready: Any
+    ) -> None:
+        """Take everything but the running of requests from another engine; `ready` is what it says otherwise."""
+        self._llm = llm
+        self.front = copy.copy(llm.front)
+        self.front.ready = msgspec.structs.replace(llm.front.ready, pooling=settings, **ready)
+        self.admission = admission or Admission(None, None)
+        self.prompts: list[Any] = []
+        """The prompts of all requests, as they came."""
+        self.params: list[PoolingParams] = []
+        self.running: list[str] = []
+        self.aborted: list[str] = []
+        self.is_held = False
+        """Requests do not end while this is set."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._llm, name)
+
+    async def encode(
+        self,
+        prompt: Any,
+        pooling_params: PoolingParams,
+        request_id: str,
+        lora_request: Any = None,
+        trace_headers: Any = None,
+        priority: int = 0,
+        tokenization_kwargs: Any = None,
+    ) -> AsyncGenerator[PoolingRequestOutput[Any], None]:
+        """Run a request and yield its output."""
+        del lora_request, trace_headers
+        self.front.inputs.check_priority(priority)
+        place = Place(self.admission, 1)
+        try:
+            ids = self._encode(prompt, tokenization_kwargs)
+            place.hold_prompt(len(ids))
+            self.prompts.append(prompt)
+            self.params.append(pooling_params)
+            self.running.append(request_id)
+            try:
+                while self.is_held:
+                    await asyncio.sleep(0.01)
+            except asyncio.CancelledError:
+                self.aborted.append(request_id)
+                raise
+            finally:
+                self.running.remove(request_id)
+            data = output_of(self.front.ready.pooling, pooling_params, ids)
+            yield PoolingRequestOutput(request_id, PoolingOutput(data), ids, num_cached_tokens=0, finished=True)
+        finally:
+            place.release()
+
+    def _encode(self, prompt: Any, options: Any) -> list[int]:
+        pair = prompt.get("text_pair") if isinstance(prompt, dict) else None
+        given = prompt if pair is None else {name: value for name, value in prompt.items() if name != "text_pair"}
+        ids = list(self.front.inputs.encode(given, options).token_ids)
+        if pair is not None:
+            ids += self.front.inputs.encode({"prompt": pair}, options).token_ids
+        if len(ids) > (limit := self.front.ready.max_model_len):
+            raise VLLMValidationError(f"prompt: {len(ids)} tokens are more than {limit}.", parameter="prompt")
+        return ids
+
+
+def output_of(settings: PoolingSettings | None, params: PoolingParams, ids: list[int]) -> np.ndarray:
+    """Return the output for a prompt: one vector, or one for each token, of `output_size` numbers."""
+    assert settings is not None
+    assert params.task in settings.tasks
+    rows = [
+        np.random.default_rng(each).normal(size=settings.output_size)
+        for each in ([ids] if params.task in ("embed", "classify") else [[each] for each in ids])
+    ]
+    values = np.stack(rows)[:, : params.dimensions]
+    if params.use_activation is not False:
+        if settings.activation == "softmax":
+            values = np.exp(values) / np.exp(values).sum(axis=-1, keepdims=True)
+        elif settings.activation == "sigmoid":
+            values = 1 / (1 + np.exp(-values))
+        else:
+            values = values / np.linalg.norm(values, axis=-1, keepdims=True)
+    return (values if params.task.startswith("token_") else values[0]).astype(np.float32)
