@@ -30,7 +30,8 @@ QUEUE_LENGTH = 1024
 """So many requests are in the engine at a time, or twice its batch."""
 BUSY_SECONDS = 0.1
 """A request that the engine has no room for is tried again after so long."""
-CHAT_URL, COMPLETION_URL = "/v1/chat/completions", "/v1/completions"
+CHAT_URL, COMPLETION_URL, EMBEDDING_URL = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+URLS = f"{CHAT_URL}, {COMPLETION_URL}, {EMBEDDING_URL}, or end in /score or /rerank"
 SERVER_FLAGS = (
     "chat_template_content_format",
     "default_chat_template_kwargs",
@@ -65,8 +66,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "run-batch",
         help="answer a file of requests in OpenAI's batch form",
         description="Answer the requests of a file, each a line with custom_id, method, url and body, on one engine in "
-        f"this program. URLs are {CHAT_URL} and {COMPLETION_URL}. A run that was killed goes on where it stopped when "
-        "started again.",
+        f"this program. URLs are {URLS}. A run that was killed goes on where it stopped when started again.",
         epilog="A request that fails has its error in its line of the output; the exit status is then 1. Other "
         "statuses: 0 done, 2 misuse, 3 the engine has ended, 4 results could not be written, 130 interrupted.",
         allow_abbrev=False,
@@ -169,6 +169,7 @@ class Answers:
     """This answers lines of a batch file by what answers a server's requests."""
 
     def __init__(self, engine: AsyncLLM, server_args: ServerArgs, names: Sequence[str] | None) -> None:
+        from jaxllm.server.pooled_serving import PooledServing
         from jaxllm.server.serving_chat import OpenAIServingChat
         from jaxllm.server.serving_completion import OpenAIServingCompletion
         from jaxllm.server.serving_models import OpenAIServingModels
@@ -177,6 +178,7 @@ class Answers:
         self._engine = engine
         self._chat = OpenAIServingChat(engine, models, server_args)
         self._completion = OpenAIServingCompletion(engine, models, server_args)
+        self._pooled = PooledServing.of(self._chat, server_args)
 
     async def record(self, job: Job, request_id: str) -> tuple[dict[str, Any], bool]:
         """Return a line's answer in the form of the output, and whether it is one. Raises EngineDeadError."""
@@ -204,8 +206,31 @@ class Answers:
         if line.url == COMPLETION_URL:
             request = self._repeatable(decode(bytes(line.body), CompletionRequest, COMPLETION_REFUSED), job)
             return await self._when_there_is_room(lambda: self._completion.answer(request, request_id))
-        message = f"url must be {CHAT_URL} or {COMPLETION_URL}, got {line.url!r}."
-        raise VLLMValidationError(message, parameter="url", value=line.url)
+        return await self._when_there_is_room(self._pooled_answer(line, request_id))
+
+    def _pooled_answer(self, line: BatchLine, request_id: str) -> Callable[[], Any]:
+        """Return what answers a line for a model that pools. Raises VLLMValidationError for a URL that none has."""
+        from jaxllm.server.model_tasks import supported
+        from jaxllm.server.pooled_requests import Caller
+        from jaxllm.server.protocol.decoding import decode
+        from jaxllm.server.protocol.embedding import EmbeddingRequest
+        from jaxllm.server.protocol.pooling import POOLED_REFUSED
+        from jaxllm.server.protocol.scoring import RERANK_REFUSED, RerankRequest, ScoreRequest
+
+        body, caller = bytes(line.body), Caller(request_id)
+        if line.url == EMBEDDING_URL:
+            embedding = supported(self._pooled.embedding, "Embeddings")
+            inputs = decode(body, EmbeddingRequest, POOLED_REFUSED)
+            return lambda: embedding.answer(inputs, caller)
+        if line.url.endswith("/score"):
+            scores = supported(self._pooled.scores, "Score")
+            pairs = decode(body, ScoreRequest, POOLED_REFUSED)
+            return lambda: scores.answer(pairs, caller)
+        if line.url.endswith("/rerank"):
+            reranker = supported(self._pooled.scores, "Rerank (Score)")
+            documents = decode(body, RerankRequest, RERANK_REFUSED)
+            return lambda: reranker.answer_rerank(documents, caller)
+        raise VLLMValidationError(f"url must be {URLS}, got {line.url!r}.", parameter="url", value=line.url)
 
     def _repeatable[T: Any](self, request: T, job: Job) -> T:
         """Return a request with a seed that its line's place gives, so that a resumed run samples the same."""

@@ -50,14 +50,21 @@ class PooledRequests:
         inputs = request.inputs()
         request.check_template(inputs)
         with request.fields_named(request.source):
-            return await self.run(request, [await self._prompt(each) for each in inputs], params, caller)
+            prompts = [await self._prompt(each) for each in inputs]
+        return await self.run(request, prompts, params, caller, [request.source] * len(prompts))
 
     async def run(
-        self, request: PooledFields, prompts: Sequence[Any], params: PoolingParams, caller: Caller
+        self,
+        request: PooledFields,
+        prompts: Sequence[Any],
+        params: PoolingParams,
+        caller: Caller,
+        sources: Sequence[str],
     ) -> list[PoolingRequestOutput[Any]]:
         """Run prompts, which the engine knows by the request's id and a number; return their outputs in order.
 
-        If one fails, or the caller is cancelled, all are aborted. Raises what `errors.error_response` has answers for.
+        If one fails, or the caller is cancelled, all are aborted. Raises what `errors.error_response` has answers for;
+        an error about a prompt names the one of `sources` that has it.
         """
         options = request.tokenization_kwargs()
         readers: list[asyncio.Task[PoolingRequestOutput[Any]]] = []
@@ -72,7 +79,7 @@ class PooledRequests:
                         priority=request.priority,
                         tokenization_kwargs=options,
                     )
-                    readers.append(group.create_task(_read(outputs)))
+                    readers.append(group.create_task(_read(outputs, request, sources[i])))
                     await asyncio.sleep(0)  # others have a turn after each prompt that is tokenized
         except BaseExceptionGroup as error:
             raise error.exceptions[0] from None
@@ -90,9 +97,10 @@ class PooledRequests:
         return await self._chat.render(given)
 
 
-async def _read(outputs: Any) -> PoolingRequestOutput[Any]:
-    async with contextlib.aclosing(outputs):
-        return await anext(outputs)
+async def _read(outputs: Any, request: PooledFields, source: str) -> PoolingRequestOutput[Any]:
+    with request.fields_named(source):
+        async with contextlib.aclosing(outputs):
+            return await anext(outputs)
 
 
 def _salted(prompt: Any, salt: str | None) -> Any:

@@ -50,10 +50,10 @@ class ServingEmbedding:
         self._pooled.models.check(request.model)
         request.check()
         before = request.prompt(self._pooled.settings.prompts)
-        names = {"dimensions": "output_dimension", "truncate_prompt_tokens": "max_tokens"}
-        with request.fields_named("texts", **names):
-            prompts = [{"prompt": before + text} for text in request.texts]
-            outputs = await self._pooled.run(request, prompts, request.params(), caller)
+        with request.fields_named("texts"):
+            params = request.params()
+        prompts = [{"prompt": before + text} for text in request.texts]
+        outputs = await self._pooled.run(request, prompts, params, caller, ["texts"] * len(prompts))
         for each in outputs:
             request.check_length(len(each.prompt_token_ids))
         usage = usage_of(outputs, tells_cached=False)

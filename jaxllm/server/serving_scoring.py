@@ -76,8 +76,7 @@ class ServingScores:
         self._check_variables(request)
         plan = await self._plan(request, names)
         params = PoolingParams(task=plan.task, use_activation=request.use_activation)
-        with request.fields_named(names[1]):
-            outputs = await self._pooled.run(request, plan.prompts, params, caller)
+        outputs = await self._pooled.run(request, plan.prompts, params, caller, plan.sources)
         numbers = sum(each.outputs.data.size for each in outputs)
         return await aside(numbers, plan.scores, outputs), usage_of(outputs, tells_cached=self._tells_cached)
 

@@ -13,11 +13,13 @@ import pytest
 from jaxllm.cli import run_batch
 from jaxllm.cli.journal import Journal
 from jaxllm.cli.main import main, make_parser
+from jaxllm.config.pooling import PoolingSettings
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.exceptions import EngineDeadError
 from tests.async_engine.support import mock_llm, tiny_args
 from tests.cli.running import read_jsonl, write_jsonl
 from tests.server.conftest import TEMPLATE
+from tests.server.pooled_support import EMBED, PooledEngine
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -39,6 +41,8 @@ class Batches:
         self.folder, self.tokenizer = folder, tokenizer
         self.output = folder / "out.jsonl"
         self.num_started = 0
+        self.pooling: PoolingSettings | None = None
+        """Those of the model, if it pools."""
 
     def run(self, lines: Sequence[Any], *words: str, **engine: Any) -> int:
         """Answer lines; an object is a line of JSON."""
@@ -49,7 +53,7 @@ class Batches:
         async def start(args: argparse.Namespace) -> AsyncIterator[AsyncLLM]:
             self.num_started += 1
             with mock_llm(tiny_args(self.tokenizer, chat_template=TEMPLATE, **engine)) as llm:
-                yield llm
+                yield llm if self.pooling is None else PooledEngine(llm, self.pooling)  # type: ignore[misc]
 
         return run_batch.run(make_parser()[0].parse_args(given), start)
 
@@ -75,7 +79,8 @@ def test_answers_have_the_form_of_batches_and_the_order_of_the_requests(batches:
 BAD: dict[str, tuple[Any, int, str | None]] = {
     "no JSON": ("{", 400, None),
     "no custom_id": ({"url": run_batch.CHAT_URL, "body": {}}, 400, None),
-    "another URL": (chat("x", url="/v1/embeddings"), 400, "url"),
+    "another URL": (chat("x", url="/v1/nothing"), 400, "url"),
+    "a URL of another model": (chat("x", url="/v1/embeddings"), 400, None),
     "another method": (chat("x") | {"method": "GET"}, 400, "method"),
     "another model": (chat("x", model="other"), 404, "model"),
     "a stream": (chat("x", stream=True), 400, "stream"),
@@ -96,6 +101,27 @@ def test_a_bad_line_hurts_only_itself(batches: Batches, capsys: pytest.CaptureFi
         assert record["custom_id"] == (line.get("custom_id") if isinstance(line, dict) else None), name
     assert good["error"] is None
     assert f"{len(BAD)} of {len(BAD) + 1} requests failed" in capsys.readouterr().err
+
+
+def test_models_that_pool_have_urls_of_their_own(batches: Batches):
+    batches.pooling = EMBED
+    bodies = {
+        "/v1/embeddings": {"input": ["x", "y"], "encoding_format": "base64"},
+        "/v1/score": {"text_1": "x", "text_2": ["y", "x"]},
+        "/v2/rerank": {"query": "x", "documents": ["y", "x"]},
+    }
+    lines = [{"custom_id": url, "method": "POST", "url": url, "body": body} for url, body in bodies.items()]
+    assert batches.run([*lines, chat("a chat")]) == 1
+    embedded, scored, reranked, refused = read_jsonl(batches.output)
+    assert [each["error"] for each in (embedded, scored, reranked)] == [None] * 3
+    assert [len(each["embedding"]) for each in embedded["response"]["body"]["data"]] == [88, 88]
+    assert scored["response"]["body"]["data"][1]["score"] == pytest.approx(1)
+    assert [each["index"] for each in reranked["response"]["body"]["results"]] == [1, 0]
+    assert refused["error"]["message"] == "The model does not support Chat Completions API"
+    plain = {"custom_id": "x", "url": "/v1/embeddings", "body": {"input": "x"}}
+    batches.output.unlink()
+    assert batches.run([plain]) == 0
+    assert len(read_jsonl(batches.output)[0]["response"]["body"]["data"][0]["embedding"]) == 16
 
 
 def test_a_run_goes_on_where_it_was_killed(batches: Batches, monkeypatch: pytest.MonkeyPatch):

@@ -10,7 +10,7 @@ from jaxllm import LLM
 from jaxllm.engine.async_llm import AsyncLLM
 from tests.async_engine.support import mock_llm, tiny_args
 from tests.e2e.tiny_tokenizer import save_tokenizer
-from tests.server.pooled_support import EMBED, PooledEngine
+from tests.server.pooled_support import CLASSIFY, CROSS, EMBED, PooledEngine
 from tests.server.support import TEMPLATE, Served, served
 
 
@@ -66,4 +66,18 @@ def embedder(mock: AsyncLLM) -> PooledEngine:
 def embedding_server(embedder: PooledEngine) -> Iterator[Served]:
     """Return a server in front of that engine."""
     with served(embedder) as server:  # type: ignore[arg-type]
+        yield server
+
+
+@pytest.fixture(scope="session")
+def cross_server(mock: AsyncLLM) -> Iterator[Served]:
+    """Return a server whose model reads both texts of a pair at once, and has no template for that."""
+    with served(PooledEngine(mock, CROSS, chat_template=None)) as server:  # type: ignore[arg-type]
+        yield server
+
+
+@pytest.fixture(scope="session")
+def classifying_server(mock: AsyncLLM) -> Iterator[Served]:
+    """Return a server whose model has three classes."""
+    with served(PooledEngine(mock, CLASSIFY)) as server:  # type: ignore[arg-type]
         yield server

@@ -138,3 +138,50 @@ DETOKENIZE: dict[str, Bound] = {
     "model": Bound('"tiny"', ("1",)),
     "tokens": Bound(integers(2**20, 42), (integers(2**20 + 1), "[256]", "[-1]", "[1.5]", '["a"]'), ("[]",)),
 }
+
+POOLED: dict[str, Bound] = {
+    name: SAMPLING[name]
+    for name in ("model", "truncate_prompt_tokens", "truncation_side", "add_special_tokens", "cache_salt", "priority")
+} | {"request_id": NAME, "user": NAME, "use_activation": FLAG}
+INPUTS: dict[str, Bound] = POOLED | {
+    "input": Bound(texts(2048), (texts(2049), "[]", "[[]]", "[1,[2]]", "[256]", "[[1.5]]", "[[1,{}]]", "{}", "[{}]")),
+    "messages": CHAT["messages"],
+    "add_generation_prompt": FLAG,
+    "continue_final_message": FLAG,
+    "chat_template": TEMPLATE_TRUST,
+    "chat_template_kwargs": CHAT["chat_template_kwargs"],
+}
+VECTORS: dict[str, Bound] = INPUTS | {
+    "dimensions": Bound("2147483647", ("0", "1.5")),
+    "encoding_format": Bound('"base64"', ('"bytes"', "1")),
+    "embed_dtype": Bound('"float16"', ('"fp8_e4m3"', "1"), (), {"encoding_format": '"base64"'}),
+    "endianness": Bound('"big"', ('"middle"', "1"), (), {"encoding_format": '"base64"'}),
+}
+POOLING: dict[str, Bound] = VECTORS | {"task": Bound('"token_embed"', ('"classify"', '"score"', "1"))}
+SIDE = Bound("null", ("1", "{}", '[{"title":"a"}]'))
+SCORES: dict[str, Bound] = POOLED | {
+    "max_tokens_per_query": Bound("511", ("512",)),
+    "max_tokens_per_doc": Bound("511", ("512",)),
+    "instruction": Bound("null", ('"a"', "1"), ('""',)),
+    "chat_template_kwargs": Bound("{}", ('{"a":1}', "1")),
+}
+SCORE: dict[str, Bound] = SCORES | {
+    "text_1": Bound(texts(1), ("1", "{}", '[{"title":"a"}]', texts(2049))),
+    "text_2": Bound(texts(2048), ("1", "{}", '[{"title":"a"}]', texts(2049))),
+}
+RERANK: dict[str, Bound] = SCORES | {
+    "query": Bound('{"text":"a"}', ("1", "{}", '{"content":[]}')),
+    "documents": Bound(texts(2048), (texts(2049), "1", "{}", '[{"title":"a"}]')),
+    "top_n": Bound("2147483647", ("-1",)),
+    "return_documents": FLAG,
+}
+COHERE: dict[str, Bound] = POOLED | {
+    "truncate_prompt_tokens": Bound("null", ("5",)),
+    "truncation_side": Bound("null", ('"left"',)),
+    "texts": Bound(texts(2048), (texts(2049), '"a"', "[[5]]", '[""]')),
+    "input_type": Bound('"search_document"', ('"poem"', "1")),
+    "output_dimension": Bound("2147483647", ("0",)),
+    "embedding_types": Bound('["float","base64","binary","ubinary"]', ('["int8"]', '"float"'), ("[]",)),
+    "truncate": Bound('"START"', ('"MIDDLE"', "1")),
+    "max_tokens": Bound("512", ("513", "0", "-2"), ("-1",)),
+}

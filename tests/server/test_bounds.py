@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from jaxllm.server.protocol.chat import ChatCompletionRequest
+from jaxllm.server.protocol.classification import ClassificationRequest
+from jaxllm.server.protocol.cohere import CohereEmbedRequest
+from jaxllm.server.protocol.embedding import EmbeddingRequest
+from jaxllm.server.protocol.pooling import PoolingRequest
+from jaxllm.server.protocol.scoring import RerankRequest, ScoreRequest
 from jaxllm.server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+from tests.server import request_bounds as bounds_of
 from tests.server.request_bounds import ANYWHERE, CHAT, CHAT_ALL, DETOKENIZE, LONG, TOKENIZE, Bound
 from tests.server.support import Answer, Served
 
@@ -21,20 +27,35 @@ ROUTES: dict[str, tuple[Any, dict[str, Bound], dict[str, str]]] = {
     ),
     "/tokenize": (TokenizeRequest, TOKENIZE, {"prompt": '"a"'}),
     "/detokenize": (DetokenizeRequest, DETOKENIZE, {"tokens": "[5]"}),
+    "/v1/embeddings": (EmbeddingRequest, bounds_of.VECTORS, {"input": '"a"'}),
+    "/pooling": (PoolingRequest, bounds_of.POOLING, {"input": '"a"'}),
+    "/classify": (ClassificationRequest, bounds_of.INPUTS, {"input": '"a"'}),
+    "/score": (ScoreRequest, bounds_of.SCORE, {"text_1": '"a"', "text_2": '"a"'}),
+    "/rerank": (RerankRequest, bounds_of.RERANK, {"query": '"a"', "documents": '["a"]'}),
+    "/v2/embed": (CohereEmbedRequest, bounds_of.COHERE, {"texts": '["a"]'}),
 }
 """By path: the request, the bounds of its fields, and fields of a good one."""
 KNOWN_BY_CORE = ("structured_outputs", "response_format", "logprob_token_ids", "prompt_logprobs")
 """The core says what it takes of these, once it gets the request; one without a model takes none."""
-OF_MESSAGES = ("messages", "continue_final_message", "chat_template", "chat_template_kwargs")
+OF_MESSAGES = ("messages", "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs")
 CASES = [(path, name) for path, (_, bounds, _) in ROUTES.items() for name in bounds]
 
 
 def send(server: Served, path: str, **fields: str) -> Answer:
     base = ROUTES[path][2]
-    if path == "/tokenize" and "prompt" not in fields and fields.keys() & set(OF_MESSAGES):
+    asks_of_messages = fields.keys() & set(OF_MESSAGES) and not fields.keys() & {"prompt", "input"}
+    if asks_of_messages and (path == "/tokenize" or "input" in base):
         base = {"messages": CHAT_ALL, "add_generation_prompt": "false"}
     body = "{" + ",".join(f'"{name}":{value}' for name, value in (base | fields).items()) + "}"
     return server.ask("POST", path, body.encode())
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest, path: str) -> Served:
+    """Return a server whose model can do what a route is for."""
+    generates = path in ("/v1/chat/completions", "/tokenize", "/detokenize")
+    name = "mock_server" if generates else "classifying_server" if path == "/classify" else "embedding_server"
+    return request.getfixturevalue(name)
 
 
 @pytest.fixture
@@ -54,20 +75,21 @@ def tokenized(mock_server: Served, monkeypatch: pytest.MonkeyPatch) -> list[str]
 
 def test_r13_every_field_has_its_row() -> None:
     for kind, bounds, _ in ROUTES.values():
-        assert bounds.keys() == set(kind.__struct_fields__)
+        aliases = set() if kind is not ScoreRequest else {"queries", "documents", "items", "data_1", "data_2"}
+        assert bounds.keys() == set(kind.__struct_fields__) - aliases
 
 
 @pytest.mark.parametrize(("path", "name"), CASES)
 def test_r13_a_value_is_taken_or_refused_by_its_name(
-    mock_server: Served, tokenized: list[str], path: str, name: str
+    server: Served, tokenized: list[str], path: str, name: str
 ) -> None:
     bound = ROUTES[path][1][name]
-    taken = send(mock_server, path, **bound.beside, **{name: bound.most})
+    taken = send(server, path, **bound.beside, **{name: bound.most})
     assert taken.status == 200, taken.body[:500]
     tokenized.clear()
     refused = [*bound.beyond, *(value for value in ANYWHERE if value not in bound.takes)]
     for value in refused:
-        answer = send(mock_server, path, **bound.beside, **{name: value})
+        answer = send(server, path, **bound.beside, **{name: value})
         if name == "model" and value in ('""', LONG):
             assert answer.status == 404
         else:
@@ -78,7 +100,7 @@ def test_r13_a_value_is_taken_or_refused_by_its_name(
     if name not in KNOWN_BY_CORE:
         assert not any("<user>" in text or path == "/tokenize" for text in tokenized)
     for value in bound.takes:
-        assert send(mock_server, path, **bound.beside, **{name: value}).status == 200, value[:100]
+        assert send(server, path, **bound.beside, **{name: value}).status == 200, value[:100]
 
 
 def test_fields_of_conversations_do_not_go_with_a_text(mock_server: Served) -> None:

@@ -36,7 +36,28 @@ GOOD: list[tuple[str, str, Any]] = [
     *(("get", path, None) for path in ("/server_info",)),
     *(("post", path, {}) for path in ("/ping", "/reset_prefix_cache", "/pause", "/resume", "/sleep", "/wake_up")),
 ]
+POOLED: list[tuple[str, Any]] = [
+    ("/v1/embeddings", {"input": "a"}),
+    ("/v1/embeddings", {"input": [[5, 6], [7]], "encoding_format": "base64", "dimensions": 4, "request_id": "a"}),
+    ("/v1/embeddings", {"messages": CHAT["messages"], "add_generation_prompt": True}),
+    ("/v2/embed", {"texts": ["a"], "input_type": "search_query", "embedding_types": ["float", "binary", "base64"]}),
+    ("/v2/embed", {"texts": ["a", "b"], "embedding_types": ["ubinary"], "truncate": "START", "max_tokens": 5}),
+    ("/pooling", {"input": ["a", "b"]}),
+    ("/pooling", {"input": "a b", "task": "token_embed", "use_activation": False}),
+    ("/pooling", {"input": "a b", "task": "token_embed", "encoding_format": "base64", "embed_dtype": "float16"}),
+    *((path, {"text_1": "a", "text_2": ["b", {"text": "c"}]}) for path in ("/score", "/v1/score")),
+    *((path, {"query": "a", "documents": ["b", "c"], "top_n": 1}) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
+    ("/rerank", {"query": "a", "documents": "b", "return_documents": False, "max_tokens_per_doc": 3}),
+]
+"""Those for a model that makes embeddings."""
+CLASSES: list[tuple[str, Any]] = [
+    ("/classify", {"input": ["a", [5]]}),
+    ("/pooling", {"input": "a"}),
+    ("/score", {"queries": ["a", "b"], "items": ["c", "d"]}),
+]
+"""Those for a model that has one class."""
 BAD: list[tuple[str, str, Any]] = [
+    *(("post", path, body) for path, body in (*POOLED, *CLASSES)),
     *(("post", path, b"{") for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")),
     *(("post", path, {"model": "other", **TEXT}) for path in ("/v1/completions", "/tokenize")),
     ("post", "/detokenize", {"tokens": [10**9]}),
@@ -113,6 +134,20 @@ def test_r12_good_answers_are_as_described(
     if isinstance(body, dict) and body:
         request = operation_of(document, method, path)["requestBody"]["content"]["application/json"]["schema"]
         check(document, request, body)
+
+
+@pytest.mark.parametrize(("path", "body"), [*POOLED, *CLASSES])
+def test_r12_good_answers_of_models_that_pool_are_as_described(
+    embedding_server: Served, cross_server: Served, document: dict[str, Any], path: str, body: Any
+) -> None:
+    answer = (cross_server if (path, body) in CLASSES else embedding_server).post(path, body)
+    assert answer.status == 200, answer.body
+    operation = operation_of(document, "post", path)
+    check_answer(document, operation, answer)
+    check(document, operation["requestBody"]["content"]["application/json"]["schema"], body)
+    failed = embedding_server.post(path, body | {"priority": 5})
+    assert failed.status == 400
+    check_answer(document, operation, failed)
 
 
 @pytest.mark.parametrize(("method", "path", "body"), BAD)

@@ -79,7 +79,7 @@ def test_conversations_are_rendered(embedding_server: Served, embedder: PooledEn
 def test_base64_has_the_bytes(
     embedding_server: Served, embedder: PooledEngine, given: dict[str, Any], kind: str
 ) -> None:
-    [shown] = vectors(embed(embedding_server, input="ab", encoding_format="base64", **given))
+    shown: Any = vectors(embed(embedding_server, input="ab", encoding_format="base64", **given))[0]
     [values] = expected(embedder, "ab")
     assert base64.b64decode(shown) == np.asarray(values, np.float32).astype(kind).tobytes()
 

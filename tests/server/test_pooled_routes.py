@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,12 +33,6 @@ POOL = {
 }
 SCORES = ["/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"]
 EMBEDS = ["/v1/embeddings", "/v2/embed"]
-
-
-@pytest.fixture(scope="module")
-def classifier(mock: AsyncLLM) -> Iterator[Served]:
-    with served(PooledEngine(mock, CLASSIFY)) as server:  # type: ignore[arg-type]
-        yield server
 
 
 @pytest.mark.parametrize(
@@ -102,17 +96,17 @@ def test_a_task_of_another_model_is_refused(embedding_server: Served, given: dic
     assert words in answer.json["error"]["message"]
 
 
-def test_classes_have_their_labels(classifier: Served) -> None:
-    answer = classifier.post("/classify", {"input": ["ab", "c", "d e"]})
+def test_classes_have_their_labels(classifying_server: Served) -> None:
+    answer = classifying_server.post("/classify", {"input": ["ab", "c", "d e"]})
     assert answer.status == 200, answer.body
     for text, each in zip(["ab", "c", "d e"], answer.json["data"], strict=True):
-        ids = classifier.llm.front.inputs.encode(text).token_ids
+        ids = classifying_server.llm.front.inputs.encode(text).token_ids
         probs = output_of(CLASSIFY, PoolingParams(task="classify"), ids)
         assert each["probs"] == probs.tolist()
         assert each["label"] == LABELS[str(np.argmax(probs))]
         assert each["num_classes"] == 3
     assert answer.json["usage"]["prompt_tokens"] > 0
-    plain = classifier.post("/classify", {"input": "ab", "use_activation": False}).json["data"][0]
+    plain = classifying_server.post("/classify", {"input": "ab", "use_activation": False}).json["data"][0]
     assert sum(plain["probs"]) != pytest.approx(1)
 
 

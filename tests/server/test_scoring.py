@@ -18,12 +18,6 @@ TEXTS = ["ab", "c", "d e"]
 
 
 @pytest.fixture(scope="module")
-def cross(mock: AsyncLLM) -> Iterator[Served]:
-    with served(PooledEngine(mock, CROSS, chat_template=None)) as server:  # type: ignore[arg-type]
-        yield server
-
-
-@pytest.fixture(scope="module")
 def late(mock: AsyncLLM) -> Iterator[Served]:
     with served(PooledEngine(mock, LATE)) as server:  # type: ignore[arg-type]
         yield server
@@ -54,11 +48,11 @@ def cross_score(server: Served, one: str, two: str) -> float:
 )
 @pytest.mark.parametrize("names", [("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2")])
 def test_pairs_are_scored_in_order(
-    cross: Served, one: Any, two: Any, pairs: list[tuple[str, str]], names: tuple[str, str]
+    cross_server: Served, one: Any, two: Any, pairs: list[tuple[str, str]], names: tuple[str, str]
 ) -> None:
-    answer = cross.post("/score", {"model": "tiny", names[0]: one, names[1]: two})
-    assert scores(answer) == [cross_score(cross, *pair) for pair in pairs]
-    num_tokens = sum(len(ids_of(cross, text)) for pair in pairs for text in pair)
+    answer = cross_server.post("/score", {"model": "tiny", names[0]: one, names[1]: two})
+    assert scores(answer) == [cross_score(cross_server, *pair) for pair in pairs]
+    num_tokens = sum(len(ids_of(cross_server, text)) for pair in pairs for text in pair)
     assert answer.json["usage"]["prompt_tokens"] == num_tokens
     assert answer.json["id"].startswith("score-")
 
@@ -80,39 +74,41 @@ def test_tokens_are_compared_with_their_best(late: Served) -> None:
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
-def test_documents_are_in_the_order_of_their_scores(cross: Served, path: str) -> None:
+def test_documents_are_in_the_order_of_their_scores(cross_server: Served, path: str) -> None:
     given = {"query": "ab", "documents": ["x", {"text": "y"}, "z", "w"]}
-    answer = cross.post(path, given)
+    answer = cross_server.post(path, given)
     assert answer.status == 200, answer.body
-    expected = [cross_score(cross, "ab", text) for text in "xyzw"]
+    expected = [cross_score(cross_server, "ab", text) for text in "xyzw"]
     order = sorted(range(4), key=lambda i: -expected[i])
     shown = answer.json["results"]
     assert [each["index"] for each in shown] == order
     assert [each["relevance_score"] for each in shown] == [expected[i] for i in order]
     assert [each["document"] for each in shown] == [{"text": "xyzw"[i]} for i in order]
     assert answer.json["usage"]["total_tokens"] > 0
-    best = cross.post(path, {**given, "top_n": 2, "return_documents": False}).json["results"]
+    best = cross_server.post(path, {**given, "top_n": 2, "return_documents": False}).json["results"]
     assert best == [{"index": i, "relevance_score": expected[i]} for i in order[:2]]
-    assert len(cross.post(path, {**given, "top_n": 0}).json["results"]) == 4
-    assert len(cross.post(path, {**given, "top_n": 9}).json["results"]) == 4
+    assert len(cross_server.post(path, {**given, "top_n": 0}).json["results"]) == 4
+    assert len(cross_server.post(path, {**given, "top_n": 9}).json["results"]) == 4
 
 
-def test_texts_are_cut_to_their_maximum(cross: Served) -> None:
+def test_texts_are_cut_to_their_maximum(cross_server: Served) -> None:
     given = {"text_1": "ab c d", "text_2": "e f g h", "max_tokens_per_query": 2, "max_tokens_per_doc": 1}
     ids = [
-        cross.post("/tokenize", {"prompt": given[name], "add_special_tokens": False}).json["tokens"]
+        cross_server.post("/tokenize", {"prompt": given[name], "add_special_tokens": False}).json["tokens"]
         for name in ("text_1", "text_2")
     ]
     cut = [
-        cross.post("/detokenize", {"tokens": each[:most]}).json["prompt"]
+        cross_server.post("/detokenize", {"tokens": each[:most]}).json["prompt"]
         for each, most in zip(ids, (2, 1), strict=True)
     ]
-    assert scores(cross.post("/score", given)) == scores(cross.post("/score", {"text_1": cut[0], "text_2": cut[1]}))
+    assert scores(cross_server.post("/score", given)) == scores(
+        cross_server.post("/score", {"text_1": cut[0], "text_2": cut[1]})
+    )
 
 
-def test_whether_there_is_an_activation_reaches_the_engine(cross: Served) -> None:
-    raw = scores(cross.post("/score", {"text_1": "ab", "text_2": "c", "use_activation": False}))
-    assert scores(cross.post("/score", {"text_1": "ab", "text_2": "c"})) == pytest.approx(
+def test_whether_there_is_an_activation_reaches_the_engine(cross_server: Served) -> None:
+    raw = scores(cross_server.post("/score", {"text_1": "ab", "text_2": "c", "use_activation": False}))
+    assert scores(cross_server.post("/score", {"text_1": "ab", "text_2": "c"})) == pytest.approx(
         [1 / (1 + np.exp(-each)) for each in raw]
     )
 

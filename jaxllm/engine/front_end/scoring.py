@@ -32,6 +32,8 @@ class ScorePlan:
 
     task: str
     prompts: list[Any]
+    sources: list[str]
+    """For each prompt the name of the argument that has its text, or the second of its two."""
     pairs: list[tuple[int, ...]]
     """For each score the places of its prompts: one that has both texts, or one for each text."""
     compare: Score
@@ -100,17 +102,17 @@ class Scorer:
         pairs = list(zip(queries, documents, strict=True))
         if self.is_cross_encoder:
             prompts = [self._prompt(*pair, chat_template, chat_template_kwargs) for pair in pairs]
-            return self._plan(prompts, [(place,) for place in range(len(pairs))])
-        places: dict[str, int] = {}  # each distinct text is run once
-        for text in (*queries, *documents):
-            places.setdefault(text, len(places))
-        return self._plan([{"prompt": text} for text in places], [(places[one], places[two]) for one, two in pairs])
+            return self._plan(prompts, [names[1]] * len(pairs), [(place,) for place in range(len(pairs))])
+        sources = {**dict.fromkeys(documents, names[1]), **dict.fromkeys(queries, names[0])}
+        places = {text: place for place, text in enumerate(sources)}  # each distinct text is run once
+        prompts = [{"prompt": text} for text in sources]
+        return self._plan(prompts, [*sources.values()], [(places[one], places[two]) for one, two in pairs])
 
-    def _plan(self, prompts: list[Any], pairs: list[tuple[int, ...]]) -> ScorePlan:
+    def _plan(self, prompts: list[Any], sources: list[str], pairs: list[tuple[int, ...]]) -> ScorePlan:
         tokenizer = self._front.require_tokenizer()
         pad = tokenizer.parts.special_tokens.get("pad_token")
         pad_token_id = None if pad is None else tokenizer.backend.token_to_id(pad)
-        return ScorePlan(self.task, prompts, pairs, self._compare, pad_token_id)
+        return ScorePlan(self.task, prompts, sources, pairs, self._compare, pad_token_id)
 
     def _prompt(self, query: str, document: str, template: str | None, variables: Mapping[str, Any] | None) -> Any:
         """Return the prompt of a pair for a cross-encoder."""

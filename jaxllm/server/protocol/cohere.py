@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import msgspec
@@ -12,6 +13,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.server.protocol.pooling import MAX_INPUTS, PooledFields
+from jaxllm.server.protocol.prompts import renamed
 
 _TEXT_ONLY = "models here read text alone: use texts"
 COHERE_REFUSED: Mapping[str, str] = {"images": _TEXT_ONLY, "inputs": _TEXT_ONLY}
@@ -51,6 +53,11 @@ class CohereEmbedRequest(PooledFields, kw_only=True):
         for name in ("truncate_prompt_tokens", "truncation_side"):
             if getattr(self, name) is not None:
                 raise VLLMValidationError(f"{name} is not of this route: use truncate and max_tokens.", parameter=name)
+
+    def fields_named(self, prompt: str) -> AbstractContextManager[None]:
+        """Let errors about what is made of the request name its own field; `prompt` is that of the prompt."""
+        names = {"dimensions": "output_dimension", "truncate_prompt_tokens": "max_tokens"}
+        return renamed({"prompt": prompt, "prompt_token_ids": prompt, **names})
 
     def params(self) -> PoolingParams:
         """Return the engine's params. Raises VLLMValidationError."""

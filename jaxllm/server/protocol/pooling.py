@@ -38,11 +38,9 @@ class PooledFields(PromptFields, kw_only=True):
     use_activation: bool | None = None
     """Whether outputs are normalized, or made probabilities; by default as the model says."""
 
-    def fields_named(self, prompt: str, **names: str) -> AbstractContextManager[None]:
-        """Let errors about what is made of the request name its own field; `prompt` is that of the prompts, and
-        `names` has others.
-        """
-        return renamed({**dict.fromkeys(("prompt", "prompt_token_ids", "text_pair", "messages"), prompt), **names})
+    def fields_named(self, prompt: str) -> AbstractContextManager[None]:
+        """Let errors about what is made of the request name its own field; `prompt` is that of the prompt."""
+        return renamed(dict.fromkeys(("prompt", "prompt_token_ids", "text_pair", "messages"), prompt))
 
 
 class InputFields(PooledFields, kw_only=True):

@@ -39,7 +39,7 @@ class ScoringFields(PooledFields, kw_only=True):
 
     def variables(self) -> dict[str, Any]:
         """Return the template's variables."""
-        own = {} if self.instruction is None else {"instruction": self.instruction}
+        own = {"instruction": self.instruction} if self.instruction else {}
         return {**own, **(self.chat_template_kwargs or {})}
 
 
