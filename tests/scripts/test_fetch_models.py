@@ -79,6 +79,39 @@ def test_a_package_without_the_file_is_refused(tmp_path: Path, monkeypatch: pyte
         fetch(MODEL, tmp_path)
 
 
+FILES = {"a.json": b"{}", "1_Pooling/config.json": b"[]", "b.bin": DATA}
+FOLDER = ModelFile(
+    name="folder",
+    size=sum(map(len, FILES.values())),
+    sha256=hashlib.sha256(
+        "".join(f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in FILES.items()).encode()
+    ).hexdigest(),
+    packages=("folder==1.0",),
+    member="p/model/",
+    licence="Some terms",
+    files=tuple(FILES),
+)
+
+
+def test_a_folder_is_taken_out_of_one_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    members = {f"p/model/{name}": data for name, data in FILES.items()} | {"p/model/x.md": b"", "p/a.json": b"?"}
+    downloads = serve(monkeypatch, {"folder==1.0": members})
+    path = fetch(FOLDER, tmp_path)
+    assert {str(each.relative_to(path)): each.read_bytes() for each in path.rglob("*") if each.is_file()} == FILES
+    assert list(tmp_path.iterdir()) == [path]
+    assert fetch(FOLDER, tmp_path) == path
+    assert len(downloads) == 1
+    (path / "a.json").write_bytes(b"[]")
+    assert not is_present(FOLDER, tmp_path)
+    (path / "a.json").unlink()
+    assert not is_present(FOLDER, tmp_path)
+    assert fetch(FOLDER, tmp_path) == path
+    assert is_present(FOLDER, tmp_path)
+    serve(monkeypatch, {"folder==1.0": {"p/model/a.json": b"{}"}})
+    with pytest.raises(FetchError, match=r"0 members like .*1_Pooling"):
+        fetch(FOLDER, tmp_path / "other")
+
+
 def test_the_command(
     downloads: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -110,5 +143,6 @@ def test_the_models_of_the_quickstart_and_the_tests():
     assert {name: model.licence for name, model in MODELS.items()} == {
         "smollm2": "Apache-2.0",
         "gemma": "Gemma terms of use",
+        "minilm": "Apache-2.0",
     }
     assert all(len(model.sha256) == 64 and all("==" in each for each in model.packages) for model in MODELS.values())
