@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# clients.sh [openai langchain litellm lm-eval guidellm schemathesis]: real clients, each in an environment of its own and
-# unmodified, against SmolLM2 served here. Exit status 0 if all that were asked for (by default all) passed.
+# clients.sh [CLIENT...]: real clients, unmodified and in environments of their own, against SmolLM2 served here, and those
+# of embeddings against all-MiniLM-L6-v2. Exit status 0 if all that were asked for (by default all) passed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/lib.sh
@@ -12,14 +12,20 @@ declare -A PACKAGES=(
   [lm-eval]="lm-eval[api]==0.4.13"
   [guidellm]="guidellm>=0.8,<0.9"
   [schemathesis]="schemathesis>=4.30,<5"
+  [openai-embeddings]="openai>=2"
+  [langchain-embeddings]="langchain-openai>=1"
+  [llama-index]="llama-index-embeddings-openai-like>=0.4"
+  [cohere]="cohere>=5"
+  [schemathesis-embeddings]="schemathesis>=4.30,<5"
 )
-[ $# -gt 0 ] || set -- openai langchain litellm lm-eval guidellm schemathesis
+POOLED=" openai-embeddings langchain-embeddings llama-index cohere schemathesis-embeddings "
+[ $# -gt 0 ] || set -- openai langchain litellm lm-eval guidellm schemathesis $POOLED
 for client in "$@"; do
   [ -n "${PACKAGES[$client]:-}" ] || die "there is no client $client; there are: ${!PACKAGES[*]}"
 done
 
 ensure_env test
-model=$(.venv/bin/python scripts/fetch_models.py smollm2)
+model=
 work=$(mktemp -d)
 stop() { # what has run in a subshell is no child of this shell: its process id is in a file
   [ -s "$work/pid" ] || return 0
@@ -31,9 +37,12 @@ trap 'stop; rm -rf "$work"' EXIT
 
 port=$(.venv/bin/python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 url=http://127.0.0.1:$port
-serve() { # FLAGS...: start the server, and wait until it is ready
+serve() { # NAME FLAGS...: start a server of a model that fetch_models.py knows, and wait until it is ready
+  local name=$1
+  shift
   stop
-  JAX_PLATFORMS=cpu .venv/bin/jaxllm serve "$model" --host 127.0.0.1 --port "$port" --served-model-name smollm2 \
+  model=$(.venv/bin/python scripts/fetch_models.py "$name")
+  JAX_PLATFORMS=cpu .venv/bin/jaxllm serve "$model" --host 127.0.0.1 --port "$port" --served-model-name "$name" \
     --enable-tokenizer-info-endpoint --api-key key --disable-uvicorn-access-log "$@" >"$work/server.txt" 2>&1 &
   echo $! >"$work/pid"
   for _ in $(seq 600); do
@@ -46,7 +55,7 @@ serve() { # FLAGS...: start the server, and wait until it is ready
 }
 
 python_of() { # CLIENT: make its environment; prints its Python
-  local folder=.cache/clients/$1
+  local folder=.cache/clients/${1%-embeddings}
   if [ ! -e "$folder/installed" ]; then
     .venv/bin/python -m venv --clear "$folder"
     "$folder/bin/python" -m pip install -q --disable-pip-version-check "${PACKAGES[$1]}" >&2
@@ -79,9 +88,8 @@ assert totals["successful"] >= 20 and not totals["errored"], totals' "$work/guid
 }
 
 # Which values of the right type make sense, as two fields that contradict each other, no schema says: all checks but that one.
-run_schemathesis() {
+fuzz() {
   local python
-  serve --max-model-len 128 --max-num-seqs 16
   python=$(python_of schemathesis)
   (cd "$work" && "$(dirname "$python")/schemathesis" run "$url/openapi.json" --header "Authorization: Bearer key" \
     --phases examples,coverage,fuzzing --max-examples 100 --exclude-checks positive_data_acceptance \
@@ -89,11 +97,25 @@ run_schemathesis() {
   ! grep -q Traceback "$work/server.txt" || { grep -A20 Traceback "$work/server.txt" >&2; return 1; }
 }
 
+run_schemathesis() {
+  serve smollm2 --max-model-len 128 --max-num-seqs 16
+  fuzz
+}
+
+run_schemathesis-embeddings() { fuzz; }
+
 results=()
 failed=0
-serve --max-model-len 1024
+served=
 for client in "$@"; do
   say "$client"
+  needed=smollm2
+  [[ $POOLED != *" $client "* ]] || needed=minilm
+  if [ "$served" != "$needed" ]; then
+    if [ "$needed" = minilm ]; then serve minilm; else serve smollm2 --max-model-len 1024; fi
+    served=$needed
+  fi
+  [ "$client" != schemathesis ] || served= # it has a server of its own
   start=$SECONDS run=run_$client
   declare -F "$run" >/dev/null || run="run_script $client"
   set +e
