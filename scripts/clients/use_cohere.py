@@ -11,8 +11,8 @@ from sentences import BEST, DOCUMENTS, MODEL, QUERY, check_vectors
 
 def check_rerank(results: list, *, texts: bool = True) -> None:
     """Check that the right document is the first of two."""
-    assert [each.index for each in results][0] == BEST
     assert len(results) == 2
+    assert results[0].index == BEST
     assert results[0].relevance_score > results[1].relevance_score
     if texts:
         assert results[0].document.text == DOCUMENTS[BEST]

@@ -1,4 +1,4 @@
-"""LangChain's OpenAIEmbeddings against a server; its own count of tokens, which is of OpenAI's models, has to be off."""
+"""LangChain's OpenAIEmbeddings against a server, without its own count of tokens, which is that of OpenAI's models."""
 
 from __future__ import annotations
 
