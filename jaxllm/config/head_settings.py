@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from jaxllm.loading.checkpoint import Checkpoint
 
 
-def class_activation(model: str, hf_config: Mapping[str, Any], num_labels: int) -> str:
-    """Return what makes scores of the classes' numbers, as config.json says: by the problem, or by name."""
+def class_activation(model: str, hf_config: Mapping[str, Any], name: Any, num_labels: int) -> str:
+    """Return what makes scores of the classes' numbers: as config.json names the problem, or the activation.
+
+    `name` is the activation as files beside config.json say it; older versions had it in config.json.
+    """
     by_classes = "softmax" if num_labels > 1 else "sigmoid"
     match hf_config.get("problem_type"):
         case "regression":
@@ -23,7 +26,7 @@ def class_activation(model: str, hf_config: Mapping[str, Any], num_labels: int) 
         case "multi_label_classification":
             return "sigmoid"
     inner = hf_config.get("sentence_transformers")
-    name = inner.get("activation_fn") if isinstance(inner, Mapping) else None
+    name = name or (inner.get("activation_fn") if isinstance(inner, Mapping) else None)
     name = name or hf_config.get("sbert_ce_default_activation_function")
     if name is None:
         return by_classes
@@ -31,7 +34,7 @@ def class_activation(model: str, hf_config: Mapping[str, Any], num_labels: int) 
     own = isinstance(name, str) and name.startswith("torch.nn.modules.")
     found = known.get(name.rpartition(".")[2]) if own else None
     if found is None:
-        message = f"model={model!r}: config.json: activation_fn is {shown(name)}, which is not supported; PyTorch's"
+        message = f"model={model!r}: its activation_fn is {shown(name)}, which is not supported; PyTorch's"
         raise VLLMValidationError(f"{message} {', '.join(known)} are.", parameter="model", value=model)
     return found
 

@@ -199,7 +199,7 @@ def _make_settings(
     settings = PoolingSettings(
         model=name,
         tasks=pooling.tasks,
-        activation=class_activation(args.model, hf_config, size) if classifies else "normalize",
+        activation=class_activation(args.model, hf_config, from_files.activation, size) if classifies else "normalize",
         use_activation=bool(pooler.use_activation),
         dimensions=pooler.dimensions,
         step_tag_id=pooler.step_tag_id,

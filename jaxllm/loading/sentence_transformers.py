@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxllm.loading.json_file import model_error, read_json, read_json_value
-from jaxllm.params.checks import shown
+from jaxllm.params.checks import INT32_MAX, shown
 
 MODULES_NAME = "modules.json"
 SETTINGS_NAME = "config_sentence_transformers.json"
@@ -22,7 +22,7 @@ ENCODER_NAMES = tuple(
     f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta")
 )
 """The file of the settings of the model's inputs, which older versions named after the model."""
-CONFIG_NAME, WEIGHTS_NAME = "config.json", "model.safetensors"
+CONFIG_NAME, WEIGHTS_NAME, TOKENIZER_NAME = "config.json", "model.safetensors", "tokenizer_config.json"
 MAX_MODULES = 64
 FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
@@ -59,6 +59,7 @@ class SentenceFiles:
     modules: tuple[Module, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     encoder: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: Mapping[str, Any] = field(default_factory=dict)
 
     def has(self, kind: str) -> bool:
         """Say whether there is a module of this kind."""
@@ -106,6 +107,8 @@ class Settings:
     max_length: int | None
     """The most tokens of a text."""
     lowercases: bool
+    activation: Any = None
+    """What makes scores of a classifier's numbers, by its name in PyTorch; None if no file says so."""
 
 
 def read_files(folder: Path, source: str) -> SentenceFiles | None:
@@ -115,8 +118,8 @@ def read_files(folder: Path, source: str) -> SentenceFiles | None:
     settings = folder / SETTINGS_NAME
     if not (modules or encoders or settings.is_file()):
         return None
-    read = read_json(settings, source) if settings.is_file() else {}
-    return SentenceFiles(source, modules, read, read_json(encoders[0], source) if encoders else {})
+    paths = settings, encoders[0] if encoders else folder, folder / TOKENIZER_NAME
+    return SentenceFiles(source, modules, *(read_json(path, source) if path.is_file() else {} for path in paths))
 
 
 def module_files(folder: Path, source: str) -> list[str]:
@@ -229,11 +232,12 @@ def read_settings(files: SentenceFiles) -> Settings:
         similarity = files.settings.get("similarity_fn_name") or SIMILARITIES[0]
         similarity = read_choice({"similarity_fn_name": similarity}, "similarity_fn_name", SIMILARITIES, "")
     with _named(files.source, ENCODER_NAMES[0]):
-        length, lowercases = (
-            read_optional_int(files.encoder, "max_seq_length"),
-            read_bool(files.encoder, "do_lower_case"),
-        )
-    return Settings(prompts, name, similarity, length, lowercases)
+        length = read_optional_int(files.encoder, "max_seq_length")
+        lowercases = read_bool(files.encoder, "do_lower_case")
+    if length is None and files.modules:  # newer versions keep it with the tokenizer, where HF has 1e30 for none
+        limit = files.tokenizer.get("model_max_length")
+        length = limit if type(limit) is int and 0 < limit <= INT32_MAX else None
+    return Settings(prompts, name, similarity, length, lowercases, files.settings.get("activation_fn"))
 
 
 @contextmanager

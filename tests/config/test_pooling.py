@@ -220,6 +220,14 @@ def test_what_makes_scores_of_classes(tmp_path: Path, num_labels: int, hf: dict[
     assert pooling_of(config)[0].activation == activation
 
 
+def test_scores_of_a_cross_encoder(tmp_path: Path):
+    """Newer versions of sentence-transformers keep the activation beside config.json."""
+    settings = {"activation_fn": "torch.nn.modules.linear.Identity", "model_type": "CrossEncoder"}
+    files = {"modules.json": modules("Transformer"), "config_sentence_transformers.json": settings}
+    found, _ = pooling_of(resolve(tmp_path, CLASSIFIER, files))
+    assert (found.activation, found.tasks) == ("none", ("classify", "token_classify"))
+
+
 def test_config_json_may_hold_anything(tmp_path: Path):
     classes = LLAMA | {"architectures": ["LlamaForSequenceClassification"]}
     for hf, words in (

@@ -108,6 +108,17 @@ def test_dense_modules_are_tensors_of_the_checkpoint(tmp_path: Path):
     assert "Dense" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("limit", "length"), [(100, 100), (10**30, None), (1e30, None), ("x", None), (None, None)])
+def test_newer_versions_keep_the_length_with_the_tokenizer(tmp_path: Path, limit: Any, length: int | None):
+    files = {"modules.json": modules("Transformer"), "tokenizer_config.json": {"model_max_length": limit}}
+    assert read_settings(read(tmp_path, files)).max_length == length
+    own = {**files, "sentence_bert_config.json": {"max_seq_length": 7}}
+    assert read_settings(read(tmp_path, own)).max_length == 7
+    (tmp_path / "modules.json").unlink()
+    (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": false}')
+    assert read_settings(read(tmp_path, {})).max_length is None
+
+
 def test_settings(tmp_path: Path):
     prompts = {"query": "query: ", "document": ""}
     settings = {"prompts": prompts, "default_prompt_name": "query", "similarity_fn_name": "dot"}
