@@ -21,7 +21,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading import folder as local
 from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype
 from jaxllm.loading.safetensors import DTYPES
-from jaxllm.loading.sentence_transformers import ENCODER_NAMES, MODULES_NAME, SETTINGS_NAME, read_files
+from jaxllm.loading.sentence_transformers import SENTENCE_FILES, read_files
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -42,9 +42,7 @@ SMALL_FILES = (
     "chat_template.jinja",
     "chat_template.json",
     "additional_chat_templates/*.jinja",
-    MODULES_NAME,
-    SETTINGS_NAME,
-    *ENCODER_NAMES,
+    *SENTENCE_FILES,
     local.INDEX_NAME,
 )
 """Opening brings these files here; never code, never other formats of the weights."""

@@ -17,7 +17,7 @@ from jaxllm.loading.checkpoint import Checkpoint
 from jaxllm.loading.gguf_checkpoint import GGUFCheckpoint
 from jaxllm.loading.hub import SMALL_FILES, HubCheckpoint, Repository
 from jaxllm.loading.mxfp4 import with_widened
-from jaxllm.loading.sentence_transformers import module_files, read_files
+from jaxllm.loading.sentence_transformers import SENTENCE_FILES, TOKENIZER_NAME, module_files, read_files
 from jaxllm.params.checks import shown
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
@@ -145,8 +145,7 @@ def _open_hub(model: str, repository: Repository, *, load_format: str, check_con
     """Open "org/name", or "org/name:QUANT" for the GGUF file of that quantization; no safetensors are fetched yet."""
     quant = model.partition(":")[2]
     small = repository.download(SMALL_FILES)
-    if configs := module_files(small, model):
-        repository.download([glob.escape(name) for name in configs], commit=small.name)
+    _bring_modules(repository, small, model)
     if quant or load_format == "gguf" or not (small / "config.json").is_file():
         return _open_gguf(repository, model, quant, load_format, small.name)
     if check_config is not None:
@@ -167,9 +166,18 @@ def _open_hub(model: str, repository: Repository, *, load_format: str, check_con
 def _open_hub_config(
     model: str, *, revision: str | None, token: str | bool | None, download_dir: str | None
 ) -> Checkpoint:
-    """Open the config.json of "org/name" and fetch nothing else."""
-    folder = Repository(model, revision, token, download_dir).download([local.CONFIG_NAME])
+    """Open what "org/name" has in JSON of itself: config.json, and sentence-transformers' files if there are some."""
+    repository = Repository(model, revision, token, download_dir)
+    folder = repository.download([local.CONFIG_NAME, *SENTENCE_FILES])
+    _bring_modules(repository, folder, model)
     return local.ConfigCheckpoint(folder, source=model)
+
+
+def _bring_modules(repository: Repository, folder: Path, source: str) -> None:
+    """Fetch the settings of the modules that modules.json tells of, and of the tokenizer, which limit their inputs."""
+    names = module_files(folder, source)
+    if names:
+        repository.download([*(glob.escape(name) for name in names), TOKENIZER_NAME], commit=folder.name)
 
 
 def _check_has_safetensors(repository: Repository, source: str, commit: str, modules: Sequence[str]) -> None:

@@ -22,6 +22,8 @@ ENCODER_NAMES = tuple(
     f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta")
 )
 """The file of the settings of the model's inputs, which older versions named after the model."""
+SENTENCE_FILES = (MODULES_NAME, SETTINGS_NAME, *ENCODER_NAMES)
+"""The files of a model's own folder; modules have folders of their own."""
 CONFIG_NAME, WEIGHTS_NAME, TOKENIZER_NAME = "config.json", "model.safetensors", "tokenizer_config.json"
 MAX_MODULES = 64
 FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")

@@ -265,6 +265,12 @@ def test_a_repository_of_the_hub(tmp_path: Path):
             *("config.json", "modules.json", "1_Pooling/config.json", "2_Dense/config.json"),
             *("model.safetensors", "2_Dense/model.safetensors"),
         }
+        server.requests.clear()
+        (config,) = client(server, tmp_path / "other", [("org/st", {"config_only": True}, False)])
+        assert config["tensors"] == {}
+        assert set(received(server)) == {
+            *("config.json", "modules.json", "1_Pooling/config.json", "2_Dense/config.json"),
+        }
         (refused,) = client(server, tmp_path, [("org/broken", {}, False)])
         assert "the repository has no 2_Dense/model.safetensors; it has" in refused["error"]
     (offline,) = client(None, tmp_path, [("org/st", {}, True)], HF_HUB_OFFLINE="1")
