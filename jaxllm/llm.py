@@ -20,6 +20,7 @@ from jaxllm.outputs import (
     PoolingOutput,
     PoolingRequestOutput,
     RequestOutput,
+    ScoringRequestOutput,
 )
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import BeamSearchParams, SamplingParams
@@ -216,6 +217,28 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         self._check(use_tqdm, lora_request=lora_request)
         request_ids = self._runner.add_pooled(prompts, pooling_params, "classify", tokenization_kwargs)
         return [ClassificationRequestOutput.from_base(each) for each in self._runner.run_pooled(request_ids, use_tqdm)]
+
+    @in_turn
+    def score(
+        self,
+        data_1: str | list[str],
+        data_2: str | list[str],
+        /,
+        *,
+        use_tqdm: UseTqdm = True,
+        pooling_params: PoolingParams | None = None,
+        lora_request: Any = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        chat_template: str | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """Return how well texts go together, in pairs: one with one, one with each of many, or many with as many.
+
+        A cross-encoder reads both texts of a pair; other models compare the texts' embeddings, as the checkpoint says.
+        """
+        self._check(use_tqdm, lora_request=lora_request)
+        plan = self.llm_engine.front.scorer.plan(data_1, data_2, chat_template=chat_template)
+        request_ids = self._runner.add_pooled(plan.prompts, pooling_params, plan.task, tokenization_kwargs)
+        return plan.scores(self._runner.run_pooled(request_ids, use_tqdm))
 
     @in_turn
     def enqueue(

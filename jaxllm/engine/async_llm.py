@@ -122,8 +122,7 @@ class AsyncLLM(
     ) -> AsyncGenerator[RequestOutput, None]:
         """Run a request and yield its outputs, of the kind that sampling_params.output_kind names.
 
-        A request that failed on its way ends with finish_reason "error", its stop_reason saying why. Leaving the loop,
-        or cancelling the task, aborts the request.
+        One that failed ends with finish_reason "error" and a stop_reason. Leaving the loop aborts the request.
         """
         stream = await self.add_request(
             request_id,
