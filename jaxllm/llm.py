@@ -236,7 +236,9 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         A cross-encoder reads both texts of a pair; other models compare the texts' embeddings, as the checkpoint says.
         """
         self._check(use_tqdm, lora_request=lora_request)
-        plan = self.llm_engine.front.scorer.plan(data_1, data_2, chat_template=chat_template)
+        from jaxllm.engine.front_end.scoring import Scorer  # which loads numpy
+
+        plan = Scorer(self.llm_engine.front).plan(data_1, data_2, chat_template=chat_template)
         request_ids = self._runner.add_pooled(plan.prompts, pooling_params, plan.task, tokenization_kwargs)
         return plan.scores(self._runner.run_pooled(request_ids, use_tqdm))
 

@@ -61,7 +61,7 @@ def _resolve_step(
     if tokens is None:
         longest = max_model_len if not chunked or (pooling is not None and pooling.runs_whole_tasks) else 0
         return max(DEFAULT_NUM_BATCHED_TOKENS[platform], args.max_num_seqs or 0, longest)
-    if not chunked and tokens < max_model_len:
+    if (not chunked or (pooling is not None and pooling.runs_whole_tasks)) and tokens < max_model_len:
         by_user = args.enable_chunked_prefill is False
         reason = "with enable_chunked_prefill=False" if by_user else "since prompts go through this model in one step"
         raise VLLMValidationError(

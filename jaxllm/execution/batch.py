@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxllm.constraints.bits import RowMask
+from jaxllm.models.tokens import TokenBatch
 from jaxllm.sampling.inputs import RareRules
-from jaxllm.scheduling.plan import Chunk, StepPlan
+from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan
 
 from .packing import BatchShape, PackedInputs, Placement, Sequences, allocate, rare_specs
 from .rows import fill_rare, fill_rows
@@ -42,6 +43,8 @@ def build(
     starts = np.array([chunk.start for chunk in plan.chunks])
     _fill_sequences(inputs, plan.chunks, lengths, first_rows(lengths, shape.row_alignment))
     rows, seqs, positions = _fill_tokens(inputs, plan.chunks, lengths, starts)
+    if plan.kind is not StepKind.SAMPLE:
+        _fill_types(inputs.tokens, plan.chunks, rows, seqs, positions)
     ends, places, offsets = starts + lengths, positions // block_size, positions % block_size
     of_groups = zip(inputs.placements, shape.query_tiles, shape.attention_chunks, strict=True)
     for group, (placement, query_tile, attention_chunk) in enumerate(of_groups):
@@ -101,11 +104,17 @@ def _fill_tokens(
     tokens.token_ids_t[rows] = _join([chunk.token_ids for chunk in chunks])
     tokens.positions_t[rows] = positions
     prompt_lens = np.array([chunk.num_prompt_tokens for chunk in chunks])
-    pairs = [(seq, chunk.pair_start) for seq, chunk in enumerate(chunks) if chunk.pair_start is not None]
-    for seq, pair_start in pairs:
-        tokens.type_ids_t[rows[(seqs == seq) & (positions >= pair_start)]] = 1
     tokens.rope_lengths_t[rows] = np.maximum(prompt_lens[seqs], positions + 1)
     return rows, seqs, positions
+
+
+def _fill_types(
+    tokens: TokenBatch, chunks: Sequence[Chunk], rows: np.ndarray, seqs: np.ndarray, positions: np.ndarray
+) -> None:
+    """Tell the tokens of pairs' second texts from the others."""
+    most = np.iinfo(np.int32).max
+    firsts = np.array([most if chunk.pair_start is None else chunk.pair_start for chunk in chunks])
+    tokens.type_ids_t[rows] = positions >= firsts[seqs]
 
 
 def _fill_blocks(placement: Placement, block_ids: Sequence[array[int]]) -> None:

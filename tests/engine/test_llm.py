@@ -327,9 +327,10 @@ def test_failing_progress_bar_aborts_the_call(llm: LLM, core: FakeCore) -> None:
 
 def test_pooling_methods_refuse_in_vllms_words(llm: LLM) -> None:
     for method in ("encode", "embed", "classify", "score"):
-        words = rf"LLM\.{method}\(\) is only supported for pooling models\. Try passing `--runner pooling` to use the "
+        name = "score" if method == "score" else "encode"  # as in vLLM, where the others call it
+        words = rf"LLM\.{name}\(\) is only supported for pooling models\. Try passing `--runner pooling` to use the "
         with pytest.raises(VLLMValidationError, match=words + "model as a pooling model"):
-            getattr(llm, method)("a", "b")
+            getattr(llm, method)("a", *(["b"] if method == "score" else []))
 
 
 def test_priorities_reach_the_core(core: FakeCore, tokenizer: Tokenizer) -> None:

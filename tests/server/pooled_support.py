@@ -20,7 +20,18 @@ from jaxllm.pooling_params import PoolingParams
 SIZE = 16
 """Numbers of an embedding."""
 LABELS = {"0": "bad", "1": "fair", "2": "good"}
-EMBED = PoolingSettings(
+
+
+def make_settings(**given: Any) -> PoolingSettings:
+    """Return settings with all that is not given left out of account."""
+    neutral: dict[str, Any] = dict.fromkeys(PoolingSettings.__struct_fields__)
+    neutral |= {"model": "tiny", "use_activation": True, "is_step": False, "logit_mean": 0.0, "logit_sigma": 1.0}
+    neutral |= {"id2label": {}, "is_matryoshka": False, "prompts": {}, "similarity": "cosine"}
+    neutral |= {"has_token_types": False, "lowercases": False}
+    return PoolingSettings(**(neutral | given))
+
+
+EMBED = make_settings(
     tasks=("embed", "token_embed"),
     activation="normalize",
     output_size=SIZE,
@@ -29,7 +40,7 @@ EMBED = PoolingSettings(
     score_type="bi-encoder",
     runs_whole_tasks=("embed", "token_embed"),
 )
-CLASSIFY = PoolingSettings(
+CLASSIFY = make_settings(
     tasks=("classify", "token_classify"),
     activation="softmax",
     output_size=3,

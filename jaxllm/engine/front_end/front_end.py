@@ -20,7 +20,6 @@ from jaxllm.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from jaxllm.config.vllm_config import VllmConfig
     from jaxllm.constraints.compiler import GrammarCompiler
-    from jaxllm.engine.front_end.scoring import Scorer
     from jaxllm.engine.front_end.tracing import RequestTracer
 
 
@@ -74,16 +73,6 @@ class FrontEnd:
     def chat_renderer(self) -> ChatRenderer:
         """Return what makes prompts of conversations. Raises VLLMValidationError without a tokenizer."""
         return ChatRenderer(self.require_tokenizer(), self.ready.chat_template)
-
-    @cached_property
-    def scorer(self) -> Scorer:
-        """Return what scores pairs of texts. Raises VLLMValidationError, in vLLM's words, for a model that does not."""
-        from jaxllm.engine.front_end.scoring import Scorer  # which loads numpy
-
-        if self.ready.pooling is None:
-            message = "LLM.score() is only supported for pooling models. Try passing `--runner pooling` to use the "
-            raise VLLMValidationError(message + "model as a pooling model.", parameter="runner", value="generate")
-        return Scorer(self.ready.pooling, self)
 
     @cached_property
     def grammars(self) -> GrammarCompiler | None:

@@ -219,7 +219,7 @@ class InputProcessor:
         rows = [i for i, prompt in enumerate(prompts) if prompt.pair is not None]
         if not rows or self._tokenizer is None:
             return {}
-        pairs = [(prompts[i].text or "", prompts[i].pair or "") for i in rows]
+        pairs = [(self._cased(prompts[i].text), self._cased(prompts[i].pair)) for i in rows]
         for i, pair in zip(rows, pairs, strict=True):
             for text in pair:
                 self._check_text(text, labels[i], how)
@@ -252,7 +252,7 @@ class InputProcessor:
         """Return the token ids of the texts in `rows`."""
         if self._tokenizer is None:
             return {}
-        texts = [prompts[i].text or "" for i in rows]
+        texts = [self._cased(prompts[i].text) for i in rows]
         for i, text in zip(rows, texts, strict=True):
             self._check_text(text, labels[i], how)
         # The tokenizer keeps its special tokens where it cuts; with a side of the request's own all are cut alike.
@@ -273,6 +273,11 @@ class InputProcessor:
             message += f": the model has {self._limits.vocab_size} tokens"
             raise refusal(label, message, "prompt_token_ids", ids[i])
         return ids
+
+    def _cased(self, text: str | None) -> str:
+        """Return a text as the model is to get it."""
+        lowers = self._pooling is not None and self._pooling.lowercases
+        return (text or "").lower() if lowers else text or ""
 
     def _check_text(self, text: str, label: str, how: EncodeOptions) -> None:
         if not is_unicode(text):
