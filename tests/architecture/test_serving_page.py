@@ -15,7 +15,12 @@ from jaxllm.cli.main import make_parser
 from jaxllm.server.app import build_app
 from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.protocol.chat import ChatCompletionRequest
+from jaxllm.server.protocol.classification import ClassificationRequest
+from jaxllm.server.protocol.cohere import CohereEmbedRequest
 from jaxllm.server.protocol.completion import CompletionRequest
+from jaxllm.server.protocol.embedding import EmbeddingRequest
+from jaxllm.server.protocol.pooling import PoolingRequest
+from jaxllm.server.protocol.scoring import RerankRequest, ScoreRequest
 from tests.architecture.sources import ROOT
 
 PAGE = re.sub(r"<!--.*?-->", "", (ROOT / "docs/serving.md").read_text(encoding="utf-8"))
@@ -66,3 +71,11 @@ def test_every_field_beyond_openai_s_is_there():
     section = PAGE.split("\n## Requests\n")[1].split("\n## ")[0]
     assert fields > OF_OPENAI
     assert fields - OF_OPENAI - set(re.findall(r"`(\w+)`", section)) == set()
+
+
+def test_every_field_of_requests_to_models_that_pool_is_there():
+    kinds = (EmbeddingRequest, PoolingRequest, ClassificationRequest, ScoreRequest, RerankRequest, CohereEmbedRequest)
+    fields = {field.encode_name for kind in kinds for field in msgspec.structs.fields(kind)}
+    section = PAGE.split("\n## Embeddings and scores\n")[1].split("\n## ")[0]
+    table = [line for line in section.splitlines() if line.startswith("| ")]
+    assert fields - set(re.findall(r"`(\w+)`", " ".join(table))) == set()
