@@ -16,7 +16,7 @@ import pytest
 from jaxllm.config.engine_args import EngineArgs
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.engine.front_end.front_end import FrontEnd
-from jaxllm.engine.front_end.input_processor import EncodedPrompt
+from jaxllm.engine.front_end.prompt_encoder import EncodedPrompt
 from jaxllm.engine.llm_engine import LLMEngine
 from jaxllm.engine.online.admission import Admission
 from jaxllm.engine.online.async_core import AsyncCore

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from jaxllm.config.pooling import PoolingSettings
 from jaxllm.engine.front_end.front_end import FrontEnd
 from jaxllm.engine.front_end.scoring import SIMILARITIES, Scorer, cut_text, max_sim
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import PoolingOutput, PoolingRequestOutput
 from jaxllm.text.tokenizer import Tokenizer
 from tests.engine.support import byte_level, make_ready
+from tests.pooling_settings import make_settings
 
-EMBED = PoolingSettings(tasks=("embed",), score_type="bi-encoder", runs_whole_tasks=("embed",))
-CROSS = PoolingSettings(tasks=("classify",), score_type="cross-encoder", runs_whole_tasks=("classify",))
+EMBED = make_settings(tasks=("embed",), score_type="bi-encoder", runs_whole_tasks=("embed",))
+CROSS = make_settings(tasks=("classify",), score_type="cross-encoder", runs_whole_tasks=("classify",))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_tokens_find_their_best_match():
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 def test_a_folder_says_how_its_embeddings_are_compared(front: FrontEnd, similarity: str):
-    settings = PoolingSettings(tasks=("embed",), score_type="bi-encoder", similarity=similarity)
+    settings = make_settings(tasks=("embed",), score_type="bi-encoder", similarity=similarity)
     plan = Scorer(settings, front).plan("a", ["b", "a"])
     assert (plan.task, plan.sources) == ("embed", ["data_2", "data_1"])
     assert plan.prompts == [{"prompt": "b"}, {"prompt": "a"}]
@@ -81,11 +81,11 @@ def test_a_cross_encoder_reads_pairs(front: FrontEnd):
 def test_a_template_makes_the_prompt(front: FrontEnd):
     template = "{% for each in messages %}[{{ each.role }}: {{ each.content }}]{% endfor %}{{ instruction }}"
     given = {"chat_template": template, "chat_template_kwargs": {"instruction": "!"}}
-    [prompt] = Scorer(CROSS, front).plan("a", "b", **given).prompts
+    [prompt] = Scorer(CROSS, front).plan("a", "b", **cast(Any, given)).prompts
     assert prompt.text == "[query: a][document: b]!"
     for settings, more in ((EMBED, {"chat_template": template}), (CROSS, {"chat_template_kwargs": {"a": 1}})):
         with pytest.raises(VLLMValidationError) as caught:
-            Scorer(settings, front).plan("a", "b", **more)
+            Scorer(settings, front).plan("a", "b", **cast(Any, more))
         assert caught.value.parameter in more
 
 
@@ -124,4 +124,4 @@ def test_texts_that_make_no_pairs_are_refused(front: FrontEnd, one: Any, two: An
 )
 def test_a_model_that_scores_no_pairs_says_so(front: FrontEnd, tasks: tuple[str, ...], words: str):
     with pytest.raises(VLLMValidationError, match=words):
-        Scorer(PoolingSettings(tasks=tasks), front)
+        Scorer(make_settings(tasks=tasks), front)

@@ -16,19 +16,11 @@ from jaxllm.engine.online.admission import Admission, Place
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import PoolingOutput, PoolingRequestOutput
 from jaxllm.pooling_params import PoolingParams
+from tests.pooling_settings import make_settings
 
 SIZE = 16
 """Numbers of an embedding."""
 LABELS = {"0": "bad", "1": "fair", "2": "good"}
-
-
-def make_settings(**given: Any) -> PoolingSettings:
-    """Return settings with all that is not given left out of account."""
-    neutral: dict[str, Any] = dict.fromkeys(PoolingSettings.__struct_fields__)
-    neutral |= {"model": "tiny", "use_activation": True, "is_step": False, "logit_mean": 0.0, "logit_sigma": 1.0}
-    neutral |= {"id2label": {}, "is_matryoshka": False, "prompts": {}, "similarity": "cosine"}
-    neutral |= {"has_token_types": False, "lowercases": False}
-    return PoolingSettings(**(neutral | given))
 
 
 EMBED = make_settings(

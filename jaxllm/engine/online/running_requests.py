@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from jaxllm.engine.front_end.front_end import FrontEnd
-from jaxllm.engine.front_end.input_processor import EncodedPrompt, ProcessedRequest
+from jaxllm.engine.front_end.input_processor import ProcessedRequest
 from jaxllm.engine.front_end.output_processor import ProcessedOutputs, id_in_use
+from jaxllm.engine.front_end.prompt_encoder import EncodedPrompt
 from jaxllm.engine.online.admission import Admission, Place
 from jaxllm.engine.online.gate import Flag
 from jaxllm.engine.online.request_stream import RequestOutputCollector

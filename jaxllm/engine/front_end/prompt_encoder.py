@@ -1,0 +1,160 @@
+"""Prompts become token ids: texts, pairs of texts and ids alike, checked against the model."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jaxllm.engine.front_end.params_resolver import InputLimits, refusal
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.checks import is_unicode, shown
+from jaxllm.text.prompts import ParsedPrompt
+from jaxllm.text.tokenizer import EncodeOptions, Tokenizer, encode_options
+
+if TYPE_CHECKING:
+    from jaxllm.config.pooling import PoolingSettings
+
+
+class EncodedPrompt(NamedTuple):
+    """A prompt as token ids, with its text if it was given as text."""
+
+    token_ids: list[int]
+    text: str | None
+    salt: str | None
+    """The salt of the prefix cache's keys."""
+    pair_start: int | None = None
+    """The position of the first token of a pair's second text; None for a single text."""
+
+
+class PromptEncoder:
+    """This tokenizes prompts, many in one call, or refuses them with an error that names the prompt."""
+
+    def __init__(self, tokenizer: Tokenizer | None, limits: InputLimits, pooling: PoolingSettings | None) -> None:
+        self._tokenizer, self._limits, self._pooling = tokenizer, limits, pooling
+
+    def encode(
+        self, prompts: Sequence[ParsedPrompt], labels: Sequence[str], options: Mapping[str, Any] | None, *, pools: bool
+    ) -> list[EncodedPrompt]:
+        """Check prompts and tokenize all texts in one call."""
+        how = encode_options(options, self._limits.max_model_len, outputs=0 if pools else 1)
+        places = [i for i, prompt in enumerate(prompts) if prompt.token_ids is None]
+        if places and self._tokenizer is None:
+            message = "text needs a tokenizer; with `skip_tokenizer_init=True` pass {'prompt_token_ids': [...]}"
+            raise refusal(labels[places[0]], message, "prompt", prompts[places[0]].text)
+        encoded = {
+            i: self._check_ids(prompt.token_ids, labels[i])
+            for i, prompt in enumerate(prompts)
+            if prompt.token_ids is not None
+        }
+        for is_templated in (False, True):
+            rows = [i for i in places if prompts[i].is_templated is is_templated and prompts[i].pair is None]
+            adds_special = not is_templated if how.add_special_tokens is None else how.add_special_tokens
+            encoded |= self._encode(prompts, rows, labels, how, adds_special)
+        pairs = self._encode_pairs(prompts, labels, how)
+        return [
+            pairs[i] if i in pairs else self._encoded(prompt, how.cut(encoded[i], self._tokenizer), labels[i])
+            for i, prompt in enumerate(prompts)
+        ]
+
+    def _encoded(self, prompt: ParsedPrompt, token_ids: list[int], label: str) -> EncodedPrompt:
+        start = None if prompt.type_ids is None else self._pair_start(list(prompt.type_ids)[: len(token_ids)], label)
+        return EncodedPrompt(token_ids, prompt.text, prompt.salt, start)
+
+    def _encode_pairs(
+        self, prompts: Sequence[ParsedPrompt], labels: Sequence[str], how: EncodeOptions
+    ) -> dict[int, EncodedPrompt]:
+        """Return the pairs of texts among the prompts as token ids."""
+        rows = [i for i, prompt in enumerate(prompts) if prompt.pair is not None]
+        if not rows or self._tokenizer is None:
+            return {}
+        pairs = [(self._cased(prompts[i].text), self._cased(prompts[i].pair)) for i in rows]
+        for i, pair in zip(rows, pairs, strict=True):
+            for text in pair:
+                self._check_text(text, labels[i], how)
+        special = how.add_special_tokens is not False
+        encoded = self._tokenizer.encode_pairs(pairs, add_special_tokens=special, keep=how.keep)
+        return {
+            i: EncodedPrompt(
+                self._check_ids(ids, labels[i]), None, prompts[i].salt, self._pair_start(type_ids, labels[i])
+            )
+            for i, (ids, type_ids) in zip(rows, encoded, strict=True)
+        }
+
+    def _pair_start(self, type_ids: Sequence[Any], label: str) -> int | None:
+        """Return the position of the first token of the second text; None for a model that tells no texts apart."""
+        start = next((i for i, type_id in enumerate(type_ids) if type_id), len(type_ids))
+        if any(type_id != (i >= start) for i, type_id in enumerate(type_ids)):
+            message = "must be 0 for the tokens of the first text, then 1 for those of the second"
+            raise refusal(label, f"token_type_ids {message}", "token_type_ids", shown(type_ids))
+        has_types = self._pooling is not None and self._pooling.has_token_types
+        return start if has_types and start < len(type_ids) else None
+
+    def _encode(
+        self,
+        prompts: Sequence[ParsedPrompt],
+        rows: list[int],
+        labels: Sequence[str],
+        how: EncodeOptions,
+        add_special_tokens: bool,
+    ) -> dict[int, list[int]]:
+        """Return the token ids of the texts in `rows`."""
+        if self._tokenizer is None:
+            return {}
+        texts = [self._cased(prompts[i].text) for i in rows]
+        for i, text in zip(rows, texts, strict=True):
+            self._check_text(text, labels[i], how)
+        # The tokenizer keeps its special tokens where it cuts; with a side of the request's own all are cut alike.
+        keep = how.keep if how.side is None else None
+        ids = self._tokenizer.encode(texts, add_special_tokens=add_special_tokens, keep=keep)
+        return {i: self._check_ids(each, labels[i]) for i, each in zip(rows, ids, strict=True)}
+
+    def _check_ids(self, token_ids: Sequence[Any] | None, label: str) -> list[int]:
+        """Return the ids as plain ints within the vocabulary; at least one."""
+        if token_ids is None or len(token_ids) == 0:
+            raise refusal(label, "The decoder prompt cannot be empty; it needs at least one token", "prompt", token_ids)
+        ids = list(token_ids)
+        if set(map(type, ids)) != {int}:
+            ids = [_as_int(token_id, label, i) for i, token_id in enumerate(ids)]
+        if min(ids) < 0 or max(ids) >= self._limits.vocab_size:
+            i = next(i for i, token_id in enumerate(ids) if not 0 <= token_id < self._limits.vocab_size)
+            message = f"Token id {shown(ids[i])} is out of vocabulary, at position {i}"
+            message += f": the model has {self._limits.vocab_size} tokens"
+            raise refusal(label, message, "prompt_token_ids", ids[i])
+        return ids
+
+    def _cased(self, text: str | None) -> str:
+        """Return a text as the model is to get it."""
+        lowers = self._pooling is not None and self._pooling.lowercases
+        return (text or "").lower() if lowers else text or ""
+
+    def _check_text(self, text: str, label: str, how: EncodeOptions) -> None:
+        if not is_unicode(text):
+            raise refusal(label, "the text has lone surrogates, which are not Unicode", "prompt", shown(text))
+        if how.keep is None and self._tokenizer is not None:
+            self._check_characters(text, self._tokenizer, label)
+
+    def _check_characters(self, text: str, tokenizer: Tokenizer, label: str) -> None:
+        """Refuse a text that must be too long whatever its tokens are: to tokenize millions takes minutes."""
+        limit = self._limits.max_model_len
+        if len(text) > limit and len(text) > (most := limit * tokenizer.longest_token):
+            upper = f"more than {most}, which is the upper bound for {limit} tokens"
+            raise too_long(self._limits.max_model_len, label, len(text), f"{len(text)} characters ({upper})")
+
+
+def too_long(limit: int, label: str, length: int, contents: str) -> VLLMValidationError:
+    """Make the error for a prompt that does not fit the context, of so many tokens."""
+    message = (
+        f"This model's maximum context length is {limit} tokens. However, your prompt contains {contents}. Please "
+        "reduce the length of the input prompt, or start the engine with a larger max_model_len"
+    )
+    return refusal(label, message, "prompt", length)
+
+
+def _as_int(value: object, label: str, position: int) -> int:
+    if not isinstance(value, bool) and hasattr(value, "__index__"):
+        with contextlib.suppress(TypeError):  # arrays have an index only if they hold one integer
+            return operator.index(value)  # type: ignore[arg-type]
+    message = f"token ids must be integers, got {shown(value)} ({type(value).__name__}) at position {position}"
+    raise refusal(label, message, "prompt_token_ids", value)

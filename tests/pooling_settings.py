@@ -1,0 +1,16 @@
+"""Tests make the settings of models that pool here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxllm.config.pooling import PoolingSettings
+
+
+def make_settings(**given: Any) -> PoolingSettings:
+    """Return settings with all that is not given left out of account."""
+    neutral: dict[str, Any] = dict.fromkeys(PoolingSettings.__struct_fields__)
+    neutral |= {"model": "tiny", "use_activation": True, "is_step": False, "logit_mean": 0.0, "logit_sigma": 1.0}
+    neutral |= {"id2label": {}, "is_matryoshka": False, "prompts": {}, "similarity": "cosine"}
+    neutral |= {"has_token_types": False, "lowercases": False}
+    return PoolingSettings(**(neutral | given))
