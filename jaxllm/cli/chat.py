@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from jaxllm.cli.engine_flags import add_engine_flags, changed_engine_flags, read_engine_args
-from jaxllm.cli.generate import Engine
+from jaxllm.cli.offline_run import Engine
 from jaxllm.cli.openai_client import Choice, RequestError
 from jaxllm.cli.remote_model import RemoteModel, add_remote_flags
 from jaxllm.cli.sampling_flags import add_talk_sampling, talk_sampling

@@ -84,7 +84,7 @@ def read_lines(name: str, flag: str = "input") -> list[bytes]:
 
 def parse_job(job: Job, chat: bool) -> Task:
     """Read a job's line; `chat` turns a text prompt into a user's message. Raises VLLMValidationError."""
-    line = _read_json(job.line) if job.is_json else {"prompt": _read_text(job.line)}
+    line = _as_object(read_value(job)) if job.is_json else {"prompt": read_value(job)}
     forms = [name for name in _PROMPT_FIELDS if line.get(name) is not None]
     if len(forms) != 1:
         message = f"a line needs one of {', '.join(_PROMPT_FIELDS)}; this one has {' and '.join(forms) or 'none'}."
@@ -107,26 +107,24 @@ def parse_job(job: Job, chat: bool) -> Task:
 def job_label(job: Job) -> Any:
     """Return the "id" of a line, for an error record; None if it cannot be read."""
     try:
-        return _read_json(job.line).get("id") if job.is_json else None
+        return _as_object(read_value(job)).get("id")
     except VLLMValidationError:
         return None
 
 
-def _read_text(line: bytes) -> str:
+def read_value(job: Job) -> Any:
+    """Return what a job's line says: a value in JSON, or text as it is. Raises VLLMValidationError."""
     try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise VLLMValidationError(f"the line is not UTF-8: {error}.", parameter="prompt", value=shown(line)) from error
-
-
-def _read_json(line: bytes) -> dict[str, Any]:
-    try:
-        value = msgspec.json.decode(line)
+        return msgspec.json.decode(job.line) if job.is_json else job.line.decode("utf-8")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise VLLMValidationError(f"the line is not JSON: {error}.", parameter="prompt", value=shown(line)) from error
+        message = f"the line is not {'JSON' if job.is_json else 'UTF-8'}: {error}."
+        raise VLLMValidationError(message, parameter="prompt", value=shown(job.line)) from error
+
+
+def _as_object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         message = f'the line must be a JSON object such as {{"prompt": "..."}}, got {shown(value)}.'
-        raise VLLMValidationError(message, parameter="prompt", value=shown(line))
+        raise VLLMValidationError(message, parameter="prompt", value=shown(value))
     return value
 
 

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, Self
 
 import msgspec
 
+from jaxllm.cli.result_files import WAY_OUT, Write, replacing, write_lines
 from jaxllm.cli.streams import writing
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
@@ -23,7 +24,6 @@ class _Entry(msgspec.Struct):
     record: msgspec.Raw
 
 
-_WAY_OUT = "make room and start the same command again: what is done is kept"
 _LINE_ENDS = ("\u0085", "\u2028", "\u2029")
 """str.splitlines takes these for the end of a line, and JSON does not escape them."""
 
@@ -74,9 +74,10 @@ class Journal:
     is_silent = True
     """The journal shows nothing itself, so a progress bar is wanted."""
 
-    def __init__(self, output: Path, keys: Sequence[str]) -> None:
+    def __init__(self, output: Path, keys: Sequence[str], write: Write = write_lines) -> None:
         self._output = output
         self._keys = keys
+        self._write = write
         self.path = output.with_name(output.name + ".partial.jsonl")
         self._places: dict[int, tuple[int, int]] = {}
         self._failed: dict[int, bytes] = {}
@@ -134,7 +135,7 @@ class Journal:
         raw = msgspec.Raw(_encode(record))
         line = msgspec.json.encode(_Entry(index, self._keys[index], raw)) + b"\n"
         start = self._file.tell()
-        with writing(self.path, _WAY_OUT):
+        with writing(self.path, WAY_OUT):
             self._file.write(line)
             self._file.flush()
         self._places[index] = (start, len(line))
@@ -145,26 +146,10 @@ class Journal:
 
     def finish(self) -> None:
         """Write the output file in input order, in one move, and remove the journal."""
-        temporary = self._output.with_name(self._output.name + ".tmp")
-        with writing(self._output, _WAY_OUT):
-            try:
-                self._merge(temporary)
-            except OSError:
-                temporary.unlink(missing_ok=True)
-                raise
-            temporary.replace(self._output)
+        with replacing(self._output) as out:
+            self._write(out, self._records())
+        with writing(self.path):
             self.path.unlink()
-
-    def _merge(self, temporary: Path) -> None:
-        as_array = self._output.suffix == ".json"
-        with temporary.open("wb") as out:
-            out.write(b"[\n" if as_array else b"")
-            for position, raw in enumerate(self._records()):
-                out.write((b",\n" if as_array else b"\n") if position else b"")
-                out.write(raw)
-            out.write(b"\n]\n" if as_array else b"\n")
-            out.flush()
-            os.fsync(out.fileno())
 
     def _records(self) -> Iterator[bytes]:
         for index in range(len(self._keys)):

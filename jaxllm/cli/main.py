@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import jaxllm
-from jaxllm.cli import chat, check, collect_env, complete, generate, run_batch, serve
+from jaxllm.cli import chat, check, collect_env, complete, embed, generate, run_batch, serve
 from jaxllm.cli.bench import command as bench
 from jaxllm.cli.config_file import apply_config_file
 from jaxllm.cli.streams import OUTPUT_STATUS, OutputError, flush_messages, flush_output, prepare_streams, say
@@ -25,6 +25,7 @@ def make_parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentP
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     return parser, {
         "generate": generate.add_parser(commands),
+        "embed": embed.add_parser(commands),
         "serve": serve.add_parser(commands),
         "chat": chat.add_parser(commands),
         "complete": complete.add_parser(commands),

@@ -51,7 +51,8 @@ class Progress:
 
     def _advance(self, num_done: int, counts: Counts) -> None:
         seconds = max(time.monotonic() - self._start, 1e-6)
-        read, written = counts.prompt_tokens / seconds, counts.output_tokens / seconds
-        self._bar.set_postfix_str(f"input: {read:.0f} tok/s, output: {written:.0f} tok/s", refresh=False)
+        tokens = {"input": counts.prompt_tokens, "output": counts.output_tokens}
+        rates = [f"{name}: {number / seconds:.0f} tok/s" for name, number in tokens.items() if number]
+        self._bar.set_postfix_str(", ".join(rates), refresh=False)
         with losing_messages():
             self._bar.update(num_done)

@@ -14,6 +14,7 @@ from jaxllm.cli import generate
 from jaxllm.cli.generate import make_record
 from jaxllm.cli.jobs import Task
 from jaxllm.cli.main import main
+from jaxllm.cli.offline_run import QUEUE_LENGTH
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.logprobs import FlatLogprobs, Logprob
 from jaxllm.outputs import RequestOutput
@@ -238,7 +239,7 @@ def test_many_prompts_are_handed_over_a_part_at_a_time(tmp_path: Path):
     source = write_jsonl(tmp_path / "in.jsonl", [{"prompt": str(i)} for i in range(3000)])
     assert run_generate(engine, "m", "--input", source, "--output", tmp_path / "out.jsonl") == 0
     assert len(engine.requests) == 3000
-    assert engine.most_waiting == generate.QUEUE_LENGTH
+    assert engine.most_waiting == QUEUE_LENGTH
 
 
 def test_progress_counts_prompts_and_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -271,7 +272,7 @@ def test_progress_counts_prompts_and_tokens(tmp_path: Path, capsys: pytest.Captu
 def test_misuse_is_one_line_and_status_2(
     words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(generate, "_load_engine", lambda _args: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(generate, "load_engine", lambda _args: pytest.fail("the model was loaded"))
     assert main(["generate", *words]) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("jaxllm: error: ")

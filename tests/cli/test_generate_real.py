@@ -49,7 +49,7 @@ def lines() -> list[dict[str, Any]]:
 def test_a_file_of_prompts(
     engine: LLMEngine, lines: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(generate, "_load_engine", lambda _args: engine)
+    monkeypatch.setattr(generate, "load_engine", lambda _args: engine)
     monkeypatch.setattr(engine, "shutdown", lambda: None)  # the second run needs it
     source, output = write_jsonl(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
     command = ["generate", str(folder(CASE)), "--input", str(source), "--output", str(output)]

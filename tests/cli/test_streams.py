@@ -24,7 +24,7 @@ PROMPTS = ["generate", "m", "--prompt", "a", "--prompt", "b"]
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     """Make the engine that `main` loads."""
     engine = FakeEngine()
-    monkeypatch.setattr(generate, "_load_engine", lambda _args: engine)
+    monkeypatch.setattr(generate, "load_engine", lambda _args: engine)
     return engine
 
 
@@ -101,7 +101,7 @@ class Loud(FakeEngine):
         os.write(1, b"noise"); os.write(2, b"noise")
         return super().step()
 
-generate._load_engine = lambda _args: Loud()
+generate.load_engine = lambda _args: Loud()
 sys.exit(main(sys.argv[1:]))
 """
 

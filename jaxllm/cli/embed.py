@@ -1,0 +1,220 @@
+"""`jaxllm embed` makes an embedding of every text of a file, or classifies it, and gives results in input order."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxllm.cli.engine_flags import add_engine_flags, read_engine_args, result_settings
+from jaxllm.cli.jobs import Job, read_jobs, read_value
+from jaxllm.cli.journal import Journal, output_path
+from jaxllm.cli.offline_run import Engine, Run, exit_status, load_engine, run_jobs
+from jaxllm.cli.result_files import Write, require_pyarrow, write_lines, write_npy, write_parquet
+from jaxllm.config.engine_args import EngineArgs
+from jaxllm.config.kinds import Integer, Kind
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.outputs import PoolingOutput, PoolingRequestOutput
+from jaxllm.params.checks import INT32_MAX, check_int, check_str, shown
+from jaxllm.pooling_params import PoolingParams
+
+TASKS = {"embed": "embedding", "classify": "probs"}
+"""The tasks, and what their vectors are called in the output."""
+SUFFIXES = (".jsonl", ".npy", ".parquet")
+FORMS = ("text", "prompt", "prompt_token_ids")
+"""A line has one of these."""
+MORE_OF_PROMPT = ("text_pair", "token_type_ids", "cache_salt")
+OF_THE_RUN = ("dimensions", "use_activation", "truncate_prompt_tokens")
+"""These hold for all lines, whose vectors would not be comparable otherwise."""
+
+
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """Add the subcommand."""
+    parser = commands.add_parser(
+        "embed",
+        help="make embeddings of a file of texts, or classify them",
+        description="Make embeddings, or classify. A run that was killed goes on where it stopped when started again.",
+        epilog="A .jsonl line is a string, or an object with text, prompt or prompt_token_ids; its other fields, such "
+        "as id, come back in a .jsonl output beside the embedding. A .npy output is a float32 array [texts, "
+        "dimensions]. A text that fails gets its error: in its line, or in a .npy output a row of NaN and a line of "
+        "OUTPUT.errors.jsonl; the exit status is then 1. Other statuses: 0 done, 2 misuse, 4 results could not be "
+        "written, 130 interrupted.",
+        allow_abbrev=False,
+        add_help=False,
+    )
+    parser.add_argument("--input", metavar="FILE", help="texts: .jsonl, or .txt with one per line")
+    parser.add_argument("--output", metavar="FILE", help="results: .jsonl, .npy or, with pyarrow, .parquet")
+    parser.add_argument(
+        "--task", choices=TASKS, default="embed", help="embed, or classify: probabilities of the model's classes"
+    )
+    prompts = parser.add_mutually_exclusive_group()
+    prompts.add_argument("--prompt-name", metavar="NAME", help="begin texts with this prompt of the model's folder")
+    prompts.add_argument("--prompt-prefix", metavar="TEXT", help="begin texts with this; token ids are as they are")
+    _add_integer(parser, "--dimensions", Integer(1, INT32_MAX), "shorten embeddings, where the model allows it")
+    parser.add_argument(
+        "--normalize",
+        "--use-activation",
+        dest="use_activation",
+        action=argparse.BooleanOptionalAction,
+        help="bring embeddings to length 1, or make probabilities of scores; default: as the model does",
+    )
+    longest = Integer(-1, INT32_MAX)
+    _add_integer(parser, "--truncate-prompt-tokens", longest, "cut longer texts off; -1: at the model's longest")
+    add_engine_flags(parser, "hub id or folder")
+    parser.set_defaults(run=run, disable_log_stats=True)
+    return parser
+
+
+def _add_integer(parser: argparse.ArgumentParser, name: str, kind: Kind, help_text: str) -> None:
+    parser.add_argument(name, help=help_text, **(kind.flag() or {}))
+
+
+class Wish(NamedTuple):
+    """What the flags ask for; results depend on all of it."""
+
+    task: str
+    dimensions: int | None
+    use_activation: bool | None
+    prompt_name: str | None
+    prompt_prefix: str | None
+    truncate_prompt_tokens: int | None
+
+    def params(self) -> PoolingParams:
+        """Return the params of each request. Raises VLLMValidationError."""
+        return PoolingParams(task=self.task, dimensions=self.dimensions, use_activation=self.use_activation)
+
+
+def run(args: argparse.Namespace, make_engine: Callable[[EngineArgs], Engine] | None = None) -> int:
+    """Embed as the command line says and return the exit status. Arguments and files are checked before the model
+    loads; what only the model can tell is checked after.
+    """
+    engine_args = read_engine_args(args)
+    if engine_args.runner == "auto":
+        engine_args = dataclasses.replace(engine_args, runner="pooling")
+    wish = Wish(*(getattr(args, name) for name in Wish._fields))
+    wish.params()
+    for flag in ("input", "output"):
+        if getattr(args, flag) is None:
+            raise VLLMValidationError(f"say --{flag} FILE.", parameter=flag)
+    jobs = read_jobs(args.input)
+    output = output_path(args.output, args.input, SUFFIXES)
+    if output.suffix == ".parquet":
+        require_pyarrow(args.output)
+    settings = result_settings(engine_args, wish)
+    sink = Journal(output, [job.key(settings) for job in jobs], _writer(output, wish.task, len(jobs)))
+    counts = run_jobs(
+        jobs,
+        sink,
+        lambda: (make_engine or load_engine)(engine_args),
+        lambda engine: EmbedRun(engine, sink, len(jobs), wish, as_lines=output.suffix == ".jsonl"),
+    )
+    return exit_status(counts, len(jobs))
+
+
+def _writer(output: Path, task: str, num_rows: int) -> Write:
+    if output.suffix == ".npy":
+        return partial(write_npy, num_rows=num_rows, errors=output.with_name(output.name + ".errors.jsonl"))
+    if output.suffix == ".parquet":
+        return partial(write_parquet, vector=TASKS[task], has_labels=task == "classify")
+    return write_lines
+
+
+class Text(NamedTuple):
+    """A line that was read."""
+
+    prompt: dict[str, Any]
+    fields: dict[str, Any]
+    """The line's own, which the output repeats."""
+    priority: int
+
+
+def parse_text(job: Job, prefix: str) -> Text:
+    """Read a job's line; text begins with `prefix`. Raises VLLMValidationError."""
+    line = read_value(job)
+    line = {"text": line} if isinstance(line, str) else line
+    if not isinstance(line, dict):
+        message = f'the line must be a JSON string, or an object such as {{"text": "..."}}, got {shown(line)}.'
+        raise VLLMValidationError(message, parameter="prompt", value=shown(line))
+    forms = [name for name in FORMS if line.get(name) is not None]
+    if len(forms) != 1:
+        message = f"a line needs one of {', '.join(FORMS)}; this one has {' and '.join(forms) or 'none'}."
+        raise VLLMValidationError(message, parameter="prompt", value=line)
+    for name in OF_THE_RUN:
+        if name in line:
+            message = f"{name} is the same for all lines: leave it out, and see `jaxllm embed --help`."
+            raise VLLMValidationError(message, parameter=name, value=line[name])
+    (form,) = forms
+    prompt = {name: line[name] for name in MORE_OF_PROMPT if line.get(name) is not None}
+    if form == "prompt_token_ids":
+        prompt[form] = line[form]
+    elif line[form] == "":
+        prompt["prompt"] = prefix
+    else:
+        prompt["prompt"] = prefix + check_str(form, line[form], INT32_MAX)
+    return Text(prompt, line, check_int("priority", line.get("priority") or 0, -(2**31), 2**31 - 1))
+
+
+class EmbedRun(Run):
+    """Pools each text as the flags say. Raises VLLMValidationError where the model cannot."""
+
+    def __init__(self, engine: Engine, sink: Journal, num_prompts: int, wish: Wish, *, as_lines: bool) -> None:
+        super().__init__(engine, sink, num_prompts)
+        from jaxllm.engine.front_end.pooling_resolver import resolve_pooling_params, verify_pooling_task
+        from jaxllm.text.tokenizer import encode_options
+
+        settings = engine.front.ready.pooling
+        verify_pooling_task(wish.task, settings, "pooling")
+        self._params = resolve_pooling_params(wish.params(), wish.task, settings)
+        self._options = (
+            {} if wish.truncate_prompt_tokens is None else {"truncate_prompt_tokens": wish.truncate_prompt_tokens}
+        )
+        encode_options(self._options, engine.front.ready.max_model_len, outputs=0)
+        self._prefix = _prefix(wish, settings)
+        self._name = TASKS[wish.task]
+        self._labels = settings.id2label if wish.task == "classify" else {}
+        self._as_lines = as_lines
+        self._fields: dict[int, dict[str, Any]] = {}
+
+    def submit(self, request_id: str, job: Job) -> None:
+        """Hand a text to the engine. Raises VLLMValidationError."""
+        text = parse_text(job, self._prefix)
+        self.engine.add_request(
+            request_id, text.prompt, self._params, tokenization_kwargs=self._options, priority=text.priority
+        )
+        self._fields[job.index] = text.fields
+
+    def take(self, job: Job, output: PoolingRequestOutput[PoolingOutput]) -> None:
+        """Give the sink a text's vector, or the error that it ended with."""
+        fields = self._fields.pop(job.index)
+        self.counts.prompt_tokens += len(output.prompt_token_ids)
+        if output.error is not None:
+            self.fail(job, output.error, None)
+            return
+        vector = output.outputs.data
+        found: dict[str, Any] = {"index": job.index, "num_prompt_tokens": len(output.prompt_token_ids)}
+        if len(vector) > 1 and self._labels:
+            best = str(int(vector.argmax()))
+            found["label"] = self._labels.get(best, best)
+        if self._as_lines:
+            record = fields | found | {self._name: vector.tolist()}
+        else:
+            text = fields.get("text", fields.get("prompt"))
+            record = {"id": fields.get("id"), "text": text} | found | {"vector": vector.astype("<f4").tobytes()}
+        self.sink.put(job.index, record)
+
+
+def _prefix(wish: Wish, settings: Any) -> str:
+    """Return what texts begin with: as the flags say, or else the model's default prompt."""
+    if wish.prompt_prefix is not None:
+        return wish.prompt_prefix
+    name = settings.default_prompt_name if wish.prompt_name is None else wish.prompt_name
+    if name is None:
+        return ""
+    if name not in settings.prompts:
+        known = ", ".join(settings.prompts) or "none"
+        message = f"--prompt-name {shown(name)}: the model's folder has no such prompt; it has {known}."
+        raise VLLMValidationError(message, parameter="prompt_name", value=name)
+    return settings.prompts[name]

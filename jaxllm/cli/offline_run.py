@@ -1,0 +1,151 @@
+"""Jobs run on one engine, many at a time, and each result goes to a sink; `generate` and `embed` are such runs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from jaxllm.cli.jobs import Job, job_label
+from jaxllm.cli.journal import Console, Journal
+from jaxllm.cli.progress import Counts, Progress
+from jaxllm.cli.streams import say
+from jaxllm.config.engine_args import EngineArgs
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.outputs import AnyOutput
+
+QUEUE_LENGTH = 1024
+"""How many prompts the engine gets ahead of their turn; more would only delay the first results."""
+
+
+class Engine(Protocol):
+    """The part of an LLMEngine that a run needs."""
+
+    @property
+    def front(self) -> Any: ...
+
+    @property
+    def vllm_config(self) -> Any: ...
+
+    @property
+    def model_config(self) -> Any: ...
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Any,
+        params: Any,
+        *,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        priority: int = 0,
+        grammar_seconds: float = 0.0,
+    ) -> Any: ...
+
+    def step(self) -> list[AnyOutput]: ...
+
+    def has_unfinished_requests(self) -> bool: ...
+
+    def abort_request(self, request_ids: str) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+
+def load_engine(engine_args: EngineArgs) -> Engine:
+    """Load the model. Raises VLLMValidationError if that cannot be."""
+    from jaxllm.engine.llm_engine import LLMEngine
+
+    return LLMEngine.from_engine_args(engine_args)
+
+
+class Run(ABC):
+    """Feeds prompts to the engine and its results to the sink."""
+
+    def __init__(self, engine: Engine, sink: Journal | Console, num_prompts: int) -> None:
+        self.engine = engine
+        self.sink = sink
+        self.counts = Counts()
+        self._num_prompts = num_prompts
+        self._running: dict[str, Job] = {}
+
+    @abstractmethod
+    def submit(self, request_id: str, job: Job) -> None:
+        """Hand a job to the engine. Raises VLLMValidationError for one that is no good."""
+
+    @abstractmethod
+    def take(self, job: Job, output: AnyOutput) -> None:
+        """Give what has become of a job to the sink."""
+
+    def finish(self, jobs: Sequence[Job]) -> Counts:
+        """Run all jobs; at most QUEUE_LENGTH (or twice the engine's batch) are in the engine at a time."""
+        limit = max(QUEUE_LENGTH, 2 * self.engine.vllm_config.scheduler_config.max_num_seqs)
+        waiting = iter(jobs)
+        num_done = self._num_prompts - len(jobs)
+        with Progress(self._num_prompts, num_done, shown=self.sink.is_silent) as advance:
+            while self._fill(waiting, limit, advance):
+                for output in self.engine.step():
+                    if output.finished:
+                        self.take(self._running.pop(output.request_id), output)
+                        advance(1, self.counts)
+        return self.counts
+
+    def _fill(self, waiting: Iterator[Job], limit: int, advance: Callable[[int, Counts], None]) -> bool:
+        """Hand jobs to the engine until `limit` are in it, and say whether any is."""
+        while len(self._running) < limit:
+            job = next(waiting, None)
+            if job is None:
+                break
+            request_id = str(job.index)
+            try:
+                self.submit(request_id, job)
+            except VLLMValidationError as error:
+                self.fail(job, str(error), error.parameter)
+            except RecursionError:
+                self.fail(job, "the line is nested too deep.", "prompt")
+            else:
+                self._running[request_id] = job
+                continue
+            advance(1, self.counts)
+        return bool(self._running)
+
+    def fail(self, job: Job, message: str, parameter: str | None) -> None:
+        """Give the sink a job's error."""
+        self.counts.failed += 1
+        message = message.encode("utf-8", "backslashreplace").decode()
+        record = {"index": job.index, "error": message, "parameter": parameter}
+        label = job_label(job)
+        self.sink.fail(job.index, record if label is None else {"id": label, **record})
+
+
+def run_jobs(
+    jobs: Sequence[Job], sink: Journal | Console, load: Callable[[], Engine], make_run: Callable[[Engine], Run]
+) -> Counts | None:
+    """Run the jobs that the sink has no result of, on an engine that is loaded if there are any, and finish the sink.
+
+    Returns None if that was interrupted; the sink then keeps what is done, if it keeps anything.
+    """
+    counts = Counts()
+    with sink:
+        todo = [job for job in jobs if job.index not in sink.done]
+        if len(todo) < len(jobs):
+            say(f"{len(jobs) - len(todo)} of {len(jobs)} prompts are done already.")
+        if todo:
+            engine = load()
+            try:
+                counts = make_run(engine).finish(todo)
+            except KeyboardInterrupt:
+                again = " Start the same command again to go on." if sink.is_silent else ""
+                say(f"interrupted: {len(sink.done)} of {len(jobs)} prompts are done.{again}")
+                return None
+            finally:
+                engine.shutdown()
+        sink.finish()
+    return counts
+
+
+def exit_status(counts: Counts | None, num_prompts: int) -> int:
+    """Return the exit status of a run, and say how many prompts have failed."""
+    if counts is None:
+        return 130
+    if counts.failed:
+        say(f"{counts.failed} of {num_prompts} prompts failed; their places hold the errors.")
+    return 1 if counts.failed else 0
