@@ -166,7 +166,7 @@ class EmbedRun(Run):
         from jaxllm.text.tokenizer import encode_options
 
         settings = engine.front.ready.pooling
-        verify_pooling_task(wish.task, settings, "pooling")
+        verify_pooling_task(wish.task, settings, engine.model_config.runner_type)
         self._params = resolve_pooling_params(wish.params(), wish.task, settings)
         self._options = (
             {} if wish.truncate_prompt_tokens is None else {"truncate_prompt_tokens": wish.truncate_prompt_tokens}

@@ -1,17 +1,24 @@
 """A fake engine answers at once: the prompt backwards, then the request's seed; it finishes last in, first out.
 
-A regex fails to compile, when the request is taken or later, as the time that the caller gives it allows.
+A regex fails to compile, when the request is taken or later, as the time that the caller gives it allows. With settings
+of pooling it gives vectors instead: the numbers of characters and of words, and the constant 0.1; "NaN" fails.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+import numpy as np
+
+from jaxllm.config.pooling import PoolingSettings
 from jaxllm.config.vllm_config import ModelConfig, VllmConfig
 from jaxllm.engine.front_end.front_end import FrontEnd
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.logprobs import Logprob
-from jaxllm.outputs import CompletionOutput, RequestOutput
+from jaxllm.outputs import AnyOutput, CompletionOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
+from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.text.prompts import ParsedPrompt
 from jaxllm.text.tokenizer import Tokenizer
@@ -28,16 +35,19 @@ class FakeEngine:
         tokenizer: Tokenizer | None = None,
         crash: BaseException | None = None,
         crash_after: int = 0,
+        pooling: PoolingSettings | None = None,
         **settings: Any,
     ) -> None:
-        self.front = FrontEnd(make_ready(max_num_seqs=4, **settings), tokenizer, None)
-        self.requests: list[tuple[str, Any, SamplingParams, int]] = []
+        ready = msgspec.structs.replace(make_ready(max_num_seqs=4, **settings), pooling=pooling)
+        self.front = FrontEnd(ready, tokenizer, None)
+        self.requests: list[tuple[str, Any, Any, int]] = []
+        self.tokenization_kwargs: list[Mapping[str, Any] | None] = []
         self.aborted: list[str] = []
         self.most_waiting = 0
         self.num_shutdowns = 0
         self._per_step = per_step
         self._crash, self._crash_after = crash, crash_after
-        self._waiting: list[tuple[str, Any, SamplingParams]] = []
+        self._waiting: list[tuple[str, Any, Any]] = []
 
     @property
     def vllm_config(self) -> VllmConfig:
@@ -48,19 +58,27 @@ class FakeEngine:
         return self.vllm_config.model_config
 
     def add_request(
-        self, request_id: str, prompt: Any, params: SamplingParams, *, priority: int = 0, grammar_seconds: float = 0.05
+        self,
+        request_id: str,
+        prompt: Any,
+        params: Any,
+        *,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        priority: int = 0,
+        grammar_seconds: float = 0.05,
     ) -> str:
         text = prompt.text if isinstance(prompt, ParsedPrompt) else prompt.get("prompt")
         if text is not None and len(text) > 100:
             raise VLLMValidationError("the prompt is too long.", parameter="prompt", value=len(text))
-        if params.structured_outputs is not None and params.structured_outputs.regex and grammar_seconds:
+        if _has_regex(params) and grammar_seconds:
             raise VLLMValidationError("params: the regex does not compile.", parameter="regex")
+        self.tokenization_kwargs.append(tokenization_kwargs)
         self.requests.append((request_id, prompt, params, priority))
         self._waiting.append((request_id, text, params))
         self.most_waiting = max(self.most_waiting, len(self._waiting))
         return request_id
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> list[AnyOutput]:
         finished = len(self.requests) - len(self._waiting)
         if self._crash is not None and finished >= self._crash_after:
             raise self._crash
@@ -78,8 +96,11 @@ class FakeEngine:
         self.num_shutdowns += 1
 
     @staticmethod
-    def _answer(request_id: str, text: str | None, params: SamplingParams) -> RequestOutput:
-        fails = params.structured_outputs is not None and params.structured_outputs.regex
+    def _answer(request_id: str, text: str | None, params: Any) -> AnyOutput:
+        if isinstance(params, PoolingParams):
+            vector = np.array([len(text or ""), len((text or "").split()), 0.1], np.float32)
+            error = "no finite numbers" if text == "NaN" else None
+            return PoolingRequestOutput(request_id, PoolingOutput(vector), [1, 2], 0, True, error)
         outputs = [
             CompletionOutput(
                 index,
@@ -87,9 +108,14 @@ class FakeEngine:
                 [7, 8, 9],
                 None if params.logprobs is None else -1.5,
                 None if params.logprobs is None else [{7: Logprob(-0.5, 1, "x")}],
-                finish_reason="error" if fails else "length" if params.max_tokens == 16 else "stop",
-                stop_reason="the regex does not compile" if fails else None,
+                finish_reason="error" if _has_regex(params) else "length" if params.max_tokens == 16 else "stop",
+                stop_reason="the regex does not compile" if _has_regex(params) else None,
             )
             for index in range(params.n)
         ]
         return RequestOutput(request_id, text, [1, 2], None, outputs, True)
+
+
+def _has_regex(params: Any) -> bool:
+    grammar = params.structured_outputs if isinstance(params, SamplingParams) else None
+    return grammar is not None and bool(grammar.regex)

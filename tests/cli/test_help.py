@@ -14,7 +14,17 @@ from jaxllm.config.async_engine_args import AsyncEngineArgs
 from jaxllm.config.kinds import Unsupported
 from jaxllm.server.arguments import ServerArgs
 
-COMMANDS = ("serve", "generate", "chat", "run-batch", "check", "bench throughput", "bench latency", "bench startup")
+COMMANDS = (
+    "serve",
+    "generate",
+    "embed",
+    "chat",
+    "run-batch",
+    "check",
+    "bench throughput",
+    "bench latency",
+    "bench startup",
+)
 
 
 def shown(capsys: pytest.CaptureFixture[str], command: str, word: str) -> str:

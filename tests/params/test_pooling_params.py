@@ -14,31 +14,7 @@ from jaxllm.config.pooling import PoolingSettings
 from jaxllm.engine.front_end.pooling_resolver import resolve_pooling_params, verify_pooling_task
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.sampling_params import RequestOutputKind
-
-EMBEDDER = PoolingSettings(
-    model="minilm",
-    tasks=("embed", "token_embed"),
-    activation="normalize",
-    use_activation=True,
-    dimensions=None,
-    step_tag_id=None,
-    returned_token_ids=None,
-    is_step=False,
-    logit_mean=0.0,
-    logit_sigma=1.0,
-    output_size=384,
-    num_labels=None,
-    id2label={},
-    is_matryoshka=False,
-    matryoshka_dimensions=None,
-    prompts={},
-    default_prompt_name=None,
-    similarity="cosine",
-    score_type="bi-encoder",
-    has_token_types=True,
-    runs_whole_tasks=(),
-    lowercases=False,
-)
+from tests.params.embedder import EMBEDDER
 
 
 def changed(**fields: Any) -> PoolingSettings:
