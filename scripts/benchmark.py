@@ -28,6 +28,11 @@ each must follow the reference for 32 tokens, or leave it at a near tie (scripts
 the run stops. In each round, beside jaxllm, the hardware is measured: the model's matmuls alone, memory read and
 copied, medians like the other figures. From them follows a reference speed: that of a program that did nothing else.
 
+--task embed compares embeddings instead, in float32 and bfloat16, of a model that is given as a folder of
+sentence-transformers: 512 texts of 4 to 500 tokens, a log-normal mix of random words, given in one call; one text
+alone; start and memory as above. sentence-transformers gets its best size of a batch (8 to 128), found anew in each
+run. First, cosines: with sentence-transformers in float32, or with jaxllm where that is not given.
+
 --sweep measures how jaxllm's cost grows instead, --workloads what prefix caching brings, --render draws and writes
 again from the JSON of the last run.
 """
@@ -49,6 +54,10 @@ from benchmarking.charts import draw_comparison, draw_sweep, draw_workloads, req
 from benchmarking.checkpoint import checkpoint
 from benchmarking.compare import compare
 from benchmarking.contestants import in_int8, jaxllm, peers
+from benchmarking.embedding import DTYPES, with_whole_length
+from benchmarking.embedding import compare as compare_embeddings
+from benchmarking.embedding import contestants as embedders
+from benchmarking.embedding import summary as embedding_summary
 from benchmarking.report import as_text, summary, write_readme
 from benchmarking.sweep import sweep
 from benchmarking.worker import BenchmarkError
@@ -57,7 +66,8 @@ from machine import describe_machine
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PEERS = ("hf", "vllm", "llamacpp")
+EMBEDDERS = ("hf", "vllm")
+PEERS = (*EMBEDDERS, "llamacpp")
 DRAW: dict[str, Callable[[Mapping[str, Any], Path], None]] = {
     "comparison": draw_comparison,
     "sweep": draw_sweep,
@@ -69,13 +79,13 @@ def main() -> int:
     """Measure, print, save, draw; returns the exit status: 1 if there is nothing to compare."""
     parser = make_parser()
     args = parser.parse_args()
-    mode = "sweep" if args.sweep else "workloads" if args.workloads else "comparison"
+    mode = mode_of(args)
+    check(parser, args, mode)
     out = args.out or (ROOT / ".cache" / "benchmark" if args.quick else RESULTS)
-    saved = out / f"{mode}_{args.dtype}.json"
-    if args.readme and (args.quick or args.out or mode != "comparison"):
-        parser.error("--readme is for the whole comparison, kept where the README finds it")
+    saved = out / f"{'_'.join((mode, *dtypes(args)))}.json"
+    draws = mode in DRAW and not args.quick
     try:
-        if not args.quick:
+        if draws:
             require_matplotlib()
         if args.render:
             report = json.loads(saved.read_text())
@@ -91,7 +101,7 @@ def main() -> int:
         print(in_words(report, mode))
         if args.quick:
             print("\n--quick: tiny tasks, which show that everything runs; these are no measurements.")
-        if not args.quick:
+        if draws:
             DRAW[mode](report, saved.with_suffix(".png"))
         if args.readme:
             write_readme(ROOT / "README.md", report, str(saved.with_suffix(".png").relative_to(ROOT)))
@@ -106,8 +116,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for peer in PEERS:
         parser.add_argument(f"--{peer}-python", metavar="PATH", help=f"Python of scripts/peers.sh DIR {peer}")
+    parser.add_argument("--task", choices=("generate", "embed"), default="generate", help="default: %(default)s")
     parser.add_argument("--model", type=Path, help=".gguf or folder (default: SmolLM2-135M, fetched)")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), help="default: bfloat16; of --task embed, both")
     parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="tiny tasks: shows that all runs, measures nothing")
     parser.add_argument("--out", type=Path, metavar="DIR", help="for JSON and charts (default: benchmarks/results)")
@@ -119,41 +130,79 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def mode_of(args: argparse.Namespace) -> str:
+    """Return what is measured."""
+    if args.task == "embed":
+        return args.task
+    return "sweep" if args.sweep else "workloads" if args.workloads else "comparison"
+
+
+def check(parser: argparse.ArgumentParser, args: argparse.Namespace, mode: str) -> None:
+    """End with an error if arguments do not go together."""
+    if args.readme and (args.quick or args.out or mode != "comparison"):
+        parser.error("--readme is for the whole comparison, kept where the README finds it")
+    if mode == "embed" and (args.sweep or args.workloads or args.llamacpp_python):
+        parser.error("--task embed goes with --hf-python and --vllm-python, and with neither --sweep nor --workloads")
+    if mode == "embed" and not args.render and not (args.model and (args.model / "tokenizer.json").is_file()):
+        parser.error("--task embed needs --model FOLDER, which has a tokenizer.json")
+
+
+def dtypes(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return the dtypes that are measured."""
+    return (args.dtype,) if args.dtype else DTYPES if args.task == "embed" else ("bfloat16",)
+
+
 def measure(args: argparse.Namespace, mode: str, keep: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     """Return the figures of a run; those of a long one are kept as they come."""
     if os.getloadavg()[0] > 0.3 * (os.cpu_count() or 1):
         print("this machine is busy: the figures will be those of a busy machine", file=sys.stderr)
+    if mode == "embed":
+        return measure_embeddings(args)
+    (dtype,) = dtypes(args)
     gguf = args.model or fetch(MODELS["smollm2"], default_dir())
     model = checkpoint(gguf, args.hf_python) if mode == "comparison" else gguf
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         scratch = Path(folder)
         if mode == "sweep":
-            rows = sweep(model, args.dtype, quick=args.quick, scratch=scratch, keep=lambda rows: keep({"sweep": rows}))
+            rows = sweep(model, dtype, quick=args.quick, scratch=scratch, keep=lambda rows: keep({"sweep": rows}))
             return {mode: rows}
         if mode == "workloads":
-            return {mode: caching(model, args.dtype, rounds=args.rounds, quick=args.quick, scratch=scratch)}
-        others = peers(model, gguf, args.dtype, vllm=args.vllm_python, hf=args.hf_python, llamacpp=args.llamacpp_python)
-        ours = jaxllm(model, args.dtype)
+            return {mode: caching(model, dtype, rounds=args.rounds, quick=args.quick, scratch=scratch)}
+        others = peers(model, gguf, dtype, vllm=args.vllm_python, hf=args.hf_python, llamacpp=args.llamacpp_python)
+        ours = jaxllm(model, dtype)
         contestants = [ours, in_int8(ours), *others]
-        return compare(contestants, model, args.dtype, rounds=args.rounds, quick=args.quick, scratch=scratch)
+        return compare(contestants, model, dtype, rounds=args.rounds, quick=args.quick, scratch=scratch)
+
+
+def measure_embeddings(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of a run of --task embed."""
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        scratch = Path(folder)
+        model = with_whole_length(args.model, scratch)
+        found = embedders(model, dtypes(args), vllm=args.vllm_python, hf=args.hf_python)
+        return compare_embeddings(found, model, rounds=args.rounds, quick=args.quick, scratch=scratch)
 
 
 def describe(args: argparse.Namespace) -> dict[str, Any]:
     """Return what the figures depend on; no paths of this machine."""
     given = [peer for peer in PEERS if getattr(args, f"{peer}_python")]
-    has_all = len(given) == len(PEERS)
+    has_all = len(given) == len(EMBEDDERS if args.task == "embed" else PEERS)
     words = (
         ["scripts/benchmark.sh"] if has_all else ["scripts/benchmark.py", *(f"--{peer}-python PATH" for peer in given)]
     )
     words += [f"--{name}" for name in ("quick", "sweep", "workloads", "readme") if getattr(args, name)]
-    words += [f"--dtype {args.dtype}", f"--rounds {args.rounds}"]
+    if args.task == "embed":
+        words += ["--task embed", "--model FOLDER"]
+    if args.dtype or args.task == "generate":
+        words += [f"--dtype {dtypes(args)[0]}"]
+    words += [f"--rounds {args.rounds}"]
     return {
         "date": dt.date.today().isoformat(),
         "command": " ".join(words),
         "machine": describe_machine(),
         "settings": {
             "model": args.model.name if args.model else "SmolLM2-135M-Instruct",
-            "dtype": args.dtype,
+            "dtype": " and ".join(dtypes(args)),
             "rounds": args.rounds,
             "quick": args.quick,
         },
@@ -162,8 +211,8 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
 
 def in_words(report: Mapping[str, Any], mode: str) -> str:
     """Return what to print."""
-    if mode == "comparison":
-        return summary(report)
+    if mode in ("comparison", "embed"):
+        return (summary if mode == "comparison" else embedding_summary)(report)
     tables = report[mode] if mode == "sweep" else {mode: [{"": name} | row for name, row in report[mode].items()]}
     return "\n\n".join(
         as_text([list(rows[0]), *([f"{cell}" for cell in row.values()] for row in rows)]) for rows in tables.values()

@@ -7,7 +7,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 peers=${PEERS:-.cache/peers}
 ensure_env benchmark
-bash scripts/peers.sh "$peers"
+names=(hf vllm llamacpp)
+[[ " $* " != *" --task embed "* ]] || names=(hf vllm)
+bash scripts/peers.sh "$peers" "${names[@]}"
 pythons=()
-for peer in hf vllm llamacpp; do pythons+=("--$peer-python" "$peers/$peer/bin/python"); done
+for peer in "${names[@]}"; do pythons+=("--$peer-python" "$peers/$peer/bin/python"); done
 exec .venv/bin/python scripts/benchmark.py "${pythons[@]}" "$@"

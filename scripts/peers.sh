@@ -33,7 +33,7 @@ for peer in "$@"; do
   case $peer in
     hf)
       "${pip[@]}" install -q torch==2.13.0
-      "${pip[@]}" install -q transformers==5.23.0 safetensors gguf accelerate sentencepiece
+      "${pip[@]}" install -q transformers==5.23.0 sentence-transformers==6.2.0 safetensors gguf accelerate sentencepiece
       ;;
     vllm)
       "${pip[@]}" install -q torch==2.13.0

@@ -10,7 +10,10 @@ from protocol import serve
 
 
 class Engine:
-    """An LLM with the library's own defaults, but for what `engine` says. Token ids in, token ids out."""
+    """An LLM with the library's own defaults, but for what `engine` says.
+
+    Token ids in, token ids out; or texts in, embeddings out.
+    """
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.library = import_module(settings["library"])
@@ -26,6 +29,14 @@ class Engine:
     def generate(self, prompts: list[list[int]], lengths: list[int]) -> list[list[int]]:
         """Continue each prompt greedily by so many tokens."""
         return [list(output.token_ids) for output in self._run(prompts, lengths)]
+
+    def embed(self, texts: list[str]) -> None:
+        """Embed texts; `vectors` returns the embeddings."""
+        self.embedded = self.llm.embed(texts, use_tqdm=False)
+
+    def vectors(self) -> list[list[float]]:
+        """Return the last embeddings."""
+        return [output.outputs.embedding for output in self.embedded]
 
     def reference(self, prompts: list[list[int]], lengths: list[int], top: int) -> list[Any]:
         """Continue each prompt, and return for each token its id and the `top` likeliest as [id, log-probability]."""
