@@ -117,7 +117,7 @@ def with_whole_length(model: Path, folder: Path) -> Path:
     if not limits.is_file() or json.loads(config.read_text()).get("max_position_embeddings", 0) < MAX_LENGTH:
         return model
     made = folder / model.name
-    made.mkdir()
+    made.mkdir(parents=True)
     for path in model.iterdir():
         (made / path.name).symlink_to(path.resolve())
     (made / limits.name).unlink()

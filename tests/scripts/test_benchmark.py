@@ -30,6 +30,7 @@ OWN_LIBRARY = {
     "llamacpp_api": {"llama_cpp"},
     "protocol": set(),
     "save_checkpoint": {"torch", "transformers"},
+    "sentence_transformers_api": {"sentence_transformers", "torch", "transformers"},
     "transformers_api": {"torch", "transformers"},
     "vllm_api": set(),
 }
