@@ -32,10 +32,8 @@ def model(tmp_path: Path) -> Path:
     made.mkdir()
     vocab = {word: number for number, word in enumerate(("[UNK]", "[CLS]", "[SEP]", *WORDS))}
     tokenizer = Tokenizer(WordLevel(vocab, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.post_processor = TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
-    )
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)])
     tokenizer.enable_truncation(8)
     tokenizer.save(str(made / "tokenizer.json"))
     (made / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
