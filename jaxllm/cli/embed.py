@@ -51,8 +51,14 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         "--task", choices=TASKS, default="embed", help="embed, or classify: probabilities of the model's classes"
     )
     prompts = parser.add_mutually_exclusive_group()
-    prompts.add_argument("--prompt-name", metavar="NAME", help="begin texts with this prompt of the model's folder")
-    prompts.add_argument("--prompt-prefix", metavar="TEXT", help="begin texts with this; token ids are as they are")
+    prompts.add_argument(
+        "--prompt-name",
+        metavar="NAME",
+        help="begin texts with this prompt of the model's folder; default: the one that the folder names, if it does",
+    )
+    prompts.add_argument(
+        "--prompt-prefix", metavar="TEXT", help="begin texts with this instead; token ids stay as they are"
+    )
     _add_integer(parser, "--dimensions", Integer(1, INT32_MAX), "shorten embeddings, where the model allows it")
     parser.add_argument(
         "--normalize",

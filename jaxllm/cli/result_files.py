@@ -104,7 +104,7 @@ def write_npy(out: BinaryIO, records: Iterator[bytes], *, num_rows: int, errors:
 def require_pyarrow(output: str) -> None:
     """Raise VLLMValidationError, which says how to get it, where pyarrow is missing."""
     if importlib.util.find_spec("pyarrow") is None:
-        message = f"--output {output}: .parquet needs pyarrow: pip install 'jaxllm[parquet]' or pip install pyarrow."
+        message = f"--output {output}: .parquet needs pyarrow: pip install 'jaxllm[parquet]'."
         raise VLLMValidationError(message, parameter="output", value=output)
 
 

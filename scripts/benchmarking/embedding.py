@@ -17,7 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from benchmarking.compare import median
-from benchmarking.contestants import Contestant
+from benchmarking.contestants import KV_BYTES, Contestant
 from benchmarking.report import Metric, as_text, number, times_better
 from benchmarking.worker import Answer, BenchmarkError, Worker
 
@@ -30,6 +30,8 @@ BATCH_SIZES = (8, 16, 32, 64, 128)
 """The batch sizes that sentence-transformers is tried with."""
 MIN_COSINE = {"float32": 1 - 1e-5, "bfloat16": 0.999}
 """Embeddings agree with the reference's from this cosine on, by their dtype."""
+ENGINE = {"vllm": {"kv_cache_memory_bytes": KV_BYTES}}
+"""Without a size vLLM wants nearly all of the machine's memory to be free, also for a model that has no KV cache."""
 OURS, TARGET = "jaxllm", 2.0
 METRICS = (
     Metric("texts_per_s", "texts/s", True),
@@ -104,7 +106,7 @@ def contestants(model: Path, dtypes: Sequence[str], *, vllm: str | None, hf: str
         for dtype in dtypes if python else ():
             settings: dict[str, Any] = {"model": str(model), "dtype": dtype}
             if program == "vllm_api":
-                settings |= {"library": name, "engine": {"runner": "pooling"}}
+                settings |= {"library": name, "engine": {"runner": "pooling"} | ENGINE.get(name, {})}
             found.append(Contestant(f"{name}_{dtype}", f"{label}, {dtype}", program, python or "", settings))
     return found
 
