@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +14,10 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import PoolingOutput, PoolingRequestOutput
 from jaxllm.text.tokenizer import Tokenizer
 from tests.engine.support import byte_level, make_ready
-from tests.pooling_settings import make_settings
+from tests.params.test_pooling_params import changed
 
-EMBED = make_settings(tasks=("embed",), score_type="bi-encoder", runs_whole_tasks=("embed",))
-CROSS = make_settings(tasks=("classify",), score_type="cross-encoder", runs_whole_tasks=("classify",))
+EMBED = changed(score_type="bi-encoder")
+CROSS = changed(tasks=("classify",), score_type="cross-encoder", runs_whole_tasks=("classify",))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_tokens_find_their_best_match():
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 def test_a_folder_says_how_its_embeddings_are_compared(front: FrontEnd, similarity: str):
-    settings = make_settings(tasks=("embed",), score_type="bi-encoder", similarity=similarity)
+    settings = changed(similarity=similarity)
     plan = Scorer(settings, front).plan("a", ["b", "a"])
     assert (plan.task, plan.sources) == ("embed", ["data_2", "data_1"])
     assert plan.prompts == [{"prompt": "b"}, {"prompt": "a"}]
@@ -81,11 +81,11 @@ def test_a_cross_encoder_reads_pairs(front: FrontEnd):
 def test_a_template_makes_the_prompt(front: FrontEnd):
     template = "{% for each in messages %}[{{ each.role }}: {{ each.content }}]{% endfor %}{{ instruction }}"
     given = {"chat_template": template, "chat_template_kwargs": {"instruction": "!"}}
-    [prompt] = Scorer(CROSS, front).plan("a", "b", **cast(Any, given)).prompts
+    [prompt] = Scorer(CROSS, front).plan("a", "b", **given).prompts
     assert prompt.text == "[query: a][document: b]!"
     for settings, more in ((EMBED, {"chat_template": template}), (CROSS, {"chat_template_kwargs": {"a": 1}})):
         with pytest.raises(VLLMValidationError) as caught:
-            Scorer(settings, front).plan("a", "b", **cast(Any, more))
+            Scorer(settings, front).plan("a", "b", **more)
         assert caught.value.parameter in more
 
 
@@ -124,4 +124,4 @@ def test_texts_that_make_no_pairs_are_refused(front: FrontEnd, one: Any, two: An
 )
 def test_a_model_that_scores_no_pairs_says_so(front: FrontEnd, tasks: tuple[str, ...], words: str):
     with pytest.raises(VLLMValidationError, match=words):
-        Scorer(make_settings(tasks=tasks), front)
+        Scorer(changed(tasks=tasks, score_type=None), front)
