@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxllm.config.pooling import PoolingSettings
 from jaxllm.engine.front_end.front_end import FrontEnd
 from jaxllm.engine.front_end.scoring import SIMILARITIES, Scorer, cut_text, max_sim
 from jaxllm.exceptions import VLLMValidationError
@@ -80,10 +81,14 @@ def test_a_cross_encoder_reads_pairs(front: FrontEnd):
 
 def test_a_template_makes_the_prompt(front: FrontEnd):
     template = "{% for each in messages %}[{{ each.role }}: {{ each.content }}]{% endfor %}{{ instruction }}"
-    given = {"chat_template": template, "chat_template_kwargs": {"instruction": "!"}}
+    given: dict[str, Any] = {"chat_template": template, "chat_template_kwargs": {"instruction": "!"}}
     [prompt] = Scorer(CROSS, front).plan("a", "b", **given).prompts
     assert prompt.text == "[query: a][document: b]!"
-    for settings, more in ((EMBED, {"chat_template": template}), (CROSS, {"chat_template_kwargs": {"a": 1}})):
+    refused: list[tuple[PoolingSettings, dict[str, Any]]] = [
+        (EMBED, {"chat_template": template}),
+        (CROSS, {"chat_template_kwargs": {"a": 1}}),
+    ]
+    for settings, more in refused:
         with pytest.raises(VLLMValidationError) as caught:
             Scorer(settings, front).plan("a", "b", **more)
         assert caught.value.parameter in more
