@@ -20,6 +20,9 @@ from jaxllm.server.request_ids import shown_request_id
 from jaxllm.server.serving_chat import OpenAIServingChat
 from jaxllm.text.prompts import ParsedPrompt
 
+MAX_NUMBERS = 2**24
+"""The outputs of one request have at most so many numbers; as JSON they take 20 bytes each, and are held at once."""
+
 
 class Caller(NamedTuple):
     """Who asks: the ids of one request, and the trace that it belongs to."""
@@ -66,7 +69,7 @@ class PooledRequests:
         If one fails, or the caller is cancelled, all are aborted. Raises what `errors.error_response` has answers for;
         an error about a prompt names the one of `sources` that has it.
         """
-        options = request.tokenization_kwargs()
+        options, size = request.tokenization_kwargs(), _Size()
         readers: list[asyncio.Task[PoolingRequestOutput[Any]]] = []
         try:
             async with asyncio.TaskGroup() as group:
@@ -79,7 +82,7 @@ class PooledRequests:
                         priority=request.priority,
                         tokenization_kwargs=options,
                     )
-                    readers.append(group.create_task(_read(outputs, request, sources[i])))
+                    readers.append(group.create_task(_read(outputs, request, sources[i], size)))
                     await asyncio.sleep(0)  # others have a turn after each prompt that is tokenized
         except BaseExceptionGroup as error:
             raise error.exceptions[0] from None
@@ -97,10 +100,28 @@ class PooledRequests:
         return await self._chat.render(given)
 
 
-async def _read(outputs: Any, request: PooledFields, source: str) -> PoolingRequestOutput[Any]:
+class _Size:
+    """This counts the numbers of a request's outputs as they come."""
+
+    def __init__(self) -> None:
+        self._total = 0
+
+    def add(self, count: int, source: str) -> None:
+        """Raise VLLMValidationError, naming the field `source`, if there are too many with these."""
+        self._total += count
+        if self._total > MAX_NUMBERS:
+            message = (
+                f"{source}: the outputs have more than {MAX_NUMBERS} numbers. Send fewer or shorter texts at once."
+            )
+            raise VLLMValidationError(message, parameter=source)
+
+
+async def _read(outputs: Any, request: PooledFields, source: str, size: _Size) -> PoolingRequestOutput[Any]:
     with request.fields_named(source):
         async with contextlib.aclosing(outputs):
-            return await anext(outputs)
+            output = await anext(outputs)
+    size.add(output.outputs.data.size, source)
+    return output
 
 
 def _salted(prompt: Any, salt: str | None) -> Any:

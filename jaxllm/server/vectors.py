@@ -16,7 +16,7 @@ _encode = msgspec.json.Encoder().encode
 
 def encoder(request: VectorFields) -> Callable[[Any], Any]:
     """Return what makes the value that a request asks for of an array. Raises VLLMValidationError."""
-    if request.encoding_format == "float":
+    if request.encoding_format in (None, "float"):
         for name, default in (("embed_dtype", "float32"), ("endianness", "native")):
             if getattr(request, name) != default:
                 message = f"{name} goes with encoding_format='base64': leave it out."

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -29,6 +31,13 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def front(tokenizer: Tokenizer) -> FrontEnd:
     return FrontEnd(make_ready(), tokenizer, None)
+
+
+def scorer(front: FrontEnd, settings: PoolingSettings) -> Scorer:
+    """Return the scorer of a front end whose model pools so."""
+    pooled = copy.copy(front)
+    pooled.ready = msgspec.structs.replace(front.ready, pooling=settings)
+    return Scorer(pooled)
 
 
 def output(name: str, data: Any, ids: list[int]) -> PoolingRequestOutput[PoolingOutput]:
@@ -57,7 +66,7 @@ def test_tokens_find_their_best_match():
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 def test_a_folder_says_how_its_embeddings_are_compared(front: FrontEnd, similarity: str):
     settings = changed(similarity=similarity)
-    plan = Scorer(settings, front).plan("a", ["b", "a"])
+    plan = scorer(front, settings).plan("a", ["b", "a"])
     assert (plan.task, plan.sources) == ("embed", ["data_2", "data_1"])
     assert plan.prompts == [{"prompt": "b"}, {"prompt": "a"}]
     vectors = {"b": [1.0, 2.0], "a": [3.0, 1.0]}
@@ -71,7 +80,7 @@ def test_a_folder_says_how_its_embeddings_are_compared(front: FrontEnd, similari
 
 
 def test_a_cross_encoder_reads_pairs(front: FrontEnd):
-    plan = Scorer(CROSS, front).plan(["a", "b"], ["c", "d"])
+    plan = scorer(front, CROSS).plan(["a", "b"], ["c", "d"])
     assert (plan.task, plan.sources) == ("classify", ["data_2", "data_2"])
     assert plan.prompts == [{"prompt": "a", "text_pair": "c"}, {"prompt": "b", "text_pair": "d"}]
     scores = plan.scores([output("0", [0.25], [1]), output("1", [0.5], [2, 3])])
@@ -82,7 +91,7 @@ def test_a_cross_encoder_reads_pairs(front: FrontEnd):
 def test_a_template_makes_the_prompt(front: FrontEnd):
     template = "{% for each in messages %}[{{ each.role }}: {{ each.content }}]{% endfor %}{{ instruction }}"
     given: dict[str, Any] = {"chat_template": template, "chat_template_kwargs": {"instruction": "!"}}
-    [prompt] = Scorer(CROSS, front).plan("a", "b", **given).prompts
+    [prompt] = scorer(front, CROSS).plan("a", "b", **given).prompts
     assert prompt.text == "[query: a][document: b]!"
     refused: list[tuple[PoolingSettings, dict[str, Any]]] = [
         (EMBED, {"chat_template": template}),
@@ -90,7 +99,7 @@ def test_a_template_makes_the_prompt(front: FrontEnd):
     ]
     for settings, more in refused:
         with pytest.raises(VLLMValidationError) as caught:
-            Scorer(settings, front).plan("a", "b", **more)
+            scorer(front, settings).plan("a", "b", **more)
         assert caught.value.parameter in more
 
 
@@ -117,7 +126,7 @@ def test_a_text_is_cut_to_its_first_tokens(tokenizer: Tokenizer, text: str):
 )
 def test_texts_that_make_no_pairs_are_refused(front: FrontEnd, one: Any, two: Any, words: str):
     with pytest.raises(VLLMValidationError, match=words):
-        Scorer(EMBED, front).plan(one, two)
+        scorer(front, EMBED).plan(one, two)
 
 
 @pytest.mark.parametrize(
@@ -128,5 +137,7 @@ def test_texts_that_make_no_pairs_are_refused(front: FrontEnd, one: Any, two: An
     ],
 )
 def test_a_model_that_scores_no_pairs_says_so(front: FrontEnd, tasks: tuple[str, ...], words: str):
+    with pytest.raises(VLLMValidationError, match="only supported for pooling models"):
+        Scorer(front)
     with pytest.raises(VLLMValidationError, match=words):
-        Scorer(changed(tasks=tasks, score_type=None), front)
+        scorer(front, changed(tasks=tasks, score_type=None))

@@ -7,7 +7,20 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from tests.server.request_bounds import ANYWHERE, CHAT, DETOKENIZE, SAMPLING, TOKENIZE, Bound
+from tests.server.request_bounds import (
+    ANYWHERE,
+    CHAT,
+    COHERE,
+    DETOKENIZE,
+    INPUTS,
+    POOLING,
+    RERANK,
+    SAMPLING,
+    SCORE,
+    TOKENIZE,
+    VECTORS,
+    Bound,
+)
 
 MAX_VALUE = 100_000
 """Longer values are tried where fields are tried one by one."""
@@ -20,6 +33,15 @@ COMPLETION: dict[str, Bound] = SAMPLING | {
     "prompt_logprobs": Bound("20", ("21", "-2")),
     "logprob_token_ids": Bound("[5]", ("[256]", "[-1]")),
 }
+POOLED: list[tuple[str, dict[str, Bound], dict[str, str]]] = [
+    ("/v1/embeddings", VECTORS, {"input": '["a","b"]'}),
+    ("/pooling", POOLING, {"input": '["a","b"]'}),
+    ("/classify", INPUTS, {"input": '["a","b"]'}),
+    ("/score", SCORE, {"text_1": '"a"', "text_2": '["b","c"]'}),
+    ("/rerank", RERANK, {"query": '"a"', "documents": '["b","c"]'}),
+    ("/v2/embed", COHERE, {"texts": '["a","b"]'}),
+]
+"""Routes of models that pool, with the bounds of their fields and those of a good request."""
 GRAMMARS = (
     {"regex": "(a|b)*a(a|b){30}"},
     {"regex": "(" * 3000 + "a" + ")" * 3000},
@@ -66,6 +88,19 @@ def requests(seed: int, count: int) -> Iterator[Hostile]:
     kinds: list[Callable[[random.Random], Hostile]] = [_field, _field, _field, _grammar, _message, _mutated, _strange]
     for _ in range(count):
         yield rng.choice(kinds)(rng)
+
+
+def pooled_requests(seed: int, count: int) -> Iterator[Hostile]:
+    """Yield so many requests to routes of models that pool, whose fields have values that they may not have."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        path, bounds, base = rng.choice(POOLED)
+        fields = dict(base)
+        for name in rng.sample(sorted(bounds), rng.choice([1, 1, 2, 3])):
+            values = [bounds[name].most, *bounds[name].beyond, *ANYWHERE]
+            fields |= bounds[name].beside
+            fields[name] = rng.choice([value for value in values if len(value) < MAX_VALUE])
+        yield Hostile("POST", path, _body(fields))
 
 
 def _body(fields: dict[str, str]) -> bytes:

@@ -13,7 +13,9 @@ import pytest
 
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.pooling_params import PoolingParams
-from tests.server.pooled_support import CLASSIFY, CROSS, EMBED, LABELS, LATE, PooledEngine, output_of
+from jaxllm.server import pooled_requests
+from tests.server.hostile import pooled_requests as pooled_requests_of
+from tests.server.pooled_support import CLASSIFY, CROSS, EMBED, LABELS, LATE, SIZE, PooledEngine, output_of
 from tests.server.support import Served, served
 
 GENERATE = {
@@ -108,6 +110,30 @@ def test_classes_have_their_labels(classifying_server: Served) -> None:
     assert answer.json["usage"]["prompt_tokens"] > 0
     plain = classifying_server.post("/classify", {"input": "ab", "use_activation": False}).json["data"][0]
     assert sum(plain["probs"]) != pytest.approx(1)
+
+
+def test_r14_the_outputs_of_a_request_are_bounded(
+    embedding_server: Served, embedder: PooledEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pooled_requests, "MAX_NUMBERS", 6 * SIZE)
+    given = {"task": "token_embed", "add_special_tokens": False}
+    assert embedding_server.post("/pooling", {"input": [[5] * 3, [6] * 3], **given}).status == 200
+    answer = embedding_server.post("/pooling", {"input": [[5] * 3, [6] * 3, [7]], **given})
+    assert (answer.status, answer.json["error"]["param"]) == (400, "input")
+    assert "more than 96 numbers" in answer.json["error"]["message"]
+    assert not embedder.running
+
+
+def test_r14_hostile_requests_end_none_but_themselves(embedding_server: Served, classifying_server: Served) -> None:
+    expected = embedding_server.post("/v1/embeddings", {"input": "a"}).json["data"]
+    statuses = set()
+    for each in pooled_requests_of(23, 400):
+        server = classifying_server if each.target == "/classify" else embedding_server
+        answer = server.ask(each.method, each.target, each.body)
+        statuses.add(answer.status)
+        assert answer.status in (200, 400, 404), (each, answer.body)
+    assert statuses >= {200, 400}
+    assert embedding_server.post("/v1/embeddings", {"input": "a"}).json["data"] == expected
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -95,7 +95,7 @@ class VectorFields(InputFields, kw_only=True):
     """What requests for vectors take: how long these are, and how the answer shows them."""
 
     dimensions: int | None = None
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64"] | None = "float"
     embed_dtype: Literal["float32", "float16"] = "float32"
     """The type of the numbers in base64."""
     endianness: Literal["native", "little", "big"] = "native"
