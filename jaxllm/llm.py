@@ -239,7 +239,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         from jaxllm.engine.front_end.scoring import Scorer  # which loads numpy
 
         front = self.llm_engine.front
-        plan = Scorer(front.ready.pooling, front).plan(data_1, data_2, chat_template=chat_template)
+        plan = Scorer(front).plan(data_1, data_2, chat_template=chat_template)
         request_ids = self._runner.add_pooled(plan.prompts, pooling_params, plan.task, tokenization_kwargs)
         return plan.scores(self._runner.run_pooled(request_ids, use_tqdm))
 

@@ -32,7 +32,7 @@ class ServingScores:
         """Score as the model does, whose settings have to say how."""
         self._pooled, self._tells_cached = pooled, tells_cached
         front = pooled.engine_client.front
-        self._scorer = Scorer(pooled.settings, front)
+        self._scorer = Scorer(front)
         # As in vLLM, only a template that the server was given: those of tokenizers are seldom meant for pairs.
         self._template = front.ready.chat_template if self._scorer.is_cross_encoder else None
 

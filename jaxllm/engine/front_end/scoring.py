@@ -14,7 +14,6 @@ from jaxllm.outputs import PoolingRequestOutput, ScoringOutput, ScoringRequestOu
 from jaxllm.params.checks import check_int, shown
 
 if TYPE_CHECKING:
-    from jaxllm.config.pooling import PoolingSettings
     from jaxllm.engine.front_end.front_end import FrontEnd
     from jaxllm.text.tokenizer import Tokenizer
 
@@ -61,8 +60,9 @@ class ScorePlan:
 class Scorer:
     """This scores pairs of texts in the way that a model does."""
 
-    def __init__(self, settings: PoolingSettings | None, front: FrontEnd) -> None:
-        """Raises VLLMValidationError, in vLLM's words, for a model that scores no pairs."""
+    def __init__(self, front: FrontEnd) -> None:
+        """Score as an engine's model does. Raises VLLMValidationError, in vLLM's words, if it scores no pairs."""
+        settings = front.ready.pooling
         if settings is None:
             message = "LLM.score() is only supported for pooling models. Try passing `--runner pooling` to use the "
             raise VLLMValidationError(message + "model as a pooling model.", parameter="runner", value="generate")
