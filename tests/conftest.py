@@ -76,6 +76,15 @@ def gemma_path() -> str:
     return str(MODEL_DIR / model.name)
 
 
+@pytest.fixture(scope="session")
+def minilm_path() -> str:
+    """Return the folder of all-MiniLM-L6-v2. Tests that need it fail without it."""
+    model = MODELS["minilm"]
+    if not is_present(model, MODEL_DIR):
+        pytest.fail(f"{model.name} is not in {MODEL_DIR}; run scripts/fetch_models.py minilm")
+    return str(MODEL_DIR / model.name)
+
+
 @pytest.fixture(scope="module")
 def quick_compile() -> Iterator[None]:
     """Let the engines that a module starts in its own process compile in half the time, to slower code.
