@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from jaxllm.cli.engine_flags import add_engine_flags, changed_engine_flags, read_engine_args
-from jaxllm.cli.offline_run import Engine
+from jaxllm.cli.offline_run import Engine, load_engine
 from jaxllm.cli.openai_client import Choice, RequestError
 from jaxllm.cli.remote_model import RemoteModel, add_remote_flags
 from jaxllm.cli.sampling_flags import add_talk_sampling, talk_sampling
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace, make_engine: Callable[[EngineArgs], Engine] | 
         if args.model_tag is None and args.model is None:
             _refuse_engine_flags(args)
             return _talk(_RemoteChat(RemoteModel.find(args), fields, args.stats), args)
-        return _talk_here(args, fields, make_engine or _load)
+        return _talk_here(args, fields, make_engine or load_engine)
     except RequestError as error:
         say(f"jaxllm: error: {error}")
         return 1
@@ -85,12 +85,6 @@ def _talk_here(args: argparse.Namespace, fields: dict[str, Any], make_engine: Ca
         return 3
     finally:
         engine.shutdown()
-
-
-def _load(engine_args: EngineArgs) -> Engine:
-    from jaxllm.engine.llm_engine import LLMEngine
-
-    return LLMEngine.from_engine_args(engine_args)
 
 
 def _refuse_engine_flags(args: argparse.Namespace) -> None:
