@@ -75,6 +75,13 @@ class Model:
         return self.dtype if self.quantization is None else jnp.dtype(jnp.int8)
 
     @property
+    def activations(self) -> tuple[tuple[str, bool], ...]:
+        """Return the activations of dense layers, each with whether it is a gate's."""
+        names = (declared(state) for _, state in self._kinds)
+        each = zip(self.plan.kinds, names, strict=True)
+        return tuple(dict.fromkeys((kind.hidden_act, "mlp.gate" in own) for kind, own in each if "mlp.up" in own))
+
+    @property
     def ignored_tensors(self) -> tuple[str, ...]:
         """Return glob patterns of checkpoint tensors that this model knowingly leaves out.
 

@@ -306,11 +306,16 @@ class StepCompiler:
                 linear.prepare(kind, folder)
 
     def _native_linears(self) -> list[linear.Kind]:
-        """Return the CPU's matmuls that the model takes: of its layers, of its head, and of its gated MLPs."""
+        """Return the CPU's matmuls that the model takes: of its layers, of its head, and those with an
+        activation.
+        """
         dtype, weight_dtype = self.model.dtype, self.model.weight_dtype
-        activations = dict.fromkeys(layer.hidden_act for layer in self.model.plan.kinds)
         kinds = [linear.Kind(dtype, weight_dtype, out_dtype) for out_dtype in (dtype, jnp.float32)]
-        kinds += [linear.Kind(dtype, weight_dtype, dtype, each) for each in activations if each in linear.ACTIVATIONS]
+        kinds += [
+            linear.Kind(dtype, weight_dtype, dtype, activation, is_gated)
+            for activation, is_gated in self.model.activations
+            if activation in linear.ACTIVATIONS
+        ]
         if any(layer.moe for layer in self.model.plan.kinds):
             kinds.append(linear.Kind(jnp.float32, jnp.float32, jnp.float32))
         return kinds

@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 
 from ..config import LayerSpec, ModelConfig
 from ..loop import Heads
-from .linear import linear
+from .linear import biased_linear, linear
 from .norm import HeadsNorm, RMSNorm, unit_norm
 from .params import Part, declare, declare_merged, split
 
@@ -45,9 +45,7 @@ class Attention(nnx.Module):
 
     def project(self, x_td: Array) -> Heads:
         """Return queries, keys and values, not yet rotated; queries alone if the layer borrows the others."""
-        qkv = linear(x_td, self.qkv)
-        if self.spec.qkv_bias:
-            qkv = qkv + self.qkv_bias[...][None]
+        qkv = biased_linear(x_td, self.qkv, self.qkv_bias if self.spec.qkv_bias else None)
         q_tnh, *keys_values = split(qkv, self.heads)
         if self.spec.qk_norm:
             q_tnh = self.q_norm(q_tnh)

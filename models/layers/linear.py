@@ -53,6 +53,20 @@ def linear(x: Array, weight: nnx.Param[Array], out_dtype: DTypeLike | None = Non
     return out if plus is None else plus + out
 
 
+def biased_linear(x: Array, weight: nnx.Param[Array], bias: nnx.Param[Array] | None, act: str | None = None) -> Array:
+    """Return act(weight x + bias), [t, *out], of x [t, *in]; the CPU's kernel rounds once, at the end."""
+    out_shape = weight.shape[: weight.ndim - x.ndim + 1]
+    n, k = math.prod(out_shape), math.prod(x.shape[1:])
+    if native_linear := find_native_linear(weight, n, k, x.dtype, act, is_gated=False):
+        row = None if bias is None else bias[...].reshape(1, n)
+        out_to = native_linear(x.reshape(-1, k), out_dtype=x.dtype, activation=act, is_gated=False, plus_tn=row)
+        return out_to.reshape(x.shape[0], *out_shape)
+    out = linear(x, weight)
+    if bias is not None:
+        out = out + bias[...][None]
+    return out if act is None else ACTIVATIONS[act](out)
+
+
 def gated_linear(x_td: Array, gate_up: nnx.Param[Array], parts: Sequence[Part], act: str) -> Array:
     """Return act(gate(x)) * up(x), [t, f], of a weight [num_shards, rows, d] that holds both `parts`."""
     num_shards, rows, d = gate_up.shape
@@ -63,12 +77,18 @@ def gated_linear(x_td: Array, gate_up: nnx.Param[Array], parts: Sequence[Part], 
 
 
 def find_native_linear(
-    weight: nnx.Param[Array], n: int, k: int, dtype: DTypeLike, activation: str | None = None
+    weight: nnx.Param[Array],
+    n: int,
+    k: int,
+    dtype: DTypeLike,
+    activation: str | None = None,
+    *,
+    is_gated: bool = True,
 ) -> Callable[..., Array] | None:
     """Return the CPU's own `linear`, bound to a weight taken as [n, k]; None if it cannot multiply by that weight."""
     held = weight.get_raw_value()
     values, scales = held if isinstance(held, Quantized) else (held, None)
-    if not (isinstance(values, LayerOf) and native.can_multiply((n, k), dtype, activation)):
+    if not (isinstance(values, LayerOf) and native.can_multiply((n, k), dtype, activation, is_gated=is_gated)):
         return None
     return partial(
         native.linear,

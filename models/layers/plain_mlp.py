@@ -7,7 +7,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from ..config import LayerSpec, ModelConfig
-from .linear import ACTIVATIONS, linear
+from .linear import biased_linear, linear
 from .params import declare
 
 
@@ -24,8 +24,6 @@ class PlainMLP(nnx.Module):
 
     def __call__(self, x_td: Array, plus_td: Array) -> Array:
         """Return [t, d], added to `plus_td`."""
-        up_tf = linear(x_td, self.up)
-        if self.has_bias:
-            up_tf = up_tf + self.up_bias[...][None]
-        out_td = linear(ACTIVATIONS[self.act](up_tf), self.down, plus=plus_td)
+        up_tf = biased_linear(x_td, self.up, self.up_bias if self.has_bias else None, self.act)
+        out_td = linear(up_tf, self.down, plus=plus_td)
         return out_td + self.down_bias[...][None] if self.has_bias else out_td

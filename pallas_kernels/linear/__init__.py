@@ -14,12 +14,14 @@ from .kind import ACTIVATIONS, MIN_COLUMNS, MIN_GATES, MIN_ROWS, STEP_BYTES, Kin
 __all__ = ["ACTIVATIONS", "Kind", "can_multiply", "linear", "prepare"]
 
 
-def can_multiply(shape: tuple[int, ...], dtype: DTypeLike, activation: str | None = None) -> bool:
+def can_multiply(
+    shape: tuple[int, ...], dtype: DTypeLike, activation: str | None = None, *, is_gated: bool = True
+) -> bool:
     """Say whether there is a kernel for x of a dtype, weights [n, k] of it or int8, and the activation if any."""
     (n, k), dtype = shape, jnp.dtype(dtype)
-    has_rows = n >= MIN_COLUMNS
-    if activation is not None:
-        has_rows = activation in ACTIVATIONS and n % 2 == 0 and n >= 2 * MIN_GATES
+    has_rows = n >= MIN_COLUMNS and activation in (None, *ACTIVATIONS)
+    if activation is not None and is_gated:
+        has_rows = has_rows and n % 2 == 0 and n >= 2 * MIN_GATES
     return has_rows and dtype in (jnp.bfloat16, jnp.float32) and k * dtype.itemsize % STEP_BYTES == 0
 
 
@@ -32,6 +34,7 @@ def linear(
     scales_ln: Array | None = None,
     num_rows: Array | int | None = None,
     activation: str | None = None,
+    is_gated: bool = True,
     plus_tn: Array | None = None,
 ) -> Array:
     """Return x @ w[layer].T, added up in float32, [t, n]; `can_multiply` must hold. No row depends on the others.
@@ -39,19 +42,24 @@ def linear(
     If w is int8, its rows are multiplied by `scales_ln`, float32.
     Only the first `num_rows` rows of x are multiplied, if given; others become 0, or what multiplying gives. With one
     of `ACTIVATIONS` it is the gated product [t, n / 2]: activation of the first half of the columns, times the second.
-    Without, `plus_tn` is added before the result is rounded.
+    If it is not gated, `plus_tn`, of as many rows or of one for all, is added, and the activation is that of the sum,
+    before the result is rounded.
     """
+    is_gated = is_gated and activation is not None
     t, padding, n = x_tk.shape[0], max(0, MIN_ROWS - x_tk.shape[0]), w_lnk.shape[1]
-    kind = Kind(x_tk.dtype, w_lnk.dtype, out_dtype, activation)
+    kind = Kind(x_tk.dtype, w_lnk.dtype, out_dtype, activation, is_gated or activation is None)
     prepare(kind)
-    out_shape = (t + padding, n // 2 if activation else n)
+    out_shape = (t + padding, n // 2 if is_gated else n)
     call = jax.ffi.ffi_call(kind.name, jax.ShapeDtypeStruct(out_shape, out_dtype))
     numbers = (jnp.asarray(number, jnp.int32) for number in (layer, t if num_rows is None else num_rows))
 
     def pad(rows: Array) -> Array:
         return jnp.pad(rows, ((0, padding), (0, 0)))
 
-    plus = jnp.zeros((0, n), out_dtype) if plus_tn is None else pad(plus_tn)
+    if plus_tn is None:
+        plus = jnp.zeros((0, n), out_dtype)
+    else:
+        plus = plus_tn if plus_tn.shape[0] == 1 else pad(plus_tn)
     scales = [] if scales_ln is None else [scales_ln]
     return call(pad(x_tk), w_lnk, *numbers, plus, *scales)[:t]
 

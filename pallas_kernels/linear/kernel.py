@@ -63,6 +63,9 @@ class Kernel(Multiplier):
         w, scales = e.at(w, self.weight_storage, e.product(first, k)), NULL
         if self.is_quantized:
             scales = e.at(e.load(buffers, POINTER, 5), F32, first)
-        has_plus = e.ir.icmp_signed(">", e.load(e.load(dims, POINTER, 4), I64, 0), I64(0))
+        plus_rows = e.load(e.load(dims, POINTER, 4), I64, 0)
+        has_plus = e.ir.icmp_signed(">", plus_rows, I64(0))
+        # A single row is added to all.
+        plus_row = e.ir.select(e.ir.icmp_signed(">", plus_rows, I64(1)), n, I64(0))
         y = e.load(buffers, POINTER, 6 if self.is_quantized else 5)
-        return Operands(x, w, scales, e.ir.select(has_plus, plus, NULL), y, t, n, k)
+        return Operands(x, w, scales, e.ir.select(has_plus, plus, NULL), y, t, n, k, plus_row)

@@ -12,7 +12,7 @@ MIN_ROWS = 4
 MIN_COLUMNS = 4
 STEP_BYTES = 64
 """The kernel takes so much of a row at a time."""
-ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
+ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 """The activations there are, by HF's names."""
 MIN_GATES = 8
 
@@ -26,9 +26,12 @@ class Kind(NamedTuple):
     """The dtype of the weights: that of x, or int8."""
     out_dtype: DTypeLike
     activation: str | None = None
+    is_gated: bool = True
+    """An activation is that of the first half of the columns, which multiplies the second; False: that of all."""
 
     @property
     def name(self) -> str:
         """Return XLA's name for the kernel."""
         dtypes = (jnp.dtype(dtype).name for dtype in self[:3])
-        return "_".join(("linear", *dtypes, *filter(None, [self.activation])))
+        activation = [] if self.activation is None else [self.activation, *(() if self.is_gated else ("plain",))]
+        return "_".join(("linear", *dtypes, *activation))

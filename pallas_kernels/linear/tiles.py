@@ -4,8 +4,8 @@ No matrix is packed anew. A few rows of x times a few of w are summed up at a ti
 sums, of every 16th product along k. At the end those of one register are added up. What is added to what, and in which
 order, is the same for any number of rows: a row's result does not depend on the rows beside it.
 
-With an activation the first half of w's rows are gates: a few of them are taken together with those that they gate,
-and y [t, n / 2] = activation(gates) * gated, in float32 until it is stored.
+With a gated activation the first half of w's rows are gates: a few of them are taken together with those that they
+gate, and y [t, n / 2] = activation(gates) * gated, in float32 until it is stored.
 
 Weights in int8 become x's dtype, which holds them exactly: with few rows of x in registers, else once for all rows of
 a unit. Their rows' scales multiply the sums.
@@ -59,6 +59,9 @@ AHEAD = 2048
 """How far ahead w is fetched, in bytes."""
 NULL = ir.Constant(POINTER, None)
 GELU = math.sqrt(2 / math.pi)
+ERFC_SCALE = 0.3275911
+ERFC_COEFFICIENTS = tuple(0.5 * c for c in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592))
+"""Half of erfc(x) is exp(-x * x) times a polynomial of t = 1 / (1 + scale * x): its coefficients, the highest first."""
 
 
 class Operands(NamedTuple):
@@ -73,6 +76,8 @@ class Operands(NamedTuple):
     t: Any
     n: Any
     k: Any
+    plus_row: Any
+    """How far a row of what is added is from the one before it; 0 for one row that is added to all."""
 
 
 class Range(NamedTuple):
@@ -103,7 +108,8 @@ class Multiplier:
         self.scratch_size = SCRATCH_BYTES // self.dtype.itemsize
         self.weight_storage = I8 if self.is_quantized else self.storage
         self.activate = ACTIVATIONS[kind.activation] if kind.activation else None
-        self.parts = 2 if kind.activation else 1
+        self.is_gated = kind.activation is not None and kind.is_gated
+        self.parts = 2 if self.is_gated else 1
         self.width = COLUMNS // self.parts
         """How many columns of y come of `COLUMNS` rows of w: half of them where the others are gates."""
         # 6 rows by 4 columns are 24 sums, which with their operands take 29 of 32 registers, and 2 by 2 take 8 of 8.
@@ -131,7 +137,7 @@ class Multiplier:
         with e.range(*columns, group) as begin:
             stop = e.least(e.sum(begin, group), columns.stop)
             # What would reach beyond the end begins earlier instead, as do a tile's rows and columns.
-            start = e.least(begin, e.ir.sub(of.n, I64(GATES if self.activate else COLUMNS)))
+            start = e.least(begin, e.ir.sub(of.n, I64(GATES if self.is_gated else COLUMNS)))
             takes_few = is_few
             if self.is_quantized:
                 numbers = e.product(self._columns(e, start, stop), self.parts, of.k)
@@ -170,7 +176,7 @@ class Multiplier:
             e.ir.call(many, [e.least(row, e.ir.sub(of.t, I64(self.many_rows))), start, stop, apart, *here])
 
     def _columns(self, e: Emitter, start: Any, stop: Any) -> Any:
-        return I64(GATES) if self.activate else e.ir.sub(stop, start)
+        return I64(GATES) if self.is_gated else e.ir.sub(stop, start)
 
     def _unpack(self, e: Emitter, of: Operands, scratch: Any, start: Any, count: Any) -> Any:
         """Write a group's columns as x's dtype, then those that they gate; return where column 0 would be."""
@@ -183,15 +189,15 @@ class Multiplier:
 
     def _group(self, e: Emitter, k: Any) -> Any:
         """Return how many columns are taken at a time for all rows of a unit."""
-        if self.activate:
+        if self.is_gated:
             return I64(GATES)
         return e.most(e.product(e.ir.sdiv(I64(GROUP_BYTES // self.dtype.itemsize // COLUMNS), k), COLUMNS), COLUMNS)
 
     def _add_tile(self, rows: int, *, unpacks: bool) -> ir.Function:
         """Multiply a few rows of x, from `row` on, and a group of w's. Those that are gated are `apart` rows behind."""
         block = self._add_block(rows, unpacks=unpacks)
-        e, (row, start, stop, apart, x, w, scales, plus, y, _, n, k) = add_function(
-            self.module, f"tile_{rows}", VOID, *[I64] * 4, *[POINTER] * 5, *[I64] * 3
+        e, (row, start, stop, apart, x, w, scales, plus, y, _, n, k, plus_row) = add_function(
+            self.module, f"tile_{rows}", VOID, *[I64] * 4, *[POINTER] * 5, *[I64] * 4
         )
         x = e.at(x, self.storage, e.product(row, k))
         y = e.at(y, self.out_format.storage, e.product(row, n))
@@ -201,19 +207,19 @@ class Multiplier:
             w_start = e.at(w, I8 if unpacks else self.storage, e.product(column, k))
             return [w_start, apart, e.at(scales, F32, column) if self.is_quantized else NULL, n]
 
-        if self.activate:
+        if self.is_gated:
             sums = e.array(F32, rows * LANES)
             with e.range(0, GATES, self.width) as i:
                 target = e.at(sums, F32, e.product(i, self.parts))
-                e.ir.call(block, [x, *weights(e.sum(start, i)), NULL, target, I64(LANES), k])
+                e.ir.call(block, [x, *weights(e.sum(start, i)), NULL, I64(0), target, I64(LANES), k])
             self._activate(e, sums, rows, e.at(y, self.out_format.storage, start), n)
         else:
             with e.range(start, stop, COLUMNS) as column:
                 column = e.least(column, e.ir.sub(n, I64(COLUMNS)))
                 target = e.at(y, self.out_format.storage, column)
-                added = e.at(plus, self.out_format.storage, e.product(row, n), column)
+                added = e.at(plus, self.out_format.storage, e.product(row, plus_row), column)
                 added = e.ir.select(e.ir.icmp_unsigned("==", plus, NULL), NULL, added)
-                e.ir.call(block, [x, *weights(column), added, target, n, k])
+                e.ir.call(block, [x, *weights(column), added, plus_row, target, n, k])
         e.ir.ret_void()
         return e.function
 
@@ -240,8 +246,8 @@ class Multiplier:
 
     def _add_block(self, rows: int, *, unpacks: bool) -> ir.Function:
         """Multiply a few rows of x and of w, by whose scales only the sums are multiplied."""
-        e, (x, w, apart, scales, scales_apart, plus, y, y_row, k) = add_function(
-            self.module, f"block_{rows}", VOID, *[POINTER] * 2, I64, POINTER, I64, *[POINTER] * 2, *[I64] * 2
+        e, (x, w, apart, scales, scales_apart, plus, plus_row, y, y_row, k) = add_function(
+            self.module, f"block_{rows}", VOID, *[POINTER] * 2, I64, POINTER, I64, POINTER, I64, POINTER, *[I64] * 2
         )
         load, storage = (self._load_int8, I8) if unpacks else (self._load, self.storage)
         sums = [[e.variable(vector(F32), e.splat(F32(0.0))) for _ in range(COLUMNS)] for _ in range(rows)]
@@ -267,13 +273,13 @@ class Multiplier:
             last = min(rows, first + per_vector)
             if self.is_quantized:
                 found = e.ir.fmul(found, self._load_scales(e, scales, scales_apart))
-            if not self.activate:
+            if not self.is_gated:
                 assert self.out_format.narrow is not None
                 total = e.variable(vector(F32), found)
                 with e.ir.if_then(e.ir.icmp_unsigned("!=", plus, NULL)):
-                    added = self._load_rows(e, plus, [e.product(y_row, row) for row in range(first, last)])
+                    added = self._load_rows(e, plus, [e.product(plus_row, row) for row in range(first, last)])
                     total.value = e.ir.fadd(added, total.value)
-                found = self.out_format.narrow(e, total.value)
+                found = self.out_format.narrow(e, self.activate(e, total.value) if self.activate else total.value)
             for row in range(first, last):
                 lanes = range((row - first) * COLUMNS, (row - first + 1) * COLUMNS)
                 e.store_vector(e.shuffle(found, found, lanes), y, e.product(y_row, row))
@@ -323,12 +329,31 @@ def _gelu_tanh(e: Emitter, x: Any) -> Any:
     return _times_logistic(e, x, e.ir.fmul(x, factor))
 
 
+def _gelu(e: Emitter, x: Any) -> Any:
+    """x times the normal distribution, of which half of erfc(|x| / sqrt(2)) is one tail: formula 7.1.26 of Abramowitz
+    and Stegun, which is within 1.5e-7.
+    """
+    size = e.larger(x, e.ir.fneg(x))
+    t = e.ir.fdiv(e.constant(1.0, x), e.fma(size, e.constant(ERFC_SCALE * math.sqrt(0.5), x), e.constant(1.0, x)))
+    series = e.constant(ERFC_COEFFICIENTS[0], x)
+    for coefficient in ERFC_COEFFICIENTS[1:]:
+        series = e.fma(series, t, e.constant(coefficient, x))
+    halved = e.ir.fmul(e.ir.fmul(x, x), e.constant(-0.5, x))
+    tail = e.ir.fmul(e.ir.fmul(series, t), e.exp(halved))
+    is_above = e.ir.fcmp_ordered(">", x, e.constant(0.0, x))
+    return e.ir.fmul(x, e.ir.select(is_above, e.ir.fsub(e.constant(1.0, x), tail), tail))
+
+
 def _times_logistic(e: Emitter, x: Any, of: Any) -> Any:
     grown = e.exp(e.ir.fneg(e.larger(of, e.constant(-88.0, of))))
     return e.ir.fdiv(x, e.ir.fadd(e.constant(1.0, x), grown))
 
 
-ACTIVATIONS: Mapping[str, Callable[[Emitter, Any], Any]] = {"silu": _silu, "gelu_pytorch_tanh": _gelu_tanh}
+ACTIVATIONS: Mapping[str, Callable[[Emitter, Any], Any]] = {
+    "silu": _silu,
+    "gelu": _gelu,
+    "gelu_pytorch_tanh": _gelu_tanh,
+}
 
 
 def add_up(e: Emitter, vectors: Sequence[Any]) -> Any:

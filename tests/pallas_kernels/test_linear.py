@@ -78,7 +78,7 @@ def test_adds(t: int, n: int, dtype: Any, out_dtype: Any) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "out_dtype"), DTYPES)
-@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_pytorch_tanh"])
 @pytest.mark.parametrize(("t", "n", "k"), [(1, 16, 32), (5, 18, 64), (6, 32, 96), (100, 36, 64), (64, 3072, 576)])
 def test_gates(t: int, n: int, k: int, activation: str, dtype: Any, out_dtype: Any) -> None:
     x, w = make(t, n, k, dtype)
@@ -91,6 +91,32 @@ def test_gates(t: int, n: int, k: int, activation: str, dtype: Any, out_dtype: A
     if out_dtype == jnp.bfloat16:
         bound += 2.0**-8 * abs(expected)
     assert (abs(got - expected) <= bound).all()
+
+
+@pytest.mark.parametrize(("dtype", "out_dtype"), DTYPES)
+@pytest.mark.parametrize("activation", [None, "silu", "gelu", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize(("t", "n", "k"), [(1, 16, 32), (5, 18, 64), (6, 33, 96), (100, 35, 64)])
+def test_activates_with_a_bias(t: int, n: int, k: int, activation: str | None, dtype: Any, out_dtype: Any) -> None:
+    x, w = make(t, n, k, dtype)
+    w = w * 0.25
+    bias = jnp.asarray(np.random.default_rng(1).standard_normal((1, n)) * 3, out_dtype)
+    options: dict[str, Any] = {"activation": activation, "is_gated": False, "plus_tn": bias}
+    got = np.asarray(jax.jit(lambda x, w: linear(x, w[None], 0, out_dtype, **options))(x, w), np.float64)
+    total = exact(x, w) + np.asarray(bias, np.float64)
+    with jax.enable_x64(True):
+        expected = total if activation is None else np.asarray(ACTIVATIONS[activation](jnp.asarray(total)))
+    bound = 1e-5 * (1 + np.linalg.norm(np.asarray(x, np.float64), axis=1, keepdims=True))
+    if out_dtype == jnp.bfloat16:
+        bound = bound + 2.0**-8 * abs(expected)
+    assert (abs(got - expected) <= bound).all()
+
+
+def test_gelu_keeps_what_is_far_out() -> None:
+    x = jnp.asarray([[value, *[0.0] * 15] for value in (-40.0, -6.0, -1e-30, 0.0, 6.0, 3e38, np.inf, np.nan)])
+    got = jax.jit(lambda x: linear(x, jnp.eye(16)[None], 0, jnp.float32, activation="gelu", is_gated=False))(x)
+    np.testing.assert_allclose(got[:6, 0], [0, -6e-9, -5e-31, 0, 6, 3e38], rtol=1e-6, atol=2e-6)
+    assert got[6, 0] == np.inf
+    assert np.isnan(got[7, 0])
 
 
 def make_int8(n: int, k: int) -> tuple[jax.Array, jax.Array]:
@@ -122,7 +148,7 @@ def test_int8_matches_float64(t: int, n: int, k: int, dtype: Any, out_dtype: Any
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
-@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_pytorch_tanh"])
 def test_int8_gates(activation: str, dtype: Any) -> None:
     """Gates in int8 equal those of a weight of x's dtype that needs no scales, but for the order of rounding."""
     # The last is too long to be converted for all rows at once.
@@ -208,7 +234,7 @@ def test_says_what_it_cannot_multiply(shape: tuple[int, int], dtype: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    ("shape", "activation"), [((14, 64), "silu"), ((17, 64), "silu"), ((16, 64), "gelu"), ((16, 16), "silu")]
+    ("shape", "activation"), [((14, 64), "silu"), ((17, 64), "silu"), ((16, 64), "relu"), ((16, 16), "silu")]
 )
 def test_says_what_it_cannot_gate(shape: tuple[int, int], activation: str) -> None:
     assert not can_multiply(shape, jnp.bfloat16, activation)

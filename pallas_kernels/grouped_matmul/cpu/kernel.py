@@ -102,4 +102,5 @@ class Kernel(Multiplier):
             e.product(e.ceil_div(count, FEW_ROWS), FEW_ROWS),
             of.n,
             of.k,
+            I64(0),
         )
