@@ -16,8 +16,10 @@ from jaxllm.models.plan import LayerPlan
 
 from .report import Bound
 
-EMBEDDING, LOOKED_UP = "embed.table", ("positions", "layer_embed.table")
+EMBEDDING, LOOKED_UP = "embed.table", ("positions", "types", "layer_embed.table")
 """The table that may serve as the head, and those of which a step takes no more than its tokens' rows."""
+POOLING_HEAD = "head."
+"""The paths of a head that makes outputs of hidden states begin so."""
 
 
 class LayerWork(NamedTuple):
@@ -29,6 +31,7 @@ class LayerWork(NamedTuple):
     pair_flops: int
     """Operations of one query token and one key, on all devices together."""
     attention_chunk: int | None = None
+    causal: bool = True
 
     def num_keys(self, length: int) -> int:
         """Return how many keys the last of so many tokens sees."""
@@ -38,6 +41,11 @@ class LayerWork(NamedTuple):
 
     def num_pairs(self, length: int) -> int:
         """Return the (query, key) pairs of a prompt."""
+        behind = self._num_behind(length)
+        return behind if self.causal else 2 * behind - length
+
+    def _num_behind(self, length: int) -> int:
+        """Return the pairs of which the key is not ahead of the query."""
         if self.attention_chunk is not None:
             num_chunks, rest = divmod(length, self.attention_chunk)
             return num_chunks * _triangle(self.attention_chunk) + _triangle(rest)
@@ -73,7 +81,7 @@ class Work:
     """Operations of a token's matmuls with all layers' weights, its own experts' among them, on all devices together.
     """
     head_flops: int
-    """Operations of the logits of one row, on all devices together."""
+    """Operations of the logits, or of the output, of one row, on all devices together."""
     layers: tuple[LayerWork, ...]
     max_num_batched_tokens: int
     experts: tuple[ExpertWork, ...] = ()
@@ -88,11 +96,19 @@ class Work:
 
     def prefill(self, length: int) -> Bound:
         """Return the bound on reading one prompt, alone."""
+        return self._read("prefill", 1, length)
+
+    def pool(self, batch: int, length: int) -> Bound:
+        """Return the bound on reading `batch` texts, each for one output."""
+        return self._read("pool", batch, length)
+
+    def _read(self, phase: str, batch: int, length: int) -> Bound:
+        num_tokens = batch * length
         pair_flops = sum(layer.num_pairs(length) * layer.pair_flops for layer in self.layers)
-        full, rest = divmod(length, self.max_num_batched_tokens)
+        full, rest = divmod(num_tokens, self.max_num_batched_tokens)
         moved = full * self._read_bytes(self.max_num_batched_tokens) + (self._read_bytes(rest) if rest else 0)
-        flops = length * self.token_flops + self.head_flops + pair_flops
-        return self._bound("prefill", 1, length, length, moved, flops)
+        flops = num_tokens * self.token_flops + batch * (self.head_flops + pair_flops)
+        return self._bound(phase, batch, length, num_tokens, moved, flops)
 
     def _read_bytes(self, num_tokens: int) -> float:
         """Return the bytes of weights that a step of so many tokens reads on one device."""
@@ -119,17 +135,21 @@ def count_work(
     max_num_batched_tokens: int,
     bytes_per_second: float,
     flops_per_second: float,
+    generates: bool = True,
 ) -> Work:
     """Count what a model's tokens cost; `kv_itemsize` are the bytes of a number in the KV cache.
 
     Learned positions, and an embedding table that does not serve as the head, are looked up, not read. Of experts a
     step reads those that its tokens choose, on average, where choices are spread evenly over experts and tokens.
+    `generates`: rows go through the output head; else through the head that pools.
     """
-    looked_up = LOOKED_UP if model.tie_word_embeddings else (*LOOKED_UP, EMBEDDING)
+    pooling_head = {path: spec for path, spec in specs.items() if path.startswith(POOLING_HEAD)}
+    is_head = generates and model.tie_word_embeddings
+    unread = (*LOOKED_UP, *(() if is_head else (EMBEDDING,)), *(pooling_head if generates else ()))
     experts = {path: _experts_of(path, spec, model) for path, spec in specs.items() if spec.num_experts is not None}
-    read = {path: spec for path, spec in specs.items() if path not in (*looked_up, *experts)}
-    head = math.prod(specs[EMBEDDING].shape)
-    weights = sum(math.prod(spec.shape) // spec.repeats for spec in read.values() if len(spec.hf_shape) == 2)
+    read = {path: spec for path, spec in specs.items() if path not in (*unread, *experts)}
+    head = math.prod(specs[EMBEDDING].shape) if generates else _num_weights(pooling_head)
+    weights = _num_weights(read)
     chosen = sum(
         math.prod(specs[path].shape) // moe.num_experts * moe.top_k
         for path, moe in experts.items()
@@ -148,6 +168,7 @@ def count_work(
                 kv_bytes=2 * layer.num_kv_heads // mesh.size * layer.head_dim * kv_itemsize,
                 pair_flops=4 * layer.num_heads * layer.head_dim,
                 attention_chunk=layer.attention_chunk,
+                causal=layer.causal,
             )
             for layer in model.layers
         ),
@@ -157,6 +178,11 @@ def count_work(
             for path, moe in experts.items()
         ),
     )
+
+
+def _num_weights(specs: Mapping[str, ParamSpec]) -> int:
+    """Return how many numbers a row is multiplied by."""
+    return sum(math.prod(spec.shape) // spec.repeats for spec in specs.values() if len(spec.hf_shape) == 2)
 
 
 def _experts_of(path: str, spec: ParamSpec, model: ModelConfig) -> MoESpec:

@@ -17,6 +17,7 @@ from jaxllm.execution.compiler import StepCompiler
 from jaxllm.execution.hardware import Hardware, find_topology
 from jaxllm.execution.kv_pool import KVLayout
 from jaxllm.execution.mesh import param_bytes, replicated_params
+from jaxllm.execution.pooled_step import PoolShape
 from jaxllm.execution.step import StepShape
 from jaxllm.loading.open import open_config
 from jaxllm.version import __version__
@@ -36,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 LENGTHS = (1024, 4096, 16_384, 65_536)
 """The lengths of requests for which the report says how many run at once; the whole context is one more."""
+TEXT_LENGTHS = (32, 128, 512, 2048, 8192)
+"""The same of texts."""
 
 
 def examine(args: EngineArgs, topology: str) -> Report:
@@ -76,14 +79,8 @@ def _compile_steps(sized: Fit) -> tuple[list[Program], str | None]:
     """Compile the steps with all KV blocks; return them, and why they do not fit if the compiler finds so."""
     config = sized.config
     compiler = StepCompiler(step_config(replace(config, max_model_len=sized.max_model_len)), sized.model, config.mesh)
-    decode, largest = pick_bucket(compiler.buckets, config.max_num_seqs, config.max_num_seqs), compiler.buckets[-1]
-    shapes = {
-        "decode": compiler.step_shape(decode, is_full=False, has_chunks=False),
-        "prefill": compiler.step_shape(largest, is_full=False),
-        "prefill, every sampling feature": compiler.step_shape(largest, is_full=True),
-    }
     programs: list[Program] = []
-    for name, shape in shapes.items():
+    for name, shape in _shapes(compiler).items():
         logger.info("compiling %s (%d tokens) with %d KV blocks", name, shape.batch.bucket.num_tokens, sized.num_blocks)
         try:
             programs.append(_compile_step(compiler, name, shape, sized.num_blocks))
@@ -92,7 +89,23 @@ def _compile_steps(sized: Fit) -> tuple[list[Program], str | None]:
     return programs, None
 
 
-def _compile_step(compiler: StepCompiler, name: str, shape: StepShape, num_blocks: int) -> Program:
+def _shapes(compiler: StepCompiler) -> dict[str, StepShape | PoolShape]:
+    """Return the programs of most interest by the names of their steps."""
+    config, largest = compiler.config, compiler.buckets[-1]
+    shapes: dict[str, StepShape | PoolShape] = {}
+    if config.generates:
+        decode = pick_bucket(compiler.buckets, config.max_num_seqs, config.max_num_seqs)
+        shapes["decode"] = compiler.step_shape(decode, is_full=False, has_chunks=False)
+        shapes["prefill"] = compiler.step_shape(largest, is_full=False)
+        shapes["prefill, every sampling feature"] = compiler.step_shape(largest, is_full=True)
+    if config.pools_sequences:
+        shapes["pool"] = compiler.pool_shape(largest, by_token=False)
+    if config.pools_tokens:
+        shapes["pool by token"] = compiler.pool_shape(largest, by_token=True)
+    return shapes
+
+
+def _compile_step(compiler: StepCompiler, name: str, shape: StepShape | PoolShape, num_blocks: int) -> Program:
     started = time.monotonic()
     compiled = compiler.compile(shape, num_blocks)
     seconds, memory = time.monotonic() - started, compiled.memory_analysis()
@@ -108,13 +121,20 @@ def _compile_step(compiler: StepCompiler, name: str, shape: StepShape, num_block
 
 
 def _concurrency(sized: Fit) -> Iterator[Concurrency]:
-    """Yield how many requests fit in the pool; the null block holds nobody's tokens."""
-    layout, block_size = _layout(sized), sized.config.block_size
+    """Yield how many requests fit in the pool, or how many texts in a step; the null block holds nobody's tokens."""
+    config, steps = sized.config, step_config(replace(sized.config, max_model_len=sized.max_model_len))
+    layout = steps.kv_layout
     sizes = layout.num_blocks(sized.num_blocks)
     groups = [group.config(size) for group, size in zip(layout.groups, sizes, strict=True)]
-    for length in (*(each for each in LENGTHS if each < sized.max_model_len), sized.max_model_len):
-        held = min((group.num_blocks - 1) // group.most_blocks(length, 1, block_size) for group in groups)
-        yield Concurrency(length=length, requests=min(held, sized.config.max_num_seqs))
+    lengths = LENGTHS if config.generates else TEXT_LENGTHS
+    for length in (*(each for each in lengths if each < sized.max_model_len), sized.max_model_len):
+        new = 1 if config.generates else min(length, config.max_num_batched_tokens)
+        most = [config.max_num_seqs]
+        if not config.generates:
+            rows = -(-length // steps.row_alignment) * steps.row_alignment
+            most.append(max(1, config.max_num_batched_tokens // rows))  # a longer one takes several steps
+        held = [(group.num_blocks - 1) // group.most_blocks(length, new, config.block_size) for group in groups]
+        yield Concurrency(length=length, requests=min(*most, *held))
 
 
 def _layout(sized: Fit) -> KVLayout:
@@ -134,11 +154,12 @@ def _bounds(sized: Fit, hardware: Hardware, concurrency: list[Concurrency]) -> I
         max_num_batched_tokens=config.max_num_batched_tokens,
         bytes_per_second=hardware.bytes_per_second,
         flops_per_second=hardware.flops_per_second,
+        generates=config.generates,
     )
     for each in concurrency:
         for batch in sorted({1, each.requests}):
-            yield work.decode(batch, each.length)
-    for each in concurrency:
+            yield work.decode(batch, each.length) if config.generates else work.pool(batch, each.length)
+    for each in concurrency if config.generates else ():
         yield work.prefill(each.length)
 
 
@@ -162,6 +183,7 @@ def _memory(sized: Fit, hardware: Hardware) -> MemoryReport:
                 attention_chunk=group.attention_chunk,
                 num_blocks=size,
                 block=group.block_bytes,
+                causal=group.causal,
             )
             for group, size in zip(layout.groups, sizes, strict=False)
         ],
@@ -170,8 +192,9 @@ def _memory(sized: Fit, hardware: Hardware) -> MemoryReport:
 
 
 def _engine_settings(sized: Fit) -> dict[str, Any]:
-    config = sized.config
-    return {
+    config, pooling = sized.config, sized.config.model_config.pooling
+    of_pooling = {"runner": config.runner_type, "tasks": "/".join(pooling.tasks)} if pooling else {}
+    return of_pooling | {
         "dtype": config.dtype,
         "quantization": config.quantization,
         "kv_cache_dtype": str(config.kv_groups[0].attention.shape.kv_dtype),

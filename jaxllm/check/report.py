@@ -29,6 +29,8 @@ class GroupReport:
     num_blocks: int
     block: int
     """The bytes of a block, over all these layers."""
+    causal: bool = True
+    """False: keys and values are read in the step that writes them, and never again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,7 @@ class MemoryReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Concurrency:
-    """How many requests of a length, prompt and output together, run at once."""
+    """How many requests of a length, prompt and output together, run at once; of an engine that pools, in one step."""
 
     length: int
     requests: int
@@ -86,10 +88,10 @@ class Bound:
     """The most tokens a second that the devices' memory and arithmetic allow."""
 
     phase: str
-    """ "decode", or "prefill", whose tokens are the prompt's."""
+    """ "decode", or "prefill", whose tokens are the prompt's, or "pool", whose tokens are those of all texts."""
     batch: int
     length: int
-    """Tokens of each request in the KV cache when decoding; of the prompt in prefill."""
+    """Tokens of each request in the KV cache when decoding; else of its prompt, or text."""
     tokens_per_second: float
     limited_by: str
     """ "bandwidth" or "matmul"."""
@@ -118,7 +120,7 @@ class Report:
     versions: dict[str, str]
     hardware: Figures
     engine: dict[str, Any]
-    """The engine's settings that decide shapes."""
+    """The engine's settings that decide shapes, and those of pooling if it pools."""
     fits: bool
     reason: str | None
     """The reason why it does not fit, or None."""

@@ -62,6 +62,8 @@ def _blocks(group: GroupReport, block_size: int) -> str:
     reach = "" if group.window is None else f", window {group.window:,}"
     if group.attention_chunk is not None:
         reach = f", within chunks of {group.attention_chunk:,}"
+    if not group.causal:
+        reach = ", which last for a step"
     return f"{group.num_blocks:,} KV blocks of {block_size} tokens{reach}, {group.block:,} bytes each"
 
 
@@ -78,6 +80,8 @@ def _changes(changes: Sequence[Change]) -> Iterator[str]:
 
 def _requests(report: Report) -> Iterator[str]:
     rows = [("Requests at once, by length (prompt and output)", "requests")]
+    if report.engine.get("runner") == "pooling":
+        rows = [("Texts of a step, by length", "texts")]
     rows += [(f"{each.length:,} tokens", f"{each.requests:,}") for each in report.concurrency]
     yield from _table(rows)
 

@@ -32,6 +32,20 @@ def test_chunks_bound_keys_and_pairs():
     assert work.prefill(21).tokens_per_second == pytest.approx(21 / ((21 * 900 + 100 + 2 * 10 * 87) / (2 * 5000.0)))
 
 
+@pytest.mark.parametrize("window", [None, 1, 4, 9, 30])
+def test_an_encoder_sees_ahead_as_far_as_back(window: int | None):
+    layer = LayerWork(window, kv_bytes=2.0, pair_flops=10, causal=False)
+    for length in (1, 5, 9, 20):
+        pairs = [(query, key) for query in range(length) for key in range(length)]
+        assert layer.num_pairs(length) == sum(abs(query - key) < (window or length) for query, key in pairs)
+
+
+def test_texts_are_read_together():
+    work = replace(WORK, flops_per_second=1e9)
+    assert work.pool(3, 8).tokens_per_second == pytest.approx(24 / 0.8)  # 24 tokens take two steps of 16
+    assert work.pool(2, 8).tokens_per_second == pytest.approx(16 / 0.4)
+
+
 def test_decode_is_bound_by_what_is_read():
     bound = WORK.decode(4, 20)
     read = 400 + 4 * (20 + 8 + 20) * 2.0  # 784 bytes: 0.784 s
