@@ -55,6 +55,10 @@ for model in llama-3.2-1b llama-3-8b qwen3-8b; do
   part "steps-v6e-$model" $JAX scripts/compile_steps.py v6e:1x1 $model
   part "steps-h100-$model" $JAX scripts/compile_steps.py h100 $model
 done
+for model in minilm-l6 bert-base modernbert-base embeddinggemma-300m qwen3-embedding-0.6b; do
+  part "steps-v6e-$model" $JAX scripts/compile_steps.py v6e:1x1 $model
+  part "steps-h100-$model" $JAX scripts/compile_steps.py h100 $model
+done
 part steps-h100-old-jax $OLD_JAX scripts/compile_steps.py h100 llama-3-8b
 part start-h100 $JAX scripts/compile_steps.py h100 llama-3-8b --start # the programs of a start, one by one
 part steps-v5e-2x2 $JAX scripts/compile_steps.py v5e:2x2 llama-3.2-1b --tensor-parallel-size 4

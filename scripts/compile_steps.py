@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Compile the whole step of real models for hardware that is not there, and check what the compiler made of it.
 
-For each model the plain decode step, the plain step of the largest bucket and the full one, on one device or spread
-over several. Checked: the KV pool is updated in place, scratch does not grow with the pool, the program holds no copy
-of weights or pool, devices exchange two sums a layer, three where an MLP is beside experts, and what little the
-embedding and sampling need, on a GPU no branch or loop asks the host, and on one the plain decode step is one command
-buffer (CUDA graph). Run by scripts/compile_check.sh, which makes the environments.
+For each model the plain decode step, the plain step of the largest bucket and the full one, or the largest step of one
+that pools, on one device or spread over several. Checked: the KV pool is updated in place, scratch does not grow with
+the pool, the program holds no copy of weights or pool, devices exchange two sums a layer, three where an MLP is beside
+experts, and what little the embedding and sampling need, on a GPU no branch or loop asks the host, and on one the plain
+decode step and the one that pools are one command buffer (CUDA graph). Run by scripts/compile_check.sh, which makes the
+environments.
 """
 
 from __future__ import annotations
@@ -40,10 +41,12 @@ from shapes import MODELS, with_layers
 from jaxllm.check.hlo import count_collectives
 from jaxllm.config.arguments import EngineArguments
 from jaxllm.config.resolve import resolve_experts, resolve_groups
+from jaxllm.config.resolve_pooling import is_causal
 from jaxllm.execution.buckets import pick_bucket
 from jaxllm.execution.compiler import ProgramKey, StepCompiler, describe
 from jaxllm.execution.mesh import MODEL_AXIS, make_mesh, param_sharding, spread
 from jaxllm.execution.options import layer_loop
+from jaxllm.execution.pooled_step import PoolShape
 from jaxllm.execution.step import StepShape
 from jaxllm.execution.step_config import StepConfig
 from jaxllm.models import Model, get_family
@@ -52,10 +55,14 @@ from jaxllm.models.params import array_specs
 from jaxllm.sampling.shards import VocabShards
 
 STEPS = ("decode", "largest", "full")
+POOLED = "pooled"
+"""The only step of a model that pools: its largest."""
 # No power of two, so that no activation is as large as a weight.
 SEQS, TOKENS, CONTEXT, BLOCK_SIZE = 64, 2000, 8192, 64
 # A smaller pool would fit into VMEM, and some of them are brought there.
 BLOCKS = (1025, 2049)
+ENCODER_BLOCKS = (2049, 4097)
+"""The same for an encoder, whose pool is of one layer."""
 SLACK = 2**19  # bytes of scratch; a thousandth of what so many more blocks take
 GRAPHS_JAX = (0, 12)
 """Older versions of jax put no Mosaic GPU kernel into a CUDA graph."""
@@ -72,7 +79,7 @@ def main() -> int:
     parser.add_argument("models", nargs="+", choices=MODELS, metavar="MODEL", help=f"of {', '.join(MODELS)}")
     parser.add_argument("--json", type=Path, metavar="OUT")
     parser.add_argument("--layers", type=int, help="compile fewer layers")
-    parser.add_argument("--steps", nargs="+", choices=STEPS, default=STEPS, help="check only these")
+    parser.add_argument("--steps", nargs="+", choices=(*STEPS, POOLED), help="check only these")
     parser.add_argument("--start", action="store_true", help="compile an engine's programs in its order, check nothing")
     parser.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N")
     args = parser.parse_args()
@@ -105,19 +112,26 @@ def compile_all(name: str, platform: str, mesh: Mesh, num_layers: int | None) ->
 
 
 def check_model(
-    name: str, platform: str, mesh: Mesh, num_layers: int | None, *, steps: Sequence[str]
+    name: str, platform: str, mesh: Mesh, num_layers: int | None, *, steps: Sequence[str] | None
 ) -> Iterator[dict[str, Any]]:
     """Yield a row per program: what the compiler says, and what it misses of what is wanted."""
     compiler = make_compiler(name, platform, mesh, num_layers)
+    programs = find_programs(compiler)
+    for title in steps or programs:
+        described = {"model": name, "step": title, "attention": attention_of(compiler)}
+        yield described | check_program(compiler, programs[title])
+
+
+def find_programs(compiler: StepCompiler) -> dict[str, StepShape | PoolShape]:
+    """Return a model's programs by the names of their steps."""
     decode, largest = pick_bucket(compiler.buckets, SEQS, SEQS), compiler.buckets[-1]
-    programs = {
+    if not compiler.config.generates:
+        return {POOLED: compiler.pool_shape(largest, by_token=False)}
+    return {
         "decode": compiler.step_shape(decode, is_full=False, has_chunks=False),
         "largest": compiler.step_shape(largest, is_full=False),
         "full": compiler.step_shape(largest, is_full=True),
     }
-    for title in steps:
-        described = {"model": name, "step": title, "attention": attention_of(compiler)}
-        yield described | check_program(compiler, programs[title])
 
 
 def attention_of(compiler: StepCompiler) -> str:
@@ -129,26 +143,33 @@ def make_compiler(name: str, platform: str, mesh: Mesh, num_layers: int | None) 
     """Return the compiler of a model's steps with the platform's own attention, or plain XLA where that cannot run."""
     hf = with_layers(MODELS[name], num_layers)
     config = spread(get_family(hf["architectures"][0]).read_config(hf), mesh.size)
-    config = config.within(CONTEXT)
+    context = min(CONTEXT, config.max_position_embeddings)
+    config = config.within(context)
     groups = resolve_groups(EngineArguments(model=name), config, mesh, platform, "bfloat16", BLOCK_SIZE)
     settings = StepConfig(
         max_num_seqs=SEQS,
-        max_num_batched_tokens=TOKENS,
-        max_model_len=CONTEXT,
+        # Texts go through an encoder in one step.
+        max_num_batched_tokens=TOKENS if is_causal(config) else max(TOKENS, context + 8),
+        max_model_len=context,
         groups=groups,
         max_logprobs=20,
         platform=platform,
+        generates=config.pooling is None,
+        pools_sequences=config.pooling is not None,
         grouped_matmul=resolve_experts(config, mesh, platform, "bfloat16", "bfloat16"),
     )
     return StepCompiler(settings, Model(config, jnp.dtype("bfloat16"), layer_loop(platform, groups, mesh.size)), mesh)
 
 
-def check_program(compiler: StepCompiler, shape: StepShape) -> dict[str, Any]:
-    """Compile with few blocks and with many."""
+def check_program(compiler: StepCompiler, shape: StepShape | PoolShape) -> dict[str, Any]:
+    """Compile with few blocks and with many, and for an encoder with as many as it has."""
     temps, missed, row = [], [], {}
     # The loops of plain XLA's attention stay outside of command buffers.
     has_kernels = attention_of(compiler) == "gpu"
-    for num_blocks in BLOCKS:
+    layout, blocks = compiler.config.kv_layout, BLOCKS
+    if not any(group.causal for group in layout.groups):
+        blocks = (layout.most_wanted, *ENCODER_BLOCKS)
+    for num_blocks in blocks:
         memory, hlo, listing, seconds = compile_program(compiler, shape, num_blocks)
         pool_bytes = sum(device_bytes(x) for x in jax.tree.leaves(compiler.pool_specs(num_blocks)))
         if memory.alias_size_in_bytes < pool_bytes:
@@ -169,13 +190,13 @@ def check_program(compiler: StepCompiler, shape: StepShape) -> dict[str, Any]:
         }
         if has_kernels and (asking := find_host_predicates(listing, hlo)):
             missed.append(f"the host is asked: {asking}")
-    if abs(temps[1] - temps[0]) > max(0.01 * temps[0], SLACK):
-        missed.append(f"scratch {temps[0]} with {BLOCKS[0]} blocks, {temps[1]} with {BLOCKS[1]}")
+    if abs(temps[-1] - temps[-2]) > max(0.01 * temps[-2], SLACK):
+        missed.append(f"scratch {temps[-2]} with {blocks[-2]} blocks, {temps[-1]} with {blocks[-1]}")
     if (expected := expected_collectives(compiler, shape)) != row["collectives"]:
         missed.append(f"collectives should be {expected}")
-    is_plain_decode = not shape.is_full and shape.batch.bucket.num_tokens <= SEQS
+    is_plain_decode = isinstance(shape, StepShape) and not shape.is_full and shape.batch.bucket.num_tokens <= SEQS
     is_graph = row["thunks"] == {"kCommandBuffer": 1} or jax.__version_info__ < GRAPHS_JAX
-    if has_kernels and compiler.mesh.size == 1 and is_plain_decode and not is_graph:
+    if has_kernels and compiler.mesh.size == 1 and (is_plain_decode or isinstance(shape, PoolShape)) and not is_graph:
         missed.append("not one command buffer")
     if has_kernels and is_plain_decode and row["nodes"] > most_nodes(compiler.model.config):
         missed.append(f"more launches than {most_nodes(compiler.model.config)}")
@@ -188,7 +209,7 @@ def most_nodes(config: ModelConfig) -> int:
     return sum(each) + OTHER_NODES
 
 
-def expected_collectives(compiler: StepCompiler, shape: StepShape) -> dict[str, int]:
+def expected_collectives(compiler: StepCompiler, shape: StepShape | PoolShape) -> dict[str, int]:
     """Return how many collectives of each kind a step should need."""
     vocab = VocabShards(compiler.model.config.vocab_size, compiler.mesh.size, MODEL_AXIS)
     if vocab.num_devices == 1:
@@ -197,6 +218,8 @@ def expected_collectives(compiler: StepCompiler, shape: StepShape) -> dict[str, 
     # Attention and MLP, or experts, and what is beside those; and the embedding.
     in_layers = sum(3 if layer.moe and layer.moe.shared_size else 2 for layer in compiler.model.config.layers)
     expected = {"all-reduce": in_layers + is_spread}
+    if isinstance(shape, PoolShape):
+        return expected
     if not shape.is_full and vocab.can_sample:
         # The tiles' maxima and then their sums; and the logits of the tile where either leads.
         expected |= {"all-gather": 2, "all-reduce": expected["all-reduce"] + 2}
@@ -211,7 +234,7 @@ def device_bytes(spec: jax.ShapeDtypeStruct) -> int:
 
 
 def compile_program(
-    compiler: StepCompiler, shape: StepShape, num_blocks: int
+    compiler: StepCompiler, shape: StepShape | PoolShape, num_blocks: int
 ) -> tuple[Any, str, str, dict[str, float]]:
     """Return the compiler's memory analysis, the final HLO, on a GPU the thunks, and the seconds of either stage."""
     platform = compiler.config.platform
@@ -241,8 +264,10 @@ def find_copies(hlo: str, compiler: StepCompiler, num_blocks: int) -> list[str]:
     shapes = [param_sharding(compiler.mesh, spec).shard_shape(spec.shape) for spec in specs]
     shapes += [x.sharding.shard_shape(x.shape) for x in jax.tree.leaves(compiler.pool_specs(num_blocks))]
     sizes = {math.prod(shape) for shape in shapes}
-    found = re.findall(r"= \w+\[([\d,]+)\]\S* copy(?:-start)?\(", hlo)
-    copies = [tuple(map(int, dims.split(","))) for dims in found]
+    # A copy-start gives target and source; S(1) is a TPU's VMEM, where operands are brought ahead of their use.
+    found = re.findall(r" = (\S+|\(.*?\)) copy(?:-start)?\(", hlo)
+    arrays = [array for array in found if not (array.startswith("(") and "S(1)" in array)]
+    copies = [tuple(map(int, dims.split(","))) for array in arrays for dims in re.findall(r"\[([\d,]+)\]", array)[:1]]
     return [str(shape) for shape in copies if math.prod(shape) in sizes and math.prod(shape) >= 2**20]
 
 

@@ -17,6 +17,10 @@ QWEN3: dict[str, Any] = {
     "rms_norm_eps": 1e-6, "rope_theta": 1_000_000, "rope_scaling": None, "sliding_window": None,
     "use_sliding_window": False, "attention_bias": False, "tie_word_embeddings": False,
 }  # fmt: skip
+BERT: dict[str, Any] = {
+    "architectures": ["BertModel"], "model_type": "bert", "vocab_size": 30_522, "hidden_act": "gelu",
+    "num_attention_heads": 12, "max_position_embeddings": 512, "type_vocab_size": 2, "layer_norm_eps": 1e-12,
+}  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
     "llama-3.2-1b": LLAMA | {
         "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
@@ -91,6 +95,30 @@ MODELS: dict[str, dict[str, Any]] = {
             "use_bidirectional_attention": "vision", "tie_word_embeddings": True,
         },
     },
+    "minilm-l6": BERT | {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6},
+    "bert-base": BERT | {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12},
+    "modernbert-base": {
+        "architectures": ["ModernBertModel"], "model_type": "modernbert", "vocab_size": 50_368, "hidden_size": 768,
+        "intermediate_size": 1152, "num_hidden_layers": 22, "num_attention_heads": 12, "hidden_activation": "gelu",
+        "max_position_embeddings": 8192, "norm_eps": 1e-5, "local_attention": 128, "global_attn_every_n_layers": 3,
+        "global_rope_theta": 160_000.0, "local_rope_theta": 10_000.0, "norm_bias": False, "attention_bias": False,
+        "mlp_bias": False,
+    },
+    "embeddinggemma-300m": {
+        "architectures": ["Gemma3TextModel"], "model_type": "gemma3_text", "torch_dtype": "float32",
+        "vocab_size": 262_144, "hidden_size": 768, "intermediate_size": 1152, "num_hidden_layers": 24,
+        "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 256, "query_pre_attn_scalar": 256,
+        "hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 4, "sliding_window": 512,
+        "rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0, "use_bidirectional_attention": True,
+        "attention_bias": False,
+    },
+    # The hub's config.json names Qwen3ForCausalLM; that it embeds, the files of sentence-transformers say.
+    "qwen3-embedding-0.6b": QWEN3 | {
+        "architectures": ["Qwen3Model"], "vocab_size": 151_669, "hidden_size": 1024, "intermediate_size": 3072,
+        "num_hidden_layers": 28, "num_attention_heads": 16, "max_position_embeddings": 32_768, "max_window_layers": 28,
+        "tie_word_embeddings": True,
+    },
 }  # fmt: skip
 TOY: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -106,6 +134,9 @@ HUB_IDS = {
     "mixtral-8x7b": "mistralai/Mixtral-8x7B-Instruct-v0.1",
     "gpt-oss-20b": "openai/gpt-oss-20b",
     "gemma-4-26b": "google/gemma-4-26B-A4B-it",
+    "minilm-l6": "sentence-transformers/all-MiniLM-L6-v2",
+    "embeddinggemma-300m": "google/embeddinggemma-300m",
+    "qwen3-embedding-0.6b": "Qwen/Qwen3-Embedding-0.6B",
 }
 
 
