@@ -56,7 +56,8 @@ for model in llama-3.2-1b llama-3-8b qwen3-8b; do
   part "steps-h100-$model" $JAX scripts/compile_steps.py h100 $model
 done
 for model in minilm-l6 bert-base modernbert-base embeddinggemma-300m qwen3-embedding-0.6b; do
-  part "steps-v6e-$model" $JAX scripts/compile_steps.py v6e:1x1 $model
+  # Plain XLA, which heads of 32 are left to, turns the pool around in each layer on a TPU.
+  [ $model = minilm-l6 ] || part "steps-v6e-$model" $JAX scripts/compile_steps.py v6e:1x1 $model
   part "steps-h100-$model" $JAX scripts/compile_steps.py h100 $model
 done
 part steps-h100-old-jax $OLD_JAX scripts/compile_steps.py h100 llama-3-8b
