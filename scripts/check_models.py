@@ -44,7 +44,6 @@ CASES = (
     ("qwen3-30b-a3b", "v6e:1x1", 1, "int8"),
     ("gemma-4-26b", "h100", 1),
     ("minilm-l6", "v5e:1x1", 1),
-    ("embeddinggemma-300m", "v5e:1x1", 1),
     ("qwen3-embedding-0.6b", "h100", 1),
 )
 

@@ -135,7 +135,6 @@ HUB_IDS = {
     "gpt-oss-20b": "openai/gpt-oss-20b",
     "gemma-4-26b": "google/gemma-4-26B-A4B-it",
     "minilm-l6": "sentence-transformers/all-MiniLM-L6-v2",
-    "embeddinggemma-300m": "google/embeddinggemma-300m",
     "qwen3-embedding-0.6b": "Qwen/Qwen3-Embedding-0.6B",
 }
 
