@@ -197,10 +197,17 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         lora_request: Any = None,
         tokenization_kwargs: dict[str, Any] | None = None,
+        prompt_name: str | None = None,
     ) -> list[EmbeddingRequestOutput]:
-        """Return an embedding for each prompt, in order."""
+        """Return an embedding for each prompt, in order.
+
+        As in sentence-transformers, `prompt_name` names a prompt of the checkpoint that is put before each text; by
+        default it is the one that the checkpoint names, if any. Token ids stay as they are.
+        """
         self._check(use_tqdm, lora_request=lora_request)
-        request_ids = self._runner.add_pooled(prompts, pooling_params, "embed", tokenization_kwargs)
+        request_ids = self._runner.add_pooled(
+            prompts, pooling_params, "embed", tokenization_kwargs, prompt_name=prompt_name
+        )
         return [EmbeddingRequestOutput.from_base(each) for each in self._runner.run_pooled(request_ids, use_tqdm)]
 
     @in_turn

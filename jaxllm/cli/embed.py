@@ -216,11 +216,4 @@ def _prefix(wish: Wish, settings: Any) -> str:
     """Return what texts begin with: as the flags say, or else the model's default prompt."""
     if wish.prompt_prefix is not None:
         return wish.prompt_prefix
-    name = settings.default_prompt_name if wish.prompt_name is None else wish.prompt_name
-    if name is None:
-        return ""
-    if name not in settings.prompts:
-        known = ", ".join(settings.prompts) or "none"
-        message = f"--prompt-name {shown(name)}: the model's folder has no such prompt; it has {known}."
-        raise VLLMValidationError(message, parameter="prompt_name", value=name)
-    return settings.prompts[name]
+    return settings.prompt(wish.prompt_name)

@@ -54,6 +54,20 @@ class PoolingSettings(msgspec.Struct, frozen=True, kw_only=True):
     lowercases: bool
     """Texts are lowercased before they are tokenized."""
 
+    def prompt(self, name: str | None = None) -> str:
+        """Return what is put before a text: the prompt of a name, or the default one, which may be none.
+
+        Raises VLLMValidationError for a name that the checkpoint does not have.
+        """
+        name = self.default_prompt_name if name is None else name
+        if name is None:
+            return ""
+        if name not in self.prompts:
+            known = ", ".join(self.prompts) or "none"
+            message = f"prompt_name={name!r}: the checkpoint has no such prompt; it has {known}."
+            raise VLLMValidationError(message, parameter="prompt_name", value=name)
+        return self.prompts[name]
+
     @property
     def runs_whole(self) -> bool:
         """Say whether all prompts go through the model in one step."""

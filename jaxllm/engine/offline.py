@@ -18,7 +18,7 @@ from jaxllm.params.checks import has_length, shown
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from jaxllm.text.chat import is_single_conversation
-from jaxllm.text.prompts import is_single_prompt
+from jaxllm.text.prompts import begin_with, is_single_prompt
 from jaxllm.utils.interrupts import deferred_interrupts
 
 if TYPE_CHECKING:
@@ -100,10 +100,25 @@ class OfflineRunner:
             )
         return _in_order(outputs)
 
-    def add_pooled(self, prompts: Any, params: Pooled, task: str | None, options: dict[str, Any] | None) -> list[str]:
-        """Queue one prompt or many for a task of pooling, and return their request ids."""
+    def add_pooled(
+        self,
+        prompts: Any,
+        params: Pooled,
+        task: str | None,
+        options: dict[str, Any] | None,
+        *,
+        prompt_name: str | None = None,
+    ) -> list[str]:
+        """Queue one prompt or many for a task of pooling, and return their request ids.
+
+        Texts to embed begin with the checkpoint's prompt of a name, or its default one.
+        """
         batch = [prompts] if is_single_prompt(prompts) else list(prompts)
-        return self._add_all(batch, self._spread_pooling(params, task, len(batch)), None, options, "prompts")
+        spread = self._spread_pooling(params, task, len(batch))
+        pooling = self._engine.front.ready.pooling
+        if task == "embed" and pooling is not None and (before := pooling.prompt(prompt_name)):
+            batch = [begin_with(before, prompt) for prompt in batch]
+        return self._add_all(batch, spread, None, options, "prompts")
 
     def run_pooled(
         self, request_ids: Sequence[str], use_tqdm: UseTqdm, label: str = "prompts"

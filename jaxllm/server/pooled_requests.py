@@ -18,7 +18,7 @@ from jaxllm.server.protocol.pooling import InputFields, PooledFields
 from jaxllm.server.protocol.usage import UsageInfo, make_usage
 from jaxllm.server.request_ids import shown_request_id
 from jaxllm.server.serving_chat import OpenAIServingChat
-from jaxllm.text.prompts import ParsedPrompt
+from jaxllm.text.prompts import ParsedPrompt, begin_with
 
 MAX_NUMBERS = 2**24
 """The outputs of one request have at most so many numbers; as JSON they take 20 bytes each, and are held at once."""
@@ -63,19 +63,23 @@ class PooledRequests:
         params: PoolingParams,
         caller: Caller,
         sources: Sequence[str],
+        before: str | None = None,
     ) -> list[PoolingRequestOutput[Any]]:
         """Run prompts, which the engine knows by the request's id and a number; return their outputs in order.
 
+        Texts to embed begin with `before`, which is the checkpoint's default prompt where it is None.
         If one fails, or the caller is cancelled, all are aborted. Raises what `errors.error_response` has answers for;
         an error about a prompt names the one of `sources` that has it.
         """
         options, size = request.tokenization_kwargs(), _Size()
+        if before is None:
+            before = self.settings.prompt() if params.task == "embed" else ""
         readers: list[asyncio.Task[PoolingRequestOutput[Any]]] = []
         try:
             async with asyncio.TaskGroup() as group:
                 for i, prompt in enumerate(prompts):
                     outputs = self.engine_client.encode(
-                        _salted(prompt, request.cache_salt),
+                        _salted(begin_with(before, prompt), request.cache_salt),
                         params,
                         f"{caller.request_id}-{i}",
                         trace_headers=caller.trace_headers,

@@ -52,8 +52,8 @@ class ServingEmbedding:
         before = request.prompt(self._pooled.settings.prompts)
         with request.fields_named("texts"):
             params = request.params()
-        prompts = [{"prompt": before + text} for text in request.texts]
-        outputs = await self._pooled.run(request, prompts, params, caller, ["texts"] * len(prompts))
+        prompts = [{"prompt": text} for text in request.texts]
+        outputs = await self._pooled.run(request, prompts, params, caller, ["texts"] * len(prompts), before)
         for each in outputs:
             request.check_length(len(each.prompt_token_ids))
         usage = usage_of(outputs, tells_cached=False)

@@ -54,6 +54,15 @@ def parse_prompt(prompt: Any, label: str) -> ParsedPrompt:
     )
 
 
+def begin_with(before: str, prompt: Any) -> Any:
+    """Return a prompt whose text begins with another; what is no text stays as it is."""
+    if isinstance(prompt, str):
+        return before + prompt
+    if isinstance(prompt, Mapping) and isinstance(prompt.get("prompt"), str) and not prompt.get("prompt_token_ids"):
+        return {**prompt, "prompt": before + prompt["prompt"]}
+    return prompt
+
+
 def _parse_mapping(prompt: Mapping[str, Any], label: str) -> ParsedPrompt:
     given = {name: value for name, value in prompt.items() if value is not None}
     for name, value in given.items():

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Iterator
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -85,3 +88,26 @@ def test_the_context_is_the_folders_by_default(minilm_path: str) -> None:
         [cut] = llm.embed([long], tokenization_kwargs={"truncate_prompt_tokens": -1}, use_tqdm=False)
         assert len(cut.prompt_token_ids) == 256
         assert cut.prompt_token_ids[-1] == 102  # [SEP] stays
+
+
+def test_a_prompt_of_the_folder_comes_before_texts(minilm_path: str, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(minilm_path, tmp_path / "model", copy_function=os.symlink))
+    settings = copy / "config_sentence_transformers.json"
+    given = json.loads(settings.read_text()) | {"prompts": {"query": "q: ", "passage": "p: "}}
+    settings.unlink()
+    settings.write_text(json.dumps(given | {"default_prompt_name": "query"}))
+    with LLM(str(copy), enforce_eager=True, cudagraph_capture_sizes=[256]) as llm:
+
+        def embed(text: str, **options: Any) -> list[float]:
+            return llm.embed(text, use_tqdm=False, **options)[0].outputs.embedding
+
+        plain = embed("q: where", prompt_name="passage")
+        assert embed("where") == embed("where", prompt_name="query") != embed("where", prompt_name="passage")
+        assert plain != embed("where")
+        with pytest.raises(
+            ValueError, match="prompt_name='other': the checkpoint has no such prompt; it has query, pass"
+        ):
+            embed("where", prompt_name="other")
+        ids = llm.get_tokenizer()("q: where")["input_ids"]
+        [of_ids] = llm.embed({"prompt_token_ids": ids}, use_tqdm=False)
+        assert of_ids.outputs.embedding == embed("where")

@@ -63,12 +63,12 @@ class CohereEmbedRequest(PooledFields, kw_only=True):
         """Return the engine's params. Raises VLLMValidationError."""
         return PoolingParams(task="embed", dimensions=self.output_dimension, use_activation=self.use_activation)
 
-    def prompt(self, prompts: Mapping[str, str]) -> str:
+    def prompt(self, prompts: Mapping[str, str]) -> str | None:
         """Return what goes before each text, of a model's `prompts`. Raises VLLMValidationError for an unknown type;
-        Cohere's own types are known to all models, since its client has to give one.
+        Cohere's own types are known to all models, since its client has to give one. None stands for the default.
         """
         if self.input_type is None:
-            return ""
+            return None
         names = _PROMPT_NAMES.get(self.input_type, (self.input_type,))
         found = next((prompts[name] for name in names if name in prompts), None)
         if found is None and self.input_type not in _PROMPT_NAMES:
