@@ -58,7 +58,7 @@ def begin_with(before: str, prompt: Any) -> Any:
     """Return a prompt whose text begins with another; what is no text stays as it is."""
     if isinstance(prompt, str):
         return before + prompt
-    if isinstance(prompt, Mapping) and isinstance(prompt.get("prompt"), str) and not prompt.get("prompt_token_ids"):
+    if isinstance(prompt, Mapping) and isinstance(prompt.get("prompt"), str) and prompt.get("prompt_token_ids") is None:
         return {**prompt, "prompt": before + prompt["prompt"]}
     return prompt
 

@@ -95,15 +95,24 @@ class Tokenizer:
         return [self.backend.post_process(encoding).ids for encoding in batch]
 
     def encode_pairs(
-        self, pairs: Sequence[tuple[str, str]], *, add_special_tokens: bool = True, keep: int | None = None
+        self,
+        pairs: Sequence[tuple[str, str]],
+        *,
+        add_special_tokens: bool = True,
+        keep: int | None = None,
+        side: str | None = None,
     ) -> list[tuple[list[int], list[int]]]:
-        """Turn pairs of texts into token ids and type ids; of one longer than `keep` the longer text is cut."""
+        """Turn pairs of texts into token ids and type ids; of one longer than `keep` the longer text is cut.
+
+        It is cut on a side, "left" or "right", which is by default the tokenizer's own. Where `keep` has no room for
+        the special tokens nothing is cut.
+        """
         with self._pairs_lock:
             backend = self._pairs_backend
             if keep is None:
                 backend.no_truncation()
             else:
-                backend.enable_truncation(keep, direction=self.parts.truncation_side)
+                backend.enable_truncation(keep, direction=side or self.parts.truncation_side)
             batch = backend.encode_batch(list(pairs), add_special_tokens=add_special_tokens)
         return [(encoding.ids, encoding.type_ids) for encoding in batch]
 

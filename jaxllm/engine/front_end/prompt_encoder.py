@@ -54,13 +54,15 @@ class PromptEncoder:
             encoded |= self._encode(prompts, rows, labels, how, adds_special)
         pairs = self._encode_pairs(prompts, labels, how)
         return [
-            pairs[i] if i in pairs else self._encoded(prompt, how.cut(encoded[i], self._tokenizer), labels[i])
+            pairs[i] if i in pairs else self._encoded(prompt, encoded[i], how, labels[i])
             for i, prompt in enumerate(prompts)
         ]
 
-    def _encoded(self, prompt: ParsedPrompt, token_ids: list[int], label: str) -> EncodedPrompt:
-        start = None if prompt.type_ids is None else self._pair_start(list(prompt.type_ids)[: len(token_ids)], label)
-        return EncodedPrompt(token_ids, prompt.text, prompt.salt, start)
+    def _encoded(self, prompt: ParsedPrompt, token_ids: list[int], how: EncodeOptions, label: str) -> EncodedPrompt:
+        start = None
+        if prompt.type_ids is not None:
+            start = self._pair_start(how.cut(list(prompt.type_ids), self._tokenizer), label)
+        return EncodedPrompt(how.cut(token_ids, self._tokenizer), prompt.text, prompt.salt, start)
 
     def _encode_pairs(
         self, prompts: Sequence[ParsedPrompt], labels: Sequence[str], how: EncodeOptions
@@ -74,13 +76,13 @@ class PromptEncoder:
             for text in pair:
                 self._check_text(text, labels[i], how)
         special = how.add_special_tokens is not False
-        encoded = self._tokenizer.encode_pairs(pairs, add_special_tokens=special, keep=how.keep)
-        return {
-            i: EncodedPrompt(
-                self._check_ids(ids, labels[i]), None, prompts[i].salt, self._pair_start(type_ids, labels[i])
-            )
-            for i, (ids, type_ids) in zip(rows, encoded, strict=True)
-        }
+        encoded = self._tokenizer.encode_pairs(pairs, add_special_tokens=special, keep=how.keep, side=how.side)
+        found: dict[int, EncodedPrompt] = {}
+        for i, both in zip(rows, encoded, strict=True):
+            ids, type_ids = (how.cut(each, self._tokenizer) for each in both)  # the special tokens alone may be more
+            start = self._pair_start(type_ids, labels[i])
+            found[i] = EncodedPrompt(self._check_ids(ids, labels[i]), None, prompts[i].salt, start)
+        return found
 
     def _pair_start(self, type_ids: Sequence[Any], label: str) -> int | None:
         """Return the position of the first token of the second text; None for a model that tells no texts apart."""
