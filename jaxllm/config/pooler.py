@@ -34,7 +34,7 @@ class PoolerConfig:
     tok_pooling_type: str | None = None
     """The tokens that tasks of tokens give outputs of: "ALL", or with "STEP" those that are `step_tag_id`."""
     use_activation: bool | None = None
-    """False gives embeddings that are not normalized, and the scores of classes as they are."""
+    """False gives embeddings that are not normalized, and scores of classes without sigmoid or softmax."""
     enable_flash_late_interaction: bool = True
     """This changes nothing: late interaction is computed on the host."""
     dimensions: int | None = None

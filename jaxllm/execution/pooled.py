@@ -15,7 +15,7 @@ from .batch import first_rows
 
 
 class Activation(NamedTuple):
-    """The last thing that is done to an output, if its request wants it."""
+    """The last thing that is done to an output: it is calibrated, and activated if its request wants that."""
 
     name: str = "none"
     """One of "normalize" (to length 1), "sigmoid", "softmax" and "none"."""
@@ -23,11 +23,11 @@ class Activation(NamedTuple):
     sigma: float = 1.0
     """An output x counts as (x - mean) / sigma."""
 
-    def __call__(self, rows_ro: np.ndarray) -> np.ndarray:
-        """Apply it to float32 rows, each by itself."""
+    def __call__(self, rows_ro: np.ndarray, *, activates: bool) -> np.ndarray:
+        """Calibrate float32 rows, each by itself, and activate them if that is wanted."""
         if self.mean or self.sigma != 1:
             rows_ro = (rows_ro - np.float32(self.mean)) / np.float32(self.sigma)
-        match self.name:
+        match self.name if activates else "none":
             case "normalize":
                 lengths_r1 = np.sqrt(np.sum(rows_ro * rows_ro, axis=1, keepdims=True))
                 return rows_ro / np.maximum(lengths_r1, np.float32(1e-12))
@@ -96,7 +96,7 @@ def _wish(params: PoolingParams | None) -> tuple[bool, int | None]:
 
 def _finish(rows_ro: np.ndarray, use_activation: bool, dimensions: int | None, activation: Activation) -> np.ndarray:
     with np.errstate(all="ignore"):  # what overflows is found to be no number
-        return activation(rows_ro[:, :dimensions]) if use_activation else np.ascontiguousarray(rows_ro[:, :dimensions])
+        return activation(rows_ro[:, :dimensions], activates=use_activation)
 
 
 _NO_NUMBER = RequestError(
