@@ -213,7 +213,7 @@ class EmbedRun(Run):
 
 
 def _prefix(wish: Wish, settings: Any) -> str:
-    """Return what texts begin with: as the flags say, or else the model's default prompt."""
+    """Return what texts begin with: as the flags say, or else the default prompt of the model's embeddings."""
     if wish.prompt_prefix is not None:
         return wish.prompt_prefix
-    return settings.prompt(wish.prompt_name)
+    return settings.prompt(wish.prompt_name) if wish.task == "embed" or wish.prompt_name is not None else ""

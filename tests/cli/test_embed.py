@@ -186,6 +186,13 @@ def test_prompts_of_the_folder(tmp_path: Path, flags: tuple[str, ...], default: 
     assert read_jsonl(tmp_path / "out.jsonl")[0]["text"] == "hello", "the line's own"
 
 
+def test_classes_are_of_texts_without_the_default_prompt(tmp_path: Path):
+    prompts = {"prompts": PROMPTS.prompts, "default_prompt_name": "passage"}
+    engine = make_engine(pooling=msgspec.structs.replace(CLASSIFIER, **prompts))
+    assert run(tmp_path, [{"text": "hello"}], "out.jsonl", "--task", "classify", engine=engine) == 0
+    assert [prompt for _, prompt, _, _ in engine.requests] == [{"prompt": "hello"}]
+
+
 @pytest.mark.parametrize(
     ("flags", "wanted"),
     [((), (None, True)), (("--no-normalize",), (None, False)), (("--dimensions", "2", "--normalize"), (2, True))],
