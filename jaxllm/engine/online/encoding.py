@@ -47,7 +47,8 @@ class Encoding(ABC):
         priority: int = 0,
         tokenization_kwargs: dict[str, Any] | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
-        """Pool a prompt, for the task that the params name, and yield its output.
+        """Pool a prompt, for the task that the params name, and yield its output. Texts get no prompt of the
+        checkpoint's: `PoolingSettings.prompt` has what goes before them.
 
         Raises VLLMValidationError for what this model does not do, EngineGenerateError for a request that failed or
         was aborted. Cancelling the task aborts the request.
