@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 def check_generates(engine: AsyncLLM, api: str) -> None:
-    """Raise VLLMValidationError for a model that pools."""
-    if engine.front.ready.pooling is not None:
+    """Raise VLLMValidationError for an engine that does not generate."""
+    if not engine.front.ready.generates:
         raise _unsupported(api)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -50,12 +51,20 @@ class PooledEngine:
     """What a server asks of an `AsyncLLM` with a model that pools."""
 
     def __init__(
-        self, llm: AsyncLLM, settings: PoolingSettings, admission: Admission | None = None, **ready: Any
+        self,
+        llm: AsyncLLM,
+        settings: PoolingSettings,
+        admission: Admission | None = None,
+        runner: str = "pooling",
+        **ready: Any,
     ) -> None:
-        """Take everything but the running of requests from another engine; `ready` is what it says otherwise."""
+        """Take everything but the pooling of requests from another engine; `ready` is what it says otherwise."""
         self._llm = llm
+        config = llm.front.ready.vllm_config
+        model_config = dataclasses.replace(config.model_config, runner_type=runner)
+        ready |= {"pooling": settings, "vllm_config": dataclasses.replace(config, model_config=model_config)}
         self.front = copy.copy(llm.front)
-        self.front.ready = msgspec.structs.replace(llm.front.ready, pooling=settings, **ready)
+        self.front.ready = msgspec.structs.replace(llm.front.ready, **ready)
         self.admission = admission or Admission(None, None)
         self.prompts: list[Any] = []
         """The prompts of all requests, as they came."""

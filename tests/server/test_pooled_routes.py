@@ -14,6 +14,7 @@ import pytest
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.server import pooled_requests
+from jaxllm.server.model_tasks import check_generates
 from tests.server.hostile import pooled_requests as pooled_requests_of
 from tests.server.pooled_support import CLASSIFY, CROSS, EMBED, LABELS, LATE, SIZE, PooledEngine, output_of
 from tests.server.support import Served, served
@@ -65,6 +66,12 @@ def test_a_model_has_the_routes_of_its_tasks(
         return
     with served(PooledEngine(mock, settings)) as server:  # type: ignore[arg-type]
         check(server)
+
+
+def test_an_engine_that_pools_besides_generates(mock: AsyncLLM) -> None:
+    both: Any = PooledEngine(mock, EMBED, runner="generate")
+    check_generates(both, "Completions")
+    assert both.front.ready.pooling is EMBED
 
 
 @pytest.mark.parametrize("task", [None, "embed", "token_embed"])
