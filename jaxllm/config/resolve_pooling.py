@@ -64,6 +64,7 @@ def resolve_pooling(
     # A model that generates too keeps its output head.
     body = model_config if runner == "generate" else converted
     body = dataclasses.replace(body, pooling=pooling)
+    _check_types(given, pooling.tasks)
     settled = _settle(given, pooling, embedding)
     settings = _make_settings(args, settled, from_files, hf_config, body)
     max_length = from_files.max_length if runner == "pooling" else None
@@ -169,6 +170,15 @@ def _dense_layers(embedding: Embedding, size: int, source: str) -> list[HeadLaye
         size = dense.out_features
         layers.append(HeadLayer(source=f"{dense.folder}/linear", size=size, bias=dense.bias, act=dense.act))
     return layers
+
+
+def _check_types(given: PoolerConfig, tasks: tuple[str, ...]) -> None:
+    """Refuse a way of pooling that no task of the model takes."""
+    of_tokens = [task.startswith("token_") for task in tasks]
+    for name, has_effect in (("seq_pooling_type", not all(of_tokens)), ("tok_pooling_type", any(of_tokens))):
+        if getattr(given, name) is not None and not has_effect:
+            message = f"pooler_config: pooling_type={getattr(given, name)!r} has no effect in {', '.join(tasks)}."
+            raise VLLMValidationError(message, parameter="pooler_config", value=getattr(given, name))
 
 
 def _settle(given: PoolerConfig, pooling: Pooling, embedding: Embedding | None) -> PoolerConfig:

@@ -77,9 +77,9 @@ class Tokenizer:
         return max(map(len, self.backend.get_vocab(with_added_tokens=True)))
 
     def encode(
-        self, texts: Sequence[str], *, add_special_tokens: bool = True, keep: int | None = None
+        self, texts: Sequence[str], *, add_special_tokens: bool = True, keep: int | None = None, side: str | None = None
     ) -> list[list[int]]:
-        """Turn texts into token ids, each cut to `keep` of them, special tokens included, on the tokenizer's side."""
+        """Turn texts into token ids, each cut to `keep` of them, special tokens included, on a side; None: its own."""
         if not texts:
             return []
         num_added = self.backend.num_special_tokens_to_add(False) if add_special_tokens else 0
@@ -87,7 +87,7 @@ class Tokenizer:
         batch = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens and not adds_later)
         if keep is None:
             return [encoding.ids for encoding in batch]
-        side = self.parts.truncation_side
+        side = side or self.parts.truncation_side
         if not adds_later:
             return [cut_ids(encoding.ids, keep, side) for encoding in batch]
         for encoding in batch:

@@ -88,6 +88,10 @@ def test_the_context_is_the_folders_by_default(minilm_path: str) -> None:
         [cut] = llm.embed([long], tokenization_kwargs={"truncate_prompt_tokens": -1}, use_tqdm=False)
         assert len(cut.prompt_token_ids) == 256
         assert cut.prompt_token_ids[-1] == 102  # [SEP] stays
+        for side, word in (("left", "bees"), ("right", "words")):
+            options = {"truncate_prompt_tokens": 3, "truncation_side": side}
+            [cut] = llm.embed("words of bees", tokenization_kwargs=options, use_tqdm=False)
+            assert llm.get_tokenizer().decode(cut.prompt_token_ids) == f"[CLS] {word} [SEP]"
 
 
 def test_a_prompt_of_the_folder_comes_before_texts(minilm_path: str, tmp_path: Path) -> None:

@@ -160,6 +160,7 @@ def test_what_cannot_be_is_refused(decoder: LLM) -> None:
         (too_long, "maximum context length is 48 tokens"),
         ({"prompt_token_ids": [5, 6], "token_type_ids": [1]}, "token_type_ids"),
         ({"prompt_token_ids": [5, 6], "token_type_ids": [1, 0]}, "token_type_ids"),
+        ({"prompt_token_ids": [5, 6], "token_type_ids": [0, 1]}, "tells no texts apart"),
         ({"prompt_token_ids": [10**6]}, "out of vocabulary"),
         ("a text", "skip_tokenizer_init"),
     ]

@@ -189,7 +189,7 @@ def _to_array(pooled: Pooled, request: ProcessedRequest) -> np.ndarray:
     """Return the float32 output [o] of a sequence, or [tokens, o]."""
     import numpy as np  # a front end that does not pool does without
 
-    values, params = np.frombuffer(pooled.data, np.float32), request.core.pooling_params
+    values, params = np.frombuffer(pooled.data, np.float32).copy(), request.core.pooling_params  # users may write to it
     if params is None or params.task is None or not params.task.startswith("token_"):
         return values
     return values.reshape(pooled.num_rows, -1) if pooled.num_rows else values.reshape(0, 0)

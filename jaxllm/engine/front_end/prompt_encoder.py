@@ -51,7 +51,7 @@ class PromptEncoder:
         for is_templated in (False, True):
             rows = [i for i in places if prompts[i].is_templated is is_templated and prompts[i].pair is None]
             adds_special = not is_templated if how.add_special_tokens is None else how.add_special_tokens
-            encoded |= self._encode(prompts, rows, labels, how, adds_special)
+            encoded |= self._encode(prompts, rows, labels, how, adds_special, pools=pools)
         pairs = self._encode_pairs(prompts, labels, how)
         return [
             pairs[i] if i in pairs else self._encoded(prompt, encoded[i], how, labels[i])
@@ -61,6 +61,13 @@ class PromptEncoder:
     def _encoded(self, prompt: ParsedPrompt, token_ids: list[int], how: EncodeOptions, label: str) -> EncodedPrompt:
         start = None
         if prompt.type_ids is not None:
+            if any(prompt.type_ids) and not self._has_types:
+                raise refusal(
+                    label,
+                    "token_type_ids: the model tells no texts apart; leave them out",
+                    "token_type_ids",
+                    shown(prompt.type_ids),
+                )
             start = self._pair_start(how.cut(list(prompt.type_ids), self._tokenizer), label)
         return EncodedPrompt(how.cut(token_ids, self._tokenizer), prompt.text, prompt.salt, start)
 
@@ -90,8 +97,11 @@ class PromptEncoder:
         if any(type_id != (i >= start) for i, type_id in enumerate(type_ids)):
             message = "must be 0 for the tokens of the first text, then 1 for those of the second"
             raise refusal(label, f"token_type_ids {message}", "token_type_ids", shown(type_ids))
-        has_types = self._pooling is not None and self._pooling.has_token_types
-        return start if has_types and start < len(type_ids) else None
+        return start if self._has_types and start < len(type_ids) else None
+
+    @property
+    def _has_types(self) -> bool:
+        return self._pooling is not None and self._pooling.has_token_types
 
     def _encode(
         self,
@@ -100,6 +110,8 @@ class PromptEncoder:
         labels: Sequence[str],
         how: EncodeOptions,
         add_special_tokens: bool,
+        *,
+        pools: bool,
     ) -> dict[int, list[int]]:
         """Return the token ids of the texts in `rows`."""
         if self._tokenizer is None:
@@ -107,9 +119,10 @@ class PromptEncoder:
         texts = [self._cased(prompts[i].text) for i in rows]
         for i, text in zip(rows, texts, strict=True):
             self._check_text(text, labels[i], how)
-        # The tokenizer keeps its special tokens where it cuts; with a side of the request's own all are cut alike.
-        keep = how.keep if how.side is None else None
-        ids = self._tokenizer.encode(texts, add_special_tokens=add_special_tokens, keep=keep)
+        # The tokenizer keeps its special tokens where it cuts, of which outputs are pooled. In prompts to go on with,
+        # all tokens are cut alike where the request names a side.
+        keep = how.keep if how.side is None or pools else None
+        ids = self._tokenizer.encode(texts, add_special_tokens=add_special_tokens, keep=keep, side=how.side)
         return {i: self._check_ids(each, labels[i]) for i, each in zip(rows, ids, strict=True)}
 
     def _check_ids(self, token_ids: Sequence[Any] | None, label: str) -> list[int]:

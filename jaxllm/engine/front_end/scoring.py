@@ -76,7 +76,7 @@ class Scorer:
         self.task = TASKS[settings.score_type]
         self._compare = SIMILARITIES[settings.similarity] if settings.score_type == "bi-encoder" else max_sim
         # As in vLLM, a decoder that was trained as a reranker reads on from one text to the other.
-        self._has_separator = "classify" in settings.runs_whole_tasks
+        self._has_separator = settings.runs_whole
 
     def plan(
         self,

@@ -83,7 +83,7 @@ class CohereEmbedRequest(PooledFields, kw_only=True):
         if self.truncate == "NONE":
             return given or None
         cut: dict[str, Any] = {"truncate_prompt_tokens": -1 if self.max_tokens is None else self.max_tokens}
-        return given | cut | ({"truncation_side": "left"} if self.truncate == "START" else {})
+        return given | cut | {"truncation_side": "left" if self.truncate == "START" else "right"}
 
     def check_length(self, num_tokens: int) -> None:
         """Refuse a text that is longer than it may be, where none is cut. Raises VLLMValidationError."""
