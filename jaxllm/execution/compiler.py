@@ -25,7 +25,7 @@ from jaxllm.sampling.processors import extra_args
 from jaxllm.sampling.token_counts import set_row
 from jaxllm.scheduling.plan import StepPlan
 from jaxllm.utils.log import log_phase
-from pallas_kernels import linear, rms_norm
+from pallas_kernels import layer_norm, linear, rms_norm
 from pallas_kernels.paged_attention import KVPool, copy_blocks
 
 from .batch import num_token_rows
@@ -301,7 +301,8 @@ class StepCompiler:
             shapes = matmul_shapes(layer, model.config, model.dtype, model.weight_dtype)
             self.config.grouped_matmul.prepare(shapes, folder)
         if self.model.loop is LayerLoop.IN_PLACE:
-            rms_norm.prepare(self.model.dtype, folder)
+            for norm in (rms_norm, layer_norm):
+                norm.prepare(self.model.dtype, folder)
             for kind in self._native_linears():
                 linear.prepare(kind, folder)
 

@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 
 from ..config import LayerSpec, ModelConfig
 from ..loop import Heads
-from .linear import biased_linear, linear
+from .linear import linear
 from .norm import HeadsNorm, RMSNorm, unit_norm
 from .params import Part, declare, declare_merged, split
 
@@ -45,7 +45,7 @@ class Attention(nnx.Module):
 
     def project(self, x_td: Array) -> Heads:
         """Return queries, keys and values, not yet rotated; queries alone if the layer borrows the others."""
-        qkv = biased_linear(x_td, self.qkv, self.qkv_bias if self.spec.qkv_bias else None)
+        qkv = linear(x_td, self.qkv, bias=self.qkv_bias if self.spec.qkv_bias else None)
         q_tnh, *keys_values = split(qkv, self.heads)
         if self.spec.qk_norm:
             q_tnh = self.q_norm(q_tnh)
@@ -65,5 +65,4 @@ class Attention(nnx.Module):
 
     def output(self, attended_tnh: Array, plus_td: Array | None = None) -> Array:
         """Return [t, d], added to `plus_td`."""
-        out_td = linear(attended_tnh, self.o, plus=plus_td)
-        return out_td + self.o_bias[...][None] if self.spec.o_bias else out_td
+        return linear(attended_tnh, self.o, plus=plus_td, bias=self.o_bias if self.spec.o_bias else None)

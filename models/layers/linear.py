@@ -28,18 +28,31 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
 }
 
 
-def linear(x: Array, weight: nnx.Param[Array], out_dtype: DTypeLike | None = None, plus: Array | None = None) -> Array:
-    """Multiply x [t, *in] by a weight [*out, *in], in x's dtype, to [t, *out]; float32 is never rounded on the way.
+def linear(
+    x: Array,
+    weight: nnx.Param[Array],
+    out_dtype: DTypeLike | None = None,
+    plus: Array | None = None,
+    *,
+    bias: nnx.Param[Array] | None = None,
+    act: str | None = None,
+) -> Array:
+    """Return act(weight x + plus + bias), [t, *out], of x [t, *in], in x's dtype; float32 is never rounded on the way.
 
-    `plus`, of the result's shape and dtype, is added to it. Both operands are flattened to matrices: with more
-    dimensions XLA:CPU would copy the weight into another order in each step.
+    `plus`, of the result's shape and dtype, and `bias`, [*out], are added if given. Both operands of the product are
+    flattened to matrices: with more dimensions XLA:CPU would copy the weight into another order in each step. The
+    CPU's own matmul rounds once, at the end.
     """
+    if act is not None and act not in native.ACTIVATIONS:
+        return ACTIVATIONS[act](linear(x, weight, out_dtype, plus, bias=bias))
     x_ti, out_dtype = x.reshape(x.shape[0], -1), out_dtype or x.dtype
     out_shape = weight.shape[: weight.ndim - x.ndim + 1]
     n, k = math.prod(out_shape), x_ti.shape[1]
-    if native_linear := find_native_linear(weight, n, k, x.dtype):
+    if native_linear := find_native_linear(weight, n, k, x.dtype, act, is_gated=False):
         plus_to = None if plus is None else plus.reshape(x.shape[0], -1)
-        return native_linear(x_ti, out_dtype=out_dtype, plus_tn=plus_to).reshape(x.shape[0], *out_shape)
+        added = {"plus_tn": plus_to, "bias_n": None if bias is None else bias[...].reshape(n)}
+        out_to = native_linear(x_ti, out_dtype=out_dtype, activation=act, is_gated=False, **added)
+        return out_to.reshape(x.shape[0], *out_shape)
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     multiply = partial(jnp.einsum, "ti,oi->to", x_ti, precision=precision)
     held = weight.get_raw_value()
@@ -50,18 +63,8 @@ def linear(x: Array, weight: nnx.Param[Array], out_dtype: DTypeLike | None = Non
     else:
         out_to = multiply(weight[...].reshape(n, k), preferred_element_type=out_dtype)
     out = out_to.reshape(x.shape[0], *out_shape)
-    return out if plus is None else plus + out
-
-
-def biased_linear(x: Array, weight: nnx.Param[Array], bias: nnx.Param[Array] | None, act: str | None = None) -> Array:
-    """Return act(weight x + bias), [t, *out], of x [t, *in]; the CPU's kernel rounds once, at the end."""
-    out_shape = weight.shape[: weight.ndim - x.ndim + 1]
-    n, k = math.prod(out_shape), math.prod(x.shape[1:])
-    if native_linear := find_native_linear(weight, n, k, x.dtype, act, is_gated=False):
-        row = None if bias is None else bias[...].reshape(1, n)
-        out_to = native_linear(x.reshape(-1, k), out_dtype=x.dtype, activation=act, is_gated=False, plus_tn=row)
-        return out_to.reshape(x.shape[0], *out_shape)
-    out = linear(x, weight)
+    if plus is not None:
+        out = plus + out
     if bias is not None:
         out = out + bias[...][None]
     return out if act is None else ACTIVATIONS[act](out)

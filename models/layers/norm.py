@@ -10,6 +10,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
+from pallas_kernels.layer_norm import layer_norm
 from pallas_kernels.rms_norm import can_norm, rms_norm
 
 from ..config import ModelConfig
@@ -33,6 +34,14 @@ class LayerNorm(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         """Normalise; the shape and dtype stay."""
+        held, size = self.scale.get_raw_value(), x.shape[-1]
+        if isinstance(held, LayerOf) and can_norm(size, x.dtype):
+            x_rd, num_rows = x.reshape(-1, size), held.num_rows * math.prod(x.shape[1:-1])
+            of_bias = None if self.bias is None else self.bias.get_raw_value()
+            bias_ld = of_bias.stack.reshape(-1, size) if isinstance(of_bias, LayerOf) else None
+            stack_ld = held.stack.reshape(-1, size)
+            normed = layer_norm(x_rd, stack_ld, bias_ld, held.layer, eps=self.eps, num_rows=num_rows)
+            return normed.reshape(x.shape)
         x32 = x.astype(jnp.float32)
         centered = x32 - jnp.mean(x32, axis=-1, keepdims=True)
         normed = centered * jax.lax.rsqrt(jnp.mean(centered * centered, axis=-1, keepdims=True) + self.eps)

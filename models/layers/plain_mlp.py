@@ -7,7 +7,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from ..config import LayerSpec, ModelConfig
-from .linear import biased_linear, linear
+from .linear import linear
 from .params import declare
 
 
@@ -18,12 +18,11 @@ class PlainMLP(nnx.Module):
         d, f = cfg.hidden_size, spec.intermediate_size
         self.up = declare((f, d), ("mlp", "embed"), dtype, 1)
         self.down = declare((d, f), ("embed", "mlp"), dtype, 1)
-        self.act, self.has_bias = spec.hidden_act, spec.mlp_bias
-        if spec.mlp_bias:
-            self.up_bias, self.down_bias = declare((f,), ("mlp",), dtype), declare((d,), ("embed",), dtype)
+        self.act = spec.hidden_act
+        self.up_bias = declare((f,), ("mlp",), dtype) if spec.mlp_bias else None
+        self.down_bias = declare((d,), ("embed",), dtype) if spec.mlp_bias else None
 
     def __call__(self, x_td: Array, plus_td: Array) -> Array:
         """Return [t, d], added to `plus_td`."""
-        up_tf = biased_linear(x_td, self.up, self.up_bias if self.has_bias else None, self.act)
-        out_td = linear(up_tf, self.down, plus=plus_td)
-        return out_td + self.down_bias[...][None] if self.has_bias else out_td
+        up_tf = linear(x_td, self.up, bias=self.up_bias, act=self.act)
+        return linear(up_tf, self.down, plus=plus_td, bias=self.down_bias)

@@ -36,14 +36,15 @@ def linear(
     activation: str | None = None,
     is_gated: bool = True,
     plus_tn: Array | None = None,
+    bias_n: Array | None = None,
 ) -> Array:
     """Return x @ w[layer].T, added up in float32, [t, n]; `can_multiply` must hold. No row depends on the others.
 
     If w is int8, its rows are multiplied by `scales_ln`, float32.
     Only the first `num_rows` rows of x are multiplied, if given; others become 0, or what multiplying gives. With one
     of `ACTIVATIONS` it is the gated product [t, n / 2]: activation of the first half of the columns, times the second.
-    If it is not gated, `plus_tn`, of as many rows or of one for all, is added, and the activation is that of the sum,
-    before the result is rounded.
+    If it is not gated, `plus_tn` and `bias_n`, both of the result's dtype, are added, and the activation is that of the
+    sum, before the result is rounded.
     """
     is_gated = is_gated and activation is not None
     t, padding, n = x_tk.shape[0], max(0, MIN_ROWS - x_tk.shape[0]), w_lnk.shape[1]
@@ -56,12 +57,10 @@ def linear(
     def pad(rows: Array) -> Array:
         return jnp.pad(rows, ((0, padding), (0, 0)))
 
-    if plus_tn is None:
-        plus = jnp.zeros((0, n), out_dtype)
-    else:
-        plus = plus_tn if plus_tn.shape[0] == 1 else pad(plus_tn)
+    plus = jnp.zeros((0, n), out_dtype) if plus_tn is None else pad(plus_tn)
+    bias = jnp.zeros(0, out_dtype) if bias_n is None else bias_n
     scales = [] if scales_ln is None else [scales_ln]
-    return call(pad(x_tk), w_lnk, *numbers, plus, *scales)[:t]
+    return call(pad(x_tk), w_lnk, *numbers, plus, bias, *scales)[:t]
 
 
 def prepare(kind: Kind, folder: Path | None = None) -> None:

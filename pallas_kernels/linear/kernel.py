@@ -57,15 +57,15 @@ class Kernel(Multiplier):
 
     def _operands(self, e: Emitter, buffers: Any, dims: Any) -> Operands:
         """Return the operands of a call, of w and its scales those of the layer."""
-        x, w, layer, _, plus = (e.load(buffers, POINTER, index) for index in range(5))
+        x, w, layer, _, plus, bias = (e.load(buffers, POINTER, index) for index in range(6))
         t, n, k = self._sizes(e, dims)
         first = e.product(e.load_int(layer, 0), n, self.parts)
         w, scales = e.at(w, self.weight_storage, e.product(first, k)), NULL
         if self.is_quantized:
-            scales = e.at(e.load(buffers, POINTER, 5), F32, first)
-        plus_rows = e.load(e.load(dims, POINTER, 4), I64, 0)
-        has_plus = e.ir.icmp_signed(">", plus_rows, I64(0))
-        # A single row is added to all.
-        plus_row = e.ir.select(e.ir.icmp_signed(">", plus_rows, I64(1)), n, I64(0))
-        y = e.load(buffers, POINTER, 6 if self.is_quantized else 5)
-        return Operands(x, w, scales, e.ir.select(has_plus, plus, NULL), y, t, n, k, plus_row)
+            scales = e.at(e.load(buffers, POINTER, 6), F32, first)
+        plus, bias = (
+            e.ir.select(e.ir.icmp_signed(">", e.load(e.load(dims, POINTER, index), I64, 0), I64(0)), base, NULL)
+            for index, base in ((4, plus), (5, bias))
+        )
+        y = e.load(buffers, POINTER, 7 if self.is_quantized else 6)
+        return Operands(x, w, scales, plus, bias, y, t, n, k)

@@ -72,12 +72,12 @@ class Operands(NamedTuple):
     scales: Any
     plus: Any
     """The address of what is added to the product, or NULL."""
+    bias: Any
+    """The address of a row that is added to each row of the product, or NULL."""
     y: Any
     t: Any
     n: Any
     k: Any
-    plus_row: Any
-    """How far a row of what is added is from the one before it; 0 for one row that is added to all."""
 
 
 class Range(NamedTuple):
@@ -196,8 +196,8 @@ class Multiplier:
     def _add_tile(self, rows: int, *, unpacks: bool) -> ir.Function:
         """Multiply a few rows of x, from `row` on, and a group of w's. Those that are gated are `apart` rows behind."""
         block = self._add_block(rows, unpacks=unpacks)
-        e, (row, start, stop, apart, x, w, scales, plus, y, _, n, k, plus_row) = add_function(
-            self.module, f"tile_{rows}", VOID, *[I64] * 4, *[POINTER] * 5, *[I64] * 4
+        e, (row, start, stop, apart, x, w, scales, plus, bias, y, _, n, k) = add_function(
+            self.module, f"tile_{rows}", VOID, *[I64] * 4, *[POINTER] * 6, *[I64] * 3
         )
         x = e.at(x, self.storage, e.product(row, k))
         y = e.at(y, self.out_format.storage, e.product(row, n))
@@ -211,15 +211,17 @@ class Multiplier:
             sums = e.array(F32, rows * LANES)
             with e.range(0, GATES, self.width) as i:
                 target = e.at(sums, F32, e.product(i, self.parts))
-                e.ir.call(block, [x, *weights(e.sum(start, i)), NULL, I64(0), target, I64(LANES), k])
+                e.ir.call(block, [x, *weights(e.sum(start, i)), NULL, NULL, target, I64(LANES), k])
             self._activate(e, sums, rows, e.at(y, self.out_format.storage, start), n)
         else:
             with e.range(start, stop, COLUMNS) as column:
                 column = e.least(column, e.ir.sub(n, I64(COLUMNS)))
                 target = e.at(y, self.out_format.storage, column)
-                added = e.at(plus, self.out_format.storage, e.product(row, plus_row), column)
-                added = e.ir.select(e.ir.icmp_unsigned("==", plus, NULL), NULL, added)
-                e.ir.call(block, [x, *weights(column), added, plus_row, target, n, k])
+                added = [
+                    e.ir.select(e.ir.icmp_unsigned("==", base, NULL), NULL, e.at(base, self.out_format.storage, place))
+                    for base, place in ((plus, e.sum(e.product(row, n), column)), (bias, column))
+                ]
+                e.ir.call(block, [x, *weights(column), *added, target, n, k])
         e.ir.ret_void()
         return e.function
 
@@ -246,8 +248,8 @@ class Multiplier:
 
     def _add_block(self, rows: int, *, unpacks: bool) -> ir.Function:
         """Multiply a few rows of x and of w, by whose scales only the sums are multiplied."""
-        e, (x, w, apart, scales, scales_apart, plus, plus_row, y, y_row, k) = add_function(
-            self.module, f"block_{rows}", VOID, *[POINTER] * 2, I64, POINTER, I64, POINTER, I64, POINTER, *[I64] * 2
+        e, (x, w, apart, scales, scales_apart, plus, bias, y, y_row, k) = add_function(
+            self.module, f"block_{rows}", VOID, *[POINTER] * 2, I64, POINTER, I64, *[POINTER] * 3, *[I64] * 2
         )
         load, storage = (self._load_int8, I8) if unpacks else (self._load, self.storage)
         sums = [[e.variable(vector(F32), e.splat(F32(0.0))) for _ in range(COLUMNS)] for _ in range(rows)]
@@ -276,9 +278,10 @@ class Multiplier:
             if not self.is_gated:
                 assert self.out_format.narrow is not None
                 total = e.variable(vector(F32), found)
-                with e.ir.if_then(e.ir.icmp_unsigned("!=", plus, NULL)):
-                    added = self._load_rows(e, plus, [e.product(plus_row, row) for row in range(first, last)])
-                    total.value = e.ir.fadd(added, total.value)
+                for base, stride in ((plus, y_row), (bias, I64(0))):
+                    with e.ir.if_then(e.ir.icmp_unsigned("!=", base, NULL)):
+                        added = self._load_rows(e, base, [e.product(stride, row) for row in range(first, last)])
+                        total.value = e.ir.fadd(added, total.value)
                 found = self.out_format.narrow(e, self.activate(e, total.value) if self.activate else total.value)
             for row in range(first, last):
                 lanes = range((row - first) * COLUMNS, (row - first + 1) * COLUMNS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from llvmlite import ir
@@ -13,6 +13,19 @@ from pallas_kernels.native.number_formats import FORMATS
 
 ROWS = 16
 """In a unit of work."""
+NULL = ir.Constant(POINTER, None)
+
+
+class Operands(NamedTuple):
+    """The operands of a call, of the scale those of the layer."""
+
+    x: Any
+    scale: Any
+    added: Any
+    """What is added to every scale, or in a layer norm the address of the row that is added to all."""
+    num_rows: Any
+    eps: Any
+    y: Any
 
 
 class Kernel:
@@ -39,32 +52,34 @@ class Kernel:
     def _add_run(self) -> ir.Function:
         """Norm, or clear, a few rows."""
         e, (buffers, dims, unit) = add_function(self.module, "run", VOID, POINTER, POINTER, I64)
-        x, scale, layer, num_rows, eps, offset, y = (e.load(buffers, POINTER, index) for index in range(7))
-        t, d = self._sizes(e, dims)
-        storage = self.format.storage
-        scale = e.at(scale, storage, e.product(e.load_int(layer, 0), d))
-        num_rows, eps, offset = e.load_int(num_rows, 0), e.load(eps, F32, 0), e.splat(e.load(offset, F32, 0))
+        of, (t, d), storage = self._operands(e, buffers, dims), self._sizes(e, dims), self.format.storage
         first = e.product(unit, ROWS)
         with e.range(first, e.least(e.sum(first, ROWS), t)) as row:
-            source, target = (e.at(base, storage, e.product(row, d)) for base in (x, y))
-            with e.ir.if_else(e.ir.icmp_signed("<", row, num_rows)) as (is_live, is_padding):
+            source, target = (e.at(base, storage, e.product(row, d)) for base in (of.x, of.y))
+            with e.ir.if_else(e.ir.icmp_signed("<", row, of.num_rows)) as (is_live, is_padding):
                 with is_live:
-                    self._norm(e, source, target, d, scale, offset, eps)
+                    self._norm(e, source, target, d, of)
                 with is_padding:
                     e.clear(target, e.product(d, self.format.num_bytes))
         e.ir.ret_void()
         return e.function
 
-    def _norm(self, e: Emitter, x: Any, y: Any, d: Any, scale: Any, offset: Any, eps: Any) -> None:
+    def _operands(self, e: Emitter, buffers: Any, dims: Any) -> Operands:
+        x, scale, layer, num_rows, eps, offset, y = (e.load(buffers, POINTER, index) for index in range(7))
+        _, d = self._sizes(e, dims)
+        scale = e.at(scale, self.format.storage, e.product(e.load_int(layer, 0), d))
+        return Operands(x, scale, e.splat(e.load(offset, F32, 0)), e.load_int(num_rows, 0), e.load(eps, F32, 0), y)
+
+    def _norm(self, e: Emitter, x: Any, y: Any, d: Any, of: Operands) -> None:
         assert self.format.narrow is not None
         squares = e.variable(vector(F32), e.splat(F32(0.0)))
         with e.range(0, d, LANES) as i:
             numbers = self._load(e, x, i)
             squares.value = e.fma(numbers, numbers, squares.value)
         mean = e.ir.fdiv(e.reduce(e.ir.fadd, squares.value), e.ir.sitofp(d, F32))
-        factor = e.splat(e.ir.fdiv(F32(1.0), e.call("sqrt", e.ir.fadd(mean, eps))))
+        factor = e.splat(e.ir.fdiv(F32(1.0), e.call("sqrt", e.ir.fadd(mean, of.eps))))
         with e.range(0, d, LANES) as i:
-            by = e.ir.fadd(self._load(e, scale, i), offset)
+            by = e.ir.fadd(self._load(e, of.scale, i), of.added)
             numbers = e.ir.fmul(e.ir.fmul(self._load(e, x, i), factor), by)
             e.store_vector(self.format.narrow(e, numbers), y, i)
 

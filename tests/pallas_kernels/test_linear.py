@@ -62,7 +62,7 @@ def test_bfloat16_without_instructions_for_it(monkeypatch: pytest.MonkeyPatch) -
     x, w = make(7, 9, 96, jnp.bfloat16)
     call = jax.ffi.ffi_call("linear_in_two_products", jax.ShapeDtypeStruct((7, 9), jnp.float32))
     np.testing.assert_allclose(
-        jax.jit(call)(x, w[None], jnp.int32(0), jnp.int32(7), jnp.zeros((0, 9))), exact(x, w), atol=1e-4
+        jax.jit(call)(x, w[None], jnp.int32(0), jnp.int32(7), jnp.zeros((0, 9)), jnp.zeros(0)), exact(x, w), atol=1e-4
     )
 
 
@@ -99,8 +99,8 @@ def test_gates(t: int, n: int, k: int, activation: str, dtype: Any, out_dtype: A
 def test_activates_with_a_bias(t: int, n: int, k: int, activation: str | None, dtype: Any, out_dtype: Any) -> None:
     x, w = make(t, n, k, dtype)
     w = w * 0.25
-    bias = jnp.asarray(np.random.default_rng(1).standard_normal((1, n)) * 3, out_dtype)
-    options: dict[str, Any] = {"activation": activation, "is_gated": False, "plus_tn": bias}
+    bias = jnp.asarray(np.random.default_rng(1).standard_normal(n) * 3, out_dtype)
+    options: dict[str, Any] = {"activation": activation, "is_gated": False, "bias_n": bias}
     got = np.asarray(jax.jit(lambda x, w: linear(x, w[None], 0, out_dtype, **options))(x, w), np.float64)
     total = exact(x, w) + np.asarray(bias, np.float64)
     with jax.enable_x64(True):
@@ -175,7 +175,7 @@ def test_int8_without_instructions_for_bfloat16(monkeypatch: pytest.MonkeyPatch)
     compiling.register("linear_int8_in_halves", Kernel(Kind(jnp.bfloat16, jnp.int8, jnp.float32)), None)
     x, (w, scales) = make(7, 9, 96, jnp.bfloat16)[0], make_int8(9, 96)
     call = jax.ffi.ffi_call("linear_int8_in_halves", jax.ShapeDtypeStruct((7, 9), jnp.float32))
-    got = jax.jit(call)(x, w[None], jnp.int32(0), jnp.int32(7), jnp.zeros((0, 9)), scales[None])
+    got = jax.jit(call)(x, w[None], jnp.int32(0), jnp.int32(7), jnp.zeros((0, 9)), jnp.zeros(0), scales[None])
     np.testing.assert_allclose(got, exact(x, w) * np.asarray(scales), atol=1e-4)
 
 

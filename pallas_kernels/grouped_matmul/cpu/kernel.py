@@ -98,9 +98,9 @@ class Kernel(Multiplier):
             e.at(of.w, self.weight_storage, e.product(first, of.k)),
             e.at(of.scales, F32, first) if self.is_quantized else NULL,
             NULL,
+            NULL,
             e.at(of.y, self.out_format.storage, e.product(row, of.n)),
             e.product(e.ceil_div(count, FEW_ROWS), FEW_ROWS),
             of.n,
             of.k,
-            I64(0),
         )
