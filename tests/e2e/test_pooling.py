@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from jaxllm import LLM, PoolingParams, SamplingParams
+from jaxllm.engine.front_end.metrics import Counter, Histogram
 from jaxllm.exceptions import VLLMValidationError
 from tests.e2e.inside import core_of
 from tests.models.pooled import PooledGolden, read_pooled_goldens
@@ -178,6 +179,17 @@ def test_what_cannot_be_is_refused(decoder: LLM) -> None:
         decoder.embed([{"prompt_token_ids": [5]}], pooling_params=PoolingParams(dimensions=8))
     with pytest.raises(VLLMValidationError, match="lengths of prompts"):
         decoder.embed([[5], [6]], pooling_params=[PoolingParams()])
+
+
+def test_what_is_pooled_is_counted_and_timed() -> None:
+    with make_llm("bert", 48, disable_log_stats=False) as llm:
+        llm.embed([{"prompt_token_ids": [5, 6, 7]}, {"prompt_token_ids": [5] * 20}], use_tqdm=False)
+        metrics = llm.get_metrics()
+    assert [each.value for each in metrics if isinstance(each, Counter) and each.name == "vllm:prompt_tokens"] == [23]
+    counts = {each.name.removeprefix("vllm:"): each.count for each in metrics if isinstance(each, Histogram)}
+    assert counts["request_queue_time_seconds"] == counts["request_prefill_time_seconds"] == 2
+    assert counts["e2e_request_latency_seconds"] == counts["time_to_first_token_seconds"] == 2
+    assert counts["request_decode_time_seconds"] == 0
 
 
 def test_an_encoder_does_not_generate() -> None:

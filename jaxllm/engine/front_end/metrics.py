@@ -257,14 +257,15 @@ class EngineMetrics:
         self._observe("request_prompt_tokens", num_prompt_tokens)
         self._observe("request_generation_tokens", num_tokens)
         self._observe("request_params_max_tokens", max_tokens)
-        if num_tokens == 0:
+        if not stats.first_token_ts:
             return  # it ended before there was anything to time
         decode = stats.last_token_ts - stats.first_token_ts
         self._observe("request_queue_time_seconds", stats.scheduled_ts - stats.queued_ts)
         self._observe("request_prefill_time_seconds", stats.first_token_ts - stats.scheduled_ts)
         self._observe("request_inference_time_seconds", stats.last_token_ts - stats.scheduled_ts)
-        self._observe("request_decode_time_seconds", decode)
-        self._observe("request_time_per_output_token_seconds", decode / max(1, num_tokens - 1))
+        if num_tokens:  # what is pooled is not decoded
+            self._observe("request_decode_time_seconds", decode)
+            self._observe("request_time_per_output_token_seconds", decode / max(1, num_tokens - 1))
 
     def on_dropped_sequences(self, num_sequences: int) -> None:
         """Count the ends of outputs that cannot be made, of which nothing else is known."""
