@@ -416,6 +416,6 @@ def test_peak_memory_is_the_parameters_and_one_tensor(
     arguments = (str(repository), str(large_folder), dtype, str(num_devices), platform)
     peak_mb, params_mb = map(float, run_python(MEMORY, *arguments, XLA_FLAGS=flags).split())
     print(f"{arguments[2:]}: peak {peak_mb:.0f} MB, {params_mb:.0f} MB of parameters, tensors of {tensor_mb:.0f} MB")
-    # The watch itself and the allocator's own need a little; a copy of the parameters would be far above.
+    # The watch itself and the allocator's own need a little; another tensor, or a copy of the parameters, is far more.
     on_host_mb = params_mb if platform == "cpu" else 0
-    assert on_host_mb * 0.9 < peak_mb < on_host_mb + tensor_mb + 8
+    assert on_host_mb * 0.9 < peak_mb < on_host_mb + tensor_mb + 12
