@@ -11,6 +11,11 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_bool, check_int, check_ints, check_kind, shown
 from jaxllm.sampling_params import RequestOutputKind
 
+TASKS = ("embed", "classify", "token_embed", "token_classify")
+EMBED_TASKS = ("embed", "token_embed")
+CLASSIFY_TASKS = ("classify", "token_classify")
+TOKEN_TASKS = ("token_embed", "token_classify")
+"""The tasks that give an output of each token; the others give one of the sequence."""
 MAX_RETURNED = 2**20
 _GONE_TASKS = {
     "score": "`score` task was removed; use `classify` instead.",

@@ -13,7 +13,6 @@ tokens, or what classes score, for the text or for each token.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from make_tiny_checkpoints import SIZES, SMALL, VOCAB, Case, fill
+from make_tiny_checkpoints import SIZES, SMALL, VOCAB, Case, fill, run
 
 LENGTHS = (1, 6, 40)
 ENCODER: dict[str, Any] = {
@@ -136,17 +135,5 @@ def make(name: str, case: Case, folder: Path) -> None:
     print(f"{name}: {sum(path.stat().st_size for path in folder.iterdir()) // 1024} KB")
 
 
-def main() -> None:
-    """Write the cases named on the command line, or all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all by default")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parents[1] / "tests/data/pooling")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    transformers.utils.logging.disable_progress_bar()
-    for name in args.cases or CASES:
-        make(name, CASES[name], args.output / name)
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, CASES, make, "pooling")

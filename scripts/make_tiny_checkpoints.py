@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -467,17 +467,17 @@ def make(name: str, case: Case, folder: Path) -> None:
     raise RuntimeError(f"{name}: no seed in 20 keeps greedy choices apart by {MIN_GAP}")
 
 
-def main() -> None:
-    """Write the cases named on the command line, or all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all by default")
-    parser.add_argument("--output", type=Path, default=Path(__file__).parents[1] / "tests/data/tiny")
+def run(description: str | None, cases: Mapping[str, Case], make_case: Callable[..., None], folder: str) -> None:
+    """Write the cases named on the command line, or all, into a folder of tests/data by default."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(cases)}; all by default")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parents[1] / "tests/data" / folder)
     args = parser.parse_args()
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
-    for name in args.cases or CASES:
-        make(name, CASES[name], args.output / name)
+    for name in args.cases or cases:
+        make_case(name, cases[name], args.output / name)
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, CASES, make, "tiny")

@@ -8,12 +8,11 @@ from typing import Any
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_bool, check_float, check_int, check_ints, shown
+from jaxllm.pooling_params import MAX_RETURNED, TASKS
 
 GROUP = "pooler_config"
-TASKS = ("embed", "classify", "token_embed", "token_classify")
 SEQ_POOLING_TYPES = ("CLS", "LAST", "MEAN")
 TOK_POOLING_TYPES = ("ALL", "STEP")
-MAX_RETURNED = 2**20
 MAX_LOGIT = 1e30
 _GONE_TASKS = {"score": "use 'classify'", "encode": "use 'token_embed' or 'token_classify'"}
 _ONE_PASS = "a text goes through the model in one piece; cut longer ones with truncate_prompt_tokens"

@@ -6,8 +6,6 @@ import msgspec
 
 from jaxllm.exceptions import VLLMValidationError
 
-EMBED_TASKS = ("embed", "token_embed")
-CLASSIFY_TASKS = ("classify", "token_classify")
 STEP_FIELDS = ("step_tag_id", "returned_token_ids")
 
 

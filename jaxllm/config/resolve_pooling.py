@@ -10,8 +10,6 @@ from jaxllm.config import checkpoint_settings
 from jaxllm.config.head_settings import class_activation, class_names, read_matryoshka
 from jaxllm.config.pooler import PoolerConfig
 from jaxllm.config.pooling import (
-    CLASSIFY_TASKS,
-    EMBED_TASKS,
     STEP_FIELDS,
     PoolingSettings,
     check_dimensions,
@@ -19,6 +17,7 @@ from jaxllm.config.pooling import (
 )
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
+from jaxllm.pooling_params import CLASSIFY_TASKS, EMBED_TASKS, TOKEN_TASKS
 
 if TYPE_CHECKING:
     from jaxllm.config.arguments import EngineArguments
@@ -174,7 +173,7 @@ def _dense_layers(embedding: Embedding, size: int, source: str) -> list[HeadLaye
 
 def _check_types(given: PoolerConfig, tasks: tuple[str, ...]) -> None:
     """Refuse a way of pooling that no task of the model takes."""
-    of_tokens = [task.startswith("token_") for task in tasks]
+    of_tokens = [task in TOKEN_TASKS for task in tasks]
     for name, has_effect in (("seq_pooling_type", not all(of_tokens)), ("tok_pooling_type", any(of_tokens))):
         if getattr(given, name) is not None and not has_effect:
             message = f"pooler_config: pooling_type={getattr(given, name)!r} has no effect in {', '.join(tasks)}."

@@ -6,6 +6,7 @@ from array import array
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.messages import EngineCoreRequest, Pooled
+from jaxllm.pooling_params import TOKEN_TASKS
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.plan import StepKind
 from jaxllm.scheduling.repetition import repeats
@@ -121,7 +122,7 @@ def kind_of(task: str | None) -> StepKind:
     """Return the kind of step that a task of pooling takes; None stands for generating."""
     if task is None:
         return StepKind.SAMPLE
-    return StepKind.POOL_TOKENS if task.startswith("token_") else StepKind.POOL
+    return StepKind.POOL_TOKENS if task in TOKEN_TASKS else StepKind.POOL
 
 
 def find_end(request: Request, max_model_len: int) -> tuple[str, int | str | None] | None:

@@ -149,8 +149,9 @@ class Scheduler:
 
     def plan(self, late: Collection[str] = ()) -> StepPlan | None:
         """Return the next step, or None if nothing can run now. Requests in `late` sit it out."""
+        in_flight = tally(self._in_flight.values())
         for kind in self._kinds.in_turn():
-            draft = StepDraft(self.config, kind, tally(self._in_flight.values()), self._count_rows.by_request)
+            draft = StepDraft(self.config, kind, in_flight, self._count_rows.by_request)
             if self._plan_running(draft, late):
                 self._plan_waiting(draft, late)
             finished = draft.finish(self._counters.num_steps)

@@ -46,11 +46,10 @@ def linear(
     If it is not gated, `plus_tn` and `bias_n`, both of the result's dtype, are added, and the activation is that of the
     sum, before the result is rounded.
     """
-    is_gated = is_gated and activation is not None
     t, padding, n = x_tk.shape[0], max(0, MIN_ROWS - x_tk.shape[0]), w_lnk.shape[1]
-    kind = Kind(x_tk.dtype, w_lnk.dtype, out_dtype, activation, is_gated or activation is None)
+    kind = Kind(x_tk.dtype, w_lnk.dtype, out_dtype, activation, is_gated)
     prepare(kind)
-    out_shape = (t + padding, n // 2 if is_gated else n)
+    out_shape = (t + padding, n // 2 if activation and is_gated else n)
     call = jax.ffi.ffi_call(kind.name, jax.ShapeDtypeStruct(out_shape, out_dtype))
     numbers = (jnp.asarray(number, jnp.int32) for number in (layer, t if num_rows is None else num_rows))
 

@@ -20,6 +20,7 @@ from jaxllm.execution.options import layer_loop
 from jaxllm.execution.step_config import StepConfig
 from jaxllm.models.model import Model
 from jaxllm.models.params import ParamSpec
+from jaxllm.pooling_params import TOKEN_TASKS
 from jaxllm.sampling.processors import traced
 
 if TYPE_CHECKING:
@@ -77,8 +78,8 @@ def step_config(config: EngineConfig, host: HostProcessors | None = None) -> Ste
         batch_invariant=config.batch_invariant,
         grouped_matmul=config.grouped_matmul,
         generates=config.generates,
-        pools_sequences=any(not task.startswith("token_") for task in tasks),
-        pools_tokens=any(task.startswith("token_") for task in tasks),
+        pools_sequences=any(task not in TOKEN_TASKS for task in tasks),
+        pools_tokens=any(task in TOKEN_TASKS for task in tasks),
     )
 
 

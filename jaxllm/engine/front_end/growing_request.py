@@ -15,6 +15,7 @@ from jaxllm.outputs import (
     RequestOutput,
     RequestStateStats,
 )
+from jaxllm.pooling_params import TOKEN_TASKS
 from jaxllm.sampling_params import RequestOutputKind
 from jaxllm.text.detokenizer import make_detokenizer
 from jaxllm.text.logprobs import LogprobsCollector, PromptCollector
@@ -190,7 +191,7 @@ def _to_array(pooled: Pooled, request: ProcessedRequest) -> np.ndarray:
     import numpy as np  # a front end that does not pool does without
 
     values, params = np.frombuffer(pooled.data, np.float32).copy(), request.core.pooling_params  # users may write to it
-    if params is None or params.task is None or not params.task.startswith("token_"):
+    if params is None or params.task not in TOKEN_TASKS:
         return values
     return values.reshape(pooled.num_rows, -1) if pooled.num_rows else values.reshape(0, 0)
 

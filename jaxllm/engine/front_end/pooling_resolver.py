@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from jaxllm.config.pooling import (
-    CLASSIFY_TASKS,
-    EMBED_TASKS,
     STEP_FIELDS,
     PoolingSettings,
     check_dimensions,
@@ -14,9 +12,8 @@ from jaxllm.config.pooling import (
 )
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
-from jaxllm.pooling_params import PoolingParams
+from jaxllm.pooling_params import CLASSIFY_TASKS, EMBED_TASKS, TOKEN_TASKS, PoolingParams
 
-TOKEN_TASKS = ("token_embed", "token_classify")
 _NEEDS_TASK = """pooling_task required for `LLM.encode`.
 Please use one of the more specific methods or set the pooling_task when using `LLM.encode`:
   - For embeddings, use `LLM.embed(...)` or `pooling_task="embed"`.
