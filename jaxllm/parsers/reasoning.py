@@ -1,0 +1,97 @@
+"""Reasoning parsers: models mark the part of an output in which they reason, most of them with a text at each end."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jaxllm.parsers.marks import held_back
+from jaxllm.parsers.pieces import Piece, Reasoning, Text
+
+
+class ReasoningMarks(NamedTuple):
+    """The texts around a model's reasoning."""
+
+    start: str
+    end: str
+    keeps_special_tokens: bool = False
+    """Whether they are special tokens, which must not be left out of the text."""
+
+
+MARKS = {
+    "qwen3": ReasoningMarks("<think>", "</think>"),
+    "deepseek_r1": ReasoningMarks("<think>", "</think>"),
+    "glm45": ReasoningMarks("<think>", "</think>"),
+    "mistral": ReasoningMarks("[THINK]", "[/THINK]", keeps_special_tokens=True),
+}
+"""By the names of parsers; `openai_gptoss`, whose reasoning is a channel of its own, is in tools/openai.py."""
+
+
+class MarkedReasoning:
+    """This splits an output that may begin with reasoning between two marks, as `pieces.StreamParser` says.
+
+    White space around the reasoning is nobody's: neither the reasoning's nor the text's.
+    """
+
+    def __init__(self, marks: ReasoningMarks, prompt: str) -> None:
+        """Read what follows `prompt`: its end says whether reasoning has begun there, or is over."""
+        self._marks = marks
+        self._pending = ""
+        """Text that has come and is in no piece yet."""
+        tail = prompt.rstrip()
+        self._read = self._before
+        if tail.endswith(marks.start):
+            self._read = self._opening
+        elif tail.endswith(marks.end):
+            self._read = self._after
+
+    def feed(self, text: str) -> list[Piece]:
+        """Add text and return the pieces that became certain."""
+        self._pending += text
+        return self._read()
+
+    def finish(self) -> list[Piece]:
+        """Return what is left once the output has ended."""
+        is_reasoning = self._read in (self._opening, self._inside)
+        rest, self._pending = self._pending, ""
+        return [Reasoning(rest.rstrip()) if is_reasoning else Text(rest)]
+
+    def _before(self) -> list[Piece]:
+        """Look for reasoning at the beginning; anywhere else its mark is text like any other."""
+        start, seen = self._marks.start, self._pending.lstrip()
+        if len(seen) < len(start) and start.startswith(seen):
+            return []
+        if not seen.startswith(start):
+            self._read = self._after
+            return self._after()
+        self._pending, self._read = seen[len(start) :], self._opening
+        return self._opening()
+
+    def _opening(self) -> list[Piece]:
+        """Leave out the white space that reasoning begins with."""
+        self._pending = self._pending.lstrip()
+        if not self._pending:
+            return []
+        self._read = self._inside
+        return self._inside()
+
+    def _inside(self) -> list[Piece]:
+        """Give the reasoning out, but for what may be its end."""
+        reasoning, mark, rest = self._pending.partition(self._marks.end)
+        if mark:
+            self._pending, self._read = rest, self._closing
+            return [Reasoning(reasoning.rstrip()), *self._closing()]
+        kept = reasoning[: len(reasoning) - held_back(reasoning, (self._marks.end,))].rstrip()
+        self._pending = reasoning[len(kept) :]
+        return [Reasoning(kept)]
+
+    def _closing(self) -> list[Piece]:
+        """Leave out the white space between reasoning and text."""
+        self._pending = self._pending.lstrip()
+        if not self._pending:
+            return []
+        self._read = self._after
+        return self._after()
+
+    def _after(self) -> list[Piece]:
+        text, self._pending = self._pending, ""
+        return [Text(text)]

@@ -1,0 +1,1 @@
+"""Tool parsers: one file for each form in which models write calls."""
