@@ -4,6 +4,8 @@
 Front ends are tested and measured with it, where a model would only cost time. The engine's arguments are resolved as
 a real core's are, so that tokenizer, vocabulary and limits are those of a real model; no weights are read. Each request
 gets the words of this repository's licence, from a place that its seed gives, until max_tokens or a stop token id.
+With `--replies FILE` some requests are answered with a text that is given for their prompts: FILE is a JSON list
+of {"prompt": a part of the prompt's text, "reply": the answer's text}, of which the first that fits counts.
 It runs behind a front end in a thread (`start_mock` for `RemoteCore.in_thread`), or in a process of its own
 (`start_mock_process`), where this file is the program that the front end starts.
 """
@@ -11,6 +13,7 @@ It runs behind a front end in a thread (`start_mock` for `RemoteCore.in_thread`)
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -41,15 +44,34 @@ TEXT = Path(__file__).resolve().parent.parent / "LICENSE"
 class _Stream:
     """A stream is one sequence that gets its tokens."""
 
-    __slots__ = ("entered", "num_tokens", "place", "request", "scheduled", "stop_ids")
+    __slots__ = ("entered", "num_tokens", "place", "reply", "request", "scheduled", "stop_ids")
 
-    def __init__(self, request: EngineCoreRequest) -> None:
+    def __init__(self, request: EngineCoreRequest, reply: list[int] | None) -> None:
         self.request = request
         self.place = request.seed
+        self.reply = reply
+        """The tokens after which the answer ends; None for the text that all requests get."""
         self.num_tokens = 0
         self.stop_ids = frozenset(request.sampling_params.stop_token_ids or ())
         self.entered = time.monotonic()
         self.scheduled = 0.0
+
+
+class Replies:
+    """The answers that some prompts get."""
+
+    def __init__(self, path: str, tokenizer: Tokenizer) -> None:
+        """Read the file of `--replies`."""
+        self._tokenizer = tokenizer
+        given = json.loads(Path(path).read_text(encoding="utf-8"))
+        texts = tokenizer.encode([each["reply"] for each in given], add_special_tokens=False)
+        ends = [tokenizer.eos_token_id or 0]  # what ends an output with "stop" is not shown
+        self._replies = [(each["prompt"], ids + ends) for each, ids in zip(given, texts, strict=True)]
+
+    def find(self, prompt_token_ids: list[int]) -> list[int] | None:
+        """Return the tokens of the answer to a prompt, if one is given."""
+        prompt = self._tokenizer.backend.decode(prompt_token_ids, skip_special_tokens=False)
+        return next((reply for part, reply in self._replies if part in prompt), None)
 
 
 class MockCore:
@@ -60,10 +82,17 @@ class MockCore:
     num_compiled = 0
 
     def __init__(
-        self, tokens: list[int], *, max_num_seqs: int, num_blocks: int, tokens_per_second: float | None = None
+        self,
+        tokens: list[int],
+        *,
+        max_num_seqs: int,
+        num_blocks: int,
+        tokens_per_second: float | None = None,
+        replies: Replies | None = None,
     ) -> None:
         """Give each stream so many tokens per second of what `tokens` repeats; None is as fast as steps can be made."""
         self._tokens = tokens
+        self._replies = replies
         self._distinct = list(dict.fromkeys(self._tokens))
         self._max_num_seqs, self._num_blocks = max_num_seqs, num_blocks
         self._interval = 0.0 if tokens_per_second is None else 1.0 / tokens_per_second
@@ -86,12 +115,14 @@ class MockCore:
             for sequence in sequences:
                 self.fail(sequence.request_id, RequestError("invalid", str(error), error.parameter))
             return
-        self._streams.update((sequence.request_id, _Stream(sequence)) for sequence in sequences)
+        reply = self._replies and self._replies.find(request.prompt_token_ids)
+        self._streams.update((sequence.request_id, _Stream(sequence, reply)) for sequence in sequences)
 
     def check(self, params: SamplingParams, seconds: float | None = None) -> None:
         """Raise VLLMValidationError for params that need a model: scored prompts and structured outputs."""
         del seconds
-        for name in ("structured_outputs", "prompt_logprobs", "prompt_logprob_token_ids", "logprob_token_ids"):
+        needs_grammar = () if self._replies else ("structured_outputs",)
+        for name in (*needs_grammar, "prompt_logprobs", "prompt_logprob_token_ids", "logprob_token_ids"):
             if getattr(params, name) is not None:
                 raise VLLMValidationError(f"{name} needs a model, which a mock core has not.", parameter=name)
 
@@ -170,13 +201,18 @@ class MockCore:
 
     def _advance(self, stream: _Stream) -> EngineCoreOutput:
         request, num_before = stream.request, stream.num_tokens
-        token_id = self._tokens[(stream.place + num_before) % len(self._tokens)]
+        if stream.reply is None:
+            token_id = self._tokens[(stream.place + num_before) % len(self._tokens)]
+        else:
+            token_id = stream.reply[num_before]
         stream.num_tokens = num_before + 1
         if num_before == 0:
             stream.scheduled = time.monotonic()
         reason = stop_reason = None
         if token_id in stream.stop_ids:
             reason, stop_reason = "stop", token_id
+        elif stream.reply is not None and stream.num_tokens == len(stream.reply):
+            reason = "stop"
         elif stream.num_tokens == request.max_tokens:
             reason = "length"
         if reason is not None:
@@ -204,8 +240,12 @@ def start_mock(
     on_tokenizer: Callable[[Tokenizer | None], None] = lambda _: None,
     *,
     tokens_per_second: float | None = None,
+    replies: str | None = None,
 ) -> tuple[MockCore, EngineReady]:
-    """Resolve engine arguments and return a core that reads no weights, with what a front end must know of it."""
+    """Resolve engine arguments and return a core that reads no weights, with what a front end must know of it.
+
+    `replies` is the path of a file of answers.
+    """
     from jaxllm.config.resolve import resolve
     from jaxllm.config.vllm_config import vllm_config
     from jaxllm.engine.core.engine_tokenizer import load_engine_tokenizer
@@ -221,6 +261,7 @@ def start_mock(
         max_num_seqs=config.max_num_seqs,
         num_blocks=num_blocks,
         tokens_per_second=tokens_per_second,
+        replies=None if replies is None or tokenizer is None else Replies(replies, tokenizer),
     )
     return core, EngineReady(
         vllm_config=vllm_config(config, num_blocks=num_blocks, max_model_len=config.max_model_len),
@@ -236,11 +277,16 @@ def start_mock(
 
 
 def start_mock_process(
-    engine_args: EngineArgs, *, tokens_per_second: float | None = None, asks_core: bool = False
+    engine_args: EngineArgs,
+    *,
+    tokens_per_second: float | None = None,
+    replies: str | None = None,
+    asks_core: bool = False,
 ) -> tuple[RemoteCore, FrontEnd]:
     """Start a mock core in a process of its own and return it with its front end, as `start_in_process` does."""
     rate = [] if tokens_per_second is None else ["--tokens-per-second", str(tokens_per_second)]
-    core = RemoteCore.in_process(engine_args, command=[sys.executable, str(Path(__file__).resolve()), *rate])
+    told = [] if replies is None else ["--replies", replies]
+    core = RemoteCore.in_process(engine_args, command=[sys.executable, str(Path(__file__).resolve()), *rate, *told])
     return meet(core, engine_args, asks_core=asks_core)
 
 
@@ -248,10 +294,11 @@ def main() -> int:
     """Run a mock core for the front end that has started this process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens-per-second", type=float, help="of each stream (default: as fast as can be)")
+    parser.add_argument("--replies", help="JSON file of answers to some prompts")
     args = parser.parse_args()
     return serve(
         lambda engine_args, on_tokenizer: start_mock(
-            engine_args, on_tokenizer, tokens_per_second=args.tokens_per_second
+            engine_args, on_tokenizer, tokens_per_second=args.tokens_per_second, replies=args.replies
         )
     )
 

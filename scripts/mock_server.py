@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Serve an engine without a model: `jaxllm serve` in all but its core, which is that of mock_core.py.
 
-    scripts/mock_server.py MODEL [--tokens-per-second N] [THE FLAGS OF jaxllm serve]
+    scripts/mock_server.py MODEL [--tokens-per-second N] [--replies FILE] [THE FLAGS OF jaxllm serve]
 
 The tokenizer, the limits and the HTTP side are a real server's. GET /steps adds when the core has ended its last steps,
 as readings of the system's monotonic clock.
@@ -50,7 +50,7 @@ async def serve(args: argparse.Namespace) -> None:
     with (
         contextlib.closing(bind(ServerArgs.from_cli_args(args))) as listener,
         TimedLLM(
-            lambda: start_mock_process(engine_args, tokens_per_second=args.tokens_per_second),
+            lambda: start_mock_process(engine_args, tokens_per_second=args.tokens_per_second, replies=args.replies),
             admission=Admission(engine_args.max_num_queued_reqs, engine_args.max_num_queued_tokens),
         ) as engine,
     ):
@@ -64,6 +64,7 @@ def main() -> int:
     parser = FlexibleArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model_tag", metavar="MODEL")
     parser.add_argument("--tokens-per-second", type=float, help="of each stream (default: as fast as can be)")
+    parser.add_argument("--replies", help="JSON file of answers to some prompts, as mock_core.py describes it")
     AsyncEngineArgs.add_cli_args(parser)
     ServerArgs.add_cli_args(parser)
     args = parser.parse_args()

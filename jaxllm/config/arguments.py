@@ -60,6 +60,7 @@ GONE: Mapping[str, str] = {
     "speculative_model": "see speculative_config",
     "num_speculative_tokens": "see speculative_config",
     "guided_decoding_backend": "see structured_outputs_config",
+    "reasoning_parser": "outputs are not split here; it is a flag of jaxllm serve",
     "use_v2_block_manager": "there is one block manager",
     "enable_prompt_adapter": "see enable_lora",
     "worker_use_ray": "see distributed_executor_backend",

@@ -60,7 +60,6 @@ class UnsupportedArguments:
     return_sampling_mask: bool = unsupported(False, "outputs hold no mask; see logprobs_mode and allowed_token_ids")
     use_fp64_gumbel: bool = unsupported(False, "sampling is in float32")
     enable_trace_replay: bool = unsupported(False, "sampling cannot be forced to a trace; see allowed_token_ids")
-    reasoning_parser: str = unsupported("", "outputs are not split; for thinking_token_budget see reasoning_config")
     reasoning_parser_plugin: str | None = unsupported(None, "outputs are not split; see reasoning_config")
     watermark_config: Any = unsupported(None, "outputs are not watermarked")
 

@@ -5,22 +5,25 @@ from __future__ import annotations
 import dataclasses
 import uuid
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 
-class Text(NamedTuple):
+@dataclasses.dataclass(frozen=True, slots=True)
+class Text:
     """Some of the answer's text."""
 
     text: str
 
 
-class Reasoning(NamedTuple):
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reasoning:
     """Some of the text that the model reasons in before it answers."""
 
     text: str
 
 
-class CallStart(NamedTuple):
+@dataclasses.dataclass(frozen=True, slots=True)
+class CallStart:
     """A tool call begins. What follows of its arguments comes before any other call."""
 
     index: int
@@ -30,7 +33,8 @@ class CallStart(NamedTuple):
     """The name that the tool's result will refer to."""
 
 
-class CallArguments(NamedTuple):
+@dataclasses.dataclass(frozen=True, slots=True)
+class CallArguments:
     """Some of the JSON text of a call's arguments."""
 
     index: int

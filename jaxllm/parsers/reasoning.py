@@ -13,17 +13,18 @@ class ReasoningMarks(NamedTuple):
 
     start: str
     end: str
-    keeps_special_tokens: bool = False
-    """Whether they are special tokens, which must not be left out of the text."""
 
 
 MARKS = {
     "qwen3": ReasoningMarks("<think>", "</think>"),
     "deepseek_r1": ReasoningMarks("<think>", "</think>"),
     "glm45": ReasoningMarks("<think>", "</think>"),
-    "mistral": ReasoningMarks("[THINK]", "[/THINK]", keeps_special_tokens=True),
+    "mistral": ReasoningMarks("[THINK]", "[/THINK]"),
 }
-"""By the names of parsers; `openai_gptoss`, whose reasoning is a channel of its own, is in tools/openai.py."""
+"""The marks by the names of parsers."""
+HARMONY = "openai_gptoss"
+"""The parser of gpt-oss, whose reasoning and calls are channels: it is in tools/openai.py, and reads both."""
+REASONING_PARSERS = (*MARKS, HARMONY)
 
 
 class MarkedReasoning:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from jaxllm.parsers.function_tool import FunctionTool
-from jaxllm.parsers.pieces import CallArguments, CallStart, Piece, new_call_id
+from jaxllm.parsers.incoming import Incoming, Reading
+from jaxllm.parsers.pieces import CallArguments, CallStart, Piece, Reasoning, Text, new_call_id
 
 
 class ToolParser(abc.ABC):
@@ -18,21 +19,22 @@ class ToolParser(abc.ABC):
     the marks of well-formed calls is ever dropped, and nothing raises.
     """
 
-    keeps_special_tokens: ClassVar[bool] = False
-    """Whether the marks of calls are special tokens of the tokenizer, which must not be left out of the text."""
+    marks: ClassVar[tuple[str, ...]] = ()
+    """The marks of calls. Those that are special tokens of the tokenizer must not be left out of the text."""
 
     def __init__(self, tools: Sequence[FunctionTool] = ()) -> None:
         """Read calls of these tools. Calls of others are read too, unless nothing but its name tells a call."""
         self.tools = {tool.name: tool for tool in tools}
+        self.incoming = Incoming()
+        self._pieces: list[Piece] = []
         self._num_calls = 0
+        self._space: str | None = ""
+        """White space at the beginning, or after a call, which is shown if text follows; None within text."""
+        self._reading = self._read_all()
 
     @abc.abstractmethod
-    def feed(self, text: str) -> list[Piece]:
-        """Add text and return the pieces that became certain."""
-
-    @abc.abstractmethod
-    def finish(self) -> list[Piece]:
-        """Return what is left once the output has ended."""
+    def read(self) -> Reading[None]:
+        """Read `incoming`, and show what it holds as it becomes certain. What is left unread at the end is text."""
 
     @classmethod
     @abc.abstractmethod
@@ -44,11 +46,47 @@ class ToolParser(abc.ABC):
         most. Whatever matches is read by this parser without loss.
         """
 
-    def _start(self, name: str, call_id: str | None = None) -> CallStart:
-        """Begin the next call."""
-        self._num_calls += 1
-        return CallStart(self._num_calls - 1, name, call_id or new_call_id())
+    def feed(self, text: str) -> list[Piece]:
+        """Add text and return the pieces that became certain."""
+        self.incoming.add(text)
+        return self._advance()
 
-    def _arguments(self, text: str) -> CallArguments:
+    def finish(self) -> list[Piece]:
+        """Return what is left once the output has ended."""
+        self.incoming.is_ended = True
+        return self._advance()
+
+    def show_text(self, text: str) -> None:
+        """Show text of the answer."""
+        if self._space is not None:
+            if not text or text.isspace():
+                self._space += text
+                return
+            text, self._space = self._space + text, None
+        self._pieces.append(Text(text))
+
+    def show_reasoning(self, text: str) -> None:
+        """Show reasoning."""
+        self._pieces.append(Reasoning(text))
+
+    def start_call(self, name: str, call_id: str | None = None) -> None:
+        """Begin the next call, with an id of its own unless the model has given it one."""
+        self._pieces.append(CallStart(self._num_calls, name, call_id or new_call_id()))
+        self._num_calls += 1
+        self._space = ""
+
+    def show_arguments(self, text: str) -> None:
         """Go on with the arguments of the last call."""
-        return CallArguments(self._num_calls - 1, text)
+        self._pieces.append(CallArguments(self._num_calls - 1, text))
+
+    def _advance(self) -> list[Piece]:
+        next(self._reading, None)
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def _read_all(self) -> Reading[None]:
+        yield from self.read()
+        while (yield from self.incoming.has(1)):
+            self.show_text(self.incoming.rest())
+        if self._space and not self._num_calls:
+            self._pieces.append(Text(self._space))

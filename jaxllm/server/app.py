@@ -24,6 +24,7 @@ from jaxllm.server.errors import make_error
 from jaxllm.server.metrics import CountedRequests, EngineCollector, HttpMetrics, add_core_process, make_registry
 from jaxllm.server.middleware import RequestIdHeaders, RootPath, add_cors, add_own
 from jaxllm.server.openapi import describe
+from jaxllm.server.output_parsers import check_parsers
 from jaxllm.server.pooled_serving import PooledServing
 from jaxllm.server.serving_chat import OpenAIServingChat
 from jaxllm.server.serving_completion import OpenAIServingCompletion
@@ -36,6 +37,7 @@ from jaxllm.version import __version__
 def build_app(args: argparse.Namespace) -> FastAPI:
     """Return the application of a command line, as yet without an engine: `init_app_state` gives it one."""
     server_args = ServerArgs.from_cli_args(args)
+    check_parsers(server_args)
     docs: dict[str, Any] = {"openapi_url": None} if server_args.disable_fastapi_docs else {}
     app = FastAPI(title="jaxllm", version=__version__, **docs)
     app.state.args, app.state.server_args = args, server_args

@@ -25,6 +25,7 @@ from jaxllm.config.kinds import (
 )
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX
+from jaxllm.parsers.reasoning import REASONING_PARSERS
 from jaxllm.server.unsupported_arguments import UnsupportedServerArguments
 from jaxllm.text.chat import CONTENT_FORMATS
 
@@ -108,6 +109,19 @@ class ServerArgs(UnsupportedServerArguments):
     trust_request_chat_template: bool = argument(False, Switch(), _CHAT, "run chat templates that requests bring")
     enable_tokenizer_info_endpoint: bool = argument(
         False, Switch(), _CHAT, "show the tokenizer, chat template included, at /tokenizer_info"
+    )
+    enable_auto_tool_choice: bool = argument(
+        False, Switch(), _CHAT, "has no effect: requests with tools may always call them, or not"
+    )
+    tool_call_parser: str | None = argument(
+        None, Text(), _CHAT, "how the model writes tool calls; by default as its chat template tells"
+    )
+    tool_parser_plugin: str | None = argument(None, Text(), _CHAT, "Python file that registers more tool parsers")
+    reasoning_parser: str | None = argument(
+        None, Choice((None, *REASONING_PARSERS)), _CHAT, "how the model marks its reasoning; by default as found"
+    )
+    exclude_tools_when_tool_choice_none: bool = argument(
+        False, Switch(), _CHAT, "hide the tools from the chat template if tool_choice is 'none'"
     )
     sse_ping_interval: float = argument(
         15.0, Number(0.0, 3600.0), _CHAT, "seconds between comments in a stream that has no token yet; 0 for none"

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 from msgspec import UNSET
 
 from jaxllm.outputs import CompletionOutput, RequestOutput
+from jaxllm.parsers.pieces import CallArguments, CallStart, Piece, Reasoning, Text
 from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.protocol.chat import (
     ChatCompletionRequest,
     ChatCompletionResponseStreamChoice,
     ChatCompletionStreamResponse,
     DeltaMessage,
+    FunctionCall,
+    ToolCallDelta,
 )
 from jaxllm.server.protocol.logprobs import chat_logprobs
 from jaxllm.server.protocol.usage import UsageInfo, make_usage
-from jaxllm.server.sse import EngineOutputs, TextFrame, event
+from jaxllm.server.sse import TextFrame, event
+from jaxllm.server.turns import Turn
 
 
 class ChatEvents:
@@ -37,23 +41,26 @@ class ChatEvents:
         self._frames: dict[int, TextFrame] = {}
         self._num_prompt_tokens, self._num_cached, self._num_tokens = 0, 0, 0
 
-    async def frames(self, outputs: EngineOutputs) -> AsyncGenerator[bytes, None]:
+    async def frames(self, turn: Turn) -> AsyncGenerator[bytes, None]:
         """Yield the frames of each output, and at the end the usage if it was asked for."""
-        async for ping in outputs.pings(self._ping_seconds):
+        async for ping in turn.outputs.pings(self._ping_seconds):
             yield ping
         is_first = True
-        async for output in outputs:
+        async for output in turn.outputs:
             pieces = self._open(output) if is_first else []
             is_first = False
             if output.num_cached_tokens:
                 self._num_cached = output.num_cached_tokens
             for each in output.outputs:
                 self._num_tokens += len(each.token_ids)
-                if self._is_plain and each.finish_reason is None:
-                    if each.text:
-                        pieces.append(self._frame(each.index).event(each.text))
-                else:
-                    pieces.append(event(self._chunk([self._choice(each)])))
+                parts = turn.pieces(each)
+                match parts:
+                    case [Text(text)] if self._is_plain and each.finish_reason is None:
+                        pieces.append(self._frame(each.index).event(text))
+                    case [] if self._is_plain and each.finish_reason is None:
+                        pass
+                    case _:
+                        pieces.append(event(self._chunk([self._choice(each, parts, turn.finish_reason(each))])))
             if pieces:
                 yield b"".join(pieces)
         if self._ends_in_usage:
@@ -79,15 +86,17 @@ class ChatEvents:
             ]
         return [event(chunk) for chunk in chunks]
 
-    def _choice(self, output: CompletionOutput) -> ChatCompletionResponseStreamChoice:
+    def _choice(
+        self, output: CompletionOutput, pieces: Sequence[Piece], finish_reason: str | None
+    ) -> ChatCompletionResponseStreamChoice:
         request, logprobs = self._request, None
         if request.logprobs and output.logprobs:
             logprobs = chat_logprobs(output.token_ids, output.logprobs, request.num_logprobs, as_token_ids=self._as_ids)
         return ChatCompletionResponseStreamChoice(
             index=output.index,
-            delta=DeltaMessage(content=output.text),
+            delta=_delta(pieces),
             logprobs=logprobs,
-            finish_reason=output.finish_reason,
+            finish_reason=finish_reason,
             stop_reason=UNSET if output.finish_reason is None else output.stop_reason,
             token_ids=list(output.token_ids) if request.return_token_ids else UNSET,
         )
@@ -119,6 +128,29 @@ class ChatEvents:
 
     def _usage(self) -> UsageInfo:
         return make_usage(self._num_prompt_tokens, self._num_tokens, self._num_cached if self._tells_cached else None)
+
+
+def _delta(pieces: Sequence[Piece]) -> DeltaMessage:
+    """Return what is new of a message."""
+    text, reasoning, calls = [], [], []
+    for piece in pieces:
+        match piece:
+            case Text():
+                text.append(piece.text)
+            case Reasoning():
+                reasoning.append(piece.text)
+            case CallStart(index, name, call_id):
+                function = FunctionCall(name=name, arguments="")
+                calls.append(ToolCallDelta(index=index, id=call_id, type="function", function=function))
+            case CallArguments(index, arguments):
+                calls.append(ToolCallDelta(index=index, function=FunctionCall(arguments=arguments)))
+    thoughts = "".join(reasoning) if reasoning else UNSET
+    return DeltaMessage(
+        content="".join(text) if text or not (reasoning or calls) else UNSET,
+        reasoning=thoughts,
+        reasoning_content=thoughts,
+        tool_calls=calls or UNSET,
+    )
 
 
 def _text_choice(index: int, text: str) -> ChatCompletionResponseStreamChoice:

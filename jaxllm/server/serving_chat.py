@@ -13,15 +13,20 @@ from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import CompletionOutput, RequestOutput
 from jaxllm.params.checks import check_int
+from jaxllm.parsers.pieces import gather
+from jaxllm.server.answer_grammar import answer_grammar
 from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.chat_events import ChatEvents
 from jaxllm.server.errors import ErrorResponse, error_response
 from jaxllm.server.model_tasks import check_generates
+from jaxllm.server.output_parsers import OutputParsers
 from jaxllm.server.protocol.chat import (
     ChatCompletionRequest,
     ChatCompletionResponse,
     ChatCompletionResponseChoice,
     ChatMessage,
+    FunctionCall,
+    ToolCallMessage,
 )
 from jaxllm.server.protocol.logprobs import chat_logprobs, prompt_logprobs
 from jaxllm.server.protocol.usage import make_usage
@@ -29,6 +34,7 @@ from jaxllm.server.request_ids import headers_of, new_request_id, shown_request_
 from jaxllm.server.serving_models import OpenAIServingModels
 from jaxllm.server.sse import EngineOutputs, EventStream, raise_if_failed
 from jaxllm.server.trace_headers import given_trace
+from jaxllm.server.turns import AnswerReader, Turn
 from jaxllm.text.prompts import ParsedPrompt
 from jaxllm.text.template_limits import TemplateLimitError
 
@@ -44,6 +50,7 @@ class OpenAIServingChat:
         self.engine_client = engine_client
         self.models = models
         self._args = args
+        self._parsers = OutputParsers(args, _template(engine_client))
 
     async def create_chat_completion(
         self, request: ChatCompletionRequest, raw_request: Any = None
@@ -75,32 +82,43 @@ class OpenAIServingChat:
         start = _Start(f"chatcmpl-{shown_id}", int(time.time()), self.models.name, self._role(request))
         with request.fields_named("messages"):
             if request.use_beam_search:
-                return self._response(request, start, await self._search(request, request_id, trace_headers))
-            outputs = await self._begin(request, request_id, trace_headers)
+                output = await self._search(request, request_id, trace_headers)
+                return self._response(request, start, output, AnswerReader())
+            turn = await self.begin(request, request_id, trace_headers)
         if request.stream:
-            return EventStream(ChatEvents(request, self._args, *start).frames(outputs), outputs)
-        final: RequestOutput | None = None
-        async with contextlib.aclosing(outputs):
-            async for output in outputs:
-                final = output
-        assert final is not None
-        return self._response(request, start, final)
+            return EventStream(ChatEvents(request, self._args, *start).frames(turn), turn.outputs)
+        return self._response(request, start, await turn.whole(), turn.reader)
 
-    async def _begin(
-        self, request: ChatCompletionRequest, request_id: str, trace_headers: Mapping[str, str] | None
-    ) -> EngineOutputs:
-        """Queue a request; once this returns it is admitted."""
+    async def begin(
+        self, request: ChatCompletionRequest, request_id: str, trace_headers: Mapping[str, str] | None = None
+    ) -> Turn:
+        """Queue a checked request; once this returns it is admitted. Raises what `errors.error_response` answers."""
+        use = request.tool_use()
+        parser = self._parsers.tool_parser(use)
         defaults = self.engine_client.front.ready.default_sampling_params
         params = request.sampling_params(defaults, max_tokens=request.most_tokens, logprobs=request.num_logprobs)
+        prompt = await self.render(request)
+        text = prompt.text or ""
+        params.structured_outputs = answer_grammar(
+            params.structured_outputs, use, parser, self._parsers.reasoning, text
+        )
+        special = self.engine_client.front.require_tokenizer().special_texts
+        if not special.isdisjoint(self._parsers.marks(parser)):
+            params.skip_special_tokens = False
         stream = await self.engine_client.add_request(
             request_id,
-            await self.render(request),
+            prompt,
             params,
             tokenization_kwargs=request.tokenization_kwargs(),
             trace_headers=trace_headers,
             priority=request.priority,
         )
-        return EngineOutputs(self.engine_client, stream)
+        reader = AnswerReader(
+            self._parsers.maker(parser, use.tools, text),
+            shows_reasoning=request.include_reasoning,
+            is_named=use.is_named,
+        )
+        return Turn(EngineOutputs(self.engine_client, stream), reader)
 
     async def _search(
         self, request: ChatCompletionRequest, request_id: str, trace_headers: Mapping[str, str] | None
@@ -109,6 +127,8 @@ class OpenAIServingChat:
         inputs, longest = self.engine_client.front.inputs, self.engine_client.model_config.max_model_len
         most = request.most_tokens
         request.beam_search_params(most or 1)  # whose errors come before the work
+        if request.tool_use().tools:
+            raise VLLMValidationError("tools are not called in a beam search: leave them out.", parameter="tools")
         prompt = await self.render(request)
         encoded = await asyncio.to_thread(inputs.encode, prompt, request.tokenization_kwargs())
         params = request.beam_search_params(max(1, longest - len(encoded.token_ids)) if most is None else most)
@@ -133,7 +153,7 @@ class OpenAIServingChat:
         front = self.engine_client.front
         if front.tokenizer is None:
             return False
-        return bool(request.chat_template or front.ready.chat_template or front.tokenizer.parts.chat_template)
+        return bool(request.chat_template or _template(self.engine_client))
 
     def _render_briefly(self, request: ChatCompletionRequest) -> ParsedPrompt | None:
         """Return the prompt, or None if the template takes too long, be the conversation short."""
@@ -145,9 +165,11 @@ class OpenAIServingChat:
         for name in ("documents", "reasoning_effort"):
             if getattr(request, name) is not None:
                 variables[name] = getattr(request, name)
+        hides_tools = request.tool_choice == "none" and self._args.exclude_tools_when_tool_choice_none
         return self.engine_client.front.chat_renderer.render(
             request.messages,
             "messages",
+            tools=None if hides_tools else request.tools or None,
             chat_template=request.chat_template,
             content_format=self._args.chat_template_content_format,
             add_generation_prompt=request.add_generation_prompt,
@@ -167,14 +189,16 @@ class OpenAIServingChat:
             return self._args.response_role
         return str(request.messages[-1].get("role"))
 
-    def _response(self, request: ChatCompletionRequest, start: _Start, output: RequestOutput) -> ChatCompletionResponse:
+    def _response(
+        self, request: ChatCompletionRequest, start: _Start, output: RequestOutput, reader: AnswerReader
+    ) -> ChatCompletionResponse:
         prompt_ids = output.prompt_token_ids or []
         cached = (output.num_cached_tokens or 0) if self._args.enable_prompt_tokens_details else None
         return ChatCompletionResponse(
             id=start.id,
             created=start.created,
             model=start.model,
-            choices=[self._choice(request, start.role, each) for each in output.outputs],
+            choices=[self._choice(request, start.role, each, reader) for each in output.outputs],
             usage=make_usage(len(prompt_ids), sum(len(each.token_ids) for each in output.outputs), cached),
             prompt_logprobs=prompt_logprobs(output.prompt_logprobs),
             prompt_token_ids=prompt_ids if request.return_token_ids else None,
@@ -182,17 +206,29 @@ class OpenAIServingChat:
         )
 
     def _choice(
-        self, request: ChatCompletionRequest, role: str, output: CompletionOutput
+        self, request: ChatCompletionRequest, role: str, output: CompletionOutput, reader: AnswerReader
     ) -> ChatCompletionResponseChoice:
+        parsed = gather(reader.pieces(output))
+        text, reasoning = request.echoed(role) + parsed.text, parsed.reasoning or None
+        calls = [
+            ToolCallMessage(id=each.id, function=FunctionCall(name=each.name, arguments=each.arguments))
+            for each in parsed.calls
+        ]
         logprobs = None
         if request.logprobs and output.logprobs is not None:
             as_ids = request.shows_token_ids(self._args.return_tokens_as_token_ids)
             logprobs = chat_logprobs(output.token_ids, output.logprobs, request.num_logprobs, as_token_ids=as_ids)
         return ChatCompletionResponseChoice(
             index=output.index,
-            message=ChatMessage(role=role, content=request.echoed(role) + output.text),
+            message=ChatMessage(
+                role=role,
+                content=text if text or not (calls or reasoning) else None,
+                reasoning=reasoning,
+                reasoning_content=reasoning,
+                tool_calls=calls,
+            ),
             logprobs=logprobs,
-            finish_reason=output.finish_reason,
+            finish_reason=reader.finish_reason(output),
             stop_reason=output.stop_reason,
             token_ids=list(output.token_ids) if request.return_token_ids else None,
         )
@@ -207,9 +243,15 @@ class _Start(NamedTuple):
     role: str
 
 
+def _template(engine_client: AsyncLLM) -> str | Mapping[str, str] | None:
+    """Return the chat template of an engine, several by their names, or None without one."""
+    front = engine_client.front
+    return front.ready.chat_template or (front.tokenizer and front.tokenizer.parts.chat_template)
+
+
 def _is_long(request: ChatCompletionRequest) -> bool:
     """Say whether rendering may take long: what is not plain text counts as long."""
-    if request.chat_template or request.chat_template_kwargs or request.documents:
+    if request.chat_template or request.chat_template_kwargs or request.documents or request.tools:
         return True
     total = 0
     for message in request.messages:

@@ -15,7 +15,7 @@ _FINGERPRINT = "answers have no system_fingerprint; /version says which server i
 _GRPC = "gRPC is served beside HTTP, not in place of it; use grpc_port"
 _ONE_SERVER = "a server is one process with one engine; start several, with a proxy in front of them"
 _OUTPUTS = "outputs are not logged; enable_log_requests logs what was asked"
-_TOOLS = "tool calls are not read from outputs yet; see structured_outputs in requests"
+_TOOLS = "tools are called by clients; the server runs none itself"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -26,10 +26,6 @@ class UnsupportedServerArguments:
     """
 
     lora_modules: list[str] | None = unsupported(None, _ADAPTERS, also=([],))
-    enable_auto_tool_choice: bool = unsupported(False, _TOOLS)
-    exclude_tools_when_tool_choice_none: bool = unsupported(False, _TOOLS)
-    tool_call_parser: str | None = unsupported(None, _TOOLS)
-    tool_parser_plugin: str = unsupported("", _TOOLS)
     tool_server: str | None = unsupported(None, _TOOLS)
     fingerprint_mode: str = unsupported("none", _FINGERPRINT)
     fingerprint_value: str | None = unsupported(None, _FINGERPRINT)

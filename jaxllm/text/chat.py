@@ -13,6 +13,7 @@ from jaxllm.text.prompts import ParsedPrompt
 from jaxllm.text.template_limits import TemplateLimitError
 from jaxllm.text.templates import ChatTemplates
 from jaxllm.text.tokenizer import Tokenizer
+from jaxllm.text.tool_prompt import has_calls, knows_tools, tell_tools
 
 CONTENT_FORMATS = ("auto", "string", "openai")
 _TEXT_PARTS = {
@@ -78,10 +79,12 @@ class ChatRenderer:
                 raise VLLMValidationError(message, parameter="chat_template_kwargs", value=name)
         templates = self._brief_templates if is_brief else self._templates
         with _refusals(label, conversation, raises_limit=is_brief):
-            template = templates.get(self._source(chat_template, tools))
-            messages = parse_conversation(
-                conversation, label, template.content_format if content_format == "auto" else content_format
-            )
+            source = self._source(chat_template, tools)
+            template = templates.get(source)
+            form = template.content_format if content_format == "auto" else content_format
+            if not knows_tools(source) and (tools or has_calls(conversation)):
+                conversation, tools = tell_tools(parse_conversation(conversation, label, "string"), tools or ()), None
+            messages = parse_conversation(conversation, label, form)
             text = template.render(
                 messages,
                 tools=tools,

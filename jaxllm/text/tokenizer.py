@@ -72,6 +72,12 @@ class Tokenizer:
         return {token_id: token.content for token_id, token in self.backend.get_added_tokens_decoder().items()}
 
     @cached_property
+    def special_texts(self) -> frozenset[str]:
+        """Return the texts of the special tokens, which decoding leaves out by default."""
+        added = self.backend.get_added_tokens_decoder().values()
+        return frozenset(token.content for token in added if token.special)
+
+    @cached_property
     def longest_token(self) -> int:
         """Return how many characters a token can stand for: no token's text is longer than its vocabulary entry."""
         return max(map(len, self.backend.get_vocab(with_added_tokens=True)))

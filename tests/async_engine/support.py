@@ -52,16 +52,20 @@ def tiny_args(tokenizer: str | None = None, **given: Any) -> AsyncEngineArgs:
 
 @contextlib.contextmanager
 def mock_llm(
-    args: AsyncEngineArgs, *, in_process: bool = False, tokens_per_second: float | None = None
+    args: AsyncEngineArgs,
+    *,
+    in_process: bool = False,
+    tokens_per_second: float | None = None,
+    replies: str | None = None,
 ) -> Iterator[AsyncLLM]:
-    """Start an engine whose core has no model, in a thread or in a process."""
+    """Start an engine whose core has no model, in a thread or in a process; `replies` is a file as in mock_core.py."""
 
     def start_thread():
-        start = functools.partial(start_mock, args, tokens_per_second=tokens_per_second)
+        start = functools.partial(start_mock, args, tokens_per_second=tokens_per_second, replies=replies)
         return meet(RemoteCore.in_thread(start), args, asks_core=False)
 
     def start_process():
-        return start_mock_process(args, tokens_per_second=tokens_per_second)
+        return start_mock_process(args, tokens_per_second=tokens_per_second, replies=replies)
 
     admission = Admission(args.max_num_queued_reqs, args.max_num_queued_tokens)
     with AsyncLLM(start_process if in_process else start_thread, admission=admission) as llm:

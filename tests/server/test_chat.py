@@ -102,13 +102,6 @@ def test_parts_and_roles(mock_server: Served) -> None:
     assert answer["prompt_text"] == "<developer>d<user>a\nb<assistant>"
 
 
-def test_tools_are_hidden_with_tool_choice_none(mock_server: Served) -> None:
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    assert chat(mock_server, tools=tools, tool_choice="none").status == 200
-    assert chat(mock_server, tools=tools).json["error"]["param"] == "tools"
-    assert chat(mock_server, tool_choice="required").json["error"]["param"] == "tool_choice"
-
-
 def test_fields_without_effect_are_taken(mock_server: Served) -> None:
     fields = {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "prompt_cache_key": "k"}
     more = {"safety_identifier": "s", "parallel_tool_calls": True, "modalities": ["text"], "nobody_knows": 1}

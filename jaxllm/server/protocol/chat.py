@@ -13,10 +13,10 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_int, shown
 from jaxllm.server.protocol.logprobs import ChatLogprobs, PromptTokenLogprob
 from jaxllm.server.protocol.sampling import REFUSED, SamplingFields
+from jaxllm.server.protocol.tools import ToolUse, read_tool_use
 from jaxllm.server.protocol.usage import UsageInfo
 
 _NO_AUDIO = "no model here speaks or hears"
-_NO_TOOLS = "tools are not called yet; with tool_choice='none' they may be given"
 CHAT_REFUSED: Mapping[str, str] = {
     **REFUSED,
     "audio": _NO_AUDIO,
@@ -47,16 +47,18 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     """Chat templates see it by this name."""
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    """False: at most one call."""
+    include_reasoning: bool = True
+    """Whether the answer shows its reasoning, where that is told from its text."""
     modalities: list[str] | None = None
     return_prompt_text: bool = False
-    include_reasoning: bool = True
-    parallel_tool_calls: bool | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    """These last have no effect: the reasoning is part of the answer's text, and no tools are called."""
+    """These last four have no effect."""
 
     def check(self, *, trusts_template: bool) -> None:
         """Refuse what cannot be, before anything is done. Raises VLLMValidationError."""
@@ -77,14 +79,10 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
         if self.modalities not in (None, ["text"]):
             message = f"modalities must be ['text'], got {shown(self.modalities)}: {_NO_AUDIO}."
             raise VLLMValidationError(message, parameter="modalities", value=self.modalities)
-        self._check_tools()
 
-    def _check_tools(self) -> None:
-        if self.tools and self.tool_choice != "none":
-            raise VLLMValidationError(f"tools is not supported: {_NO_TOOLS}.", parameter="tools")
-        if not self.tools and self.tool_choice not in (None, "none", "auto"):
-            message = f"tool_choice={shown(self.tool_choice)} is not supported: {_NO_TOOLS}."
-            raise VLLMValidationError(message, parameter="tool_choice", value=self.tool_choice)
+    def tool_use(self) -> ToolUse:
+        """Return which tools the answer may call. Raises VLLMValidationError."""
+        return read_tool_use(self.tools, self.tool_choice, parallel=self.parallel_tool_calls)
 
     @property
     def most_tokens(self) -> int | None:
@@ -115,6 +113,31 @@ def conversation(request: Any, messages: list[dict[str, Any]]) -> ChatCompletion
     return ChatCompletionRequest(messages=messages, **{name: getattr(request, name) for name in names})
 
 
+class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
+    """The function that is called, or what is new of it."""
+
+    name: str | UnsetType = UNSET
+    arguments: str
+    """The arguments as JSON text."""
+
+
+class ToolCallMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A call in an answer."""
+
+    id: str
+    type: str = "function"
+    function: FunctionCall
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """What is new of a call: the first one of each has its id, its type and the function's name."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionCall
+
+
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The message of an answer."""
 
@@ -124,8 +147,10 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     annotations: None = None
     audio: None = None
     function_call: None = None
-    tool_calls: list[Any] = []
+    tool_calls: list[ToolCallMessage] = []
     reasoning: str | None = None
+    reasoning_content: str | None = None
+    """The older name of `reasoning`."""
 
 
 class ChatCompletionResponseChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,6 +185,10 @@ class DeltaMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    """The older name of `reasoning`."""
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatCompletionResponseStreamChoice(msgspec.Struct, frozen=True, kw_only=True):

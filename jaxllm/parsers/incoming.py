@@ -1,0 +1,242 @@
+"""The text of an output as it comes, read by generators that yield wherever they need more of it to decide."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Generator, Sequence
+
+from jaxllm.parsers.marks import held_back
+
+type Reading[T] = Generator[None, None, T]
+"""A generator that yields when it needs more text, and returns what it has read."""
+
+_SPACE = " \t\r\n"
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
+"""Characters of a JSON string that stand for themselves."""
+_SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_SCALAR_CHARACTERS = re.compile(r"[-+.0-9A-Za-z]+")
+_MAX_SCALAR = 400
+_MAX_DEPTH = 100
+_LONGEST_MARK = 64
+_KEPT = 4096
+"""Text that was read is dropped once there is so much of it."""
+
+
+class Incoming:
+    """What has come of a text, and how far it was read. What its methods return depends on no cut in the text."""
+
+    def __init__(self) -> None:
+        self.is_ended = False
+        self._text, self._place = "", 0
+        self._dropped = 0
+        """So much was dropped of the text's beginning."""
+        self._num_trials = 0
+
+    def add(self, text: str) -> None:
+        """Append text."""
+        if self._place > _KEPT and self._num_trials == 0:
+            self._text, self._dropped, self._place = self._text[self._place :], self._dropped + self._place, 0
+        self._text += text
+
+    def trial(self) -> int:
+        """Begin to read what may turn out to be something else; `settle` ends that."""
+        self._num_trials += 1
+        return self._place + self._dropped
+
+    def settle(self, start: int) -> str:
+        """End a trial and return the text that was read in it."""
+        self._num_trials -= 1
+        return self._text[start - self._dropped : self._place]
+
+    def rest(self) -> str:
+        """Read all that has come, and return it."""
+        text, self._place = self._text[self._place :], len(self._text)
+        return text
+
+    def has(self, count: int) -> Reading[bool]:
+        """Wait for so many characters; False if the text ends before."""
+        while len(self._text) - self._place < count and not self.is_ended:
+            yield
+        return len(self._text) - self._place >= count
+
+    def next_is(self, mark: str) -> Reading[bool]:
+        """Say whether the mark comes next."""
+        while True:
+            here = self._text[self._place : self._place + len(mark)]
+            if len(here) == len(mark) or self.is_ended or not mark.startswith(here):
+                return here == mark
+            yield
+
+    def take(self, mark: str) -> Reading[bool]:
+        """Read a mark if it comes next, and say whether it did."""
+        if (yield from self.next_is(mark)):
+            self._place += len(mark)
+            return True
+        return False
+
+    def take_any(self, marks: Sequence[str]) -> Reading[str | None]:
+        """Read the first of the marks that comes next and return it, or None."""
+        for mark in marks:
+            if (yield from self.take(mark)):
+                return mark
+        return None
+
+    def take_spaced(self, mark: str) -> Reading[bool]:
+        """Read white space and a mark if they come next, else nothing; say whether they did."""
+        start = self.trial()
+        yield from self.skip_space()
+        is_there = yield from self.take(mark)
+        self.settle(start)
+        if not is_there:
+            self._place = start - self._dropped
+        return is_there
+
+    def skip_space(self) -> Reading[str]:
+        """Read white space and return it."""
+        found = ""
+        while (yield from self.has(1)):
+            end = self._place
+            while end < len(self._text) and self._text[end] in _SPACE:
+                end += 1
+            found += self._text[self._place : end]
+            self._place = end
+            if end < len(self._text):
+                break
+        return found
+
+    def take_while(self, pattern: re.Pattern[str], most: int) -> Reading[str]:
+        """Read characters that the pattern, of one character repeated, matches, `most` at most, and return them."""
+        found = ""
+        while len(found) < most and (yield from self.has(1)):
+            match = pattern.match(self._text, self._place, self._place + most - len(found))
+            if match is None:
+                break
+            found += match[0]
+            self._place = match.end()
+        return found
+
+    def until(self, marks: Sequence[str], show: Callable[[str], None]) -> Reading[str | None]:
+        """Read up to the first of the marks, and the mark; None if the text ends before. `show` gets what comes before
+        it, piece by piece.
+        """
+        pattern = re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))))
+        while True:
+            match = pattern.search(self._text, self._place)
+            # A shorter mark may be the beginning of a longer one that has not come whole.
+            if match and not self.is_ended and match.end() == len(self._text) and _grows(match[0], marks):
+                match, end = None, match.start()
+            else:
+                end = match.start() if match else len(self._text)
+                if match is None and not self.is_ended:
+                    end = len(self._text) - held_back(self._text[max(self._place, end - _LONGEST_MARK) :], marks)
+            if end > self._place:
+                show(self._text[self._place : end])
+            self._place = match.end() if match else end
+            if match:
+                return match[0]
+            if self.is_ended:
+                return None
+            yield
+
+    def json_value(self, show: Callable[[str], None]) -> Reading[bool]:
+        """Read a JSON value; `show` gets its text piece by piece, with control characters in strings escaped.
+
+        False where the text is none; then what was shown was right so far.
+        """
+        closers: list[str] = []
+        while True:
+            show((yield from self.skip_space())) if closers else (yield from self.skip_space())
+            if not (yield from self.has(1)):
+                return False
+            first = self._text[self._place]
+            if first in "{[":
+                if len(closers) == _MAX_DEPTH:
+                    return False
+                self._place += 1
+                show(first)
+                closers.append("}" if first == "{" else "]")
+                show((yield from self.skip_space()))
+                if not (yield from self.take(closers[-1])):
+                    if first == "{" and not (yield from self._key(show)):
+                        return False
+                    continue
+                show(closers.pop())
+            elif first == '"':
+                if not (yield from self.json_string(show)):
+                    return False
+            elif not (yield from self._scalar(show)):
+                return False
+            if not (yield from self._after_value(closers, show)):
+                return False
+            if not closers:
+                return True
+
+    def _after_value(self, closers: list[str], show: Callable[[str], None]) -> Reading[bool]:
+        """Read what closes after a value, up to a comma and the key after that if there is one."""
+        while closers:
+            show((yield from self.skip_space()))
+            if (yield from self.take(",")):
+                show(",")
+                return True if closers[-1] == "]" else (yield from self._key(show))
+            if not (yield from self.take(closers[-1])):
+                return False
+            show(closers.pop())
+        return True
+
+    def _key(self, show: Callable[[str], None]) -> Reading[bool]:
+        show((yield from self.skip_space()))
+        if not (yield from self.json_string(show)):
+            return False
+        show((yield from self.skip_space()))
+        if not (yield from self.take(":")):
+            return False
+        show(":")
+        return True
+
+    def json_string(self, show: Callable[[str], None]) -> Reading[bool]:
+        """Read a JSON string, as `json_value` does."""
+        if not (yield from self.take('"')):
+            return False
+        show('"')
+        while (yield from self.has(1)):
+            match = _PLAIN.match(self._text, self._place)
+            if match:
+                self._place = match.end()
+                show(match[0])
+                continue
+            character = self._text[self._place]
+            if character == '"':
+                self._place += 1
+                show('"')
+                return True
+            length = 1
+            if character == "\\":
+                if not (yield from self.has(2)):
+                    return False
+                length = 6 if self._text[self._place + 1] == "u" else 2
+                if not (yield from self.has(length)) or not _is_escape(self._text[self._place : self._place + length]):
+                    return False
+            shown = self._text[self._place : self._place + length]
+            self._place += length
+            show(shown if length > 1 else json.dumps(shown)[1:-1])
+        return False
+
+    def _scalar(self, show: Callable[[str], None]) -> Reading[bool]:
+        """Read a number or a word, which is shown whole."""
+        start = self.trial()
+        found = yield from self.take_while(_SCALAR_CHARACTERS, _MAX_SCALAR)
+        self.settle(start)
+        if _SCALAR.fullmatch(found):
+            show(found)
+            return True
+        self._place -= len(found)
+        return False
+
+
+def _grows(mark: str, marks: Sequence[str]) -> bool:
+    return any(other != mark and other.startswith(mark) for other in marks)
+
+
+def _is_escape(text: str) -> bool:
+    return text[1] in '"\\/bfnrt' if len(text) == 2 else all(each in "0123456789abcdefABCDEF" for each in text[2:])

@@ -1,0 +1,97 @@
+"""DeepSeek V3, R1 and V3.1: calls between tokens that are written with full-width bars."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from jaxllm.parsers import formats
+from jaxllm.parsers.function_tool import FunctionTool
+from jaxllm.parsers.incoming import Reading
+from jaxllm.parsers.tool_parser import ToolParser
+
+START, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_NAME = re.compile(r"[^<>\s{}`\"]+")
+_MAX_NAME = 256
+
+
+class DeepSeekV3Parser(ToolParser):
+    """This reads `function<｜tool▁sep｜>NAME` with the arguments in a block of code, and the form of V3.1."""
+
+    marks = (START, END, CALL, SEPARATOR, CALL_END)
+
+    def read(self) -> Reading[None]:
+        """Read text and calls in turns."""
+        incoming = self.incoming
+        while mark := (yield from incoming.until((START, CALL), self.show_text)):
+            start = incoming.trial()
+            if mark == CALL or (yield from incoming.take_spaced(CALL)):
+                is_whole = yield from self._call(start, mark)
+                while is_whole and (yield from incoming.take_spaced(CALL)):
+                    is_whole = yield from self._call(incoming.trial(), CALL)
+                if is_whole:
+                    yield from incoming.take_spaced(END)
+            else:
+                self.show_text(mark + incoming.settle(start))
+
+    def _call(self, start: int, mark: str) -> Reading[bool]:
+        """Read a call; say whether it is one to its end. What began after `mark` at `start` is text if it is none."""
+        incoming = self.incoming
+        name = yield from incoming.take_while(_NAME, _MAX_NAME)
+        is_call = name != "" and (yield from incoming.take(SEPARATOR))
+        is_block = is_call and not (yield from incoming.next_is("{"))
+        if is_block:
+            name = yield from incoming.take_while(_NAME, _MAX_NAME)
+            is_call = yield from incoming.take_spaced("```json")
+            yield from incoming.skip_space()
+        is_call = is_call and name != "" and (yield from incoming.next_is("{"))
+        text = incoming.settle(start)
+        if not is_call:
+            self.show_text(mark + text)
+            return False
+        self.start_call(name)
+        if not (yield from incoming.json_value(self.show_arguments)):
+            return False
+        if is_block:
+            yield from incoming.take_spaced("```")
+        return (yield from incoming.take_spaced(CALL_END))
+
+    @classmethod
+    def grammar(cls, tools: Sequence[FunctionTool], *, at_least_one: bool, parallel: bool) -> dict[str, Any]:
+        """Return the format of outputs with calls, as `ToolParser.grammar` says."""
+        calls = formats.calls(
+            [
+                formats.tag(cls._head(tool.name), formats.json_schema(tool.schema), cls._tail() + CALL_END)
+                for tool in tools
+            ],
+            CALL,
+            separator="\n" if cls._tail() else "",
+            at_least_one=True,
+            parallel=parallel,
+        )
+        listed = formats.tag(START, calls, END)
+        if at_least_one:
+            return listed
+        return formats.calls([listed], START, separator="", at_least_one=False, parallel=False)
+
+    @classmethod
+    def _head(cls, name: str) -> str:
+        return f"{CALL}function{SEPARATOR}{name}\n```json\n"
+
+    @classmethod
+    def _tail(cls) -> str:
+        return "\n```"
+
+
+class DeepSeekV31Parser(DeepSeekV3Parser):
+    """This reads `NAME<｜tool▁sep｜>` with the arguments as they are, and the form of V3."""
+
+    @classmethod
+    def _head(cls, name: str) -> str:
+        return f"{CALL}{name}{SEPARATOR}"
+
+    @classmethod
+    def _tail(cls) -> str:
+        return ""

@@ -1,0 +1,79 @@
+"""gpt-oss' harmony: an output is messages in channels, some of them to functions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from jaxllm.parsers import formats
+from jaxllm.parsers.function_tool import FunctionTool
+from jaxllm.parsers.incoming import Reading
+from jaxllm.parsers.tool_parser import ToolParser
+
+START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+ENDS = ("<|end|>", "<|call|>", "<|return|>")
+_CHANNEL = re.compile(r"<\|channel\|>\s*([a-z]+)")
+_RECIPIENT = re.compile(r"to=([^\s<]+)")
+_HEAD = re.compile(r"[^<{}\"]+")
+_MAX_HEAD = 1000
+
+
+class OpenAIParser(ToolParser):
+    """This reads messages: the channel "analysis" is reasoning, a message to `functions.NAME` is a call of it, and any
+    other one is text.
+    """
+
+    marks = (START, CHANNEL, MESSAGE, *ENDS)
+
+    def read(self) -> Reading[None]:
+        """Read one message after the other."""
+        incoming = self.incoming
+        while mark := (yield from incoming.until((START, CHANNEL, *ENDS), self.show_text)):
+            if mark in ENDS:
+                continue
+            head = yield from self._head(mark)
+            if head is None:
+                continue
+            recipient, channel = _RECIPIENT.search(head), _CHANNEL.search(head)
+            if recipient and recipient[1].startswith("functions."):
+                self.start_call(recipient[1].removeprefix("functions."))
+                yield from incoming.json_value(self.show_arguments)
+            elif channel and channel[1] == "analysis":
+                yield from incoming.until(ENDS, self.show_reasoning)
+
+    def _head(self, mark: str) -> Reading[str | None]:
+        """Read what a message says of itself before its content; None if that is none, which is text then."""
+        incoming = self.incoming
+        start = incoming.trial()
+        length = 0
+        while length < _MAX_HEAD:
+            part = yield from incoming.take_while(_HEAD, _MAX_HEAD)
+            length += len(part)
+            if (yield from incoming.take(MESSAGE)):
+                return mark + incoming.settle(start)
+            tag = yield from incoming.take_any((CHANNEL, "<|constrain|>"))
+            if tag is None:
+                break
+            length += len(tag)
+        self.show_text(mark + incoming.settle(start))
+        return None
+
+    @classmethod
+    def grammar(cls, tools: Sequence[FunctionTool], *, at_least_one: bool, parallel: bool) -> dict[str, Any]:
+        """Return the format of outputs with calls, as `ToolParser.grammar` says: at most one, as the model makes."""
+        del parallel
+        thoughts = formats.sequence(
+            formats.tag(f"{CHANNEL}analysis{MESSAGE}", {"type": "any_text"}, ENDS[0]),
+            formats.text(f"{START}assistant"),
+        )
+        answers = [
+            formats.sequence(
+                formats.text(f"{CHANNEL}commentary to=functions.{tool.name} <|constrain|>json{MESSAGE}"),
+                formats.json_schema(tool.schema),
+            )
+            for tool in tools
+        ]
+        if not at_least_one:
+            answers.append(formats.sequence(formats.text(f"{CHANNEL}final{MESSAGE}"), {"type": "any_text"}))
+        return formats.sequence(formats.optional(thoughts), formats.either(*answers))

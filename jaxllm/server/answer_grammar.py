@@ -1,0 +1,74 @@
+"""What sampling must keep to so that an answer is what its request was promised: calls, a format, after reasoning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.structural_formats import as_format, either, from_format
+from jaxllm.params.structured_outputs import StructuredOutputsParams
+from jaxllm.parsers.reasoning import HARMONY, MARKS
+from jaxllm.parsers.tool_parser import ToolParser
+from jaxllm.server.protocol.tools import ToolUse
+
+_NOTHING = {"type": "const_string", "value": ""}
+_GAP = either([{"type": "const_string", "value": text} for text in ("\n\n", "\n", "")])
+"""Models write one of these between their reasoning and their answer."""
+
+
+def answer_grammar(
+    asked: StructuredOutputsParams | None,
+    use: ToolUse,
+    parser: type[ToolParser] | None,
+    reasoning: str | None,
+    prompt: str,
+) -> StructuredOutputsParams | None:
+    """Return the constraint on a whole output: `asked` holds for the answer where no tool has to be called.
+
+    `parser` reads the calls, and `reasoning` names the parser of what precedes both; `prompt` may have begun that.
+    Raises VLLMValidationError for what cannot go together.
+    """
+    form = None if asked is None else as_format(asked)
+    if parser is not None and use.needs_grammar:
+        form = _calls(asked, form, use, parser)
+    elif parser is not None and form is not None:
+        form = either([_calls(asked, form, use._replace(is_required=True), parser), form])
+    if form is None:
+        return asked
+    if parser is None or reasoning != HARMONY:  # gpt-oss' own parser knows of channels
+        form = after_reasoning(form, reasoning, prompt)
+    return from_format(form, asked)
+
+
+def _calls(
+    asked: StructuredOutputsParams | None, form: dict[str, Any] | None, use: ToolUse, parser: type[ToolParser]
+) -> dict[str, Any]:
+    """Return the format of an answer that may, or must, call tools."""
+    if asked is not None and form is None:
+        message = "a structural tag with 'structures' does not go with tools: use its form with 'format'."
+        raise VLLMValidationError(message, parameter="structured_outputs")
+    at_least_one = use.is_required or form is not None
+    calls = parser.grammar(use.enforced, at_least_one=at_least_one, parallel=use.is_parallel)
+    return calls if form is None or use.is_required else either([calls, form])
+
+
+def after_reasoning(form: dict[str, Any], reasoning: str | None, prompt: str) -> dict[str, Any]:
+    """Return the format of outputs that match `form` once the model has done reasoning."""
+    if reasoning is None:
+        return form
+    if reasoning == HARMONY:
+        thoughts = _thoughts("<|channel|>analysis<|message|>", "<|end|>")
+        opened = {"type": "sequence", "elements": [thoughts, {"type": "const_string", "value": "<|start|>assistant"}]}
+        header = {"type": "const_string", "value": "<|channel|>final<|message|>"}
+        return {"type": "sequence", "elements": [either([opened, _NOTHING]), header, form]}
+    marks, tail = MARKS[reasoning], prompt.rstrip()
+    if tail.endswith(marks.end):
+        return form
+    if tail.endswith(marks.start):
+        return {"type": "sequence", "elements": [_thoughts("", marks.end), _GAP, form]}
+    thoughts = {"type": "sequence", "elements": [_thoughts(marks.start, marks.end), _GAP]}
+    return {"type": "sequence", "elements": [either([thoughts, _NOTHING]), form]}
+
+
+def _thoughts(start: str, end: str) -> dict[str, Any]:
+    return {"type": "tag", "begin": start, "content": {"type": "any_text"}, "end": end}

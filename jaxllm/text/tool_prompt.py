@@ -1,0 +1,63 @@
+"""Chat templates that know no tools: the tools, calls and results of a conversation are told in plain messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+PARSER = "hermes"
+"""The tool parser that reads what models are told here to write."""
+_PROMPT = """\
+You can call functions. These are their signatures, as JSON, between <tools> and </tools>:
+<tools>
+{tools}
+</tools>
+To call one, answer with a JSON object of its name and its arguments between <tool_call> and </tool_call>, as
+<tool_call>
+{{"name": "the function's name", "arguments": {{"an argument's name": "its value"}}}}
+</tool_call>"""
+
+
+def knows_tools(template: str) -> bool:
+    """Say whether a chat template shows tools by itself."""
+    return "tools" in template
+
+
+def has_calls(messages: Any) -> bool:
+    """Say whether there are calls or results of tools among the messages, which need not be checked yet."""
+    listed = messages if isinstance(messages, Sequence) else ()
+    return any(isinstance(each, Mapping) and (each.get("tool_calls") or each.get("role") == "tool") for each in listed)
+
+
+def tell_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages, whose contents are strings, with the tools told in the system's, which is made if there is
+    none, with calls as the text that made them, and with results as the user's.
+    """
+    told: list[dict[str, Any]] = []
+    for message in messages:
+        plain = {name: value for name, value in message.items() if name not in ("tool_calls", "tool_call_id", "name")}
+        if message.get("role") == "tool":
+            result = f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"
+            if told and told[-1].get("is_result"):
+                told[-1]["content"] += f"\n{result}"
+                continue
+            plain = {"role": "user", "content": result, "is_result": True}
+        elif message.get("tool_calls"):
+            calls = [_call(call["function"]) for call in message["tool_calls"]]
+            plain["content"] = "\n".join([text for text in (message.get("content"),) if text] + calls)
+        told.append(plain)
+    for message in told:
+        message.pop("is_result", None)
+    if tools:
+        prompt = _PROMPT.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+        if told and told[0].get("role") in ("system", "developer"):
+            told[0] = {**told[0], "content": f"{told[0].get('content') or ''}\n\n{prompt}"}
+        else:
+            told.insert(0, {"role": "system", "content": prompt})
+    return told
+
+
+def _call(function: Mapping[str, Any]) -> str:
+    call = {"name": function.get("name"), "arguments": function.get("arguments") or {}}
+    return f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"

@@ -1,0 +1,151 @@
+"""What models write in the form of each tool parser."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jaxllm.parsers.function_tool import FunctionTool
+from jaxllm.parsers.pieces import CallStart, ParsedOutput, Piece, gather, merge
+from jaxllm.parsers.registry import ToolParserManager
+from jaxllm.parsers.tool_parser import ToolParser
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "wet": {"type": "boolean"},
+        "at": {"type": "object", "properties": {"x": {"type": "number"}}, "additionalProperties": False},
+        "names": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    FunctionTool(name="get_weather", parameters=SCHEMA),
+    FunctionTool(name="now", parameters={"type": "object", "properties": {}, "additionalProperties": False}),
+]
+ARGUMENTS: list[dict[str, Any]] = [
+    {"city": "Ulm"},
+    {"city": 'a "b" \\ </x> \n{}[]\u00e4\U0001f600', "days": 3, "wet": True},
+    {"city": "", "at": {"x": -1.5e3}, "names": ["a", "b, c", "d)"]},
+    {"city": "12", "days": 0, "wet": False, "names": []},
+]
+"""Arguments of `get_weather`."""
+
+type Call = tuple[str, dict[str, Any]]
+
+
+class Form(NamedTuple):
+    """How calls are written for a parser."""
+
+    parser: str
+    write: Callable[[list[Call]], str]
+    takes_text_before: bool = True
+    """False where calls are the whole answer."""
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else _json(value)
+
+
+def _hermes(calls: list[Call]) -> str:
+    bodies = [f'{{"name": "{name}", "arguments": {_json(arguments)}}}' for name, arguments in calls]
+    return "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in bodies)
+
+
+def _llama3(calls: list[Call]) -> str:
+    return "; ".join(f'{{"name": "{name}", "parameters": {_json(arguments)}}}' for name, arguments in calls)
+
+
+def _pythonic(calls: list[Call]) -> str:
+    def shown(arguments: dict[str, Any]) -> str:
+        return ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+
+    return f"[{', '.join(f'{name}({shown(arguments)})' for name, arguments in calls)}]"
+
+
+def _mistral_list(calls: list[Call]) -> str:
+    return f"[TOOL_CALLS] {_json([{'name': name, 'arguments': arguments} for name, arguments in calls])}"
+
+
+def _mistral(calls: list[Call]) -> str:
+    return "".join(f"[TOOL_CALLS]{name}[ARGS]{_json(arguments)}" for name, arguments in calls)
+
+
+def _qwen3(calls: list[Call]) -> str:
+    def shown(arguments: dict[str, Any]) -> str:
+        return "".join(f"<parameter={key}>\n{_text(value)}\n</parameter>\n" for key, value in arguments.items())
+
+    return "\n".join(
+        f"<tool_call>\n<function={name}>\n{shown(arguments)}</function>\n</tool_call>" for name, arguments in calls
+    )
+
+
+def _deepseek(calls: list[Call]) -> str:
+    bodies = [f"function<｜tool▁sep｜>{name}\n```json\n{_json(arguments)}\n```" for name, arguments in calls]
+    shown = "\n".join(f"<｜tool▁call▁begin｜>{body}<｜tool▁call▁end｜>" for body in bodies)
+    return f"<｜tool▁calls▁begin｜>{shown}<｜tool▁calls▁end｜>"
+
+
+def _deepseek31(calls: list[Call]) -> str:
+    bodies = [f"{name}<｜tool▁sep｜>{_json(arguments)}" for name, arguments in calls]
+    shown = "".join(f"<｜tool▁call▁begin｜>{body}<｜tool▁call▁end｜>" for body in bodies)
+    return f"<｜tool▁calls▁begin｜>{shown}<｜tool▁calls▁end｜>"
+
+
+def _glm(calls: list[Call]) -> str:
+    def shown(arguments: dict[str, Any]) -> str:
+        pairs = [(key, _text(value)) for key, value in arguments.items()]
+        return "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in pairs)
+
+    return "\n".join(f"<tool_call>{name}\n{shown(arguments)}</tool_call>" for name, arguments in calls)
+
+
+def _harmony(calls: list[Call]) -> str:
+    heads = [f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>" for name, _ in calls]
+    bodies = [f"{head}{_json(arguments)}<|call|>" for head, (_, arguments) in zip(heads, calls, strict=True)]
+    return "<|start|>assistant".join(bodies)
+
+
+FORMS = {
+    "hermes": Form("hermes", _hermes),
+    "llama3_json": Form("llama3_json", _llama3, takes_text_before=False),
+    "pythonic": Form("pythonic", _pythonic, takes_text_before=False),
+    "mistral": Form("mistral", _mistral),
+    "mistral, listed": Form("mistral", _mistral_list),
+    "qwen3_xml": Form("qwen3_xml", _qwen3),
+    "deepseek_v3": Form("deepseek_v3", _deepseek),
+    "deepseek_v31": Form("deepseek_v31", _deepseek31),
+    "glm45": Form("glm45", _glm),
+    "openai": Form("openai", _harmony, takes_text_before=False),
+}
+
+
+def make(form: Form) -> ToolParser:
+    return ToolParserManager.get_tool_parser(form.parser)(TOOLS)
+
+
+def read(form: Form, *texts: str) -> list[Piece]:
+    """Return the pieces of an output that comes in these texts, without the ids of calls."""
+    parser, pieces = make(form), list[Piece]()
+    for text in texts:
+        pieces += parser.feed(text)
+    pieces = merge(pieces + parser.finish())
+    return [dataclasses.replace(piece, id="") if isinstance(piece, CallStart) else piece for piece in pieces]
+
+
+def whole(form: Form, text: str) -> ParsedOutput:
+    """Return what is read of a whole output."""
+    return gather(read(form, text))
+
+
+def calls_of(parsed: ParsedOutput) -> list[Call]:
+    return [(call.name, json.loads(call.arguments)) for call in parsed.calls]

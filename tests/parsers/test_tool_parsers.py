@@ -1,0 +1,154 @@
+"""All tool parsers: what they read, however it comes, and what they do not lose."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections import Counter
+
+import pytest
+
+from jaxllm.parsers.pieces import CallArguments, CallStart
+from tests.parsers.outputs import ARGUMENTS, FORMS, Call, Form, calls_of, read, whole
+
+NUM_MUTATIONS = 10_000
+TOLD = ("Ulm", "city", "days", "wet", "names", "1500", "true", "false")
+"""Words of the arguments."""
+MARKS = [
+    *("<tool_call>", "</tool_call>", "<function=", "</function>", "<parameter=", "</parameter>", "<arg_key>"),
+    *("</arg_value>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "```json"),
+    *("<|channel|>", "<|message|>", "<|end|>", "<|start|>assistant", "functions.", "{", "}", '"', "\\", "\n", "[", "("),
+    *(")", "=", ":", ",", ";", "\\ud800", "\ud83d\ude00", '{"name": "now", "arguments": '),
+]
+forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+CASES: list[list[Call]] = [[("get_weather", arguments)] for arguments in ARGUMENTS] + [
+    [("now", {})],
+    [("get_weather", ARGUMENTS[1]), ("now", {}), ("get_weather", ARGUMENTS[0])],
+]
+
+
+@forms
+@pytest.mark.parametrize("calls", CASES)
+def test_calls_are_read(form: Form, calls: list[Call]) -> None:
+    parsed = whole(form, form.write(calls))
+    assert calls_of(parsed) == calls
+    assert parsed.text == ""
+
+
+@forms
+def test_text_passes(form: Form) -> None:
+    for text in ("", "Hello.", "  a\n", "x < y [1] {2} (3) <|", '{"a": 1}', "[1, 2]", "\n"):
+        assert whole(form, text).text == text
+        assert whole(form, text).calls == []
+
+
+@forms
+def test_text_before_and_after_calls(form: Form) -> None:
+    if not form.takes_text_before:
+        pytest.skip("calls are the whole answer")
+    parsed = whole(form, f"I look.\n{form.write(CASES[-1])}\nThere.")
+    assert calls_of(parsed) == CASES[-1]
+    assert parsed.text == "I look.\n\nThere."
+
+
+@forms
+def test_a_stream_is_the_whole_at_every_split(form: Form) -> None:
+    texts = [form.write(CASES[1]), form.write(CASES[-1]), form.write(CASES[2]).replace("}", "", 1)]
+    if form.takes_text_before:
+        texts.append(f"a <b {form.write(CASES[2])} c\n")
+    for text in texts:
+        expected = read(form, text)
+        assert read(form, *text) == expected
+        for i in range(len(text)):
+            assert read(form, text[:i], text[i:]) == expected
+
+
+@forms
+def test_arguments_come_in_pieces(form: Form) -> None:
+    pieces = []
+    for length in range(len(text := form.write(CASES[1]))):
+        pieces.append(sum(isinstance(piece, CallArguments) for piece in read(form, text[:length])))
+    assert 1 in pieces
+
+
+@forms
+def test_an_output_that_is_cut_short_begins_the_same_call(form: Form) -> None:
+    text = form.write(CASES[1])
+    [full] = whole(form, text).calls
+    for length in range(len(text)):
+        parsed = whole(form, text[:length])
+        assert len(parsed.calls) <= 1
+        for call in parsed.calls:
+            assert call.name == full.name
+            assert full.arguments.startswith(call.arguments.removesuffix("}").rstrip())
+
+
+@forms
+def test_an_unknown_function_is_a_call_where_marks_tell(form: Form) -> None:
+    text = form.write([("unknown", {"a": 1})])
+    parsed = whole(form, text)
+    if form.parser in ("llama3_json", "pythonic"):
+        assert (parsed.calls, parsed.text) == ([], text)
+    else:
+        assert calls_of(parsed) == [("unknown", {"a": 1})]
+
+
+def mutated(rng: random.Random, text: str) -> str:
+    """Return a text in which some characters are gone, doubled, exchanged, or marks have come between."""
+    for _ in range(rng.randint(1, 4)):
+        i, j = sorted(rng.randrange(len(text) + 1) for _ in range(2))
+        match rng.randrange(5):
+            case 0:
+                text = text[:i] + text[min(j, i + 8) :]
+            case 1:
+                text = text[:i] + rng.choice(MARKS) + text[i:]
+            case 2:
+                text = text[:j] + text[i:j] + text[j:]
+            case 3:
+                text = text[:i]
+            case _:
+                text = text[:i] + rng.choice('"{}[]<>\\x\n ') + text[i + 1 :]
+    return text
+
+
+def cut(rng: random.Random, text: str) -> list[str]:
+    places = sorted({0, len(text), *(rng.randrange(len(text) + 1) for _ in range(rng.randint(0, 6)))})
+    return [text[i:j] for i, j in itertools.pairwise(places)]
+
+
+def told(text: str) -> Counter[str]:
+    """Count the words in a text that are of the arguments, and so of no mark."""
+    return Counter({word: text.count(word) for word in TOLD})
+
+
+@forms
+def test_malformed_outputs_lose_nothing(form: Form) -> None:
+    """Without a call all is text; with one, what the marks do not say is text or arguments."""
+    rng = random.Random(form.parser)
+    originals = [form.write(calls) for calls in CASES]
+    for _ in range(NUM_MUTATIONS // (2 if "mistral" in form.parser else 1)):
+        text = mutated(rng, rng.choice(originals))
+        pieces = read(form, text)
+        assert read(form, *cut(rng, text)) == pieces, text
+        shown = "".join(piece.text for piece in pieces if not isinstance(piece, CallStart))
+        if not any(isinstance(piece, CallStart) for piece in pieces) and form.parser != "openai":
+            assert shown == text
+        names = " ".join(piece.name for piece in pieces if isinstance(piece, CallStart))
+        assert told(f"{shown} {names}") >= told(text), (text, pieces)
+
+
+@forms
+@pytest.mark.parametrize(
+    "part", ["<tool_call>", "[TOOL_CALLS]", "{", '{"a', "<", "[", " ", "\\", "[now(", "<|channel|>"]
+)
+def test_reading_takes_a_time_that_grows_with_the_text_alone(form: Form, part: str) -> None:
+    def seconds(length: int) -> float:
+        text = form.write(CASES[0])[:-12] + part * (length // len(part))
+        pieces = [text[i : i + 4] for i in range(0, len(text), 4)]
+        start = time.perf_counter()
+        read(form, *pieces)
+        return time.perf_counter() - start
+
+    short = min(seconds(4000) for _ in range(3))
+    assert seconds(40_000) < 30 * short + 0.1

@@ -1,0 +1,89 @@
+"""Constraints hold for the answer, whatever the model reasons before it."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxllm.constraints.compiler import GrammarCompiler
+from jaxllm.params.structural_formats import as_format
+from jaxllm.params.structured_outputs import StructuredOutputsParams
+from jaxllm.server.answer_grammar import answer_grammar
+from jaxllm.server.protocol.tools import ToolUse
+from tests.constraints.grammar_walks import EOS, make_compiler, smollm2_tokenizer
+
+CHOICE = StructuredOutputsParams(choice=["yes", "no"])
+NO_TOOLS = ToolUse([])
+
+
+@pytest.fixture(scope="module")
+def compiler(smollm2_path: str) -> GrammarCompiler:
+    return make_compiler(smollm2_path)
+
+
+def takes(compiler: GrammarCompiler, path: str, params: StructuredOutputsParams, text: str) -> bool:
+    """Say whether the whole of a text is allowed and may end there."""
+    ids = smollm2_tokenizer(path).encode([text])[0]
+    grammar = compiler.start(params).result()
+
+    def run() -> bool:
+        matcher = grammar.matcher()
+        return all(map(matcher.accept, ids)) and matcher.accept(EOS)
+
+    return compiler.submit(run).result()
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "prompt", "taken", "refused"),
+    [
+        ("qwen3", "user", ["yes", "<think>maybe\n</think>\n\nno", "<think></think>yes"], ["maybe", "<think>yes"]),
+        ("qwen3", "user<think>\n", ["so </think>yes", "</think>\nno"], ["yes", "a</think>b"]),
+        ("qwen3", "user<think>\n\n</think>\n\n", ["yes"], ["<think></think>yes", "maybe"]),
+        ("openai_gptoss", "user", ["<|channel|>final<|message|>yes"], ["yes"]),
+        (
+            "openai_gptoss",
+            "user",
+            ["<|channel|>analysis<|message|>so<|end|><|start|>assistant<|channel|>final<|message|>no"],
+            ["<|channel|>analysis<|message|>no"],
+        ),
+        (None, "user", ["yes"], ["<think></think>yes"]),
+    ],
+)
+def test_a_format_holds_after_the_reasoning(
+    compiler: GrammarCompiler,
+    smollm2_path: str,
+    reasoning: str | None,
+    prompt: str,
+    taken: list[str],
+    refused: list[str],
+) -> None:
+    params = answer_grammar(CHOICE, NO_TOOLS, None, reasoning, prompt)
+    assert params is not None
+    assert [text for text in taken if not takes(compiler, smollm2_path, params, text)] == []
+    assert [text for text in refused if takes(compiler, smollm2_path, params, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("params", "taken", "refused"),
+    [
+        (StructuredOutputsParams(json={"type": "integer"}), "12", "x"),
+        (StructuredOutputsParams(json='{"type": "integer"}'), "12", "x"),
+        (StructuredOutputsParams(json_object=True), '{"a": 1}', "[]"),
+        (StructuredOutputsParams(regex="[a-c]+"), "abc", "abd"),
+        (StructuredOutputsParams(choice=["a b", "c"]), "a b", "a"),
+        (StructuredOutputsParams(grammar='root ::= "x" "y"'), "xy", "x"),
+        (StructuredOutputsParams(grammar='start: "x" "y"'), "xy", "x"),
+    ],
+)
+def test_every_kind_of_constraint_is_a_format(
+    compiler: GrammarCompiler, smollm2_path: str, params: StructuredOutputsParams, taken: str, refused: str
+) -> None:
+    assert as_format(params) is not None
+    wrapped = answer_grammar(params, NO_TOOLS, None, "qwen3", "")
+    assert wrapped is not None
+    for before in ("", "<think>x</think>\n\n"):
+        assert takes(compiler, smollm2_path, wrapped, before + taken)
+        assert not takes(compiler, smollm2_path, wrapped, before + refused)
+
+
+def test_nothing_asked_is_nothing_constrained() -> None:
+    assert answer_grammar(None, NO_TOOLS, None, "qwen3", "") is None
