@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jaxllm.parsers.function_tool import FunctionTool
 from jaxllm.parsers.pieces import CallStart, ParsedOutput, Piece, gather, merge
 from jaxllm.parsers.registry import ToolParserManager
-from jaxllm.parsers.tool_parser import ToolParser
 
 SCHEMA = {
     "type": "object",
@@ -129,22 +128,18 @@ FORMS = {
 }
 
 
-def make(form: Form) -> ToolParser:
-    return ToolParserManager.get_tool_parser(form.parser)(TOOLS)
-
-
-def read(form: Form, *texts: str) -> list[Piece]:
+def read(form: Form, *texts: str, tools: Sequence[FunctionTool] = TOOLS) -> list[Piece]:
     """Return the pieces of an output that comes in these texts, without the ids of calls."""
-    parser, pieces = make(form), list[Piece]()
+    parser, pieces = ToolParserManager.get_tool_parser(form.parser)(tools), list[Piece]()
     for text in texts:
         pieces += parser.feed(text)
     pieces = merge(pieces + parser.finish())
     return [dataclasses.replace(piece, id="") if isinstance(piece, CallStart) else piece for piece in pieces]
 
 
-def whole(form: Form, text: str) -> ParsedOutput:
+def whole(form: Form, text: str, tools: Sequence[FunctionTool] = TOOLS) -> ParsedOutput:
     """Return what is read of a whole output."""
-    return gather(read(form, text))
+    return gather(read(form, text, tools=tools))
 
 
 def calls_of(parsed: ParsedOutput) -> list[Call]:

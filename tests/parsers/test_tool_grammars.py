@@ -1,0 +1,117 @@
+"""What the grammar of a tool parser lets through, the parser reads, and the arguments match the tool's schema."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from jaxllm.constraints.compiler import GrammarCompiler
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.structural_formats import from_format
+from jaxllm.params.structured_outputs import StructuredOutputsParams
+from jaxllm.parsers.function_tool import FunctionTool
+from jaxllm.parsers.pieces import ParsedOutput
+from jaxllm.parsers.registry import ToolParserManager
+from tests.constraints.grammar_walks import EOS, Walk, make_compiler, smollm2_tokenizer, walk_all
+from tests.parsers.outputs import ARGUMENTS, FORMS, TOOLS, Form, whole
+
+ENUM = FunctionTool(
+    name="set_mode",
+    parameters={
+        "type": "object",
+        "properties": {"mode": {"enum": ["on", "off"]}, "level": {"$ref": "#/$defs/level"}},
+        "required": ["mode", "level"],
+        "additionalProperties": False,
+        "$defs": {"level": {"type": "integer", "minimum": 1, "maximum": 12}},
+    },
+    strict=True,
+)
+ALL = [*TOOLS, ENUM]
+SCHEMAS = {tool.name: tool.schema for tool in ALL}
+PARSERS = sorted({form.parser for form in FORMS.values()})
+ONE_CALL = ("openai",)
+"""The parsers whose models make one call at a time."""
+NEWEST = {name: form for name, form in FORMS.items() if name != "mistral, listed"}
+"""The forms that grammars write."""
+
+
+@pytest.fixture(scope="module")
+def compiler(smollm2_path: str) -> GrammarCompiler:
+    return make_compiler(smollm2_path)
+
+
+def constraint(form: Form, *, at_least_one: bool, parallel: bool) -> StructuredOutputsParams:
+    parser = ToolParserManager.get_tool_parser(form.parser)
+    return from_format(parser.grammar(ALL, at_least_one=at_least_one, parallel=parallel))
+
+
+def walks(compiler: GrammarCompiler, path: str, params: StructuredOutputsParams, num: int) -> list[Walk]:
+    found = walk_all(compiler, smollm2_tokenizer(path), params, num, max_tokens=300)
+    ended = [walk for walk in found if walk.ended]
+    assert len(ended) >= num // 4
+    return ended
+
+
+def takes(compiler: GrammarCompiler, path: str, params: StructuredOutputsParams, text: str) -> bool:
+    ids = smollm2_tokenizer(path).encode([text])[0]
+    grammar = compiler.start(params).result()
+
+    def run() -> bool:
+        matcher = grammar.matcher()
+        return all(map(matcher.accept, ids)) and matcher.accept(EOS)
+
+    return compiler.submit(run).result()
+
+
+def check(parsed: ParsedOutput) -> None:
+    for call in parsed.calls:
+        jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
+
+
+@pytest.mark.parametrize("form", NEWEST.values(), ids=NEWEST)
+@pytest.mark.parametrize("parallel", [False, True])
+def test_required_calls_match_their_schemas(
+    compiler: GrammarCompiler, smollm2_path: str, form: Form, parallel: bool
+) -> None:
+    params = constraint(form, at_least_one=True, parallel=parallel)
+    counts = []
+    for walk in walks(compiler, smollm2_path, params, 12):
+        parsed = whole(form, walk.text, ALL)
+        assert parsed.text == "", walk.text
+        check(parsed)
+        counts.append(len(parsed.calls))
+    assert min(counts) >= 1
+    assert (max(counts) > 1) == (parallel and form.parser not in ONE_CALL)
+
+
+@pytest.mark.parametrize("form", NEWEST.values(), ids=NEWEST)
+def test_free_calls_match_their_schemas_too(compiler: GrammarCompiler, smollm2_path: str, form: Form) -> None:
+    params = constraint(form, at_least_one=False, parallel=True)
+    head = "<|channel|>final<|message|>" if form.parser == "openai" else ""
+    assert takes(compiler, smollm2_path, params, f"{head}Hello, all is well.")
+    for arguments in ARGUMENTS:
+        text = form.write([("get_weather", arguments)])
+        text = text.removesuffix("<|call|>")  # it ends the output
+        if form.parser == "pythonic":  # whose grammar writes values as JSON
+            text = text.replace("True", "true").replace("False", "false").replace("'", '"').replace(")]", ", )]")
+            if "\\" in text:  # Python writes other escapes
+                continue
+        assert takes(compiler, smollm2_path, params, text), text
+    bad: dict[str, Any] = {"city": "Ulm", "days": "soon"}
+    text = form.write([("get_weather", bad)])
+    if whole(form, text).calls:
+        assert not takes(compiler, smollm2_path, params, text.removesuffix("<|call|>"))
+
+
+@pytest.mark.parametrize("parser", ["qwen3_xml", "glm45"])
+def test_what_cannot_be_enforced_is_refused_by_name(parser: str) -> None:
+    for properties in ({"a": {"type": "string", "pattern": "x+"}}, {"a": {"type": ["string", "integer"]}}):
+        tool = FunctionTool(name="f", parameters={"type": "object", "properties": properties})
+        with pytest.raises(VLLMValidationError, match="'a'"):
+            ToolParserManager.get_tool_parser(parser).grammar([tool], at_least_one=True, parallel=False)
+    tool = FunctionTool(name="f", parameters={"type": "object", "anyOf": []})
+    with pytest.raises(VLLMValidationError, match="'anyOf' at its top"):
+        ToolParserManager.get_tool_parser(parser).grammar([tool], at_least_one=True, parallel=False)
