@@ -12,6 +12,7 @@ declare -A PACKAGES=(
   [lm-eval]="lm-eval[api]==0.4.13"
   [guidellm]="guidellm>=0.8,<0.9"
   [schemathesis]="schemathesis>=4.30,<5"
+  [tool-calls]="openai>=2 jsonschema>=4"
   [openai-embeddings]="openai>=2"
   [langchain-embeddings]="langchain-openai>=1"
   [llama-index]="llama-index-embeddings-openai-like>=0.4"
@@ -19,7 +20,7 @@ declare -A PACKAGES=(
   [schemathesis-embeddings]="schemathesis>=4.30,<5"
 )
 POOLED=" openai-embeddings langchain-embeddings llama-index cohere schemathesis-embeddings "
-[ $# -gt 0 ] || set -- openai langchain litellm lm-eval guidellm schemathesis $POOLED
+[ $# -gt 0 ] || set -- openai langchain litellm lm-eval guidellm schemathesis tool-calls $POOLED
 for client in "$@"; do
   [ -n "${PACKAGES[$client]:-}" ] || die "there is no client $client; there are: ${!PACKAGES[*]}"
 done
@@ -58,7 +59,7 @@ python_of() { # CLIENT: make its environment; prints its Python
   local folder=.cache/clients/${1%-embeddings}
   if [ ! -e "$folder/installed" ]; then
     .venv/bin/python -m venv --clear "$folder"
-    "$folder/bin/python" -m pip install -q --disable-pip-version-check "${PACKAGES[$1]}" >&2
+    "$folder/bin/python" -m pip install -q --disable-pip-version-check ${PACKAGES[$1]} >&2
     touch "$folder/installed"
   fi
   echo "$PWD/$folder/bin/python"

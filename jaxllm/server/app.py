@@ -16,7 +16,7 @@ from jaxllm.config.environment import is_server_in_dev_mode
 from jaxllm.config.vllm_config import VllmConfig
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
-from jaxllm.server import routes_dev, routes_openai, routes_operations, routes_page, routes_pooling
+from jaxllm.server import routes_dev, routes_messages, routes_openai, routes_operations, routes_page, routes_pooling
 from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.auth import Authentication, KeyChecker, read_keys
 from jaxllm.server.endpoint import Reply
@@ -28,6 +28,7 @@ from jaxllm.server.output_parsers import check_parsers
 from jaxllm.server.pooled_serving import PooledServing
 from jaxllm.server.serving_chat import OpenAIServingChat
 from jaxllm.server.serving_completion import OpenAIServingCompletion
+from jaxllm.server.serving_messages import AnthropicServingMessages
 from jaxllm.server.serving_models import OpenAIServingModels
 from jaxllm.server.serving_tokenization import OpenAIServingTokenization
 from jaxllm.server.state import ServerLoad, ServerState
@@ -43,7 +44,12 @@ def build_app(args: argparse.Namespace) -> FastAPI:
     app.state.args, app.state.server_args = args, server_args
     app.state.registry = make_registry()
     app.state.http_metrics = HttpMetrics(app.state.registry)
-    app.router.routes += [*routes_openai.routes(server_args), *routes_pooling.routes(), *routes_operations.routes()]
+    app.router.routes += [
+        *routes_openai.routes(server_args),
+        *routes_messages.routes(),
+        *routes_pooling.routes(),
+        *routes_operations.routes(),
+    ]
     if not server_args.disable_page:
         app.router.routes += routes_page.routes()
     if is_server_in_dev_mode():
@@ -108,4 +114,5 @@ async def init_app_state(
         engine_client, state.openai_serving_models, state.server_args
     )
     state.openai_serving_tokenization = OpenAIServingTokenization(state.openai_serving_chat, state.server_args)
+    state.anthropic_serving_messages = AnthropicServingMessages(state.openai_serving_chat)
     state.pooled_serving = PooledServing.of(state.openai_serving_chat, state.server_args)

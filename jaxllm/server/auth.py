@@ -19,6 +19,7 @@ from jaxllm.server.routes_page import PAGE_FILES
 OPEN_PATHS = frozenset({"/health", "/livez", "/ping", "/version", *PAGE_FILES})
 """These paths, written exactly so, need no key."""
 MAX_FILE = 1 << 20
+_BEARER, _PLAIN = b"authorization", b"x-api-key"
 
 
 class KeyChecker:
@@ -55,15 +56,18 @@ class Authentication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand a request on, or answer 401."""
-        if scope["type"] == "http" and not self._is_open(scope):
-            headers = [value for name, value in scope["headers"] if name == b"authorization"]
-            if len(headers) != 1 or not self._checker.accepts_header(headers[0]):
-                refusal = Reply.error(
-                    make_error(HTTPStatus.UNAUTHORIZED, "A key is needed: Authorization: Bearer KEY.")
-                )
-                await send_reply(refusal._replace(headers=((b"www-authenticate", b"Bearer"),)), send)
-                return
+        if scope["type"] == "http" and not self._is_open(scope) and not self._brings_key(scope["headers"]):
+            refusal = Reply.error(make_error(HTTPStatus.UNAUTHORIZED, "A key is needed: Authorization: Bearer KEY."))
+            await send_reply(refusal._replace(headers=((b"www-authenticate", b"Bearer"),)), send)
+            return
         await self._app(scope, receive, send)
+
+    def _brings_key(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Say whether one header brings a key: Authorization, or Anthropic's X-Api-Key where there is none."""
+        by_name = {wanted: [value for name, value in headers if name == wanted] for wanted in (_BEARER, _PLAIN)}
+        if by_name[_BEARER]:
+            return len(by_name[_BEARER]) == 1 and self._checker.accepts_header(by_name[_BEARER][0])
+        return len(by_name[_PLAIN]) == 1 and self._checker.accepts(by_name[_PLAIN][0].strip())
 
     def _is_open(self, scope: Scope) -> bool:
         path = scope.get("raw_path", b"").partition(b"?")[0].decode("latin-1")

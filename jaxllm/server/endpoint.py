@@ -66,14 +66,23 @@ class Reply(NamedTuple):
 class Endpoint:
     """An ASGI application for one route: it reads the body, calls the handler, and answers.
 
-    Whatever the handler raises becomes an error in OpenAI's form. When the client leaves, the handler is cancelled.
+    Whatever the handler raises becomes an answer. When the client leaves, the handler is cancelled.
     """
 
     def __init__(
-        self, handler: Callable[[Call], Awaitable[Reply]], *, takes_json: bool = True, runs_model: bool = False
+        self,
+        handler: Callable[[Call], Awaitable[Reply]],
+        *,
+        takes_json: bool = True,
+        runs_model: bool = False,
+        refusal: Callable[[BaseException], Reply] | None = None,
     ) -> None:
-        """Answer with `handler`. What `runs_model` counts as load, and is refused while the server drains."""
+        """Answer with `handler`. What `runs_model` counts as load, and is refused while the server drains.
+
+        Errors are answered with what `refusal` makes of them; without it, in OpenAI's form.
+        """
         self._handler, self._takes_json, self._runs_model = handler, takes_json, runs_model
+        self._refusal = refusal or Reply.error
         self.name = getattr(handler, "__name__", "")
         self.summary = (handler.__doc__ or "").partition("\n")[0].rstrip(".")
         """What the route does, for its users."""
@@ -100,7 +109,7 @@ class Endpoint:
                 _check_json(headers)
             body = await _read(receive, headers, state.server_args.max_body_size)
         except (RequestFailedError, EngineBusyError) as error:
-            await send_reply(Reply.error(error), send)
+            await send_reply(self._refusal(error), send)
             return
         except ConnectionError:
             return
@@ -120,7 +129,7 @@ class Endpoint:
         try:
             reply = await self._handler(call)
         except Exception as error:  # noqa: BLE001 - each has an answer
-            reply = Reply.error(error)
+            reply = self._refusal(error)
         await send_reply(reply, send)
 
 

@@ -22,6 +22,7 @@ from jaxllm.server.protocol.classification import ClassificationRequest, Classif
 from jaxllm.server.protocol.cohere import CohereEmbedRequest, CohereEmbedResponse
 from jaxllm.server.protocol.completion import CompletionRequest, CompletionResponse, CompletionStreamResponse
 from jaxllm.server.protocol.embedding import EmbeddingRequest, EmbeddingResponse
+from jaxllm.server.protocol.messages import MessagesRequest, MessagesResponse, TokenCount
 from jaxllm.server.protocol.pooling import PoolingRequest, PoolingResponse
 from jaxllm.server.protocol.scoring import RerankRequest, RerankResponse, ScoreRequest, ScoreResponse
 from jaxllm.server.protocol.tokenization import (
@@ -49,6 +50,8 @@ class Types(NamedTuple):
 TYPES: Mapping[str, Types] = {
     "/v1/chat/completions": Types(ChatCompletionResponse, ChatCompletionRequest, ChatCompletionStreamResponse),
     "/v1/completions": Types(CompletionResponse, CompletionRequest, CompletionStreamResponse),
+    "/v1/messages": Types(MessagesResponse, MessagesRequest),
+    "/v1/messages/count_tokens": Types(TokenCount, MessagesRequest),
     "/v1/embeddings": Types(EmbeddingResponse, EmbeddingRequest),
     "/v2/embed": Types(CohereEmbedResponse, CohereEmbedRequest),
     "/pooling": Types(PoolingResponse, PoolingRequest),

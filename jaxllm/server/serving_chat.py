@@ -49,7 +49,7 @@ class OpenAIServingChat:
     def __init__(self, engine_client: AsyncLLM, models: OpenAIServingModels, args: ServerArgs) -> None:
         self.engine_client = engine_client
         self.models = models
-        self._args = args
+        self.args = args
         self._parsers = OutputParsers(args, _template(engine_client))
 
     async def create_chat_completion(
@@ -74,10 +74,7 @@ class OpenAIServingChat:
 
         Raises what `errors.error_response` has answers for.
         """
-        check_generates(self.engine_client, "Chat Completions")
-        self.models.check(request.model)
-        request.check(trusts_template=self._args.trust_request_chat_template)
-        self._check_logprobs(request)
+        self.check(request)
         shown_id = shown_request_id(client_request_id, request.request_id, request_id)
         start = _Start(f"chatcmpl-{shown_id}", int(time.time()), self.models.name, self._role(request))
         with request.fields_named("messages"):
@@ -86,13 +83,21 @@ class OpenAIServingChat:
                 return self._response(request, start, output, AnswerReader())
             turn = await self.begin(request, request_id, trace_headers)
         if request.stream:
-            return EventStream(ChatEvents(request, self._args, *start).frames(turn), turn.outputs)
+            return EventStream(ChatEvents(request, self.args, *start).frames(turn), turn.outputs)
         return self._response(request, start, await turn.whole(), turn.reader)
+
+    def check(self, request: ChatCompletionRequest) -> None:
+        """Refuse what cannot be, before anything is done. Raises what `errors.error_response` has answers for."""
+        check_generates(self.engine_client, "Chat Completions")
+        self.models.check(request.model)
+        request.check(trusts_template=self.args.trust_request_chat_template)
+        self._check_logprobs(request)
 
     async def begin(
         self, request: ChatCompletionRequest, request_id: str, trace_headers: Mapping[str, str] | None = None
     ) -> Turn:
-        """Queue a checked request; once this returns it is admitted. Raises what `errors.error_response` answers."""
+        """Queue a request; once this returns it is admitted. Raises what `errors.error_response` has answers for."""
+        self.check(request)
         use = request.tool_use()
         parser = self._parsers.tool_parser(use)
         defaults = self.engine_client.front.ready.default_sampling_params
@@ -161,17 +166,17 @@ class OpenAIServingChat:
             return self._render_now(request, is_brief=True)
 
     def _render_now(self, request: ChatCompletionRequest, *, is_brief: bool = False) -> ParsedPrompt:
-        variables = {**self._args.default_chat_template_kwargs, **(request.chat_template_kwargs or {})}
+        variables = {**self.args.default_chat_template_kwargs, **(request.chat_template_kwargs or {})}
         for name in ("documents", "reasoning_effort"):
             if getattr(request, name) is not None:
                 variables[name] = getattr(request, name)
-        hides_tools = request.tool_choice == "none" and self._args.exclude_tools_when_tool_choice_none
+        hides_tools = request.tool_choice == "none" and self.args.exclude_tools_when_tool_choice_none
         return self.engine_client.front.chat_renderer.render(
             request.messages,
             "messages",
             tools=None if hides_tools else request.tools or None,
             chat_template=request.chat_template,
-            content_format=self._args.chat_template_content_format,
+            content_format=self.args.chat_template_content_format,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
             chat_template_kwargs=variables,
@@ -186,14 +191,14 @@ class OpenAIServingChat:
 
     def _role(self, request: ChatCompletionRequest) -> str:
         if request.add_generation_prompt or not request.messages:
-            return self._args.response_role
+            return self.args.response_role
         return str(request.messages[-1].get("role"))
 
     def _response(
         self, request: ChatCompletionRequest, start: _Start, output: RequestOutput, reader: AnswerReader
     ) -> ChatCompletionResponse:
         prompt_ids = output.prompt_token_ids or []
-        cached = (output.num_cached_tokens or 0) if self._args.enable_prompt_tokens_details else None
+        cached = (output.num_cached_tokens or 0) if self.args.enable_prompt_tokens_details else None
         return ChatCompletionResponse(
             id=start.id,
             created=start.created,
@@ -216,7 +221,7 @@ class OpenAIServingChat:
         ]
         logprobs = None
         if request.logprobs and output.logprobs is not None:
-            as_ids = request.shows_token_ids(self._args.return_tokens_as_token_ids)
+            as_ids = request.shows_token_ids(self.args.return_tokens_as_token_ids)
             logprobs = chat_logprobs(output.token_ids, output.logprobs, request.num_logprobs, as_token_ids=as_ids)
         return ChatCompletionResponseChoice(
             index=output.index,

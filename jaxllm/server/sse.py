@@ -24,6 +24,11 @@ def event(value: Any) -> bytes:
     return b"data: %b\n\n" % _encode(value)
 
 
+def named_event(name: str, value: Any) -> bytes:
+    """Return the frame of a value whose event has a name."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), _encode(value))
+
+
 def comment(text: str) -> bytes:
     """Return a frame that clients skip; it keeps the connection from idling. `text` is one line."""
     return b": %b\n\n" % text.encode()
@@ -106,14 +111,21 @@ def raise_if_failed(output: RequestOutput) -> None:
 
 
 class EventStream(AsyncGenerator[bytes, None]):
-    """The events of one answer. What fails on the way becomes the last event, and no [DONE] follows it.
+    """The events of one answer. What fails on the way becomes the last event, and nothing follows it.
 
     Unlike a generator's, its `aclose` ends the request even if nothing was read.
     """
 
-    def __init__(self, frames: AsyncGenerator[bytes, None], *outputs: EngineOutputs) -> None:
-        """Send `frames`, which are made of `outputs`, and then [DONE]."""
+    def __init__(
+        self,
+        frames: AsyncGenerator[bytes, None],
+        *outputs: EngineOutputs,
+        last: bytes = DONE,
+        failed: Callable[[BaseException], bytes] | None = None,
+    ) -> None:
+        """Send `frames`, which are made of `outputs`, and then `last`; `failed` makes the last one of an error."""
         self._frames, self._outputs = frames, outputs
+        self._last, self._failed = last, failed or (lambda error: event(error_response(error)))
         self._is_ended = False
 
     async def __anext__(self) -> bytes:
@@ -123,9 +135,9 @@ class EventStream(AsyncGenerator[bytes, None]):
         try:
             return await anext(self._frames)
         except StopAsyncIteration:
-            last = DONE
+            last = self._last
         except Exception as error:  # noqa: BLE001 - each has an answer
-            last = event(error_response(error))
+            last = self._failed(error)
         self._is_ended = True
         return last
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jaxllm.server.pooled_serving import PooledServing
     from jaxllm.server.serving_chat import OpenAIServingChat
     from jaxllm.server.serving_completion import OpenAIServingCompletion
+    from jaxllm.server.serving_messages import AnthropicServingMessages
     from jaxllm.server.serving_models import OpenAIServingModels
     from jaxllm.server.serving_tokenization import OpenAIServingTokenization
 
@@ -37,6 +38,7 @@ class ServerState:
     openai_serving_chat: OpenAIServingChat
     openai_serving_completion: OpenAIServingCompletion
     openai_serving_tokenization: OpenAIServingTokenization
+    anthropic_serving_messages: AnthropicServingMessages
     pooled_serving: PooledServing
     load: ServerLoad
     registry: CollectorRegistry

@@ -1,0 +1,84 @@
+"""Anthropic's Messages: the request, and the errors of its clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class MessagesRequest(msgspec.Struct, kw_only=True):
+    """What `/v1/messages` takes. Fields that are not here have no effect."""
+
+    model: str | None = None
+    messages: list[dict[str, Any]]
+    max_tokens: int | None = None
+    """Required, but to count tokens."""
+    system: str | list[dict[str, Any]] | None = None
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stream: bool = False
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+    """It has no effect."""
+
+
+class MessagesUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens of a request."""
+
+    input_tokens: int
+    """Those of the prompt that were not cached."""
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int = 0
+    """Those that were taken from the prefix cache, if the server was started with --enable-prompt-tokens-details."""
+    output_tokens: int
+
+
+class MessagesResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole answer."""
+
+    id: str
+    type: str = "message"
+    role: str = "assistant"
+    model: str
+    content: list[dict[str, Any]]
+    """Blocks of type "thinking", "text" and "tool_use"."""
+    stop_reason: str | None
+    stop_sequence: str | None
+    usage: MessagesUsage
+
+
+class TokenCount(msgspec.Struct, frozen=True):
+    """The answer of `/v1/messages/count_tokens`."""
+
+    input_tokens: int
+
+
+class MessagesErrorInfo(msgspec.Struct, frozen=True):
+    """An error as Anthropic's clients read it."""
+
+    type: str
+    message: str
+
+
+class MessagesError(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of an answer that is an error."""
+
+    type: str = "error"
+    error: MessagesErrorInfo
+
+
+ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+"""Anthropic's names of errors by status; the others are "invalid_request_error" below 500, and "api_error"."""

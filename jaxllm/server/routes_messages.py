@@ -1,0 +1,42 @@
+"""Anthropic's routes."""
+
+from __future__ import annotations
+
+from starlette.routing import Route
+
+from jaxllm.server.endpoint import EVENT_STREAM, Call, Endpoint, Reply
+from jaxllm.server.errors import error_headers, error_response
+from jaxllm.server.protocol.decoding import decode
+from jaxllm.server.protocol.messages import MessagesRequest
+from jaxllm.server.serving_messages import failed
+from jaxllm.server.sse import EventStream
+from jaxllm.server.trace_headers import given_trace
+
+
+def routes() -> list[Route]:
+    """Return the routes."""
+    return [
+        Route("/v1/messages", Endpoint(answer_message, runs_model=True, refusal=refusal), methods=["POST"]),
+        Route("/v1/messages/count_tokens", Endpoint(count_tokens, refusal=refusal), methods=["POST"]),
+    ]
+
+
+async def answer_message(call: Call) -> Reply:
+    """Answer a message in Anthropic's form."""
+    request = decode(call.body, MessagesRequest, {})
+    trace = given_trace(call.state.engine_client, call.headers)
+    answer = await call.state.anthropic_serving_messages.answer(request, call.request_id, trace)
+    return Reply(answer, content_type=EVENT_STREAM) if isinstance(answer, EventStream) else Reply.json(answer)
+
+
+async def count_tokens(call: Call) -> Reply:
+    """Count the tokens of a message's prompt."""
+    request = decode(call.body, MessagesRequest, {})
+    return Reply.json(await call.state.anthropic_serving_messages.count_tokens(request))
+
+
+def refusal(error: BaseException) -> Reply:
+    """Return the answer that Anthropic's clients get to a request that failed."""
+    response = error_response(error)
+    reply = Reply.json(failed(response), response.error.code)
+    return reply._replace(headers=tuple(error_headers(response)))

@@ -1,0 +1,204 @@
+"""Anthropic's messages, of answers that the model's core is told to give."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from jaxllm.server.messages_input import as_chat
+from jaxllm.server.protocol.messages import MessagesRequest
+from tests.server.support import Answer, Served
+from tests.server.tool_support import WEATHER, tool_served
+
+PATH = "/v1/messages"
+TOOL = {"name": "get_weather", "description": "d", "input_schema": WEATHER["parameters"]}
+
+
+@pytest.fixture(scope="module")
+def server(tokenizer: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with tool_served(tokenizer, tmp_path_factory.mktemp("replies"), "--enable-prompt-tokens-details") as server:
+        yield server
+
+
+def ask(server: Served, content: Any, **given: Any) -> Answer:
+    messages = [{"role": "user", "content": content}]
+    return server.post(PATH, {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 400} | given)
+
+
+def events_of(answer: Answer) -> list[dict[str, Any]]:
+    events = []
+    for frame in answer.body.decode().split("\n\n")[:-1]:
+        name, data = frame.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        events.append(event)
+    return events
+
+
+def message_of(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """Put the events of a stream together, as clients do."""
+    message = events[0]["message"]
+    partial = ""
+    for event in events:
+        match event["type"]:
+            case "content_block_start":
+                assert event["index"] == len(message["content"])
+                message["content"].append(event["content_block"])
+                partial = ""
+            case "content_block_delta":
+                block, delta = message["content"][event["index"]], event["delta"]
+                match delta["type"]:
+                    case "text_delta":
+                        block["text"] += delta["text"]
+                    case "thinking_delta":
+                        block["thinking"] += delta["thinking"]
+                    case "input_json_delta":
+                        partial += delta["partial_json"]
+            case "content_block_stop":
+                if message["content"][event["index"]]["type"] == "tool_use":
+                    message["content"][event["index"]]["input"] = json.loads(partial)
+            case "message_delta":
+                message |= event["delta"]
+                message["usage"] = event["usage"]
+    return message
+
+
+def without_ids(message: dict[str, Any]) -> dict[str, Any]:
+    content = [{name: value for name, value in block.items() if name != "id"} for block in message["content"]]
+    return {name: value for name, value in message.items() if name != "id"} | {"content": content}
+
+
+CASES = [
+    ("weather?", {"tools": [TOOL]}, ["tool_use"], "tool_use"),
+    ("both?", {"tools": [TOOL]}, ["text", "tool_use", "tool_use"], "tool_use"),
+    ("think?", {}, ["thinking", "text"], "end_turn"),
+    ("think and call?", {"tools": [TOOL]}, ["thinking", "tool_use"], "tool_use"),
+    ("weather?", {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "get_weather"}}, ["tool_use"], "tool_use"),
+    ("think?", {"max_tokens": 3}, ["thinking"], "max_tokens"),
+    ("think?", {"stop_sequences": ["is"]}, ["thinking", "text"], "stop_sequence"),
+]
+
+
+@pytest.mark.parametrize(("content", "given", "kinds", "reason"), CASES)
+def test_a_stream_joined_is_the_whole_message(
+    server: Served, content: str, given: dict[str, Any], kinds: list[str], reason: str
+) -> None:
+    whole = ask(server, content, **given).json
+    events = events_of(ask(server, content, stream=True, **given))
+    streamed = message_of(events)
+    for message in (whole, streamed):
+        usage = message.pop("usage")
+        assert usage["output_tokens"] > 0
+    assert without_ids(streamed) == without_ids(whole)
+    assert [block["type"] for block in whole["content"]] == kinds
+    assert whole["stop_reason"] == reason
+    assert whole["stop_sequence"] == ("is" if reason == "stop_sequence" else None)
+    assert [event["type"] for event in events[:2]] == ["message_start", "ping"]
+    assert [event["type"] for event in events[-2:]] == ["message_delta", "message_stop"]
+
+
+def test_the_order_of_events(server: Served) -> None:
+    names = [event["type"] for event in events_of(ask(server, "think and call?", tools=[TOOL], stream=True))]
+    kept = [name for i, name in enumerate(names) if name != "content_block_delta" or names[i - 1] != name]
+    block = ["content_block_start", "content_block_delta", "content_block_stop"]
+    assert kept == ["message_start", "ping", *block, *block, "message_delta", "message_stop"]
+
+
+def test_blocks_are_the_same_message_in_chat() -> None:
+    request = MessagesRequest(
+        max_tokens=5,
+        system=[{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "b"}],
+        messages=[
+            {"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "text", "text": "there"}]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": "s"},
+                    {"type": "redacted_thinking", "data": "x"},
+                    {"type": "text", "text": "I ask."},
+                    {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "r"}]},
+                    {"type": "text", "text": "and?"},
+                ],
+            },
+            {"role": "system", "content": "be quick"},
+        ],
+    )
+    call = {"id": "t1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    assert as_chat(request, has_thinking_tokens=False).messages == [
+        {"role": "system", "content": "a\n\nb"},
+        {"role": "user", "content": "hi\n\nthere"},
+        {"role": "assistant", "content": "I ask.", "reasoning": "hm", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "t1", "content": "r"},
+        {"role": "user", "content": "and?"},
+        {"role": "user", "content": "be quick"},
+    ]
+
+
+def test_thinking_and_choices() -> None:
+    base: dict[str, Any] = {"max_tokens": 5, "messages": [{"role": "user", "content": "x"}], "tools": [TOOL]}
+
+    def chat(**given: Any) -> Any:
+        return as_chat(MessagesRequest(**base | given), has_thinking_tokens=True)
+
+    on = chat(thinking={"type": "enabled", "budget_tokens": 7})
+    assert (on.thinking_token_budget, on.chat_template_kwargs) == (7, {"enable_thinking": True})
+    assert chat(thinking={"type": "disabled"}).chat_template_kwargs == {"enable_thinking": False}
+    assert chat(tool_choice={"type": "any", "disable_parallel_tool_use": True}).tool_choice == "required"
+    assert chat(tool_choice={"type": "any", "disable_parallel_tool_use": True}).parallel_tool_calls is False
+    assert (
+        chat(tools=[{"type": "web_search_20250305", "name": "web_search"}], tool_choice={"type": "auto"}).tools is None
+    )
+
+
+def test_tokens_are_counted_as_they_are_used(server: Served) -> None:
+    given = {"system": "s", "tools": [TOOL], "messages": [{"role": "user", "content": "weather?"}]}
+    counted = server.post(f"{PATH}/count_tokens", given).json["input_tokens"]
+    usage = ask(server, "", **given).json["usage"]
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == counted
+
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("max_tokens", {"max_tokens": None}),
+    ("messages", {"messages": []}),
+    ("messages", {"messages": [{"role": "bard", "content": "x"}]}),
+    ("messages", {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}),
+    ("messages", {"messages": [{"role": "user", "content": 3}]}),
+    ("system", {"system": [{"type": "image"}]}),
+    ("stop_sequences", {"stop_sequences": [""]}),
+    ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "maybe"}}),
+    ("thinking", {"thinking": {"type": "loud"}}),
+    ("temperature", {"temperature": -1}),
+    ("messages", {"messages": "x"}),
+]
+
+
+@pytest.mark.parametrize(("name", "given"), REFUSED)
+def test_errors_have_anthropics_form(server: Served, name: str, given: dict[str, Any]) -> None:
+    answer = ask(server, "x", **given)
+    assert answer.status == 400, answer.body
+    assert answer.json["type"] == "error"
+    assert answer.json["error"]["type"] == "invalid_request_error"
+    assert name in answer.json["error"]["message"]
+
+
+def test_an_unknown_model_is_not_found(server: Served) -> None:
+    answer = ask(server, "x", model="other")
+    assert (answer.status, answer.json["error"]["type"]) == (404, "not_found_error")
+
+
+def test_a_key_may_come_as_anthropics_clients_send_it(tokenizer: str, tmp_path: Any) -> None:
+    with tool_served(tokenizer, tmp_path, "--api-key", "secret") as server:
+        body = {"max_tokens": 2, "messages": [{"role": "user", "content": "x"}]}
+        assert server.post(f"{PATH}?beta=true", body, {"x-api-key": "secret"}).status == 200
+        assert server.post(PATH, body, {"authorization": "Bearer secret"}).status == 200
+        assert server.post(PATH, body, {"x-api-key": "other"}).status == 401
+        assert server.post(PATH, body, {"x-api-key": "secret", "authorization": "Bearer x"}).status == 401
