@@ -37,6 +37,7 @@ from jaxllm.config.traces import check_traces_endpoint
 from jaxllm.config.unsupported_arguments import UnsupportedArguments
 from jaxllm.exceptions import VLLMValidationError, unknown_parameter
 from jaxllm.params.checks import INT32_MAX
+from jaxllm.parsers.reasoning import REASONING_PARSERS
 
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256, 512)
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
@@ -60,7 +61,6 @@ GONE: Mapping[str, str] = {
     "speculative_model": "see speculative_config",
     "num_speculative_tokens": "see speculative_config",
     "guided_decoding_backend": "see structured_outputs_config",
-    "reasoning_parser": "outputs are not split here; it is a flag of jaxllm serve",
     "use_v2_block_manager": "there is one block manager",
     "enable_prompt_adapter": "see enable_lora",
     "worker_use_ray": "see distributed_executor_backend",
@@ -218,6 +218,12 @@ class EngineArguments(UnsupportedArguments):
         Group(ReasoningConfig),
         "StructuredOutputsConfig",
         "reasoning_start_str and reasoning_end_str, as JSON; default: <think> and </think> if the tokenizer has them",
+    )
+    reasoning_parser: str = argument(
+        "",
+        Choice(("", *REASONING_PARSERS)),
+        "StructuredOutputsConfig",
+        "how the model marks its reasoning, which a server splits off; by default as its chat template tells",
     )
     attention_config: AttentionConfig | None = argument(
         None, Group(AttentionConfig), "AttentionConfig", 'as JSON; {"backend": "xla"} turns our own kernels off', "-ac"

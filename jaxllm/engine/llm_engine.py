@@ -16,7 +16,7 @@ from jaxllm.engine.front_end.refused_methods import ENGINE_REFUSES, RefusesMetho
 from jaxllm.engine.start import start_in_place, start_in_process
 from jaxllm.engine.transport.core_client import CoreClient
 from jaxllm.engine.transport.wire import FrameError
-from jaxllm.exceptions import EngineDeadError
+from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from jaxllm.outputs import AnyOutput
 from jaxllm.params.checks import INT32_MAX, check_bool, check_str
 from jaxllm.pooling_params import PoolingParams
@@ -49,6 +49,9 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
     @lasting_interrupts()
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
         """Load the model and make an engine, its core in this process unless JAXLLM_ENABLE_V1_MULTIPROCESSING is 1."""
+        if engine_args.reasoning_parser:
+            message = "reasoning_parser is not supported here: outputs are not split, but by `jaxllm serve`."
+            raise VLLMValidationError(message, parameter="reasoning_parser", value=engine_args.reasoning_parser)
         check_home()
         show_log()
         return cls(*(start_in_process if uses_core_process() else start_in_place)(engine_args))

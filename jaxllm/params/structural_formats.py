@@ -11,12 +11,22 @@ from jaxllm.params.structured_outputs import StructuredOutputsParams
 
 
 def as_format(params: StructuredOutputsParams) -> dict[str, Any] | None:
-    """Return the format that the same outputs match; None for what the older form of structural tags says."""
+    """Return the format that the same outputs match.
+
+    None for what the older form of structural tags says, and for what is no constraint: the engine refuses that.
+    """
+    try:
+        return _as_format(params)
+    except (ValueError, RecursionError, AttributeError):
+        return None
+
+
+def _as_format(params: StructuredOutputsParams) -> dict[str, Any] | None:
     match params.kind:
         case "json":
             schema = json.loads(params.json) if isinstance(params.json, str) else params.json
             return {"type": "json_schema", "json_schema": schema}
-        case "json_object":
+        case "json_object" if params.json_object is True:
             return {"type": "json_schema", "json_schema": {"type": "object"}}
         case "regex":
             return {"type": "regex", "pattern": params.regex}
@@ -24,8 +34,10 @@ def as_format(params: StructuredOutputsParams) -> dict[str, Any] | None:
             return {"type": "grammar", "grammar": params.grammar}
         case "choice":
             return either([{"type": "const_string", "value": each} for each in params.choice or ()])
+        case "structural_tag":
+            return json.loads(params.structural_tag or "").get("format")
         case _:
-            return json.loads(params.structural_tag or "{}").get("format")
+            return None
 
 
 def either(formats: list[dict[str, Any]]) -> dict[str, Any]:

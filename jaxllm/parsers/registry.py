@@ -33,7 +33,7 @@ class ToolParserManager:
     """This knows the tool parsers, those of plugins too."""
 
     tool_parsers: ClassVar[dict[str, type[ToolParser]]] = {}
-    """Those that plugins have registered."""
+    """The tool parsers that plugins have registered."""
 
     @classmethod
     def names(cls) -> list[str]:

@@ -28,6 +28,8 @@ def answer_grammar(
     `parser` reads the calls, and `reasoning` names the parser of what precedes both; `prompt` may have begun that.
     Raises VLLMValidationError for what cannot go together.
     """
+    if parser is None and (asked is None or reasoning is None):
+        return asked
     form = None if asked is None else as_format(asked)
     if parser is not None and use.needs_grammar:
         form = _calls(asked, form, use, parser)
@@ -45,7 +47,7 @@ def _calls(
 ) -> dict[str, Any]:
     """Return the format of an answer that may, or must, call tools."""
     if asked is not None and form is None:
-        message = "a structural tag with 'structures' does not go with tools: use its form with 'format'."
+        message = "what it asks for cannot be joined with tools: use a JSON schema, or a structural tag with 'format'."
         raise VLLMValidationError(message, parameter="structured_outputs")
     at_least_one = use.is_required or form is not None
     calls = parser.grammar(use.enforced, at_least_one=at_least_one, parallel=use.is_parallel)

@@ -16,7 +16,15 @@ from jaxllm.config.environment import is_server_in_dev_mode
 from jaxllm.config.vllm_config import VllmConfig
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
-from jaxllm.server import routes_dev, routes_messages, routes_openai, routes_operations, routes_page, routes_pooling
+from jaxllm.server import (
+    routes_dev,
+    routes_messages,
+    routes_ollama,
+    routes_openai,
+    routes_operations,
+    routes_page,
+    routes_pooling,
+)
 from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.auth import Authentication, KeyChecker, read_keys
 from jaxllm.server.endpoint import Reply
@@ -30,6 +38,7 @@ from jaxllm.server.serving_chat import OpenAIServingChat
 from jaxllm.server.serving_completion import OpenAIServingCompletion
 from jaxllm.server.serving_messages import AnthropicServingMessages
 from jaxllm.server.serving_models import OpenAIServingModels
+from jaxllm.server.serving_ollama import OllamaServing
 from jaxllm.server.serving_tokenization import OpenAIServingTokenization
 from jaxllm.server.state import ServerLoad, ServerState
 from jaxllm.version import __version__
@@ -47,6 +56,7 @@ def build_app(args: argparse.Namespace) -> FastAPI:
     app.router.routes += [
         *routes_openai.routes(server_args),
         *routes_messages.routes(),
+        *routes_ollama.routes(),
         *routes_pooling.routes(),
         *routes_operations.routes(),
     ]
@@ -109,10 +119,13 @@ async def init_app_state(
     state.openai_serving_models = OpenAIServingModels(
         vllm_config.model_config, getattr(args, "served_model_name", None)
     )
-    state.openai_serving_chat = OpenAIServingChat(engine_client, state.openai_serving_models, state.server_args)
+    state.openai_serving_chat = OpenAIServingChat(
+        engine_client, state.openai_serving_models, state.server_args, getattr(args, "reasoning_parser", "")
+    )
     state.openai_serving_completion = OpenAIServingCompletion(
         engine_client, state.openai_serving_models, state.server_args
     )
     state.openai_serving_tokenization = OpenAIServingTokenization(state.openai_serving_chat, state.server_args)
     state.anthropic_serving_messages = AnthropicServingMessages(state.openai_serving_chat)
+    state.ollama_serving = OllamaServing(state.openai_serving_chat)
     state.pooled_serving = PooledServing.of(state.openai_serving_chat, state.server_args)

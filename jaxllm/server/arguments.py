@@ -25,7 +25,6 @@ from jaxllm.config.kinds import (
 )
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX
-from jaxllm.parsers.reasoning import REASONING_PARSERS
 from jaxllm.server.unsupported_arguments import UnsupportedServerArguments
 from jaxllm.text.chat import CONTENT_FORMATS
 
@@ -117,9 +116,6 @@ class ServerArgs(UnsupportedServerArguments):
         None, Text(), _CHAT, "how the model writes tool calls; by default as its chat template tells"
     )
     tool_parser_plugin: str | None = argument(None, Text(), _CHAT, "Python file that registers more tool parsers")
-    reasoning_parser: str | None = argument(
-        None, Choice((None, *REASONING_PARSERS)), _CHAT, "how the model marks its reasoning; by default as found"
-    )
     exclude_tools_when_tool_choice_none: bool = argument(
         False, Switch(), _CHAT, "hide the tools from the chat template if tool_choice is 'none'"
     )

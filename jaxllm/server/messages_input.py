@@ -9,13 +9,13 @@ from typing import Any
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_int, shown
+from jaxllm.server.log_once import LogOnce
 from jaxllm.server.protocol.chat import ChatCompletionRequest
 from jaxllm.server.protocol.messages import MessagesRequest
 
 logger = logging.getLogger(__name__)
 
-_ignored: set[str] = set()
-_MAX_IGNORED = 100
+_LEFT_OUT = LogOnce(logger, "tools of these types are left out, since no server here runs them: %s")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -61,9 +61,7 @@ def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
     for tool in tools or ():
         kind = tool.get("type")
         if kind not in (None, "custom"):
-            if str(kind) not in _ignored and len(_ignored) < _MAX_IGNORED:
-                _ignored.add(str(kind))
-                logger.warning("tools of type %s are left out: no server here runs them", shown(kind))
+            _LEFT_OUT.note([str(kind)])
             continue
         function = {"name": tool.get("name"), "description": tool.get("description")}
         function |= {"parameters": tool.get("input_schema"), "strict": tool.get("strict") is True}

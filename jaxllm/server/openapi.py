@@ -23,6 +23,12 @@ from jaxllm.server.protocol.cohere import CohereEmbedRequest, CohereEmbedRespons
 from jaxllm.server.protocol.completion import CompletionRequest, CompletionResponse, CompletionStreamResponse
 from jaxllm.server.protocol.embedding import EmbeddingRequest, EmbeddingResponse
 from jaxllm.server.protocol.messages import MessagesRequest, MessagesResponse, TokenCount
+from jaxllm.server.protocol.ollama import (
+    OllamaAnswer,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+)
 from jaxllm.server.protocol.pooling import PoolingRequest, PoolingResponse
 from jaxllm.server.protocol.scoring import RerankRequest, RerankResponse, ScoreRequest, ScoreResponse
 from jaxllm.server.protocol.tokenization import (
@@ -52,6 +58,9 @@ TYPES: Mapping[str, Types] = {
     "/v1/completions": Types(CompletionResponse, CompletionRequest, CompletionStreamResponse),
     "/v1/messages": Types(MessagesResponse, MessagesRequest),
     "/v1/messages/count_tokens": Types(TokenCount, MessagesRequest),
+    "/api/chat": Types(OllamaAnswer, OllamaChatRequest),
+    "/api/show": Types(dict[str, Any], OllamaShowRequest),
+    "/api/generate": Types(OllamaAnswer, OllamaGenerateRequest),
     "/v1/embeddings": Types(EmbeddingResponse, EmbeddingRequest),
     "/v2/embed": Types(CohereEmbedResponse, CohereEmbedRequest),
     "/pooling": Types(PoolingResponse, PoolingRequest),

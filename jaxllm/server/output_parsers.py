@@ -28,12 +28,14 @@ def check_parsers(args: ServerArgs) -> None:
 class OutputParsers:
     """This makes the parsers of a server's answers."""
 
-    def __init__(self, args: ServerArgs, template: str | Mapping[str, str] | None) -> None:
-        """Use the parsers that `args` name, else those that the model's chat template tells of."""
+    def __init__(self, args: ServerArgs, reasoning_parser: str, template: str | Mapping[str, str] | None) -> None:
+        """Use the parsers that are named, else those that the model's chat template tells of."""
         text = template if isinstance(template, str) else "\n".join((template or {}).values())
-        name = args.tool_call_parser or (find_tool_parser(text) if knows_tools(text) else TOLD_PARSER)
+        self.tool_parser_name = args.tool_call_parser or (find_tool_parser(text) if knows_tools(text) else TOLD_PARSER)
+        """None if it is not known how the model writes calls."""
+        name = self.tool_parser_name
         self._tool_parser = None if name is None else ToolParserManager.get_tool_parser(name)
-        self.reasoning = args.reasoning_parser or find_reasoning_parser(text)
+        self.reasoning = reasoning_parser or find_reasoning_parser(text)
 
     def tool_parser(self, use: ToolUse) -> type[ToolParser] | None:
         """Return what reads the calls of an answer; None if it may call nothing.

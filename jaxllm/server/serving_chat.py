@@ -46,11 +46,14 @@ LONG_CONVERSATION = 2000
 class OpenAIServingChat:
     """This answers chat completions."""
 
-    def __init__(self, engine_client: AsyncLLM, models: OpenAIServingModels, args: ServerArgs) -> None:
+    def __init__(
+        self, engine_client: AsyncLLM, models: OpenAIServingModels, args: ServerArgs, reasoning_parser: str = ""
+    ) -> None:
+        """Answer by an engine; without a `reasoning_parser` it is found from the chat template."""
         self.engine_client = engine_client
         self.models = models
         self.args = args
-        self._parsers = OutputParsers(args, _template(engine_client))
+        self.parsers = OutputParsers(args, reasoning_parser, _template(engine_client))
 
     async def create_chat_completion(
         self, request: ChatCompletionRequest, raw_request: Any = None
@@ -94,21 +97,26 @@ class OpenAIServingChat:
         self._check_logprobs(request)
 
     async def begin(
-        self, request: ChatCompletionRequest, request_id: str, trace_headers: Mapping[str, str] | None = None
+        self,
+        request: ChatCompletionRequest,
+        request_id: str,
+        trace_headers: Mapping[str, str] | None = None,
+        prompt: ParsedPrompt | None = None,
     ) -> Turn:
-        """Queue a request; once this returns it is admitted. Raises what `errors.error_response` has answers for."""
+        """Queue a request; once this returns it is admitted. Raises what `errors.error_response` has answers for.
+
+        A `prompt` takes the place of what the chat template makes of the messages.
+        """
         self.check(request)
         use = request.tool_use()
-        parser = self._parsers.tool_parser(use)
+        parser = self.parsers.tool_parser(use)
         defaults = self.engine_client.front.ready.default_sampling_params
         params = request.sampling_params(defaults, max_tokens=request.most_tokens, logprobs=request.num_logprobs)
-        prompt = await self.render(request)
+        prompt = prompt or await self.render(request)
         text = prompt.text or ""
-        params.structured_outputs = answer_grammar(
-            params.structured_outputs, use, parser, self._parsers.reasoning, text
-        )
+        params.structured_outputs = answer_grammar(params.structured_outputs, use, parser, self.parsers.reasoning, text)
         special = self.engine_client.front.require_tokenizer().special_texts
-        if not special.isdisjoint(self._parsers.marks(parser)):
+        if not special.isdisjoint(self.parsers.marks(parser)):
             params.skip_special_tokens = False
         stream = await self.engine_client.add_request(
             request_id,
@@ -119,7 +127,7 @@ class OpenAIServingChat:
             priority=request.priority,
         )
         reader = AnswerReader(
-            self._parsers.maker(parser, use.tools, text),
+            self.parsers.maker(parser, use.tools, text),
             shows_reasoning=request.include_reasoning,
             is_named=use.is_named,
         )

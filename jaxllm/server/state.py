@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from jaxllm.server.serving_completion import OpenAIServingCompletion
     from jaxllm.server.serving_messages import AnthropicServingMessages
     from jaxllm.server.serving_models import OpenAIServingModels
+    from jaxllm.server.serving_ollama import OllamaServing
     from jaxllm.server.serving_tokenization import OpenAIServingTokenization
 
 DRAINING = "The server is about to end, and takes no more requests: another one may."
@@ -39,6 +40,7 @@ class ServerState:
     openai_serving_completion: OpenAIServingCompletion
     openai_serving_tokenization: OpenAIServingTokenization
     anthropic_serving_messages: AnthropicServingMessages
+    ollama_serving: OllamaServing
     pooled_serving: PooledServing
     load: ServerLoad
     registry: CollectorRegistry

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """use_tool_calls.py URL KEY: with openai's client, 200 tool calls that are required, 64 at a time, at temperature 1.
 
 Each has to be of a tool of the request, with arguments that match its schema; the exit status says whether all did.

@@ -34,19 +34,15 @@ WORKS = re.findall(
     --response-role --return-tokens-as-token-ids --log-config-file --max-log-len --enable-prompt-tokens-details
     --enable-server-load-tracking --enable-force-include-usage --enable-tokenizer-info-endpoint
     --disable-frontend-multiprocessing --enable-log-requests --disable-log-requests --disable-log-stats
-    --max-num-queued-reqs --max-num-queued-tokens --shutdown-timeout --served-model-name --config --model
-    --tensor-parallel-size -tp --device-memory-utilization
+    --enable-auto-tool-choice --exclude-tools-when-tool-choice-none --tool-call-parser --tool-parser-plugin
+    --reasoning-parser --max-num-queued-reqs --max-num-queued-tokens --shutdown-timeout --served-model-name
+    --config --model --tensor-parallel-size -tp --device-memory-utilization
     """,
 )
 """Flags of vLLM's server that have an effect here."""
 REFUSED = {
     "--lora-modules": "a=b",
-    "--enable-auto-tool-choice": None,
-    "--exclude-tools-when-tool-choice-none": None,
-    "--tool-call-parser": "hermes",
-    "--tool-parser-plugin": "a.py",
     "--tool-server": "demo",
-    "--reasoning-parser": "qwen3",
     "--enable-log-outputs": None,
     "--enable-per-request-metrics": None,
     "--log-error-stack": None,
@@ -96,7 +92,7 @@ def test_what_does_not_work_is_refused_by_name(parser: FlexibleArgumentParser):
 
 
 def test_what_means_the_default_is_taken(parser: FlexibleArgumentParser):
-    words = ("--no-enable-auto-tool-choice", "--api-server-count", "1", "-dp", "1", "--cohere-format", "cmd4")
+    words = ("--no-enable-log-outputs", "--api-server-count", "1", "-dp", "1", "--cohere-format", "cmd4")
     check_serve_args(parse(parser, "m", *words, "--no-enable-log-deltas"))
 
 
@@ -165,8 +161,8 @@ def test_the_command_line_beats_the_file(parser: FlexibleArgumentParser, tmp_pat
         ("tool-call-parsr: hermes", "Did you mean 'tool-call-parser'"),
         ("no-enable-prefix-caching: true", "no flag is called 'no-enable-prefix-caching'"),
         ("help: max", "no flag is called 'help'"),
-        ("tool-call-parser: hermes", "tool_call_parser='hermes' is not supported"),
-        ("enable-auto-tool-choice: true", "enable_auto_tool_choice=True is not supported"),
+        ("tool-server: demo", "tool_server='demo' is not supported"),
+        ("enable-log-outputs: true", "enable_log_outputs=True is not supported"),
         ("lora-modules: [a=b]", "lora_modules=.*is not supported"),
         ("port: [1, 2]", "port"),
     ],
@@ -184,8 +180,8 @@ def test_programs_that_parse_for_themselves():
     args = parser.parse_args(["m", "--max_model_len", "4k", "--port", "0"])
     validate_parsed_serve_args(args)
     assert (args.model, args.max_model_len, args.port) == ("m", 4000, 0)
-    with pytest.raises(VLLMValidationError, match="tool_call_parser"):
-        validate_parsed_serve_args(parser.parse_args(["m", "--tool-call-parser", "hermes"]))
+    with pytest.raises(VLLMValidationError, match="tool_server"):
+        validate_parsed_serve_args(parser.parse_args(["m", "--tool-server", "demo"]))
 
 
 def test_the_core_can_be_a_thread_of_the_server(parser: FlexibleArgumentParser, monkeypatch: pytest.MonkeyPatch):

@@ -95,6 +95,7 @@ BAD_VALUES: dict[str, tuple[Any, ...]] = {
         *("guidance", 3, [1], {"backend": "regex"}, {"backend": 3}, {"backends": "auto"}),
         *({"disable_any_whitespace": 1}, {"reasoning_parser": "qwen3"}, {"reasoning_parser_plugin": "a.py"}),
     ),
+    "reasoning_parser": ("loud", 3, None),
     "reasoning_config": (
         *("qwen3", 3, {}, {"reasoning_start_str": "<think>"}, {"reasoning_start_str": "", "reasoning_end_str": "b"}),
         *({"reasoning_start_str": 3, "reasoning_end_str": "b"}, {"reasoning_start_str": "a" * 5000}),
@@ -297,7 +298,7 @@ def test_flags():
         (("--enable-lora",), "enable_lora"),
         (("--speculative-config", '{"method": "ngram"}'), "speculative_config"),
         (("--block-size", "24"), "block_size"),
-        (("--reasoning-parser", "qwen3"), "reasoning_parser"),
+        (("--reasoning-parser", "loud"), "reasoning_parser"),
         (("--logprobs-mode", "all"), "logprobs_mode"),
         (("--cudagraph-capture-sizes", "1", "0"), "cudagraph_capture_sizes"),
         (("--max-cudagraph-capture-size", "8"), "max_cudagraph_capture_size"),

@@ -15,6 +15,20 @@ from tests.server.support import Answer, Served, mock_served
 
 TEXT: dict[str, Any] = {"prompt": "a", "max_tokens": 3, "ignore_eos": True}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "ignore_eos": True}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "f",
+            "parameters": {
+                "type": "object",
+                "properties": {"x": {"enum": [1, 2]}},
+                "required": ["x"],
+                "additionalProperties": False,
+            },
+        },
+    }
+]
 STREAM = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 IDS = {"return_token_ids": True}
 GOOD: list[tuple[str, str, Any]] = [
@@ -23,6 +37,13 @@ GOOD: list[tuple[str, str, Any]] = [
     ("post", "/v1/chat/completions", CHAT | STREAM | IDS | {"n": 2, "logprobs": True, "return_prompt_text": True}),
     ("post", "/v1/chat/completions", CHAT | {"use_beam_search": True, "n": 2}),
     ("post", "/v1/chat/completions", CHAT | {"response_format": {"type": "json_object"}}),
+    ("post", "/v1/chat/completions", CHAT | {"tools": TOOLS, "tool_choice": "required", "max_tokens": 200}),
+    ("post", "/v1/chat/completions", CHAT | STREAM | {"tools": TOOLS, "tool_choice": "required", "max_tokens": 200}),
+    ("post", "/v1/messages", {"messages": CHAT["messages"], "max_tokens": 3}),
+    ("post", "/v1/messages/count_tokens", {"messages": CHAT["messages"]}),
+    ("post", "/api/chat", {"model": "tiny", "messages": CHAT["messages"], "stream": False}),
+    ("post", "/api/generate", {"model": "tiny", "prompt": "a", "stream": False}),
+    ("post", "/api/show", {"model": "tiny"}),
     ("post", "/v1/completions", TEXT),
     ("post", "/v1/completions", TEXT | IDS | {"prompt": ["a", "b"], "n": 2, "logprobs": 2, "echo": True}),
     ("post", "/v1/completions", TEXT | {"prompt": [[5, 6], [7]], "prompt_logprobs": 1, "stop_token_ids": [5]}),
@@ -33,7 +54,7 @@ GOOD: list[tuple[str, str, Any]] = [
     ("post", "/detokenize", {"tokens": [5, 6]}),
     *(("get", path, None) for path in ("/v1/models", "/v1/models/tiny", "/tokenizer_info", "/version", "/load")),
     *(("get", path, None) for path in ("/health", "/livez", "/ping", "/metrics", "/is_sleeping", "/is_paused")),
-    *(("get", path, None) for path in ("/server_info",)),
+    *(("get", path, None) for path in ("/server_info", "/api/version", "/api/tags", "/api/ps")),
     *(("post", path, {}) for path in ("/ping", "/reset_prefix_cache", "/pause", "/resume", "/sleep", "/wake_up")),
 ]
 POOLED: list[tuple[str, Any]] = [

@@ -121,7 +121,9 @@ def test_r17_no_other_key_opens_a_route(server: Served, client: Client) -> None:
         assert client.status("GET", "/v1/models", f"authorization: {key}") in (400, 401), key
     for headers in (
         [f"authorization: Bearer {KEY}", "authorization: Bearer x"],
-        [f"x-api-key: {KEY}"],
+        [f"x-api-key: {KEY}x"],
+        [f"x-api-key: {KEY}", f"x-api-key: {KEY}"],
+        [f"x-api-key: {KEY}", "authorization: Bearer x"],
         [f"cookie: authorization=Bearer {KEY}"],
         ["x-forwarded-prefix: /health", "x-original-url: /health", "x-rewrite-url: /health"],
         ["host: x/health", "x-forwarded-host: x/health"],

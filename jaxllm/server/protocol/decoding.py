@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.server.log_once import LogOnce
 
 logger = logging.getLogger(__name__)
 
 MAX_DEPTH = 200
 """Lists and objects of a body may lie so deep in each other; what handles them by recursion has its limit beyond."""
 _PATH = re.compile(r" - at `\$\.?([^`]*)`$")
-_MAX_KNOWN = 1000
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 """A string in JSON, or what has begun as one: to look for an end that is not there would take time with a square."""
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
@@ -59,22 +59,7 @@ def _check_depth(body: bytes) -> None:
         raise VLLMValidationError(f"The body's lists and objects lie more than {MAX_DEPTH} levels deep in each other.")
 
 
-class _UnknownFields:
-    """This logs the name of each field that nobody knows once."""
-
-    def __init__(self) -> None:
-        self._seen: set[str] = set()
-
-    def note(self, names: set[str]) -> None:
-        """Log those names that are new."""
-        new = names - self._seen
-        if new and len(self._seen) < _MAX_KNOWN:
-            self._seen |= new
-            shown = ", ".join(sorted(repr(name[:64]) for name in new))
-            logger.warning("requests have fields that have no effect here: %s", shown)
-
-
-_UNKNOWN = _UnknownFields()
+_UNKNOWN = LogOnce(logger, "requests have fields that have no effect here: %s")
 
 
 def _refusal(message: str) -> VLLMValidationError:

@@ -31,10 +31,10 @@ class MessagesUsage(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens of a request."""
 
     input_tokens: int
-    """Those of the prompt that were not cached."""
+    """The tokens of the prompt that were not cached."""
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int = 0
-    """Those that were taken from the prefix cache, if the server was started with --enable-prompt-tokens-details."""
+    """The tokens that were taken from the prefix cache, if the server has --enable-prompt-tokens-details."""
     output_tokens: int
 
 

@@ -1,0 +1,82 @@
+"""Ollama's routes."""
+
+from __future__ import annotations
+
+from starlette.routing import Route
+
+from jaxllm.server.endpoint import Call, Endpoint, Reply
+from jaxllm.server.errors import error_headers, error_response
+from jaxllm.server.protocol.decoding import decode
+from jaxllm.server.protocol.ollama import (
+    GENERATE_REFUSED,
+    OllamaChatRequest,
+    OllamaError,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+)
+from jaxllm.server.sse import EventStream
+from jaxllm.server.trace_headers import given_trace
+
+LINES = b"application/x-ndjson"
+API_VERSION = "0.12.0"
+"""The version of Ollama whose API these routes have: clients ask whether it is new enough."""
+
+
+def routes() -> list[Route]:
+    """Return the routes."""
+
+    def endpoint(handler, **options: bool) -> Endpoint:
+        return Endpoint(handler, refusal=refusal, **options)
+
+    return [
+        Route("/api/version", endpoint(show_version, takes_json=False), methods=["GET"]),
+        Route("/api/tags", endpoint(list_models, takes_json=False), methods=["GET"]),
+        Route("/api/ps", endpoint(list_running, takes_json=False), methods=["GET"]),
+        Route("/api/show", endpoint(show_model), methods=["POST"]),
+        Route("/api/chat", endpoint(answer_chat, runs_model=True), methods=["POST"]),
+        Route("/api/generate", endpoint(answer_prompt, runs_model=True), methods=["POST"]),
+    ]
+
+
+async def show_version(_call: Call) -> Reply:
+    """Say which version of Ollama's API this is."""
+    return Reply.json({"version": API_VERSION})
+
+
+async def list_models(call: Call) -> Reply:
+    """List the model for Ollama's clients."""
+    return Reply.json(call.state.ollama_serving.tags())
+
+
+async def list_running(call: Call) -> Reply:
+    """List the model that is loaded for Ollama's clients."""
+    return Reply.json(call.state.ollama_serving.running())
+
+
+async def show_model(call: Call) -> Reply:
+    """Show what is known of the model to Ollama's clients."""
+    request = decode(call.body, OllamaShowRequest, {})
+    return Reply.json(call.state.ollama_serving.show(request.model or request.name or ""))
+
+
+async def answer_chat(call: Call) -> Reply:
+    """Answer a conversation in Ollama's form."""
+    request = decode(call.body, OllamaChatRequest, {})
+    trace = given_trace(call.state.engine_client, call.headers)
+    answer = await call.state.ollama_serving.chat(request, call.request_id, trace)
+    return Reply(answer, content_type=LINES) if isinstance(answer, EventStream) else Reply.json(answer)
+
+
+async def answer_prompt(call: Call) -> Reply:
+    """Answer a prompt in Ollama's form."""
+    request = decode(call.body, OllamaGenerateRequest, GENERATE_REFUSED)
+    trace = given_trace(call.state.engine_client, call.headers)
+    answer = await call.state.ollama_serving.generate(request, call.request_id, trace)
+    return Reply(answer, content_type=LINES) if isinstance(answer, EventStream) else Reply.json(answer)
+
+
+def refusal(error: BaseException) -> Reply:
+    """Return the answer that Ollama's clients get to a request that failed."""
+    response = error_response(error)
+    reply = Reply.json(OllamaError(response.error.message), response.error.code)
+    return reply._replace(headers=tuple(error_headers(response)))
