@@ -51,10 +51,11 @@ class StreamOptions(msgspec.Struct, frozen=True):
     """Whether every event has the usage so far."""
 
 
-class SamplingFields(PromptFields, kw_only=True):
-    """A request's fields about sampling. Their ranges are checked where `SamplingParams` are made of them."""
+class TokenFields(PromptFields, kw_only=True):
+    """A request's fields about how each token is sampled and where the text ends. Their ranges are checked where
+    `SamplingParams` are made of them.
+    """
 
-    n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -65,7 +66,6 @@ class SamplingFields(PromptFields, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
-    max_tokens: int | None = None
     min_tokens: int = 0
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
@@ -74,11 +74,21 @@ class SamplingFields(PromptFields, kw_only=True):
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
-    prompt_logprobs: int | None = None
-    logprob_token_ids: list[int] | None = None
     thinking_token_budget: int | None = None
     repetition_detection: dict[str, int] | None = None
     structured_outputs: dict[str, Any] | None = None
+    vllm_xargs: dict[str, Any] | None = None
+    session_id: str | None = None
+    """It has no effect on the answer: it says which server of several should give it."""
+
+
+class SamplingFields(TokenFields, kw_only=True):
+    """The fields about sampling of requests for n answers, which may be searched for, scored or streamed."""
+
+    n: int | None = None
+    max_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
     response_format: dict[str, Any] | None = None
     use_beam_search: bool = False
     length_penalty: float = 1.0
@@ -87,9 +97,6 @@ class SamplingFields(PromptFields, kw_only=True):
     stream_interval: int | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool | None = None
-    vllm_xargs: dict[str, Any] | None = None
-    session_id: str | None = None
-    """It has no effect on the answer: it says which server of several should give it."""
 
     def fields_named(self, prompt: str) -> AbstractContextManager[None]:
         """Let errors about what is made of the request name its own field; `prompt` is that of the prompt."""
