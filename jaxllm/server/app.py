@@ -24,6 +24,7 @@ from jaxllm.server import (
     routes_operations,
     routes_page,
     routes_pooling,
+    routes_responses,
 )
 from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.auth import Authentication, KeyChecker, read_keys
@@ -39,6 +40,7 @@ from jaxllm.server.serving_completion import OpenAIServingCompletion
 from jaxllm.server.serving_messages import AnthropicServingMessages
 from jaxllm.server.serving_models import OpenAIServingModels
 from jaxllm.server.serving_ollama import OllamaServing
+from jaxllm.server.serving_responses import OpenAIServingResponses
 from jaxllm.server.serving_tokenization import OpenAIServingTokenization
 from jaxllm.server.state import ServerLoad, ServerState
 from jaxllm.version import __version__
@@ -55,6 +57,7 @@ def build_app(args: argparse.Namespace) -> FastAPI:
     app.state.http_metrics = HttpMetrics(app.state.registry)
     app.router.routes += [
         *routes_openai.routes(server_args),
+        *routes_responses.routes(),
         *routes_messages.routes(),
         *routes_ollama.routes(),
         *routes_pooling.routes(),
@@ -122,6 +125,7 @@ async def init_app_state(
     state.openai_serving_chat = OpenAIServingChat(
         engine_client, state.openai_serving_models, state.server_args, getattr(args, "reasoning_parser", "")
     )
+    state.openai_serving_responses = OpenAIServingResponses(state.openai_serving_chat, state.load.counted)
     state.openai_serving_completion = OpenAIServingCompletion(
         engine_client, state.openai_serving_models, state.server_args
     )

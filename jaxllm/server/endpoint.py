@@ -41,6 +41,8 @@ class Call(NamedTuple):
     """X-Request-Id, if it is well formed."""
     path: dict[str, str]
     """The variable parts of the route's path, by their names."""
+    query: bytes = b""
+    """What follows the path's "?", as it was sent."""
 
 
 class Reply(NamedTuple):
@@ -113,7 +115,9 @@ class Endpoint:
             return
         except ConnectionError:
             return
-        call = Call(state, body, headers, request_id, client_request_id, scope.get("path_params", {}))
+        call = Call(
+            state, body, headers, request_id, client_request_id, scope.get("path_params", {}), scope["query_string"]
+        )
         answering = asyncio.create_task(self._answer(call, send))
         leaving = asyncio.create_task(_wait_disconnect(receive))
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.routing import Route
 
+from jaxllm.server import routes_responses
 from jaxllm.server.auth import OPEN_PATHS
 from jaxllm.server.endpoint import Endpoint
 from jaxllm.server.errors import ErrorResponse
@@ -30,6 +31,9 @@ from jaxllm.server.protocol.ollama import (
     OllamaShowRequest,
 )
 from jaxllm.server.protocol.pooling import PoolingRequest, PoolingResponse
+from jaxllm.server.protocol.response_objects import DeletedResponse, Response
+from jaxllm.server.protocol.response_stream import ResponseEvent
+from jaxllm.server.protocol.responses import ResponsesRequest
 from jaxllm.server.protocol.scoring import RerankRequest, RerankResponse, ScoreRequest, ScoreResponse
 from jaxllm.server.protocol.tokenization import (
     DetokenizeRequest,
@@ -56,6 +60,10 @@ class Types(NamedTuple):
 TYPES: Mapping[str, Types] = {
     "/v1/chat/completions": Types(ChatCompletionResponse, ChatCompletionRequest, ChatCompletionStreamResponse),
     "/v1/completions": Types(CompletionResponse, CompletionRequest, CompletionStreamResponse),
+    routes_responses.CREATE: Types(Response, ResponsesRequest, ResponseEvent),
+    routes_responses.ONE: Types(Response),
+    f"DELETE {routes_responses.ONE}": Types(DeletedResponse),
+    routes_responses.CANCEL: Types(Response),
     "/v1/messages": Types(MessagesResponse, MessagesRequest),
     "/v1/messages/count_tokens": Types(TokenCount, MessagesRequest),
     "/api/chat": Types(OllamaAnswer, OllamaChatRequest),
@@ -73,7 +81,7 @@ TYPES: Mapping[str, Types] = {
     "/detokenize": Types(DetokenizeResponse, DetokenizeRequest),
     "/tokenizer_info": Types(TokenizerInfo),
 }
-"""The types by the routes' paths; other routes are named with what they are for."""
+"""The types by the routes' paths, or methods and paths; other routes are named with what they are for."""
 
 
 def describe(app: FastAPI, *, has_keys: bool) -> None:
@@ -101,13 +109,12 @@ def _document(app: FastAPI, *, has_keys: bool) -> dict[str, Any]:
     taken: set[str] = set()
     for route in app.routes:
         if isinstance(route, Route) and route.include_in_schema and isinstance(route.endpoint, Endpoint):
-            operation = _operation(route.path, route.param_convertors, route.endpoint, reference.__getitem__)
-            methods = sorted((route.methods or set()) - {"HEAD"})
             name, path = route.endpoint.name, route.path_format
-            document["paths"][path] = {
-                method.lower(): {"operationId": _operation_id(name, path, method, taken), **operation}
-                for method in methods
-            }
+            for method in sorted((route.methods or set()) - {"HEAD"}):
+                types = TYPES.get(f"{method} {route.path}", TYPES.get(route.path))
+                operation = _operation(route, types, route.endpoint, reference.__getitem__)
+                operation = {"operationId": _operation_id(name, path, method, taken), **operation}
+                document["paths"].setdefault(path, {})[method.lower()] = operation
     if has_keys:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
@@ -123,15 +130,15 @@ def _operation_id(handler: str, path: str, method: str, taken: set[str]) -> str:
     return name
 
 
-def _operation(path: str, variables: Iterable[str], endpoint: Endpoint, schema: Callable[[Any], Any]) -> dict[str, Any]:
-    types = TYPES.get(path)
+def _operation(route: Route, types: Types | None, endpoint: Endpoint, schema: Callable[[Any], Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"description": "Successful Response"}
     operation: dict[str, Any] = {"summary": endpoint.summary}
-    if path in OPEN_PATHS:
+    if route.path in OPEN_PATHS:
         operation["security"] = []
-    if variables:
+    if route.param_convertors:
         operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in variables
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in route.param_convertors
         ]
     if types is not None:
         content = {"application/json": {"schema": schema(types.response)}}

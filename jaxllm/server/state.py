@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jaxllm.server.serving_messages import AnthropicServingMessages
     from jaxllm.server.serving_models import OpenAIServingModels
     from jaxllm.server.serving_ollama import OllamaServing
+    from jaxllm.server.serving_responses import OpenAIServingResponses
     from jaxllm.server.serving_tokenization import OpenAIServingTokenization
 
 DRAINING = "The server is about to end, and takes no more requests: another one may."
@@ -38,6 +39,7 @@ class ServerState:
     openai_serving_models: OpenAIServingModels
     openai_serving_chat: OpenAIServingChat
     openai_serving_completion: OpenAIServingCompletion
+    openai_serving_responses: OpenAIServingResponses
     openai_serving_tokenization: OpenAIServingTokenization
     anthropic_serving_messages: AnthropicServingMessages
     ollama_serving: OllamaServing

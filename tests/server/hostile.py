@@ -15,6 +15,7 @@ from tests.server.request_bounds import (
     INPUTS,
     POOLING,
     RERANK,
+    RESPONSES,
     SAMPLING,
     SCORE,
     TOKENIZE,
@@ -66,6 +67,16 @@ MESSAGES: tuple[Any, ...] = (
     [[]],
 )
 
+ITEMS: tuple[Any, ...] = (
+    [{"type": "item_reference", "id": "\ud800"}, {"id": None}],
+    [{"role": "user", "content": "\ud800"}],
+    [{"type": "function_call", "call_id": "", "name": "", "arguments": "[" * 5000}],
+    [{"type": "function_call_output", "call_id": "x", "output": [{"type": "input_image", "image_url": "file:///"}]}],
+    [{"type": "reasoning", "summary": {}, "content": {"a": 1}}, {"type": "message", "role": "assistant"}],
+    [{"type": {"a": 1}, "role": ["user"]}, {"role": "user", "content": [{"type": ["text"]}]}],
+    [{"role": "{{ 1 }}"}, {"role": "assistant", "content": [[]]}, {}],
+)
+
 
 class Hostile(NamedTuple):
     """One request."""
@@ -85,7 +96,7 @@ class Hostile(NamedTuple):
 def requests(seed: int, count: int) -> Iterator[Hostile]:
     """Yield so many requests, always the same ones for a seed."""
     rng = random.Random(seed)
-    kinds: list[Callable[[random.Random], Hostile]] = [_field, _field, _field, _grammar, _message, _mutated, _strange]
+    kinds: list[Callable[[random.Random], Hostile]] = [*[_field] * 3, _grammar, _message, _items, _mutated, _strange]
     for _ in range(count):
         yield rng.choice(kinds)(rng)
 
@@ -112,6 +123,7 @@ def _field(rng: random.Random) -> Hostile:
     path, bounds, base = rng.choice(
         [
             ("/v1/chat/completions", CHAT, CHAT_BODY),
+            ("/v1/responses", RESPONSES, {"input": '"a"', "max_output_tokens": "2"}),
             ("/v1/completions", COMPLETION, COMPLETION_BODY),
             ("/tokenize", TOKENIZE, {}),
             ("/detokenize", DETOKENIZE, {}),
@@ -131,6 +143,10 @@ def _grammar(rng: random.Random) -> Hostile:
 def _message(rng: random.Random) -> Hostile:
     path = rng.choice(["/v1/chat/completions", "/tokenize"])
     return Hostile("POST", path, _body({"messages": json.dumps(rng.choice(MESSAGES)), "max_tokens": "2"}))
+
+
+def _items(rng: random.Random) -> Hostile:
+    return Hostile("POST", "/v1/responses", _body({"input": json.dumps(rng.choice(ITEMS)), "max_output_tokens": "2"}))
 
 
 def _mutated(rng: random.Random) -> Hostile:

@@ -185,3 +185,59 @@ COHERE: dict[str, Bound] = POOLED | {
     "truncate": Bound('"START"', ('"MIDDLE"', "1")),
     "max_tokens": Bound("512", ("513", "0", "-2"), ("-1",)),
 }
+
+SHORT_NAME = NAME._replace(most='"%s"' % ("a" * 1024), beyond=(*NAME.beyond, '"%s"' % ("a" * 1025)), takes=('""',))
+"""A text that has no effect on the answer, and is repeated in it."""
+SCHEMA_FORMAT = '{"format":{"type":"json_schema","name":"a","schema":%s}}'
+ITEM = '{"role":"user","content":%s}'
+RESPONSES: dict[str, Bound] = {
+    name: bound
+    for name, bound in SAMPLING.items()
+    if name
+    not in (
+        *("n", "max_tokens", "response_format", "use_beam_search", "length_penalty", "stream_options"),
+        *("stream_interval", "return_token_ids", "return_tokens_as_token_ids"),
+    )
+} | {
+    "input": Bound(
+        f"[{ITEM % '[]'}]", ("[1]", "[{}]", f"[{ITEM % 1}]", f"[{ITEM % LONG}]", '[{"type":"x"}]', "{}"), ('""',)
+    ),
+    "instructions": Bound('"a"', ("1", '"%s"' % ("a" * (2**20 + 1))), ('""',)),
+    "previous_response_id": Bound("null"),
+    "store": FLAG,
+    "background": FLAG,
+    "stream_options": Bound('{"include_obfuscation":true}', ('{"include_obfuscation":1}',), (), {"stream": "true"}),
+    "tools": Bound('[{"type":"web_search"}]', ('[{"type":"function"}]', "[{}]", "[1]"), ("[]",)),
+    "tool_choice": CHAT["tool_choice"],
+    "parallel_tool_calls": FLAG,
+    "max_tool_calls": Bound("2147483647"),
+    "text": Bound(
+        '{"format":{"type":"text"},"verbosity":"low"}',
+        (
+            *('{"verbosity":"loud"}', '{"format":{}}', '{"format":{"type":"x"}}', '{"format":{"type":"json_schema"}}'),
+            SCHEMA_FORMAT % '{"type":"nothing"}',
+            SCHEMA_FORMAT % nested(120),
+        ),
+    ),
+    "reasoning": Bound('{"effort":"low","summary":"auto"}', ('{"effort":1}', '{"effort":"%s"}' % ("a" * 1025))),
+    "max_output_tokens": Bound("2147483647", ("0",), (), {"stop_token_ids": integers(1)}),
+    "top_logprobs": Bound("0", ("1",)),
+    "include": Bound('["reasoning.encrypted_content"]', ('["message.output_text.logprobs"]', '["a"]'), ("[]",)),
+    "truncation": Bound('"auto"', ('"never"',)),
+    "metadata": Bound(
+        f'{{"{"a" * 64}":"{"a" * 512}"}}',
+        (
+            '{"a":1}',
+            '{"%s":""}' % ("a" * 65),
+            '{"a":"%s"}' % ("a" * 513),
+            "{" + ",".join(f'"{i}":""' for i in range(17)) + "}",
+        ),
+    ),
+    "user": SHORT_NAME,
+    "service_tier": SHORT_NAME,
+    "safety_identifier": SHORT_NAME,
+    "prompt_cache_key": SHORT_NAME,
+    "prompt_cache_retention": SHORT_NAME,
+    "chat_template": TEMPLATE_TRUST,
+    "chat_template_kwargs": CHAT["chat_template_kwargs"],
+}

@@ -51,6 +51,17 @@ class Answer:
         assert lines[-1] == "[DONE]"
         return [json.loads(line) for line in lines[:-1]]
 
+    @property
+    def named_events(self) -> list[Any]:
+        """Return the events of a stream whose frames are named by the events' types; comments are left out."""
+        events = []
+        for each in self.body.decode().split("\n\n")[:-1]:
+            if not each.startswith(":"):
+                name, data = each.split("\n")
+                events.append(json.loads(data.removeprefix("data: ")))
+                assert name == f"event: {events[-1]['type']}"
+        return events
+
 
 @dataclass(frozen=True)
 class Served:

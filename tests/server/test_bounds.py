@@ -13,6 +13,7 @@ from jaxllm.server.protocol.classification import ClassificationRequest
 from jaxllm.server.protocol.cohere import CohereEmbedRequest
 from jaxllm.server.protocol.embedding import EmbeddingRequest
 from jaxllm.server.protocol.pooling import PoolingRequest
+from jaxllm.server.protocol.responses import ResponsesRequest
 from jaxllm.server.protocol.scoring import RerankRequest, ScoreRequest
 from jaxllm.server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from tests.server import request_bounds as bounds_of
@@ -25,6 +26,11 @@ ROUTES: dict[str, tuple[Any, dict[str, Bound], dict[str, str]]] = {
         CHAT,
         {"messages": CHAT_ALL, "max_tokens": "5", "temperature": "0.5", "n": "1"},
     ),
+    "/v1/responses": (
+        ResponsesRequest,
+        bounds_of.RESPONSES,
+        {"input": CHAT_ALL, "max_output_tokens": "5", "temperature": "0.5"},
+    ),
     "/tokenize": (TokenizeRequest, TOKENIZE, {"prompt": '"a"'}),
     "/detokenize": (DetokenizeRequest, DETOKENIZE, {"tokens": "[5]"}),
     "/v1/embeddings": (EmbeddingRequest, bounds_of.VECTORS, {"input": '"a"'}),
@@ -35,7 +41,7 @@ ROUTES: dict[str, tuple[Any, dict[str, Bound], dict[str, str]]] = {
     "/v2/embed": (CohereEmbedRequest, bounds_of.COHERE, {"texts": '["a"]'}),
 }
 """By path: the request, the bounds of its fields, and fields of a good one."""
-KNOWN_BY_CORE = ("structured_outputs", "response_format", "logprob_token_ids", "prompt_logprobs")
+KNOWN_BY_CORE = ("structured_outputs", "response_format", "text", "logprob_token_ids", "prompt_logprobs")
 """The core says what it takes of these, once it gets the request; one without a model takes none."""
 OF_MESSAGES = ("messages", "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs")
 CASES = [(path, name) for path, (_, bounds, _) in ROUTES.items() for name in bounds]
@@ -44,7 +50,7 @@ CASES = [(path, name) for path, (_, bounds, _) in ROUTES.items() for name in bou
 def send(server: Served, path: str, **fields: str) -> Answer:
     base = ROUTES[path][2]
     asks_of_messages = fields.keys() & set(OF_MESSAGES) and not fields.keys() & {"prompt", "input"}
-    if asks_of_messages and (path == "/tokenize" or "input" in base):
+    if asks_of_messages and (path == "/tokenize" or ("input" in base and path != "/v1/responses")):
         base = {"messages": CHAT_ALL, "add_generation_prompt": "false"}
     body = "{" + ",".join(f'"{name}":{value}' for name, value in (base | fields).items()) + "}"
     return server.ask("POST", path, body.encode())
@@ -53,7 +59,7 @@ def send(server: Served, path: str, **fields: str) -> Answer:
 @pytest.fixture
 def server(request: pytest.FixtureRequest, path: str) -> Served:
     """Return a server whose model can do what a route is for."""
-    generates = path in ("/v1/chat/completions", "/tokenize", "/detokenize")
+    generates = path in ("/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize")
     name = "mock_server" if generates else "classifying_server" if path == "/classify" else "embedding_server"
     return request.getfixturevalue(name)
 
@@ -90,7 +96,7 @@ def test_r13_a_value_is_taken_or_refused_by_its_name(
     refused = [*bound.beyond, *(value for value in ANYWHERE if value not in bound.takes)]
     for value in refused:
         answer = send(server, path, **bound.beside, **{name: value})
-        if name == "model" and value in ('""', LONG):
+        if name in ("model", "previous_response_id") and value in ('""', LONG):
             assert answer.status == 404
         else:
             assert answer.status == 400, (value[:100], answer.body[:500])

@@ -15,6 +15,18 @@ from tests.server.support import Answer, Served, mock_served
 
 TEXT: dict[str, Any] = {"prompt": "a", "max_tokens": 3, "ignore_eos": True}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "ignore_eos": True}
+RESPONSE: dict[str, Any] = {"input": "a", "max_output_tokens": 3, "ignore_eos": True}
+AGENT: dict[str, Any] = {
+    "input": [
+        {"role": "developer", "content": "d"},
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+    ],
+    "tools": [{"type": "function", "name": "f", "strict": False, "parameters": {"type": "object"}}, {"type": "custom"}],
+    "text": {"format": {"type": "text"}, "verbosity": "low"},
+    "reasoning": {"effort": "low"},
+    "metadata": {"a": "b"},
+    "include": ["reasoning.encrypted_content"],
+}
 TOOLS = [
     {
         "type": "function",
@@ -37,6 +49,10 @@ GOOD: list[tuple[str, str, Any]] = [
     ("post", "/v1/chat/completions", CHAT | STREAM | IDS | {"n": 2, "logprobs": True, "return_prompt_text": True}),
     ("post", "/v1/chat/completions", CHAT | {"use_beam_search": True, "n": 2}),
     ("post", "/v1/chat/completions", CHAT | {"response_format": {"type": "json_object"}}),
+    ("post", "/v1/responses", RESPONSE),
+    ("post", "/v1/responses", RESPONSE | {"stream": True}),
+    ("post", "/v1/responses", RESPONSE | AGENT),
+    ("post", "/v1/responses", RESPONSE | {"background": True}),
     ("post", "/v1/chat/completions", CHAT | {"tools": TOOLS, "tool_choice": "required", "max_tokens": 200}),
     ("post", "/v1/chat/completions", CHAT | STREAM | {"tools": TOOLS, "tool_choice": "required", "max_tokens": 200}),
     ("post", "/v1/messages", {"messages": CHAT["messages"], "max_tokens": 3}),
@@ -82,6 +98,9 @@ BAD: list[tuple[str, str, Any]] = [
     *(("post", path, b"{") for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")),
     *(("post", path, {"model": "other", **TEXT}) for path in ("/v1/completions", "/tokenize")),
     ("post", "/detokenize", {"tokens": [10**9]}),
+    ("post", "/v1/responses", {"input": []}),
+    *((method, "/v1/responses/resp_x", None) for method in ("get", "delete")),
+    ("post", "/v1/responses/resp_x/cancel", None),
     ("get", "/v1/models/other", None),
     ("post", "/sleep?level=7", None),
     ("post", "/pause?mode=never", None),
@@ -122,6 +141,8 @@ def check(document: dict[str, Any], schema: dict[str, Any], value: Any) -> None:
 def operation_of(document: dict[str, Any], method: str, path: str) -> dict[str, Any]:
     path = path.partition("?")[0]
     template = "/v1/models/{model}" if path.startswith("/v1/models/") else path
+    if path.startswith("/v1/responses/"):
+        template = "/v1/responses/{response_id}" + "/cancel" * path.endswith("/cancel")
     return document["paths"][template][method]
 
 
@@ -137,8 +158,9 @@ def check_answer(document: dict[str, Any], operation: dict[str, Any], answer: An
     kind = answer.headers["content-type"].partition(";")[0]
     assert kind in content
     if kind == "text/event-stream":
-        assert answer.events
-        for event in answer.events:
+        events = answer.named_events if answer.body.startswith(b"event: ") else answer.events
+        assert events
+        for event in events:
             check(document, content[kind]["x-event"], event)
     else:
         check(document, content[kind]["schema"], answer.json)
@@ -155,6 +177,15 @@ def test_r12_good_answers_are_as_described(
     if isinstance(body, dict) and body:
         request = operation_of(document, method, path)["requestBody"]["content"]["application/json"]["schema"]
         check(document, request, body)
+
+
+def test_r12_what_is_kept_is_as_described(tiny_server: Served, document: dict[str, Any]) -> None:
+    made = tiny_server.post("/v1/responses", RESPONSE | {"background": True}).json
+    path = f"/v1/responses/{made['id']}"
+    for method, target in (("get", path), ("post", f"{path}/cancel"), ("get", path), ("delete", path)):
+        answer = tiny_server.ask(method.upper(), target)
+        assert answer.status == 200, answer.body
+        check_answer(document, operation_of(document, method, target), answer)
 
 
 @pytest.mark.parametrize(("path", "body"), [*POOLED, *CLASSES])
@@ -183,7 +214,9 @@ def test_r12_bad_answers_are_as_described(
 def test_r12_every_operation_is_tried(document: dict[str, Any]) -> None:
     operations = {(method, path) for path, methods in document["paths"].items() for method in methods}
     tried = {(method, path.partition("?")[0]) for method, path, _ in (*GOOD, *BAD)}
-    assert operations - {("get", "/v1/models/{model}")} <= tried
+    templates = {("get", "/v1/models/{model}"), ("post", "/v1/responses/{response_id}/cancel")}
+    templates |= {(method, "/v1/responses/{response_id}") for method in ("get", "delete")}
+    assert operations - templates <= tried
 
 
 def test_r12_hostile_requests_have_described_answers(tiny_server: Served, document: dict[str, Any]) -> None:

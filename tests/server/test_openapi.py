@@ -16,6 +16,7 @@ from tests.server.support import Served, command_line, served
 
 REQUESTS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "logprobs": True},
+    "/v1/responses": {"input": "a", "max_output_tokens": 2},
     "/v1/completions": {"prompt": "a", "max_tokens": 2, "logprobs": 1},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [5]},

@@ -22,6 +22,7 @@ from tests.server.support import Served, served
 GENERATE = {
     "/v1/completions": ({"prompt": "a"}, "Completions"),
     "/v1/chat/completions": ({"messages": [{"role": "user", "content": "a"}]}, "Chat Completions"),
+    "/v1/responses": ({"input": "a"}, "Responses"),
 }
 POOL = {
     "/pooling": ({"input": "a"}, "Pooling"),
