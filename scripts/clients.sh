@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # clients.sh [CLIENT...]: real clients, unmodified and in environments of their own, against SmolLM2 served here, and those
-# of embeddings against all-MiniLM-L6-v2. Exit status 0 if all that were asked for (by default all) passed.
+# of embeddings against all-MiniLM-L6-v2. Those of agents run twice: with answers that a core without a model is told to
+# give, so that what comes of them is known, and with SmolLM2, whose calls a grammar forces. codex and claude-code, of
+# npm, run with told answers only: their prompts are longer than SmolLM2's context. Exit status 0 if all that were asked for (by default all) passed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/lib.sh
@@ -13,14 +15,23 @@ declare -A PACKAGES=(
   [guidellm]="guidellm>=0.8,<0.9"
   [schemathesis]="schemathesis>=4.30,<5"
   [tool-calls]="openai>=2 jsonschema>=4"
+  [openai-agents]="openai-agents>=0.20"
+  [anthropic]="anthropic>=2"
+  [pydantic-ai]="pydantic-ai-slim[openai,anthropic]>=2"
+  [instructor]="instructor>=1.17 anthropic>=2"
+  [llama-index-llm]="llama-index-llms-openai-like>=0.8 llama-index-core"
+  [ollama]="ollama>=0.6"
+  [codex]=npm
+  [claude-code]=npm
   [openai-embeddings]="openai>=2"
   [langchain-embeddings]="langchain-openai>=1"
   [llama-index]="llama-index-embeddings-openai-like>=0.4"
   [cohere]="cohere>=5"
   [schemathesis-embeddings]="schemathesis>=4.30,<5"
 )
+AGENTS=" openai-agents anthropic pydantic-ai instructor llama-index-llm ollama codex claude-code "
 POOLED=" openai-embeddings langchain-embeddings llama-index cohere schemathesis-embeddings "
-[ $# -gt 0 ] || set -- openai langchain litellm lm-eval guidellm schemathesis tool-calls $POOLED
+[ $# -gt 0 ] || set -- openai langchain litellm lm-eval guidellm schemathesis tool-calls $AGENTS $POOLED
 for client in "$@"; do
   [ -n "${PACKAGES[$client]:-}" ] || die "there is no client $client; there are: ${!PACKAGES[*]}"
 done
@@ -38,14 +49,7 @@ trap 'stop; rm -rf "$work"' EXIT
 
 port=$(.venv/bin/python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 url=http://127.0.0.1:$port
-serve() { # NAME FLAGS...: start a server of a model that fetch_models.py knows, and wait until it is ready
-  local name=$1
-  shift
-  stop
-  model=$(.venv/bin/python scripts/fetch_models.py "$name")
-  JAX_PLATFORMS=cpu .venv/bin/jaxllm serve "$model" --host 127.0.0.1 --port "$port" --served-model-name "$name" \
-    --enable-tokenizer-info-endpoint --api-key key --disable-uvicorn-access-log "$@" >"$work/server.txt" 2>&1 &
-  echo $! >"$work/pid"
+wait_ready() { # wait until what was started is
   for _ in $(seq 600); do
     curl -sf "$url/health" >/dev/null && return
     kill -0 "$(cat "$work/pid")" 2>/dev/null || break
@@ -53,6 +57,27 @@ serve() { # NAME FLAGS...: start a server of a model that fetch_models.py knows,
   done
   tail -20 "$work/server.txt" >&2
   die "the server has not started"
+}
+
+serve() { # NAME FLAGS...: start a server of a model that fetch_models.py knows
+  local name=$1
+  shift
+  stop
+  model=$(.venv/bin/python scripts/fetch_models.py "$name")
+  JAX_PLATFORMS=cpu .venv/bin/jaxllm serve "$model" --host 127.0.0.1 --port "$port" --served-model-name "$name" model \
+    --enable-tokenizer-info-endpoint --api-key key --disable-uvicorn-access-log "$@" >"$work/server.txt" 2>&1 &
+  echo $! >"$work/pid"
+  wait_ready
+}
+
+serve_replies() { # start a server whose answers are told
+  stop
+  model=$(.venv/bin/python scripts/fetch_models.py smollm2)
+  JAX_PLATFORMS=cpu .venv/bin/python scripts/mock_server.py "$model" --host 127.0.0.1 --port "$port" \
+    --served-model-name model --api-key key --replies scripts/clients/replies.json \
+    --hf-overrides '{"max_position_embeddings": 131072}' >"$work/server.txt" 2>&1 &
+  echo $! >"$work/pid"
+  wait_ready
 }
 
 python_of() { # CLIENT: make its environment; prints its Python
@@ -65,7 +90,18 @@ python_of() { # CLIENT: make its environment; prints its Python
   echo "$PWD/$folder/bin/python"
 }
 
-run_script() { "$(python_of "$1")" "scripts/clients/use_${1//-/_}.py" "$url" key; }
+run_script() { "$(python_of "$1")" "scripts/clients/use_${1//-/_}.py" "$url" key "${@:2}"; }
+
+run_agent() {
+  serve_replies
+  if [ "${PACKAGES[$1]}" = npm ]; then
+    scripts/clients/agents.sh "$1" "$url" key
+    return
+  fi
+  run_script "$1" replayed
+  serve smollm2 --max-model-len 2048
+  run_script "$1" smollm2
+}
 
 run_lm-eval() { # its log-likelihoods have to be those of this process
   run_script lm-eval >"$work/lm-eval.txt"
@@ -112,13 +148,18 @@ for client in "$@"; do
   say "$client"
   needed=smollm2
   [[ $POOLED != *" $client "* ]] || needed=minilm
+  [[ $AGENTS != *" $client "* ]] || needed=agent # each has servers of its own
   if [ "$served" != "$needed" ]; then
-    if [ "$needed" = minilm ]; then serve minilm; else serve smollm2 --max-model-len 1024; fi
+    case $needed in
+      minilm) serve minilm ;;
+      smollm2) serve smollm2 --max-model-len 1024 ;;
+    esac
     served=$needed
   fi
   [ "$client" != schemathesis ] || served= # it has a server of its own
   start=$SECONDS run=run_$client
   declare -F "$run" >/dev/null || run="run_script $client"
+  [ "$needed" != agent ] || run="run_agent $client"
   set +e
   (set -e; $run)
   status=$?

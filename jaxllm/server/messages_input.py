@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,9 +12,7 @@ from jaxllm.server.log_once import LogOnce
 from jaxllm.server.protocol.chat import ChatCompletionRequest
 from jaxllm.server.protocol.messages import MessagesRequest
 
-logger = logging.getLogger(__name__)
-
-_LEFT_OUT = LogOnce(logger, "tools of these types are left out, since no server here runs them: %s")
+_LEFT_OUT = LogOnce("tools of these types are left out, since no server here runs them: %s")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 

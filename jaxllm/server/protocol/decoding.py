@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from functools import lru_cache
@@ -12,8 +11,6 @@ import msgspec
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.log_once import LogOnce
-
-logger = logging.getLogger(__name__)
 
 MAX_DEPTH = 200
 """Lists and objects of a body may lie so deep in each other; what handles them by recursion has its limit beyond."""
@@ -59,7 +56,7 @@ def _check_depth(body: bytes) -> None:
         raise VLLMValidationError(f"The body's lists and objects lie more than {MAX_DEPTH} levels deep in each other.")
 
 
-_UNKNOWN = LogOnce(logger, "requests have fields that have no effect here: %s")
+_UNKNOWN = LogOnce("requests have fields that have no effect here: %s")
 
 
 def _refusal(message: str) -> VLLMValidationError:

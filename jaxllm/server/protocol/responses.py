@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -13,8 +12,6 @@ from jaxllm.params.checks import INT32_MAX, check_choice, check_int, shown
 from jaxllm.server.log_once import LogOnce
 from jaxllm.server.protocol.chat import ChatCompletionRequest
 from jaxllm.server.protocol.sampling import REFUSED, TokenFields
-
-logger = logging.getLogger(__name__)
 
 _CHAT = "use /v1/chat/completions"
 RESPONSES_REFUSED: Mapping[str, str] = {
@@ -46,7 +43,7 @@ MAX_NAME = 1024
 MAX_INSTRUCTIONS = 2**20
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 _REPEATED = ("user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
-_LEFT_OUT = LogOnce(logger, "tools of these types are left out, since no server here runs them: %s")
+_LEFT_OUT = LogOnce("tools of these types are left out, since no server here runs them: %s")
 
 type IncompleteReason = Literal["max_output_tokens", "content_filter"]
 
