@@ -28,7 +28,7 @@ from jaxllm.server import (
 )
 from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.auth import Authentication, KeyChecker, read_keys
-from jaxllm.server.endpoint import Reply
+from jaxllm.server.endpoint import Reply, refusals
 from jaxllm.server.errors import make_error
 from jaxllm.server.metrics import CountedRequests, EngineCollector, HttpMetrics, add_core_process, make_registry
 from jaxllm.server.middleware import RequestIdHeaders, RootPath, add_cors, add_own
@@ -76,7 +76,12 @@ def build_app(args: argparse.Namespace) -> FastAPI:
     app.add_middleware(CountedRequests, metrics=app.state.http_metrics, routes=app.routes)
     describe(app, has_keys=bool(keys))
     if keys:
-        app.add_middleware(Authentication, checker=KeyChecker(keys), root_path=server_args.root_path or "")
+        app.add_middleware(
+            Authentication,
+            checker=KeyChecker(keys),
+            root_path=server_args.root_path or "",
+            refusals=refusals(app.routes),
+        )
     add_cors(app, server_args)
     if server_args.enable_request_id_headers:
         app.add_middleware(RequestIdHeaders)

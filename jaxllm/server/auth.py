@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from pathlib import Path
 
 from jaxllm.config.environment import api_key
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.arguments import ServerArgs
-from jaxllm.server.endpoint import ASGIApp, Receive, Reply, Scope, Send, send_reply
-from jaxllm.server.errors import make_error
+from jaxllm.server.endpoint import ASGIApp, Receive, Refusal, Scope, Send, refuse, send_reply
+from jaxllm.server.errors import RequestFailedError
+from jaxllm.server.request_ids import new_request_id
 from jaxllm.server.routes_page import PAGE_FILES
 
 # The page's files are the same on every server and hold nothing of it: what the page shows, it asks for with a key.
@@ -49,16 +50,22 @@ class Authentication:
     spelled however, needs a key.
     """
 
-    def __init__(self, app: ASGIApp, checker: KeyChecker, root_path: str = "") -> None:
-        """Ask for keys; a proxy may or may not have taken `root_path` off the paths."""
+    def __init__(
+        self, app: ASGIApp, checker: KeyChecker, root_path: str = "", refusals: Mapping[str, Refusal] | None = None
+    ) -> None:
+        """Ask for keys; a proxy may or may not have taken `root_path` off the paths. `refusals` are those of paths."""
         self._app, self._checker = app, checker
+        self._root_path, self._refusals = root_path, refusals or {}
         self._open_paths = OPEN_PATHS | {root_path + path for path in OPEN_PATHS}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand a request on, or answer 401."""
         if scope["type"] == "http" and not self._is_open(scope) and not self._brings_key(scope["headers"]):
-            refusal = Reply.error(make_error(HTTPStatus.UNAUTHORIZED, "A key is needed: Authorization: Bearer KEY."))
-            await send_reply(refusal._replace(headers=((b"www-authenticate", b"Bearer"),)), send)
+            error = RequestFailedError(HTTPStatus.UNAUTHORIZED, "A key is needed: Authorization: Bearer KEY.")
+            own, _ = new_request_id({})
+            make = self._refusals.get(scope["path"].removeprefix(self._root_path), refuse)
+            refusal = make(error, scope.get("request_id", own))
+            await send_reply(refusal._replace(headers=(*refusal.headers, (b"www-authenticate", b"Bearer"))), send)
             return
         await self._app(scope, receive, send)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
 import msgspec
+from starlette.routing import BaseRoute, Route
 
 from jaxllm.exceptions import EngineBusyError
 from jaxllm.server.errors import ErrorResponse, RequestFailedError, error_headers, error_response
@@ -65,6 +66,15 @@ class Reply(NamedTuple):
         return cls(_ENCODER.encode(response), response.error.code, headers=tuple(error_headers(response)))
 
 
+type Refusal = Callable[[BaseException, str], Reply]
+"""This makes the answer to a request that failed, of the error and the request's id."""
+
+
+def refuse(error: BaseException, _request_id: str) -> Reply:
+    """Return the answer to a request that failed, in OpenAI's form."""
+    return Reply.error(error)
+
+
 class Endpoint:
     """An ASGI application for one route: it reads the body, calls the handler, and answers.
 
@@ -77,14 +87,14 @@ class Endpoint:
         *,
         takes_json: bool = True,
         runs_model: bool = False,
-        refusal: Callable[[BaseException], Reply] | None = None,
+        refusal: Refusal = refuse,
     ) -> None:
         """Answer with `handler`. What `runs_model` counts as load, and is refused while the server drains.
 
-        Errors are answered with what `refusal` makes of them; without it, in OpenAI's form.
+        Errors are answered with what `refusal` makes of them.
         """
         self._handler, self._takes_json, self._runs_model = handler, takes_json, runs_model
-        self._refusal = refusal or Reply.error
+        self.refusal = refusal
         self.name = getattr(handler, "__name__", "")
         self.summary = (handler.__doc__ or "").partition("\n")[0].rstrip(".")
         """What the route does, for its users."""
@@ -111,7 +121,7 @@ class Endpoint:
                 _check_json(headers)
             body = await _read(receive, headers, state.server_args.max_body_size)
         except (RequestFailedError, EngineBusyError) as error:
-            await send_reply(self._refusal(error), send)
+            await send_reply(self.refusal(error, request_id), send)
             return
         except ConnectionError:
             return
@@ -133,8 +143,14 @@ class Endpoint:
         try:
             reply = await self._handler(call)
         except Exception as error:  # noqa: BLE001 - each has an answer
-            reply = self._refusal(error)
+            reply = self.refusal(error, call.request_id)
         await send_reply(reply, send)
+
+
+def refusals(routes: Iterable[BaseRoute]) -> dict[str, Refusal]:
+    """Return by their paths how routes tell of errors."""
+    found = [(route.path, route.endpoint) for route in routes if isinstance(route, Route)]
+    return {path: endpoint.refusal for path, endpoint in found if isinstance(endpoint, Endpoint)}
 
 
 async def send_reply(reply: Reply, send: Send) -> None:

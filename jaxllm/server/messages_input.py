@@ -14,22 +14,26 @@ from jaxllm.server.protocol.messages import MessagesRequest
 
 _LEFT_OUT = LogOnce("tools of these types are left out, since no server here runs them: %s")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+"""What templates know of Anthropic's efforts."""
+
+type Block = tuple[str, Mapping[str, Any]]
+"""A block of content, behind the words that say where it is."""
 
 
 def as_chat(request: MessagesRequest, *, has_thinking_tokens: bool) -> ChatCompletionRequest:
     """Return the chat completion that a request asks for. Raises VLLMValidationError, naming the field."""
-    thinking = request.thinking or {}
-    kind, budget = thinking.get("type"), thinking.get("budget_tokens")
-    if kind not in (None, "enabled", "disabled", "adaptive"):
-        message = f"thinking.type must be 'enabled', 'disabled' or 'adaptive', got {shown(kind)}."
-        raise VLLMValidationError(message, parameter="thinking", value=kind)
-    if budget is not None:
-        check_int("thinking.budget_tokens", budget, 1, INT32_MAX, parameter="thinking")
+    kind, budget = _thinking(request.thinking or {})
+    form, effort = _output(request.output_config or {})
     tools = _tools(request.tools)
     choice = request.tool_choice or {}
+    messages = _messages(request.system, request.messages)
+    is_begun = bool(messages) and messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
     return ChatCompletionRequest(
         model=request.model,
-        messages=[*_system(request.system), *_messages(request.messages)],
+        messages=messages,
+        add_generation_prompt=not is_begun,
+        continue_final_message=is_begun,
         max_tokens=request.max_tokens,
         stop=request.stop_sequences,
         temperature=request.temperature,
@@ -41,15 +45,34 @@ def as_chat(request: MessagesRequest, *, has_thinking_tokens: bool) -> ChatCompl
         parallel_tool_calls=False if choice.get("disable_parallel_tool_use") else None,
         chat_template_kwargs={"enable_thinking": kind == "enabled"} if kind in ("enabled", "disabled") else None,
         thinking_token_budget=budget if kind == "enabled" and has_thinking_tokens else None,
+        reasoning_effort=effort,
+        response_format=form,
     )
 
 
-def _system(system: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    """Return the system's message, if there is one."""
-    if system is None:
-        return []
-    text = system if isinstance(system, str) else "\n\n".join(_texts(system, "system"))
-    return [{"role": "system", "content": text}] if text else []
+def _thinking(thinking: Mapping[str, Any]) -> tuple[str | None, int | None]:
+    """Return the kind of thinking, and its budget."""
+    kind, budget = thinking.get("type"), thinking.get("budget_tokens")
+    if kind not in (None, "enabled", "disabled", "adaptive"):
+        message = f"thinking.type must be 'enabled', 'disabled' or 'adaptive', got {shown(kind)}."
+        raise VLLMValidationError(message, parameter="thinking", value=kind)
+    if budget is not None:
+        check_int("thinking.budget_tokens", budget, 1, INT32_MAX, parameter="thinking")
+    return kind, budget
+
+
+def _output(config: Mapping[str, Any]) -> tuple[dict[str, Any] | None, str | None]:
+    """Return the format of the answer, and the effort."""
+    effort, form = config.get("effort"), config.get("format")
+    if effort is not None and (not isinstance(effort, str) or effort not in _EFFORTS):
+        message = f"output_config.effort must be one of {', '.join(_EFFORTS)}, got {shown(effort)}."
+        raise VLLMValidationError(message, parameter="output_config", value=shown(effort))
+    if form is not None:
+        if not isinstance(form, Mapping) or form.get("type") != "json_schema":
+            message = f"output_config.format must be of type 'json_schema', got {shown(form)}."
+            raise VLLMValidationError(message, parameter="output_config", value=shown(form))
+        form = {"type": "json_schema", "json_schema": {"name": "output", "schema": form.get("schema")}}
+    return form, None if effort is None else _EFFORTS[effort]
 
 
 def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
@@ -70,75 +93,96 @@ def _tool_choice(choice: Mapping[str, Any]) -> str | dict[str, Any] | None:
     kind = choice.get("type")
     if kind == "tool":
         return {"type": "function", "function": {"name": choice.get("name")}}
-    if kind is not None and kind not in _CHOICES:
+    if kind is not None and (not isinstance(kind, str) or kind not in _CHOICES):
         message = f"tool_choice.type must be 'auto', 'any', 'tool' or 'none', got {shown(kind)}."
         raise VLLMValidationError(message, parameter="tool_choice", value=kind)
     return None if kind is None else _CHOICES[kind]
 
 
-def _messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+def _messages(system: str | list[dict[str, Any]] | None, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a conversation in which, as templates want it, one system message comes first, and roles alternate."""
+    first = (
+        [("system", {"type": "text", "text": system})] if isinstance(system, str) else _blocks(system or [], "system")
+    )
+    turns: list[tuple[str, list[Block]]] = []
     for i, message in enumerate(messages):
         role, content, label = message.get("role"), message.get("content"), f"messages[{i}]"
         if role not in ("user", "assistant", "system"):
             text = f"{label}: role must be 'user' or 'assistant', got {shown(role)}."
             raise VLLMValidationError(text, parameter="messages", value=role)
-        blocks: Any = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        if not isinstance(blocks, list) or not all(isinstance(block, Mapping) for block in blocks):
-            text = f"{label}: content must be a text or a list of blocks, got {shown(content)}."
-            raise VLLMValidationError(text, parameter="messages", value=shown(content))
-        if role == "assistant":
-            found.append(_assistant(blocks, label))
-        else:  # some clients put the system's words between those of others, where templates have no place for them
-            found += _user(blocks, label)
+        blocks = _blocks(
+            [{"type": "text", "text": content}] if isinstance(content, str) else content, f"{label}.content"
+        )
+        if role == "system" and not turns:
+            first += blocks
+            continue
+        # Some clients put the system's words between those of others, where templates have no place for them.
+        speaker = "assistant" if role == "assistant" else "user"
+        if not turns or turns[-1][0] != speaker:
+            turns.append((speaker, []))
+        turns[-1][1].extend(blocks)
+    text = "\n\n".join(filter(None, _texts(first)))
+    found = [{"role": "system", "content": text}] if text else []
+    for speaker, blocks in turns:
+        found += [_assistant(blocks)] if speaker == "assistant" else _user(blocks)
     return found
 
 
-def _assistant(blocks: list[dict[str, Any]], label: str) -> dict[str, Any]:
+def _blocks(content: Any, label: str) -> list[Block]:
+    if not isinstance(content, list) or not all(isinstance(block, Mapping) for block in content):
+        text = f"{label}: must be a text or a list of blocks, got {shown(content)}."
+        raise VLLMValidationError(text, parameter=label.partition("[")[0], value=shown(content))
+    return [(f"{label}[{j}]", block) for j, block in enumerate(content)]
+
+
+def _assistant(blocks: Sequence[Block]) -> dict[str, Any]:
     calls, thoughts, texts = [], [], []
-    for j, block in enumerate(blocks):
+    for label, block in blocks:
         match block.get("type"):
             case "tool_use":
                 arguments = block.get("input") or {}
                 function = {"name": block.get("name"), "arguments": json.dumps(arguments, ensure_ascii=False)}
                 calls.append({"id": block.get("id"), "type": "function", "function": function})
             case "thinking":
-                thoughts.append(_text(block, "thinking", f"{label}.content[{j}]"))
+                thoughts.append(_text(block, "thinking", label))
             case "redacted_thinking":
                 pass
             case _:
-                texts += _texts([block], f"{label}.content", j)
+                texts += _texts([(label, block)])
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
     if thoughts:
         message["reasoning"] = "\n".join(thoughts)
     return {**message, "tool_calls": calls} if calls else message
 
 
-def _user(blocks: list[dict[str, Any]], label: str) -> list[dict[str, Any]]:
+def _user(blocks: Sequence[Block]) -> list[dict[str, Any]]:
     """Return the results of tools, then what else was said."""
     results, texts = [], []
-    for j, block in enumerate(blocks):
+    for label, block in blocks:
         if block.get("type") == "tool_result":
-            content = block.get("content")
-            given = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
-            text = "\n".join(_texts(given, f"{label}.content[{j}].content"))
-            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text})
+            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": _result(block, label)})
         else:
-            texts += _texts([block], f"{label}.content", j)
+            texts += _texts([(label, block)])
     said = [{"role": "user", "content": "\n\n".join(texts)}] if texts or not results else []
     return [*results, *said]
 
 
-def _texts(blocks: Sequence[Any], label: str, first: int = 0) -> list[str]:
+def _result(block: Mapping[str, Any], label: str) -> str:
+    """Return what a tool has said; it says itself that it failed, or this does."""
+    content = block.get("content")
+    given = [{"type": "text", "text": content or ""}] if content is None or isinstance(content, str) else content
+    text = "\n".join(_texts(_blocks(given, f"{label}.content")))
+    return f"Error: {text}" if block.get("is_error") is True and "error" not in text.lower() else text
+
+
+def _texts(blocks: Sequence[Block]) -> list[str]:
     """Return the texts of text blocks; any other block is refused by its type."""
-    found = []
-    for j, block in enumerate(blocks, first):
-        kind = block.get("type") if isinstance(block, Mapping) else None
+    for label, block in blocks:
+        kind = block.get("type")
         if kind != "text":
-            message = f"{label}[{j}]: blocks of type {shown(kind)} are not supported: this engine reads text only."
+            message = f"{label}: blocks of type {shown(kind)} are not supported: this engine reads text only."
             raise VLLMValidationError(message, parameter=label.partition("[")[0], value=kind)
-        found.append(_text(block, "text", f"{label}[{j}]"))
-    return found
+    return [_text(block, "text", label) for label, block in blocks]
 
 
 def _text(block: Mapping[str, Any], key: str, label: str) -> str:

@@ -7,7 +7,7 @@ from starlette.routing import Route
 from jaxllm.server.endpoint import EVENT_STREAM, Call, Endpoint, Reply
 from jaxllm.server.errors import error_headers, error_response
 from jaxllm.server.protocol.decoding import decode
-from jaxllm.server.protocol.messages import MessagesRequest
+from jaxllm.server.protocol.messages import MESSAGES_REFUSED, MessagesRequest
 from jaxllm.server.serving_messages import failed
 from jaxllm.server.sse import EventStream
 from jaxllm.server.trace_headers import given_trace
@@ -23,7 +23,7 @@ def routes() -> list[Route]:
 
 async def answer_message(call: Call) -> Reply:
     """Answer a message in Anthropic's form."""
-    request = decode(call.body, MessagesRequest, {})
+    request = decode(call.body, MessagesRequest, MESSAGES_REFUSED)
     trace = given_trace(call.state.engine_client, call.headers)
     answer = await call.state.anthropic_serving_messages.answer(request, call.request_id, trace)
     return Reply(answer, content_type=EVENT_STREAM) if isinstance(answer, EventStream) else Reply.json(answer)
@@ -31,12 +31,13 @@ async def answer_message(call: Call) -> Reply:
 
 async def count_tokens(call: Call) -> Reply:
     """Count the tokens of a message's prompt."""
-    request = decode(call.body, MessagesRequest, {})
+    request = decode(call.body, MessagesRequest, MESSAGES_REFUSED)
     return Reply.json(await call.state.anthropic_serving_messages.count_tokens(request))
 
 
-def refusal(error: BaseException) -> Reply:
+def refusal(error: BaseException, request_id: str) -> Reply:
     """Return the answer that Anthropic's clients get to a request that failed."""
     response = error_response(error)
-    reply = Reply.json(failed(response), response.error.code)
-    return reply._replace(headers=tuple(error_headers(response)))
+    body = failed(response, request_id)
+    headers = (*error_headers(response), (b"request-id", body.request_id.encode()))
+    return Reply.json(body, response.error.code)._replace(headers=headers)

@@ -75,7 +75,7 @@ async def answer_prompt(call: Call) -> Reply:
     return Reply(answer, content_type=LINES) if isinstance(answer, EventStream) else Reply.json(answer)
 
 
-def refusal(error: BaseException) -> Reply:
+def refusal(error: BaseException, _request_id: str) -> Reply:
     """Return the answer that Ollama's clients get to a request that failed."""
     response = error_response(error)
     reply = Reply.json(OllamaError(response.error.message), response.error.code)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.aside import aside
@@ -22,7 +23,12 @@ from jaxllm.server.protocol.prompts import renamed
 from jaxllm.server.serving_chat import OpenAIServingChat
 from jaxllm.server.sse import EventStream, named_event
 
-_NAMES = {"stop": "stop_sequences", "thinking_token_budget": "thinking"}
+_NAMES = {
+    "stop": "stop_sequences",
+    "thinking_token_budget": "thinking",
+    "reasoning_effort": "output_config",
+    "response_format": "output_config",
+}
 
 
 class AnthropicServingMessages:
@@ -42,11 +48,17 @@ class AnthropicServingMessages:
         builder = MessageBuilder(
             f"msg_{request_id}", self._chat.models.name, tells_cached=args.enable_prompt_tokens_details
         )
-        with renamed(_NAMES):
-            turn = await self._chat.begin(self._as_chat(request), request_id, trace_headers)
+        chat = self._as_chat(request)
+        with self._fields_named(chat):
+            turn = await self._chat.begin(chat, request_id, trace_headers)
         if request.stream:
             events = frames(turn, builder, args.sse_ping_interval)
-            return EventStream(events, turn.outputs, last=b"", failed=_last_event)
+            return EventStream(
+                events,
+                turn.outputs,
+                last=b"",
+                failed=lambda error: named_event("error", failed(error_response(error), request_id)),
+            )
         output = await turn.whole()
         builder.start(output)
         [only] = output.outputs
@@ -57,22 +69,38 @@ class AnthropicServingMessages:
     async def count_tokens(self, request: MessagesRequest) -> TokenCount:
         """Return how many tokens the prompt of a request has."""
         chat = self._as_chat(request)
-        self._chat.check(chat)
-        prompt = await self._chat.render(chat)
-        inputs = self._chat.engine_client.front.inputs
-        encoded = await aside(len(prompt.text or ""), inputs.encode, prompt)
+        with self._fields_named(chat):
+            self._chat.check(chat)
+            chat.tool_use()
+            prompt = await self._chat.render(chat)
+            inputs = self._chat.engine_client.front.inputs
+            encoded = await aside(len(prompt.text or ""), inputs.encode, prompt)
         return TokenCount(len(encoded.token_ids))
 
     def _as_chat(self, request: MessagesRequest) -> ChatCompletionRequest:
         return as_chat(request, has_thinking_tokens=self._chat.engine_client.front.ready.has_thinking_tokens)
 
+    @contextlib.contextmanager
+    def _fields_named(self, chat: ChatCompletionRequest) -> Iterator[None]:
+        """Let errors about what is made of a request name its own fields."""
+        with renamed(_NAMES), chat.fields_named("messages"), self._told_of_length():
+            yield
 
-def _last_event(error: BaseException) -> bytes:
-    return named_event("error", failed(error_response(error)))
+    @contextlib.contextmanager
+    def _told_of_length(self) -> Iterator[None]:
+        """Say that a prompt is too long in the words by which Claude Code knows that it has to make it shorter."""
+        try:
+            yield
+        except VLLMValidationError as error:
+            if error.parameter != "prompt" or not isinstance(error.value, int):
+                raise
+            most = self._chat.engine_client.model_config.max_model_len - 1
+            message = f"prompt is too long: {error.value} tokens > {most} maximum (system, tools and messages together)"
+            raise VLLMValidationError(message, parameter="messages", value=error.value) from error
 
 
-def failed(response: ErrorResponse) -> MessagesError:
+def failed(response: ErrorResponse, request_id: str) -> MessagesError:
     """Return what Anthropic's clients are told of an error."""
     info = response.error
     kind = ERROR_TYPES.get(info.code, "api_error" if info.code >= 500 else "invalid_request_error")
-    return MessagesError(error=MessagesErrorInfo(kind, info.message))
+    return MessagesError(error=MessagesErrorInfo(kind, info.message), request_id=f"req_{request_id}")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from tests.server.request_bounds import (
+    ANTHROPIC,
     ANYWHERE,
     CHAT,
     COHERE,
@@ -125,6 +126,7 @@ def _field(rng: random.Random) -> Hostile:
             ("/v1/chat/completions", CHAT, CHAT_BODY),
             ("/v1/responses", RESPONSES, {"input": '"a"', "max_output_tokens": "2"}),
             ("/v1/completions", COMPLETION, COMPLETION_BODY),
+            ("/v1/messages", ANTHROPIC, CHAT_BODY),
             ("/tokenize", TOKENIZE, {}),
             ("/detokenize", DETOKENIZE, {}),
         ]

@@ -123,6 +123,29 @@ CHAT: dict[str, Bound] = SAMPLING | {
     "safety_identifier": NAME,
     "prompt_cache_key": NAME,
 }
+ANTHROPIC: dict[str, Bound] = {
+    **{name: SAMPLING[name] for name in ("model", "temperature", "top_p", "top_k", "stream")},
+    "messages": CHAT["messages"],
+    "max_tokens": Bound("2147483647", ("0", "1.5", "null")),
+    "system": Bound('[{"type":"text","text":"a"}]', ("1", "{}", "[1]", '[{"type":"image"}]'), ('""', "[]")),
+    "stop_sequences": SAMPLING["stop"],
+    "tools": Bound("[]", ("[1]", '[{"name":1}]', "[{}]"), ("[]",)),
+    "tool_choice": Bound(
+        '{"type":"auto"}',
+        ('"auto"', '{"type":"maybe"}', '{"type":[]}', '{"type":"tool","name":"b"}'),
+        (),
+        {"tools": '[{"name":"a","input_schema":{"type":"object"}}]'},
+    ),
+    "thinking": Bound(
+        '{"type":"enabled","budget_tokens":2147483647}',
+        ('{"type":"loud"}', '{"type":[]}', '{"type":"enabled","budget_tokens":0}', "1"),
+    ),
+    "output_config": Bound(
+        '{"effort":"max"}',
+        ('{"effort":"huge"}', '{"effort":[]}', '{"format":1}', '{"format":{"type":"json_schema"}}', "1"),
+    ),
+    "metadata": Bound(nested(150), ("1",)),
+}
 TOKENIZE: dict[str, Bound] = {
     "model": Bound('"tiny"', ("1",)),
     "prompt": Bound('"%s"' % ("a" * 4096), ('"%s"' % ("a" * 4097), "1"), ('""',)),

@@ -12,6 +12,7 @@ from jaxllm.server.protocol.chat import ChatCompletionRequest
 from jaxllm.server.protocol.classification import ClassificationRequest
 from jaxllm.server.protocol.cohere import CohereEmbedRequest
 from jaxllm.server.protocol.embedding import EmbeddingRequest
+from jaxllm.server.protocol.messages import MessagesRequest
 from jaxllm.server.protocol.pooling import PoolingRequest
 from jaxllm.server.protocol.responses import ResponsesRequest
 from jaxllm.server.protocol.scoring import RerankRequest, ScoreRequest
@@ -31,6 +32,7 @@ ROUTES: dict[str, tuple[Any, dict[str, Bound], dict[str, str]]] = {
         bounds_of.RESPONSES,
         {"input": CHAT_ALL, "max_output_tokens": "5", "temperature": "0.5"},
     ),
+    "/v1/messages": (MessagesRequest, bounds_of.ANTHROPIC, {"messages": CHAT_ALL, "max_tokens": "2"}),
     "/tokenize": (TokenizeRequest, TOKENIZE, {"prompt": '"a"'}),
     "/detokenize": (DetokenizeRequest, DETOKENIZE, {"tokens": "[5]"}),
     "/v1/embeddings": (EmbeddingRequest, bounds_of.VECTORS, {"input": '"a"'}),
@@ -59,7 +61,7 @@ def send(server: Served, path: str, **fields: str) -> Answer:
 @pytest.fixture
 def server(request: pytest.FixtureRequest, path: str) -> Served:
     """Return a server whose model can do what a route is for."""
-    generates = path in ("/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize")
+    generates = path in ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/tokenize", "/detokenize")
     name = "mock_server" if generates else "classifying_server" if path == "/classify" else "embedding_server"
     return request.getfixturevalue(name)
 
@@ -100,8 +102,11 @@ def test_r13_a_value_is_taken_or_refused_by_its_name(
             assert answer.status == 404
         else:
             assert answer.status == 400, (value[:100], answer.body[:500])
-        parameter = None if value == "NaN" else name
-        assert answer.json["error"]["param"] == parameter, (value[:100], answer.body[:500])
+        error = answer.json["error"]
+        if path == "/v1/messages":
+            assert value == "NaN" or name in error["message"], (value[:100], answer.body[:500])
+        else:
+            assert error["param"] == (None if value == "NaN" else name), (value[:100], answer.body[:500])
         assert len(answer.body) <= 4096
     if name not in KNOWN_BY_CORE:
         assert not any("<user>" in text or path == "/tokenize" for text in tokenized)

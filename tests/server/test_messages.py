@@ -112,6 +112,7 @@ def test_blocks_are_the_same_message_in_chat() -> None:
         max_tokens=5,
         system=[{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "b"}],
         messages=[
+            {"role": "system", "content": "c"},
             {"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "text", "text": "there"}]},
             {
                 "role": "assistant",
@@ -119,28 +120,44 @@ def test_blocks_are_the_same_message_in_chat() -> None:
                     {"type": "thinking", "thinking": "hm", "signature": "s"},
                     {"type": "redacted_thinking", "data": "x"},
                     {"type": "text", "text": "I ask."},
+                ],
+            },
+            {
+                "role": "assistant",
+                "content": [
                     {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}},
+                    {"type": "tool_use", "id": "t2", "name": "g", "input": {}},
                 ],
             },
             {
                 "role": "user",
                 "content": [
                     {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "r"}]},
-                    {"type": "text", "text": "and?"},
+                    {"type": "tool_result", "tool_use_id": "t2", "content": "no such file", "is_error": True},
+                    {"type": "text", "text": "and?", "cache_control": {"type": "ephemeral"}},
                 ],
             },
             {"role": "system", "content": "be quick"},
+            {"role": "user", "content": "now"},
+            {"role": "assistant", "content": "I"},
         ],
     )
-    call = {"id": "t1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-    assert as_chat(request, has_thinking_tokens=False).messages == [
-        {"role": "system", "content": "a\n\nb"},
-        {"role": "user", "content": "hi\n\nthere"},
-        {"role": "assistant", "content": "I ask.", "reasoning": "hm", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "t1", "content": "r"},
-        {"role": "user", "content": "and?"},
-        {"role": "user", "content": "be quick"},
+    calls = [
+        {"id": "t1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}},
+        {"id": "t2", "type": "function", "function": {"name": "g", "arguments": "{}"}},
     ]
+    chat = as_chat(request, has_thinking_tokens=False)
+    assert chat.messages == [
+        {"role": "system", "content": "a\n\nb\n\nc"},
+        {"role": "user", "content": "hi\n\nthere"},
+        {"role": "assistant", "content": "I ask.", "reasoning": "hm", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "t1", "content": "r"},
+        {"role": "tool", "tool_call_id": "t2", "content": "Error: no such file"},
+        {"role": "user", "content": "and?\n\nbe quick\n\nnow"},
+        {"role": "assistant", "content": "I"},
+    ]
+    assert chat.continue_final_message
+    assert not chat.add_generation_prompt
 
 
 def test_thinking_and_choices() -> None:
@@ -151,6 +168,8 @@ def test_thinking_and_choices() -> None:
 
     on = chat(thinking={"type": "enabled", "budget_tokens": 7})
     assert (on.thinking_token_budget, on.chat_template_kwargs) == (7, {"enable_thinking": True})
+    assert chat(thinking={"type": "adaptive"}).chat_template_kwargs is None
+    assert chat(output_config={"effort": "max"}).reasoning_effort == "high"
     assert chat(thinking={"type": "disabled"}).chat_template_kwargs == {"enable_thinking": False}
     assert chat(tool_choice={"type": "any", "disable_parallel_tool_use": True}).tool_choice == "required"
     assert chat(tool_choice={"type": "any", "disable_parallel_tool_use": True}).parallel_tool_calls is False
@@ -178,6 +197,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("thinking", {"thinking": {"type": "loud"}}),
     ("temperature", {"temperature": -1}),
     ("messages", {"messages": "x"}),
+    ("output_format", {"output_format": {"type": "json_schema", "schema": {}}}),
 ]
 
 
@@ -193,6 +213,29 @@ def test_errors_have_anthropics_form(server: Served, name: str, given: dict[str,
 def test_an_unknown_model_is_not_found(server: Served) -> None:
     answer = ask(server, "x", model="other")
     assert (answer.status, answer.json["error"]["type"]) == (404, "not_found_error")
+    assert answer.json["request_id"] == answer.headers["request-id"]
+
+
+def test_a_prompt_that_is_too_long_is_told_of_as_clients_expect(server: Served) -> None:
+    long = [{"role": "user", "content": "a " * 4096}]
+    counted = server.post(f"{PATH}/count_tokens", {"messages": long}).json["input_tokens"]
+    message = ask(server, "", messages=long).json["error"]["message"]
+    assert message.startswith(f"prompt is too long: {counted} tokens > 4095 maximum")
+
+
+def test_an_answer_goes_on_with_what_has_begun(server: Served) -> None:
+    begun = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "It is"}]
+    asked = begun[:1]
+    counts = [server.post(f"{PATH}/count_tokens", {"messages": each}).json["input_tokens"] for each in (asked, begun)]
+    assert counts[0] < counts[1] < counts[0] + len("It is<user>") + 1
+    assert ask(server, "", messages=begun, max_tokens=2).status == 200
+
+
+def test_an_answer_can_be_held_to_a_schema(tiny_server: Served) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    config = {"format": {"type": "json_schema", "schema": {**schema, "additionalProperties": False}}}
+    [block] = ask(tiny_server, "x", output_config=config).json["content"]
+    assert json.loads(block["text"])["a"] in (True, False)
 
 
 def test_a_key_may_come_as_anthropics_clients_send_it(tokenizer: str, tmp_path: Any) -> None:
@@ -200,5 +243,6 @@ def test_a_key_may_come_as_anthropics_clients_send_it(tokenizer: str, tmp_path: 
         body = {"max_tokens": 2, "messages": [{"role": "user", "content": "x"}]}
         assert server.post(f"{PATH}?beta=true", body, {"x-api-key": "secret"}).status == 200
         assert server.post(PATH, body, {"authorization": "Bearer secret"}).status == 200
-        assert server.post(PATH, body, {"x-api-key": "other"}).status == 401
+        refused = server.post(PATH, body, {"x-api-key": "other"})
+        assert (refused.status, refused.json["error"]["type"]) == (401, "authentication_error")
         assert server.post(PATH, body, {"x-api-key": "secret", "authorization": "Bearer x"}).status == 401

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -23,8 +24,14 @@ class MessagesRequest(msgspec.Struct, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    """The JSON schema of the answer as `format`, and how hard the model should think as `effort`."""
     metadata: dict[str, Any] | None = None
     """It has no effect."""
+
+
+MESSAGES_REFUSED: Mapping[str, str] = {"output_format": "use output_config.format"}
+"""Fields that would change the answer and that have no meaning here."""
 
 
 class MessagesUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +77,7 @@ class MessagesError(msgspec.Struct, frozen=True, kw_only=True):
 
     type: str = "error"
     error: MessagesErrorInfo
+    request_id: str
 
 
 ERROR_TYPES = {
