@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from jaxllm.outputs import CompletionOutput, RequestOutput
+from jaxllm.outputs import CompletionOutput, RequestOutput, RequestStateStats
 from jaxllm.parsers.pieces import CallArguments, CallStart, Piece, Reasoning, Text
 from jaxllm.server.protocol.ollama import OllamaAnswer, OllamaMessage
 from jaxllm.server.turns import Turn
@@ -24,21 +24,23 @@ class AnswerBuilder:
 
     def __init__(self, model: str, *, is_chat: bool) -> None:
         self._model, self._is_chat = model, is_chat
-        self._begun, self._first = time.monotonic_ns(), 0
+        self._begun = time.monotonic_ns()
         self._num_prompt, self._num_tokens = 0, 0
         self._call: list[str] | None = None
         """The name and the arguments of a call that has begun."""
 
-    def start(self, output: RequestOutput) -> None:
-        """Take note of the first output."""
-        self._first = time.monotonic_ns()
-        self._num_prompt = len(output.prompt_token_ids or ())
+    def empty(self) -> OllamaAnswer:
+        """Return a line that says nothing."""
+        return self._line("", "", [], {})
 
-    def add(
-        self, pieces: Iterable[Piece], num_tokens: int, last: CompletionOutput | None = None
-    ) -> OllamaAnswer | None:
-        """Return the line of pieces that came with so many tokens, if they make one; `last` has ended the answer."""
-        self._num_tokens += num_tokens
+    def loaded(self) -> OllamaAnswer:
+        """Return the answer to a request for no text: clients let a model be loaded so."""
+        return self._line("", "", [], {"done": True, "done_reason": "load"})
+
+    def add(self, pieces: Iterable[Piece], output: CompletionOutput, of: RequestOutput) -> OllamaAnswer | None:
+        """Return the line of the pieces of an output, if they make one."""
+        self._num_prompt = self._num_prompt or len(of.prompt_token_ids or ())
+        self._num_tokens += len(output.token_ids)
         text, thinking, calls = "", "", list[dict[str, Any]]()
         for piece in pieces:
             match piece:
@@ -52,11 +54,26 @@ class AnswerBuilder:
                 case CallArguments(_, arguments):
                     assert self._call is not None
                     self._call.append(arguments)
-        if last is not None:
-            calls += self._take_call()
-        if not (text or thinking or calls or last):
+        if output.finish_reason is not None:
+            return self._line(text, thinking, calls + self._take_call(), self._end(output, of))
+        if not (text or thinking or calls):
             return None
-        return self._line(text, thinking, calls, last)
+        return self._line(text, thinking, calls, {})
+
+    def _end(self, output: CompletionOutput, of: RequestOutput) -> dict[str, Any]:
+        """Return what an answer ends with."""
+        total, stats = time.monotonic_ns() - self._begun, of.metrics or RequestStateStats()
+        first, all_others = stats.first_token_latency, stats.last_token_ts - stats.first_token_ts
+        return {
+            "done": True,
+            "done_reason": "length" if output.finish_reason == "length" else "stop",
+            "total_duration": total,
+            "load_duration": 0,
+            "prompt_eval_count": self._num_prompt,
+            "prompt_eval_duration": int(first * 1e9),
+            "eval_count": self._num_tokens,
+            "eval_duration": max(1, int(all_others * 1e9)),  # clients divide by it
+        }
 
     def _take_call(self) -> list[dict[str, Any]]:
         if self._call is None:
@@ -68,38 +85,21 @@ class AnswerBuilder:
             value = {}
         return [{"function": {"name": name, "arguments": value if isinstance(value, dict) else {}}}]
 
-    def _line(
-        self, text: str, thinking: str, calls: list[dict[str, Any]], last: CompletionOutput | None
-    ) -> OllamaAnswer:
+    def _line(self, text: str, thinking: str, calls: list[dict[str, Any]], end: dict[str, Any]) -> OllamaAnswer:
         shown: dict[str, Any] = {"response": text, "thinking": thinking or UNSET}
         if self._is_chat:
             shown = {"message": OllamaMessage(content=text, thinking=thinking or UNSET, tool_calls=calls or UNSET)}
-        if last is not None:
-            now = time.monotonic_ns()
-            shown |= {
-                "done": True,
-                "done_reason": "length" if last.finish_reason == "length" else "stop",
-                "total_duration": now - self._begun,
-                "load_duration": 0,
-                "prompt_eval_count": self._num_prompt,
-                "prompt_eval_duration": self._first - self._begun,
-                "eval_count": self._num_tokens,
-                "eval_duration": now - self._first,
-            }
         created = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-        return OllamaAnswer(model=self._model, created_at=created, **shown)
+        return OllamaAnswer(model=self._model, created_at=created, **shown, **end)
 
 
-async def lines(turn: Turn, builder: AnswerBuilder) -> AsyncGenerator[bytes, None]:
-    """Yield the lines of an answer."""
-    is_first = True
+async def lines(turn: Turn, builder: AnswerBuilder, ping_seconds: float) -> AsyncGenerator[bytes, None]:
+    """Yield the lines of an answer, and until it begins one every so many seconds that says nothing."""
+    async for _ in turn.outputs.pings(ping_seconds):
+        yield encode_line(builder.empty())
     async for output in turn.outputs:
-        if is_first:
-            builder.start(output)
-        is_first = False
         for each in output.outputs:
-            last = each if each.finish_reason is not None else None
-            line = builder.add(turn.pieces(each), len(each.token_ids), last)
+            line = builder.add(turn.pieces(each), each, output)
             if line is not None:
                 yield encode_line(line)
 

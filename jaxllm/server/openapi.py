@@ -23,12 +23,16 @@ from jaxllm.server.protocol.classification import ClassificationRequest, Classif
 from jaxllm.server.protocol.cohere import CohereEmbedRequest, CohereEmbedResponse
 from jaxllm.server.protocol.completion import CompletionRequest, CompletionResponse, CompletionStreamResponse
 from jaxllm.server.protocol.embedding import EmbeddingRequest, EmbeddingResponse
-from jaxllm.server.protocol.messages import MessagesRequest, MessagesResponse, TokenCount
+from jaxllm.server.protocol.messages import MessagesError, MessagesRequest, MessagesResponse, TokenCount
 from jaxllm.server.protocol.ollama import (
     OllamaAnswer,
     OllamaChatRequest,
+    OllamaError,
     OllamaGenerateRequest,
+    OllamaModels,
+    OllamaShow,
     OllamaShowRequest,
+    OllamaVersion,
 )
 from jaxllm.server.protocol.pooling import PoolingRequest, PoolingResponse
 from jaxllm.server.protocol.response_objects import DeletedResponse, Response
@@ -55,6 +59,9 @@ class Types(NamedTuple):
     request: Any = None
     event: Any = None
     """One event of the stream that the route gives instead, where it can."""
+    error: Any = ErrorResponse
+    streams: str = "text/event-stream"
+    """The content type of the stream."""
 
 
 TYPES: Mapping[str, Types] = {
@@ -64,11 +71,13 @@ TYPES: Mapping[str, Types] = {
     routes_responses.ONE: Types(Response),
     f"DELETE {routes_responses.ONE}": Types(DeletedResponse),
     routes_responses.CANCEL: Types(Response),
-    "/v1/messages": Types(MessagesResponse, MessagesRequest),
-    "/v1/messages/count_tokens": Types(TokenCount, MessagesRequest),
-    "/api/chat": Types(OllamaAnswer, OllamaChatRequest),
-    "/api/show": Types(dict[str, Any], OllamaShowRequest),
-    "/api/generate": Types(OllamaAnswer, OllamaGenerateRequest),
+    "/v1/messages": Types(MessagesResponse, MessagesRequest, error=MessagesError),
+    "/v1/messages/count_tokens": Types(TokenCount, MessagesRequest, error=MessagesError),
+    "/api/chat": Types(OllamaAnswer, OllamaChatRequest, OllamaAnswer, OllamaError, "application/x-ndjson"),
+    "/api/generate": Types(OllamaAnswer, OllamaGenerateRequest, OllamaAnswer, OllamaError, "application/x-ndjson"),
+    "/api/show": Types(OllamaShow, OllamaShowRequest, error=OllamaError),
+    "/api/version": Types(OllamaVersion, error=OllamaError),
+    **dict.fromkeys(("/api/tags", "/api/ps"), Types(OllamaModels, error=OllamaError)),
     "/v1/embeddings": Types(EmbeddingResponse, EmbeddingRequest),
     "/v2/embed": Types(CohereEmbedResponse, CohereEmbedRequest),
     "/pooling": Types(PoolingResponse, PoolingRequest),
@@ -97,7 +106,7 @@ def describe(app: FastAPI, *, has_keys: bool) -> None:
 
 def _document(app: FastAPI, *, has_keys: bool) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    kinds = [ErrorResponse, *(kind for types in TYPES.values() for kind in types if kind is not None)]
+    kinds = [ErrorResponse, *(kind for types in TYPES.values() for kind in types[:4] if kind is not None)]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=REFERENCE)
     reference = dict(zip(kinds, schemas, strict=True))
     document.setdefault("components", {}).setdefault("schemas", {}).update(components)
@@ -143,13 +152,14 @@ def _operation(route: Route, types: Types | None, endpoint: Endpoint, schema: Ca
     if types is not None:
         content = {"application/json": {"schema": schema(types.response)}}
         if types.event is not None:  # a schema would be of the whole stream, which none can describe
-            content["text/event-stream"] = {"x-event": schema(types.event)}
+            content[types.streams] = {"x-event": schema(types.event)}
         found["content"] = content
         if types.request is not None:
             body = {"application/json": {"schema": schema(types.request)}}
             operation["requestBody"] = {"required": True, "content": body}
-    return {**operation, "responses": {"200": found, "default": _failed(schema(ErrorResponse))}}
+    error = ErrorResponse if types is None else types.error
+    return {**operation, "responses": {"200": found, "default": _failed(schema(error))}}
 
 
 def _failed(schema: Any) -> dict[str, Any]:
-    return {"description": "An error in OpenAI's form", "content": {"application/json": {"schema": schema}}}
+    return {"description": "An error", "content": {"application/json": {"schema": schema}}}

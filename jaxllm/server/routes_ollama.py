@@ -8,11 +8,11 @@ from jaxllm.server.endpoint import Call, Endpoint, Reply
 from jaxllm.server.errors import error_headers, error_response
 from jaxllm.server.protocol.decoding import decode
 from jaxllm.server.protocol.ollama import (
-    GENERATE_REFUSED,
     OllamaChatRequest,
     OllamaError,
     OllamaGenerateRequest,
     OllamaShowRequest,
+    OllamaVersion,
 )
 from jaxllm.server.sse import EventStream
 from jaxllm.server.trace_headers import given_trace
@@ -40,7 +40,7 @@ def routes() -> list[Route]:
 
 async def show_version(_call: Call) -> Reply:
     """Say which version of Ollama's API this is."""
-    return Reply.json({"version": API_VERSION})
+    return Reply.json(OllamaVersion(API_VERSION))
 
 
 async def list_models(call: Call) -> Reply:
@@ -69,7 +69,7 @@ async def answer_chat(call: Call) -> Reply:
 
 async def answer_prompt(call: Call) -> Reply:
     """Answer a prompt in Ollama's form."""
-    request = decode(call.body, OllamaGenerateRequest, GENERATE_REFUSED)
+    request = decode(call.body, OllamaGenerateRequest, {})
     trace = given_trace(call.state.engine_client, call.headers)
     answer = await call.state.ollama_serving.generate(request, call.request_id, trace)
     return Reply(answer, content_type=LINES) if isinstance(answer, EventStream) else Reply.json(answer)

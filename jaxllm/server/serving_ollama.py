@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
+from msgspec import UNSET
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
@@ -14,12 +15,16 @@ from jaxllm.server.errors import error_response
 from jaxllm.server.ollama_answers import AnswerBuilder, encode_line, lines
 from jaxllm.server.protocol.chat import ChatCompletionRequest
 from jaxllm.server.protocol.ollama import (
-    OPTIONS,
     OllamaAnswer,
     OllamaChatRequest,
+    OllamaDetails,
     OllamaError,
     OllamaFields,
     OllamaGenerateRequest,
+    OllamaModel,
+    OllamaModels,
+    OllamaOptions,
+    OllamaShow,
 )
 from jaxllm.server.protocol.prompts import renamed
 from jaxllm.server.serving_chat import OpenAIServingChat
@@ -27,7 +32,21 @@ from jaxllm.server.sse import EventStream
 from jaxllm.text.prompts import ParsedPrompt
 
 LATEST = ":latest"
-_NAMES = {**{chat: f"options.{own}" for own, chat in OPTIONS.items()}, "response_format": "format"}
+_FOREVER = "9999-12-31T23:59:59Z"
+_NAMES = {
+    **{name: f"options.{name}" for name in OllamaOptions.__struct_fields__},
+    "max_tokens": "options.num_predict",
+    "repetition_penalty": "options.repeat_penalty",
+    "reasoning_effort": "think",
+    "response_format": "format",
+}
+_REFUSED = {
+    "images": "this engine reads text only",
+    "suffix": "text is only ever added at the end",
+    "template": "the model's own chat template is used; with raw=true none is",
+    "context": "send the conversation to /api/chat",
+}
+"""Fields of prompts that would change the answer, and that some clients send empty."""
 
 
 class OllamaServing:
@@ -40,102 +59,110 @@ class OllamaServing:
 
     def known(self, name: str) -> str:
         """Return the model's name as the server knows it: Ollama's clients may add a tag. Raises as `models.check`."""
-        models = self._chat.models
-        plain = name.removesuffix(LATEST)
-        models.check(plain if any(card.id == plain for card in models.show().data) else name)
-        return plain
+        names = [card.id for card in self._chat.models.show().data]
+        for each in (name, name + LATEST, name.removesuffix(LATEST)):
+            if each in names:
+                return each
+        self._chat.models.check(name)
+        return name
 
     async def chat(
         self, request: OllamaChatRequest, request_id: str, trace_headers: Mapping[str, str] | None = None
     ) -> EventStream | OllamaAnswer:
         """Answer a conversation; a stream is returned once it is admitted."""
-        chat = self._request(request, messages=_messages(request.messages), tools=request.tools)
+        if not request.messages:
+            return self._loaded(request, is_chat=True)
+        chat = self._request(request, messages=messages_in_chat(request.messages), tools=request.tools)
         return await self._answer(request, chat, request_id, trace_headers, is_chat=True)
 
     async def generate(
         self, request: OllamaGenerateRequest, request_id: str, trace_headers: Mapping[str, str] | None = None
     ) -> EventStream | OllamaAnswer:
         """Answer a prompt: it is the user's only message, or with `raw` the text to go on with."""
+        for name, reason in _REFUSED.items():
+            if getattr(request, name):
+                raise VLLMValidationError(f"{name} is not supported: {reason}.", parameter=name)
+        if request.raw and request.system:
+            raise VLLMValidationError("system has no place in a prompt that is raw: leave it out.", parameter="system")
+        if not request.prompt:
+            return self._loaded(request, is_chat=False)
         system = [{"role": "system", "content": request.system}] if request.system else []
         chat = self._request(request, messages=[*system, {"role": "user", "content": request.prompt}])
         prompt = ParsedPrompt(request.prompt) if request.raw else None
         return await self._answer(request, chat, request_id, trace_headers, is_chat=False, prompt=prompt)
 
-    def show(self, name: str) -> dict[str, Any]:
-        """Return what is known of the model, as `/api/show` tells of it."""
+    def show(self, name: str) -> OllamaShow:
+        """Return what is known of the model, as `/api/show` tells of it. Raises as `known`."""
         self.known(name)
-        front = self._chat.engine_client.front
-        config = front.ready.vllm_config.model_config
-        capabilities = ["completion"]
-        if self._chat.parsers.tool_parser_name is not None:
+        ready = self._chat.engine_client.front.ready
+        capabilities = ["completion"] if ready.generates else ["embedding"]
+        if ready.generates and self._chat.parsers.tool_parser_name is not None:
             capabilities.append("tools")
-        if self._chat.parsers.reasoning is not None:
+        if ready.generates and self._chat.parsers.reasoning is not None:
             capabilities.append("thinking")
-        return {
-            "modelfile": "",
-            "parameters": "",
-            "template": front.ready.chat_template or "",
-            "details": self._details(),
-            "model_info": {"general.architecture": "jaxllm", "jaxllm.context_length": config.max_model_len},
-            "capabilities": capabilities,
-            "modified_at": self._started,
-        }
+        return OllamaShow(
+            template=ready.chat_template or "",
+            details=self._details,
+            model_info={"general.architecture": "jaxllm", "jaxllm.context_length": ready.max_model_len},
+            capabilities=capabilities,
+            modified_at=self._started,
+        )
 
-    def tags(self) -> dict[str, Any]:
+    def tags(self) -> OllamaModels:
         """Return the model's names, as `/api/tags` lists them."""
-        return {"models": [self._model(card.id) for card in self._chat.models.show().data]}
+        return OllamaModels([self._model(card.id) for card in self._chat.models.show().data])
 
-    def running(self) -> dict[str, Any]:
+    def running(self) -> OllamaModels:
         """Return the model's names, as `/api/ps` lists them: it is always loaded."""
         longest = self._chat.engine_client.model_config.max_model_len
-        extra = {"expires_at": "9999-12-31T23:59:59Z", "size_vram": 0, "context_length": longest}
-        return {"models": [self._model(card.id) | extra for card in self._chat.models.show().data]}
+        return OllamaModels([self._model(card.id, (_FOREVER, longest)) for card in self._chat.models.show().data])
 
-    def _model(self, name: str) -> dict[str, Any]:
+    def _model(self, name: str, loaded: tuple[str, int] | None = None) -> OllamaModel:
+        """Return what is known of a name; with when the model goes, and how long its context is, if that is asked."""
         tagged = name if ":" in name else name + LATEST
-        return {
-            "name": tagged,
-            "model": tagged,
-            "modified_at": self._started,
-            "size": 0,
-            "digest": "",
-            "details": self._details(),
-        }
+        expires_at, context_length = loaded or (UNSET, UNSET)
+        return OllamaModel(
+            name=tagged,
+            model=tagged,
+            modified_at=self._started,
+            digest=hashlib.sha256(tagged.encode()).hexdigest(),
+            details=self._details,
+            expires_at=expires_at,
+            size_vram=UNSET if loaded is None else 0,
+            context_length=context_length,
+        )
 
-    def _details(self) -> dict[str, Any]:
+    @property
+    def _details(self) -> OllamaDetails:
         dtype = str(self._chat.engine_client.model_config.dtype)
-        return {
-            "parent_model": "",
-            "format": "jax",
-            "family": "jaxllm",
-            "families": ["jaxllm"],
-            "parameter_size": "",
-            "quantization_level": dtype.rpartition(".")[2],
-        }
+        return OllamaDetails(quantization_level=dtype.rpartition(".")[2])
+
+    def _loaded(self, request: OllamaFields, *, is_chat: bool) -> OllamaAnswer:
+        self.known(request.model)
+        return AnswerBuilder(request.model, is_chat=is_chat).loaded()
 
     def _request(self, request: OllamaFields, **given: Any) -> ChatCompletionRequest:
         """Return the chat completion of a request. Raises VLLMValidationError, naming the field."""
-        options = {}
-        for name, value in (request.options or {}).items():
-            if name in OPTIONS and value is not None and not (name == "num_predict" and value in (-1, -2)):
-                options[OPTIONS[name]] = value
-        kwargs: dict[str, Any] | None = None
-        if request.think is not None:
-            kwargs = {"enable_thinking": bool(request.think)}
-        fields = {"model": self.known(request.model), "stream": request.stream, **options, **given}
-        try:
-            return msgspec.convert(
-                fields
-                | {
-                    "chat_template_kwargs": kwargs,
-                    "reasoning_effort": request.think if isinstance(request.think, str) else None,
-                    "include_reasoning": request.think is not False,
-                    "response_format": _format(request.format),
-                },
-                ChatCompletionRequest,
-            )
-        except msgspec.ValidationError as error:
-            raise VLLMValidationError(f"options: {error}.", parameter="options") from None
+        options = request.options or OllamaOptions()
+        return ChatCompletionRequest(
+            model=self.known(request.model),
+            stream=request.stream is not False,
+            temperature=options.temperature,
+            top_p=options.top_p,
+            top_k=options.top_k,
+            min_p=options.min_p,
+            max_tokens=options.num_predict if (options.num_predict or 0) > 0 else None,
+            stop=options.stop,
+            seed=options.seed,
+            repetition_penalty=options.repeat_penalty,
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            chat_template_kwargs=None if request.think is None else {"enable_thinking": bool(request.think)},
+            reasoning_effort=request.think if isinstance(request.think, str) else None,
+            include_reasoning=request.think is not False,
+            response_format=_format(request.format),
+            **given,
+        )
 
     async def _answer(
         self,
@@ -148,14 +175,14 @@ class OllamaServing:
         prompt: ParsedPrompt | None = None,
     ) -> EventStream | OllamaAnswer:
         builder = AnswerBuilder(request.model, is_chat=is_chat)
-        with renamed(_NAMES):
+        with renamed(_NAMES), chat.fields_named("messages" if is_chat else "prompt"):
             turn = await self._chat.begin(chat, request_id, trace_headers, prompt=prompt)
-        if request.stream:
-            return EventStream(lines(turn, builder), turn.outputs, last=b"", failed=_last_line)
+        if chat.stream:
+            pieces = lines(turn, builder, self._chat.args.sse_ping_interval)
+            return EventStream(pieces, turn.outputs, last=b"", failed=_last_line)
         output = await turn.whole()
-        builder.start(output)
         [only] = output.outputs
-        answer = builder.add(turn.pieces(only), len(only.token_ids), only)
+        answer = builder.add(turn.pieces(only), only, output)
         assert answer is not None
         return answer
 
@@ -174,17 +201,40 @@ def _format(given: str | dict[str, Any] | None) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {"name": "format", "schema": given}}
 
 
-def _messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return Ollama's messages in OpenAI's form."""
+def messages_in_chat(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return Ollama's messages in OpenAI's form, in which each call has an id that its result refers to."""
     found: list[dict[str, Any]] = []
+    waiting: list[tuple[Any, str]] = []
+    """The names of functions that were called, and the calls' ids."""
     for i, message in enumerate(messages):
         if message.get("images"):
             text = f"messages[{i}]: images are not supported: this engine reads text only."
             raise VLLMValidationError(text, parameter="messages")
-        plain = {name: value for name, value in message.items() if name not in ("images", "thinking", "tool_name")}
+        plain = {name: message[name] for name in ("role", "content", "tool_call_id") if message.get(name) is not None}
         if message.get("thinking"):
             plain["reasoning"] = message["thinking"]
-        if message.get("role") == "tool" and message.get("tool_name"):
-            plain["name"] = message["tool_name"]
+        if message.get("tool_calls"):
+            plain["tool_calls"] = _calls(message["tool_calls"], i)
+            waiting += [(call["function"].get("name"), call["id"]) for call in plain["tool_calls"]]
+        if message.get("role") == "tool":
+            name = message.get("tool_name")
+            answered = next((each for each in waiting if name in (None, each[0])), None)
+            if answered is not None:
+                waiting.remove(answered)
+                plain.setdefault("tool_call_id", answered[1])
+            if name:
+                plain["name"] = name
         found.append(plain)
+    return found
+
+
+def _calls(calls: Any, place: int) -> list[dict[str, Any]]:
+    """Return the calls of a message, each with an id."""
+    found = []
+    for j, call in enumerate(calls if isinstance(calls, list) else [calls]):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping):
+            text = f"messages[{place}].tool_calls[{j}]: a call is an object with 'function', got {shown(call)}."
+            raise VLLMValidationError(text, parameter="messages")
+        found.append({"id": call.get("id") or f"call_{place}_{j}", "type": "function", "function": function})
     return found

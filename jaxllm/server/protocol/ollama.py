@@ -7,29 +7,32 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-OPTIONS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "num_predict": "max_tokens",
-    "stop": "stop",
-    "seed": "seed",
-    "repeat_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-}
-"""What `options` may say, and what chat completions call it. The others have no effect: they are about the machine."""
+
+class OllamaOptions(msgspec.Struct, kw_only=True):
+    """How to sample. Options that are not here have no effect: most are about the machine."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    num_predict: int | None = None
+    """The most tokens of the answer; as many as there is room for, unless it is above 0."""
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    repeat_penalty: float | None = None
+    """It counts all tokens so far, whatever `repeat_last_n` says."""
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
 
 
 class OllamaFields(msgspec.Struct, kw_only=True):
     """What requests for text have in common."""
 
     model: str
-    stream: bool = True
+    stream: bool | None = True
     format: str | dict[str, Any] | None = None
     """"json", or a JSON schema."""
-    options: dict[str, Any] | None = None
+    options: OllamaOptions | None = None
     think: bool | str | None = None
     """Whether the model reasons; "low", "medium" or "high" for those that take it so."""
     keep_alive: float | str | None = None
@@ -39,26 +42,24 @@ class OllamaFields(msgspec.Struct, kw_only=True):
 class OllamaChatRequest(OllamaFields, kw_only=True):
     """What `/api/chat` takes."""
 
-    messages: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] | None = None
+    """Without any the answer only says that the model is loaded."""
     tools: list[dict[str, Any]] | None = None
 
 
 class OllamaGenerateRequest(OllamaFields, kw_only=True):
     """What `/api/generate` takes."""
 
-    prompt: str = ""
+    prompt: str | None = None
+    """Without any the answer only says that the model is loaded."""
     system: str | None = None
-    raw: bool = False
+    raw: bool | None = None
     """The prompt is no message: it is not put into the chat template."""
-
-
-GENERATE_REFUSED = {
-    "images": "this engine reads text only",
-    "suffix": "text is only ever added at the end",
-    "template": "the model's own chat template is used; with raw=true none is",
-    "context": "send the conversation to /api/chat",
-}
-"""Fields that would change the answer and that have no meaning here."""
+    images: list[str] | None = None
+    suffix: str | None = None
+    template: str | None = None
+    context: list[int] | None = None
+    """These last four must be empty."""
 
 
 class OllamaMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +88,59 @@ class OllamaAnswer(msgspec.Struct, frozen=True, kw_only=True):
     prompt_eval_duration: int | UnsetType = UNSET
     eval_count: int | UnsetType = UNSET
     eval_duration: int | UnsetType = UNSET
+
+
+class OllamaDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """What kind of model it is."""
+
+    parent_model: str = ""
+    format: str = "jax"
+    family: str = "jaxllm"
+    families: tuple[str, ...] = ("jaxllm",)
+    parameter_size: str = ""
+    quantization_level: str
+    """The dtype of weights and activations."""
+
+
+class OllamaModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A name of the model; the last three are those of one that is loaded."""
+
+    name: str
+    model: str
+    modified_at: str
+    """The time of the server's start."""
+    size: int = 0
+    digest: str
+    """The name's."""
+    details: OllamaDetails
+    expires_at: str | UnsetType = UNSET
+    size_vram: int | UnsetType = UNSET
+    context_length: int | UnsetType = UNSET
+
+
+class OllamaModels(msgspec.Struct, frozen=True):
+    """The answer of `/api/tags` and `/api/ps`."""
+
+    models: list[OllamaModel]
+
+
+class OllamaShow(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of `/api/show`."""
+
+    modelfile: str = ""
+    parameters: str = ""
+    template: str
+    """The chat template that the server was started with, if any."""
+    details: OllamaDetails
+    model_info: dict[str, str | int]
+    capabilities: list[str]
+    modified_at: str
+
+
+class OllamaVersion(msgspec.Struct, frozen=True):
+    """The answer of `/api/version`."""
+
+    version: str
 
 
 class OllamaShowRequest(msgspec.Struct, kw_only=True):
