@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxllm.parsers import formats
@@ -13,8 +13,9 @@ from jaxllm.parsers.tool_parser import ToolParser
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
+_TO = " to="
 _CHANNEL = re.compile(r"<\|channel\|>\s*([a-z]+)")
-_RECIPIENT = re.compile(r"to=([^\s<]+)")
+_FUNCTION = re.compile(r"to=functions\.([^\s<]+)")
 _HEAD = re.compile(r"[^<{}\"]+")
 _MAX_HEAD = 1000
 
@@ -27,20 +28,29 @@ class OpenAIParser(ToolParser):
     marks = (START, CHANNEL, MESSAGE, *ENDS)
 
     def read(self) -> Reading[None]:
-        """Read one message after the other."""
-        incoming = self.incoming
-        while mark := (yield from incoming.until((START, CHANNEL, *ENDS), self.show_text)):
-            if mark in ENDS:
-                continue
-            head = yield from self._head(mark)
-            if head is None:
-                continue
-            recipient, channel = _RECIPIENT.search(head), _CHANNEL.search(head)
-            if recipient and recipient[1].startswith("functions."):
-                self.start_call(recipient[1].removeprefix("functions."))
-                yield from incoming.json_value(self.show_arguments)
-            elif channel and channel[1] == "analysis":
-                yield from incoming.until(ENDS, self.show_reasoning)
+        """Read one message after the other. The prompt ends within the head of the first, after the role."""
+        incoming, show = self.incoming, self.show_text
+        if (yield from incoming.next_is(_TO)):
+            show = yield from self._message("")
+        while mark := (yield from incoming.until((START, CHANNEL, *ENDS), show)):
+            show = self.show_text if mark in ENDS else (yield from self._message(mark))
+
+    def _message(self, mark: str) -> Reading[Callable[[str], None]]:
+        """Read a head that begins with a mark, and the call if it is one; return what shows the text after that."""
+        head = yield from self._head(mark)
+        if head is None:
+            return self.show_text
+        function, channel = _FUNCTION.search(head), _CHANNEL.search(head)
+        if function:
+            self.start_call(function[1])
+            yield from self.incoming.skip_space()
+            if (yield from self.incoming.take_any(ENDS)):
+                self.show_arguments("{}")
+            else:
+                yield from self.incoming.json_value(self.show_arguments)
+        elif channel and channel[1] == "analysis":
+            return self.show_reasoning
+        return self.show_text
 
     def _head(self, mark: str) -> Reading[str | None]:
         """Read what a message says of itself before its content; None if that is none, which is text then."""
