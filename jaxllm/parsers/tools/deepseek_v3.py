@@ -29,10 +29,12 @@ class DeepSeekV3Parser(ToolParser):
             start = incoming.trial()
             if mark == CALL or (yield from incoming.take_spaced(CALL)):
                 is_whole = yield from self._call(start, mark)
-                while is_whole and (yield from incoming.take_spaced(CALL)):
-                    is_whole = yield from self._call(incoming.trial(), CALL)
-                if is_whole:
-                    yield from incoming.take_spaced(END)
+                while is_whole and not (yield from incoming.take_spaced(END)):
+                    start = incoming.trial()
+                    if not (yield from incoming.take_spaced(CALL)):
+                        incoming.settle(start)
+                        break
+                    is_whole = yield from self._call(start, "")
             else:
                 self.show_text(mark + incoming.settle(start))
 

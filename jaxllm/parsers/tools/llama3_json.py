@@ -32,10 +32,10 @@ class Llama3JsonParser(ToolParser):
             yield from self._calls(TAG)
 
     def _calls(self, tag: str) -> Reading[None]:
+        """Read the calls that follow a tag; some models leave the semicolon between them out."""
         takes = bool if tag else self.tools.__contains__
         while (yield from read_call(self, after=tag, takes=takes)):
-            if not (yield from self.incoming.take_spaced(";")):
-                return
+            tag = ";" if (yield from self.incoming.take_spaced(";")) else ""
 
     @classmethod
     def grammar(cls, tools: Sequence[FunctionTool], *, at_least_one: bool, parallel: bool) -> dict[str, Any]:
