@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,10 @@ class MistralParser(ToolParser):
     """This reads `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]` and `[TOOL_CALLS]name[ARGS]{...}`."""
 
     marks = (START, ID, ARGUMENTS)
+
+    def start_call(self, name: str, call_id: str | None = None) -> None:
+        """Begin a call with an id of nine letters and digits: the chat templates refuse any other."""
+        super().start_call(name, call_id or uuid.uuid4().hex[:9])
 
     def read(self) -> Reading[None]:
         """Read text and calls in turns."""
