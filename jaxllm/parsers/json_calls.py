@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 
 from jaxllm.parsers.incoming import Incoming, Reading
-from jaxllm.parsers.json_text import is_sendable
+from jaxllm.parsers.json_text import as_json, is_sendable
 from jaxllm.parsers.tool_parser import ToolParser
 
 _ARGUMENTS = ("arguments", "parameters")
@@ -78,7 +78,7 @@ class JsonCall:
         return True
 
     def _arguments(self) -> Reading[bool]:
-        """Read the arguments: an object, null for none, or a string that holds their text."""
+        """Read the arguments: an object, null for none, or a string that holds their text, else what it says."""
         incoming, pieces = self._incoming, list[str]()
         show = self._parser.show_arguments if self.has_begun else pieces.append
         if (yield from incoming.next_is("{")):
@@ -89,7 +89,7 @@ class JsonCall:
             text = yield from self._string()
             if text is None:
                 return False
-            show(text)
+            show(text if _is_object(text) else as_json(text))
         elif (yield from incoming.take("null")):
             show("{}")
         else:
@@ -106,6 +106,13 @@ class JsonCall:
             return None
         text = json.loads("".join(pieces))
         return text if is_sendable(text) else None
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _drop(text: str) -> None:

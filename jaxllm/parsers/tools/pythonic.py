@@ -17,7 +17,7 @@ from jaxllm.parsers.tagged_arguments import argument_formats
 from jaxllm.parsers.tool_parser import ToolParser
 
 START, END = "<|python_start|>", "<|python_end|>"
-_NAME = re.compile(r"[A-Za-z0-9_.]+")
+_NAME = re.compile(r"[\w.-]+")
 _MAX_NAME = 256
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 _MAX_DEPTH = 50

@@ -15,7 +15,7 @@ from jaxllm.parsers.tool_parser import ToolParser
 START, END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
-_NAME = re.compile(r"[^<>\s]+")
+_NAME = re.compile(r"[^<>\n]+")
 _MAX_NAME = 256
 
 
