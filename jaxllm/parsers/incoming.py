@@ -37,7 +37,10 @@ class Incoming:
         """Append text."""
         if self._place > _KEPT and self._num_trials == 0:
             self._text, self._dropped, self._place = self._text[self._place :], self._dropped + self._place, 0
-        self._text += text
+        # A string with one reference grows in place: else a long call would be copied for each of its pieces.
+        grown, self._text = self._text, ""
+        grown += text
+        self._text = grown
 
     def trial(self) -> int:
         """Begin to read what may turn out to be something else; `settle` ends that."""
@@ -109,12 +112,19 @@ class Incoming:
         """Read characters that the pattern, of one character repeated, matches, `most` at most, and return them."""
         found = ""
         while len(found) < most and (yield from self.has(1)):
-            match = pattern.match(self._text, self._place, self._place + most - len(found))
-            if match is None:
+            part = self._matched(pattern, self._place + most - len(found))
+            if not part:
                 break
-            found += match[0]
-            self._place = match.end()
+            found += part
         return found
+
+    def _matched(self, pattern: re.Pattern[str], end: int) -> str:
+        """Read what a pattern matches next, up to a place, and return it. No match, which holds the text, stays."""
+        match = pattern.match(self._text, self._place, end)
+        if match is None:
+            return ""
+        self._place = match.end()
+        return match[0]
 
     def until(self, marks: Sequence[str], show: Callable[[str], None]) -> Reading[str | None]:
         """Read up to the first of the marks, and the mark; None if the text ends before. `show` gets what comes before
@@ -200,10 +210,9 @@ class Incoming:
             return False
         show('"')
         while (yield from self.has(1)):
-            match = _PLAIN.match(self._text, self._place)
-            if match:
-                self._place = match.end()
-                show(match[0])
+            plain = self._matched(_PLAIN, len(self._text))
+            if plain:
+                show(plain)
                 continue
             character = self._text[self._place]
             if character == '"':

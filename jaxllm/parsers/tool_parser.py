@@ -28,7 +28,7 @@ class ToolParser(abc.ABC):
         self.incoming = Incoming()
         self._pieces: list[Piece] = []
         self._num_calls = 0
-        self._space: str | None = ""
+        self._space: list[str] | None = []
         """White space at the beginning, or after a call, which is shown if text follows; None within text."""
         self._reading = self._read_all()
 
@@ -60,9 +60,9 @@ class ToolParser(abc.ABC):
         """Show text of the answer."""
         if self._space is not None:
             if not text or text.isspace():
-                self._space += text
+                self._space.append(text)
                 return
-            text, self._space = self._space + text, None
+            text, self._space = "".join(self._space) + text, None
         self._pieces.append(Text(text))
 
     def show_reasoning(self, text: str) -> None:
@@ -73,7 +73,7 @@ class ToolParser(abc.ABC):
         """Begin the next call, with an id of its own unless the model has given it one."""
         self._pieces.append(CallStart(self._num_calls, name, call_id or new_call_id()))
         self._num_calls += 1
-        self._space = ""
+        self._space = []
 
     def show_arguments(self, text: str) -> None:
         """Go on with the arguments of the last call."""
@@ -89,4 +89,4 @@ class ToolParser(abc.ABC):
         while (yield from self.incoming.has(1)):
             self.show_text(self.incoming.rest())
         if self._space and not self._num_calls:
-            self._pieces.append(Text(self._space))
+            self._pieces.append(Text("".join(self._space)))
