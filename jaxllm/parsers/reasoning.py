@@ -38,6 +38,8 @@ class MarkedReasoning:
         self._marks = marks
         self._pending = ""
         """Text that has come and is in no piece yet."""
+        self._space: list[str] = []
+        """White space before that, which is shown if what follows it belongs to the same."""
         tail = prompt.rstrip()
         self._read = self._before
         if tail.endswith(marks.start):
@@ -54,17 +56,19 @@ class MarkedReasoning:
         """Return what is left once the output has ended."""
         is_reasoning = self._read in (self._opening, self._inside)
         rest, self._pending = self._pending, ""
-        return [Reasoning(rest.rstrip()) if is_reasoning else Text(rest)]
+        return self._shown(rest) if is_reasoning else [Text("".join(self._space) + rest)]
 
     def _before(self) -> list[Piece]:
         """Look for reasoning at the beginning; anywhere else its mark is text like any other."""
         start, seen = self._marks.start, self._pending.lstrip()
+        self._space.append(self._pending[: len(self._pending) - len(seen)])
+        self._pending = seen
         if len(seen) < len(start) and start.startswith(seen):
             return []
         if not seen.startswith(start):
-            self._read = self._after
+            self._space, self._pending, self._read = [], "".join(self._space) + seen, self._after
             return self._after()
-        self._pending, self._read = seen[len(start) :], self._opening
+        self._space, self._pending, self._read = [], seen[len(start) :], self._opening
         return self._opening()
 
     def _opening(self) -> list[Piece]:
@@ -79,11 +83,21 @@ class MarkedReasoning:
         """Give the reasoning out, but for what may be its end."""
         reasoning, mark, rest = self._pending.partition(self._marks.end)
         if mark:
-            self._pending, self._read = rest, self._closing
-            return [Reasoning(reasoning.rstrip()), *self._closing()]
-        kept = reasoning[: len(reasoning) - held_back(reasoning, (self._marks.end,))].rstrip()
-        self._pending = reasoning[len(kept) :]
-        return [Reasoning(kept)]
+            shown = self._shown(reasoning)
+            self._space, self._pending, self._read = [], rest, self._closing
+            return shown + self._closing()
+        end = len(reasoning) - held_back(reasoning, (self._marks.end,))
+        self._pending = reasoning[end:]
+        return self._shown(reasoning[:end])
+
+    def _shown(self, reasoning: str) -> list[Piece]:
+        """Give reasoning out, but for the white space at its end."""
+        kept = reasoning.rstrip()
+        if not kept:
+            self._space.append(reasoning)
+            return []
+        text, self._space = "".join(self._space) + kept, [reasoning[len(kept) :]]
+        return [Reasoning(text)]
 
     def _closing(self) -> list[Piece]:
         """Leave out the white space between reasoning and text."""
