@@ -75,7 +75,7 @@ def _typed(text: str, schema: Any) -> Any:
 
 
 def _types(schema: Any) -> set[str]:
-    """Return the types of values that a schema allows; nothing if it does not say."""
+    """Return JSON's types of values that a schema allows; nothing if it does not say."""
     if not isinstance(schema, Mapping):
         return set()
     given = schema.get("type")
@@ -86,7 +86,7 @@ def _types(schema: Any) -> set[str]:
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if not types and isinstance(values, list):
         types = {_TYPES.get(type(value), "object") for value in values}
-    return types
+    return types & set(_TYPES.values())
 
 
 def argument_formats(

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 import time
 from collections import Counter
 
 import pytest
 
 from jaxllm.parsers.pieces import CallArguments, CallStart
+from jaxllm.parsers.registry import ToolParserManager
 from tests.parsers.outputs import ARGUMENTS, FORMS, Call, Form, calls_of, read, whole
 
 NUM_MUTATIONS = 10_000
-TOLD = ("Ulm", "city", "days", "wet", "names", "1500", "true", "false")
+INSERTED = "QZ"
+"""Letters that are in no mark, and in nothing else that an output may begin with."""
+TOLD = (INSERTED, "Ulm", "city", "days", "wet", "names", "1500", "true", "false")
 """Words of the arguments."""
 MARKS = [
     *("<tool_call>", "</tool_call>", "<function=", "</function>", "<parameter=", "</parameter>", "<arg_key>"),
     *("</arg_value>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "```json"),
     *("<|channel|>", "<|message|>", "<|end|>", "<|start|>assistant", "functions.", "{", "}", '"', "\\", "\n", "[", "("),
+    *(INSERTED, INSERTED, INSERTED),
     *(")", "=", ":", ",", ";", "\\ud800", "\ud83d\ude00", '{"name": "now", "arguments": '),
 ]
+HEADS = {"deepseek_v3": r"(?<=<｜tool▁call▁begin｜>)[^<]*", "openai": r"<\|(start|channel)\|>[^{}\"]*?<\|message\|>"}
+"""What is said of a call or message beside its name, where that may be anything."""
 forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 CASES: list[list[Call]] = [[("get_weather", arguments)] for arguments in ARGUMENTS] + [
     [("now", {})],
@@ -125,7 +132,7 @@ def told(text: str) -> Counter[str]:
 @forms
 def test_malformed_outputs_lose_nothing(form: Form) -> None:
     """Without a call all is text; with one, what the marks do not say is text or arguments."""
-    rng = random.Random(form.parser)
+    rng, kind = random.Random(form.parser), ToolParserManager.get_tool_parser(form.parser)
     originals = [form.write(calls) for calls in CASES]
     for _ in range(NUM_MUTATIONS // (2 if "mistral" in form.parser else 1)):
         text = mutated(rng, rng.choice(originals))
@@ -135,7 +142,10 @@ def test_malformed_outputs_lose_nothing(form: Form) -> None:
         if not any(isinstance(piece, CallStart) for piece in pieces) and form.parser != "openai":
             assert shown == text
         names = " ".join(piece.name for piece in pieces if isinstance(piece, CallStart))
-        assert told(f"{shown} {names}") >= told(text), (text, pieces)
+        said = re.sub(HEADS[form.parser], "", text) if form.parser in HEADS else text
+        assert told(f"{shown} {names}") >= told(said), (text, pieces)
+        if form.parser != "openai":  # what stands around the end of a message may look like a mark without that
+            assert [mark for mark in kind.marks if shown.count(mark) > text.count(mark)] == [], (text, pieces)
 
 
 @forms
@@ -150,5 +160,5 @@ def test_reading_takes_a_time_that_grows_with_the_text_alone(form: Form, part: s
         read(form, *pieces)
         return time.perf_counter() - start
 
-    short = min(seconds(4000) for _ in range(3))
-    assert seconds(40_000) < 30 * short + 0.1
+    short = min(seconds(10_000) for _ in range(3))
+    assert seconds(100_000) < 30 * short + 0.1
