@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -90,12 +91,12 @@ def _types(schema: Any) -> set[str]:
 
 
 def argument_formats(
-    tool: FunctionTool, begin: Callable[[str], str], end: str, *, is_json: bool = False
+    tool: FunctionTool, keys: re.Pattern[str], begin: Callable[[str], str], end: str, *, is_json: bool = False
 ) -> dict[str, Any]:
     """Return the format of a tool's arguments in the order of its schema, each after `begin(key)` and before `end`.
 
     Strings are as they are unless `is_json`. Raises VLLMValidationError for a schema that this form of arguments cannot
-    keep to.
+    keep to, and for keys beside those that `keys` matches, which could not be read.
     """
     schema = tool.schema
     if unknown := schema.keys() - _PLAIN:
@@ -104,6 +105,8 @@ def argument_formats(
     required = schema.get("required") or ()
     elements = []
     for key, value in (schema.get("properties") or {}).items():
+        if not keys.fullmatch(key):
+            raise _refusal(tool, f"the key {key!r}")
         whole = {**definitions, **value} if isinstance(value, dict) else value
         form = formats.json_schema(whole) if is_json else _value_format(tool, key, whole)
         element = formats.tag(begin(key), form, end)

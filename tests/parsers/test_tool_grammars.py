@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import jsonschema
@@ -29,7 +30,16 @@ ENUM = FunctionTool(
     },
     strict=True,
 )
-ALL = [*TOOLS, ENUM]
+NAMED = FunctionTool(
+    name="mcp-x:größe",
+    parameters={
+        "type": "object",
+        "properties": {"max-n": {"type": "integer"}, "$ä": {"type": "boolean"}},
+        "required": ["max-n", "$ä"],
+        "additionalProperties": False,
+    },
+)
+ALL = [*TOOLS, ENUM, NAMED]
 SCHEMAS = {tool.name: tool.schema for tool in ALL}
 PARSERS = sorted({form.parser for form in FORMS.values()})
 ONE_CALL = ("openai",)
@@ -104,6 +114,13 @@ def test_free_calls_match_their_schemas_too(compiler: GrammarCompiler, smollm2_p
     text = form.write([("get_weather", bad)])
     if whole(form, text).calls:
         assert not takes(compiler, smollm2_path, params, text.removesuffix("<|call|>"))
+
+
+@pytest.mark.parametrize(("parser", "key"), [("qwen3_xml", "a>b"), ("glm45", "a\nb"), ("pythonic", "a b")])
+def test_a_key_that_could_not_be_read_is_refused_by_name(parser: str, key: str) -> None:
+    tool = FunctionTool(name="f", parameters={"type": "object", "properties": {key: {"type": "integer"}}})
+    with pytest.raises(VLLMValidationError, match=re.escape(f"the key {key!r}")):
+        ToolParserManager.get_tool_parser(parser).grammar([tool], at_least_one=True, parallel=False)
 
 
 @pytest.mark.parametrize("parser", ["qwen3_xml", "glm45"])

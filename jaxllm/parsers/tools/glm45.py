@@ -70,7 +70,7 @@ class Glm45Parser(ToolParser):
         tags = [
             formats.tag(
                 f"{START}{tool.name}\n",
-                argument_formats(tool, lambda key: f"{KEY}{key}{KEY_END}\n{VALUE}", f"{VALUE_END}\n"),
+                argument_formats(tool, _KEY, lambda key: f"{KEY}{key}{KEY_END}\n{VALUE}", f"{VALUE_END}\n"),
                 END,
             )
             for tool in tools

@@ -14,7 +14,7 @@ from jaxllm.parsers.json_calls import read_call
 from jaxllm.parsers.tool_parser import ToolParser
 
 START, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
-_NAME = re.compile(r"[A-Za-z0-9_.:/-]+")
+_NAME = re.compile(r"[\w.:/-]+")
 _MAX_NAME = 256
 
 

@@ -17,7 +17,7 @@ from jaxllm.parsers.tagged_arguments import argument_formats
 from jaxllm.parsers.tool_parser import ToolParser
 
 START, END = "<|python_start|>", "<|python_end|>"
-_NAME = re.compile(r"[\w.-]+")
+_NAME = re.compile(r"[^\s()=,'\"]+")
 _MAX_NAME = 256
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 _MAX_DEPTH = 50
@@ -134,7 +134,7 @@ class PythonicParser(ToolParser):
     def grammar(cls, tools: Sequence[FunctionTool], *, at_least_one: bool, parallel: bool) -> dict[str, Any]:
         """Return the format of outputs with calls, as `ToolParser.grammar` says: values are written as in JSON."""
         tags = [
-            formats.tag(f"{tool.name}(", argument_formats(tool, lambda key: f"{key}=", ", ", is_json=True), ")")
+            formats.tag(f"{tool.name}(", argument_formats(tool, _NAME, lambda key: f"{key}=", ", ", is_json=True), ")")
             for tool in tools
         ]
         calls = formats.calls(tags, "[", separator=", ", at_least_one=True, parallel=parallel)

@@ -71,7 +71,7 @@ class Qwen3XmlParser(ToolParser):
         tags = [
             formats.tag(
                 f"{START}\n{FUNCTION}{tool.name}>\n",
-                argument_formats(tool, lambda key: f"{PARAMETER}{key}>\n", f"\n{PARAMETER_END}\n"),
+                argument_formats(tool, _NAME, lambda key: f"{PARAMETER}{key}>\n", f"\n{PARAMETER_END}\n"),
                 f"{FUNCTION_END}\n{END}",
             )
             for tool in tools
