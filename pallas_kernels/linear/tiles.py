@@ -51,6 +51,11 @@ MIN_CHUNK, MAX_CHUNK = 16, 256
 UNITS_PER_CORE = 4
 GROUP_BYTES = 12 << 10
 """Bytes of w that stay in a core's first cache for all rows of a unit."""
+TILE_BYTES = 18 << 10
+"""Bytes of x that are multiplied at a time where there are many rows: longer rows are taken in pieces, for which the
+sums of some columns are kept. So x stays in a core's first cache while w passes by."""
+PIECE_COLUMNS, PIECE_BYTES = 48, 512 << 10
+"""How many columns are taken at a time where rows are in pieces, and of how many bytes of w at most."""
 GATES = MIN_GATES
 """How many gates are taken at a time with what they gate: their activations fill vectors."""
 SCRATCH_BYTES = 128 << 10
@@ -115,6 +120,9 @@ class Multiplier:
         # 6 rows by 4 columns are 24 sums, which with their operands take 29 of 32 registers, and 2 by 2 take 8 of 8.
         self.many_rows, self.many_columns = (6, COLUMNS) if num_registers() == 32 else (2, 2)
         """How many rows of x and columns of y are multiplied at a time where there are many rows."""
+        # With fewer registers sums that begin as what was kept are spilled in the loop.
+        self.piece = TILE_BYTES // self.many_rows // self.dtype.itemsize if num_registers() == 32 else None
+        """How much of longer rows is multiplied at a time where there are many, None for all of it."""
         self.module = ir.Module()
 
     def add_tiles(self, *, has_one: bool = False) -> Tiles:
@@ -191,7 +199,15 @@ class Multiplier:
         """Return how many columns are taken at a time for all rows of a unit."""
         if self.is_gated:
             return I64(GATES)
-        return e.most(e.product(e.ir.sdiv(I64(GROUP_BYTES // self.dtype.itemsize // COLUMNS), k), COLUMNS), COLUMNS)
+        if self.piece is None:
+            return self._fitting(e, GROUP_BYTES, k)
+        size = SCRATCH_BYTES if self.is_quantized else PIECE_BYTES
+        passing = e.least(self._fitting(e, size, k), PIECE_COLUMNS)
+        return e.ir.select(e.ir.icmp_signed(">", k, I64(self.piece)), passing, self._fitting(e, GROUP_BYTES, k))
+
+    def _fitting(self, e: Emitter, size: int, k: Any) -> Any:
+        """Return how many columns of so many bytes there are, at least `COLUMNS`."""
+        return e.most(e.product(e.ir.sdiv(I64(size // self.dtype.itemsize // COLUMNS), k), COLUMNS), COLUMNS)
 
     def _add_tile(self, rows: int, *, unpacks: bool) -> ir.Function:
         """Multiply a few rows of x, from `row` on, and a group of w's. Those that are gated are `apart` rows behind."""
@@ -207,21 +223,32 @@ class Multiplier:
             w_start = e.at(w, I8 if unpacks else self.storage, e.product(column, k))
             return [w_start, apart, e.at(scales, F32, column) if self.is_quantized else NULL, n]
 
+        size = rows * COLUMNS * LANES
+        kept, piece = NULL, k
+        if self.piece and not _is_few(rows):
+            kept, piece = e.array(F32, size * PIECE_COLUMNS // COLUMNS), e.least(k, self.piece)
+
+        def part(first: Any, place: Any) -> list[Any]:
+            """Return a piece's range, and where the sums of a block are kept until the next piece."""
+            return [first, e.least(e.sum(first, piece), k), e.at(kept, F32, e.product(place, size))]
+
         if self.is_gated:
             sums = e.array(F32, rows * LANES)
-            with e.range(0, GATES, self.width) as i:
+            with e.range(0, k, piece) as first, e.range(0, GATES, self.width) as i:
                 target = e.at(sums, F32, e.product(i, self.parts))
-                e.ir.call(block, [x, *weights(e.sum(start, i)), NULL, NULL, target, I64(LANES), k])
+                numbers = part(first, e.ir.sdiv(i, I64(self.width)))
+                e.ir.call(block, [x, *weights(e.sum(start, i)), NULL, NULL, target, I64(LANES), k, *numbers])
             self._activate(e, sums, rows, e.at(y, self.out_format.storage, start), n)
         else:
-            with e.range(start, stop, COLUMNS) as column:
+            with e.range(0, k, piece) as first, e.range(start, stop, COLUMNS) as column:
+                numbers = part(first, e.ir.sdiv(e.ir.sub(column, start), I64(COLUMNS)))
                 column = e.least(column, e.ir.sub(n, I64(COLUMNS)))
                 target = e.at(y, self.out_format.storage, column)
                 added = [
                     e.ir.select(e.ir.icmp_unsigned("==", base, NULL), NULL, e.at(base, self.out_format.storage, place))
                     for base, place in ((plus, e.sum(e.product(row, n), column)), (bias, column))
                 ]
-                e.ir.call(block, [x, *weights(column), *added, target, n, k])
+                e.ir.call(block, [x, *weights(column), *added, target, n, k, *numbers])
         e.ir.ret_void()
         return e.function
 
@@ -248,26 +275,42 @@ class Multiplier:
 
     def _add_block(self, rows: int, *, unpacks: bool) -> ir.Function:
         """Multiply a few rows of x and of w, by whose scales only the sums are multiplied."""
-        e, (x, w, apart, scales, scales_apart, plus, bias, y, y_row, k) = add_function(
-            self.module, f"block_{rows}", VOID, *[POINTER] * 2, I64, POINTER, I64, *[POINTER] * 3, *[I64] * 2
+        e, (x, w, apart, scales, scales_apart, plus, bias, y, y_row, k, start, stop, kept) = add_function(
+            self.module,
+            f"block_{rows}",
+            VOID,
+            *[*[POINTER] * 2, I64, POINTER, I64, *[POINTER] * 3, *[I64] * 4, POINTER],
         )
         load, storage = (self._load_int8, I8) if unpacks else (self._load, self.storage)
         sums = [[e.variable(vector(F32), e.splat(F32(0.0))) for _ in range(COLUMNS)] for _ in range(rows)]
-        is_few = rows in (1, FEW_ROWS)
+        takes_few = _is_few(rows)
+        has_pieces = self.piece and not takes_few
+        places = [[(row * COLUMNS + column) * LANES for column in range(COLUMNS)] for row in range(rows)]
+        if has_pieces:
+            with e.ir.if_then(e.ir.icmp_signed(">", start, I64(0))):
+                for row in range(rows):
+                    for each, place in zip(sums[row], places[row], strict=True):
+                        each.value = e.load_vector(kept, F32, place)
         # With few rows of x, what takes time is to read w: as one stream, which the processor reads ahead of. For a
         # single row int8 takes longer to convert than to read, and x is loaded once for several rows of w.
-        together = (COLUMNS if unpacks and rows == 1 else 1) if is_few else self.many_columns
+        together = (COLUMNS if unpacks and rows == 1 else 1) if takes_few else self.many_columns
         for first in range(0, COLUMNS, together):
-            with e.range(0, k, self.step) as i:
+            with e.range(start, stop, self.step) as i:
                 x_rows = [self._load(e, x, e.product(k, row), i) for row in range(rows)]
                 for column in range(first, first + together):
                     part, place = divmod(column, self.width)
                     w_start = e.product(e.sum(e.product(apart, part), place), k)
                     w_row = load(e, w, w_start, i)
-                    if is_few:
+                    if takes_few:
                         e.prefetch(w, storage, w_start, i, AHEAD // self.weight_bytes)
                     for row in range(rows):
                         self._add_product(e, sums[row][column], x_rows[row], w_row)
+        if has_pieces:
+            with e.ir.if_then(e.ir.icmp_signed("<", stop, k)):
+                for row in range(rows):
+                    for each, place in zip(sums[row], places[row], strict=True):
+                        e.store_vector(each.value, kept, place)
+                e.ir.ret_void()
         per_vector = LANES // COLUMNS
         for first in range(0, rows, per_vector):
             some = [each.value for row in sums[first : first + per_vector] for each in row]
@@ -319,6 +362,10 @@ class Multiplier:
             total.value = e.fma(x, w, total.value)
         else:
             total.value = pairs.add_products(e, total.value, x, w)
+
+
+def _is_few(rows: int) -> bool:
+    return rows in (1, FEW_ROWS)
 
 
 def _silu(e: Emitter, x: Any) -> Any:
