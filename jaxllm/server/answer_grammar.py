@@ -31,13 +31,16 @@ def answer_grammar(
     if parser is None and (asked is None or reasoning is None):
         return asked
     form = None if asked is None else as_format(asked)
+    knows_channels = parser is not None and reasoning == HARMONY
+    if form is not None and knows_channels:
+        form = after_reasoning(form, reasoning, prompt)
     if parser is not None and use.needs_grammar:
         form = _calls(asked, form, use, parser)
     elif parser is not None and form is not None:
         form = either([_calls(asked, form, use._replace(is_required=True), parser), form])
     if form is None:
         return asked
-    if parser is None or reasoning != HARMONY:  # gpt-oss' own parser knows of channels
+    if not knows_channels:
         form = after_reasoning(form, reasoning, prompt)
     return from_format(form, asked)
 

@@ -7,6 +7,8 @@ import pytest
 from jaxllm.constraints.compiler import GrammarCompiler
 from jaxllm.params.structural_formats import as_format
 from jaxllm.params.structured_outputs import StructuredOutputsParams
+from jaxllm.parsers.function_tool import FunctionTool
+from jaxllm.parsers.tools.openai import OpenAIParser
 from jaxllm.server.answer_grammar import answer_grammar
 from jaxllm.server.protocol.tools import ToolUse
 from tests.constraints.grammar_walks import EOS, make_compiler, smollm2_tokenizer
@@ -83,6 +85,18 @@ def test_every_kind_of_constraint_is_a_format(
     for before in ("", "<think>x</think>\n\n"):
         assert takes(compiler, smollm2_path, wrapped, before + taken)
         assert not takes(compiler, smollm2_path, wrapped, before + refused)
+
+
+def test_gpt_oss_calls_or_answers_in_channels_of_their_own(compiler: GrammarCompiler, smollm2_path: str) -> None:
+    tool = FunctionTool(name="now", parameters={"type": "object", "properties": {}, "additionalProperties": False})
+    params = answer_grammar(CHOICE, ToolUse([tool]), OpenAIParser, "openai_gptoss", "user")
+    assert params is not None
+    thoughts = "<|channel|>analysis<|message|>so<|end|><|start|>assistant"
+    call = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}"
+    for text in (call, thoughts + call, "<|channel|>final<|message|>yes", f"{thoughts}<|channel|>final<|message|>no"):
+        assert takes(compiler, smollm2_path, params, text), text
+    for text in ("yes", "<|channel|>final<|message|>maybe", thoughts):
+        assert not takes(compiler, smollm2_path, params, text), text
 
 
 def test_nothing_asked_is_nothing_constrained() -> None:
