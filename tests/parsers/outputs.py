@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -144,3 +146,25 @@ def whole(form: Form, text: str, tools: Sequence[FunctionTool] = TOOLS) -> Parse
 
 def calls_of(parsed: ParsedOutput) -> list[Call]:
     return [(call.name, json.loads(call.arguments)) for call in parsed.calls]
+
+
+def is_linear(make: Callable[[int], list[str]], read: Callable[[list[str]], object]) -> bool:
+    """Say whether reading ten times as many characters takes ten times as long, and not a hundred times.
+
+    The processor's time counts, without the collection of garbage, which in a large process takes a second by itself.
+    """
+
+    def seconds(length: int) -> float:
+        texts = make(length)
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            start = time.thread_time()
+            read(texts)
+            return time.thread_time() - start
+        finally:
+            if was_on:
+                gc.enable()
+
+    short = min(seconds(10_000) for _ in range(3))
+    return any(seconds(100_000) < 30 * short + 0.2 for _ in range(3))
