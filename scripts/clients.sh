@@ -64,7 +64,7 @@ serve() { # NAME FLAGS...: start a server of a model that fetch_models.py knows
   shift
   stop
   model=$(.venv/bin/python scripts/fetch_models.py "$name")
-  JAX_PLATFORMS=cpu .venv/bin/jaxllm serve "$model" --host 127.0.0.1 --port "$port" --served-model-name "$name" model \
+  JAX_PLATFORMS=cpu .venv/bin/jaxllm serve "$model" --host 127.0.0.1 --port "$port" --served-model-name "$name" \
     --enable-tokenizer-info-endpoint --api-key key --disable-uvicorn-access-log "$@" >"$work/server.txt" 2>&1 &
   echo $! >"$work/pid"
   wait_ready
@@ -99,7 +99,7 @@ run_agent() {
     return
   fi
   run_script "$1" replayed
-  serve smollm2 --max-model-len 2048
+  serve smollm2 --max-model-len 2048 --served-model-name model # the last name counts
   run_script "$1" smollm2
 }
 

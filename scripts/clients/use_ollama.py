@@ -12,7 +12,7 @@ from weather import ANSWER, QUESTION, check_called, get_weather
 def main() -> None:
     url, key, mode = sys.argv[1:]
     client = ollama.Client(host=url, headers={"Authorization": f"Bearer {key}"})
-    model = next(each for each in client.list().models if each.model == "model:latest")
+    [model] = client.list().models
     assert model.model is not None
     assert client.show(model.model).capabilities
     options = {"num_predict": 100, "temperature": 0}
