@@ -1,10 +1,14 @@
-"""Formats of structural tags for outputs with calls, as `constraints/structural_tag.py` reads them."""
+"""Formats of structural tags, as `constraints/structural_tag.py` reads them, and constraints as formats."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
 from typing import Any
+
+import msgspec
+
+from jaxllm.params.structured_outputs import StructuredOutputsParams
 
 
 def text(value: str) -> dict[str, Any]:
@@ -17,9 +21,14 @@ def regex(pattern: str) -> dict[str, Any]:
     return {"type": "regex", "pattern": pattern}
 
 
-def json_schema(schema: dict[str, Any]) -> dict[str, Any]:
+def json_schema(schema: Any) -> dict[str, Any]:
     """Return the format of JSON that a schema allows."""
     return {"type": "json_schema", "json_schema": schema}
+
+
+def any_text() -> dict[str, Any]:
+    """Return the format of free text."""
+    return {"type": "any_text"}
 
 
 def sequence(*elements: dict[str, Any]) -> dict[str, Any]:
@@ -59,3 +68,46 @@ def calls(
         form: dict[str, Any] = {"type": "tags_with_separator", "tags": given, "separator": separator}
         return {**form, "at_least_one": True, "stop_after_first": not parallel}
     return {"type": "triggered_tags", "triggers": [trigger], "tags": given, "stop_after_first": not parallel}
+
+
+def as_format(params: StructuredOutputsParams) -> dict[str, Any] | None:
+    """Return the format that the same outputs match.
+
+    None for what the older form of structural tags says, and for what is no constraint: the engine refuses that.
+    """
+    try:
+        return _as_format(params)
+    except (ValueError, RecursionError, AttributeError):
+        return None
+
+
+def _as_format(params: StructuredOutputsParams) -> dict[str, Any] | None:
+    match params.kind:
+        case "json":
+            schema = json.loads(params.json) if isinstance(params.json, str) else params.json
+            return json_schema(schema)
+        case "json_object" if params.json_object is True:
+            return json_schema({"type": "object"})
+        case "regex":
+            return regex(params.regex or "")
+        case "grammar":
+            return {"type": "grammar", "grammar": params.grammar}
+        case "choice":
+            return either(*map(text, params.choice or ()))
+        case "structural_tag":
+            return json.loads(params.structural_tag or "").get("format")
+        case _:
+            return None
+
+
+def from_format(form: dict[str, Any], like: StructuredOutputsParams | None = None) -> StructuredOutputsParams:
+    """Return the constraint of a format, with the options for JSON of another one."""
+    tag = msgspec.json.encode({"type": "structural_tag", "format": form}).decode()
+    if like is None:
+        return StructuredOutputsParams(structural_tag=tag)
+    return StructuredOutputsParams(
+        structural_tag=tag,
+        disable_any_whitespace=like.disable_any_whitespace,
+        disable_additional_properties=like.disable_additional_properties,
+        whitespace_pattern=like.whitespace_pattern,
+    )

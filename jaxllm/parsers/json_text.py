@@ -12,6 +12,15 @@ def as_json(value: Any) -> str:
     return text if is_sendable(text) else json.dumps(value, allow_nan=False)
 
 
+def read_object(text: str) -> dict[str, Any]:
+    """Return the object that JSON text is; an empty one for what is none, as when an output was cut short."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def is_sendable(text: str) -> bool:
     """Say whether a text has no lone halves of characters, which UTF-8 cannot write."""
     try:

@@ -122,7 +122,7 @@ def _value_format(tool: FunctionTool, key: str, schema: Any) -> dict[str, Any]:
     if values is not None:
         return formats.either(*(formats.text(each if isinstance(each, str) else as_json(each)) for each in values))
     if types == {"string"} and not schema.keys() - _TOLD - {"$defs", "definitions"}:
-        return {"type": "any_text"}
+        return formats.any_text()
     raise _refusal(tool, f"a string with more than a type and a description ({key!r})")
 
 

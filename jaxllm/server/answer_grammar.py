@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.params.structural_formats import as_format, either, from_format
 from jaxllm.params.structured_outputs import StructuredOutputsParams
+from jaxllm.parsers import formats
 from jaxllm.parsers.reasoning import HARMONY, MARKS
 from jaxllm.parsers.tool_parser import ToolParser
+from jaxllm.parsers.tools.openai import after_analysis, final_message
 from jaxllm.server.protocol.tools import ToolUse
 
-_NOTHING = {"type": "const_string", "value": ""}
-_GAP = either([{"type": "const_string", "value": text} for text in ("\n\n", "\n", "")])
+_GAP = formats.either(*map(formats.text, ("\n\n", "\n", "")))
 """Models write one of these between their reasoning and their answer."""
 
 
@@ -30,19 +30,19 @@ def answer_grammar(
     """
     if parser is None and (asked is None or reasoning is None):
         return asked
-    form = None if asked is None else as_format(asked)
+    form = None if asked is None else formats.as_format(asked)
     knows_channels = parser is not None and reasoning == HARMONY
     if form is not None and knows_channels:
         form = after_reasoning(form, reasoning, prompt)
     if parser is not None and use.needs_grammar:
         form = _calls(asked, form, use, parser)
     elif parser is not None and form is not None:
-        form = either([_calls(asked, form, use._replace(is_required=True), parser), form])
+        form = formats.either(_calls(asked, form, use._replace(is_required=True), parser), form)
     if form is None:
         return asked
     if not knows_channels:
         form = after_reasoning(form, reasoning, prompt)
-    return from_format(form, asked)
+    return formats.from_format(form, asked)
 
 
 def _calls(
@@ -54,7 +54,7 @@ def _calls(
         raise VLLMValidationError(message, parameter="structured_outputs")
     at_least_one = use.is_required or form is not None
     calls = parser.grammar(use.enforced, at_least_one=at_least_one, parallel=use.is_parallel)
-    return calls if form is None or use.is_required else either([calls, form])
+    return calls if form is None or use.is_required else formats.either(calls, form)
 
 
 def after_reasoning(form: dict[str, Any], reasoning: str | None, prompt: str) -> dict[str, Any]:
@@ -62,18 +62,11 @@ def after_reasoning(form: dict[str, Any], reasoning: str | None, prompt: str) ->
     if reasoning is None:
         return form
     if reasoning == HARMONY:
-        thoughts = _thoughts("<|channel|>analysis<|message|>", "<|end|>")
-        opened = {"type": "sequence", "elements": [thoughts, {"type": "const_string", "value": "<|start|>assistant"}]}
-        header = {"type": "const_string", "value": "<|channel|>final<|message|>"}
-        return {"type": "sequence", "elements": [either([opened, _NOTHING]), header, form]}
+        return after_analysis(final_message(form))
     marks, tail = MARKS[reasoning], prompt.rstrip()
     if tail.endswith(marks.end):
         return form
     if tail.endswith(marks.start):
-        return {"type": "sequence", "elements": [_thoughts("", marks.end), _GAP, form]}
-    thoughts = {"type": "sequence", "elements": [_thoughts(marks.start, marks.end), _GAP]}
-    return {"type": "sequence", "elements": [either([thoughts, _NOTHING]), form]}
-
-
-def _thoughts(start: str, end: str) -> dict[str, Any]:
-    return {"type": "tag", "begin": start, "content": {"type": "any_text"}, "end": end}
+        return formats.sequence(formats.tag("", formats.any_text(), marks.end), _GAP, form)
+    thoughts = formats.sequence(formats.tag(marks.start, formats.any_text(), marks.end), _GAP)
+    return formats.sequence(formats.optional(thoughts), form)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 from jaxllm.outputs import CompletionOutput, RequestOutput
+from jaxllm.parsers.json_text import read_object
 from jaxllm.parsers.pieces import CallArguments, CallStart, Piece, Reasoning, Text
 from jaxllm.server.protocol.messages import MessagesResponse, MessagesUsage
 from jaxllm.server.sse import named_event
@@ -106,19 +106,10 @@ class MessageBuilder:
         self._is_open = False
         block, events = self._blocks[-1], list[Event]()
         if block["type"] == "tool_use":
-            block["input"] = _read_object(self._input)
+            block["input"] = read_object(self._input)
         elif block["type"] == "thinking":
             events.append(self._delta({"type": "signature_delta", "signature": ""}))
         return [*events, {"type": "content_block_stop", "index": len(self._blocks) - 1}]
-
-
-def _read_object(text: str) -> dict[str, Any]:
-    """Return the object that JSON text is; an empty one for what is none, as when an output was cut short."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 async def frames(turn: Turn, builder: MessageBuilder, ping_seconds: float) -> AsyncGenerator[bytes, None]:

@@ -8,11 +8,10 @@ from typing import Any
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_int, shown
-from jaxllm.server.log_once import LogOnce
 from jaxllm.server.protocol.chat import ChatCompletionRequest
 from jaxllm.server.protocol.messages import MessagesRequest
+from jaxllm.server.protocol.tools import LEFT_OUT
 
-_LEFT_OUT = LogOnce("tools of these types are left out, since no server here runs them: %s")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 """What templates know of Anthropic's efforts."""
@@ -81,7 +80,7 @@ def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
     for tool in tools or ():
         kind = tool.get("type")
         if kind not in (None, "custom"):
-            _LEFT_OUT.note([str(kind)])
+            LEFT_OUT.note([str(kind)])
             continue
         function = {"name": tool.get("name"), "description": tool.get("description")}
         function |= {"parameters": tool.get("input_schema"), "strict": tool.get("strict") is True}

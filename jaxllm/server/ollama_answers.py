@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import AsyncGenerator, Iterable
 from datetime import UTC, datetime
@@ -12,6 +11,7 @@ import msgspec
 from msgspec import UNSET
 
 from jaxllm.outputs import CompletionOutput, RequestOutput, RequestStateStats
+from jaxllm.parsers.json_text import read_object
 from jaxllm.parsers.pieces import CallArguments, CallStart, Piece, Reasoning, Text
 from jaxllm.server.protocol.ollama import OllamaAnswer, OllamaMessage
 from jaxllm.server.turns import Turn
@@ -79,11 +79,7 @@ class AnswerBuilder:
         if self._call is None:
             return []
         (name, *arguments), self._call = self._call, None
-        try:
-            value = json.loads("".join(arguments))
-        except (ValueError, RecursionError):  # the output was cut short
-            value = {}
-        return [{"function": {"name": name, "arguments": value if isinstance(value, dict) else {}}}]
+        return [{"function": {"name": name, "arguments": read_object("".join(arguments))}}]
 
     def _line(self, text: str, thinking: str, calls: list[dict[str, Any]], end: dict[str, Any]) -> OllamaAnswer:
         shown: dict[str, Any] = {"response": text, "thinking": thinking or UNSET}

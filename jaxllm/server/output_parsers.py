@@ -11,6 +11,7 @@ from jaxllm.parsers.pieces import StreamParser
 from jaxllm.parsers.reasoning import HARMONY, MARKS, MarkedReasoning
 from jaxllm.parsers.registry import ToolParserManager, find_reasoning_parser, find_tool_parser
 from jaxllm.parsers.tool_parser import ToolParser
+from jaxllm.parsers.tools.openai import OpenAIParser
 from jaxllm.server.arguments import ServerArgs
 from jaxllm.server.protocol.tools import ToolUse
 from jaxllm.text.tool_prompt import PARSER as TOLD_PARSER
@@ -55,7 +56,9 @@ class OutputParsers:
         )
         raise VLLMValidationError(message, parameter="tool_choice", value="auto")
 
-    def maker(self, parser: type[ToolParser] | None, tools: list[FunctionTool], prompt: str) -> Callable | None:
+    def maker(
+        self, parser: type[ToolParser] | None, tools: list[FunctionTool], prompt: str
+    ) -> Callable[[], OutputParser] | None:
         """Return what makes the parser of an answer to `prompt`; None if there is nothing to take apart."""
         name = self.reasoning
         if parser is None and name is None:
@@ -64,7 +67,7 @@ class OutputParsers:
         def make() -> OutputParser:
             reading: StreamParser | None = parser and parser(tools)
             if name == HARMONY:
-                return OutputParser(None, reading or ToolParserManager.get_tool_parser("openai")(()))
+                return OutputParser(None, reading or OpenAIParser())
             return OutputParser(None if name is None else MarkedReasoning(MARKS[name], prompt), reading)
 
         return make
@@ -74,5 +77,5 @@ class OutputParsers:
         name = self.reasoning
         found = () if parser is None else parser.marks
         if name == HARMONY:
-            return (*found, *ToolParserManager.get_tool_parser("openai").marks)
+            return (*found, *OpenAIParser.marks)
         return found if name is None else (*found, *MARKS[name])

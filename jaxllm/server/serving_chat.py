@@ -77,11 +77,11 @@ class OpenAIServingChat:
 
         Raises what `errors.error_response` has answers for.
         """
-        self.check(request)
         shown_id = shown_request_id(client_request_id, request.request_id, request_id)
         start = _Start(f"chatcmpl-{shown_id}", int(time.time()), self.models.name, self._role(request))
         with request.fields_named("messages"):
             if request.use_beam_search:
+                self.check(request)
                 output = await self._search(request, request_id, trace_headers)
                 return self._response(request, start, output, AnswerReader())
             turn = await self.begin(request, request_id, trace_headers)

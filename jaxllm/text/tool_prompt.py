@@ -35,20 +35,20 @@ def tell_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[st
     none, with calls as the text that made them, and with results as the user's.
     """
     told: list[dict[str, Any]] = []
+    previous = None
     for message in messages:
         plain = {name: value for name, value in message.items() if name not in ("tool_calls", "tool_call_id", "name")}
-        if message.get("role") == "tool":
+        follows_result, previous = previous == "tool", message.get("role")
+        if previous == "tool":
             result = f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"
-            if told and told[-1].get("is_result"):
+            if follows_result:
                 told[-1]["content"] += f"\n{result}"
                 continue
-            plain = {"role": "user", "content": result, "is_result": True}
+            plain = {"role": "user", "content": result}
         elif message.get("tool_calls"):
             calls = [_call(call["function"]) for call in message["tool_calls"]]
             plain["content"] = "\n".join([text for text in (message.get("content"),) if text] + calls)
         told.append(plain)
-    for message in told:
-        message.pop("is_result", None)
     if tools:
         prompt = _PROMPT.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
         if told and told[0].get("role") in ("system", "developer"):

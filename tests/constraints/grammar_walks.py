@@ -80,3 +80,15 @@ def walk_all(
     return compiler.submit(
         lambda: [random_walk(grammar.matcher(), tokenizer, seed, **options) for seed in range(num_walks)]
     ).result()
+
+
+def takes(compiler: GrammarCompiler, path: str, params: StructuredOutputsParams, text: str) -> bool:
+    """Say whether the whole of `text`, with special tokens in it, is allowed and may end there."""
+    ids = smollm2_tokenizer(path).encode([text])[0]
+    grammar = compiler.start(params).result()
+
+    def run() -> bool:
+        matcher = grammar.matcher()
+        return all(map(matcher.accept, ids)) and matcher.accept(EOS)
+
+    return compiler.submit(run).result()

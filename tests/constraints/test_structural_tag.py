@@ -11,7 +11,8 @@ import pytest
 from jaxllm.constraints.compiler import GrammarCompiler
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.structured_outputs import StructuredOutputsParams
-from tests.constraints.grammar_walks import EOS, make_compiler, smollm2_tokenizer, walk_all
+from tests.constraints import grammar_walks
+from tests.constraints.grammar_walks import make_compiler, smollm2_tokenizer, walk_all
 
 POINT = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"], "additionalProperties": False}
 LEGACY = {
@@ -44,14 +45,7 @@ def params(form: dict[str, Any], **options: Any) -> StructuredOutputsParams:
 
 def takes(compiler: GrammarCompiler, path: str, form: dict[str, Any], text: str, **options: Any) -> bool:
     """Say whether the whole of `text`, with special tokens in it, is allowed and may end there."""
-    ids = smollm2_tokenizer(path).encode([text])[0]
-    grammar = compiler.start(params(form, **options)).result()
-
-    def run() -> bool:
-        matcher = grammar.matcher()
-        return all(map(matcher.accept, ids)) and matcher.accept(EOS)
-
-    return compiler.submit(run).result()
+    return grammar_walks.takes(compiler, path, params(form, **options), text)
 
 
 TRIGGERED = {"type": "triggered_tags", "triggers": ["<f="], "tags": TAGS}

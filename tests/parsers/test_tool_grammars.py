@@ -11,12 +11,12 @@ import pytest
 
 from jaxllm.constraints.compiler import GrammarCompiler
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.params.structural_formats import from_format
 from jaxllm.params.structured_outputs import StructuredOutputsParams
+from jaxllm.parsers.formats import from_format
 from jaxllm.parsers.function_tool import FunctionTool
 from jaxllm.parsers.pieces import ParsedOutput
 from jaxllm.parsers.registry import ToolParserManager
-from tests.constraints.grammar_walks import EOS, Walk, make_compiler, smollm2_tokenizer, walk_all
+from tests.constraints.grammar_walks import Walk, make_compiler, smollm2_tokenizer, takes, walk_all
 from tests.parsers.outputs import ARGUMENTS, FORMS, TOOLS, Form, whole
 
 ENUM = FunctionTool(
@@ -63,17 +63,6 @@ def walks(compiler: GrammarCompiler, path: str, params: StructuredOutputsParams,
     ended = [walk for walk in found if walk.ended]
     assert len(ended) >= num // 4
     return ended
-
-
-def takes(compiler: GrammarCompiler, path: str, params: StructuredOutputsParams, text: str) -> bool:
-    ids = smollm2_tokenizer(path).encode([text])[0]
-    grammar = compiler.start(params).result()
-
-    def run() -> bool:
-        matcher = grammar.matcher()
-        return all(map(matcher.accept, ids)) and matcher.accept(EOS)
-
-    return compiler.submit(run).result()
 
 
 def check(parsed: ParsedOutput) -> None:

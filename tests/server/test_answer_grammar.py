@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from jaxllm.constraints.compiler import GrammarCompiler
-from jaxllm.params.structural_formats import as_format
 from jaxllm.params.structured_outputs import StructuredOutputsParams
+from jaxllm.parsers.formats import as_format
 from jaxllm.parsers.function_tool import FunctionTool
 from jaxllm.parsers.tools.openai import OpenAIParser
 from jaxllm.server.answer_grammar import answer_grammar
 from jaxllm.server.protocol.tools import ToolUse
-from tests.constraints.grammar_walks import EOS, make_compiler, smollm2_tokenizer
+from tests.constraints.grammar_walks import make_compiler, takes
 
 CHOICE = StructuredOutputsParams(choice=["yes", "no"])
 NO_TOOLS = ToolUse([])
@@ -20,18 +20,6 @@ NO_TOOLS = ToolUse([])
 @pytest.fixture(scope="module")
 def compiler(smollm2_path: str) -> GrammarCompiler:
     return make_compiler(smollm2_path)
-
-
-def takes(compiler: GrammarCompiler, path: str, params: StructuredOutputsParams, text: str) -> bool:
-    """Say whether the whole of a text is allowed and may end there."""
-    ids = smollm2_tokenizer(path).encode([text])[0]
-    grammar = compiler.start(params).result()
-
-    def run() -> bool:
-        matcher = grammar.matcher()
-        return all(map(matcher.accept, ids)) and matcher.accept(EOS)
-
-    return compiler.submit(run).result()
 
 
 @pytest.mark.parametrize(

@@ -73,10 +73,6 @@ class OpenAIParser(ToolParser):
     def grammar(cls, tools: Sequence[FunctionTool], *, at_least_one: bool, parallel: bool) -> dict[str, Any]:
         """Return the format of outputs with calls, as `ToolParser.grammar` says: at most one, as the model makes."""
         del parallel
-        thoughts = formats.sequence(
-            formats.tag(f"{CHANNEL}analysis{MESSAGE}", {"type": "any_text"}, ENDS[0]),
-            formats.text(f"{START}assistant"),
-        )
         answers = [
             formats.sequence(
                 formats.text(f"{CHANNEL}commentary to=functions.{tool.name} <|constrain|>json{MESSAGE}"),
@@ -85,5 +81,19 @@ class OpenAIParser(ToolParser):
             for tool in tools
         ]
         if not at_least_one:
-            answers.append(formats.sequence(formats.text(f"{CHANNEL}final{MESSAGE}"), {"type": "any_text"}))
-        return formats.sequence(formats.optional(thoughts), formats.either(*answers))
+            answers.append(final_message(formats.any_text()))
+        return after_analysis(formats.either(*answers))
+
+
+def final_message(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the format of the message that is the answer, with content of a format."""
+    return formats.sequence(formats.text(f"{CHANNEL}final{MESSAGE}"), content)
+
+
+def after_analysis(message: dict[str, Any]) -> dict[str, Any]:
+    """Return the format of a message before which the model may have reasoned."""
+    thoughts = formats.sequence(
+        formats.tag(f"{CHANNEL}analysis{MESSAGE}", formats.any_text(), ENDS[0]),
+        formats.text(f"{START}assistant"),
+    )
+    return formats.sequence(formats.optional(thoughts), message)

@@ -9,9 +9,9 @@ import msgspec
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_choice, check_int, shown
-from jaxllm.server.log_once import LogOnce
 from jaxllm.server.protocol.chat import ChatCompletionRequest
 from jaxllm.server.protocol.sampling import REFUSED, TokenFields
+from jaxllm.server.protocol.tools import LEFT_OUT
 
 _CHAT = "use /v1/chat/completions"
 RESPONSES_REFUSED: Mapping[str, str] = {
@@ -43,7 +43,6 @@ MAX_NAME = 1024
 MAX_INSTRUCTIONS = 2**20
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 _REPEATED = ("user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
-_LEFT_OUT = LogOnce("tools of these types are left out, since no server here runs them: %s")
 
 type IncompleteReason = Literal["max_output_tokens", "content_filter"]
 
@@ -194,7 +193,7 @@ def chat_tools(given: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
         if not isinstance(kind, str):
             raise VLLMValidationError(f"tools[{i}]: needs a type, got {shown(kind)}.", parameter="tools", value=kind)
         if kind != "function":
-            _LEFT_OUT.note({kind})
+            LEFT_OUT.note({kind})
             continue
         if not isinstance(tool.get("name"), str):
             message = f"tools[{i}]: a function needs a name, got {shown(tool.get('name'))}."

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
 from jaxllm.parsers.function_tool import FunctionTool, read_tools
+from jaxllm.server.log_once import LogOnce
 
+LEFT_OUT = LogOnce("tools of these types are left out, since no server here runs them: %s")
 _CHOICES = "'auto', 'required', 'none', or {'type': 'function', 'function': {'name': ...}}"
 
 
