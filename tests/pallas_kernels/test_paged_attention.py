@@ -311,6 +311,21 @@ def test_chunks_equal_the_whole(dtype) -> None:
     assert_same(np.concatenate(parts), out, dtype)
 
 
+@pytest.mark.parametrize("implementation", ["cpu"], indirect=True)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_blocks_before_the_window_need_not_exist(dtype) -> None:
+    op = attention(4, 2, 16, dtype=dtype)
+    window = 4
+    step = make(6, [(300, 1), (68, 1), (52, 1), (90, 33)], op)
+    expected, _ = run(op, step, window=window)
+    tables = np.array(step.batch.block_tables_sm)
+    for table, first_row in zip(tables, (299, 67, 51, 57), strict=False):
+        table[: max(0, first_row - window + 1) // 16] = 0  # all NaN
+    got, _ = run(op, step, batch=step.batch._replace(block_tables_sm=jnp.asarray(tables)), window=window)
+    assert_same(got[step.rows], expected[step.rows], dtype)
+    assert np.isfinite(np.asarray(got, np.float32)).all()
+
+
 def test_the_same_call_twice_is_bitwise_equal() -> None:
     op = attention(4, 2, 16, dtype=jnp.bfloat16)
     step = make(4, RAGGED, op)

@@ -2,7 +2,7 @@
 
 A unit of work is one decode row, or one kv head of it if there are few, or one kv head of one tile of a longer chunk.
 The query rows of a kv head (`group` heads of each token) are taken a few at a time, so that their sums stay in
-registers, past the sequence's blocks:
+registers, past the sequence's blocks, several short ones at a time:
 
     scores [rows, o] = q [rows, h] @ k [h, o]      masked, exponentiated: online softmax
     acc    [rows, h] = p [rows, o] @ v [o, h]
@@ -46,6 +46,10 @@ from ..layout import AttentionShape, has_pairs
 MASKED = float(jnp.finfo(jnp.float32).min)
 MAX_ROWS = 6
 """How many query rows are attended at a time."""
+TILE = 64
+"""How many tokens are attended at a time, where blocks are no longer: each time has a softmax of its own."""
+MAX_NARROW = 64
+"""Up to this head_dim the rows of a chunk, which come past the same blocks again and again, fetch nothing ahead."""
 ROWS_PER_CORE = 4
 """With so many decode rows per core, a row's heads stay together, and the next one's keys are fetched early."""
 
@@ -109,13 +113,18 @@ class Kernel:
         """How many numbers one step of a sum takes."""
         self.max_sums = num_registers() * 3 // 4
         """How many vectors of sums there are at a time; the other registers hold their operands."""
+        self.num_blocks = max(1, TILE // shape.block_size)
+        """How many blocks are attended at a time: those from a multiple of it on, whichever rows attend."""
+        self.tile = self.num_blocks * shape.block_size
         self.module = ir.Module()
 
     def build(self, name: str) -> ir.Module:
         """Return the module, with a function of this name for XLA to call."""
         group = self.shape.group
-        decode = self._add_attend("attend_decode", num_rows=-(-group // -(-group // MAX_ROWS)))
-        prefill = self._add_attend("attend_prefill", num_rows=min(MAX_ROWS, group * self.query_tile))
+        decode = self._add_attend("attend_decode", num_rows=-(-group // -(-group // MAX_ROWS)), fetches=True)
+        prefill = self._add_attend(
+            "attend_prefill", num_rows=min(MAX_ROWS, group * self.query_tile), fetches=self.shape.head_dim > MAX_NARROW
+        )
         add_handler(self.module, name, self._add_prepare(), self._add_run(decode, prefill))
         return self.module
 
@@ -224,10 +233,10 @@ class Kernel:
         e.ir.ret_void()
         return e.function
 
-    def _add_attend(self, name: str, num_rows: int) -> ir.Function:
+    def _add_attend(self, name: str, num_rows: int, *, fetches: bool) -> ir.Function:
         """Attend `count` tokens from row `first` on, all of sequence `seq`, with the query heads of one kv head."""
         shape = self.shape
-        n, h, o, group = shape.num_heads, shape.head_dim, shape.block_size, shape.group
+        n, h, o, group = shape.num_heads, shape.head_dim, self.tile, shape.group
         e, (buffers, dims, seq, head, first, count) = add_function(self.module, name, VOID, *[POINTER] * 2, *[I64] * 4)
         of = self._buffers(e, buffers)
         table = e.at(of["tables"], I32, e.product(seq, self._size(e, dims, "tables", 1)))
@@ -265,7 +274,7 @@ class Kernel:
             with e.ir.if_then(e.ir.icmp_signed(">", self._size(e, dims, "sinks", 0), I64(0))):
                 for r in range(num_rows):
                     rows.largest[r].value, rows.sums[r].value = e.load(of["sinks"], F32, heads[r]), F32(1.0)
-            self._attend_blocks(e, of, table, head, rows)
+            self._attend_tiles(e, of, table, head, rows, fetches)
             self._finish(e, of["out"], rows)
         e.ir.ret_void()
         return e.function
@@ -285,43 +294,57 @@ class Kernel:
         largest, sums = [[e.variable(F32, F32(start)) for _ in places] for start in (MASKED, 0.0)]
         return Rows(positions, ends, places, q, acc, scores, queries, probs, largest, sums)
 
-    def _attend_blocks(self, e: Emitter, of: dict[str, Any], table: Any, head: Any, rows: Rows) -> None:
-        """Go past the blocks of one sequence."""
-        k, h, o = self.shape.num_kv_heads, self.shape.head_dim, self.shape.block_size
+    def _attend_tiles(self, e: Emitter, of: dict[str, Any], table: Any, head: Any, rows: Rows, fetches: bool) -> None:
+        """Go past the blocks of one sequence, a few at a time."""
+        k, h, o, tile = self.shape.num_kv_heads, self.shape.head_dim, self.shape.block_size, self.tile
         first_block, window = (e.load_int(of[name], 0) for name in ("first_block", "window"))
         end = reduce(e.most, rows.ends)
         begin = e.most(e.sum(e.ir.sub(rows.positions[0], window), 1), 0)
         soft_cap = e.load(of["soft_cap"], F32, 0)
-        begin_index, end_index = e.ir.sdiv(begin, I64(o)), e.ceil_div(end, o)
+        begin_index, end_index = e.ir.sdiv(begin, I64(tile)), e.ceil_div(end, tile)
+        first, last = e.ir.sdiv(begin, I64(o)), e.ir.sdiv(e.ir.sub(end, I64(1)), I64(o))
+        matrices, next_matrices = (e.array(I64, self.num_blocks) for _ in range(2))
 
-        def find(index: Any, head: Any) -> tuple[Any, Any]:
-            """Return where a head's part of a block is, and how many tokens of the sequence the block holds."""
-            block = e.sum(first_block, e.load_int(table, index))
-            matrix = e.product(e.sum(e.product(block, k), head), h * o)
-            return matrix, e.least(e.ir.sub(end, e.product(index, o)), o)
+        def find(index: Any, head: Any, found: Any) -> Any:
+            """Store where a head's part of each block is, and return how many tokens of the sequence they hold.
+
+            Blocks that no row sees need not exist: the nearest that one sees stand in for them.
+            """
+            for which in range(self.num_blocks):
+                place = e.most(e.least(e.sum(e.product(index, self.num_blocks), which), last), first)
+                block = e.sum(first_block, e.load_int(table, place))
+                e.store(e.product(e.sum(e.product(block, k), head), h * o), found, which)
+            return e.least(e.ir.sub(end, e.product(index, tile)), tile)
 
         with e.range(begin_index, end_index) as index:
-            matrix, live = find(index, head)
+            live = find(index, head, matrices)
             is_last = e.ir.icmp_signed("==", e.sum(index, 1), end_index)
             next_index = e.ir.select(is_last, begin_index, e.sum(index, 1))
-            next_matrix, next_live = find(next_index, e.ir.select(is_last, e.sum(head, 1), head))
+            next_live = find(next_index, e.ir.select(is_last, e.sum(head, 1), head), next_matrices)
 
             def fetch_values(i: Any) -> None:
-                start = e.sum(matrix, e.product(i, o * self.width))
-                self._fetch(e, of["pool_v"], start, o * self.width, e.sum(matrix, e.product(live, h)))
+                for which in range(self.num_blocks):
+                    matrix = e.load(matrices, I64, which)
+                    start = e.sum(matrix, e.product(i, o * self.width))
+                    count = live if self.num_blocks == 1 else o
+                    self._fetch(e, of["pool_v"], start, o * self.width, e.sum(matrix, e.product(count, h)))
 
             def fetch_keys(i: Any) -> None:
-                start = e.sum(next_matrix, e.product(e.least(i, h // self.width - 1), o * self.width))
-                self._fetch(e, of["pool_k"], start, o * self.width, e.sum(start, e.product(next_live, self.width)))
+                for which in range(self.num_blocks):
+                    step = e.product(e.least(i, h // self.width - 1), o * self.width)
+                    start = e.sum(e.load(next_matrices, I64, which), step)
+                    count = next_live if self.num_blocks == 1 else o
+                    self._fetch(e, of["pool_k"], start, o * self.width, e.sum(start, e.product(count, self.width)))
 
-            self._score(e, rows, of["pool_k"], matrix, live, fetch_values)
+            self._score(e, rows, of["pool_k"], matrices, live, fetch_values if fetches else None)
             with e.ir.if_then(e.ir.fcmp_ordered(">", soft_cap, F32(0.0))):
                 self._cap(e, rows, live, soft_cap)
-            decays = self._softmax(e, rows, e.product(index, o), live, window)
+            decays = self._softmax(e, rows, e.product(index, tile), live, window)
             with e.range(0, h, LANES) as i:
                 for r, decay in enumerate(decays):
                     e.store_vector(e.ir.fmul(e.load_vector(rows.acc, F32, r * h, i), decay), rows.acc, r * h, i)
-            self._add_values(e, rows, of["pool_v"], matrix, live, fetch_keys)
+            seen = e.most(e.ir.sub(e.product(first, o), e.product(index, tile)), 0)
+            self._add_values(e, rows, of["pool_v"], matrices, seen, live, fetch_keys if fetches else None)
 
     def _finish(self, e: Emitter, out: Any, rows: Rows) -> None:
         """Divide by the sums, and store."""
@@ -340,36 +363,53 @@ class Kernel:
         for first in range(0, count, per_line):
             e.prefetch(pool, self.kv_format.storage, e.least(e.sum(start, first), e.ir.sub(end, I64(1))))
 
-    def _score(self, e: Emitter, rows: Rows, pool_k: Any, matrix: Any, live: Any, fetch: Callable[[Any], None]) -> None:
-        h, o = self.shape.head_dim, self.shape.block_size
-        most = _even(o // LANES, self.max_sums // len(rows.places))
-        # Of a block that is not full only what is live is read, but for the rest of a cache line or two of each row.
+    def _block(self, e: Emitter, pool: Any, matrices: Any, token: Any) -> tuple[Any, Any]:
+        """Return the address of the block with a token of the tile, and the token's number in it."""
+        o = I64(self.shape.block_size)
+        which, place = (I64(0), token) if self.num_blocks == 1 else (e.ir.udiv(token, o), e.ir.urem(token, o))
+        return e.at(pool, self.kv_format.storage, e.load(matrices, I64, which)), place
+
+    def _score(
+        self, e: Emitter, rows: Rows, pool_k: Any, matrices: Any, live: Any, fetch: Callable[[Any], None] | None
+    ) -> None:
+        h, o, tile = self.shape.head_dim, self.shape.block_size, self.tile
+        most = _even(tile // LANES, self.max_sums // len(rows.places))
+        # Of a tile that is not full only what is live is read, but for the rest of a cache line or two of each row.
         least = _even(most, CACHE_LINE // self.kv_format.num_bytes // LANES)
-        keys = e.at(pool_k, self.kv_format.storage, matrix)
-        with e.ir.if_else(e.ir.icmp_signed("==", live, I64(o))) as (is_full, is_part):
+        with e.ir.if_else(e.ir.icmp_signed("==", live, I64(tile))) as (is_full, is_part):
             for branch, vectors in ((is_full, most), (is_part, least)):
                 with branch, e.range(0, live, vectors * LANES) as start:
+                    keys = [self._block(e, pool_k, matrices, e.sum(start, j * LANES)) for j in range(vectors)]
                     self._multiply(
                         e,
                         len(rows.places),
                         vectors,
-                        steps=I64(h // self.width),
+                        steps=(0, h // self.width),
                         left=lambda r, i: self._left(e, rows.queries, r * h, i),
-                        right=lambda i, j, start=start: self._right(e, keys, e.product(i, o), start, j * LANES),
-                        also=fetch if most * LANES == o else None,
-                        target=lambda r, j, start=start: e.at(rows.scores, F32, r * o, start, j * LANES),
+                        right=lambda i, j, keys=keys: self._right(e, keys[j][0], e.product(i, o), keys[j][1]),
+                        also=fetch if most * LANES == tile else None,
+                        target=lambda r, j, start=start: e.at(rows.scores, F32, r * tile, start, j * LANES),
                         adds=False,
                     )
 
     def _add_values(
-        self, e: Emitter, rows: Rows, pool_v: Any, matrix: Any, live: Any, fetch: Callable[[Any], None]
+        self,
+        e: Emitter,
+        rows: Rows,
+        pool_v: Any,
+        matrices: Any,
+        seen: Any,
+        live: Any,
+        fetch: Callable[[Any], None] | None,
     ) -> None:
-        h, o = self.shape.head_dim, self.shape.block_size
+        """Add the values of a tile's tokens from `seen` on to before `live`."""
+        h, tile = self.shape.head_dim, self.tile
         vectors = _even(h // LANES, self.max_sums // len(rows.places))
-        values = e.at(pool_v, self.kv_format.storage, matrix)
 
         def right(i: Any, j: int, start: Any) -> Any:
-            found = self._right(e, values, e.product(i, h), start, j * LANES)
+            values, token = self._block(e, pool_v, matrices, e.product(i, self.width))
+            place = e.product(e.ir.udiv(token, I64(self.width)), h)
+            found = self._right(e, values, place, start, j * LANES)
             if self.width == 1:
                 return found
             # What lies beyond may be anything, and 0 x NaN is NaN.
@@ -381,8 +421,8 @@ class Kernel:
                 e,
                 len(rows.places),
                 vectors,
-                steps=e.ceil_div(live, self.width),
-                left=lambda r, i: self._left(e, rows.probs, r * o, i),
+                steps=(e.ir.sdiv(seen, I64(self.width)), e.ceil_div(live, self.width)),
+                left=lambda r, i: self._left(e, rows.probs, r * tile, i),
                 right=lambda i, j, start=start: right(i, j, start),
                 also=fetch if vectors * LANES == h else None,
                 target=lambda r, j: e.at(rows.acc, F32, r * h, start, j * LANES),
@@ -411,7 +451,7 @@ class Kernel:
     def _cap(self, e: Emitter, rows: Rows, live: Any, soft_cap: Any) -> None:
         cap = e.splat(soft_cap)
         for r in range(len(rows.places)):
-            row = e.at(rows.scores, F32, r * self.shape.block_size)
+            row = e.at(rows.scores, F32, r * self.tile)
             with e.range(0, live, LANES) as i:
                 inside = e.tanh(e.ir.fdiv(e.load_vector(row, F32, i), cap))
                 e.store_vector(e.ir.fmul(inside, cap), row, i)
@@ -422,7 +462,7 @@ class Kernel:
         Return by how much older ones shrink, a vector per row. Rows go through each loop together: they do not wait
         for each other.
         """
-        scores = [e.at(rows.scores, F32, r * self.shape.block_size) for r in range(len(rows.places))]
+        scores = [e.at(rows.scores, F32, r * self.tile) for r in range(len(rows.places))]
         behind = [e.ir.trunc(e.ir.sub(e.ir.sub(end, first), I64(1)), I32) for end in rows.ends]
         ahead = [
             e.ir.sub(e.ir.sub(end, position), I64(1)) for end, position in zip(rows.ends, rows.positions, strict=True)
@@ -449,7 +489,7 @@ class Kernel:
                 score = e.load_vector(row, F32, i)
                 is_seen = e.ir.fcmp_ordered(">", score, e.constant(MASKED, score))
                 prob = e.ir.select(is_seen, e.exp(e.ir.fsub(score, shift)), e.splat(F32(0.0)))
-                self._store_rounded(e, prob, rows.probs, r * self.shape.block_size, i)
+                self._store_rounded(e, prob, rows.probs, r * self.tile, i)
                 total.value = e.ir.fadd(total.value, prob)
         decays = []
         for largest, old, total, some in zip(rows.largest, before, rows.sums, added, strict=True):
@@ -464,7 +504,7 @@ class Kernel:
         rows: int,
         vectors: int,
         *,
-        steps: Any,
+        steps: tuple[Any, Any],
         left: Callable[[int, Any], Any],
         right: Callable[[Any, int], Any],
         target: Callable[[int, int], Any],
@@ -475,7 +515,7 @@ class Kernel:
         zeros = e.splat(F32(0.0))
         targets = [[target(r, j) for j in range(vectors)] for r in range(rows)]
         sums = [[e.variable(vector(F32), e.load_vector(x, F32) if adds else zeros) for x in row] for row in targets]
-        with e.range(0, steps) as i:
+        with e.range(*steps) as i:
             if also:
                 also(i)
             columns = [right(i, j) for j in range(vectors)]
