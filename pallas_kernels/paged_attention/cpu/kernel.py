@@ -28,6 +28,7 @@ from pallas_kernels.native.compiling import num_cores, num_registers
 from pallas_kernels.native.emitter import (
     CACHE_LINE,
     F32,
+    I1,
     I32,
     I64,
     LANES,
@@ -111,6 +112,8 @@ class Kernel:
         self.format, self.kv_format = FORMATS[shape.dtype], FORMATS[shape.kv_dtype]
         self.width = 2 if has_pairs(shape) else 1
         """How many numbers one step of a sum takes."""
+        self.has_words = self.kv_format.num_bytes * self.width == 4
+        """Whether a step takes 32 bits."""
         self.max_sums = num_registers() * 3 // 4
         """How many vectors of sums there are at a time; the other registers hold their operands."""
         self.num_blocks = max(1, TILE // shape.block_size)
@@ -137,13 +140,14 @@ class Kernel:
     def _add_prepare(self) -> ir.Function:
         """Write K and V of all tokens, clear the output of rows of padding, and count the work."""
         shape = self.shape
-        k, h, o = shape.num_kv_heads, shape.head_dim, shape.block_size
+        k, o, width = shape.num_kv_heads, shape.block_size, shape.num_heads * shape.head_dim
+        writes = {count: self._add_write(count) for count in ((1, LANES) if self.has_words else (1,))}
         e, (buffers, dims) = add_function(self.module, "prepare", I64, POINTER, POINTER)
         of = self._buffers(e, buffers)
-        num_tokens, width = self._size(e, dims, "q", 0), shape.num_heads * h
-        rotated, has_rope = e.array(self.kv_format.storage, h), self._has_rope(e, dims)
-        first_block = e.load_int(of["first_block"], 0)
-        with e.range(0, num_tokens) as token:
+        num_tokens, first_block = self._size(e, dims, "q", 0), e.load_int(of["first_block"], 0)
+        done = e.variable(I64, I64(0))
+        with e.range(0, num_tokens) as token, e.ir.if_then(e.ir.icmp_signed("==", token, done.value)):
+            done.value = e.sum(token, 1)
             slot = e.load_int(of["slots"], token)
             with e.ir.if_else(e.ir.icmp_signed("==", slot, I64(0))) as (is_padding, is_token):
                 with is_padding:
@@ -151,19 +155,53 @@ class Kernel:
                     e.clear(row, width * self.format.num_bytes)
                 with is_token:
                     block, offset = e.ir.sdiv(slot, I64(o)), e.ir.srem(slot, I64(o))
-                    first_head = e.product(e.sum(first_block, block), k)
-                    with e.range(0, k) as head:
-                        place = e.product(e.sum(e.product(token, k), head), h)
-                        keys, values = (e.at(of[name], self.kv_format.storage, place) for name in ("k", "v"))
-                        if self.kv_format.narrow:  # else they come rotated
-                            with e.ir.if_then(has_rope):
-                                for some, i in self._rotate(e, of, self.kv_format, keys, e.product(token, h // 2)):
-                                    e.store_vector(self.kv_format.narrow(e, some), rotated, i)
-                            keys = e.ir.select(has_rope, rotated, keys)
-                        self._write(e, of, keys, values, e.product(e.sum(first_head, head), h * o), offset)
+                    target = e.product(e.sum(first_block, block), k * shape.head_dim * o)
+                    write = writes[1]
+                    if self.has_words:
+                        is_run = self._begins_run(e, of["slots"], token, num_tokens)
+                        write = e.ir.select(is_run, writes[LANES], write)
+                        done.value = e.ir.select(is_run, e.sum(token, LANES), done.value)
+                    e.ir.call(write, [buffers, dims, token, target, offset])
         tiles, decodes = e.load_int(of["num_tiles"], 0), e.load_int(of["num_decodes"], 0)
         each = self._heads_per_unit(e, decodes)
         e.ir.ret(e.sum(e.product(tiles, k), e.ir.sdiv(e.product(decodes, k), each)))
+        return e.function
+
+    def _begins_run(self, e: Emitter, slots: Any, token: Any, num_tokens: Any) -> Any:
+        """Say whether a token and those after it fill `LANES` slots side by side, from a multiple of it on."""
+        is_run, slot = e.variable(I1, I1(0)), e.load(slots, I32, token)
+        is_aligned = e.ir.icmp_signed("==", e.ir.srem(slot, I32(LANES)), I32(0))
+        is_within = e.ir.icmp_signed("<=", e.sum(token, LANES), num_tokens)
+        with e.ir.if_then(e.ir.and_(is_aligned, is_within)):
+            wanted = e.ir.add(e.splat(slot), ir.Constant(vector(I32), list(range(LANES))))
+            differing = e.reduce(e.ir.or_, e.ir.xor(e.load_vector(slots, I32, token), wanted))
+            is_run.value = e.ir.icmp_signed("==", differing, I32(0))
+        return is_run.value
+
+    def _add_write(self, count: int) -> ir.Function:
+        """Write keys, rotated, and values of a token, or of `LANES` for slots side by side, from an offset on."""
+        k, h, o, storage = self.shape.num_kv_heads, self.shape.head_dim, self.shape.block_size, self.kv_format.storage
+        e, (buffers, dims, first, target, offset) = add_function(
+            self.module, f"write_{count}", VOID, *[POINTER] * 2, *[I64] * 3
+        )
+        of = self._buffers(e, buffers)
+        rotated, has_rope = e.array(storage, count * h), self._has_rope(e, dims)
+        with e.range(0, k) as head:
+            place = e.product(e.sum(e.product(first, k), head), h)
+            keys, values = (e.at(of[name], storage, place) for name in ("k", "v"))
+            apart = I64(k * h)
+            if self.kv_format.narrow:  # else they come rotated
+                with e.ir.if_then(has_rope), e.range(0, count) as which:
+                    own, angles = e.at(keys, storage, e.product(which, apart)), e.product(e.sum(first, which), h // 2)
+                    for some, i in self._rotate(e, of, self.kv_format, own, angles):
+                        e.store_vector(self.kv_format.narrow(e, some), rotated, e.product(which, h), i)
+                keys, apart = e.ir.select(has_rope, rotated, keys), e.ir.select(has_rope, I64(h), apart)
+            matrix = e.sum(target, e.product(head, h * o))
+            if count == 1:
+                self._write(e, of, keys, values, matrix, offset)
+            else:
+                self._write_run(e, of, keys, apart, values, matrix, offset)
+        e.ir.ret_void()
         return e.function
 
     def _heads_per_unit(self, e: Emitter, num_decodes: Any) -> Any:
@@ -210,6 +248,27 @@ class Kernel:
             other = e.ir.and_(before, e.ir.not_(e.ir.shl(e.constant(0xFFFF, before), shift)))
             own = e.ir.shl(e.ir.zext(e.load_vector(values, storage, i), vector(I32)), shift)
             e.store_vector(e.ir.or_(other, own), pool_v, place, i)
+
+    def _write_run(
+        self, e: Emitter, of: dict[str, Any], keys: Any, apart: Any, values: Any, target: Any, offset: Any
+    ) -> None:
+        """Write `LANES` tokens, with keys that are so far apart: 32 bits at a time, turned around in registers."""
+        k, h, o, storage = self.shape.num_kv_heads, self.shape.head_dim, self.shape.block_size, self.kv_format.storage
+        pool_k, pool_v = (e.at(of[name], storage, target) for name in ("pool_k", "pool_v"))
+        words = h // self.width
+        lanes = LANES if words % LANES == 0 else LANES // 2
+        starts = [e.at(keys, storage, e.product(apart, token)) for token in range(LANES)]
+        with e.range(0, words, lanes) as i:
+            for column, tokens in enumerate(_turn(e, [e.load_vector(start, I32, i, lanes=lanes) for start in starts])):
+                e.store_vector(tokens, pool_k, e.product(e.sum(i, column), o), offset)
+        with e.range(0, h, LANES) as i:
+            for token in range(0, LANES, self.width):
+                found = e.load_vector(values, storage, token * k * h, i)
+                if self.width == 2:
+                    other = e.load_vector(values, storage, (token + 1) * k * h, i)
+                    found, other = (e.ir.zext(x, vector(I32)) for x in (found, other))
+                    found = e.ir.or_(found, e.ir.shl(other, e.constant(16, other)))
+                e.store_vector(found, pool_v, e.product(e.ir.sdiv(e.sum(offset, token), I64(self.width)), h), i)
 
     def _add_run(self, decode: ir.Function, prefill: ir.Function) -> ir.Function:
         """Do one unit: the tiles of longer chunks come first, as they are the largest."""
@@ -525,6 +584,17 @@ class Kernel:
                     each.value = self._add_product(e, each.value, factor, column)
         for total, place in zip(itertools.chain(*sums), itertools.chain(*targets), strict=True):
             e.store_vector(total.value, place)
+
+
+def _turn(e: Emitter, rows: list[Any]) -> list[Any]:
+    """Return the columns of a matrix of `LANES` rows."""
+    for _ in range(LANES.bit_length() - 1):
+        # The highest bit of an element's row becomes the lowest of its column, whose highest becomes the row's lowest.
+        half, count = len(rows) // 2, rows[0].type.count
+        order = [lane + which for lane in range(count) for which in (0, count)]
+        parts = [order[start : start + LANES] for start in range(0, 2 * count, LANES)]
+        rows = [e.shuffle(a, b, part) for a, b in zip(rows[:half], rows[half:], strict=True) for part in parts]
+    return rows
 
 
 def _even(size: int, most: int = MAX_ROWS) -> int:
