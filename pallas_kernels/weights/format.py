@@ -1,0 +1,145 @@
+"""A weight format says which arrays a matrix [out, in] is held as, and what numbers they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+CODEBOOKS: Mapping[str, tuple[float, ...]] = {
+    "e2m1": (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0),
+    "nf4": (
+        -1.0,
+        -0.6961928009986877,
+        -0.5250730514526367,
+        -0.39491748809814453,
+        -0.28444138169288635,
+        -0.18477343022823334,
+        -0.09105003625154495,
+        0.0,
+        0.07958029955625534,
+        0.16093020141124725,
+        0.24611230194568634,
+        0.33791524171829224,
+        0.44070982933044434,
+        0.5626170039176941,
+        0.7229568362236023,
+        1.0,
+    ),
+}
+"""The numbers of 4-bit codes that are no integers, all of them float32."""
+
+PARTS = ("codes", "scales", "mins", "zeros", "scale_factors", "min_factors")
+"""The arrays that a matrix may be held as, in the order in which kernels take them."""
+GROUPED_PARTS = PARTS[1:]
+"""All parts but the codes."""
+CHUNK = 64
+"""How many codes of a row are packed together."""
+PLANES: Mapping[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
+"""A code's bits, cut into those of each plane, the lowest first."""
+
+
+@dataclass(frozen=True)
+class WeightFormat:
+    """How the numbers of a matrix [out, in] are held: number = value(code) * scale - min, in float32, rounded once.
+
+    The scale of a group is its entry of `scales`, times that of `scale_factors` if there are some. Its min is that of
+    `mins` (times that of `min_factors`), or its entry of `zeros` times its scale, or 0.
+    """
+
+    bits: int
+    """The bits of a code: one of `PLANES`."""
+    group: int | None = None
+    """How many numbers of a row share a scale. None: all of them do, and sums over a row are multiplied by it."""
+    values: str = "integer"
+    """What codes stand for: "integer", one of `CODEBOOKS` for 4 bits, or "e4m3" or "e5m2" for 8 bits."""
+    offset: int = 0
+    """What is taken off an integer code of fewer than 8 bits; 8-bit integers have a sign of their own."""
+    scale_dtype: str = "float16"
+    """The dtype of `scales` and `mins`: "float16", "bfloat16", "float32", "int8", "uint8" or "float8_e4m3fn"."""
+    has_mins: bool = False
+    zero_dtype: str | None = None
+    """The dtype of `zeros`, "uint8", "int8" or "float16"; None if there are none."""
+    factor_group: int | None = None
+    """How many numbers of a row share a factor of their scales (and mins); None if there are no factors."""
+    factor_dtype: str = "float16"
+
+    def __post_init__(self) -> None:
+        is_whole = self.group is None
+        if self.bits not in PLANES or (self.values != "integer" and self.bits != (4 if self.values in CODEBOOKS else 8)):
+            raise ValueError(f"there are no weights of {self.bits} bits that are {self.values}")
+        if is_whole and (self.has_mins or self.zero_dtype or self.factor_group or self.bits != 8):
+            raise ValueError("weights with one scale for each row have 8 bits, and nothing but scales")
+        if self.has_mins and self.zero_dtype:
+            raise ValueError("weights have mins or zeros, not both")
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Return the names of the arrays that a matrix is held as, in the order of `PARTS`."""
+        has_factors = self.factor_group is not None
+        present = {
+            "codes": True,
+            "scales": True,
+            "mins": self.has_mins,
+            "zeros": self.zero_dtype is not None,
+            "scale_factors": has_factors,
+            "min_factors": has_factors and self.has_mins,
+        }
+        return tuple(name for name in PARTS if present[name])
+
+    @property
+    def is_packed(self) -> bool:
+        """Say whether several codes share a byte, where they are packed at all."""
+        return self.bits < 8
+
+    def dtype(self, part: str, *, packed: bool = False) -> np.dtype:
+        """Return the dtype of a part; codes are uint8 where they are packed."""
+        if part == "codes":
+            return np.dtype(np.uint8 if packed and self.is_packed else self.code_dtype)
+        if part == "zeros":
+            assert self.zero_dtype is not None
+            return _dtype(self.zero_dtype)
+        return _dtype(self.factor_dtype if part.endswith("factors") else self.scale_dtype)
+
+    @property
+    def code_dtype(self) -> np.dtype:
+        """Return the dtype of codes that are not packed, each in an entry of its own."""
+        return np.dtype(np.uint8) if self.is_packed else _dtype("int8" if self.values == "integer" else _FLOATS[self.values])
+
+    def width(self, part: str, num_inputs: int, *, packed: bool = False) -> int:
+        """Return how many entries a part has in each row of `num_inputs` numbers.
+
+        Raises ValueError if a row is no multiple of what shares a byte, a scale or a factor.
+        """
+        if part == "codes":
+            per = CHUNK if packed and self.is_packed else 1
+            count = num_inputs * self.bits // 8 if per > 1 else num_inputs
+        else:
+            per = (self.factor_group if part.endswith("factors") else self.group) or num_inputs
+            count = num_inputs // per
+        if num_inputs % per:
+            raise ValueError(f"rows of {num_inputs} numbers are no multiple of {per}")
+        return count
+
+    def num_bytes(self, num_outputs: int, num_inputs: int, *, packed: bool = True) -> int:
+        """Return the bytes of a matrix [num_outputs, num_inputs]."""
+        row = sum(
+            self.width(part, num_inputs, packed=packed) * self.dtype(part, packed=packed).itemsize
+            for part in self.parts
+        )
+        return num_outputs * row
+
+    def table(self) -> np.ndarray:
+        """Return the float32 numbers of all codes of fewer than 8 bits, by code."""
+        if self.values in CODEBOOKS:
+            return np.array(CODEBOOKS[self.values], np.float32)
+        return np.arange(2**self.bits, dtype=np.float32) - np.float32(self.offset)
+
+
+_FLOATS = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+
+
+def _dtype(name: str) -> np.dtype:
+    return np.dtype(getattr(ml_dtypes, name, name))
