@@ -56,4 +56,7 @@ def gpu_product(
     sums = y[0]
     for part in y[1:]:
         sums = sums + part
-    return (sums if is_by_row(dtype) else sums.T)[:t].astype(out_dtype)
+    sums = (sums if is_by_row(dtype) else sums.T)[:t]
+    if form.group is None and not sizes.is_whole:
+        sums = sums * lax.dynamic_index_in_dim(parts["scales"], layer, keepdims=False).T
+    return sums.astype(out_dtype)

@@ -216,7 +216,7 @@ class _Program:
             sums = lax.fori_loop(0, self.sizes.parts, add_part, sums)
         else:
             sums = add_part(item.part, sums)
-        if self.form.group is None:
+        if self.form.group is None and self.sizes.is_whole:
             scales_o = self._load("scales", outputs, 0)
             sums = sums * lax.broadcast_in_dim(scales_o, sums.shape, (0,))
         out = self.smem.out.at[warpgroup]

@@ -1,20 +1,33 @@
 """Codes of a GPU's kernel become bfloat16 in registers, by arithmetic on words of 32 bits.
 
 An integer's bits in the mantissa of a float, below a power of two, are that power plus the integer: so there is no
-conversion of integers, of which a GPU does few in a cycle.
+conversion of integers, of which a GPU does few in a cycle. The bits of a small float become those of a float likewise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 from pallas_kernels.weights import WeightFormat
 
-MAGIC = 0x4B000000
-"""The bits of 2 ** 23."""
+FIRST_BIT = 12
+"""Where a byte of integers is moved to: so low that (2 ** 11 + integer) * scale is exact for a scale of 11 bits."""
+EXACT_SCALES = ("float16", "bfloat16", "float8_e4m3fn", "int8", "uint8")
+SMALL_FLOATS = {"e2m1": (2, 1), "e4m3": (4, 3)}
+"""How many bits an exponent and a mantissa have."""
+SIGN = -(2**31)
+
+
+class _Values(NamedTuple):
+    """What codes stand for: (floats - bias) * unit."""
+
+    floats: Array
+    bias: int
+    unit: float
 
 
 def widen(
@@ -31,30 +44,49 @@ def widen(
       form: the format.
       spread: a function that makes a number for each word of numbers [out] of each group.
     """
-    scales, mins = _scales_and_mins(grouped, form, spread)
-    bits = 4 if form.bits == 4 else 8
+    scales, mins = _scales_and_mins(grouped, form)
     if form.values == "integer" and form.bits == 8:
         words = words ^ jnp.int32(-0x7F7F7F80)  # now they are unsigned, 128 more
-    for plane in range(32 // bits):
-        numbers = _VALUES[form.values](words, plane * bits, form)
-        if scales is not None:
-            numbers = numbers * scales
-        if mins is not None:
-            numbers = numbers - mins
-        yield numbers.astype(jnp.bfloat16)
+    spread_scales = {}
+    for plane in range(32 // (4 if form.bits == 4 else 8)):
+        values = _values(words, plane, form)
+        if scales is None:
+            yield ((values.floats - values.bias) * values.unit).astype(jnp.bfloat16)
+            continue
+        key = values.bias if _is_exact(form) else 0
+        if key not in spread_scales:
+            taken = [key * scale + (0 if mins is None else mins[i]) for i, scale in enumerate(scales)]
+            spread_scales[key] = (
+                spread([scale * values.unit for scale in scales]),
+                spread(taken) if key or mins is not None else None,
+            )
+        factors, less = spread_scales[key]
+        numbers = (values.floats if key else values.floats - values.bias) * factors
+        yield (numbers if less is None else numbers - less).astype(jnp.bfloat16)
+
+
+def _is_exact(form: WeightFormat) -> bool:
+    """Say whether a scale times a float of `_values`, and times its bias, is exact: then one operation does both."""
+    return (
+        form.values == "integer"
+        and form.scale_dtype in EXACT_SCALES
+        and form.factor_group is None
+        and not form.has_mins
+        and form.zero_dtype in (None, "uint8", "int8")
+    )
 
 
 def _scales_and_mins(
-    grouped: Mapping[str, list[Array]], form: WeightFormat, spread: Callable[[list[Array]], Array]
-) -> tuple[Array | None, Array | None]:
+    grouped: Mapping[str, list[Array]], form: WeightFormat
+) -> tuple[list[Array] | None, list[Array] | None]:
     if form.group is None:
         return None, None
     scales = _times(grouped["scales"], grouped.get("scale_factors"))
     if "mins" in grouped:
-        return spread(scales), spread(_times(grouped["mins"], grouped.get("min_factors")))
+        return scales, _times(grouped["mins"], grouped.get("min_factors"))
     if "zeros" in grouped:
-        return spread(scales), spread([zero * scale for zero, scale in zip(grouped["zeros"], scales, strict=True)])
-    return spread(scales), None
+        return scales, [zero * scale for zero, scale in zip(grouped["zeros"], scales, strict=True)]
+    return scales, None
 
 
 def _times(numbers: list[Array], factors: list[Array] | None) -> list[Array]:
@@ -63,32 +95,29 @@ def _times(numbers: list[Array], factors: list[Array] | None) -> list[Array]:
     return [number * factors[i * len(factors) // len(numbers)] for i, number in enumerate(numbers)]
 
 
-def _integers(words: Array, shift: int, form: WeightFormat) -> Array:
-    mask = 0xF if form.bits == 4 else 0xFF
-    offset = 128 if form.bits == 8 else form.offset
-    found = (lax.shift_right_logical(words, jnp.int32(shift)) & mask) | MAGIC
-    return lax.bitcast_convert_type(found, jnp.float32) - jnp.float32(2**23 + offset)
+def _values(words: Array, plane: int, form: WeightFormat) -> _Values:
+    if form.values in SMALL_FLOATS:
+        return _small_floats(words, plane, *SMALL_FLOATS[form.values])
+    bits, offset = (4, form.offset) if form.bits == 4 else (8, 128 if form.bits == 8 else form.offset)
+    byte, nibble = divmod(plane * bits, 8)
+    distance, place = FIRST_BIT - 8 * byte, FIRST_BIT + nibble
+    moved = words << distance if distance > 0 else lax.shift_right_logical(words, jnp.int32(-distance))
+    power = 23 - place
+    found = (moved & (((1 << bits) - 1) << place)) | ((127 + power) << 23)
+    return _Values(lax.bitcast_convert_type(found, jnp.float32), 2**power + offset, 1)
 
 
-def _small_floats(words: Array, shift: int, bits: int, mantissa: int, bias: int) -> Array:
-    """Return the numbers of codes of `bits` bits: a sign, an exponent, and a mantissa.
+def _small_floats(words: Array, plane: int, exponent: int, mantissa: int) -> _Values:
+    """Return the numbers of codes with a sign, an exponent and a mantissa.
 
-    The smallest exponent has no leading one: as if it had one and the next exponent, less that one.
+    The smallest exponent stands for the next one without a leading one: twice the number with it, less that one.
     """
-    code = lax.shift_right_logical(words, jnp.int32(shift))
-    magnitude = code & ((1 << (bits - 1)) - 1)
-    exponent = jnp.int32((127 - bias) << 23)
-    is_small = magnitude < (1 << mantissa)
-    found = (magnitude << (23 - mantissa)) + exponent
-    found = jnp.where(is_small, found + (1 << 23), found)
-    lead = jnp.where(is_small, jnp.float32(2.0 ** (1 - bias)), jnp.float32(0))
-    sign = (code << (32 - bits)) & jnp.int32(-(2**31))
-    number = lax.bitcast_convert_type(found, jnp.float32) - lead
-    return lax.bitcast_convert_type(lax.bitcast_convert_type(number, jnp.int32) | sign, jnp.float32)
-
-
-_VALUES: Mapping[str, Callable[[Array, int, WeightFormat], Array]] = {
-    "integer": _integers,
-    "e2m1": lambda words, shift, _: _small_floats(words, shift, 4, 1, 1),
-    "e4m3": lambda words, shift, _: _small_floats(words, shift, 8, 3, 7),
-}
+    bits = 1 + exponent + mantissa
+    at_top = words << (32 - bits * (plane + 1)) if bits * (plane + 1) < 32 else words
+    moved = at_top >> (8 - exponent)  # copies of the sign in between
+    base = 128 - (1 << exponent)
+    found = (moved & (((1 << (exponent + mantissa)) - 1) << (23 - mantissa))) | (base << 23)
+    large = lax.bitcast_convert_type(found, jnp.float32)
+    magnitude = jnp.minimum(large, 2 * large - 2.0 ** (base - 126))
+    signed = lax.bitcast_convert_type(magnitude, jnp.int32) | (at_top & SIGN)
+    return _Values(lax.bitcast_convert_type(signed, jnp.float32), 0, 2.0 ** (128 - base - (1 << (exponent - 1))))
