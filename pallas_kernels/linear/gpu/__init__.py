@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
+from pallas_kernels.paged_attention.gpu.common import TILED_ROWS
 from pallas_kernels.weights import WeightFormat
 
 from .kernel import is_by_row, multiply_tiles
@@ -45,12 +46,11 @@ def gpu_product(
     sizes = sizes or choose_sizes(t, o, i, form)
     if interpret:  # idle thread blocks take their time too
         sizes = sizes._replace(workers=2)
-    planes = codes_per_word(form)
+    planes, dtype = codes_per_word(form), out_dtype if sizes.is_whole else jnp.float32
     words = lax.bitcast_convert_type(codes.reshape(num_layers, o, i // planes, planes), jnp.int32)
-    padded = jnp.pad(x_ti, ((0, -t % sizes.rows), (0, 0)))
+    padded = jnp.pad(x_ti, ((0, -t % (TILED_ROWS if is_by_row(dtype) else sizes.rows)), (0, 0)))
     x_ptk = padded.reshape(-1, i // (DEPTH * planes), DEPTH, planes).transpose(1, 3, 0, 2).reshape(-1, len(padded), DEPTH)
     grouped = {name: parts[name] for name in form.parts[1:]}
-    dtype = out_dtype if sizes.is_whole else jnp.float32
     options = {"out_dtype": dtype, "sizes": sizes, "interpret": interpret}
     y = multiply_tiles(x_ptk, words, grouped, layer, form, **options)
     sums = y[0]

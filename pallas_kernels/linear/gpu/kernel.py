@@ -233,6 +233,7 @@ class _Program:
     def _add_part(self, own: Any, outputs: Any, warpgroup: Array, index: Array, part: Array, before: Array) -> Array:
         """Return `before` plus the sums of 64 outputs over a part of the inputs; `index` counts pieces before it."""
         first, end = self._range(part)
+        zero = lax.shift_right_logical(self.refs["layer"][0], jnp.int32(31))
         index = index + (first if self.sizes.is_whole else 0)
 
         def multiply(sums):
@@ -243,7 +244,7 @@ class _Program:
                 ahead = self._load_grouped(outputs, lax.min(i + 1, jnp.int32(self.num_pieces - 1)))
                 plgpu.barrier_wait(self.smem.full.at[stage])
                 words = plgpu.load(self.smem.words.at[stage, own], layout=LAYOUT)
-                for plane, weights in enumerate(widen(words, held, self.form, self._spread)):
+                for plane, weights in enumerate(widen(words, held, self.form, self._spread, zero)):
                     self._multiply(sums, weights, stage, plane, warpgroup)
                 plgpu.wgmma_wait(0)
                 plgpu.barrier_arrive(self.smem.free.at[stage])

@@ -35,6 +35,7 @@ def widen(
     grouped: Mapping[str, list[Array]],
     form: WeightFormat,
     spread: Callable[[list[Array]], Array],
+    zero: Array,
 ) -> Iterator[Array]:
     """Yield bfloat16 numbers [out, words] of the first code of each word, of the second ones and so on.
 
@@ -43,13 +44,14 @@ def widen(
       grouped: float32 [out] for each group of inputs, of the parts that the format has.
       form: the format.
       spread: a function that makes a number for each word of numbers [out] of each group.
+      zero: int32 0 that ptxas does not know: it would load constants anew for each instruction that has two of them.
     """
     scales, mins = _scales_and_mins(grouped, form)
     if form.values == "integer" and form.bits == 8:
         words = words ^ jnp.int32(-0x7F7F7F80)  # now they are unsigned, 128 more
     spread_scales = {}
     for plane in range(32 // (4 if form.bits == 4 else 8)):
-        values = _values(words, plane, form)
+        values = _values(words, plane, form, zero)
         if scales is None:
             yield ((values.floats - values.bias) * values.unit).astype(jnp.bfloat16)
             continue
@@ -95,19 +97,19 @@ def _times(numbers: list[Array], factors: list[Array] | None) -> list[Array]:
     return [number * factors[i * len(factors) // len(numbers)] for i, number in enumerate(numbers)]
 
 
-def _values(words: Array, plane: int, form: WeightFormat) -> _Values:
+def _values(words: Array, plane: int, form: WeightFormat, zero: Array) -> _Values:
     if form.values in SMALL_FLOATS:
-        return _small_floats(words, plane, *SMALL_FLOATS[form.values])
+        return _small_floats(words, plane, *SMALL_FLOATS[form.values], zero)
     bits, offset = (4, form.offset) if form.bits == 4 else (8, 128 if form.bits == 8 else form.offset)
     byte, nibble = divmod(plane * bits, 8)
     distance, place = FIRST_BIT - 8 * byte, FIRST_BIT + nibble
     moved = words << distance if distance > 0 else lax.shift_right_logical(words, jnp.int32(-distance))
     power = 23 - place
-    found = (moved & (((1 << bits) - 1) << place)) | ((127 + power) << 23)
+    found = (moved & (zero + (((1 << bits) - 1) << place))) | ((127 + power) << 23)
     return _Values(lax.bitcast_convert_type(found, jnp.float32), 2**power + offset, 1)
 
 
-def _small_floats(words: Array, plane: int, exponent: int, mantissa: int) -> _Values:
+def _small_floats(words: Array, plane: int, exponent: int, mantissa: int, zero: Array) -> _Values:
     """Return the numbers of codes with a sign, an exponent and a mantissa.
 
     The smallest exponent stands for the next one without a leading one: twice the number with it, less that one.
@@ -116,8 +118,9 @@ def _small_floats(words: Array, plane: int, exponent: int, mantissa: int) -> _Va
     at_top = words << (32 - bits * (plane + 1)) if bits * (plane + 1) < 32 else words
     moved = at_top >> (8 - exponent)  # copies of the sign in between
     base = 128 - (1 << exponent)
-    found = (moved & (((1 << (exponent + mantissa)) - 1) << (23 - mantissa))) | (base << 23)
+    found = (moved & (zero + (((1 << (exponent + mantissa)) - 1) << (23 - mantissa)))) | (base << 23)
     large = lax.bitcast_convert_type(found, jnp.float32)
-    magnitude = jnp.minimum(large, 2 * large - 2.0 ** (base - 126))
+    two = zero.astype(jnp.float32) + 2
+    magnitude = jnp.minimum(large, two * large - 2.0 ** (base - 126))
     signed = lax.bitcast_convert_type(magnitude, jnp.int32) | (at_top & SIGN)
     return _Values(lax.bitcast_convert_type(signed, jnp.float32), 0, 2.0 ** (128 - base - (1 << (exponent - 1))))
