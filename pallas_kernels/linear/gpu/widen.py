@@ -120,7 +120,6 @@ def _small_floats(words: Array, plane: int, exponent: int, mantissa: int, zero: 
     base = 128 - (1 << exponent)
     found = (moved & (zero + (((1 << (exponent + mantissa)) - 1) << (23 - mantissa)))) | (base << 23)
     large = lax.bitcast_convert_type(found, jnp.float32)
-    two = zero.astype(jnp.float32) + 2
-    magnitude = jnp.minimum(large, two * large - 2.0 ** (base - 126))
+    magnitude = jnp.minimum(large, 2 * large - 2.0 ** (base - 126))
     signed = lax.bitcast_convert_type(magnitude, jnp.int32) | (at_top & SIGN)
     return _Values(lax.bitcast_convert_type(signed, jnp.float32), 0, 2.0 ** (128 - base - (1 << (exponent - 1))))
