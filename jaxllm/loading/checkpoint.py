@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from jaxllm.loading.sentence_transformers import SentenceFiles
+    from pallas_kernels.weights import WeightFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,16 @@ class Checkpoint(ABC):
 
         With `index` it is what the tensor has there on its first axis, and no more is worked out: one expert of many.
         """
+
+    def format_of(self, name: str) -> WeightFormat | None:
+        """Return the format in which a tensor's parts can be read; None for one that is its numbers alone."""
+        del name
+        return None
+
+    def read_part(self, name: str, part: str, index: int | None = None) -> np.ndarray:
+        """Return one part of a quantized tensor [out, in], or of one of its experts; codes are not packed."""
+        del index
+        raise ValueError(f"{self.source}: {name!r} has no {part}: it is not quantized")
 
     @abstractmethod
     def tokenizer(self) -> PreTrainedTokenizerFast:
