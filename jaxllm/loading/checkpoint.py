@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from jaxllm.loading.sentence_transformers import SentenceFiles
+    from pallas_kernels.weights import WeightFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,19 @@ class Checkpoint(ABC):
 
         With `index` it is what the tensor has there on its first axis, and no more is worked out: one expert of many.
         """
+
+    def format_of(self, name: str) -> WeightFormat | None:
+        """Return what a matrix is held as; None if it is stored as plain numbers, or in no form that can be kept."""
+        del name
+        return None
+
+    def read_part(self, name: str, part: str, index: int | None = None) -> np.ndarray:
+        """Return one of the parts that a matrix is held as, [..., out, width], for a name that has a format.
+
+        Rows are outputs, whichever way round `read` has them; codes are not packed. With `index` it is one expert's.
+        """
+        where = "" if index is None else f" at {index}"
+        raise ValueError(f"{self.source} has no part {part!r} of {name!r}{where}: it is not quantized")
 
     @abstractmethod
     def tokenizer(self) -> PreTrainedTokenizerFast:
