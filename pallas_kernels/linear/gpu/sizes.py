@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from pallas_kernels.paged_attention.gpu.common import MMA_ROWS, SMEM_BYTES, SMEM_RESERVED
 from pallas_kernels.weights import WeightFormat
+
+from ..shape import LinearShape
 
 WORD_BYTES = 4
 DEPTH = 16
@@ -64,11 +65,14 @@ def choose_sizes(num_rows: int, num_outputs: int, num_inputs: int, form: WeightF
     return Sizes(rows, parts, is_whole, min(MOST_STAGES, (SMEM_BYTES - SMEM_RESERVED - out) // stage))
 
 
-def refusal(num_outputs: int, num_inputs: int, form: WeightFormat, dtype: DTypeLike) -> str | None:
-    """Return why the kernel cannot multiply by a matrix, or None if it can."""
-    if jnp.dtype(dtype) != jnp.bfloat16:
-        return f"rows must be bfloat16, not {jnp.dtype(dtype).name}"
-    if form.values == "nf4" or form.values == "e5m2":
+def refusal(shape: LinearShape) -> str | None:
+    """Return why the kernel cannot run a matmul, or None if it can."""
+    form, num_inputs, num_outputs = shape.format, shape.num_inputs, shape.num_outputs
+    if form is None:
+        return "weights of x's dtype need no widening"
+    if jnp.dtype(shape.dtype) != jnp.bfloat16:
+        return f"rows must be bfloat16, not {jnp.dtype(shape.dtype).name}"
+    if form.values in ("nf4", "e5m2"):
         return f"there is no widening of {form.values} codes"
     unknown = {form.dtype(part).name for part in form.parts[1:]}.difference(GROUPED_DTYPES)
     if unknown:
@@ -77,6 +81,7 @@ def refusal(num_outputs: int, num_inputs: int, form: WeightFormat, dtype: DTypeL
     if num_inputs % depth or num_outputs % MMA_ROWS:
         return f"inputs must be a multiple of {depth} and outputs of {MMA_ROWS}, not {num_inputs} and {num_outputs}"
     group = form.group or num_inputs
-    if depth % group and group % depth:
-        return f"groups of {group} numbers are no multiple and no part of {depth}"
+    factor_group = form.factor_group or group
+    if any(depth % each and each % depth for each in (group, factor_group)):
+        return f"groups of {group} and {factor_group} numbers are no multiple and no part of {depth}"
     return None

@@ -6,7 +6,6 @@ Scales of groups it spreads over all inputs in memory, in float32, or it writes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,47 +15,56 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
-from pallas_kernels.weights import WeightFormat
+from pallas_kernels.weights.held import Quantized
 
+from ..xla import finish
 from .kernel import LANES, multiply
 from .sizes import VMEM_LIMIT, Sizes, choose_sizes
 
-__all__ = ["tpu_product"]
+__all__ = ["tpu_linear"]
 
 
-def tpu_product(
+def tpu_linear(
     x_ti: Array,
-    parts: Mapping[str, Array],
-    form: WeightFormat,
+    weight: Quantized,
     layer: Array | int,
     *,
     out_dtype: DTypeLike,
+    num_rows: Array | int | None = None,
+    activation: str | None = None,
+    is_gated: bool = True,
+    plus_to: Array | None = None,
+    bias_o: Array | None = None,
     interpret: bool = False,
     sizes: Sizes | None = None,
 ) -> Array:
-    """Return x times the weights of a layer, transposed, [t, o] in `out_dtype`; sums are float32.
+    """See `Linear`; all rows are multiplied. `interpret` runs the kernel on a CPU, in Pallas' simulation of a TPU.
 
-    Args:
-      x_ti: bfloat16 or float32.
-      parts: the weights of all layers, [l, o, width] by name; 4-bit codes are uint4, others have a byte each.
-      form: the weights' format, with groups.
-      layer: index of the layer, may be traced.
-      out_dtype: the result's dtype.
-      interpret: run the kernel on a CPU, in Pallas' simulation of a TPU.
-      sizes: for tests; by default they follow from the shapes.
+    `sizes` is for tests; by default they follow from the shapes.
     """
-    (t, i), o = x_ti.shape, parts["codes"].shape[1]
-    sizes = sizes or choose_sizes(t, o, i, x_ti.dtype, form)
+    del num_rows
+    sizes = sizes or choose_sizes(len(x_ti), *weight.shape[1:], x_ti.dtype)
+    product_to = _multiply(x_ti, weight, layer, out_dtype, sizes, interpret=interpret)
+    return finish(product_to, activation, plus_to, bias_o, is_gated=is_gated)
+
+
+def _multiply(
+    x_ti: Array, weight: Quantized, layer: Array | int, out_dtype: DTypeLike, sizes: Sizes, *, interpret: bool
+) -> Array:
+    (t, i), o, form = x_ti.shape, weight.shape[1], weight.format
     names = form.parts
-    parts = {name: lax.bitcast_convert_type(x, jnp.int16) if x.dtype == jnp.float16 else x for name, x in parts.items()}
+    # A TPU's kernels take no float16.
+    parts = {
+        name: lax.bitcast_convert_type(x, jnp.int16) if x.dtype == jnp.float16 else x
+        for name, x in weight.parts.items()
+    }
 
     def block(name: str) -> pl.BlockSpec:
         return pl.BlockSpec((None, sizes.outputs, parts[name].shape[2]), lambda column, _, place: (place[0], column, 0))
 
     def body(_: Any, x: Any, *refs: Any) -> None:
-        given = dict(zip((*names, "y", "weights", *names[1:]), refs, strict=False))
-        spread = dict(zip(names[1:], refs[len(names) + 2 :], strict=True))
-        multiply(x, given["y"], given["weights"], {name: given[name] for name in names}, spread, form)
+        given, (y, weights, *spread) = refs[: len(names)], refs[len(names) :]
+        multiply(x, y, weights, dict(zip(names, given, strict=True)), dict(zip(names[1:], spread, strict=True)), form)
 
     return pl.pallas_call(
         body,
@@ -67,13 +75,21 @@ def tpu_product(
             out_specs=pl.BlockSpec((sizes.rows, sizes.outputs), lambda column, row, _: (row, column)),
             scratch_shapes=[
                 pltpu.VMEM((sizes.outputs, i), x_ti.dtype),
-                *(pltpu.VMEM((sizes.outputs, -(-parts[name].shape[2] // LANES) * LANES), jnp.float32) for name in names[1:]),
+                *(
+                    pltpu.VMEM((sizes.outputs, -(-parts[name].shape[2] // LANES) * LANES), jnp.float32)
+                    for name in names[1:]
+                ),
             ],
         ),
         out_shape=jax.ShapeDtypeStruct((t, o), out_dtype),
         name="quantized_linear",
         **_options(interpret),
     )(jnp.asarray(layer, jnp.int32).reshape(1), x_ti, *(parts[name] for name in names))
+
+
+def _as_integers(part: Array) -> Array:
+    """Return the bits of a float16, which a TPU's kernels do not take, and others as they are."""
+    return lax.bitcast_convert_type(part, jnp.int16) if part.dtype == jnp.float16 else part
 
 
 def _options(interpret: bool) -> dict[str, Any]:

@@ -11,10 +11,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.weights import WeightFormat
 
-from .sizes import LANES
-
-WIDEN_ROWS = 64
-"""How many outputs are widened at a time: a tile of 4-bit codes."""
+from .sizes import LANES, WIDEN_ROWS
 
 
 def multiply(

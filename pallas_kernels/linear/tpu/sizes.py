@@ -7,13 +7,15 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from pallas_kernels.weights import WeightFormat
+from ..shape import LinearShape
 
 LANES = 128
 VMEM_LIMIT = 56 * 2**20
 BLOCK_BYTES = 8 * 2**20
 """The most bytes of a block of rows, and of one of widened weights."""
-MOST_ROWS, MOST_OUTPUTS, LEAST_OUTPUTS = 512, 512, 64
+WIDEN_ROWS = 64
+"""How many outputs are widened at a time: a tile of 4-bit codes."""
+MOST_ROWS, MOST_OUTPUTS = 512, 512
 
 
 class Sizes(NamedTuple):
@@ -23,13 +25,31 @@ class Sizes(NamedTuple):
     outputs: int
 
 
-def choose_sizes(num_rows: int, num_outputs: int, num_inputs: int, dtype: DTypeLike, form: WeightFormat) -> Sizes:
+def choose_sizes(num_rows: int, num_outputs: int, num_inputs: int, dtype: DTypeLike) -> Sizes:
     """Return blocks that fit in VMEM: all inputs of some rows, and of some outputs."""
     row_bytes = num_inputs * jnp.dtype(dtype).itemsize
-    del form
     rows, outputs = MOST_ROWS, MOST_OUTPUTS
     while rows * row_bytes > BLOCK_BYTES or rows // 2 >= max(num_rows, 16):
         rows //= 2
     while outputs * row_bytes > BLOCK_BYTES:
         outputs //= 2
-    return Sizes(min(rows, -(-num_rows // 8) * 8), min(outputs, num_outputs))
+    return Sizes(rows, min(outputs, num_outputs))
+
+
+def refusal(shape: LinearShape) -> str | None:
+    """Return why the kernel cannot run a matmul, or None if it can."""
+    form, dtype = shape.format, jnp.dtype(shape.dtype)
+    if form is None or form.group is None:
+        return "plain XLA widens weights without groups in the matmul, if at all"
+    if dtype not in (jnp.bfloat16, jnp.float32):
+        return f"rows must be bfloat16 or float32, not {dtype.name}"
+    if form.values in ("nf4", "e5m2"):
+        return f"there is no widening of {form.values} codes"
+    if shape.num_inputs % LANES or shape.num_outputs % WIDEN_ROWS:
+        return (
+            f"inputs must be a multiple of {LANES} and outputs of {WIDEN_ROWS}, "
+            f"not {shape.num_inputs} and {shape.num_outputs}"
+        )
+    if any(LANES % group and group % LANES for group in (form.group, form.factor_group or LANES)):
+        return f"groups of {form.group} and {form.factor_group} numbers are no multiple and no part of {LANES}"
+    return None
