@@ -6,6 +6,7 @@ Scales of groups it spreads over all inputs in memory, in float32, or it writes 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,8 +19,10 @@ from jax.typing import DTypeLike
 from pallas_kernels.weights.held import Quantized
 
 from ..xla import finish
-from .kernel import LANES, multiply
-from .sizes import VMEM_LIMIT, Sizes, choose_sizes
+from .few import multiply_few
+from .kernel import multiply
+from .options import pallas_options
+from .sizes import FEW_ROWS, LANES, Sizes, choose_sizes
 
 __all__ = ["tpu_linear"]
 
@@ -43,8 +46,11 @@ def tpu_linear(
     `sizes` is for tests; by default they follow from the shapes.
     """
     del num_rows
-    sizes = sizes or choose_sizes(len(x_ti), *weight.shape[1:], x_ti.dtype)
-    product_to = _multiply(x_ti, weight, layer, out_dtype, sizes, interpret=interpret)
+    if len(x_ti) <= FEW_ROWS and x_ti.dtype == jnp.bfloat16 and sizes is None:
+        product_to = multiply_few(x_ti, weight, layer, interpret=interpret).astype(out_dtype)
+    else:
+        sizes = sizes or choose_sizes(len(x_ti), *weight.shape[1:], x_ti.dtype)
+        product_to = _multiply(x_ti, weight, layer, out_dtype, sizes, interpret=interpret)
     return finish(product_to, activation, plus_to, bias_o, is_gated=is_gated)
 
 
@@ -60,7 +66,9 @@ def _multiply(
     }
 
     def block(name: str) -> pl.BlockSpec:
-        return pl.BlockSpec((None, sizes.outputs, parts[name].shape[2]), lambda column, _, place: (place[0], column, 0))
+        if name == "codes":
+            return pl.BlockSpec((None, sizes.outputs, i), lambda column, _, place: (place[0], column, 0))
+        return pl.BlockSpec((sizes.outputs, parts[name].shape[1]), lambda column, _row, _place: (column, 0))
 
     def body(_: Any, x: Any, *refs: Any) -> None:
         given, (y, weights, *spread) = refs[: len(names)], refs[len(names) :]
@@ -83,16 +91,10 @@ def _multiply(
         ),
         out_shape=jax.ShapeDtypeStruct((t, o), out_dtype),
         name="quantized_linear",
-        **_options(interpret),
+        **pallas_options(interpret),
     )(jnp.asarray(layer, jnp.int32).reshape(1), x_ti, *(parts[name] for name in names))
 
 
 def _as_integers(part: Array) -> Array:
     """Return the bits of a float16, which a TPU's kernels do not take, and others as they are."""
     return lax.bitcast_convert_type(part, jnp.int16) if part.dtype == jnp.float16 else part
-
-
-def _options(interpret: bool) -> dict[str, Any]:
-    if interpret:
-        return {"interpret": pltpu.InterpretParams()}
-    return {"compiler_params": pltpu.CompilerParams(vmem_limit_bytes=VMEM_LIMIT)}

@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 from pallas_kernels.weights import WeightFormat
 
 from .sizes import LANES, WIDEN_ROWS
+from .values import values
 
 
 def multiply(
@@ -34,14 +35,14 @@ def multiply(
             ref[:, : parts[name].shape[1]] = _to_float(parts[name][...])
         num_outputs, num_inputs = weights.shape
 
-        def widen(index: Array, _: None) -> None:
-            chunk, slab = lax.div(index, num_outputs // WIDEN_ROWS), lax.rem(index, num_outputs // WIDEN_ROWS)
-            rows = pl.ds(pl.multiple_of(slab * WIDEN_ROWS, WIDEN_ROWS), WIDEN_ROWS)
+        def widen(chunk: Array, _: None) -> None:
             lanes = pl.ds(pl.multiple_of(chunk * LANES, LANES), LANES)
-            numbers = _widen(parts["codes"][rows, lanes], grouped, rows, chunk, form)
-            weights[rows, lanes] = numbers.astype(weights.dtype)
+            for first in range(0, num_outputs, WIDEN_ROWS):
+                rows = pl.ds(first, WIDEN_ROWS)
+                numbers = _widen(parts["codes"][rows, lanes], grouped, rows, chunk, form)
+                weights[rows, lanes] = numbers.astype(weights.dtype)
 
-        lax.fori_loop(0, num_outputs // WIDEN_ROWS * (num_inputs // LANES), widen, None)
+        lax.fori_loop(0, num_inputs // LANES, widen, None)
 
     y[...] = lax.dot_general(
         x[...],
@@ -67,7 +68,7 @@ def _to_float(x: Array) -> Array:
 
 def _widen(codes: Array, grouped: Mapping[str, Any], rows: Any, chunk: Array, form: WeightFormat) -> Array:
     """Return the float32 numbers of codes [rows, 128], the chunk's."""
-    numbers = _values(codes, form)
+    numbers = values(codes, form, jnp.float32)
     scales = _spread(grouped["scales"], rows, chunk, form.group)
     if "scale_factors" in grouped:
         scales = scales * _spread(grouped["scale_factors"], rows, chunk, form.factor_group)
@@ -90,16 +91,3 @@ def _spread(ref: Any, rows: Any, chunk: Array, group: int | None) -> Array:
     lane = lax.broadcasted_iota(jnp.int32, tile.shape, 1)
     index = lax.rem(first, LANES) + (lane // group if group < LANES else jnp.zeros_like(lane))
     return jnp.take_along_axis(tile, index, axis=1, mode="promise_in_bounds")
-
-
-def _values(codes: Array, form: WeightFormat) -> Array:
-    if form.values == "e4m3":
-        return codes.astype(jnp.float32)
-    if form.values == "integer":
-        numbers = codes.astype(jnp.int32).astype(jnp.float32)
-        return numbers - form.offset if form.offset else numbers
-    code = codes.astype(jnp.int32)
-    # As if the smallest exponent had a leading one: twice that, less the one.
-    large = lax.bitcast_convert_type(((code & 7) << 22) + (126 << 23), jnp.float32)
-    magnitude = jnp.minimum(large, 2 * large - 1)
-    return jnp.where(code < 8, magnitude, -magnitude)

@@ -16,6 +16,10 @@ BLOCK_BYTES = 8 * 2**20
 WIDEN_ROWS = 64
 """How many outputs are widened at a time: a tile of 4-bit codes."""
 MOST_ROWS, MOST_OUTPUTS = 512, 512
+FEW_ROWS = 64
+"""So many rows are multiplied by codes, and more by widened weights."""
+FEW_BYTES = 2**21
+"""Codes of a block, at a byte each."""
 
 
 class Sizes(NamedTuple):
@@ -34,6 +38,14 @@ def choose_sizes(num_rows: int, num_outputs: int, num_inputs: int, dtype: DTypeL
     while outputs * row_bytes > BLOCK_BYTES:
         outputs //= 2
     return Sizes(rows, min(outputs, num_outputs))
+
+
+def few_outputs(num_outputs: int, num_inputs: int) -> int:
+    """Return how many outputs a block for few rows has."""
+    outputs = MOST_OUTPUTS
+    while outputs * num_inputs > FEW_BYTES and outputs > LANES:
+        outputs //= 2
+    return min(outputs, num_outputs)
 
 
 def refusal(shape: LinearShape) -> str | None:
