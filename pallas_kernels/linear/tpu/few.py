@@ -31,6 +31,8 @@ def multiply_few(x_ti: Array, weight: Quantized, layer: Array | int, *, interpre
     assert form.group is not None
     grouped = weight.map(lambda part: lax.dynamic_index_in_dim(part, layer, keepdims=False))
     scales_og, mins_og = grouped.scales_and_mins()
+    if form.offset:
+        mins_og = form.offset * scales_og + (0 if mins_og is None else mins_og)
     padded = jnp.pad(x_ti, ((0, -t % ROW_SLAB), (0, 0)))
     per_chunk = max(1, LANES // form.group)
     group_of_lane = jnp.arange(LANES) * per_chunk // LANES

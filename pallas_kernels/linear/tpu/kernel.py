@@ -1,90 +1,81 @@
-"""Widen a block of weights in VMEM when it comes, and multiply all blocks of rows by it."""
+"""Multiply many rows: a block of weights is widened in VMEM when it comes, and all blocks of rows multiply it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.typing import DTypeLike
 
 from pallas_kernels.weights import WeightFormat
+from pallas_kernels.weights.held import Quantized
 
-from .sizes import LANES, WIDEN_ROWS
+from .options import pallas_options
+from .sizes import LANES, WIDEN_ROWS, Sizes
 from .values import values
 
 
-def multiply(
-    x: Any, y: Any, weights: Any, parts: Mapping[str, Any], grouped: Mapping[str, Any], form: WeightFormat
-) -> None:
-    """Multiply a block of rows by a block of weights.
+def multiply_many(
+    x_ti: Array, weight: Quantized, layer: Array | int, *, out_dtype: DTypeLike, sizes: Sizes, interpret: bool
+) -> Array:
+    """Return the product [t, o] of rows and a layer's weights, each rounded to x's dtype."""
+    form, (t, i), o = weight.format, x_ti.shape, weight.shape[1]
+    held = weight.map(lambda part: lax.dynamic_index_in_dim(part, layer, keepdims=False)).scales_and_mins()
+    grouped = [jnp.pad(x, ((0, 0), (0, -x.shape[1] % LANES))) for x in held if x is not None]
 
-    Args:
-      x: the rows [rows, in].
-      y: the result [rows, out].
-      weights: scratch of x's dtype [out, in], which holds the widened weights from the first block of rows on.
-      parts: the weights' parts [out, width].
-      grouped: float32 scratch of all parts but the codes, whole lanes wide.
-      form: the weights' format.
-    """
+    def body(_: Any, x: Any, codes: Any, *refs: Any) -> None:
+        *spread, y, weights = refs
+        pl.when(pl.program_id(1) == 0)(lambda: _widen(codes, spread, weights, form))
+        y[...] = lax.dot_general(
+            x[...],
+            weights[...],
+            (((1,), (1,)), ((), ())),
+            precision=lax.Precision.HIGHEST if x.dtype == jnp.float32 else None,
+            preferred_element_type=jnp.float32,
+        ).astype(y.dtype)
 
-    @pl.when(pl.program_id(1) == 0)
-    def _() -> None:
-        for name, ref in grouped.items():
-            ref[:, : parts[name].shape[1]] = _to_float(parts[name][...])
-        num_outputs, num_inputs = weights.shape
-
-        def widen(chunk: Array, _: None) -> None:
-            lanes = pl.ds(pl.multiple_of(chunk * LANES, LANES), LANES)
-            for first in range(0, num_outputs, WIDEN_ROWS):
-                rows = pl.ds(first, WIDEN_ROWS)
-                numbers = _widen(parts["codes"][rows, lanes], grouped, rows, chunk, form)
-                weights[rows, lanes] = numbers.astype(weights.dtype)
-
-        lax.fori_loop(0, num_inputs // LANES, widen, None)
-
-    y[...] = lax.dot_general(
-        x[...],
-        weights[...],
-        (((1,), (1,)), ((), ())),
-        precision=lax.Precision.HIGHEST if x.dtype == jnp.float32 else None,
-        preferred_element_type=jnp.float32,
-    ).astype(y.dtype)
-
-
-def _to_float(x: Array) -> Array:
-    """Return float32 numbers; 16 bits of an integer are those of a float16, which a TPU's kernels do not take."""
-    if x.dtype == jnp.int16:
-        bits = x.astype(jnp.int32)
-        magnitude = bits & 0x7FFF
-        normal = lax.bitcast_convert_type((magnitude << 13) + (112 << 23), jnp.float32)
-        magnitude = jnp.where(magnitude < 1 << 10, magnitude.astype(jnp.float32) * 2.0**-24, normal)
-        return jnp.where(bits < 0, -magnitude, magnitude)
-    if jnp.issubdtype(x.dtype, jnp.integer):
-        return x.astype(jnp.int32).astype(jnp.float32)
-    return x.astype(jnp.float32)
+    return pl.pallas_call(
+        body,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(pl.cdiv(o, sizes.outputs), pl.cdiv(t, sizes.rows)),
+            in_specs=[
+                pl.BlockSpec((sizes.rows, i), lambda _column, row, _: (row, 0)),
+                pl.BlockSpec((None, sizes.outputs, i), lambda column, _, place: (place[0], column, 0)),
+                *(pl.BlockSpec((sizes.outputs, x.shape[1]), lambda column, _row, _: (column, 0)) for x in grouped),
+            ],
+            out_specs=pl.BlockSpec((sizes.rows, sizes.outputs), lambda column, row, _: (row, column)),
+            scratch_shapes=[pltpu.VMEM((sizes.outputs, i), x_ti.dtype)],
+        ),
+        out_shape=jax.ShapeDtypeStruct((t, o), out_dtype),
+        name="quantized_linear",
+        **pallas_options(interpret),
+    )(jnp.asarray(layer, jnp.int32).reshape(1), x_ti, weight.codes, *grouped)
 
 
-def _widen(codes: Array, grouped: Mapping[str, Any], rows: Any, chunk: Array, form: WeightFormat) -> Array:
-    """Return the float32 numbers of codes [rows, 128], the chunk's."""
-    numbers = values(codes, form, jnp.float32)
-    scales = _spread(grouped["scales"], rows, chunk, form.group)
-    if "scale_factors" in grouped:
-        scales = scales * _spread(grouped["scale_factors"], rows, chunk, form.factor_group)
-    numbers = numbers * scales
-    if "zeros" in grouped:
-        return numbers - _spread(grouped["zeros"], rows, chunk, form.group) * scales
-    if "mins" in grouped:
-        mins = _spread(grouped["mins"], rows, chunk, form.group)
-        if "min_factors" in grouped:
-            mins = mins * _spread(grouped["min_factors"], rows, chunk, form.factor_group)
-        return numbers - mins
-    return numbers
+def _widen(codes: Any, grouped: Sequence[Any], weights: Any, form: WeightFormat) -> None:
+    """Write the numbers [out, in] of codes with scales, and mins if there are some, [out, groups]."""
+    num_outputs, num_inputs = weights.shape
+
+    def widen(chunk: Array, _: None) -> None:
+        lanes = pl.ds(pl.multiple_of(chunk * LANES, LANES), LANES)
+        for first in range(0, num_outputs, WIDEN_ROWS):
+            rows = pl.ds(first, WIDEN_ROWS)
+            numbers = values(codes[rows, lanes], form, jnp.float32)
+            scales, *mins = (_spread(ref, rows, chunk, form.group) for ref in grouped)
+            numbers = (numbers - form.offset) * scales
+            weights[rows, lanes] = (numbers - mins[0] if mins else numbers).astype(weights.dtype)
+
+    lax.fori_loop(0, num_inputs // LANES, widen, None)
 
 
 def _spread(ref: Any, rows: Any, chunk: Array, group: int | None) -> Array:
-    """Return an entry for each of 128 inputs, of one for each group."""
+    """Return an entry for each of a chunk of 128 inputs, of one for each group."""
     assert group is not None
     first = lax.div(chunk * LANES, group) if group >= LANES else chunk * (LANES // group)
     tile = ref[rows, pl.ds(pl.multiple_of(lax.div(first, LANES) * LANES, LANES), LANES)]

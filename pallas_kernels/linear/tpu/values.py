@@ -10,12 +10,11 @@ from pallas_kernels.weights import WeightFormat
 
 
 def values(codes: Array, form: WeightFormat, dtype: DTypeLike) -> Array:
-    """Return the numbers of codes before scales and mins, which bfloat16 holds exactly."""
+    """Return the numbers of codes before offsets, scales and mins; bfloat16 holds them exactly."""
     if form.values == "e2m1":
         code = codes.astype(jnp.int32)
         # As if the smallest exponent had a leading one: twice that, less the one.
         large = lax.bitcast_convert_type(((code & 7) << 22) + (126 << 23), jnp.float32)
         magnitude = jnp.minimum(large, 2 * large - 1)
         return jnp.where(code < 8, magnitude, -magnitude).astype(dtype)
-    numbers = codes.astype(dtype)
-    return numbers - form.offset if form.offset else numbers
+    return codes.astype(dtype)
