@@ -310,15 +310,16 @@ class StepCompiler:
         """Return the CPU's matmuls that the model takes: of its layers, of its head, and those with an
         activation.
         """
-        dtype, weight_dtype = self.model.dtype, self.model.weight_dtype
-        kinds = [linear.Kind(dtype, weight_dtype, out_dtype) for out_dtype in (dtype, jnp.float32)]
+        dtype = self.model.dtype
+        form = linear.INT8 if self.model.weight_dtype == jnp.int8 else None
+        kinds = [linear.Kind(dtype, form, out_dtype) for out_dtype in (dtype, jnp.float32)]
         kinds += [
-            linear.Kind(dtype, weight_dtype, dtype, activation, is_gated)
+            linear.Kind(dtype, form, dtype, activation, is_gated)
             for activation, is_gated in self.model.activations
             if activation in linear.ACTIVATIONS
         ]
         if any(layer.moe for layer in self.model.plan.kinds):
-            kinds.append(linear.Kind(jnp.float32, jnp.float32, jnp.float32))
+            kinds.append(linear.Kind(jnp.float32, None, jnp.float32))
         return kinds
 
     def compile(self, key: ProgramKey, num_blocks: int) -> jax.stages.Compiled:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -9,8 +10,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from pallas_kernels.linear import Kind, can_multiply
-from pallas_kernels.linear.kind import MIN_ROWS
+from pallas_kernels.linear.cpu import INT8, Kind, can_multiply, packed_parts
+from pallas_kernels.linear.cpu.kind import MIN_ROWS
+from pallas_kernels.weights import WeightFormat
 
 from ..groups import Groups
 from ..shape import MatmulShape
@@ -34,30 +36,38 @@ def cpu_refusal(shape: MatmulShape) -> str | None:
 
 def cpu_prepare(shape: MatmulShape, folder: Path | None) -> None:
     """Compile the kernel of a matmul."""
-    _prepare(Kind(shape.dtype, shape.weight_dtype, shape.out_dtype, shape.activation), folder)
+    form = INT8 if jnp.dtype(shape.weight_dtype) == jnp.int8 else None
+    _prepare(Kind(shape.dtype, form, shape.out_dtype, shape.activation), folder)
 
 
 def cpu_grouped_matmul(
     x_ri: Array,
-    w_leoi: Array,
+    weight: Mapping[str, Array] | Array,
     layer: Array | int,
     groups: Groups,
     *,
+    form: WeightFormat | None = None,
     scales_leo: Array | None = None,
     activation: str | None = None,
     out_dtype: DTypeLike,
     interpret: bool = False,
 ) -> Array:
-    """See `GroupedMatmul`; there is nothing to interpret."""
+    """See `GroupedMatmul`; there is nothing to interpret.
+
+    Weights of a format are its parts, packed, each [layers, experts, out, width].
+    """
     del interpret
-    num_rows, num_outputs = x_ri.shape[0], w_leoi.shape[2]
+    if scales_leo is not None:
+        assert isinstance(weight, Array)
+        weight, form = {"codes": weight, "scales": scales_leo}, INT8
+    codes, *parts = packed_parts(weight, form)
+    num_rows, num_outputs = x_ri.shape[0], codes.shape[2]
     if num_rows % ROW_ALIGNMENT:
         raise ValueError(f"grouped_matmul: x must have a multiple of {ROW_ALIGNMENT} rows, not {num_rows}")
-    kind = Kind(x_ri.dtype, w_leoi.dtype, out_dtype, activation)
+    kind = Kind(x_ri.dtype, form, out_dtype, activation)
     out_shape = (num_rows, num_outputs // 2 if activation else num_outputs)
     call = jax.ffi.ffi_call(_prepare(kind, None), jax.ShapeDtypeStruct(out_shape, out_dtype))
-    scales = [] if scales_leo is None else [scales_leo]
-    return call(x_ri, w_leoi, jnp.asarray(layer, jnp.int32), *groups, *scales)
+    return call(x_ri, codes, jnp.asarray(layer, jnp.int32), *groups, *parts)
 
 
 def _prepare(kind: Kind, folder: Path | None) -> str:
