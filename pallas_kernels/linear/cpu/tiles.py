@@ -295,6 +295,7 @@ class Multiplier:
         # With few rows of x, what takes time is to read w: as one stream, which the processor reads ahead of. Packed
         # weights take longer to unpack than to read, and x is loaded once for several rows of w.
         together = (PACKED_TOGETHER if self.is_packed else 1) if takes_few else self.many_columns
+        ahead = e.product(self.width, weights.width(e, k)) if self.is_packed else AHEAD
         for first in range(0, COLUMNS, together):
             places_w = [
                 e.sum(column, e.product(apart, each // self.width), each % self.width)
@@ -306,7 +307,7 @@ class Multiplier:
                     weights.prepare(e, row, parts, place, k, piece) for row, place in zip(held, places_w, strict=True)
                 ]
                 with e.range(*(e.ir.udiv(each, I64(weights.step)) for each in piece)) as step:
-                    self._add_products(e, sums, (x, k), w_rows, first, step, weights, fetches=takes_few)
+                    self._add_products(e, sums, (x, k), w_rows, first, step, weights, ahead if takes_few else None)
         if has_pieces:
             with e.ir.if_then(e.ir.icmp_signed("<", stop, k)):
                 for row in range(rows):
@@ -343,8 +344,7 @@ class Multiplier:
         first: int,
         step: Any,
         weights: Plain,
-        *,
-        fetches: bool,
+        ahead: Any,
     ) -> None:
         """Add the products of a step's numbers, of all rows of x and some rows of w, to their sums."""
         base, k = x
@@ -358,8 +358,8 @@ class Multiplier:
         ]
         for column, w_row in enumerate(w_rows, first):
             numbers = weights.load(e, w_row, step)
-            if fetches:
-                weights.fetch(e, w_row, step, AHEAD)
+            if ahead is not None:
+                weights.fetch(e, w_row, step, ahead)
             for row, x_row in enumerate(x_rows):
                 for x_numbers, w_numbers in zip(x_row, numbers, strict=True):
                     self._add_product(e, sums[row][column], x_numbers, w_numbers)

@@ -51,6 +51,7 @@ class Plain:
     def __init__(self, dtype: Any) -> None:
         self.dtype = jnp.dtype(dtype)
         self.storage, self.num_bytes = FORMATS[self.dtype].storage, self.dtype.itemsize
+        self.bits = 8 * self.dtype.itemsize
         self.step = STEP_BYTES // self.dtype.itemsize
         """How many numbers are loaded at a time."""
 
@@ -87,9 +88,9 @@ class Plain:
         """Return a step's numbers, as vectors of float32 or pairs of bfloat16."""
         return [load(e, self.dtype, row.codes, e.product(step, self.step))]
 
-    def fetch(self, e: Emitter, row: Row, step: Any, ahead: int) -> None:
-        """Begin to read what lies so many bytes ahead of a step."""
-        e.prefetch(row.codes, self.storage, e.product(step, self.step), ahead // self.num_bytes)
+    def fetch(self, e: Emitter, row: Row, step: Any, ahead: Any) -> None:
+        """Begin to read what lies so many bytes ahead of a step's codes."""
+        e.prefetch(e.at(row.codes, I8, ahead), I8, e.product(step, self.step * self.bits // 8))
 
 
 def load(e: Emitter, dtype: Any, base: Any, *index: Any) -> Any:
@@ -102,7 +103,8 @@ class Unpacker(Plain):
 
     def __init__(self, dtype: Any, form: WeightFormat) -> None:
         super().__init__(dtype)
-        self.form, self.parts, self.storage, self.num_bytes = form, form.parts[1:], I8, 1
+        self.form, self.bits, self.parts = form, form.bits, form.parts[1:]
+        self.storage, self.num_bytes = I8, 1
         self.scales_sums = form.group is None
         if form.group is not None:
             self.step = CHUNK
