@@ -52,6 +52,8 @@ class Plain:
         self.dtype = jnp.dtype(dtype)
         self.storage, self.num_bytes = FORMATS[self.dtype].storage, self.dtype.itemsize
         self.bits = 8 * self.dtype.itemsize
+        self.cache = 2
+        """Which cache weights are fetched into."""
         self.step = STEP_BYTES // self.dtype.itemsize
         """How many numbers are loaded at a time."""
 
@@ -90,7 +92,7 @@ class Plain:
 
     def fetch(self, e: Emitter, row: Row, step: Any, ahead: Any) -> None:
         """Begin to read what lies so many bytes ahead of a step's codes."""
-        e.prefetch(e.at(row.codes, I8, ahead), I8, e.product(step, self.step * self.bits // 8))
+        e.prefetch(row.codes, I8, ahead, e.product(step, self.step * self.bits // 8), cache=self.cache)
 
 
 def load(e: Emitter, dtype: Any, base: Any, *index: Any) -> Any:
@@ -104,7 +106,7 @@ class Unpacker(Plain):
     def __init__(self, dtype: Any, form: WeightFormat) -> None:
         super().__init__(dtype)
         self.form, self.bits, self.parts = form, form.bits, form.parts[1:]
-        self.storage, self.num_bytes = I8, 1
+        self.storage, self.num_bytes, self.cache = I8, 1, 1
         self.scales_sums = form.group is None
         if form.group is not None:
             self.step = CHUNK
