@@ -7,7 +7,7 @@ from typing import Any
 from llvmlite import ir
 
 from .compiling import has_feature
-from .emitter import BF16, F32, I8, I16, I32, LANES, Emitter, vector
+from .emitter import BF16, F32, I32, LANES, Emitter, vector
 
 PAIRS = vector(I32)
 INSTRUCTIONS = "avx512bf16"
@@ -23,22 +23,10 @@ def add_products(e: Emitter, total: Any, x: Any, y: Any) -> Any:
     return total
 
 
-def load_int8(e: Emitter, base: Any, *index: Any) -> Any:
-    """Load integers, two for each pair."""
-    place = e.at(base, I8, *index)
-    if has_feature(INSTRUCTIONS):
-        late, early = (as_float(e, e.load_vector(place, I8, half * LANES)) for half in (1, 0))
-        found = e.call_named("llvm.x86.avx512bf16.cvtne2ps2bf16.512", late, early, result=vector(BF16, 2 * LANES))
-        return e.ir.bitcast(found, PAIRS)
-    both = e.ir.sext(e.load_vector(place, I16, 0), PAIRS)
-    first = e.ir.ashr(e.ir.shl(both, e.constant(24, both)), e.constant(24, both))
-    first, second = (e.ir.bitcast(as_float(e, half), PAIRS) for half in (first, e.ir.ashr(both, e.constant(8, both))))
-    return e.ir.or_(e.ir.lshr(first, e.constant(16, first)), second)  # the lower half of either is 0
-
-
-def as_float(e: Emitter, integers: Any) -> Any:
-    """Return integers of at most 32 bits as float32."""
-    return e.ir.sitofp(e.ir.sext(integers, PAIRS), vector(F32))
+def narrow(e: Emitter, early: Any, late: Any) -> Any:
+    """Round two vectors of float32, of which the first comes first, by the instruction for it."""
+    found = e.call_named("llvm.x86.avx512bf16.cvtne2ps2bf16.512", late, early, result=vector(BF16, 2 * LANES))
+    return e.ir.bitcast(found, PAIRS)
 
 
 def _first(e: Emitter, pairs: Any) -> Any:

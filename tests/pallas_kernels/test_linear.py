@@ -15,13 +15,12 @@ from jaxllm.models.layers import ACTIVATIONS
 from pallas_kernels.linear.cpu import Kind, can_multiply, cpu_linear
 from pallas_kernels.linear.cpu.kernel import Kernel
 from pallas_kernels.native import compiling, objects
-from pallas_kernels.weights import WeightFormat
+from pallas_kernels.weights import INT8
 from pallas_kernels.weights.held import Quantized
 from tests.utils.ownership import give_away
 
 DTYPES = [(jnp.bfloat16, jnp.bfloat16), (jnp.bfloat16, jnp.float32), (jnp.float32, jnp.float32)]
-INT8 = WeightFormat(8, scale_dtype="float32")
-FLOAT32 = Kind(jnp.float32, jnp.float32, jnp.float32)
+FLOAT32 = Kind(jnp.float32, None, jnp.float32)
 
 
 def make(t: int, n: int, k: int, dtype: Any, seed: int = 0) -> tuple[jax.Array, jax.Array]:
@@ -62,7 +61,7 @@ def test_a_row_does_not_depend_on_the_others(dtype: Any, out_dtype: Any, k: int)
 
 def test_bfloat16_without_instructions_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pallas_kernels.native.pairs.has_feature", lambda _: False)
-    compiling.register("linear_in_two_products", Kernel(Kind(jnp.bfloat16, jnp.bfloat16, jnp.float32)), None)
+    compiling.register("linear_in_two_products", Kernel(Kind(jnp.bfloat16, None, jnp.float32)), None)
     x, w = make(7, 9, 96, jnp.bfloat16)
     call = jax.ffi.ffi_call("linear_in_two_products", jax.ShapeDtypeStruct((7, 9), jnp.float32))
     np.testing.assert_allclose(
@@ -184,7 +183,8 @@ def test_int8_rows_do_not_depend_on_the_others(dtype: Any, k: int) -> None:
 
 def test_int8_without_instructions_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pallas_kernels.native.pairs.has_feature", lambda _: False)
-    compiling.register("linear_int8_in_halves", Kernel(Kind(jnp.bfloat16, jnp.int8, jnp.float32)), None)
+    monkeypatch.setattr("pallas_kernels.linear.cpu.unpack.has_feature", lambda _: False)
+    compiling.register("linear_int8_in_halves", Kernel(Kind(jnp.bfloat16, INT8, jnp.float32)), None)
     x, (w, scales) = make(7, 9, 96, jnp.bfloat16)[0], make_int8(9, 96)
     call = jax.ffi.ffi_call("linear_int8_in_halves", jax.ShapeDtypeStruct((7, 9), jnp.float32))
     got = jax.jit(call)(x, w[None], jnp.int32(0), jnp.int32(7), jnp.zeros((0, 9)), jnp.zeros(0), scales[None])
