@@ -12,6 +12,7 @@ from pallas_kernels.linear.cpu import Kind, can_multiply, cpu_linear
 from pallas_kernels.linear.cpu.kernel import Kernel
 from pallas_kernels.native import compiling
 from pallas_kernels.weights import WeightFormat, dequantize
+from pallas_kernels.weights.held import Quantized
 from tests.pallas_kernels.quantized import FORMATS, make_parts, packed
 
 DTYPES = [jnp.bfloat16, jnp.float32]
@@ -46,8 +47,9 @@ def stacked(parts: dict[str, np.ndarray]) -> dict[str, jax.Array]:
 
 
 def multiply(x: jax.Array, weight: Any, form: WeightFormat | None, layer: int, out_dtype: Any, **options: Any) -> Any:
-    program = jax.jit(partial(cpu_linear, form=form, out_dtype=out_dtype, **options))
-    return np.asarray(program(x, weight, layer=jnp.int32(layer)))
+    held = weight if form is None else Quantized(weight, form, is_packed=True)
+    program = jax.jit(partial(cpu_linear, out_dtype=out_dtype, **options))
+    return np.asarray(program(x, held, layer=jnp.int32(layer)))
 
 
 def check(
@@ -93,7 +95,7 @@ def test_gates_and_sums_equal_those_of_plain_weights(name: str, dtype: Any) -> N
     bias = jnp.asarray(rng.standard_normal(21), jnp.float32)
     for t, num_rows in ((1, 1), (9, 1), (64, 33)):
         plus = jnp.asarray(rng.standard_normal((t, 21)), jnp.float32)
-        options: dict[str, Any] = {"activation": "gelu", "is_gated": False, "bias_n": bias, "plus_tn": plus}
+        options: dict[str, Any] = {"activation": "gelu", "is_gated": False, "bias_o": bias, "plus_to": plus}
         check(form, t, 21, k, dtype, jnp.float32, num_rows, **options)
 
 
