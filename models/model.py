@@ -27,7 +27,7 @@ from .layers.head import PoolingHead, head_names, pooled_states, taken_rows
 from .layers.moe import matmul_shapes
 from .loop import Cached, Heads, LayerBody, LayerLoop, Lent, run_layers
 from .ops import Ops, bind
-from .params import ParamSpec, Reading, array_specs, declared, make_spec, stack, under
+from .params import ParamSpec, Reading, array_specs, declared, held_apart, make_spec, stack, under
 from .plan import LayerPlan
 from .quantization import METHODS
 from .registry import get_family
@@ -180,7 +180,7 @@ class Model:
                 }
                 stacks = {number: stack(list(singles.values()))} if self.loop.stacked else singles
                 specs |= {f"layers.{i}.{path}": under(f"layers.{i}", spec) for i, spec in stacks.items()}
-        return specs
+        return held_apart(specs)
 
     def forward(
         self,
