@@ -48,9 +48,9 @@ def linear(
     """
     t, padding, n = x_tk.shape[0], max(0, MIN_ROWS - x_tk.shape[0]), w_lnk.shape[1]
     kind = Kind(x_tk.dtype, w_lnk.dtype, out_dtype, activation, is_gated)
-    prepare(kind)
+    name = prepare(kind)
     out_shape = (t + padding, n // 2 if activation and is_gated else n)
-    call = jax.ffi.ffi_call(kind.name, jax.ShapeDtypeStruct(out_shape, out_dtype))
+    call = jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(out_shape, out_dtype))
     numbers = (jnp.asarray(number, jnp.int32) for number in (layer, t if num_rows is None else num_rows))
 
     def pad(rows: Array) -> Array:
@@ -62,10 +62,13 @@ def linear(
     return call(pad(x_tk), w_lnk, *numbers, plus, bias, *scales)[:t]
 
 
-def prepare(kind: Kind, folder: Path | None = None) -> None:
-    """Compile a kernel, kept in a folder. A program that another process compiled needs it when it is loaded."""
+def prepare(kind: Kind, folder: Path | None = None) -> str:
+    """Compile a kernel, kept in a folder, and return its name.
+
+    A program that another process compiled needs it when it is loaded.
+    """
     from pallas_kernels.native.compiling import register
 
     from .kernel import Kernel
 
-    register(kind.name, Kernel(kind), folder)
+    return register(kind.name, Kernel(kind), folder)

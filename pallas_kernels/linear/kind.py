@@ -31,7 +31,7 @@ class Kind(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return XLA's name for the kernel."""
+        """Return a name for the kernel."""
         dtypes = (jnp.dtype(dtype).name for dtype in self[:3])
         activation = [] if self.activation is None else [self.activation, *(() if self.is_gated else ("plain",))]
         return "_".join(("linear", *dtypes, *activation))
