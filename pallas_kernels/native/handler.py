@@ -43,6 +43,7 @@ class Fields:
     SCHEDULE, NUM_THREADS = 48 + 11 * 8, 48 + 12 * 8
     # XLA_FFI_ThreadPool_Schedule_Args, XLA_FFI_ThreadPool_NumThreads_Args: size, extension, then
     POOL_CONTEXT, TASK, TASK_DATA, THREADS = 16, 24, 32, 24
+    SCHEDULE_SIZE, NUM_THREADS_SIZE = 40, 32
 
 
 class Job:
@@ -100,7 +101,7 @@ def add_handler(module: ir.Module, name: str, prepare: ir.Function, run: ir.Func
 
     threads = e.array(I64, 1)
     e.ir.store(I64(1), threads)
-    call(Fields.NUM_THREADS, 32, {Fields.POOL_CONTEXT: context, Fields.THREADS: threads})
+    call(Fields.NUM_THREADS, Fields.NUM_THREADS_SIZE, {Fields.POOL_CONTEXT: context, Fields.THREADS: threads})
     helpers = e.ir.sub(e.least(e.ir.load(threads, typ=I64), units), I64(1))
     job = e.ir.call(_libc(module, "malloc", POINTER, [I64]), [I64(Job.SIZE)])
     fields = {
@@ -117,7 +118,7 @@ def add_handler(module: ir.Module, name: str, prepare: ir.Function, run: ir.Func
     e.ir.fence("release")
     with e.range(0, helpers):
         task = {Fields.POOL_CONTEXT: context, Fields.TASK: take, Fields.TASK_DATA: job}
-        call(Fields.SCHEDULE, 40, task)
+        call(Fields.SCHEDULE, Fields.SCHEDULE_SIZE, task)
     e.ir.call(take, [job])
     _wait(e, job, units)
     _leave(e, module, job)

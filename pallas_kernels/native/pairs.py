@@ -34,8 +34,8 @@ def _add_by_four(e: Emitter, total: Any, x: Any, y: Any) -> Any:
     for first in range(0, LANES, 4):
         pairs = (e.shuffle(each, each, range(2 * first, 2 * first + 8)) for each in (x, y))
         parts.append(e.call_named(AARCH64_DOT, e.shuffle(total, total, range(first, first + 4)), *pairs))
-    halves = [e.shuffle(a, b, range(8)) for a, b in (parts[:2], parts[2:])]
-    return e.shuffle(*halves, range(LANES))
+    low, high = (e.shuffle(a, b, range(8)) for a, b in (parts[:2], parts[2:]))
+    return e.shuffle(low, high, range(LANES))
 
 
 def load_int8(e: Emitter, base: Any, *index: Any) -> Any:
