@@ -30,10 +30,12 @@ from sheet import print_sheet
 from jaxllm.execution.options import compiler_options
 from pallas_kernels.grouped_matmul import GroupedMatmul, Groups, MatmulShape, capacity
 from pallas_kernels.grouped_matmul.cases import CASES as CASES_OF_EXPERTS
-from pallas_kernels.linear import linear
+from pallas_kernels.linear import Linear
 from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, PagedAttention
 from pallas_kernels.paged_attention.batches import ragged_batch
 from pallas_kernels.paged_attention.cases import CASES
+from pallas_kernels.weights import WeightFormat
+from pallas_kernels.weights.held import Quantized
 
 Matrix = tuple[jax.Array, jax.Array | None]
 """Weights, and scales if they are int8."""
@@ -137,7 +139,7 @@ def matmul_row(num_rows: int, dtype: Any, rounds: int) -> dict[str, Any]:
     x = jnp.asarray(rng.standard_normal((num_rows, MATRICES[0][1])), dtype)
     ways: Mapping[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
         "xla": partial(jnp.einsum, "tk,nk->tn", precision=jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None),
-        "cpu": lambda x, w: linear(x, w[None], 0, dtype),
+        "cpu": lambda x, w: Linear("cpu")(x, w[None], 0),
     }
     # XLA at its quickest: float32 is not batch invariant so.
     options = compiler_options("cpu", dtype, dtype == jnp.bfloat16)
@@ -220,11 +222,17 @@ def multiply_parts(active: Sequence[int], parts: Sequence[jax.Array], experts: S
     (gate_up, gate_up_scales), (down, down_scales) = (
         (w[0], None if scales is None else scales[0]) for w, scales in experts
     )
-    found = []
+    found, linear = [], Linear("cpu")
     for expert, x in zip(active, parts, strict=True):
-        gated = linear(x, gate_up, expert, x.dtype, scales_ln=gate_up_scales, activation="silu")
-        found.append(linear(gated, down, expert, x.dtype, scales_ln=down_scales))
+        gated = linear(x, with_scales(gate_up, gate_up_scales), expert, activation="silu")
+        found.append(linear(gated, with_scales(down, down_scales), expert))
     return found
+
+
+def with_scales(values: jax.Array, scales: jax.Array | None) -> jax.Array | Quantized:
+    """Return weights [e, o, i] as the op takes them."""
+    int8 = WeightFormat(8, scale_dtype="float32")
+    return values if scales is None else Quantized({"codes": values, "scales": scales[..., None]}, int8)
 
 
 def multiply_parts_plainly(parts: Sequence[jax.Array], weights: Sequence[Matrix]) -> list[jax.Array]:

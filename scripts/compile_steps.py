@@ -51,6 +51,7 @@ from jaxllm.execution.step import StepShape
 from jaxllm.execution.step_config import StepConfig
 from jaxllm.models import Model, get_family
 from jaxllm.models.config import ModelConfig
+from jaxllm.models.ops import Ops
 from jaxllm.models.params import array_specs
 from jaxllm.sampling.shards import VocabShards
 
@@ -156,9 +157,11 @@ def make_compiler(name: str, platform: str, mesh: Mesh, num_layers: int | None) 
         platform=platform,
         generates=config.pooling is None,
         pools_sequences=config.pooling is not None,
-        grouped_matmul=resolve_experts(config, mesh, platform, "bfloat16", "bfloat16"),
     )
-    return StepCompiler(settings, Model(config, jnp.dtype("bfloat16"), layer_loop(platform, groups, mesh.size)), mesh)
+    experts = resolve_experts(config, mesh, platform, "bfloat16", "bfloat16")
+    ops = Ops(grouped_matmul=experts, mesh=mesh)
+    model = Model(config, jnp.dtype("bfloat16"), layer_loop(platform, groups, mesh.size), ops=ops)
+    return StepCompiler(settings, model, mesh)
 
 
 def check_program(compiler: StepCompiler, shape: StepShape | PoolShape) -> dict[str, Any]:

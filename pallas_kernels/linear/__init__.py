@@ -1,74 +1,100 @@
-"""Multiply a matrix by the transpose of another on a CPU: quickly for few rows, and the same for any number of them."""
+"""Rows times the transpose of a layer's weights, as they are held: in the numbers of a checkpoint, or in fewer bits.
+
+It is the matmul of all dense layers and of the output head. `reference.py` defines what is correct.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from .kind import ACTIVATIONS, MIN_COLUMNS, MIN_GATES, MIN_ROWS, STEP_BYTES, Kind
+from pallas_kernels.weights.held import Quantized
 
-__all__ = ["ACTIVATIONS", "Kind", "can_multiply", "linear", "prepare"]
+from .implementations import IMPLEMENTATIONS, Implementation
+from .shape import LinearShape
 
+__all__ = ["ACTIVATIONS", "IMPLEMENTATIONS", "Linear", "LinearShape"]
 
-def can_multiply(
-    shape: tuple[int, ...], dtype: DTypeLike, activation: str | None = None, *, is_gated: bool = True
-) -> bool:
-    """Say whether there is a kernel for x of a dtype, weights [n, k] of it or int8, and the activation if any."""
-    (n, k), dtype = shape, jnp.dtype(dtype)
-    has_rows = n >= MIN_COLUMNS and activation in (None, *ACTIVATIONS)
-    if activation is not None and is_gated:
-        has_rows = has_rows and n % 2 == 0 and n >= 2 * MIN_GATES
-    return has_rows and dtype in (jnp.bfloat16, jnp.float32) and k * dtype.itemsize % STEP_BYTES == 0
+ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
+"""The activations that the op can apply, by HF's names."""
 
 
-def linear(
-    x_tk: Array,
-    w_lnk: Array,
-    layer: Array | int,
-    out_dtype: DTypeLike,
-    *,
-    scales_ln: Array | None = None,
-    num_rows: Array | int | None = None,
-    activation: str | None = None,
-    is_gated: bool = True,
-    plus_tn: Array | None = None,
-    bias_n: Array | None = None,
-) -> Array:
-    """Return x @ w[layer].T, added up in float32, [t, n]; `can_multiply` must hold. No row depends on the others.
+@dataclass(frozen=True)
+class Linear:
+    """The op in one implementation. A matmul that the implementation cannot run is left to plain XLA."""
 
-    If w is int8, its rows are multiplied by `scales_ln`, float32.
-    Only the first `num_rows` rows of x are multiplied, if given; others become 0, or what multiplying gives. With one
-    of `ACTIVATIONS` it is the gated product [t, n / 2]: activation of the first half of the columns, times the second.
-    If it is not gated, `plus_tn` and `bias_n`, both of the result's dtype, are added, and the activation is that of the
-    sum, before the result is rounded.
-    """
-    t, padding, n = x_tk.shape[0], max(0, MIN_ROWS - x_tk.shape[0]), w_lnk.shape[1]
-    kind = Kind(x_tk.dtype, w_lnk.dtype, out_dtype, activation, is_gated)
-    name = prepare(kind)
-    out_shape = (t + padding, n // 2 if activation and is_gated else n)
-    call = jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(out_shape, out_dtype))
-    numbers = (jnp.asarray(number, jnp.int32) for number in (layer, t if num_rows is None else num_rows))
+    implementation: str = "xla"
+    interpret: bool = False
+    """Run a TPU's or GPU's kernels in their interpreter, on a CPU. Slow; for tests."""
 
-    def pad(rows: Array) -> Array:
-        return jnp.pad(rows, ((0, padding), (0, 0)))
+    @property
+    def _entry(self) -> Implementation:
+        return IMPLEMENTATIONS[self.implementation]
 
-    plus = jnp.zeros((0, n), out_dtype) if plus_tn is None else pad(plus_tn)
-    bias = jnp.zeros(0, out_dtype) if bias_n is None else bias_n
-    scales = [] if scales_ln is None else [scales_ln]
-    return call(pad(x_tk), w_lnk, *numbers, plus, bias, *scales)[:t]
+    def refusal(self, shape: LinearShape) -> str | None:
+        """Say why a matmul is left to plain XLA, None if it is not."""
+        return self._entry.refusal(shape)
 
+    def prepare(self, shapes: Sequence[LinearShape], folder: Path | None = None) -> None:
+        """Compile and register what programs with these matmuls call, so that this process can load such programs.
 
-def prepare(kind: Kind, folder: Path | None = None) -> str:
-    """Compile a kernel, kept in a folder, and return its name.
+        Machine code is kept in `folder`, if given, for other processes.
+        """
+        for shape in shapes:
+            if self.refusal(shape) is None:
+                self._entry.prepare(shape, folder)
 
-    A program that another process compiled needs it when it is loaded.
-    """
-    from pallas_kernels.native.compiling import register
+    def __call__(
+        self,
+        x_ti: Array,
+        weight: Array | Quantized,
+        layer: Array | int,
+        *,
+        out_dtype: DTypeLike | None = None,
+        num_rows: Array | int | None = None,
+        activation: str | None = None,
+        is_gated: bool = True,
+        plus_to: Array | None = None,
+        bias_o: Array | None = None,
+    ) -> Array:
+        """Return x @ w[layer].T, added up in float32, [t, o].
 
-    from .kernel import Kernel
+        Args:
+          x_ti: rows, bfloat16 or float32.
+          weight: the weights of all layers [l, o, i], of x's dtype or quantized. Quantized ones are multiplied as if
+            they had been widened to x's dtype; those with one scale for each output scale the sums instead.
+          layer: index of the layer, may be traced.
+          out_dtype: the result's dtype, x's if None.
+          num_rows: how many rows of x count; what others give may be anything but NaN. All, if None.
+          activation: one of `ACTIVATIONS`. If gated, the result is that of the first half of the columns times the
+            second half, [t, o / 2]; if not, that of all columns, of what is added too.
+          plus_to, bias_o: what is added, of the result's dtype; not where the result is gated.
 
-    return register(kind.name, Kernel(kind), folder)
+        Raises:
+          ValueError: for arrays that do not fit each other.
+        """
+        out_dtype = jnp.dtype(out_dtype or x_ti.dtype)
+        form = weight.format if isinstance(weight, Quantized) else None
+        if x_ti.ndim != 2 or len(weight.shape) != 3 or weight.shape[2] != x_ti.shape[1]:
+            raise ValueError(f"linear: x {x_ti.shape} and w {weight.shape} are not [t, in] and [layers, out, in]")
+        if activation not in (None, *ACTIVATIONS):
+            raise ValueError(f"linear: activation must be one of {', '.join(ACTIVATIONS)}, not {activation!r}")
+        shape = LinearShape(weight.shape[1], weight.shape[2], x_ti.dtype, out_dtype, form, activation, is_gated)
+        name = "xla" if self.refusal(shape) else self.implementation
+        return IMPLEMENTATIONS[name].load()(
+            x_ti,
+            weight,
+            layer,
+            out_dtype=out_dtype,
+            num_rows=num_rows,
+            activation=activation,
+            is_gated=is_gated,
+            plus_to=plus_to,
+            bias_o=bias_o,
+            interpret=self.interpret,
+        )

@@ -331,8 +331,10 @@ def test_remote_code_is_refused_by_name(make_model: MakeModel):
 
 
 def test_quantized_checkpoints_are_refused_by_name(make_model: MakeModel):
-    with pytest.raises(VLLMValidationError, match="'awq'"):
-        resolve(make_model(quantization_config={"quant_method": "awq"}))
+    with pytest.raises(VLLMValidationError, match=r"'aqlm'.*supported, only awq, gptq"):
+        resolve(make_model(quantization_config={"quant_method": "aqlm"}))
+    with pytest.raises(VLLMValidationError, match="bits is 5, which is not supported, only 4"):
+        resolve(make_model(quantization_config={"quant_method": "awq", "bits": 5}))
 
 
 def test_malformed_config_is_the_models_error(make_model: MakeModel):

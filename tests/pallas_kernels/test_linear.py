@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 
 from jaxllm.models.layers import ACTIVATIONS
-from pallas_kernels.linear import Kind, can_multiply, linear
-from pallas_kernels.linear.kernel import Kernel
+from pallas_kernels.linear.cpu import Kind, can_multiply, cpu_linear
+from pallas_kernels.linear.cpu.kernel import Kernel
 from pallas_kernels.native import compiling, objects
+from pallas_kernels.weights import WeightFormat
+from pallas_kernels.weights.held import Quantized
 from tests.utils.ownership import give_away
 
 DTYPES = [(jnp.bfloat16, jnp.bfloat16), (jnp.bfloat16, jnp.float32), (jnp.float32, jnp.float32)]
+INT8 = WeightFormat(8, scale_dtype="float32")
 FLOAT32 = Kind(jnp.float32, jnp.float32, jnp.float32)
 
 
@@ -27,7 +30,7 @@ def make(t: int, n: int, k: int, dtype: Any, seed: int = 0) -> tuple[jax.Array, 
 
 
 def multiply(x: jax.Array, w: jax.Array, out_dtype: Any) -> np.ndarray:
-    return np.asarray(jax.jit(lambda x, w: linear(x, w[None], 0, out_dtype))(x, w), np.float64)
+    return np.asarray(jax.jit(lambda x, w: cpu_linear(x, w[None], 0, out_dtype=out_dtype))(x, w), np.float64)
 
 
 def exact(x: jax.Array, w: jax.Array) -> np.ndarray:
@@ -73,7 +76,7 @@ def test_with_avx2_alone(t: int, n: int, k: int, dtype: Any, out_dtype: Any) -> 
 def test_adds(t: int, n: int, dtype: Any, out_dtype: Any) -> None:
     x, w = make(t, n, 64, dtype)
     plus = jnp.asarray(np.random.default_rng(1).standard_normal((t, n)), out_dtype)
-    got = jax.jit(lambda x, w, plus: linear(x, w[None], 0, out_dtype, plus_tn=plus))(x, w, plus)
+    got = jax.jit(lambda x, w, plus: cpu_linear(x, w[None], 0, out_dtype=out_dtype, plus_to=plus))(x, w, plus)
     expected = np.asarray(plus, np.float64) + exact(x, w)
     tolerance = 2.0**-8 if out_dtype == jnp.bfloat16 else 1e-6
     np.testing.assert_allclose(np.asarray(got, np.float64), expected, rtol=tolerance, atol=1e-4)
@@ -85,7 +88,9 @@ def test_adds(t: int, n: int, dtype: Any, out_dtype: Any) -> None:
 def test_gates(t: int, n: int, k: int, activation: str, dtype: Any, out_dtype: Any) -> None:
     x, w = make(t, n, k, dtype)
     w = w * 0.25
-    got = np.asarray(jax.jit(lambda x, w: linear(x, w[None], 0, out_dtype, activation=activation))(x, w), np.float64)
+    got = np.asarray(
+        jax.jit(lambda x, w: cpu_linear(x, w[None], 0, out_dtype=out_dtype, activation=activation))(x, w), np.float64
+    )
     gate, gated = np.split(exact(x, w), 2, axis=1)
     with jax.enable_x64(True):
         expected = np.asarray(ACTIVATIONS[activation](jnp.asarray(gate))) * gated
@@ -102,8 +107,8 @@ def test_activates_with_a_bias(t: int, n: int, k: int, activation: str | None, d
     x, w = make(t, n, k, dtype)
     w = w * 0.25
     bias = jnp.asarray(np.random.default_rng(1).standard_normal(n) * 3, out_dtype)
-    options: dict[str, Any] = {"activation": activation, "is_gated": False, "bias_n": bias}
-    got = np.asarray(jax.jit(lambda x, w: linear(x, w[None], 0, out_dtype, **options))(x, w), np.float64)
+    options: dict[str, Any] = {"activation": activation, "is_gated": False, "bias_o": bias}
+    got = np.asarray(jax.jit(lambda x, w: cpu_linear(x, w[None], 0, out_dtype=out_dtype, **options))(x, w), np.float64)
     total = exact(x, w) + np.asarray(bias, np.float64)
     with jax.enable_x64(True):
         expected = total if activation is None else np.asarray(ACTIVATIONS[activation](jnp.asarray(total)))
@@ -115,7 +120,9 @@ def test_activates_with_a_bias(t: int, n: int, k: int, activation: str | None, d
 
 def test_gelu_keeps_what_is_far_out() -> None:
     x = jnp.asarray([[value, *[0.0] * 15] for value in (-40.0, -6.0, -1e-30, 0.0, 6.0, 3e38, np.inf, np.nan)])
-    got = jax.jit(lambda x: linear(x, jnp.eye(16)[None], 0, jnp.float32, activation="gelu", is_gated=False))(x)
+    got = jax.jit(
+        lambda x: cpu_linear(x, jnp.eye(16)[None], 0, out_dtype=jnp.float32, activation="gelu", is_gated=False)
+    )(x)
     np.testing.assert_allclose(got[:6, 0], [0, -6e-9, -5e-31, 0, 6, 3e38], rtol=1e-6, atol=2e-6)
     assert got[6, 0] == np.inf
     assert np.isnan(got[7, 0])
@@ -131,8 +138,9 @@ def make_int8(n: int, k: int) -> tuple[jax.Array, jax.Array]:
 def multiply_int8(x: jax.Array, w: jax.Array, scales: jax.Array, out_dtype: Any, **options: Any) -> np.ndarray:
     """Multiply by the last of two layers."""
     stack, both = jnp.stack([jnp.zeros_like(w), w]), jnp.stack([scales * jnp.nan, scales])
-    program = jax.jit(lambda x, stack, both: linear(x, stack, 1, out_dtype, scales_ln=both, **options))
-    return np.asarray(program(x, stack, both), np.float64)
+    weight = Quantized({"codes": stack, "scales": both[..., None]}, INT8)
+    program = jax.jit(lambda x, weight: cpu_linear(x, weight, 1, out_dtype=out_dtype, **options))
+    return np.asarray(program(x, weight), np.float64)
 
 
 @pytest.mark.parametrize(("dtype", "out_dtype"), DTYPES)
@@ -143,7 +151,7 @@ def test_int8_matches_float64(t: int, n: int, k: int, dtype: Any, out_dtype: Any
     scaled = np.asarray(w, np.float64) * np.asarray(scales, np.float64)[:, None]
     product = np.asarray(x, np.float64) @ scaled.T
     bound = k * 2.0**-24 * (abs(np.asarray(x, np.float64)) @ abs(scaled).T) + 1e-6
-    for added, options in ((0, {}), (np.asarray(plus, np.float64), {"plus_tn": plus})):
+    for added, options in ((0, {}), (np.asarray(plus, np.float64), {"plus_to": plus})):
         rounding = 2.0**-8 * abs(product + added) if out_dtype == jnp.bfloat16 else 0
         got = multiply_int8(x, w, scales, out_dtype, **options)
         assert (abs(got - (product + added)) <= bound + rounding).all()
@@ -158,7 +166,9 @@ def test_int8_gates(activation: str, dtype: Any) -> None:
         x, (w, scales) = make(t, n, k, dtype)[0], make_int8(n, k)
         powers = 2.0 ** jnp.floor(jnp.log2(scales))
         same = (w.astype(jnp.float32) * powers[:, None]).astype(dtype)
-        expected = jax.jit(lambda x, w: linear(x, w[None], 0, jnp.float32, activation=activation))(x, same)
+        expected = jax.jit(lambda x, w: cpu_linear(x, w[None], 0, out_dtype=jnp.float32, activation=activation))(
+            x, same
+        )
         got = multiply_int8(x, w, powers, jnp.float32, activation=activation)
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
@@ -188,7 +198,9 @@ def test_int8_with_avx2_alone(t: int) -> None:
 def test_rows_of_padding_cost_nothing_and_hold_numbers(t: int, num_rows: int, activation: str | None) -> None:
     x, w = make(t, 96, 64, jnp.bfloat16)
     program = jax.jit(
-        lambda x, w, num_rows: linear(x, w[None], 0, jnp.float32, num_rows=num_rows, activation=activation)
+        lambda x, w, num_rows: cpu_linear(
+            x, w[None], 0, out_dtype=jnp.float32, num_rows=num_rows, activation=activation
+        )
     )
     expected = program(x, w, t)
     got = np.asarray(program(x.at[num_rows + 6 :].set(jnp.nan), w, num_rows))
@@ -201,7 +213,7 @@ def test_rows_of_padding_cost_nothing_and_hold_numbers(t: int, num_rows: int, ac
 def test_takes_one_layer(layer: int) -> None:
     x, w = make(5, 24, 64, jnp.bfloat16)
     stack = jnp.full((4, *w.shape), jnp.nan, w.dtype).at[layer].set(w)
-    got = jax.jit(lambda layer: linear(x, stack, layer, jnp.float32))(jnp.int32(layer))
+    got = jax.jit(lambda layer: cpu_linear(x, stack, layer, out_dtype=jnp.float32))(jnp.int32(layer))
     np.testing.assert_array_equal(got, multiply(x, w, jnp.float32))
 
 
@@ -216,7 +228,7 @@ def test_other_rows_may_be_anything() -> None:
 def test_many_at_once() -> None:
     """Calls share XLA's threads, and none waits for another's."""
     x, w = make(16, 960, 576, jnp.bfloat16)
-    program = jax.jit(lambda x, w: linear(x, w[None], 0, jnp.float32)).lower(x, w).compile()
+    program = jax.jit(lambda x, w: cpu_linear(x, w[None], 0, out_dtype=jnp.float32)).lower(x, w).compile()
     expected = np.asarray(program(x, w))
 
     def repeat(_: int) -> bool:

@@ -18,10 +18,13 @@ from jaxllm.execution.kv_pool import KVLayout, PoolRequest, count_blocks, most_t
 from jaxllm.execution.mesh import param_bytes
 from jaxllm.execution.options import layer_loop
 from jaxllm.execution.step_config import StepConfig
+from jaxllm.models.loop import LayerLoop
 from jaxllm.models.model import Model
+from jaxllm.models.ops import Ops
 from jaxllm.models.params import ParamSpec
 from jaxllm.pooling_params import TOKEN_TASKS
 from jaxllm.sampling.processors import traced
+from pallas_kernels.linear import Linear
 
 if TYPE_CHECKING:
     from jaxllm.config.engine_config import EngineConfig
@@ -58,7 +61,14 @@ def memory_limit(config: EngineConfig) -> int | None:
 def make_model(config: EngineConfig) -> Model:
     """Return the model that an engine runs."""
     loop = layer_loop(config.platform, config.kv_groups, config.mesh.size)
-    return Model(config.model_config, config.dtype, loop, quantization=config.quantization)
+    linear = Linear("cpu" if loop is LayerLoop.IN_PLACE else "xla")
+    return Model(
+        config.model_config,
+        config.dtype,
+        loop,
+        quantization=config.quantization,
+        ops=Ops(linear, config.grouped_matmul, config.mesh),
+    )
 
 
 def step_config(config: EngineConfig, host: HostProcessors | None = None) -> StepConfig:
@@ -76,7 +86,6 @@ def step_config(config: EngineConfig, host: HostProcessors | None = None) -> Ste
         processors=(*traced(config.logits_processors), *(host.traced() if host else ())),
         host_processors=host,
         batch_invariant=config.batch_invariant,
-        grouped_matmul=config.grouped_matmul,
         generates=config.generates,
         pools_sequences=any(task not in TOKEN_TASKS for task in tasks),
         pools_tokens=any(task in TOKEN_TASKS for task in tasks),

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from pallas_kernels.linear import Kind, can_multiply
-from pallas_kernels.linear.kind import MIN_ROWS
+from pallas_kernels.linear.cpu import Kind, can_multiply
+from pallas_kernels.linear.cpu.kind import MIN_ROWS
 
 from ..groups import Groups
 from ..shape import MatmulShape

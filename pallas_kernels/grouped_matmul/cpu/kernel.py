@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from pallas_kernels.linear.tiles import FEW_ROWS, NULL, UNIT_ROWS, Multiplier, Operands, Range, Tiles
+from pallas_kernels.linear.cpu.tiles import FEW_ROWS, NULL, UNIT_ROWS, Multiplier, Operands, Range, Tiles
 from pallas_kernels.native.emitter import F32, I64, POINTER, VOID, Emitter, add_function
 from pallas_kernels.native.handler import add_handler
 
