@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import pytest
 
+from pallas_kernels.linear.cpu import Kind
+from pallas_kernels.linear.cpu.kernel import Kernel as Linear
 from pallas_kernels.native import compiling, cores, interface, processor
 from pallas_kernels.native.handler import METADATA, VERSION, Fields
 from pallas_kernels.native.processor import AVX2, AVX512, aarch64, restricted, x86
@@ -92,8 +94,6 @@ def test_kernels_of_two_sets_have_two_names(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_code_for_aarch64_has_its_own_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pallas_kernels.linear import Kind
-    from pallas_kernels.linear.kernel import Kernel as Linear
 
     def build(features: dict[str, bool]) -> tuple[str, bytes]:
         own = aarch64("aarch64-linux-gnu", "", features)
