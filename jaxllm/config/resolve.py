@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from jaxllm.config import checkpoint_settings as settings
 from jaxllm.config.arguments import QUANTIZATIONS, EngineArguments
 from jaxllm.config.engine_config import EngineConfig
-from jaxllm.config.environment import default_cache_dir, reserve_gpu_memory
+from jaxllm.config.environment import default_cache_dir, limit_cpu, reserve_gpu_memory
 from jaxllm.config.groups import OTHER_GRAMMARS, StructuredOutputsConfig
 from jaxllm.config.head_settings import with_token_ids
 from jaxllm.config.limits import check_attention_chunks, resolve_limits
@@ -184,6 +184,7 @@ def _resolve_devices(
     """Settle which devices run the model, what they are, and the model as it is spread over them."""
     from jaxllm.execution.mesh import resolve_mesh, spread
 
+    limit_cpu()
     if devices is None:
         is_sized = args.kv_cache_memory_bytes is None and args.num_gpu_blocks_override is None
         reserve_gpu_memory(args.gpu_memory_utilization if is_sized else 1.0)

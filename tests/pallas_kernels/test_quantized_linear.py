@@ -8,9 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.linear.cpu import Kind, can_multiply, cpu_linear
-from pallas_kernels.linear.cpu.kernel import Kernel
-from pallas_kernels.native import compiling
+from pallas_kernels.linear.cpu import can_multiply, cpu_linear
 from pallas_kernels.weights import WeightFormat, dequantize
 from pallas_kernels.weights.held import Quantized
 from tests.pallas_kernels.quantized import FORMATS, make_parts, packed
@@ -119,32 +117,12 @@ def test_scales_of_outputs_multiply_sums(form: WeightFormat, dtype: Any) -> None
         np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.usefixtures("avx2")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
-def test_without_avx512(form: WeightFormat, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("native.pairs", "linear.cpu.unpack"):
-        monkeypatch.setattr(f"pallas_kernels.{module}.has_feature", lambda _: False)
-    monkeypatch.setattr("pallas_kernels.linear.cpu.tiles.num_registers", lambda: 8)
-    n, k = 9, inputs_of(form, 192)
-    parts = make_parts(form, n, k)
-    called = []
-    for each in (form, None):
-        kind = Kind(dtype, each, jnp.float32)
-        name = f"without_avx512_{kind.name}"
-        compiling.register(name, Kernel(kind), None)
-        called.append(name)
-    for t in (4, 7):
-        x = jnp.asarray(np.random.default_rng(0).standard_normal((t, k)), dtype)
-        rest = [jnp.int32(0), jnp.int32(t), jnp.zeros((0, n)), jnp.zeros(0)]
-        held = [jnp.asarray(part)[None] for part in packed(parts, form).values()]
-        values = rounded(parts, form, dtype) if form.group else jnp.asarray(parts["codes"].astype(np.float32), dtype)
-        by_parts, by_numbers = (
-            jax.jit(jax.ffi.ffi_call(name, jax.ShapeDtypeStruct((t, n), jnp.float32))) for name in called
-        )
-        expected = np.asarray(by_numbers(x, values[None], *rest))
-        if not form.group:
-            expected = expected * parts["scales"].astype(np.float32)[:, 0]
-        np.testing.assert_array_equal(by_parts(x, held[0], *rest, *held[1:]), expected)
+@pytest.mark.parametrize("form", GROUPED.values(), ids=GROUPED)
+def test_with_avx2_alone(form: WeightFormat, dtype: Any) -> None:
+    for t in (1, 7):
+        check(form, t, 9, inputs_of(form, 192), dtype, jnp.float32)
 
 
 @pytest.mark.parametrize(

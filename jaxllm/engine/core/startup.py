@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-XLA_VARIABLES = ("XLA_", "NPROC", "PJRT_")
+XLA_VARIABLES = ("JAXLLM_CPU", "XLA_", "NPROC", "PJRT_")
 """Compiled programs depend on environment variables with these prefixes."""
 
 

@@ -28,9 +28,9 @@ def cpu_refusal(shape: MatmulShape) -> str | None:
     o, i = shape.num_outputs, shape.num_inputs
     if not can_multiply((o, i), dtype, shape.activation, form=shape.format):
         return f"a row of weights must be a multiple of 64 bytes in x's dtype, and there must be a few, not [{o}, {i}]"
-    from pallas_kernels.native.compiling import has_feature
+    from pallas_kernels.native.compiling import refuse
 
-    return None if has_feature("avx2") and has_feature("fma") else "the processor has no AVX2 and FMA"
+    return refuse()
 
 
 def cpu_prepare(shape: MatmulShape, folder: Path | None) -> None:
@@ -67,6 +67,4 @@ def _prepare(kind: Kind, folder: Path | None) -> str:
 
     from .kernel import Kernel
 
-    name = f"grouped_{kind.name}"
-    register(name, Kernel(kind), folder)
-    return name
+    return register(f"grouped_{kind.name}", Kernel(kind), folder)

@@ -39,7 +39,9 @@ def cpu_refusal(shape: LinearShape) -> str | None:
     """Say why there is no kernel for a matmul, None if there is."""
     size, options = (shape.num_outputs, shape.num_inputs), {"is_gated": shape.is_gated, "form": shape.format}
     if can_multiply(size, shape.dtype, shape.activation, **options):
-        return None
+        from pallas_kernels.native.compiling import refuse
+
+        return refuse()
     return (
         "a row of weights must be a multiple of 64 bytes in x's dtype, quantized ones of 64 numbers, "
         f"and there must be a few, not {list(size)}"
@@ -74,9 +76,8 @@ def cpu_linear(
     t, padding, n = x_ti.shape[0], max(0, MIN_ROWS - x_ti.shape[0]), codes.shape[1]
     form = weight.format if isinstance(weight, Quantized) else None
     kind = Kind(x_ti.dtype, form, out_dtype, activation, is_gated)
-    _prepare(kind, None)
     out_shape = (t + padding, n // 2 if activation and is_gated else n)
-    call = jax.ffi.ffi_call(kind.name, jax.ShapeDtypeStruct(out_shape, out_dtype))
+    call = jax.ffi.ffi_call(_prepare(kind, None), jax.ShapeDtypeStruct(out_shape, out_dtype))
     numbers = (jnp.asarray(number, jnp.int32) for number in (layer, t if num_rows is None else num_rows))
 
     def pad(rows: Array) -> Array:
@@ -94,9 +95,10 @@ def arrays_of(weight: Array | Quantized) -> list[Array]:
     return [weight.parts[name] for name in weight.format.parts]
 
 
-def _prepare(kind: Kind, folder: Path | None) -> None:
+def _prepare(kind: Kind, folder: Path | None) -> str:
+    """Return XLA's name for the kernel, which is compiled."""
     from pallas_kernels.native.compiling import register
 
     from .kernel import Kernel
 
-    register(kind.name, Kernel(kind), folder)
+    return register(kind.name, Kernel(kind), folder)

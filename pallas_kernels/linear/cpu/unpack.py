@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from llvmlite import ir
 
-from pallas_kernels.native import pairs
-from pallas_kernels.native.compiling import has_feature
+from pallas_kernels.native import pairs, processor
 from pallas_kernels.native.emitter import F16, F32, I1, I8, I16, I32, I64, LANES, Emitter, vector
 from pallas_kernels.native.number_formats import FORMATS
 from pallas_kernels.weights import CODEBOOKS, WeightFormat
@@ -114,8 +113,10 @@ class Unpacker(Plain):
         is_float32 = any(each == np.float32 for each in dtypes)
         self.rounds_twice = is_float32 and (form.has_mins or form.zero_dtype is not None)
         """Whether the product of a value and a scale may have more bits than float32 has."""
-        self.has_words = self.dtype == jnp.bfloat16 and has_feature(pairs.INSTRUCTIONS)
-        can_look_up = has_feature("avx512f") and (self.has_words or self.dtype == jnp.float32)
+        self.has_words = (
+            self.dtype == jnp.bfloat16 and processor.current().has_bfloat16_dot and processor.current().is_x86
+        )
+        can_look_up = processor.current().name == "avx512" and (self.has_words or self.dtype == jnp.float32)
         most = TABLE_BITS if self.has_words and form.group != LANES else 4
         self.has_table = can_look_up and form.bits <= most and form.group is not None
         """Whether the numbers of all of a group's codes are made first."""
@@ -327,7 +328,7 @@ class Unpacker(Plain):
     def _look_up(self, e: Emitter, index: Any) -> Any:
         """Return the numbers of a codebook."""
         table = self.form.table()
-        if has_feature("avx512f"):
+        if processor.current().name == "avx512":
             return e.call_named("llvm.x86.avx512.permvar.sf.512", _constants(table), index)
         found = e.constant(float(table[0]), e.splat(F32(0.0)))
         for code in range(1, len(table)):
