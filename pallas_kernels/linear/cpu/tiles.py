@@ -61,6 +61,8 @@ SCRATCH_BYTES = 128 << 10
 """Bytes of the stack for weights that were int8; rows that are too long for it are taken in registers."""
 PACKED_TOGETHER = 4
 """How many rows of packed w are multiplied at a time where there are few rows of x."""
+PACKED_FEW_ROWS = 8
+"""Up to how many rows packed w is unpacked for a few at a time, rather than once for all."""
 AHEAD = 2048
 """How far ahead w is fetched, in bytes."""
 NULL = ir.Constant(POINTER, None)
@@ -146,7 +148,8 @@ class Multiplier:
     def multiply(self, e: Emitter, tiles: Tiles, of: Operands, num_rows: Any, rows: Range, columns: Range) -> None:
         """Multiply a unit's rows of x, of the `num_rows` that there are, by a unit's rows of w."""
         cannot_take_many = e.ir.icmp_signed("<", of.t, I64(self.many_rows))
-        is_few = e.ir.or_(e.ir.icmp_signed("<=", num_rows, I64(FEW_ROWS)), cannot_take_many)
+        most = PACKED_FEW_ROWS if self.is_packed else FEW_ROWS
+        is_few = e.ir.or_(e.ir.icmp_signed("<=", num_rows, I64(most)), cannot_take_many)
         scratch = e.array(self.storage, self.scratch_size) if self.is_packed else None
         group = self._group(e, of.k)
         with e.range(*columns, group) as begin:

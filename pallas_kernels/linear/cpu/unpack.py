@@ -330,6 +330,8 @@ class Unpacker(Plain):
         table = self.form.table()
         if processor.current().name == "avx512":
             return e.call_named("llvm.x86.avx512.permvar.sf.512", _constants(table), index)
+        if has_feature("avx2"):
+            return _look_up_halves(e, table, index)
         found = e.constant(float(table[0]), e.splat(F32(0.0)))
         for code in range(1, len(table)):
             is_here = e.ir.icmp_signed("==", index, e.constant(code, index))
@@ -381,6 +383,15 @@ class Unpacker(Plain):
         return e.ir.or_(
             e.ir.lshr(even, e.constant(16, even)), e.ir.and_(odd, ir.Constant(odd.type, [0xFFFF0000] * LANES))
         )
+
+
+def _look_up_halves(e: Emitter, table: np.ndarray, index: Any) -> Any:
+    """Return 16 of a table's 16 numbers: 8 at a time, each of the lower or the upper half of the table."""
+    low, high = (_constants(table[start : start + 8]) for start in (0, 8))
+    is_high = e.ir.icmp_signed(">", index, e.constant(7, index))
+    halves = [e.shuffle(index, index, range(start, start + 8)) for start in (0, 8)]
+    early, late = ([e.call_named("llvm.x86.avx2.permps", each, half) for half in halves] for each in (low, high))
+    return e.ir.select(is_high, e.shuffle(*late, range(LANES)), e.shuffle(*early, range(LANES)))
 
 
 def _load_bits(e: Emitter, plane: Any, first: int) -> Any:
