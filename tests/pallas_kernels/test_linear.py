@@ -15,13 +15,12 @@ from jaxllm.models.layers import ACTIVATIONS
 from pallas_kernels.linear.cpu import Kind, can_multiply, cpu_linear
 from pallas_kernels.linear.cpu.kernel import Kernel
 from pallas_kernels.native import compiling, objects
-from pallas_kernels.weights import WeightFormat
+from pallas_kernels.weights import INT8
 from pallas_kernels.weights.held import Quantized
 from tests.utils.ownership import give_away
 
 DTYPES = [(jnp.bfloat16, jnp.bfloat16), (jnp.bfloat16, jnp.float32), (jnp.float32, jnp.float32)]
-INT8 = WeightFormat(8, scale_dtype="float32")
-FLOAT32 = Kind(jnp.float32, jnp.float32, jnp.float32)
+FLOAT32 = Kind(jnp.float32, None, jnp.float32)
 
 
 def make(t: int, n: int, k: int, dtype: Any, seed: int = 0) -> tuple[jax.Array, jax.Array]:
@@ -60,14 +59,15 @@ def test_a_row_does_not_depend_on_the_others(dtype: Any, out_dtype: Any, k: int)
         np.testing.assert_array_equal(multiply(x[start : start + count], w, out_dtype), whole[start : start + count])
 
 
-def test_bfloat16_without_instructions_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pallas_kernels.native.pairs.has_feature", lambda _: False)
-    compiling.register("linear_in_two_products", Kernel(Kind(jnp.bfloat16, jnp.bfloat16, jnp.float32)), None)
-    x, w = make(7, 9, 96, jnp.bfloat16)
-    call = jax.ffi.ffi_call("linear_in_two_products", jax.ShapeDtypeStruct((7, 9), jnp.float32))
-    np.testing.assert_allclose(
-        jax.jit(call)(x, w[None], jnp.int32(0), jnp.int32(7), jnp.zeros((0, 9)), jnp.zeros(0)), exact(x, w), atol=1e-4
-    )
+@pytest.mark.usefixtures("avx2")
+@pytest.mark.parametrize(("dtype", "out_dtype"), DTYPES)
+@pytest.mark.parametrize(("t", "n", "k"), [(1, 9, 96), (7, 9, 96), (97, 40, 1600)])
+def test_with_avx2_alone(t: int, n: int, k: int, dtype: Any, out_dtype: Any) -> None:
+    x, w = make(t, n, k, dtype)
+    got = multiply(x, w, out_dtype)
+    tolerance = 2.0**-8 if out_dtype == jnp.bfloat16 else 1e-5
+    np.testing.assert_allclose(np.asarray(got, np.float64), exact(x, w), rtol=tolerance, atol=1e-3)
+    np.testing.assert_array_equal(multiply(x[:1], w, out_dtype), got[:1])
 
 
 @pytest.mark.parametrize(("dtype", "out_dtype"), DTYPES)
@@ -182,12 +182,11 @@ def test_int8_rows_do_not_depend_on_the_others(dtype: Any, k: int) -> None:
         np.testing.assert_array_equal(got, whole[start : start + count])
 
 
-def test_int8_without_instructions_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pallas_kernels.native.pairs.has_feature", lambda _: False)
-    compiling.register("linear_int8_in_halves", Kernel(Kind(jnp.bfloat16, jnp.int8, jnp.float32)), None)
-    x, (w, scales) = make(7, 9, 96, jnp.bfloat16)[0], make_int8(9, 96)
-    call = jax.ffi.ffi_call("linear_int8_in_halves", jax.ShapeDtypeStruct((7, 9), jnp.float32))
-    got = jax.jit(call)(x, w[None], jnp.int32(0), jnp.int32(7), jnp.zeros((0, 9)), jnp.zeros(0), scales[None])
+@pytest.mark.usefixtures("avx2")
+@pytest.mark.parametrize("t", [1, 7, 97])
+def test_int8_with_avx2_alone(t: int) -> None:
+    x, (w, scales) = make(t, 9, 96, jnp.bfloat16)[0], make_int8(9, 96)
+    got = multiply_int8(x, w, scales, jnp.float32)
     np.testing.assert_allclose(got, exact(x, w) * np.asarray(scales), atol=1e-4)
 
 
@@ -263,7 +262,7 @@ def test_code_comes_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         compiling._Registry().register(name, Kernel(FLOAT32), tmp_path)
 
     register("linear_kept")
-    monkeypatch.setattr(compiling, "_compile", lambda _: pytest.fail("compiled again"))
+    monkeypatch.setattr(compiling, "compile_for", lambda *_: pytest.fail("compiled again"))
     register("linear_kept")
     assert registered == ["linear_kept", "linear_kept"]
     with pytest.raises(pytest.fail.Exception, match="compiled again"):

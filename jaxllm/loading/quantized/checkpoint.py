@@ -96,9 +96,10 @@ class QuantizedCheckpoint(Checkpoint):
         numbers = self._widened(matrix, index)
         return numbers if index is None or matrix.layout.is_stacked else numbers[index]
 
-    def format_of(self, name: str) -> WeightFormat | None:
+    def format_of(self, name: str, num_inputs: int = 0) -> WeightFormat | None:
         if not self._inner.tensors:
-            return self._scheme.format_of(name)
+            form = self._scheme.format_of(name)
+            return None if form is None else for_rows(form, num_inputs)
         matrix = self._matrices.get(name)
         return None if matrix is None else matrix.form
 
