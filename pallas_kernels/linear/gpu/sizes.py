@@ -59,7 +59,8 @@ def choose_sizes(num_rows: int, num_outputs: int, num_inputs: int, form: WeightF
     num_pieces = num_inputs // piece(form)
     parts = max(1, min(-(-WORKERS // column_tiles), num_pieces // LEAST_PIECES))
     row_tiles = -(-num_rows // rows)
-    is_whole = parts == 1 or column_tiles * row_tiles >= WORKERS
+    # Parts are written and read in float32, which costs as much as SMs of which half have nothing to do.
+    is_whole = parts == 1 or 2 * column_tiles * row_tiles >= WORKERS
     out = CONSUMERS * MMA_ROWS * rows * 4
     stage = CONSUMERS * MMA_ROWS * DEPTH * WORD_BYTES + rows * piece(form) * 2
     return Sizes(rows, parts, is_whole, min(MOST_STAGES, (SMEM_BYTES - SMEM_RESERVED - out) // stage))
