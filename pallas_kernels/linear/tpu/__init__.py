@@ -43,7 +43,7 @@ def tpu_linear(
     if sizes is None and len(x_ti) <= FEW_ROWS and x_ti.dtype == jnp.bfloat16:
         product_to = multiply_few(x_ti, weight, layer, interpret=interpret).astype(out_dtype)
     else:
-        sizes = sizes or choose_sizes(len(x_ti), *weight.shape[1:], x_ti.dtype)
+        sizes = sizes or choose_sizes(len(x_ti), weight.shape[1], weight.shape[2], x_ti.dtype)
         options = {"out_dtype": out_dtype, "sizes": sizes, "interpret": interpret}
         product_to = multiply_many(x_ti, weight, layer, **options)
     return finish(product_to, activation, plus_to, bias_o, is_gated=is_gated)
