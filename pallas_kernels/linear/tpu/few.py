@@ -18,7 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.weights.held import Quantized
 
 from .options import pallas_options
-from .sizes import LANES, few_outputs
+from .sizes import CHUNKS_AT_ONCE, LANES, few_outputs
 from .values import values
 
 ROW_SLAB = 16
@@ -28,13 +28,14 @@ ROW_SLAB = 16
 def multiply_few(x_ti: Array, weight: Quantized, layer: Array | int, *, interpret: bool) -> Array:
     """Return the float32 product [t, o] of bfloat16 rows and a layer's weights, no number of which is rounded."""
     form, (t, i), o = weight.format, x_ti.shape, weight.shape[1]
-    assert form.group is not None
+    group = form.group
+    assert group is not None
     grouped = weight.map(lambda part: lax.dynamic_index_in_dim(part, layer, keepdims=False))
     scales_og, mins_og = grouped.scales_and_mins()
     if form.offset:
         mins_og = form.offset * scales_og + (0 if mins_og is None else mins_og)
     padded = jnp.pad(x_ti, ((0, -t % ROW_SLAB), (0, 0)))
-    per_chunk = max(1, LANES // form.group)
+    per_chunk = max(1, LANES // group)
     group_of_lane = jnp.arange(LANES) * per_chunk // LANES
     x_ctv = padded.reshape(len(padded), -1, LANES).swapaxes(0, 1)
     is_own = group_of_lane == jnp.arange(per_chunk)[:, None]
@@ -48,12 +49,12 @@ def multiply_few(x_ti: Array, weight: Quantized, layer: Array | int, *, interpre
             products = lax.dot_general(
                 x[chunk], weights, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
             ).reshape(per_chunk, len(padded), outputs)
-            first = chunk * per_chunk if form.group <= LANES else lax.div(chunk * LANES, form.group)
+            first = chunk * per_chunk if group <= LANES else lax.div(chunk * LANES, group)
             for j in range(per_chunk):
                 sums = sums + products[j] * scales[pl.ds(first + j, 1), :]
             return sums
 
-        y[...] = lax.fori_loop(0, i // LANES, add, jnp.zeros(y.shape, jnp.float32), unroll=2)
+        y[...] = lax.fori_loop(0, i // LANES, add, jnp.zeros(y.shape, jnp.float32), unroll=CHUNKS_AT_ONCE)
 
     product_to = pl.pallas_call(
         body,
