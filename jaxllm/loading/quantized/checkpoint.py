@@ -14,7 +14,7 @@ from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype, st
 from jaxllm.loading.json_file import model_error
 from jaxllm.loading.names import FLOAT_DTYPES
 from jaxllm.loading.quantized.methods import read_scheme
-from jaxllm.loading.quantized.scheme import Layout, Scheme, for_rows
+from jaxllm.loading.quantized.scheme import Layout, Scheme
 from pallas_kernels.weights import WeightFormat, dequantize
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class QuantizedCheckpoint(Checkpoint):
         try:
             shape = layout.shape(infos, _Stored(self._inner, module, ends))
             num_inputs = shape[-2] if layout.is_stacked else shape[-1]
-            form = for_rows(layout.form, num_inputs, layout.scales(infos))
+            form = layout.held_as(num_inputs, infos)
         except ValueError as error:
             raise model_error(f"{module}{error}", self.source) from error
         num_bytes = sum(info.num_bytes for info in infos.values())
