@@ -11,7 +11,7 @@ _UP_TO_A_DOT = r"(?:{})(?:(?<=\.)|(?=\.|$))"
 
 
 def compiled(pattern: str, key: str, around: str = "{}") -> re.Pattern[str]:
-    """Compile a regular expression of a config, put into another; one that is none is a ValueError that names its key."""
+    """Compile a regular expression of a config, put into another. Raises ValueError, naming its key, if it is none."""
     try:
         return re.compile(around.format(pattern))
     except (re.error, RecursionError, OverflowError) as error:

@@ -121,6 +121,8 @@ class Scheme:
 
 def expect(infos: Infos, end: str, shape: tuple[int, ...] | None, *dtypes: str) -> tuple[int, ...]:
     """Return a tensor's shape; raise ValueError if it is not `shape`, or its dtype none of `dtypes`."""
+    if end not in infos:
+        raise ValueError(f" is quantized, but there is no {end}")
     info = infos[end]
     if shape is not None and tuple(info.shape) != shape:
         raise ValueError(f"{end} has shape {list(info.shape)}, expected {list(shape)}")
