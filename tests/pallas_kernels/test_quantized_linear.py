@@ -78,7 +78,7 @@ def check(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", GROUPED.values(), ids=GROUPED)
 def test_equals_plain_weights(form: WeightFormat, dtype: Any) -> None:
-    for t, n, least in ((1, 4, 64), (3, 21, 192), (6, 18, 576), (50, 33, 1200), (100, 50, 192)):
+    for t, n, least in ((1, 4, 64), (7, 21, 192), (9, 18, 576), (100, 33, 1200)):
         check(form, t, n, inputs_of(form, least), dtype)
 
 

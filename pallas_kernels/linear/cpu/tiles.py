@@ -59,8 +59,6 @@ GATES = MIN_GATES
 """How many gates are taken at a time with what they gate: their activations fill vectors."""
 SCRATCH_BYTES = 128 << 10
 """Bytes of the stack for weights that were int8; rows that are too long for it are taken in registers."""
-PACKED_TOGETHER = 4
-"""How many rows of packed w are multiplied at a time where there are few rows of x."""
 PACKED_FEW_ROWS = 8
 """Up to how many rows packed w is unpacked for a few at a time, rather than once for all."""
 AHEAD = 2048
@@ -296,9 +294,11 @@ class Multiplier:
                     for each, place in zip(sums[row], places[row], strict=True):
                         each.value = e.load_vector(kept, F32, place)
         # With few rows of x, what takes time is to read w: as one stream, which the processor reads ahead of. Packed
-        # weights take longer to unpack than to read, and x is loaded once for several rows of w.
-        together = (PACKED_TOGETHER if self.is_packed else 1) if takes_few else self.many_columns
-        ahead = e.product(self.width, weights.width(e, k)) if self.is_packed else AHEAD
+        # weights take longer to unpack than to read, and x is loaded once for several rows of w; the next of each is
+        # as many rows ahead.
+        has_all = self.is_packed and (rows == 1 or num_registers() == 32)
+        together = (COLUMNS if has_all else 1) if takes_few else self.many_columns
+        ahead = e.product(self.width, weights.width(e, k)) if has_all else AHEAD
         for first in range(0, COLUMNS, together):
             places_w = [
                 e.sum(column, e.product(apart, each // self.width), each % self.width)

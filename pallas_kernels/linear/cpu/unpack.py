@@ -113,12 +113,14 @@ class Unpacker(Plain):
         is_float32 = any(each == np.float32 for each in dtypes)
         self.rounds_twice = is_float32 and (form.has_mins or form.zero_dtype is not None)
         """Whether the product of a value and a scale may have more bits than float32 has."""
-        self.has_words = (
-            self.dtype == jnp.bfloat16 and processor.current().has_bfloat16_dot and processor.current().is_x86
-        )
-        can_look_up = processor.current().name == "avx512" and (self.has_words or self.dtype == jnp.float32)
-        most = TABLE_BITS if self.has_words and form.group != LANES else 4
-        self.has_table = can_look_up and form.bits <= most and form.group is not None
+        own, is_bfloat16, is_grouped = processor.current(), self.dtype == jnp.bfloat16, form.group is not None
+        self.has_words = is_bfloat16 and own.has_bfloat16_dot and own.is_x86
+        """Whether there are instructions for 32 numbers in bfloat16."""
+        self.has_bytes = not self.has_words and is_bfloat16 and is_grouped and form.bits == 4 and own.is_x86
+        """Whether the bytes of 32 numbers in bfloat16 are looked up."""
+        most = TABLE_BITS if self.has_words and form.group != LANES else TABLE_BITS - 1
+        can_look_up = self.has_words or (not is_bfloat16 and own.name == "avx512")
+        self.has_table = self.has_bytes or (can_look_up and is_grouped and form.bits <= most)
         """Whether the numbers of all of a group's codes are made first."""
         self.has_offset = not self.has_table and form.values == "integer" and form.offset != 0
         self.folds_offset = self.has_offset and not (is_float32 or form.has_mins or form.zero_dtype)
@@ -209,11 +211,11 @@ class Unpacker(Plain):
         starts = range(0, self.step, per_vector)
         if self.dtype == jnp.float32:
             return [self._numbers(e, row, codes, step, first, 1) for first in starts]
+        if self.has_bytes:
+            return [self._look_up_bytes(e, row, codes, step, first) for first in starts]
         if not self.has_words:
-            return [
-                self._join(e, *(self._numbers(e, row, codes, step, first + odd, 2) for odd in (0, 1)))
-                for first in starts
-            ]
+            numbers = [[self._numbers(e, row, codes, step, first + odd, 2) for odd in (0, 1)] for first in starts]
+            return [self._join(e, *each) for each in numbers]
         if self.has_table:
             return [self._look_up_words(e, row, codes, step, first) for first in starts]
         return [
@@ -330,7 +332,7 @@ class Unpacker(Plain):
         table = self.form.table()
         if processor.current().name == "avx512":
             return e.call_named("llvm.x86.avx512.permvar.sf.512", _constants(table), index)
-        if has_feature("avx2"):
+        if processor.current().is_x86:
             return _look_up_halves(e, table, index)
         found = e.constant(float(table[0]), e.splat(F32(0.0)))
         for code in range(1, len(table)):
@@ -354,6 +356,24 @@ class Unpacker(Plain):
             index = e.ir.and_(index, e.constant(LANES - 1, index))
             index = e.ir.or_(index, ir.Constant(index.type, [lane // LANES * LANES for lane in range(2 * LANES)]))
         return e.ir.bitcast(e.call_named("llvm.x86.avx512.permvar.hi.512", table, index), pairs.PAIRS)
+
+    def _look_up_bytes(self, e: Emitter, row: Row, codes: Any, step: Any, first: int) -> Any:
+        """Return 32 numbers in bfloat16, of which the low and the high bytes are looked up apart, 16 at a time."""
+        firsts = (first, first + LANES) if self.form.group == LANES else (first,)
+        tables = [e.ir.bitcast(self._table(e, row, step, each, 0), pairs.PAIRS) for each in firsts]
+        tables = [e.ir.bitcast(_round(e, table), vector(I8, 4 * LANES)) for table in tables]
+        some = e.load_vector(codes, I8, 0, lanes=2 * LANES)
+        if first:
+            some = e.ir.lshr(some, e.constant(4, some))
+        index = e.ir.and_(some, e.constant(15, some))
+        low, high = (
+            e.call_named(
+                "llvm.x86.avx2.pshuf.b", e.shuffle(tables[0], tables[-1], _bytes_of_tables(place, len(tables))), index
+            )
+            for place in (2, 3)
+        )
+        lanes = [lane + 2 * LANES * late for lane in range(2 * LANES) for late in (0, 1)]
+        return e.ir.bitcast(e.shuffle(low, high, lanes), pairs.PAIRS)
 
     def _words(self, e: Emitter, codes: Any, first: int) -> Any:
         """Return 32 codes in 16 bits each, of which bits that the table has no need of may be anything."""
@@ -387,11 +407,19 @@ class Unpacker(Plain):
 
 def _look_up_halves(e: Emitter, table: np.ndarray, index: Any) -> Any:
     """Return 16 of a table's 16 numbers: 8 at a time, each of the lower or the upper half of the table."""
-    low, high = (_constants(table[start : start + 8]) for start in (0, 8))
+
+    def look_up(half: np.ndarray) -> Any:
+        indices = (e.shuffle(index, index, range(start, start + 8)) for start in (0, 8))
+        early, late = (e.call_named("llvm.x86.avx2.permps", _constants(half), each) for each in indices)
+        return e.shuffle(early, late, range(LANES))
+
     is_high = e.ir.icmp_signed(">", index, e.constant(7, index))
-    halves = [e.shuffle(index, index, range(start, start + 8)) for start in (0, 8)]
-    early, late = ([e.call_named("llvm.x86.avx2.permps", each, half) for half in halves] for each in (low, high))
-    return e.ir.select(is_high, e.shuffle(*late, range(LANES)), e.shuffle(*early, range(LANES)))
+    return e.ir.select(is_high, look_up(table[8:]), look_up(table[:8]))
+
+
+def _bytes_of_tables(place: int, num_tables: int) -> list[int]:
+    """Return where a byte of each of 16 float32 is in the first of two tables and in the last."""
+    return [table * 4 * LANES + 4 * number + place for table in (0, num_tables - 1) for number in range(LANES)]
 
 
 def _load_bits(e: Emitter, plane: Any, first: int) -> Any:
