@@ -171,7 +171,7 @@ def abstract_arguments(shape: LinearShape, num_rows: int) -> tuple[Any, ...]:
     assert form is not None
 
     def part(name: str) -> Any:
-        dtype = jnp.uint4 if name == "codes" and form.bits == 4 else form.dtype(name)
+        dtype = form.dtype(name)
         return jax.ShapeDtypeStruct((NUM_LAYERS, shape.num_outputs, form.width(name, shape.num_inputs)), dtype)
 
     weight = Quantized({name: part(name) for name in form.parts}, form)
