@@ -12,8 +12,8 @@ from pallas_kernels.weights import WeightFormat
 from ..shape import LinearShape
 
 WORD_BYTES = 4
-TMA_BYTES = 16
-"""A row of codes must be a multiple of so many bytes."""
+TILE_BYTES = 32
+"""A row of codes must be a multiple of so many bytes: the narrowest tile of shared memory."""
 DEPTH = 16
 """How many words of codes of a row are multiplied together: as many as a wgmma takes inputs."""
 ROW_TILES = (8, 16, 32, 64, 128)
@@ -83,7 +83,7 @@ def refusal(shape: LinearShape) -> str | None:
     unknown = {form.dtype(part).name for part in form.parts[1:]}.difference(GROUPED_DTYPES)
     if unknown:
         return f"scales and the like must be {', '.join(GROUPED_DTYPES)}, not {', '.join(sorted(unknown))}"
-    depth, least = piece(form), TMA_BYTES // WORD_BYTES * codes_per_word(form)
+    depth, least = piece(form), TILE_BYTES // WORD_BYTES * codes_per_word(form)
     if num_inputs % least or num_outputs % MMA_ROWS:
         return f"inputs must be a multiple of {least} and outputs of {MMA_ROWS}, not {num_inputs} and {num_outputs}"
     group = form.group or num_inputs
