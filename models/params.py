@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from flax import nnx
 
 from pallas_kernels.weights import WeightFormat, num_bytes
@@ -144,6 +145,8 @@ def part_of[Spec: (ParamSpec, ArraySpec)](spec: Spec, part: str) -> Spec:
     form, count = spec.format, spec.num_inputs
     assert form is not None
     width = form.width(part, prod(spec.shape[-count:]), packed=spec.is_packed)
+    if part == "order":
+        return _order_of(spec, width)
     own: dict[str, Any]
     if isinstance(spec, ArraySpec):
         own = {"params": {path: part_of(param, part) for path, param in spec.params.items()}}
@@ -159,10 +162,22 @@ def part_of[Spec: (ParamSpec, ArraySpec)](spec: Spec, part: str) -> Spec:
         shape=(*spec.shape[:-count], width),
         # A single number for each row stays whole where its row is cut.
         axes=(*spec.axes[:-count], spec.axes[-count] if width > 1 else None),
-        dtype=form.dtype(part, packed=spec.is_packed),
+        dtype=form.device_dtype(part, packed=spec.is_packed),
         part=part,
         **own,
     )
+
+
+def _order_of[Spec: (ParamSpec, ArraySpec)](spec: Spec, width: int) -> Spec:
+    """Return the spec of the order of a quantized array's inputs, [*lead, in], the same for all outputs."""
+    own: dict[str, Any]
+    if isinstance(spec, ArraySpec):
+        own = {"params": {path: _order_of(param, width) for path, param in spec.params.items()}}
+    else:
+        own = {"layout": f"{PART_AXIS} -> {PART_AXIS}", "hf_shape": (width,), "hf_index": (), "segment": None}
+    lead = spec.num_lead
+    shape, axes = (*spec.shape[:lead], width), (*spec.axes[:lead], None)
+    return replace(spec, shape=shape, axes=axes, dtype=jnp.dtype(jnp.int32), part="order", **own)
 
 
 def held_apart(specs: Mapping[str, ParamSpec]) -> dict[str, ParamSpec]:
@@ -177,10 +192,14 @@ def held_apart(specs: Mapping[str, ParamSpec]) -> dict[str, ParamSpec]:
         if spec.segment is not None:
             members.setdefault(spec.segment.array, []).append(path)
     for array, paths in members.items():
-        if len({specs[path].format for path in paths}) == 1:
+        forms = [specs[path].format for path in paths]
+        is_ordered = any(form is not None and form.is_ordered for form in forms)
+        if len(set(forms)) == 1 and not is_ordered:
             continue
-        for number, (form, run) in enumerate(itertools.groupby(paths, key=lambda path: specs[path].format)):
-            start = 0
+        # Each has an order of its own.
+        runs = [[path] for path in paths] if is_ordered else _runs(paths, forms)
+        for number, run in enumerate(runs):
+            start, form = 0, specs[run[0]].format
             for path in run:
                 spec = specs[path]
                 assert spec.segment is not None
@@ -189,6 +208,12 @@ def held_apart(specs: Mapping[str, ParamSpec]) -> dict[str, ParamSpec]:
                 found[path] = replace(spec, segment=own, format=form) if is_apart else replace(spec, format=None)
                 start += spec.rows
     return found
+
+
+def _runs(paths: Sequence[str], forms: Sequence[WeightFormat | None]) -> list[list[str]]:
+    """Return paths with one format side by side."""
+    pairs = zip(paths, forms, strict=True)
+    return [[path for path, _ in run] for _, run in itertools.groupby(pairs, key=lambda pair: pair[1])]
 
 
 def array_specs(specs: Mapping[str, ParamSpec]) -> dict[str, ArraySpec]:
@@ -339,7 +364,9 @@ def holding_refusal(spec: ParamSpec, form: WeightFormat, reading: Reading) -> st
             return "its inputs do not come last in the checkpoint"
         if any(part != slice(None) for part in spec.hf_index[1:]):
             return "it has only some of the inputs of the checkpoint's tensor"
-    is_cut = spec.axes[-count] in SHARDED_INPUTS
+    is_cut = spec.axes[-count] in SHARDED_INPUTS and reading.num_shards > 1
+    if form.is_ordered and (is_cut or spec.num_experts is not None):
+        return "its inputs are in another order, and cut where a model is spread over devices"
     num_inputs = prod(inputs) // (reading.num_shards if is_cut else 1)
     try:
         for part in form.parts:

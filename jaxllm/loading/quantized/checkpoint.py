@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -63,15 +64,19 @@ class QuantizedCheckpoint(Checkpoint):
 
     def format_of(self, name: str, num_inputs: int = 0) -> WeightFormat | None:
         if not self._inner.tensors:
-            form = self._scheme.format_of(name)
-            return None if form is None else for_rows(form, num_inputs)
+            return self._scheme.format_of(name, num_inputs)
         matrix = self._matrices.get(name)
-        return None if matrix is None else matrix.form
+        if matrix is None or matrix.form is None:
+            return None
+        return replace(matrix.form, is_ordered=matrix.layout.is_ordered)
 
     def read_part(self, name: str, part: str, index: int | None = None) -> np.ndarray:
-        matrix = self._matrices.get(name)
-        if matrix is None or matrix.form is None or part not in matrix.form.parts:
+        matrix, form = self._matrices.get(name), self.format_of(name)
+        if matrix is None or form is None or part not in form.parts:
             return super().read_part(name, part, index)
+        if part == "order":
+            order = self.input_order(name)
+            return np.arange(matrix.info.shape[-1], dtype=np.int32) if order is None else order
         found = self._part(matrix, part, index)
         return found if index is None or matrix.layout.is_stacked else found[index]
 

@@ -78,14 +78,10 @@ def _read_blocks(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class GPTQLayout(Layout):
-    """Words [in * bits / 32, out] of inputs, zeros [groups, out * bits / 32], scales [groups, out], and input groups.
-
-    With `is_ordered`, the parts have the inputs sorted by group.
-    """
+    """Words [in * bits / 32, out] of inputs, zeros [groups, out * bits / 32], scales [groups, out], inputs' groups."""
 
     is_v1: bool = True
     """Zeros are stored less one."""
-    is_ordered: bool = False
 
     @property
     @override

@@ -14,12 +14,7 @@ from jaxllm.loading.quantized.words import order_by_group, signed, unpack_words
 
 @dataclass(frozen=True)
 class PackedLayout(Layout):
-    """Words [out, in * bits / 32], scales [out, groups] or fewer, and zeros [out * bits / 32, groups].
-
-    With `is_ordered`, the parts have the inputs sorted by group.
-    """
-
-    is_ordered: bool = False
+    """Words [out, in * bits / 32], scales [out, groups] or fewer, and zeros [out * bits / 32, groups]."""
 
     @property
     @override
