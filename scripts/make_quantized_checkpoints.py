@@ -70,7 +70,10 @@ def compressed(kind: str, weights: dict[str, Any], inputs: dict[str, Any] | None
 
     args = QuantizationArgs(**weights)
     scheme = QuantizationScheme(targets=["Linear"], weights=args, input_activations=inputs)
-    config = QuantizationConfig(config_groups={"group_0": scheme}, format=kind, ignore=["lm_head"]).to_dict()
+    groups = {"group_0": scheme}
+    config = QuantizationConfig(
+        config_groups=groups, format=kind, ignore=["lm_head"], quantization_status="compressed"
+    ).to_dict()
     compressor = BaseCompressor.get_value_from_registry(kind)
     is_exact = kind != "nvfp4-pack-quantized"
 

@@ -55,7 +55,10 @@ class Checkpoint(ABC):
         """
 
     def format_of(self, name: str) -> WeightFormat | None:
-        """Return what a matrix is held as; None if it is stored as plain numbers, or in no form that can be kept."""
+        """Return what a matrix is held as; None if it is stored as plain numbers, or in no form that can be kept.
+
+        Where weights were not opened it is what the config alone tells: a group (or factor group) of 0 is a whole row.
+        """
         del name
         return None
 
