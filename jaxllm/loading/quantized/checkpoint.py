@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CHUNK_NUMBERS = 1 << 20
+CHUNK_NUMBERS = 1 << 17
 """How many numbers are widened at once, so that temporaries stay small."""
 CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".prob_output_scale", ".k_zero_point", ".v_zero_point")
 INPUT_SCALES = (".input_scale", ".activation_scale", ".input_global_scale", ".input_zero_point", ".output_scale")
@@ -50,7 +50,7 @@ class QuantizedCheckpoint(Checkpoint):
         unused = {name for name in inner.tensors if name.endswith(CACHE_SCALES + INPUT_SCALES)}
         plain = {name: info for name, info in inner.tensors.items() if name not in consumed | unused}
         self.tensors = plain | {name: matrix.info for name, matrix in self._matrices.items()}
-        self.spare = frozenset(f"{matrix.module}.bias" for matrix in self._matrices.values())
+        self.spare = frozenset(f"{m.module}.bias" for m in self._matrices.values() if m.layout.writes_biases)
         dtype = scheme.dtype or stated_dtype(inner.config)
         self.dtype = dominant_dtype(plain.values(), inner.config) if dtype is None else dtype
         self._log(unused)

@@ -59,7 +59,7 @@ class PackedLayout(Layout):
             return self._held(np.ascontiguousarray(zeros[:, : len(words)].T))
         codes = unpack_words(words, bits)[:, :num_inputs]
         order = self.order(stored)
-        return self._held(codes if order is None else codes[:, order])
+        return self._held(codes if order is None else np.take(codes, order, axis=1))
 
     @override
     def order(self, stored: Stored) -> np.ndarray | None:

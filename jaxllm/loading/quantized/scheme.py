@@ -35,6 +35,8 @@ class Layout(ABC):
     """What HF's name of the matrix ends in."""
     dtype: ClassVar[str] = "float32"
     """The dtype of the widened numbers."""
+    writes_biases: ClassVar[bool] = False
+    """Tools write biases of zeros for modules that have none."""
     is_stacked: ClassVar[bool] = False
     """There is one matrix for each expert, along the first axis."""
     is_ordered: bool = field(default=False, kw_only=True)
