@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from .ops import Stacked
 from .plan import LayerPlan, Segment
 
 
@@ -60,26 +61,11 @@ class LayerLoop(enum.Enum):
         return self in (LayerLoop.SCAN, LayerLoop.IN_PLACE)
 
 
-class LayerOf:
-    """One layer's array in a stack of several layers' arrays; only indexing copies it out.
-
-    It is to be applied to the first `num_rows` rows of a step; the results of other rows are never used.
-    """
-
-    def __init__(self, stack: Array, layer: Array | int, num_rows: Array | int) -> None:
-        self.stack, self.layer, self.num_rows = stack, layer, num_rows
-        self.shape, self.ndim = stack.shape[1:], stack.ndim - 1
-
-    def __getitem__(self, index: Any) -> Array:
-        """Index a copy of the array."""
-        return jax.lax.dynamic_index_in_dim(self.stack, self.layer, keepdims=False)[index]
-
-
 class LayerBody(NamedTuple):
     """The computation of a layer, the same for all layers of one kind."""
 
     project: Callable[[Any, Array], Heads]
-    """It takes the layer's weights and the hidden states [t, d]."""
+    """It takes the layer's weights, arrays or `Stacked`, and the hidden states [t, d]."""
     attend: Callable[[Heads, Cached, Array | int], tuple[Array, Cached]]
     """It takes the layer's place among those of its kind, and returns [t, n, h] and what it passes on."""
     finish: Callable[[Any, Array, Array, Array | int], Array]
@@ -100,13 +86,11 @@ class LayerBody(NamedTuple):
         return jax.lax.switch(place, finishes, x_td, attended_tnh, place), cached
 
 
-def run_layers(
-    loop: LayerLoop, plan: LayerPlan, weights: Any, bodies: Sequence[LayerBody], stream: Stream, num_tokens: Array
-) -> Stream:
+def run_layers(loop: LayerLoop, plan: LayerPlan, weights: Any, bodies: Sequence[LayerBody], stream: Stream) -> Stream:
     """Take the stream through all layers.
 
     `weights` is a tuple, with an entry for each kind if they are stacked, else for each layer; `bodies` has one for
-    each kind. Rows of tokens from `num_tokens` on are padding.
+    each kind.
     """
     if not loop.stacked:
         # Layers of a kind have the same shapes, so each part is traced and lowered once.
@@ -118,10 +102,10 @@ def run_layers(
         match loop:
             case LayerLoop.SCAN:
                 cut = partial(jax.lax.dynamic_index_in_dim, index=place, keepdims=False)
-                one = map_experts(lambda x: LayerOf(x, place, num_tokens), of_kind, otherwise=cut)
+                one = map_experts(lambda x: Stacked(x, place), of_kind, otherwise=cut)
                 return body.run(one, stream, place)
             case LayerLoop.IN_PLACE:
-                return body.run(jax.tree.map(lambda x: LayerOf(x, place, num_tokens), of_kind), stream, place)
+                return body.run(jax.tree.map(lambda x: Stacked(x, place), of_kind), stream, place)
             case LayerLoop.SWITCH:
                 return body.run_one_of(of_kind, stream, place)
             case LayerLoop.UNROLL:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from math import prod
 from typing import Any, NamedTuple
 
 import jax
@@ -12,22 +14,25 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
+from pallas_kernels.grouped_matmul import MatmulShape
+from pallas_kernels.linear import ACTIVATIONS as FUSED_ACTIVATIONS
+from pallas_kernels.linear import Linear, LinearShape
 from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, KVPool, Rope
+from pallas_kernels.weights import WeightFormat
 
 from .config import ModelConfig, QueryScaling
 from .family import Prefixes, TensorName
 from .layers.embedding import soft_cap
 from .layers.head import PoolingHead, head_names, pooled_states, taken_rows
-from .layers.moe import ExpertOp, ExpertsOf
-from .loop import Cached, Heads, LayerBody, LayerLoop, LayerOf, Lent, map_experts, run_layers
-from .params import ParamSpec, Reading, declared, make_spec, stack, under
+from .layers.moe import matmul_shapes
+from .loop import Cached, Heads, LayerBody, LayerLoop, Lent, run_layers
+from .ops import Ops, bind
+from .params import ParamSpec, Reading, array_specs, declared, held_apart, make_spec, stack, under
 from .plan import LayerPlan
 from .quantization import METHODS
 from .registry import get_family
 from .rope import query_scale, rope_table
 from .tokens import TokenBatch
-
-PLAIN_EXPERTS = ExpertOp()
 
 Params = Mapping[str, Any]
 
@@ -43,13 +48,13 @@ class _Step(NamedTuple):
     """Each layer's own input, if layers have one."""
     batches: Sequence[AttentionBatch]
     attention: Sequence[Callable[..., tuple[Array, KVPool]]]
-    experts: ExpertOp
 
 
 class Model:
     """The functions of one model; it holds no arrays. The loop says whether weights have a leading layer axis.
 
-    `quantization`, None or one of `METHODS`, is that of the embedding and of all matmuls' weights but routers'.
+    `formats` has those of the checkpoint's tensors that are held as they are, by HF name. The embedding and all other
+    matmuls' weights but routers' are rounded when they are loaded if `quantization` is one of `METHODS`.
     """
 
     def __init__(
@@ -59,20 +64,33 @@ class Model:
         loop: LayerLoop = LayerLoop.SCAN,
         *,
         quantization: str | None = None,
+        formats: Mapping[str, WeightFormat] | None = None,
+        ops: Ops | None = None,
     ) -> None:
         if quantization not in (None, *METHODS):
             raise ValueError(f"quantization={quantization!r} is not one of {', '.join(METHODS)}")
         self.config, self.dtype, self.loop, self.quantization = config, jnp.dtype(dtype), loop, quantization
+        self.ops = ops or Ops(Linear("cpu" if loop is LayerLoop.IN_PLACE else "xla"))
         self.family = get_family(config.architecture)
         self._frame_def, self._frame_state = _abstract(partial(self.family.frame, config, self.dtype))
         self._head_def, self._head_state = _abstract(partial(PoolingHead, config, self.dtype))
-        self.plan = LayerPlan(config.layers)
-        self._kinds = [_abstract(partial(self.family.layer, kind, config, self.dtype)) for kind in self.plan.kinds]
+        self.formats = formats or {}
+        build = partial(partial, self.family.layer)
+        states = {kind: _abstract(build(kind, config, self.dtype)) for kind in dict.fromkeys(config.layers)}
+        marks = tuple(self._mark(number, states[kind][1]) for number, kind in enumerate(config.layers))
+        self.plan = LayerPlan(config.layers, marks if self.formats else ())
+        self._kinds = [states[kind] for kind in self.plan.kinds]
+
+    def _mark(self, layer: int, state: nnx.State) -> tuple[WeightFormat | None, ...]:
+        """Return the formats of a layer's weights: layers that differ in them are not stacked."""
+        prefixes = self.family.find_prefixes(self.formats)
+        sources = (self._source(f"layers.{path}", self.family.names, prefixes, layer) for path in declared(state))
+        return tuple(self.formats.get(source.format(e=0)) for source in sources)
 
     @property
-    def weight_dtype(self) -> Any:
-        """Return the dtype of matmuls' weights."""
-        return self.dtype if self.quantization is None else jnp.dtype(jnp.int8)
+    def facts(self) -> tuple[Any, ...]:
+        """Return all that the functions of the model depend on."""
+        return self.config, self.dtype, self.loop, self.quantization, sorted(self.formats.items()), self.ops
 
     @property
     def activations(self) -> tuple[tuple[str, bool], ...]:
@@ -80,6 +98,39 @@ class Model:
         names = (declared(state) for _, state in self._kinds)
         each = zip(self.plan.kinds, names, strict=True)
         return tuple(dict.fromkeys((kind.hidden_act, "mlp.gate" in own) for kind, own in each if "mlp.up" in own))
+
+    def linear_shapes(self) -> list[LinearShape]:
+        """Return one device's matmuls, those of experts aside; sizes are those of the last axes as they are held."""
+        shapes: dict[LinearShape, None] = {}
+        for path, array in array_specs(self.param_specs()).items():
+            if not array.num_inputs or array.num_experts is not None:
+                continue
+            count = array.num_inputs
+            rows, num_inputs = prod(array.shape[array.stacked : -count]), prod(array.shape[-count:])
+            shape = LinearShape(rows, num_inputs, self.dtype, self.dtype, array.format)
+            for activation, is_gated in self.activations:
+                if activation in FUSED_ACTIVATIONS and path.endswith("mlp.gate_up" if is_gated else "mlp.up"):
+                    shapes[shape._replace(activation=activation, is_gated=is_gated)] = None
+            shapes[shape] = None
+            shapes[shape._replace(out_dtype=jnp.dtype(jnp.float32))] = None
+        return list(shapes)
+
+    def grouped_shapes(self) -> list[MatmulShape]:
+        """Return one device's matmuls by the weights of experts."""
+        arrays = array_specs(self.param_specs())
+        shapes: dict[MatmulShape, None] = {}
+        for number, (kind, layers) in enumerate(zip(self.plan.kinds, self.plan.layers_of, strict=True)):
+            if kind.moe is not None:
+                owner = f"layers.{number if self.loop.stacked else layers[0]}.mlp.experts"
+                formats = (arrays[f"{owner}.gate_up"].format, arrays[f"{owner}.down"].format)
+                shapes |= dict.fromkeys(matmul_shapes(kind, self.config, self.dtype, formats))
+        return list(shapes)
+
+    def with_ops(self, ops: Ops) -> Model:
+        """Return the model computing with other ops."""
+        other = copy.copy(self)
+        other.ops = ops
+        return other
 
     @property
     def ignored_tensors(self) -> tuple[str, ...]:
@@ -102,8 +153,13 @@ class Model:
 
         `tensor_names` are the checkpoint's; they settle which of a family's name prefixes it uses.
         """
-        reading = Reading(quantizes=self.quantization is not None)
-        prefixes, names = self.family.find_prefixes(tensor_names), self.family.names
+        reading = Reading(
+            formats=self.formats,
+            rounded_to=METHODS.get(self.quantization or ""),
+            is_packed=self.loop is LayerLoop.IN_PLACE,
+            num_shards=self.config.num_shards,
+        )
+        prefixes, names = self.family.find_prefixes(tensor_names or self.formats), self.family.names
         names = {**names, **head_names(self.config.pooling)}
         in_frame = declared(self._frame_state) | {f"head.{path}": p for path, p in declared(self._head_state).items()}
         specs = {
@@ -124,7 +180,7 @@ class Model:
                 }
                 stacks = {number: stack(list(singles.values()))} if self.loop.stacked else singles
                 specs |= {f"layers.{i}.{path}": under(f"layers.{i}", spec) for i, spec in stacks.items()}
-        return specs
+        return held_apart(specs)
 
     def forward(
         self,
@@ -134,21 +190,17 @@ class Model:
         batches: Sequence[AttentionBatch],
         *,
         attention: Sequence[Callable[..., tuple[Array, KVPool]]],
-        experts: ExpertOp = PLAIN_EXPERTS,
     ) -> tuple[Array, tuple[KVPool, ...]]:
         """Run the step's tokens through all layers; return normed hidden states [t, d] and the pools.
 
         Pools, batches and `attention`, which is called as a `PagedAttention` is, are those of the plan's cache groups.
-        `experts` multiplies by the weights of experts.
         """
         cfg, plan = self.config, self.plan
-        frame = nnx.merge(
-            self._frame_def, {name: value for name, value in params.items() if name not in ("layers", "head")}
-        )
         num_tokens = jnp.max(batches[0].query_ends_s)
+        frame = self._frame_of(params, num_tokens)
         x_td = frame.start(tokens)
         has_inputs = any(spec.input_size for spec in plan.kinds)
-        inputs_ltp = self._frame_of(params, num_tokens).layer_inputs(tokens, x_td) if has_inputs else None
+        inputs_ltp = frame.layer_inputs(tokens, x_td) if has_inputs else None
         where = tokens.positions_t, tokens.rope_lengths_t
         ropes = {
             (spec.rope, spec.head_dim): Rope(*rope_table(cfg.ropes[spec.rope], spec.head_dim, *where))
@@ -162,10 +214,10 @@ class Model:
             batch if group.causal else _with_row_ends(batch, group.window, tokens.positions_t)
             for group, batch in zip(plan.groups, batches, strict=True)
         ]
-        step = _Step(num_tokens, ropes, query_scales, inputs_ltp, batches, attention, experts)
+        step = _Step(num_tokens, ropes, query_scales, inputs_ltp, batches, attention)
         bodies = [self._body(kind, step) for kind in range(len(plan.kinds))]
         stream = x_td, Cached(kv_pools, self._nothing_lent(len(x_td)))
-        x_td, cached = run_layers(self.loop, plan, params["layers"], bodies, stream, num_tokens)
+        x_td, cached = run_layers(self.loop, plan, params["layers"], bodies, stream)
         return frame.end(x_td), cached.pools
 
     def _body(self, kind: int, step: _Step) -> LayerBody:
@@ -175,11 +227,7 @@ class Model:
         num_layers = plan.depth(list(plan.groups)[group])
 
         def layer(weights: Params) -> Any:
-            # In a loop that cuts nothing out of stacks, experts are a stack of one layer.
-            if not self.loop.stacked:
-                weights = map_experts(lambda x: LayerOf(x[None], 0, step.num_tokens), weights)
-            weights = map_experts(lambda held: ExpertsOf(held, step.experts), weights)
-            return nnx.merge(self._kinds[kind][0], dict(weights))
+            return nnx.merge(self._kinds[kind][0], bind(dict(weights), step.num_tokens, self.ops))
 
         # Profiles tell the parts of a step by these names.
         @jax.named_scope("attend")
@@ -227,22 +275,20 @@ class Model:
         that of the step's tokens.
         """
         assert self.config.pooling is not None
-        return self._head(params)(pooled_states(hidden_td, batch, self.config.pooling.kind))
+        return self._head(params, len(batch.query_ends_s))(pooled_states(hidden_td, batch, self.config.pooling.kind))
 
     @jax.named_scope("pool")
     def pool_tokens(self, params: Params, hidden_td: Array) -> Array:
         """Return the float32 outputs [t, o] of all tokens of a step."""
-        return self._head(params)(hidden_td)
+        return self._head(params, len(hidden_td))(hidden_td)
 
-    def _head(self, params: Params) -> PoolingHead:
-        return nnx.merge(self._head_def, params.get("head", {}))
+    def _head(self, params: Params, num_rows: int) -> PoolingHead:
+        return nnx.merge(self._head_def, bind(params.get("head", {}), num_rows, self.ops))
 
     def _frame_of(self, params: Params, num_rows: Array | int) -> Any:
         """Return the frame for a call whose rows from `num_rows` on are padding."""
         weights = {name: value for name, value in params.items() if name not in ("layers", "head")}
-        if self.loop is LayerLoop.IN_PLACE:
-            weights = jax.tree.map(lambda array: LayerOf(array[None], 0, num_rows), weights)
-        return nnx.merge(self._frame_def, weights)
+        return nnx.merge(self._frame_def, bind(weights, num_rows, self.ops))
 
     def _nothing_lent(self, num_tokens: int) -> Lent:
         """Return zeros in place of keys and values to borrow, which no layer has computed yet."""

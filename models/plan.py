@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -46,17 +46,23 @@ class LayerPlan:
     """The layers of a model in order. A layer is known by its kind, and its place among the layers of that kind."""
 
     layers: tuple[LayerSpec, ...]
+    marks: tuple[Hashable, ...] = ()
+    """What sets layers of one spec apart, for each layer: the formats of their weights; empty if nothing does."""
+
+    @cached_property
+    def _marked(self) -> tuple[tuple[LayerSpec, Hashable], ...]:
+        return tuple(zip(self.layers, self.marks or [None] * len(self.layers), strict=True))
 
     @cached_property
     def kinds(self) -> tuple[LayerSpec, ...]:
-        """Return the distinct specs, in the order in which they come first."""
-        return tuple(dict.fromkeys(self.layers))
+        """Return the spec of each kind, in the order in which they come first."""
+        return tuple(spec for spec, _ in dict.fromkeys(self._marked))
 
     @cached_property
     def sequence(self) -> tuple[int, ...]:
         """Return each layer's kind."""
-        numbers = {kind: number for number, kind in enumerate(self.kinds)}
-        return tuple(numbers[layer] for layer in self.layers)
+        numbers = {kind: number for number, kind in enumerate(dict.fromkeys(self._marked))}
+        return tuple(numbers[layer] for layer in self._marked)
 
     @cached_property
     def layers_of(self) -> tuple[tuple[int, ...], ...]:

@@ -1,39 +1,47 @@
-"""Weights held as 8-bit integers, with a scale per output channel; activations are not quantized."""
+"""Weights are rounded to fewer bits when they are loaded; activations are not quantized."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
 
 import jax.numpy as jnp
 from jax import Array
 
-METHODS = ("int8",)
-LARGEST = 127
-"""The largest integer; the smallest is -127."""
+from pallas_kernels.weights import INT8, WeightFormat
+from pallas_kernels.weights.held import Quantized, pack_nibbles
+
+METHODS: Mapping[str, WeightFormat] = {
+    "int8": INT8,
+    "fp8": WeightFormat(8, values="e4m3", scale_dtype="float32"),
+    "int4": WeightFormat(4, group=32, zero_dtype="uint8"),
+}
+"""The format that each method rounds weights to."""
+LARGEST = {"integer": 127.0, "e4m3": 448.0}
+"""The largest number of 8 bits; the smallest is its negative."""
+LEAST_SCALE = 2.0**-24
+"""The smallest float16."""
 
 
-class Quantized(NamedTuple):
-    """A weight [*out, *in] equals values * scales; the fields may be specs instead of arrays."""
+def quantize(weight: Array, num_inputs: int, form: WeightFormat, *, is_packed: bool = False) -> Quantized:
+    """Round a weight [*out, *in], whose last `num_inputs` axes are summed over, to a format of `METHODS`.
 
-    values: Any
-    """int8 [*out, *in]."""
-    scales: Any
-    """float32 [*out]; they are applied to sums over the inputs."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Return the weight's shape."""
-        return self.values.shape
-
-    @property
-    def ndim(self) -> int:
-        """Return the weight's number of axes."""
-        return self.values.ndim
-
-
-def quantize(weight: Array, num_inputs: int) -> Quantized:
-    """Round a weight whose last `num_inputs` axes are summed over: each channel's largest becomes 127 or -127."""
-    weight, inputs = weight.astype(jnp.float32), tuple(range(-num_inputs, 0))
-    scales = jnp.max(jnp.abs(weight), axis=inputs, keepdims=True) / LARGEST
-    values = jnp.round(weight / jnp.where(scales == 0, 1, scales)).astype(jnp.int8)
-    return Quantized(values, scales.squeeze(inputs))
+    With 8 bits each output's largest number becomes the largest or the smallest there is, with 4 bits each group's
+    smallest and largest, or 0 if that is beyond, become 0 and 15.
+    """
+    weight = weight.astype(jnp.float32).reshape(*weight.shape[: weight.ndim - num_inputs], -1)
+    if form.group is None:
+        largest = LARGEST[form.values]
+        scales = jnp.max(jnp.abs(weight), axis=-1, keepdims=True) / largest
+        scaled = weight / jnp.where(scales == 0, 1, scales)
+        codes = (jnp.round(scaled) if form.values == "integer" else scaled).astype(form.code_dtype)
+        return Quantized({"codes": codes, "scales": scales}, form, is_packed)
+    grouped = weight.reshape(*weight.shape[:-1], -1, form.group)
+    least, most = (jnp.minimum(grouped.min(axis=-1), 0), jnp.maximum(grouped.max(axis=-1), 0))
+    top = 2**form.bits - 1
+    scales = jnp.maximum((most - least) / top, LEAST_SCALE).astype(jnp.float16)
+    wide = scales.astype(jnp.float32)
+    zeros = jnp.clip(jnp.round(-least / wide), 0, top)
+    codes = jnp.clip(jnp.round(grouped / wide[..., None]) + zeros[..., None], 0, top)
+    codes = codes.astype(jnp.uint8).reshape(weight.shape)
+    codes = pack_nibbles(codes) if is_packed else codes.astype(form.dtype("codes"))
+    return Quantized({"codes": codes, "scales": scales, "zeros": zeros.astype(jnp.uint8)}, form, is_packed)

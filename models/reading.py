@@ -11,8 +11,6 @@ from .config import HIDDEN_ACTS, LayerSpec, ModelConfig, RopeConfig
 from .fields import read_bool, read_choice, read_float, read_floats, read_int, read_mapping, read_optional_float
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
-MXFP4 = "mxfp4"
-"""The quant_method of checkpoints whose tensors are widened when they are read, so that families see plain ones."""
 # Far above any model; a config.json that says more would only cost memory.
 MAX_LAYERS = 1000
 
@@ -33,7 +31,6 @@ def read_decoder(
     `layers` has the fields in which layers differ, with a value for each layer. `family` has further fields of
     `ModelConfig`, and of `LayerSpec` for all layers, which override those read here.
     """
-    _refuse_quantized(hf)
     if hf.get("use_bidirectional_attention"):
         raise ValueError("use_bidirectional_attention is not supported, only causal attention")
     num_layers, num_heads = read_num_layers(hf), read_int(hf, "num_attention_heads")
@@ -65,11 +62,6 @@ def read_decoder(
         LayerSpec(**(layer | {name: values[number] for name, values in layers.items()})) for number in range(num_layers)
     )
     return ModelConfig(**model, layers=specs)
-
-
-def is_widened(quantization: Any) -> bool:
-    """Say whether weights with this quantization_config are widened when they are read."""
-    return isinstance(quantization, Mapping) and quantization.get("quant_method") == MXFP4
 
 
 def read_num_layers(hf: Mapping[str, Any]) -> int:
@@ -165,7 +157,6 @@ def is_tied_wrapper(hf: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
 
 def read_text_config(hf: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
     """Return the text part of a multimodal config.json, which must be of one type."""
-    _refuse_quantized(hf)
     text = read_mapping(hf, "text_config")
     if not text:
         raise ValueError("text_config is missing")
@@ -228,9 +219,3 @@ def _yarn_attention_factor(settings: Mapping[str, Any], factor: float) -> float:
     if settings.get("mscale") and settings.get("mscale_all_dim"):
         return mscale(read_float(settings, "mscale")) / mscale(read_float(settings, "mscale_all_dim"))
     return mscale(1.0)
-
-
-def _refuse_quantized(hf: Mapping[str, Any]) -> None:
-    quantization = hf.get("quantization_config")
-    if quantization and not is_widened(quantization):
-        raise ValueError("quantization_config is not supported; use an unquantized checkpoint or a GGUF file")

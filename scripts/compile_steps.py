@@ -40,8 +40,9 @@ from shapes import MODELS, with_layers
 
 from jaxllm.check.hlo import count_collectives
 from jaxllm.config.arguments import EngineArguments
-from jaxllm.config.resolve import resolve_experts, resolve_groups
+from jaxllm.config.resolve import resolve_groups
 from jaxllm.config.resolve_pooling import is_causal
+from jaxllm.engine.core.model import choose_ops
 from jaxllm.execution.buckets import pick_bucket
 from jaxllm.execution.compiler import ProgramKey, StepCompiler, describe
 from jaxllm.execution.mesh import MODEL_AXIS, make_mesh, param_sharding, spread
@@ -156,9 +157,9 @@ def make_compiler(name: str, platform: str, mesh: Mesh, num_layers: int | None) 
         platform=platform,
         generates=config.pooling is None,
         pools_sequences=config.pooling is not None,
-        grouped_matmul=resolve_experts(config, mesh, platform, "bfloat16", "bfloat16"),
     )
-    return StepCompiler(settings, Model(config, jnp.dtype("bfloat16"), layer_loop(platform, groups, mesh.size)), mesh)
+    model = Model(config, jnp.dtype("bfloat16"), layer_loop(platform, groups, mesh.size))
+    return StepCompiler(settings, model.with_ops(choose_ops(model, platform, mesh)), mesh)
 
 
 def check_program(compiler: StepCompiler, shape: StepShape | PoolShape) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def read_model_config(model: str, checkpoint: Checkpoint, config: Mapping[str, A
 def find_family(model: str, config: Mapping[str, Any]) -> tuple[str, Family]:
     """Return the first architecture of the HF config that is supported, and its family.
 
-    Raises VLLMValidationError if there is none, or if the weights are in a form that cannot be read.
+    Raises VLLMValidationError if there is none, or if the weights are quantized in a way that cannot be read.
     """
     from jaxllm.models.registry import get_family, supported_architectures
 
@@ -72,22 +72,16 @@ def find_family(model: str, config: Mapping[str, Any]) -> tuple[str, Family]:
 
 
 def _refuse_quantized(model: str, config: Mapping[str, Any]) -> None:
-    from jaxllm.models.reading import is_widened
+    from jaxllm.loading.quantized import read_scheme
 
     quantization = config.get("quantization_config")
     if not quantization:
         return
-    if not isinstance(quantization, Mapping):
-        message = f"model={model!r}: config.json: quantization_config is {shown(quantization)}, expected an object."
-        raise VLLMValidationError(message, parameter="model", value=model)
-    method = quantization.get("quant_method")
-    if method is not None and not is_widened(quantization):
-        raise VLLMValidationError(
-            f"model={model!r} has weights quantized with {shown(method)}, which is not supported yet; "
-            "use the original checkpoint or a GGUF file.",
-            parameter="model",
-            value=model,
-        )
+    try:
+        read_scheme(quantization)
+    except ValueError as error:
+        message = f"model={model!r}: config.json: {error}."
+        raise VLLMValidationError(message, parameter="model", value=model) from error
 
 
 def _architectures(model: str, config: Mapping[str, Any]) -> list[str]:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from jaxllm.exceptions import VLLMValidationError
+
+XLA_SETS: Mapping[str, str] = {"avx2": "AVX2", "plain": "SSE4_2"}
+"""XLA's names of a processor's lesser instruction sets."""
 
 
 def default_cache_dir() -> str:
@@ -91,6 +95,27 @@ def _seconds(name: str, default: float) -> float:
 def environment(prefixes: tuple[str, ...]) -> dict[str, str]:
     """Return the environment variables whose names start with one of `prefixes`, sorted by name."""
     return {name: os.environ[name] for name in sorted(os.environ) if name.startswith(prefixes)}
+
+
+def limit_cpu() -> None:
+    """Let XLA's own code keep to the instruction set that JAXLLM_CPU names, and its threads to a control group's quota.
+
+    Call it before JAX starts: it settles XLA_FLAGS and NPROC, of which the user's own settings stand. Raises
+    VLLMValidationError for a set that there is not.
+    """
+    from pallas_kernels.native import processor
+    from pallas_kernels.native.cores import num_allowed, num_cores
+
+    if wanted := os.environ.get(processor.SETTING):
+        try:
+            name = processor.current().name
+        except ValueError as error:
+            raise VLLMValidationError(str(error), parameter=processor.SETTING, value=wanted) from error
+        flags = os.environ.get("XLA_FLAGS", "")
+        if name in XLA_SETS and "xla_cpu_max_isa" not in flags:
+            os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_max_isa={XLA_SETS[name]}".strip()
+    if num_cores() < num_allowed():  # XLA counts those alone on which it may run
+        os.environ.setdefault("NPROC", str(num_cores()))
 
 
 def reserve_gpu_memory(utilization: float) -> None:

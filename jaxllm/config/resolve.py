@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from jaxllm.config import checkpoint_settings as settings
 from jaxllm.config.arguments import QUANTIZATIONS, EngineArguments
 from jaxllm.config.engine_config import EngineConfig
-from jaxllm.config.environment import default_cache_dir, reserve_gpu_memory
+from jaxllm.config.environment import default_cache_dir, limit_cpu, reserve_gpu_memory
 from jaxllm.config.groups import OTHER_GRAMMARS, StructuredOutputsConfig
 from jaxllm.config.head_settings import with_token_ids
 from jaxllm.config.limits import check_attention_chunks, resolve_limits
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from jaxllm.loading.checkpoint import Checkpoint
     from jaxllm.models.config import ModelConfig
     from jaxllm.sampling.processors import LogitsProcessor
-    from pallas_kernels.grouped_matmul import GroupedMatmul
     from pallas_kernels.paged_attention import AttentionShape, PagedAttention
 
 PLATFORMS = ("cpu", "gpu", "tpu")
@@ -185,6 +184,7 @@ def _resolve_devices(
     """Settle which devices run the model, what they are, and the model as it is spread over them."""
     from jaxllm.execution.mesh import resolve_mesh, spread
 
+    limit_cpu()
     if devices is None:
         is_sized = args.kv_cache_memory_bytes is None and args.num_gpu_blocks_override is None
         reserve_gpu_memory(args.gpu_memory_utilization if is_sized else 1.0)
@@ -216,29 +216,8 @@ def _resolve_numerics(
         "dtype": dtype,
         "quantization": quantization,
         "kv_groups": groups,
-        "grouped_matmul": resolve_experts(model_config, mesh, platform, dtype, quantization or dtype),
         "batch_invariant": invariant,
     }
-
-
-def resolve_experts(
-    model_config: ModelConfig, mesh: Mesh, platform: str, dtype: str, weight_dtype: str
-) -> GroupedMatmul:
-    """Settle how each device multiplies rows by the weights of their experts, if the model has some."""
-    from jaxllm.models.layers.moe import matmul_shapes
-    from pallas_kernels.grouped_matmul import GroupedMatmul, pick
-
-    shapes = [
-        shape
-        for layer in dict.fromkeys(model_config.layers)
-        for shape in matmul_shapes(layer, model_config, dtype, weight_dtype)
-    ]
-    if not shapes:
-        return GroupedMatmul()
-    op, reason = pick(shapes, platform, architecture=detect_architecture(mesh.devices.tolist()))
-    if reason is not None:
-        logger.warning("experts are multiplied in plain XLA, not in the %s's own kernels: %s", platform, reason)
-    return op
 
 
 def resolve_groups(

@@ -15,8 +15,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.stages import Lowered
 
-from jaxllm.models import LayerLoop
-from jaxllm.models.layers.moe import ExpertOp, matmul_shapes
 from jaxllm.models.model import Model
 from jaxllm.models.params import ArraySpec, array_specs, stored, unflatten
 from jaxllm.sampling.inputs import RareRules
@@ -25,7 +23,7 @@ from jaxllm.sampling.processors import extra_args
 from jaxllm.sampling.token_counts import set_row
 from jaxllm.scheduling.plan import StepPlan
 from jaxllm.utils.log import log_phase
-from pallas_kernels import layer_norm, linear, rms_norm
+from pallas_kernels import layer_norm, rms_norm
 from pallas_kernels.paged_attention import KVPool, copy_blocks
 
 from .batch import num_token_rows
@@ -266,7 +264,6 @@ class StepCompiler:
             shape=shape,
             processors=self.config.processors,
             attention=tuple(group.attention for group in self.config.groups),
-            experts=ExpertOp(self.config.grouped_matmul, self.mesh),
             mesh=self.mesh,
             # On a GPU a loop would be driven from the host, and the step no longer be one CUDA graph. Logits processors
             # on the host take all rows at once.
@@ -282,7 +279,6 @@ class StepCompiler:
             model=self.model,
             shape=shape,
             attention=tuple(group.attention for group in self.config.groups),
-            experts=ExpertOp(self.config.grouped_matmul, self.mesh),
             mesh=self.mesh,
         )
 
@@ -297,30 +293,11 @@ class StepCompiler:
         for group in self.config.groups:
             group.attention.prepare(folder)
         model = self.model
-        for layer in model.plan.kinds:
-            shapes = matmul_shapes(layer, model.config, model.dtype, model.weight_dtype)
-            self.config.grouped_matmul.prepare(shapes, folder)
-        if self.model.loop is LayerLoop.IN_PLACE:
+        model.ops.grouped_matmul.prepare(model.grouped_shapes(), folder)
+        model.ops.linear.prepare(model.linear_shapes(), folder)
+        if model.ops.has_cpu_norms:
             for norm in (rms_norm, layer_norm):
-                norm.prepare(self.model.dtype, folder)
-            for kind in self._native_linears():
-                linear.prepare(kind, folder)
-
-    def _native_linears(self) -> list[linear.Kind]:
-        """Return the CPU's matmuls that the model takes: of its layers, of its head, and those with an
-        activation.
-        """
-        dtype = self.model.dtype
-        form = linear.INT8 if self.model.weight_dtype == jnp.int8 else None
-        kinds = [linear.Kind(dtype, form, out_dtype) for out_dtype in (dtype, jnp.float32)]
-        kinds += [
-            linear.Kind(dtype, form, dtype, activation, is_gated)
-            for activation, is_gated in self.model.activations
-            if activation in linear.ACTIVATIONS
-        ]
-        if any(layer.moe for layer in self.model.plan.kinds):
-            kinds.append(linear.Kind(jnp.float32, None, jnp.float32))
-        return kinds
+                norm.prepare(model.dtype, folder)
 
     def compile(self, key: ProgramKey, num_blocks: int) -> jax.stages.Compiled:
         """Compile a program for a pool of `num_blocks` blocks."""

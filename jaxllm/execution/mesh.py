@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.models.config import LayerSpec, ModelConfig
 from jaxllm.models.params import ArraySpec, ParamSpec, stored
+from pallas_kernels.weights import num_bytes
 
 type Device = Any
 """A jax.Device, which type checkers cannot see."""
@@ -160,7 +161,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def param_bytes(mesh: Mesh, specs: Mapping[str, ParamSpec]) -> int:
     """Return the bytes of parameters that one device holds."""
     return sum(
-        prod(param_sharding(mesh, array).shard_shape(array.shape)) * np.dtype(array.dtype).itemsize
+        num_bytes(prod(param_sharding(mesh, array).shard_shape(array.shape)), array.dtype)
         for spec in specs.values()
         for array in jax.tree.leaves(stored(spec))
     )

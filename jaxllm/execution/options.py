@@ -65,9 +65,9 @@ def library_is_invariant(dtype: str) -> bool:
     They are much faster than the ones that they replace, which in turn depend on the number of rows on a processor
     without AVX-512. With AVX-512 the library multiplies float32 rows in another order from 64 rows on.
     """
-    from pallas_kernels.native.compiling import has_feature
+    from pallas_kernels.native import processor
 
-    return dtype == "bfloat16" or not has_feature("avx512f")
+    return dtype == "bfloat16" or processor.current().name != "avx512"
 
 
 def min_rows(platform: str, dtype: DTypeLike) -> int:

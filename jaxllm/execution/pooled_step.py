@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from jax import Array
 from jax.sharding import Mesh
 
-from jaxllm.models.layers.moe import ExpertOp
 from jaxllm.models.model import Model
 from pallas_kernels.paged_attention import KVPool, PagedAttention
 
@@ -33,14 +32,13 @@ def run_pooled_step(
     model: Model,
     shape: PoolShape,
     attention: tuple[PagedAttention, ...],
-    experts: ExpertOp,
     mesh: Mesh,
 ) -> tuple[tuple[KVPool, ...], Array]:
     """Run one step; return the KV pools, and float32 outputs [s, o] or, by token, [t, o]."""
     inputs = unpack(ints, floats, shape.batch)
     batches = inputs.batches(decodes_only=False)
     attend = [ShardedAttention(each, mesh) for each in attention]
-    hidden_td, kv_pools = model.forward(params, kv_pools, inputs.tokens, batches, attention=attend, experts=experts)
+    hidden_td, kv_pools = model.forward(params, kv_pools, inputs.tokens, batches, attention=attend)
     if shape.by_token:
         return kv_pools, model.pool_tokens(params, hidden_td)
     return kv_pools, model.pool(params, hidden_td, batches[0])

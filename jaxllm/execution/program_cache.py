@@ -153,7 +153,7 @@ class ProgramCache:
                 [(device.id, device.platform, device.device_kind) for device in compiler.mesh.devices.flat],
                 compiler.config,
                 compiler.options,
-                (compiler.model.config, compiler.model.dtype, compiler.model.loop, compiler.model.quantization),
+                compiler.model.facts,
                 compiler.buckets,
                 self._num_blocks,
             )

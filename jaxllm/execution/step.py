@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxllm.models.layers.moe import ExpertOp
 from jaxllm.models.model import Model
 from jaxllm.models.tokens import TokenBatch
 from jaxllm.sampling.inputs import RareRules, SamplingBatch
@@ -69,7 +68,6 @@ def run_step(
     shape: StepShape,
     processors: tuple[LogitsProcessor, ...] = (),
     attention: tuple[PagedAttention, ...],
-    experts: ExpertOp,
     mesh: Mesh,
     logits_tile: int,
     few_rows: int | None = None,
@@ -83,7 +81,7 @@ def run_step(
     inputs = unpack(ints, floats, shape.batch)
     tokens, batches = _known_tokens(inputs, previous_tokens), inputs.batches(decodes_only=shape.decodes_only)
     attend = [ShardedAttention(each, mesh) for each in attention]
-    hidden_td, kv_pools = model.forward(params, state.kv_pools, tokens, batches, attention=attend, experts=experts)
+    hidden_td, kv_pools = model.forward(params, state.kv_pools, tokens, batches, attention=attend)
     num_rows = inputs.logit_rows.num_rows
     rows = (hidden_td[inputs.logit_rows.logit_tokens_s], inputs.sampling)
     logits = partial(model.logits, params)

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxllm.sampling.processors import LogitsProcessor
-from pallas_kernels.grouped_matmul import GroupedMatmul
 
 from .host_processors import HostProcessors
 from .kv_pool import KVGroup, KVLayout
-
-PLAIN_GROUPED_MATMUL = GroupedMatmul()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +35,6 @@ class StepConfig:
     pools_sequences: bool = False
     pools_tokens: bool = False
     """Requests may ask for an output of each sequence, or of each token."""
-    grouped_matmul: GroupedMatmul = PLAIN_GROUPED_MATMUL
-    """The op of one device that multiplies rows by the weights of their experts."""
 
     @property
     def block_size(self) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from jaxllm.loading.sentence_transformers import SentenceFiles
+    from pallas_kernels.weights import WeightFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class Checkpoint(ABC):
     """True for GGUF, whose dtypes were chosen to store the weights, and say nothing about computing."""
     dtype: str
     """The floating-point dtype that most of the weights have, e.g. "bfloat16"."""
+    spare: Collection[str] = ()
+    """Tensors that tools write for nothing: a model that knows none of them does without."""
 
     @abstractmethod
     def read(self, name: str, index: int | None = None) -> np.ndarray:
@@ -50,6 +53,30 @@ class Checkpoint(ABC):
 
         With `index` it is what the tensor has there on its first axis, and no more is worked out: one expert of many.
         """
+
+    def format_of(self, name: str, num_inputs: int = 0) -> WeightFormat | None:
+        """Return what a matrix is held as; None if it is stored as plain numbers, or in no form that can be kept.
+
+        `num_inputs` is the length of its rows, for a checkpoint that was opened without its weights.
+        """
+        del name, num_inputs
+        return None
+
+    def read_part(self, name: str, part: str, index: int | None = None) -> np.ndarray:
+        """Return one of the parts that a matrix is held as, [..., out, width], for a name that has a format.
+
+        Rows are outputs, whichever way round `read` has them; codes are not packed. With `index` it is one expert's.
+        """
+        where = "" if index is None else f" at {index}"
+        raise ValueError(f"{self.source} has no part {part!r} of {name!r}{where}: it is not quantized")
+
+    def input_order(self, name: str) -> np.ndarray | None:
+        """Return the order of the inputs that a matrix's parts have their columns in, int32 [in]; None if it is HF's.
+
+        `x[:, order]` is what the parts multiply.
+        """
+        del name
+        return None
 
     @abstractmethod
     def tokenizer(self) -> PreTrainedTokenizerFast:
@@ -75,7 +102,12 @@ def dominant_dtype(tensors: Iterable[TensorInfo], config: Mapping[str, Any]) -> 
     if counts:
         name = counts.most_common(1)[0][0]
         return "float32" if name == "float64" else name
+    return stated_dtype(config) or "float32"
+
+
+def stated_dtype(config: Mapping[str, Any]) -> str | None:
+    """Return the dtype that a config names for the model, or None."""
     inner = config.get("text_config")
     inner = inner if isinstance(inner, Mapping) else {}
     stated = config.get("dtype") or config.get("torch_dtype") or inner.get("dtype") or inner.get("torch_dtype")
-    return str(stated).removeprefix("torch.") if stated else "float32"
+    return str(stated).removeprefix("torch.") if stated else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.checkpoint import Checkpoint
@@ -58,13 +57,10 @@ def _asked_for(requested: str, checkpoint: Checkpoint, platform: str) -> str:
     return "bfloat16" if (platform, checkpoint.dtype) == ("tpu", "float16") else DTYPE_ALIASES[checkpoint.dtype]
 
 
-def multiplies_bfloat16_fast(platform: str, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Say whether bfloat16 matmuls have hardware here: every GPU and TPU, and CPUs with AVX512-BF16 or AMX-BF16."""
+def multiplies_bfloat16_fast(platform: str) -> bool:
+    """Say whether bfloat16 matmuls have hardware here: every GPU and TPU, and CPUs with AVX512-BF16 or Arm's BF16."""
     if platform != "cpu":
         return True
-    try:
-        text = cpuinfo.read_text()
-    except OSError:
-        return False
-    flags = next((line for line in text.splitlines() if line.startswith("flags")), "")
-    return bool({"avx512_bf16", "amx_bf16"} & set(flags.split()))
+    from pallas_kernels.native import processor
+
+    return processor.current().has_bfloat16_dot

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 CONFIG_NAME = "config.json"
+QUANTIZATION_NAME = "hf_quant_config.json"
+"""Where ModelOpt says what config.json may lack."""
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 MAX_FILE_NAME = 200
@@ -128,11 +130,15 @@ class ConfigCheckpoint(Checkpoint):
 
 
 def read_config(folder: Path, source: str, name: str = CONFIG_NAME) -> dict[str, Any]:
-    """Read config.json; its absence means that this is no model."""
+    """Read config.json; its absence means that this is no model. ModelOpt may have its part of it in a file beside."""
     path = folder / name
     if not path.is_file():
         raise model_error("there is no config.json, so this is not a model in the Hugging Face form", source)
-    return read_json(path, source)
+    config = read_json(path, source)
+    beside = folder / QUANTIZATION_NAME
+    if name == CONFIG_NAME and not config.get("quantization_config") and beside.is_file():
+        config["quantization_config"] = {"quant_method": "modelopt"} | read_json(beside, source)
+    return config
 
 
 def read_generation_config(folder: Path, source: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.loading import gguf_config
+from jaxllm.loading import gguf_config, gguf_parts
 from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype
 from jaxllm.loading.gguf import GGUFFile, GGUFTensor
 from jaxllm.loading.gguf_dequant import dequantize
@@ -20,6 +20,8 @@ from jaxllm.loading.gguf_names import OFFSET_NORM_ARCHITECTURES, Source, find_so
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+    from pallas_kernels.weights import WeightFormat
 
 _FLOATS = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
 
@@ -55,9 +57,37 @@ class GGUFCheckpoint(Checkpoint):
             values = values.T if source.transposed else values
         return values if index is None else values[index]
 
+    def format_of(self, name: str, num_inputs: int = 0) -> WeightFormat | None:
+        del num_inputs
+        source = self._sources.get(name)
+        if source is None or (source.transposed and not source.has_experts):
+            return None
+        stored = [self._file.tensors[theirs] for theirs in source.names]
+        if len({tensor.type.name for tensor in stored}) > 1 or len(self._shape(source.names[0])) < 2:
+            return None
+        return gguf_parts.FORMATS.get(stored[0].type.name)
+
+    def read_part(self, name: str, part: str, index: int | None = None) -> np.ndarray:
+        if self.format_of(name) is None:
+            return super().read_part(name, part, index)
+        source = self._sources[name]
+        is_whole = source.has_experts and source.expert is None
+        expert = index if is_whole else source.expert
+        rows = [self._part(theirs, expert, part) for theirs in source.names]
+        join = _take_turns if source.alternates else np.concatenate
+        values = rows[0] if len(rows) == 1 else join(rows, axis=-2)
+        return values if is_whole or index is None else values[index]
+
     def release(self, name: str) -> None:
         for theirs in self._sources[name].names:
             self._file.release(theirs)
+
+    def _part(self, theirs: str, expert: int | None, part: str) -> np.ndarray:
+        """Return a part of a tensor of the file, or of one expert of it."""
+        shape = self._shape(theirs)
+        lead = shape[:-1] if expert is None else shape[1:-1]
+        found = gguf_parts.read_part(self._file.tensors[theirs].type, self._rows(theirs, expert), part)
+        return found.reshape(*lead, found.shape[-1])
 
     def _experts(self, source: Source, expert: int | None) -> np.ndarray:
         """Return one expert, or all, of the tensors of a source."""
@@ -67,20 +97,24 @@ class GGUFCheckpoint(Checkpoint):
         return values.swapaxes(-1, -2) if source.transposed else values
 
     def _expert_values(self, theirs: str, expert: int | None) -> np.ndarray:
+        tensor = self._file.tensors[theirs]
+        shape = tensor.shape if expert is None else tensor.shape[1:]
+        return self._decode(tensor, self._rows(theirs, expert)).reshape(shape)
+
+    def _rows(self, theirs: str, expert: int | None = None) -> np.ndarray:
+        """Return the stored rows of a tensor, or of one expert of it, in HF's order."""
         tensor, data = self._file.tensors[theirs], self._file.data(theirs)
-        if expert is None:
-            return self._decode(tensor, data).reshape(tensor.shape)
-        num_rows = math.prod(tensor.shape[1:-1])
-        rows = data[expert * num_rows : (expert + 1) * num_rows]
-        return self._decode(tensor, rows).reshape(tensor.shape[1:])
+        if expert is not None:
+            num_rows = math.prod(tensor.shape[1:-1])
+            return data[expert * num_rows : (expert + 1) * num_rows]
+        if self._arch in gguf_config.PERMUTED_ARCHITECTURES and ".attn_q." in theirs:
+            return self._unpermute(data, tensor.shape[0], self.config["num_attention_heads"])
+        if self._arch in gguf_config.PERMUTED_ARCHITECTURES and ".attn_k." in theirs:
+            return self._unpermute(data, tensor.shape[0], self.config["num_key_value_heads"])
+        return data
 
     def _values(self, theirs: str) -> np.ndarray:
-        tensor, data = self._file.tensors[theirs], self._file.data(theirs)
-        if self._arch in gguf_config.PERMUTED_ARCHITECTURES and ".attn_q." in theirs:
-            data = self._unpermute(data, tensor.shape[0], self.config["num_attention_heads"])
-        elif self._arch in gguf_config.PERMUTED_ARCHITECTURES and ".attn_k." in theirs:
-            data = self._unpermute(data, tensor.shape[0], self.config["num_key_value_heads"])
-        values = self._decode(tensor, data).reshape(self._shape(theirs))
+        values = self._decode(self._file.tensors[theirs], self._rows(theirs)).reshape(self._shape(theirs))
         if self._arch in OFFSET_NORM_ARCHITECTURES and theirs.endswith("norm.weight"):
             return values - values.dtype.type(1)
         return values

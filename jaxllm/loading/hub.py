@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 SMALL_FILES = (
     "config.json",
+    local.QUANTIZATION_NAME,
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",

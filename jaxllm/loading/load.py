@@ -25,10 +25,12 @@ from jaxllm.loading.checkpoint import Checkpoint
 from jaxllm.loading.layout import Index, parse_layout, write_tensor
 from jaxllm.loading.names import check_names
 from jaxllm.models.params import HEAD_DIM, KV_HEADS, array_specs, stored, unflatten
-from jaxllm.models.quantization import quantize
+from jaxllm.models.quantization import METHODS, quantize
+from pallas_kernels.weights import pack
 
 if TYPE_CHECKING:
     from jaxllm.models.params import ArraySpec, ParamSpec
+    from pallas_kernels.weights.held import Quantized
 
 __all__ = ["check_names", "init_dummy", "load_params"]
 
@@ -73,7 +75,15 @@ def load_params(
         placed = {}
         for path, array in array_specs(specs).items():
             where = format_for(path) if format_for else None
-            placed[path] = _place(array, dtype or array.dtype, where, _reader(array, checkpoint, advance))
+
+            def place(spec: ArraySpec, part_dtype: Any, where: Any = where) -> Any:
+                return _place(spec, part_dtype, where, _reader(spec, checkpoint, advance))
+
+            first = next(iter(array.params.values())).sources[0]
+            if array.format is not None and checkpoint.format_of(first) == array.format:
+                placed[path] = jax.tree.map(lambda part: place(part, part.dtype), stored(array))
+            else:
+                placed[path] = place(array, dtype or array.dtype)
     params = unflatten(placed)
     jax.block_until_ready(params)
     logger.info("Loaded %.2f GB of weights in %.1f s", total / 1e9, time.perf_counter() - started)
@@ -90,8 +100,15 @@ def init_dummy(
     for path, array in array_specs(specs).items():
         where = format_for(path) if format_for else None
         center = 1 if path.endswith("norm.scale") else 0
-        fill = partial(_fill_random, np.asarray(table + center, dtype or array.dtype), array)
-        placed[path] = _place(array, dtype or array.dtype, where, fill)
+
+        def place(spec: ArraySpec, dtype: Any, center: float = center, where: Any = where) -> Any:
+            numbers = np.abs(table * 99).astype(dtype) if spec.part == "codes" else np.asarray(table + center, dtype)
+            return _place(spec, dtype, where, partial(_fill_random, numbers, spec))
+
+        if array.format is None or array.format in METHODS.values():
+            placed[path] = place(array, dtype or array.dtype)
+        else:
+            placed[path] = jax.tree.map(lambda part: place(part, part.dtype), stored(array))
     return unflatten(placed)
 
 
@@ -119,7 +136,7 @@ def _reader(array: ArraySpec, checkpoint: Checkpoint, advance: Callable[[int], o
 
     def fill(place: int, pieces: Sequence[_Piece]) -> None:
         for (source, index), specs in itertools.groupby(array.params.values(), lambda spec: _source(spec, place)):
-            tensor, taken = checkpoint.read(source, index), 0
+            tensor, taken = _read(array, checkpoint, source, index), 0
             for spec in specs:
                 part = tensor[spec.hf_index]
                 taken += part.size
@@ -127,10 +144,21 @@ def _reader(array: ArraySpec, checkpoint: Checkpoint, advance: Callable[[int], o
                     within = _stored_index(spec, piece.bounds)
                     write_tensor(part, parse_layout(spec.layout), _stored_shape(spec), piece.array, within)
             checkpoint.release(source)
-            info = checkpoint.tensors[source]
-            advance(info.num_bytes * taken // math.prod(info.shape))
+            if array.part in (None, "codes"):  # the codes stand for all parts
+                info = checkpoint.tensors[source]
+                num_places = 1 if index is None else info.shape[0]
+                advance(info.num_bytes * taken // (tensor.size * num_places))
 
     return fill
+
+
+def _read(array: ArraySpec, checkpoint: Checkpoint, source: str, index: int | None) -> np.ndarray:
+    """Return a tensor, or what the array holds of it if that is one of its parts."""
+    if array.part is None:
+        return checkpoint.read(source, index)
+    part = checkpoint.read_part(source, array.part, index)
+    assert array.format is not None
+    return pack(part, array.format.bits) if array.part == "codes" and array.is_packed else part
 
 
 def _source(spec: ParamSpec, place: int) -> tuple[str, int | None]:
@@ -215,19 +243,27 @@ def _place(array: ArraySpec, dtype: Any, where: jax.sharding.Sharding | Format |
     layout, sharding = (where.layout, where.sharding) if isinstance(where, Format) else (None, where)
     assert layout is None or isinstance(layout, Layout)  # not left to the compiler
     sharding = sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    if array.part is not None:
+        layout, sharding = _part_placing(array, sharding, layout)
     if array.num_experts is not None:
         fill = _by_expert(fill, array.num_experts)
     stacked = array.stacked
-    if stacked and (array.quantized_inputs or not shares_host_memory(sharding)):
+    if stacked and (array.is_rounded or not shares_host_memory(sharding)):
         return _place_by_layer(array, dtype, sharding, fill)
     pieces = _make_pieces(array.shape, dtype, sharding)
     for layer in range(array.shape[0] if stacked else 1):
         fill(layer, [_part_of(piece, layer) for piece in pieces] if stacked else pieces)
     placed = _assemble(array.shape, sharding, pieces, layout)
-    if not array.quantized_inputs:
+    if not array.is_rounded:
         return placed
     formats = _shardings(stored(array), sharding, layout)
-    return jax.jit(quantize, static_argnums=1, out_shardings=formats)(placed, array.quantized_inputs)
+    return jax.jit(_round(array), out_shardings=formats)(placed)
+
+
+def _round(array: ArraySpec) -> Callable[[jax.Array], Quantized]:
+    """Return the function that rounds an array's numbers to its format."""
+    assert array.format is not None
+    return partial(quantize, num_inputs=array.num_inputs, form=array.format, is_packed=array.is_packed)
 
 
 def _place_by_layer(array: ArraySpec, dtype: np.dtype, sharding: jax.sharding.Sharding, fill: Fill) -> Any:
@@ -242,7 +278,7 @@ def _place_by_layer(array: ArraySpec, dtype: np.dtype, sharding: jax.sharding.Sh
         return _assemble(layer_shape, layer_sharding, pieces)
 
     def set_layer(whole: Any, weight: jax.Array, layer: int) -> Any:
-        some = quantize(weight, array.quantized_inputs) if array.quantized_inputs else weight
+        some = _round(array)(weight) if array.is_rounded else weight
         return jax.tree.map(lambda stack, part: jax.lax.dynamic_update_index_in_dim(stack, part, layer, 0), whole, some)
 
     params = jax.tree.map(lambda spec, where: jnp.zeros(spec.shape, spec.dtype, device=where), specs, shardings)
@@ -260,13 +296,22 @@ def shares_host_memory(sharding: jax.sharding.Sharding) -> bool:
 
 
 def _shardings(specs: Any, sharding: jax.sharding.Sharding, layout: Layout | None = None) -> Any:
-    """Return how what is held of an array is placed, from how the array is; only its matrix has the layout."""
+    """Return how what is held of an array is placed, from how the array is; only matrices have the layout."""
 
     def placed(spec: ArraySpec) -> jax.sharding.Sharding | Format:
-        own = _of_axes(sharding, 0, len(spec.shape))
-        return own if layout is None or len(spec.shape) != len(layout.major_to_minor) else Format(layout, own)
+        own_layout, own = _part_placing(spec, sharding, layout)
+        return own if own_layout is None else Format(own_layout, own)
 
     return jax.tree.map(placed, specs)
+
+
+def _part_placing(
+    spec: ArraySpec, sharding: jax.sharding.Sharding, layout: Layout | None
+) -> tuple[Layout | None, jax.sharding.Sharding]:
+    """Return how a part is placed, from how the whole array is; a part that is no matrix as that has no layout."""
+    count = len(spec.shape)
+    own = _of_axes(sharding, 0, count if spec.axes[-1] is not None else count - 1)
+    return layout if layout is not None and count == len(layout.major_to_minor) else None, own
 
 
 def _of_axes(sharding: jax.sharding.Sharding, start: int, stop: int | None) -> jax.sharding.Sharding:

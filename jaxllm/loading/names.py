@@ -29,7 +29,8 @@ def check_names(specs: Mapping[str, ParamSpec], checkpoint: Checkpoint, *, ignor
     wrong = (_mismatch(name, spec, checkpoint) for name, spec in wanted.items() if name in tensors)
     problems += _listed("wrong", (text for text in wrong if text))
     modules = () if checkpoint.sentence_files is None else checkpoint.sentence_files.tensor_prefixes
-    extra = (name for name in tensors if name not in wanted and not name.startswith(modules))
+    expected = {*wanted, *checkpoint.spare}
+    extra = (name for name in tensors if name not in expected and not name.startswith(modules))
     problems += _listed("unexpected", (name for name in extra if not any(fnmatchcase(name, p) for p in ignored)))
     if problems:
         raise VLLMValidationError(

@@ -16,7 +16,7 @@ from jaxllm.loading import folder as local
 from jaxllm.loading.checkpoint import Checkpoint
 from jaxllm.loading.gguf_checkpoint import GGUFCheckpoint
 from jaxllm.loading.hub import SMALL_FILES, HubCheckpoint, Repository
-from jaxllm.loading.mxfp4 import with_widened
+from jaxllm.loading.quantized import with_quantized
 from jaxllm.loading.sentence_transformers import SENTENCE_FILES, TOKENIZER_NAME, module_files, read_files
 from jaxllm.params.checks import shown
 
@@ -57,7 +57,7 @@ def open_checkpoint(
         found = _open_folder(path, load_format=load_format, check_config=check_config)
     else:
         found = _open_file(path, load_format)
-    return with_widened(found)
+    return with_quantized(found)
 
 
 def open_config(
@@ -73,9 +73,9 @@ def open_config(
     """
     path = _local_path(model)
     if path is None:
-        return with_widened(_open_hub_config(model, revision=revision, token=token, download_dir=download_dir))
+        return with_quantized(_open_hub_config(model, revision=revision, token=token, download_dir=download_dir))
     if path.suffix == ".json" and path.is_file():
-        return with_widened(local.ConfigCheckpoint(path.parent, source=model, name=path.name))
+        return with_quantized(local.ConfigCheckpoint(path.parent, source=model, name=path.name))
     return open_checkpoint(model, load_format="dummy")
 
 
@@ -168,7 +168,7 @@ def _open_hub_config(
 ) -> Checkpoint:
     """Open what "org/name" has in JSON of itself: config.json, and sentence-transformers' files if there are some."""
     repository = Repository(model, revision, token, download_dir)
-    folder = repository.download([local.CONFIG_NAME, *SENTENCE_FILES])
+    folder = repository.download([local.CONFIG_NAME, local.QUANTIZATION_NAME, *SENTENCE_FILES])
     _bring_modules(repository, folder, model)
     return local.ConfigCheckpoint(folder, source=model)
 

@@ -7,8 +7,9 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
+from pallas_kernels.weights.held import Quantized
+
 from ..config import ModelConfig
-from ..quantization import Quantized
 from .linear import linear
 from .params import declare
 
@@ -30,7 +31,9 @@ class Embedding(nnx.Module):
         """Look tokens up, [t, d]; the scale is rounded to the model's dtype first, as HF does."""
         held = self.table.get_raw_value()
         if isinstance(held, Quantized):
-            x_td = (held.values[token_ids_t].astype(jnp.float32) * held.scales[token_ids_t][:, None]).astype(self.dtype)
+            rows = held.map(lambda part: part[token_ids_t])
+            numbers_td = rows.numbers()
+            x_td = (numbers_td if rows.format.group else numbers_td * rows.scales).astype(self.dtype)
         else:
             x_td = held[token_ids_t]
         return x_td if scale == 1.0 else x_td * jnp.asarray(scale, x_td.dtype)

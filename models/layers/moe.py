@@ -11,38 +11,22 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
 from pallas_kernels.grouped_matmul import ACTIVATIONS as KERNEL_ACTIVATIONS
 from pallas_kernels.grouped_matmul import GroupedMatmul, Grouping, Groups, MatmulShape, group_rows
+from pallas_kernels.weights import WeightFormat
+from pallas_kernels.weights.held import Quantized
 
 from ..config import LayerSpec, ModelConfig, MoESpec
-from ..loop import LayerOf
-from ..quantization import Quantized
+from ..ops import LayerOf, Ops
 from .linear import ACTIVATIONS, linear
 from .mlp import GatedMLP
 from .params import Part, declare, declare_merged
 
 SWIGLU_GAIN = 1.702
 """The factor on a gate inside the sigmoid of the clamped SwiGLU."""
-
-
-class ExpertOp(NamedTuple):
-    """What a step multiplies rows by their experts' weights with."""
-
-    matmul: GroupedMatmul = GroupedMatmul()
-    """The op of one device."""
-    mesh: Mesh | None = None
-    """The devices that the width of each expert is sharded over; None for one device."""
-
-
-class ExpertsOf(LayerOf):
-    """An array of one layer's experts in a stack of several layers', and the op that multiplies by them."""
-
-    def __init__(self, held: LayerOf, op: ExpertOp) -> None:
-        super().__init__(held.stack, held.layer, held.num_rows)
-        self.op = op
 
 
 class Choices(NamedTuple):
@@ -106,8 +90,8 @@ class Experts(nnx.Module):
     def __call__(self, x_td: Array, choices: Choices) -> Array:
         """Return float32 [t, d]: the weighted sum of each token's experts' outputs, in the order of the choices."""
         spec = self.spec
-        place: ExpertsOf = jax.tree.leaves(self.gate_up.get_raw_value())[0]
-        alignment = place.op.matmul.row_alignment
+        place: LayerOf = jax.tree.leaves(self.gate_up.get_raw_value())[0]
+        alignment = place.ops.grouped_matmul.row_alignment
         grouping = group_rows(choices.experts_tj, spec.num_experts, alignment, place.num_rows)
         x_rd, weights_tj = x_td[grouping.tokens_r], choices.weights_tj
         if spec.scales_inputs:
@@ -115,14 +99,14 @@ class Experts(nnx.Module):
             weights_tj = jnp.ones_like(weights_tj)
         names = ["gate_up", "down", *["gate_up_bias"] * spec.expert_bias]
         stacks = {name: jax.tree.map(lambda held: held.stack, getattr(self, name).get_raw_value()) for name in names}
-        total_td = self._spread(place.op, x_rd, grouping, weights_tj, place.layer, stacks)
+        total_td = self._spread(place.ops, x_rd, grouping, weights_tj, place.layer, stacks)
         if spec.expert_bias:
             bias_tjd = self.down_bias[...].astype(jnp.float32)[choices.experts_tj]
             total_td = total_td + _weighted_sum(weights_tj, bias_tjd)
         return total_td
 
     def _spread(
-        self, op: ExpertOp, x_rd: Array, grouping: Grouping, weights_tj: Array, layer: Array | int, stacks: Any
+        self, ops: Ops, x_rd: Array, grouping: Grouping, weights_tj: Array, layer: Array | int, stacks: Any
     ) -> Array:
         """Return float32 [t, d]: on a mesh the sum over devices, each of which has a share of every expert's width.
 
@@ -130,24 +114,25 @@ class Experts(nnx.Module):
         """
 
         def give(x_rd: Array, grouping: Grouping, weights_tj: Array, layer: Array | int, stacks: Any) -> Array:
-            y_rd = self._multiply(op.matmul, x_rd, grouping, layer, stacks)
+            y_rd = self._multiply(ops.grouped_matmul, x_rd, grouping, layer, stacks)
             return _weighted_sum(weights_tj, y_rd[grouping.rows_tj])
 
-        if op.mesh is None or op.mesh.size == 1:
+        if ops.mesh is None or ops.mesh.size == 1:
             return give(x_rd, grouping, weights_tj, layer, stacks)
-        [axis] = op.mesh.axis_names
+        [axis] = ops.mesh.axis_names
         everywhere = PartitionSpec()
 
         def spec(path: Any, array: Array) -> PartitionSpec:
-            """Shard the width, an axis that the scales of a quantized `down` do not have."""
+            """Shard the width, which the scales of a quantized `down` have once for all of it."""
             width = 3 if path[0].key == "down" else 2
-            return PartitionSpec(*[None] * width, axis) if array.ndim > width else everywhere
+            is_whole = array.ndim <= width or array.shape[width] == 1
+            return everywhere if is_whole else PartitionSpec(*[None] * width, axis)
 
         specs = jax.tree_util.tree_map_with_path(spec, stacks)
         # The kernels' outputs do not declare over which mesh axes they vary, which check_vma would need.
         sharded = jax.shard_map(
             lambda *arguments: jax.lax.psum(give(*arguments), axis),
-            mesh=op.mesh,
+            mesh=ops.mesh,
             in_specs=(everywhere, everywhere, everywhere, everywhere, specs),
             out_specs=everywhere,
             check_vma=False,
@@ -179,12 +164,11 @@ def _multiply_groups(
     matmul: GroupedMatmul, x_ri: Array, stack: Any, *, groups: Groups, layer: Array | int, **options: Any
 ) -> Array:
     """Multiply rows by the weights of their experts."""
-    values, scales = stack if isinstance(stack, Quantized) else (stack, None)
-    num_layers, num_experts = values.shape[:2]
-    shape = (num_layers, num_experts, -1)
-    if scales is not None:
-        options["scales_leo"] = scales.reshape(shape)
-    return matmul(x_ri, values.reshape(*shape, values.shape[-1]), layer, groups, **options)
+
+    def flat(array: Array) -> Array:
+        return array.reshape(*array.shape[:2], -1, array.shape[-1])
+
+    return matmul(x_ri, stack.map(flat) if isinstance(stack, Quantized) else flat(stack), layer, groups, **options)
 
 
 class MoE(nnx.Module):
@@ -226,12 +210,14 @@ def fused_activation(spec: LayerSpec) -> str | None:
     return spec.hidden_act if is_fused else None
 
 
-def matmul_shapes(spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike, weight_dtype: DTypeLike) -> list[MatmulShape]:
-    """Return one device's grouped matmuls of a layer; none for a layer without experts."""
+def matmul_shapes(
+    spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike, formats: tuple[WeightFormat | None, WeightFormat | None]
+) -> list[MatmulShape]:
+    """Return one device's grouped matmuls of a layer, whose weights have these formats; none without experts."""
     if spec.moe is None:
         return []
     d, f, num_experts = cfg.hidden_size, spec.moe.intermediate_size // cfg.num_shards, spec.moe.num_experts
     return [
-        MatmulShape(num_experts, 2 * f, d, dtype, weight_dtype, dtype, fused_activation(spec)),
-        MatmulShape(num_experts, d, f, dtype, weight_dtype, jnp.dtype(jnp.float32)),
+        MatmulShape(num_experts, 2 * f, d, dtype, formats[0], dtype, fused_activation(spec)),
+        MatmulShape(num_experts, d, f, dtype, formats[1], jnp.dtype(jnp.float32)),
     ]

@@ -14,7 +14,7 @@ from pallas_kernels.layer_norm import layer_norm
 from pallas_kernels.rms_norm import can_norm, rms_norm
 
 from ..config import ModelConfig
-from ..loop import LayerOf
+from ..ops import held_by
 from .params import declare
 
 
@@ -34,11 +34,11 @@ class LayerNorm(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         """Normalise; the shape and dtype stay."""
-        held, size = self.scale.get_raw_value(), x.shape[-1]
-        if isinstance(held, LayerOf) and can_norm(size, x.dtype):
+        held = held_by(self.scale)
+        size = x.shape[-1]
+        if held.ops.has_cpu_norms and can_norm(size, x.dtype):
             x_rd, num_rows = x.reshape(-1, size), held.num_rows * math.prod(x.shape[1:-1])
-            of_bias = None if self.bias is None else self.bias.get_raw_value()
-            bias_ld = of_bias.stack.reshape(-1, size) if isinstance(of_bias, LayerOf) else None
+            bias_ld = None if self.bias is None else held_by(self.bias).stack.reshape(-1, size)
             stack_ld = held.stack.reshape(-1, size)
             normed = layer_norm(x_rd, stack_ld, bias_ld, held.layer, eps=self.eps, num_rows=num_rows)
             return normed.reshape(x.shape)
@@ -62,8 +62,9 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         """Normalise; the shape and dtype stay."""
-        held, size = self.scale.get_raw_value(), x.shape[-1]
-        if isinstance(held, LayerOf) and can_norm(size, x.dtype):
+        held = held_by(self.scale)
+        size = x.shape[-1]
+        if held.ops.has_cpu_norms and can_norm(size, x.dtype):
             x_rd, num_rows = x.reshape(-1, size), held.num_rows * math.prod(x.shape[1:-1])
             stack_ld = held.stack.reshape(-1, size)
             normed = rms_norm(x_rd, stack_ld, held.layer, eps=self.eps, offset=self.offset, num_rows=num_rows)

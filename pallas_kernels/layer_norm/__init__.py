@@ -28,21 +28,19 @@ def layer_norm(
     `can_norm` must hold. Only the first `num_rows` rows are normed, if given; others become 0.
     """
     dtype, d = jnp.dtype(x_td.dtype), x_td.shape[1]
-    prepare(dtype)
-    call = jax.ffi.ffi_call(_name(dtype), jax.ShapeDtypeStruct(x_td.shape, dtype))
+    call = jax.ffi.ffi_call(prepare(dtype), jax.ShapeDtypeStruct(x_td.shape, dtype))
     rows = jnp.asarray(x_td.shape[0] if num_rows is None else num_rows, jnp.int32)
     bias = jnp.zeros((0, d), dtype) if bias_ld is None else bias_ld.astype(dtype)
     return call(x_td, scale_ld.astype(dtype), jnp.asarray(layer, jnp.int32), rows, jnp.float32(eps), bias)
 
 
-def prepare(dtype: DTypeLike, folder: Path | None = None) -> None:
-    """Compile the kernel, kept in a folder. A program that another process compiled needs it when it is loaded."""
+def prepare(dtype: DTypeLike, folder: Path | None = None) -> str:
+    """Compile the kernel, kept in a folder, and return its name.
+
+    A program that another process compiled needs it when it is loaded.
+    """
     from pallas_kernels.native.compiling import register
 
     from .kernel import Kernel
 
-    register(_name(dtype), Kernel(dtype), folder)
-
-
-def _name(dtype: DTypeLike) -> str:
-    return f"layer_norm_{jnp.dtype(dtype).name}"
+    return register(f"layer_norm_{jnp.dtype(dtype).name}", Kernel(dtype), folder)

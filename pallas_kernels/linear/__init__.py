@@ -1,39 +1,110 @@
-"""Multiply a matrix by the transpose of another on a CPU."""
+"""Rows times the transpose of a layer's weights, as they are held: in the numbers of a checkpoint, or in fewer bits.
+
+It is the matmul of all dense layers and of the output head. `reference.py` defines what is correct.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from .cpu import ACTIVATIONS, INT8, Kind, can_multiply, cpu_linear, prepare
+from pallas_kernels.weights.held import Quantized
 
-__all__ = ["ACTIVATIONS", "INT8", "Kind", "can_multiply", "linear", "prepare"]
+from .implementations import IMPLEMENTATIONS, Implementation
+from .shape import LinearShape
+
+__all__ = ["ACTIVATIONS", "IMPLEMENTATIONS", "Linear", "LinearShape", "pick"]
+
+ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
+"""The activations that the op can apply, by HF's names."""
 
 
-def linear(
-    x_tk: Array,
-    w_lnk: Array,
-    layer: Array | int,
-    out_dtype: DTypeLike,
-    *,
-    scales_ln: Array | None = None,
-    num_rows: Array | int | None = None,
-    activation: str | None = None,
-    is_gated: bool = True,
-    plus_tn: Array | None = None,
-    bias_n: Array | None = None,
-) -> Array:
-    """Return `cpu_linear` of weights of x's dtype or, with scales, of int8."""
-    weight, form = (w_lnk, None) if scales_ln is None else ({"codes": w_lnk, "scales": scales_ln}, INT8)
-    return cpu_linear(
-        x_tk,
-        weight,
-        form,
-        layer,
-        out_dtype,
-        num_rows=num_rows,
-        activation=activation,
-        is_gated=is_gated,
-        plus_tn=plus_tn,
-        bias_n=bias_n,
-    )
+@dataclass(frozen=True)
+class Linear:
+    """The op in one implementation. A matmul that the implementation cannot run is left to plain XLA."""
+
+    implementation: str = "xla"
+    interpret: bool = False
+    """Run a TPU's or GPU's kernels in their interpreter, on a CPU. Slow; for tests."""
+
+    @property
+    def _entry(self) -> Implementation:
+        return IMPLEMENTATIONS[self.implementation]
+
+    def refusal(self, shape: LinearShape) -> str | None:
+        """Say why a matmul is left to plain XLA, None if it is not."""
+        return self._entry.refusal(shape)
+
+    def prepare(self, shapes: Sequence[LinearShape], folder: Path | None = None) -> None:
+        """Compile and register what programs with these matmuls call, so that this process can load such programs.
+
+        Machine code is kept in `folder`, if given, for other processes.
+        """
+        for shape in shapes:
+            if self.refusal(shape) is None:
+                self._entry.prepare(shape, folder)
+
+    def __call__(
+        self,
+        x_ti: Array,
+        weight: Array | Quantized,
+        layer: Array | int,
+        *,
+        out_dtype: DTypeLike | None = None,
+        num_rows: Array | int | None = None,
+        activation: str | None = None,
+        is_gated: bool = True,
+        plus_to: Array | None = None,
+        bias_o: Array | None = None,
+    ) -> Array:
+        """Return x @ w[layer].T, added up in float32, [t, o].
+
+        Args:
+          x_ti: rows, bfloat16 or float32.
+          weight: the weights of all layers [l, o, i], of x's dtype or quantized. Quantized ones are multiplied as if
+            they had been widened to x's dtype; those with one scale for each output scale the sums instead.
+          layer: index of the layer, may be traced.
+          out_dtype: the result's dtype, x's if None.
+          num_rows: how many rows of x count; what others give may be anything but NaN. All, if None.
+          activation: one of `ACTIVATIONS`. If gated, the result is that of the first half of the columns times the
+            second half, [t, o / 2]; if not, that of all columns, of what is added too.
+          plus_to, bias_o: what is added, of the result's dtype; not where the result is gated.
+
+        Raises:
+          ValueError: for arrays that do not fit each other.
+        """
+        out_dtype = jnp.dtype(out_dtype or x_ti.dtype)
+        form = weight.format if isinstance(weight, Quantized) else None
+        if x_ti.ndim != 2 or len(weight.shape) != 3 or weight.shape[2] != x_ti.shape[1]:
+            raise ValueError(f"linear: x {x_ti.shape} and w {weight.shape} are not [t, in] and [layers, out, in]")
+        if activation not in (None, *ACTIVATIONS):
+            raise ValueError(f"linear: activation must be one of {', '.join(ACTIVATIONS)}, not {activation!r}")
+        shape = LinearShape(weight.shape[1], weight.shape[2], x_ti.dtype, out_dtype, form, activation, is_gated)
+        name = "xla" if self.refusal(shape) else self.implementation
+        return IMPLEMENTATIONS[name].load()(
+            x_ti,
+            weight,
+            layer,
+            out_dtype=out_dtype,
+            num_rows=num_rows,
+            activation=activation,
+            is_gated=is_gated,
+            plus_to=plus_to,
+            bias_o=bias_o,
+            interpret=self.interpret,
+        )
+
+
+def pick(platform: str, *, architecture: str | None = None) -> tuple[Linear, str | None]:
+    """Return the op for a platform ("cpu", "tpu" or "gpu"), and why it is not the platform's own if it is not.
+
+    `architecture` is a GPU's compute capability, such as "9.0".
+    """
+    name = next((each for each, entry in IMPLEMENTATIONS.items() if entry.platform == platform), "xla")
+    reason = IMPLEMENTATIONS[name].device_refusal(architecture)
+    return Linear(name if reason is None else "xla"), reason

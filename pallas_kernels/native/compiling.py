@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import os
 import sys
 import threading
 from pathlib import Path
@@ -16,7 +15,11 @@ import llvmlite
 import llvmlite.binding as llvm
 from llvmlite import ir
 
+from . import processor
+from .cores import num_cores
+from .interface import refuse_interface
 from .objects import load, save
+from .processor import Processor
 
 
 class Kernel(Protocol):
@@ -27,14 +30,24 @@ class Kernel(Protocol):
         ...
 
 
-def register(name: str, kernel: Kernel, folder: Path | None) -> None:
-    """Make a kernel known to XLA by a name, which must say all that it depends on besides its code and the processor.
+def refuse() -> str | None:
+    """Return why no kernel can run in this process, None if they can."""
+    if processor.current().name == "plain":
+        return "the processor has neither AVX2 and FMA nor NEON, or JAXLLM_CPU says so"
+    return refuse_interface()
 
-    Its machine code is kept in `folder`, if there is one. A name that is known stays what it is.
+
+def register(name: str, kernel: Kernel, folder: Path | None) -> str:
+    """Make a kernel known to XLA, and return XLA's name for it, which ends with the instruction set.
+
+    `name` must say all else that it depends on besides its code and the processor. Its machine code is kept in
+    `folder`, if there is one. A name that is known stays what it is.
     """
+    name = f"{name}_{processor.current().name}"
     with _lock:  # or two threads would each make a registry
         registry = _registry()
     registry.register(name, kernel, folder)
+    return name
 
 
 class _Registry:
@@ -43,7 +56,10 @@ class _Registry:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._names: set[str] = set()
-        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _make_machine())
+        reason = refuse()
+        if reason is not None:
+            raise RuntimeError(f"a CPU's kernels cannot run: {reason}")
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), make_machine(processor.current()))
 
     def register(self, name: str, kernel: Kernel, folder: Path | None) -> None:
         with self._lock:
@@ -52,7 +68,7 @@ class _Registry:
             path = folder / _digest(name, kernel) if folder else None
             code = load(path) if path else None
             if code is None:
-                code = _compile(kernel.build(name))
+                code = compile_for(processor.current(), kernel.build(name))
                 if path:
                     save(path, code)
             self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
@@ -66,25 +82,15 @@ _lock = threading.Lock()
 _registry = functools.cache(_Registry)
 
 
-@functools.lru_cache(maxsize=16)  # asked for while kernels are written
-def has_feature(name: str) -> bool:
-    """Say whether the processor has instructions, by LLVM's name for them."""
-    return llvm.get_host_cpu_features().get(name, False)
-
-
 def num_registers() -> int:
-    """Return how many vectors of 512 bits the processor's registers hold: without AVX-512 in two parts each."""
-    return 32 if has_feature("avx512f") else 8
+    """Return how many vectors of 512 bits the processor's registers hold: shorter ones in several parts each."""
+    own = processor.current()
+    return own.num_registers * own.register_bytes // 64
 
 
-def num_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _compile(module: ir.Module) -> bytes:
-    """Return machine code, as an object file."""
-    machine = _make_machine()
+def compile_for(target: Processor, module: ir.Module) -> bytes:
+    """Return a processor's machine code, as an object file."""
+    machine = make_machine(target)
     parsed = llvm.parse_assembly(str(module))
     parsed.triple, parsed.data_layout = machine.triple, str(machine.target_data)
     parsed.verify()
@@ -104,22 +110,18 @@ def _compile(module: ir.Module) -> bytes:
     return machine.emit_object(parsed)
 
 
-def _make_machine() -> llvm.TargetMachine:
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    return llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=_features(), opt=3, jit=True
+def make_machine(target: Processor) -> llvm.TargetMachine:
+    """Return LLVM's code generator for a processor."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    return llvm.Target.from_triple(target.triple).create_target_machine(
+        cpu=target.cpu, features=target.features, opt=3, jit=True
     )
-
-
-def _features() -> str:
-    # Else LLVM halves 512-bit vectors on those of Intel's processors that once clocked lower for them.
-    return f"{llvm.get_host_cpu_features().flatten()},-prefer-256-bit"
 
 
 def _digest(name: str, kernel: Kernel) -> str:
     """Return what a kernel's code is found by on disk."""
-    facts = [name, llvmlite.__version__, llvm.get_host_cpu_name(), _features(), str(num_cores())]
+    facts = [name, llvmlite.__version__, str(processor.current()), str(num_cores())]
     written_in = [sys.modules[each.__module__].__file__ for each in type(kernel).__mro__ if each is not object]
     folders = {Path(__file__).parent, *(Path(file).parent for file in written_in if file)}
     digest = hashlib.sha256("\n".join(facts).encode())

@@ -16,11 +16,14 @@ from typing import Any
 
 from llvmlite import ir
 
+from . import processor
 from .emitter import I32, I64, POINTER, VOID, Emitter
 
 MAX_BUFFERS = 24
 VERSION = (0, 1)
 """The interface's version; nothing newer is used."""
+MAX_PAUSES = 2048
+"""How often a thread looks whether the others are done before it offers its core: for 50 to 100 us."""
 METADATA = 1
 """The type of the extension by which XLA asks for the version."""
 
@@ -40,6 +43,7 @@ class Fields:
     SCHEDULE, NUM_THREADS = 48 + 11 * 8, 48 + 12 * 8
     # XLA_FFI_ThreadPool_Schedule_Args, XLA_FFI_ThreadPool_NumThreads_Args: size, extension, then
     POOL_CONTEXT, TASK, TASK_DATA, THREADS = 16, 24, 32, 24
+    SCHEDULE_SIZE, NUM_THREADS_SIZE = 40, 32
 
 
 class Job:
@@ -97,7 +101,7 @@ def add_handler(module: ir.Module, name: str, prepare: ir.Function, run: ir.Func
 
     threads = e.array(I64, 1)
     e.ir.store(I64(1), threads)
-    call(Fields.NUM_THREADS, 32, {Fields.POOL_CONTEXT: context, Fields.THREADS: threads})
+    call(Fields.NUM_THREADS, Fields.NUM_THREADS_SIZE, {Fields.POOL_CONTEXT: context, Fields.THREADS: threads})
     helpers = e.ir.sub(e.least(e.ir.load(threads, typ=I64), units), I64(1))
     job = e.ir.call(_libc(module, "malloc", POINTER, [I64]), [I64(Job.SIZE)])
     fields = {
@@ -114,16 +118,34 @@ def add_handler(module: ir.Module, name: str, prepare: ir.Function, run: ir.Func
     e.ir.fence("release")
     with e.range(0, helpers):
         task = {Fields.POOL_CONTEXT: context, Fields.TASK: take, Fields.TASK_DATA: job}
-        call(Fields.SCHEDULE, 40, task)
+        call(Fields.SCHEDULE, Fields.SCHEDULE_SIZE, task)
     e.ir.call(take, [job])
-    wait, after = (function.append_basic_block() for _ in range(2))
-    e.ir.branch(wait)
-    e.ir.position_at_end(wait)
-    done = e.ir.load_atomic(e.at(job, byte, Job.DONE), "acquire", 8, typ=I64)
-    e.ir.cbranch(e.ir.icmp_signed("<", done, units), wait, after)
-    e.ir.position_at_end(after)
+    _wait(e, job, units)
     _leave(e, module, job)
     e.ir.ret(null)
+
+
+def _wait(e: Emitter, job: Any, units: Any) -> None:
+    """Wait until the units that other threads took are done, which takes about as long as one does.
+
+    A thread that was put to sleep with its unit may need this very core: after a while the core is offered.
+    """
+    turns = e.variable(I64, I64(0))
+    test, pause, after = (e.function.append_basic_block() for _ in range(3))
+    e.ir.branch(test)
+    e.ir.position_at_end(test)
+    done = e.ir.load_atomic(e.at(job, ir.IntType(8), Job.DONE), "acquire", 8, typ=I64)
+    e.ir.cbranch(e.ir.icmp_signed("<", done, units), pause, after)
+    e.ir.position_at_end(pause)
+    if processor.current().is_aarch64:
+        e.call_named("llvm.aarch64.hint", I32(1), result=VOID)
+    elif processor.current().is_x86:
+        e.call_named("llvm.x86.sse2.pause", result=VOID)
+    turns.value = e.sum(turns.value, 1)
+    with e.ir.if_then(e.ir.icmp_signed(">", turns.value, I64(MAX_PAUSES))):
+        e.ir.call(_libc(e.module, "sched_yield", I32, []), [])
+    e.ir.branch(test)
+    e.ir.position_at_end(after)
 
 
 def _add_take(module: ir.Module, name: str, run: ir.Function) -> ir.Function:

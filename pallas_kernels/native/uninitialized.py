@@ -12,8 +12,6 @@ from .compiling import register
 from .emitter import I64, POINTER, VOID, add_function
 from .handler import add_handler
 
-NAME = "uninitialized"
-
 
 class Kernel:
     """Writes a function that does nothing."""
@@ -31,10 +29,12 @@ class Kernel:
 
 def uninitialized(specs: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:
     """Return arrays of these shapes and dtypes that hold anything, on a CPU."""
-    prepare()
-    return list(jax.ffi.ffi_call(NAME, [jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in specs])())
+    return list(jax.ffi.ffi_call(prepare(), [jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in specs])())
 
 
-def prepare(folder: Path | None = None) -> None:
-    """Compile the kernel, kept in a folder. A program that another process compiled needs it when it is loaded."""
-    register(NAME, Kernel(), folder)
+def prepare(folder: Path | None = None) -> str:
+    """Compile the kernel, kept in a folder, and return its name.
+
+    A program that another process compiled needs it when it is loaded.
+    """
+    return register("uninitialized", Kernel(), folder)

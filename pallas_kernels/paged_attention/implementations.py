@@ -115,9 +115,9 @@ def _refuse_on_cpu(shape: AttentionShape) -> str | None:
         return f"head_dim and block_size must be multiples of 16, not {shape.head_dim} and {shape.block_size}"
     if shape.dtype not in (jnp.bfloat16, jnp.float32):
         return f"dtype must be bfloat16 or float32, not {jnp.dtype(shape.dtype).name}"
-    from pallas_kernels.native.compiling import has_feature
+    from pallas_kernels.native.compiling import refuse
 
-    return None if has_feature("avx2") and has_feature("fma") else "the processor has no AVX2 and FMA"
+    return refuse()
 
 
 def _refuse_on_tpu(shape: AttentionShape) -> str | None:

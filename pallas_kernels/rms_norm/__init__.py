@@ -25,21 +25,19 @@ def rms_norm(
     `can_norm` must hold. Only the first `num_rows` rows are normed, if given; others become 0.
     """
     dtype = jnp.dtype(x_td.dtype)
-    prepare(dtype)
-    call = jax.ffi.ffi_call(_name(dtype), jax.ShapeDtypeStruct(x_td.shape, dtype))
+    call = jax.ffi.ffi_call(prepare(dtype), jax.ShapeDtypeStruct(x_td.shape, dtype))
     rows = jnp.asarray(x_td.shape[0] if num_rows is None else num_rows, jnp.int32)
     scale = scale_ld.astype(dtype)
     return call(x_td, scale, jnp.asarray(layer, jnp.int32), rows, jnp.float32(eps), jnp.float32(offset))
 
 
-def prepare(dtype: DTypeLike, folder: Path | None = None) -> None:
-    """Compile the kernel, kept in a folder. A program that another process compiled needs it when it is loaded."""
+def prepare(dtype: DTypeLike, folder: Path | None = None) -> str:
+    """Compile the kernel, kept in a folder, and return its name.
+
+    A program that another process compiled needs it when it is loaded.
+    """
     from pallas_kernels.native.compiling import register
 
     from .kernel import Kernel
 
-    register(_name(dtype), Kernel(dtype), folder)
-
-
-def _name(dtype: DTypeLike) -> str:
-    return f"rms_norm_{jnp.dtype(dtype).name}"
+    return register(f"rms_norm_{jnp.dtype(dtype).name}", Kernel(dtype), folder)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import DTypeLike
 
 CODEBOOKS: Mapping[str, tuple[float, ...]] = {
     "e2m1": (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0),
@@ -41,6 +42,9 @@ PLANES: Mapping[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1),
 """A code's bits, cut into those of each plane, the lowest first."""
 
 
+_EIGHT_BITS = {"integer": "int8", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+
+
 @dataclass(frozen=True)
 class WeightFormat:
     """How the numbers of a matrix [out, in] are held: number = value(code) * scale - min, in float32, rounded once.
@@ -67,8 +71,8 @@ class WeightFormat:
     factor_dtype: str = "float16"
 
     def __post_init__(self) -> None:
-        is_whole = self.group is None
-        if self.bits not in PLANES or (self.values != "integer" and self.bits != (4 if self.values in CODEBOOKS else 8)):
+        is_whole, float_bits = self.group is None, 4 if self.values in CODEBOOKS else 8
+        if self.bits not in PLANES or (self.values != "integer" and self.bits != float_bits):
             raise ValueError(f"there are no weights of {self.bits} bits that are {self.values}")
         if is_whole and (self.has_mins or self.zero_dtype or self.factor_group or self.bits != 8):
             raise ValueError("weights with one scale for each row have 8 bits, and nothing but scales")
@@ -95,9 +99,9 @@ class WeightFormat:
         return self.bits < 8
 
     def dtype(self, part: str, *, packed: bool = False) -> np.dtype:
-        """Return the dtype of a part; codes are uint8 where they are packed."""
+        """Return the dtype in which a device holds a part: packed codes as bytes, others of 4 bits as uint4."""
         if part == "codes":
-            return np.dtype(np.uint8 if packed and self.is_packed else self.code_dtype)
+            return _dtype("uint4") if self.bits == 4 and not packed else self.code_dtype
         if part == "zeros":
             assert self.zero_dtype is not None
             return _dtype(self.zero_dtype)
@@ -105,8 +109,8 @@ class WeightFormat:
 
     @property
     def code_dtype(self) -> np.dtype:
-        """Return the dtype of codes that are not packed, each in an entry of its own."""
-        return np.dtype(np.uint8) if self.is_packed else _dtype("int8" if self.values == "integer" else _FLOATS[self.values])
+        """Return the dtype in which a host holds codes."""
+        return _dtype("uint8" if self.is_packed else _EIGHT_BITS[self.values])
 
     def width(self, part: str, num_inputs: int, *, packed: bool = False) -> int:
         """Return how many entries a part has in each row of `num_inputs` numbers.
@@ -125,11 +129,10 @@ class WeightFormat:
 
     def num_bytes(self, num_outputs: int, num_inputs: int, *, packed: bool = True) -> int:
         """Return the bytes of a matrix [num_outputs, num_inputs]."""
-        row = sum(
-            self.width(part, num_inputs, packed=packed) * self.dtype(part, packed=packed).itemsize
+        return num_outputs * sum(
+            num_bytes(self.width(part, num_inputs, packed=packed), self.dtype(part, packed=packed))
             for part in self.parts
         )
-        return num_outputs * row
 
     def table(self) -> np.ndarray:
         """Return the float32 numbers of all codes of fewer than 8 bits, by code."""
@@ -138,7 +141,13 @@ class WeightFormat:
         return np.arange(2**self.bits, dtype=np.float32) - np.float32(self.offset)
 
 
-_FLOATS = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+INT8 = WeightFormat(8, scale_dtype="float32")
+"""Integers of 8 bits with a scale for each output."""
+
+
+def num_bytes(count: int, dtype: DTypeLike) -> int:
+    """Return the bytes that a device holds so many numbers in: two of 4 bits share one."""
+    return -(-count // 2) if np.dtype(dtype).name in ("uint4", "int4") else count * np.dtype(dtype).itemsize
 
 
 def _dtype(name: str) -> np.dtype:

@@ -1,4 +1,4 @@
-"""The parts of quantized matrices in numpy: packing, unpacking, and the definition of the numbers that they stand for."""
+"""Quantized matrices in numpy: packing, unpacking, and the definition of the numbers that their parts stand for."""
 
 from __future__ import annotations
 

@@ -12,8 +12,12 @@ from tests.architecture.sources import ROOT, Source, is_function, product
 
 MAX_FILE_LINES = {"jaxllm": 400, "models": 400, "pallas_kernels": 900}
 MAX_FUNCTION_LINES = {"jaxllm": 50, "models": 50, "pallas_kernels": 150}
-# The kernels stand alone, and their interpreter must know how many threads XLA takes.
-READS_ENVIRONMENT = {"jaxllm/config/environment.py", "pallas_kernels/paged_attention/gpu/common.py"}
+# The kernels stand alone: a CPU's follow JAXLLM_CPU, and a GPU's interpreter must know how many threads XLA takes.
+READS_ENVIRONMENT = {
+    "jaxllm/config/environment.py",
+    "pallas_kernels/native/processor.py",
+    "pallas_kernels/paged_attention/gpu/common.py",
+}
 UNSAFE_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve", "torch"}
 UNSAFE_BUILTINS = {"__import__", "compile", "eval", "exec"}
 MACHINE_PATHS = re.compile("(?<![A-Za-z0-9_.])/" + r"(work|root|home/\w+|Users/\w+|opt/pypi\S*)/")

@@ -28,6 +28,7 @@ from jaxllm.config.groups import AttentionConfig, ReasoningConfig, StructuredOut
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.logits_processors import LogitsProcessor
 from jaxllm.models.config import LayerSpec, ModelConfig, RopeConfig
+from pallas_kernels.native.processor import AVX2, AVX512, x86
 from tests.models.tiny import folder
 
 LLAMA: dict[str, Any] = {
@@ -330,8 +331,10 @@ def test_remote_code_is_refused_by_name(make_model: MakeModel):
 
 
 def test_quantized_checkpoints_are_refused_by_name(make_model: MakeModel):
-    with pytest.raises(VLLMValidationError, match="'awq'"):
-        resolve(make_model(quantization_config={"quant_method": "awq"}))
+    with pytest.raises(VLLMValidationError, match=r"'aqlm'.*supported, only awq, gptq"):
+        resolve(make_model(quantization_config={"quant_method": "aqlm"}))
+    with pytest.raises(VLLMValidationError, match="bits is 5, which is not supported, only 4"):
+        resolve(make_model(quantization_config={"quant_method": "awq", "bits": 5}))
 
 
 def test_malformed_config_is_the_models_error(make_model: MakeModel):
@@ -493,7 +496,9 @@ def test_batch_invariance(
 
 
 def test_outputs_are_batch_invariant_where_that_costs_nothing(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pallas_kernels.native.compiling.has_feature", lambda _: True)
+    monkeypatch.setattr(
+        "pallas_kernels.native.processor.current", lambda: x86("x86_64", "", dict.fromkeys(AVX512 + AVX2, True))
+    )
     model = make_model(head_dim=16)
     assert resolve(model).batch_invariant
     half = resolve(model, dtype="half")
@@ -501,7 +506,7 @@ def test_outputs_are_batch_invariant_where_that_costs_nothing(make_model: MakeMo
     assert resolve(model, dtype="float32").batch_invariant is (jax.__version_info__ >= (0, 12))
     assert not resolve(model, dtype="float32", attention_config=AttentionConfig(backend="xla")).batch_invariant
     assert not resolve(model, batch_invariant=False).batch_invariant
-    monkeypatch.setattr("pallas_kernels.native.compiling.has_feature", lambda _: False)
+    monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: x86("x86_64", "", {}))
     plain = resolve(model, dtype="float32")
     [group] = plain.kv_groups
     assert (group.attention.implementation, plain.batch_invariant) == (

@@ -96,7 +96,7 @@ def whole(request: pytest.FixtureRequest) -> Iterator[Engine]:
     with tiny_llm(setting.case, **arguments) as (llm, scheduler):
         runner = core_of(llm)._runner
         assert runner is not None
-        implementation = runner.compiler.config.grouped_matmul.implementation
+        implementation = runner.compiler.model.ops.grouped_matmul.implementation
         assert implementation == ("cpu" if setting.has_experts else "xla")
         assert any(group._config.window for group in scheduler.cache.groups) == setting.has_windows
         yield llm, scheduler

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jaxllm.execution.options import INVARIANT_MATMULS, YNN_OPERATIONS, compiler_options
+from pallas_kernels.native.processor import AVX2, AVX512, x86
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -15,16 +16,17 @@ def test_cpu_rounds_to_the_dtype_in_any_case(dtype: str) -> None:
         assert (YNN_OPERATIONS in options) is batch_invariant
 
 
-@pytest.mark.parametrize("has_avx512", [True, False])
+@pytest.mark.parametrize("features", [AVX2 + AVX512, AVX2, ()])
 def test_the_librarys_matmuls_are_used_where_rows_do_not_depend_on_each_other(
-    has_avx512: bool, monkeypatch: pytest.MonkeyPatch
+    features: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pallas_kernels.native.compiling.has_feature", lambda _: has_avx512)
+    own = x86("x86_64", "", dict.fromkeys(features, True))
+    monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: own)
     found = {
         dtype: (compiler_options("cpu", dtype, batch_invariant=True) or {})[YNN_OPERATIONS]
         for dtype in ("bfloat16", "float32")
     }
-    assert found == {"bfloat16": INVARIANT_MATMULS, "float32": "" if has_avx512 else INVARIANT_MATMULS}
+    assert found == {"bfloat16": INVARIANT_MATMULS, "float32": "" if own.name == "avx512" else INVARIANT_MATMULS}
 
 
 def test_a_gpu_fuses_no_slice_with_a_kernel_and_a_tpu_has_no_options() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.checkpoint import TensorInfo, dominant_dtype
 from jaxllm.loading.dtype import multiplies_bfloat16_fast, resolve_dtype
+from pallas_kernels.native.processor import AVX2, AVX512, Processor, aarch64, x86
 
 
 def checkpoint(dtype: str = "bfloat16", *, gguf: bool = False) -> Any:
@@ -48,19 +48,22 @@ def test_auto_is_the_checkpoints():
 
 
 @pytest.mark.parametrize(
-    ("flags", "fast"),
-    [("fpu avx512_bf16", True), ("amx_bf16", True), ("fpu avx512f", False), ("not_avx512_bf16", False)],
+    ("own", "fast"),
+    [
+        (x86("x86_64", "", dict.fromkeys((*AVX2, *AVX512, "avx512bf16"), True)), True),
+        (x86("x86_64", "", dict.fromkeys((*AVX2, *AVX512), True)), False),
+        (aarch64("aarch64", "", {"bf16": True}), True),
+        (aarch64("aarch64", "", {}), False),
+    ],
 )
-def test_bfloat16_on_cpu_needs_its_instructions(tmp_path: Path, flags: str, fast: bool):
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text(f"processor\t: 0\nmodel name\t: avx512_bf16\nflags\t\t: {flags}\nbugs\t: none\n")
-    assert multiplies_bfloat16_fast("cpu", cpuinfo) is fast
+def test_bfloat16_on_cpu_needs_its_instructions(monkeypatch: pytest.MonkeyPatch, own: Processor, fast: bool):
+    monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: own)
+    assert multiplies_bfloat16_fast("cpu") is fast
 
 
-def test_bfloat16_elsewhere(tmp_path: Path):
+def test_bfloat16_elsewhere():
     assert multiplies_bfloat16_fast("gpu")
     assert multiplies_bfloat16_fast("tpu")
-    assert not multiplies_bfloat16_fast("cpu", tmp_path / "absent")
 
 
 def test_auto_for_gguf():

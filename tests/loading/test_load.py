@@ -23,12 +23,15 @@ from jaxllm.loading.layout import parse_layout, write_tensor
 from jaxllm.loading.load import check_names, init_dummy, load_params
 from jaxllm.loading.open import open_checkpoint
 from jaxllm.models.params import ParamSpec, Segment
-from jaxllm.models.quantization import Quantized, quantize
+from jaxllm.models.quantization import METHODS, quantize
+from pallas_kernels.weights.held import Quantized
 from tests.loading.files import spec, write_folder
 
 RNG = np.random.default_rng(0)
 D, N, H, F, V = 6, 2, 3, 5, 7
 NUM_LAYERS = 2
+
+INT8 = METHODS["int8"]
 
 
 def tensors(dtype: Any = np.float32) -> dict[str, np.ndarray]:
@@ -87,8 +90,9 @@ def test_quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stacked: boo
     inputs = {"q": 2, "o": 1, "table": 1, "scale": 0}
     plain = specs(stacked=stacked)
     quantized = {
-        path: dataclasses.replace(spec, num_inputs=inputs[path.rpartition(".")[2]], is_quantized=True)
+        path: dataclasses.replace(spec, num_inputs=count, format=INT8 if count else None)
         for path, spec in plain.items()
+        for count in [inputs[path.rpartition(".")[2]]]
     }
     for make in (lambda specs: load_params(specs, checkpoint), lambda specs: init_dummy(specs, 3)):
         whole, found = make(plain), make(quantized)
@@ -96,7 +100,7 @@ def test_quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stacked: boo
         is_quantized = lambda x: isinstance(x, Quantized)  # noqa: E731
         pairs = zip(names, jax.tree.leaves(whole), jax.tree.leaves(found, is_leaf=is_quantized), strict=True)
         for name, weights, got in pairs:
-            expected = quantize(weights, inputs[name]) if inputs[name] else weights
+            expected = quantize(weights, inputs[name], INT8) if inputs[name] else weights
             assert type(got) is type(expected), name
             jax.tree.map(np.testing.assert_array_equal, got, expected)
 
@@ -237,7 +241,7 @@ import jax, numpy as np
 from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, PartitionSpec as P
 sys.path.insert(0, sys.argv[1])
-from tests.loading.test_load import specs
+from tests.loading.test_load import INT8, specs
 from jaxllm.loading.open import open_checkpoint
 from jaxllm.loading.load import init_dummy, load_params
 assert jax.device_count() == 4
@@ -268,17 +272,21 @@ for make in (read, invent):
     for one, two in zip(jax.tree.leaves(found), jax.tree.leaves(make(None)), strict=True):
         np.testing.assert_array_equal(one, two)
 given = {
-    path: replace(spec, num_inputs=2 if "attn" in path else 1, is_quantized="attn" in path or path == "embed.table")
+    path: replace(spec, num_inputs=2, format=INT8) if "attn" in path
+    else replace(spec, num_inputs=1, format=INT8 if path == "embed.table" else None)
     for path, spec in specs().items()
 }
 found, alone = (load_params(given, checkpoint, format_for=f) for f in (format_for, None))
-values, scales = found["layers"]["attn"]["o"]
-assert values.sharding.spec == parts["layers.attn.o"] and scales.sharding.spec == P(None, "data"), scales.sharding
-values, scales = found["embed"]["table"]
+held = found["layers"]["attn"]["o"]
+values, scales = held.codes, held.scales
+for part in (values, scales):
+    assert tuple(part.sharding.spec) == (None, "data", None)[:len(part.sharding.spec)], part.sharding
+held = found["embed"]["table"]
+values, scales = held.codes, held.scales
 assert values.format.layout.major_to_minor == (1, 0)
 table = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.format), values)
 look_up = jax.jit(lambda table: table[2]).lower(table).compile()
-np.testing.assert_array_equal(look_up(values), alone["embed"]["table"].values[2])
+np.testing.assert_array_equal(look_up(values), alone["embed"]["table"].codes[2])
 jax.tree.map(np.testing.assert_array_equal, found, alone)
 print("sharded as unsharded")
 """

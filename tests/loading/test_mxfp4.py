@@ -15,9 +15,9 @@ import pytest
 from jaxllm import LLM, SamplingParams
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.load import load_params
-from jaxllm.loading.mxfp4 import CHUNK_BYTES, widen
 from jaxllm.loading.names import check_names
 from jaxllm.loading.open import open_checkpoint, open_config
+from jaxllm.loading.quantized.mxfp4 import CHUNK_BYTES, widen
 from jaxllm.models import Model, get_family
 from tests.loading.files import write_folder
 from tests.loading.gguf_moe_files import moe_gguf, mxfp4, stacked
@@ -67,7 +67,7 @@ def test_a_pair_is_one_tensor(tmp_path: Path, caplog: pytest.LogCaptureFixture):
 
 
 @pytest.mark.parametrize("fault", ["no scales", "another shape", "another dtype", "no experts"])
-def test_pairs_that_do_not_fit_are_left_to_be_reported(tmp_path: Path, fault: str):
+def test_pairs_that_do_not_fit_are_named(tmp_path: Path, fault: str):
     blocks, scales = random_pair(np.random.default_rng(2), 3, 6, 2)
     hf = {f"{EXPERTS}_blocks": blocks, f"{EXPERTS}_scales": scales}
     match fault:
@@ -79,7 +79,15 @@ def test_pairs_that_do_not_fit_are_left_to_be_reported(tmp_path: Path, fault: st
             hf[f"{EXPERTS}_scales"] = scales.astype(np.int8)
         case _:
             hf = {name: tensor[0] for name, tensor in hf.items()}
-    checkpoint = open_checkpoint(str(write_folder(tmp_path, hf, QUANTIZED)))
+    with pytest.raises(VLLMValidationError, match=r"gate_up_proj_(scales|blocks)"):
+        open_checkpoint(str(write_folder(tmp_path, hf, QUANTIZED)))
+
+
+def test_blocks_that_the_config_denies_are_left_to_be_reported(tmp_path: Path):
+    blocks, scales = random_pair(np.random.default_rng(2), 3, 6, 2)
+    hf = {f"{EXPERTS}_blocks": blocks, f"{EXPERTS}_scales": scales}
+    quantization = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.0"]}
+    checkpoint = open_checkpoint(str(write_folder(tmp_path, hf, QUANTIZED | {"quantization_config": quantization})))
     assert set(checkpoint.tensors) == set(hf)
     with pytest.raises(VLLMValidationError, match=r"gate_up_proj_blocks"):
         check_names({}, checkpoint)

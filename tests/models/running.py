@@ -40,7 +40,9 @@ def load(model: Model, tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
     def read(array: ArraySpec) -> Any:
         weights = jnp.asarray(_read(array, tensors), array.dtype)
-        return quantize(weights, array.quantized_inputs) if array.quantized_inputs else weights
+        if array.format is None:
+            return weights
+        return quantize(weights, array.num_inputs, array.format, is_packed=array.is_packed)
 
     return unflatten({path: read(array) for path, array in array_specs(model.param_specs(tensors)).items()})
 

@@ -11,19 +11,23 @@ import pytest
 
 from jaxllm.models import LayerLoop, Model
 from jaxllm.models.params import array_specs, stored
-from jaxllm.models.quantization import Quantized, quantize
+from jaxllm.models.quantization import METHODS, quantize
+from pallas_kernels.weights import WeightFormat
+from pallas_kernels.weights.held import Quantized
 from tests.models.running import Runner, build_model, load
 from tests.models.tiny import CASES, read_goldens, read_tensors
 
 pytestmark = pytest.mark.device
+
+INT8: WeightFormat = METHODS["int8"]
 
 
 def rounded(weight: np.ndarray) -> np.ndarray:
     """Return what an HF matrix [out, in] is in int8; HF's other tensors have one dimension."""
     if weight.ndim < 2:
         return weight
-    values, scales = map(np.asarray, quantize(jnp.asarray(weight), 1))
-    return values * scales[:, None]
+    held = quantize(jnp.asarray(weight), 1, INT8)
+    return np.asarray(held.codes) * np.asarray(held.scales)
 
 
 @pytest.mark.parametrize("num_inputs", [1, 2])
@@ -31,13 +35,13 @@ def test_is_the_nearest(num_inputs: int) -> None:
     weight = np.random.default_rng(0).standard_normal((6, 5, 64)).astype(np.float32)
     weight[2] = 0
     weight[3, 2] *= 1e-30
-    values, scales = map(np.asarray, quantize(jnp.asarray(weight), num_inputs))
-    assert (values.dtype, values.shape) == (np.int8, weight.shape)
-    assert (scales.dtype, scales.shape) == (np.float32, weight.shape[:-num_inputs])
-    scales = scales.reshape(*scales.shape, *[1] * num_inputs)
+    held = quantize(jnp.asarray(weight), num_inputs, INT8)
+    values, scales = np.asarray(held.codes), np.asarray(held.scales)
+    weight = weight.reshape(held.shape)
+    assert values.dtype == np.int8
+    assert (scales.dtype, scales.shape) == (np.float32, (*weight.shape[:-1], 1))
     assert (abs(values * scales - weight) <= 0.5001 * scales).all()
-    inputs = tuple(range(3 - num_inputs, 3))
-    largest = abs(values.astype(int)).max(axis=inputs)
+    largest = abs(values.astype(int)).max(axis=-1)
     assert set(np.unique(largest)) == {0, 127}
     assert values.min() >= -127
 
@@ -63,12 +67,12 @@ def test_only_matrices_are_quantized(case: str) -> None:
     for path, spec in model.param_specs(read_tensors(case)).items():
         num_axes = len(spec.hf_shape) - (spec.num_experts == spec.hf_shape[0] and len(spec.sources) < spec.hf_shape[0])
         is_exact = path == "positions" or path.endswith("bias") or "router" in path or "shared_gate" in path
-        assert (spec.quantized_inputs > 0) == (num_axes == 2 and not is_exact), path
+        assert (spec.format is not None) == (num_axes == 2 and not is_exact), path
     for array in array_specs(model.param_specs()).values():
         leaves = jax.tree.leaves(stored(array))
-        if array.quantized_inputs:
+        if array.format is not None:
             assert [leaf.dtype for leaf in leaves] == [np.int8, np.float32]
-            assert leaves[1].shape == array.shape[: -array.quantized_inputs]
+            assert leaves[1].shape == (*array.shape[: -array.num_inputs], 1)
             assert len(leaves[1].axes) == len(leaves[1].shape)
         else:
             assert leaves == [array]
@@ -76,11 +80,12 @@ def test_only_matrices_are_quantized(case: str) -> None:
 
 def test_other_methods_are_refused() -> None:
     config: Any = build_model("qwen3").config
-    with pytest.raises(ValueError, match="quantization='int4' is not one of int8"):
-        Model(config, jnp.bfloat16, quantization="int4")
+    with pytest.raises(ValueError, match="quantization='int3' is not one of int8"):
+        Model(config, jnp.bfloat16, quantization="int3")
 
 
 def test_is_a_pytree_of_what_is_held() -> None:
-    doubled = jax.tree.map(lambda x: 2 * x, Quantized(np.ones((2, 3)), np.ones(2)))
+    held = Quantized({"codes": np.ones((2, 3)), "scales": np.ones((2, 1))}, INT8)
+    doubled = jax.tree.map(lambda x: 2 * x, held)
     assert isinstance(doubled, Quantized)
     assert (doubled.shape, doubled.ndim) == ((2, 3), 2)

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from jaxllm.models.layers import ACTIVATIONS
-from pallas_kernels.linear import INT8, Kind, can_multiply, linear
+from pallas_kernels.linear.cpu import Kind, can_multiply, cpu_linear
 from pallas_kernels.linear.cpu.kernel import Kernel
 from pallas_kernels.native import compiling, objects
+from pallas_kernels.weights import INT8
+from pallas_kernels.weights.held import Quantized
 from tests.utils.ownership import give_away
 
 DTYPES = [(jnp.bfloat16, jnp.bfloat16), (jnp.bfloat16, jnp.float32), (jnp.float32, jnp.float32)]
@@ -27,7 +29,7 @@ def make(t: int, n: int, k: int, dtype: Any, seed: int = 0) -> tuple[jax.Array, 
 
 
 def multiply(x: jax.Array, w: jax.Array, out_dtype: Any) -> np.ndarray:
-    return np.asarray(jax.jit(lambda x, w: linear(x, w[None], 0, out_dtype))(x, w), np.float64)
+    return np.asarray(jax.jit(lambda x, w: cpu_linear(x, w[None], 0, out_dtype=out_dtype))(x, w), np.float64)
 
 
 def exact(x: jax.Array, w: jax.Array) -> np.ndarray:
@@ -57,14 +59,15 @@ def test_a_row_does_not_depend_on_the_others(dtype: Any, out_dtype: Any, k: int)
         np.testing.assert_array_equal(multiply(x[start : start + count], w, out_dtype), whole[start : start + count])
 
 
-def test_bfloat16_without_instructions_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pallas_kernels.native.pairs.has_feature", lambda _: False)
-    compiling.register("linear_in_two_products", Kernel(Kind(jnp.bfloat16, None, jnp.float32)), None)
-    x, w = make(7, 9, 96, jnp.bfloat16)
-    call = jax.ffi.ffi_call("linear_in_two_products", jax.ShapeDtypeStruct((7, 9), jnp.float32))
-    np.testing.assert_allclose(
-        jax.jit(call)(x, w[None], jnp.int32(0), jnp.int32(7), jnp.zeros((0, 9)), jnp.zeros(0)), exact(x, w), atol=1e-4
-    )
+@pytest.mark.usefixtures("avx2")
+@pytest.mark.parametrize(("dtype", "out_dtype"), DTYPES)
+@pytest.mark.parametrize(("t", "n", "k"), [(1, 9, 96), (7, 9, 96), (97, 40, 1600)])
+def test_with_avx2_alone(t: int, n: int, k: int, dtype: Any, out_dtype: Any) -> None:
+    x, w = make(t, n, k, dtype)
+    got = multiply(x, w, out_dtype)
+    tolerance = 2.0**-8 if out_dtype == jnp.bfloat16 else 1e-5
+    np.testing.assert_allclose(np.asarray(got, np.float64), exact(x, w), rtol=tolerance, atol=1e-3)
+    np.testing.assert_array_equal(multiply(x[:1], w, out_dtype), got[:1])
 
 
 @pytest.mark.parametrize(("dtype", "out_dtype"), DTYPES)
@@ -72,7 +75,7 @@ def test_bfloat16_without_instructions_for_it(monkeypatch: pytest.MonkeyPatch) -
 def test_adds(t: int, n: int, dtype: Any, out_dtype: Any) -> None:
     x, w = make(t, n, 64, dtype)
     plus = jnp.asarray(np.random.default_rng(1).standard_normal((t, n)), out_dtype)
-    got = jax.jit(lambda x, w, plus: linear(x, w[None], 0, out_dtype, plus_tn=plus))(x, w, plus)
+    got = jax.jit(lambda x, w, plus: cpu_linear(x, w[None], 0, out_dtype=out_dtype, plus_to=plus))(x, w, plus)
     expected = np.asarray(plus, np.float64) + exact(x, w)
     tolerance = 2.0**-8 if out_dtype == jnp.bfloat16 else 1e-6
     np.testing.assert_allclose(np.asarray(got, np.float64), expected, rtol=tolerance, atol=1e-4)
@@ -84,7 +87,9 @@ def test_adds(t: int, n: int, dtype: Any, out_dtype: Any) -> None:
 def test_gates(t: int, n: int, k: int, activation: str, dtype: Any, out_dtype: Any) -> None:
     x, w = make(t, n, k, dtype)
     w = w * 0.25
-    got = np.asarray(jax.jit(lambda x, w: linear(x, w[None], 0, out_dtype, activation=activation))(x, w), np.float64)
+    got = np.asarray(
+        jax.jit(lambda x, w: cpu_linear(x, w[None], 0, out_dtype=out_dtype, activation=activation))(x, w), np.float64
+    )
     gate, gated = np.split(exact(x, w), 2, axis=1)
     with jax.enable_x64(True):
         expected = np.asarray(ACTIVATIONS[activation](jnp.asarray(gate))) * gated
@@ -101,8 +106,8 @@ def test_activates_with_a_bias(t: int, n: int, k: int, activation: str | None, d
     x, w = make(t, n, k, dtype)
     w = w * 0.25
     bias = jnp.asarray(np.random.default_rng(1).standard_normal(n) * 3, out_dtype)
-    options: dict[str, Any] = {"activation": activation, "is_gated": False, "bias_n": bias}
-    got = np.asarray(jax.jit(lambda x, w: linear(x, w[None], 0, out_dtype, **options))(x, w), np.float64)
+    options: dict[str, Any] = {"activation": activation, "is_gated": False, "bias_o": bias}
+    got = np.asarray(jax.jit(lambda x, w: cpu_linear(x, w[None], 0, out_dtype=out_dtype, **options))(x, w), np.float64)
     total = exact(x, w) + np.asarray(bias, np.float64)
     with jax.enable_x64(True):
         expected = total if activation is None else np.asarray(ACTIVATIONS[activation](jnp.asarray(total)))
@@ -114,7 +119,9 @@ def test_activates_with_a_bias(t: int, n: int, k: int, activation: str | None, d
 
 def test_gelu_keeps_what_is_far_out() -> None:
     x = jnp.asarray([[value, *[0.0] * 15] for value in (-40.0, -6.0, -1e-30, 0.0, 6.0, 3e38, np.inf, np.nan)])
-    got = jax.jit(lambda x: linear(x, jnp.eye(16)[None], 0, jnp.float32, activation="gelu", is_gated=False))(x)
+    got = jax.jit(
+        lambda x: cpu_linear(x, jnp.eye(16)[None], 0, out_dtype=jnp.float32, activation="gelu", is_gated=False)
+    )(x)
     np.testing.assert_allclose(got[:6, 0], [0, -6e-9, -5e-31, 0, 6, 3e38], rtol=1e-6, atol=2e-6)
     assert got[6, 0] == np.inf
     assert np.isnan(got[7, 0])
@@ -130,8 +137,9 @@ def make_int8(n: int, k: int) -> tuple[jax.Array, jax.Array]:
 def multiply_int8(x: jax.Array, w: jax.Array, scales: jax.Array, out_dtype: Any, **options: Any) -> np.ndarray:
     """Multiply by the last of two layers."""
     stack, both = jnp.stack([jnp.zeros_like(w), w]), jnp.stack([scales * jnp.nan, scales])
-    program = jax.jit(lambda x, stack, both: linear(x, stack, 1, out_dtype, scales_ln=both, **options))
-    return np.asarray(program(x, stack, both), np.float64)
+    weight = Quantized({"codes": stack, "scales": both[..., None]}, INT8)
+    program = jax.jit(lambda x, weight: cpu_linear(x, weight, 1, out_dtype=out_dtype, **options))
+    return np.asarray(program(x, weight), np.float64)
 
 
 @pytest.mark.parametrize(("dtype", "out_dtype"), DTYPES)
@@ -142,7 +150,7 @@ def test_int8_matches_float64(t: int, n: int, k: int, dtype: Any, out_dtype: Any
     scaled = np.asarray(w, np.float64) * np.asarray(scales, np.float64)[:, None]
     product = np.asarray(x, np.float64) @ scaled.T
     bound = k * 2.0**-24 * (abs(np.asarray(x, np.float64)) @ abs(scaled).T) + 1e-6
-    for added, options in ((0, {}), (np.asarray(plus, np.float64), {"plus_tn": plus})):
+    for added, options in ((0, {}), (np.asarray(plus, np.float64), {"plus_to": plus})):
         rounding = 2.0**-8 * abs(product + added) if out_dtype == jnp.bfloat16 else 0
         got = multiply_int8(x, w, scales, out_dtype, **options)
         assert (abs(got - (product + added)) <= bound + rounding).all()
@@ -157,7 +165,9 @@ def test_int8_gates(activation: str, dtype: Any) -> None:
         x, (w, scales) = make(t, n, k, dtype)[0], make_int8(n, k)
         powers = 2.0 ** jnp.floor(jnp.log2(scales))
         same = (w.astype(jnp.float32) * powers[:, None]).astype(dtype)
-        expected = jax.jit(lambda x, w: linear(x, w[None], 0, jnp.float32, activation=activation))(x, same)
+        expected = jax.jit(lambda x, w: cpu_linear(x, w[None], 0, out_dtype=jnp.float32, activation=activation))(
+            x, same
+        )
         got = multiply_int8(x, w, powers, jnp.float32, activation=activation)
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
@@ -172,13 +182,11 @@ def test_int8_rows_do_not_depend_on_the_others(dtype: Any, k: int) -> None:
         np.testing.assert_array_equal(got, whole[start : start + count])
 
 
-def test_int8_without_instructions_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pallas_kernels.native.pairs.has_feature", lambda _: False)
-    monkeypatch.setattr("pallas_kernels.linear.cpu.unpack.has_feature", lambda _: False)
-    compiling.register("linear_int8_in_halves", Kernel(Kind(jnp.bfloat16, INT8, jnp.float32)), None)
-    x, (w, scales) = make(7, 9, 96, jnp.bfloat16)[0], make_int8(9, 96)
-    call = jax.ffi.ffi_call("linear_int8_in_halves", jax.ShapeDtypeStruct((7, 9), jnp.float32))
-    got = jax.jit(call)(x, w[None], jnp.int32(0), jnp.int32(7), jnp.zeros((0, 9)), jnp.zeros(0), scales[None])
+@pytest.mark.usefixtures("avx2")
+@pytest.mark.parametrize("t", [1, 7, 97])
+def test_int8_with_avx2_alone(t: int) -> None:
+    x, (w, scales) = make(t, 9, 96, jnp.bfloat16)[0], make_int8(9, 96)
+    got = multiply_int8(x, w, scales, jnp.float32)
     np.testing.assert_allclose(got, exact(x, w) * np.asarray(scales), atol=1e-4)
 
 
@@ -189,7 +197,9 @@ def test_int8_without_instructions_for_bfloat16(monkeypatch: pytest.MonkeyPatch)
 def test_rows_of_padding_cost_nothing_and_hold_numbers(t: int, num_rows: int, activation: str | None) -> None:
     x, w = make(t, 96, 64, jnp.bfloat16)
     program = jax.jit(
-        lambda x, w, num_rows: linear(x, w[None], 0, jnp.float32, num_rows=num_rows, activation=activation)
+        lambda x, w, num_rows: cpu_linear(
+            x, w[None], 0, out_dtype=jnp.float32, num_rows=num_rows, activation=activation
+        )
     )
     expected = program(x, w, t)
     got = np.asarray(program(x.at[num_rows + 6 :].set(jnp.nan), w, num_rows))
@@ -202,7 +212,7 @@ def test_rows_of_padding_cost_nothing_and_hold_numbers(t: int, num_rows: int, ac
 def test_takes_one_layer(layer: int) -> None:
     x, w = make(5, 24, 64, jnp.bfloat16)
     stack = jnp.full((4, *w.shape), jnp.nan, w.dtype).at[layer].set(w)
-    got = jax.jit(lambda layer: linear(x, stack, layer, jnp.float32))(jnp.int32(layer))
+    got = jax.jit(lambda layer: cpu_linear(x, stack, layer, out_dtype=jnp.float32))(jnp.int32(layer))
     np.testing.assert_array_equal(got, multiply(x, w, jnp.float32))
 
 
@@ -217,7 +227,7 @@ def test_other_rows_may_be_anything() -> None:
 def test_many_at_once() -> None:
     """Calls share XLA's threads, and none waits for another's."""
     x, w = make(16, 960, 576, jnp.bfloat16)
-    program = jax.jit(lambda x, w: linear(x, w[None], 0, jnp.float32)).lower(x, w).compile()
+    program = jax.jit(lambda x, w: cpu_linear(x, w[None], 0, out_dtype=jnp.float32)).lower(x, w).compile()
     expected = np.asarray(program(x, w))
 
     def repeat(_: int) -> bool:
@@ -252,7 +262,7 @@ def test_code_comes_from_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         compiling._Registry().register(name, Kernel(FLOAT32), tmp_path)
 
     register("linear_kept")
-    monkeypatch.setattr(compiling, "_compile", lambda _: pytest.fail("compiled again"))
+    monkeypatch.setattr(compiling, "compile_for", lambda *_: pytest.fail("compiled again"))
     register("linear_kept")
     assert registered == ["linear_kept", "linear_kept"]
     with pytest.raises(pytest.fail.Exception, match="compiled again"):

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.native.compiling import num_cores
+from pallas_kernels.native import processor
+from pallas_kernels.native.cores import num_cores
 from pallas_kernels.paged_attention import (
     NO_WINDOW,
     AttentionBatch,
@@ -193,13 +194,15 @@ def test_bfloat16_error_is_at_most_twice_that_of_its_inputs(head_dim: int) -> No
 
 
 @pytest.mark.parametrize("lengths", [[(77, 77), (3, 3)], [(length, 1) for length in (1, 2, 15, 16, 17, 31, 200)]])
-def test_bfloat16_without_instructions_for_it(lengths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pallas_kernels.native.pairs.has_feature", lambda _: False)
-    monkeypatch.setattr("pallas_kernels.paged_attention.cpu.call._name", lambda _: "paged_attention_in_two_products")
-    op = attention(4, 2, 64, dtype=jnp.bfloat16)
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+@pytest.mark.usefixtures("avx2")
+def test_with_avx2_alone(lengths, head_dim: int, dtype) -> None:
+    op = attention(4, 2, head_dim, dtype=dtype)
     step = make(1, lengths, op)
-    expected, expected_pool = reference(step, rope=step.rope)
-    out, pool = run(op, step, rope=step.rope)
+    rope = step.rope if dtype == jnp.bfloat16 else None  # which rounds as the reference does
+    expected, expected_pool = reference(step, rope=rope)
+    out, pool = run(op, step, rope=rope)
     np.testing.assert_allclose(np.asarray(out, np.float32)[step.rows], expected[step.rows], rtol=2e-2, atol=1e-2)
     assert_pools_equal(pool, expected_pool)
 
@@ -367,13 +370,15 @@ def test_pairs_lie_side_by_side() -> None:
 
 
 def test_a_processor_without_avx2_runs_plain_xla(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pallas_kernels.native.compiling.has_feature", lambda _: False)
+    plain = processor.restricted(processor.host(), "plain")
+    monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: plain)
     op, reason = pick(CASES["llama-3-8b"].shape(), "cpu")
-    assert (op.implementation, reason) == ("xla", "the processor has no AVX2 and FMA")
+    assert op.implementation == "xla"
+    assert "neither AVX2 and FMA nor NEON" in str(reason)
 
 
 def test_each_platform_gets_its_own_kernels_where_they_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pallas_kernels.native.compiling.has_feature", lambda _: True)
+    monkeypatch.setattr("pallas_kernels.native.compiling.refuse", lambda: None)
     shape = CASES["llama-3-8b"].shape()
     picked = [pick(shape, platform, architecture="9.0")[0].implementation for platform in ("cpu", "tpu", "gpu")]
     assert picked == ["cpu", "tpu", "gpu"]

@@ -1,5 +1,6 @@
 """A CPU's matmul by packed weights equals, to the bit, that by the numbers that they stand for."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -8,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.linear.cpu import Kind, can_multiply, cpu_linear
-from pallas_kernels.linear.cpu.kernel import Kernel
-from pallas_kernels.native import compiling
+from pallas_kernels.linear.cpu import can_multiply, cpu_linear
+from pallas_kernels.native import processor
 from pallas_kernels.weights import WeightFormat, dequantize
+from pallas_kernels.weights.held import Quantized
 from tests.pallas_kernels.quantized import FORMATS, make_parts, packed
 
 DTYPES = [jnp.bfloat16, jnp.float32]
@@ -46,8 +47,9 @@ def stacked(parts: dict[str, np.ndarray]) -> dict[str, jax.Array]:
 
 
 def multiply(x: jax.Array, weight: Any, form: WeightFormat | None, layer: int, out_dtype: Any, **options: Any) -> Any:
-    program = jax.jit(partial(cpu_linear, form=form, out_dtype=out_dtype, **options))
-    return np.asarray(program(x, weight, layer=jnp.int32(layer)))
+    held = weight if form is None else Quantized(weight, form, is_packed=True)
+    program = jax.jit(partial(cpu_linear, out_dtype=out_dtype, **options))
+    return np.asarray(program(x, held, layer=jnp.int32(layer)))
 
 
 def check(
@@ -93,7 +95,7 @@ def test_gates_and_sums_equal_those_of_plain_weights(name: str, dtype: Any) -> N
     bias = jnp.asarray(rng.standard_normal(21), jnp.float32)
     for t, num_rows in ((1, 1), (9, 1), (64, 33)):
         plus = jnp.asarray(rng.standard_normal((t, 21)), jnp.float32)
-        options: dict[str, Any] = {"activation": "gelu", "is_gated": False, "bias_n": bias, "plus_tn": plus}
+        options: dict[str, Any] = {"activation": "gelu", "is_gated": False, "bias_o": bias, "plus_to": plus}
         check(form, t, 21, k, dtype, jnp.float32, num_rows, **options)
 
 
@@ -117,35 +119,23 @@ def test_scales_of_outputs_multiply_sums(form: WeightFormat, dtype: Any) -> None
         np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.usefixtures("avx2")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("features", [("avx2",), ()], ids=["AVX2", "plain"])
-@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
-def test_without_avx512(
-    form: WeightFormat, features: tuple[str, ...], dtype: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in ("native.pairs", "linear.cpu.unpack"):
-        monkeypatch.setattr(f"pallas_kernels.{module}.has_feature", lambda name: name in features)
-    monkeypatch.setattr("pallas_kernels.linear.cpu.tiles.num_registers", lambda: 8)
-    n, k = 9, inputs_of(form, 192)
-    parts = make_parts(form, n, k)
-    called = []
-    for each in (form, None):
-        kind = Kind(dtype, each, jnp.float32)
-        name = "_".join((*features, "without_avx512", kind.name))
-        compiling.register(name, Kernel(kind), None)
-        called.append(name)
-    for t in (4, 7):
-        x = jnp.asarray(np.random.default_rng(0).standard_normal((t, k)), dtype)
-        rest = [jnp.int32(0), jnp.int32(t), jnp.zeros((0, n)), jnp.zeros(0)]
-        held = [jnp.asarray(part)[None] for part in packed(parts, form).values()]
-        values = rounded(parts, form, dtype) if form.group else jnp.asarray(parts["codes"].astype(np.float32), dtype)
-        by_parts, by_numbers = (
-            jax.jit(jax.ffi.ffi_call(name, jax.ShapeDtypeStruct((t, n), jnp.float32))) for name in called
-        )
-        expected = np.asarray(by_numbers(x, values[None], *rest))
-        if not form.group:
-            expected = expected * parts["scales"].astype(np.float32)[:, 0]
-        np.testing.assert_array_equal(by_parts(x, held[0], *rest, *held[1:]), expected)
+@pytest.mark.parametrize("form", GROUPED.values(), ids=GROUPED)
+def test_with_avx2_alone(form: WeightFormat, dtype: Any) -> None:
+    for t in (1, 9):
+        check(form, t, 9, inputs_of(form, 192), dtype, jnp.float32)
+
+
+@pytest.mark.usefixtures("avx2")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", GROUPED.values(), ids=GROUPED)
+def test_without_instructions_for_tables(form: WeightFormat, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on other processors, whose code is of LLVM's own instructions alone."""
+    own = replace(processor.current(), name="neon")
+    monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: own)
+    for t in (1, 9):
+        check(form, t, 9, inputs_of(form, 192), dtype, jnp.float32)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from jaxllm.execution.hardware import real_memory_limit
 from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.kv_pool import KVLayout, PoolRequest, count_blocks, most_tokens
 from jaxllm.execution.mesh import param_bytes
-from jaxllm.execution.options import layer_loop
 from jaxllm.execution.step_config import StepConfig
 from jaxllm.models.model import Model
 from jaxllm.models.params import ParamSpec
@@ -55,12 +54,6 @@ def memory_limit(config: EngineConfig) -> int | None:
     return real_memory_limit(device.device_kind, reported, config.gpu_memory_utilization)
 
 
-def make_model(config: EngineConfig) -> Model:
-    """Return the model that an engine runs."""
-    loop = layer_loop(config.platform, config.kv_groups, config.mesh.size)
-    return Model(config.model_config, config.dtype, loop, quantization=config.quantization)
-
-
 def step_config(config: EngineConfig, host: HostProcessors | None = None) -> StepConfig:
     """Return what fixes the shapes of steps; `host` runs the logits processors that are classes."""
     tasks = config.pooling.tasks if config.pooling else ()
@@ -76,7 +69,6 @@ def step_config(config: EngineConfig, host: HostProcessors | None = None) -> Ste
         processors=(*traced(config.logits_processors), *(host.traced() if host else ())),
         host_processors=host,
         batch_invariant=config.batch_invariant,
-        grouped_matmul=config.grouped_matmul,
         generates=config.generates,
         pools_sequences=any(task not in TOKEN_TASKS for task in tasks),
         pools_tokens=any(task in TOKEN_TASKS for task in tasks),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -10,9 +9,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from pallas_kernels.linear.cpu import INT8, Kind, can_multiply, packed_parts
+from pallas_kernels.linear.cpu import Kind, arrays_of, can_multiply
 from pallas_kernels.linear.cpu.kind import MIN_ROWS
-from pallas_kernels.weights import WeightFormat
+from pallas_kernels.weights.held import Quantized
 
 from ..groups import Groups
 from ..shape import MatmulShape
@@ -27,40 +26,32 @@ def cpu_refusal(shape: MatmulShape) -> str | None:
     if not {dtype, out_dtype} <= {jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)}:
         return f"dtypes must be bfloat16 or float32, not {dtype.name} to {out_dtype.name}"
     o, i = shape.num_outputs, shape.num_inputs
-    if not can_multiply((o, i), dtype, shape.activation):
+    if not can_multiply((o, i), dtype, shape.activation, form=shape.format):
         return f"a row of weights must be a multiple of 64 bytes in x's dtype, and there must be a few, not [{o}, {i}]"
-    from pallas_kernels.native.compiling import has_feature
+    from pallas_kernels.native.compiling import refuse
 
-    return None if has_feature("avx2") and has_feature("fma") else "the processor has no AVX2 and FMA"
+    return refuse()
 
 
 def cpu_prepare(shape: MatmulShape, folder: Path | None) -> None:
     """Compile the kernel of a matmul."""
-    form = INT8 if jnp.dtype(shape.weight_dtype) == jnp.int8 else None
-    _prepare(Kind(shape.dtype, form, shape.out_dtype, shape.activation), folder)
+    _prepare(Kind(shape.dtype, shape.format, shape.out_dtype, shape.activation), folder)
 
 
 def cpu_grouped_matmul(
     x_ri: Array,
-    weight: Mapping[str, Array] | Array,
+    weight: Array | Quantized,
     layer: Array | int,
     groups: Groups,
     *,
-    form: WeightFormat | None = None,
-    scales_leo: Array | None = None,
     activation: str | None = None,
     out_dtype: DTypeLike,
     interpret: bool = False,
 ) -> Array:
-    """See `GroupedMatmul`; there is nothing to interpret.
-
-    Weights of a format are its parts, packed, each [layers, experts, out, width].
-    """
+    """See `GroupedMatmul`; there is nothing to interpret."""
     del interpret
-    if scales_leo is not None:
-        assert isinstance(weight, Array)
-        weight, form = {"codes": weight, "scales": scales_leo}, INT8
-    codes, *parts = packed_parts(weight, form)
+    codes, *parts = arrays_of(weight)
+    form = weight.format if isinstance(weight, Quantized) else None
     num_rows, num_outputs = x_ri.shape[0], codes.shape[2]
     if num_rows % ROW_ALIGNMENT:
         raise ValueError(f"grouped_matmul: x must have a multiple of {ROW_ALIGNMENT} rows, not {num_rows}")
@@ -76,6 +67,4 @@ def _prepare(kind: Kind, folder: Path | None) -> str:
 
     from .kernel import Kernel
 
-    name = f"grouped_{kind.name}"
-    register(name, Kernel(kind), folder)
-    return name
+    return register(f"grouped_{kind.name}", Kernel(kind), folder)

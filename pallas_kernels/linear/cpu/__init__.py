@@ -1,8 +1,7 @@
-"""Multiply a matrix by the transpose of another on a CPU: quickly for few rows, and the same for any number of them."""
+"""The matmul on a CPU: quick for few rows, and the same for any number of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -11,13 +10,12 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from pallas_kernels.weights import WeightFormat
+from pallas_kernels.weights.held import Quantized
 
+from ..shape import LinearShape
 from .kind import ACTIVATIONS, MIN_COLUMNS, MIN_GATES, MIN_ROWS, STEP_BYTES, Kind, can_unpack
 
-__all__ = ["ACTIVATIONS", "INT8", "Kind", "can_multiply", "cpu_linear", "packed_parts", "prepare"]
-
-INT8 = WeightFormat(8, scale_dtype="float32")
-"""Integers with a scale for each output."""
+__all__ = ["Kind", "arrays_of", "can_multiply", "cpu_linear", "cpu_prepare", "cpu_refusal"]
 
 
 def can_multiply(
@@ -37,58 +35,70 @@ def can_multiply(
     return has_rows and has_steps and (form is None or can_unpack(form, k))
 
 
+def cpu_refusal(shape: LinearShape) -> str | None:
+    """Say why there is no kernel for a matmul, None if there is."""
+    size = (shape.num_outputs, shape.num_inputs)
+    if can_multiply(size, shape.dtype, shape.activation, is_gated=shape.is_gated, form=shape.format):
+        from pallas_kernels.native.compiling import refuse
+
+        return refuse()
+    return (
+        "a row of weights must be a multiple of 64 bytes in x's dtype, quantized ones of 64 numbers, "
+        f"and there must be a few, not {list(size)}"
+    )
+
+
+def cpu_prepare(shape: LinearShape, folder: Path | None) -> None:
+    """Compile the kernel of a matmul, kept in a folder."""
+    _prepare(Kind(shape.dtype, shape.format, shape.out_dtype, shape.activation, shape.is_gated), folder)
+
+
 def cpu_linear(
-    x_tk: Array,
-    parts: Mapping[str, Array] | Array,
-    form: WeightFormat | None,
+    x_ti: Array,
+    weight: Array | Quantized,
     layer: Array | int,
-    out_dtype: DTypeLike,
     *,
+    out_dtype: DTypeLike,
     num_rows: Array | int | None = None,
     activation: str | None = None,
     is_gated: bool = True,
-    plus_tn: Array | None = None,
-    bias_n: Array | None = None,
+    plus_to: Array | None = None,
+    bias_o: Array | None = None,
+    interpret: bool = False,
 ) -> Array:
-    """Return x @ w[layer].T, added up in float32, [t, n]; `can_multiply` must hold. No row depends on the others.
+    """See `Linear`; there is nothing to interpret. No row depends on the others.
 
-    The weights are numbers of x's dtype [l, n, k], or the parts of a format, packed, each [l, n, width]. The result is
-    that of the numbers that they stand for, rounded to x's dtype, to the bit; a scale for each output multiplies the
-    sum.
-    Only the first `num_rows` rows of x are multiplied, if given; others become 0, or what multiplying gives. With one
-    of `ACTIVATIONS` it is the gated product [t, n / 2]: activation of the first half of the columns, times the second.
-    If it is not gated, `plus_tn` and `bias_n`, both of the result's dtype, are added, and the activation is that of the
-    sum, before the result is rounded.
+    The result is that of the numbers that quantized weights stand for, rounded to x's dtype, to the bit. Rows that do
+    not count become 0, or what multiplying gives.
     """
-    codes, *others = packed_parts(parts, form)
-    t, padding, n = x_tk.shape[0], max(0, MIN_ROWS - x_tk.shape[0]), codes.shape[1]
-    kind = Kind(x_tk.dtype, form, out_dtype, activation, is_gated)
-    prepare(kind)
+    del interpret
+    codes, *others = arrays_of(weight)
+    t, padding, n = x_ti.shape[0], max(0, MIN_ROWS - x_ti.shape[0]), codes.shape[1]
+    form = weight.format if isinstance(weight, Quantized) else None
+    kind = Kind(x_ti.dtype, form, out_dtype, activation, is_gated)
     out_shape = (t + padding, n // 2 if activation and is_gated else n)
-    call = jax.ffi.ffi_call(kind.name, jax.ShapeDtypeStruct(out_shape, out_dtype))
+    call = jax.ffi.ffi_call(_prepare(kind, None), jax.ShapeDtypeStruct(out_shape, out_dtype))
     numbers = (jnp.asarray(number, jnp.int32) for number in (layer, t if num_rows is None else num_rows))
 
     def pad(rows: Array) -> Array:
         return jnp.pad(rows, ((0, padding), (0, 0)))
 
-    plus = jnp.zeros((0, n), out_dtype) if plus_tn is None else pad(plus_tn)
-    bias = jnp.zeros(0, out_dtype) if bias_n is None else bias_n
-    return call(pad(x_tk), codes, *numbers, plus, bias, *others)[:t]
+    plus = jnp.zeros((0, n), out_dtype) if plus_to is None else pad(plus_to)
+    bias = jnp.zeros(0, out_dtype) if bias_o is None else bias_o
+    return call(pad(x_ti), codes, *numbers, plus, bias, *others)[:t]
 
 
-def packed_parts(parts: Mapping[str, Array] | Array, form: WeightFormat | None) -> list[Array]:
+def arrays_of(weight: Array | Quantized) -> list[Array]:
     """Return the arrays of weights as kernels take them, the codes first."""
-    if form is None:
-        assert isinstance(parts, Array)
-        return [parts]
-    assert isinstance(parts, Mapping)
-    return [parts[name] for name in form.parts]
+    if not isinstance(weight, Quantized):
+        return [weight]
+    return [weight.parts[name] for name in weight.format.parts]
 
 
-def prepare(kind: Kind, folder: Path | None = None) -> None:
-    """Compile a kernel, kept in a folder. A program that another process compiled needs it when it is loaded."""
+def _prepare(kind: Kind, folder: Path | None) -> str:
+    """Return XLA's name for the kernel, which is compiled."""
     from pallas_kernels.native.compiling import register
 
     from .kernel import Kernel
 
-    register(kind.name, Kernel(kind), folder)
+    return register(kind.name, Kernel(kind), folder)

@@ -37,7 +37,7 @@ class Kind(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return XLA's name for the kernel."""
+        """Return a name for the kernel."""
         dtypes = (jnp.dtype(dtype).name for dtype in (self.dtype, self.out_dtype))
         form = () if self.form is None else map(str, astuple(self.form))
         activation = [] if self.activation is None else [self.activation, *(() if self.is_gated else ("plain",))]

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from llvmlite import ir
 
-from pallas_kernels.native import pairs
-from pallas_kernels.native.compiling import has_feature
+from pallas_kernels.native import pairs, processor
 from pallas_kernels.native.emitter import F16, F32, I1, I8, I16, I32, I64, LANES, Emitter, vector
 from pallas_kernels.native.number_formats import FORMATS
 from pallas_kernels.weights import CODEBOOKS, WeightFormat
@@ -114,13 +113,14 @@ class Unpacker(Plain):
         is_float32 = any(each == np.float32 for each in dtypes)
         self.rounds_twice = is_float32 and (form.has_mins or form.zero_dtype is not None)
         """Whether the product of a value and a scale may have more bits than float32 has."""
-        is_bfloat16, is_grouped = self.dtype == jnp.bfloat16, form.group is not None
-        self.has_words = is_bfloat16 and has_feature(pairs.INSTRUCTIONS)
+        own, is_bfloat16, is_grouped = processor.current(), self.dtype == jnp.bfloat16, form.group is not None
+        self.has_words = is_bfloat16 and own.has_bfloat16_dot and own.is_x86
         """Whether there are instructions for 32 numbers in bfloat16."""
-        self.has_bytes = not self.has_words and is_bfloat16 and is_grouped and form.bits == 4 and has_feature("avx2")
+        has_bytes = own.name in ("avx512", "avx2") and form.bits == 4
+        self.has_bytes = has_bytes and is_bfloat16 and is_grouped and not self.has_words
         """Whether the bytes of 32 numbers in bfloat16 are looked up."""
         most = TABLE_BITS if self.has_words and form.group != LANES else TABLE_BITS - 1
-        can_look_up = self.has_words or (not is_bfloat16 and has_feature("avx512f"))
+        can_look_up = self.has_words or (not is_bfloat16 and own.name == "avx512")
         self.has_table = self.has_bytes or (can_look_up and is_grouped and form.bits <= most)
         """Whether the numbers of all of a group's codes are made first."""
         self.has_offset = not self.has_table and form.values == "integer" and form.offset != 0
@@ -331,9 +331,9 @@ class Unpacker(Plain):
     def _look_up(self, e: Emitter, index: Any) -> Any:
         """Return the numbers of a codebook."""
         table = self.form.table()
-        if has_feature("avx512f"):
+        if processor.current().name == "avx512":
             return e.call_named("llvm.x86.avx512.permvar.sf.512", _constants(table), index)
-        if has_feature("avx2"):
+        if processor.current().name == "avx2":
             return _look_up_halves(e, table, index)
         found = e.constant(float(table[0]), e.splat(F32(0.0)))
         for code in range(1, len(table)):

@@ -24,15 +24,15 @@ def cpu_tiles(shape: AttentionShape) -> Tiles:
     return Tiles(decode=1, query=QUERY_TILE, kv=shape.block_size)
 
 
-def cpu_prepare(shape: AttentionShape, folder: Path | None = None) -> None:
-    """Compile the kernel, kept in a folder. A program that another process compiled needs it when it is loaded."""
-    register(_name(shape), Kernel(shape, QUERY_TILE), folder)
+def cpu_prepare(shape: AttentionShape, folder: Path | None = None) -> str:
+    """Compile the kernel, kept in a folder, and return its name.
+
+    A program that another process compiled needs it when it is loaded.
+    """
     uninitialized.prepare(folder)
-
-
-def _name(shape: AttentionShape) -> str:
     sizes = "_".join(map(str, shape[:4]))
-    return f"paged_attention_{sizes}_{shape.dtype.name}_{shape.kv_dtype.name}"
+    name = f"paged_attention_{sizes}_{shape.dtype.name}_{shape.kv_dtype.name}"
+    return register(name, Kernel(shape, QUERY_TILE), folder)
 
 
 def cpu_paged_attention(
@@ -57,11 +57,10 @@ def cpu_paged_attention(
     _, n, h = q_tnh.shape
     k, block_size = kv_pool.k.shape[1], kv_pool.k.shape[3]
     shape = AttentionShape(n, k, h, block_size, jnp.dtype(q_tnh.dtype), jnp.dtype(k_tkh.dtype))
-    cpu_prepare(shape)
     if k_tkh.dtype != kv_pool.k.dtype:
         k_tkh, v_tkh = (jax.lax.bitcast_convert_type(x, kv_pool.k.dtype) for x in (k_tkh, v_tkh))
     call = jax.ffi.ffi_call(
-        _name(shape),
+        cpu_prepare(shape),
         (*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in kv_pool), jax.ShapeDtypeStruct(q_tnh.shape, q_tnh.dtype)),
         input_output_aliases={0: 0, 1: 1},
     )

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from protocol import serve
 
-from pallas_kernels.linear import can_multiply, linear
+from pallas_kernels.linear import Linear, LinearShape
 
 SECONDS, TIMES = 0.3, 3
 """Everything is repeated for so many seconds, and so many times at least; its figure is the median, as jaxllm's is."""
@@ -37,8 +37,9 @@ class HardwareSpeeds:
         options = CPU_WAYS if is_cpu else ({},)
         ways = [self._matmuls(rows, lambda x, w: x @ w, options, is_transposed=False)]
         ways += [self._matmuls(rows, lambda x, w: x @ w.T, options, is_transposed=True)]
-        if is_cpu and can_multiply((size["vocab_size"], size["hidden_size"]), self.dtype):
-            ways += [self._matmuls(rows, lambda x, w: linear(x, w[None], 0, x.dtype), ({},), is_transposed=True)]
+        own, head = Linear("cpu"), (size["vocab_size"], size["hidden_size"])
+        if is_cpu and own.refusal(LinearShape(*head, self.dtype, self.dtype)) is None:
+            ways += [self._matmuls(rows, lambda x, w: own(x, w[None], 0), ({},), is_transposed=True)]
         return {name: min(way[name] for way in ways) for name in ways[0]}
 
     def _matmuls(

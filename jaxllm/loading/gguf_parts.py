@@ -1,0 +1,171 @@
+"""The parts of block-quantized GGUF data: what each type is as a `WeightFormat`, and its codes and scales by block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+
+from jaxllm.loading.gguf import TensorType
+from pallas_kernels.weights import WeightFormat
+
+CHUNK_NUMBERS = 1 << 17
+"""How many numbers are worked out at once, so that temporaries stay in the cache."""
+
+_BLOCK = WeightFormat(4, 32, offset=8)
+_SUPER = WeightFormat(4, 32, scale_dtype="uint8", has_mins=True, factor_group=256)
+_SIGNED = WeightFormat(6, 16, offset=32, scale_dtype="int8", factor_group=256)
+FORMATS: Mapping[str, WeightFormat] = {
+    "Q4_0": _BLOCK,
+    "Q4_1": replace(_BLOCK, offset=0, has_mins=True),
+    "Q5_0": replace(_BLOCK, bits=5, offset=16),
+    "Q5_1": replace(_BLOCK, bits=5, offset=0, has_mins=True),
+    "Q8_0": replace(_BLOCK, bits=8, offset=0),
+    "Q2_K": replace(_SUPER, bits=2, group=16),
+    "Q3_K": replace(_SIGNED, bits=3, offset=4),
+    "Q4_K": _SUPER,
+    "Q5_K": replace(_SUPER, bits=5),
+    "Q6_K": _SIGNED,
+    "MXFP4": WeightFormat(4, 32, values="e2m1", scale_dtype="bfloat16"),
+}
+"""What each quantized type is, by its name in GGUF."""
+
+_HALF = "<f2"
+_NIBBLES = np.array([0, 4], np.uint8)[:, None]
+_PAIRS = np.array([0, 2, 4, 6], np.uint8)[:, None]
+_BITS = np.arange(8, dtype=np.uint8)[:, None]
+
+_LAYOUTS: Mapping[str, np.dtype] = {
+    "Q4_0": np.dtype([("d", _HALF), ("qs", "u1", 16)]),
+    "Q4_1": np.dtype([("d", _HALF), ("m", _HALF), ("qs", "u1", 16)]),
+    "Q5_0": np.dtype([("d", _HALF), ("qh", "u1", 4), ("qs", "u1", 16)]),
+    "Q5_1": np.dtype([("d", _HALF), ("m", _HALF), ("qh", "u1", 4), ("qs", "u1", 16)]),
+    "Q8_0": np.dtype([("d", _HALF), ("qs", "i1", 32)]),
+    "Q2_K": np.dtype([("scales", "u1", 16), ("qs", "u1", 64), ("d", _HALF), ("dmin", _HALF)]),
+    "Q3_K": np.dtype([("hmask", "u1", 32), ("qs", "u1", 64), ("scales", "u1", 12), ("d", _HALF)]),
+    "Q4_K": np.dtype([("d", _HALF), ("dmin", _HALF), ("scales", "u1", 12), ("qs", "u1", 128)]),
+    "Q5_K": np.dtype([("d", _HALF), ("dmin", _HALF), ("scales", "u1", 12), ("qh", "u1", 32), ("qs", "u1", 128)]),
+    "MXFP4": np.dtype([("e", "u1"), ("qs", "u1", 16)]),
+    "Q6_K": np.dtype([("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), ("d", _HALF)]),
+}
+
+
+def blocks_of(kind: TensorType, data: np.ndarray) -> np.ndarray:
+    """Return stored bytes, uint8 [rows, row bytes], as an array of blocks with the fields of their type."""
+    return np.ascontiguousarray(data).reshape(-1).view(_LAYOUTS[kind.name])
+
+
+def read_part(kind: TensorType, data: np.ndarray, part: str) -> np.ndarray:
+    """Return one part, [rows, width], of stored bytes `data`, uint8 [rows, row bytes]; codes are not packed.
+
+    A scale of MXFP4 whose byte is 255 is not a number, as its standard has it, where llama.cpp reads 2**128.
+    """
+    form, blocks = FORMATS[kind.name], blocks_of(kind, data)
+    width = form.width(part, kind.block_size)
+    out = np.empty((len(blocks), width), form.dtype(part))
+    step = max(1, CHUNK_NUMBERS // kind.block_size)
+    for start in range(0, len(blocks), step):
+        out[start : start + step] = block_part(kind.name, blocks[start : start + step], part)
+    return out.reshape(len(data), -1)
+
+
+def block_part(name: str, blocks: np.ndarray, part: str) -> np.ndarray:
+    """Return one part, [blocks, width], of blocks of the type `name`."""
+    if part == "codes":
+        return _CODES[name](blocks)
+    if part == "scale_factors":
+        return blocks["d"][:, None]
+    if part == "min_factors":
+        return blocks["dmin"][:, None]
+    return (_SCALES if part == "scales" else _MINS)[name](blocks)
+
+
+def _nibbles(blocks: np.ndarray) -> np.ndarray:
+    """Return 16 bytes per block as 32 codes: all low halves, then all high ones."""
+    return ((blocks["qs"][:, None, :] >> _NIBBLES) & 15).reshape(len(blocks), 32)
+
+
+def _five_bits(blocks: np.ndarray) -> np.ndarray:
+    return _nibbles(blocks) | (np.unpackbits(blocks["qh"], axis=-1, bitorder="little") << 4)
+
+
+def _pairs(blocks: np.ndarray) -> np.ndarray:
+    """Return 64 bytes per block as 256 codes of two bits."""
+    return ((blocks["qs"].reshape(-1, 2, 1, 32) >> _PAIRS) & 3).reshape(-1, 256)
+
+
+def _q3_k(blocks: np.ndarray) -> np.ndarray:
+    # A cleared mask bit means four less, which is the format's offset.
+    return _pairs(blocks) | (((blocks["hmask"][:, None, :] >> _BITS) & 1) << 2).reshape(-1, 256)
+
+
+def _q4_k(blocks: np.ndarray) -> np.ndarray:
+    return ((blocks["qs"].reshape(-1, 4, 1, 32) >> _NIBBLES) & 15).reshape(-1, 256)
+
+
+def _q5_k(blocks: np.ndarray) -> np.ndarray:
+    return _q4_k(blocks) | (((blocks["qh"][:, None, :] >> _BITS) & 1) << 4).reshape(-1, 256)
+
+
+def _q6_k(blocks: np.ndarray) -> np.ndarray:
+    low = ((blocks["ql"].reshape(-1, 2, 1, 64) >> _NIBBLES) & 15).reshape(-1, 256)
+    return low | (((blocks["qh"].reshape(-1, 2, 1, 32) >> _PAIRS) & 3) << 4).reshape(-1, 256)
+
+
+def _q3_k_scales(blocks: np.ndarray) -> np.ndarray:
+    low = ((blocks["scales"][:, None, :8] >> _NIBBLES) & 15).reshape(-1, 16)
+    high = ((blocks["scales"][:, None, 8:] >> _PAIRS) & 3).reshape(-1, 16)
+    return (low | (high << 4)).view(np.int8) - np.int8(32)
+
+
+def _six_bit_scales(blocks: np.ndarray) -> np.ndarray:
+    """Return the eight scales of six bits that twelve bytes hold, together with eight mins."""
+    scale, _, rest = (blocks["scales"][:, start : start + 4] for start in (0, 4, 8))
+    return np.concatenate([scale & 63, (rest & 15) | ((scale >> 2) & 48)], axis=-1)
+
+
+def _six_bit_mins(blocks: np.ndarray) -> np.ndarray:
+    _, least, rest = (blocks["scales"][:, start : start + 4] for start in (0, 4, 8))
+    return np.concatenate([least & 63, (rest >> 4) | ((least >> 2) & 48)], axis=-1)
+
+
+def _half(blocks: np.ndarray) -> np.ndarray:
+    return blocks["d"][:, None]
+
+
+def _negated(blocks: np.ndarray) -> np.ndarray:
+    return -blocks["m"][:, None]
+
+
+_Unpack = Callable[[np.ndarray], np.ndarray]
+_CODES: Mapping[str, _Unpack] = {
+    "Q4_0": _nibbles,
+    "Q4_1": _nibbles,
+    "Q5_0": _five_bits,
+    "Q5_1": _five_bits,
+    "Q8_0": lambda blocks: blocks["qs"],
+    "Q2_K": _pairs,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
+    "MXFP4": _nibbles,
+}
+_SCALES: Mapping[str, _Unpack] = {
+    **dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"), _half),
+    "Q2_K": lambda blocks: blocks["scales"] & 15,
+    "Q3_K": _q3_k_scales,
+    "Q4_K": _six_bit_scales,
+    "Q5_K": _six_bit_scales,
+    "Q6_K": lambda blocks: blocks["scales"],
+    "MXFP4": lambda blocks: blocks["e"].view(ml_dtypes.float8_e8m0fnu)[:, None].astype(ml_dtypes.bfloat16),
+}
+_MINS: Mapping[str, _Unpack] = {
+    "Q4_1": _negated,
+    "Q5_1": _negated,
+    "Q2_K": lambda blocks: blocks["scales"] >> 4,
+    "Q4_K": _six_bit_mins,
+    "Q5_K": _six_bit_mins,
+}

@@ -1,0 +1,235 @@
+"""A checkpoint whose quantized matrices are offered under HF's names, widened or by their parts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype, stated_dtype
+from jaxllm.loading.json_file import model_error
+from jaxllm.loading.names import FLOAT_DTYPES
+from jaxllm.loading.quantized.methods import read_scheme
+from jaxllm.loading.quantized.scheme import Layout, Scheme, for_rows
+from pallas_kernels.weights import WeightFormat, dequantize
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+logger = logging.getLogger(__name__)
+
+CHUNK_NUMBERS = 1 << 20
+"""How many numbers are widened at once, so that temporaries stay small."""
+CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".prob_output_scale", ".k_zero_point", ".v_zero_point")
+INPUT_SCALES = (".input_scale", ".activation_scale", ".input_global_scale", ".input_zero_point", ".output_scale")
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One quantized matrix of a checkpoint."""
+
+    module: str
+    layout: Layout
+    info: TensorInfo
+    form: WeightFormat | None
+    """What it can be held as; None if it can only be widened."""
+    ends: tuple[str, ...]
+    """What the names of its tensors end in."""
+
+    @property
+    def stored(self) -> list[str]:
+        """Return the names of its tensors."""
+        return [self.module + end for end in self.ends]
+
+
+class _Stored(Mapping[str, np.ndarray]):
+    """A module's tensors by what their names end in, read when asked for; of a stack one expert's."""
+
+    def __init__(self, inner: Checkpoint, module: str, ends: tuple[str, ...], index: int | None = None) -> None:
+        self._inner, self._module, self._ends, self._index = inner, module, ends, index
+
+    def __getitem__(self, end: str) -> np.ndarray:
+        if end not in self._ends:
+            raise KeyError(end)
+        return self._inner.read(self._module + end, self._index)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ends)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+
+class QuantizedCheckpoint(Checkpoint):
+    """A checkpoint whose quantized matrices have HF's names and shapes.
+
+    Raises VLLMValidationError, naming the module, if its tensors do not fit together.
+    """
+
+    def __init__(self, inner: Checkpoint, scheme: Scheme) -> None:
+        self._inner, self._scheme = inner, scheme
+        self.source = inner.source
+        self.config = inner.config
+        self.generation_config = inner.generation_config
+        self.sentence_files = inner.sentence_files
+        self.is_gguf = inner.is_gguf
+        if scheme.needs_weights:
+            inner.fetch()
+        self._matrices = {matrix.module + matrix.layout.target: matrix for matrix in self._find()}
+        consumed = {name for matrix in self._matrices.values() for name in matrix.stored}
+        unused = {name for name in inner.tensors if name.endswith(CACHE_SCALES + INPUT_SCALES)}
+        plain = {name: info for name, info in inner.tensors.items() if name not in consumed | unused}
+        self.tensors = plain | {name: matrix.info for name, matrix in self._matrices.items()}
+        self.spare = frozenset(f"{matrix.module}.bias" for matrix in self._matrices.values())
+        dtype = scheme.dtype or stated_dtype(inner.config)
+        self.dtype = dominant_dtype(plain.values(), inner.config) if dtype is None else dtype
+        self._log(unused)
+
+    def read(self, name: str, index: int | None = None) -> np.ndarray:
+        matrix = self._matrices.get(name)
+        if matrix is None:
+            return self._inner.read(name, index)
+        numbers = self._widened(matrix, index)
+        return numbers if index is None or matrix.layout.is_stacked else numbers[index]
+
+    def format_of(self, name: str, num_inputs: int = 0) -> WeightFormat | None:
+        if not self._inner.tensors:
+            form = self._scheme.format_of(name)
+            return None if form is None else for_rows(form, num_inputs)
+        matrix = self._matrices.get(name)
+        return None if matrix is None else matrix.form
+
+    def read_part(self, name: str, part: str, index: int | None = None) -> np.ndarray:
+        matrix = self._matrices.get(name)
+        if matrix is None or matrix.form is None or part not in matrix.form.parts:
+            return super().read_part(name, part, index)
+        found = self._part(matrix, part, index)
+        return found if index is None or matrix.layout.is_stacked else found[index]
+
+    def input_order(self, name: str) -> np.ndarray | None:
+        matrix = self._matrices.get(name)
+        return None if matrix is None else self._order(matrix)
+
+    def release(self, name: str) -> None:
+        matrix = self._matrices.get(name)
+        for stored in [name] if matrix is None else matrix.stored:
+            self._inner.release(stored)
+
+    def fetch(self) -> None:
+        self._inner.fetch()
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        return self._inner.tokenizer()
+
+    def tokenizer_digest(self) -> str | None:
+        return self._inner.tokenizer_digest()
+
+    def _find(self) -> Iterator[Matrix]:
+        """Yield the matrices among the tensors."""
+        tensors = self._inner.tensors
+        for name in tensors:
+            for end in (".weight", ".qweight", ".weight_packed", "_blocks"):
+                layout = self._scheme.layout_of(name.removesuffix(end)) if name.endswith(end) else None
+                if layout is not None and layout.needed[0] == end and tensors[name].dtype not in FLOAT_DTYPES:
+                    yield self._matrix(name.removesuffix(end), layout)
+
+    def _matrix(self, module: str, layout: Layout) -> Matrix:
+        tensors = self._inner.tensors
+        missing = [module + end for end in layout.needed if module + end not in tensors]
+        if missing:
+            raise model_error(f"{module} is quantized, but there is no {', '.join(missing)}", self.source)
+        ends = tuple(end for end in (*layout.needed, *layout.optional) if module + end in tensors)
+        infos = {end: tensors[module + end] for end in ends}
+        try:
+            shape = layout.shape(infos, _Stored(self._inner, module, ends))
+            num_inputs = shape[-2] if layout.is_stacked else shape[-1]
+            form = for_rows(layout.form, num_inputs, layout.scales(infos))
+        except ValueError as error:
+            raise model_error(f"{module}{error}", self.source) from error
+        num_bytes = sum(info.num_bytes for info in infos.values())
+        return Matrix(module, layout, TensorInfo(shape, layout.dtype, num_bytes), form, ends)
+
+    def _stored(self, matrix: Matrix, index: int | None = None) -> _Stored:
+        return _Stored(self._inner, matrix.module, matrix.ends, index if matrix.layout.is_stacked else None)
+
+    def _part(self, matrix: Matrix, part: str, index: int | None = None) -> np.ndarray:
+        try:
+            return matrix.layout.part(part, self._stored(matrix, index))
+        except ValueError as error:
+            raise model_error(f"{matrix.module}{error}", self.source) from error
+
+    def _order(self, matrix: Matrix) -> np.ndarray | None:
+        try:
+            return matrix.layout.order(self._stored(matrix))
+        except ValueError as error:
+            raise model_error(f"{matrix.module}{error}", self.source) from error
+
+    def _widened(self, matrix: Matrix, index: int | None) -> np.ndarray:
+        layout = matrix.layout
+        numbers = layout.widened(self._stored(matrix, index))
+        if numbers is not None:
+            return numbers
+        parts = {part: self._part(matrix, part, index) for part in layout.form.parts}
+        numbers = widen(parts, layout.form)
+        order = self._order(matrix)
+        if order is not None:
+            restored = np.empty_like(numbers)
+            restored[..., order] = numbers
+            return restored
+        return numbers
+
+    def _log(self, unused: set[str]) -> None:
+        if self._matrices:
+            sizes = [(info.num_bytes, prod(info.shape)) for info in (m.info for m in self._matrices.values())]
+            stored, numbers = (sum(column) for column in zip(*sizes, strict=True))
+            logger.info(
+                "%s: %d weights are %s, %.2f bits a number: %.2f GB, and %.2f GB in bfloat16",
+                self.source,
+                len(sizes),
+                self._scheme.method,
+                8 * stored / numbers,
+                stored / 1e9,
+                2 * numbers / 1e9,
+            )
+        for note in self._scheme.notes:
+            logger.info("%s: %s", self.source, note)
+        if any(name.endswith(CACHE_SCALES) for name in unused):
+            logger.info(
+                "%s: its scales of keys and values are not used; kv_cache_dtype says what they are", self.source
+            )
+
+
+def widen(parts: Mapping[str, np.ndarray], form: WeightFormat) -> np.ndarray:
+    """Return the float32 numbers of a matrix's parts, also where the last group of a row is a partial one."""
+    num_rows, num_inputs = parts["codes"].shape
+    num_groups = parts["scales"].shape[-1]
+    whole = num_groups * form.group if form.group and num_groups > 1 else num_inputs
+    out = np.empty((num_rows, num_inputs), np.float32)
+    step = max(1, CHUNK_NUMBERS // num_inputs)
+    for start in range(0, num_rows, step):
+        rows = {part: array[start : start + step] for part, array in parts.items()}
+        rows["codes"] = (
+            np.pad(rows["codes"], ((0, 0), (0, whole - num_inputs))) if whole > num_inputs else rows["codes"]
+        )
+        with np.errstate(over="ignore", invalid="ignore"):  # scales may be anything
+            out[start : start + step] = dequantize(rows, form)[:, :num_inputs]
+    return out
+
+
+def with_quantized(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint as one whose quantized matrices can be read, if its config says that it has some.
+
+    Raises VLLMValidationError for a method or an option that is not supported, by its name.
+    """
+    quantization = checkpoint.config.get("quantization_config")
+    if not quantization or checkpoint.is_gguf:
+        return checkpoint
+    try:
+        scheme = read_scheme(quantization, stated_dtype(checkpoint.config))
+    except ValueError as error:
+        raise model_error(f"config.json: {error}", checkpoint.source) from error
+    return QuantizedCheckpoint(checkpoint, scheme)

@@ -1,0 +1,167 @@
+"""compressed-tensors, as llm-compressor writes it: groups of modules, each with its own format."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxllm.loading.quantized.bytes8 import ByteLayout
+from jaxllm.loading.quantized.fields import read_bool, read_choice, read_int, read_names, read_object, refuse
+from jaxllm.loading.quantized.float4 import MXFP4, NVFP4, Float4Layout
+from jaxllm.loading.quantized.fp8 import WHOLE, blocks_of
+from jaxllm.loading.quantized.packed import PackedLayout
+from jaxllm.loading.quantized.patterns import compiled
+from jaxllm.loading.quantized.scheme import Layout, Scheme
+from pallas_kernels.weights import WeightFormat
+
+FORMATS = (
+    "pack-quantized",
+    "int-quantized",
+    "float-quantized",
+    "naive-quantized",
+    "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized",
+    "mxfp8-quantized",
+)
+BITS = (2, 3, 4, 5, 6, 8)
+_BYTES = FORMATS[1:4]
+_LINEAR = ("Linear", "LinearBase")
+
+
+@dataclass(frozen=True)
+class _Targets:
+    """Modules by name, by regular expression, or all matmuls."""
+
+    names: frozenset[str]
+    patterns: tuple[re.Pattern[str], ...]
+    are_all: bool
+
+    def rank(self, module: str) -> int:
+        """Return 3 if the module is named, 2 if a pattern has it, 1 if it is one of all, and 0 if it is not meant."""
+        if module in self.names:
+            return 3
+        return 2 if any(pattern.match(module) for pattern in self.patterns) else int(self.are_all)
+
+
+def read(config: Mapping[str, Any], dtype: str) -> Scheme:
+    """Read a quantization_config of compressed-tensors."""
+    refuse(config, "transform_config", "use a checkpoint without rotations")
+    sparsity = read_object(config, "sparsity_config")
+    read_choice(sparsity, "format", ("dense",), "dense")
+    ignored = _targets(config, "ignore")
+    groups = [
+        (_targets(group, "targets"), _layout(group, config, dtype))
+        for group in (read_object(config["config_groups"], name) for name in read_object(config, "config_groups"))
+    ]
+    if not groups:
+        raise ValueError("quantization_config: config_groups is missing")
+
+    def layout_of(module: str) -> Layout | None:
+        if ignored.rank(module):
+            return None
+        rank, layout = max(((targets.rank(module), layout) for targets, layout in groups), key=lambda pair: pair[0])
+        return layout if rank else None
+
+    kinds = {str(group.get("format") or config.get("format")) for group in config["config_groups"].values()}
+    inputs = [
+        group["input_activations"] for group in config["config_groups"].values() if group.get("input_activations")
+    ]
+    notes = ("the method rounds the inputs of matmuls too; here they keep the model's dtype",) if inputs else ()
+    has_head = layout_of("lm_head") is not None
+    return Scheme(f"compressed-tensors ({', '.join(sorted(kinds))})", layout_of, notes, has_head=has_head)
+
+
+def _targets(config: Mapping[str, Any], key: str) -> _Targets:
+    given = read_names(config, key)
+    patterns = tuple(compiled(name[3:], key) for name in given if name.startswith("re:"))
+    names = frozenset(name for name in given if not name.startswith("re:") and name not in _LINEAR)
+    classes = sorted(name for name in names if name[:1].isupper() and "." not in name)
+    if classes and key == "targets":
+        raise ValueError(f"quantization_config: targets has {classes[0]}, which is not supported, only Linear")
+    return _Targets(names, patterns, any(name in _LINEAR for name in given))
+
+
+def _layout(group: Mapping[str, Any], config: Mapping[str, Any], dtype: str) -> Layout | None:
+    """Return how the modules of a group are held; None if only their inputs are rounded."""
+    weights = read_object(group, "weights")
+    if not weights:
+        return None
+    refuse(group, "output_activations", "use a checkpoint that leaves the outputs of matmuls as they are")
+    refuse(weights, "dynamic", "use a checkpoint whose weights are rounded already")
+    source = group if group.get("format") is not None else config
+    kind = read_choice(source, "format", FORMATS, "")
+    return _READERS[kind](kind, weights, dtype)
+
+
+def _packed(kind: str, weights: Mapping[str, Any], dtype: str) -> Layout:
+    del kind
+    _check_type(weights, "int")
+    bits, group, is_even = read_choice(weights, "num_bits", BITS, 8), _group(weights), _is_symmetric(weights)
+    is_ordered = weights.get("actorder") in ("group", "dynamic")
+    if bits == 8 and group == 0 and is_even:
+        return PackedLayout(WeightFormat(8, None, scale_dtype="float32"))
+    offset = 1 << (bits - 1) if is_even and bits < 8 else 0
+    zeros = None if is_even else "int8" if bits == 8 else "uint8"
+    form = WeightFormat(bits, group, offset=offset, scale_dtype=dtype, zero_dtype=zeros)
+    return PackedLayout(form, is_ordered=is_ordered)
+
+
+def _bytes(kind: str, weights: Mapping[str, Any], dtype: str) -> Layout:
+    types = {"int-quantized": ("int",), "float-quantized": ("float",)}.get(kind, ("int", "float"))
+    if _check_type(weights, *types) == "float":
+        read_choice(weights, "num_bits", (8,), 8)
+        if not _is_symmetric(weights):
+            raise ValueError("quantization_config: symmetric is false, which is not supported for type float")
+        if weights.get("strategy") == "block":
+            form, rows = blocks_of(weights.get("block_structure"), "block_structure", dtype)
+            return ByteLayout(form, block_rows=rows)
+        group = _group(weights)
+        return ByteLayout(WeightFormat(8, group, values="e4m3", scale_dtype=dtype) if group else WHOLE)
+    read_choice(weights, "num_bits", BITS, 8)
+    group, is_even = _group(weights), _is_symmetric(weights)
+    if group == 0 and is_even:
+        return ByteLayout(WeightFormat(8, None, scale_dtype="float32"))
+    form = WeightFormat(8, group, scale_dtype=dtype, zero_dtype=None if is_even else "int8")
+    return ByteLayout(form, has_zeros=not is_even)
+
+
+def _floats(kind: str, weights: Mapping[str, Any], dtype: str) -> Layout:
+    del dtype
+    _check_type(weights, "float")
+    if kind == "mxfp8-quantized":
+        read_choice(weights, "num_bits", (8,), 8)
+        return ByteLayout(WeightFormat(8, 32, values="e4m3", scale_dtype="bfloat16"))
+    read_choice(weights, "num_bits", (4,), 4)
+    if kind == "mxfp4-pack-quantized":
+        read_choice(weights, "group_size", (32,), 32)
+        return Float4Layout(MXFP4)
+    read_choice(weights, "group_size", (16,), 16)
+    return Float4Layout(NVFP4, factor_end=".weight_global_scale", is_divided=True)
+
+
+def _check_type(weights: Mapping[str, Any], *types: str) -> str:
+    return read_choice(weights, "type", types, "int")
+
+
+def _is_symmetric(weights: Mapping[str, Any]) -> bool:
+    return read_bool(weights, "symmetric", True)
+
+
+def _group(weights: Mapping[str, Any]) -> int:
+    """Return how many inputs share a scale; 0 if all of a row do."""
+    strategy = read_choice(weights, "strategy", ("tensor", "channel", "group"), "group")
+    if strategy != "group":
+        return 0
+    group = read_int(weights, "group_size")
+    if group == 0:
+        raise ValueError("quantization_config: group_size is 0")
+    return max(group, 0)
+
+
+_READERS: Mapping[str, Callable[[str, Mapping[str, Any], str], Layout]] = {
+    "pack-quantized": _packed,
+    **dict.fromkeys(_BYTES, _bytes),
+    **dict.fromkeys(("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"), _floats),
+}

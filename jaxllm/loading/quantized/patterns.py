@@ -1,0 +1,58 @@
+"""Lists of modules in configs: by name, by part of a name, or by regular expression."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cached_property
+
+_PLAIN = frozenset(("gate", "router", "shared_expert_gate", "wte", "wpe", "lm_head"))
+_BOUNDARY = r"(?:(?<=\.)|(?=\.|$))"
+
+
+def compiled(pattern: str, key: str) -> re.Pattern[str]:
+    """Compile a regular expression of a config; one that is none is a ValueError that names its key."""
+    try:
+        return re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        message = f"quantization_config: {key} has {pattern[:100]!r}, which is no regular expression: {error}"
+        raise ValueError(message) from None
+
+
+def is_seldom_quantized(module: str) -> bool:
+    """Say whether tools leave a module as it is unless told otherwise: a norm, embedding, router or head."""
+    last = module.rpartition(".")[2]
+    return last in _PLAIN or "norm" in last or "embed" in last or last.startswith("ln_")
+
+
+class SkipList:
+    """The modules that a tool was told to leave as they are, as transformers understands `modules_to_not_convert`.
+
+    An entry is the start of a name up to a dot, the end of a name, or a regular expression of the start.
+    """
+
+    def __init__(self, entries: Iterable[str], key: str) -> None:
+        entries = list(entries)
+        self._names = frozenset(entry.removesuffix(".") for entry in entries)
+        self._ends = tuple(entries)
+        self._key = key
+
+    @cached_property
+    def _patterns(self) -> list[re.Pattern[str]]:
+        others = [entry for entry in self._ends if not re.fullmatch(r"[\w.\-]*", entry)]
+        return [compiled(f"(?:{entry}){_BOUNDARY}", self._key) for entry in others]
+
+    def check(self) -> None:
+        """Raise ValueError if an entry is no regular expression."""
+        _ = self._patterns
+
+    def __contains__(self, module: object) -> bool:
+        if not isinstance(module, str):
+            return False
+        parts = module.split(".")
+        starts = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+        return (
+            module.endswith(self._ends)
+            or any(start in self._names for start in starts)
+            or any(pattern.match(module) for pattern in self._patterns)
+        )

@@ -1,0 +1,69 @@
+"""The matmul in plain XLA, for platforms and shapes without a kernel of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+from pallas_kernels.weights.held import Quantized
+
+ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
+}
+
+
+def xla_linear(
+    x_ti: Array,
+    weight: Array | Quantized,
+    layer: Array | int,
+    *,
+    out_dtype: DTypeLike,
+    num_rows: Array | int | None = None,
+    activation: str | None = None,
+    is_gated: bool = True,
+    plus_to: Array | None = None,
+    bias_o: Array | None = None,
+    interpret: bool = False,
+) -> Array:
+    """See `Linear`; all rows are multiplied, and there is nothing to interpret."""
+    del num_rows, interpret
+    precision = lax.Precision.HIGHEST if x_ti.dtype == jnp.float32 else None
+    multiply = partial(jnp.einsum, "ti,oi->to", x_ti, precision=precision)
+
+    def one(stack: Array) -> Array:
+        return lax.dynamic_index_in_dim(stack, layer, keepdims=False)
+
+    if isinstance(weight, Quantized):
+        held = weight.map(one)
+        w_oi = held.numbers().astype(x_ti.dtype)
+        if held.format.group is None:
+            sums_to = multiply(w_oi, preferred_element_type=jnp.float32)
+            out_to = (sums_to * held.scales.reshape(1, -1)).astype(out_dtype)
+        else:
+            out_to = multiply(w_oi, preferred_element_type=out_dtype)
+    else:
+        out_to = multiply(one(weight), preferred_element_type=out_dtype)
+    return finish(out_to, activation, plus_to, bias_o, is_gated=is_gated)
+
+
+def finish(
+    out_to: Array, activation: str | None, plus_to: Array | None, bias_o: Array | None, *, is_gated: bool
+) -> Array:
+    """Return what `Linear` makes of a product."""
+    if plus_to is not None:
+        out_to = plus_to + out_to
+    if bias_o is not None:
+        out_to = out_to + bias_o[None]
+    if activation is None:
+        return out_to
+    if not is_gated:
+        return ACTIVATIONS[activation](out_to)
+    gate_to, gated_to = jnp.split(out_to, 2, axis=1)
+    return ACTIVATIONS[activation](gate_to) * gated_to

@@ -1,0 +1,137 @@
+"""What the processor can do, and which of its instruction sets the kernels are compiled for.
+
+Kernels are written once, in vectors of 16 float32, which LLVM cuts into registers; they ask here only how many
+registers there are, and whether there is an instruction that they cannot do without.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+SETTING = "JAXLLM_CPU"
+"""The environment variable that names a lesser instruction set than the processor's best."""
+AVX512 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+AVX2 = ("avx2", "fma", "f16c")
+type SetName = Literal["avx512", "avx2", "neon", "plain"]
+LESSER: Mapping[SetName, tuple[SetName, ...]] = {"avx512": ("avx2", "plain"), "avx2": ("plain",), "neon": ("plain",)}
+"""The sets that a processor with a better one can run."""
+MICROARCHITECTURES = {"avx2": "x86-64-v3", "plain": "x86-64"}
+"""LLVM's processors that have a lesser set and nothing else."""
+
+
+@dataclass(frozen=True)
+class Processor:
+    """A processor, as far as kernels depend on it."""
+
+    name: SetName
+    """The instruction set; there are no kernels for a plain one."""
+    triple: str
+    cpu: str
+    features: str
+    """LLVM's names of machine, processor and what it has or lacks."""
+    num_registers: int
+    """How many vector registers it has."""
+    register_bytes: int
+    has_bfloat16_dot: bool
+    """Whether one instruction adds products of pairs of bfloat16: `vdpbf16ps`, or AArch64's `bfdot`."""
+    has_int8_dot: bool
+    """Whether one instruction adds products of four int8 each: `vpdpbusd`, or AArch64's `usdot`."""
+
+    @property
+    def is_aarch64(self) -> bool:
+        return self.name == "neon"
+
+    @property
+    def is_x86(self) -> bool:
+        return self.triple.startswith("x86_64")
+
+
+@functools.cache
+def current() -> Processor:
+    """Return this processor, with the instruction set that JAXLLM_CPU names, or else its best.
+
+    Raises ValueError for a set that it lacks.
+    """
+    return restricted(host(), os.environ.get(SETTING) or None)
+
+
+@functools.cache
+def host() -> Processor:
+    """Return this processor with its best instruction set."""
+    import llvmlite.binding as llvm
+
+    triple, cpu, features = llvm.get_default_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        return aarch64(triple, cpu, _aarch64_features())
+    # Else LLVM halves 512-bit vectors on those of Intel's processors that once clocked lower for them.
+    return x86(triple, cpu, {**features, "prefer-256-bit": False})
+
+
+def x86(triple: str, cpu: str, features: Mapping[str, bool]) -> Processor:
+    """Return a processor with these features, by LLVM's names; a plain one for any that is no x86-64."""
+
+    def has(*names: str) -> bool:
+        return all(features.get(name) for name in names)
+
+    flags = ",".join(f"{'+' if has else '-'}{name}" for name, has in sorted(features.items()))
+    if has(*AVX512, *AVX2):
+        return Processor("avx512", triple, cpu, flags, 32, 64, has("avx512bf16"), has("avx512vnni"))
+    if has(*AVX2):
+        return Processor("avx2", triple, cpu, flags, 16, 32, has_bfloat16_dot=False, has_int8_dot=has("avxvnni"))
+    return Processor("plain", triple, cpu, flags, 16, 16, has_bfloat16_dot=False, has_int8_dot=False)
+
+
+def aarch64(triple: str, cpu: str, features: Mapping[str, bool]) -> Processor:
+    """Return a processor with NEON, and bf16 and i8mm if they are among its features."""
+    flags = ",".join(["+neon", *(f"+{name}" for name in ("bf16", "i8mm") if features.get(name))])
+    return Processor("neon", triple, cpu, flags, 32, 16, features.get("bf16", False), features.get("i8mm", False))
+
+
+def restricted(processor: Processor, name: str | None) -> Processor:
+    """Return a processor as if it had no more than an instruction set; None leaves it as it is.
+
+    Raises ValueError for an unknown set, and for one that it lacks.
+    """
+    if name in (None, processor.name):
+        return processor
+    if name not in get_args(SetName.__value__):
+        raise ValueError(f"{SETTING}={name} is no instruction set: choose one of {', '.join(_sets(processor))}")
+    if name not in LESSER.get(processor.name, ()):
+        raise ValueError(f"{SETTING}={name}: the processor lacks it; it has {', '.join(_sets(processor))}")
+    if processor.is_aarch64:
+        return Processor("plain", processor.triple, processor.cpu, "+neon", 32, 16, False, False)
+    made = x86(processor.triple, MICROARCHITECTURES[name], dict.fromkeys(AVX2 if name == "avx2" else (), True))
+    assert made.name == name
+    return made
+
+
+def _sets(processor: Processor) -> list[str]:
+    return [processor.name, *LESSER.get(processor.name, ())]
+
+
+def _aarch64_features() -> dict[str, bool]:
+    """Ask the system, as LLVM does not know of all: Linux by the words of /proc/cpuinfo, macOS by its own."""
+    names = ("bf16", "i8mm")
+    if sys.platform == "darwin":
+        return {name: _sysctl(f"hw.optional.arm.FEAT_{name.upper()}") for name in names}
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return {}
+    # Cores of several kinds may differ: what one lacks must not be used.
+    kinds = [set(line.split()) for line in text.splitlines() if line.startswith("Features")]
+    return {name: bool(kinds) and all(name in kind for kind in kinds) for name in names}
+
+
+def _sysctl(name: str) -> bool:
+    value, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+    failed = ctypes.CDLL(None).sysctlbyname(name.encode(), ctypes.byref(value), ctypes.byref(size), None, 0)
+    return not failed and value.value == 1

@@ -1,0 +1,116 @@
+"""A quantized matrix as JAX sees it: its parts are arrays, and its format is static."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from .format import CHUNK, CODEBOOKS, PLANES, WeightFormat
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Quantized:
+    """A matrix [*lead, out, in], or several, held as parts [*lead, out, width]. Parts may stand for arrays, as specs
+    do."""
+
+    parts: Mapping[str, Any]
+    """The parts by name, those that the format has."""
+    format: WeightFormat = field(metadata={"static": True})
+    is_packed: bool = field(default=False, metadata={"static": True})
+    """Codes of fewer than 8 bits share bytes, as `pack` packs them."""
+
+    @property
+    def codes(self) -> Any:
+        """Return the codes."""
+        return self.parts["codes"]
+
+    @property
+    def scales(self) -> Any:
+        """Return the scales."""
+        return self.parts["scales"]
+
+    @property
+    def num_inputs(self) -> int:
+        """Return how many numbers a row has."""
+        width = self.codes.shape[-1]
+        return width * 8 // self.format.bits if self.is_packed and self.format.is_packed else width
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of the numbers, [*lead, out, in]."""
+        return (*self.codes.shape[:-1], self.num_inputs)
+
+    @property
+    def ndim(self) -> int:
+        """Return the number of axes."""
+        return len(self.codes.shape)
+
+    def map(self, function: Callable[[Any], Any]) -> Quantized:
+        """Return the matrix with a function applied to each part."""
+        return Quantized({name: function(part) for name, part in self.parts.items()}, self.format, self.is_packed)
+
+    def values(self) -> Array:
+        """Return the float32 numbers of the codes, before scales and mins."""
+        form, codes = self.format, self.codes
+        if not form.is_packed:
+            return codes.astype(jnp.float32)
+        if self.is_packed:
+            codes = _unpack(codes, form.bits)
+        if form.values in CODEBOOKS:
+            return jnp.asarray(form.table())[codes.astype(jnp.int32)]
+        return codes.astype(jnp.float32) - jnp.float32(form.offset)
+
+    def numbers(self) -> Array:
+        """Return the float32 numbers [*lead, out, in]; those of a format with a scale for each row are not scaled."""
+        values = self.values()
+        if self.format.group is None:
+            return values
+        scales, mins = self.scales_and_mins()
+        numbers = values.reshape(*scales.shape, -1) * scales[..., None]
+        return (numbers if mins is None else numbers - mins[..., None]).reshape(values.shape)
+
+    def scales_and_mins(self) -> tuple[Array, Array | None]:
+        """Return the float32 scale and min of each group, [*lead, out, groups]."""
+        parts = {name: part.astype(jnp.float32) for name, part in self.parts.items() if name != "codes"}
+        scales, mins = parts["scales"], parts.get("mins")
+        for name, factors in ((n, parts[n]) for n in ("scale_factors", "min_factors") if n in parts):
+            repeats = scales.shape[-1] // factors.shape[-1]
+            spread = jnp.repeat(factors, repeats, axis=-1)
+            if name == "scale_factors":
+                scales = scales * spread
+            elif mins is not None:
+                mins = mins * spread
+        if "zeros" in parts:
+            mins = parts["zeros"] * scales
+        return scales, mins
+
+
+def pack_nibbles(codes: Array) -> Array:
+    """Pack codes of 4 bits as `parts.pack` does."""
+    chunks = codes.reshape(*codes.shape[:-1], -1, 2, CHUNK // 2)
+    return (chunks[..., 0, :] | chunks[..., 1, :] << 4).reshape(*codes.shape[:-1], -1)
+
+
+def _unpack(packed: Array, bits: int) -> Array:
+    """Return packed codes one by one; see `parts.unpack`."""
+    chunks = packed.reshape(*packed.shape[:-1], -1, CHUNK * bits // 8)
+    codes, start, low = None, 0, 0
+    for width in PLANES[bits]:
+        stop = start + CHUNK * width // 8
+        plane = chunks[..., start:stop]
+        shifts = jnp.arange(0, 8, width, dtype=jnp.uint8)
+        if width == 1:  # all bits of a byte, then those of the next
+            found = (plane[..., :, None] >> shifts) & 1
+        else:
+            found = (plane[..., None, :] >> shifts[:, None]) & ((1 << width) - 1)
+        found = found.reshape(*plane.shape[:-1], CHUNK) << low
+        codes = found if codes is None else codes | found
+        start, low = stop, low + width
+    assert codes is not None
+    return codes.reshape(*packed.shape[:-1], -1)
