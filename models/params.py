@@ -10,12 +10,10 @@ from math import prod
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from flax import nnx
 
 from pallas_kernels.weights import WeightFormat, num_bytes
 from pallas_kernels.weights.held import Quantized
 
-from .family import TensorName
 from .joined import Joined
 
 KV_HEADS = "kv_heads"

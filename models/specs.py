@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 from flax import nnx
 
 from pallas_kernels.weights import WeightFormat
