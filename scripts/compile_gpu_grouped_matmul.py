@@ -161,8 +161,11 @@ def abstract_arguments(shape: MatmulShape, num_rows: int) -> tuple[Any, ...]:
     per_expert: Any = jax.ShapeDtypeStruct((e,), jnp.int32)
     weight: Any = jax.ShapeDtypeStruct((NUM_LAYERS, e, o, i), shape.dtype)
     if (form := shape.format) is not None:
-        shapes = {name: (NUM_LAYERS, e, o, form.width(name, i)) for name in form.parts}
-        weight = Quantized({name: jax.ShapeDtypeStruct(each, form.dtype(name)) for name, each in shapes.items()}, form)
+        parts = {
+            name: jax.ShapeDtypeStruct((NUM_LAYERS, e, o, form.width(name, i)), form.device_dtype(name, packed=False))
+            for name in form.parts
+        }
+        weight = Quantized(parts, form)
     return (
         jax.ShapeDtypeStruct((num_rows, i), shape.dtype),
         weight,

@@ -166,7 +166,7 @@ def held_wide(text: str, num_weights: int) -> list[str]:
 
 def held_bytes(form: WeightFormat, num_inputs: int) -> float:
     """Return the bytes of a number on a device, with its share of scales."""
-    return form.num_bytes(1, num_inputs, packed=form.bits == 4) / num_inputs
+    return form.num_bytes(1, num_inputs, packed=False) / num_inputs
 
 
 def abstract_arguments(shape: LinearShape, num_rows: int) -> tuple[Any, ...]:
@@ -175,7 +175,7 @@ def abstract_arguments(shape: LinearShape, num_rows: int) -> tuple[Any, ...]:
     assert form is not None
 
     def part(name: str) -> Any:
-        dtype = form.dtype(name)
+        dtype = form.device_dtype(name, packed=False)
         return jax.ShapeDtypeStruct((NUM_LAYERS, shape.num_outputs, form.width(name, shape.num_inputs)), dtype)
 
     weight = Quantized({name: part(name) for name in form.parts}, form)

@@ -64,6 +64,6 @@ def refusal(shape: LinearShape) -> str | None:
             f"inputs must be a multiple of {LANES} and outputs of {WIDEN_ROWS}, "
             f"not {shape.num_inputs} and {shape.num_outputs}"
         )
-    if any(LANES % group and group % LANES for group in (form.group, form.factor_group or LANES)):
-        return f"groups of {form.group} and {form.factor_group} numbers are no multiple and no part of {LANES}"
+    if LANES % form.group and form.group % LANES:
+        return f"groups of {form.group} numbers are no multiple and no part of {LANES}"
     return None
