@@ -62,12 +62,12 @@ NOTHING_MADE = (
 KERNEL = "quantized_linear"
 ISSUES = 4
 """How many instructions, each for 32 threads, an SM starts in a cycle."""
+TERABYTES, TERAFLOPS = H100.bytes_per_second / 1e12, H100.flops_per_second / 1e12
 GPU_LEGEND = f"""
 A piece is what an iteration of the main loop brings, of codes and of rows. HBM_ns is what its codes and their scales
-take at one SM's share of {H100.bytes_per_second / 1e12:.2f} TB/s; MMA_ns its matmul at \
-{H100.flops_per_second / 1e12:.1f} TFLOP/s; ops_ns the instructions of the consumers' loop as PTX has them, at \
-{ISSUES} a cycle: ptxas makes fewer, of two logical operations one. Sums are cut into `parts`; latencies are not
-counted."""
+take at one SM's share of {TERABYTES:.2f} TB/s; MMA_ns its matmul at {TERAFLOPS:.1f} TFLOP/s; ops_ns the instructions
+of the consumers' loop as PTX has them, at {ISSUES} a cycle: ptxas makes fewer, of two logical operations one. Sums are
+cut into `parts`; latencies are not counted."""
 TPU_LEGEND = """
 A chunk is 128 inputs of a block of outputs. Few rows: its codes take chunk_ns at HBM's nominal bandwidth, and its
 bundles, one a cycle, take less at a clock above GHz: then the step waits for memory alone. Many rows: bundles are those
