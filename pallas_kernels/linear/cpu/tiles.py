@@ -13,6 +13,7 @@ a unit. Their rows' scales multiply the sums.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,8 +21,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from llvmlite import ir
 
-from pallas_kernels.native import pairs
-from pallas_kernels.native.compiling import num_cores, num_registers
+from pallas_kernels.native import pairs, processor
+from pallas_kernels.native.cores import num_cores
 from pallas_kernels.native.emitter import (
     CACHE_LINE,
     F32,
@@ -117,12 +118,17 @@ class Multiplier:
         self.parts = 2 if self.is_gated else 1
         self.width = COLUMNS // self.parts
         """How many columns of y come of `COLUMNS` rows of w: half of them where the others are gates."""
-        # 6 rows by 4 columns are 24 sums, which with their operands take 29 of 32 registers, and 2 by 2 take 8 of 8.
-        self.many_rows, self.many_columns = (6, COLUMNS) if num_registers() == 32 else (2, 2)
-        """How many rows of x and columns of y are multiplied at a time where there are many rows."""
-        # With fewer registers sums that begin as what was kept are spilled in the loop.
-        self.piece = TILE_BYTES // self.many_rows // self.dtype.itemsize if num_registers() == 32 else None
-        """How much of longer rows is multiplied at a time where there are many, None for all of it."""
+        own = processor.current()
+        self.lanes = min(LANES, own.register_bytes // 4)
+        """How many sums a register holds."""
+        self.takes = [_as_is] if self.dtype == jnp.float32 or own.has_bfloat16_dot else [pairs.first, pairs.second]
+        """What of a step's numbers is multiplied, one after the other."""
+        # 6 rows by 4 columns are 24 sums, which with their operands take 29 of 32 registers; of 16 registers 3 by 4
+        # take all, and 2 by 4 those that the halves of pairs leave.
+        self.many_rows = 6 if own.num_registers == 32 else 3 if len(self.takes) == 1 else 2
+        """How many rows of x are multiplied at a time where there are many."""
+        self.piece = TILE_BYTES // self.many_rows // self.dtype.itemsize
+        """How much of longer rows is multiplied at a time where there are many."""
         self.module = ir.Module()
 
     def add_tiles(self, *, has_one: bool = False) -> Tiles:
@@ -199,8 +205,6 @@ class Multiplier:
         """Return how many columns are taken at a time for all rows of a unit."""
         if self.is_gated:
             return I64(GATES)
-        if self.piece is None:
-            return self._fitting(e, GROUP_BYTES, k)
         size = SCRATCH_BYTES if self.is_quantized else PIECE_BYTES
         passing = e.least(self._fitting(e, size, k), PIECE_COLUMNS)
         return e.ir.select(e.ir.icmp_signed(">", k, I64(self.piece)), passing, self._fitting(e, GROUP_BYTES, k))
@@ -225,7 +229,7 @@ class Multiplier:
 
         size = rows * COLUMNS * LANES
         kept, piece = NULL, k
-        if self.piece and not _is_few(rows):
+        if not _is_few(rows):
             kept, piece = e.array(F32, size * PIECE_COLUMNS // COLUMNS), e.least(k, self.piece)
 
         def part(first: Any, place: Any) -> list[Any]:
@@ -281,39 +285,17 @@ class Multiplier:
             VOID,
             *[*[POINTER] * 2, I64, POINTER, I64, *[POINTER] * 3, *[I64] * 4, POINTER],
         )
-        load, storage = (self._load_int8, I8) if unpacks else (self._load, self.storage)
-        sums = [[e.variable(vector(F32), e.splat(F32(0.0))) for _ in range(COLUMNS)] for _ in range(rows)]
-        takes_few = _is_few(rows)
-        has_pieces = self.piece and not takes_few
-        places = [[(row * COLUMNS + column) * LANES for column in range(COLUMNS)] for row in range(rows)]
-        if has_pieces:
-            with e.ir.if_then(e.ir.icmp_signed(">", start, I64(0))):
-                for row in range(rows):
-                    for each, place in zip(sums[row], places[row], strict=True):
-                        each.value = e.load_vector(kept, F32, place)
-        # With few rows of x, what takes time is to read w: as one stream, which the processor reads ahead of. For a
-        # single row int8 takes longer to convert than to read, and x is loaded once for several rows of w.
-        together = (COLUMNS if unpacks and rows == 1 else 1) if takes_few else self.many_columns
-        for first in range(0, COLUMNS, together):
-            with e.range(start, stop, self.step) as i:
-                x_rows = [self._load(e, x, e.product(k, row), i) for row in range(rows)]
-                for column in range(first, first + together):
-                    part, place = divmod(column, self.width)
-                    w_start = e.product(e.sum(e.product(apart, part), place), k)
-                    w_row = load(e, w, w_start, i)
-                    if takes_few:
-                        e.prefetch(w, storage, w_start, i, AHEAD // self.weight_bytes)
-                    for row in range(rows):
-                        self._add_product(e, sums[row][column], x_rows[row], w_row)
-        if has_pieces:
-            with e.ir.if_then(e.ir.icmp_signed("<", stop, k)):
-                for row in range(rows):
-                    for each, place in zip(sums[row], places[row], strict=True):
-                        e.store_vector(each.value, kept, place)
-                e.ir.ret_void()
+        w_starts = [
+            e.product(e.sum(e.product(apart, column // self.width), column % self.width), k)
+            for column in range(COLUMNS)
+        ]
+        if _is_few(rows):
+            sums = self._multiply_few(e, rows, (x, k), (w, w_starts), Range(start, stop), unpacks=unpacks)
+        else:
+            sums = self._multiply_piece(e, rows, (x, k), (w, w_starts), Range(start, stop), kept)
         per_vector = LANES // COLUMNS
         for first in range(0, rows, per_vector):
-            some = [each.value for row in sums[first : first + per_vector] for each in row]
+            some = list(itertools.chain(*sums[first : first + per_vector]))
             found = add_up(e, some + [e.splat(F32(0.0))] * (LANES - len(some)))
             last = min(rows, first + per_vector)
             if self.is_quantized:
@@ -332,6 +314,81 @@ class Multiplier:
         e.ir.ret_void()
         return e.function
 
+    def _multiply_few(
+        self,
+        e: Emitter,
+        rows: int,
+        of_x: tuple[Any, Any],
+        of_w: tuple[Any, Sequence[Any]],
+        steps: Range,
+        *,
+        unpacks: bool,
+    ) -> list[list[Any]]:
+        """Return the sums of a block of few rows."""
+        (x, k), (w, w_starts) = of_x, of_w
+        load, storage = (self._load_int8, I8) if unpacks else (self._load, self.storage)
+        sums = [[e.variable(vector(F32), e.splat(F32(0.0))) for _ in range(COLUMNS)] for _ in range(rows)]
+        # What takes time is to read w: as one stream, which the processor reads ahead of. For a single row int8 takes
+        # longer to convert than to read, and x is loaded once for several rows of w.
+        together = COLUMNS if unpacks and rows == 1 else 1
+        for first in range(0, COLUMNS, together):
+            with e.range(*steps, self.step) as i:
+                x_rows = [self._load(e, x, e.product(k, row), i) for row in range(rows)]
+                for column in range(first, first + together):
+                    w_row = load(e, w, w_starts[column], i)
+                    e.prefetch(w, storage, w_starts[column], i, AHEAD // self.weight_bytes)
+                    for row in range(rows):
+                        self._add_product(e, sums[row][column], x_rows[row], w_row)
+        return [[each.value for each in row] for row in sums]
+
+    def _multiply_piece(
+        self,
+        e: Emitter,
+        rows: int,
+        of_x: tuple[Any, Any],
+        of_w: tuple[Any, Sequence[Any]],
+        steps: Range,
+        kept: Any,
+    ) -> list[list[Any]]:
+        """Return the sums of a block after its last piece; before, leave them where they are kept and return.
+
+        Where a register holds fewer lanes, some lanes of all sums are added up after the others, in registers alone.
+        """
+        (x, k), (w, w_starts) = of_x, of_w
+        places = [(row * COLUMNS + column) * LANES for row in range(rows) for column in range(COLUMNS)]
+        sums: list[Variable] = []
+
+        def keep(begin: int) -> None:
+            for each, place in zip(sums, places, strict=True):
+                e.store_vector(each.value, kept, place, begin)
+
+        for begin in range(0, LANES, self.lanes):
+            zeros = e.splat(F32(0.0), self.lanes)
+            sums = [e.variable(zeros.type, zeros) for _ in places]
+            with e.ir.if_then(e.ir.icmp_signed(">", steps.start, I64(0))):
+                for each, place in zip(sums, places, strict=True):
+                    each.value = e.load_vector(kept, F32, place, begin, lanes=self.lanes)
+            with e.range(*steps, self.step) as i:
+                for take in self.takes:
+                    if len(self.takes) > 1:  # else LLVM loads all once, and has no registers for that
+                        e.ir.fence("acquire", "singlethread")
+                    x_rows = [take(e, self._load(e, x, e.product(k, row), i, begin=begin)) for row in range(rows)]
+                    for column, w_start in enumerate(w_starts):
+                        w_row = take(e, self._load(e, w, w_start, i, begin=begin))
+                        for x_row, total in zip(x_rows, sums[column::COLUMNS], strict=True):
+                            self._add_product(e, total, x_row, w_row)
+            if self.lanes < LANES:
+                keep(begin)
+        with e.ir.if_then(e.ir.icmp_signed("<", steps.stop, k)):
+            if self.lanes == LANES:
+                keep(0)
+            e.ir.ret_void()
+        if self.lanes == LANES:
+            found = [each.value for each in sums]
+        else:
+            found = [e.load_vector(kept, F32, place) for place in places]
+        return [found[first : first + COLUMNS] for first in range(0, len(found), COLUMNS)]
+
     def _load_scales(self, e: Emitter, scales: Any, apart: Any) -> Any:
         """Return those of `COLUMNS`, again for each row of a vector."""
         parts = [e.load_vector(scales, F32, e.product(apart, part), lanes=self.width) for part in range(self.parts)]
@@ -347,9 +404,11 @@ class Multiplier:
             some = [e.shuffle(a, b, range(count)) for a, b in zip(some[::2], some[1::2], strict=True)]
         return self.out_format.widen(e, some[0])
 
-    def _load(self, e: Emitter, base: Any, *index: Any) -> Any:
-        """Return a step's numbers: float32, or pairs."""
-        return e.load_vector(e.at(base, self.storage, *index), F32 if self.dtype == jnp.float32 else I32, 0)
+    def _load(self, e: Emitter, base: Any, *index: Any, begin: int | None = None) -> Any:
+        """Return a step's numbers, float32 or pairs: all, or as many as a register holds from one on."""
+        lanes = LANES if begin is None else self.lanes
+        kind = F32 if self.dtype == jnp.float32 else I32
+        return e.load_vector(e.at(base, self.storage, *index), kind, begin or 0, lanes=lanes)
 
     def _load_int8(self, e: Emitter, base: Any, *index: Any) -> Any:
         """Return integers as `_load` returns x's numbers, which are as many."""
@@ -358,10 +417,14 @@ class Multiplier:
         return pairs.load_int8(e, base, *index)
 
     def _add_product(self, e: Emitter, total: Variable, x: Any, w: Any) -> None:
-        if self.dtype == jnp.float32:
+        if x.type.element == F32:
             total.value = e.fma(x, w, total.value)
         else:
             total.value = pairs.add_products(e, total.value, x, w)
+
+
+def _as_is(_: Emitter, numbers: Any) -> Any:
+    return numbers
 
 
 def _is_few(rows: int) -> bool:
