@@ -62,7 +62,7 @@ def test_a_row_does_not_depend_on_the_others(dtype: Any, out_dtype: Any, k: int)
 
 @pytest.mark.usefixtures("avx2")
 @pytest.mark.parametrize(("dtype", "out_dtype"), DTYPES)
-@pytest.mark.parametrize(("t", "n", "k"), [(1, 9, 96), (7, 9, 96), (97, 40, 1600)])
+@pytest.mark.parametrize(("t", "n", "k"), [(1, 9, 96), (7, 300, 32), (97, 40, 1600), (97, 70, 8192)])
 def test_with_avx2_alone(t: int, n: int, k: int, dtype: Any, out_dtype: Any) -> None:
     x, w = make(t, n, k, dtype)
     got = multiply(x, w, out_dtype)

@@ -124,8 +124,8 @@ class Multiplier:
         self.takes = [_as_is] if self.dtype == jnp.float32 or own.has_bfloat16_dot else [pairs.first, pairs.second]
         """What of a step's numbers is multiplied, one after the other."""
         # 6 rows by 4 columns are 24 sums, which with their operands take 29 of 32 registers; of 16 registers 3 by 4
-        # take all, and 2 by 4 those that the halves of pairs leave.
-        self.many_rows = 6 if own.num_registers == 32 else 3 if len(self.takes) == 1 else 2
+        # take all. The halves of pairs take a few more.
+        self.many_rows = (6 if own.num_registers == 32 else 3) - (len(self.takes) - 1)
         """How many rows of x are multiplied at a time where there are many."""
         self.piece = TILE_BYTES // self.many_rows // self.dtype.itemsize
         """How much of longer rows is multiplied at a time where there are many."""
@@ -234,6 +234,7 @@ class Multiplier:
 
         def part(first: Any, place: Any) -> list[Any]:
             """Return a piece's range, and where the sums of a block are kept until the next piece."""
+            place = e.ir.select(e.ir.icmp_signed("<", piece, k), place, I64(0))  # whole rows take one place in turns
             return [first, e.least(e.sum(first, piece), k), e.at(kept, F32, e.product(place, size))]
 
         if self.is_gated:
