@@ -127,7 +127,7 @@ class Multiplier:
         # take all. The halves of pairs take a few more.
         self.many_rows = (6 if own.num_registers == 32 else 3) - (len(self.takes) - 1)
         """How many rows of x are multiplied at a time where there are many."""
-        self.piece = TILE_BYTES // self.many_rows // self.dtype.itemsize
+        self.piece = TILE_BYTES // STEP_BYTES // self.many_rows * self.step
         """How much of longer rows is multiplied at a time where there are many."""
         self.module = ir.Module()
 
