@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from math import prod
@@ -13,6 +14,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
+from pallas_kernels.grouped_matmul import MatmulShape
 from pallas_kernels.linear import ACTIVATIONS as FUSED_ACTIVATIONS
 from pallas_kernels.linear import Linear, LinearShape
 from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, KVPool, Rope
@@ -22,9 +24,10 @@ from .config import ModelConfig, QueryScaling
 from .family import Prefixes, TensorName
 from .layers.embedding import soft_cap
 from .layers.head import PoolingHead, head_names, pooled_states, taken_rows
+from .layers.moe import matmul_shapes
 from .loop import Cached, Heads, LayerBody, LayerLoop, Lent, run_layers
 from .ops import Ops, bind
-from .params import ParamSpec, Reading, array_specs, declared, make_spec, stack, under
+from .params import ParamSpec, Reading, array_specs, declared, held_apart, make_spec, stack, under
 from .plan import LayerPlan
 from .quantization import METHODS
 from .registry import get_family
@@ -90,11 +93,6 @@ class Model:
         return self.config, self.dtype, self.loop, self.quantization, sorted(self.formats.items()), self.ops
 
     @property
-    def weight_dtype(self) -> Any:
-        """Return the dtype of matmuls' weights."""
-        return self.dtype if self.quantization is None else METHODS[self.quantization].code_dtype
-
-    @property
     def activations(self) -> tuple[tuple[str, bool], ...]:
         """Return the activations of dense layers, each with whether it is a gate's."""
         names = (declared(state) for _, state in self._kinds)
@@ -116,6 +114,23 @@ class Model:
             shapes[shape] = None
             shapes[shape._replace(out_dtype=jnp.dtype(jnp.float32))] = None
         return list(shapes)
+
+    def grouped_shapes(self) -> list[MatmulShape]:
+        """Return one device's matmuls by the weights of experts."""
+        arrays = array_specs(self.param_specs())
+        shapes: dict[MatmulShape, None] = {}
+        for number, (kind, layers) in enumerate(zip(self.plan.kinds, self.plan.layers_of, strict=True)):
+            if kind.moe is not None:
+                owner = f"layers.{number if self.loop.stacked else layers[0]}.mlp.experts"
+                formats = (arrays[f"{owner}.gate_up"].format, arrays[f"{owner}.down"].format)
+                shapes |= dict.fromkeys(matmul_shapes(kind, self.config, self.dtype, formats))
+        return list(shapes)
+
+    def with_ops(self, ops: Ops) -> Model:
+        """Return the model computing with other ops."""
+        other = copy.copy(self)
+        other.ops = ops
+        return other
 
     @property
     def ignored_tensors(self) -> tuple[str, ...]:
@@ -144,7 +159,7 @@ class Model:
             is_packed=self.loop is LayerLoop.IN_PLACE,
             num_shards=self.config.num_shards,
         )
-        prefixes, names = self.family.find_prefixes(tensor_names), self.family.names
+        prefixes, names = self.family.find_prefixes(tensor_names or self.formats), self.family.names
         names = {**names, **head_names(self.config.pooling)}
         in_frame = declared(self._frame_state) | {f"head.{path}": p for path, p in declared(self._head_state).items()}
         specs = {
@@ -165,7 +180,7 @@ class Model:
                 }
                 stacks = {number: stack(list(singles.values()))} if self.loop.stacked else singles
                 specs |= {f"layers.{i}.{path}": under(f"layers.{i}", spec) for i, spec in stacks.items()}
-        return specs
+        return held_apart(specs)
 
     def forward(
         self,

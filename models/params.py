@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from pallas_kernels.weights import WeightFormat, num_bytes
 from pallas_kernels.weights.held import Quantized
 
 from .family import TensorName
+from .joined import Joined
 
 KV_HEADS = "kv_heads"
 """The logical axis along which heads may be repeated."""
@@ -23,6 +25,8 @@ HEAD_DIM = "head_dim"
 
 SHARDED_INPUTS = ("heads", "mlp")
 """The logical axes of inputs that are cut where a model is spread over devices."""
+APART = "#"
+"""It comes before the number of an array, in the name of one that is held apart."""
 PART_AXIS = "part"
 """The axis of a part of a quantized matrix along its inputs, in layouts."""
 
@@ -161,6 +165,32 @@ def part_of[Spec: (ParamSpec, ArraySpec)](spec: Spec, part: str) -> Spec:
     )
 
 
+def held_apart(specs: Mapping[str, ParamSpec]) -> dict[str, ParamSpec]:
+    """Return specs with parameters of a merged array in several arrays, if they are held in different formats.
+
+    The arrays are named "qkv#0", "qkv#1" and so on, in order; `unflatten` joins them. Experts' parameters are widened
+    instead, as they are one matmul for all experts.
+    """
+    found = dict(specs)
+    members: dict[str, list[str]] = {}
+    for path, spec in specs.items():
+        if spec.segment is not None:
+            members.setdefault(spec.segment.array, []).append(path)
+    for array, paths in members.items():
+        if len({specs[path].format for path in paths}) == 1:
+            continue
+        for number, (form, run) in enumerate(itertools.groupby(paths, key=lambda path: specs[path].format)):
+            start = 0
+            for path in run:
+                spec = specs[path]
+                assert spec.segment is not None
+                own = Segment(f"{array}{APART}{number}", spec.segment.num_shards, start)
+                is_apart = spec.num_experts is None
+                found[path] = replace(spec, segment=own, format=form) if is_apart else replace(spec, format=None)
+                start += spec.rows
+    return found
+
+
 def array_specs(specs: Mapping[str, ParamSpec]) -> dict[str, ArraySpec]:
     """Return the arrays that hold these parameters, by path."""
     members: dict[str, dict[str, ParamSpec]] = {}
@@ -183,7 +213,7 @@ def _array(params: Mapping[str, ParamSpec]) -> ArraySpec:
 def unflatten[T](flat: Mapping[str, T]) -> dict[str, Any]:
     """Turn "layers.attn.q"-style paths into the nested dict that `forward` takes; numbers make a tuple of layers."""
     nested: dict[str, Any] = {}
-    for path, value in flat.items():
+    for path, value in _joined(flat).items():
         *parents, leaf = path.split(".")
         node = nested
         for parent in parents:
@@ -193,6 +223,14 @@ def unflatten[T](flat: Mapping[str, T]) -> dict[str, Any]:
     if layers and all(name.isdigit() for name in layers):
         nested["layers"] = tuple(layers[str(index)] for index in range(len(layers)))
     return nested
+
+
+def _joined(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arrays with those that are held apart as one."""
+    groups: dict[str, list[Any]] = {}
+    for path, value in flat.items():
+        groups.setdefault(path.partition(APART)[0], []).append(value)
+    return {path: Joined(tuple(values)) if len(values) > 1 else values[0] for path, values in groups.items()}
 
 
 class Declared(NamedTuple):

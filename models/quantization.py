@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 from jax import Array
 
-from pallas_kernels.weights import WeightFormat
+from pallas_kernels.weights import INT8, WeightFormat
 from pallas_kernels.weights.held import Quantized, pack_nibbles
 
 METHODS: Mapping[str, WeightFormat] = {
-    "int8": WeightFormat(8, scale_dtype="float32"),
+    "int8": INT8,
     "fp8": WeightFormat(8, values="e4m3", scale_dtype="float32"),
     "int4": WeightFormat(4, group=32, zero_dtype="uint8"),
 }

@@ -34,7 +34,7 @@ from pallas_kernels.linear import Linear
 from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, PagedAttention
 from pallas_kernels.paged_attention.batches import ragged_batch
 from pallas_kernels.paged_attention.cases import CASES
-from pallas_kernels.weights import WeightFormat
+from pallas_kernels.weights import INT8
 from pallas_kernels.weights.held import Quantized
 
 Matrix = tuple[jax.Array, jax.Array | None]
@@ -163,7 +163,7 @@ def grouped_rows(dtype: Any, rounds: int) -> list[dict[str, Any]]:
     """Return the milliseconds of the MLPs of one layer's experts, for each number of rows; int8 is beside bfloat16."""
     x_dtype = jnp.bfloat16 if dtype == jnp.int8 else dtype
     case = CASES_OF_EXPERTS[GROUPED_CASE]._replace(num_experts=NUM_EXPERTS)
-    experts = make_experts(case.shapes(x_dtype, dtype))
+    experts = make_experts(case.shapes(x_dtype, INT8 if dtype == jnp.int8 else None))
     op = GroupedMatmul("cpu")
     active = np.linspace(0, NUM_EXPERTS - 1, NUM_ACTIVE).astype(np.int32)
     rng = np.random.default_rng(0)
@@ -213,8 +213,8 @@ def make_experts(shapes: Sequence[MatmulShape]) -> list[Matrix]:
 def multiply_groups(op: GroupedMatmul, x: jax.Array, experts: Sequence[Matrix], groups: Groups) -> jax.Array:
     """Do the MLPs of all groups at once."""
     (gate_up, gate_up_scales), (down, down_scales) = experts
-    x = op(x, gate_up, 0, groups, scales_leo=gate_up_scales, activation="silu")
-    return op(x, down, 0, groups, scales_leo=down_scales)
+    x = op(x, with_scales(gate_up, gate_up_scales), 0, groups, activation="silu")
+    return op(x, with_scales(down, down_scales), 0, groups)
 
 
 def multiply_parts(active: Sequence[int], parts: Sequence[jax.Array], experts: Sequence[Matrix]) -> list[jax.Array]:
@@ -231,8 +231,7 @@ def multiply_parts(active: Sequence[int], parts: Sequence[jax.Array], experts: S
 
 def with_scales(values: jax.Array, scales: jax.Array | None) -> jax.Array | Quantized:
     """Return weights [e, o, i] as the op takes them."""
-    int8 = WeightFormat(8, scale_dtype="float32")
-    return values if scales is None else Quantized({"codes": values, "scales": scales[..., None]}, int8)
+    return values if scales is None else Quantized({"codes": values, "scales": scales[..., None]}, INT8)
 
 
 def multiply_parts_plainly(parts: Sequence[jax.Array], weights: Sequence[Matrix]) -> list[jax.Array]:

@@ -40,8 +40,9 @@ from shapes import MODELS, with_layers
 
 from jaxllm.check.hlo import count_collectives
 from jaxllm.config.arguments import EngineArguments
-from jaxllm.config.resolve import resolve_experts, resolve_groups
+from jaxllm.config.resolve import resolve_groups
 from jaxllm.config.resolve_pooling import is_causal
+from jaxllm.engine.core.model import choose_ops
 from jaxllm.execution.buckets import pick_bucket
 from jaxllm.execution.compiler import ProgramKey, StepCompiler, describe
 from jaxllm.execution.mesh import MODEL_AXIS, make_mesh, param_sharding, spread
@@ -51,7 +52,6 @@ from jaxllm.execution.step import StepShape
 from jaxllm.execution.step_config import StepConfig
 from jaxllm.models import Model, get_family
 from jaxllm.models.config import ModelConfig
-from jaxllm.models.ops import Ops
 from jaxllm.models.params import array_specs
 from jaxllm.sampling.shards import VocabShards
 
@@ -158,10 +158,8 @@ def make_compiler(name: str, platform: str, mesh: Mesh, num_layers: int | None) 
         generates=config.pooling is None,
         pools_sequences=config.pooling is not None,
     )
-    experts = resolve_experts(config, mesh, platform, "bfloat16", "bfloat16")
-    ops = Ops(grouped_matmul=experts, mesh=mesh)
-    model = Model(config, jnp.dtype("bfloat16"), layer_loop(platform, groups, mesh.size), ops=ops)
-    return StepCompiler(settings, model, mesh)
+    model = Model(config, jnp.dtype("bfloat16"), layer_loop(platform, groups, mesh.size))
+    return StepCompiler(settings, model.with_ops(choose_ops(model, platform, mesh)), mesh)
 
 
 def check_program(compiler: StepCompiler, shape: StepShape | PoolShape) -> dict[str, Any]:

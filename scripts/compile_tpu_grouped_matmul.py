@@ -38,6 +38,8 @@ from tpu_listing import clear, read_loops
 from pallas_kernels.grouped_matmul import Groups, MatmulShape, capacity, pick
 from pallas_kernels.grouped_matmul.cases import CASES
 from pallas_kernels.grouped_matmul.tpu.sizes import MATMUL_ROWS, Sizes, choose_sizes
+from pallas_kernels.weights import INT8
+from pallas_kernels.weights.held import Quantized
 
 STEPS = {"decode": 64, "prefill": 2048}
 """How many tokens a step has."""
@@ -102,14 +104,14 @@ def compile_matmul(
 ) -> dict[str, Any]:
     """Return what the compiler says, and what it misses of what is wanted."""
     case = CASES[name]
-    shapes = case.shapes(weight_dtype=getattr(jnp, weight_dtype))
+    shapes = case.shapes(form=INT8 if weight_dtype == "int8" else None)
     op, _ = pick(shapes, "tpu")
     shape = shapes[MATMULS.index(matmul)]
     num_choices = num_tokens * case.num_choices
     num_rows = capacity(num_choices, case.num_experts, op.row_alignment)
 
-    def function(x: Any, w: Any, layer: Any, groups: Any, scales: Any) -> Any:
-        return op(x, w, layer, groups, scales_leo=scales, activation=shape.activation, out_dtype=shape.out_dtype)
+    def function(x: Any, w: Any, layer: Any, groups: Any) -> Any:
+        return op(x, w, layer, groups, activation=shape.activation, out_dtype=shape.out_dtype)
 
     clear(DUMP)
     started = time.monotonic()
@@ -139,12 +141,13 @@ def abstract_arguments(shape: MatmulShape, num_rows: int) -> tuple[Any, ...]:
     """Return shapes of the arguments."""
     e, o, i = shape.num_experts, shape.num_outputs, shape.num_inputs
     per_expert: Any = jax.ShapeDtypeStruct((e,), jnp.int32)
+    weight = jax.ShapeDtypeStruct((NUM_LAYERS, e, o, i), shape.weight_dtype)
+    scales = jax.ShapeDtypeStruct((NUM_LAYERS, e, o, 1), jnp.float32)
     return (
         jax.ShapeDtypeStruct((num_rows, i), shape.dtype),
-        jax.ShapeDtypeStruct((NUM_LAYERS, e, o, i), shape.weight_dtype),
+        weight if shape.format is None else Quantized({"codes": weight, "scales": scales}, shape.format),
         jax.ShapeDtypeStruct((), jnp.int32),
         Groups(per_expert, per_expert),
-        jax.ShapeDtypeStruct((NUM_LAYERS, e, o), jnp.float32) if shape.weight_dtype == jnp.int8 else None,
     )
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from jax.errors import JaxRuntimeError
 
-from jaxllm.engine.core.kv_cache_size import DeviceMemory, longest_context, make_model, measure_memory, size_pool
+from jaxllm.engine.core.kv_cache_size import DeviceMemory, longest_context, measure_memory, size_pool
+from jaxllm.engine.core.model import make_model
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.mesh import refusal
 from jaxllm.models.model import Model

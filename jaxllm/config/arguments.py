@@ -42,8 +42,25 @@ from jaxllm.parsers.reasoning import REASONING_PARSERS
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256, 512)
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits")
-QUANTIZATIONS: Mapping[str, str] = {"int8": "int8", "int8_per_channel_weight_only": "int8"}
-"""This maps our name of a quantization, and vLLM's, to ours."""
+QUANTIZATIONS: Mapping[str, str] = {
+    "int8": "int8",
+    "int8_per_channel_weight_only": "int8",
+    "int4": "int4",
+    "fp8": "fp8",
+}
+"""This maps our name of a way to round weights when they are loaded, and vLLM's, to ours."""
+CHECKPOINT_QUANTIZATIONS = (
+    "awq",
+    "bitsandbytes",
+    "compressed-tensors",
+    "fbgemm_fp8",
+    "gguf",
+    "gptq",
+    "modelopt",
+    "modelopt_fp4",
+    "mxfp4",
+)
+"""What a checkpoint may be quantized with, by vLLM's names."""
 MAX_NUM_SEQS = 65_536
 MAX_NUM_BATCHED_TOKENS = 2**20
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from jaxllm.loading.checkpoint import Checkpoint
     from jaxllm.models.config import ModelConfig
     from jaxllm.sampling.processors import LogitsProcessor
-    from pallas_kernels.grouped_matmul import GroupedMatmul
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,8 +55,6 @@ class EngineConfig:
     """The devices that the model is spread over."""
     kv_groups: tuple[KVGroup, ...]
     """The cache groups: the attention op of one device's heads for each, and the form of the KV cache."""
-    grouped_matmul: GroupedMatmul
-    """The op of one device that multiplies rows by the weights of their experts."""
     max_model_len: int
     max_model_len_can_shrink: bool
     """True if the user did not ask for it: the engine may then lower it to what the KV cache holds."""

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from jaxllm.loading.checkpoint import Checkpoint
     from jaxllm.models.config import ModelConfig
     from jaxllm.sampling.processors import LogitsProcessor
-    from pallas_kernels.grouped_matmul import GroupedMatmul
     from pallas_kernels.paged_attention import AttentionShape, PagedAttention
 
 PLATFORMS = ("cpu", "gpu", "tpu")
@@ -217,29 +216,8 @@ def _resolve_numerics(
         "dtype": dtype,
         "quantization": quantization,
         "kv_groups": groups,
-        "grouped_matmul": resolve_experts(model_config, mesh, platform, dtype, quantization or dtype),
         "batch_invariant": invariant,
     }
-
-
-def resolve_experts(
-    model_config: ModelConfig, mesh: Mesh, platform: str, dtype: str, weight_dtype: str
-) -> GroupedMatmul:
-    """Settle how each device multiplies rows by the weights of their experts, if the model has some."""
-    from jaxllm.models.layers.moe import matmul_shapes
-    from pallas_kernels.grouped_matmul import GroupedMatmul, pick
-
-    shapes = [
-        shape
-        for layer in dict.fromkeys(model_config.layers)
-        for shape in matmul_shapes(layer, model_config, dtype, weight_dtype)
-    ]
-    if not shapes:
-        return GroupedMatmul()
-    op, reason = pick(shapes, platform, architecture=detect_architecture(mesh.devices.tolist()))
-    if reason is not None:
-        logger.warning("experts are multiplied in plain XLA, not in the %s's own kernels: %s", platform, reason)
-    return op
 
 
 def resolve_groups(

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.stages import Lowered
 
-from jaxllm.models.layers.moe import matmul_shapes
 from jaxllm.models.model import Model
 from jaxllm.models.params import ArraySpec, array_specs, stored, unflatten
 from jaxllm.sampling.inputs import RareRules
@@ -294,9 +293,7 @@ class StepCompiler:
         for group in self.config.groups:
             group.attention.prepare(folder)
         model = self.model
-        for layer in model.plan.kinds:
-            shapes = matmul_shapes(layer, model.config, model.dtype, model.weight_dtype)
-            model.ops.grouped_matmul.prepare(shapes, folder)
+        model.ops.grouped_matmul.prepare(model.grouped_shapes(), folder)
         model.ops.linear.prepare(model.linear_shapes(), folder)
         if model.ops.has_cpu_norms:
             for norm in (rms_norm, layer_norm):

@@ -54,9 +54,12 @@ class Checkpoint(ABC):
         With `index` it is what the tensor has there on its first axis, and no more is worked out: one expert of many.
         """
 
-    def format_of(self, name: str) -> WeightFormat | None:
-        """Return what a matrix is held as; None if it is stored as plain numbers, or in no form that can be kept."""
-        del name
+    def format_of(self, name: str, num_inputs: int = 0) -> WeightFormat | None:
+        """Return what a matrix is held as; None if it is stored as plain numbers, or in no form that can be kept.
+
+        `num_inputs` is the length of its rows, for a checkpoint that was opened without its weights.
+        """
+        del name, num_inputs
         return None
 
     def read_part(self, name: str, part: str, index: int | None = None) -> np.ndarray:

@@ -57,7 +57,8 @@ class GGUFCheckpoint(Checkpoint):
             values = values.T if source.transposed else values
         return values if index is None else values[index]
 
-    def format_of(self, name: str) -> WeightFormat | None:
+    def format_of(self, name: str, num_inputs: int = 0) -> WeightFormat | None:
+        del num_inputs
         source = self._sources.get(name)
         if source is None or (source.transposed and not source.has_experts):
             return None

@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from pallas_kernels.linear import ACTIVATIONS as FUSED_ACTIVATIONS
 from pallas_kernels.weights.held import Quantized
 
+from ..joined import Joined
 from ..ops import LayerOf, held_by
 from .params import Part, split
 
@@ -43,42 +44,52 @@ def linear(
     `plus`, of the result's shape and dtype, and `bias`, [*out], are added if given. Both operands of the product are
     flattened to matrices: with more dimensions XLA:CPU would copy the weight into another order in each step.
     """
+    held = held_by(weight)
+    if isinstance(held, Joined):
+        members = [_product(x, each, out_dtype=out_dtype) for each in held.members]
+        return _finish(jnp.concatenate(members, axis=2), plus, bias, act)
     if act is not None and act not in FUSED_ACTIVATIONS:
         return ACTIVATIONS[act](linear(x, weight, out_dtype, plus, bias=bias))
-    out_shape = _out_shape(held_by(weight), x.ndim - 1)
-    t, n = x.shape[0], math.prod(out_shape)
-    out_to = _multiply(
-        x.reshape(t, -1),
-        weight,
-        n,
-        out_dtype=out_dtype,
-        plus_to=None if plus is None else plus.reshape(t, n),
-        bias_o=None if bias is None else bias[...].reshape(n),
-        activation=act,
-        is_gated=False,
-    )
-    return out_to.reshape(t, *out_shape)
+    return _product(x, held, plus, bias, out_dtype=out_dtype, activation=act, is_gated=False)
 
 
 def gated_linear(x_td: Array, gate_up: nnx.Param[Array], parts: Sequence[Part], act: str) -> Array:
     """Return act(gate(x)) * up(x), [t, f], of a weight [num_shards, rows, d] that holds both `parts`."""
-    num_shards, rows = _out_shape(held_by(gate_up), 1)
-    if num_shards == 1 and act in FUSED_ACTIVATIONS:
-        return _multiply(x_td, gate_up, rows, activation=act)
+    held = held_by(gate_up)
+    if not isinstance(held, Joined) and held.shape[0] == 1 and act in FUSED_ACTIVATIONS:
+        return _multiply(x_td, held, held.shape[1], activation=act)
     gate_tf, up_tf = split(linear(x_td, gate_up), parts)
     return ACTIVATIONS[act](gate_tf) * up_tf
 
 
-def _out_shape(held: LayerOf | Quantized, num_inputs: int) -> tuple[int, ...]:
-    """Return the shape of a weight's outputs; a quantized one's inputs are one axis."""
-    return held.shape[:-1] if isinstance(held, Quantized) else held.shape[: held.ndim - num_inputs]
+def _product(
+    x: Array,
+    held: LayerOf | Quantized,
+    plus: Array | None = None,
+    bias: nnx.Param[Array] | None = None,
+    **options: Any,
+) -> Array:
+    """Return the product with a weight [*out, *in], a quantized one's inputs are one axis, as [t, *out]."""
+    out_shape = held.shape[:-1] if isinstance(held, Quantized) else held.shape[: held.ndim - x.ndim + 1]
+    t, n = x.shape[0], math.prod(out_shape)
+    plus_to = None if plus is None else plus.reshape(t, n)
+    bias_o = None if bias is None else bias[...].reshape(n)
+    return _multiply(x.reshape(t, -1), held, n, plus_to=plus_to, bias_o=bias_o, **options).reshape(t, *out_shape)
 
 
-def _multiply(x_ti: Array, weight: nnx.Param[Array], n: int, **options: Any) -> Array:
+def _multiply(x_ti: Array, held: LayerOf | Quantized, n: int, **options: Any) -> Array:
     """Multiply by a weight taken as [n, in]."""
-    held: LayerOf | Quantized = held_by(weight)
     if isinstance(held, Quantized):
         place, stack = held.codes, held.map(lambda part: part.stack.reshape(part.stack.shape[0], n, -1))
     else:
         place, stack = held, held.stack.reshape(held.stack.shape[0], n, -1)
     return place.ops.linear(x_ti, stack, place.layer, num_rows=place.num_rows, **options)
+
+
+def _finish(out: Array, plus: Array | None, bias: nnx.Param[Array] | None, act: str | None) -> Array:
+    """Return act(out + plus + bias)."""
+    if plus is not None:
+        out = plus + out
+    if bias is not None:
+        out = out + bias[...][None]
+    return out if act is None else ACTIVATIONS[act](out)

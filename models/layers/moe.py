@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 
 from pallas_kernels.grouped_matmul import ACTIVATIONS as KERNEL_ACTIVATIONS
 from pallas_kernels.grouped_matmul import GroupedMatmul, Grouping, Groups, MatmulShape, group_rows
+from pallas_kernels.weights import WeightFormat
 from pallas_kernels.weights.held import Quantized
 
 from ..config import LayerSpec, ModelConfig, MoESpec
@@ -163,12 +164,11 @@ def _multiply_groups(
     matmul: GroupedMatmul, x_ri: Array, stack: Any, *, groups: Groups, layer: Array | int, **options: Any
 ) -> Array:
     """Multiply rows by the weights of their experts."""
-    values, scales = (stack.codes, stack.scales) if isinstance(stack, Quantized) else (stack, None)
-    num_layers, num_experts = values.shape[:2]
-    shape = (num_layers, num_experts, -1)
-    if scales is not None:
-        options["scales_leo"] = scales.reshape(shape)
-    return matmul(x_ri, values.reshape(*shape, values.shape[-1]), layer, groups, **options)
+
+    def flat(array: Array) -> Array:
+        return array.reshape(*array.shape[:2], -1, array.shape[-1])
+
+    return matmul(x_ri, stack.map(flat) if isinstance(stack, Quantized) else flat(stack), layer, groups, **options)
 
 
 class MoE(nnx.Module):
@@ -210,12 +210,14 @@ def fused_activation(spec: LayerSpec) -> str | None:
     return spec.hidden_act if is_fused else None
 
 
-def matmul_shapes(spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike, weight_dtype: DTypeLike) -> list[MatmulShape]:
-    """Return one device's grouped matmuls of a layer; none for a layer without experts."""
+def matmul_shapes(
+    spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike, formats: tuple[WeightFormat | None, WeightFormat | None]
+) -> list[MatmulShape]:
+    """Return one device's grouped matmuls of a layer, whose weights have these formats; none without experts."""
     if spec.moe is None:
         return []
     d, f, num_experts = cfg.hidden_size, spec.moe.intermediate_size // cfg.num_shards, spec.moe.num_experts
     return [
-        MatmulShape(num_experts, 2 * f, d, dtype, weight_dtype, dtype, fused_activation(spec)),
-        MatmulShape(num_experts, d, f, dtype, weight_dtype, jnp.dtype(jnp.float32)),
+        MatmulShape(num_experts, 2 * f, d, dtype, formats[0], dtype, fused_activation(spec)),
+        MatmulShape(num_experts, d, f, dtype, formats[1], jnp.dtype(jnp.float32)),
     ]

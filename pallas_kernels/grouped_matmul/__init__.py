@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+from pallas_kernels.weights.held import Quantized
+
 from .groups import Grouping, Groups, capacity, group_rows
 from .implementations import IMPLEMENTATIONS, Implementation
 from .shape import ACTIVATIONS, MatmulShape
@@ -60,11 +62,10 @@ class GroupedMatmul:
     def __call__(
         self,
         x_ri: Array,
-        w_leoi: Array,
+        weight: Array | Quantized,
         layer: Array | int,
         groups: Groups,
         *,
-        scales_leo: Array | None = None,
         activation: str | None = None,
         out_dtype: DTypeLike | None = None,
     ) -> Array:
@@ -72,10 +73,10 @@ class GroupedMatmul:
 
         Args:
           x_ri: rows in groups; rows of no group may hold anything.
-          w_leoi: the weights of all layers and experts [out, in], of x's dtype or int8.
+          weight: the weights of all layers and experts [l, e, out, in], of x's dtype or quantized. Quantized ones are
+            multiplied as if they had been widened to x's dtype; those with one scale for each output scale the sums.
           layer: index of the layer, may be traced.
           groups: each expert's rows, as `group_rows` places them for this op's `row_alignment`.
-          scales_leo: float32, the scale of each output of int8 weights; None for other weights.
           activation: one of `ACTIVATIONS`: the first half of the outputs are gates, and the result is their activation
             times the second half, [r, o / 2]. None returns all outputs.
           out_dtype: the result's dtype, x's if None.
@@ -87,39 +88,33 @@ class GroupedMatmul:
           ValueError: for arrays that do not fit each other, or that the implementation cannot multiply.
         """
         out_dtype = jnp.dtype(out_dtype or x_ri.dtype)
-        _check(x_ri, w_leoi, groups, scales_leo, activation)
-        _, num_experts, num_outputs, num_inputs = w_leoi.shape
-        shape = MatmulShape(num_experts, num_outputs, num_inputs, x_ri.dtype, w_leoi.dtype, out_dtype, activation)
+        _check(x_ri, weight, groups, activation)
+        _, num_experts, num_outputs, num_inputs = weight.shape
+        form = weight.format if isinstance(weight, Quantized) else None
+        shape = MatmulShape(num_experts, num_outputs, num_inputs, x_ri.dtype, form, out_dtype, activation)
         if reason := self._entry.refusal(shape):
             raise ValueError(f"grouped_matmul: {self.implementation!r} cannot run this: {reason}")
         return self._entry.load(self.architecture)(
             x_ri,
-            w_leoi,
+            weight,
             layer,
             groups,
-            scales_leo=scales_leo,
             activation=activation,
             out_dtype=out_dtype,
             interpret=self.interpret,
         )
 
 
-def _check(x_ri: Array, w_leoi: Array, groups: Groups, scales_leo: Array | None, activation: str | None) -> None:
-    if x_ri.ndim != 2 or w_leoi.ndim != 4 or w_leoi.shape[3] != x_ri.shape[1]:
+def _check(x_ri: Array, weight: Array | Quantized, groups: Groups, activation: str | None) -> None:
+    if x_ri.ndim != 2 or len(weight.shape) != 4 or weight.shape[3] != x_ri.shape[1]:
         raise ValueError(
-            f"grouped_matmul: x {x_ri.shape} and w {w_leoi.shape} are not [rows, in] and [layers, experts, out, in]"
+            f"grouped_matmul: x {x_ri.shape} and w {weight.shape} are not [rows, in] and [layers, experts, out, in]"
         )
-    num_layers, num_experts, num_outputs, _ = w_leoi.shape
+    _, num_experts, num_outputs, _ = weight.shape
     if {x.shape for x in groups} != {(num_experts,)}:
         raise ValueError(f"grouped_matmul: groups {[x.shape for x in groups]} are not of w's {num_experts} experts")
-    if w_leoi.dtype not in (x_ri.dtype, jnp.int8):
-        raise ValueError(f"grouped_matmul: w must be {x_ri.dtype}, as x is, or int8, not {w_leoi.dtype}")
-    if (w_leoi.dtype == jnp.int8) != (scales_leo is not None):
-        raise ValueError("grouped_matmul: int8 weights have scales_leo, and others have none")
-    if scales_leo is not None and scales_leo.shape != (num_layers, num_experts, num_outputs):
-        raise ValueError(
-            f"grouped_matmul: scales {scales_leo.shape} are not [layers, experts, out] of w {w_leoi.shape}"
-        )
+    if not isinstance(weight, Quantized) and weight.dtype != x_ri.dtype:
+        raise ValueError(f"grouped_matmul: w must be {x_ri.dtype}, as x is, or quantized, not {weight.dtype}")
     if activation is not None and (activation not in ACTIVATIONS or num_outputs % 2):
         raise ValueError(
             f"grouped_matmul: activation must be one of {', '.join(ACTIVATIONS)}, with an even number of outputs, "

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from pallas_kernels.weights import WeightFormat
+
 from .shape import MatmulShape
 
 
@@ -18,13 +20,13 @@ class Case(NamedTuple):
     intermediate_size: int
     activation: str | None = "silu"
 
-    def shapes(self, dtype: Any = jnp.bfloat16, weight_dtype: Any = None) -> tuple[MatmulShape, MatmulShape]:
-        """Return the shapes of both matmuls, gate-and-up and down; weights have `weight_dtype`, by default `dtype`."""
-        dtype, weight_dtype = jnp.dtype(dtype), jnp.dtype(dtype if weight_dtype is None else weight_dtype)
+    def shapes(self, dtype: Any = jnp.bfloat16, form: WeightFormat | None = None) -> tuple[MatmulShape, MatmulShape]:
+        """Return the shapes of both matmuls, gate-and-up and down."""
+        dtype = jnp.dtype(dtype)
         d, f = self.hidden_size, self.intermediate_size
         return (
-            MatmulShape(self.num_experts, 2 * f, d, dtype, weight_dtype, dtype, self.activation),
-            MatmulShape(self.num_experts, d, f, dtype, weight_dtype, dtype),
+            MatmulShape(self.num_experts, 2 * f, d, dtype, form, dtype, self.activation),
+            MatmulShape(self.num_experts, d, f, dtype, form, dtype),
         )
 
 

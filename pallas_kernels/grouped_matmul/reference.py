@@ -21,13 +21,10 @@ def reference_grouped_matmul(
     layer: int,
     groups: Groups,
     *,
-    scales_leo: np.ndarray | None = None,
     activation: str | None = None,
 ) -> np.ndarray:
-    """See `GroupedMatmul`; takes and returns numpy arrays, in float64. Rows of no group are 0."""
+    """See `GroupedMatmul`; takes weights as numbers, and returns float64. Rows of no group are 0."""
     w_eoi = np.asarray(w_leoi[layer], np.float64)
-    if scales_leo is not None:
-        w_eoi = w_eoi * np.asarray(scales_leo[layer], np.float64)[:, :, None]
     num_columns = w_eoi.shape[1] // 2 if activation else w_eoi.shape[1]
     out_ro = np.zeros((x_ri.shape[0], num_columns))
     for w_oi, start, count in zip(w_eoi, *map(np.asarray, groups), strict=True):

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from jax.typing import DTypeLike
 
+from pallas_kernels.weights import WeightFormat
+
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 """The activations that kernels can apply, by HF's names."""
 
@@ -19,10 +21,15 @@ class MatmulShape(NamedTuple):
     num_inputs: int
     dtype: DTypeLike
     """The dtype of x."""
-    weight_dtype: DTypeLike
-    """The dtype of the weights: that of x, or int8."""
+    format: WeightFormat | None
+    """How the weights are held; None for weights of x's dtype."""
     out_dtype: DTypeLike
     activation: str | None = None
+
+    @property
+    def weight_dtype(self) -> DTypeLike:
+        """Return the dtype of the weights, or of their codes."""
+        return self.dtype if self.format is None else self.format.code_dtype
 
     @property
     def num_columns(self) -> int:

@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
+from pallas_kernels.weights.held import Quantized
+
 from .groups import Groups
 
 MIN_TILE, MAX_TILE = 8, 64
@@ -30,11 +32,10 @@ DIMENSIONS = lax.RaggedDotDimensionNumbers(
 
 def xla_grouped_matmul(
     x_ri: Array,
-    w_leoi: Array,
+    weight: Array | Quantized,
     layer: Array | int,
     groups: Groups,
     *,
-    scales_leo: Array | None = None,
     activation: str | None = None,
     out_dtype: DTypeLike,
     interpret: bool = False,
@@ -42,23 +43,22 @@ def xla_grouped_matmul(
     """See `GroupedMatmul`; there is nothing to interpret."""
     del interpret
     options: dict[str, Any] = {"activation": activation, "out_dtype": out_dtype}
-    arguments = (x_ri, w_leoi, jnp.asarray(layer, jnp.int32), groups, scales_leo)
+    arguments = (x_ri, weight, jnp.asarray(layer, jnp.int32), groups)
     by_tiles, at_once = partial(_multiply_tiles, **options), partial(_multiply_at_once, **options)
     return lax.platform_dependent(*arguments, cpu=by_tiles, default=at_once)
 
 
 def _multiply_tiles(
     x_ri: Array,
-    w_leoi: Array,
+    weight: Array | Quantized,
     layer: Array,
     groups: Groups,
-    scales_leo: Array | None,
     *,
     activation: str | None,
     out_dtype: DTypeLike,
 ) -> Array:
     """Multiply one tile after the other, each of one expert's rows."""
-    num_rows, num_experts, num_columns = len(x_ri), w_leoi.shape[1], w_leoi.shape[2] // (2 if activation else 1)
+    num_rows, num_experts, num_columns = len(x_ri), weight.shape[1], weight.shape[2] // (2 if activation else 1)
     tile = _tile(num_rows, num_experts)
     ends_e = jnp.cumsum(-(-groups.counts_e // tile))
     firsts_e = groups.starts_e - (ends_e + groups.counts_e // -tile) * tile
@@ -69,8 +69,8 @@ def _multiply_tiles(
         expert = (ends_e <= i).sum()
         row = firsts_e[expert] + i * tile
         x_ti = lax.dynamic_slice_in_dim(x_ri, row, tile)
-        product_to = _dot(partial(jnp.einsum, "ti,oi->to"), x_ti, w_leoi[layer, expert])
-        scales_o = None if scales_leo is None else scales_leo[layer, expert]
+        w_oi, scales_o = _numbers(weight, lambda part: part[layer, expert])
+        product_to = _dot(partial(jnp.einsum, "ti,oi->to"), x_ti, w_oi)
         found_to = _finish(product_to, scales_o, activation, out_dtype)
         # Rows beyond the group's end are overwritten by the next group's tiles, or belong to none.
         return lax.dynamic_update_slice_in_dim(out_ro, found_to, row, 0)
@@ -88,10 +88,9 @@ def _tile(num_rows: int, num_experts: int) -> int:
 
 def _multiply_at_once(
     x_ri: Array,
-    w_leoi: Array,
+    weight: Array | Quantized,
     layer: Array,
     groups: Groups,
-    scales_leo: Array | None,
     *,
     activation: str | None,
     out_dtype: DTypeLike,
@@ -100,15 +99,24 @@ def _multiply_at_once(
     starts_e, num_rows = groups.starts_e, len(x_ri)
     sizes_e = jnp.diff(starts_e, append=num_rows)
     multiply = partial(lax.ragged_dot_general, group_sizes=sizes_e, ragged_dot_dimension_numbers=DIMENSIONS)
-    product_ro = _dot(multiply, x_ri, w_leoi[layer])
+    w_eoi, scales_eo = _numbers(weight, lambda part: part[layer])
+    product_ro = _dot(multiply, x_ri, w_eoi)
     scales_ro = None
-    if scales_leo is not None:
-        scales_ro = scales_leo[layer, (jnp.arange(num_rows)[:, None] >= starts_e).sum(axis=1) - 1]
+    if scales_eo is not None:
+        scales_ro = scales_eo[(jnp.arange(num_rows)[:, None] >= starts_e).sum(axis=1) - 1]
     return _finish(product_ro, scales_ro, activation, out_dtype)
 
 
+def _numbers(weight: Array | Quantized, take: Callable[[Array], Array]) -> tuple[Array, Array | None]:
+    """Return what is taken of the weights, widened, and the scales of sums if they are scaled."""
+    if not isinstance(weight, Quantized):
+        return take(weight), None
+    held = weight.map(take)
+    return held.numbers(), held.scales[..., 0] if held.format.group is None else None
+
+
 def _dot(multiply: Callable[..., Array], x: Array, w: Array) -> Array:
-    """Multiply in x's dtype, which holds int8 exactly, to float32."""
+    """Multiply in x's dtype, to which weights are rounded, to float32."""
     precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     return multiply(x, w.astype(x.dtype), precision=precision, preferred_element_type=jnp.float32)
 

@@ -18,7 +18,7 @@ from pallas_kernels.weights.held import Quantized
 from .implementations import IMPLEMENTATIONS, Implementation
 from .shape import LinearShape
 
-__all__ = ["ACTIVATIONS", "IMPLEMENTATIONS", "Linear", "LinearShape"]
+__all__ = ["ACTIVATIONS", "IMPLEMENTATIONS", "Linear", "LinearShape", "pick"]
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 """The activations that the op can apply, by HF's names."""
@@ -98,3 +98,13 @@ class Linear:
             bias_o=bias_o,
             interpret=self.interpret,
         )
+
+
+def pick(platform: str, *, architecture: str | None = None) -> tuple[Linear, str | None]:
+    """Return the op for a platform ("cpu", "tpu" or "gpu"), and why it is not the platform's own if it is not.
+
+    `architecture` is a GPU's compute capability, such as "9.0".
+    """
+    name = next((each for each, entry in IMPLEMENTATIONS.items() if entry.platform == platform), "xla")
+    reason = IMPLEMENTATIONS[name].device_refusal(architecture)
+    return Linear(name if reason is None else "xla"), reason

@@ -23,6 +23,8 @@ class Implementation(NamedTuple):
     """A function that says why it cannot run a matmul, or None if it can."""
     prepare: Callable[[LinearShape, Path | None], None] = lambda _shape, _folder: None
     """See `Linear.prepare`."""
+    device_refusal: Callable[[str | None], str | None] = lambda _: None
+    """A function that says why it cannot run on a device of its platform, by the architecture, or None if it can."""
 
 
 def _load_xla() -> Callable[..., Array]:
@@ -49,7 +51,39 @@ def _prepare_cpu(shape: LinearShape, folder: Path | None) -> None:
     cpu_prepare(shape, folder)
 
 
+def _load_tpu() -> Callable[..., Array]:
+    from .tpu import tpu_linear
+
+    return tpu_linear
+
+
+def _refuse_on_tpu(shape: LinearShape) -> str | None:
+    from .tpu.sizes import refusal
+
+    return refusal(shape)
+
+
+def _load_gpu() -> Callable[..., Array]:
+    from .gpu import gpu_linear
+
+    return gpu_linear
+
+
+def _refuse_on_gpu(shape: LinearShape) -> str | None:
+    from .gpu.sizes import refusal
+
+    return refusal(shape)
+
+
+def _refuse_gpu(architecture: str | None) -> str | None:
+    if architecture is not None and architecture.startswith("9."):
+        return None
+    return f"the kernel is for NVIDIA's Hopper (compute capability 9.0), and this GPU is {architecture or 'another'}"
+
+
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "xla": Implementation(_load_xla, None),
     "cpu": Implementation(_load_cpu, "cpu", _refuse_on_cpu, _prepare_cpu),
+    "tpu": Implementation(_load_tpu, "tpu", _refuse_on_tpu),
+    "gpu": Implementation(_load_gpu, "gpu", _refuse_on_gpu, device_refusal=_refuse_gpu),
 }

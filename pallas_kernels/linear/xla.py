@@ -50,6 +50,13 @@ def xla_linear(
             out_to = multiply(w_oi, preferred_element_type=out_dtype)
     else:
         out_to = multiply(one(weight), preferred_element_type=out_dtype)
+    return finish(out_to, activation, plus_to, bias_o, is_gated=is_gated)
+
+
+def finish(
+    out_to: Array, activation: str | None, plus_to: Array | None, bias_o: Array | None, *, is_gated: bool
+) -> Array:
+    """Return what `Linear` makes of a product."""
     if plus_to is not None:
         out_to = plus_to + out_to
     if bias_o is not None:

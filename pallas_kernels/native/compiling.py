@@ -123,7 +123,8 @@ def _digest(name: str, kernel: Kernel) -> str:
     """Return what a kernel's code is found by on disk."""
     facts = [name, llvmlite.__version__, str(processor.current()), str(num_cores())]
     written_in = [sys.modules[each.__module__].__file__ for each in type(kernel).__mro__ if each is not object]
+    folders = {Path(__file__).parent, *(Path(file).parent for file in written_in if file)}
     digest = hashlib.sha256("\n".join(facts).encode())
-    for path in [*sorted(Path(__file__).parent.glob("*.py")), *map(Path, filter(None, written_in))]:
+    for path in sorted(path for folder in folders for path in folder.glob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import processor
-from .emitter import BF16, F32, I8, I16, I32, LANES, Emitter, vector
+from .emitter import BF16, F32, I32, LANES, Emitter, vector
 
 PAIRS = vector(I32)
 X86_DOT = "llvm.x86.avx512bf16.dpbf16ps.512"
@@ -23,6 +23,12 @@ def add_products(e: Emitter, total: Any, x: Any, y: Any) -> Any:
     return total
 
 
+def narrow(e: Emitter, early: Any, late: Any) -> Any:
+    """Round two vectors of float32, of which the first comes first, by the instruction for it."""
+    found = e.call_named("llvm.x86.avx512bf16.cvtne2ps2bf16.512", late, early, result=vector(BF16, 2 * LANES))
+    return e.ir.bitcast(found, PAIRS)
+
+
 def _add_by_four(e: Emitter, total: Any, x: Any, y: Any) -> Any:
     """Add products as AArch64 does, in a register of four sums.
 
@@ -36,25 +42,6 @@ def _add_by_four(e: Emitter, total: Any, x: Any, y: Any) -> Any:
         count = 2 * parts[0].type.count
         parts = [e.shuffle(a, b, range(count)) for a, b in zip(parts[::2], parts[1::2], strict=True)]
     return parts[0]
-
-
-def load_int8(e: Emitter, base: Any, *index: Any) -> Any:
-    """Load integers, two for each pair."""
-    place = e.at(base, I8, *index)
-    own = processor.current()
-    if own.has_bfloat16_dot and own.is_x86:
-        late, early = (as_float(e, e.load_vector(place, I8, half * LANES)) for half in (1, 0))
-        found = e.call_named("llvm.x86.avx512bf16.cvtne2ps2bf16.512", late, early, result=vector(BF16, 2 * LANES))
-        return e.ir.bitcast(found, PAIRS)
-    both = e.ir.sext(e.load_vector(place, I16, 0), PAIRS)
-    first = e.ir.ashr(e.ir.shl(both, e.constant(24, both)), e.constant(24, both))
-    first, second = (e.ir.bitcast(as_float(e, half), PAIRS) for half in (first, e.ir.ashr(both, e.constant(8, both))))
-    return e.ir.or_(e.ir.lshr(first, e.constant(16, first)), second)  # the lower half of either is 0
-
-
-def as_float(e: Emitter, integers: Any) -> Any:
-    """Return integers of at most 32 bits as float32."""
-    return e.ir.sitofp(e.ir.sext(integers, PAIRS), vector(F32))
 
 
 def first(e: Emitter, pairs: Any) -> Any:

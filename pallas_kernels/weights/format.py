@@ -42,6 +42,9 @@ PLANES: Mapping[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1),
 """A code's bits, cut into those of each plane, the lowest first."""
 
 
+_EIGHT_BITS = {"integer": "int8", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+
+
 @dataclass(frozen=True)
 class WeightFormat:
     """How the numbers of a matrix [out, in] are held: number = value(code) * scale - min, in float32, rounded once.
@@ -138,12 +141,13 @@ class WeightFormat:
         return np.arange(2**self.bits, dtype=np.float32) - np.float32(self.offset)
 
 
+INT8 = WeightFormat(8, scale_dtype="float32")
+"""Integers of 8 bits with a scale for each output."""
+
+
 def num_bytes(count: int, dtype: DTypeLike) -> int:
     """Return the bytes that a device holds so many numbers in: two of 4 bits share one."""
     return -(-count // 2) if np.dtype(dtype).name in ("uint4", "int4") else count * np.dtype(dtype).itemsize
-
-
-_EIGHT_BITS = {"integer": "int8", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
 
 
 def _dtype(name: str) -> np.dtype:

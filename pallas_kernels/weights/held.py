@@ -71,11 +71,11 @@ class Quantized:
         values = self.values()
         if self.format.group is None:
             return values
-        scales, mins = self._scales_and_mins()
+        scales, mins = self.scales_and_mins()
         numbers = values.reshape(*scales.shape, -1) * scales[..., None]
         return (numbers if mins is None else numbers - mins[..., None]).reshape(values.shape)
 
-    def _scales_and_mins(self) -> tuple[Array, Array | None]:
+    def scales_and_mins(self) -> tuple[Array, Array | None]:
         """Return the float32 scale and min of each group, [*lead, out, groups]."""
         parts = {name: part.astype(jnp.float32) for name, part in self.parts.items() if name != "codes"}
         scales, mins = parts["scales"], parts.get("mins")

@@ -10,6 +10,8 @@ import numpy as np
 
 from pallas_kernels.grouped_matmul import Groups, capacity
 from pallas_kernels.grouped_matmul.reference import reference_grouped_matmul
+from pallas_kernels.weights import WeightFormat
+from pallas_kernels.weights.held import Quantized
 
 NUM_LAYERS, LAYER = 2, 1
 ALIGNMENT = 16
@@ -19,8 +21,7 @@ COUNTS = (0, 3, 0, 16, 17, 83, 1, 0)
 
 class Call(NamedTuple):
     x: jax.Array
-    w: jax.Array
-    scales: jax.Array | None
+    w: jax.Array | Quantized
     groups: Groups
 
     @property
@@ -30,7 +31,7 @@ class Call(NamedTuple):
         return np.concatenate([np.arange(start, start + count) for start, count in pairs])
 
 
-def make(counts: tuple[int, ...], num_in: int, num_out: int, dtype: Any, weight_dtype: Any = None) -> Call:
+def make(counts: tuple[int, ...], num_in: int, num_out: int, dtype: Any, form: WeightFormat | None = None) -> Call:
     """Make a call whose other rows, layers and experts are NaN."""
     rng = np.random.default_rng(0)
     counts_e = np.array(counts, np.int32)
@@ -39,15 +40,16 @@ def make(counts: tuple[int, ...], num_in: int, num_out: int, dtype: Any, weight_
     x = np.full((capacity(sum(counts), len(counts), ALIGNMENT), num_in), np.nan, np.float32)
     w = np.full((NUM_LAYERS, len(counts), num_out, num_in), np.nan, np.float32)
     w[LAYER, counts_e > 0] = rng.standard_normal((np.count_nonzero(counts_e), num_out, num_in)) / num_in**0.5
-    scales = None
-    if weight_dtype is not None:
-        w = np.clip(np.nan_to_num(40 * w, nan=127), -127, 127).astype(np.int8)
-        scales = jnp.asarray(rng.uniform(0.5, 1.5, w.shape[:3]) / 40, jnp.float32)
-    call = Call(jnp.asarray(x, dtype), jnp.asarray(w, weight_dtype or dtype), scales, groups)
+    weight: Any = jnp.asarray(w, dtype)
+    if form is not None:
+        codes = jnp.asarray(np.clip(np.nan_to_num(40 * w, nan=127), -127, 127), jnp.int8)
+        scales = jnp.asarray(rng.uniform(0.5, 1.5, (*w.shape[:3], 1)) / 40, jnp.float32)
+        weight = Quantized({"codes": codes, "scales": scales}, form)
+    call = Call(jnp.asarray(x, dtype), weight, groups)
     return call._replace(x=call.x.at[call.rows].set(jnp.asarray(rng.standard_normal((sum(counts), num_in)), dtype)))
 
 
 def reference(call: Call, activation: str | None) -> np.ndarray:
-    x, w = (np.asarray(array, np.float64) for array in (call.x, call.w))
-    scales = None if call.scales is None else np.asarray(call.scales)
-    return reference_grouped_matmul(x, w, LAYER, call.groups, scales_leo=scales, activation=activation)
+    numbers = call.w.codes.astype(jnp.float32) * call.w.scales if isinstance(call.w, Quantized) else call.w
+    x, w = (np.asarray(array, np.float64) for array in (call.x, numbers))
+    return reference_grouped_matmul(x, w, LAYER, call.groups, activation=activation)

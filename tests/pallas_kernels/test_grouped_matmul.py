@@ -11,6 +11,8 @@ import pytest
 from pallas_kernels.grouped_matmul import GroupedMatmul, Groups, MatmulShape, capacity, group_rows, pick
 from pallas_kernels.grouped_matmul.cases import CASES, Case
 from pallas_kernels.grouped_matmul.reference import reference_grouped_matmul
+from pallas_kernels.weights import INT8
+from pallas_kernels.weights.held import Quantized
 
 NUM_EXPERTS = 6
 LAYER = 1
@@ -28,8 +30,7 @@ class Work(NamedTuple):
     """The arguments of a call, and what it should give."""
 
     x: jax.Array
-    w: jax.Array
-    scales: jax.Array | None
+    w: jax.Array | Quantized
     groups: Groups
     live: np.ndarray
     """The rows that belong to a group."""
@@ -74,19 +75,20 @@ def make(
         some[LAYER] = rng.standard_normal(shape[1:]) * 0.25
         w = jnp.asarray(some, dtype)
     x = jnp.asarray(x, dtype)
-    arguments = (np.asarray(w, np.float64), LAYER, groups)
-    expected = reference_grouped_matmul(np.asarray(x), *arguments, scales_leo=scales, activation=activation)
+    numbers = np.asarray(w, np.float64) * (1 if scales is None else scales[..., None])
+    expected = reference_grouped_matmul(np.asarray(x), numbers, LAYER, groups, activation=activation)
     size = abs(np.asarray(w[LAYER], np.float64)) * (1 if scales is None else scales[LAYER][..., None])
     largest = np.nan_to_num(abs(np.asarray(x, np.float64))).sum(axis=1, keepdims=True) * size.max()
     bound = i * 2.0**-24 * largest * (1 + largest if activation else 1)
-    return Work(x, w, None if scales is None else jnp.asarray(scales), groups, live, expected, bound)
+    weight = w if scales is None else Quantized({"codes": w, "scales": jnp.asarray(scales)[..., None]}, INT8)
+    return Work(x, weight, groups, live, expected, bound)
 
 
 def run(op: GroupedMatmul, work: Work, out_dtype: Any = None, activation: str | None = None) -> np.ndarray:
     """Multiply, by a layer that is traced."""
 
     def multiply(work: Work, layer: jax.Array) -> jax.Array:
-        options: dict[str, Any] = {"scales_leo": work.scales, "activation": activation, "out_dtype": out_dtype}
+        options: dict[str, Any] = {"activation": activation, "out_dtype": out_dtype}
         return op(work.x, work.w, layer, work.groups, **options)
 
     options = {"xla_allow_excess_precision": False}
@@ -226,10 +228,7 @@ def test_capacity_holds_the_most_scattered_choices() -> None:
         ({"x": jnp.zeros((8, 5))}, r"\[rows, in\]"),
         ({"w": jnp.zeros((6, 48, 96))}, r"\[layers, experts, out, in\]"),
         ({"w": jnp.zeros((3, 5, 48, 96))}, "not of w's 5 experts"),
-        ({"w": jnp.zeros((3, 6, 48, 96), jnp.bfloat16)}, "w must be float32, as x is, or int8, not bfloat16"),
-        ({"w": jnp.zeros((3, 6, 48, 96), jnp.int8)}, "int8 weights have scales"),
-        ({"scales": jnp.zeros((3, 6, 48))}, "int8 weights have scales"),
-        ({"w": jnp.zeros((3, 6, 48, 96), jnp.int8), "scales": jnp.zeros((6, 48))}, r"scales \(6, 48\)"),
+        ({"w": jnp.zeros((3, 6, 48, 96), jnp.bfloat16)}, "w must be float32, as x is, or quantized, not bfloat16"),
     ],
 )
 def test_refuses_arrays_that_do_not_fit(change: dict[str, jax.Array], message: str) -> None:
@@ -277,6 +276,6 @@ def test_a_kernel_is_compiled_ahead() -> None:
 
 
 def test_cases_are_the_models_matmuls() -> None:
-    gate_up, down = CASES["qwen3-30b-a3b"].shapes(jnp.bfloat16, jnp.int8)
-    assert gate_up == MatmulShape(128, 1536, 2048, jnp.bfloat16, jnp.int8, jnp.bfloat16, "silu")
+    gate_up, down = CASES["qwen3-30b-a3b"].shapes(jnp.bfloat16, INT8)
+    assert gate_up == MatmulShape(128, 1536, 2048, jnp.bfloat16, INT8, jnp.bfloat16, "silu")
     assert (gate_up.num_columns, down.num_outputs, down.num_inputs) == (768, 2048, 768)

@@ -14,6 +14,7 @@ from pallas_kernels.grouped_matmul import MatmulShape, capacity, pick
 from pallas_kernels.grouped_matmul.cases import CASES
 from pallas_kernels.grouped_matmul.gpu import gpu_grouped_matmul
 from pallas_kernels.grouped_matmul.gpu.sizes import WORKERS, Sizes, choose_sizes
+from pallas_kernels.weights import INT8
 from tests.pallas_kernels.gpu import interpreted
 from tests.pallas_kernels.grouped_calls import COUNTS, LAYER, Call, make, reference
 
@@ -87,10 +88,10 @@ def test_real_models_run_and_keep_all_processors_busy(case: str) -> None:
 
 
 def test_what_does_not_run() -> None:
-    shape = MatmulShape(8, 256, 128, jnp.bfloat16, jnp.bfloat16, jnp.bfloat16)
+    shape = MatmulShape(8, 256, 128, jnp.bfloat16, None, jnp.bfloat16)
     for refused, architecture, reason in [
         (shape, "8.0", "Hopper"),
-        (shape._replace(weight_dtype=jnp.int8), "9.0", "bfloat16"),
+        (shape._replace(format=INT8), "9.0", "bfloat16"),
         (shape._replace(num_inputs=96), "9.0", "64"),
     ]:
         op, said = pick([refused], "gpu", architecture=architecture)

@@ -16,6 +16,7 @@ from pallas_kernels.grouped_matmul import GroupedMatmul, MatmulShape, capacity, 
 from pallas_kernels.grouped_matmul.cases import CASES
 from pallas_kernels.grouped_matmul.tpu import tpu_grouped_matmul
 from pallas_kernels.grouped_matmul.tpu.sizes import VMEM_LIMIT, Sizes, choose_sizes, round_up
+from pallas_kernels.weights import INT8, WeightFormat
 from tests.pallas_kernels.grouped_calls import COUNTS, LAYER, Call, make, reference
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation")]
@@ -34,7 +35,7 @@ def interpreter() -> Iterator[None]:
 def compiled(sizes: Sizes | None, activation: str | None) -> Any:
     def function(call: Call, layer: jax.Array) -> jax.Array:
         options: dict[str, Any] = {"activation": activation, "out_dtype": call.x.dtype, "sizes": sizes}
-        return tpu_grouped_matmul(call.x, call.w, layer, call.groups, scales_leo=call.scales, **options)
+        return tpu_grouped_matmul(call.x, call.w, layer, call.groups, **options)
 
     # Most of the time goes into compiling the interpreter's program.
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
@@ -62,7 +63,7 @@ def test_matches_reference(num_in: int, num_out: int, activation: str | None, si
     np.testing.assert_allclose(got[call.rows], expected[call.rows], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("weight_dtype", [None, jnp.int8])
+@pytest.mark.parametrize("form", [None, INT8])
 @pytest.mark.parametrize(
     ("num_in", "num_out", "activation", "sizes"),
     [
@@ -71,9 +72,9 @@ def test_matches_reference(num_in: int, num_out: int, activation: str | None, si
     ],
 )
 def test_bfloat16_is_rounded_once(
-    weight_dtype: Any, num_in: int, num_out: int, activation: str | None, sizes: Sizes
+    form: WeightFormat | None, num_in: int, num_out: int, activation: str | None, sizes: Sizes
 ) -> None:
-    call = make(COUNTS, num_in, num_out, jnp.bfloat16, weight_dtype)
+    call = make(COUNTS, num_in, num_out, jnp.bfloat16, form)
     expected, got = reference(call, activation), run(call, sizes, activation)
     np.testing.assert_allclose(got[call.rows], expected[call.rows], rtol=2**-8, atol=1e-5)
 
@@ -102,46 +103,46 @@ def test_a_group_alone_is_bitwise_the_same() -> None:
 
 def test_weights_that_would_be_copied_are_refused() -> None:
     """XLA lays them out with their outputs in the lanes, of which a tile takes whole ones, or all."""
-    assert pick([MatmulShape(8, 5800, 1440, jnp.bfloat16, jnp.bfloat16, jnp.bfloat16)], "tpu") == (
+    assert pick([MatmulShape(8, 5800, 1440, jnp.bfloat16, None, jnp.bfloat16)], "tpu") == (
         GroupedMatmul("xla"),
         "the result must have a multiple of 128 columns, since weights with 1440 inputs lie transposed, not 5800",
     )
 
 
 @pytest.mark.parametrize("num_devices", [2, 4, 8])
-@pytest.mark.parametrize("weight_dtype", [jnp.bfloat16, jnp.int8])
-def test_a_share_of_narrow_experts_is_a_tile(num_devices: int, weight_dtype: Any) -> None:
+@pytest.mark.parametrize("form", [None, INT8])
+def test_a_share_of_narrow_experts_is_a_tile(num_devices: int, form: WeightFormat | None) -> None:
     """gpt-oss' 2880 columns are no multiple of 128, and its experts' width on several devices lets them lie transposed.
 
     Two tiles, the rows of a span and what they become fit into VMEM.
     """
-    shape = MatmulShape(32, 2880, 2880 // num_devices, jnp.bfloat16, weight_dtype, jnp.float32)
+    shape = MatmulShape(32, 2880, 2880 // num_devices, jnp.bfloat16, form, jnp.float32)
     assert pick([shape], "tpu") == (GroupedMatmul("tpu"), None)
-    sizes = choose_sizes(8672, shape.num_inputs, 2880, 1, jnp.bfloat16, weight_dtype)
+    sizes = choose_sizes(8672, shape.num_inputs, 2880, 1, jnp.bfloat16, shape.weight_dtype)
     assert (sizes.is_transposed, sizes.columns, sizes.num_tiles) == (True, 2880, 1)
     depth, width = round_up(shape.num_inputs, 32), round_up(2880, 128)
-    weights = sizes.num_buffers * depth * width * jnp.dtype(weight_dtype).itemsize
+    weights = sizes.num_buffers * depth * width * jnp.dtype(shape.weight_dtype).itemsize
     assert weights + 2 * sizes.span * (2 * round_up(depth, 128) + 4 * width) < VMEM_LIMIT
 
 
 def test_dtypes_may_be_names() -> None:
-    shape = MatmulShape(8, 256, 256, "bfloat16", "int8", "bfloat16")
+    shape = MatmulShape(8, 256, 256, "bfloat16", INT8, "bfloat16")
     assert pick([shape], "tpu") == (GroupedMatmul("tpu"), None)
 
 
 @pytest.mark.parametrize("case", sorted(CASES.keys() - {"tiny"}))
-@pytest.mark.parametrize("weight_dtype", [jnp.bfloat16, jnp.int8])
+@pytest.mark.parametrize("form", [None, INT8])
 @pytest.mark.parametrize("tokens", [1, 64, 2048])
-def test_sizes_of_real_models_fit(case: str, weight_dtype: Any, tokens: int) -> None:
-    shapes = CASES[case].shapes(weight_dtype=weight_dtype)
+def test_sizes_of_real_models_fit(case: str, form: WeightFormat | None, tokens: int) -> None:
+    shapes = CASES[case].shapes(form=form)
     op, reason = pick(shapes, "tpu")
     assert (op.implementation, reason) == ("tpu", None)
     num_choices = tokens * CASES[case].num_choices
     rows = capacity(num_choices, shapes[0].num_experts, op.row_alignment)
     for shape in shapes:
         parts = shape.num_outputs // shape.num_columns
-        sizes = choose_sizes(rows, shape.num_inputs, shape.num_columns, parts, shape.dtype, weight_dtype)
+        sizes = choose_sizes(rows, shape.num_inputs, shape.num_columns, parts, shape.dtype, shape.weight_dtype)
         depth = round_up(shape.num_inputs, 128)
-        weights = sizes.num_buffers * parts * sizes.columns * depth * jnp.dtype(weight_dtype).itemsize
+        weights = sizes.num_buffers * parts * sizes.columns * depth * jnp.dtype(shape.weight_dtype).itemsize
         assert weights + 2 * 2 * sizes.span * (depth + sizes.columns) < VMEM_LIMIT
         assert sizes.padded_columns >= shape.num_columns

@@ -16,13 +16,12 @@ from jaxllm.models.layers import ACTIVATIONS
 from pallas_kernels.linear.cpu import Kind, can_multiply, cpu_linear
 from pallas_kernels.linear.cpu.kernel import Kernel
 from pallas_kernels.native import compiling, objects, processor
-from pallas_kernels.weights import WeightFormat
+from pallas_kernels.weights import INT8
 from pallas_kernels.weights.held import Quantized
 from tests.utils.ownership import give_away
 
 DTYPES = [(jnp.bfloat16, jnp.bfloat16), (jnp.bfloat16, jnp.float32), (jnp.float32, jnp.float32)]
-INT8 = WeightFormat(8, scale_dtype="float32")
-FLOAT32 = Kind(jnp.float32, jnp.float32, jnp.float32)
+FLOAT32 = Kind(jnp.float32, None, jnp.float32)
 
 
 def make(t: int, n: int, k: int, dtype: Any, seed: int = 0) -> tuple[jax.Array, jax.Array]:
@@ -189,7 +188,7 @@ def test_int8_rows_do_not_depend_on_the_others(dtype: Any, k: int) -> None:
 def test_avx512_without_instructions_for_bfloat16(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     own = dataclasses.replace(processor.host(), has_bfloat16_dot=False)
     monkeypatch.setattr(processor, "current", lambda: own)
-    name = compiling.register("linear_without", Kernel(Kind(jnp.bfloat16, jnp.bfloat16, jnp.float32)), None)
+    name = compiling.register("linear_without", Kernel(Kind(jnp.bfloat16, None, jnp.float32)), None)
     x, w = make(17, 40, k, jnp.bfloat16)
     call = jax.ffi.ffi_call(name, jax.ShapeDtypeStruct((17, 40), jnp.float32))
     got = jax.jit(call)(x, w[None], jnp.int32(0), jnp.int32(17), jnp.zeros((0, 40)), jnp.zeros(0))

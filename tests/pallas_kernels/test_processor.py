@@ -98,7 +98,7 @@ def test_code_for_aarch64_has_its_own_instructions(monkeypatch: pytest.MonkeyPat
     def build(features: dict[str, bool]) -> tuple[str, bytes]:
         own = aarch64("aarch64-linux-gnu", "", features)
         monkeypatch.setattr(processor, "current", lambda: own)
-        module = Linear(Kind("bfloat16", "bfloat16", "bfloat16")).build("linear")
+        module = Linear(Kind("bfloat16", None, "bfloat16")).build("linear")
         return str(module), compiling.compile_for(own, module)
 
     text, code = build({"bf16": True})

@@ -16,15 +16,11 @@ from jaxllm.execution.hardware import real_memory_limit
 from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.kv_pool import KVLayout, PoolRequest, count_blocks, most_tokens
 from jaxllm.execution.mesh import param_bytes
-from jaxllm.execution.options import layer_loop
 from jaxllm.execution.step_config import StepConfig
-from jaxllm.models.loop import LayerLoop
 from jaxllm.models.model import Model
-from jaxllm.models.ops import Ops
 from jaxllm.models.params import ParamSpec
 from jaxllm.pooling_params import TOKEN_TASKS
 from jaxllm.sampling.processors import traced
-from pallas_kernels.linear import Linear
 
 if TYPE_CHECKING:
     from jaxllm.config.engine_config import EngineConfig
@@ -56,19 +52,6 @@ def memory_limit(config: EngineConfig) -> int | None:
     device = config.mesh.devices[0]
     reported = (device.memory_stats() or {}).get("bytes_limit")
     return real_memory_limit(device.device_kind, reported, config.gpu_memory_utilization)
-
-
-def make_model(config: EngineConfig) -> Model:
-    """Return the model that an engine runs."""
-    loop = layer_loop(config.platform, config.kv_groups, config.mesh.size)
-    linear = Linear("cpu" if loop is LayerLoop.IN_PLACE else "xla")
-    return Model(
-        config.model_config,
-        config.dtype,
-        loop,
-        quantization=config.quantization,
-        ops=Ops(linear, config.grouped_matmul, config.mesh),
-    )
 
 
 def step_config(config: EngineConfig, host: HostProcessors | None = None) -> StepConfig:

@@ -21,7 +21,8 @@ from jaxllm.constraints.compiler import GrammarCompiler, make_grammar_compiler
 from jaxllm.constraints.token_masks import TokenMasks
 from jaxllm.engine.core.engine_core import EngineCore
 from jaxllm.engine.core.engine_tokenizer import load_engine_tokenizer
-from jaxllm.engine.core.kv_cache_size import make_model, measure_memory, memory_limit, size_pool, step_config
+from jaxllm.engine.core.kv_cache_size import measure_memory, memory_limit, size_pool, step_config
+from jaxllm.engine.core.model import make_model
 from jaxllm.engine.core.profiler import StepProfiler
 from jaxllm.execution.compiler import ProgramKey, StepCompiler
 from jaxllm.execution.host_processors import HostProcessors

@@ -80,6 +80,10 @@ class NF4Layout(Layout):
         return state.shape
 
     @override
+    def held_as(self, num_inputs: int, infos: Infos) -> WeightFormat | None:
+        return None if num_inputs % BLOCK else super().held_as(num_inputs, infos)
+
+    @override
     def part(self, name: str, stored: Stored) -> np.ndarray:
         num_rows, num_inputs = _read_state(stored).shape
         if name == "scales":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -13,8 +13,9 @@ import numpy as np
 from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype, stated_dtype
 from jaxllm.loading.json_file import model_error
 from jaxllm.loading.names import FLOAT_DTYPES
+from jaxllm.loading.quantized.matrix import Matrix, StoredTensors
 from jaxllm.loading.quantized.methods import read_scheme
-from jaxllm.loading.quantized.scheme import Layout, Scheme, for_rows
+from jaxllm.loading.quantized.scheme import Layout, Scheme
 from pallas_kernels.weights import WeightFormat, dequantize
 
 if TYPE_CHECKING:
@@ -26,42 +27,6 @@ CHUNK_NUMBERS = 1 << 20
 """How many numbers are widened at once, so that temporaries stay small."""
 CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".prob_output_scale", ".k_zero_point", ".v_zero_point")
 INPUT_SCALES = (".input_scale", ".activation_scale", ".input_global_scale", ".input_zero_point", ".output_scale")
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """One quantized matrix of a checkpoint."""
-
-    module: str
-    layout: Layout
-    info: TensorInfo
-    form: WeightFormat | None
-    """What it can be held as; None if it can only be widened."""
-    ends: tuple[str, ...]
-    """What the names of its tensors end in."""
-
-    @property
-    def stored(self) -> list[str]:
-        """Return the names of its tensors."""
-        return [self.module + end for end in self.ends]
-
-
-class _Stored(Mapping[str, np.ndarray]):
-    """A module's tensors by what their names end in, read when asked for; of a stack one expert's."""
-
-    def __init__(self, inner: Checkpoint, module: str, ends: tuple[str, ...], index: int | None = None) -> None:
-        self._inner, self._module, self._ends, self._index = inner, module, ends, index
-
-    def __getitem__(self, end: str) -> np.ndarray:
-        if end not in self._ends:
-            raise KeyError(end)
-        return self._inner.read(self._module + end, self._index)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._ends)
-
-    def __len__(self) -> int:
-        return len(self._ends)
 
 
 class QuantizedCheckpoint(Checkpoint):
@@ -96,9 +61,10 @@ class QuantizedCheckpoint(Checkpoint):
         numbers = self._widened(matrix, index)
         return numbers if index is None or matrix.layout.is_stacked else numbers[index]
 
-    def format_of(self, name: str) -> WeightFormat | None:
+    def format_of(self, name: str, num_inputs: int = 0) -> WeightFormat | None:
         if not self._inner.tensors:
-            return self._scheme.format_of(name)
+            form = self._scheme.format_of(name)
+            return None if form is None else for_rows(form, num_inputs)
         matrix = self._matrices.get(name)
         return None if matrix is None else matrix.form
 
@@ -111,7 +77,10 @@ class QuantizedCheckpoint(Checkpoint):
 
     def input_order(self, name: str) -> np.ndarray | None:
         matrix = self._matrices.get(name)
-        return None if matrix is None else self._order(matrix)
+        if matrix is None:
+            return None
+        with self._named(matrix):
+            return matrix.layout.order(self._stored(matrix))
 
     def release(self, name: str) -> None:
         matrix = self._matrices.get(name)
@@ -144,42 +113,43 @@ class QuantizedCheckpoint(Checkpoint):
         ends = tuple(end for end in (*layout.needed, *layout.optional) if module + end in tensors)
         infos = {end: tensors[module + end] for end in ends}
         try:
-            shape = layout.shape(infos, _Stored(self._inner, module, ends))
+            shape = layout.shape(infos, StoredTensors(self._inner, module, ends))
             num_inputs = shape[-2] if layout.is_stacked else shape[-1]
-            form = for_rows(layout.form, num_inputs, layout.scales(infos))
+            form = layout.held_as(num_inputs, infos)
         except ValueError as error:
             raise model_error(f"{module}{error}", self.source) from error
         num_bytes = sum(info.num_bytes for info in infos.values())
         return Matrix(module, layout, TensorInfo(shape, layout.dtype, num_bytes), form, ends)
 
-    def _stored(self, matrix: Matrix, index: int | None = None) -> _Stored:
-        return _Stored(self._inner, matrix.module, matrix.ends, index if matrix.layout.is_stacked else None)
+    def _stored(self, matrix: Matrix, index: int | None = None) -> StoredTensors:
+        return StoredTensors(self._inner, matrix.module, matrix.ends, index if matrix.layout.is_stacked else None)
 
     def _part(self, matrix: Matrix, part: str, index: int | None = None) -> np.ndarray:
-        try:
+        with self._named(matrix):
             return matrix.layout.part(part, self._stored(matrix, index))
-        except ValueError as error:
-            raise model_error(f"{matrix.module}{error}", self.source) from error
-
-    def _order(self, matrix: Matrix) -> np.ndarray | None:
-        try:
-            return matrix.layout.order(self._stored(matrix))
-        except ValueError as error:
-            raise model_error(f"{matrix.module}{error}", self.source) from error
 
     def _widened(self, matrix: Matrix, index: int | None) -> np.ndarray:
-        layout = matrix.layout
-        numbers = layout.widened(self._stored(matrix, index))
-        if numbers is not None:
+        layout, stored = matrix.layout, self._stored(matrix, index)
+        with self._named(matrix):
+            numbers = layout.widened(stored)
+            if numbers is not None:
+                return numbers
+            numbers = widen({part: layout.part(part, stored) for part in layout.form.parts}, layout.form)
+            order = layout.order(stored)
+        if order is None:
             return numbers
-        parts = {part: self._part(matrix, part, index) for part in layout.form.parts}
-        numbers = widen(parts, layout.form)
-        order = self._order(matrix)
-        if order is not None:
-            restored = np.empty_like(numbers)
-            restored[..., order] = numbers
-            return restored
-        return numbers
+        restored = np.empty_like(numbers)
+        restored[..., order] = numbers
+        return restored
+
+    @contextmanager
+    def _named(self, matrix: Matrix) -> Iterator[None]:
+        """Name the matrix in errors; scales may be anything."""
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                yield
+        except ValueError as error:
+            raise model_error(f"{matrix.module}{error}", self.source) from error
 
     def _log(self, unused: set[str]) -> None:
         if self._matrices:
@@ -214,8 +184,7 @@ def widen(parts: Mapping[str, np.ndarray], form: WeightFormat) -> np.ndarray:
         rows["codes"] = (
             np.pad(rows["codes"], ((0, 0), (0, whole - num_inputs))) if whole > num_inputs else rows["codes"]
         )
-        with np.errstate(over="ignore", invalid="ignore"):  # scales may be anything
-            out[start : start + step] = dequantize(rows, form)[:, :num_inputs]
+        out[start : start + step] = dequantize(rows, form)[:, :num_inputs]
     return out
 
 

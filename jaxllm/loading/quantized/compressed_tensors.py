@@ -10,7 +10,7 @@ from typing import Any
 from jaxllm.loading.quantized.bytes8 import ByteLayout
 from jaxllm.loading.quantized.fields import read_bool, read_choice, read_int, read_names, read_object, refuse
 from jaxllm.loading.quantized.float4 import MXFP4, NVFP4, Float4Layout
-from jaxllm.loading.quantized.fp8 import WHOLE, blocks_of
+from jaxllm.loading.quantized.fp8 import ROUNDED_INPUTS, WHOLE, blocks_of
 from jaxllm.loading.quantized.packed import PackedLayout
 from jaxllm.loading.quantized.patterns import compiled
 from jaxllm.loading.quantized.scheme import Layout, Scheme
@@ -26,6 +26,7 @@ FORMATS = (
     "mxfp8-quantized",
 )
 BITS = (2, 3, 4, 5, 6, 8)
+ORDERS = ("", "weight", "static", "group", "dynamic")
 _BYTES = FORMATS[1:4]
 _LINEAR = ("Linear", "LinearBase")
 
@@ -51,12 +52,11 @@ def read(config: Mapping[str, Any], dtype: str) -> Scheme:
     sparsity = read_object(config, "sparsity_config")
     read_choice(sparsity, "format", ("dense",), "dense")
     ignored = _targets(config, "ignore")
-    groups = [
-        (_targets(group, "targets"), _layout(group, config, dtype))
-        for group in (read_object(config["config_groups"], name) for name in read_object(config, "config_groups"))
-    ]
-    if not groups:
+    named = read_object(config, "config_groups")
+    given = [read_object(named, name) for name in named]
+    if not given:
         raise ValueError("quantization_config: config_groups is missing")
+    groups = [(_targets(group, "targets"), _layout(group, config, dtype)) for group in given]
 
     def layout_of(module: str) -> Layout | None:
         if ignored.rank(module):
@@ -64,13 +64,19 @@ def read(config: Mapping[str, Any], dtype: str) -> Scheme:
         rank, layout = max(((targets.rank(module), layout) for targets, layout in groups), key=lambda pair: pair[0])
         return layout if rank else None
 
-    kinds = {str(group.get("format") or config.get("format")) for group in config["config_groups"].values()}
-    inputs = [
-        group["input_activations"] for group in config["config_groups"].values() if group.get("input_activations")
-    ]
-    notes = ("the method rounds the inputs of matmuls too; here they keep the model's dtype",) if inputs else ()
-    has_head = layout_of("lm_head") is not None
-    return Scheme(f"compressed-tensors ({', '.join(sorted(kinds))})", layout_of, notes, has_head=has_head)
+    kinds = sorted({_kind(group, config) for group in given if group.get("weights")})
+    rounds_inputs = any(group.get("input_activations") for group in given)
+    return Scheme(
+        f"compressed-tensors ({', '.join(kinds)})",
+        layout_of,
+        (ROUNDED_INPUTS,) if rounds_inputs else (),
+        has_head=layout_of("lm_head") is not None,
+    )
+
+
+def _kind(group: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """Return the format of a group, which may be that of all."""
+    return read_choice(group if group.get("format") is not None else config, "format", FORMATS, "")
 
 
 def _targets(config: Mapping[str, Any], key: str) -> _Targets:
@@ -90,8 +96,7 @@ def _layout(group: Mapping[str, Any], config: Mapping[str, Any], dtype: str) -> 
         return None
     refuse(group, "output_activations", "use a checkpoint that leaves the outputs of matmuls as they are")
     refuse(weights, "dynamic", "use a checkpoint whose weights are rounded already")
-    source = group if group.get("format") is not None else config
-    kind = read_choice(source, "format", FORMATS, "")
+    kind = _kind(group, config)
     return _READERS[kind](kind, weights, dtype)
 
 
@@ -99,7 +104,9 @@ def _packed(kind: str, weights: Mapping[str, Any], dtype: str) -> Layout:
     del kind
     _check_type(weights, "int")
     bits, group, is_even = read_choice(weights, "num_bits", BITS, 8), _group(weights), _is_symmetric(weights)
-    is_ordered = weights.get("actorder") in ("group", "dynamic")
+    order = weights.get("actorder")
+    order = ("group" if order else None) if isinstance(order, bool) else order
+    is_ordered = read_choice({"actorder": order}, "actorder", ORDERS, "") in ("group", "dynamic")
     if bits == 8 and group == 0 and is_even:
         return PackedLayout(WeightFormat(8, None, scale_dtype="float32"))
     offset = 1 << (bits - 1) if is_even and bits < 8 else 0

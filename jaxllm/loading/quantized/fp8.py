@@ -12,7 +12,7 @@ from jaxllm.loading.quantized.scheme import Scheme
 from jaxllm.params.checks import shown
 from pallas_kernels.weights import WeightFormat
 
-ROUNDED_INPUTS = "the method rounds the inputs of matmuls to FP8 too; here they keep the model's dtype"
+ROUNDED_INPUTS = "the method rounds the inputs of matmuls too; here they keep the model's dtype"
 MAX_BLOCK = 4096
 WHOLE = WeightFormat(8, None, values="e4m3", scale_dtype="float32")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, override
 
 import numpy as np
@@ -25,25 +24,15 @@ FORMATS = ("gptq", "gptq_v2")
 def read(config: Mapping[str, Any], dtype: str) -> Scheme:
     """Read a quantization_config of GPTQ."""
     default = _layout(config, dtype)
-    rules = _read_dynamic(config)
+    rules = _read_dynamic(config, dtype)
     blocks = _read_blocks(config)
     has_head = read_bool(config, "lm_head", False)
-
-    @cache
-    def changed(rule: int) -> GPTQLayout:
-        return _layout({**config, **(rules[rule][1] or {})}, dtype)
 
     def layout_of(module: str) -> GPTQLayout | None:
         if blocks and not module.endswith(blocks):
             return None
-        for place, (pattern, change) in enumerate(rules):
-            if pattern.match(module):
-                return None if change is None else changed(place)
-        return default
+        return next((layout for pattern, layout in rules if pattern.match(module)), default)
 
-    for place, (_, change) in enumerate(rules):
-        if change is not None:
-            changed(place)
     group = default.form.group or "rows"
     return Scheme(f"GPTQ of {default.form.bits} bits in groups of {group}", layout_of, has_head=has_head)
 
@@ -63,14 +52,15 @@ def _layout(config: Mapping[str, Any], dtype: str) -> GPTQLayout:
     return GPTQLayout(form, is_v1=kind == "gptq", is_ordered=read_bool(config, "desc_act", False))
 
 
-def _read_dynamic(config: Mapping[str, Any]) -> list[tuple[re.Pattern[str], Mapping[str, Any] | None]]:
-    """Return the rules for modules of a name: what differs there, or None for one that is not quantized."""
+def _read_dynamic(config: Mapping[str, Any], dtype: str) -> list[tuple[re.Pattern[str], GPTQLayout | None]]:
+    """Return the rules for modules of a name: how they are held, or None for those that are not quantized."""
     rules = []
     for pattern, change in read_object(config, "dynamic").items():
         if not isinstance(change, Mapping):
             raise ValueError(f"quantization_config: dynamic has {shown(change)} for {shown(pattern)}")
         text = pattern[2:] if pattern.startswith(("+:", "-:")) else pattern
-        rules.append((compiled(text, "dynamic"), None if pattern.startswith("-:") else change))
+        layout = None if pattern.startswith("-:") else _layout({**config, **change}, dtype)
+        rules.append((compiled(text, "dynamic"), layout))
     return rules
 
 

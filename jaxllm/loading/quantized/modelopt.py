@@ -44,8 +44,7 @@ def read(config: Mapping[str, Any], dtype: str) -> Scheme:
             return None
         return layers.get(module) if algorithm == MIXED else LAYOUTS[algorithm]
 
-    note = "the method rounds the inputs of matmuls too; here they keep the model's dtype"
-    notes = () if algorithm == "w4a16_nvfp4" else (ROUNDED_INPUTS if algorithm.startswith("fp8") else note,)
+    notes = () if algorithm == "w4a16_nvfp4" else (ROUNDED_INPUTS,)
     return Scheme(f"ModelOpt's {algorithm.upper()}", layout_of, notes, has_head=layout_of("lm_head") is not None)
 
 

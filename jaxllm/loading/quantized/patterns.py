@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from functools import cached_property
 
 _PLAIN = frozenset(("gate", "router", "shared_expert_gate", "wte", "wpe", "lm_head"))
-_BOUNDARY = r"(?:(?<=\.)|(?=\.|$))"
+_UP_TO_A_DOT = r"(?:{})(?:(?<=\.)|(?=\.|$))"
 
 
-def compiled(pattern: str, key: str) -> re.Pattern[str]:
-    """Compile a regular expression of a config; one that is none is a ValueError that names its key."""
+def compiled(pattern: str, key: str, around: str = "{}") -> re.Pattern[str]:
+    """Compile a regular expression of a config, put into another. Raises ValueError, naming its key, if it is none."""
     try:
-        return re.compile(pattern)
+        return re.compile(around.format(pattern))
     except (re.error, RecursionError, OverflowError) as error:
         message = f"quantization_config: {key} has {pattern[:100]!r}, which is no regular expression: {error}"
         raise ValueError(message) from None
@@ -40,7 +40,7 @@ class SkipList:
     @cached_property
     def _patterns(self) -> list[re.Pattern[str]]:
         others = [entry for entry in self._ends if not re.fullmatch(r"[\w.\-]*", entry)]
-        return [compiled(f"(?:{entry}){_BOUNDARY}", self._key) for entry in others]
+        return [compiled(entry, self._key, _UP_TO_A_DOT) for entry in others]
 
     def check(self) -> None:
         """Raise ValueError if an entry is no regular expression."""

@@ -61,6 +61,23 @@ class Layout(ABC):
         del infos
         return None
 
+    def held_as(self, num_inputs: int, infos: Infos) -> WeightFormat | None:
+        """Return the format of rows of `num_inputs`, whose last group is a whole one; None if it can only be widened.
+
+        It has the dtype that scales are stored in.
+        """
+        form = self.form
+        group = None if form.group is None else min(form.group or num_inputs, num_inputs)
+        if group is not None and num_inputs % group:
+            return None
+        scales = None if group is None else self.scales(infos)
+        return replace(
+            form,
+            group=group,
+            factor_group=num_inputs if form.factor_group == 0 else form.factor_group,
+            scale_dtype=form.scale_dtype if scales is None else _SCALE_DTYPES[scales.dtype],
+        )
+
     def order(self, stored: Stored) -> np.ndarray | None:
         """Return the order of the inputs in which the parts have their columns; None if it is HF's."""
         del stored
@@ -102,24 +119,10 @@ class Scheme:
         return layout.form if layout is not None and name == module + layout.target else None
 
 
-def for_rows(form: WeightFormat, num_inputs: int, scales: TensorInfo | None = None) -> WeightFormat | None:
-    """Return the format of rows of `num_inputs`, with the dtype that scales are stored in.
-
-    None if the last group of a row would be a partial one, which no kernel has.
-    """
-    group, factor_group = form.group, form.factor_group
-    if group is not None and (group == 0 or group > num_inputs):
-        group = num_inputs
-    if factor_group == 0:
-        factor_group = num_inputs
-    if group is not None and num_inputs % group:
-        return None
-    dtype = form.scale_dtype if scales is None or group is None else _SCALE_DTYPES[scales.dtype]
-    return replace(form, group=group, factor_group=factor_group, scale_dtype=dtype)
-
-
 def expect(infos: Infos, end: str, shape: tuple[int, ...] | None, *dtypes: str) -> tuple[int, ...]:
     """Return a tensor's shape; raise ValueError if it is not `shape`, or its dtype none of `dtypes`."""
+    if end not in infos:
+        raise ValueError(f" is quantized, but there is no {end}")
     info = infos[end]
     if shape is not None and tuple(info.shape) != shape:
         raise ValueError(f"{end} has shape {list(info.shape)}, expected {list(shape)}")

@@ -43,7 +43,7 @@ def order_by_group(groups: np.ndarray, num_groups: int, size: int) -> np.ndarray
     """
     counts = np.bincount(np.clip(groups, 0, num_groups), minlength=num_groups)
     if len(counts) > num_groups or groups.min() < 0 or (counts[:-1] != size).any() or counts[-1] > size:
-        raise ValueError(f"g_idx does not tell {len(groups)} inputs into {num_groups} groups of {size}")
+        raise ValueError(f" has a g_idx that does not tell {len(groups)} inputs into {num_groups} groups of {size}")
     return None if (groups[1:] >= groups[:-1]).all() else np.argsort(groups, kind="stable").astype(np.int32)
 
 

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from pallas_kernels.linear.cpu import Kind, can_multiply
+from pallas_kernels.linear.cpu import Kind, arrays_of, can_multiply
 from pallas_kernels.linear.cpu.kind import MIN_ROWS
+from pallas_kernels.weights.held import Quantized
 
 from ..groups import Groups
 from ..shape import MatmulShape
@@ -25,7 +26,7 @@ def cpu_refusal(shape: MatmulShape) -> str | None:
     if not {dtype, out_dtype} <= {jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)}:
         return f"dtypes must be bfloat16 or float32, not {dtype.name} to {out_dtype.name}"
     o, i = shape.num_outputs, shape.num_inputs
-    if not can_multiply((o, i), dtype, shape.activation):
+    if not can_multiply((o, i), dtype, shape.activation, form=shape.format):
         return f"a row of weights must be a multiple of 64 bytes in x's dtype, and there must be a few, not [{o}, {i}]"
     from pallas_kernels.native.compiling import refuse
 
@@ -34,30 +35,30 @@ def cpu_refusal(shape: MatmulShape) -> str | None:
 
 def cpu_prepare(shape: MatmulShape, folder: Path | None) -> None:
     """Compile the kernel of a matmul."""
-    _prepare(Kind(shape.dtype, shape.weight_dtype, shape.out_dtype, shape.activation), folder)
+    _prepare(Kind(shape.dtype, shape.format, shape.out_dtype, shape.activation), folder)
 
 
 def cpu_grouped_matmul(
     x_ri: Array,
-    w_leoi: Array,
+    weight: Array | Quantized,
     layer: Array | int,
     groups: Groups,
     *,
-    scales_leo: Array | None = None,
     activation: str | None = None,
     out_dtype: DTypeLike,
     interpret: bool = False,
 ) -> Array:
     """See `GroupedMatmul`; there is nothing to interpret."""
     del interpret
-    num_rows, num_outputs = x_ri.shape[0], w_leoi.shape[2]
+    codes, *parts = arrays_of(weight)
+    form = weight.format if isinstance(weight, Quantized) else None
+    num_rows, num_outputs = x_ri.shape[0], codes.shape[2]
     if num_rows % ROW_ALIGNMENT:
         raise ValueError(f"grouped_matmul: x must have a multiple of {ROW_ALIGNMENT} rows, not {num_rows}")
-    kind = Kind(x_ri.dtype, w_leoi.dtype, out_dtype, activation)
+    kind = Kind(x_ri.dtype, form, out_dtype, activation)
     out_shape = (num_rows, num_outputs // 2 if activation else num_outputs)
     call = jax.ffi.ffi_call(_prepare(kind, None), jax.ShapeDtypeStruct(out_shape, out_dtype))
-    scales = [] if scales_leo is None else [scales_leo]
-    return call(x_ri, w_leoi, jnp.asarray(layer, jnp.int32), *groups, *scales)
+    return call(x_ri, codes, jnp.asarray(layer, jnp.int32), *groups, *parts)
 
 
 def _prepare(kind: Kind, folder: Path | None) -> str:

@@ -6,12 +6,13 @@ the kernel runs, and an expert without rows has no unit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from llvmlite import ir
 
 from pallas_kernels.linear.cpu.tiles import FEW_ROWS, NULL, UNIT_ROWS, Multiplier, Operands, Range, Tiles
-from pallas_kernels.native.emitter import F32, I64, POINTER, VOID, Emitter, add_function
+from pallas_kernels.native.emitter import I64, POINTER, VOID, Emitter, add_function
 from pallas_kernels.native.handler import add_handler
 
 
@@ -23,7 +24,7 @@ class Call(NamedTuple):
     layer: Any
     starts: Any
     counts: Any
-    scales: Any
+    parts: Sequence[Any]
     y: Any
     num_experts: Any
     n: Any
@@ -40,12 +41,12 @@ class Kernel(Multiplier):
         return self.module
 
     def _call(self, e: Emitter, buffers: Any, dims: Any) -> Call:
-        x, w, layer, starts, counts = (e.load(buffers, POINTER, index) for index in range(5))
-        scales = e.load(buffers, POINTER, 5) if self.is_quantized else NULL
-        y = e.load(buffers, POINTER, 6 if self.is_quantized else 5)
-        _, num_experts, o, k = (e.load(e.load(dims, POINTER, 1), I64, axis) for axis in range(4))
-        n = e.ir.sdiv(o, I64(self.parts))
-        return Call(x, w, e.load_int(layer, 0), starts, counts, scales, y, num_experts, n, k)
+        x, w, layer, starts, counts, *parts, y = (
+            e.load(buffers, POINTER, index) for index in range(6 + len(self.weights.parts))
+        )
+        num_experts, o = (e.load(e.load(dims, POINTER, 1), I64, axis) for axis in (1, 2))
+        n, k = e.ir.sdiv(o, I64(self.parts)), e.load(e.load(dims, POINTER, 0), I64, 1)
+        return Call(x, w, e.load_int(layer, 0), starts, counts, parts, y, num_experts, n, k)
 
     def _chunk(self, e: Emitter, of: Call) -> tuple[Any, Any]:
         """Return how many columns a unit has, and how many stretches of rows there are."""
@@ -93,14 +94,15 @@ class Kernel(Multiplier):
         """Return the operands of one expert; its number of rows is rounded up to whole tiles."""
         row = e.load_int(of.starts, expert)
         first = e.product(e.sum(e.product(of.layer, of.num_experts), expert), of.n, self.parts)
+        w, parts = self.operands(e, of.w, of.parts, first, of.k)
         return Operands(
             e.at(of.x, self.storage, e.product(row, of.k)),
-            e.at(of.w, self.weight_storage, e.product(first, of.k)),
-            e.at(of.scales, F32, first) if self.is_quantized else NULL,
+            w,
             NULL,
             NULL,
             e.at(of.y, self.out_format.storage, e.product(row, of.n)),
             e.product(e.ceil_div(count, FEW_ROWS), FEW_ROWS),
             of.n,
             of.k,
+            parts,
         )

@@ -9,6 +9,8 @@ from __future__ import annotations
 from jax import Array
 from jax.typing import DTypeLike
 
+from pallas_kernels.weights.held import Quantized
+
 from ..groups import Groups
 from ..spans import cut
 from .kernel import multiply_tiles
@@ -19,11 +21,10 @@ __all__ = ["ROW_SLAB", "gpu_grouped_matmul"]
 
 def gpu_grouped_matmul(
     x_ri: Array,
-    w_leoi: Array,
+    weight: Array | Quantized,
     layer: Array | int,
     groups: Groups,
     *,
-    scales_leo: Array | None = None,
     activation: str | None = None,
     out_dtype: DTypeLike,
     interpret: bool = False,
@@ -33,12 +34,12 @@ def gpu_grouped_matmul(
 
     `sizes` is for tests; by default they follow from the shapes.
     """
-    if scales_leo is not None:
-        raise ValueError("grouped matmul: a GPU's kernel has no int8 weights")
-    num_experts, num_columns = w_leoi.shape[1], w_leoi.shape[2] // (1 if activation is None else 2)
+    if isinstance(weight, Quantized):
+        raise ValueError("grouped matmul: a GPU's kernel has no quantized weights")
+    num_experts, num_columns = weight.shape[1], weight.shape[2] // (1 if activation is None else 2)
     sizes = sizes or choose_sizes(x_ri.shape[0], num_experts, num_columns, out_dtype)
     if interpret:  # idle thread blocks take their time too
         sizes = sizes._replace(workers=2)
     tiles = cut(groups, x_ri.shape[0], ROW_SLAB, sizes.rows)
     options = {"activation": activation, "out_dtype": out_dtype, "sizes": sizes, "interpret": interpret}
-    return multiply_tiles(x_ri, w_leoi, layer, tiles, **options)
+    return multiply_tiles(x_ri, weight, layer, tiles, **options)

@@ -16,6 +16,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
+from pallas_kernels.weights.held import Quantized
+
 from ..groups import Groups
 from ..spans import cut
 from ..xla import ACTIVATIONS
@@ -27,11 +29,10 @@ __all__ = ["tpu_grouped_matmul"]
 
 def tpu_grouped_matmul(
     x_ri: Array,
-    w_leoi: Array,
+    weight: Array | Quantized,
     layer: Array | int,
     groups: Groups,
     *,
-    scales_leo: Array | None = None,
     activation: str | None = None,
     out_dtype: DTypeLike,
     interpret: bool = False,
@@ -41,6 +42,7 @@ def tpu_grouped_matmul(
 
     `sizes` is for tests; by default they follow from the shapes.
     """
+    w_leoi, scales_leo = (weight.codes, weight.scales[..., 0]) if isinstance(weight, Quantized) else (weight, None)
     (r, i), (layers, experts, o, _) = x_ri.shape, w_leoi.shape
     parts = 1 if activation is None else 2
     columns, slab = o // parts, weight_slab(w_leoi.dtype)

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from pallas_kernels.weights import INT8
+
 from ..shape import MatmulShape
 
 LANES = 128
@@ -92,6 +94,8 @@ def refusal(shape: MatmulShape) -> str | None:
     dtype = jnp.dtype(shape.dtype)
     if dtype not in (jnp.bfloat16, jnp.float32):
         return f"dtype must be bfloat16 or float32, not {dtype.name}"
+    if shape.format not in (None, INT8):
+        return "weights must be of x's dtype, or integers of 8 bits with a scale for each output"
     parts = shape.num_outputs // shape.num_columns
     if lies_transposed(shape.num_outputs, shape.num_inputs):
         if goes_whole(shape.num_inputs, shape.num_columns, parts, shape.weight_dtype):

@@ -9,40 +9,48 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+from pallas_kernels.weights import WeightFormat
 from pallas_kernels.weights.held import Quantized
 
 from ..shape import LinearShape
-from .kind import ACTIVATIONS, MIN_COLUMNS, MIN_GATES, MIN_ROWS, STEP_BYTES, Kind
+from .kind import ACTIVATIONS, MIN_COLUMNS, MIN_GATES, MIN_ROWS, STEP_BYTES, Kind, can_unpack
 
-__all__ = ["Kind", "can_multiply", "cpu_linear", "cpu_prepare", "cpu_refusal"]
-
-
-def cpu_refusal(shape: LinearShape) -> str | None:
-    """Say why there is no kernel for a matmul, None if there is."""
-    form = shape.format
-    if form is not None and (form.group is not None or form.values != "integer"):
-        return "there is no kernel for this format"
-    if not can_multiply((shape.num_outputs, shape.num_inputs), shape.dtype, shape.activation, is_gated=shape.is_gated):
-        return "a row of weights must be a multiple of 64 bytes in x's dtype, and there must be a few"
-    from pallas_kernels.native.compiling import refuse
-
-    return refuse()
-
-
-def cpu_prepare(shape: LinearShape, folder: Path | None) -> None:
-    """Compile the kernel of a matmul, kept in a folder."""
-    _prepare(_kind(shape), folder)
+__all__ = ["Kind", "arrays_of", "can_multiply", "cpu_linear", "cpu_prepare", "cpu_refusal"]
 
 
 def can_multiply(
-    shape: tuple[int, ...], dtype: DTypeLike, activation: str | None = None, *, is_gated: bool = True
+    shape: tuple[int, int],
+    dtype: DTypeLike,
+    activation: str | None = None,
+    *,
+    is_gated: bool = True,
+    form: WeightFormat | None = None,
 ) -> bool:
-    """Say whether there is a kernel for x of a dtype, weights [n, k] of it or int8, and the activation if any."""
+    """Say whether there is a kernel for x of a dtype, weights [n, k] of it or a format, and the activation if any."""
     (n, k), dtype = shape, jnp.dtype(dtype)
     has_rows = n >= MIN_COLUMNS and activation in (None, *ACTIVATIONS)
     if activation is not None and is_gated:
         has_rows = has_rows and n % 2 == 0 and n >= 2 * MIN_GATES
-    return has_rows and dtype in (jnp.bfloat16, jnp.float32) and k * dtype.itemsize % STEP_BYTES == 0
+    has_steps = dtype in (jnp.bfloat16, jnp.float32) and k * dtype.itemsize % STEP_BYTES == 0
+    return has_rows and has_steps and (form is None or can_unpack(form, k))
+
+
+def cpu_refusal(shape: LinearShape) -> str | None:
+    """Say why there is no kernel for a matmul, None if there is."""
+    size, options = (shape.num_outputs, shape.num_inputs), {"is_gated": shape.is_gated, "form": shape.format}
+    if can_multiply(size, shape.dtype, shape.activation, **options):
+        from pallas_kernels.native.compiling import refuse
+
+        return refuse()
+    return (
+        "a row of weights must be a multiple of 64 bytes in x's dtype, quantized ones of 64 numbers, "
+        f"and there must be a few, not {list(size)}"
+    )
+
+
+def cpu_prepare(shape: LinearShape, folder: Path | None) -> None:
+    """Compile the kernel of a matmul, kept in a folder."""
+    _prepare(Kind(shape.dtype, shape.format, shape.out_dtype, shape.activation, shape.is_gated), folder)
 
 
 def cpu_linear(
@@ -58,11 +66,16 @@ def cpu_linear(
     bias_o: Array | None = None,
     interpret: bool = False,
 ) -> Array:
-    """See `Linear`; there is nothing to interpret. Rows that do not count become 0, or what multiplying gives."""
+    """See `Linear`; there is nothing to interpret. No row depends on the others.
+
+    The result is that of the numbers that quantized weights stand for, rounded to x's dtype, to the bit. Rows that do
+    not count become 0, or what multiplying gives.
+    """
     del interpret
-    t, padding, n = x_ti.shape[0], max(0, MIN_ROWS - x_ti.shape[0]), weight.shape[1]
-    values, scales = (weight.codes, [weight.scales]) if isinstance(weight, Quantized) else (weight, [])
-    kind = Kind(x_ti.dtype, values.dtype, out_dtype, activation, is_gated)
+    codes, *others = arrays_of(weight)
+    t, padding, n = x_ti.shape[0], max(0, MIN_ROWS - x_ti.shape[0]), codes.shape[1]
+    form = weight.format if isinstance(weight, Quantized) else None
+    kind = Kind(x_ti.dtype, form, out_dtype, activation, is_gated)
     out_shape = (t + padding, n // 2 if activation and is_gated else n)
     call = jax.ffi.ffi_call(_prepare(kind, None), jax.ShapeDtypeStruct(out_shape, out_dtype))
     numbers = (jnp.asarray(number, jnp.int32) for number in (layer, t if num_rows is None else num_rows))
@@ -72,12 +85,14 @@ def cpu_linear(
 
     plus = jnp.zeros((0, n), out_dtype) if plus_to is None else pad(plus_to)
     bias = jnp.zeros(0, out_dtype) if bias_o is None else bias_o
-    return call(pad(x_ti), values, *numbers, plus, bias, *(each.reshape(-1, n) for each in scales))[:t]
+    return call(pad(x_ti), codes, *numbers, plus, bias, *others)[:t]
 
 
-def _kind(shape: LinearShape) -> Kind:
-    weight_dtype = shape.dtype if shape.format is None else shape.format.code_dtype
-    return Kind(shape.dtype, weight_dtype, shape.out_dtype, shape.activation, shape.is_gated)
+def arrays_of(weight: Array | Quantized) -> list[Array]:
+    """Return the arrays of weights as kernels take them, the codes first."""
+    if not isinstance(weight, Quantized):
+        return [weight]
+    return [weight.parts[name] for name in weight.format.parts]
 
 
 def _prepare(kind: Kind, folder: Path | None) -> str:

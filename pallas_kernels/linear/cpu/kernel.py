@@ -9,7 +9,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from pallas_kernels.native.emitter import F32, I64, POINTER, VOID, Emitter, add_function
+from pallas_kernels.native.emitter import I64, POINTER, VOID, Emitter, add_function
 from pallas_kernels.native.handler import add_handler
 
 from .tiles import NULL, UNIT_ROWS, Multiplier, Operands, Range, Tiles
@@ -27,7 +27,7 @@ class Kernel(Multiplier):
     def _sizes(self, e: Emitter, dims: Any) -> tuple[Any, Any, Any]:
         """Return the rows and columns of y, and how much is added up for each number."""
         x, w = (e.load(dims, POINTER, index) for index in range(2))
-        return e.load(x, I64, 0), e.ir.sdiv(e.load(w, I64, 1), I64(self.parts)), e.load(w, I64, 2)
+        return e.load(x, I64, 0), e.ir.sdiv(e.load(w, I64, 1), I64(self.parts)), e.load(x, I64, 1)
 
     def _add_prepare(self) -> ir.Function:
         e, (_, dims) = add_function(self.module, "prepare", I64, POINTER, POINTER)
@@ -56,16 +56,14 @@ class Kernel(Multiplier):
         return e.function
 
     def _operands(self, e: Emitter, buffers: Any, dims: Any) -> Operands:
-        """Return the operands of a call, of w and its scales those of the layer."""
-        x, w, layer, _, plus, bias = (e.load(buffers, POINTER, index) for index in range(6))
+        """Return the operands of a call, of the weights those of the layer."""
+        x, w, layer, _, plus, bias, *parts, y = (
+            e.load(buffers, POINTER, index) for index in range(7 + len(self.weights.parts))
+        )
         t, n, k = self._sizes(e, dims)
-        first = e.product(e.load_int(layer, 0), n, self.parts)
-        w, scales = e.at(w, self.weight_storage, e.product(first, k)), NULL
-        if self.is_quantized:
-            scales = e.at(e.load(buffers, POINTER, 6), F32, first)
+        w, parts = self.operands(e, w, parts, e.product(e.load_int(layer, 0), n, self.parts), k)
         plus, bias = (
             e.ir.select(e.ir.icmp_signed(">", e.load(e.load(dims, POINTER, index), I64, 0), I64(0)), base, NULL)
             for index, base in ((4, plus), (5, bias))
         )
-        y = e.load(buffers, POINTER, 7 if self.is_quantized else 6)
-        return Operands(x, w, scales, plus, bias, y, t, n, k)
+        return Operands(x, w, plus, bias, y, t, n, k, parts)

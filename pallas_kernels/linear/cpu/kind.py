@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
+
+from pallas_kernels.weights import WeightFormat
+from pallas_kernels.weights.format import CHUNK
 
 MIN_ROWS = 4
 """The fewest rows of x; fewer are padded."""
@@ -15,15 +19,17 @@ STEP_BYTES = 64
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 """The activations there are, by HF's names."""
 MIN_GATES = 8
+MIN_GROUP = 16
+"""The fewest numbers that share a scale: a vector of them."""
 
 
 class Kind(NamedTuple):
-    """The dtypes and the activation that a kernel is made for."""
+    """The dtypes, the format of the weights and the activation that a kernel is made for."""
 
     dtype: DTypeLike
     """The dtype of x."""
-    weight_dtype: DTypeLike
-    """The dtype of the weights: that of x, or int8."""
+    form: WeightFormat | None
+    """The format of the weights; None if they are numbers of x's dtype."""
     out_dtype: DTypeLike
     activation: str | None = None
     is_gated: bool = True
@@ -32,6 +38,16 @@ class Kind(NamedTuple):
     @property
     def name(self) -> str:
         """Return a name for the kernel."""
-        dtypes = (jnp.dtype(dtype).name for dtype in self[:3])
+        dtypes = (jnp.dtype(dtype).name for dtype in (self.dtype, self.out_dtype))
+        form = () if self.form is None else map(str, astuple(self.form))
         activation = [] if self.activation is None else [self.activation, *(() if self.is_gated else ("plain",))]
-        return "_".join(("linear", *dtypes, *activation))
+        return "_".join(("linear", *dtypes, *form, *activation))
+
+
+def can_unpack(form: WeightFormat, num_inputs: int) -> bool:
+    """Say whether rows of so many numbers of a format are whole chunks, groups and groups of factors."""
+    if form.group is None:
+        return True
+    per_chunk, factor_group = CHUNK % form.group == 0 and form.group >= MIN_GROUP, form.factor_group or form.group
+    is_whole = all(num_inputs % each == 0 for each in (CHUNK, form.group, factor_group))
+    return (per_chunk or form.group % CHUNK == 0) and factor_group % form.group == 0 and is_whole

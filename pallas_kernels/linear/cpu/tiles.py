@@ -7,26 +7,24 @@ order, is the same for any number of rows: a row's result does not depend on the
 With a gated activation the first half of w's rows are gates: a few of them are taken together with those that they
 gate, and y [t, n / 2] = activation(gates) * gated, in float32 until it is stored.
 
-Weights in int8 become x's dtype, which holds them exactly: with few rows of x in registers, else once for all rows of
-a unit. Their rows' scales multiply the sums.
+Weights of a `WeightFormat` become numbers of x's dtype: with few rows of x in registers, else once for all rows of a
+unit. So sums are those of plain weights, to the bit. A scale for each row of w multiplies the sums.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from llvmlite import ir
 
 from pallas_kernels.native import pairs, processor
-from pallas_kernels.native.cores import num_cores
+from pallas_kernels.native.compiling import num_cores, num_registers
 from pallas_kernels.native.emitter import (
     CACHE_LINE,
     F32,
-    I8,
     I32,
     I64,
     LANES,
@@ -39,7 +37,9 @@ from pallas_kernels.native.emitter import (
 )
 from pallas_kernels.native.number_formats import FORMATS
 
+from .activations import ACTIVATIONS
 from .kind import MIN_COLUMNS, MIN_GATES, MIN_ROWS, STEP_BYTES, Kind
+from .unpack import Plain, Row, Unpacker, load
 
 COLUMNS = MIN_COLUMNS
 """How many rows of w are multiplied at a time."""
@@ -61,13 +61,11 @@ GATES = MIN_GATES
 """How many gates are taken at a time with what they gate: their activations fill vectors."""
 SCRATCH_BYTES = 128 << 10
 """Bytes of the stack for weights that were int8; rows that are too long for it are taken in registers."""
+PACKED_FEW_ROWS = 8
+"""Up to how many rows packed w is unpacked for a few at a time, rather than once for all."""
 AHEAD = 2048
 """How far ahead w is fetched, in bytes."""
 NULL = ir.Constant(POINTER, None)
-GELU = math.sqrt(2 / math.pi)
-ERFC_SCALE = 0.3275911
-ERFC_COEFFICIENTS = tuple(0.5 * c for c in (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592))
-"""Half of erfc(x) is exp(-x * x) times a polynomial of t = 1 / (1 + scale * x): its coefficients, the highest first."""
 
 
 class Operands(NamedTuple):
@@ -75,7 +73,7 @@ class Operands(NamedTuple):
 
     x: Any
     w: Any
-    scales: Any
+    """The address of the weights, or of their codes."""
     plus: Any
     """The address of what is added to the product, or NULL."""
     bias: Any
@@ -84,6 +82,13 @@ class Operands(NamedTuple):
     t: Any
     n: Any
     k: Any
+    parts: Sequence[Any] = ()
+    """The addresses of what weights consist of besides their codes."""
+
+    @property
+    def flat(self) -> list[Any]:
+        """Return all of them, as functions take them."""
+        return [*self[:-1], *self.parts]
 
 
 class Range(NamedTuple):
@@ -107,12 +112,11 @@ class Multiplier:
 
     def __init__(self, kind: Kind) -> None:
         self.dtype, self.out_format = jnp.dtype(kind.dtype), FORMATS[jnp.dtype(kind.out_dtype)]
-        self.storage, self.step = FORMATS[self.dtype].storage, STEP_BYTES // self.dtype.itemsize
-        weight_dtype = jnp.dtype(kind.weight_dtype)
-        self.is_quantized = weight_dtype == jnp.int8
-        self.weight_bytes = weight_dtype.itemsize
+        self.storage = FORMATS[self.dtype].storage
+        self.plain = Plain(self.dtype)
+        self.is_packed = kind.form is not None
+        self.weights = Unpacker(self.dtype, kind.form) if kind.form else self.plain
         self.scratch_size = SCRATCH_BYTES // self.dtype.itemsize
-        self.weight_storage = I8 if self.is_quantized else self.storage
         self.activate = ACTIVATIONS[kind.activation] if kind.activation else None
         self.is_gated = kind.activation is not None and kind.is_gated
         self.parts = 2 if self.is_gated else 1
@@ -127,15 +131,19 @@ class Multiplier:
         # take all. The halves of pairs take a few more.
         self.many_rows = (6 if own.num_registers == 32 else 3) - (len(self.takes) - 1)
         """How many rows of x are multiplied at a time where there are many."""
-        self.piece = TILE_BYTES // STEP_BYTES // self.many_rows * self.step
+        self.piece = TILE_BYTES // STEP_BYTES // self.many_rows * self.plain.step
         """How much of longer rows is multiplied at a time where there are many."""
         self.module = ir.Module()
 
     def add_tiles(self, *, has_one: bool = False) -> Tiles:
         """Define the functions that `multiply` calls."""
-        few = self._add_tile(FEW_ROWS, unpacks=self.is_quantized)
-        many = self._add_tile(self.many_rows, unpacks=False)
-        return Tiles(few, many, self._add_tile(1, unpacks=self.is_quantized) if has_one else None)
+        few = self._add_tile(FEW_ROWS, self.weights)
+        many = self._add_tile(self.many_rows, self.plain)
+        return Tiles(few, many, self._add_tile(1, self.weights) if has_one or self.is_packed else None)
+
+    def operands(self, e: Emitter, w: Any, parts: Sequence[Any], first: Any, k: Any) -> tuple[Any, list[Any]]:
+        """Return the addresses of the weights and of their parts from a row on."""
+        return self.weights.at(e, w, first, k), self.weights.parts_at(e, parts, first, k)
 
     def chunk(self, e: Emitter, n: Any, num_parts: Any = 1) -> Any:
         """Return how many columns a unit has, where each is cut out of `num_parts` ranges of n."""
@@ -145,15 +153,16 @@ class Multiplier:
     def multiply(self, e: Emitter, tiles: Tiles, of: Operands, num_rows: Any, rows: Range, columns: Range) -> None:
         """Multiply a unit's rows of x, of the `num_rows` that there are, by a unit's rows of w."""
         cannot_take_many = e.ir.icmp_signed("<", of.t, I64(self.many_rows))
-        is_few = e.ir.or_(e.ir.icmp_signed("<=", num_rows, I64(FEW_ROWS)), cannot_take_many)
-        scratch = e.array(self.storage, self.scratch_size) if self.is_quantized else None
+        most = PACKED_FEW_ROWS if self.is_packed else FEW_ROWS
+        is_few = e.ir.or_(e.ir.icmp_signed("<=", num_rows, I64(most)), cannot_take_many)
+        scratch = e.array(self.storage, self.scratch_size) if self.is_packed else None
         group = self._group(e, of.k)
         with e.range(*columns, group) as begin:
             stop = e.least(e.sum(begin, group), columns.stop)
             # What would reach beyond the end begins earlier instead, as do a tile's rows and columns.
             start = e.least(begin, e.ir.sub(of.n, I64(GATES if self.is_gated else COLUMNS)))
             takes_few = is_few
-            if self.is_quantized:
+            if self.is_packed:
                 numbers = e.product(self._columns(e, start, stop), self.parts, of.k)
                 takes_few = e.ir.or_(is_few, e.ir.icmp_signed(">", numbers, I64(self.scratch_size)))
             with e.ir.if_else(takes_few) as (by_few, by_many):
@@ -162,7 +171,7 @@ class Multiplier:
                     few = tiles.few
                     if tiles.one:
                         few = e.ir.select(e.ir.icmp_signed("==", num_rows, I64(1)), tiles.one, few)
-                    e.ir.call(few, [row, start, stop, of.n, *of])
+                    e.ir.call(few, [row, start, stop, of.n, *of.flat])
                 with by_many:
                     self._multiply_many(e, tiles.many, of, rows, start, stop, group, scratch)
 
@@ -178,34 +187,29 @@ class Multiplier:
         scratch: Any,
     ) -> None:
         """Multiply a unit's rows of x by a group of w's, while the next group is fetched."""
-        here, apart = of, of.n
-        if self.is_quantized:
+        here, apart, weights = of, of.n, self.weights
+        if isinstance(weights, Unpacker):
             apart = self._columns(e, start, stop)
-            here = of._replace(w=self._unpack(e, of, scratch, start, apart))
+            for part in range(self.parts):
+                first = e.sum(start, e.product(of.n, part))
+                target = e.at(scratch, self.storage, e.product(apart, of.k, part))
+                weights.write(e, of.w, of.parts, Range(first, e.sum(first, apart)), of.k, target)
+            here = of._replace(w=e.at(scratch, self.storage, e.product(start, of.k, -1)))
         with e.range(*rows, self.many_rows) as row:
             done, count = e.ir.sub(row, rows.start), e.ir.sub(rows.stop, rows.start)
             for part in range(self.parts):
-                ahead = e.at(of.w, self.weight_storage, e.product(e.sum(stop, e.product(of.n, part)), of.k))
-                self._fetch(e, ahead, e.product(group, of.k), done, count)
-            e.ir.call(many, [e.least(row, e.ir.sub(of.t, I64(self.many_rows))), start, stop, apart, *here])
+                ahead = weights.at(e, of.w, e.sum(stop, e.product(of.n, part)), of.k)
+                self._fetch(e, ahead, e.product(group, weights.width(e, of.k)), done, count)
+            e.ir.call(many, [e.least(row, e.ir.sub(of.t, I64(self.many_rows))), start, stop, apart, *here.flat])
 
     def _columns(self, e: Emitter, start: Any, stop: Any) -> Any:
         return I64(GATES) if self.is_gated else e.ir.sub(stop, start)
-
-    def _unpack(self, e: Emitter, of: Operands, scratch: Any, start: Any, count: Any) -> Any:
-        """Write a group's columns as x's dtype, then those that they gate; return where column 0 would be."""
-        for part in range(self.parts):
-            source = e.at(of.w, I8, e.product(e.sum(start, e.product(of.n, part)), of.k))
-            target = e.at(scratch, self.storage, e.product(count, of.k, part))
-            with e.range(0, e.product(count, of.k), self.step) as i:
-                e.ir.store(self._load_int8(e, source, i), e.at(target, self.storage, i), align=1)
-        return e.at(scratch, self.storage, e.product(start, of.k, -1))
 
     def _group(self, e: Emitter, k: Any) -> Any:
         """Return how many columns are taken at a time for all rows of a unit."""
         if self.is_gated:
             return I64(GATES)
-        size = SCRATCH_BYTES if self.is_quantized else PIECE_BYTES
+        size = SCRATCH_BYTES if self.is_packed else PIECE_BYTES
         passing = e.least(self._fitting(e, size, k), PIECE_COLUMNS)
         return e.ir.select(e.ir.icmp_signed(">", k, I64(self.piece)), passing, self._fitting(e, GROUP_BYTES, k))
 
@@ -213,20 +217,14 @@ class Multiplier:
         """Return how many columns of so many bytes there are, at least `COLUMNS`."""
         return e.most(e.product(e.ir.sdiv(I64(size // self.dtype.itemsize // COLUMNS), k), COLUMNS), COLUMNS)
 
-    def _add_tile(self, rows: int, *, unpacks: bool) -> ir.Function:
+    def _add_tile(self, rows: int, weights: Plain) -> ir.Function:
         """Multiply a few rows of x, from `row` on, and a group of w's. Those that are gated are `apart` rows behind."""
-        block = self._add_block(rows, unpacks=unpacks)
-        e, (row, start, stop, apart, x, w, scales, plus, bias, y, _, n, k) = add_function(
-            self.module, f"tile_{rows}", VOID, *[I64] * 4, *[POINTER] * 6, *[I64] * 3
+        block = self._add_block(rows, weights)
+        e, (row, start, stop, apart, x, w, plus, bias, y, _, n, k, *parts) = add_function(
+            self.module, f"tile_{rows}", VOID, *[I64] * 4, *[POINTER] * 5, *[I64] * 3, *self._part_types
         )
         x = e.at(x, self.storage, e.product(row, k))
         y = e.at(y, self.out_format.storage, e.product(row, n))
-
-        def weights(column: Any) -> list[Any]:
-            """Return where those of a column and their scales are, and how far those that it gates are from them."""
-            w_start = e.at(w, I8 if unpacks else self.storage, e.product(column, k))
-            return [w_start, apart, e.at(scales, F32, column) if self.is_quantized else NULL, n]
-
         size = rows * COLUMNS * LANES
         kept, piece = NULL, k
         if not _is_few(rows):
@@ -242,7 +240,8 @@ class Multiplier:
             with e.range(0, k, piece) as first, e.range(0, GATES, self.width) as i:
                 target = e.at(sums, F32, e.product(i, self.parts))
                 numbers = part(first, e.ir.sdiv(i, I64(self.width)))
-                e.ir.call(block, [x, *weights(e.sum(start, i)), NULL, NULL, target, I64(LANES), k, *numbers])
+                added = [NULL, NULL, target, I64(LANES)]
+                e.ir.call(block, [x, w, e.sum(start, i), apart, n, k, *added, *numbers, *parts])
             self._activate(e, sums, rows, e.at(y, self.out_format.storage, start), n)
         else:
             with e.range(0, k, piece) as first, e.range(start, stop, COLUMNS) as column:
@@ -253,7 +252,7 @@ class Multiplier:
                     e.ir.select(e.ir.icmp_unsigned("==", base, NULL), NULL, e.at(base, self.out_format.storage, place))
                     for base, place in ((plus, e.sum(e.product(row, n), column)), (bias, column))
                 ]
-                e.ir.call(block, [x, *weights(column), *added, target, n, k, *numbers])
+                e.ir.call(block, [x, w, column, apart, n, k, *added, target, n, *numbers, *parts])
         e.ir.ret_void()
         return e.function
 
@@ -272,35 +271,38 @@ class Multiplier:
 
     def _fetch(self, e: Emitter, base: Any, count: Any, row: Any, num_rows: Any) -> None:
         """Begin to read those of `count` numbers that are this row's share."""
-        per_line = CACHE_LINE // self.weight_bytes
+        per_line = CACHE_LINE // self.weights.num_bytes
         share = e.product(e.ceil_div(e.product(count, self.many_rows), e.product(num_rows, per_line)), per_line)
         begin = e.product(e.ir.sdiv(row, I64(self.many_rows)), share)
         with e.range(begin, e.least(e.sum(begin, share), count), per_line) as i:
-            e.prefetch(base, self.weight_storage, i)
+            e.prefetch(base, self.weights.storage, i)
 
-    def _add_block(self, rows: int, *, unpacks: bool) -> ir.Function:
-        """Multiply a few rows of x and of w, by whose scales only the sums are multiplied."""
-        e, (x, w, apart, scales, scales_apart, plus, bias, y, y_row, k, start, stop, kept) = add_function(
+    @property
+    def _part_types(self) -> list[Any]:
+        return [POINTER] * len(self.weights.parts)
+
+    def _add_block(self, rows: int, weights: Plain) -> ir.Function:
+        """Multiply a few rows of x and of w, from a column on, by whose own scales only the sums are multiplied."""
+        e, (x, w, column, apart, n, k, plus, bias, y, y_row, start, stop, kept, *parts) = add_function(
             self.module,
             f"block_{rows}",
             VOID,
-            *[*[POINTER] * 2, I64, POINTER, I64, *[POINTER] * 3, *[I64] * 4, POINTER],
+            *[*[POINTER] * 2, *[I64] * 4, *[POINTER] * 3, *[I64] * 3, POINTER],
+            *self._part_types,
         )
-        w_starts = [
-            e.product(e.sum(e.product(apart, column // self.width), column % self.width), k)
-            for column in range(COLUMNS)
-        ]
+        places_w = [e.sum(column, e.product(apart, each // self.width), each % self.width) for each in range(COLUMNS)]
+        steps = Range(start, stop)
         if _is_few(rows):
-            sums = self._multiply_few(e, rows, (x, k), (w, w_starts), Range(start, stop), unpacks=unpacks)
+            sums = self._multiply_few(e, rows, (x, k), (w, places_w, parts), steps, weights)
         else:
-            sums = self._multiply_piece(e, rows, (x, k), (w, w_starts), Range(start, stop), kept)
+            sums = self._multiply_piece(e, rows, (x, k), (w, places_w), steps, kept)
         per_vector = LANES // COLUMNS
         for first in range(0, rows, per_vector):
             some = list(itertools.chain(*sums[first : first + per_vector]))
             found = add_up(e, some + [e.splat(F32(0.0))] * (LANES - len(some)))
             last = min(rows, first + per_vector)
-            if self.is_quantized:
-                found = e.ir.fmul(found, self._load_scales(e, scales, scales_apart))
+            if isinstance(self.weights, Unpacker) and self.weights.scales_sums:
+                found = e.ir.fmul(found, self._load_scales(e, self.weights, parts[0], column, n))
             if not self.is_gated:
                 assert self.out_format.narrow is not None
                 total = e.variable(vector(F32), found)
@@ -320,26 +322,27 @@ class Multiplier:
         e: Emitter,
         rows: int,
         of_x: tuple[Any, Any],
-        of_w: tuple[Any, Sequence[Any]],
+        of_w: tuple[Any, Sequence[Any], Sequence[Any]],
         steps: Range,
-        *,
-        unpacks: bool,
+        weights: Plain,
     ) -> list[list[Any]]:
         """Return the sums of a block of few rows."""
-        (x, k), (w, w_starts) = of_x, of_w
-        load, storage = (self._load_int8, I8) if unpacks else (self._load, self.storage)
+        (_, k), (w, places_w, parts) = of_x, of_w
         sums = [[e.variable(vector(F32), e.splat(F32(0.0))) for _ in range(COLUMNS)] for _ in range(rows)]
-        # What takes time is to read w: as one stream, which the processor reads ahead of. For a single row int8 takes
-        # longer to convert than to read, and x is loaded once for several rows of w.
-        together = COLUMNS if unpacks and rows == 1 else 1
+        # What takes time is to read w: as one stream, which the processor reads ahead of. Packed weights take longer to
+        # unpack than to read, and x is loaded once for several rows of w; the next of each is as many rows ahead.
+        has_all = self.is_packed and (rows == 1 or num_registers() == 32)
+        together = COLUMNS if has_all else 1
+        ahead = e.product(self.width, weights.width(e, k)) if has_all else AHEAD
         for first in range(0, COLUMNS, together):
-            with e.range(*steps, self.step) as i:
-                x_rows = [self._load(e, x, e.product(k, row), i) for row in range(rows)]
-                for column in range(first, first + together):
-                    w_row = load(e, w, w_starts[column], i)
-                    e.prefetch(w, storage, w_starts[column], i, AHEAD // self.weight_bytes)
-                    for row in range(rows):
-                        self._add_product(e, sums[row][column], x_rows[row], w_row)
+            places = places_w[first : first + together]
+            held = [weights.open(e, w, place, k) for place in places]
+            with weights.pieces(e, *steps) as piece:
+                w_rows = [
+                    weights.prepare(e, row, parts, place, k, piece) for row, place in zip(held, places, strict=True)
+                ]
+                with e.range(*(e.ir.udiv(each, I64(weights.step)) for each in piece)) as step:
+                    self._add_products(e, sums, of_x, w_rows, first, step, weights, ahead)
         return [[each.value for each in row] for row in sums]
 
     def _multiply_piece(
@@ -355,7 +358,8 @@ class Multiplier:
 
         Where a register holds fewer lanes, some lanes of all sums are added up after the others, in registers alone.
         """
-        (x, k), (w, w_starts) = of_x, of_w
+        (x, k), (w, places_w) = of_x, of_w
+        w_starts = [e.product(place, k) for place in places_w]
         places = [(row * COLUMNS + column) * LANES for row in range(rows) for column in range(COLUMNS)]
         sums: list[Variable] = []
 
@@ -369,13 +373,13 @@ class Multiplier:
             with e.ir.if_then(e.ir.icmp_signed(">", steps.start, I64(0))):
                 for each, place in zip(sums, places, strict=True):
                     each.value = e.load_vector(kept, F32, place, begin, lanes=self.lanes)
-            with e.range(*steps, self.step) as i:
+            with e.range(*steps, self.plain.step) as i:
                 for take in self.takes:
                     if len(self.takes) > 1:  # else LLVM loads all once, and has no registers for that
                         e.ir.fence("acquire", "singlethread")
-                    x_rows = [take(e, self._load(e, x, e.product(k, row), i, begin=begin)) for row in range(rows)]
+                    x_rows = [take(e, self._load(e, x, begin, e.product(k, row), i)) for row in range(rows)]
                     for column, w_start in enumerate(w_starts):
-                        w_row = take(e, self._load(e, w, w_start, i, begin=begin))
+                        w_row = take(e, self._load(e, w, begin, w_start, i))
                         for x_row, total in zip(x_rows, sums[column::COLUMNS], strict=True):
                             self._add_product(e, total, x_row, w_row)
             if self.lanes < LANES:
@@ -390,9 +394,40 @@ class Multiplier:
             found = [e.load_vector(kept, F32, place) for place in places]
         return [found[first : first + COLUMNS] for first in range(0, len(found), COLUMNS)]
 
-    def _load_scales(self, e: Emitter, scales: Any, apart: Any) -> Any:
+    def _add_products(
+        self,
+        e: Emitter,
+        sums: Sequence[Sequence[Variable]],
+        x: tuple[Any, Any],
+        w_rows: Sequence[Row],
+        first: int,
+        step: Any,
+        weights: Plain,
+        ahead: Any,
+    ) -> None:
+        """Add the products of a step's numbers, of all rows of x and some rows of w, to their sums."""
+        base, k = x
+        per_load = self.plain.step
+        x_rows = [
+            [
+                load(e, self.dtype, base, e.product(k, row), e.product(step, weights.step), begin)
+                for begin in range(0, weights.step, per_load)
+            ]
+            for row in range(len(sums))
+        ]
+        for column, w_row in enumerate(w_rows, first):
+            numbers = weights.load(e, w_row, step)
+            weights.fetch(e, w_row, step, ahead)
+            for row, x_row in enumerate(x_rows):
+                for x_numbers, w_numbers in zip(x_row, numbers, strict=True):
+                    self._add_product(e, sums[row][column], x_numbers, w_numbers)
+
+    def _load_scales(self, e: Emitter, weights: Unpacker, scales: Any, column: Any, apart: Any) -> Any:
         """Return those of `COLUMNS`, again for each row of a vector."""
-        parts = [e.load_vector(scales, F32, e.product(apart, part), lanes=self.width) for part in range(self.parts)]
+        parts = [
+            weights.load_part(e, "scales", scales, e.sum(column, e.product(apart, part)), self.width)
+            for part in range(self.parts)
+        ]
         return e.shuffle(parts[0], parts[-1], list(range(COLUMNS)) * (LANES // COLUMNS))
 
     def _load_rows(self, e: Emitter, base: Any, places: Sequence[Any]) -> Any:
@@ -405,17 +440,10 @@ class Multiplier:
             some = [e.shuffle(a, b, range(count)) for a, b in zip(some[::2], some[1::2], strict=True)]
         return self.out_format.widen(e, some[0])
 
-    def _load(self, e: Emitter, base: Any, *index: Any, begin: int | None = None) -> Any:
-        """Return a step's numbers, float32 or pairs: all, or as many as a register holds from one on."""
-        lanes = LANES if begin is None else self.lanes
+    def _load(self, e: Emitter, base: Any, begin: int, *index: Any) -> Any:
+        """Return as many of a step's numbers, float32 or pairs, as a register holds, from one on."""
         kind = F32 if self.dtype == jnp.float32 else I32
-        return e.load_vector(e.at(base, self.storage, *index), kind, begin or 0, lanes=lanes)
-
-    def _load_int8(self, e: Emitter, base: Any, *index: Any) -> Any:
-        """Return integers as `_load` returns x's numbers, which are as many."""
-        if self.dtype == jnp.float32:
-            return pairs.as_float(e, e.load_vector(base, I8, *index))
-        return pairs.load_int8(e, base, *index)
+        return e.load_vector(e.at(base, self.storage, *index), kind, begin, lanes=self.lanes)
 
     def _add_product(self, e: Emitter, total: Variable, x: Any, w: Any) -> None:
         if x.type.element == F32:
@@ -430,44 +458,6 @@ def _as_is(_: Emitter, numbers: Any) -> Any:
 
 def _is_few(rows: int) -> bool:
     return rows in (1, FEW_ROWS)
-
-
-def _silu(e: Emitter, x: Any) -> Any:
-    return _times_logistic(e, x, x)
-
-
-def _gelu_tanh(e: Emitter, x: Any) -> Any:
-    """(1 + tanh(a)) / 2 is the logistic function of 2 a."""
-    square = e.ir.fmul(x, x)
-    factor = e.fma(square, e.constant(2 * GELU * 0.044715, x), e.constant(2 * GELU, x))
-    return _times_logistic(e, x, e.ir.fmul(x, factor))
-
-
-def _gelu(e: Emitter, x: Any) -> Any:
-    """x times the normal distribution, of which half of erfc(|x| / sqrt(2)) is one tail: formula 7.1.26 of Abramowitz
-    and Stegun, which is within 1.5e-7.
-    """
-    size = e.larger(x, e.ir.fneg(x))
-    t = e.ir.fdiv(e.constant(1.0, x), e.fma(size, e.constant(ERFC_SCALE * math.sqrt(0.5), x), e.constant(1.0, x)))
-    series = e.constant(ERFC_COEFFICIENTS[0], x)
-    for coefficient in ERFC_COEFFICIENTS[1:]:
-        series = e.fma(series, t, e.constant(coefficient, x))
-    halved = e.ir.fmul(e.ir.fmul(x, x), e.constant(-0.5, x))
-    tail = e.ir.fmul(e.ir.fmul(series, t), e.exp(halved))
-    is_above = e.ir.fcmp_ordered(">", x, e.constant(0.0, x))
-    return e.ir.fmul(x, e.ir.select(is_above, e.ir.fsub(e.constant(1.0, x), tail), tail))
-
-
-def _times_logistic(e: Emitter, x: Any, of: Any) -> Any:
-    grown = e.exp(e.ir.fneg(e.larger(of, e.constant(-88.0, of))))
-    return e.ir.fdiv(x, e.ir.fadd(e.constant(1.0, x), grown))
-
-
-ACTIVATIONS: Mapping[str, Callable[[Emitter, Any], Any]] = {
-    "silu": _silu,
-    "gelu": _gelu,
-    "gelu_pytorch_tanh": _gelu_tanh,
-}
 
 
 def add_up(e: Emitter, vectors: Sequence[Any]) -> Any:

@@ -1,0 +1,63 @@
+"""The model that an engine runs: how its weights are held, and the ops that multiply by them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from jax.sharding import Mesh
+
+from jaxllm.config.resolve import detect_architecture
+from jaxllm.execution.options import layer_loop
+from jaxllm.loading.checkpoint import Checkpoint
+from jaxllm.models.loop import LayerLoop
+from jaxllm.models.model import Model
+from jaxllm.models.ops import Ops
+from pallas_kernels.grouped_matmul import GroupedMatmul, pick
+from pallas_kernels.linear import Linear
+from pallas_kernels.weights import WeightFormat
+
+if TYPE_CHECKING:
+    from jaxllm.config.engine_config import EngineConfig
+
+logger = logging.getLogger(__name__)
+
+
+def make_model(config: EngineConfig) -> Model:
+    """Return the model of an engine."""
+    loop = layer_loop(config.platform, config.kv_groups, config.mesh.size)
+    formats = {} if config.quantization else find_formats(config)
+    model = Model(config.model_config, config.dtype, loop, quantization=config.quantization, formats=formats)
+    return model.with_ops(choose_ops(model, config.platform, config.mesh))
+
+
+def find_formats(config: EngineConfig) -> Mapping[str, WeightFormat]:
+    """Return the format of each of the checkpoint's quantized tensors, by HF name."""
+    checkpoint: Checkpoint = config.checkpoint
+    if checkpoint.tensors:
+        found = {name: checkpoint.format_of(name) for name in checkpoint.tensors}
+    elif checkpoint.config.get("quantization_config"):
+        # Its tensors are those that the model wants.
+        specs = Model(config.model_config, config.dtype).param_specs().values()
+        found = {
+            source: checkpoint.format_of(source, spec.hf_shape[-1])
+            for spec in specs
+            if spec.num_inputs
+            for source in spec.sources
+        }
+    else:
+        found = {}
+    return {name: form for name, form in found.items() if form is not None}
+
+
+def choose_ops(model: Model, platform: str, mesh: Mesh) -> Ops:
+    """Return the ops of a model on the devices of a mesh. What is left to plain XLA is said in the log."""
+    linear = Linear("cpu" if model.loop is LayerLoop.IN_PLACE else "xla")
+    shapes = model.grouped_shapes()
+    if not shapes:
+        return Ops(linear, GroupedMatmul(), mesh)
+    grouped, reason = pick(shapes, platform, architecture=detect_architecture(mesh.devices.tolist()))
+    if reason is not None:
+        logger.warning("experts are multiplied in plain XLA, not in the %s's own kernels: %s", platform, reason)
+    return Ops(linear, grouped, mesh)

@@ -1,0 +1,48 @@
+"""One quantized matrix of a checkpoint: the module that it is of, and the tensors that hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxllm.loading.checkpoint import Checkpoint, TensorInfo
+from jaxllm.loading.quantized.scheme import Layout
+from pallas_kernels.weights import WeightFormat
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One quantized matrix of a checkpoint."""
+
+    module: str
+    layout: Layout
+    info: TensorInfo
+    form: WeightFormat | None
+    """What it can be held as; None if it can only be widened."""
+    ends: tuple[str, ...]
+    """What the names of its tensors end in."""
+
+    @property
+    def stored(self) -> list[str]:
+        """Return the names of its tensors."""
+        return [self.module + end for end in self.ends]
+
+
+class StoredTensors(Mapping[str, np.ndarray]):
+    """A module's tensors by what their names end in, read when asked for; of a stack one expert's."""
+
+    def __init__(self, inner: Checkpoint, module: str, ends: tuple[str, ...], index: int | None = None) -> None:
+        self._inner, self._module, self._ends, self._index = inner, module, ends, index
+
+    def __getitem__(self, end: str) -> np.ndarray:
+        if end not in self._ends:
+            raise KeyError(end)
+        return self._inner.read(self._module + end, self._index)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ends)
+
+    def __len__(self) -> int:
+        return len(self._ends)

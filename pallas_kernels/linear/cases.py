@@ -1,0 +1,21 @@
+"""Named formats of real checkpoints, shared by tests and compile checks."""
+
+from __future__ import annotations
+
+from pallas_kernels.weights import WeightFormat
+
+FORMATS: dict[str, WeightFormat] = {
+    "awq": WeightFormat(4, 128, zero_dtype="uint8"),
+    "gptq": WeightFormat(4, 128, offset=8),
+    "int4-g64": WeightFormat(4, 64, offset=8, scale_dtype="bfloat16"),
+    "q4_0": WeightFormat(4, 32, offset=8),
+    "q4_1": WeightFormat(4, 32, has_mins=True),
+    "q4_k": WeightFormat(4, 32, scale_dtype="uint8", has_mins=True, factor_group=256),
+    "q6_k": WeightFormat(6, 16, offset=32, scale_dtype="int8", factor_group=256),
+    "q8_0": WeightFormat(8, 32),
+    "mxfp4": WeightFormat(4, 32, values="e2m1", scale_dtype="bfloat16"),
+    "fp8-block": WeightFormat(8, 128, values="e4m3", scale_dtype="float32"),
+    "int8": WeightFormat(8, scale_dtype="float32"),
+    "fp8": WeightFormat(8, values="e4m3", scale_dtype="float32"),
+}
+"""Those of AWQ, GPTQ (without zeros), compressed-tensors, GGUF, gpt-oss and DeepSeek, and one scale for each output."""

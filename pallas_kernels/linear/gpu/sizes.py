@@ -1,0 +1,87 @@
+"""The Hopper kernel is compiled for these sizes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from pallas_kernels.paged_attention.gpu.common import MMA_ROWS, SMEM_BYTES, SMEM_RESERVED
+from pallas_kernels.weights import WeightFormat
+
+from ..shape import LinearShape
+
+WORD_BYTES = 4
+DEPTH = 16
+"""How many words of codes of a row are multiplied together: as many as a wgmma takes inputs."""
+ROW_TILES = (8, 16, 32, 64, 128)
+"""How many rows of x a tile has."""
+CONSUMERS = 2
+WORKERS = 132
+"""Thread blocks: one for each SM of an H100 or H200."""
+MOST_STAGES = 16
+LEAST_PIECES = 8
+"""The fewest pieces that a sum is cut into parts for."""
+GROUPED_DTYPES = ("float16", "bfloat16", "float32", "uint8", "int8")
+
+
+class Sizes(NamedTuple):
+    """How a call is cut."""
+
+    rows: int
+    """Rows of x of a tile."""
+    parts: int
+    """In how many parts of its inputs a sum is cut; each is summed for itself, and then they are in order."""
+    is_whole: bool
+    """A tile has all parts of its sums. Else each has one, and XLA adds them up."""
+    stages: int
+    """How many pieces the ring holds."""
+    workers: int = WORKERS
+
+
+def codes_per_word(form: WeightFormat) -> int:
+    """Return how many codes share a word of 32 bits."""
+    return 8 if form.bits == 4 else 4
+
+
+def piece(form: WeightFormat) -> int:
+    """Return how many inputs are multiplied at a time."""
+    return DEPTH * codes_per_word(form)
+
+
+def choose_sizes(num_rows: int, num_outputs: int, num_inputs: int, form: WeightFormat) -> Sizes:
+    """Return sizes that keep all SMs busy and fill their shared memory.
+
+    In how many parts sums are cut depends on the weight alone, so a row's bits do not depend on other rows.
+    """
+    rows = next((x for x in ROW_TILES if num_rows <= x), ROW_TILES[-1])
+    column_tiles = -(-num_outputs // (CONSUMERS * MMA_ROWS))
+    num_pieces = num_inputs // piece(form)
+    parts = max(1, min(-(-WORKERS // column_tiles), num_pieces // LEAST_PIECES))
+    row_tiles = -(-num_rows // rows)
+    is_whole = parts == 1 or column_tiles * row_tiles >= WORKERS
+    out = CONSUMERS * MMA_ROWS * rows * 4
+    stage = CONSUMERS * MMA_ROWS * DEPTH * WORD_BYTES + rows * piece(form) * 2
+    return Sizes(rows, parts, is_whole, min(MOST_STAGES, (SMEM_BYTES - SMEM_RESERVED - out) // stage))
+
+
+def refusal(shape: LinearShape) -> str | None:
+    """Return why the kernel cannot run a matmul, or None if it can."""
+    form, num_inputs, num_outputs = shape.format, shape.num_inputs, shape.num_outputs
+    if form is None:
+        return "weights of x's dtype need no widening"
+    if jnp.dtype(shape.dtype) != jnp.bfloat16:
+        return f"rows must be bfloat16, not {jnp.dtype(shape.dtype).name}"
+    if form.values in ("nf4", "e5m2"):
+        return f"there is no widening of {form.values} codes"
+    unknown = {form.dtype(part).name for part in form.parts[1:]}.difference(GROUPED_DTYPES)
+    if unknown:
+        return f"scales and the like must be {', '.join(GROUPED_DTYPES)}, not {', '.join(sorted(unknown))}"
+    depth = piece(form)
+    if num_inputs % depth or num_outputs % MMA_ROWS:
+        return f"inputs must be a multiple of {depth} and outputs of {MMA_ROWS}, not {num_inputs} and {num_outputs}"
+    group = form.group or num_inputs
+    factor_group = form.factor_group or group
+    if any(depth % each and each % depth for each in (group, factor_group)):
+        return f"groups of {group} and {factor_group} numbers are no multiple and no part of {depth}"
+    return None

@@ -1,0 +1,69 @@
+"""The TPU kernel is compiled for these sizes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from ..shape import LinearShape
+
+LANES = 128
+VMEM_LIMIT = 56 * 2**20
+BLOCK_BYTES = 8 * 2**20
+"""The most bytes of a block of rows, and of one of widened weights."""
+WIDEN_ROWS = 64
+"""How many outputs are widened at a time: a tile of 4-bit codes."""
+MOST_ROWS, MOST_OUTPUTS = 512, 512
+FEW_ROWS = 64
+"""So many rows are multiplied by codes, and more by widened weights."""
+CHUNKS_AT_ONCE = 2
+"""How many chunks of 128 inputs an iteration over them takes, for few rows."""
+FEW_BYTES = 2**21
+"""Codes of a block, at a byte each."""
+
+
+class Sizes(NamedTuple):
+    """The shape of a block of the result."""
+
+    rows: int
+    outputs: int
+
+
+def choose_sizes(num_rows: int, num_outputs: int, num_inputs: int, dtype: DTypeLike) -> Sizes:
+    """Return blocks that fit in VMEM: all inputs of some rows, and of some outputs."""
+    row_bytes = num_inputs * jnp.dtype(dtype).itemsize
+    rows, outputs = MOST_ROWS, MOST_OUTPUTS
+    while rows * row_bytes > BLOCK_BYTES or rows // 2 >= max(num_rows, 16):
+        rows //= 2
+    while outputs * row_bytes > BLOCK_BYTES:
+        outputs //= 2
+    return Sizes(rows, min(outputs, num_outputs))
+
+
+def few_outputs(num_outputs: int, num_inputs: int) -> int:
+    """Return how many outputs a block for few rows has."""
+    outputs = MOST_OUTPUTS
+    while outputs * num_inputs > FEW_BYTES and outputs > LANES:
+        outputs //= 2
+    return min(outputs, num_outputs)
+
+
+def refusal(shape: LinearShape) -> str | None:
+    """Return why the kernel cannot run a matmul, or None if it can."""
+    form, dtype = shape.format, jnp.dtype(shape.dtype)
+    if form is None or form.group is None:
+        return "plain XLA widens weights without groups in the matmul, if at all"
+    if dtype not in (jnp.bfloat16, jnp.float32):
+        return f"rows must be bfloat16 or float32, not {dtype.name}"
+    if form.values in ("nf4", "e5m2"):
+        return f"there is no widening of {form.values} codes"
+    if shape.num_inputs % LANES or shape.num_outputs % WIDEN_ROWS:
+        return (
+            f"inputs must be a multiple of {LANES} and outputs of {WIDEN_ROWS}, "
+            f"not {shape.num_inputs} and {shape.num_outputs}"
+        )
+    if any(LANES % group and group % LANES for group in (form.group, form.factor_group or LANES)):
+        return f"groups of {form.group} and {form.factor_group} numbers are no multiple and no part of {LANES}"
+    return None

@@ -1,0 +1,98 @@
+"""The GPU's matmul by quantized weights equals float64's in its interpreter, which looks for races."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.linear import LinearShape, pick
+from pallas_kernels.linear.cases import FORMATS
+from pallas_kernels.linear.gpu import gpu_linear
+from pallas_kernels.linear.gpu.sizes import WORKERS, Sizes, choose_sizes
+from tests.pallas_kernels.gpu import interpreted
+from tests.pallas_kernels.quantized_linear import LAYER, Call, exact, make, sizes_of_sums
+
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation")]
+# A ring shorter than a part of a sum; the last tiles of rows and of outputs are not whole.
+FEW = Sizes(rows=8, parts=2, is_whole=False, stages=2)
+MANY = Sizes(rows=16, parts=2, is_whole=True, stages=3)
+OUTPUTS, INPUTS = 192, 512
+
+
+def run(call: Call, sizes: Sizes | None, out_dtype: Any = jnp.float32, **options: Any) -> np.ndarray:
+    def function(call: Call, layer: jax.Array, options: dict[str, Any]) -> jax.Array:
+        settings: dict[str, Any] = {"out_dtype": out_dtype, "sizes": sizes, "interpret": True}
+        return gpu_linear(call.x, call.weight, layer, **settings, **options)
+
+    return np.asarray(interpreted(jax.jit(function), call, jnp.int32(LAYER), options), np.float64)
+
+
+@pytest.mark.parametrize(("name", "sizes"), [*((name, FEW) for name in FORMATS), ("q4_k", MANY), ("fp8", MANY)])
+def test_matches_float64(name: str, sizes: Sizes) -> None:
+    """Every number is the bfloat16 of its float32, and products of bfloat16 are exact, and added up in float32."""
+    call = make(FORMATS[name], 5 if sizes is FEW else 19, OUTPUTS, INPUTS)
+    assert (abs(run(call, sizes) - exact(call)) <= 2e-6 * sizes_of_sums(call)).all()
+
+
+def test_bfloat16_is_rounded_once() -> None:
+    call = make(FORMATS["awq"], 19, OUTPUTS, INPUTS)
+    for sizes in (FEW, MANY):
+        np.testing.assert_allclose(run(call, sizes, jnp.bfloat16), exact(call), rtol=2**-8, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gptq", "int8"])
+def test_a_row_does_not_depend_on_the_others(name: str) -> None:
+    """Few rows, whose sums XLA puts together, are bitwise those of many."""
+    call = make(FORMATS[name], 19, OUTPUTS, INPUTS)
+    whole = run(call, MANY)
+    few = FEW._replace(rows=MANY.rows)  # the interpreter's own matmul rounds by the shape
+    np.testing.assert_array_equal(run(call._replace(x=call.x[3:8]), few), whole[3:8])
+
+
+def test_what_is_added() -> None:
+    call = make(FORMATS["gptq"], 5, OUTPUTS, INPUTS)
+    plus, bias = np.full((5, OUTPUTS), 2, np.float32), np.arange(OUTPUTS, dtype=np.float32)
+    got = run(call, FEW, plus_to=jnp.asarray(plus), bias_o=jnp.asarray(bias))
+    np.testing.assert_allclose(got, exact(call) + plus + bias, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(6144, 4096), (4096, 14336), (5120, 25600), (51200, 5120)])
+def test_real_models_run_and_keep_all_processors_busy(num_outputs: int, num_inputs: int, form: Any) -> None:
+    op, _ = pick("gpu", architecture="9.0")
+    assert op.refusal(LinearShape(num_outputs, num_inputs, jnp.bfloat16, jnp.bfloat16, form)) is None
+    for num_rows in (1, 64, 2000):
+        sizes = choose_sizes(num_rows, num_outputs, num_inputs, form)
+        assert sizes.stages >= 4
+        tiles = -(-num_outputs // 128) * -(-num_rows // sizes.rows) * (1 if sizes.is_whole else sizes.parts)
+        assert tiles >= WORKERS
+        assert sizes.parts == choose_sizes(1, num_outputs, num_inputs, form).parts
+
+
+def test_what_does_not_run() -> None:
+    op, reason = pick("gpu", architecture="8.0")
+    assert op.implementation == "xla"
+    assert reason is not None
+    assert "Hopper" in reason
+    op, _ = pick("gpu", architecture="9.0")
+    shape = LinearShape(256, 512, jnp.bfloat16, jnp.bfloat16, FORMATS["awq"])
+    for refused, said in [
+        (shape._replace(format=None), "widening"),
+        (shape._replace(dtype=jnp.float32), "bfloat16"),
+        (shape._replace(num_outputs=96), "64"),
+        (shape._replace(num_inputs=192), "128"),
+    ]:
+        reason = op.refusal(refused)
+        assert reason is not None
+        assert said in reason
+
+
+def test_codes_must_be_held_as_a_gpu_takes_them() -> None:
+    call = make(FORMATS["awq"], 5, OUTPUTS, INPUTS)
+    wrong = call.weight.map(lambda part: part.astype(jnp.uint8) if part.dtype == jnp.uint4 else part)
+    with pytest.raises(ValueError, match="uint4"):
+        gpu_linear(call.x, wrong, LAYER, out_dtype=jnp.float32)

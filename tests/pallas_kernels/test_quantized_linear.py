@@ -1,0 +1,140 @@
+"""A CPU's matmul by packed weights equals, to the bit, that by the numbers that they stand for."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.linear.cpu import can_multiply, cpu_linear
+from pallas_kernels.weights import WeightFormat, dequantize
+from pallas_kernels.weights.held import Quantized
+from tests.pallas_kernels.quantized import FORMATS, make_parts, packed
+
+DTYPES = [jnp.bfloat16, jnp.float32]
+GROUPED = {name: form for name, form in FORMATS.items() if form.group}
+WHOLE = {name: form for name, form in FORMATS.items() if not form.group}
+LAYER = 1
+
+
+def inputs_of(form: WeightFormat, least: int) -> int:
+    """Return a row's numbers: at least so many, whole groups."""
+    per = np.lcm.reduce([64, form.group or 1, form.factor_group or 1])
+    return int(-(-least // per) * per)
+
+
+def rounded(parts: dict[str, np.ndarray], form: WeightFormat, dtype: Any) -> jax.Array:
+    return jnp.asarray(dequantize(parts, form)).astype(dtype)
+
+
+def stacked(parts: dict[str, np.ndarray]) -> dict[str, jax.Array]:
+    """Return the parts as the middle one of three layers, of which the others are of ones' bits."""
+    found = {}
+    for name, part in parts.items():
+        stack = np.full((3, *part.shape), 0xFF, np.uint8) if part.dtype.itemsize == 1 else None
+        if stack is None:
+            stack = np.full((3, part.nbytes), 0xFF, np.uint8)
+            stack = stack.view(part.dtype).reshape(3, *part.shape)
+        else:
+            stack = stack.view(part.dtype)
+        stack[LAYER] = part
+        found[name] = jnp.asarray(stack)
+    return found
+
+
+def multiply(x: jax.Array, weight: Any, form: WeightFormat | None, layer: int, out_dtype: Any, **options: Any) -> Any:
+    held = weight if form is None else Quantized(weight, form, is_packed=True)
+    program = jax.jit(partial(cpu_linear, out_dtype=out_dtype, **options))
+    return np.asarray(program(x, held, layer=jnp.int32(layer)))
+
+
+def check(
+    form: WeightFormat,
+    t: int,
+    n: int,
+    k: int,
+    dtype: Any,
+    out_dtype: Any = None,
+    num_rows: int | None = None,
+    **options: Any,
+) -> None:
+    rng = np.random.default_rng(t)
+    x = jnp.asarray(rng.standard_normal((t, k)), dtype)
+    parts = make_parts(form, n, k)
+    out_dtype = out_dtype or dtype
+    if num_rows is not None:
+        x = x.at[num_rows:].set(jnp.nan)
+        options["num_rows"] = num_rows
+    plain = rounded(parts, form, dtype)[None]
+    expected = multiply(x, plain, None, 0, out_dtype, **options)[:num_rows]
+    got = multiply(x, stacked(packed(parts, form)), form, LAYER, out_dtype, **options)[:num_rows]
+    assert np.isfinite(expected.astype(np.float32)).all()
+    assert abs(expected.astype(np.float32)).max() > 1e-3
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", GROUPED.values(), ids=GROUPED)
+def test_equals_plain_weights(form: WeightFormat, dtype: Any) -> None:
+    for t, n, least in ((1, 4, 64), (7, 21, 192), (9, 18, 576), (100, 33, 1200)):
+        check(form, t, n, inputs_of(form, least), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["Q4_0", "Q5_1", "Q8_0", "Q6_K", "NVFP4", "AWQ"])
+def test_gates_and_sums_equal_those_of_plain_weights(name: str, dtype: Any) -> None:
+    form = FORMATS[name]
+    k = inputs_of(form, 192)
+    for t, num_rows in ((1, None), (9, 2), (64, 33)):
+        check(form, t, 36, k, dtype, num_rows=num_rows, activation="silu")
+    rng = np.random.default_rng(0)
+    bias = jnp.asarray(rng.standard_normal(21), jnp.float32)
+    for t, num_rows in ((1, 1), (9, 1), (64, 33)):
+        plus = jnp.asarray(rng.standard_normal((t, 21)), jnp.float32)
+        options: dict[str, Any] = {"activation": "gelu", "is_gated": False, "bias_o": bias, "plus_to": plus}
+        check(form, t, 21, k, dtype, jnp.float32, num_rows, **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", [FORMATS["Q4_1"], FORMATS["Q6_K"], FORMATS["AWQ"]], ids=["Q4_1", "Q6_K", "AWQ"])
+def test_long_rows(form: WeightFormat, dtype: Any) -> None:
+    """Rows of more groups than the stack takes, and more numbers than are unpacked for many rows."""
+    for t in (1, 9):
+        check(form, t, 8, 256 * 130, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", WHOLE.values(), ids=WHOLE)
+def test_scales_of_outputs_multiply_sums(form: WeightFormat, dtype: Any) -> None:
+    for t, n, k in ((1, 4, 32), (5, 21, 96), (70, 33, 160)):
+        x = jnp.asarray(np.random.default_rng(t).standard_normal((t, k)), dtype)
+        parts = make_parts(form, n, k)
+        values = jnp.asarray(parts["codes"].astype(np.float32), dtype)
+        expected = multiply(x, values[None], None, 0, jnp.float32) * parts["scales"].astype(np.float32)[:, 0]
+        got = multiply(x, stacked(parts), form, LAYER, jnp.float32)
+        np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.usefixtures("avx2")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", GROUPED.values(), ids=GROUPED)
+def test_with_avx2_alone(form: WeightFormat, dtype: Any) -> None:
+    for t in (1, 7):
+        check(form, t, 9, inputs_of(form, 192), dtype, jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("form", "k"),
+    [
+        (FORMATS["Q4_0"], 96),
+        (FORMATS["AWQ"], 192),
+        (FORMATS["Q4_K"], 128),
+        (WeightFormat(4, 8), 64),
+        (WeightFormat(4, 48), 192),
+    ],
+)
+def test_says_what_it_cannot_unpack(form: WeightFormat, k: int) -> None:
+    assert not can_multiply((8, k), jnp.bfloat16, form=form)
+    assert can_multiply((8, 256), jnp.bfloat16, form=FORMATS["Q4_K"])
