@@ -27,11 +27,12 @@ from .layers.head import PoolingHead, head_names, pooled_states, taken_rows
 from .layers.moe import matmul_shapes
 from .loop import Cached, Heads, LayerBody, LayerLoop, Lent, run_layers
 from .ops import Ops, bind
-from .params import ParamSpec, Reading, array_specs, declared, held_apart, make_spec, stack, under
+from .params import ParamSpec, array_specs, held_apart
 from .plan import LayerPlan
 from .quantization import METHODS
 from .registry import get_family
 from .rope import query_scale, rope_table
+from .specs import Reading, declared, make_spec, stack, under
 from .tokens import TokenBatch
 
 Params = Mapping[str, Any]

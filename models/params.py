@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple
 
-from flax import nnx
+import jax.numpy as jnp
 
 from pallas_kernels.weights import WeightFormat, num_bytes
 from pallas_kernels.weights.held import Quantized
 
-from .family import TensorName
 from .joined import Joined
 
 KV_HEADS = "kv_heads"
@@ -144,6 +143,8 @@ def part_of[Spec: (ParamSpec, ArraySpec)](spec: Spec, part: str) -> Spec:
     form, count = spec.format, spec.num_inputs
     assert form is not None
     width = form.width(part, prod(spec.shape[-count:]), packed=spec.is_packed)
+    if part == "order":
+        return _order_of(spec, width)
     own: dict[str, Any]
     if isinstance(spec, ArraySpec):
         own = {"params": {path: part_of(param, part) for path, param in spec.params.items()}}
@@ -151,7 +152,7 @@ def part_of[Spec: (ParamSpec, ArraySpec)](spec: Spec, part: str) -> Spec:
         theirs, ours = spec.layout.split("->")
         outputs = " ".join(ours.split()[:-count])
         own = {
-            "layout": f"{_split_axes(theirs)[0]} {PART_AXIS} -> {outputs} {PART_AXIS}",
+            "layout": f"{split_axes(theirs)[0]} {PART_AXIS} -> {outputs} {PART_AXIS}",
             "hf_shape": (*spec.hf_shape[:-1], width),
         }
     return replace(
@@ -159,10 +160,22 @@ def part_of[Spec: (ParamSpec, ArraySpec)](spec: Spec, part: str) -> Spec:
         shape=(*spec.shape[:-count], width),
         # A single number for each row stays whole where its row is cut.
         axes=(*spec.axes[:-count], spec.axes[-count] if width > 1 else None),
-        dtype=form.dtype(part, packed=spec.is_packed),
+        dtype=form.device_dtype(part, packed=spec.is_packed),
         part=part,
         **own,
     )
+
+
+def _order_of[Spec: (ParamSpec, ArraySpec)](spec: Spec, width: int) -> Spec:
+    """Return the spec of the order of a quantized array's inputs, [*lead, in], the same for all outputs."""
+    own: dict[str, Any]
+    if isinstance(spec, ArraySpec):
+        own = {"params": {path: _order_of(param, width) for path, param in spec.params.items()}}
+    else:
+        own = {"layout": f"{PART_AXIS} -> {PART_AXIS}", "hf_shape": (width,), "hf_index": (), "segment": None}
+    lead = spec.num_lead
+    shape, axes = (*spec.shape[:lead], width), (*spec.axes[:lead], None)
+    return replace(spec, shape=shape, axes=axes, dtype=jnp.dtype(jnp.int32), part="order", **own)
 
 
 def held_apart(specs: Mapping[str, ParamSpec]) -> dict[str, ParamSpec]:
@@ -177,10 +190,14 @@ def held_apart(specs: Mapping[str, ParamSpec]) -> dict[str, ParamSpec]:
         if spec.segment is not None:
             members.setdefault(spec.segment.array, []).append(path)
     for array, paths in members.items():
-        if len({specs[path].format for path in paths}) == 1:
+        forms = [specs[path].format for path in paths]
+        is_ordered = any(form is not None and form.is_ordered for form in forms)
+        if len(set(forms)) == 1 and not is_ordered:
             continue
-        for number, (form, run) in enumerate(itertools.groupby(paths, key=lambda path: specs[path].format)):
-            start = 0
+        # Each has an order of its own.
+        runs = [[path] for path in paths] if is_ordered else _runs(paths, forms)
+        for number, run in enumerate(runs):
+            start, form = 0, specs[run[0]].format
             for path in run:
                 spec = specs[path]
                 assert spec.segment is not None
@@ -189,6 +206,12 @@ def held_apart(specs: Mapping[str, ParamSpec]) -> dict[str, ParamSpec]:
                 found[path] = replace(spec, segment=own, format=form) if is_apart else replace(spec, format=None)
                 start += spec.rows
     return found
+
+
+def _runs(paths: Sequence[str], forms: Sequence[WeightFormat | None]) -> list[list[str]]:
+    """Return paths with one format side by side."""
+    pairs = zip(paths, forms, strict=True)
+    return [[path for path, _ in run] for _, run in itertools.groupby(pairs, key=lambda pair: pair[1])]
 
 
 def array_specs(specs: Mapping[str, ParamSpec]) -> dict[str, ArraySpec]:
@@ -233,156 +256,6 @@ def _joined(flat: Mapping[str, Any]) -> dict[str, Any]:
     return {path: Joined(tuple(values)) if len(values) > 1 else values[0] for path, values in groups.items()}
 
 
-class Declared(NamedTuple):
-    """A parameter as a layer declares it."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-    axes: tuple[str, ...]
-    segment: Segment | None
-    num_inputs: int
-    rotates: bool
-
-    @property
-    def has_experts(self) -> bool:
-        """Say whether it has an axis of experts, which is its first."""
-        return self.axes[0] == "experts"
-
-    def hf_shape(self, layout: str, kv_repeats: int) -> tuple[int, ...]:
-        """Return the shape that `layout` = "(n h) d -> d n h" comes from, of one expert if it has some."""
-        theirs, ours = layout.split("->")
-        once = [
-            size // kv_repeats if axis == KV_HEADS else size
-            for axis, size in zip(self.axes[self.has_experts :], self.shape[self.has_experts :], strict=True)
-        ]
-        sizes = dict(zip(ours.split(), once, strict=True))
-        return tuple(prod(sizes[axis] for axis in group.strip("()").split()) for group in _split_axes(theirs))
-
-
-def _split_axes(theirs: str) -> list[str]:
+def split_axes(theirs: str) -> list[str]:
     """Return the dimensions of "(n h) d ", each a letter or a group of them."""
     return re.findall(r"\([^)]*\)|\S+", theirs)
-
-
-def declared(state: nnx.State) -> dict[str, Declared]:
-    """Return each parameter of a module by path; those of a merged array one by one."""
-    found: dict[str, Declared] = {}
-    for names, variable in nnx.to_flat_state(state):
-        path, metadata = ".".join(map(str, names)), variable.get_metadata()
-        shape, axes, num_inputs = tuple(variable.shape), tuple(metadata["out_sharding"]), metadata["num_inputs"]
-        if "parts" not in metadata:
-            found[path] = Declared(shape, variable.dtype, axes, None, num_inputs, metadata["rotates"])
-            continue
-        start, num_shards, lead = 0, metadata["num_shards"], sum(axis in LEAD_AXES for axis in axes)
-        for part in metadata["parts"]:
-            segment = Segment(path, num_shards, start)
-            own_shape = (*shape[:lead], part.size, *shape[lead + 2 :])
-            own_axes = (*axes[:lead], part.axis, *axes[lead + 2 :])
-            owner = path.rpartition(".")[0]
-            found[f"{owner}.{part.name}"] = Declared(
-                own_shape, variable.dtype, own_axes, segment, num_inputs, part.rotates
-            )
-            start += part.size // num_shards
-    return found
-
-
-class Reading(NamedTuple):
-    """How the parameters of a module are read, besides their names."""
-
-    formats: Mapping[str, WeightFormat] = {}
-    """The formats of the checkpoint's tensors that are to be held as they are."""
-    rounded_to: WeightFormat | None = None
-    """The format that all other weights are rounded to, if any."""
-    is_packed: bool = False
-    num_shards: int = 1
-    kv_repeats: int = 1
-    head_order: tuple[int, ...] | None = None
-
-
-def make_spec(
-    path: str, params: Mapping[str, Declared], names: Mapping[str, TensorName], source: str, reading: Reading
-) -> ParamSpec:
-    """Return the spec of one parameter of a module, whose tensors are called `source`, with `{e}` for the expert."""
-    param, tensor = params[path], names[path]
-    hf_shape, hf_index = param.hf_shape(tensor.layout, reading.kv_repeats), ()
-    if tensor.fused:
-        hf_shape, hf_index = _taken_of_fused(path, params, names, reading.kv_repeats)
-    num_experts = param.shape[0] if param.has_experts else 1
-    of_experts = "{e}" in source
-    sources = tuple(source.format(e=expert) for expert in range(num_experts if of_experts else 1))
-    form = (reading.formats.get(sources[0]) or reading.rounded_to) if param.num_inputs else None
-    spec = ParamSpec(
-        shape=param.shape,
-        dtype=param.dtype,
-        axes=param.axes,
-        sources=sources,
-        layout=tensor.layout,
-        hf_shape=(num_experts, *hf_shape) if param.has_experts and not of_experts else hf_shape,
-        hf_index=hf_index,
-        repeats=reading.kv_repeats if KV_HEADS in param.axes else 1,
-        head_order=reading.head_order if param.rotates else None,
-        segment=param.segment,
-        num_inputs=param.num_inputs,
-        is_packed=reading.is_packed,
-    )
-    return spec if form is None or holding_refusal(spec, form, reading) else replace(spec, format=form)
-
-
-def holding_refusal(spec: ParamSpec, form: WeightFormat, reading: Reading) -> str | None:
-    """Say why a parameter cannot be held in a format, so that it is widened when it is loaded; None if it can."""
-    inputs, count = spec.shape[-spec.num_inputs :], spec.num_inputs
-    if form.group is not None and spec.num_experts is not None:
-        return "experts' weights are held in formats with a scale for each output alone"
-    if spec.sources[0] in reading.formats:
-        theirs, ours = spec.layout.split("->")
-        if len(_split_axes(theirs)) != 2 or _split_axes(theirs)[1].strip("()").split() != ours.split()[-count:]:
-            return "its inputs do not come last in the checkpoint"
-        if any(part != slice(None) for part in spec.hf_index[1:]):
-            return "it has only some of the inputs of the checkpoint's tensor"
-    is_cut = spec.axes[-count] in SHARDED_INPUTS
-    num_inputs = prod(inputs) // (reading.num_shards if is_cut else 1)
-    try:
-        for part in form.parts:
-            form.width(part, num_inputs, packed=reading.is_packed)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def _taken_of_fused(
-    path: str, params: Mapping[str, Declared], names: Mapping[str, TensorName], kv_repeats: int
-) -> tuple[tuple[int, ...], tuple[slice, ...]]:
-    """Return the shape of a tensor that holds several parameters, and the part of it that is this one."""
-    owner, _, name = path.rpartition(".")
-    fused = names[path].fused
-    assert fused is not None
-    shapes = {}
-    for member in fused.members:
-        other = f"{owner}.{member}"
-        shapes[member] = params[other].hf_shape(names[other].layout, kv_repeats)
-    sizes = {member: shape[fused.axis] for member, shape in shapes.items()}
-    whole, place = sum(sizes.values()), fused.members.index(name)
-    if fused.alternates:
-        part = slice(place, None, len(fused.members))
-    else:
-        start = sum(sizes[member] for member in fused.members[:place])
-        part = slice(start, start + sizes[name])
-    shape = list(shapes[name])
-    shape[fused.axis] = whole
-    return tuple(shape), (*[slice(None)] * fused.axis, part)
-
-
-def under(owner: str, spec: ParamSpec) -> ParamSpec:
-    """Return the spec with its merged array's path put under `owner`."""
-    return replace(spec, segment=spec.segment._replace(array=f"{owner}.{spec.segment.array}")) if spec.segment else spec
-
-
-def stack(specs: Sequence[ParamSpec]) -> ParamSpec:
-    """Return the spec of one parameter of several layers, stacked in order."""
-    first = specs[0]
-    return replace(
-        first,
-        shape=(len(specs), *first.shape),
-        axes=("layers", *first.axes),
-        sources=tuple(source for spec in specs for source in spec.sources),
-    )

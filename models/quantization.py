@@ -43,5 +43,5 @@ def quantize(weight: Array, num_inputs: int, form: WeightFormat, *, is_packed: b
     zeros = jnp.clip(jnp.round(-least / wide), 0, top)
     codes = jnp.clip(jnp.round(grouped / wide[..., None]) + zeros[..., None], 0, top)
     codes = codes.astype(jnp.uint8).reshape(weight.shape)
-    codes = pack_nibbles(codes) if is_packed else codes.astype(form.dtype("codes"))
+    codes = pack_nibbles(codes) if is_packed else codes.astype(form.device_dtype("codes", packed=False))
     return Quantized({"codes": codes, "scales": scales, "zeros": zeros.astype(jnp.uint8)}, form, is_packed)

@@ -5,7 +5,8 @@
 
 Figures are medians of the rounds, in milliseconds. Attention gets a pool that does not fit the caches; matmuls get
 every layer's own weights, as a step does. Grouped matmuls are compared with the matmuls of the active experts, each
-over its own rows, by the CPU's own kernel and by plain XLA.
+over its own rows, by the CPU's own kernel and by plain XLA. Matmuls by packed weights are compared with the CPU's own
+by the same weights in bfloat16 or float32; at one row what bounds both is memory, from which they read so many GB/s.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from machine import describe_machine
 from sheet import print_sheet
 
 from jaxllm.execution.options import compiler_options
+from jaxllm.loading.gguf_parts import FORMATS
 from pallas_kernels.grouped_matmul import GroupedMatmul, Groups, MatmulShape, capacity
 from pallas_kernels.grouped_matmul.cases import CASES as CASES_OF_EXPERTS
 from pallas_kernels.linear import Linear
 from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, PagedAttention
 from pallas_kernels.paged_attention.batches import ragged_batch
 from pallas_kernels.paged_attention.cases import CASES
-from pallas_kernels.weights import INT8
+from pallas_kernels.weights import INT8, WeightFormat
 from pallas_kernels.weights.held import Quantized
 
 Matrix = tuple[jax.Array, jax.Array | None]
@@ -59,7 +61,15 @@ GROUPED_CASE = "qwen3-30b-a3b"
 """Whose experts' MLPs the grouped matmuls are: 64 of its experts, 8 of them with rows."""
 NUM_EXPERTS, NUM_ACTIVE = 64, 8
 GROUPED_ROWS = (1, 8, 64, 512)
-PARTS = ("attention", "matmuls", "grouped")
+QUANTIZED = {
+    **{name: FORMATS[name] for name in ("Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q2_K", "Q3_K", "MXFP4")},
+    "AWQ": WeightFormat(4, 128, zero_dtype="uint8"),
+    "int8": INT8,
+}
+QUANTIZED_MATRIX, QUANTIZED_BYTES = (8192, 2048), 128 << 20
+"""The size of packed matrices, and how many bytes of them there are, which no cache holds."""
+QUANTIZED_ROWS = (1, 4, 16, 512)
+PARTS = ("attention", "matmuls", "grouped", "quantized")
 
 
 def main() -> int:
@@ -78,6 +88,8 @@ def main() -> int:
         rows += [matmul_row(count, dtype, rounds) for count in ROWS if "matmuls" in parts]
     for dtype in (jnp.bfloat16, jnp.float32, jnp.int8) if "grouped" in parts else ():
         rows += grouped_rows(dtype, rounds)
+    for dtype in (jnp.bfloat16, jnp.float32) if "quantized" in parts else ():
+        rows += [quantized_row(name, count, dtype, rounds) for name in QUANTIZED for count in QUANTIZED_ROWS]
     print_sheet(rows)
     if args.json:
         report = {"machine": describe_machine(), "date": date.today().isoformat(), "jax": jax.__version__}
@@ -247,6 +259,41 @@ def multiply_parts_plainly(parts: Sequence[jax.Array], weights: Sequence[Matrix]
         gate, up = jnp.split(multiply(x, *gate_up), 2, axis=1)
         found.append(multiply((jax.nn.silu(gate) * up).astype(x.dtype), *down).astype(x.dtype))
     return found
+
+
+def quantized_row(name: str, num_rows: int, dtype: Any, rounds: int) -> dict[str, Any]:
+    """Return the milliseconds of a matmul by weights that are packed, and by those of x's dtype."""
+    rng, form, (n, k) = np.random.default_rng(0), QUANTIZED[name], QUANTIZED_MATRIX
+    sizes = {"plain": n * k * jnp.dtype(dtype).itemsize, "packed": form.num_bytes(n, k)}
+    layers = {each: QUANTIZED_BYTES // size for each, size in sizes.items()}
+    parts = {}
+    for part in form.parts:
+        shape, part_dtype = (layers["packed"], n, form.width(part, k, packed=True)), form.dtype(part, packed=True)
+        one = rng.integers(0, 128, shape[1:], np.uint8).view(np.int8) if part == "codes" else np.full(shape[1:], 1 / 64)
+        parts[part] = jnp.broadcast_to(jnp.asarray(one.astype(part_dtype)), shape)
+    some = jnp.asarray(rng.standard_normal((n, k), np.float32) * 0.02, dtype)
+    weights = {
+        "plain": jnp.broadcast_to(some, (layers["plain"], n, k)),
+        "packed": Quantized(parts, form, is_packed=True),
+    }
+    x = jnp.asarray(rng.standard_normal((num_rows, k)), dtype)
+
+    def multiply(x: jax.Array, weight: Any) -> list[jax.Array]:
+        return [Linear("cpu")(x, weight, layer)[:, 0] for layer in range(weight.shape[0])]
+
+    program = jax.jit(multiply)
+
+    def run(each: str) -> None:
+        jax.block_until_ready(program(x, weights[each]))
+
+    found = in_turns(run, tuple(sizes), rounds)
+    found = {f"{each} ms": found[f"{each} ms"] / layers[each] for each in sizes}
+    return {
+        "what": f"{name}, {num_rows} rows, {jnp.dtype(dtype).name}",
+        **{key: round(ms, 3) for key, ms in found.items()},
+        "times": round(found["plain ms"] / found["packed ms"], 2),
+        **{f"{each} GB/s": round(size / found[f"{each} ms"] / 1e6, 1) for each, size in sizes.items()},
+    }
 
 
 def in_turns(run: Callable[[str], Any], names: Sequence[str], rounds: int, factor: float = 1) -> dict[str, float]:

@@ -48,10 +48,11 @@ for target in v5e:1x1 tpu7x:1x1x1; do
 done
 part kernels-h100 $JAX scripts/compile_gpu_kernels.py
 part grouped-matmul-h100 $JAX scripts/compile_gpu_grouped_matmul.py
-part linear-v6e $JAX scripts/compile_linear.py --target v6e:1x1
+part linear-v6e $JAX scripts/compile_linear.py --target v6e:1x1 --matrices 4096x4096
 for target in v5e:1x1 tpu7x:1x1x1; do
   part "linear-${target%%:*}" $JAX scripts/compile_linear.py --target $target --matrices 4096x4096 --rows 1 2000
 done
+part linear-v6e-large $JAX scripts/compile_linear.py --target v6e:1x1 --matrices 5120x25600 --formats awq q4_k fp8-block
 part linear-h100 $JAX scripts/compile_linear.py --target h100 --rows 1 16 64 512 2000
 part kernels-v6e-old-jax $OLD_JAX scripts/compile_tpu_kernels.py --topology v6e:1x1 --steps mixed
 part kernels-h100-old-jax $OLD_JAX scripts/compile_gpu_kernels.py

@@ -13,6 +13,7 @@ import argparse
 import os
 import sys
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,19 @@ from sheet import print_sheet, write_rows
 
 from pallas_kernels.grouped_matmul import Groups, MatmulShape, capacity, pick
 from pallas_kernels.grouped_matmul.cases import CASES
-from pallas_kernels.grouped_matmul.gpu.sizes import DEPTH, Sizes, choose_sizes
+from pallas_kernels.grouped_matmul.gpu.sizes import DEPTH, Sizes, choose_sizes, quantized_sizes
+from pallas_kernels.linear.cases import FORMATS
+from pallas_kernels.linear.gpu.kernel import COLUMNS
+from pallas_kernels.linear.gpu.sizes import CONSUMERS, piece
 from pallas_kernels.paged_attention.gpu.common import MMA_ROWS, WARPGROUP_LANES
+from pallas_kernels.weights import WeightFormat
+from pallas_kernels.weights.held import Quantized
 
 STEPS = {"decode": 64, "prefill": 2048}
 """How many tokens a step has."""
 MODELS = ("qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-20b", "gemma-4-26b-a4b")
+QUANTIZED = {"gpt-oss-20b": "mxfp4", "qwen3-30b-a3b": "awq"}
+"""What these models' experts are held in, besides bfloat16."""
 MATMULS = ("up", "down")
 NUM_LAYERS = 2
 TEMP_LIMIT = 2**20
@@ -68,9 +76,9 @@ def main() -> int:
     rows = []
     for name in args.cases:
         for step in args.steps:
-            for matmul in MATMULS:
-                row = {"case": name, "step": step, "matmul": matmul}
-                row |= compile_matmul(name, STEPS[step], matmul, sharding)
+            for matmul, weights in product(MATMULS, ("bfloat16", *filter(None, [QUANTIZED.get(name)]))):
+                row = {"case": name, "step": step, "matmul": matmul, "weights": weights}
+                row |= compile_matmul(name, STEPS[step], matmul, FORMATS.get(weights), sharding)
                 rows.append(row)
                 print("  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
     if args.json:
@@ -83,11 +91,14 @@ def main() -> int:
     return int(bool(missed) or version < FIRST_PTXAS)
 
 
-def compile_matmul(name: str, num_tokens: int, matmul: str, sharding: NamedSharding) -> dict[str, Any]:
+def compile_matmul(
+    name: str, num_tokens: int, matmul: str, form: WeightFormat | None, sharding: NamedSharding
+) -> dict[str, Any]:
     """Return what the compilers say of a matmul, and what it misses of what is wanted."""
     case = CASES[name]
-    op, _ = pick(case.shapes(), "gpu", architecture="9.0")
-    shape = case.shapes()[MATMULS.index(matmul)]
+    shapes = [shape._replace(format=form) for shape in case.shapes()]
+    op, _ = pick(shapes, "gpu", architecture="9.0")
+    shape = shapes[MATMULS.index(matmul)]
     num_choices = num_tokens * case.num_choices
     num_rows = capacity(num_choices, case.num_experts, op.row_alignment)
 
@@ -103,23 +114,37 @@ def compile_matmul(name: str, num_tokens: int, matmul: str, sharding: NamedShard
             memory: Any = lowered.compile().memory_analysis()
         except (ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
             return {"missed": [f"{type(error).__name__}: {str(error)[:300]}"]}
-    registers, spilled = read_ptxas(output[0])["grouped_matmul"]
-    sizes = choose_sizes(num_rows, shape.num_experts, shape.num_columns, shape.out_dtype)
+    kernel = "grouped_matmul" if form is None else "quantized_linear"
+    registers, spilled = read_ptxas(output[0])[kernel]
     wrong = {
         f"spills {spilled} bytes": spilled,
-        "shared memory": smem["grouped_matmul"] > SMEM_LIMIT,
-        "something is copied": memory.temp_size_in_bytes > TEMP_LIMIT,
+        "shared memory": smem[kernel] > SMEM_LIMIT,
+        "something is copied": memory.temp_size_in_bytes > TEMP_LIMIT + rows_bytes(shape, num_rows),
     }
+    if form is None:
+        sizes = choose_sizes(num_rows, shape.num_experts, shape.num_columns, shape.out_dtype)
+        columns, consumers, figures = 2 * sizes.columns, sizes.consumers, cost(sizes)
+    else:
+        sizes = quantized_sizes(num_rows, shape.num_experts, shape.num_outputs, shape.num_inputs, form)
+        columns, consumers, figures = COLUMNS, CONSUMERS, {}
     return {
         "rows": sizes.rows,
-        "columns": 2 * sizes.columns,
+        "columns": columns,
         "stages": sizes.stages,
-        **occupancy(registers, WARPGROUP_LANES * (sizes.consumers + 1), smem["grouped_matmul"]),
-        **cost(sizes),
+        **occupancy(registers, WARPGROUP_LANES * (consumers + 1), smem[kernel]),
+        **figures,
         "temp_MiB": round(memory.temp_size_in_bytes / 2**20, 2),
         "seconds": round(time.monotonic() - started, 1),
         "missed": [what for what, is_wrong in wrong.items() if is_wrong],
     }
+
+
+def rows_bytes(shape: MatmulShape, num_rows: int) -> int:
+    """Return the bytes of what there is of rows besides arguments and result, where weights are quantized."""
+    if shape.format is None:
+        return 0
+    padded = -(-shape.num_inputs // piece(shape.format)) * piece(shape.format)
+    return 2 * num_rows * (padded + (shape.num_outputs if shape.activation else 0))
 
 
 def cost(sizes: Sizes) -> dict[str, Any]:
@@ -134,9 +159,13 @@ def abstract_arguments(shape: MatmulShape, num_rows: int) -> tuple[Any, ...]:
     """Return shapes of the arguments."""
     e, o, i = shape.num_experts, shape.num_outputs, shape.num_inputs
     per_expert: Any = jax.ShapeDtypeStruct((e,), jnp.int32)
+    weight: Any = jax.ShapeDtypeStruct((NUM_LAYERS, e, o, i), shape.dtype)
+    if (form := shape.format) is not None:
+        shapes = {name: (NUM_LAYERS, e, o, form.width(name, i)) for name in form.parts}
+        weight = Quantized({name: jax.ShapeDtypeStruct(each, form.dtype(name)) for name, each in shapes.items()}, form)
     return (
         jax.ShapeDtypeStruct((num_rows, i), shape.dtype),
-        jax.ShapeDtypeStruct((NUM_LAYERS, e, o, i), shape.weight_dtype),
+        weight,
         jax.ShapeDtypeStruct((), jnp.int32),
         Groups(per_expert, per_expert),
     )

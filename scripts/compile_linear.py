@@ -63,8 +63,9 @@ ISSUES = 4
 GPU_LEGEND = f"""
 A piece is what an iteration of the main loop brings, of codes and of rows. HBM_ns is what its codes and their scales
 take at one SM's share of {H100.bytes_per_second / 1e12:.2f} TB/s; MMA_ns its matmul at \
-{H100.flops_per_second / 1e12:.1f} TFLOP/s; ops_ns the instructions of the consumers' loop as PTX has them, at {ISSUES} a
-cycle: ptxas makes fewer, of two logical operations one. Sums are cut into `parts`; latencies are not counted."""
+{H100.flops_per_second / 1e12:.1f} TFLOP/s; ops_ns the instructions of the consumers' loop as PTX has them, at \
+{ISSUES} a cycle: ptxas makes fewer, of two logical operations one. Sums are cut into `parts`; latencies are not
+counted."""
 TPU_LEGEND = """
 A chunk is 128 inputs of a block of outputs. Few rows: its codes take chunk_ns at HBM's nominal bandwidth, and its
 bundles, one a cycle, take less at a clock above GHz: then the step waits for memory alone. Many rows: bundles are those
@@ -170,7 +171,7 @@ def abstract_arguments(shape: LinearShape, num_rows: int) -> tuple[Any, ...]:
     assert form is not None
 
     def part(name: str) -> Any:
-        dtype = jnp.uint4 if name == "codes" and form.bits == 4 else form.dtype(name)
+        dtype = form.dtype(name)
         return jax.ShapeDtypeStruct((NUM_LAYERS, shape.num_outputs, form.width(name, shape.num_inputs)), dtype)
 
     weight = Quantized({name: part(name) for name in form.parts}, form)

@@ -6,8 +6,9 @@ bitsandbytes==0.50.2 nvidia-modelopt==0.47.0 omegaconf pulp`, then `python scrip
 [CASE ...]`. All of them run on a CPU; AWQ is packed by GPTQModel, FP8 in blocks by transformers.
 
 Each case is a folder with config.json, model.safetensors and golden.npz, which has by each matrix's name the numbers
-that the tool itself makes of it in float32 (a digest of them, unless the tool rounds in another order than we do), a
-prompt, and the log-probabilities of what follows it by HF's model in float32 with those numbers as its weights.
+that the tool itself makes of it in float32 (a digest of them; where the tool rounds in another order than we do, the
+numbers of two matrices), a prompt, and the log-probabilities of what follows it, by HF's model in float32 with those
+numbers as its weights.
 """
 
 # pyright: reportMissingImports=false
@@ -69,7 +70,10 @@ def compressed(kind: str, weights: dict[str, Any], inputs: dict[str, Any] | None
 
     args = QuantizationArgs(**weights)
     scheme = QuantizationScheme(targets=["Linear"], weights=args, input_activations=inputs)
-    config = QuantizationConfig(config_groups={"group_0": scheme}, format=kind, ignore=["lm_head"]).to_dict()
+    groups = {"group_0": scheme}
+    config = QuantizationConfig(
+        config_groups=groups, format=kind, ignore=["lm_head"], quantization_status="compressed"
+    ).to_dict()
     compressor = BaseCompressor.get_value_from_registry(kind)
     is_exact = kind != "nvfp4-pack-quantized"
 
@@ -320,7 +324,10 @@ def make_case(name: str, case: Case, folder: Path) -> None:
         if param.ndim == 2 and "embed" not in path:
             stored, numbers = case.make(value if case.dtype == torch.bfloat16 else value.float(), place)
             tensors |= {path.removesuffix(".weight") + end: tensor.contiguous() for end, tensor in stored.items()}
-            arrays[path] = digest(numbers) if case.is_exact else numbers.float().numpy()
+            if case.is_exact:
+                arrays[path] = digest(numbers)
+            elif path.endswith(("q_proj.weight", "down_proj.weight")):
+                arrays[path] = numbers.float().numpy()
             value = numbers
         else:
             tensors[path] = value

@@ -19,6 +19,8 @@ from jaxllm.params.checks import shown
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+    from pallas_kernels.weights import WeightFormat
+
 CONFIG_NAME = "config.json"
 QUANTIZATION_NAME = "hf_quant_config.json"
 """Where ModelOpt says what config.json may lack."""
@@ -97,6 +99,9 @@ class DummyCheckpoint(Checkpoint):
     @override
     def read(self, name: str, index: int | None = None) -> np.ndarray:
         raise ValueError(f'load_format="dummy" has no tensor {name!r}: its weights are random')
+
+    def format_of(self, name: str) -> WeightFormat | None:
+        return self._inner.format_of(name)
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
         return self._inner.tokenizer()

@@ -80,6 +80,9 @@ def _product(
 def _multiply(x_ti: Array, held: LayerOf | Quantized, n: int, **options: Any) -> Array:
     """Multiply by a weight taken as [n, in]."""
     if isinstance(held, Quantized):
+        held, order = held.unordered()
+        if order is not None:
+            x_ti = x_ti[:, order[...]]
         place, stack = held.codes, held.map(lambda part: part.stack.reshape(part.stack.shape[0], n, -1))
     else:
         place, stack = held, held.stack.reshape(held.stack.shape[0], n, -1)

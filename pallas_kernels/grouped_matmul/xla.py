@@ -71,7 +71,7 @@ def _multiply_tiles(
         x_ti = lax.dynamic_slice_in_dim(x_ri, row, tile)
         w_oi, scales_o = _numbers(weight, lambda part: part[layer, expert])
         product_to = _dot(partial(jnp.einsum, "ti,oi->to"), x_ti, w_oi)
-        found_to = _finish(product_to, scales_o, activation, out_dtype)
+        found_to = finish(product_to, scales_o, activation, out_dtype)
         # Rows beyond the group's end are overwritten by the next group's tiles, or belong to none.
         return lax.dynamic_update_slice_in_dim(out_ro, found_to, row, 0)
 
@@ -104,7 +104,7 @@ def _multiply_at_once(
     scales_ro = None
     if scales_eo is not None:
         scales_ro = scales_eo[(jnp.arange(num_rows)[:, None] >= starts_e).sum(axis=1) - 1]
-    return _finish(product_ro, scales_ro, activation, out_dtype)
+    return finish(product_ro, scales_ro, activation, out_dtype)
 
 
 def _numbers(weight: Array | Quantized, take: Callable[[Array], Array]) -> tuple[Array, Array | None]:
@@ -121,7 +121,7 @@ def _dot(multiply: Callable[..., Array], x: Array, w: Array) -> Array:
     return multiply(x, w.astype(x.dtype), precision=precision, preferred_element_type=jnp.float32)
 
 
-def _finish(product: Array, scales: Array | None, activation: str | None, out_dtype: DTypeLike) -> Array:
+def finish(product: Array, scales: Array | None, activation: str | None, out_dtype: DTypeLike) -> Array:
     """Scale and activate the float32 sums, and round them last."""
     product = product if scales is None else product * scales
     if activation:

@@ -18,4 +18,4 @@ FORMATS: dict[str, WeightFormat] = {
     "int8": WeightFormat(8, scale_dtype="float32"),
     "fp8": WeightFormat(8, values="e4m3", scale_dtype="float32"),
 }
-"""Those of AWQ, GPTQ (without zeros), compressed-tensors, GGUF, gpt-oss and DeepSeek, and one scale for each output."""
+"""The formats by the names of who makes them; "gptq" has no zeros, "int8" and "fp8" have a scale for each output."""

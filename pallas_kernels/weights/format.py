@@ -32,10 +32,8 @@ CODEBOOKS: Mapping[str, tuple[float, ...]] = {
 }
 """The numbers of 4-bit codes that are no integers, all of them float32."""
 
-PARTS = ("codes", "scales", "mins", "zeros", "scale_factors", "min_factors")
-"""The arrays that a matrix may be held as, in the order in which kernels take them."""
-GROUPED_PARTS = PARTS[1:]
-"""All parts but the codes."""
+PARTS = ("codes", "scales", "mins", "zeros", "scale_factors", "min_factors", "order")
+"""The arrays that a matrix may be held as, in the order in which kernels take them, but the last."""
 CHUNK = 64
 """How many codes of a row are packed together."""
 PLANES: Mapping[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
@@ -69,6 +67,9 @@ class WeightFormat:
     factor_group: int | None = None
     """How many numbers of a row share a factor of their scales (and mins); None if there are no factors."""
     factor_dtype: str = "float16"
+    is_ordered: bool = False
+    """The numbers of a row are in another order than its inputs: `order` has the input of each, the same for all rows.
+    Inputs are brought into that order first; kernels know none."""
 
     def __post_init__(self) -> None:
         is_whole, float_bits = self.group is None, 4 if self.values in CODEBOOKS else 8
@@ -90,6 +91,7 @@ class WeightFormat:
             "zeros": self.zero_dtype is not None,
             "scale_factors": has_factors,
             "min_factors": has_factors and self.has_mins,
+            "order": self.is_ordered,
         }
         return tuple(name for name in PARTS if present[name])
 
@@ -98,14 +100,20 @@ class WeightFormat:
         """Say whether several codes share a byte, where they are packed at all."""
         return self.bits < 8
 
-    def dtype(self, part: str, *, packed: bool = False) -> np.dtype:
-        """Return the dtype in which a device holds a part: packed codes as bytes, others of 4 bits as uint4."""
+    def dtype(self, part: str) -> np.dtype:
+        """Return the dtype in which a host holds a part."""
         if part == "codes":
-            return _dtype("uint4") if self.bits == 4 and not packed else self.code_dtype
+            return self.code_dtype
+        if part == "order":
+            return np.dtype(np.int32)
         if part == "zeros":
             assert self.zero_dtype is not None
             return _dtype(self.zero_dtype)
         return _dtype(self.factor_dtype if part.endswith("factors") else self.scale_dtype)
+
+    def device_dtype(self, part: str, *, packed: bool) -> np.dtype:
+        """Return the dtype in which a device holds a part: codes of 4 bits that are not packed are uint4."""
+        return _dtype("uint4") if part == "codes" and self.bits == 4 and not packed else self.dtype(part)
 
     @property
     def code_dtype(self) -> np.dtype:
@@ -117,7 +125,9 @@ class WeightFormat:
 
         Raises ValueError if a row is no multiple of what shares a byte, a scale or a factor.
         """
-        if part == "codes":
+        if part == "order":
+            per, count = 1, num_inputs
+        elif part == "codes":
             per = CHUNK if packed and self.is_packed else 1
             count = num_inputs * self.bits // 8 if per > 1 else num_inputs
         else:
@@ -130,7 +140,7 @@ class WeightFormat:
     def num_bytes(self, num_outputs: int, num_inputs: int, *, packed: bool = True) -> int:
         """Return the bytes of a matrix [num_outputs, num_inputs]."""
         return num_outputs * sum(
-            num_bytes(self.width(part, num_inputs, packed=packed), self.dtype(part, packed=packed))
+            num_bytes(self.width(part, num_inputs, packed=packed), self.device_dtype(part, packed=packed))
             for part in self.parts
         )
 

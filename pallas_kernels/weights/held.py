@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -50,6 +50,13 @@ class Quantized:
     def ndim(self) -> int:
         """Return the number of axes."""
         return len(self.codes.shape)
+
+    def unordered(self) -> tuple[Quantized, Any]:
+        """Return the matrix without the order of its inputs, and the order, None if they are in order."""
+        if not self.format.is_ordered:
+            return self, None
+        parts = {name: part for name, part in self.parts.items() if name != "order"}
+        return Quantized(parts, replace(self.format, is_ordered=False), self.is_packed), self.parts["order"]
 
     def map(self, function: Callable[[Any], Any]) -> Quantized:
         """Return the matrix with a function applied to each part."""

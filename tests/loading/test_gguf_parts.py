@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxllm.loading.folder import DummyCheckpoint
 from jaxllm.loading.gguf import TENSOR_TYPES, TensorType
 from jaxllm.loading.gguf_checkpoint import GGUFCheckpoint
 from jaxllm.loading.gguf_dequant import dequantize as widen
@@ -132,5 +133,6 @@ def test_matrices_that_hf_turns_are_widened(tmp_path: Path):
     }
     checkpoint = open_gguf(tmp_path, gguf_bytes(metadata, tensors))
     assert checkpoint.format_of("transformer.wte.weight") == FORMATS["Q8_0"]
+    assert DummyCheckpoint(checkpoint).format_of("transformer.wte.weight") == FORMATS["Q8_0"]
     assert checkpoint.format_of("transformer.h.0.mlp.c_fc.weight") is None
     assert checkpoint.read("transformer.h.0.mlp.c_fc.weight").shape == (32, 64)

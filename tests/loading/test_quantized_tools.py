@@ -44,7 +44,7 @@ def from_parts(checkpoint: Checkpoint, name: str) -> np.ndarray:
 def test_weights_are_the_tool_s(case: str):
     checkpoint, goldens = open_checkpoint(str(ROOT / case)), read_goldens(case)
     names = [name for name in goldens if name.endswith(".weight")]
-    assert len(names) == 7
+    assert len(names) == (2 if case in CLOSE else 7)
     for name in names:
         found, golden = checkpoint.read(name), goldens[name]
         assert (found.dtype, found.shape) == (np.float32, checkpoint.tensors[name].shape)

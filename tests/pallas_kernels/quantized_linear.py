@@ -23,21 +23,29 @@ class Call(NamedTuple):
 
 
 def make(form: WeightFormat, num_rows: int, num_outputs: int, num_inputs: int) -> Call:
-    """Return random rows of bfloat16, and weights as a device holds them."""
+    """Return random rows of bfloat16, and weights of all layers."""
+    x = np.random.default_rng(1).standard_normal((num_rows, num_inputs)).astype(ml_dtypes.bfloat16)
+    return Call(jnp.asarray(x), random_weights(form, (NUM_LAYERS, num_outputs, num_inputs))[0])
+
+
+def random_weights(form: WeightFormat, shape: tuple[int, ...]) -> tuple[Quantized, np.ndarray]:
+    """Return weights as a device holds them, and the float32 numbers that they stand for."""
     rng = np.random.default_rng(0)
-    parts = {}
+    parts: dict[str, np.ndarray] = {}
     for name in form.parts:
-        shape = (NUM_LAYERS, num_outputs, form.width(name, num_inputs))
-        dtype = form.dtype(name)
+        part_shape, dtype = (*shape[:-1], form.width(name, shape[-1])), form.dtype(name)
         if name == "codes":
-            part = _codes(rng, form, shape)
+            part, dtype = _codes(rng, form, part_shape), np.dtype(np.uint8) if form.is_packed else dtype
         elif dtype.kind in "iu":
-            part = rng.integers(0, 16, shape)
+            part = rng.integers(0, 16, part_shape)
         else:
-            part = rng.uniform(0.5, 2, shape) / 16
-        parts[name] = jnp.asarray(part.astype(dtype), jnp.uint4 if name == "codes" and form.bits == 4 else dtype)
-    x = rng.standard_normal((num_rows, num_inputs)).astype(ml_dtypes.bfloat16)
-    return Call(jnp.asarray(x), Quantized(parts, form))
+            part = rng.uniform(0.5, 2, part_shape) / 16
+        parts[name] = part.astype(dtype)
+    held = {
+        name: jnp.asarray(part, jnp.uint4 if name == "codes" and form.bits == 4 else part.dtype)
+        for name, part in parts.items()
+    }
+    return Quantized(held, form), dequantize(parts, form)
 
 
 def _codes(rng: np.random.Generator, form: WeightFormat, shape: tuple[int, ...]) -> np.ndarray:
@@ -51,15 +59,19 @@ def exact(call: Call, *, rounded: bool = True) -> np.ndarray:
     """Return the product in float64, of weights that are rounded to bfloat16 unless their sums are scaled."""
     form = call.weight.format
     layer = {name: np.asarray(part[LAYER]) for name, part in call.weight.parts.items()}
-    numbers = dequantize(layer | {"codes": layer["codes"].astype(form.code_dtype)}, form)
+    numbers = dequantize(_plain(layer, form), form)
     if rounded and form.group is not None:
         numbers = numbers.astype(ml_dtypes.bfloat16)
     return np.asarray(call.x, np.float64) @ numbers.astype(np.float64).T
+
+
+def _plain(parts: dict[str, np.ndarray], form: WeightFormat) -> dict[str, np.ndarray]:
+    return parts | ({"codes": parts["codes"].astype(np.uint8)} if form.is_packed else {})
 
 
 def sizes_of_sums(call: Call) -> np.ndarray:
     """Return the sums of the products' sizes, to which errors of float32 sums are in proportion."""
     form = call.weight.format
     layer = {name: np.asarray(part[LAYER]) for name, part in call.weight.parts.items()}
-    numbers = np.abs(dequantize(layer | {"codes": layer["codes"].astype(form.code_dtype)}, form).astype(np.float64))
+    numbers = np.abs(dequantize(_plain(layer, form), form).astype(np.float64))
     return np.abs(np.asarray(call.x, np.float64)) @ numbers.T

@@ -11,8 +11,9 @@ import pytest
 from pallas_kernels.grouped_matmul import GroupedMatmul, Groups, MatmulShape, capacity, group_rows, pick
 from pallas_kernels.grouped_matmul.cases import CASES, Case
 from pallas_kernels.grouped_matmul.reference import reference_grouped_matmul
-from pallas_kernels.weights import INT8
+from pallas_kernels.weights import INT8, dequantize
 from pallas_kernels.weights.held import Quantized
+from tests.pallas_kernels.quantized import FORMATS, make_parts, packed
 
 NUM_EXPERTS = 6
 LAYER = 1
@@ -182,6 +183,21 @@ def test_columns_that_are_no_whole_tiles(o: int, activation: str | None) -> None
         None,
         activation,
     )
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "Q6_K", "MXFP4", "AWQ"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_packed_weights_equal_plain_ones(dtype: Any, name: str) -> None:
+    """To the bit, in groups of one row, of a few, and of many."""
+    op, form, o, i = GroupedMatmul("cpu"), FORMATS[name], 36, 256
+    parts = make_parts(form, o, i, lead=(3, NUM_EXPERTS))
+    plain = jnp.asarray(dequantize(parts, form)).astype(dtype)
+    quantized = Quantized(jax.tree.map(jnp.asarray, packed(parts, form)), form, is_packed=True)
+    for activation in (None, "silu"):
+        work = make(op, RAGGED["many and few"], o, i, dtype)
+        expected, got = (run(op, work._replace(w=w), activation=activation)[work.live] for w in (plain, quantized))
+        assert abs(expected.astype(np.float32)).max() > 1e-3
+        np.testing.assert_array_equal(got, expected)
 
 
 def test_rows_of_weights_that_are_too_long_for_the_stack() -> None:

@@ -13,10 +13,16 @@ import pytest
 from pallas_kernels.grouped_matmul import MatmulShape, capacity, pick
 from pallas_kernels.grouped_matmul.cases import CASES
 from pallas_kernels.grouped_matmul.gpu import gpu_grouped_matmul
+from pallas_kernels.grouped_matmul.gpu.quantized import multiply_quantized
 from pallas_kernels.grouped_matmul.gpu.sizes import WORKERS, Sizes, choose_sizes
-from pallas_kernels.weights import INT8
+from pallas_kernels.grouped_matmul.reference import reference_grouped_matmul
+from pallas_kernels.grouped_matmul.xla import finish
+from pallas_kernels.linear.cases import FORMATS
+from pallas_kernels.linear.gpu import sizes as linear_sizes
+from pallas_kernels.weights.held import Quantized
 from tests.pallas_kernels.gpu import interpreted
-from tests.pallas_kernels.grouped_calls import COUNTS, LAYER, Call, make, reference
+from tests.pallas_kernels.grouped_calls import COUNTS, LAYER, NUM_LAYERS, Call, make, reference
+from tests.pallas_kernels.quantized_linear import random_weights
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation")]
 # A ring shorter than a tile is deep, and groups of several tiles; the last columns are not a whole tile.
@@ -87,12 +93,38 @@ def test_real_models_run_and_keep_all_processors_busy(case: str) -> None:
             assert case == "small" or most_tiles >= WORKERS // 2 or sizes.columns == 32
 
 
+@pytest.mark.parametrize(
+    ("name", "num_in", "activation"),
+    [("mxfp4", 320, None), ("awq", 384, "silu"), ("q4_k", 256, None), ("fp8", 288, None)],
+)
+def test_quantized_weights(name: str, num_in: int, activation: str | None) -> None:
+    """The last piece of inputs, the last tile of outputs and those of rows are not whole."""
+    form = FORMATS[name]
+    num_out = 192
+    call = make(COUNTS, num_in, num_out, jnp.bfloat16)
+    weight, numbers = random_weights(form, (NUM_LAYERS, len(COUNTS), num_out, num_in))
+    w = np.asarray(jnp.asarray(numbers, jnp.bfloat16 if form.group else jnp.float32), np.float64)
+    x = np.nan_to_num(np.asarray(call.x, np.float64))
+    expected = reference_grouped_matmul(x, w, LAYER, call.groups, activation=activation)
+    sizes = linear_sizes.Sizes(rows=32, parts=1, is_whole=True, stages=2)
+
+    def function(call: Call, weight: Quantized, layer: jax.Array) -> jax.Array:
+        product = multiply_quantized(call.x, weight, layer, call.groups, interpret=True, sizes=sizes)
+        return finish(product.astype(jnp.float32), None, activation, jnp.float32)
+
+    got = np.asarray(interpreted(jax.jit(function), call, weight, jnp.int32(LAYER)), np.float64)
+    # Products are bfloat16; those that are activated are two, and rounded before.
+    tolerance: dict[str, Any] = {"rtol": 2**-6 if activation else 2**-8, "atol": 1e-4 * abs(expected[call.rows]).max()}
+    np.testing.assert_allclose(got[call.rows], expected[call.rows], **tolerance)
+
+
 def test_what_does_not_run() -> None:
     shape = MatmulShape(8, 256, 128, jnp.bfloat16, None, jnp.bfloat16)
     for refused, architecture, reason in [
         (shape, "8.0", "Hopper"),
-        (shape._replace(format=INT8), "9.0", "bfloat16"),
+        (shape._replace(dtype=jnp.float32), "9.0", "bfloat16"),
         (shape._replace(num_inputs=96), "9.0", "64"),
+        (shape._replace(format=FORMATS["int8"], num_outputs=200), "9.0", "64"),
     ]:
         op, said = pick([refused], "gpu", architecture=architecture)
         assert op.implementation == "xla"

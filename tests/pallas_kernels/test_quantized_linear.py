@@ -1,5 +1,6 @@
 """A CPU's matmul by packed weights equals, to the bit, that by the numbers that they stand for."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.linear.cpu import can_multiply, cpu_linear
+from pallas_kernels.native import processor
 from pallas_kernels.weights import WeightFormat, dequantize
 from pallas_kernels.weights.held import Quantized
 from tests.pallas_kernels.quantized import FORMATS, make_parts, packed
@@ -121,7 +123,20 @@ def test_scales_of_outputs_multiply_sums(form: WeightFormat, dtype: Any) -> None
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", GROUPED.values(), ids=GROUPED)
 def test_with_avx2_alone(form: WeightFormat, dtype: Any) -> None:
-    for t in (1, 7):
+    for t in (1, 9):
+        check(form, t, 9, inputs_of(form, 192), dtype, jnp.float32)
+
+
+@pytest.mark.usefixtures("avx2")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["Q4_0", "Q5_1", "Q8_0", "Q6_K", "Q3_K", "NVFP4", "nf4", "AWQ", "FP8 in blocks"])
+def test_without_instructions_for_tables(name: str, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on other processors, whose code is of LLVM's own instructions alone."""
+    form = FORMATS[name]
+    own = replace(processor.current(), name="plain")
+    monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: own)
+    monkeypatch.setattr("pallas_kernels.native.compiling.refuse", lambda: None)
+    for t in (1, 9):
         check(form, t, 9, inputs_of(form, 192), dtype, jnp.float32)
 
 

@@ -12,7 +12,6 @@ from jaxllm.loading.checkpoint import TensorInfo
 from jaxllm.loading.quantized.fields import read_bool, read_choice, read_int, read_names
 from jaxllm.loading.quantized.patterns import SkipList
 from jaxllm.loading.quantized.scheme import SCALE_DTYPES, Infos, Layout, Scheme, Stored, expect, expect_matrix
-from jaxllm.loading.quantized.words import unpack_nibbles
 from pallas_kernels.weights import WeightFormat
 
 PER_WORD = 8
@@ -58,6 +57,9 @@ class AWQLayout(Layout):
     def part(self, name: str, stored: Stored) -> np.ndarray:
         if name == "scales":
             return np.ascontiguousarray(stored[".scales"].T)
-        words = np.ascontiguousarray(stored[".qweight" if name == "codes" else ".qzeros"])
-        nibbles = unpack_nibbles(words.view(np.uint8)).reshape(*words.shape, PER_WORD)
-        return np.ascontiguousarray(nibbles[..., ORDER].reshape(len(words), -1).T)
+        words = np.ascontiguousarray(stored[".qweight" if name == "codes" else ".qzeros"].T)
+        in_bytes = words.view(np.uint8).reshape(*words.shape, 4)
+        out = np.empty((len(words), PER_WORD, words.shape[1]), np.uint8)
+        for output, place in enumerate(ORDER):
+            np.bitwise_and(in_bytes[..., place // 2] >> np.uint8(place % 2 * 4), np.uint8(15), out=out[:, output])
+        return out.reshape(-1, words.shape[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CHUNK_NUMBERS = 1 << 20
+CHUNK_NUMBERS = 1 << 17
 """How many numbers are widened at once, so that temporaries stay small."""
 CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".prob_output_scale", ".k_zero_point", ".v_zero_point")
 INPUT_SCALES = (".input_scale", ".activation_scale", ".input_global_scale", ".input_zero_point", ".output_scale")
@@ -49,7 +50,7 @@ class QuantizedCheckpoint(Checkpoint):
         unused = {name for name in inner.tensors if name.endswith(CACHE_SCALES + INPUT_SCALES)}
         plain = {name: info for name, info in inner.tensors.items() if name not in consumed | unused}
         self.tensors = plain | {name: matrix.info for name, matrix in self._matrices.items()}
-        self.spare = frozenset(f"{matrix.module}.bias" for matrix in self._matrices.values())
+        self.spare = frozenset(f"{m.module}.bias" for m in self._matrices.values() if m.layout.writes_biases)
         dtype = scheme.dtype or stated_dtype(inner.config)
         self.dtype = dominant_dtype(plain.values(), inner.config) if dtype is None else dtype
         self._log(unused)
@@ -63,15 +64,19 @@ class QuantizedCheckpoint(Checkpoint):
 
     def format_of(self, name: str, num_inputs: int = 0) -> WeightFormat | None:
         if not self._inner.tensors:
-            form = self._scheme.format_of(name)
-            return None if form is None else for_rows(form, num_inputs)
+            return self._scheme.format_of(name, num_inputs)
         matrix = self._matrices.get(name)
-        return None if matrix is None else matrix.form
+        if matrix is None or matrix.form is None:
+            return None
+        return replace(matrix.form, is_ordered=matrix.layout.is_ordered)
 
     def read_part(self, name: str, part: str, index: int | None = None) -> np.ndarray:
-        matrix = self._matrices.get(name)
-        if matrix is None or matrix.form is None or part not in matrix.form.parts:
+        matrix, form = self._matrices.get(name), self.format_of(name)
+        if matrix is None or form is None or part not in form.parts:
             return super().read_part(name, part, index)
+        if part == "order":
+            order = self.input_order(name)
+            return np.arange(matrix.info.shape[-1], dtype=np.int32) if order is None else order
         found = self._part(matrix, part, index)
         return found if index is None or matrix.layout.is_stacked else found[index]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, override
+from typing import Any, ClassVar, override
 
 import numpy as np
 
@@ -78,14 +78,11 @@ def _read_blocks(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class GPTQLayout(Layout):
-    """Words [in * bits / 32, out] of inputs, zeros [groups, out * bits / 32], scales [groups, out], and input groups.
+    """Words [in * bits / 32, out] of inputs, zeros [groups, out * bits / 32], scales [groups, out], inputs' groups."""
 
-    With `is_ordered`, the parts have the inputs sorted by group.
-    """
-
+    writes_biases: ClassVar[bool] = True
     is_v1: bool = True
     """Zeros are stored less one."""
-    is_ordered: bool = False
 
     @property
     @override
@@ -125,7 +122,7 @@ class GPTQLayout(Layout):
             raise ValueError(".qzeros has others than the middle, but the config says that sym is true")
         codes = unpack_words(stored[".qweight"].T, self.form.bits)
         order = self.order(stored)
-        return self._held(codes if order is None else codes[:, order])
+        return self._held(codes if order is None else np.take(codes, order, axis=1))
 
     @override
     def order(self, stored: Stored) -> np.ndarray | None:

@@ -14,12 +14,7 @@ from jaxllm.loading.quantized.words import order_by_group, signed, unpack_words
 
 @dataclass(frozen=True)
 class PackedLayout(Layout):
-    """Words [out, in * bits / 32], scales [out, groups] or fewer, and zeros [out * bits / 32, groups].
-
-    With `is_ordered`, the parts have the inputs sorted by group.
-    """
-
-    is_ordered: bool = False
+    """Words [out, in * bits / 32], scales [out, groups] or fewer, and zeros [out * bits / 32, groups]."""
 
     @property
     @override
@@ -64,7 +59,7 @@ class PackedLayout(Layout):
             return self._held(np.ascontiguousarray(zeros[:, : len(words)].T))
         codes = unpack_words(words, bits)[:, :num_inputs]
         order = self.order(stored)
-        return self._held(codes if order is None else codes[:, order])
+        return self._held(codes if order is None else np.take(codes, order, axis=1))
 
     @override
     def order(self, stored: Stored) -> np.ndarray | None:

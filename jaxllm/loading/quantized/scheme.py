@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import ml_dtypes
@@ -35,8 +35,12 @@ class Layout(ABC):
     """What HF's name of the matrix ends in."""
     dtype: ClassVar[str] = "float32"
     """The dtype of the widened numbers."""
+    writes_biases: ClassVar[bool] = False
+    """Tools write biases of zeros for modules that have none."""
     is_stacked: ClassVar[bool] = False
     """There is one matrix for each expert, along the first axis."""
+    is_ordered: bool = field(default=False, kw_only=True)
+    """The parts have the inputs sorted by group, in an order of their own."""
 
     @property
     @abstractmethod
@@ -66,17 +70,9 @@ class Layout(ABC):
 
         It has the dtype that scales are stored in.
         """
-        form = self.form
-        group = None if form.group is None else min(form.group or num_inputs, num_inputs)
-        if group is not None and num_inputs % group:
-            return None
-        scales = None if group is None else self.scales(infos)
-        return replace(
-            form,
-            group=group,
-            factor_group=num_inputs if form.factor_group == 0 else form.factor_group,
-            scale_dtype=form.scale_dtype if scales is None else _SCALE_DTYPES[scales.dtype],
-        )
+        form = whole_groups(self.form, num_inputs)
+        scales = None if form is None or form.group is None else self.scales(infos)
+        return form if form is None or scales is None else replace(form, scale_dtype=_SCALE_DTYPES[scales.dtype])
 
     def order(self, stored: Stored) -> np.ndarray | None:
         """Return the order of the inputs in which the parts have their columns; None if it is HF's."""
@@ -87,6 +83,16 @@ class Layout(ABC):
         """Return the widened numbers where there is a quicker way than by the parts."""
         del stored
         return None
+
+
+def whole_groups(form: WeightFormat, num_inputs: int) -> WeightFormat | None:
+    """Return a format of rows of `num_inputs`, where groups of 0 are whole rows; None if the last group is none."""
+    if not num_inputs:
+        return form
+    group = None if form.group is None else min(form.group or num_inputs, num_inputs)
+    if group is not None and num_inputs % group:
+        return None
+    return replace(form, group=group, factor_group=num_inputs if form.factor_group == 0 else form.factor_group)
 
 
 @dataclass(frozen=True)
@@ -106,8 +112,8 @@ class Scheme:
     needs_weights: bool = False
     """Shapes are among the weights, and not in the headers of files."""
 
-    def format_of(self, name: str) -> WeightFormat | None:
-        """Return what HF's tensor `name` is held as, from the config alone: groups of 0 are whole rows.
+    def format_of(self, name: str, num_inputs: int) -> WeightFormat | None:
+        """Return what HF's tensor `name` with rows of `num_inputs` is held as, from the config alone.
 
         Norms, embeddings and routers count as plain, as no tool quantizes them unless told to.
         """
@@ -116,7 +122,10 @@ class Scheme:
         if (is_head and not self.has_head) or (not is_head and is_seldom_quantized(module)):
             return None
         layout = self.layout_of(module)
-        return layout.form if layout is not None and name == module + layout.target else None
+        if layout is None or name != module + layout.target:
+            return None
+        form = whole_groups(layout.form, num_inputs)
+        return None if form is None else replace(form, is_ordered=layout.is_ordered)
 
 
 def expect(infos: Infos, end: str, shape: tuple[int, ...] | None, *dtypes: str) -> tuple[int, ...]:

@@ -48,8 +48,10 @@ def order_by_group(groups: np.ndarray, num_groups: int, size: int) -> np.ndarray
 
 
 def _cut(rows: np.ndarray, bits: int) -> np.ndarray:
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    return ((rows[..., None] >> shifts) & ((1 << bits) - 1)).reshape(len(rows), -1)
+    out = np.empty((*rows.shape, 8 // bits), np.uint8)
+    for place in range(8 // bits):
+        np.bitwise_and(rows >> np.uint8(place * bits), np.uint8((1 << bits) - 1), out=out[..., place])
+    return out.reshape(len(rows), -1)
 
 
 def _regroup(rows: np.ndarray, bits: int, num_codes: int) -> np.ndarray:

@@ -1,11 +1,13 @@
 """The grouped matmul on Hopper GPUs, in one Mosaic GPU kernel on the weights of all layers.
 
 A row's sums run over `in` in the same order whatever other rows there are, 16 inputs at a time in one accumulator, so
-its result is bitwise the same in every batch of the same shapes.
+its result is bitwise the same in every batch of the same shapes. Products of quantized weights are bfloat16 before they
+are activated.
 """
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
@@ -13,7 +15,9 @@ from pallas_kernels.weights.held import Quantized
 
 from ..groups import Groups
 from ..spans import cut
+from ..xla import finish
 from .kernel import multiply_tiles
+from .quantized import multiply_quantized
 from .sizes import ROW_SLAB, Sizes, choose_sizes
 
 __all__ = ["ROW_SLAB", "gpu_grouped_matmul"]
@@ -35,7 +39,8 @@ def gpu_grouped_matmul(
     `sizes` is for tests; by default they follow from the shapes.
     """
     if isinstance(weight, Quantized):
-        raise ValueError("grouped matmul: a GPU's kernel has no quantized weights")
+        product_ro = multiply_quantized(x_ri, weight, layer, groups, interpret=interpret)
+        return finish(product_ro.astype(jnp.float32), None, activation, out_dtype)
     num_experts, num_columns = weight.shape[1], weight.shape[2] // (1 if activation is None else 2)
     sizes = sizes or choose_sizes(x_ri.shape[0], num_experts, num_columns, out_dtype)
     if interpret:  # idle thread blocks take their time too

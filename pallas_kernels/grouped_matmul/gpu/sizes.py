@@ -7,7 +7,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from pallas_kernels.linear import LinearShape
+from pallas_kernels.linear.gpu import sizes as linear_sizes
 from pallas_kernels.paged_attention.gpu.common import MMA_ROWS, SMEM_BYTES, SMEM_RESERVED, TILED_ROWS
+from pallas_kernels.weights import WeightFormat
 
 from ..shape import MatmulShape
 
@@ -53,10 +56,22 @@ def choose_sizes(num_rows: int, num_experts: int, num_columns: int, out_dtype: D
     return sizes._replace(stages=min(MOST_STAGES, (SMEM_BYTES - SMEM_RESERVED - out) // stage))
 
 
+def quantized_sizes(
+    num_rows: int, num_experts: int, num_outputs: int, num_inputs: int, form: WeightFormat
+) -> linear_sizes.Sizes:
+    """Return the linear kernel's sizes for `num_rows` of all experts, padding included; sums are whole."""
+    num_choices = max(num_rows - (ROW_SLAB - 1) * num_experts, 1)
+    rows = next((x for x in ROW_TILES if 2 * num_choices <= x * num_experts), ROW_TILES[-1])
+    return linear_sizes.choose_sizes(rows, num_outputs, num_inputs, form)._replace(parts=1, is_whole=True)
+
+
 def refusal(shape: MatmulShape) -> str | None:
     """Return why the kernel cannot run a matmul, or None if it can."""
-    if {jnp.dtype(x) for x in (shape.dtype, shape.weight_dtype)} != {jnp.dtype(jnp.bfloat16)}:
-        return f"rows and weights must be bfloat16, not {shape.dtype} and {shape.weight_dtype}"
+    if shape.format is not None:
+        linear = LinearShape(shape.num_outputs, shape.num_inputs, shape.dtype, shape.out_dtype, shape.format)
+        return linear_sizes.refusal(linear)
+    if jnp.dtype(shape.dtype) != jnp.bfloat16:
+        return f"rows and weights must be bfloat16, not {shape.dtype}"
     if shape.num_inputs % DEPTH or shape.num_columns % TILED_ROWS:
         return (
             f"inputs must be a multiple of {DEPTH} and columns of {TILED_ROWS}, "

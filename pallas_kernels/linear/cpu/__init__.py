@@ -37,8 +37,8 @@ def can_multiply(
 
 def cpu_refusal(shape: LinearShape) -> str | None:
     """Say why there is no kernel for a matmul, None if there is."""
-    size, options = (shape.num_outputs, shape.num_inputs), {"is_gated": shape.is_gated, "form": shape.format}
-    if can_multiply(size, shape.dtype, shape.activation, **options):
+    size = (shape.num_outputs, shape.num_inputs)
+    if can_multiply(size, shape.dtype, shape.activation, is_gated=shape.is_gated, form=shape.format):
         from pallas_kernels.native.compiling import refuse
 
         return refuse()

@@ -116,7 +116,8 @@ class Unpacker(Plain):
         own, is_bfloat16, is_grouped = processor.current(), self.dtype == jnp.bfloat16, form.group is not None
         self.has_words = is_bfloat16 and own.has_bfloat16_dot and own.is_x86
         """Whether there are instructions for 32 numbers in bfloat16."""
-        self.has_bytes = not self.has_words and is_bfloat16 and is_grouped and form.bits == 4 and own.is_x86
+        has_bytes = own.name in ("avx512", "avx2") and form.bits == 4
+        self.has_bytes = has_bytes and is_bfloat16 and is_grouped and not self.has_words
         """Whether the bytes of 32 numbers in bfloat16 are looked up."""
         most = TABLE_BITS if self.has_words and form.group != LANES else TABLE_BITS - 1
         can_look_up = self.has_words or (not is_bfloat16 and own.name == "avx512")
@@ -332,7 +333,7 @@ class Unpacker(Plain):
         table = self.form.table()
         if processor.current().name == "avx512":
             return e.call_named("llvm.x86.avx512.permvar.sf.512", _constants(table), index)
-        if processor.current().is_x86:
+        if processor.current().name == "avx2":
             return _look_up_halves(e, table, index)
         found = e.constant(float(table[0]), e.splat(F32(0.0)))
         for code in range(1, len(table)):

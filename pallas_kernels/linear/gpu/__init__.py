@@ -7,6 +7,7 @@ order whatever other rows there are.
 from __future__ import annotations
 
 from functools import reduce
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -16,8 +17,9 @@ from pallas_kernels.paged_attention.gpu.common import TILED_ROWS
 from pallas_kernels.weights.held import Quantized
 
 from ..xla import finish
-from .kernel import is_by_row, multiply_tiles
-from .sizes import DEPTH, Sizes, choose_sizes, codes_per_word
+from .kernel import COLUMNS, Item, Items, divide, is_by_row, multiply_tiles
+from .operands import as_words, in_planes
+from .sizes import Sizes, choose_sizes
 
 __all__ = ["gpu_linear"]
 
@@ -53,18 +55,22 @@ def gpu_linear(
 def _multiply(
     x_ti: Array, weight: Quantized, layer: Array | int, out_dtype: jnp.dtype, sizes: Sizes, *, interpret: bool
 ) -> Array:
-    form, codes, t = weight.format, weight.codes, x_ti.shape[0]
-    if weight.is_packed or codes.dtype.itemsize != 1 or (form.bits == 4) != (codes.dtype == jnp.uint4):
-        raise ValueError(f"linear: a GPU takes 4-bit codes as uint4 and others a byte each, not {codes.dtype}")
-    planes, dtype = codes_per_word(form), out_dtype if sizes.is_whole else jnp.dtype(jnp.float32)
-    # The reinterpretation moves nothing.
-    words = lax.bitcast_convert_type(codes.reshape(*codes.shape[:2], -1, planes), jnp.int32)
+    form, (t, _), o = weight.format, x_ti.shape, weight.shape[1]
+    dtype = out_dtype if sizes.is_whole else jnp.dtype(jnp.float32)
     padded = jnp.pad(x_ti, ((0, -t % (TILED_ROWS if is_by_row(dtype) else sizes.rows)), (0, 0)))
-    x_tckj = padded.reshape(len(padded), -1, DEPTH, planes)
-    x_ptk = x_tckj.transpose(1, 3, 0, 2).reshape(-1, len(padded), DEPTH)
+    row_tiles, column_tiles = -(-t // sizes.rows), -(-o // COLUMNS)
+    parts = 1 if sizes.is_whole else sizes.parts
+
+    def locate(refs: tuple[Any, ...], number: Array) -> Item:
+        rest, row_tile = divide(number, row_tiles)
+        column_tile, part = divide(rest, parts)
+        return Item(refs[0][0], column_tile * COLUMNS, row_tile * sizes.rows, part)
+
+    place = jnp.asarray(layer, jnp.int32).reshape(1)
+    items = Items((place,), lambda _: row_tiles * column_tiles * parts, locate)
     grouped = {name: weight.parts[name] for name in form.parts[1:]}
     options = {"out_dtype": dtype, "sizes": sizes, "interpret": interpret}
-    y = multiply_tiles(x_ptk, words, grouped, layer, form, **options)
+    y = multiply_tiles(in_planes(padded, form), as_words(weight), grouped, items, form, **options)
     sums = reduce(jnp.add, list(y))
     sums = (sums if is_by_row(dtype) else sums.T)[:t]
     if form.group is None and not sizes.is_whole:

@@ -9,6 +9,7 @@ warpgroups widen and multiply 64 outputs each.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +25,7 @@ from jax.typing import DTypeLike
 from pallas_kernels.paged_attention.gpu.common import MMA_ROWS, compiler_params, interpret_params, tiled_smem
 from pallas_kernels.weights import WeightFormat
 
-from .sizes import CONSUMERS, DEPTH, Sizes, codes_per_word, piece
+from .sizes import CONSUMERS, DEPTH, ROW_SLAB, Sizes, codes_per_word, piece
 from .widen import widen
 
 COLUMNS = CONSUMERS * MMA_ROWS
@@ -36,7 +37,7 @@ def multiply_tiles(
     x_ptk: Array,
     words_low: Array,
     grouped: Mapping[str, Array],
-    layer: Array | int,
+    items: Items,
     form: WeightFormat,
     *,
     out_dtype: DTypeLike,
@@ -47,9 +48,9 @@ def multiply_tiles(
 
     Args:
       x_ptk: rows of x in the order of planes of codes, [i / 16, t, 16].
-      words_low: codes as int32 words, [l, o, words].
-      grouped: all parts of the weight but its codes, [l, o, groups].
-      layer: index of the layer.
+      words_low: codes of all matrices as int32 words, [l, o, words].
+      grouped: all parts of the weights but their codes, [l, o, groups].
+      items: the tiles.
       form: the weight's format.
       out_dtype: the result's dtype.
       sizes: how it is cut.
@@ -59,17 +60,19 @@ def multiply_tiles(
     planes = codes_per_word(form)
     smem = _Smem(
         x=tiled_smem((sizes.stages, planes, sizes.rows, DEPTH), x_ptk.dtype),
-        words=tiled_smem((sizes.stages, COLUMNS, DEPTH), words_low.dtype),
+        # A row of codes must be a multiple of a tile.
+        words=tiled_smem((sizes.stages, COLUMNS, DEPTH), words_low.dtype, columns=math.gcd(words_low.shape[2], DEPTH)),
         out=plgpu.SMEM((CONSUMERS, *((sizes.rows, MMA_ROWS) if by_row else (MMA_ROWS, sizes.rows))), out_dtype),
         full=plgpu.Barrier(num_arrivals=2, num_barriers=sizes.stages),
         free=plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=sizes.stages),
         weights=tiled_smem((CONSUMERS, MMA_ROWS, DEPTH), x_ptk.dtype) if interpret else None,
     )
-    names = tuple(grouped)
 
     def body(x: Any, words: Any, *refs: Any, smem: _Smem) -> None:
-        given = dict(zip((*names, "layer", "y"), refs, strict=True))
-        _Program(x, words, given, smem, form, sizes).run()
+        *given, y = refs
+        held, operands = dict(zip(grouped, given, strict=False)), tuple(given[len(grouped) :])
+        own_items = items._replace(operands=operands)
+        _Program(x, words, held, own_items, y, smem, form, sizes).run()
 
     kernel = plgpu.kernel(
         body,
@@ -86,7 +89,7 @@ def multiply_tiles(
         compiler_params=compiler_params(),
         interpret=interpret_params(interpret),
     )
-    return kernel(x_ptk, words_low, *grouped.values(), jnp.asarray(layer, jnp.int32).reshape(1))
+    return kernel(x_ptk, words_low, *grouped.values(), *items.operands)
 
 
 class _Smem(NamedTuple):
@@ -101,15 +104,31 @@ class _Smem(NamedTuple):
     """Where the interpreter puts widened weights, since it multiplies from shared memory alone."""
 
 
-class _Item(NamedTuple):
+class Item(NamedTuple):
     """A tile; int32 scalars."""
 
+    matrix: Array
+    """Which of the matrices it multiplies by."""
     output: Array
     """Its first output."""
     row: Array
     """Its first row of x."""
     part: Array
-    """The first part of its sums."""
+    """The part of its sums, 0 if it has all of them."""
+    num_rows: Array | None = None
+    """How many rows it stores, in slabs of 16; None: all."""
+
+
+class Items(NamedTuple):
+    """The tiles of a call, by number: those of the same weights follow one another, so that these come once from memory
+    and then from the cache."""
+
+    operands: tuple[Array, ...]
+    """Arrays that say what the tiles are."""
+    total: Callable[[tuple[Any, ...]], Array | int]
+    """A function of the operands' refs that returns how many tiles there are."""
+    locate: Callable[[tuple[Any, ...], Array], Item]
+    """A function of the operands' refs and a number that returns a tile."""
 
 
 @dataclass(frozen=True)
@@ -118,15 +137,16 @@ class _Program:
 
     x: Any
     words: Any
-    refs: Mapping[str, Any]
-    """The grouped parts of the weight by name, "layer" and "y"."""
+    grouped: Mapping[str, Any]
+    items: Items
+    y: Any
     smem: _Smem
     form: WeightFormat
     sizes: Sizes
 
     @property
     def num_pieces(self) -> int:
-        return self.words.shape[2] // DEPTH
+        return -(-self.words.shape[2] // DEPTH)
 
     @property
     def pieces_of_part(self) -> int:
@@ -159,33 +179,26 @@ class _Program:
         first = part * self.pieces_of_part
         return first, lax.min(first + self.pieces_of_part, jnp.int32(self.num_pieces))
 
-    def _for_each_item(self, body: Callable[[_Item, Array], None]) -> Array:
-        """Run `body(item, index)` for the worker's tiles, `index` counting pieces before it. Return their number.
-
-        Tiles of the same weights follow one another, so that these come once from memory and then from the cache.
-        """
-        num_rows, num_outputs = self.x.shape[1], self.words.shape[1]
-        row_tiles, column_tiles = -(-num_rows // self.sizes.rows), -(-num_outputs // COLUMNS)
-        parts = self.refs["y"].shape[0]
-        worker, total = lax.axis_index("worker"), row_tiles * column_tiles * parts
+    def _for_each_item(self, body: Callable[[Item, Array], None]) -> Array:
+        """Run `body(item, index)` for the worker's tiles, `index` counting pieces before it. Return their number."""
+        worker, total = lax.axis_index("worker"), self.items.total(self.items.operands)
 
         def step(i, index):
-            rest, row_tile = _divide(worker + i * self.sizes.workers, row_tiles)
-            column_tile, part = _divide(rest, parts)
-            body(_Item(column_tile * COLUMNS, row_tile * self.sizes.rows, part), index)
+            item = self.items.locate(self.items.operands, worker + i * self.sizes.workers)
+            body(item, index)
             if self.sizes.is_whole:
                 return index + self.num_pieces
-            first, end = self._range(part)
+            first, end = self._range(item.part)
             return index + (end - first)
 
         count = lax.div(total - worker + (self.sizes.workers - 1), self.sizes.workers)
         return lax.fori_loop(0, count, step, jnp.int32(0))
 
-    def _produce(self, item: _Item, index: Array) -> None:
+    def _produce(self, item: Item, index: Array) -> None:
         """Bring a tile's codes and rows."""
         first, end = (0, self.num_pieces) if self.sizes.is_whole else self._range(item.part)
         planes = codes_per_word(self.form)
-        layer, rows = self.refs["layer"][0], pl.ds(pl.multiple_of(item.row, 8), self.sizes.rows)
+        rows = pl.ds(pl.multiple_of(item.row, 8), self.sizes.rows)
 
         def bring(i, _):
             number = index + (i - first)
@@ -197,43 +210,53 @@ class _Program:
 
             full = self.smem.full.at[stage]
             outputs = pl.ds(pl.multiple_of(item.output, COLUMNS), COLUMNS)
-            source = self.words.at[layer, outputs, pl.ds(pl.multiple_of(i * DEPTH, DEPTH), DEPTH)]
+            source = self.words.at[item.matrix, outputs, pl.ds(pl.multiple_of(i * DEPTH, DEPTH), DEPTH)]
             plgpu.copy_gmem_to_smem(source, self.smem.words.at[stage], full)
             source = self.x.at[pl.ds(i * planes, planes), rows]
             plgpu.copy_gmem_to_smem(source, self.smem.x.at[stage], full)
 
         lax.fori_loop(first, end, bring, None)
 
-    def _consume(self, warpgroup: Array, item: _Item, index: Array) -> None:
+    def _consume(self, warpgroup: Array, item: Item, index: Array) -> None:
         """Multiply a consumer's 64 outputs of a tile, and store them."""
         own = pl.ds(pl.multiple_of(warpgroup * MMA_ROWS, MMA_ROWS), MMA_ROWS)
         first_output, num_outputs = item.output + warpgroup * MMA_ROWS, self.words.shape[1]
         # In the last tile a consumer may have none; it goes along.
         outputs = pl.ds(pl.multiple_of(lax.min(first_output, num_outputs - MMA_ROWS), MMA_ROWS), MMA_ROWS)
-        add_part = partial(self._add_part, own, outputs, warpgroup, index)
+        add_part = partial(self._add_part, own, item.matrix, outputs, warpgroup, index)
         sums = plgpu.layout_cast(jnp.zeros((MMA_ROWS, self.sizes.rows), jnp.float32), LAYOUT)
         if self.sizes.is_whole and self.sizes.parts > 1:
             sums = lax.fori_loop(0, self.sizes.parts, add_part, sums)
         else:
             sums = add_part(item.part, sums)
         if self.form.group is None and self.sizes.is_whole:
-            scales_o = self._load("scales", outputs, 0)
+            scales_o = self._load("scales", item.matrix, outputs, 0)
             sums = sums * lax.broadcast_in_dim(scales_o, sums.shape, (0,))
-        out = self.smem.out.at[warpgroup]
+        pl.when(first_output < num_outputs)(partial(self._store, sums, warpgroup, item, outputs))
+
+    def _store(self, sums: Array, warpgroup: Array, item: Item, outputs: Any) -> None:
+        """Write 64 outputs of a tile."""
+        out, by_row = self.smem.out.at[warpgroup], is_by_row(self.smem.out.dtype)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        by_row = is_by_row(out.dtype)
         (out.transpose((1, 0)) if by_row else out)[...] = sums.astype(out.dtype)
         plgpu.commit_smem()
+        if item.num_rows is None:
+            rows = pl.ds(pl.multiple_of(item.row, 8), self.sizes.rows)
+            plgpu.copy_smem_to_gmem(out, self.y.at[item.part, *((rows, outputs) if by_row else (outputs, rows))])
+            return
+        for first in range(0, self.sizes.rows, ROW_SLAB):
 
-        @pl.when(first_output < num_outputs)
-        def _():
-            part, rows = 0 if self.sizes.is_whole else item.part, pl.ds(pl.multiple_of(item.row, 8), self.sizes.rows)
-            plgpu.copy_smem_to_gmem(out, self.refs["y"].at[part, *((rows, outputs) if by_row else (outputs, rows))])
+            @pl.when(first < item.num_rows)
+            def _(first=first):
+                rows = pl.ds(pl.multiple_of(item.row + first, ROW_SLAB), ROW_SLAB)
+                plgpu.copy_smem_to_gmem(out.at[pl.ds(first, ROW_SLAB)], self.y.at[item.part, rows, outputs])
 
-    def _add_part(self, own: Any, outputs: Any, warpgroup: Array, index: Array, part: Array, before: Array) -> Array:
+    def _add_part(
+        self, own: Any, matrix: Array, outputs: Any, warpgroup: Array, index: Array, part: Array, before: Array
+    ) -> Array:
         """Return `before` plus the sums of 64 outputs over a part of the inputs; `index` counts pieces before it."""
         first, end = self._range(part)
-        zero = lax.shift_right_logical(self.refs["layer"][0], jnp.int32(31))
+        zero = lax.shift_right_logical(matrix, jnp.int32(31))
         index = index + (first if self.sizes.is_whole else 0)
 
         def multiply(sums):
@@ -241,7 +264,7 @@ class _Program:
                 number = index + (i - first)
                 stage = lax.rem(number, self.sizes.stages)
                 # What the next piece is widened with is on its way meanwhile.
-                ahead = self._load_grouped(outputs, lax.min(i + 1, jnp.int32(self.num_pieces - 1)))
+                ahead = self._load_grouped(matrix, outputs, lax.min(i + 1, jnp.int32(self.num_pieces - 1)))
                 plgpu.barrier_wait(self.smem.full.at[stage])
                 words = plgpu.load(self.smem.words.at[stage, own], layout=LAYOUT)
                 for plane, weights in enumerate(widen(words, held, self.form, self._spread, zero)):
@@ -250,7 +273,7 @@ class _Program:
                 plgpu.barrier_arrive(self.smem.free.at[stage])
                 return ahead
 
-            lax.fori_loop(first, end, add, self._load_grouped(outputs, first))
+            lax.fori_loop(first, end, add, self._load_grouped(matrix, outputs, first))
             return sums[...]
 
         return before + pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((MMA_ROWS, self.sizes.rows), jnp.float32))
@@ -265,7 +288,7 @@ class _Program:
         if self.smem.weights is not None:
             plgpu.wgmma_wait(0)
 
-    def _load_grouped(self, outputs: Any, i: Array) -> dict[str, list[Array]]:
+    def _load_grouped(self, matrix: Array, outputs: Any, i: Array) -> dict[str, list[Array]]:
         """Return what a piece is widened with by name: for each group of the piece a number for each output."""
         group, depth = self.form.group, piece(self.form)
         if group is None:
@@ -276,11 +299,13 @@ class _Program:
             per_entry = (self.form.factor_group or 0) if name.endswith("factors") else group
             count = max(1, depth // per_entry)
             place = i * count if per_entry <= depth else lax.div(i, jnp.int32(per_entry // depth))
-            held[name] = [self._load(name, outputs, place + k) for k in range(count)]
+            held[name] = [self._load(name, matrix, outputs, place + k) for k in range(count)]
         return held
 
-    def _load(self, name: str, outputs: Any, place: Array | int) -> Array:
-        ref = self.refs[name].at[self.refs["layer"][0], outputs, place]
+    def _load(self, name: str, matrix: Array, outputs: Any, place: Array | int) -> Array:
+        # The last piece may reach beyond the inputs: what it has there is finite, and rows are 0.
+        ref = self.grouped[name]
+        ref = ref.at[matrix, outputs, lax.min(place, ref.shape[2] - 1)]
         return plgpu.load(ref, layout=BY_OUTPUT, optimized=False).astype(jnp.float32)
 
     @staticmethod
@@ -301,6 +326,7 @@ def is_by_row(dtype: DTypeLike) -> bool:
     return jnp.dtype(dtype).itemsize == 2
 
 
-def _divide(x: Array, by: int) -> tuple[Array, Array]:
-    quotient = lax.div(x, jnp.int32(by))
+def divide(x: Array, by: Array | int) -> tuple[Array, Array]:
+    """Return quotient and remainder of numbers that are not negative."""
+    quotient = lax.div(x, jnp.asarray(by, jnp.int32))
     return quotient, x - quotient * by

@@ -12,10 +12,14 @@ from pallas_kernels.weights import WeightFormat
 from ..shape import LinearShape
 
 WORD_BYTES = 4
+TILE_BYTES = 32
+"""A row of codes must be a multiple of so many bytes: the narrowest tile of shared memory."""
 DEPTH = 16
 """How many words of codes of a row are multiplied together: as many as a wgmma takes inputs."""
 ROW_TILES = (8, 16, 32, 64, 128)
 """How many rows of x a tile has."""
+ROW_SLAB = 16
+"""Rows of a group are stored in pieces of this size."""
 CONSUMERS = 2
 WORKERS = 132
 """Thread blocks: one for each SM of an H100 or H200."""
@@ -56,10 +60,12 @@ def choose_sizes(num_rows: int, num_outputs: int, num_inputs: int, form: WeightF
     """
     rows = next((x for x in ROW_TILES if num_rows <= x), ROW_TILES[-1])
     column_tiles = -(-num_outputs // (CONSUMERS * MMA_ROWS))
-    num_pieces = num_inputs // piece(form)
+    num_pieces = -(-num_inputs // piece(form))
     parts = max(1, min(-(-WORKERS // column_tiles), num_pieces // LEAST_PIECES))
+    parts = -(-num_pieces // -(-num_pieces // parts))  # none is empty
     row_tiles = -(-num_rows // rows)
-    is_whole = parts == 1 or column_tiles * row_tiles >= WORKERS
+    # Parts are written and read in float32, which costs as much as SMs of which half have nothing to do.
+    is_whole = parts == 1 or 2 * column_tiles * row_tiles >= WORKERS
     out = CONSUMERS * MMA_ROWS * rows * 4
     stage = CONSUMERS * MMA_ROWS * DEPTH * WORD_BYTES + rows * piece(form) * 2
     return Sizes(rows, parts, is_whole, min(MOST_STAGES, (SMEM_BYTES - SMEM_RESERVED - out) // stage))
@@ -77,9 +83,9 @@ def refusal(shape: LinearShape) -> str | None:
     unknown = {form.dtype(part).name for part in form.parts[1:]}.difference(GROUPED_DTYPES)
     if unknown:
         return f"scales and the like must be {', '.join(GROUPED_DTYPES)}, not {', '.join(sorted(unknown))}"
-    depth = piece(form)
-    if num_inputs % depth or num_outputs % MMA_ROWS:
-        return f"inputs must be a multiple of {depth} and outputs of {MMA_ROWS}, not {num_inputs} and {num_outputs}"
+    depth, least = piece(form), TILE_BYTES // WORD_BYTES * codes_per_word(form)
+    if num_inputs % least or num_outputs % MMA_ROWS:
+        return f"inputs must be a multiple of {least} and outputs of {MMA_ROWS}, not {num_inputs} and {num_outputs}"
     group = form.group or num_inputs
     factor_group = form.factor_group or group
     if any(depth % each and each % depth for each in (group, factor_group)):

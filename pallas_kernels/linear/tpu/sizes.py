@@ -20,7 +20,7 @@ FEW_ROWS = 64
 """So many rows are multiplied by codes, and more by widened weights."""
 CHUNKS_AT_ONCE = 2
 """How many chunks of 128 inputs an iteration over them takes, for few rows."""
-FEW_BYTES = 2**21
+FEW_BYTES = 2**23
 """Codes of a block, at a byte each."""
 
 

@@ -1,0 +1,33 @@
+"""Weights and rows in the form in which the kernel takes them."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from pallas_kernels.weights import WeightFormat
+from pallas_kernels.weights.held import Quantized
+
+from .sizes import DEPTH, codes_per_word, piece
+
+
+def as_words(weight: Quantized) -> Array:
+    """Return the codes of matrices [*lead, o, i] as int32 words [matrices, o, words]; nothing is moved.
+
+    Raises ValueError for codes that are not held as a GPU takes them.
+    """
+    codes, per_word = weight.codes, codes_per_word(weight.format)
+    if weight.is_packed or codes.dtype.itemsize != 1 or (per_word == 8) != (codes.dtype == jnp.uint4):
+        raise ValueError(f"linear: a GPU takes 4-bit codes as uint4 and others a byte each, not {codes.dtype}")
+    by_word = codes.reshape(
+        -1, codes.shape[-2], codes.shape[-1] // codes_per_word(weight.format), codes_per_word(weight.format)
+    )
+    return lax.bitcast_convert_type(by_word, jnp.int32)
+
+
+def in_planes(x_ti: Array, form: WeightFormat) -> Array:
+    """Return rows in the order of planes of codes, [planes, t, 16]: the first codes of 16 words, the second ones and so
+    on. Inputs are 0 beyond the last."""
+    padded = jnp.pad(x_ti, ((0, 0), (0, -x_ti.shape[1] % piece(form))))
+    by_word = padded.reshape(len(x_ti), -1, DEPTH, codes_per_word(form))
+    return by_word.transpose(1, 3, 0, 2).reshape(-1, len(x_ti), DEPTH)
