@@ -43,7 +43,7 @@ from tpu_compiler import BANDWIDTH
 from tpu_compiler import find_device as find_tpu
 from tpu_listing import clear, read_loops
 
-from pallas_kernels.linear import LinearShape, pick
+from pallas_kernels.linear import Linear, LinearShape, pick
 from pallas_kernels.linear.cases import FORMATS
 from pallas_kernels.linear.gpu.sizes import CONSUMERS, DEPTH, WORD_BYTES, choose_sizes, piece
 from pallas_kernels.linear.tpu.sizes import CHUNKS_AT_ONCE, FEW_ROWS, LANES, few_outputs
@@ -55,8 +55,10 @@ ROWS = (1, 64, 2000)
 MATRICES = ("4096x4096", "5120x25600")
 """Outputs by inputs; the second is the down projection of Qwen3-32B."""
 NUM_LAYERS = 2
-NOTHING_MADE = ("parameter", "bitcast", "get-tuple-element", "custom-call", "copy-start", "copy-done")
-"""XLA brings arguments into a TPU's VMEM ahead with a copy."""
+NOTHING_MADE = (
+    "parameter", "bitcast", "get-tuple-element", "custom-call", "copy-start", "copy-done", "slice-start", "slice-done",
+)  # fmt: skip
+"""XLA brings arguments into a TPU's VMEM ahead, with copies and slices."""
 KERNEL = "quantized_linear"
 ISSUES = 4
 """How many instructions, each for 32 threads, an SM starts in a cycle."""
@@ -79,6 +81,7 @@ def main() -> int:
     parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=FORMATS, metavar="FORMAT")
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS), metavar="N")
     parser.add_argument("--matrices", nargs="+", default=list(MATRICES), metavar="OUTxIN")
+    parser.add_argument("--xla", action="store_true", help="compile plain XLA, and only say what it holds in memory")
     parser.add_argument("--json", type=Path, metavar="OUT")
     args = parser.parse_args()
     head: dict[str, Any] = {"jax": jax.__version__, "target": args.target}
@@ -91,7 +94,7 @@ def main() -> int:
             for name in args.formats:
                 for num_rows in args.rows:
                     row = {"matrix": matrix, "format": name, "rows": num_rows}
-                    row |= compile_matmul(matrix, FORMATS[name], num_rows, args.target, sharding)
+                    row |= compile_matmul(matrix, FORMATS[name], num_rows, args.target, sharding, is_plain=args.xla)
                     rows.append(row)
                     print("  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
     finally:
@@ -107,13 +110,14 @@ def main() -> int:
 
 
 def compile_matmul(
-    matrix: str, form: WeightFormat, num_rows: int, target: str, sharding: NamedSharding
+    matrix: str, form: WeightFormat, num_rows: int, target: str, sharding: NamedSharding, *, is_plain: bool
 ) -> dict[str, Any]:
     """Return what the compilers say of a matmul, and what it misses of what is wanted."""
     num_outputs, num_inputs = map(int, matrix.split("x"))
     op, _ = pick("gpu", architecture="9.0") if IS_GPU else pick("tpu")
+    op = Linear() if is_plain else op
     shape = LinearShape(num_outputs, num_inputs, jnp.bfloat16, jnp.bfloat16, form)
-    reason = op.refusal(shape)
+    runs = "xla" if op.refusal(shape) else op.implementation
     clear(DUMP)
     started = time.monotonic()
     with noted_smem() as smem, captured_output() as output:
@@ -127,15 +131,15 @@ def compile_matmul(
     seconds = round(time.monotonic() - started, 1)
     memory: Any = compiled.memory_analysis()
     wide = held_wide(compiled.as_text() or "", num_outputs * num_inputs)
-    missed = [f"held in memory: {array}" for array in wide]
-    figures: dict[str, Any] = {}
-    if reason is None and IS_GPU:
+    missed = [] if is_plain else [f"held in memory: {array}" for array in wide]
+    figures: dict[str, Any] = {"holds": ", ".join(wide)} if is_plain else {}
+    if runs == "gpu":
         figures, wrong = gpu_figures(shape, num_rows, smem, output[0])
         missed += wrong
-    elif reason is None:
+    elif runs == "tpu":
         figures = tpu_figures(shape, num_rows, BANDWIDTH[target.partition(":")[0]])
     return {
-        "runs": op.implementation if reason is None else "xla",
+        "runs": runs,
         **figures,
         "temp_MiB": round(memory.temp_size_in_bytes / 2**20, 2),
         "seconds": seconds,
