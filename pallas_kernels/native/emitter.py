@@ -175,9 +175,9 @@ class Emitter:
         first = self.ir.insert_element(ir.Constant(kind, ir.Undefined), value, I32(0))
         return self.ir.shuffle_vector(first, first, ir.Constant(vector(I32, lanes), [0] * lanes))
 
-    def prefetch(self, base: Any, element: ir.Type, *index: Any) -> None:
-        """Begin to read the cache line of an element, which need not exist."""
-        how = I32(0), I32(2), I32(1)  # to read, into the second cache, data
+    def prefetch(self, base: Any, element: ir.Type, *index: Any, cache: int = 2) -> None:
+        """Begin to read the cache line of an element, which need not exist, into the first cache or the second."""
+        how = I32(0), I32(4 - cache), I32(1)  # to read, the cache, data
         self.call_named("llvm.prefetch.p0", self.at(base, element, *index), *how, result=VOID)
 
     def shuffle(self, a: Any, b: Any, lanes: Iterable[int]) -> Any:
