@@ -138,6 +138,26 @@ def stored[Spec: (ParamSpec, ArraySpec)](spec: Spec) -> Spec | Quantized:
     return Quantized({part: part_of(spec, part) for part in spec.format.parts}, spec.format, spec.is_packed)
 
 
+class Outputs(NamedTuple):
+    """The axis of an HF matrix that is its outputs, as the layout has it, and what of it is a parameter."""
+
+    axes: str
+    hf_index: tuple[slice, ...]
+
+
+def outputs_of(spec: ParamSpec) -> Outputs | None:
+    """Return the outputs of an HF matrix, whichever way round it is; None if a parameter has not all of the inputs."""
+    theirs, ours = spec.layout.split("->")
+    axes, inputs = split_axes(theirs), ours.split()[-spec.num_inputs :]
+    index = [*spec.hf_index, *[slice(None)] * (2 - len(spec.hf_index))]
+    if len(axes) != 2:
+        return None
+    for place, other in ((0, 1), (1, 0)):
+        if axes[other].strip("()").split() == inputs and index[other] == slice(None):
+            return Outputs(axes[place], (index[place],) if spec.hf_index else ())
+    return None
+
+
 def part_of[Spec: (ParamSpec, ArraySpec)](spec: Spec, part: str) -> Spec:
     """Return the spec of one of the arrays that a quantized array is held as, [*out, width]."""
     form, count = spec.format, spec.num_inputs
@@ -149,12 +169,11 @@ def part_of[Spec: (ParamSpec, ArraySpec)](spec: Spec, part: str) -> Spec:
     if isinstance(spec, ArraySpec):
         own = {"params": {path: part_of(param, part) for path, param in spec.params.items()}}
     else:
-        theirs, ours = spec.layout.split("->")
-        outputs = " ".join(ours.split()[:-count])
-        own = {
-            "layout": f"{split_axes(theirs)[0]} {PART_AXIS} -> {outputs} {PART_AXIS}",
-            "hf_shape": (*spec.hf_shape[:-1], width),
-        }
+        found = outputs_of(spec)
+        assert found is not None
+        ours = " ".join(spec.layout.partition("->")[2].split()[:-count])
+        layout = f"{found.axes} {PART_AXIS} -> {ours} {PART_AXIS}"
+        own = {"layout": layout, "hf_shape": (*spec.hf_shape[:-1], width), "hf_index": found.hf_index}
     return replace(
         spec,
         shape=(*spec.shape[:-count], width),

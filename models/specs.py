@@ -12,7 +12,7 @@ from flax import nnx
 from pallas_kernels.weights import WeightFormat
 
 from .family import TensorName
-from .params import KV_HEADS, LEAD_AXES, SHARDED_INPUTS, ParamSpec, Segment, split_axes
+from .params import KV_HEADS, LEAD_AXES, SHARDED_INPUTS, ParamSpec, Segment, outputs_of, split_axes
 
 
 class Declared(NamedTuple):
@@ -108,14 +108,8 @@ def make_spec(
 def holding_refusal(spec: ParamSpec, form: WeightFormat, reading: Reading) -> str | None:
     """Say why a parameter cannot be held in a format, so that it is widened when it is loaded; None if it can."""
     inputs, count = spec.shape[-spec.num_inputs :], spec.num_inputs
-    if form.group is not None and spec.num_experts is not None:
-        return "experts' weights are held in formats with a scale for each output alone"
-    if spec.sources[0] in reading.formats:
-        theirs, ours = spec.layout.split("->")
-        if len(split_axes(theirs)) != 2 or split_axes(theirs)[1].strip("()").split() != ours.split()[-count:]:
-            return "its inputs do not come last in the checkpoint"
-        if any(part != slice(None) for part in spec.hf_index[1:]):
-            return "it has only some of the inputs of the checkpoint's tensor"
+    if spec.sources[0] in reading.formats and outputs_of(spec) is None:
+        return "it has only some of the inputs of the checkpoint's tensor"
     is_cut = spec.axes[-count] in SHARDED_INPUTS and reading.num_shards > 1
     if form.is_ordered and (is_cut or spec.num_experts is not None):
         return "its inputs are in another order, and cut where a model is spread over devices"

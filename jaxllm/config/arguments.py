@@ -148,9 +148,9 @@ class EngineArguments(UnsupportedArguments):
     enforce_eager: bool = argument(False, Switch(), _MODEL, "compile nothing ahead of its first use")
     quantization: str | None = argument(
         None,
-        Choice((None, *QUANTIZATIONS)),
+        Choice((None, *QUANTIZATIONS, *CHECKPOINT_QUANTIZATIONS)),
         _MODEL,
-        "int8: round weights to 8 bits when they are loaded, with a scale per output channel; default: as dtype says",
+        "int8, int4, fp8: round weights to so many bits when they are loaded; a checkpoint's own: only checked",
         "-q",
     )
     logits_processors: list[Any] | None = argument(

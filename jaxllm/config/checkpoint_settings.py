@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxllm.config.arguments import QUANTIZATIONS
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_ints, shown
 from jaxllm.sampling_params import SamplingParams
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from jaxllm.models.config import ModelConfig
     from jaxllm.models.family import Family
 
+_FAMILIES = {"modelopt_fp4": "modelopt", "fbgemm_fp8": "fp8"}
+"""The method that is meant by names of its variants."""
 MAX_NAME = 256
 MAX_ENDS = 4096
 GENERATION_KEYS: Mapping[str, str] = {
@@ -90,6 +93,39 @@ def _architectures(model: str, config: Mapping[str, Any]) -> list[str]:
         message = f"model={model!r}: config.json: architectures is {shown(names)}, expected a list with a class's name."
         raise VLLMValidationError(message, parameter="model", value=model)
     return names
+
+
+def resolve_quantization(name: str | None, checkpoint: Checkpoint) -> str | None:
+    """Return how weights are rounded when they are loaded, by our name; None if they stay what the checkpoint has.
+
+    Raises VLLMValidationError if the checkpoint is quantized with something else than `name` says.
+    """
+    own = checkpoint_quantization(checkpoint)
+    if name is None or _FAMILIES.get(name, name) == own:
+        return None
+    if name in QUANTIZATIONS and own in (None, "gguf"):
+        return QUANTIZATIONS[name]
+    if own is None:
+        message = f"quantization={name!r}: the weights of {checkpoint.source} are not quantized"
+    else:
+        message = (
+            f"Quantization method specified in the model config ({own}) does not match the quantization method "
+            f"specified in the `quantization` argument ({name})"
+        )
+    raise VLLMValidationError(
+        f"{message}; leave it out, or round plain weights to {', '.join(dict.fromkeys(QUANTIZATIONS.values()))}.",
+        parameter="quantization",
+        value=name,
+    )
+
+
+def checkpoint_quantization(checkpoint: Checkpoint) -> str | None:
+    """Return what a checkpoint's weights are quantized with, by vLLM's name; None for plain ones."""
+    if checkpoint.is_gguf:
+        return "gguf"
+    quantization = checkpoint.config.get("quantization_config")
+    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+    return None if method is None else _FAMILIES.get(method, method)
 
 
 def context_length(config: ModelConfig) -> int:

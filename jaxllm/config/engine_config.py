@@ -50,7 +50,8 @@ class EngineConfig:
     dtype: str
     """The dtype of weights and activations: "float32", "bfloat16" or "float16"."""
     quantization: str | None
-    """The form of the weights: "int8", or None for `dtype`."""
+    """How weights are rounded when they are loaded: "int8", "int4" or "fp8"; None if they stay as the checkpoint has
+    them."""
     mesh: Mesh
     """The devices that the model is spread over."""
     kv_groups: tuple[KVGroup, ...]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from jaxllm.config import checkpoint_settings as settings
-from jaxllm.config.arguments import QUANTIZATIONS, EngineArguments
+from jaxllm.config.arguments import EngineArguments
 from jaxllm.config.engine_config import EngineConfig
 from jaxllm.config.environment import default_cache_dir, limit_cpu, reserve_gpu_memory
 from jaxllm.config.groups import OTHER_GRAMMARS, StructuredOutputsConfig
@@ -105,6 +105,7 @@ def resolve(
         checkpoint=checkpoint,
         hf_config=hf_config,
         **_resolve_numerics(args, model_config, mesh, platform, dtype, limits["block_size"]),
+        quantization=settings.resolve_quantization(args.quantization, checkpoint),
         mesh=mesh,
         logits_processors=logits_processors,
         structured_outputs_config=_resolve_structured_outputs(args.structured_outputs_config),
@@ -210,11 +211,9 @@ def _resolve_numerics(
         jax.__version_info__,
         is_free=has_own_matmul or library_is_invariant(dtype),
     )
-    quantization = QUANTIZATIONS.get(args.quantization or "")
     return {
         "model_config": model_config,
         "dtype": dtype,
-        "quantization": quantization,
         "kv_groups": groups,
         "batch_invariant": invariant,
     }

@@ -100,8 +100,8 @@ class DummyCheckpoint(Checkpoint):
     def read(self, name: str, index: int | None = None) -> np.ndarray:
         raise ValueError(f'load_format="dummy" has no tensor {name!r}: its weights are random')
 
-    def format_of(self, name: str) -> WeightFormat | None:
-        return self._inner.format_of(name)
+    def format_of(self, name: str, num_inputs: int = 0) -> WeightFormat | None:
+        return self._inner.format_of(name, num_inputs)
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
         return self._inner.tokenizer()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
-
 from . import processor
 from .emitter import BF16, F32, I32, LANES, Emitter, vector
 
@@ -18,9 +16,9 @@ def add_products(e: Emitter, total: Any, x: Any, y: Any) -> Any:
     """Add both products of each pair to a vector of float32."""
     own = processor.current()
     if own.has_bfloat16_dot:
-        x, y = (e.ir.bitcast(pairs, vector(BF16, 2 * LANES)) for pairs in (x, y))
+        x, y = (e.ir.bitcast(pairs, vector(BF16, 2 * pairs.type.count)) for pairs in (x, y))
         return _add_by_four(e, total, x, y) if own.is_aarch64 else e.call_named(X86_DOT, total, x, y)
-    for half in (_first, _second):
+    for half in (first, second):
         total = e.fma(half(e, x), half(e, y), total)
     return total
 
@@ -37,16 +35,20 @@ def _add_by_four(e: Emitter, total: Any, x: Any, y: Any) -> Any:
     Before FEAT_EBF16 `bfdot` rounds to odd after each addition, not to the nearest, and takes denormals for 0.
     """
     parts = []
-    for first in range(0, LANES, 4):
-        pairs = (e.shuffle(each, each, range(2 * first, 2 * first + 8)) for each in (x, y))
-        parts.append(e.call_named(AARCH64_DOT, e.shuffle(total, total, range(first, first + 4)), *pairs))
-    low, high = (e.shuffle(a, b, range(8)) for a, b in (parts[:2], parts[2:]))
-    return e.shuffle(low, high, range(LANES))
+    for start in range(0, total.type.count, 4):
+        pairs = (e.shuffle(each, each, range(2 * start, 2 * start + 8)) for each in (x, y))
+        parts.append(e.call_named(AARCH64_DOT, e.shuffle(total, total, range(start, start + 4)), *pairs))
+    while len(parts) > 1:
+        count = 2 * parts[0].type.count
+        parts = [e.shuffle(a, b, range(count)) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
 
 
-def _first(e: Emitter, pairs: Any) -> Any:
-    return e.ir.bitcast(e.ir.shl(pairs, e.constant(16, pairs)), vector(F32))
+def first(e: Emitter, pairs: Any) -> Any:
+    """Return the first number of each pair, as float32."""
+    return e.ir.bitcast(e.ir.shl(pairs, e.constant(16, pairs)), vector(F32, pairs.type.count))
 
 
-def _second(e: Emitter, pairs: Any) -> Any:
-    return e.ir.bitcast(e.ir.and_(pairs, ir.Constant(PAIRS, [0xFFFF0000] * LANES)), vector(F32))
+def second(e: Emitter, pairs: Any) -> Any:
+    """Return the second number of each pair, as float32."""
+    return e.ir.bitcast(e.ir.and_(pairs, e.constant(0xFFFF0000, pairs)), vector(F32, pairs.type.count))

@@ -118,6 +118,7 @@ def test_an_engine_answers_the_same_from_disk(disk: Path, monkeypatch: pytest.Mo
     [
         lambda _, disk: lookup(small(), disk, NUM_BLOCKS + 1),
         lambda _, disk: lookup(small(), disk, XLA_FLAGS="--xla_cpu_enable_fast_math=true"),
+        lambda _, disk: lookup(small(), disk, JAXLLM_CPU="avx2"),
         lambda _, disk: lookup(small(dtype="bfloat16"), disk),
         lambda _, disk: lookup(small(num_layers=3), disk),
         lambda _, disk: lookup(small(loop=LayerLoop.SWITCH), disk),
@@ -127,7 +128,7 @@ def test_an_engine_answers_the_same_from_disk(disk: Path, monkeypatch: pytest.Mo
         lambda patch, _: patch.setattr(program_cache, "_cpu_digest", lambda: "another CPU"),
         lambda patch, _: patch.setattr(os, "cpu_count", lambda: 1000),
     ],
-    ids=["blocks", "flags", "dtype", "model", "loop", "options", "context", "code", "CPU", "cores"],
+    ids=["blocks", "flags", "instruction set", "dtype", "model", "loop", "options", "context", "code", "CPU", "cores"],
 )
 def test_whatever_else_is_different_is_a_miss(
     disk: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch, Path], Programs | None]

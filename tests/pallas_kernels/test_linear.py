@@ -1,5 +1,6 @@
 """A CPU's matmul equals float64's: ragged sizes, every dtype, rows that do not depend on the others."""
 
+import dataclasses
 import functools
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ import pytest
 from jaxllm.models.layers import ACTIVATIONS
 from pallas_kernels.linear.cpu import Kind, can_multiply, cpu_linear
 from pallas_kernels.linear.cpu.kernel import Kernel
-from pallas_kernels.native import compiling, objects
+from pallas_kernels.native import compiling, objects, processor
 from pallas_kernels.weights import INT8
 from pallas_kernels.weights.held import Quantized
 from tests.utils.ownership import give_away
@@ -61,7 +62,7 @@ def test_a_row_does_not_depend_on_the_others(dtype: Any, out_dtype: Any, k: int)
 
 @pytest.mark.usefixtures("avx2")
 @pytest.mark.parametrize(("dtype", "out_dtype"), DTYPES)
-@pytest.mark.parametrize(("t", "n", "k"), [(1, 9, 96), (7, 9, 96), (97, 40, 1600)])
+@pytest.mark.parametrize(("t", "n", "k"), [(1, 9, 96), (7, 300, 32), (97, 40, 1600), (97, 70, 8192)])
 def test_with_avx2_alone(t: int, n: int, k: int, dtype: Any, out_dtype: Any) -> None:
     x, w = make(t, n, k, dtype)
     got = multiply(x, w, out_dtype)
@@ -180,6 +181,18 @@ def test_int8_rows_do_not_depend_on_the_others(dtype: Any, k: int) -> None:
     for start, count in ((0, 1), (3, 5), (5, 6), (60, 40)):
         got = multiply_int8(x[start : start + count], w, scales, dtype)
         np.testing.assert_array_equal(got, whole[start : start + count])
+
+
+@pytest.mark.skipif(processor.host().name != "avx512", reason="the processor has no AVX-512")
+@pytest.mark.parametrize("k", [576, 4160])
+def test_avx512_without_instructions_for_bfloat16(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = dataclasses.replace(processor.host(), has_bfloat16_dot=False)
+    monkeypatch.setattr(processor, "current", lambda: own)
+    name = compiling.register("linear_without", Kernel(Kind(jnp.bfloat16, None, jnp.float32)), None)
+    x, w = make(17, 40, k, jnp.bfloat16)
+    call = jax.ffi.ffi_call(name, jax.ShapeDtypeStruct((17, 40), jnp.float32))
+    got = jax.jit(call)(x, w[None], jnp.int32(0), jnp.int32(17), jnp.zeros((0, 40)), jnp.zeros(0))
+    np.testing.assert_allclose(got, exact(x, w), atol=1e-3)
 
 
 @pytest.mark.usefixtures("avx2")

@@ -16,6 +16,7 @@ from jaxllm.models.model import Model
 from jaxllm.models.ops import Ops
 from pallas_kernels.grouped_matmul import GroupedMatmul, pick
 from pallas_kernels.linear import Linear
+from pallas_kernels.linear import pick as pick_linear
 from pallas_kernels.weights import WeightFormat
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def find_formats(config: EngineConfig) -> Mapping[str, WeightFormat]:
     checkpoint: Checkpoint = config.checkpoint
     if checkpoint.tensors:
         found = {name: checkpoint.format_of(name) for name in checkpoint.tensors}
-    elif checkpoint.config.get("quantization_config"):
+    elif checkpoint.is_gguf or checkpoint.config.get("quantization_config"):
         # Its tensors are those that the model wants.
         specs = Model(config.model_config, config.dtype).param_specs().values()
         found = {
@@ -53,11 +54,32 @@ def find_formats(config: EngineConfig) -> Mapping[str, WeightFormat]:
 
 def choose_ops(model: Model, platform: str, mesh: Mesh) -> Ops:
     """Return the ops of a model on the devices of a mesh. What is left to plain XLA is said in the log."""
-    linear = Linear("cpu" if model.loop is LayerLoop.IN_PLACE else "xla")
-    shapes = model.grouped_shapes()
-    if not shapes:
-        return Ops(linear, GroupedMatmul(), mesh)
-    grouped, reason = pick(shapes, platform, architecture=detect_architecture(mesh.devices.tolist()))
-    if reason is not None:
-        logger.warning("experts are multiplied in plain XLA, not in the %s's own kernels: %s", platform, reason)
+    architecture = detect_architecture(mesh.devices.tolist())
+    linear, grouped, shapes = (
+        _choose_linear(model, platform, mesh, architecture),
+        GroupedMatmul(),
+        model.grouped_shapes(),
+    )
+    if shapes:
+        grouped, reason = pick(shapes, platform, architecture=architecture)
+        if reason is not None:
+            logger.warning("experts are multiplied in plain XLA, not in the %s's own kernels: %s", platform, reason)
     return Ops(linear, grouped, mesh)
+
+
+def _choose_linear(model: Model, platform: str, mesh: Mesh, architecture: str | None) -> Linear:
+    if model.loop is LayerLoop.IN_PLACE:
+        return Linear("cpu")
+    formats = {shape.format for shape in model.linear_shapes()} - {None}
+    if platform == "cpu" or not formats:
+        return Linear("xla")
+    if mesh.size > 1:
+        # XLA shards the matmul itself, which it cannot do with a kernel.
+        logger.warning("quantized weights are multiplied in plain XLA, as the model is spread over devices")
+        return Linear("xla")
+    linear, reason = pick_linear(platform, architecture=architecture)
+    refused = {linear.refusal(shape) for shape in model.linear_shapes() if shape.format is not None} - {None}
+    for each in [reason, *sorted(map(str, refused))]:
+        if each is not None:
+            logger.warning("weights are multiplied in plain XLA, not in the %s's own kernels: %s", platform, each)
+    return linear

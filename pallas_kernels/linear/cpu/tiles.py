@@ -13,17 +13,19 @@ unit. So sums are those of plain weights, to the bit. A scale for each row of w 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from llvmlite import ir
 
-from pallas_kernels.native import pairs
+from pallas_kernels.native import pairs, processor
 from pallas_kernels.native.compiling import num_cores, num_registers
 from pallas_kernels.native.emitter import (
     CACHE_LINE,
     F32,
+    I32,
     I64,
     LANES,
     POINTER,
@@ -36,7 +38,7 @@ from pallas_kernels.native.emitter import (
 from pallas_kernels.native.number_formats import FORMATS
 
 from .activations import ACTIVATIONS
-from .kind import MIN_COLUMNS, MIN_GATES, MIN_ROWS, Kind
+from .kind import MIN_COLUMNS, MIN_GATES, MIN_ROWS, STEP_BYTES, Kind
 from .unpack import Plain, Row, Unpacker, load
 
 COLUMNS = MIN_COLUMNS
@@ -120,12 +122,17 @@ class Multiplier:
         self.parts = 2 if self.is_gated else 1
         self.width = COLUMNS // self.parts
         """How many columns of y come of `COLUMNS` rows of w: half of them where the others are gates."""
-        # 6 rows by 4 columns are 24 sums, which with their operands take 29 of 32 registers, and 2 by 2 take 8 of 8.
-        self.many_rows, self.many_columns = (6, COLUMNS) if num_registers() == 32 else (2, 2)
-        """How many rows of x and columns of y are multiplied at a time where there are many rows."""
-        # With fewer registers sums that begin as what was kept are spilled in the loop.
-        self.piece = TILE_BYTES // self.many_rows // self.dtype.itemsize if num_registers() == 32 else None
-        """How much of longer rows is multiplied at a time where there are many, None for all of it."""
+        own = processor.current()
+        self.lanes = min(LANES, own.register_bytes // 4)
+        """How many sums a register holds."""
+        self.takes = [_as_is] if self.dtype == jnp.float32 or own.has_bfloat16_dot else [pairs.first, pairs.second]
+        """What of a step's numbers is multiplied, one after the other."""
+        # 6 rows by 4 columns are 24 sums, which with their operands take 29 of 32 registers; of 16 registers 3 by 4
+        # take all. The halves of pairs take a few more.
+        self.many_rows = (6 if own.num_registers == 32 else 3) - (len(self.takes) - 1)
+        """How many rows of x are multiplied at a time where there are many."""
+        self.piece = TILE_BYTES // STEP_BYTES // self.many_rows * self.plain.step
+        """How much of longer rows is multiplied at a time where there are many."""
         self.module = ir.Module()
 
     def add_tiles(self, *, has_one: bool = False) -> Tiles:
@@ -202,8 +209,6 @@ class Multiplier:
         """Return how many columns are taken at a time for all rows of a unit."""
         if self.is_gated:
             return I64(GATES)
-        if self.piece is None:
-            return self._fitting(e, GROUP_BYTES, k)
         size = SCRATCH_BYTES if self.is_packed else PIECE_BYTES
         passing = e.least(self._fitting(e, size, k), PIECE_COLUMNS)
         return e.ir.select(e.ir.icmp_signed(">", k, I64(self.piece)), passing, self._fitting(e, GROUP_BYTES, k))
@@ -222,11 +227,12 @@ class Multiplier:
         y = e.at(y, self.out_format.storage, e.product(row, n))
         size = rows * COLUMNS * LANES
         kept, piece = NULL, k
-        if self.piece and not _is_few(rows):
+        if not _is_few(rows):
             kept, piece = e.array(F32, size * PIECE_COLUMNS // COLUMNS), e.least(k, self.piece)
 
         def part(first: Any, place: Any) -> list[Any]:
             """Return a piece's range, and where the sums of a block are kept until the next piece."""
+            place = e.ir.select(e.ir.icmp_signed("<", piece, k), place, I64(0))  # whole rows take one place in turns
             return [first, e.least(e.sum(first, piece), k), e.at(kept, F32, e.product(place, size))]
 
         if self.is_gated:
@@ -284,42 +290,15 @@ class Multiplier:
             *[*[POINTER] * 2, *[I64] * 4, *[POINTER] * 3, *[I64] * 3, POINTER],
             *self._part_types,
         )
-        sums = [[e.variable(vector(F32), e.splat(F32(0.0))) for _ in range(COLUMNS)] for _ in range(rows)]
-        takes_few = _is_few(rows)
-        has_pieces = self.piece and not takes_few
-        places = [[(row * COLUMNS + column) * LANES for column in range(COLUMNS)] for row in range(rows)]
-        if has_pieces:
-            with e.ir.if_then(e.ir.icmp_signed(">", start, I64(0))):
-                for row in range(rows):
-                    for each, place in zip(sums[row], places[row], strict=True):
-                        each.value = e.load_vector(kept, F32, place)
-        # With few rows of x, what takes time is to read w: as one stream, which the processor reads ahead of. Packed
-        # weights take longer to unpack than to read, and x is loaded once for several rows of w; the next of each is
-        # as many rows ahead.
-        has_all = self.is_packed and (rows == 1 or num_registers() == 32)
-        together = (COLUMNS if has_all else 1) if takes_few else self.many_columns
-        ahead = e.product(self.width, weights.width(e, k)) if has_all else AHEAD
-        for first in range(0, COLUMNS, together):
-            places_w = [
-                e.sum(column, e.product(apart, each // self.width), each % self.width)
-                for each in range(first, first + together)
-            ]
-            held = [weights.open(e, w, place, k) for place in places_w]
-            with weights.pieces(e, start, stop) as piece:
-                w_rows = [
-                    weights.prepare(e, row, parts, place, k, piece) for row, place in zip(held, places_w, strict=True)
-                ]
-                with e.range(*(e.ir.udiv(each, I64(weights.step)) for each in piece)) as step:
-                    self._add_products(e, sums, (x, k), w_rows, first, step, weights, ahead if takes_few else None)
-        if has_pieces:
-            with e.ir.if_then(e.ir.icmp_signed("<", stop, k)):
-                for row in range(rows):
-                    for each, place in zip(sums[row], places[row], strict=True):
-                        e.store_vector(each.value, kept, place)
-                e.ir.ret_void()
+        places_w = [e.sum(column, e.product(apart, each // self.width), each % self.width) for each in range(COLUMNS)]
+        steps = Range(start, stop)
+        if _is_few(rows):
+            sums = self._multiply_few(e, rows, (x, k), (w, places_w, parts), steps, weights)
+        else:
+            sums = self._multiply_piece(e, rows, (x, k), (w, places_w), steps, kept)
         per_vector = LANES // COLUMNS
         for first in range(0, rows, per_vector):
-            some = [each.value for row in sums[first : first + per_vector] for each in row]
+            some = list(itertools.chain(*sums[first : first + per_vector]))
             found = add_up(e, some + [e.splat(F32(0.0))] * (LANES - len(some)))
             last = min(rows, first + per_vector)
             if isinstance(self.weights, Unpacker) and self.weights.scales_sums:
@@ -337,6 +316,83 @@ class Multiplier:
                 e.store_vector(e.shuffle(found, found, lanes), y, e.product(y_row, row))
         e.ir.ret_void()
         return e.function
+
+    def _multiply_few(
+        self,
+        e: Emitter,
+        rows: int,
+        of_x: tuple[Any, Any],
+        of_w: tuple[Any, Sequence[Any], Sequence[Any]],
+        steps: Range,
+        weights: Plain,
+    ) -> list[list[Any]]:
+        """Return the sums of a block of few rows."""
+        (_, k), (w, places_w, parts) = of_x, of_w
+        sums = [[e.variable(vector(F32), e.splat(F32(0.0))) for _ in range(COLUMNS)] for _ in range(rows)]
+        # What takes time is to read w: as one stream, which the processor reads ahead of. Packed weights take longer to
+        # unpack than to read, and x is loaded once for several rows of w; the next of each is as many rows ahead.
+        has_all = self.is_packed and (rows == 1 or num_registers() == 32)
+        together = COLUMNS if has_all else 1
+        ahead = e.product(self.width, weights.width(e, k)) if has_all else AHEAD
+        for first in range(0, COLUMNS, together):
+            places = places_w[first : first + together]
+            held = [weights.open(e, w, place, k) for place in places]
+            with weights.pieces(e, *steps) as piece:
+                w_rows = [
+                    weights.prepare(e, row, parts, place, k, piece) for row, place in zip(held, places, strict=True)
+                ]
+                with e.range(*(e.ir.udiv(each, I64(weights.step)) for each in piece)) as step:
+                    self._add_products(e, sums, of_x, w_rows, first, step, weights, ahead)
+        return [[each.value for each in row] for row in sums]
+
+    def _multiply_piece(
+        self,
+        e: Emitter,
+        rows: int,
+        of_x: tuple[Any, Any],
+        of_w: tuple[Any, Sequence[Any]],
+        steps: Range,
+        kept: Any,
+    ) -> list[list[Any]]:
+        """Return the sums of a block after its last piece; before, leave them where they are kept and return.
+
+        Where a register holds fewer lanes, some lanes of all sums are added up after the others, in registers alone.
+        """
+        (x, k), (w, places_w) = of_x, of_w
+        w_starts = [e.product(place, k) for place in places_w]
+        places = [(row * COLUMNS + column) * LANES for row in range(rows) for column in range(COLUMNS)]
+        sums: list[Variable] = []
+
+        def keep(begin: int) -> None:
+            for each, place in zip(sums, places, strict=True):
+                e.store_vector(each.value, kept, place, begin)
+
+        for begin in range(0, LANES, self.lanes):
+            zeros = e.splat(F32(0.0), self.lanes)
+            sums = [e.variable(zeros.type, zeros) for _ in places]
+            with e.ir.if_then(e.ir.icmp_signed(">", steps.start, I64(0))):
+                for each, place in zip(sums, places, strict=True):
+                    each.value = e.load_vector(kept, F32, place, begin, lanes=self.lanes)
+            with e.range(*steps, self.plain.step) as i:
+                for take in self.takes:
+                    if len(self.takes) > 1:  # else LLVM loads all once, and has no registers for that
+                        e.ir.fence("acquire", "singlethread")
+                    x_rows = [take(e, self._load(e, x, begin, e.product(k, row), i)) for row in range(rows)]
+                    for column, w_start in enumerate(w_starts):
+                        w_row = take(e, self._load(e, w, begin, w_start, i))
+                        for x_row, total in zip(x_rows, sums[column::COLUMNS], strict=True):
+                            self._add_product(e, total, x_row, w_row)
+            if self.lanes < LANES:
+                keep(begin)
+        with e.ir.if_then(e.ir.icmp_signed("<", steps.stop, k)):
+            if self.lanes == LANES:
+                keep(0)
+            e.ir.ret_void()
+        if self.lanes == LANES:
+            found = [each.value for each in sums]
+        else:
+            found = [e.load_vector(kept, F32, place) for place in places]
+        return [found[first : first + COLUMNS] for first in range(0, len(found), COLUMNS)]
 
     def _add_products(
         self,
@@ -361,8 +417,7 @@ class Multiplier:
         ]
         for column, w_row in enumerate(w_rows, first):
             numbers = weights.load(e, w_row, step)
-            if ahead is not None:
-                weights.fetch(e, w_row, step, ahead)
+            weights.fetch(e, w_row, step, ahead)
             for row, x_row in enumerate(x_rows):
                 for x_numbers, w_numbers in zip(x_row, numbers, strict=True):
                     self._add_product(e, sums[row][column], x_numbers, w_numbers)
@@ -385,11 +440,20 @@ class Multiplier:
             some = [e.shuffle(a, b, range(count)) for a, b in zip(some[::2], some[1::2], strict=True)]
         return self.out_format.widen(e, some[0])
 
+    def _load(self, e: Emitter, base: Any, begin: int, *index: Any) -> Any:
+        """Return as many of a step's numbers, float32 or pairs, as a register holds, from one on."""
+        kind = F32 if self.dtype == jnp.float32 else I32
+        return e.load_vector(e.at(base, self.storage, *index), kind, begin, lanes=self.lanes)
+
     def _add_product(self, e: Emitter, total: Variable, x: Any, w: Any) -> None:
-        if self.dtype == jnp.float32:
+        if x.type.element == F32:
             total.value = e.fma(x, w, total.value)
         else:
             total.value = pairs.add_products(e, total.value, x, w)
+
+
+def _as_is(_: Emitter, numbers: Any) -> Any:
+    return numbers
 
 
 def _is_few(rows: int) -> bool:

@@ -35,7 +35,6 @@ from pallas_kernels.native.emitter import (
     POINTER,
     VOID,
     Emitter,
-    Variable,
     add_function,
     vector,
 )
@@ -85,23 +84,60 @@ BUFFERS = [
 of the rotation's `cos` and `sin`."""
 
 
-class Rows(NamedTuple):
-    """A few query rows of one kv head, and what is kept of them: arrays of float32, and a variable for each."""
+class Parts(NamedTuple):
+    """Rows that pass by a sequence's blocks together, `num_rows` of a kv head in each part.
 
+    All parts are rows of the same tokens, in the same order.
+    """
+
+    count: Any
     positions: list[Any]
+    """The position of each row of a part."""
     ends: list[Any]
     """One past the last position that each row sees."""
-    places: list[Any]
-    """The addresses of the rows among all queries, and of their results among all results."""
-    q: Any
+    heads: Any
+    """An array: the kv head of each part. The others hold all rows."""
+    places: Any
+    """Where each row is among all queries, and its result among all results."""
+    queries: Any
+    """As they are multiplied: in bfloat16, if the pool is; else float32."""
+    acc: Any
+    largest: Any
+    sums: Any
+
+
+class Rows(NamedTuple):
+    """One part, addressed in what is kept of all, and room for its scores."""
+
+    queries: Any
     acc: Any
     scores: Any
-    queries: Any
-    """`q` as it is multiplied: in bfloat16, if the pool is."""
     probs: Any
     """The probabilities that `scores` become, in the same dtype as `queries`."""
-    largest: list[Variable]
-    sums: list[Variable]
+    largest: list[Any]
+    sums: list[Any]
+
+
+class Past(NamedTuple):
+    """What some rows see of their sequence."""
+
+    table: Any
+    """The sequence's row of the block tables."""
+    begin: Any
+    """The first position, and one past the last."""
+    end: Any
+
+
+class Blocks(NamedTuple):
+    """One kv head's share of a tile's blocks."""
+
+    keys: Any
+    """The pool from this head's keys on."""
+    values: Any
+    places: Any
+    """An array: where in the pool each block is."""
+    live: Any
+    """How many tokens of the sequence they hold."""
 
 
 class Kernel:
@@ -112,6 +148,8 @@ class Kernel:
         self.format, self.kv_format = FORMATS[shape.dtype], FORMATS[shape.kv_dtype]
         self.width = 2 if has_pairs(shape) else 1
         """How many numbers one step of a sum takes."""
+        self._left_storage = self.format.storage if self.width == 2 else F32
+        """The dtype of what the pool's numbers are multiplied by."""
         self.has_words = self.kv_format.num_bytes * self.width == 4
         """Whether a step takes 32 bits."""
         self.max_sums = num_registers() * 3 // 4
@@ -124,10 +162,10 @@ class Kernel:
     def build(self, name: str) -> ir.Module:
         """Return the module, with a function of this name for XLA to call."""
         group = self.shape.group
-        decode = self._add_attend("attend_decode", num_rows=-(-group // -(-group // MAX_ROWS)), fetches=True)
-        prefill = self._add_attend(
-            "attend_prefill", num_rows=min(MAX_ROWS, group * self.query_tile), fetches=self.shape.head_dim > MAX_NARROW
-        )
+        passes = -(-group // MAX_ROWS)
+        decode = self._add_attend("attend_decode", -(-group // passes), self.shape.num_kv_heads * passes, fetches=True)
+        rows = min(MAX_ROWS, group * self.query_tile)
+        prefill = self._add_attend("attend_prefill", rows, 1, fetches=self.shape.head_dim > MAX_NARROW)
         add_handler(self.module, name, self._add_prepare(), self._add_run(decode, prefill))
         return self.module
 
@@ -281,192 +319,234 @@ class Kernel:
                 which, head = e.ir.sdiv(unit, I64(k)), e.ir.srem(unit, I64(k))
                 seq, row = e.load_int(of["tile_seqs"], which), e.load_int(of["tile_rows"], which)
                 count = e.least(e.ir.sub(e.load_int(of["ends"], seq), row), self.query_tile)
-                e.ir.call(prefill, [buffers, dims, seq, head, row, count])
+                e.ir.call(prefill, [buffers, dims, seq, head, I64(1), row, count])
             with is_decode:
                 each = self._heads_per_unit(e, e.load_int(of["num_decodes"], 0))
                 first = e.product(e.ir.sub(unit, tile_units), each)
-                with e.range(0, each) as index:
-                    flat = e.sum(first, index)
-                    seq, head = e.ir.sdiv(flat, I64(k)), e.ir.srem(flat, I64(k))
-                    e.ir.call(decode, [buffers, dims, seq, head, seq, I64(1)])
+                seq, head = e.ir.sdiv(first, I64(k)), e.ir.srem(first, I64(k))
+                e.ir.call(decode, [buffers, dims, seq, head, each, seq, I64(1)])
         e.ir.ret_void()
         return e.function
 
-    def _add_attend(self, name: str, num_rows: int, *, fetches: bool) -> ir.Function:
-        """Attend `count` tokens from row `first` on, all of sequence `seq`, with the query heads of one kv head."""
-        shape = self.shape
-        n, h, o, group = shape.num_heads, shape.head_dim, self.tile, shape.group
-        e, (buffers, dims, seq, head, first, count) = add_function(self.module, name, VOID, *[POINTER] * 2, *[I64] * 4)
+    def _add_attend(self, name: str, num_rows: int, most_parts: int, *, fetches: bool) -> ir.Function:
+        """Attend `count` tokens from row `first` on, all of sequence `seq`, with the query heads of some kv heads."""
+        group, storage = self.shape.group, self._left_storage
+        e, (buffers, dims, seq, head, num_heads, first, count) = add_function(
+            self.module, name, VOID, *[POINTER] * 2, *[I64] * 5
+        )
         of = self._buffers(e, buffers)
         table = e.at(of["tables"], I32, e.product(seq, self._size(e, dims, "tables", 1)))
         # Position of the token in row 0 of the step, were it this sequence's.
         origin = e.ir.sub(e.load_int(of["lens"], seq), e.load_int(of["ends"], seq))
-
-        arrays = [e.array(F32, num_rows * size) for size in (h, h, o)]
-        if self.width == 2:
-            arrays += [e.array(self.format.storage, num_rows * size) for size in (h, o)]
-        has_rope = self._has_rope(e, dims)
+        size, most = num_rows * self.shape.head_dim, most_parts * num_rows
+        heads, places = e.array(I64, most_parts), e.array(I64, most)
+        queries, acc = e.array(storage, most_parts * size), e.array(F32, most_parts * size)
+        arrays = [heads, places, queries, acc, e.array(F32, most), e.array(F32, most)]
         has_row_ends = e.ir.icmp_signed(">", self._size(e, dims, "row_ends", 0), I64(0))
-        with e.range(0, e.product(count, group), num_rows) as flat:
-            last = e.ir.sub(e.product(count, group), I64(1))
-            # Beyond the last row the last one is computed again.
-            flats = [e.least(e.sum(flat, r), last) for r in range(num_rows)]
-            tokens = [e.sum(first, e.ir.sdiv(each, I64(group))) for each in flats]
-            heads = [e.sum(e.product(head, group), e.ir.srem(each, I64(group))) for each in flats]
+        per_head = e.ceil_div(e.product(count, group), num_rows)
+        total = e.product(num_heads, per_head)
+
+        def members(which: Any) -> list[Any]:
+            """Return which rows of its head a part has. Beyond the last row the last one is computed again."""
+            place, last = e.product(e.ir.srem(which, per_head), num_rows), e.sum(e.product(count, group), -1)
+            return [e.least(e.sum(place, r), last) for r in range(num_rows)]
+
+        with e.range(0, total, most_parts) as start:
+            tokens = [e.sum(first, e.ir.sdiv(each, I64(group))) for each in members(start)]
             positions = [e.sum(origin, token) for token in tokens]
             ends = [e.variable(I64, e.sum(position, 1)) for position in positions]
             with e.ir.if_then(has_row_ends):
                 for end, token in zip(ends, tokens, strict=True):
                     end.value = e.load_int(of["row_ends"], token)
-            places = [e.product(e.sum(e.product(token, n), each), h) for token, each in zip(tokens, heads, strict=True)]
-            rows = self._begin(e, of, positions, [end.value for end in ends], places, *arrays)
-            with e.ir.if_then(has_rope):
-                for r, token in enumerate(tokens):
-                    query = e.at(rows.q, F32, r * h)
-                    for some, i in self._rotate(
-                        e, of, FORMATS[jnp.dtype(jnp.float32)], query, e.product(token, h // 2)
-                    ):
-                        e.store_vector(some, query, i)
-            if self.width == 2:
-                with e.range(0, num_rows * h, LANES) as i:
-                    self._store_rounded(e, e.load_vector(rows.q, F32, i), rows.queries, i)
-            with e.ir.if_then(e.ir.icmp_signed(">", self._size(e, dims, "sinks", 0), I64(0))):
-                for r in range(num_rows):
-                    rows.largest[r].value, rows.sums[r].value = e.load(of["sinks"], F32, heads[r]), F32(1.0)
-            self._attend_tiles(e, of, table, head, rows, fetches)
-            self._finish(e, of["out"], rows)
+            num_parts = e.least(e.ir.sub(total, start), most_parts)
+            parts = Parts(num_parts, positions, [end.value for end in ends], *arrays)
+            with e.range(0, num_parts) as part:
+                which = e.sum(start, part)
+                e.store(e.sum(head, e.ir.sdiv(which, per_head)), heads, part)
+                queries = [e.ir.srem(each, I64(group)) for each in members(which)]
+                self._begin(e, of, dims, parts, part, tokens, queries)
+            begin = e.most(e.sum(e.ir.sub(positions[0], e.load_int(of["window"], 0)), 1), 0)
+            self._attend_tiles(e, of, Past(table, begin, reduce(e.most, parts.ends)), parts, fetches)
+            with e.range(0, num_parts) as part:
+                self._finish(e, of["out"], parts, part)
         e.ir.ret_void()
         return e.function
 
     def _begin(
-        self, e: Emitter, of: dict[str, Any], positions: list[Any], ends: list[Any], places: list[Any], *arrays: Any
-    ) -> Rows:
-        """Scale the queries, and clear the sums."""
-        h, (q, acc, scores, *others) = self.shape.head_dim, arrays
-        queries, probs = others or (q, scores)
+        self,
+        e: Emitter,
+        of: dict[str, Any],
+        dims: Any,
+        parts: Parts,
+        part: Any,
+        tokens: list[Any],
+        members: list[Any],
+    ) -> None:
+        """Scale and rotate a part's queries, given their tokens and which they are of the group; clear its sums."""
+        h, num_rows = self.shape.head_dim, len(tokens)
         scale, zeros = e.splat(e.load(of["scale"], F32, 0)), e.splat(F32(0.0))
-        for r, place in enumerate(places):
+        head, query = e.load(parts.heads, I64, part), e.array(F32, h)
+        for r, (token, member) in enumerate(zip(tokens, members, strict=True)):
+            row, query_head = e.sum(e.product(part, num_rows), r), e.sum(e.product(head, self.shape.group), member)
+            place = e.product(e.sum(e.product(token, self.shape.num_heads), query_head), h)
+            e.store(place, parts.places, row)
+            e.store(F32(MASKED), parts.largest, row)
+            e.store(F32(0.0), parts.sums, row)
+            with e.ir.if_then(e.ir.icmp_signed(">", self._size(e, dims, "sinks", 0), I64(0))):
+                e.store(e.load(of["sinks"], F32, query_head), parts.largest, row)
+                e.store(F32(1.0), parts.sums, row)
             with e.range(0, h, LANES) as i:
                 numbers = self.format.widen(e, e.load_vector(of["q"], self.format.storage, place, i))
-                e.store_vector(e.ir.fmul(numbers, scale), q, r * h, i)
-                e.store_vector(zeros, acc, r * h, i)
-        largest, sums = [[e.variable(F32, F32(start)) for _ in places] for start in (MASKED, 0.0)]
-        return Rows(positions, ends, places, q, acc, scores, queries, probs, largest, sums)
-
-    def _attend_tiles(self, e: Emitter, of: dict[str, Any], table: Any, head: Any, rows: Rows, fetches: bool) -> None:
-        """Go past the blocks of one sequence, a few at a time."""
-        k, h, o, tile = self.shape.num_kv_heads, self.shape.head_dim, self.shape.block_size, self.tile
-        first_block, window = (e.load_int(of[name], 0) for name in ("first_block", "window"))
-        end = reduce(e.most, rows.ends)
-        begin = e.most(e.sum(e.ir.sub(rows.positions[0], window), 1), 0)
-        soft_cap = e.load(of["soft_cap"], F32, 0)
-        begin_index, end_index = e.ir.sdiv(begin, I64(tile)), e.ceil_div(end, tile)
-        first, last = e.ir.sdiv(begin, I64(o)), e.ir.sdiv(e.ir.sub(end, I64(1)), I64(o))
-        matrices, next_matrices = (e.array(I64, self.num_blocks) for _ in range(2))
-
-        def find(index: Any, head: Any, found: Any) -> Any:
-            """Store where a head's part of each block is, and return how many tokens of the sequence they hold.
-
-            Blocks that no row sees need not exist: the nearest that one sees stand in for them.
-            """
-            for which in range(self.num_blocks):
-                place = e.most(e.least(e.sum(e.product(index, self.num_blocks), which), last), first)
-                block = e.sum(first_block, e.load_int(table, place))
-                e.store(e.product(e.sum(e.product(block, k), head), h * o), found, which)
-            return e.least(e.ir.sub(end, e.product(index, tile)), tile)
-
-        with e.range(begin_index, end_index) as index:
-            live = find(index, head, matrices)
-            is_last = e.ir.icmp_signed("==", e.sum(index, 1), end_index)
-            next_index = e.ir.select(is_last, begin_index, e.sum(index, 1))
-            next_live = find(next_index, e.ir.select(is_last, e.sum(head, 1), head), next_matrices)
-
-            def fetch_values(i: Any) -> None:
-                for which in range(self.num_blocks):
-                    matrix = e.load(matrices, I64, which)
-                    start = e.sum(matrix, e.product(i, o * self.width))
-                    count = live if self.num_blocks == 1 else o
-                    self._fetch(e, of["pool_v"], start, o * self.width, e.sum(matrix, e.product(count, h)))
-
-            def fetch_keys(i: Any) -> None:
-                for which in range(self.num_blocks):
-                    step = e.product(e.least(i, h // self.width - 1), o * self.width)
-                    start = e.sum(e.load(next_matrices, I64, which), step)
-                    count = next_live if self.num_blocks == 1 else o
-                    self._fetch(e, of["pool_k"], start, o * self.width, e.sum(start, e.product(count, self.width)))
-
-            self._score(e, rows, of["pool_k"], matrices, live, fetch_values if fetches else None)
-            with e.ir.if_then(e.ir.fcmp_ordered(">", soft_cap, F32(0.0))):
-                self._cap(e, rows, live, soft_cap)
-            decays = self._softmax(e, rows, e.product(index, tile), live, window)
+                e.store_vector(e.ir.fmul(numbers, scale), query, i)
+                e.store_vector(zeros, parts.acc, e.product(row, h), i)
+            with e.ir.if_then(self._has_rope(e, dims)):
+                plain = FORMATS[jnp.dtype(jnp.float32)]
+                for some, i in self._rotate(e, of, plain, query, e.product(token, h // 2)):
+                    e.store_vector(some, query, i)
             with e.range(0, h, LANES) as i:
-                for r, decay in enumerate(decays):
-                    e.store_vector(e.ir.fmul(e.load_vector(rows.acc, F32, r * h, i), decay), rows.acc, r * h, i)
-            seen = e.most(e.ir.sub(e.product(first, o), e.product(index, tile)), 0)
-            self._add_values(e, rows, of["pool_v"], matrices, seen, live, fetch_keys if fetches else None)
+                self._store_rounded(e, e.load_vector(query, F32, i), parts.queries, e.product(row, h), i)
 
-    def _finish(self, e: Emitter, out: Any, rows: Rows) -> None:
+    def _attend_tiles(self, e: Emitter, of: dict[str, Any], past: Past, parts: Parts, fetches: bool) -> None:
+        """Go past the blocks of one sequence, a few at a time, with all parts."""
+        h, o, tile, num_rows = self.shape.head_dim, self.shape.block_size, self.tile, len(parts.ends)
+        soft_cap, window = e.load(of["soft_cap"], F32, 0), e.load_int(of["window"], 0)
+        rooms = e.array(F32, num_rows * tile), e.array(self._left_storage, num_rows * tile)
+        places, next_places = (e.array(I64, self.num_blocks) for _ in range(2))
+
+        def share(head: Any, places: Any, live: Any) -> Blocks:
+            first, storage = e.product(head, h * o), self.kv_format.storage
+            return Blocks(e.at(of["pool_k"], storage, first), e.at(of["pool_v"], storage, first), places, live)
+
+        end_index = e.ceil_div(past.end, tile)
+        with e.range(e.ir.sdiv(past.begin, I64(tile)), end_index) as index:
+            start = e.product(index, tile)
+            live = self._find(e, of, past, index, places)
+            # After the last tile nothing new is fetched.
+            next_live = self._find(e, of, past, e.least(e.sum(index, 1), e.sum(end_index, -1)), next_places)
+            with e.range(0, parts.count) as part:
+                rows = self._rows(e, parts, part, rooms)
+                blocks = share(e.load(parts.heads, I64, part), places, live)
+                is_last = e.ir.icmp_signed("==", e.sum(part, 1), parts.count)
+                next_part = e.ir.select(is_last, I64(0), e.sum(part, 1))
+                next_blocks = share(
+                    e.load(parts.heads, I64, next_part),
+                    e.ir.select(is_last, next_places, places),
+                    e.ir.select(is_last, next_live, live),
+                )
+                self._score(e, rows, blocks, fetches)
+                with e.ir.if_then(e.ir.fcmp_ordered(">", soft_cap, F32(0.0))):
+                    self._cap(e, rows, live, soft_cap)
+                decays = self._softmax(e, parts, rows, start, live, window)
+                with e.range(0, h, LANES) as i:
+                    for r, decay in enumerate(decays):
+                        shrunk = e.ir.fmul(e.load_vector(rows.acc, F32, r * h, i), decay)
+                        e.store_vector(shrunk, rows.acc, r * h, i)
+                seen = e.most(e.ir.sub(e.product(e.ir.sdiv(past.begin, I64(o)), o), start), 0)
+                self._add_values(e, rows, blocks, seen, next_blocks if fetches else None)
+
+    def _find(self, e: Emitter, of: dict[str, Any], past: Past, index: Any, found: Any) -> Any:
+        """Store where each block of a tile is, and return how many tokens of the sequence they hold.
+
+        Blocks that no row sees need not exist: the nearest that one sees stand in for them.
+        """
+        k, h, o = self.shape.num_kv_heads, self.shape.head_dim, self.shape.block_size
+        first, last = e.ir.sdiv(past.begin, I64(o)), e.ir.sdiv(e.sum(past.end, -1), I64(o))
+        for which in range(self.num_blocks):
+            place = e.most(e.least(e.sum(e.product(index, self.num_blocks), which), last), first)
+            block = e.sum(e.load_int(of["first_block"], 0), e.load_int(past.table, place))
+            e.store(e.product(block, k * h * o), found, which)
+        return e.least(e.ir.sub(past.end, e.product(index, self.tile)), self.tile)
+
+    def _rows(self, e: Emitter, parts: Parts, part: Any, rooms: tuple[Any, Any]) -> Rows:
+        num_rows, h = len(parts.ends), self.shape.head_dim
+        first = e.product(part, num_rows)
+        queries = e.at(parts.queries, self._left_storage, e.product(first, h))
+        acc = e.at(parts.acc, F32, e.product(first, h))
+        largest, sums = ([e.at(kept, F32, first, r) for r in range(num_rows)] for kept in (parts.largest, parts.sums))
+        scores, probs = rooms
+        return Rows(queries, acc, scores, probs if self.width == 2 else scores, largest, sums)
+
+    def _finish(self, e: Emitter, out: Any, parts: Parts, part: Any) -> None:
         """Divide by the sums, and store."""
-        h = self.shape.head_dim
+        h, num_rows = self.shape.head_dim, len(parts.ends)
         assert self.format.narrow is not None
-        for r, place in enumerate(rows.places):
-            total = e.larger(rows.sums[r].value, F32(1e-30))
+        for r in range(num_rows):
+            row = e.sum(e.product(part, num_rows), r)
+            place, total = e.load(parts.places, I64, row), e.larger(e.load(parts.sums, F32, row), F32(1e-30))
             factor = e.splat(e.ir.fdiv(F32(1.0), total))
             with e.range(0, h, LANES) as i:
-                numbers = e.ir.fmul(e.load_vector(rows.acc, F32, r * h, i), factor)
+                numbers = e.ir.fmul(e.load_vector(parts.acc, F32, e.product(row, h), i), factor)
                 e.store_vector(self.format.narrow(e, numbers), out, place, i)
 
-    def _fetch(self, e: Emitter, pool: Any, start: Any, count: int, end: Any) -> None:
-        """Begin to read numbers before they are wanted, as long as they are not beyond the last."""
-        per_line = CACHE_LINE // self.kv_format.num_bytes
-        for first in range(0, count, per_line):
-            e.prefetch(pool, self.kv_format.storage, e.least(e.sum(start, first), e.ir.sub(end, I64(1))))
+    def _fetch(self, e: Emitter, blocks: Blocks, is_keys: bool, num_steps: int) -> Callable[[Any], None]:
+        """Return what begins to read a step's share of keys or values before they are wanted."""
+        pool, o, h = blocks.keys if is_keys else blocks.values, self.shape.block_size, self.shape.head_dim
+        storage, count = self.kv_format.storage, -(-o * h // num_steps)
+        starts = [e.at(pool, storage, e.load(blocks.places, I64, which)) for which in range(self.num_blocks)]
+        # Of a block that is attended alone only what is live: of each key row, of all values.
+        row, live = (o, 1) if is_keys else (o * h // self.width, h // self.width)
+        row, most = row * self.width, e.sum(e.product(blocks.live, live * self.width), -1)
 
-    def _block(self, e: Emitter, pool: Any, matrices: Any, token: Any) -> tuple[Any, Any]:
+        def fetch(step: Any) -> None:
+            for first in range(0, count, CACHE_LINE // self.kv_format.num_bytes):
+                place = e.sum(e.product(step, count), first)
+                if self.num_blocks == 1:
+                    column = e.least(e.ir.urem(place, I64(row)), most)
+                    place = e.sum(e.ir.sub(place, e.ir.urem(place, I64(row))), column)
+                for start in starts:
+                    e.prefetch(start, storage, place, cache=1)
+
+        return fetch
+
+    def _block(self, e: Emitter, pool: Any, places: Any, token: Any) -> tuple[Any, Any]:
         """Return the address of the block with a token of the tile, and the token's number in it."""
         o = I64(self.shape.block_size)
         which, place = (I64(0), token) if self.num_blocks == 1 else (e.ir.udiv(token, o), e.ir.urem(token, o))
-        return e.at(pool, self.kv_format.storage, e.load(matrices, I64, which)), place
+        return e.at(pool, self.kv_format.storage, e.load(places, I64, which)), place
 
-    def _score(
-        self, e: Emitter, rows: Rows, pool_k: Any, matrices: Any, live: Any, fetch: Callable[[Any], None] | None
-    ) -> None:
-        h, o, tile = self.shape.head_dim, self.shape.block_size, self.tile
-        most = _even(tile // LANES, self.max_sums // len(rows.places))
+    def _score(self, e: Emitter, rows: Rows, blocks: Blocks, fetches: bool) -> None:
+        """Multiply queries and keys, and begin to read the values."""
+        h, o, tile, num_rows = self.shape.head_dim, self.shape.block_size, self.tile, len(rows.sums)
+        most = _even(tile // LANES, self.max_sums // num_rows)
         # Of a tile that is not full only what is live is read, but for the rest of a cache line or two of each row.
         least = _even(most, CACHE_LINE // self.kv_format.num_bytes // LANES)
-        with e.ir.if_else(e.ir.icmp_signed("==", live, I64(tile))) as (is_full, is_part):
+        steps = h // self.width
+        num_steps = steps * tile // LANES // most
+        fetch = self._fetch(e, blocks, False, num_steps) if fetches else None
+        with e.ir.if_else(e.ir.icmp_signed("==", blocks.live, I64(tile))) as (is_full, is_part):
             for branch, vectors in ((is_full, most), (is_part, least)):
-                with branch, e.range(0, live, vectors * LANES) as start:
-                    keys = [self._block(e, pool_k, matrices, e.sum(start, j * LANES)) for j in range(vectors)]
-                    self._multiply(
-                        e,
-                        len(rows.places),
-                        vectors,
-                        steps=(0, h // self.width),
-                        left=lambda r, i: self._left(e, rows.queries, r * h, i),
-                        right=lambda i, j, keys=keys: self._right(e, keys[j][0], e.product(i, o), keys[j][1]),
-                        also=fetch if most * LANES == tile else None,
-                        target=lambda r, j, start=start: e.at(rows.scores, F32, r * tile, start, j * LANES),
-                        adds=False,
-                    )
+                with branch:
+                    if fetch and branch is is_part:
+                        with e.range(0, num_steps) as step:
+                            fetch(step)
+                    with e.range(0, blocks.live, vectors * LANES) as start:
+                        keys = [
+                            self._block(e, blocks.keys, blocks.places, e.sum(start, j * LANES)) for j in range(vectors)
+                        ]
 
-    def _add_values(
-        self,
-        e: Emitter,
-        rows: Rows,
-        pool_v: Any,
-        matrices: Any,
-        seen: Any,
-        live: Any,
-        fetch: Callable[[Any], None] | None,
-    ) -> None:
-        """Add the values of a tile's tokens from `seen` on to before `live`."""
-        h, tile = self.shape.head_dim, self.tile
-        vectors = _even(h // LANES, self.max_sums // len(rows.places))
+                        done = e.product(e.ir.udiv(start, I64(most * LANES)), steps)
+                        self._multiply(
+                            e,
+                            num_rows,
+                            vectors,
+                            steps=(0, steps),
+                            left=lambda r, i: self._left(e, rows.queries, r * h, i),
+                            right=lambda i, j, keys=keys: self._right(e, keys[j][0], e.product(i, o), keys[j][1]),
+                            also=fetch if branch is is_full else None,
+                            done=done,
+                            target=lambda r, j, start=start: e.at(rows.scores, F32, r * tile, start, j * LANES),
+                            adds=False,
+                        )
+
+    def _add_values(self, e: Emitter, rows: Rows, blocks: Blocks, seen: Any, following: Blocks | None) -> None:
+        """Add the values of a tile's tokens from `seen` on, and begin to read the keys that follow."""
+        h, tile, live, num_rows = self.shape.head_dim, self.tile, blocks.live, len(rows.sums)
+        vectors = _even(h // LANES, self.max_sums // num_rows)
+        steps = tile // self.width
+        num_steps = steps * h // LANES // vectors
 
         def right(i: Any, j: int, start: Any) -> Any:
-            values, token = self._block(e, pool_v, matrices, e.product(i, self.width))
+            values, token = self._block(e, blocks.values, blocks.places, e.product(i, self.width))
             place = e.product(e.ir.udiv(token, I64(self.width)), h)
             found = self._right(e, values, place, start, j * LANES)
             if self.width == 1:
@@ -475,18 +555,26 @@ class Kernel:
             is_half = e.ir.icmp_signed("==", e.sum(e.product(i, 2), 1), live)
             return e.ir.and_(found, e.splat(e.ir.select(is_half, I32(0xFFFF), I32(-1))))
 
+        first, last = e.ir.sdiv(seen, I64(self.width)), e.ceil_div(live, self.width)
+        fetch = self._fetch(e, following, True, num_steps) if following else None
         with e.range(0, h, vectors * LANES) as start:
+            done = e.product(e.ir.udiv(start, I64(vectors * LANES)), steps)
             self._multiply(
                 e,
-                len(rows.places),
+                num_rows,
                 vectors,
-                steps=(e.ir.sdiv(seen, I64(self.width)), e.ceil_div(live, self.width)),
+                steps=(first, last),
                 left=lambda r, i: self._left(e, rows.probs, r * tile, i),
                 right=lambda i, j, start=start: right(i, j, start),
-                also=fetch if vectors * LANES == h else None,
+                also=fetch,
+                done=done,
                 target=lambda r, j: e.at(rows.acc, F32, r * h, start, j * LANES),
                 adds=True,
             )
+            if fetch:  # what has no step in a tile that is not full
+                for others in ((0, first), (last, steps)):
+                    with e.range(*others) as i:
+                        fetch(e.sum(done, i))
 
     def _store_rounded(self, e: Emitter, numbers: Any, base: Any, *index: Any) -> None:
         assert self.format.narrow is not None
@@ -509,22 +597,22 @@ class Kernel:
 
     def _cap(self, e: Emitter, rows: Rows, live: Any, soft_cap: Any) -> None:
         cap = e.splat(soft_cap)
-        for r in range(len(rows.places)):
+        for r in range(len(rows.sums)):
             row = e.at(rows.scores, F32, r * self.tile)
             with e.range(0, live, LANES) as i:
                 inside = e.tanh(e.ir.fdiv(e.load_vector(row, F32, i), cap))
                 e.store_vector(e.ir.fmul(inside, cap), row, i)
 
-    def _softmax(self, e: Emitter, rows: Rows, first: Any, live: Any, window: Any) -> list[Any]:
+    def _softmax(self, e: Emitter, parts: Parts, rows: Rows, first: Any, live: Any, window: Any) -> list[Any]:
         """Turn scores, of tokens from position `first` on, into probabilities, not divided by their sums.
 
         Return by how much older ones shrink, a vector per row. Rows go through each loop together: they do not wait
         for each other.
         """
-        scores = [e.at(rows.scores, F32, r * self.tile) for r in range(len(rows.places))]
-        behind = [e.ir.trunc(e.ir.sub(e.ir.sub(end, first), I64(1)), I32) for end in rows.ends]
+        scores = [e.at(rows.scores, F32, r * self.tile) for r in range(len(rows.sums))]
+        behind = [e.ir.trunc(e.ir.sub(e.ir.sub(end, first), I64(1)), I32) for end in parts.ends]
         ahead = [
-            e.ir.sub(e.ir.sub(end, position), I64(1)) for end, position in zip(rows.ends, rows.positions, strict=True)
+            e.ir.sub(e.ir.sub(end, position), I64(1)) for end, position in zip(parts.ends, parts.positions, strict=True)
         ]
         spans = [e.splat(e.ir.trunc(e.sum(window, each), I32)) for each in ahead]
         lanes = ir.Constant(vector(I32), list(range(LANES)))
@@ -538,10 +626,9 @@ class Kernel:
                 score = e.ir.select(is_seen, score, e.constant(MASKED, score))
                 e.store_vector(score, row, i)
                 most.value = e.larger(most.value, score)
-        before = [largest.value for largest in rows.largest]
-        for largest, old, most in zip(rows.largest, before, found, strict=True):
-            largest.value = e.larger(old, e.reduce(e.larger, most.value))
-        shifts = [e.splat(largest.value) for largest in rows.largest]
+        before = [e.load(largest, F32) for largest in rows.largest]
+        after = [e.larger(old, e.reduce(e.larger, most.value)) for old, most in zip(before, found, strict=True)]
+        shifts = [e.splat(largest) for largest in after]
         added = [e.variable(vector(F32), e.splat(F32(0.0))) for _ in scores]
         with e.range(0, live, LANES) as i:
             for r, (row, shift, total) in enumerate(zip(scores, shifts, added, strict=True)):
@@ -551,9 +638,11 @@ class Kernel:
                 self._store_rounded(e, prob, rows.probs, r * self.tile, i)
                 total.value = e.ir.fadd(total.value, prob)
         decays = []
-        for largest, old, total, some in zip(rows.largest, before, rows.sums, added, strict=True):
-            decay = e.exp(e.ir.fsub(old, largest.value))
-            total.value = e.fma(total.value, decay, e.reduce(e.ir.fadd, some.value))
+        for r, (old, largest, some) in enumerate(zip(before, after, added, strict=True)):
+            decay = e.exp(e.ir.fsub(old, largest))
+            total = e.fma(e.load(rows.sums[r], F32), decay, e.reduce(e.ir.fadd, some.value))
+            e.store(total, rows.sums[r])
+            e.store(largest, rows.largest[r])
             decays.append(e.splat(decay))
         return decays
 
@@ -568,15 +657,19 @@ class Kernel:
         right: Callable[[Any, int], Any],
         target: Callable[[int, int], Any],
         adds: bool,
-        also: Callable[[Any], None] | None = None,
+        also: Callable[[Any], None] | None,
+        done: Any,
     ) -> None:
-        """Store at target(r, j), or add there, the sum of left(r, i) * right(i, j) over steps i, in order."""
+        """Store at target(r, j), or add there, the sum of left(r, i) * right(i, j) over steps i, in order.
+
+        `also` is told each step, counted from those that are done.
+        """
         zeros = e.splat(F32(0.0))
         targets = [[target(r, j) for j in range(vectors)] for r in range(rows)]
         sums = [[e.variable(vector(F32), e.load_vector(x, F32) if adds else zeros) for x in row] for row in targets]
         with e.range(*steps) as i:
             if also:
-                also(i)
+                also(e.sum(done, i))
             columns = [right(i, j) for j in range(vectors)]
             for r in range(rows):
                 factor = left(r, i)

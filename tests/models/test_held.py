@@ -1,0 +1,48 @@
+"""Weights that stay quantized give what the numbers they stand for give, held as the CPU's kernels or XLA take them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxllm.loading.load import load_params
+from jaxllm.loading.open import open_checkpoint
+from jaxllm.models import LayerLoop, Model, get_family
+from pallas_kernels.weights.held import Quantized
+from tests.models.running import Runner
+from tests.models.tiny import Golden
+
+ROOT = Path(__file__).parents[1] / "data" / "quantized"
+CASES = sorted(path.name for path in ROOT.iterdir())
+PROMPT = Golden(
+    prompt=np.arange(3, 40, dtype=np.int32),
+    tokens=np.array([5], np.int32),
+    logprobs=np.zeros((1, 1)),
+    prompt_logprobs=None,
+)
+
+
+def run(case: str, loop: LayerLoop, *, keeps: bool) -> tuple[np.ndarray, Any]:
+    checkpoint = open_checkpoint(str(ROOT / case))
+    found = {name: checkpoint.format_of(name) for name in checkpoint.tensors} if keeps else {}
+    formats = {name: form for name, form in found.items() if form is not None}
+    config = get_family("LlamaForCausalLM").read_config(checkpoint.config, checkpoint.tensors)
+    model = Model(config, "float32", loop, formats=formats)
+    params = load_params(model.param_specs(checkpoint.tensors), checkpoint, progress=False)
+    held = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, Quantized))
+    return Runner(model, params).whole(PROMPT), [leaf.format for leaf in held if isinstance(leaf, Quantized)]
+
+
+@pytest.mark.parametrize("loop", [LayerLoop.SCAN, LayerLoop.IN_PLACE])
+@pytest.mark.parametrize("case", CASES)
+def test_equals_widened_weights(case: str, loop: LayerLoop) -> None:
+    expected, none = run(case, loop, keeps=False)
+    got, formats = run(case, loop, keeps=True)
+    assert not none
+    assert formats
+    np.testing.assert_allclose(got, expected, rtol=0, atol=2e-5)
+    assert abs(got).max() > 1
