@@ -268,7 +268,10 @@ def quantized_row(name: str, num_rows: int, dtype: Any, rounds: int) -> dict[str
     layers = {each: QUANTIZED_BYTES // size for each, size in sizes.items()}
     parts = {}
     for part in form.parts:
-        shape, part_dtype = (layers["packed"], n, form.width(part, k, packed=True)), form.dtype(part, packed=True)
+        shape, part_dtype = (
+            (layers["packed"], n, form.width(part, k, packed=True)),
+            form.device_dtype(part, packed=True),
+        )
         one = rng.integers(0, 128, shape[1:], np.uint8).view(np.int8) if part == "codes" else np.full(shape[1:], 1 / 64)
         parts[part] = jnp.broadcast_to(jnp.asarray(one.astype(part_dtype)), shape)
     some = jnp.asarray(rng.standard_normal((n, k), np.float32) * 0.02, dtype)
