@@ -555,3 +555,12 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 def test_the_token_is_not_shown(make_model: MakeModel):
     assert "hf_secret" not in repr(resolve(make_model(), hf_token="hf_secret"))
+
+
+def test_quantization_is_the_checkpoint_s_or_a_way_to_round(make_model: MakeModel):
+    awq = make_model(quantization_config={"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True})
+    assert [resolve(awq, quantization=name).quantization for name in (None, "awq")] == [None, None]
+    with pytest.raises(VLLMValidationError, match=r"model config \(awq\) does not match .* argument \(gptq\)"):
+        resolve(awq, quantization="gptq")
+    with pytest.raises(VLLMValidationError, match=r"model config \(awq\) does not match .* argument \(int8\)"):
+        resolve(awq, quantization="int8")
