@@ -169,11 +169,11 @@ def part_of[Spec: (ParamSpec, ArraySpec)](spec: Spec, part: str) -> Spec:
     if isinstance(spec, ArraySpec):
         own = {"params": {path: part_of(param, part) for path, param in spec.params.items()}}
     else:
-        found = outputs_of(spec)
-        assert found is not None
-        ours = " ".join(spec.layout.partition("->")[2].split()[:-count])
-        layout = f"{found.axes} {PART_AXIS} -> {ours} {PART_AXIS}"
-        own = {"layout": layout, "hf_shape": (*spec.hf_shape[:-1], width), "hf_index": found.hf_index}
+        found, own = outputs_of(spec), {}
+        if found is not None:  # else its numbers are rounded, and no part is read
+            ours = " ".join(spec.layout.partition("->")[2].split()[:-count])
+            layout = f"{found.axes} {PART_AXIS} -> {ours} {PART_AXIS}"
+            own = {"layout": layout, "hf_shape": (*spec.hf_shape[:-1], width), "hf_index": found.hf_index}
     return replace(
         spec,
         shape=(*spec.shape[:-count], width),

@@ -34,8 +34,10 @@ def from_parts(checkpoint: Checkpoint, name: str) -> np.ndarray:
     parts = {part: checkpoint.read_part(name, part) for part in form.parts}
     num_rows, num_inputs = checkpoint.tensors[name].shape
     for part, array in parts.items():
-        assert (array.dtype, array.shape) == (form.dtype(part), (num_rows, form.width(part, num_inputs))), part
-        np.testing.assert_array_equal(checkpoint.read_part(name, part, 3), array[3])
+        rows = () if part == "order" else (num_rows,)
+        assert (array.dtype, array.shape) == (form.dtype(part), (*rows, form.width(part, num_inputs))), part
+        if part != "order":
+            np.testing.assert_array_equal(checkpoint.read_part(name, part, 3), array[3])
     numbers, order = dequantize(parts, form), checkpoint.input_order(name)
     return numbers if order is None else numbers[:, np.argsort(order)]
 
