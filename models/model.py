@@ -122,8 +122,13 @@ class Model:
         shapes: dict[MatmulShape, None] = {}
         for number, (kind, layers) in enumerate(zip(self.plan.kinds, self.plan.layers_of, strict=True)):
             if kind.moe is not None:
-                owner = f"layers.{number if self.loop.stacked else layers[0]}.mlp.experts"
-                formats = (arrays[f"{owner}.gate_up"].format, arrays[f"{owner}.down"].format)
+                place = number if self.loop.stacked else layers[0]
+                own = {path: array for path, array in arrays.items() if path.startswith(f"layers.{place}.")}
+                gate_up, down = (
+                    next(array for path, array in own.items() if path.endswith(f"experts.{name}"))
+                    for name in ("gate_up", "down")
+                )
+                formats = gate_up.format, down.format
                 shapes |= dict.fromkeys(matmul_shapes(kind, self.config, self.dtype, formats))
         return list(shapes)
 
