@@ -20,7 +20,7 @@ from pallas_kernels.linear import Linear, LinearShape
 from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, KVPool, Rope
 from pallas_kernels.weights import WeightFormat
 
-from .config import ModelConfig, QueryScaling
+from .config import LayerSpec, ModelConfig, QueryScaling
 from .family import Prefixes, TensorName
 from .layers.embedding import soft_cap
 from .layers.head import PoolingHead, head_names, pooled_states, taken_rows
@@ -78,15 +78,24 @@ class Model:
         self.formats = formats or {}
         build = partial(partial, self.family.layer)
         states = {kind: _abstract(build(kind, config, self.dtype)) for kind in dict.fromkeys(config.layers)}
-        marks = tuple(self._mark(number, states[kind][1]) for number, kind in enumerate(config.layers))
-        self.plan = LayerPlan(config.layers, marks if self.formats else ())
+        self.plan = LayerPlan(config.layers, self._marks({kind: state for kind, (_, state) in states.items()}))
         self._kinds = [states[kind] for kind in self.plan.kinds]
 
-    def _mark(self, layer: int, state: nnx.State) -> tuple[WeightFormat | None, ...]:
-        """Return the formats of a layer's weights: layers that differ in them are not stacked."""
-        prefixes = self.family.find_prefixes(self.formats)
-        sources = (self._source(f"layers.{path}", self.family.names, prefixes, layer) for path in declared(state))
-        return tuple(self.formats.get(source.format(e=0)) for source in sources)
+    def _marks(self, states: Mapping[LayerSpec, nnx.State]) -> tuple[tuple[WeightFormat | None, ...], ...]:
+        """Return the formats of each layer's weights, as layers that differ in them are not stacked; () if none has
+        any.
+        """
+        if not self.formats:
+            return ()
+        prefixes, names = self.family.find_prefixes(self.formats), self.family.names
+        paths = {kind: tuple(declared(state)) for kind, state in states.items()}
+        return tuple(
+            tuple(
+                self.formats.get(self._source(f"layers.{path}", names, prefixes, layer).format(e=0))
+                for path in paths[kind]
+            )
+            for layer, kind in enumerate(self.config.layers)
+        )
 
     @property
     def facts(self) -> tuple[Any, ...]:
@@ -118,6 +127,8 @@ class Model:
 
     def grouped_shapes(self) -> list[MatmulShape]:
         """Return one device's matmuls by the weights of experts."""
+        if not any(kind.moe for kind in self.plan.kinds):
+            return []
         arrays = array_specs(self.param_specs())
         shapes: dict[MatmulShape, None] = {}
         for number, (kind, layers) in enumerate(zip(self.plan.kinds, self.plan.layers_of, strict=True)):

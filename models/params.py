@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from pallas_kernels.weights import WeightFormat, num_bytes
+from pallas_kernels.weights import WeightFormat
 from pallas_kernels.weights.held import Quantized
 
 from .joined import Joined
@@ -51,7 +51,6 @@ class _Axes:
     format: WeightFormat | None
     is_packed: bool
     part: str | None
-    dtype: Any
 
     @property
     def stacked(self) -> bool:
@@ -72,11 +71,6 @@ class _Axes:
     def is_rounded(self) -> bool:
         """Say whether the array's numbers are given, to be rounded to its format."""
         return self.format is not None and self.part is None
-
-    @property
-    def num_bytes(self) -> int:
-        """Return the bytes that a device holds all of it in."""
-        return num_bytes(prod(self.shape), self.dtype)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from jaxllm.models.config import ModelConfig
     from jaxllm.models.family import Family
 
-_FAMILIES = {"modelopt_fp4": "modelopt", "fbgemm_fp8": "fp8"}
-"""The method that is meant by names of its variants."""
 MAX_NAME = 256
 MAX_ENDS = 4096
 GENERATION_KEYS: Mapping[str, str] = {
@@ -101,7 +99,7 @@ def resolve_quantization(name: str | None, checkpoint: Checkpoint) -> str | None
     Raises VLLMValidationError if the checkpoint is quantized with something else than `name` says.
     """
     own = checkpoint_quantization(checkpoint)
-    if name is None or _FAMILIES.get(name, name) == own:
+    if name is None or _method(name) == own:
         return None
     if name in QUANTIZATIONS and own in (None, "gguf"):
         return QUANTIZATIONS[name]
@@ -125,7 +123,14 @@ def checkpoint_quantization(checkpoint: Checkpoint) -> str | None:
         return "gguf"
     quantization = checkpoint.config.get("quantization_config")
     method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
-    return None if method is None else _FAMILIES.get(method, method)
+    return None if method is None else _method(method)
+
+
+def _method(name: str) -> str:
+    """Return the method that is meant by the name of one of its variants."""
+    from jaxllm.loading.quantized.methods import ALIASES
+
+    return "fp8" if name == "fbgemm_fp8" else ALIASES.get(name, name)
 
 
 def context_length(config: ModelConfig) -> int:

@@ -13,7 +13,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
-from pallas_kernels.linear import ACTIVATIONS as FUSED_ACTIVATIONS
+from pallas_kernels.linear.xla import ACTIVATIONS as FUSED_ACTIVATIONS
 from pallas_kernels.weights.held import Quantized
 
 from ..joined import Joined
@@ -21,9 +21,7 @@ from ..ops import LayerOf, held_by
 from .params import Part, split
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
-    "silu": jax.nn.silu,
-    "gelu": partial(jax.nn.gelu, approximate=False),
-    "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
+    **FUSED_ACTIVATIONS,
     "gelu_new": partial(jax.nn.gelu, approximate=True),
     "relu": jax.nn.relu,
     "tanh": jnp.tanh,

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from jax import Array
 
+from pallas_kernels.targets import hopper_refusal
+
 from .shape import MatmulShape
 
 
@@ -95,15 +97,9 @@ def _refuse_on_gpu(shape: MatmulShape) -> str | None:
     return refusal(shape)
 
 
-def _refuse_gpu(architecture: str | None) -> str | None:
-    if architecture is not None and architecture.startswith("9."):
-        return None
-    return f"the kernel is for NVIDIA's Hopper (compute capability 9.0), and this GPU is {architecture or 'another'}"
-
-
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "xla": Implementation(_load_xla, None, lambda: 1),
     "cpu": Implementation(_load_cpu, "cpu", _cpu_row_alignment, _refuse_on_cpu, _prepare_cpu),
     "tpu": Implementation(_load_tpu, "tpu", _tpu_row_alignment, _refuse_on_tpu),
-    "gpu": Implementation(_load_gpu, "gpu", _gpu_row_alignment, _refuse_on_gpu, device_refusal=_refuse_gpu),
+    "gpu": Implementation(_load_gpu, "gpu", _gpu_row_alignment, _refuse_on_gpu, device_refusal=hopper_refusal),
 }

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-
 import numpy as np
 
-from .groups import Groups
+from pallas_kernels.linear.reference import ACTIVATIONS
 
-ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
-    "silu": lambda x: x * (1 + np.tanh(x / 2)) / 2,
-    "gelu_pytorch_tanh": lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
-}
+from .groups import Groups
 
 
 def reference_grouped_matmul(

@@ -6,24 +6,20 @@ expert's weights. Elsewhere it is `ragged_dot`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
 
+from pallas_kernels.linear.xla import ACTIVATIONS
 from pallas_kernels.weights.held import Quantized
 
 from .groups import Groups
 
 MIN_TILE, MAX_TILE = 8, 64
-ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
-    "silu": jax.nn.silu,
-    "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
-}
 DIMENSIONS = lax.RaggedDotDimensionNumbers(
     dot_dimension_numbers=(((1,), (2,)), ((), ())), lhs_ragged_dimensions=(0,), rhs_group_dimensions=(0,)
 )

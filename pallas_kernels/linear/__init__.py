@@ -16,12 +16,9 @@ from jax.typing import DTypeLike
 from pallas_kernels.weights.held import Quantized
 
 from .implementations import IMPLEMENTATIONS, Implementation
-from .shape import LinearShape
+from .shape import ACTIVATIONS, LinearShape
 
 __all__ = ["ACTIVATIONS", "IMPLEMENTATIONS", "Linear", "LinearShape", "pick"]
-
-ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
-"""The activations that the op can apply, by HF's names."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from jax import Array
 
+from pallas_kernels.targets import hopper_refusal
+
 from .shape import LinearShape
 
 
@@ -75,15 +77,9 @@ def _refuse_on_gpu(shape: LinearShape) -> str | None:
     return refusal(shape)
 
 
-def _refuse_gpu(architecture: str | None) -> str | None:
-    if architecture is not None and architecture.startswith("9."):
-        return None
-    return f"the kernel is for NVIDIA's Hopper (compute capability 9.0), and this GPU is {architecture or 'another'}"
-
-
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "xla": Implementation(_load_xla, None),
     "cpu": Implementation(_load_cpu, "cpu", _refuse_on_cpu, _prepare_cpu),
     "tpu": Implementation(_load_tpu, "tpu", _refuse_on_tpu),
-    "gpu": Implementation(_load_gpu, "gpu", _refuse_on_gpu, device_refusal=_refuse_gpu),
+    "gpu": Implementation(_load_gpu, "gpu", _refuse_on_gpu, device_refusal=hopper_refusal),
 }

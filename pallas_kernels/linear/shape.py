@@ -8,6 +8,9 @@ from jax.typing import DTypeLike
 
 from pallas_kernels.weights import WeightFormat
 
+ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
+"""The activations that kernels can apply, by HF's names."""
+
 
 class LinearShape(NamedTuple):
     """The sizes and dtypes of one of a model's matmuls."""

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from pallas_kernels.targets import hopper_refusal
+
 from .layout import FLOAT8, AttentionShape, KVPool, cpu_pool_spec, fused_pool_spec, split_pool_spec
 from .tiles import XLA_TILES, Tiles
 
@@ -137,14 +139,6 @@ def _refuse_on_gpu(shape: AttentionShape) -> str | None:
     return _refuse(shape, (64, 128, 256), (jnp.bfloat16,), (16, 32, 64, 128))
 
 
-def _refuse_gpu(architecture: str | None) -> str | None:
-    if architecture is not None and architecture.startswith("9."):
-        return None
-    is_nvidia = architecture is not None and architecture[0].isdigit()
-    found = f"has compute capability {architecture}" if is_nvidia else f"is not NVIDIA's ({architecture or 'ROCm'})"
-    return f"the kernels are for NVIDIA's Hopper (compute capability 9.0), and this GPU {found}"
-
-
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "xla": Implementation(_load_xla, None, split_pool_spec, lambda _shape, _architecture: XLA_TILES, 1, lambda _: None),
     "cpu": Implementation(
@@ -166,7 +160,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
         _gpu_tiles,
         16,
         _refuse_on_gpu,
-        device_refusal=_refuse_gpu,
+        device_refusal=hopper_refusal,
         fuses_rope=lambda _: True,
         takes_decodes_alone=True,
     ),

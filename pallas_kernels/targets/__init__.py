@@ -12,6 +12,18 @@ from importlib.resources import files
 SUFFIX = ".txtpb"
 
 
+def hopper_refusal(architecture: str | None) -> str | None:
+    """Say why kernels for Hopper do not run on a GPU of a compute capability, None if they do.
+
+    Other makers' GPUs have none, but perhaps another name.
+    """
+    if architecture is not None and architecture.startswith("9."):
+        return None
+    is_nvidia = architecture is not None and architecture[0].isdigit()
+    found = f"has compute capability {architecture}" if is_nvidia else f"is not NVIDIA's ({architecture or 'ROCm'})"
+    return f"the kernels are for NVIDIA's Hopper (compute capability 9.0), and this GPU {found}"
+
+
 def gpu_targets() -> tuple[str, ...]:
     """Return the names of the GPUs that are described here."""
     names = (file.name for file in files(__name__).iterdir())

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 from jaxllm.models.layers import ACTIVATIONS
+from pallas_kernels.linear import Linear
 from pallas_kernels.linear.cpu import Kind, can_multiply, cpu_linear
 from pallas_kernels.linear.cpu.kernel import Kernel
+from pallas_kernels.linear.reference import reference_linear
 from pallas_kernels.native import compiling, objects, processor
 from pallas_kernels.weights import INT8
 from pallas_kernels.weights.held import Quantized
@@ -316,3 +318,15 @@ def test_a_file_of_another_user_counts_as_none(tmp_path: Path, monkeypatch: pyte
     objects.save(tmp_path / "code", b"machine code")
     give_away(monkeypatch, tmp_path / "code")
     assert objects.load(tmp_path / "code") is None
+
+
+@pytest.mark.parametrize("implementation", ["xla", "cpu"])
+@pytest.mark.parametrize(("activation", "is_gated"), [(None, True), ("silu", True), ("gelu", False)])
+def test_the_op_is_the_reference(implementation: str, activation: str | None, is_gated: bool) -> None:
+    x, w = make(5, 24, 64, jnp.float32)
+    options: dict[str, Any] = {"activation": activation, "is_gated": is_gated}
+    if not (activation and is_gated):
+        rng = np.random.default_rng(1)
+        options |= {"plus_to": rng.standard_normal((5, 24), np.float32), "bias_o": rng.standard_normal(24, np.float32)}
+    got = jax.jit(lambda x, w: Linear(implementation)(x, w[None], 0, **options))(x, w)
+    np.testing.assert_allclose(got, reference_linear(np.asarray(x), np.asarray(w), **options), rtol=1e-4, atol=1e-4)

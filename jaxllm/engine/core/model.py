@@ -55,11 +55,8 @@ def find_formats(config: EngineConfig) -> Mapping[str, WeightFormat]:
 def choose_ops(model: Model, platform: str, mesh: Mesh) -> Ops:
     """Return the ops of a model on the devices of a mesh. What is left to plain XLA is said in the log."""
     architecture = detect_architecture(mesh.devices.tolist())
-    linear, grouped, shapes = (
-        _choose_linear(model, platform, mesh, architecture),
-        GroupedMatmul(),
-        model.grouped_shapes(),
-    )
+    linear = _choose_linear(model, platform, mesh, architecture)
+    grouped, shapes = GroupedMatmul(), model.grouped_shapes()
     if shapes:
         grouped, reason = pick(shapes, platform, architecture=architecture)
         if reason is not None:
@@ -70,16 +67,17 @@ def choose_ops(model: Model, platform: str, mesh: Mesh) -> Ops:
 def _choose_linear(model: Model, platform: str, mesh: Mesh, architecture: str | None) -> Linear:
     if model.loop is LayerLoop.IN_PLACE:
         return Linear("cpu")
-    formats = {shape.format for shape in model.linear_shapes()} - {None}
-    if platform == "cpu" or not formats:
+    if platform == "cpu":
+        return Linear("xla")
+    quantized = [shape for shape in model.linear_shapes() if shape.format is not None]
+    if not quantized:
         return Linear("xla")
     if mesh.size > 1:
         # XLA shards the matmul itself, which it cannot do with a kernel.
         logger.warning("quantized weights are multiplied in plain XLA, as the model is spread over devices")
         return Linear("xla")
     linear, reason = pick_linear(platform, architecture=architecture)
-    refused = {linear.refusal(shape) for shape in model.linear_shapes() if shape.format is not None} - {None}
-    for each in [reason, *sorted(map(str, refused))]:
-        if each is not None:
-            logger.warning("weights are multiplied in plain XLA, not in the %s's own kernels: %s", platform, each)
+    refusals = sorted({refusal for shape in quantized if (refusal := linear.refusal(shape))})
+    for each in [reason, *refusals] if reason else refusals:
+        logger.warning("weights are multiplied in plain XLA, not in the %s's own kernels: %s", platform, each)
     return linear

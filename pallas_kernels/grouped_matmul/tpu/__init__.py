@@ -16,11 +16,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
 
+from pallas_kernels.linear.xla import ACTIVATIONS
 from pallas_kernels.weights.held import Quantized
 
 from ..groups import Groups
 from ..spans import cut
-from ..xla import ACTIVATIONS
 from .kernel import Kernel, Operands, SpanRefs, scratch_shapes
 from .sizes import ROW_SLAB, SUBLANES, VMEM_LIMIT, Sizes, choose_sizes, weight_slab
 

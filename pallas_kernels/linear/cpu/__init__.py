@@ -12,8 +12,8 @@ from jax.typing import DTypeLike
 from pallas_kernels.weights import WeightFormat
 from pallas_kernels.weights.held import Quantized
 
-from ..shape import LinearShape
-from .kind import ACTIVATIONS, MIN_COLUMNS, MIN_GATES, MIN_ROWS, STEP_BYTES, Kind, can_unpack
+from ..shape import ACTIVATIONS, LinearShape
+from .kind import MIN_COLUMNS, MIN_GATES, MIN_ROWS, STEP_BYTES, Kind, can_unpack
 
 __all__ = ["Kind", "arrays_of", "can_multiply", "cpu_linear", "cpu_prepare", "cpu_refusal"]
 

@@ -16,8 +16,6 @@ MIN_ROWS = 4
 MIN_COLUMNS = 4
 STEP_BYTES = 64
 """The kernel takes so much of a row at a time."""
-ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
-"""The activations there are, by HF's names."""
 MIN_GATES = 8
 MIN_GROUP = 16
 """The fewest numbers that share a scale: a vector of them."""
