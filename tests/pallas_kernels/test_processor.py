@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -253,3 +255,16 @@ class Header:
                 return at + (self.offset(kind, *inner) if inner else 0)
             at += size
         raise KeyError(field)
+
+
+@pytest.mark.parametrize(("told", "has_it"), [("1\n", True), ("0\n", False), ("", False), (OSError("none"), False)])
+def test_macos_tells_what_its_processor_has(told: str | OSError, has_it: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        if isinstance(told, OSError):
+            raise told
+        assert command[-1] in ("hw.optional.arm.FEAT_BF16", "hw.optional.arm.FEAT_I8MM")
+        return subprocess.CompletedProcess(command, 0, told, "")
+
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(subprocess, "run", run)
+    assert processor._aarch64_features() == {"bf16": has_it, "i8mm": has_it}
