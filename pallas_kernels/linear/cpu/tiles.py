@@ -14,7 +14,7 @@ unit. So sums are those of plain weights, to the bit. A scale for each row of w 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -290,12 +290,16 @@ class Multiplier:
             *[*[POINTER] * 2, *[I64] * 4, *[POINTER] * 3, *[I64] * 3, POINTER],
             *self._part_types,
         )
-        places_w = [e.sum(column, e.product(apart, each // self.width), each % self.width) for each in range(COLUMNS)]
+
+        def place(each: int) -> Any:
+            """Return which row of w is one of the block's."""
+            return e.sum(column, e.product(apart, each // self.width), each % self.width)
+
         steps = Range(start, stop)
         if _is_few(rows):
-            sums = self._multiply_few(e, rows, (x, k), (w, places_w, parts), steps, weights)
+            sums = self._multiply_few(e, rows, (x, k), (w, place, parts), steps, weights)
         else:
-            sums = self._multiply_piece(e, rows, (x, k), (w, places_w), steps, kept)
+            sums = self._multiply_piece(e, rows, (x, k), (w, place), steps, kept)
         per_vector = LANES // COLUMNS
         for first in range(0, rows, per_vector):
             some = list(itertools.chain(*sums[first : first + per_vector]))
@@ -322,12 +326,12 @@ class Multiplier:
         e: Emitter,
         rows: int,
         of_x: tuple[Any, Any],
-        of_w: tuple[Any, Sequence[Any], Sequence[Any]],
+        of_w: tuple[Any, Callable[[int], Any], Sequence[Any]],
         steps: Range,
         weights: Plain,
     ) -> list[list[Any]]:
         """Return the sums of a block of few rows."""
-        (_, k), (w, places_w, parts) = of_x, of_w
+        (_, k), (w, place, parts) = of_x, of_w
         sums = [[e.variable(vector(F32), e.splat(F32(0.0))) for _ in range(COLUMNS)] for _ in range(rows)]
         # What takes time is to read w: as one stream, which the processor reads ahead of. Packed weights take longer to
         # unpack than to read, and x is loaded once for several rows of w; the next of each is as many rows ahead.
@@ -335,11 +339,11 @@ class Multiplier:
         together = COLUMNS if has_all else 1
         ahead = e.product(self.width, weights.width(e, k)) if has_all else AHEAD
         for first in range(0, COLUMNS, together):
-            places = places_w[first : first + together]
-            held = [weights.open(e, w, place, k) for place in places]
+            places = [place(column) for column in range(first, first + together)]
+            held = [weights.open(e, w, each, k) for each in places]
             with weights.pieces(e, *steps) as piece:
                 w_rows = [
-                    weights.prepare(e, row, parts, place, k, piece) for row, place in zip(held, places, strict=True)
+                    weights.prepare(e, row, parts, each, k, piece) for row, each in zip(held, places, strict=True)
                 ]
                 with e.range(*(e.ir.udiv(each, I64(weights.step)) for each in piece)) as step:
                     self._add_products(e, sums, of_x, w_rows, first, step, weights, ahead)
@@ -350,7 +354,7 @@ class Multiplier:
         e: Emitter,
         rows: int,
         of_x: tuple[Any, Any],
-        of_w: tuple[Any, Sequence[Any]],
+        of_w: tuple[Any, Callable[[int], Any]],
         steps: Range,
         kept: Any,
     ) -> list[list[Any]]:
@@ -358,8 +362,8 @@ class Multiplier:
 
         Where a register holds fewer lanes, some lanes of all sums are added up after the others, in registers alone.
         """
-        (x, k), (w, places_w) = of_x, of_w
-        w_starts = [e.product(place, k) for place in places_w]
+        (x, k), (w, place) = of_x, of_w
+        w_starts = [e.product(place(column), k) for column in range(COLUMNS)]
         places = [(row * COLUMNS + column) * LANES for row in range(rows) for column in range(COLUMNS)]
         sums: list[Variable] = []
 
