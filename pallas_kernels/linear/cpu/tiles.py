@@ -59,8 +59,8 @@ PIECE_COLUMNS, PIECE_BYTES = 48, 512 << 10
 """How many columns are taken at a time where rows are in pieces, and of how many bytes of w at most."""
 GATES = MIN_GATES
 """How many gates are taken at a time with what they gate: their activations fill vectors."""
-SCRATCH_BYTES = 128 << 10
-"""Bytes of the stack for weights that were int8; rows that are too long for it are taken in registers."""
+SCRATCH_BYTES = 256 << 10
+"""Bytes of the stack for weights that are unpacked; rows that are too long for it are taken in registers."""
 PACKED_FEW_ROWS = 8
 """Up to how many rows packed w is unpacked for a few at a time, rather than once for all."""
 AHEAD = 2048
