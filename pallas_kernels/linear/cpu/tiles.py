@@ -23,8 +23,8 @@ from llvmlite import ir
 from pallas_kernels.native import pairs, processor
 from pallas_kernels.native.compiling import num_cores, num_registers
 from pallas_kernels.native.emitter import (
-    CACHE_LINE,
     F32,
+    I8,
     I32,
     I64,
     LANES,
@@ -68,6 +68,21 @@ AHEAD = 2048
 NULL = ir.Constant(POINTER, None)
 
 
+class Ahead(NamedTuple):
+    """Weights that are fetched while others are multiplied: `COLUMNS` stretches of them, some bytes of each a step."""
+
+    base: Any
+    stride: Any
+    distance: Any
+    """How many bytes one stretch is behind another."""
+    apart: Any
+    """How many bytes those of gated weights are behind those of gates."""
+
+
+AHEAD_TYPES = (POINTER, I64, I64, I64)
+NOTHING_AHEAD = Ahead(NULL, I64(0), I64(0), I64(0))
+
+
 class Operands(NamedTuple):
     """The addresses of a call's operands, and its sizes: rows of x, columns of y, and numbers to a sum."""
 
@@ -85,10 +100,9 @@ class Operands(NamedTuple):
     parts: Sequence[Any] = ()
     """The addresses of what weights consist of besides their codes."""
 
-    @property
-    def flat(self) -> list[Any]:
-        """Return all of them, as functions take them."""
-        return [*self[:-1], *self.parts]
+    def flat_with(self, ahead: Ahead) -> list[Any]:
+        """Return all of them, as functions take them, with what is fetched."""
+        return [*self[:-1], *ahead, *self.parts]
 
 
 class Range(NamedTuple):
@@ -171,7 +185,7 @@ class Multiplier:
                     few = tiles.few
                     if tiles.one:
                         few = e.ir.select(e.ir.icmp_signed("==", num_rows, I64(1)), tiles.one, few)
-                    e.ir.call(few, [row, start, stop, of.n, *of.flat])
+                    e.ir.call(few, [row, start, stop, of.n, *of.flat_with(NOTHING_AHEAD)])
                 with by_many:
                     self._multiply_many(e, tiles.many, of, rows, start, stop, group, scratch)
 
@@ -195,12 +209,20 @@ class Multiplier:
                 target = e.at(scratch, self.storage, e.product(apart, of.k, part))
                 weights.write(e, of.w, of.parts, Range(first, e.sum(first, apart)), of.k, target)
             here = of._replace(w=e.at(scratch, self.storage, e.product(start, of.k, -1)))
+        ahead = self._ahead(e, of, stop, group, e.ir.sub(rows.stop, rows.start))
+        steps = e.product(e.ceil_div(e.ir.sub(stop, start), self.width), e.ir.udiv(of.k, I64(self.plain.step)))
         with e.range(*rows, self.many_rows) as row:
-            done, count = e.ir.sub(row, rows.start), e.ir.sub(rows.stop, rows.start)
-            for part in range(self.parts):
-                ahead = weights.at(e, of.w, e.sum(stop, e.product(of.n, part)), of.k)
-                self._fetch(e, ahead, e.product(group, weights.width(e, of.k)), done, count)
-            e.ir.call(many, [e.least(row, e.ir.sub(of.t, I64(self.many_rows))), start, stop, apart, *here.flat])
+            tile = e.ir.sdiv(e.ir.sub(row, rows.start), I64(self.many_rows))
+            here_ahead = ahead._replace(base=e.at(ahead.base, I8, e.product(tile, steps, ahead.stride)))
+            place = e.least(row, e.ir.sub(of.t, I64(self.many_rows)))
+            e.ir.call(many, [place, start, stop, apart, *here.flat_with(here_ahead)])
+
+    def _ahead(self, e: Emitter, of: Operands, stop: Any, group: Any, num_rows: Any) -> Ahead:
+        """Return what is fetched while a group of w's is multiplied by so many rows of x: the next group."""
+        width = e.product(self.weights.width(e, of.k), self.weights.num_bytes)
+        stride = e.ceil_div(I64(self.many_rows * self.plain.step * self.weights.bits // 8), num_rows)
+        distance = e.ir.udiv(e.product(group, width), I64(self.width))
+        return Ahead(self.weights.at(e, of.w, stop, of.k), stride, distance, e.product(of.n, width))
 
     def _columns(self, e: Emitter, start: Any, stop: Any) -> Any:
         return I64(GATES) if self.is_gated else e.ir.sub(stop, start)
@@ -220,9 +242,11 @@ class Multiplier:
     def _add_tile(self, rows: int, weights: Plain) -> ir.Function:
         """Multiply a few rows of x, from `row` on, and a group of w's. Those that are gated are `apart` rows behind."""
         block = self._add_block(rows, weights)
-        e, (row, start, stop, apart, x, w, plus, bias, y, _, n, k, *parts) = add_function(
-            self.module, f"tile_{rows}", VOID, *[I64] * 4, *[POINTER] * 5, *[I64] * 3, *self._part_types
+        e, (row, start, stop, apart, x, w, plus, bias, y, _, n, k, *others) = add_function(
+            self.module, f"tile_{rows}", VOID, *[I64] * 4, *[POINTER] * 5, *[I64] * 3, *AHEAD_TYPES, *self._part_types
         )
+        ahead, parts = others[: len(AHEAD_TYPES)], others[len(AHEAD_TYPES) :]
+        columns = e.ceil_div(e.ir.sub(stop, start), self.width)
         x = e.at(x, self.storage, e.product(row, k))
         y = e.at(y, self.out_format.storage, e.product(row, n))
         size = rows * COLUMNS * LANES
@@ -231,9 +255,12 @@ class Multiplier:
             kept, piece = e.array(F32, size * PIECE_COLUMNS // COLUMNS), e.least(k, self.piece)
 
         def part(first: Any, place: Any) -> list[Any]:
-            """Return a piece's range, and where the sums of a block are kept until the next piece."""
+            """Return a piece's range, where the sums of a block are kept until the next piece, and what is fetched."""
+            end = e.least(e.sum(first, piece), k)
+            done = e.sum(e.product(first, columns), e.product(place, e.ir.sub(end, first)))
+            fetched = e.at(ahead[0], I8, e.product(e.ir.udiv(done, I64(self.plain.step)), ahead[1]))
             place = e.ir.select(e.ir.icmp_signed("<", piece, k), place, I64(0))  # whole rows take one place in turns
-            return [first, e.least(e.sum(first, piece), k), e.at(kept, F32, e.product(place, size))]
+            return [first, end, e.at(kept, F32, e.product(place, size)), fetched, *ahead[1:]]
 
         if self.is_gated:
             sums = e.array(F32, rows * LANES)
@@ -269,27 +296,21 @@ class Multiplier:
                 some = e.shuffle(found, found, range(row * GATES, (row + 1) * GATES))
                 e.store_vector(some, y, e.product(n, first + row))
 
-    def _fetch(self, e: Emitter, base: Any, count: Any, row: Any, num_rows: Any) -> None:
-        """Begin to read those of `count` numbers that are this row's share."""
-        per_line = CACHE_LINE // self.weights.num_bytes
-        share = e.product(e.ceil_div(e.product(count, self.many_rows), e.product(num_rows, per_line)), per_line)
-        begin = e.product(e.ir.sdiv(row, I64(self.many_rows)), share)
-        with e.range(begin, e.least(e.sum(begin, share), count), per_line) as i:
-            e.prefetch(base, self.weights.storage, i)
-
     @property
     def _part_types(self) -> list[Any]:
         return [POINTER] * len(self.weights.parts)
 
     def _add_block(self, rows: int, weights: Plain) -> ir.Function:
         """Multiply a few rows of x and of w, from a column on, by whose own scales only the sums are multiplied."""
-        e, (x, w, column, apart, n, k, plus, bias, y, y_row, start, stop, kept, *parts) = add_function(
+        e, (x, w, column, apart, n, k, plus, bias, y, y_row, start, stop, kept, *others) = add_function(
             self.module,
             f"block_{rows}",
             VOID,
             *[*[POINTER] * 2, *[I64] * 4, *[POINTER] * 3, *[I64] * 3, POINTER],
+            *AHEAD_TYPES,
             *self._part_types,
         )
+        ahead, parts = Ahead(*others[: len(AHEAD_TYPES)]), others[len(AHEAD_TYPES) :]
 
         def place(each: int) -> Any:
             """Return which row of w is one of the block's."""
@@ -299,7 +320,7 @@ class Multiplier:
         if _is_few(rows):
             sums = self._multiply_few(e, rows, (x, k), (w, place, parts), steps, weights)
         else:
-            sums = self._multiply_piece(e, rows, (x, k), (w, place), steps, kept)
+            sums = self._multiply_piece(e, rows, (x, k), (w, place), steps, kept, ahead)
         per_vector = LANES // COLUMNS
         for first in range(0, rows, per_vector):
             some = list(itertools.chain(*sums[first : first + per_vector]))
@@ -357,6 +378,7 @@ class Multiplier:
         of_w: tuple[Any, Callable[[int], Any]],
         steps: Range,
         kept: Any,
+        ahead: Ahead,
     ) -> list[list[Any]]:
         """Return the sums of a block after its last piece; before, leave them where they are kept and return.
 
@@ -378,6 +400,8 @@ class Multiplier:
                 for each, place in zip(sums, places, strict=True):
                     each.value = e.load_vector(kept, F32, place, begin, lanes=self.lanes)
             with e.range(*steps, self.plain.step) as i:
+                if begin == 0:
+                    self._fetch(e, ahead, e.ir.udiv(e.ir.sub(i, steps.start), I64(self.plain.step)))
                 for take in self.takes:
                     if len(self.takes) > 1:  # else LLVM loads all once, and has no registers for that
                         e.ir.fence("acquire", "singlethread")
@@ -397,6 +421,13 @@ class Multiplier:
         else:
             found = [e.load_vector(kept, F32, place) for place in places]
         return [found[first : first + COLUMNS] for first in range(0, len(found), COLUMNS)]
+
+    def _fetch(self, e: Emitter, ahead: Ahead, step: Any) -> None:
+        """Begin to read a step's share of what comes next."""
+        for stretch in range(COLUMNS):
+            part, column = divmod(stretch, self.width)
+            place = e.sum(e.product(step, ahead.stride), e.product(ahead.distance, column))
+            e.prefetch(ahead.base, I8, place, e.product(ahead.apart, part))
 
     def _add_products(
         self,
