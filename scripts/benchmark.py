@@ -33,6 +33,10 @@ sentence-transformers: 512 texts of 4 to 500 tokens, a log-normal mix of random 
 alone; start and memory as above. sentence-transformers gets its best size of a batch (8 to 128), found anew in each
 run. First, cosines: with sentence-transformers in float32, or with jaxllm where that is not given.
 
+--task gguf compares with llama.cpp alone, on quantized GGUF files as they are: one stream (32 prompt, 128 output
+tokens), a prompt of 512 tokens, 16 streams at once (one batch in llama.cpp too), perplexity on Python's documentation
+in pieces of 512 tokens, start and memory. JAXLLM_CPU=avx2 holds jaxllm to AVX2; llama.cpp is held to it by its build.
+
 --sweep measures how jaxllm's cost grows instead, --workloads what prefix caching brings, --render draws and writes
 again from the JSON of the last run.
 """
@@ -58,6 +62,8 @@ from benchmarking.embedding import DTYPES, with_whole_length
 from benchmarking.embedding import compare as compare_embeddings
 from benchmarking.embedding import contestants as embedders
 from benchmarking.embedding import summary as embedding_summary
+from benchmarking.quantized import compare as compare_gguf
+from benchmarking.quantized import summary as gguf_summary
 from benchmarking.report import as_text, summary, write_readme
 from benchmarking.sweep import sweep
 from benchmarking.worker import BenchmarkError
@@ -66,12 +72,18 @@ from machine import describe_machine
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-EMBEDDERS = ("hf", "vllm")
-PEERS = (*EMBEDDERS, "llamacpp")
+PEERS = ("hf", "vllm", "llamacpp")
+OF_TASK: dict[str, tuple[str, ...]] = {"generate": PEERS, "embed": ("hf", "vllm"), "gguf": ("llamacpp",)}
+"""The peers that can do each task."""
 DRAW: dict[str, Callable[[Mapping[str, Any], Path], None]] = {
     "comparison": draw_comparison,
     "sweep": draw_sweep,
     "workloads": draw_workloads,
+}
+SUMMARIES: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "comparison": summary,
+    "embed": embedding_summary,
+    "gguf": gguf_summary,
 }
 
 
@@ -116,7 +128,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for peer in PEERS:
         parser.add_argument(f"--{peer}-python", metavar="PATH", help=f"Python of scripts/peers.sh DIR {peer}")
-    parser.add_argument("--task", choices=("generate", "embed"), default="generate", help="default: %(default)s")
+    parser.add_argument("--task", choices=tuple(OF_TASK), default="generate", help="default: %(default)s")
     parser.add_argument("--model", type=Path, help=".gguf or folder (default: SmolLM2-135M, fetched)")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), help="default: bfloat16; of --task embed, both")
     parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
@@ -132,7 +144,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def mode_of(args: argparse.Namespace) -> str:
     """Return what is measured."""
-    if args.task == "embed":
+    if args.task != "generate":
         return args.task
     return "sweep" if args.sweep else "workloads" if args.workloads else "comparison"
 
@@ -141,8 +153,10 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace, mode: str) 
     """End with an error if arguments do not go together."""
     if args.readme and (args.quick or args.out or mode != "comparison"):
         parser.error("--readme is for the whole comparison, kept where the README finds it")
-    if mode == "embed" and (args.sweep or args.workloads or args.llamacpp_python):
-        parser.error("--task embed goes with --hf-python and --vllm-python, and with neither --sweep nor --workloads")
+    able = OF_TASK[args.task]
+    if set(given(args)) - set(able) or (args.task != "generate" and (args.sweep or args.workloads)):
+        options = " and ".join(f"--{peer}-python" for peer in able)
+        parser.error(f"--task {args.task} goes with {options}, and with neither --sweep nor --workloads")
     if mode == "embed" and not args.render and not (args.model and (args.model / "tokenizer.json").is_file()):
         parser.error("--task embed needs --model FOLDER, which has a tokenizer.json")
 
@@ -158,6 +172,8 @@ def measure(args: argparse.Namespace, mode: str, keep: Callable[[dict[str, Any]]
         print("this machine is busy: the figures will be those of a busy machine", file=sys.stderr)
     if mode == "embed":
         return measure_embeddings(args)
+    if mode == "gguf":
+        return measure_gguf(args)
     (dtype,) = dtypes(args)
     gguf = args.model or fetch(MODELS["smollm2"], default_dir())
     model = checkpoint(gguf, args.hf_python) if mode == "comparison" else gguf
@@ -183,17 +199,34 @@ def measure_embeddings(args: argparse.Namespace) -> dict[str, Any]:
         return compare_embeddings(found, model, rounds=args.rounds, quick=args.quick, scratch=scratch)
 
 
+def measure_gguf(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of a run of --task gguf: of the file given, or of both that there are."""
+    files = [args.model] if args.model else [fetch(MODELS[name], default_dir()) for name in ("smollm2", "gemma")]
+    (dtype,) = dtypes(args)
+    found = {}
+    for file in files:
+        with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+            options = {"rounds": args.rounds, "quick": args.quick, "scratch": Path(folder)}
+            found[file.name] = compare_gguf(file, dtype, args.llamacpp_python, **options)
+    return {"files": found}
+
+
+def given(args: argparse.Namespace) -> list[str]:
+    """Return the peers whose Python is given."""
+    return [peer for peer in PEERS if getattr(args, f"{peer}_python")]
+
+
 def describe(args: argparse.Namespace) -> dict[str, Any]:
     """Return what the figures depend on; no paths of this machine."""
-    given = [peer for peer in PEERS if getattr(args, f"{peer}_python")]
-    has_all = len(given) == len(EMBEDDERS if args.task == "embed" else PEERS)
+    found = given(args)
+    has_all = len(found) == len(OF_TASK[args.task])
     words = (
-        ["scripts/benchmark.sh"] if has_all else ["scripts/benchmark.py", *(f"--{peer}-python PATH" for peer in given)]
+        ["scripts/benchmark.sh"] if has_all else ["scripts/benchmark.py", *(f"--{peer}-python PATH" for peer in found)]
     )
     words += [f"--{name}" for name in ("quick", "sweep", "workloads", "readme") if getattr(args, name)]
-    if args.task == "embed":
-        words += ["--task embed", "--model FOLDER"]
-    if args.dtype or args.task == "generate":
+    if args.task != "generate":
+        words += [f"--task {args.task}", *["--model FOLDER"] * (args.task == "embed")]
+    if args.dtype or args.task != "embed":
         words += [f"--dtype {dtypes(args)[0]}"]
     words += [f"--rounds {args.rounds}"]
     return {
@@ -211,8 +244,8 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
 
 def in_words(report: Mapping[str, Any], mode: str) -> str:
     """Return what to print."""
-    if mode in ("comparison", "embed"):
-        return (summary if mode == "comparison" else embedding_summary)(report)
+    if mode in SUMMARIES:
+        return SUMMARIES[mode](report)
     tables = report[mode] if mode == "sweep" else {mode: [{"": name} | row for name, row in report[mode].items()]}
     return "\n\n".join(
         as_text([list(rows[0]), *([f"{cell}" for cell in row.values()] for row in rows)]) for rows in tables.values()

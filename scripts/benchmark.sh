@@ -9,6 +9,7 @@ peers=${PEERS:-.cache/peers}
 ensure_env benchmark
 names=(hf vllm llamacpp)
 [[ " $* " != *" --task embed "* ]] || names=(hf vllm)
+[[ " $* " != *" --task gguf "* ]] || names=(llamacpp)
 bash scripts/peers.sh "$peers" "${names[@]}"
 pythons=()
 for peer in "${names[@]}"; do pythons+=("--$peer-python" "$peers/$peer/bin/python"); done

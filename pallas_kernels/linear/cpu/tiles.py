@@ -209,7 +209,7 @@ class Multiplier:
                 target = e.at(scratch, self.storage, e.product(apart, of.k, part))
                 weights.write(e, of.w, of.parts, Range(first, e.sum(first, apart)), of.k, target)
             here = of._replace(w=e.at(scratch, self.storage, e.product(start, of.k, -1)))
-        ahead = self._ahead(e, of, stop, group, e.ir.sub(rows.stop, rows.start))
+        ahead = self._ahead(e, of, stop, group, e.most(e.ir.sub(rows.stop, rows.start), 1))
         steps = e.product(e.ceil_div(e.ir.sub(stop, start), self.width), e.ir.udiv(of.k, I64(self.plain.step)))
         with e.range(*rows, self.many_rows) as row:
             tile = e.ir.sdiv(e.ir.sub(row, rows.start), I64(self.many_rows))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from importlib import import_module
+from statistics import fmean
 from typing import Any
 
 from protocol import serve
@@ -53,6 +54,27 @@ class Engine:
         if self.library.__name__ == "jaxllm":
             self.llm.llm_engine.warm_up()
 
+    def losses(self, texts: list[list[int]]) -> list[float]:
+        """Return the mean of -log p of each text's tokens but its first."""
+        params = self.library.SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+        outputs = self.llm.generate([{"prompt_token_ids": text} for text in texts], params, use_tqdm=False)
+        return [-fmean(self._of_text(output)) for output in outputs]
+
+    def tokens(self, text: str, num: int, length: int) -> list[list[int]]:
+        """Cut a text into `num` pieces of `length` tokens, each with what the tokenizer begins texts with."""
+        tokenizer = self.llm.get_tokenizer()
+        begin, ids = tokenizer.encode(""), tokenizer.encode(text, add_special_tokens=False)
+        size = length - len(begin)
+        return [[*begin, *ids[first : first + size]] for first in range(0, num * size, size)]
+
+    def instructions(self) -> str:
+        """Return the processor's instruction set that kernels are compiled for; jaxllm only."""
+        return import_module("pallas_kernels.native.processor").current().name
+
+    def array_bytes(self) -> int:
+        """Return the bytes of all arrays in this process, weights and KV cache the most of them; jaxllm only."""
+        return sum(array.nbytes for array in import_module("jax").live_arrays())
+
     def shapes(self) -> dict[str, int]:
         """Return the sizes of the model; jaxllm only."""
         config = self.llm.llm_engine.model_config
@@ -65,6 +87,12 @@ class Engine:
             "head_dim": config.get_head_size(),
             "intermediate_size": config.hf_text_config.intermediate_size,
         }
+
+    @staticmethod
+    def _of_text(output: Any) -> list[float]:
+        """Return the log-probabilities of a prompt's tokens but its first."""
+        each = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+        return [logprobs[token].logprob for token, logprobs in each]
 
     def _run(self, prompts: list[list[int]], lengths: list[int], **options: Any) -> list[Any]:
         params = [
