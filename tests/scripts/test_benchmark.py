@@ -27,7 +27,7 @@ SHAPES = {
 OWN_LIBRARY = {
     "hardware_speeds": {"jax", "numpy", "pallas_kernels"},
     "jaxllm_engines": {"jaxllm"},
-    "llamacpp_api": {"llama_cpp"},
+    "llamacpp_api": {"llama_cpp", "numpy"},
     "protocol": set(),
     "save_checkpoint": {"torch", "transformers"},
     "sentence_transformers_api": {"sentence_transformers", "torch", "transformers"},

@@ -1,0 +1,200 @@
+"""Compare jaxllm with llama.cpp on the same GGUF files: perplexity first, then speed, in turns; scripts/benchmark.py
+says how.
+"""
+
+from __future__ import annotations
+
+import math
+import pydoc_data.topics
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarking.compare import median
+from benchmarking.contestants import Contestant
+from benchmarking.prompts import Requests, Source
+from benchmarking.report import Metric, as_text, number, times_better
+from benchmarking.worker import BenchmarkError, Worker
+
+STREAMS = 16
+KV_BYTES = 1 << 28
+"""The size of jaxllm's KV cache; it holds all streams."""
+PIECES, PIECE = 16, 512
+"""Perplexity is that of so many pieces of a text, each of so many tokens."""
+OURS, THEIRS = "jaxllm", "llamacpp"
+METRICS = (
+    Metric("stream", "one stream, output tokens/s", True),
+    Metric("prefill", "a prompt of 512 tokens, tokens/s", True),
+    Metric("streams", f"{STREAMS} streams, output tokens/s", True),
+    Metric("cold_s", "process start to first token, empty caches, s", False),
+    Metric("warm_s", "process start to first token, warm caches, s", False),
+    Metric("peak_gib", "peak memory, GiB", False),
+)
+TARGETS = {"stream": 1.3, "prefill": 2.0, "streams": 3.0}
+"""How many times llama.cpp's speed jaxllm's is to be."""
+MAX_MEMORY, MAX_PERPLEXITY = 1.15, 1.005
+"""Arrays but the KV cache take at most so many times the file; perplexity is at most so many times llama.cpp's."""
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """The requests of the benchmark, the same for both; no prompt comes twice."""
+
+    first: Requests
+    warm_up: Sequence[Requests]
+    stream: Sequence[Requests]
+    prefill: Sequence[Requests]
+    streams: Requests
+
+    @classmethod
+    def make(cls, vocab_size: int, *, quick: bool) -> Tasks:
+        """Make the tasks, or fewer and shorter ones that only show that everything runs."""
+        source, length = Source(vocab_size), 8 if quick else 128
+
+        def prefills() -> list[Requests]:
+            return [source.equal(1, 512, 1) for _ in range(1 if quick else 5)]
+
+        return cls(
+            first=source.equal(1, 32, 1),
+            warm_up=[source.equal(STREAMS, 32, 8), *prefills()],
+            stream=[source.equal(1, 32, length) for _ in range(1 if quick else 3)],
+            prefill=prefills(),
+            streams=source.equal(STREAMS, 32, length),
+        )
+
+
+def contestants(gguf: Path, dtype: str, llamacpp: str | None) -> list[Contestant]:
+    """Return jaxllm and, where its Python is given, llama.cpp, which read one file."""
+    engine = {"kv_cache_memory_bytes": KV_BYTES, "max_model_len": 2048}
+    settings = {"library": "jaxllm", "model": str(gguf), "dtype": dtype, "engine": engine}
+    found = [Contestant(OURS, "jaxllm", "vllm_api", sys.executable, settings)]
+    if llamacpp:
+        settings = {"gguf": str(gguf), "streams": STREAMS}
+        found.append(Contestant(THEIRS, "llama.cpp", "llamacpp_api", llamacpp, settings))
+    return found
+
+
+def compare(gguf: Path, dtype: str, llamacpp: str | None, *, rounds: int, quick: bool, scratch: Path) -> dict[str, Any]:
+    """Measure jaxllm and llama.cpp with one file and return the figures."""
+    runners = contestants(gguf, dtype, llamacpp)
+    with runners[0].start(scratch / "shapes") as worker:
+        tasks = Tasks.make(worker.call("shapes").value["vocab_size"], quick=quick)
+        text = "\n".join(pydoc_data.topics.topics.values())
+        pieces = worker.call("tokens", text, 1 if quick else PIECES, PIECE).value
+    runs = [Run(each, tasks, pieces, scratch / each.name) for each in runners]
+    results = {}
+    for run in runs:
+        _say(f"{gguf.name}: {run.contestant.label}: cold start, perplexity")
+        results[run.contestant.name] = run.cold()
+        _say(f"  {results[run.contestant.name]}")
+    for number_of_round in range(rounds):
+        # Another goes first in each round, so that none is always measured after the same one.
+        start = number_of_round % len(runs)
+        for run in [*runs[start:], *runs[:start]]:
+            _say(f"{gguf.name}: round {number_of_round + 1} of {rounds}: {run.contestant.label}")
+            figures = run.warm()
+            results[run.contestant.name]["rounds"].append(figures)
+            _say("  " + ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
+    return {"file_bytes": gguf.stat().st_size, "kv_bytes": KV_BYTES, "contestants": results}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A contestant and what it is asked."""
+
+    contestant: Contestant
+    tasks: Tasks
+    pieces: Sequence[Sequence[int]]
+    cache: Path
+
+    def cold(self) -> dict[str, Any]:
+        """Start with empty caches, time the first token, and take the perplexity."""
+        with self.contestant.start(self.cache) as worker:
+            first = worker.call("generate", self.tasks.first.prompts, self.tasks.first.lengths)
+            result = {
+                "label": self.contestant.label,
+                "cold_s": round(worker.seconds_to(first), 2),
+                "versions": worker.call("versions").value,
+                "instructions": worker.call("instructions").value,
+            }
+            if self.contestant.name == OURS:
+                result["array_bytes"] = worker.call("array_bytes").value
+            worker.call("warm_up")  # so that the caches are full
+            result["perplexity"] = round(math.exp(statistics.fmean(worker.call("losses", self.pieces).value)), 4)
+        return result | {"rounds": []}
+
+    def warm(self) -> dict[str, float]:
+        """Start with the caches of the cold run and measure everything."""
+        tasks = self.tasks
+        with self.contestant.start(self.cache) as worker:
+            first = worker.call("generate", tasks.first.prompts, tasks.first.lengths)
+            figures = {"warm_s": worker.seconds_to(first)}
+            worker.call("warm_up")
+            for each in tasks.warm_up:
+                self._speed(worker, each)
+            figures["stream"] = statistics.median(self._speed(worker, each) for each in tasks.stream)
+            # A prompt's one output token comes of the same step.
+            seconds = [tasks.prefill[0].output_tokens / self._speed(worker, each) for each in tasks.prefill]
+            figures["prefill"] = tasks.prefill[0].prompt_tokens / statistics.median(seconds)
+            figures["streams"] = self._speed(worker, tasks.streams)
+            figures["peak_gib"] = worker.call("versions").peak_bytes / 2**30
+        return {name: round(value, 4) for name, value in figures.items()}
+
+    def _speed(self, worker: Worker, requests: Requests) -> float:
+        """Return output tokens by the seconds of the call. Raises BenchmarkError unless all outputs are as asked."""
+        answer = worker.call("generate", requests.prompts, requests.lengths)
+        if list(map(len, answer.value)) != list(requests.lengths):
+            raise BenchmarkError(f"{self.contestant.label} gave outputs of other lengths than asked")
+        return requests.output_tokens / answer.seconds
+
+
+def table(results: Mapping[str, Any]) -> list[list[str]]:
+    """Return one file's rows, heading first: figures, and in brackets how many times better jaxllm's are."""
+    found = results["contestants"]
+    figures = {name: median(each["rounds"]) | {"cold_s": each["cold_s"]} for name, each in found.items()}
+    rows = [["", *(each["label"] for each in found.values())]]
+    for metric in METRICS:
+        ours = figures[OURS][metric.key]
+        cells = [number(ours)]
+        for name in list(found)[1:]:
+            theirs = figures[name][metric.key]
+            cells.append(f"{number(theirs)} ({times_better(metric, ours, theirs):.2f}x)")
+        rows.append([metric.label, *cells])
+    rows.append(["perplexity", *(f"{each['perplexity']:.3f}" for each in found.values())])
+    return rows
+
+
+def judge(results: Mapping[str, Any]) -> list[str]:
+    """Return, for each target, what it is, what was measured, and whether it was met."""
+    found = results["contestants"]
+    memory = (found[OURS]["array_bytes"] - results["kv_bytes"]) / results["file_bytes"]
+    lines = [_verdict(memory <= MAX_MEMORY, f"arrays but the KV cache: at most {MAX_MEMORY} times the file", memory)]
+    if THEIRS not in found:
+        return lines
+    ours, theirs = (median(found[name]["rounds"]) for name in (OURS, THEIRS))
+    for metric in METRICS:
+        if target := TARGETS.get(metric.key):
+            ratio = times_better(metric, ours[metric.key], theirs[metric.key])
+            lines.append(_verdict(ratio >= target, f"{metric.label}: at least {target:g} times llama.cpp's", ratio))
+    ratio = found[OURS]["perplexity"] / found[THEIRS]["perplexity"]
+    return [*lines, _verdict(ratio <= MAX_PERPLEXITY, f"perplexity: at most {MAX_PERPLEXITY} times llama.cpp's", ratio)]
+
+
+def summary(report: Mapping[str, Any]) -> str:
+    """Return what a terminal shows."""
+    parts = []
+    for name, results in report["files"].items():
+        said = "; ".join(f"{each['label']}: {each['instructions']}" for each in results["contestants"].values())
+        parts += [name, as_text(table(results)), "", *judge(results), "", said, ""]
+    return "\n".join(parts).rstrip()
+
+
+def _verdict(is_met: bool, words: str, value: float) -> str:
+    return f"{'met' if is_met else 'missed':12}  {words}  {value:.3f}"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
