@@ -23,6 +23,7 @@ from llvmlite import ir
 from pallas_kernels.native import pairs, processor
 from pallas_kernels.native.compiling import num_cores, num_registers
 from pallas_kernels.native.emitter import (
+    CACHE_LINE,
     F32,
     I8,
     I32,
@@ -65,6 +66,9 @@ PACKED_FEW_ROWS = 8
 """Up to how many rows packed w is unpacked for a few at a time, rather than once for all."""
 AHEAD = 2048
 """How far ahead w is fetched, in bytes."""
+FEW_BYTES = 5
+"""Below how many bytes a step, with units of many rows, what comes next is fetched for all steps of a block at once:
+in each step it would cost 4 %. With fewer rows a block's lines are too many at once, and would be waited for."""
 NULL = ir.Constant(POINTER, None)
 
 
@@ -399,17 +403,17 @@ class Multiplier:
             with e.ir.if_then(e.ir.icmp_signed(">", steps.start, I64(0))):
                 for each, place in zip(sums, places, strict=True):
                     each.value = e.load_vector(kept, F32, place, begin, lanes=self.lanes)
-            with e.range(*steps, self.plain.step) as i:
-                if begin == 0:
-                    self._fetch(e, ahead, e.ir.udiv(e.ir.sub(i, steps.start), I64(self.plain.step)))
-                for take in self.takes:
-                    if len(self.takes) > 1:  # else LLVM loads all once, and has no registers for that
-                        e.ir.fence("acquire", "singlethread")
-                    x_rows = [take(e, self._load(e, x, begin, e.product(k, row), i)) for row in range(rows)]
-                    for column, w_start in enumerate(w_starts):
-                        w_row = take(e, self._load(e, w, begin, w_start, i))
-                        for x_row, total in zip(x_rows, sums[column::COLUMNS], strict=True):
-                            self._add_product(e, total, x_row, w_row)
+            with e.ir.if_else(e.ir.icmp_unsigned("<", ahead.stride, I64(FEW_BYTES))) as (at_once, by_step):
+                with at_once:
+                    if begin == 0:
+                        with e.range(0, e.product(self._steps(e, steps), ahead.stride), CACHE_LINE) as offset:
+                            self._fetch(e, ahead, offset)
+                    with e.range(*steps, self.plain.step) as i:
+                        self._add_step(e, sums, (x, k), (w, w_starts), begin, i)
+                with by_step, e.range(*steps, self.plain.step) as i:
+                    if begin == 0:
+                        self._fetch(e, ahead, e.product(self._steps(e, Range(steps.start, i)), ahead.stride))
+                    self._add_step(e, sums, (x, k), (w, w_starts), begin, i)
             if self.lanes < LANES:
                 keep(begin)
         with e.ir.if_then(e.ir.icmp_signed("<", steps.stop, k)):
@@ -422,12 +426,34 @@ class Multiplier:
             found = [e.load_vector(kept, F32, place) for place in places]
         return [found[first : first + COLUMNS] for first in range(0, len(found), COLUMNS)]
 
-    def _fetch(self, e: Emitter, ahead: Ahead, step: Any) -> None:
-        """Begin to read a step's share of what comes next."""
+    def _add_step(
+        self,
+        e: Emitter,
+        sums: Sequence[Variable],
+        of_x: tuple[Any, Any],
+        of_w: tuple[Any, Sequence[Any]],
+        begin: int,
+        i: Any,
+    ) -> None:
+        """Add the products of a step's numbers to a register's lanes of all sums, from one lane on."""
+        (x, k), (w, w_starts) = of_x, of_w
+        for take in self.takes:
+            if len(self.takes) > 1:  # else LLVM loads all once, and has no registers for that
+                e.ir.fence("acquire", "singlethread")
+            x_rows = [take(e, self._load(e, x, begin, e.product(k, row), i)) for row in range(len(sums) // COLUMNS)]
+            for column, w_start in enumerate(w_starts):
+                w_row = take(e, self._load(e, w, begin, w_start, i))
+                for x_row, total in zip(x_rows, sums[column::COLUMNS], strict=True):
+                    self._add_product(e, total, x_row, w_row)
+
+    def _steps(self, e: Emitter, numbers: Range) -> Any:
+        return e.ir.udiv(e.ir.sub(numbers.stop, numbers.start), I64(self.plain.step))
+
+    def _fetch(self, e: Emitter, ahead: Ahead, offset: Any) -> None:
+        """Begin to read a line of each stretch of what comes next."""
         for stretch in range(COLUMNS):
             part, column = divmod(stretch, self.width)
-            place = e.sum(e.product(step, ahead.stride), e.product(ahead.distance, column))
-            e.prefetch(ahead.base, I8, place, e.product(ahead.apart, part))
+            e.prefetch(ahead.base, I8, offset, e.product(ahead.distance, column), e.product(ahead.apart, part))
 
     def _add_products(
         self,
