@@ -27,7 +27,7 @@ from .layers.head import PoolingHead, head_names, pooled_states, taken_rows
 from .layers.moe import matmul_shapes
 from .loop import Cached, Heads, LayerBody, LayerLoop, Lent, run_layers
 from .ops import Ops, bind
-from .params import ParamSpec, array_specs, held_apart
+from .params import Cut, ParamSpec, array_specs, cut_of, held_apart
 from .plan import LayerPlan
 from .quantization import METHODS
 from .registry import get_family
@@ -110,13 +110,20 @@ class Model:
         return tuple(dict.fromkeys((kind.hidden_act, "mlp.gate" in own) for kind, own in each if "mlp.up" in own))
 
     def linear_shapes(self) -> list[LinearShape]:
-        """Return one device's matmuls, those of experts aside; sizes are those of the last axes as they are held."""
+        """Return one device's matmuls, those of experts aside; sizes are those of the last axes as they are held.
+
+        Where a model is spread over devices, those by quantized weights are shares, as `linear` multiplies them.
+        """
         shapes: dict[LinearShape, None] = {}
         for path, array in array_specs(self.param_specs()).items():
             if not array.num_inputs or array.num_experts is not None:
                 continue
             count = array.num_inputs
             rows, num_inputs = prod(array.shape[array.stacked : -count]), prod(array.shape[-count:])
+            num_shards = self.config.num_shards if array.format else 1
+            cut = cut_of(array.axes, array.shape, count, num_shards)
+            rows //= num_shards if cut is Cut.OUTPUTS else 1
+            num_inputs //= num_shards if cut is Cut.INPUTS else 1
             shape = LinearShape(rows, num_inputs, self.dtype, self.dtype, array.format)
             for activation, is_gated in self.activations:
                 if activation in FUSED_ACTIVATIONS and path.endswith("mlp.gate_up" if is_gated else "mlp.up"):

@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from math import prod
 from typing import Any, NamedTuple
 
@@ -20,10 +21,8 @@ KV_HEADS = "kv_heads"
 """The logical axis along which heads may be repeated."""
 HEAD_DIM = "head_dim"
 """The logical axis of a head's dimensions, which RoPE may need in another order."""
-
-
-SHARDED_INPUTS = ("heads", "mlp")
-"""The logical axes of inputs that are cut where a model is spread over devices."""
+SHARDED = ("vocab", "heads", KV_HEADS, "mlp", "shards")
+"""The logical axes that are cut where a model is spread over devices, if their size divides."""
 APART = "#"
 """It comes before the number of an array, in the name of one that is held apart."""
 PART_AXIS = "part"
@@ -40,6 +39,29 @@ class Segment(NamedTuple):
 
 LEAD_AXES = ("layers", "experts")
 """The logical axes that come first, if an array has them; each index on them is read from the checkpoint by itself."""
+
+
+class Cut(Enum):
+    """Which side of a matrix [out, in] is cut where a model is spread over devices."""
+
+    OUTPUTS = "outputs"
+    INPUTS = "inputs"
+
+
+def cut_of(axes: Sequence[str | None], shape: Sequence[int], num_inputs: int, num_shards: int) -> Cut | None:
+    """Return which side of a matrix so many devices have shares of; None for a matrix that each has whole.
+
+    The last `num_inputs` axes are the inputs; `shape` may have them as one axis, and lead axes before the others.
+    """
+    if num_shards == 1:
+        return None
+    if axes[-num_inputs] in SHARDED:
+        return Cut.INPUTS
+    outputs = [axis for axis in axes[:-num_inputs] if axis not in LEAD_AXES]
+    inputs = num_inputs if len(shape) >= len(axes) else 1
+    sizes = shape[: len(shape) - inputs][-len(outputs) :]
+    is_cut = any(axis in SHARDED and size % num_shards == 0 for axis, size in zip(outputs, sizes, strict=True))
+    return Cut.OUTPUTS if is_cut else None
 
 
 class _Axes:

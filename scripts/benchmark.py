@@ -75,6 +75,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 PEERS = ("hf", "vllm", "llamacpp")
 OF_TASK: dict[str, tuple[str, ...]] = {"generate": PEERS, "embed": ("hf", "vllm"), "gguf": ("llamacpp",)}
 """The peers that can do each task."""
+DEFAULT_DTYPES: dict[str, tuple[str, ...]] = {"generate": ("bfloat16",), "embed": DTYPES, "gguf": ("auto",)}
+"""What each task is measured in. For a GGUF file that is what the processor is fast at."""
 DRAW: dict[str, Callable[[Mapping[str, Any], Path], None]] = {
     "comparison": draw_comparison,
     "sweep": draw_sweep,
@@ -130,7 +132,7 @@ def make_parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{peer}-python", metavar="PATH", help=f"Python of scripts/peers.sh DIR {peer}")
     parser.add_argument("--task", choices=tuple(OF_TASK), default="generate", help="default: %(default)s")
     parser.add_argument("--model", type=Path, help=".gguf or folder (default: SmolLM2-135M, fetched)")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), help="default: bfloat16; of --task embed, both")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), help="default: bfloat16; embed: both; gguf: auto")
     parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--quick", action="store_true", help="tiny tasks: shows that all runs, measures nothing")
     parser.add_argument("--out", type=Path, metavar="DIR", help="for JSON and charts (default: benchmarks/results)")
@@ -163,7 +165,7 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace, mode: str) 
 
 def dtypes(args: argparse.Namespace) -> tuple[str, ...]:
     """Return the dtypes that are measured."""
-    return (args.dtype,) if args.dtype else DTYPES if args.task == "embed" else ("bfloat16",)
+    return (args.dtype,) if args.dtype else DEFAULT_DTYPES[args.task]
 
 
 def measure(args: argparse.Namespace, mode: str, keep: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
@@ -226,7 +228,7 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
     words += [f"--{name}" for name in ("quick", "sweep", "workloads", "readme") if getattr(args, name)]
     if args.task != "generate":
         words += [f"--task {args.task}", *["--model FOLDER"] * (args.task == "embed")]
-    if args.dtype or args.task != "embed":
+    if args.dtype or args.task == "generate":
         words += [f"--dtype {dtypes(args)[0]}"]
     words += [f"--rounds {args.rounds}"]
     return {

@@ -43,6 +43,9 @@ CASES = (
     ("gpt-oss-20b", "v5e:2x2", 4),
     ("qwen3-30b-a3b", "v6e:1x1", 1, "int8"),
     ("gemma-4-26b", "h100", 1),
+    ("qwen3-32b-awq", "v5e:2x2", 4, "awq"),
+    ("qwen3-32b-awq", "h100", 1, "awq"),
+    ("qwen3-32b-awq", "h100:2", 2, "awq"),
     ("minilm-l6", "v5e:1x1", 1),
     ("qwen3-embedding-0.6b", "h100", 1),
 )
@@ -57,7 +60,8 @@ def main() -> int:
     failed = False
     with tempfile.TemporaryDirectory() as folder:
         for model, topology, num_devices, *quantization in CASES:
-            name = "-".join([model, topology.replace(":", "-"), f"tp{num_devices}", *quantization])
+            own = [each for each in quantization if not model.endswith(each)]  # else the model is named after it
+            name = "-".join([model, topology.replace(":", "-"), f"tp{num_devices}", *own])
             if chosen in name:
                 failed |= not check(Path(folder), name, model, topology, num_devices, *quantization)
     return int(failed)

@@ -49,6 +49,14 @@ MODELS: dict[str, dict[str, Any]] = {
         "hidden_size": 5120, "intermediate_size": 25_600, "num_hidden_layers": 64, "num_attention_heads": 64,
         "max_window_layers": 64,
     },
+    "qwen3-32b-awq": QWEN3 | {
+        "hidden_size": 5120, "intermediate_size": 25_600, "num_hidden_layers": 64, "num_attention_heads": 64,
+        "max_window_layers": 64, "torch_dtype": "float16",
+        "quantization_config": {
+            "quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm",
+            "modules_to_not_convert": None,
+        },
+    },
     "qwen3-30b-a3b": QWEN3 | {
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048,
         "intermediate_size": 6144, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
@@ -130,6 +138,7 @@ HUB_IDS = {
     "llama-3.3-70b": "meta-llama/Llama-3.3-70B-Instruct",
     "qwen3-8b": "Qwen/Qwen3-8B",
     "qwen3-32b": "Qwen/Qwen3-32B",
+    "qwen3-32b-awq": "Qwen/Qwen3-32B-AWQ",
     "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B",
     "mixtral-8x7b": "mistralai/Mixtral-8x7B-Instruct-v0.1",
     "gpt-oss-20b": "openai/gpt-oss-20b",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jax.errors import JaxRuntimeError
 
+from jaxllm.config.checkpoint_settings import checkpoint_quantization
 from jaxllm.config.resolve import detect_architecture
 from jaxllm.engine.core.kv_cache_size import step_config
 from jaxllm.execution.buckets import pick_bucket
@@ -196,7 +197,7 @@ def _engine_settings(sized: Fit) -> dict[str, Any]:
     of_pooling = {"runner": config.runner_type, "tasks": "/".join(pooling.tasks)} if pooling else {}
     return of_pooling | {
         "dtype": config.dtype,
-        "quantization": config.quantization,
+        "quantization": config.quantization or checkpoint_quantization(config.checkpoint),
         "kv_cache_dtype": str(config.kv_groups[0].attention.shape.kv_dtype),
         "attention": "/".join(dict.fromkeys(group.attention.implementation for group in config.kv_groups)),
         "max_model_len": sized.max_model_len,

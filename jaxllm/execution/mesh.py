@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.models.config import LayerSpec, ModelConfig
-from jaxllm.models.params import ArraySpec, ParamSpec, stored
+from jaxllm.models.params import SHARDED, ArraySpec, ParamSpec, stored
 from pallas_kernels.weights import num_bytes
 
 type Device = Any
@@ -25,11 +25,7 @@ type Device = Any
 
 MODEL_AXIS = "model"
 RULES: Mapping[str, str | None] = {
-    "vocab": MODEL_AXIS,
-    "heads": MODEL_AXIS,
-    "kv_heads": MODEL_AXIS,
-    "mlp": MODEL_AXIS,
-    "shards": MODEL_AXIS,
+    **dict.fromkeys(SHARDED, MODEL_AXIS),
     "rows": None,
     "experts": None,
     "router": None,

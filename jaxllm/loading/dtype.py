@@ -22,8 +22,9 @@ DTYPE_ALIASES: Mapping[str, str] = {
 def resolve_dtype(requested: str, checkpoint: Checkpoint, platform: str) -> str:
     """Return "float32", "bfloat16" or "float16" for `requested` on `platform` ("cpu", "gpu" or "tpu").
 
-    "auto" is the checkpoint's dtype; for GGUF bfloat16 if the device multiplies it fast, else float32. The kernels for
-    a CPU have no float16: float32 stands in for it there, and a line of the log says so.
+    "auto" is the checkpoint's dtype; for GGUF bfloat16 if the device multiplies it fast, else float32. No kernels have
+    float16. On a CPU float32 stands in for it; on a GPU or TPU bfloat16 does where the argument leaves it open. A line
+    of the log says so.
     """
     dtype = _asked_for(requested, checkpoint, platform)
     if (platform, dtype) != ("cpu", "float16"):
@@ -53,8 +54,15 @@ def _asked_for(requested: str, checkpoint: Checkpoint, platform: str) -> str:
             parameter="dtype",
             value=requested,
         )
-    # No TPU multiplies float16.
-    return "bfloat16" if (platform, checkpoint.dtype) == ("tpu", "float16") else DTYPE_ALIASES[checkpoint.dtype]
+    dtype = DTYPE_ALIASES[checkpoint.dtype]
+    if dtype != "float16" or platform == "cpu":
+        return dtype
+    logger.warning(
+        "the checkpoint's float16 is computed as bfloat16, as no kernels for a %s have float16; "
+        "dtype='float32' keeps its precision",
+        platform.upper(),
+    )
+    return "bfloat16"
 
 
 def multiplies_bfloat16_fast(platform: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,9 @@ from pallas_kernels.weights.held import Quantized
 
 from ..joined import Joined
 from ..ops import LayerOf, held_by
+from ..params import cut_of
 from .params import Part, split
+from .spread import multiply_spread
 
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     **FUSED_ACTIVATIONS,
@@ -42,20 +44,20 @@ def linear(
     `plus`, of the result's shape and dtype, and `bias`, [*out], are added if given. Both operands of the product are
     flattened to matrices: with more dimensions XLA:CPU would copy the weight into another order in each step.
     """
-    held = held_by(weight)
+    held, axes = held_by(weight), _axes(weight)
     if isinstance(held, Joined):
-        members = [_product(x, each, out_dtype=out_dtype) for each in held.members]
+        members = [_product(x, each, axes, out_dtype=out_dtype) for each in held.members]
         return _finish(jnp.concatenate(members, axis=2), plus, bias, act)
     if act is not None and act not in FUSED_ACTIVATIONS:
         return ACTIVATIONS[act](linear(x, weight, out_dtype, plus, bias=bias))
-    return _product(x, held, plus, bias, out_dtype=out_dtype, activation=act, is_gated=False)
+    return _product(x, held, axes, plus, bias, out_dtype=out_dtype, activation=act, is_gated=False)
 
 
 def gated_linear(x_td: Array, gate_up: nnx.Param[Array], parts: Sequence[Part], act: str) -> Array:
     """Return act(gate(x)) * up(x), [t, f], of a weight [num_shards, rows, d] that holds both `parts`."""
     held = held_by(gate_up)
     if not isinstance(held, Joined) and held.shape[0] == 1 and act in FUSED_ACTIVATIONS:
-        return _multiply(x_td, held, held.shape[1], activation=act)
+        return _multiply(x_td, held, held.shape[1], _axes(gate_up), activation=act)
     gate_tf, up_tf = split(linear(x_td, gate_up), parts)
     return ACTIVATIONS[act](gate_tf) * up_tf
 
@@ -63,6 +65,7 @@ def gated_linear(x_td: Array, gate_up: nnx.Param[Array], parts: Sequence[Part], 
 def _product(
     x: Array,
     held: LayerOf | Quantized,
+    axes: Axes,
     plus: Array | None = None,
     bias: nnx.Param[Array] | None = None,
     **options: Any,
@@ -72,19 +75,36 @@ def _product(
     t, n = x.shape[0], math.prod(out_shape)
     plus_to = None if plus is None else plus.reshape(t, n)
     bias_o = None if bias is None else bias[...].reshape(n)
-    return _multiply(x.reshape(t, -1), held, n, plus_to=plus_to, bias_o=bias_o, **options).reshape(t, *out_shape)
+    out = _multiply(x.reshape(t, -1), held, n, axes, plus_to=plus_to, bias_o=bias_o, **options)
+    return out.reshape(t, *out_shape)
 
 
-def _multiply(x_ti: Array, held: LayerOf | Quantized, n: int, **options: Any) -> Array:
+def _multiply(x_ti: Array, held: LayerOf | Quantized, n: int, axes: Axes, **options: Any) -> Array:
     """Multiply by a weight taken as [n, in]."""
-    if isinstance(held, Quantized):
-        held, order = held.unordered()
-        if order is not None:
-            x_ti = x_ti[:, order[...]]
-        place, stack = held.codes, held.map(lambda part: part.stack.reshape(part.stack.shape[0], n, -1))
-    else:
-        place, stack = held, held.stack.reshape(held.stack.shape[0], n, -1)
+    if not isinstance(held, Quantized):
+        stack = held.stack.reshape(held.stack.shape[0], n, -1)
+        return held.ops.linear(x_ti, stack, held.layer, num_rows=held.num_rows, **options)
+    held, order = held.unordered()
+    if order is not None:
+        x_ti = x_ti[:, order[...]]
+    place, stack = held.codes, held.map(lambda part: part.stack.reshape(part.stack.shape[0], n, -1))
+    if place.ops.mesh is not None and place.ops.mesh.size > 1:
+        cut = cut_of(axes.names, held.shape, axes.num_inputs, place.ops.mesh.size)
+        assert not options.pop("is_gated", False), "gates are in other arrays' columns than what they gate"
+        return multiply_spread(x_ti, stack, place, cut, **options)
     return place.ops.linear(x_ti, stack, place.layer, num_rows=place.num_rows, **options)
+
+
+class Axes(NamedTuple):
+    """The logical axes of a weight, the last `num_inputs` of which are its inputs."""
+
+    names: tuple[str | None, ...]
+    num_inputs: int
+
+
+def _axes(weight: nnx.Param[Array]) -> Axes:
+    metadata = weight.get_metadata()
+    return Axes(tuple(metadata["out_sharding"]), metadata["num_inputs"])
 
 
 def _finish(out: Array, plus: Array | None, bias: nnx.Param[Array] | None, act: str | None) -> Array:

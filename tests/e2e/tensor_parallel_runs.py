@@ -22,12 +22,14 @@ from jaxllm.execution.mesh import replicated_params
 from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.execution.step import StepShape
 from jaxllm.models import ParamSpec
+from pallas_kernels.weights.held import Quantized
 from tests.e2e.inside import core_of
 from tests.e2e.sampling_cases import CASES, others, tilt
 from tests.e2e.tiny_engine import Job, RecordingScheduler, run_together, tiny_llm
 from tests.models.tiny import read_goldens
 
 NUM_DEVICES = 8
+QUANTIZED_DATA = Path(__file__).parents[1] / "data" / "quantized"
 SIZES = (1, 2, 4, 8)
 FAMILIES = {
     "gemma3": 2,  # windows, two RoPE tables
@@ -40,6 +42,10 @@ FAMILIES = {
     "gemma4_e2b": 2,  # layers that borrow keys, layers with inputs of their own
 }
 """Tiny checkpoints, whose vocabulary is one tile, and the devices that they run on."""
+QUANTIZED = (
+    "awq", "gptq_4bit_asym_act_order", "gptq_3bit", "ct_w8a16_asym", "ct_nvfp4", "fp8_blocks", "bnb_nf4",
+)  # fmt: skip
+"""Tiny checkpoints of formats that differ in what they are made of."""
 ARGUMENTS: dict[str, Any] = {
     "skip_tokenizer_init": False,
     "block_size": 16,
@@ -118,6 +124,20 @@ def in_int8(size: int, model: str) -> list[Any]:
     changes = {"tensor_parallel_size": size, "quantization": "int8", "skip_tokenizer_init": True}
     with tiny_llm(model, **(ARGUMENTS | changes)) as (llm, _):
         return [_shown(output) for output in run_together(llm, plain_jobs())]
+
+
+def as_quantized(size: int, case: str) -> list[Any]:
+    """Return what requests give with the weights of a checkpoint that is quantized."""
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False, logprobs=5)
+    jobs = [Job([(7 * i + length) % 90 + 3 for i in range(length)], params) for length in (3, 17, 30)]
+    changes = {"tensor_parallel_size": size, "skip_tokenizer_init": True, "dtype": "float32"}
+    with tiny_llm(str(QUANTIZED_DATA / case), **(ARGUMENTS | changes)) as (llm, _):
+        kept = sum(isinstance(leaf, Quantized) for leaf in _leaves(_runner(llm)._params))
+        return [kept, *(_shown(output) for output in run_together(llm, jobs))]
+
+
+def _leaves(params: Any) -> list[Any]:
+    return jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, Quantized))
 
 
 def alone_and_together(size: int, model: str, quantization: str | None = None) -> list[list[Any]]:
@@ -212,6 +232,7 @@ def main(out: str, model: str, tokenizer: str, smollm2: str) -> None:
     found["families"] = {case: against_golden(case, size) for case, size in FAMILIES.items()}
     found["invariance"] = {str(method): alone_and_together(4, model, method) for method in (None, "int8")}
     found["int8"] = {size: in_int8(size, model) for size in (1, 4)}
+    found["quantized"] = {case: {size: as_quantized(size, case) for size in (1, 2)} for case in QUANTIZED}
     found["runs"] = {size: run(size, model, tokenizer) for size in SIZES}
     Path(out).write_text(json.dumps(found))
 

@@ -16,7 +16,7 @@ import pytest
 from jaxllm import LLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.models import Model, get_family
-from tests.e2e.tensor_parallel_runs import FAMILIES
+from tests.e2e.tensor_parallel_runs import FAMILIES, QUANTIZED
 from tests.e2e.tiny_engine import TOLERANCE
 from tests.e2e.tiny_tokenizer import save_tokenizer
 from tests.loading.files import write_folder
@@ -122,6 +122,17 @@ def test_tokens_in_int8_equal_those_of_one_device(found: dict[str, Any], runs: d
     expected, got = (tokens(found["int8"][size]) for size in ("1", "4"))
     assert got == expected
     assert expected != tokens(runs["1"]["plain"]["outputs"])[: len(expected)]
+
+
+@pytest.mark.parametrize("case", QUANTIZED)
+def test_quantized_checkpoints_equal_those_of_one_device(found: dict[str, Any], case: str) -> None:
+    (kept, *expected), (kept_apart, *got) = (found["quantized"][case][size] for size in ("1", "2"))
+    assert min(kept, kept_apart) > 0, "weights were widened"
+    for left, right in zip(expected, got, strict=True):
+        assert [each["token_ids"] for each in right["outputs"]] == [each["token_ids"] for each in left["outputs"]]
+    for left, right in zip(positions(expected), positions(got), strict=True):
+        assert left.keys() == right.keys()
+        np.testing.assert_allclose(list(right.values()), [left[token] for token in right], rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("quantization", ["None", "int8"])

@@ -41,10 +41,15 @@ def test_others_are_refused_by_name(requested: str):
 
 def test_auto_is_the_checkpoints():
     assert resolve_dtype("auto", checkpoint("float32"), "cpu") == "float32"
-    assert resolve_dtype("auto", checkpoint("float16"), "gpu") == "float16"
-    assert resolve_dtype("auto", checkpoint("float16"), "tpu") == "bfloat16"
     with pytest.raises(VLLMValidationError, match="float8"):
         resolve_dtype("auto", checkpoint("float8_e4m3fn"), "cpu")
+
+
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_no_accelerator_s_kernels_have_float16(caplog: pytest.LogCaptureFixture, platform: str):
+    with caplog.at_level("WARNING", "jaxllm"):
+        assert resolve_dtype("auto", checkpoint("float16"), platform) == "bfloat16"
+    assert f"float16 is computed as bfloat16, as no kernels for a {platform.upper()}" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -128,9 +128,9 @@ class TestCommandLine:
         assert self.run(monkeypatch, *words) == 0
         ours, theirs = quantized.OURS, quantized.THEIRS
         assert started == [ours, ours, theirs, ours, theirs, theirs, ours], "the sizes, cold starts, rounds in turns"
-        saved = json.loads((tmp_path / "gguf_bfloat16.json").read_text())
+        saved = json.loads((tmp_path / "gguf_auto.json").read_text())
         assert "somewhere" not in json.dumps(saved)
-        assert saved["command"] == "scripts/benchmark.sh --quick --task gguf --dtype bfloat16 --rounds 2"
+        assert saved["command"] == "scripts/benchmark.sh --quick --task gguf --rounds 2"
         assert [len(each["rounds"]) for each in saved["files"]["m.Q4_1.gguf"]["contestants"].values()] == [2, 2]
         assert "m.Q4_1.gguf" in capsys.readouterr().out
 

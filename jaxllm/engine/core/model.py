@@ -24,13 +24,27 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SHOWN = 4
+"""How many names a line of the log has."""
+
 
 def make_model(config: EngineConfig) -> Model:
     """Return the model of an engine."""
     loop = layer_loop(config.platform, config.kv_groups, config.mesh.size)
     formats = {} if config.quantization else find_formats(config)
     model = Model(config.model_config, config.dtype, loop, quantization=config.quantization, formats=formats)
+    _say_what_is_widened(model)
     return model.with_ops(choose_ops(model, config.platform, config.mesh))
+
+
+def _say_what_is_widened(model: Model) -> None:
+    specs = model.param_specs().values() if model.formats else ()
+    names = [source for spec in specs if spec.format is None for source in spec.sources if source in model.formats]
+    if names:
+        shown = ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+        logger.warning(
+            "quantized weights that no matmul takes as they are will be widened as they are loaded: %s", shown
+        )
 
 
 def find_formats(config: EngineConfig) -> Mapping[str, WeightFormat]:
@@ -55,7 +69,7 @@ def find_formats(config: EngineConfig) -> Mapping[str, WeightFormat]:
 def choose_ops(model: Model, platform: str, mesh: Mesh) -> Ops:
     """Return the ops of a model on the devices of a mesh. What is left to plain XLA is said in the log."""
     architecture = detect_architecture(mesh.devices.tolist())
-    linear = _choose_linear(model, platform, mesh, architecture)
+    linear = _choose_linear(model, platform, architecture)
     grouped, shapes = GroupedMatmul(), model.grouped_shapes()
     if shapes:
         grouped, reason = pick(shapes, platform, architecture=architecture)
@@ -64,17 +78,13 @@ def choose_ops(model: Model, platform: str, mesh: Mesh) -> Ops:
     return Ops(linear, grouped, mesh)
 
 
-def _choose_linear(model: Model, platform: str, mesh: Mesh, architecture: str | None) -> Linear:
+def _choose_linear(model: Model, platform: str, architecture: str | None) -> Linear:
     if model.loop is LayerLoop.IN_PLACE:
         return Linear("cpu")
     if platform == "cpu":
         return Linear("xla")
     quantized = [shape for shape in model.linear_shapes() if shape.format is not None]
     if not quantized:
-        return Linear("xla")
-    if mesh.size > 1:
-        # XLA shards the matmul itself, which it cannot do with a kernel.
-        logger.warning("quantized weights are multiplied in plain XLA, as the model is spread over devices")
         return Linear("xla")
     linear, reason = pick_linear(platform, architecture=architecture)
     refusals = sorted({refusal for shape in quantized if (refusal := linear.refusal(shape))})
