@@ -75,6 +75,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 PEERS = ("hf", "vllm", "llamacpp")
 OF_TASK: dict[str, tuple[str, ...]] = {"generate": PEERS, "embed": ("hf", "vllm"), "gguf": ("llamacpp",)}
 """The peers that can do each task."""
+BESIDE = {"gguf": " and Gemma 3 270M"}
+"""What else is measured where no model is named."""
 DEFAULT_DTYPES: dict[str, tuple[str, ...]] = {"generate": ("bfloat16",), "embed": DTYPES, "gguf": ("auto",)}
 """What each task is measured in. For a GGUF file that is what the processor is fast at."""
 DRAW: dict[str, Callable[[Mapping[str, Any], Path], None]] = {
@@ -236,7 +238,7 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
         "command": " ".join(words),
         "machine": describe_machine(),
         "settings": {
-            "model": args.model.name if args.model else "SmolLM2-135M-Instruct",
+            "model": args.model.name if args.model else "SmolLM2-135M-Instruct" + BESIDE.get(args.task, ""),
             "dtype": " and ".join(dtypes(args)),
             "rounds": args.rounds,
             "quick": args.quick,
