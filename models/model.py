@@ -112,7 +112,7 @@ class Model:
     def linear_shapes(self) -> list[LinearShape]:
         """Return one device's matmuls, those of experts aside; sizes are those of the last axes as they are held.
 
-        Where a model is spread over devices, those by quantized weights are shares, as `linear` multiplies them.
+        Where a model is spread over devices, those by quantized weights are the shares that `linear` multiplies by.
         """
         shapes: dict[LinearShape, None] = {}
         for path, array in array_specs(self.param_specs()).items():

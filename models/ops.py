@@ -20,7 +20,7 @@ class Ops(NamedTuple):
     grouped_matmul: GroupedMatmul = GroupedMatmul()
     """The op of one device, for the weights of experts."""
     mesh: Mesh | None = None
-    """The devices that the width of each expert is sharded over; None for one device."""
+    """The devices that the widths of experts and quantized weights are sharded over; None for one device."""
 
     @property
     def has_cpu_norms(self) -> bool:

@@ -51,7 +51,8 @@ class Cut(Enum):
 def cut_of(axes: Sequence[str | None], shape: Sequence[int], num_inputs: int, num_shards: int) -> Cut | None:
     """Return which side of a matrix so many devices have shares of; None for a matrix that each has whole.
 
-    The last `num_inputs` axes are the inputs; `shape` may have them as one axis, and lead axes before the others.
+    The last `num_inputs` of `axes` are the inputs, whose size divides: models whose does not are refused. `shape` has
+    an axis for each name, or no lead axes and all inputs as one.
     """
     if num_shards == 1:
         return None

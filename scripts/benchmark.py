@@ -75,6 +75,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 PEERS = ("hf", "vllm", "llamacpp")
 OF_TASK: dict[str, tuple[str, ...]] = {"generate": PEERS, "embed": ("hf", "vllm"), "gguf": ("llamacpp",)}
 """The peers that can do each task."""
+SETTING = "JAXLLM_CPU"
+"""The environment variable that holds jaxllm to a lesser instruction set."""
 BESIDE = {"gguf": " and Gemma 3 270M"}
 """What else is measured where no model is named."""
 DEFAULT_DTYPES: dict[str, tuple[str, ...]] = {"generate": ("bfloat16",), "embed": DTYPES, "gguf": ("auto",)}
@@ -227,6 +229,7 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
     words = (
         ["scripts/benchmark.sh"] if has_all else ["scripts/benchmark.py", *(f"--{peer}-python PATH" for peer in found)]
     )
+    words = [f"{SETTING}={os.environ[SETTING]}", *words] if os.environ.get(SETTING) else words
     words += [f"--{name}" for name in ("quick", "sweep", "workloads", "readme") if getattr(args, name)]
     if args.task != "generate":
         words += [f"--task {args.task}", *["--model FOLDER"] * (args.task == "embed")]

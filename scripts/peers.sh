@@ -5,7 +5,7 @@
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-[ $# -ge 1 ] || die "usage: peers.sh DIR [hf] [vllm] [llamacpp]"
+[ $# -ge 1 ] || die "usage: peers.sh DIR [hf] [vllm] [llamacpp] [llamacpp-avx2]"
 dir=$1
 shift
 [ $# -gt 0 ] || set -- hf vllm llamacpp

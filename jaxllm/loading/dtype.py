@@ -22,9 +22,9 @@ DTYPE_ALIASES: Mapping[str, str] = {
 def resolve_dtype(requested: str, checkpoint: Checkpoint, platform: str) -> str:
     """Return "float32", "bfloat16" or "float16" for `requested` on `platform` ("cpu", "gpu" or "tpu").
 
-    "auto" is the checkpoint's dtype; for GGUF bfloat16 if the device multiplies it fast, else float32. No kernels have
-    float16. On a CPU float32 stands in for it; on a GPU or TPU bfloat16 does where the argument leaves it open. A line
-    of the log says so.
+    "auto" is the checkpoint's dtype, but for float16, which no kernels have: float32 stands in for it on a CPU,
+    bfloat16 on a GPU or TPU, and a line of the log says so. For GGUF it is bfloat16 if the device multiplies it
+    fast, else float32. "float16" by name is float32 on a CPU too; a GPU or TPU computes it, in plain XLA.
     """
     dtype = _asked_for(requested, checkpoint, platform)
     if (platform, dtype) != ("cpu", "float16"):

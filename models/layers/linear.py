@@ -90,7 +90,8 @@ def _multiply(x_ti: Array, held: LayerOf | Quantized, n: int, axes: Axes, **opti
     place, stack = held.codes, held.map(lambda part: part.stack.reshape(part.stack.shape[0], n, -1))
     if place.ops.mesh is not None and place.ops.mesh.size > 1:
         cut = cut_of(axes.names, held.shape, axes.num_inputs, place.ops.mesh.size)
-        assert not options.pop("is_gated", False), "gates are in other arrays' columns than what they gate"
+        if options.pop("is_gated", True) and options.get("activation"):
+            raise ValueError("on several devices gates and what they gate are in different columns of an array")
         return multiply_spread(x_ti, stack, place, cut, **options)
     return place.ops.linear(x_ti, stack, place.layer, num_rows=place.num_rows, **options)
 

@@ -76,7 +76,9 @@ class Ahead(NamedTuple):
     """Weights that are fetched while others are multiplied: `COLUMNS` stretches of them, some bytes of each a step."""
 
     base: Any
+    """The address of the first stretch."""
     stride: Any
+    """How many bytes of each stretch are fetched in a step."""
     distance: Any
     """How many bytes one stretch is behind another."""
     apart: Any

@@ -12,8 +12,8 @@ import llama_cpp
 import numpy as np
 from protocol import serve
 
-CONTEXT = 2048
-"""Tokens that each request may have."""
+CONTEXT = 640
+"""Tokens that each request may have: of 16 requests, as many as jaxllm's KV cache holds."""
 BATCH = 512
 """Tokens in one call, as many as llama.cpp computes at once."""
 
@@ -26,10 +26,14 @@ class Model:
         llama_cpp.llama_backend_init()
         path = settings["gguf"].encode()
         self.model = llama_cpp.llama_model_load_from_file(path, llama_cpp.llama_model_default_params())
+        if not self.model:
+            raise RuntimeError(f"llama.cpp cannot load {settings['gguf']}")
         params = llama_cpp.llama_context_default_params()
         params.n_ctx, params.n_seq_max, params.n_batch = CONTEXT * self.streams, self.streams, BATCH
         params.n_threads = params.n_threads_batch = len(os.sched_getaffinity(0))
         self.context = llama_cpp.llama_init_from_model(self.model, params)
+        if not self.context:
+            raise RuntimeError(f"llama.cpp has no memory for {self.streams} requests of {CONTEXT} tokens")
         self.memory = llama_cpp.llama_get_memory(self.context)
         self.batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
         self.vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
@@ -57,14 +61,14 @@ class Model:
         """Return the mean of -log p of each text's tokens but its first."""
         found = []
         for text in texts:
-            llama_cpp.llama_memory_clear(self.memory, True)
+            llama_cpp.llama_memory_clear(self.memory, False)
             rows = self._decode([(token, place, 0, True) for place, token in enumerate(text)])
             found.append(float(np.mean(list(_losses(rows, text)))))
         return found
 
     def _together(self, prompts: list[list[int]], lengths: list[int]) -> list[list[int]]:
         """Continue prompts, all in one batch, each for as long as it has tokens to come."""
-        llama_cpp.llama_memory_clear(self.memory, True)
+        llama_cpp.llama_memory_clear(self.memory, False)
         tokens = [
             (token, place, request, place == len(prompt) - 1)
             for request, prompt in enumerate(prompts)
