@@ -12,7 +12,7 @@ from flax import nnx
 from pallas_kernels.weights import WeightFormat
 
 from .family import TensorName
-from .params import KV_HEADS, LEAD_AXES, SHARDED, ParamSpec, Segment, outputs_of, split_axes
+from .params import KV_HEADS, LEAD_AXES, Cut, ParamSpec, Segment, cut_of, outputs_of, split_axes
 
 
 class Declared(NamedTuple):
@@ -110,7 +110,7 @@ def holding_refusal(spec: ParamSpec, form: WeightFormat, reading: Reading) -> st
     inputs, count = spec.shape[-spec.num_inputs :], spec.num_inputs
     if spec.sources[0] in reading.formats and outputs_of(spec) is None:
         return "it has only some of the inputs of the checkpoint's tensor"
-    is_cut = spec.axes[-count] in SHARDED and reading.num_shards > 1
+    is_cut = cut_of(spec.axes, spec.shape, count, reading.num_shards) is Cut.INPUTS
     if form.is_ordered and (is_cut or spec.num_experts is not None):
         return "its inputs are in another order, and cut where a model is spread over devices"
     num_inputs = prod(inputs) // (reading.num_shards if is_cut else 1)
