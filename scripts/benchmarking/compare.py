@@ -14,6 +14,7 @@ import numpy as np
 from benchmarking import agreement
 from benchmarking.contestants import Contestant, jaxllm
 from benchmarking.prompts import Requests, Source
+from benchmarking.turns import say, take_turns
 from benchmarking.worker import Answer, BenchmarkError, Worker
 
 CHECKED_REQUESTS, CHECKED_TOKENS = 16, 32
@@ -69,24 +70,15 @@ def compare(
     Raises BenchmarkError if outputs disagree.
     """
     shapes, tasks, reference = _prepare(model, quick, scratch)
-    results: dict[str, Any] = {}
     runs = [Run(each, tasks, reference, dtype, scratch / each.name) for each in contestants]
-    for run in runs:
-        _say(f"{run.contestant.label}: cold start, outputs")
-        results[run.contestant.name] = run.cold()
-        _say(f"  {results[run.contestant.name]}")
     hardware_rounds = []
-    for number in range(rounds):
-        # Another goes first in each round, so that none is always measured after the same one.
-        start = number % len(runs)
-        for run in [*runs[start:], *runs[:start]]:
-            _say(f"round {number + 1} of {rounds}: {run.contestant.label}")
-            figures = run.warm()
-            results[run.contestant.name]["rounds"].append(figures)
-            _say("  " + ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
-            if run is runs[0]:
-                _say("  and the hardware's own speeds beside it")
-                hardware_rounds.append(_hardware_speeds(shapes, dtype, scratch))
+
+    def measure_hardware(run: Run) -> None:
+        if run is runs[0]:
+            say("  and the hardware's own speeds beside it")
+            hardware_rounds.append(_hardware_speeds(shapes, dtype, scratch))
+
+    results = take_turns(runs, lambda run, _: run.warm(), rounds=rounds, compared="outputs", after=measure_hardware)
     described = tasks.describe()
     return {
         "tasks": described,
@@ -148,7 +140,7 @@ def bytes_each(dtype: str) -> int:
 
 def _prepare(model: Path, quick: bool, scratch: Path) -> tuple[dict[str, int], Tasks, list[Any]]:
     """Return the model's sizes, the tasks, and the reference: jaxllm's greedy tokens in float32 and what came near."""
-    _say("jaxllm in float32: the reference")
+    say("jaxllm in float32: the reference")
     with jaxllm(model, "float32", enforce_eager=True).start(scratch / "reference") as worker:
         shapes = worker.call("shapes").value
         tasks = Tasks.make(shapes["vocab_size"], quick=quick)
@@ -229,7 +221,3 @@ def _hardware_speeds(shapes: Mapping[str, int], dtype: str, scratch: Path) -> di
     for rows, times in matmuls.items():
         times["gflop_per_s"] = 2e-9 * int(rows) * num_weights(shapes, head=False) / times["layers_s"]
     return {"matmuls": matmuls, "bandwidth": bandwidth}
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from benchmarking.compare import median
 from benchmarking.contestants import KV_BYTES, Contestant
 from benchmarking.report import Metric, as_text, number, times_better
+from benchmarking.turns import say, take_turns
 from benchmarking.worker import Answer, BenchmarkError, Worker
 
 SEED = 23
@@ -132,24 +133,12 @@ def compare(runners: Sequence[Contestant], model: Path, *, rounds: int, quick: b
     tasks = Tasks.make(model, quick=quick)
     first = next((each for each in runners if each.program == "sentence_transformers_api"), runners[0])
     judge = replace(first, settings=first.settings | {"dtype": "float32"})
-    _say(f"the reference: {judge.name.rpartition('_')[0]} in float32")
+    say(f"the reference: {judge.name.rpartition('_')[0]} in float32")
     with judge.start(scratch / "reference") as worker:
         worker.call("embed", tasks.measured)
         reference = np.array(worker.call("vectors").value, np.float64)
     runs = [Run(each, tasks, reference, scratch / each.name) for each in runners]
-    results: dict[str, Any] = {}
-    for run in runs:
-        _say(f"{run.contestant.label}: cold start, embeddings")
-        results[run.contestant.name] = run.cold()
-        _say(f"  {results[run.contestant.name]}")
-    for number_of_round in range(rounds):
-        # Another goes first in each round, so that none is always measured after the same one.
-        start = number_of_round % len(runs)
-        for run in [*runs[start:], *runs[:start]]:
-            _say(f"round {number_of_round + 1} of {rounds}: {run.contestant.label}")
-            figures = run.warm(results[run.contestant.name].get("batch_size"))
-            results[run.contestant.name]["rounds"].append(figures)
-            _say("  " + ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
+    results = take_turns(runs, lambda run, cold: run.warm(cold.get("batch_size")), rounds=rounds, compared="embeddings")
     described = {"texts": len(tasks.measured), "tokens": tasks.num_tokens, "lengths": LENGTHS}
     return {"tasks": described, "contestants": results}
 
@@ -264,7 +253,3 @@ def summary(report: Mapping[str, Any]) -> str:
 
 def _medians(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     return {name: median(result["rounds"]) | {"cold_s": result["cold_s"]} for name, result in results.items()}
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import statistics
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from benchmarking.contestants import KV_BYTES, jaxllm
 from benchmarking.front_end import PROMPT_TOKENS, complete, latencies, serve_command
 from benchmarking.prompts import Requests, Source
 from benchmarking.servers import HOST, ServerProcess, ask, server_process
+from benchmarking.turns import say
 from benchmarking.worker import environment
 
 CHECKED_REQUESTS, CHECKED_TOKENS = 16, 32
@@ -38,11 +38,11 @@ def servers(model: Path, dtype: str, vllm_python: str, max_num_seqs: int, scratc
         for name, command in commands.items():
             env = environment(command[0], scratch / name)
             log = scratch / name / "log.txt"
-            _say(f"starting {name}")
+            say(f"starting {name}")
             began = time.monotonic()
             server = stack.enter_context(server_process([*command, *flags], log, seconds=START_SECONDS, env=env))
             found[name] = server
-            _say(f"  its port is open after {time.monotonic() - began:.0f} s")
+            say(f"  its port is open after {time.monotonic() - began:.0f} s")
         yield found
 
 
@@ -73,7 +73,7 @@ def measure_peers(
             name: asdict(agreement.compare(name, reference, asyncio.run(_outputs(server, checked)), dtype))
             for name, server in found.items()
         }
-        _say(f"outputs agree: {agreements}")
+        say(f"outputs agree: {agreements}")
         versions = {name: _version(server) for name, server in found.items()}
         idle = {name: round(server.busy_cores(), 3) for name, server in found.items()}
         rows = []
@@ -86,7 +86,7 @@ def measure_peers(
                     if index >= 0:
                         samples[name].append(sample)
             rows.append({"streams": num} | compared(samples))
-            _say(str(rows[-1]))
+            say(str(rows[-1]))
     return {"dtype": dtype, "prompt_tokens": PROMPT_TOKENS, "output_tokens": num_tokens, "rounds": rounds} | {
         "versions": versions,
         "agreement": agreements,
@@ -134,7 +134,3 @@ async def _outputs(server: ServerProcess, requests: Requests) -> list[list[int]]
 def _version(server: ServerProcess) -> str:
     with urllib.request.urlopen(f"http://{HOST}:{server.port}/version") as response:
         return json.load(response)["version"]
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -17,6 +17,7 @@ from benchmarking.compare import median
 from benchmarking.contestants import Contestant
 from benchmarking.prompts import Requests, Source
 from benchmarking.report import Metric, as_text, number, times_better
+from benchmarking.turns import take_turns
 from benchmarking.worker import BenchmarkError, Worker
 
 STREAMS = 16
@@ -85,19 +86,7 @@ def compare(gguf: Path, dtype: str, llamacpp: str | None, *, rounds: int, quick:
         text = "\n".join(pydoc_data.topics.topics.values())
         pieces = worker.call("tokens", text, 1 if quick else PIECES, PIECE).value
     runs = [Run(each, tasks, pieces, scratch / each.name) for each in runners]
-    results = {}
-    for run in runs:
-        _say(f"{gguf.name}: {run.contestant.label}: cold start, perplexity")
-        results[run.contestant.name] = run.cold()
-        _say(f"  {results[run.contestant.name]}")
-    for number_of_round in range(rounds):
-        # Another goes first in each round, so that none is always measured after the same one.
-        start = number_of_round % len(runs)
-        for run in [*runs[start:], *runs[:start]]:
-            _say(f"{gguf.name}: round {number_of_round + 1} of {rounds}: {run.contestant.label}")
-            figures = run.warm()
-            results[run.contestant.name]["rounds"].append(figures)
-            _say("  " + ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
+    results = take_turns(runs, lambda run, _: run.warm(), rounds=rounds, compared="perplexity", of=f"{gguf.name}: ")
     return {"file_bytes": gguf.stat().st_size, "kv_bytes": KV_BYTES, "contestants": results}
 
 
@@ -194,7 +183,3 @@ def summary(report: Mapping[str, Any]) -> str:
 
 def _verdict(is_met: bool, words: str, value: float) -> str:
     return f"{'met' if is_met else 'missed':12}  {words}  {value:.3f}"
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -19,6 +19,7 @@ from benchmarking.worker import PROGRAMS, Answer, BenchmarkError, Worker, read_f
 
 import jaxllm
 from tests.models.tiny import folder
+from tests.scripts.fake_process import FakeProcess
 
 SHAPES = {
     "vocab_size": 1000, "hidden_size": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16,
@@ -108,12 +109,11 @@ class TestTasks:
         assert max(tasks.checked.lengths) <= compare.CHECKED_TOKENS
 
 
-class EchoWorker:
+class EchoWorker(FakeProcess):
     """Stands in for a process: each token takes a hundredth of a second, and outputs are what `output` says."""
 
     def __init__(self, output: int = 7, shorter: int = 0) -> None:
         self.output, self.shorter, self.asked = output, shorter, []
-        self.spawned = 10.0
 
     def call(self, method: str, *arguments: Any) -> Answer:
         self.asked.append(method)
@@ -122,15 +122,6 @@ class EchoWorker:
         prompts, lengths = arguments
         outputs = [[self.output] * (length - self.shorter) for _, length in zip(prompts, lengths, strict=True)]
         return Answer(outputs, sum(lengths) / 100, 20.0, 2**30)
-
-    def seconds_to(self, answer: Answer) -> float:
-        return answer.ended - self.spawned
-
-    def __enter__(self) -> EchoWorker:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
 
 
 def make_run(monkeypatch: pytest.MonkeyPatch, worker: EchoWorker, **facts: bool) -> compare.Run:

@@ -21,6 +21,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from tests.models.tiny import folder
+from tests.scripts.fake_process import FakeProcess
 
 WORDS = ("apple", "pear", "plum", "##ing", "é", "x", "42")
 
@@ -73,12 +74,11 @@ class TestTasks:
         assert embedding.with_whole_length(model, tmp_path / "scratch") == model
 
 
-class FakeWorker:
+class FakeWorker(FakeProcess):
     """Stands in for a process: a text takes a hundredth of a second, in batches of 32 half of that."""
 
     def __init__(self, vectors: np.ndarray) -> None:
         self.vectors, self.asked = vectors, []
-        self.spawned = 10.0
 
     def call(self, method: str, *arguments: Any) -> Answer:
         self.asked.append((method, *arguments[1:]))
@@ -87,15 +87,6 @@ class FakeWorker:
             seconds = len(arguments[0]) * (0.005 if arguments[1:] == (32,) else 0.01)
         value = self.vectors.tolist() if method == "vectors" else {"x": "1"} if method == "versions" else None
         return Answer(value, seconds, 20.0, 2**30)
-
-    def seconds_to(self, answer: Answer) -> float:
-        return answer.ended - self.spawned
-
-    def __enter__(self) -> FakeWorker:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
 
 
 REFERENCE = np.random.default_rng(0).normal(size=(24, 16))

@@ -19,16 +19,16 @@ from benchmarking.contestants import Contestant
 from benchmarking.worker import PROGRAMS, Answer, BenchmarkError
 
 from tests.models.tiny import folder
+from tests.scripts.fake_process import FakeProcess
 
 VOCAB = 1000
 
 
-class FakeWorker:
+class FakeWorker(FakeProcess):
     """Stands in for a process that takes a millisecond for each token that goes in or comes out."""
 
     def __init__(self, *, short: bool = False) -> None:
         self.short, self.asked = short, []
-        self.spawned = 10.0
 
     def call(self, method: str, *arguments: Any) -> Answer:
         self.asked.append(method)
@@ -41,15 +41,6 @@ class FakeWorker:
         prompts, lengths = arguments
         outputs = [[0] * (length - self.short) for length in lengths]
         return Answer(outputs, (sum(map(len, prompts)) + sum(lengths)) / 1000, 20.0, 2**30)
-
-    def seconds_to(self, answer: Answer) -> float:
-        return answer.ended - self.spawned
-
-    def __enter__(self) -> FakeWorker:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
 
 
 def make_run(monkeypatch: pytest.MonkeyPatch, worker: FakeWorker, name: str = quantized.OURS) -> quantized.Run:
