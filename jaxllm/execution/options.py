@@ -67,7 +67,7 @@ def library_is_invariant(dtype: str) -> bool:
     """
     from pallas_kernels.native import processor
 
-    return dtype == "bfloat16" or processor.current().name != "avx512"
+    return dtype == "bfloat16" or not processor.current().has_avx512
 
 
 def min_rows(platform: str, dtype: DTypeLike) -> int:

@@ -6,6 +6,7 @@ registers there are, and whether there is an instruction that they cannot do wit
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import platform
@@ -20,11 +21,19 @@ SETTING = "JAXLLM_CPU"
 """The environment variable that names a lesser instruction set than the processor's best."""
 AVX512 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 AVX2 = ("avx2", "fma", "f16c")
-type SetName = Literal["avx512", "avx2", "neon", "plain"]
-LESSER: Mapping[SetName, tuple[SetName, ...]] = {"avx512": ("avx2", "plain"), "avx2": ("plain",), "neon": ("plain",)}
+AMX = ("amx-tile", "amx-bf16")
+type SetName = Literal["amx", "avx512", "avx2", "neon", "plain"]
+LESSER: Mapping[SetName, tuple[SetName, ...]] = {
+    "amx": ("avx512", "avx2", "plain"),
+    "avx512": ("avx2", "plain"),
+    "avx2": ("plain",),
+    "neon": ("plain",),
+}
 """The sets that a processor with a better one can run."""
 MICROARCHITECTURES = {"avx2": "x86-64-v3", "plain": "x86-64"}
 """LLVM's processors that have a lesser set and nothing else."""
+ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
+"""Linux' call by which a process asks for the registers of AMX, what it asks, and the state's number."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +41,7 @@ class Processor:
     """A processor, as far as kernels depend on it."""
 
     name: SetName
-    """The instruction set; there are no kernels for a plain one."""
+    """The instruction set, which has that of each lesser one; there are no kernels for a plain one."""
     triple: str
     cpu: str
     features: str
@@ -44,6 +53,15 @@ class Processor:
     """Whether one instruction adds products of pairs of bfloat16: `vdpbf16ps`, or AArch64's `bfdot`."""
     has_int8_dot: bool
     """Whether one instruction adds products of four int8 each: `vpdpbusd`, or AArch64's `usdot`."""
+
+    @property
+    def has_avx512(self) -> bool:
+        return self.name in ("amx", "avx512")
+
+    @property
+    def has_matrix_unit(self) -> bool:
+        """Say whether one instruction multiplies matrices of bfloat16."""
+        return self.name == "amx"
 
     @property
     def is_aarch64(self) -> bool:
@@ -72,7 +90,9 @@ def host() -> Processor:
     if platform.machine().lower() in ("aarch64", "arm64"):
         return aarch64(triple, cpu, _aarch64_features())
     # Else LLVM halves 512-bit vectors on those of Intel's processors that once clocked lower for them.
-    return x86(triple, cpu, {**features, "prefer-256-bit": False})
+    features = {**features, "prefer-256-bit": False}
+    has_amx = all(features.get(name) for name in AMX) and _may_use_amx()
+    return x86(triple, cpu, features if has_amx else _without_amx(features))
 
 
 def x86(triple: str, cpu: str, features: Mapping[str, bool]) -> Processor:
@@ -83,7 +103,8 @@ def x86(triple: str, cpu: str, features: Mapping[str, bool]) -> Processor:
 
     flags = ",".join(f"{'+' if has else '-'}{name}" for name, has in sorted(features.items()))
     if has(*AVX512, *AVX2):
-        return Processor("avx512", triple, cpu, flags, 32, 64, has("avx512bf16"), has("avx512vnni"))
+        name = "amx" if has(*AMX, "avx512bf16") else "avx512"
+        return Processor(name, triple, cpu, flags, 32, 64, has("avx512bf16"), has("avx512vnni"))
     if has(*AVX2):
         return Processor("avx2", triple, cpu, flags, 16, 32, has_bfloat16_dot=False, has_int8_dot=has("avxvnni"))
     return Processor("plain", triple, cpu, flags, 16, 16, has_bfloat16_dot=False, has_int8_dot=False)
@@ -108,6 +129,9 @@ def restricted(processor: Processor, name: str | None) -> Processor:
         raise ValueError(f"{SETTING}={name}: the processor lacks it; it has {', '.join(_sets(processor))}")
     if processor.is_aarch64:
         return Processor("plain", processor.triple, processor.cpu, "+neon", 32, 16, False, False)
+    if name == "avx512":
+        features = {flag[1:]: flag[0] == "+" for flag in processor.features.split(",")}
+        return x86(processor.triple, processor.cpu, _without_amx(features))
     made = x86(processor.triple, MICROARCHITECTURES[name], dict.fromkeys(AVX2 if name == "avx2" else (), True))
     assert made.name == name
     return made
@@ -115,6 +139,17 @@ def restricted(processor: Processor, name: str | None) -> Processor:
 
 def _sets(processor: Processor) -> list[str]:
     return [processor.name, *LESSER.get(processor.name, ())]
+
+
+def _without_amx(features: Mapping[str, bool]) -> dict[str, bool]:
+    return {name: has and not name.startswith("amx") for name, has in features.items()}
+
+
+def _may_use_amx() -> bool:
+    """Ask the system, which saves those large registers only for processes that asked; say whether it allows it."""
+    if sys.platform != "linux":
+        return False
+    return ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA) == 0
 
 
 def _aarch64_features() -> dict[str, bool]:

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from pallas_kernels.linear.cpu.tiles import FEW_ROWS, NULL, UNIT_ROWS, Multiplier, Operands, Range, Tiles
+from pallas_kernels.linear.cpu.operands import NULL, Operands, Range
+from pallas_kernels.linear.cpu.tiles import FEW_ROWS, UNIT_ROWS, Multiplier, Tiles
 from pallas_kernels.native.emitter import I64, POINTER, VOID, Emitter, add_function
 from pallas_kernels.native.handler import add_handler
 

@@ -12,7 +12,8 @@ from llvmlite import ir
 from pallas_kernels.native.emitter import I64, POINTER, VOID, Emitter, add_function
 from pallas_kernels.native.handler import add_handler
 
-from .tiles import NULL, UNIT_ROWS, Multiplier, Operands, Range, Tiles
+from .operands import NULL, Operands, Range
+from .tiles import UNIT_ROWS, Multiplier, Tiles
 
 
 class Kernel(Multiplier):

@@ -39,7 +39,9 @@ from pallas_kernels.native.emitter import (
 from pallas_kernels.native.number_formats import FORMATS
 
 from .activations import ACTIVATIONS
+from .amx import MatrixUnit
 from .kind import MIN_COLUMNS, MIN_GATES, MIN_ROWS, STEP_BYTES, Kind
+from .operands import NULL, Operands, Range
 from .unpack import Plain, Row, Unpacker, load
 
 COLUMNS = MIN_COLUMNS
@@ -69,7 +71,6 @@ AHEAD = 2048
 FEW_BYTES = 5
 """Below how many bytes a step, with units of many rows, what comes next is fetched for all steps of a block at once:
 in each step it would cost 4 %. With fewer rows a block's lines are too many at once, and would be waited for."""
-NULL = ir.Constant(POINTER, None)
 
 
 class Ahead(NamedTuple):
@@ -89,35 +90,6 @@ AHEAD_TYPES = (POINTER, I64, I64, I64)
 NOTHING_AHEAD = Ahead(NULL, I64(0), I64(0), I64(0))
 
 
-class Operands(NamedTuple):
-    """The addresses of a call's operands, and its sizes: rows of x, columns of y, and numbers to a sum."""
-
-    x: Any
-    w: Any
-    """The address of the weights, or of their codes."""
-    plus: Any
-    """The address of what is added to the product, or NULL."""
-    bias: Any
-    """The address of a row that is added to each row of the product, or NULL."""
-    y: Any
-    t: Any
-    n: Any
-    k: Any
-    parts: Sequence[Any] = ()
-    """The addresses of what weights consist of besides their codes."""
-
-    def flat_with(self, ahead: Ahead) -> list[Any]:
-        """Return all of them, as functions take them, with what is fetched."""
-        return [*self[:-1], *ahead, *self.parts]
-
-
-class Range(NamedTuple):
-    """Numbers from one on to before another."""
-
-    start: Any
-    stop: Any
-
-
 class Tiles(NamedTuple):
     """The functions that multiply a few rows of x, from one on, by a group of w's."""
 
@@ -131,7 +103,8 @@ class Multiplier:
     """Writes the functions that kernels of one kind share."""
 
     def __init__(self, kind: Kind) -> None:
-        self.dtype, self.out_format = jnp.dtype(kind.dtype), FORMATS[jnp.dtype(kind.out_dtype)]
+        self.dtype, self.out_dtype = jnp.dtype(kind.dtype), jnp.dtype(kind.out_dtype)
+        self.out_format = FORMATS[self.out_dtype]
         self.storage = FORMATS[self.dtype].storage
         self.plain = Plain(self.dtype)
         self.is_packed = kind.form is not None
@@ -154,9 +127,20 @@ class Multiplier:
         self.piece = TILE_BYTES // STEP_BYTES // self.many_rows * self.plain.step
         """How much of longer rows is multiplied at a time where there are many."""
         self.module = ir.Module()
+        self.has_matrix_unit = self.dtype == jnp.bfloat16 and own.has_matrix_unit
 
-    def add_tiles(self, *, has_one: bool = False) -> Tiles:
+    def add_tiles(self, *, has_one: bool = False) -> Tiles | ir.Function:
         """Define the functions that `multiply` calls."""
+        if self.has_matrix_unit:
+            return MatrixUnit(
+                self.module,
+                self.weights,
+                self.out_dtype,
+                self.activate,
+                UNIT_ROWS,
+                MAX_CHUNK,
+                is_gated=self.is_gated,
+            ).add_unit()
         few = self._add_tile(FEW_ROWS, self.weights)
         many = self._add_tile(self.many_rows, self.plain)
         return Tiles(few, many, self._add_tile(1, self.weights) if has_one or self.is_packed else None)
@@ -170,8 +154,19 @@ class Multiplier:
         wanted = MIN_CHUNK * UNITS_PER_CORE * num_cores()
         return e.least(e.product(e.ceil_div(e.product(n, num_parts), wanted), MIN_CHUNK), MAX_CHUNK)
 
-    def multiply(self, e: Emitter, tiles: Tiles, of: Operands, num_rows: Any, rows: Range, columns: Range) -> None:
+    def multiply(
+        self,
+        e: Emitter,
+        tiles: Tiles | ir.Function,
+        of: Operands,
+        num_rows: Any,
+        rows: Range,
+        columns: Range,
+    ) -> None:
         """Multiply a unit's rows of x, of the `num_rows` that there are, by a unit's rows of w."""
+        if isinstance(tiles, ir.Function):
+            e.ir.call(tiles, [*rows, *columns, *of[:-1], *of.parts])
+            return
         cannot_take_many = e.ir.icmp_signed("<", of.t, I64(self.many_rows))
         most = PACKED_FEW_ROWS if self.is_packed else FEW_ROWS
         is_few = e.ir.or_(e.ir.icmp_signed("<=", num_rows, I64(most)), cannot_take_many)
@@ -191,7 +186,7 @@ class Multiplier:
                     few = tiles.few
                     if tiles.one:
                         few = e.ir.select(e.ir.icmp_signed("==", num_rows, I64(1)), tiles.one, few)
-                    e.ir.call(few, [row, start, stop, of.n, *of.flat_with(NOTHING_AHEAD)])
+                    e.ir.call(few, [row, start, stop, of.n, *_flat(of, NOTHING_AHEAD)])
                 with by_many:
                     self._multiply_many(e, tiles.many, of, rows, start, stop, group, scratch)
 
@@ -221,7 +216,7 @@ class Multiplier:
             tile = e.ir.sdiv(e.ir.sub(row, rows.start), I64(self.many_rows))
             here_ahead = ahead._replace(base=e.at(ahead.base, I8, e.product(tile, steps, ahead.stride)))
             place = e.least(row, e.ir.sub(of.t, I64(self.many_rows)))
-            e.ir.call(many, [place, start, stop, apart, *here.flat_with(here_ahead)])
+            e.ir.call(many, [place, start, stop, apart, *_flat(here, here_ahead)])
 
     def _ahead(self, e: Emitter, of: Operands, stop: Any, group: Any, num_rows: Any) -> Ahead:
         """Return what is fetched while a group of w's is multiplied by so many rows of x: the next group."""
@@ -513,6 +508,11 @@ class Multiplier:
             total.value = e.fma(x, w, total.value)
         else:
             total.value = pairs.add_products(e, total.value, x, w)
+
+
+def _flat(of: Operands, ahead: Ahead) -> list[Any]:
+    """Return operands as functions take them, with what is fetched."""
+    return [*of[:-1], *ahead, *of.parts]
 
 
 def _as_is(_: Emitter, numbers: Any) -> Any:

@@ -116,11 +116,11 @@ class Unpacker(Plain):
         own, is_bfloat16, is_grouped = processor.current(), self.dtype == jnp.bfloat16, form.group is not None
         self.has_words = is_bfloat16 and own.has_bfloat16_dot and own.is_x86
         """Whether there are instructions for 32 numbers in bfloat16."""
-        has_bytes = own.name in ("avx512", "avx2") and form.bits == 4
+        has_bytes = (own.has_avx512 or own.name == "avx2") and form.bits == 4
         self.has_bytes = has_bytes and is_bfloat16 and is_grouped and not self.has_words
         """Whether the bytes of 32 numbers in bfloat16 are looked up."""
         most = TABLE_BITS if self.has_words and form.group != LANES else TABLE_BITS - 1
-        can_look_up = self.has_words or (not is_bfloat16 and own.name == "avx512")
+        can_look_up = self.has_words or (not is_bfloat16 and own.has_avx512)
         self.has_table = self.has_bytes or (can_look_up and is_grouped and form.bits <= most)
         """Whether the numbers of all of a group's codes are made first."""
         self.has_offset = not self.has_table and form.values == "integer" and form.offset != 0
@@ -224,13 +224,24 @@ class Unpacker(Plain):
             for first in starts
         ]
 
-    def write(self, e: Emitter, codes: Any, parts: Sequence[Any], rows: Sequence[Any], k: Any, target: Any) -> None:
-        """Write the numbers of rows from one on to before another."""
+    def write(
+        self,
+        e: Emitter,
+        codes: Any,
+        parts: Sequence[Any],
+        rows: Sequence[Any],
+        k: Any,
+        target: Any,
+        numbers: Sequence[Any] | None = None,
+    ) -> None:
+        """Write numbers of rows from one on to before another: those from one on to before another, or all."""
         storage = FORMATS[self.dtype].storage
+        start, stop = numbers or (I64(0), k)
         with e.range(*rows) as index:
             held = self.open(e, codes, index, k)
-            out = e.at(target, storage, e.product(e.ir.sub(index, rows[0]), k))
-            with self.pieces(e, I64(0), k) as piece:
+            row_of_target = e.product(e.ir.sub(index, rows[0]), e.ir.sub(stop, start))
+            out = e.at(target, storage, row_of_target, e.product(start, -1))
+            with self.pieces(e, start, stop) as piece:
                 row = self.prepare(e, held, parts, index, k, piece)
                 with e.range(*(e.ir.udiv(each, I64(self.step)) for each in piece)) as step:
                     for number, each in enumerate(self.load(e, row, step)):
@@ -331,7 +342,7 @@ class Unpacker(Plain):
     def _look_up(self, e: Emitter, index: Any) -> Any:
         """Return the numbers of a codebook."""
         table = self.form.table()
-        if processor.current().name == "avx512":
+        if processor.current().has_avx512:
             return e.call_named("llvm.x86.avx512.permvar.sf.512", _constants(table), index)
         if processor.current().name == "avx2":
             return _look_up_halves(e, table, index)
