@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import processor
-from .emitter import BF16, F32, I32, LANES, Emitter, vector
+from .emitter import BF16, F32, I16, I32, LANES, Emitter, vector
 
 PAIRS = vector(I32)
 X86_DOT = "llvm.x86.avx512bf16.dpbf16ps.512"
@@ -27,6 +27,12 @@ def narrow(e: Emitter, early: Any, late: Any) -> Any:
     """Round two vectors of float32, of which the first comes first, by the instruction for it."""
     found = e.call_named("llvm.x86.avx512bf16.cvtne2ps2bf16.512", late, early, result=vector(BF16, 2 * LANES))
     return e.ir.bitcast(found, PAIRS)
+
+
+def narrow_half(e: Emitter, numbers: Any) -> Any:
+    """Round a vector of float32 by the instruction for it."""
+    found = e.call_named("llvm.x86.avx512bf16.cvtneps2bf16.512", numbers, result=vector(BF16, LANES))
+    return e.ir.bitcast(found, vector(I16, LANES))
 
 
 def _add_by_four(e: Emitter, total: Any, x: Any, y: Any) -> Any:

@@ -20,7 +20,18 @@ def quick_compilation() -> Iterator[None]:
 @pytest.fixture
 def avx2(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile the CPU's kernels for AVX2, on a processor that has more."""
-    if processor.host().name == "neon":
-        pytest.skip("the processor has no AVX2")
-    own = processor.restricted(processor.host(), "avx2")
+    restrict("avx2", monkeypatch)
+
+
+@pytest.fixture(params=processor.LESSER.get(processor.host().name, ())[:-1])
+def lesser_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile the CPU's kernels for each set that is less than the processor's, but the plain one."""
+    restrict(request.param, monkeypatch)
+
+
+def restrict(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the processor have no more than an instruction set; skip where it has less."""
+    if name not in (processor.host().name, *processor.LESSER.get(processor.host().name, ())):
+        pytest.skip(f"the processor has no {name}")
+    own = processor.restricted(processor.host(), name)
     monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: own)

@@ -9,16 +9,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
+from jaxllm.loading.gguf_parts import FORMATS
 from jaxllm.models.layers import ACTIVATIONS
 from pallas_kernels.linear import Linear
 from pallas_kernels.linear.cpu import Kind, can_multiply, cpu_linear
 from pallas_kernels.linear.cpu.kernel import Kernel
 from pallas_kernels.linear.reference import reference_linear
 from pallas_kernels.native import compiling, objects, processor
-from pallas_kernels.weights import INT8
+from pallas_kernels.native.processor import AMX, AVX2, AVX512
+from pallas_kernels.weights import INT8, WeightFormat
 from pallas_kernels.weights.held import Quantized
 from tests.utils.ownership import give_away
 
@@ -62,10 +65,10 @@ def test_a_row_does_not_depend_on_the_others(dtype: Any, out_dtype: Any, k: int)
         np.testing.assert_array_equal(multiply(x[start : start + count], w, out_dtype), whole[start : start + count])
 
 
-@pytest.mark.usefixtures("avx2")
+@pytest.mark.usefixtures("lesser_set")
 @pytest.mark.parametrize(("dtype", "out_dtype"), DTYPES)
 @pytest.mark.parametrize(("t", "n", "k"), [(1, 9, 96), (7, 300, 32), (97, 40, 1600), (97, 70, 8192)])
-def test_with_avx2_alone(t: int, n: int, k: int, dtype: Any, out_dtype: Any) -> None:
+def test_with_a_lesser_instruction_set(t: int, n: int, k: int, dtype: Any, out_dtype: Any) -> None:
     x, w = make(t, n, k, dtype)
     got = multiply(x, w, out_dtype)
     tolerance = 2.0**-8 if out_dtype == jnp.bfloat16 else 1e-5
@@ -185,10 +188,10 @@ def test_int8_rows_do_not_depend_on_the_others(dtype: Any, k: int) -> None:
         np.testing.assert_array_equal(got, whole[start : start + count])
 
 
-@pytest.mark.skipif(processor.host().name != "avx512", reason="the processor has no AVX-512")
+@pytest.mark.skipif(not processor.host().has_avx512, reason="the processor has no AVX-512")
 @pytest.mark.parametrize("k", [576, 4160])
 def test_avx512_without_instructions_for_bfloat16(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = dataclasses.replace(processor.host(), has_bfloat16_dot=False)
+    own = dataclasses.replace(processor.restricted(processor.host(), "avx512"), has_bfloat16_dot=False)
     monkeypatch.setattr(processor, "current", lambda: own)
     name = compiling.register("linear_without", Kernel(Kind(jnp.bfloat16, None, jnp.float32)), None)
     x, w = make(17, 40, k, jnp.bfloat16)
@@ -197,12 +200,46 @@ def test_avx512_without_instructions_for_bfloat16(k: int, monkeypatch: pytest.Mo
     np.testing.assert_allclose(got, exact(x, w), atol=1e-3)
 
 
-@pytest.mark.usefixtures("avx2")
+@pytest.mark.usefixtures("lesser_set")
 @pytest.mark.parametrize("t", [1, 7, 97])
-def test_int8_with_avx2_alone(t: int) -> None:
+def test_int8_with_a_lesser_instruction_set(t: int) -> None:
     x, (w, scales) = make(t, 9, 96, jnp.bfloat16)[0], make_int8(9, 96)
     got = multiply_int8(x, w, scales, jnp.float32)
     np.testing.assert_allclose(got, exact(x, w) * np.asarray(scales), atol=1e-4)
+
+
+@pytest.mark.parametrize("form", [None, INT8, FORMATS["Q4_K"]], ids=["plain", "int8", "Q4_K"])
+def test_amx_is_compiled_anywhere_on_x86(form: WeightFormat | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = processor.x86(
+        "x86_64-unknown-linux-gnu", "sapphirerapids", dict.fromkeys((*AVX2, *AVX512, *AMX, "avx512bf16"), True)
+    )
+    monkeypatch.setattr(processor, "current", lambda: own)
+    kind = Kind(jnp.bfloat16, form, jnp.bfloat16, "silu")
+    assembly = compiling.make_machine(own).emit_assembly(llvm.parse_assembly(str(Kernel(kind).build("some"))))
+    assert assembly.count("tdpbf16ps") >= 6
+    assert "ldtilecfg" in assembly
+    assert "tilerelease" in assembly
+
+
+@pytest.mark.parametrize(("t", "n", "k"), [(1, 300, 4160), (17, 70, 4160), (33, 9, 2080), (97, 530, 2112)])
+@pytest.mark.parametrize("is_gated", [True, False])
+def test_long_rows_and_many_columns(t: int, n: int, k: int, is_gated: bool) -> None:
+    """What goes beyond a piece, a matrix and a unit of every way of multiplying, with all that is added."""
+    rng = np.random.default_rng(3)
+    n = 2 * n if is_gated else n
+    x, w = make(t, n, k, jnp.bfloat16)
+    w = w * k**-0.5
+    options: dict[str, Any] = {"activation": "silu"} if is_gated else {}
+    expected, bound = exact(x, w), 1e-3
+    if is_gated:
+        gate, gated = np.split(expected, 2, axis=1)
+        expected = gate / (1 + np.exp(-gate)) * gated
+    else:
+        plus, bias = (jnp.asarray(rng.standard_normal(size), jnp.float32) for size in ((t, n), n))
+        options |= {"plus_to": plus, "bias_o": bias}
+        expected = expected + np.asarray(plus, np.float64) + np.asarray(bias, np.float64)
+    program = jax.jit(lambda x, w: cpu_linear(x, w[None], 0, out_dtype=jnp.float32, **options))
+    np.testing.assert_allclose(np.asarray(program(x, w), np.float64), expected, rtol=bound, atol=bound)
 
 
 @pytest.mark.parametrize("activation", [None, "silu"])

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -16,10 +17,11 @@ from pallas_kernels.linear.cpu import Kind
 from pallas_kernels.linear.cpu.kernel import Kernel as Linear
 from pallas_kernels.native import compiling, cores, interface, processor
 from pallas_kernels.native.handler import METADATA, VERSION, Fields
-from pallas_kernels.native.processor import AVX2, AVX512, aarch64, restricted, x86
+from pallas_kernels.native.processor import AMX, AVX2, AVX512, aarch64, restricted, x86
 from pallas_kernels.native.uninitialized import Kernel
 
 ALL = (*AVX2, *AVX512, "avx512bf16", "avx512vnni")
+MOST = (*ALL, *AMX)
 
 
 def made(*features: str) -> processor.Processor:
@@ -29,6 +31,9 @@ def made(*features: str) -> processor.Processor:
 @pytest.mark.parametrize(
     ("features", "name", "vectors", "has_bfloat16", "has_int8"),
     [
+        (MOST, "amx", 32, True, True),
+        ((*MOST[:-1], "amx-int8"), "avx512", 32, True, True),
+        ((*AVX2, *AVX512, *AMX), "avx512", 32, False, False),
         (ALL, "avx512", 32, True, True),
         ((*AVX2, *AVX512), "avx512", 32, False, False),
         ((*AVX2, "avxvnni"), "avx2", 8, False, True),
@@ -62,7 +67,10 @@ def test_aarch64(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_lesser_set_has_nothing_of_the_better_one() -> None:
-    best = made(*ALL)
+    most, best = made(*MOST), made(*ALL)
+    without = restricted(most, "avx512")
+    assert (without.name, without.has_matrix_unit, without.has_bfloat16_dot) == ("avx512", False, True)
+    assert (without.cpu, "+avx512bf16" in without.features, "+amx" in without.features) == (most.cpu, True, False)
     assert restricted(best, None) is restricted(best, "avx512") is best
     lesser = restricted(best, "avx2")
     assert (lesser.name, lesser.cpu, lesser.has_bfloat16_dot) == ("avx2", "x86-64-v3", False)
@@ -70,11 +78,25 @@ def test_a_lesser_set_has_nothing_of_the_better_one() -> None:
     assert restricted(best, "plain").name == restricted(aarch64("aarch64", "", {}), "plain").name == "plain"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such call")
+@pytest.mark.parametrize(("answer", "has"), [(0, True), (-1, False)])
+def test_amx_is_used_where_the_system_lets_it(answer: int, has: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, ...]] = []
+    library = SimpleNamespace(syscall=lambda *numbers: calls.append(numbers) or answer)
+    monkeypatch.setattr(processor.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(processor.ctypes, "CDLL", lambda _: library)
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: dict.fromkeys(MOST, True))
+    own = processor.host.__wrapped__()
+    assert (own.has_matrix_unit, "+amx-bf16" in own.features) == (has, has)
+    assert calls == [(processor.ARCH_PRCTL, processor.REQUEST_PERMISSION, processor.TILE_DATA)]
+
+
 @pytest.mark.parametrize(
     ("own", "name", "problem"),
     [
         (made(*ALL), "sse", "JAXLLM_CPU=sse is no instruction set: choose one of avx512, avx2, plain"),
         (made(*ALL), "neon", "JAXLLM_CPU=neon: the processor lacks it; it has avx512, avx2, plain"),
+        (made(*ALL), "amx", "JAXLLM_CPU=amx: the processor lacks it; it has avx512, avx2, plain"),
         (made(*AVX2), "avx512", "JAXLLM_CPU=avx512: the processor lacks it; it has avx2, plain"),
         (aarch64("aarch64", "", {}), "avx2", "it has neon, plain"),
         (made(), "avx2", "it has plain"),

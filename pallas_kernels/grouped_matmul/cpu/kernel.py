@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 
 from pallas_kernels.linear.cpu.operands import NULL, Operands, Range
-from pallas_kernels.linear.cpu.tiles import FEW_ROWS, UNIT_ROWS, Multiplier, Tiles
+from pallas_kernels.linear.cpu.tiles import FEW_ROWS, UNIT_ROWS, Functions, Multiplier
 from pallas_kernels.native.emitter import I64, POINTER, VOID, Emitter, add_function
 from pallas_kernels.native.handler import add_handler
 
@@ -64,7 +64,7 @@ class Kernel(Multiplier):
         e.ir.ret(e.product(stretches, e.ceil_div(of.n, e.most(chunk, 1))))
         return e.function
 
-    def _add_run(self, tiles: Tiles) -> ir.Function:
+    def _add_run(self, tiles: Functions) -> ir.Function:
         """Do one unit."""
         e, (buffers, dims, unit) = add_function(self.module, "run", VOID, POINTER, POINTER, I64)
         of = self._call(e, buffers, dims)

@@ -9,11 +9,12 @@ this one way, so that a row's result does not depend on the rows beside it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from llvmlite import ir
 
+from pallas_kernels.native import pairs
 from pallas_kernels.native.emitter import (
     CACHE_LINE,
     F32,
@@ -33,19 +34,30 @@ from pallas_kernels.native.number_formats import FORMATS
 from pallas_kernels.weights.format import CHUNK
 
 from .operands import NULL, Operands, Range
-from .unpack import Plain, Unpacker
+from .unpack import Plain, Row, Unpacker
 
 SIDE = 16
 """How many rows a register holds, of 64 bytes each; and as many columns of sums."""
 STEP = 32
 """How many numbers of a row are multiplied at a time."""
 MATRIX_BYTES = SIDE * CACHE_LINE
-PIECE = 1024
+PIECE = 2048
 """About how many numbers of longer rows are taken at a time, for all rows of a unit."""
 SUMS, WEIGHTS, ROWS = (0, 1, 2, 3), (4, 5), (6, 7)
 """Which registers hold what: two matrices of w by two of x make four of sums."""
 CONFIG_BYTES, WIDTHS_AT, HEIGHTS_AT = 64, 16, 48
-"""What registers are to be is told in so many bytes: from where on how many bytes their rows have, and how many rows."""
+"""How many bytes say what registers are, and from which on they say how many bytes a row has, and how many rows."""
+
+
+class Rows(NamedTuple):
+    """A unit's rows of x, as the instruction takes them."""
+
+    x: Any
+    """The address of their first matrix."""
+    matrices: Any
+    """How many matrices they are."""
+    is_one: Any
+    """Whether there is one row alone: it is a matrix of one column as it lies."""
 
 
 class MatrixUnit:
@@ -63,65 +75,121 @@ class MatrixUnit:
         is_gated: bool,
     ) -> None:
         self.module, self.weights, self.activate, self.is_gated = module, weights, activate, is_gated
+        self.dtype = weights.dtype
         self.out_format, self.storage = FORMATS[jnp.dtype(out_dtype)], FORMATS[jnp.dtype(jnp.bfloat16)].storage
         self.packed = weights if isinstance(weights, Unpacker) else None
         self.num_row_matrices = unit_rows // SIDE
         self.width = SIDE if is_gated else 2 * SIDE
         """How many columns of y come of two matrices of w: half of them where the others are gates."""
         self.num_blocks = -(-max_columns // self.width)
-        whole = max([CHUNK] + [each for each in (self.form.group, self.form.factor_group) if each] if self.form else [1])
+        whole = max(self.packed.whole, CHUNK) if self.packed else 1
         self.piece = -(-PIECE // whole) * whole
         """How much of a row is taken at a time: whole groups, if weights have any."""
 
-    @property
-    def form(self) -> Any:
-        return None if self.packed is None else self.packed.form
-
     def add_unit(self) -> ir.Function:
         """Define the function of a range of rows, a range of columns, and the operands."""
-        e, (first, last, column, end, *operands) = add_function(
+        multiply, finish = self._add_multiply(), self._add_finish()
+        multiply_one = self._add_multiply_one() if self.packed else None
+        e, (first, last, column, end, x, w, plus, bias, y, t, n, k, *parts) = add_function(
             self.module, "unit", VOID, *[I64] * 4, *[POINTER] * 5, *[I64] * 3, *[POINTER] * len(self.weights.parts)
         )
-        of, rows, columns = Operands(*operands[:8], operands[8:]), Range(first, last), Range(column, end)
-        num_rows = e.ir.sub(last, first)
+        of = Operands(x, w, plus, bias, y, t, n, k, parts)
+        columns, num_rows = Range(column, end), e.ir.sub(last, first)
         with e.ir.if_then(e.ir.icmp_signed("<=", num_rows, I64(0))):
             e.ir.ret_void()
-        is_one = e.ir.icmp_signed("==", num_rows, I64(1))
-        lanes = e.least(of.n, SIDE)
+        is_one, lanes = e.ir.icmp_signed("==", num_rows, I64(1)), e.least(of.n, SIDE)
         self._configure(e, lanes, is_one)
-        packed = e.array(I8, self.num_row_matrices * self.piece // STEP * MATRIX_BYTES)
+        size = self.num_row_matrices * MATRIX_BYTES
+        laid_out, kept = e.array(I8, size * self.piece // STEP), e.array(I8, 2 * size * self.num_blocks)
         unpacked = e.array(self.storage, 2 * SIDE * self.piece) if self.packed else NULL
-        kept = e.array(I8, self.num_blocks * 2 * self.num_row_matrices * MATRIX_BYTES)
-        matrices = e.ceil_div(num_rows, SIDE)
-        multiply, finish = self._add_multiply(), self._add_finish()
         with e.range(0, of.k, self.piece) as start:
-            stop = e.least(e.sum(start, self.piece), of.k)
-            steps = e.ir.udiv(e.ir.sub(stop, start), I64(STEP))
+            piece = Range(start, e.least(e.sum(start, self.piece), of.k))
             x = e.at(of.x, self.storage, e.product(first, of.k), start)
             with e.ir.if_then(e.ir.not_(is_one)):
-                self._pack(e, x, of.k, num_rows, steps, packed)
-            x = e.ir.select(is_one, x, packed)
+                self._lay_out(e, x, of.k, num_rows, self._steps(e, piece), laid_out)
+            rows = Rows(e.ir.select(is_one, x, laid_out), e.ceil_div(num_rows, SIDE), is_one)
             with e.range(*columns, self.width) as begin:
                 places = [self._place(e, of, begin, part, lanes) for part in (0, 1)]
-                w = [e.at(of.w, self.storage, e.product(place, of.k), start) for place in places]
-                stride = e.product(of.k, self.weights.dtype.itemsize)
-                ahead = self._ahead(e, of, begin, columns, places, start)
-                if self.packed:
-                    w = self._unpack(e, of, places, lanes, Range(start, stop), unpacked)
-                    stride = e.product(e.ir.sub(stop, start), self.weights.dtype.itemsize)
+                # The sums of long rows are kept from piece to piece.
                 block = e.ir.sdiv(e.ir.sub(begin, column), I64(self.width))
-                block = e.ir.select(e.ir.icmp_signed("<", of.k, I64(self.piece + 1)), I64(0), block)
-                sums = e.at(kept, I8, e.product(block, 2 * self.num_row_matrices * MATRIX_BYTES))
-                is_first = e.ir.icmp_signed("==", start, I64(0))
-                e.ir.call(multiply, [x, *w, stride, sums, matrices, steps, is_one, is_first, *ahead])
-                with e.ir.if_then(e.ir.icmp_signed("==", stop, of.k)):
+                block = e.ir.select(e.ir.icmp_signed("<=", of.k, I64(self.piece)), I64(0), block)
+                sums = e.at(kept, I8, e.product(block, 2 * size))
+                if multiply_one:
+                    self._multiply_packed(e, (multiply_one, multiply), of, rows, places, lanes, piece, sums, unpacked)
+                else:
+                    has_next = e.ir.icmp_signed("<", e.sum(begin, self.width), columns.stop)
+                    self._multiply_plain(e, multiply, of, rows, places, piece, sums, has_next)
+                with e.ir.if_then(e.ir.icmp_signed("==", piece.stop, of.k)):
                     y = e.at(of.y, self.out_format.storage, e.product(first, of.n))
-                    plus = self._offset(e, of.plus, e.product(first, of.n))
-                    scales = [of.parts[0]] if self.packed and self.packed.scales_sums else []
+                    plus = e.at(of.plus, self.out_format.storage, e.product(first, of.n))
+                    plus = e.ir.select(e.ir.icmp_unsigned("==", of.plus, NULL), NULL, plus)
+                    scales = [of.parts[0]] if self._has_scales else []
                     e.ir.call(finish, [sums, num_rows, *places, lanes, of.n, y, plus, of.bias, is_one, *scales])
         e.call_named("llvm.x86.tilerelease", result=VOID)
         e.ir.ret_void()
         return e.function
+
+    @property
+    def _has_scales(self) -> bool:
+        """Whether sums are multiplied by a scale for each row of w."""
+        return self.packed is not None and self.packed.scales_sums
+
+    def _steps(self, e: Emitter, numbers: Range) -> Any:
+        return e.ir.udiv(e.ir.sub(numbers.stop, numbers.start), I64(STEP))
+
+    def _multiply_plain(
+        self,
+        e: Emitter,
+        multiply: ir.Function,
+        of: Operands,
+        rows: Rows,
+        places: Sequence[Any],
+        piece: Range,
+        sums: Any,
+        has_next: Any,
+    ) -> None:
+        """Multiply two matrices' rows of w as they lie, while those behind them are fetched."""
+        # With few rows time goes by reading w: what is behind the unit may be the next unit's.
+        fetches = e.ir.or_(has_next, e.ir.icmp_signed("<=", rows.matrices, I64(2)))
+        further = e.ir.select(fetches, I64(self.width), I64(0))
+        w, following = (
+            [e.at(of.w, self.storage, e.product(e.sum(place, offset), of.k), piece.start) for place in places]
+            for offset in (0, further)
+        )
+        stride = e.product(of.k, self.dtype.itemsize)
+        is_first = e.ir.icmp_signed("==", piece.start, I64(0))
+        e.ir.call(multiply, [*rows, *w, stride, self._steps(e, piece), *following, stride, sums, is_first])
+
+    def _multiply_packed(
+        self,
+        e: Emitter,
+        functions: tuple[ir.Function, ir.Function],
+        of: Operands,
+        rows: Rows,
+        places: Sequence[Any],
+        lanes: Any,
+        piece: Range,
+        sums: Any,
+        unpacked: Any,
+    ) -> None:
+        """Multiply two matrices' rows of packed w: one matrix of x while they are unpacked, more after that."""
+        assert self.packed is not None
+        multiply_one, multiply = functions
+        ahead = e.product(self.packed.width(e, of.k), self.width)
+        is_first = e.ir.icmp_signed("==", piece.start, I64(0))
+        with e.ir.if_else(e.ir.icmp_signed("==", rows.matrices, I64(1))) as (by_one, by_many):
+            with by_one:
+                for part, place in enumerate(places):
+                    target = e.at(sums, I8, part * MATRIX_BYTES)
+                    arguments = [rows.x, rows.is_one, of.w, place, lanes, of.k, *piece, ahead, target, is_first]
+                    e.ir.call(multiply_one, [*arguments, *of.parts])
+            with by_many:
+                w = [e.at(unpacked, self.storage, part * SIDE * self.piece) for part in (0, 1)]
+                for place, target in zip(places, w, strict=True):
+                    some = Range(place, e.sum(place, lanes))
+                    self.packed.write(e, of.w, of.parts, some, of.k, target, piece, ahead)
+                stride = e.product(e.ir.sub(piece.stop, piece.start), self.dtype.itemsize)
+                e.ir.call(multiply, [*rows, *w, stride, self._steps(e, piece), *w, I64(0), sums, is_first])
 
     def _place(self, e: Emitter, of: Operands, begin: Any, part: int, lanes: Any) -> Any:
         """Return the first row of w of a matrix. What would reach beyond the end begins earlier instead."""
@@ -130,14 +198,8 @@ class MatrixUnit:
             return e.sum(e.least(begin, most), e.product(of.n, part))
         return e.least(e.sum(begin, part * SIDE), most)
 
-    def _offset(self, e: Emitter, base: Any, *index: Any) -> Any:
-        """Return the address of what is added, NULL if there is nothing to add."""
-        return e.ir.select(
-            e.ir.icmp_unsigned("==", base, NULL), NULL, e.at(base, self.out_format.storage, *index)
-        )
-
     def _configure(self, e: Emitter, lanes: Any, is_one: Any) -> None:
-        """Tell the processor what registers hold. A single row of x is a matrix as it lies, of one column."""
+        """Tell the processor what registers hold."""
         config = e.array(I8, CONFIG_BYTES)
         e.clear(config, CONFIG_BYTES)
         e.store(I8(1), config, 0)
@@ -149,65 +211,37 @@ class MatrixUnit:
             e.store(I8(SIDE) if register in ROWS else height, config, HEIGHTS_AT + register)
         e.call_named("llvm.x86.ldtilecfg", config, result=VOID)
 
-    def _pack(self, e: Emitter, x: Any, k: Any, num_rows: Any, steps: Any, packed: Any) -> None:
-        """Lay out rows of x as the instruction takes them: pairs of 16 rows side by side, the next pairs below them.
+    def _lay_out(self, e: Emitter, x: Any, k: Any, num_rows: Any, steps: Any, target: Any) -> None:
+        """Write rows of x as the instruction takes them: pairs of 16 rows side by side, the next pairs below them.
 
         The last row stands in for those that a matrix lacks.
         """
         last = e.ir.sub(num_rows, I64(1))
         with e.range(0, e.ceil_div(num_rows, SIDE)) as matrix:
             starts = [e.product(e.least(e.sum(e.product(matrix, SIDE), row), last), k) for row in range(SIDE)]
-            base = e.at(packed, I8, e.product(matrix, steps, MATRIX_BYTES))
+            base = e.at(target, I8, e.product(matrix, steps, MATRIX_BYTES))
             with e.range(0, steps) as step:
                 number = e.product(step, STEP)
                 rows = [e.load_vector(e.at(x, self.storage, start, number), I32, 0) for start in starts]
                 for place, pairs in enumerate(transpose(e, rows)):
                     e.store_vector(pairs, e.at(base, I8, e.product(step, MATRIX_BYTES)), place * LANES)
 
-    def _unpack(
-        self, e: Emitter, of: Operands, places: Sequence[Any], lanes: Any, numbers: Range, target: Any
-    ) -> list[Any]:
-        """Write a piece of the rows of two matrices, and return where each is."""
-        assert self.packed is not None
-        found = []
-        for part, place in enumerate(places):
-            base = e.at(target, self.storage, part * SIDE * self.piece)
-            self.packed.write(e, of.w, of.parts, Range(place, e.sum(place, lanes)), of.k, base, numbers)
-            found.append(base)
-        return found
-
-    def _ahead(
-        self, e: Emitter, of: Operands, begin: Any, columns: Range, places: Sequence[Any], start: Any
-    ) -> list[Any]:
-        """Return where the rows of the next two matrices begin, and how many bytes each is behind another."""
-        bits = self.weights.bits
-        following = e.sum(begin, self.width)
-        has_next = e.ir.icmp_signed("<", following, columns.stop)
-        found = []
-        for part, place in enumerate(places):
-            after = e.sum(following, e.product(of.n, part) if self.is_gated else part * SIDE)
-            row = e.ir.select(has_next, after, place)
-            number = e.ir.lshr(e.product(e.sum(e.product(row, of.k), start), bits), I64(3))
-            found.append(e.at(of.w, I8, number))
-        return [*found, e.ir.lshr(e.product(of.k, bits), I64(3))]
-
     def _add_multiply(self) -> ir.Function:
         """Multiply two matrices' rows of w by all rows of x of a unit, and leave the sums in memory."""
-        e, (x, early, late, stride, sums, matrices, steps, is_one, is_first, *ahead) = add_function(
-            self.module, "multiply", VOID, *[POINTER] * 3, I64, POINTER, *[I64] * 2, *[I1] * 2, *[POINTER] * 2, I64
+        e, (x, matrices, is_one, early, late, stride, steps, *following, distance, sums, is_first) = add_function(
+            self.module,
+            "multiply",
+            VOID,
+            *[POINTER, I64, I1],
+            *[*[POINTER] * 2, I64, I64],
+            *[*[POINTER] * 2, I64],
+            *[POINTER, I1],
         )
-        x_stride = e.ir.select(is_one, I64(4), I64(CACHE_LINE))
-        x_bytes = e.ir.select(is_one, I64(CACHE_LINE), I64(MATRIX_BYTES))
+        x_stride, x_bytes = self._x_sizes(e, is_one)
 
         def multiply(matrix: Any, count: int) -> None:
             places = [e.at(sums, I8, e.product(e.sum(e.product(matrix, 2), i), MATRIX_BYTES)) for i in range(2 * count)]
-            with e.ir.if_else(is_first) as (at_first, later):
-                with at_first:
-                    for register in range(2 * count):
-                        self._tile(e, "tilezero", register)
-                with later:
-                    for register, place in enumerate(places):
-                        self._tile(e, "tileloadd64", register, place, x_stride)
+            self._begin(e, places, x_stride, is_first)
             with e.range(0, steps) as step:
                 for number in range(count):
                     base = e.at(x, I8, e.product(e.sum(e.product(e.sum(matrix, number), steps), step), x_bytes))
@@ -216,7 +250,9 @@ class MatrixUnit:
                     self._tile(e, "tileloadd64", WEIGHTS[part], e.at(base, I8, e.product(step, CACHE_LINE)), stride)
                     for number in range(count):
                         self._tile(e, "tdpbf16ps", 2 * number + part, I8(WEIGHTS[part]), I8(ROWS[number]))
-                self._fetch(e, ahead, e.sum(e.product(matrix, steps), e.product(step, count)), matrices)
+                if not self.packed:
+                    done = e.sum(e.product(matrix, steps), e.product(step, count))
+                    self._fetch(e, following, distance, e.ir.udiv(e.product(done, CACHE_LINE), matrices))
             for register, place in enumerate(places):
                 self._tile(e, "tilestored64", register, place, x_stride)
 
@@ -230,18 +266,85 @@ class MatrixUnit:
         e.ir.ret_void()
         return e.function
 
-    def _fetch(self, e: Emitter, ahead: Sequence[Any], done: Any, matrices: Any) -> None:
-        """Begin to read what comes next, as far into it as what is done is into all steps of all matrices of x."""
-        *bases, distance = ahead
-        bytes_each = STEP * self.weights.bits // 8
-        offset = e.ir.udiv(e.product(done, bytes_each), matrices)
+    def _add_multiply_one(self) -> ir.Function:
+        """Multiply one matrix's rows of packed w by one of x. While some numbers are unpacked, those before are
+        multiplied.
+        """
+        assert self.packed is not None
+        packed, group, step = self.packed, self.packed.form.group, self.packed.step
+        e, (x, is_one, w, place, lanes, k, start, stop, ahead, sums, is_first, *parts) = add_function(
+            self.module,
+            "multiply_one",
+            VOID,
+            *[POINTER, I1, POINTER, *[I64] * 6, POINTER, I1],
+            *[POINTER] * len(packed.parts),
+        )
+        x_stride, x_bytes = self._x_sizes(e, is_one)
+        groups = self.piece // group if group else 0
+        scales = e.array(F32, SIDE * groups) if groups else None
+        mins = e.array(F32, SIDE * groups) if groups and packed.has_mins else None
+
+        def row(lane: Any, before: Any = 0) -> Row:
+            index = e.sum(e.product(lane, groups), before)
+            bases = (None if base is None else e.at(base, F32, index) for base in (scales, mins))
+            return Row(packed.at(e, w, e.sum(place, lane), k), *bases)
+
+        if groups:
+            with e.range(0, lanes) as lane:
+                packed.prepare(e, row(lane), parts, e.sum(place, lane), k, (start, stop))
+        before = e.product(e.ir.udiv(start, I64(group)), -1) if groups else 0
+        buffers = e.array(self.storage, 2 * SIDE * step)
+        self._begin(e, [sums], x_stride, is_first)
+
+        def multiply(turn: Any) -> None:
+            buffer = e.at(buffers, self.storage, e.product(e.ir.and_(turn, I64(1)), SIDE * step))
+            for each in range(step // STEP):
+                base = e.at(x, I8, e.product(e.sum(e.product(turn, step // STEP), each), x_bytes))
+                self._tile(e, "tileloadd64", ROWS[0], base, x_stride)
+                some = e.at(buffer, self.storage, each * STEP)
+                self._tile(e, "tileloadd64", WEIGHTS[0], some, I64(step * self.dtype.itemsize))
+                self._tile(e, "tdpbf16ps", SUMS[0], I8(WEIGHTS[0]), I8(ROWS[0]))
+
+        first = e.ir.udiv(start, I64(step))
+        turns = e.ir.sub(e.ir.udiv(stop, I64(step)), first)
+        with e.range(0, turns) as turn:
+            buffer = e.at(buffers, self.storage, e.product(e.ir.and_(turn, I64(1)), SIDE * step))
+            with e.range(0, lanes) as lane:
+                held = row(lane, before)
+                packed.fetch(e, held, e.sum(first, turn), ahead)
+                for number, each in enumerate(packed.load(e, held, e.sum(first, turn))):
+                    e.store_vector(each, e.at(buffer, self.storage, e.product(lane, step)), number * LANES)
+            with e.ir.if_then(e.ir.icmp_signed(">", turn, I64(0))):
+                multiply(e.ir.sub(turn, I64(1)))
+        multiply(e.ir.sub(turns, I64(1)))
+        self._tile(e, "tilestored64", SUMS[0], sums, x_stride)
+        e.ir.ret_void()
+        return e.function
+
+    def _x_sizes(self, e: Emitter, is_one: Any) -> tuple[Any, Any]:
+        """Return how many bytes the pairs of x are behind those before them, and a matrix behind the one before."""
+        stride = e.ir.select(is_one, I64(4), I64(CACHE_LINE))
+        return stride, e.ir.select(is_one, I64(CACHE_LINE), I64(MATRIX_BYTES))
+
+    def _begin(self, e: Emitter, places: Sequence[Any], stride: Any, is_first: Any) -> None:
+        """Let registers hold zeros, or the sums so far."""
+        with e.ir.if_else(is_first) as (at_first, later):
+            with at_first:
+                for register in range(len(places)):
+                    self._tile(e, "tilezero", register)
+            with later:
+                for register, place in enumerate(places):
+                    self._tile(e, "tileloadd64", register, place, stride)
+
+    def _fetch(self, e: Emitter, bases: Sequence[Any], distance: Any, offset: Any) -> None:
+        """Begin to read a line of each row of the next two matrices."""
         for base in bases:
             for row in range(SIDE):
                 e.prefetch(base, I8, offset, e.product(distance, row), cache=2)
 
     def _add_finish(self) -> ir.Function:
         """Store what comes of two matrices' sums."""
-        scales = [POINTER] if self.packed and self.packed.scales_sums else []
+        scales = [POINTER] if self._has_scales else []
         e, (sums, num_rows, early, late, lanes, n, y, plus, bias, is_one, *parts) = add_function(
             self.module, "finish", VOID, POINTER, *[I64] * 5, *[POINTER] * 3, I1, *scales
         )
@@ -293,14 +396,22 @@ class MatrixUnit:
         is_there = e.ir.icmp_unsigned("!=", base, NULL)
         some = e.ir.and_(mask, e.splat(is_there))
         name = f"llvm.masked.load.v{LANES}{_suffix(self.out_format.storage)}.p0"
-        address, nothing = e.at(base, self.out_format.storage, place), ir.Constant(kind, None)
+        # A masked load of nothing is slow where there is no memory.
+        address = e.ir.select(is_there, e.at(base, self.out_format.storage, place), e.array(I8, CACHE_LINE))
+        nothing = ir.Constant(kind, None)
         return self.out_format.widen(e, e.call_named(name, address, I32(1), some, nothing, result=kind))
 
     def _store(self, e: Emitter, numbers: Any, base: Any, place: Any, mask: Any) -> None:
-        assert self.out_format.narrow is not None
         name = f"llvm.masked.store.v{LANES}{_suffix(self.out_format.storage)}.p0"
         address = e.at(base, self.out_format.storage, place)
-        e.call_named(name, self.out_format.narrow(e, numbers), address, I32(1), mask, result=VOID)
+        e.call_named(
+            name,
+            pairs.narrow_half(e, numbers) if self.out_format.num_bytes == 2 else numbers,
+            address,
+            I32(1),
+            mask,
+            result=VOID,
+        )
 
     def _tile(self, e: Emitter, name: str, register: int, *arguments: Any) -> None:
         e.call_named(f"llvm.x86.{name}", I8(register), *arguments, result=VOID)

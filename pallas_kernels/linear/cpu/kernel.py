@@ -13,7 +13,7 @@ from pallas_kernels.native.emitter import I64, POINTER, VOID, Emitter, add_funct
 from pallas_kernels.native.handler import add_handler
 
 from .operands import NULL, Operands, Range
-from .tiles import UNIT_ROWS, Multiplier, Tiles
+from .tiles import UNIT_ROWS, Functions, Multiplier
 
 
 class Kernel(Multiplier):
@@ -30,18 +30,21 @@ class Kernel(Multiplier):
         x, w = (e.load(dims, POINTER, index) for index in range(2))
         return e.load(x, I64, 0), e.ir.sdiv(e.load(w, I64, 1), I64(self.parts)), e.load(x, I64, 1)
 
+    def _chunk(self, e: Emitter, t: Any, n: Any) -> Any:
+        return self.chunk(e, n, e.ceil_div(t, UNIT_ROWS) if self.has_matrix_unit else 1)
+
     def _add_prepare(self) -> ir.Function:
         e, (_, dims) = add_function(self.module, "prepare", I64, POINTER, POINTER)
         t, n, _ = self._sizes(e, dims)
-        e.ir.ret(e.product(e.ceil_div(t, UNIT_ROWS), e.ceil_div(n, self.chunk(e, n))))
+        e.ir.ret(e.product(e.ceil_div(t, UNIT_ROWS), e.ceil_div(n, self._chunk(e, t, n))))
         return e.function
 
-    def _add_run(self, tiles: Tiles) -> ir.Function:
+    def _add_run(self, tiles: Functions) -> ir.Function:
         """Do one unit: `UNIT_ROWS` rows of x times a chunk of w."""
         e, (buffers, dims, unit) = add_function(self.module, "run", VOID, POINTER, POINTER, I64)
         of = self._operands(e, buffers, dims)
         num_rows = e.load_int(e.load(buffers, POINTER, 3), 0)
-        chunk = self.chunk(e, of.n)
+        chunk = self._chunk(e, of.t, of.n)
         chunks = e.ceil_div(of.n, chunk)
         first_row = e.product(e.ir.sdiv(unit, chunks), UNIT_ROWS)
         first_column = e.product(e.ir.srem(unit, chunks), chunk)

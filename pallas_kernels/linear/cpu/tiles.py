@@ -99,6 +99,10 @@ class Tiles(NamedTuple):
     """What takes a single row where there is no other, if it is not left to `few`."""
 
 
+type Functions = Tiles | ir.Function
+"""What multiplies a unit: tiles, or on a processor with AMX one function."""
+
+
 class Multiplier:
     """Writes the functions that kernels of one kind share."""
 
@@ -127,9 +131,10 @@ class Multiplier:
         self.piece = TILE_BYTES // STEP_BYTES // self.many_rows * self.plain.step
         """How much of longer rows is multiplied at a time where there are many."""
         self.module = ir.Module()
+        self.max_chunk = 2 * MAX_CHUNK if own.has_matrix_unit else MAX_CHUNK
         self.has_matrix_unit = self.dtype == jnp.bfloat16 and own.has_matrix_unit
 
-    def add_tiles(self, *, has_one: bool = False) -> Tiles | ir.Function:
+    def add_tiles(self, *, has_one: bool = False) -> Functions:
         """Define the functions that `multiply` calls."""
         if self.has_matrix_unit:
             return MatrixUnit(
@@ -138,7 +143,7 @@ class Multiplier:
                 self.out_dtype,
                 self.activate,
                 UNIT_ROWS,
-                MAX_CHUNK,
+                self.max_chunk,
                 is_gated=self.is_gated,
             ).add_unit()
         few = self._add_tile(FEW_ROWS, self.weights)
@@ -152,12 +157,12 @@ class Multiplier:
     def chunk(self, e: Emitter, n: Any, num_parts: Any = 1) -> Any:
         """Return how many columns a unit has, where each is cut out of `num_parts` ranges of n."""
         wanted = MIN_CHUNK * UNITS_PER_CORE * num_cores()
-        return e.least(e.product(e.ceil_div(e.product(n, num_parts), wanted), MIN_CHUNK), MAX_CHUNK)
+        return e.least(e.product(e.ceil_div(e.product(n, num_parts), wanted), MIN_CHUNK), self.max_chunk)
 
     def multiply(
         self,
         e: Emitter,
-        tiles: Tiles | ir.Function,
+        tiles: Functions,
         of: Operands,
         num_rows: Any,
         rows: Range,

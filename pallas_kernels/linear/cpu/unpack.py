@@ -107,8 +107,12 @@ class Unpacker(Plain):
         self.form, self.bits, self.parts = form, form.bits, form.parts[1:]
         self.storage, self.num_bytes, self.cache = I8, 1, 1
         self.scales_sums = form.group is None
+        self.whole = 1
+        """Rows are cut into pieces of multiples of so many numbers."""
         if form.group is not None:
             self.step = CHUNK
+            per_factor = math.gcd(form.factor_group // form.group, LANES) if form.factor_group else 1
+            self.whole = form.group * per_factor
         dtypes = [form.dtype(part) for part in self.parts]
         is_float32 = any(each == np.float32 for each in dtypes)
         self.rounds_twice = is_float32 and (form.has_mins or form.zero_dtype is not None)
@@ -233,8 +237,12 @@ class Unpacker(Plain):
         k: Any,
         target: Any,
         numbers: Sequence[Any] | None = None,
+        ahead: Any = None,
     ) -> None:
-        """Write numbers of rows from one on to before another: those from one on to before another, or all."""
+        """Write numbers of rows from one on to before another: those from one on to before another, or all.
+
+        Meanwhile what lies `ahead` bytes further is fetched.
+        """
         storage = FORMATS[self.dtype].storage
         start, stop = numbers or (I64(0), k)
         with e.range(*rows) as index:
@@ -244,6 +252,8 @@ class Unpacker(Plain):
             with self.pieces(e, start, stop) as piece:
                 row = self.prepare(e, held, parts, index, k, piece)
                 with e.range(*(e.ir.udiv(each, I64(self.step)) for each in piece)) as step:
+                    if ahead is not None:
+                        self.fetch(e, row, step, ahead)
                     for number, each in enumerate(self.load(e, row, step)):
                         e.store_vector(each, e.at(out, storage, e.product(step, self.step)), number * LANES)
 
