@@ -16,7 +16,7 @@ it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from typing import Any, LiteralString, NamedTuple
 
@@ -163,10 +163,10 @@ class Kernel:
         """Return the module, with a function of this name for XLA to call."""
         group = self.shape.group
         passes = -(-group // MAX_ROWS)
-        decode = self._add_attend("attend_decode", -(-group // passes), self.shape.num_kv_heads * passes, fetches=True)
-        rows = min(MAX_ROWS, group * self.query_tile)
-        prefill = self._add_attend("attend_prefill", rows, 1, fetches=self.shape.head_dim > MAX_NARROW)
-        add_handler(self.module, name, self._add_prepare(), self._add_run(decode, prefill))
+        writes = {count: self._add_write(count) for count in ((1, LANES) if self.has_words else (1,))}
+        decode = self._add_attend("attend_decode", -(-group // passes), self.shape.num_kv_heads * passes, writes[1])
+        prefill = self._add_attend("attend_prefill", min(MAX_ROWS, group * self.query_tile), 1)
+        add_handler(self.module, name, self._add_prepare(writes), self._add_run(decode, prefill))
         return self.module
 
     def _buffers(self, e: Emitter, buffers: Any) -> dict[str, Any]:
@@ -175,16 +175,18 @@ class Kernel:
     def _size(self, e: Emitter, dims: Any, name: LiteralString, axis: int) -> Any:
         return e.load(e.load(dims, POINTER, BUFFERS.index(name)), I64, axis)
 
-    def _add_prepare(self) -> ir.Function:
-        """Write K and V of all tokens, clear the output of rows of padding, and count the work."""
+    def _add_prepare(self, writes: Mapping[int, ir.Function]) -> ir.Function:
+        """Write K and V of longer chunks, clear the output of rows of padding, and count the work.
+
+        What a decode row writes, no other row reads.
+        """
         shape = self.shape
-        k, o, width = shape.num_kv_heads, shape.block_size, shape.num_heads * shape.head_dim
-        writes = {count: self._add_write(count) for count in ((1, LANES) if self.has_words else (1,))}
+        k, width = shape.num_kv_heads, shape.num_heads * shape.head_dim
         e, (buffers, dims) = add_function(self.module, "prepare", I64, POINTER, POINTER)
         of = self._buffers(e, buffers)
-        num_tokens, first_block = self._size(e, dims, "q", 0), e.load_int(of["first_block"], 0)
-        done = e.variable(I64, I64(0))
-        with e.range(0, num_tokens) as token, e.ir.if_then(e.ir.icmp_signed("==", token, done.value)):
+        num_tokens, decodes = self._size(e, dims, "q", 0), e.load_int(of["num_decodes"], 0)
+        done = e.variable(I64, decodes)
+        with e.range(decodes, num_tokens) as token, e.ir.if_then(e.ir.icmp_signed("==", token, done.value)):
             done.value = e.sum(token, 1)
             slot = e.load_int(of["slots"], token)
             with e.ir.if_else(e.ir.icmp_signed("==", slot, I64(0))) as (is_padding, is_token):
@@ -192,15 +194,13 @@ class Kernel:
                     row = e.at(of["out"], self.format.storage, e.product(token, width))
                     e.clear(row, width * self.format.num_bytes)
                 with is_token:
-                    block, offset = e.ir.sdiv(slot, I64(o)), e.ir.srem(slot, I64(o))
-                    target = e.product(e.sum(first_block, block), k * shape.head_dim * o)
                     write = writes[1]
                     if self.has_words:
                         is_run = self._begins_run(e, of["slots"], token, num_tokens)
                         write = e.ir.select(is_run, writes[LANES], write)
                         done.value = e.ir.select(is_run, e.sum(token, LANES), done.value)
-                    e.ir.call(write, [buffers, dims, token, target, offset])
-        tiles, decodes = e.load_int(of["num_tiles"], 0), e.load_int(of["num_decodes"], 0)
+                    e.ir.call(write, [buffers, dims, token, I64(0), I64(k)])
+        tiles = e.load_int(of["num_tiles"], 0)
         each = self._heads_per_unit(e, decodes)
         e.ir.ret(e.sum(e.product(tiles, k), e.ir.sdiv(e.product(decodes, k), each)))
         return e.function
@@ -217,14 +217,17 @@ class Kernel:
         return is_run.value
 
     def _add_write(self, count: int) -> ir.Function:
-        """Write keys, rotated, and values of a token, or of `LANES` for slots side by side, from an offset on."""
+        """Write some heads' keys, rotated, and values of a token, or of `LANES` for slots side by side."""
         k, h, o, storage = self.shape.num_kv_heads, self.shape.head_dim, self.shape.block_size, self.kv_format.storage
-        e, (buffers, dims, first, target, offset) = add_function(
+        e, (buffers, dims, first, first_head, num_heads) = add_function(
             self.module, f"write_{count}", VOID, *[POINTER] * 2, *[I64] * 3
         )
         of = self._buffers(e, buffers)
+        slot = e.load_int(of["slots"], first)
+        block, offset = e.ir.sdiv(slot, I64(o)), e.ir.srem(slot, I64(o))
+        target = e.product(e.sum(e.load_int(of["first_block"], 0), block), k * h * o)
         rotated, has_rope = e.array(storage, count * h), self._has_rope(e, dims)
-        with e.range(0, k) as head:
+        with e.range(first_head, e.sum(first_head, num_heads)) as head:
             place = e.product(e.sum(e.product(first, k), head), h)
             keys, values = (e.at(of[name], storage, place) for name in ("k", "v"))
             apart = I64(k * h)
@@ -328,8 +331,11 @@ class Kernel:
         e.ir.ret_void()
         return e.function
 
-    def _add_attend(self, name: str, num_rows: int, most_parts: int, *, fetches: bool) -> ir.Function:
-        """Attend `count` tokens from row `first` on, all of sequence `seq`, with the query heads of some kv heads."""
+    def _add_attend(self, name: str, num_rows: int, most_parts: int, write: ir.Function | None = None) -> ir.Function:
+        """Attend `count` tokens from row `first` on, all of sequence `seq`, with the query heads of some kv heads.
+
+        If there is what writes, the token's own K and V are written first.
+        """
         group, storage = self.shape.group, self._left_storage
         e, (buffers, dims, seq, head, num_heads, first, count) = add_function(
             self.module, name, VOID, *[POINTER] * 2, *[I64] * 5
@@ -366,7 +372,14 @@ class Kernel:
                 queries = [e.ir.srem(each, I64(group)) for each in members(which)]
                 self._begin(e, of, dims, parts, part, tokens, queries)
             begin = e.most(e.sum(e.ir.sub(positions[0], e.load_int(of["window"], 0)), 1), 0)
-            self._attend_tiles(e, of, Past(table, begin, reduce(e.most, parts.ends)), parts, fetches)
+            past = Past(table, begin, reduce(e.most, parts.ends))
+
+            def write_own() -> None:
+                if write:
+                    e.ir.call(write, [buffers, dims, first, head, num_heads])
+
+            fetches = write is not None or self.shape.head_dim > MAX_NARROW
+            self._attend_tiles(e, of, past, parts, write_own, fetches=fetches)
             with e.range(0, num_parts) as part:
                 self._finish(e, of["out"], parts, part)
         e.ir.ret_void()
@@ -406,8 +419,19 @@ class Kernel:
             with e.range(0, h, LANES) as i:
                 self._store_rounded(e, e.load_vector(query, F32, i), parts.queries, e.product(row, h), i)
 
-    def _attend_tiles(self, e: Emitter, of: dict[str, Any], past: Past, parts: Parts, fetches: bool) -> None:
-        """Go past the blocks of one sequence, a few at a time, with all parts."""
+    def _attend_tiles(
+        self,
+        e: Emitter,
+        of: dict[str, Any],
+        past: Past,
+        parts: Parts,
+        write: Callable[[], None],
+        *,
+        fetches: bool,
+    ) -> None:
+        """Go past the blocks of one sequence, a few at a time, with all parts. Write just before the last, whose memory
+        is then near.
+        """
         h, o, tile, num_rows = self.shape.head_dim, self.shape.block_size, self.tile, len(parts.ends)
         soft_cap, window = e.load(of["soft_cap"], F32, 0), e.load_int(of["window"], 0)
         rooms = e.array(F32, num_rows * tile), e.array(self._left_storage, num_rows * tile)
@@ -421,6 +445,8 @@ class Kernel:
         with e.range(e.ir.sdiv(past.begin, I64(tile)), end_index) as index:
             start = e.product(index, tile)
             live = self._find(e, of, past, index, places)
+            with e.ir.if_then(e.ir.icmp_signed("==", e.sum(index, 1), end_index)):
+                write()
             # After the last tile nothing new is fetched.
             next_live = self._find(e, of, past, e.least(e.sum(index, 1), e.sum(end_index, -1)), next_places)
             with e.range(0, parts.count) as part:
