@@ -14,6 +14,7 @@ from jaxllm.constraints.bits import RowMask
 from jaxllm.sampling.inputs import RareRules
 from jaxllm.sampling.token_counts import count_tokens
 from jaxllm.scheduling.plan import StepKind, StepPlan, StepResult
+from pallas_kernels.paged_attention import KVPool
 
 from .batch import StepInputs, build
 from .compiler import COPIES, ProgramKey, StepCompiler, Upkeep
@@ -96,7 +97,7 @@ class ModelRunner:
         self._activation = activation
         self.compiler, self.programs, self.num_blocks = compiler, programs, num_blocks
         with ThreadPoolExecutor(1) as executor:
-            state = executor.submit(running()(programs.get(Upkeep.MAKE_STATE)))
+            state = executor.submit(running()(self._make_state))
             with tracing():
                 self._params = load_params()
         self._pools, self._previous_tokens = state.result()
@@ -157,12 +158,19 @@ class ModelRunner:
         self._pools, outputs = program(self._params, self._pools, inputs.ints, inputs.floats)
         return RunningPool(plan, outputs, self._activation, self.compiler.config.row_alignment)
 
+    def _make_state(self) -> tuple[tuple[KVPool, ...], Array]:
+        """Return new pools, and tokens in place of the previous step's."""
+        pools, tokens = self.programs.get(Upkeep.MAKE_STATE)()
+        for group, pool in zip(self.compiler.config.groups, pools, strict=True):
+            group.attention.settle_pool(pool, group.num_layers)
+        return pools, tokens
+
     @running()
     def reset(self) -> None:
         """Make the device's state anew: a step that failed or was cut off may have lost what was donated to it."""
         for array in jax.tree.leaves(self._pools):
             array.delete()  # there may be no room for two
-        self._pools, self._previous_tokens = self.programs.get(Upkeep.MAKE_STATE)()
+        self._pools, self._previous_tokens = self._make_state()
         self._counts = None
 
     def warm_up(self) -> None:

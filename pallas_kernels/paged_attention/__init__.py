@@ -74,6 +74,10 @@ class PagedAttention:
         """Make a pool of `pool_spec`; traced. On a CPU its memory is not touched."""
         return self._entry.make_pool(spec)
 
+    def settle_pool(self, pool: KVPool, num_layers: int) -> None:
+        """Do what the memory of a new pool needs before it is used; not traced."""
+        self._entry.settle_pool(pool, num_layers)
+
     def prepare(self, folder: Path | None = None) -> None:
         """Do what must be done in a process before it loads a program with this op that another one compiled.
 

@@ -35,6 +35,8 @@ class Implementation(NamedTuple):
     """See `PagedAttention.prepare`."""
     make_pool: Callable[[KVPool], KVPool] = lambda spec: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), spec)
     """Make a pool's arrays, traced."""
+    settle_pool: Callable[[KVPool, int], None] = lambda _pool, _num_layers: None
+    """See `PagedAttention.settle_pool`."""
     device_refusal: Callable[[str | None], str | None] = lambda _: None
     """A function that says why it cannot run on a device of its platform, by the architecture, or None if it can."""
     fuses_rope: Callable[[AttentionShape], bool] = lambda _: False
@@ -84,6 +86,13 @@ def _make_cpu_pool(spec: KVPool) -> KVPool:
     from pallas_kernels.native.uninitialized import uninitialized
 
     return type(spec)(*uninitialized(spec))
+
+
+def _settle_cpu_pool(pool: KVPool, num_layers: int) -> None:
+    from pallas_kernels.native.huge_pages import use_huge_pages
+
+    for array in pool:
+        use_huge_pages(array, num_layers)
 
 
 def _tpu_tiles(shape: AttentionShape, architecture: str | None) -> Tiles:
@@ -150,6 +159,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
         _refuse_on_cpu,
         _prepare_cpu,
         make_pool=_make_cpu_pool,
+        settle_pool=_settle_cpu_pool,
         fuses_rope=lambda shape: shape.kv_dtype == shape.dtype,
     ),
     "tpu": Implementation(_load_tpu, "tpu", fused_pool_spec, _tpu_tiles, 16, _refuse_on_tpu),

@@ -3,6 +3,7 @@
 import ctypes
 import json
 import mmap
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,27 @@ def test_a_pool_on_a_cpu_takes_memory_as_it_fills(implementation: str, is_touche
     parts = json.loads(done.stdout)
     assert len(parts) == 2
     assert all(part > 0.9 if is_touched else part < 0.1 for part in parts), parts
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the system has no huge pages")
+@pytest.mark.parametrize(("num_blocks", "is_large"), [(2048, True), (256, False)])
+def test_a_large_pool_gets_huge_pages(num_blocks: int, is_large: bool) -> None:
+    """A small one would take more memory than it fills."""
+    op = PagedAttention(SHAPE, "cpu")
+    pool = jax.jit(lambda: op.make_pool(op.pool_spec(4, num_blocks)))()
+    op.settle_pool(pool, 4)
+    assert [wants_huge_pages(array) for array in pool] == [is_large, is_large]
+
+
+def wants_huge_pages(array: jax.Array) -> bool:
+    """Say whether the system was told so of the middle of an array."""
+    middle, here = array.unsafe_buffer_pointer() + array.nbytes // 2, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            here = int(found[1], 16) <= middle < int(found[2], 16)
+        if here and line.startswith("VmFlags:"):
+            return "hg" in line.split()
+    raise AssertionError("nothing is mapped there")
 
 
 def test_xla_gets_zeros() -> None:
