@@ -1,12 +1,13 @@
 """A pool is made cleared for XLA, and untouched for the CPU's kernel."""
 
+import ast
 import ctypes
-import json
 import mmap
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,29 +37,12 @@ def resident_parts(implementation: str) -> list[float]:
     return [resident_part(array) for array in pool]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs mincore")
-@pytest.mark.parametrize(("implementation", "is_touched"), [("xla", True), ("cpu", False)])
-def test_a_pool_on_a_cpu_takes_memory_as_it_fills(implementation: str, is_touched: bool, repository: Path) -> None:
-    """In a process of its own: where much was allocated before, new memory may be what others have given back."""
-    code = (
-        "import sys; from tests.pallas_kernels.test_make_pool import resident_parts; print(resident_parts(sys.argv[1]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, implementation], cwd=repository, capture_output=True, text=True, check=True
-    )
-    parts = json.loads(done.stdout)
-    assert len(parts) == 2
-    assert all(part > 0.9 if is_touched else part < 0.1 for part in parts), parts
-
-
-@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the system has no huge pages")
-@pytest.mark.parametrize(("num_blocks", "is_large"), [(2048, True), (256, False)])
-def test_a_large_pool_gets_huge_pages(num_blocks: int, is_large: bool) -> None:
-    """A small one would take more memory than it fills."""
+def pools_of_huge_pages(num_blocks: str) -> list[bool]:
+    """Say of each array of a new pool whether the system is to give it huge pages."""
     op = PagedAttention(SHAPE, "cpu")
-    pool = jax.jit(lambda: op.make_pool(op.pool_spec(4, num_blocks)))()
+    pool = jax.jit(lambda: op.make_pool(op.pool_spec(4, int(num_blocks))))()
     op.settle_pool(pool, 4)
-    assert [wants_huge_pages(array) for array in pool] == [is_large, is_large]
+    return [wants_huge_pages(array) for array in pool]
 
 
 def wants_huge_pages(array: jax.Array) -> bool:
@@ -70,6 +54,29 @@ def wants_huge_pages(array: jax.Array) -> bool:
         if here and line.startswith("VmFlags:"):
             return "hg" in line.split()
     raise AssertionError("nothing is mapped there")
+
+
+def in_new_process(function: str, argument: str, repository: Path) -> list[Any]:
+    """Call a function of this module where nothing was allocated before: new memory may be what others gave back."""
+    code = f"import sys, tests.pallas_kernels.test_make_pool as own; print(own.{function}(sys.argv[1]))"
+    command = [sys.executable, "-c", code, argument]
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=True)
+    return ast.literal_eval(done.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs mincore")
+@pytest.mark.parametrize(("implementation", "is_touched"), [("xla", True), ("cpu", False)])
+def test_a_pool_on_a_cpu_takes_memory_as_it_fills(implementation: str, is_touched: bool, repository: Path) -> None:
+    parts = in_new_process("resident_parts", implementation, repository)
+    assert len(parts) == 2
+    assert all(part > 0.9 if is_touched else part < 0.1 for part in parts), parts
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the system has no huge pages")
+@pytest.mark.parametrize(("num_blocks", "is_large"), [("2048", True), ("256", False)])
+def test_a_large_pool_gets_huge_pages(num_blocks: str, is_large: bool, repository: Path) -> None:
+    """A small one would take more memory than it fills."""
+    assert in_new_process("pools_of_huge_pages", num_blocks, repository) == [is_large, is_large]
 
 
 def test_xla_gets_zeros() -> None:
