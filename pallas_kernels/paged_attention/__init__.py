@@ -6,13 +6,13 @@ One call serves decodes and prefill chunks of many sequences at once. `reference
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from jax import Array
 
 from .implementations import IMPLEMENTATIONS, Implementation
 from .layout import AttentionBatch, AttentionShape, FusedPool, KVPool, PairedPool, SplitPool, copy_blocks, to_pool_dtype
+from .op import PoolAttention, choose
 from .rope import Rope, rotate
 from .tiles import Tiles
 
@@ -25,6 +25,7 @@ __all__ = [
     "KVPool",
     "PagedAttention",
     "PairedPool",
+    "PoolAttention",
     "Rope",
     "SplitPool",
     "Tiles",
@@ -37,53 +38,19 @@ NO_WINDOW = 2**30
 
 
 @dataclass(frozen=True)
-class PagedAttention:
+class PagedAttention(PoolAttention):
     """The op for one shape in one implementation; make it with `pick`."""
 
     shape: AttentionShape
-    implementation: str = "xla"
-    interpret: bool = False
-    """Run a TPU's or GPU's kernels in their interpreter, on a CPU. Slow; for tests."""
-    architecture: str | None = None
-    """The device's, as `pick` takes it. A TPU's kernels run on all of them; what differs is what they make use of."""
 
     @property
     def _entry(self) -> Implementation:
         return IMPLEMENTATIONS[self.implementation]
 
     @property
-    def tiles(self) -> Tiles:
-        """How the host cuts chunks for it, and how it cuts its work."""
-        return self._entry.tiles(self.shape, self.architecture)
-
-    @property
-    def row_alignment(self) -> int:
-        """Longer chunks must start at a multiple of this row."""
-        return self._entry.row_alignment
-
-    @property
-    def takes_decodes_alone(self) -> bool:
-        """Say whether steps of decodes alone should come without room for tiles: they take less so."""
-        return self._entry.takes_decodes_alone
-
-    def pool_spec(self, num_layers: int, num_blocks: int) -> KVPool:
-        """Return shape and dtype of a pool of `num_blocks` blocks per layer, the null block counted."""
-        return self._entry.pool_spec(self.shape, num_layers, num_blocks)
-
-    def make_pool(self, spec: KVPool) -> KVPool:
-        """Make a pool of `pool_spec`; traced. On a CPU its memory is not touched."""
-        return self._entry.make_pool(spec)
-
-    def settle_pool(self, pool: KVPool, num_layers: int) -> None:
-        """Do what the memory of a new pool needs before it is used; not traced."""
-        self._entry.settle_pool(pool, num_layers)
-
-    def prepare(self, folder: Path | None = None) -> None:
-        """Do what must be done in a process before it loads a program with this op that another one compiled.
-
-        Machine code is kept in a folder, if one is given, for the next time.
-        """
-        self._entry.prepare(self.shape, folder)
+    def cuts_pool(self) -> bool:
+        """Say that devices have a part of the pool each: their kv heads, axis 1 of every layout."""
+        return True
 
     def __call__(
         self,
@@ -170,16 +137,5 @@ def pick(
     is a GPU's compute capability, such as "9.0", or None for one that has none, or a TPU's kind, such as "TPU v6 lite",
     or None for any. Raises ValueError for a name that does not exist, or that cannot run this shape on this device.
     """
-    if name not in (None, *IMPLEMENTATIONS):
-        raise ValueError(f"paged attention: there is no implementation {name!r}, only {', '.join(IMPLEMENTATIONS)}")
-    own = next((each for each, entry in IMPLEMENTATIONS.items() if entry.platform == platform), "xla")
-    entry = IMPLEMENTATIONS[name or own]
-    is_elsewhere = entry.platform not in (None, platform)
-    reason = (None if is_elsewhere else entry.device_refusal(architecture)) or entry.refusal(shape)
-    if name is None:
-        return PagedAttention(shape, own if reason is None else "xla", architecture=architecture), reason
-    if is_elsewhere and platform != "cpu":
-        raise ValueError(f"paged attention: {name!r} does not run on a {platform}")
-    if reason is not None:
-        raise ValueError(f"paged attention: {name!r} cannot run this model here: {reason}")
-    return PagedAttention(shape, name, interpret=is_elsewhere, architecture=architecture), None
+    choice = choose(IMPLEMENTATIONS, shape, platform, name, architecture, "paged attention")
+    return PagedAttention(shape, *choice[:2], architecture=architecture), choice.reason

@@ -18,28 +18,28 @@ from .tiles import XLA_TILES, Tiles
 
 
 class Implementation(NamedTuple):
-    """One way of running the op."""
+    """One way of running the op, or another that attends over a pool, whose shapes and pools are its own."""
 
     load: Callable[[str | None], Callable[..., tuple[Array, Any]]]
     """Import the function for an architecture; it has the signature of `PagedAttention.__call__` with q, k, v, pool,
     batch first, `tiles` and `interpret`, and without `rope` unless it fuses it."""
     platform: str | None
     """The platform where it runs, or None for all. A CPU interprets what belongs elsewhere, slowly."""
-    pool_spec: Callable[[AttentionShape, int, int], KVPool]
-    tiles: Callable[[AttentionShape, str | None], Tiles]
+    pool_spec: Callable[[Any, int, int], Any]
+    tiles: Callable[[Any, str | None], Tiles]
     row_alignment: int
     """Longer chunks start at a multiple of this row."""
-    refusal: Callable[[AttentionShape], str | None]
+    refusal: Callable[[Any], str | None]
     """A function that says why it cannot run a shape, or None if it can."""
-    prepare: Callable[[AttentionShape, Path | None], None] = lambda _shape, _folder: None
+    prepare: Callable[[Any, Path | None], None] = lambda _shape, _folder: None
     """See `PagedAttention.prepare`."""
-    make_pool: Callable[[KVPool], KVPool] = lambda spec: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), spec)
+    make_pool: Callable[[Any], Any] = lambda spec: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), spec)
     """Make a pool's arrays, traced."""
     settle_pool: Callable[[KVPool, int], None] = lambda _pool, _num_layers: None
     """See `PagedAttention.settle_pool`."""
     device_refusal: Callable[[str | None], str | None] = lambda _: None
     """A function that says why it cannot run on a device of its platform, by the architecture, or None if it can."""
-    fuses_rope: Callable[[AttentionShape], bool] = lambda _: False
+    fuses_rope: Callable[[Any], bool] = lambda _: False
     """A function that says whether it rotates q and k, and casts k and v to the pool's dtype. Else it gets them so."""
     takes_decodes_alone: bool = False
     """True if it takes less for a batch without room for tiles, `AttentionBatch.without_tiles`."""

@@ -143,10 +143,10 @@ class AttentionBatch(NamedTuple):
         return self._replace(tile_seqs_i=self.tile_seqs_i[:0], tile_rows_i=self.tile_rows_i[:0])
 
 
-def copy_blocks[Pool: KVPool](kv_pool: Pool, sources_c: Array, targets_c: Array, *, num_layers: int) -> Pool:
+def copy_blocks[Pool: tuple[Any, ...]](kv_pool: Pool, sources_c: Array, targets_c: Array, *, num_layers: int) -> Pool:
     """Copy block `sources_c[i]` to `targets_c[i]` in every layer; donate the pool. A pair of null blocks does nothing.
 
-    No target may be another's source.
+    The pool is a named tuple of arrays whose first axis is layers times blocks. No target may be another's source.
     """
     num_blocks = kv_pool[0].shape[0] // num_layers
     first_l1 = num_blocks * jnp.arange(num_layers, dtype=jnp.int32)[:, None]

@@ -17,6 +17,8 @@ from .layout import AttentionBatch, SplitPool
 from .tiles import XLA_TILES, Tiles
 
 Attend = Callable[[Array, Array, Array, Array | None], Array]
+Read = Callable[[Array], tuple[Array, Array]]
+"""A function that returns the keys [s, k, h, c] and the values [s, k, c, v] of blocks [s, b], in the queries' dtype."""
 MAX_POSITION = 2**30
 MASKED = float(jnp.finfo(jnp.float32).min)
 MIN_ROWS = 2  # a dot of one row takes another code path, with other rounding, than the same row among many
@@ -51,25 +53,69 @@ def xla_paged_attention(
     del interpret
     first_block = layer * (kv_pool.k.shape[0] // num_layers)
     kv_pool = _write(kv_pool, k_tkh, v_tkh, first_block, batch.slots_t)
+    k, h = k_tkh.shape[1:]
+
+    def read(blocks_sb: Array) -> tuple[Array, Array]:
+        s = len(blocks_sb)
+        found = (widen(pool[first_block + blocks_sb], k_tkh.dtype, q_tnh.dtype) for pool in kv_pool)
+        keys, values = (x.swapaxes(1, 2) for x in found)
+        return keys.swapaxes(2, 3).reshape(s, k, h, -1), values.reshape(s, k, -1, h)
+
+    out_tnh = attend_step(
+        q_tnh,
+        batch,
+        read,
+        num_kv_heads=k,
+        value_dim=h,
+        block_size=kv_pool.k.shape[-1],
+        window=window,
+        scale=scale,
+        soft_cap=soft_cap,
+        sinks_n=sinks_n,
+        tiles=tiles,
+    )
+    return out_tnh, kv_pool
+
+
+def attend_step(
+    q_tnh: Array,
+    batch: AttentionBatch,
+    read: Read,
+    *,
+    num_kv_heads: int,
+    value_dim: int,
+    block_size: int,
+    window: Array | int,
+    scale: float,
+    soft_cap: float | None = None,
+    sinks_n: Array | None = None,
+    tiles: Tiles,
+) -> Array:
+    """Attend all rows of a step over keys and values that are in the pool; return [t, n, value_dim]."""
     t, n, h = q_tnh.shape
-    k = k_tkh.shape[1]
+    k = num_kv_heads
     q_tkgh = q_tnh.reshape(t, k, n // k, h)
     attend = partial(
         _attend,
-        kv_pool=kv_pool,
-        first_block=first_block,
+        read=read,
+        value_dim=value_dim,
+        block_size=block_size,
         window=window,
         scale=scale,
         soft_cap=soft_cap,
         sinks_kg=None if sinks_n is None else sinks_n.astype(jnp.float32).reshape(k, n // k),
-        kv_dtype=k_tkh.dtype,
         tile=tiles.kv,
     )
     # Prefill writes whole tiles, the last of which may reach beyond t.
-    out = jnp.zeros((t + tiles.query, k, n // k, h), q_tnh.dtype)
+    out = jnp.zeros((t + tiles.query, k, n // k, value_dim), q_tnh.dtype)
     out = _decode(q_tkgh, out, batch, attend, tiles.decode)
     out = _prefill(q_tkgh, out, batch, attend, tiles.query)
-    return out[:t].reshape(t, n, h), kv_pool
+    return out[:t].reshape(t, n, value_dim)
+
+
+def widen(found: Array, kv_dtype: Any, dtype: Any) -> Array:
+    """Return a pool's numbers as a matmul takes them: 8-bit floats, which are held as uint8, are no operands of one."""
+    return (found if found.dtype == kv_dtype else lax.bitcast_convert_type(found, kv_dtype)).astype(dtype)
 
 
 def _write(kv_pool: SplitPool, k_tkh: Array, v_tkh: Array, first_block: Array | int, slots_t: Array) -> SplitPool:
@@ -123,7 +169,7 @@ def _prefill(q_tkgh: Array, out_tkgh: Array, batch: AttentionBatch, attend: Atte
             row_ends = jnp.where(rows < end, lax.dynamic_slice_in_dim(row_ends_t, row, tile), 0)
             ends_sr = jnp.repeat(row_ends, g)[None]
         result = attend(q_skrh, table_sm, jnp.repeat(positions, g)[None], ends_sr)
-        result_rkgh = result.reshape(k, tile, g, h).transpose(1, 0, 2, 3)
+        result_rkgh = result.reshape(k, tile, g, -1).transpose(1, 0, 2, 3)
         # Rows beyond the sequence's end are overwritten by the next tile, or are padding.
         return lax.dynamic_update_slice_in_dim(out_tkgh, result_rkgh, row, 0)
 
@@ -136,21 +182,20 @@ def _attend(
     positions_sr: Array,
     ends_sr: Array | None,
     *,
-    kv_pool: SplitPool,
-    first_block: Array | int,
+    read: Read,
+    value_dim: int,
+    block_size: int,
     window: Array | int,
     scale: float,
     soft_cap: float | None,
     sinks_kg: Array | None,
-    kv_dtype: Any,
     tile: int,
 ) -> Array:
     """Attend each query row to the positions up to its own, or to its end; one at position -1 sees nothing and gives 0.
 
     Rows of a kv head are g query heads of one token after the other.
     """
-    s, k, r, h = q_skrh.shape
-    block_size = kv_pool.k.shape[-1]
+    s, k, r, _ = q_skrh.shape
     blocks = max(1, tile // block_size)
     tile = blocks * block_size
     tables_sm = jnp.pad(tables_sm, ((0, 0), (0, -tables_sm.shape[1] % blocks)))
@@ -162,14 +207,9 @@ def _attend(
     first_tile = jnp.maximum(jnp.where(positions_sr < 0, MAX_POSITION, positions_sr).min() - window + 1, 0) // tile
     last_tile = (lengths_s.max() + tile - 1) // tile
 
-    def blocks_of(pool: Array, i: Array) -> Array:
-        found = pool[first_block + lax.dynamic_slice_in_dim(tables_sm, i * blocks, blocks, axis=1)]
-        # 8-bit floats are no operands of a matmul.
-        return (found if found.dtype == kv_dtype else lax.bitcast_convert_type(found, kv_dtype)).astype(q_skrh.dtype)
-
     def body(i: Array, state: _Softmax) -> _Softmax:
         kv_positions = i * tile + jnp.arange(tile)
-        k_skhc = blocks_of(kv_pool.k, i).transpose(0, 2, 3, 1, 4).reshape(s, k, h, tile)
+        k_skhc, v_skch = read(lax.dynamic_slice_in_dim(tables_sm, i * blocks, blocks, axis=1))
         scores = jnp.einsum("skrh,skhc->skrc", q_skrh, k_skhc, preferred_element_type=jnp.float32) * scale
         if soft_cap is not None:
             scores = soft_cap * jnp.tanh(scores / soft_cap)
@@ -181,7 +221,6 @@ def _attend(
         probs = jnp.where(scores > MASKED, jnp.exp(scores - max_skr[..., None]), 0.0)
         decay_skr = jnp.exp(state.max_skr - max_skr)
         # Slots beyond the length may hold anything, and 0 x NaN is NaN.
-        v_skch = blocks_of(kv_pool.v, i).transpose(0, 2, 1, 3, 4).reshape(s, k, tile, h)
         is_live_sc = kv_positions[None] < lengths_s[:, None]
         v_skch = jnp.where(is_live_sc[:, None, :, None], v_skch, 0)
         acc = jnp.einsum("skrc,skch->skrh", probs.astype(v_skch.dtype), v_skch, preferred_element_type=jnp.float32)
@@ -189,7 +228,7 @@ def _attend(
             max_skr, state.sum_skr * decay_skr + probs.sum(axis=-1), state.acc_skrh * decay_skr[..., None] + acc
         )
 
-    nothing = _Softmax(jnp.full((s, k, rows), MASKED), jnp.zeros((s, k, rows)), jnp.zeros((s, k, rows, h)))
+    nothing = _Softmax(jnp.full((s, k, rows), MASKED), jnp.zeros((s, k, rows)), jnp.zeros((s, k, rows, value_dim)))
     if sinks_kg is not None:  # one more score per head, which has no value
         sinks_kr = jnp.pad(jnp.tile(sinks_kg, (1, r // sinks_kg.shape[1])), ((0, 0), (0, rows - r)))
         nothing = nothing._replace(max_skr=jnp.broadcast_to(sinks_kr, (s, k, rows)), sum_skr=jnp.ones((s, k, rows)))

@@ -1,0 +1,103 @@
+"""Attention over latents: write this step's latents into the block pool, then attend over them.
+
+This is multi-head latent attention in its absorbed form: a token's keys and values of all heads are made of one latent,
+by matrices that are multiplied into the queries before, and into the output after. So all heads attend to the latents
+themselves, and a pool holds nothing else. `reference.py` defines what is correct.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jax import Array
+
+from pallas_kernels.paged_attention import AttentionBatch, PoolAttention
+from pallas_kernels.paged_attention.implementations import Implementation
+from pallas_kernels.paged_attention.layout import to_pool_dtype
+from pallas_kernels.paged_attention.op import choose
+
+from .implementations import IMPLEMENTATIONS
+from .layout import LatentPool, LatentShape
+
+__all__ = ["IMPLEMENTATIONS", "LatentAttention", "LatentPool", "LatentShape", "pick"]
+
+
+@dataclass(frozen=True)
+class LatentAttention(PoolAttention):
+    """The op for one shape in one implementation; make it with `pick`."""
+
+    shape: LatentShape
+
+    @property
+    def _entry(self) -> Implementation:
+        return IMPLEMENTATIONS[self.implementation]
+
+    @property
+    def cuts_pool(self) -> bool:
+        """Say that each device has the whole pool, as every head reads all of a latent."""
+        return False
+
+    def __call__(
+        self,
+        q_tnh: Array,
+        latents_th: Array,
+        kv_pool: LatentPool,
+        batch: AttentionBatch,
+        *,
+        layer: Array | int,
+        num_layers: int,
+        scale: float,
+    ) -> tuple[Array, LatentPool]:
+        """Write latents at the batch's slots of `layer`, and attend over sequences' blocks.
+
+        Args:
+          q_tnh: queries of all tokens of the step, absorbed, [t, n, latent_dim + rope_dim]: the last part is rotated.
+          latents_th: latents of the same tokens, each with its rotated part behind it; for a float8 pool they are
+            clipped to its range.
+          kv_pool: the pool of all layers, of `pool_spec`; donate it, the result takes its place.
+          batch: where every token lives; a token sees itself and all before it, and there are no `row_ends_t`.
+          layer: index of the layer, may be traced.
+          num_layers: layers in the pool.
+          scale: factor on the scores.
+
+        Returns:
+          The weighted sums of latents [t, n, latent_dim] in q's dtype (rows of padding hold finite garbage), and the
+          pool.
+
+        Raises:
+          ValueError: for arrays that are not of this shape.
+        """
+        self._check(q_tnh, latents_th, kv_pool, num_layers)
+        return self._entry.load(self.architecture)(
+            q_tnh,
+            to_pool_dtype(latents_th, self.shape.kv_dtype),
+            kv_pool,
+            batch,
+            layer=layer,
+            num_layers=num_layers,
+            scale=scale,
+            latent_dim=self.shape.latent_dim,
+            tiles=self.tiles,
+            interpret=self.interpret,
+        )
+
+    def _check(self, q_tnh: Array, latents_th: Array, kv_pool: LatentPool, num_layers: int) -> None:
+        shape, t = self.shape, q_tnh.shape[0]
+        if q_tnh.shape[1:] != (shape.num_heads, shape.key_dim) or latents_th.shape != (t, shape.key_dim):
+            raise ValueError(f"latent_attention: q {q_tnh.shape} and latents {latents_th.shape} are not of {shape}")
+        [pool], [spec] = kv_pool, self.pool_spec(num_layers, len(kv_pool.latents) // num_layers)
+        if (pool.shape, pool.dtype) != (spec.shape, spec.dtype):
+            raise ValueError(
+                f"latent_attention: a pool of {pool.shape} {pool.dtype} does not hold {num_layers} layers of {shape}"
+            )
+
+
+def pick(
+    shape: LatentShape, platform: str, name: str | None = None, *, architecture: str | None = None
+) -> tuple[LatentAttention, str | None]:
+    """Return the op for a platform, and why it is not the platform's own kernels; see `paged_attention.pick`.
+
+    There is no reason where a platform has none of its own.
+    """
+    choice = choose(IMPLEMENTATIONS, shape, platform, name, architecture, "latent attention")
+    return LatentAttention(shape, *choice[:2], architecture=architecture), choice.reason

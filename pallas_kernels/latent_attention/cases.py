@@ -1,0 +1,32 @@
+"""Named shapes of real models, shared by tests, compile checks and benchmarks."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from .layout import LatentShape
+
+
+class Case(NamedTuple):
+    """One model's attention."""
+
+    num_heads: int
+    latent_dim: int = 512
+    rope_dim: int = 64
+
+    def shape(self, block_size: int = 64, dtype: Any = jnp.bfloat16, kv_dtype: Any = None) -> LatentShape:
+        """Return what the op is compiled for; the pool is of `dtype` unless `kv_dtype` says otherwise."""
+        dtype, kv_dtype = jnp.dtype(dtype), jnp.dtype(dtype if kv_dtype is None else kv_dtype)
+        return LatentShape(self.num_heads, self.latent_dim, self.rope_dim, block_size, dtype, kv_dtype)
+
+
+CASES: dict[str, Case] = {
+    "tiny": Case(2, 16, 8),
+    "deepseek-v2-lite": Case(16),
+    "deepseek-v3": Case(128),
+    "kimi-k2": Case(64),
+    "glm-4.7-flash": Case(20),
+    "mistral-small-4": Case(32, 256),
+}

@@ -1,0 +1,46 @@
+"""The shape that the op is compiled for, and the pool of latents."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class LatentShape(NamedTuple):
+    """The shape that the op is compiled for, besides the batch. Dtypes are numpy's, so that equal shapes are one."""
+
+    num_heads: int
+    latent_dim: int
+    """The numbers of a token's latent, which all heads take for its key and for its value."""
+    rope_dim: int
+    """The numbers of a key besides, which RoPE has rotated."""
+    block_size: int
+    dtype: Any
+    """The dtype of queries, new latents, and the output."""
+    kv_dtype: Any
+    """The dtype of the pool."""
+
+    @property
+    def key_dim(self) -> int:
+        """Return the numbers of a key, which are those that the pool holds of a token."""
+        return self.latent_dim + self.rope_dim
+
+
+class LatentPool(NamedTuple):
+    """The pool is [l * b, o, latent_dim + rope_dim], of all layers: a token's latent, and its rotated part behind it.
+
+    8-bit floats are held as uint8. Layer i owns blocks [i * b, (i + 1) * b), and block 0 of every layer is the null
+    block, where padding writes. A token's numbers serve for its key, and the first of them for its value.
+    """
+
+    # An array of JAX, of numpy in the reference, or its spec.
+    latents: Any
+
+
+def latent_pool_spec(shape: LatentShape, num_layers: int, num_blocks: int) -> LatentPool:
+    """Return shape and dtype of a pool of `num_blocks` blocks per layer, the null block counted."""
+    # A compiler without 8-bit floats would widen the whole pool to scatter into it.
+    dtype = jnp.uint8 if jnp.dtype(shape.kv_dtype).itemsize == 1 else shape.kv_dtype
+    return LatentPool(jax.ShapeDtypeStruct((num_layers * num_blocks, shape.block_size, shape.key_dim), dtype))

@@ -1,0 +1,242 @@
+"""Attention over latents equals the float32 reference in a poisoned pool, whatever else is in the batch."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.latent_attention import IMPLEMENTATIONS, LatentAttention, LatentPool, LatentShape, pick
+from pallas_kernels.latent_attention.cases import CASES
+from pallas_kernels.latent_attention.reference import reference_latent_attention
+from pallas_kernels.paged_attention import AttentionBatch, copy_blocks
+from pallas_kernels.paged_attention.batches import ragged_batch
+
+RAGGED = [(1, 1), (16, 1), (17, 1), (49, 1), (130, 1), (300, 1), (2, 2), (33, 33), (64, 20), (150, 47), (290, 3)]
+NUM_LAYERS, LAYER = 3, 1
+SCALE = 0.25
+DTYPES = (jnp.float32, jnp.bfloat16)
+# Heads, and the numbers of a latent and of its rotated part.
+SIZES = [(1, 16, 16), (2, 16, 16), (5, 32, 16), (16, 64, 32)]
+
+IMPLEMENTATION = "xla"
+
+
+@pytest.fixture(params=list(IMPLEMENTATIONS), autouse=True)
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.IMPLEMENTATION", request.param)
+
+
+class Step(NamedTuple):
+    """The arguments of one call, and the rows that count."""
+
+    q: Any
+    latents: Any
+    pool: LatentPool
+    batch: AttentionBatch
+    rows: np.ndarray
+    """Rows of t that are no padding."""
+
+
+def attention(
+    sizes: tuple[int, int, int], dtype: Any = jnp.float32, kv_dtype: Any = None, block_size: int = 16
+) -> LatentAttention:
+    dtypes = jnp.dtype(dtype), jnp.dtype(kv_dtype or dtype)
+    return LatentAttention(LatentShape(*sizes, block_size, *dtypes), IMPLEMENTATION)
+
+
+def make(
+    seed: int, chunks: list[tuple[int, int]], op: LatentAttention, *, padding: int = 3, row_alignment: int = 1
+) -> Step:
+    """Return a step of (context length, chunk length) sequences, decodes first; unused slots of the pool are NaN."""
+    rng, shape = np.random.default_rng(seed), op.shape
+    o = shape.block_size
+    blocks_each = [-(-length // o) for length, _ in chunks]
+    num_blocks = sum(blocks_each) + 2
+    ids = rng.permutation(np.arange(1, num_blocks)).tolist()
+    blocks = [[ids.pop() for _ in range(count)] for count in blocks_each]
+    batch = ragged_batch(
+        chunks, blocks, block_size=o, query_tile=op.tiles.query, row_alignment=row_alignment, padding=padding
+    )
+    pool = np.full((NUM_LAYERS * num_blocks, o, shape.key_dim), np.nan, np.float32)
+    for (length, chunk), owned in zip(chunks, blocks, strict=True):
+        for position in range(length - chunk):
+            block = LAYER * num_blocks + owned[position // o]
+            pool[block, position % o] = rng.standard_normal(shape.key_dim)
+    t = len(batch.slots_t)
+    q = rng.standard_normal((t, shape.num_heads, shape.key_dim)).astype(np.float32)
+    latents = rng.standard_normal((t, shape.key_dim)).astype(np.float32)
+    to = partial(jnp.asarray, dtype=shape.dtype)
+    filled = LatentPool(jnp.asarray(pool, shape.kv_dtype))
+    return Step(to(q), to(latents), filled, jax.tree.map(jnp.asarray, batch), np.flatnonzero(batch.slots_t))
+
+
+def reference(step: Step, op: LatentAttention) -> tuple[np.ndarray, LatentPool]:
+    """Run the reference; return the pool in float32."""
+    q, latents, pool = (np.asarray(x) for x in (step.q, step.latents, step.pool.latents))
+    fixed = {"layer": LAYER, "num_layers": NUM_LAYERS, "scale": SCALE, "latent_dim": op.shape.latent_dim}
+    out, pool = reference_latent_attention(q, latents, LatentPool(pool), step.batch, **fixed)
+    return out, LatentPool(pool.latents.astype(np.float32))
+
+
+def run(op: LatentAttention, step: Step, batch: AttentionBatch | None = None) -> tuple[Any, LatentPool]:
+    """Run a step, or another batch over its arrays; the layer is traced."""
+
+    def function(q, latents, pool, batch, layer):
+        return op(q, latents, pool, batch, layer=layer, num_layers=NUM_LAYERS, scale=SCALE)
+
+    pool = step.pool
+    if op.shape.kv_dtype.itemsize == 1:
+        pool = LatentPool(jax.lax.bitcast_convert_type(pool.latents, jnp.uint8))
+    jitted = jax.jit(function, compiler_options={"xla_allow_excess_precision": False})
+    return jitted(step.q, step.latents, pool, step.batch if batch is None else batch, LAYER)
+
+
+def float32(x: Any) -> np.ndarray:
+    return np.asarray(x, np.float32)
+
+
+def assert_pools_equal(pool: LatentPool, expected: LatentPool) -> None:
+    """Check that pools are equal but for the null block, where padding goes."""
+    first = LAYER * (len(expected.latents) // NUM_LAYERS)
+    got, want = (np.delete(float32(x.latents), first, axis=0) for x in (pool, expected))
+    np.testing.assert_array_equal(got, want)
+
+
+def assert_same(got: Any, expected: Any, dtype: Any) -> None:
+    """Check equality to the bit, but for XLA:CPU: its matmuls with latents of 512 depend on the number of rows."""
+    tolerance = 0 if IMPLEMENTATION == "cpu" else 2e-5 if dtype == jnp.float32 else 2e-2
+    np.testing.assert_allclose(float32(got), float32(expected), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("block_size", [16, 128])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_matches_reference(block_size: int, sizes: tuple[int, int, int]) -> None:
+    op = attention(sizes, block_size=block_size)
+    step = make(sum(sizes) + block_size, RAGGED, op, row_alignment=16 if sizes[0] == 2 else 1)
+    expected, expected_pool = reference(step, op)
+    out, pool = run(op, step)
+    np.testing.assert_allclose(out[step.rows], expected[step.rows], rtol=1e-5, atol=1e-5)
+    assert np.isfinite(out).all(), "padding rows must stay finite, they flow through the layers"
+    assert_pools_equal(pool, expected_pool)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_latents_as_wide_as_they_come(dtype: Any) -> None:
+    op = attention(CASES["deepseek-v2-lite"][:3], dtype)
+    step = make(1, [(17, 1), (130, 1), (33, 33), (150, 47)], op)
+    exact, expected_pool = reference(step, op)
+    out, pool = run(op, step)
+    assert_pools_equal(pool, expected_pool)
+    error = np.abs(float32(out) - exact)[step.rows].max()
+    rounded = exact.astype(dtype).astype(np.float32)
+    assert error <= max(2e-5, 2 * np.abs(rounded - exact)[step.rows].max())
+
+
+@pytest.mark.parametrize("kv_dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_pool_of_8_bits_holds_rounded_latents(dtype: Any, kv_dtype: Any) -> None:
+    op = attention((4, 32, 16), dtype, kv_dtype)
+    step = make(6, RAGGED, op)
+    expected, expected_pool = reference(step, op)
+    out, pool = run(op, step)
+    tolerance = 1e-5 if dtype == jnp.float32 else 2e-2
+    np.testing.assert_allclose(float32(out)[step.rows], expected[step.rows], rtol=tolerance, atol=tolerance)
+    assert_pools_equal(LatentPool(jax.lax.bitcast_convert_type(pool.latents, kv_dtype)), expected_pool)
+
+
+def test_latents_beyond_8_bits_are_clipped() -> None:
+    op = attention((1, 16, 16), kv_dtype=jnp.float8_e4m3fn)
+    step = make(7, [(3, 3)], op)
+    step = step._replace(latents=step.latents.at[0].set(1e4))
+    np.testing.assert_allclose(run(op, step)[0][0], 448.0)
+
+
+@pytest.mark.parametrize("sizes", [(6, 32, 16), (1, 32, 16), (16, 512, 64)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_does_not_depend_on_its_batch(dtype: Any, sizes: tuple[int, int, int]) -> None:
+    """A row is decoded alone or among others, and as decode or as the last row of a chunk."""
+    op = attention(sizes, dtype)
+    lengths = [5, 40, 129, 200, 31, 77]
+    whole = make(2, [(length, length) for length in lengths], op)
+    batch, ends = whole.batch, np.cumsum(lengths)
+    out, filled = run(op, whole)
+    for picked in ([0], [3], [1, 2, 4], list(range(6))):
+        index = np.array([ends[i] - 1 for i in picked])
+        alone = batch._replace(
+            slots_t=batch.slots_t[index],
+            block_tables_sm=batch.block_tables_sm[np.array(picked)],
+            context_lens_s=batch.context_lens_s[np.array(picked)],
+            query_starts_s=jnp.arange(len(picked)),
+            query_ends_s=jnp.arange(1, len(picked) + 1),
+            num_decodes=jnp.int32(len(picked)),
+            num_tiles=jnp.int32(0),
+        )
+        decoded, _ = run(op, whole._replace(q=whole.q[index], latents=whole.latents[index], pool=filled, batch=alone))
+        assert_same(decoded, out[index], dtype)
+
+
+@pytest.mark.parametrize("sizes", [(4, 32, 16), (16, 512, 64)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_chunks_equal_the_whole(dtype: Any, sizes: tuple[int, int, int]) -> None:
+    op = attention(sizes, dtype)
+    whole = make(3, [(150, 150)], op, padding=0)
+    out, _ = run(op, whole)
+    pool, parts = whole.pool, []
+    for start, end in pairwise([0, 7, 8, 60, 64, 149, 150]):
+        chunk = end - start
+        starts = list(range(0, chunk, op.tiles.query)) if chunk > 1 else []
+        part = whole.batch._replace(
+            slots_t=whole.batch.slots_t[start:end],
+            context_lens_s=jnp.array([end]),
+            query_ends_s=jnp.array([chunk]),
+            num_decodes=jnp.int32(chunk == 1),
+            tile_seqs_i=jnp.zeros(8, jnp.int32),
+            tile_rows_i=jnp.array(starts + [0] * (8 - len(starts)), jnp.int32),
+            num_tiles=jnp.int32(len(starts)),
+        )
+        inputs = whole._replace(q=whole.q[start:end], latents=whole.latents[start:end], pool=pool, batch=part)
+        got, pool = run(op, inputs)
+        parts.append(float32(got))
+    assert_same(np.concatenate(parts), out, dtype)
+
+
+def test_blocks_are_copied_in_all_layers() -> None:
+    pool = LatentPool(jnp.arange(3 * 4 * 2 * 2).reshape(12, 2, 2))
+    copied = copy_blocks(pool, jnp.array([1, 0]), jnp.array([3, 0]), num_layers=3)
+    assert isinstance(copied, LatentPool)
+    for first in (0, 4, 8):
+        np.testing.assert_array_equal(copied.latents[first + 3], pool.latents[first + 1])
+        np.testing.assert_array_equal(copied.latents[first : first + 3], pool.latents[first : first + 3])
+
+
+def test_refuses_arrays_of_another_shape() -> None:
+    op = attention((4, 32, 16))
+    step = make(5, [(5, 5)], op)
+    with pytest.raises(ValueError, match="are not of"):
+        run(op, step._replace(q=step.q[:, :3]))
+    with pytest.raises(ValueError, match="are not of"):
+        run(op, step._replace(latents=step.latents[:2]))
+    with pytest.raises(ValueError, match="does not hold 3 layers"):
+        run(op, step._replace(pool=LatentPool(step.pool.latents[:, :8])))
+
+
+def test_a_pool_holds_one_copy_of_each_latent() -> None:
+    [spec] = LatentAttention(CASES["deepseek-v3"].shape(block_size=128)).pool_spec(61, 9)
+    assert (spec.shape, spec.dtype) == ((61 * 9, 128, 576), jnp.bfloat16)
+    eight_bits = CASES["deepseek-v3"].shape(kv_dtype=jnp.float8_e4m3fn)
+    assert LatentAttention(eight_bits).pool_spec(61, 9).latents.dtype == jnp.uint8
+
+
+def test_other_platforms_get_plain_xla() -> None:
+    shape = CASES["deepseek-v3"].shape()
+    for platform in ("tpu", "gpu"):
+        op, reason = pick(shape, platform)
+        assert (op.implementation, op.interpret, reason) == ("xla", False, None)
+        with pytest.raises(ValueError, match=f"latent attention: there is no implementation '{platform}'"):
+            pick(shape, platform, platform)
