@@ -87,6 +87,29 @@ class QueryScaling:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LatentSpec:
+    """The sizes of multi-head latent attention: a token's keys and values of all heads are made of one latent."""
+
+    rank: int
+    """The numbers of a latent."""
+    q_rank: int | None
+    """The numbers that queries are made of; None if they are made of the hidden state."""
+    nope_dim: int
+    """The numbers of a head's queries and keys that RoPE leaves as they are."""
+    rope_dim: int
+    """The numbers behind them that RoPE rotates: those of a key are the same for all heads."""
+    v_dim: int
+    """The numbers of a head's values."""
+    norm_eps: float = 1e-6
+    """The epsilon of the norms of latents, and of what queries are made of."""
+
+    @property
+    def key_dim(self) -> int:
+        """Return the numbers that the cache holds of a token, and of an absorbed query."""
+        return self.rank + self.rope_dim
+
+
+@dataclass(frozen=True, kw_only=True)
 class MoESpec:
     """The experts of one layer, and how each token's are chosen and weighted."""
 
@@ -102,6 +125,8 @@ class MoESpec:
     num_groups: int = 1
     top_groups: int = 1
     """The number of groups, of the `num_groups` of equal size, whose experts a token can choose."""
+    group_best: int = 2
+    """Groups are ranked by the sum of so many of their best experts."""
     normalizes: bool = False
     """The weights of a token's experts are divided by their sum plus `normalizer_eps`."""
     normalizer_eps: float = 0.0
@@ -124,8 +149,10 @@ class MoESpec:
                 f"topk_group is {self.top_groups} of n_group {self.num_groups}, of {self.num_experts} experts"
             )
         group_size = self.num_experts // self.num_groups
-        if self.top_groups < self.num_groups and group_size < 2:
-            raise ValueError(f"n_group is {self.num_groups}, of {self.num_experts} experts; a group needs at least 2")
+        if self.top_groups < self.num_groups and group_size < self.group_best:
+            raise ValueError(
+                f"n_group is {self.num_groups}, of {self.num_experts} experts; a group needs at least {self.group_best}"
+            )
         if self.top_k > group_size * self.top_groups:
             raise ValueError(f"num_experts_per_tok is {self.top_k}, more than {self.top_groups} groups have")
         if self.scales_inputs and self.top_k > 1:
@@ -206,6 +233,9 @@ class LayerSpec:
     """The size of the chunks that positions are cut into, where a token attends only within its own; else None."""
     rope: int | None = 0
     """The index of the RoPE table, among the model's, that rotates queries and keys; None for no rotation."""
+    latent: LatentSpec | None = None
+    """Attention over latents; None for keys and values of heads. There is one kv head, and `head_dim` is that of the
+    latents with their rotated part."""
     query_scaling: QueryScaling | None = None
     """A factor on queries, besides `scale`, that depends on the position; None for no such factor."""
     soft_cap: float | None = None
@@ -252,8 +282,15 @@ class LayerSpec:
             raise ValueError(f"head_dim is {self.head_dim}; rotary embeddings need an even one")
         if self.hidden_act not in HIDDEN_ACTS:
             raise ValueError(f"activation {self.hidden_act!r} is not supported, only {', '.join(HIDDEN_ACTS)}")
+        if self.latent is not None and (self.num_kv_heads, self.head_dim) != (1, self.latent.key_dim):
+            raise ValueError(f"{self.num_kv_heads} kv heads of {self.head_dim} numbers are not those of latents")
         if self.window is not None and self.attention_chunk is not None:
             raise ValueError(f"a layer has a window of {self.window} and chunks of {self.attention_chunk} tokens")
+
+    @property
+    def rope_dim(self) -> int:
+        """Return the numbers of a query or key that the RoPE table is for, which are its last."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,9 +332,9 @@ class ModelConfig:
             if not 0 <= layer.rope < len(self.ropes):
                 raise ValueError(f"a layer has RoPE table {layer.rope}, and there are {len(self.ropes)}")
             rope = self.ropes[layer.rope]
-            rotary_dim = rope.rotary_dim(layer.head_dim)
+            rotary_dim = rope.rotary_dim(layer.rope_dim)
             if rotary_dim % 2:
-                raise ValueError(f"partial_rotary_factor rotates an odd part of a head of {layer.head_dim}")
+                raise ValueError(f"partial_rotary_factor rotates an odd part of a head of {layer.rope_dim}")
             if layer.k_is_v and rope.head_order(layer.head_dim) is not None:
                 raise ValueError("keys that are values too need heads whose order RoPE leaves as it is")
             if rope.rope_type == "longrope" and {len(rope.short_factors), len(rope.long_factors)} != {rotary_dim // 2}:

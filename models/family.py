@@ -20,6 +20,8 @@ class Fused(NamedTuple):
     """The axis of their concatenation; in a tensor of all experts, that of one expert's part."""
     alternates: bool = False
     """They alternate along the axis, instead of taking a range each."""
+    by_head: bool = False
+    """Each head has its own one after the other, instead of all heads having one first."""
 
 
 class TensorName(NamedTuple):

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from pallas_kernels.paged_attention.rope import Rope, rotate
+
 from .ops import Stacked
 from .plan import LayerPlan, Segment
 
@@ -24,6 +26,24 @@ class Heads(NamedTuple):
     """Keys and values; None in a layer that borrows them."""
     sinks_n: Array | None = None
     """The attention sink of each query head, if the layer has them."""
+
+
+class LatentHeads(NamedTuple):
+    """The input of attention over latents: what RoPE is still to rotate is apart."""
+
+    q_tnl: Array
+    """Queries, absorbed: what they are multiplied by is the latents themselves."""
+    q_tnr: Array
+    latents_tl: Array
+    k_tr: Array
+    """The part of keys that is rotated, the same for all heads."""
+
+    def joined(self, rope: Rope | None) -> tuple[Array, Array]:
+        """Return queries [t, n, h] and latents [t, h] as attention takes them, their last parts rotated."""
+        q_tnr, k_t1r = self.q_tnr, self.k_tr[:, None]
+        if rope is not None:
+            q_tnr, k_t1r = rotate(q_tnr, rope), rotate(k_t1r, rope)
+        return jnp.concatenate((self.q_tnl, q_tnr), -1), jnp.concatenate((self.latents_tl, k_t1r[:, 0]), -1)
 
 
 type Lent = dict[int, tuple[Array, Array]]
@@ -64,9 +84,9 @@ class LayerLoop(enum.Enum):
 class LayerBody(NamedTuple):
     """The computation of a layer, the same for all layers of one kind."""
 
-    project: Callable[[Any, Array], Heads]
+    project: Callable[[Any, Array], Heads | LatentHeads]
     """It takes the layer's weights, arrays or `Stacked`, and the hidden states [t, d]."""
-    attend: Callable[[Heads, Cached, Array | int], tuple[Array, Cached]]
+    attend: Callable[[Any, Cached, Array | int], tuple[Array, Cached]]
     """It takes the layer's place among those of its kind, and returns [t, n, h] and what it passes on."""
     finish: Callable[[Any, Array, Array, Array | int], Array]
     """It takes the layer's weights, the hidden states before it, attention's output, and the layer's place."""

@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from pallas_kernels.grouped_matmul import MatmulShape
 from pallas_kernels.linear import ACTIVATIONS as FUSED_ACTIVATIONS
 from pallas_kernels.linear import Linear, LinearShape
-from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, KVPool, Rope
+from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, Rope
 from pallas_kernels.weights import WeightFormat
 
 from .config import LayerSpec, ModelConfig, QueryScaling
@@ -25,7 +25,7 @@ from .family import Prefixes, TensorName
 from .layers.embedding import soft_cap
 from .layers.head import PoolingHead, head_names, pooled_states, taken_rows
 from .layers.moe import matmul_shapes
-from .loop import Cached, Heads, LayerBody, LayerLoop, Lent, run_layers
+from .loop import Cached, LatentHeads, LayerBody, LayerLoop, Lent, run_layers
 from .ops import Ops, bind
 from .params import Cut, ParamSpec, array_specs, cut_of, held_apart
 from .plan import LayerPlan
@@ -43,12 +43,12 @@ class _Step(NamedTuple):
 
     num_tokens: Array
     ropes: Mapping[tuple[int, int], Rope]
-    """By table and head size."""
+    """By table and the size of what is rotated."""
     query_scales: Mapping[QueryScaling | None, Array | None]
     inputs_ltp: Array | None
     """Each layer's own input, if layers have one."""
     batches: Sequence[AttentionBatch]
-    attention: Sequence[Callable[..., tuple[Array, KVPool]]]
+    attention: Sequence[Callable[..., tuple[Array, Any]]]
 
 
 class Model:
@@ -194,7 +194,7 @@ class Model:
         of_layers = {name.removeprefix("layers."): tensor for name, tensor in names.items()}
         of_kinds = zip(self._kinds, self.plan.kinds, self.plan.layers_of, strict=True)
         for number, ((_, state), kind, layers) in enumerate(of_kinds):
-            order = None if kind.rope is None else self.config.ropes[kind.rope].head_order(kind.head_dim)
+            order = None if kind.rope is None else self.config.ropes[kind.rope].head_order(kind.rope_dim)
             of_kind = reading._replace(kv_repeats=kind.kv_repeats, head_order=order)
             in_layer = declared(state)
             for path in in_layer:
@@ -209,15 +209,16 @@ class Model:
     def forward(
         self,
         params: Params,
-        kv_pools: tuple[KVPool, ...],
+        kv_pools: tuple[Any, ...],
         tokens: TokenBatch,
         batches: Sequence[AttentionBatch],
         *,
-        attention: Sequence[Callable[..., tuple[Array, KVPool]]],
-    ) -> tuple[Array, tuple[KVPool, ...]]:
+        attention: Sequence[Callable[..., tuple[Array, Any]]],
+    ) -> tuple[Array, tuple[Any, ...]]:
         """Run the step's tokens through all layers; return normed hidden states [t, d] and the pools.
 
-        Pools, batches and `attention`, which is called as a `PagedAttention` is, are those of the plan's cache groups.
+        Pools, batches and `attention`, called as `PagedAttention` or `LatentAttention`, are those of the plan's cache
+        groups.
         """
         cfg, plan = self.config, self.plan
         num_tokens = jnp.max(batches[0].query_ends_s)
@@ -227,7 +228,7 @@ class Model:
         inputs_ltp = frame.layer_inputs(tokens, x_td) if has_inputs else None
         where = tokens.positions_t, tokens.rope_lengths_t
         ropes = {
-            (spec.rope, spec.head_dim): Rope(*rope_table(cfg.ropes[spec.rope], spec.head_dim, *where))
+            (spec.rope, spec.rope_dim): Rope(*rope_table(cfg.ropes[spec.rope], spec.rope_dim, *where))
             for spec in plan.kinds
             if spec.rope is not None
         }
@@ -255,23 +256,19 @@ class Model:
 
         # Profiles tell the parts of a step by these names.
         @jax.named_scope("attend")
-        def attend(heads: Heads, cached: Cached, place: Array | int) -> tuple[Array, Cached]:
+        def attend(heads: Any, cached: Cached, place: Array | int) -> tuple[Array, Cached]:
             pools, lent = cached
-            heads = _scale_queries(heads, step.query_scales[spec.query_scaling])
             # Borrowed keys and values are in the cache already; writing them again changes nothing.
-            keys_values: Any = lent[group] if spec.borrows_kv else (heads.k_tkh, heads.v_tkh)
+            keys_values: Any = lent[group] if spec.borrows_kv else None if spec.latent else (heads.k_tkh, heads.v_tkh)
+            own, settings = _attention_inputs(heads, keys_values, spec, step)
             attended_tnh, pool = step.attention[group](
-                heads.q_tnh,
-                *keys_values,
+                *own,
                 pools[group],
                 step.batches[group],
                 layer=_pick(places, place),
                 num_layers=num_layers,
-                window=NO_WINDOW if spec.window is None else spec.window,
                 scale=spec.scale,
-                rope=None if spec.rope is None else step.ropes[spec.rope, spec.head_dim],
-                soft_cap=spec.soft_cap,
-                sinks_n=heads.sinks_n,
+                **settings,
             )
             lent = {each: keys_values if each == group else held for each, held in lent.items()}
             return attended_tnh, Cached((*pools[:group], pool, *pools[group + 1 :]), lent)
@@ -344,11 +341,25 @@ def _with_row_ends(batch: AttentionBatch, window: int | None, positions_t: Array
     return batch._replace(row_ends_t=ends_t if window is None else jnp.minimum(ends_t, positions_t + window))
 
 
-def _scale_queries(heads: Heads, scale_t11: Array | None) -> Heads:
-    """Return the heads with their queries multiplied, if there is a factor for each token."""
-    if scale_t11 is None:
-        return heads
-    return heads._replace(q_tnh=heads.q_tnh * scale_t11.astype(heads.q_tnh.dtype))
+def _attention_inputs(heads: Any, keys_values: Any, spec: LayerSpec, step: _Step) -> tuple[tuple[Array, ...], Any]:
+    """Return the arrays of a layer's tokens that attention takes, and what else it takes in layers of this spec."""
+    rope = None if spec.rope is None else step.ropes[spec.rope, spec.rope_dim]
+    scale_t11 = step.query_scales[spec.query_scaling]
+    if isinstance(heads, LatentHeads):
+        q_tnh, latents_th = heads.joined(rope)
+        return (_scaled(q_tnh, scale_t11), latents_th), {}
+    settings = {
+        "window": NO_WINDOW if spec.window is None else spec.window,
+        "rope": rope,
+        "soft_cap": spec.soft_cap,
+        "sinks_n": heads.sinks_n,
+    }
+    return (_scaled(heads.q_tnh, scale_t11), *keys_values), settings
+
+
+def _scaled(q_tnh: Array, scale_t11: Array | None) -> Array:
+    """Return the queries multiplied, if there is a factor for each token."""
+    return q_tnh if scale_t11 is None else q_tnh * scale_t11.astype(q_tnh.dtype)
 
 
 def _pick(numbers: Sequence[int], place: Array | int) -> Array | int:

@@ -29,6 +29,10 @@ PART_AXIS = "part"
 """The axis of a part of a quantized matrix along its inputs, in layouts."""
 
 
+HFIndex = tuple[slice | tuple[int, ...], ...]
+"""What is taken of an HF tensor along its first axes: a range, or places one by one."""
+
+
 class Segment(NamedTuple):
     """The place of a parameter in a merged array: it begins at row `start` in each of `num_shards` shards."""
 
@@ -110,7 +114,7 @@ class ParamSpec(_Axes):
     sources: tuple[str, ...]
     layout: str
     hf_shape: tuple[int, ...]
-    hf_index: tuple[slice, ...] = ()
+    hf_index: HFIndex = ()
     """The part of the HF tensor that is this parameter, if it holds several; empty for all of it."""
     repeats: int = 1
     """How many consecutive copies ours has of each kv head of the HF tensor."""
@@ -159,7 +163,7 @@ class Outputs(NamedTuple):
     """The axis of an HF matrix that is its outputs, as the layout has it, and what of it is a parameter."""
 
     axes: str
-    hf_index: tuple[slice, ...]
+    hf_index: HFIndex
 
 
 def outputs_of(spec: ParamSpec) -> Outputs | None:

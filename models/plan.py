@@ -39,6 +39,9 @@ class CacheGroup(NamedTuple):
     window: int | None
     attention_chunk: int | None
     causal: bool
+    latent_dim: int | None = None
+    """The first numbers of a key, which are its value too, where layers attend over latents; None where each head has
+    keys and values."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,13 @@ class LayerPlan:
 def group_of(layer: LayerSpec) -> CacheGroup:
     """Return the cache group of a layer."""
     return CacheGroup(
-        layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.window, layer.attention_chunk, layer.causal
+        layer.num_heads,
+        layer.num_kv_heads,
+        layer.head_dim,
+        layer.window,
+        layer.attention_chunk,
+        layer.causal,
+        None if layer.latent is None else layer.latent.rank,
     )
 
 

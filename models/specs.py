@@ -7,12 +7,13 @@ from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
 
+import numpy as np
 from flax import nnx
 
 from pallas_kernels.weights import WeightFormat
 
 from .family import TensorName
-from .params import KV_HEADS, LEAD_AXES, Cut, ParamSpec, Segment, cut_of, outputs_of, split_axes
+from .params import HEAD_DIM, KV_HEADS, LEAD_AXES, Cut, HFIndex, ParamSpec, Segment, cut_of, outputs_of, split_axes
 
 
 class Declared(NamedTuple):
@@ -97,12 +98,20 @@ def make_spec(
         hf_shape=(num_experts, *hf_shape) if param.has_experts and not of_experts else hf_shape,
         hf_index=hf_index,
         repeats=reading.kv_repeats if KV_HEADS in param.axes else 1,
-        head_order=reading.head_order if param.rotates else None,
+        head_order=_head_order(param, reading.head_order) if param.rotates else None,
         segment=param.segment,
         num_inputs=param.num_inputs,
         is_packed=reading.is_packed,
     )
     return spec if form is None or holding_refusal(spec, form, reading) else replace(spec, format=form)
+
+
+def _head_order(param: Declared, order: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """Return the order of all dimensions along a parameter's heads, of which RoPE rotates the last, if not all."""
+    if order is None:
+        return None
+    rest = param.shape[param.axes.index(HEAD_DIM)] - len(order)
+    return (*range(rest), *(rest + place for place in order))
 
 
 def holding_refusal(spec: ParamSpec, form: WeightFormat, reading: Reading) -> str | None:
@@ -124,7 +133,7 @@ def holding_refusal(spec: ParamSpec, form: WeightFormat, reading: Reading) -> st
 
 def _taken_of_fused(
     path: str, params: Mapping[str, Declared], names: Mapping[str, TensorName], kv_repeats: int
-) -> tuple[tuple[int, ...], tuple[slice, ...]]:
+) -> tuple[tuple[int, ...], HFIndex]:
     """Return the shape of a tensor that holds several parameters, and the part of it that is this one."""
     owner, _, name = path.rpartition(".")
     fused = names[path].fused
@@ -135,11 +144,15 @@ def _taken_of_fused(
         shapes[member] = params[other].hf_shape(names[other].layout, kv_repeats)
     sizes = {member: shape[fused.axis] for member, shape in shapes.items()}
     whole, place = sum(sizes.values()), fused.members.index(name)
+    start, size, part = sum(sizes[member] for member in fused.members[:place]), sizes[name], ()
     if fused.alternates:
         part = slice(place, None, len(fused.members))
+    elif fused.by_head:
+        num_heads = params[path].shape[0]
+        part = np.arange(whole).reshape(num_heads, -1)[:, start // num_heads :][:, : size // num_heads]
+        part = tuple(part.ravel().tolist())
     else:
-        start = sum(sizes[member] for member in fused.members[:place])
-        part = slice(start, start + sizes[name])
+        part = slice(start, start + size)
     shape = list(shapes[name])
     shape[fused.axis] = whole
     return tuple(shape), (*[slice(None)] * fused.axis, part)

@@ -44,6 +44,17 @@ SIZES: dict[str, Any] = {
 }
 SMALL: dict[str, Any] = dict(SIZES, hidden_size=32, intermediate_size=48, num_attention_heads=2, num_key_value_heads=1)
 MOE: dict[str, Any] = {"moe_intermediate_size": 16, "num_experts_per_tok": 3}
+LATENT: dict[str, Any] = {
+    **{name: size for name, size in SMALL.items() if name != "head_dim"},
+    "num_key_value_heads": SMALL["num_attention_heads"],
+    "kv_lora_rank": 32,
+    "q_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    **MOE,
+    "n_routed_experts": 16,
+}
 VISION: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
 
 # Parts of names.
@@ -70,6 +81,12 @@ def llama_rope(max_positions: int = 256, **rope: Any) -> Case:
     """Return a Llama case, three query heads to a kv head, with RoPE scaling."""
     sizes = {"num_attention_heads": 3, "num_key_value_heads": 1, "max_position_embeddings": max_positions}
     return llama(**sizes, tie_word_embeddings=True, rope_parameters={"rope_theta": 10_000.0, **rope})
+
+
+def yarn(**changes: Any) -> dict[str, Any]:
+    """Return RoPE scaling that a prompt outgrows."""
+    rope = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 32}
+    return rope | changes
 
 
 def mistral3() -> Any:
@@ -353,6 +370,67 @@ CASES = {
             routed_scaling_factor=1.5,
             attention_bias=True,
             use_qk_norm=True,
+        ),
+    ),
+    # As V2-Lite: no latents for queries, experts in no groups.
+    "deepseek_v2_lite": Case(
+        "DeepseekV2ForCausalLM",
+        lambda: transformers.DeepseekV2Config(
+            **LATENT | {"q_lora_rank": None},
+            first_k_dense_replace=1,
+            rope_parameters=yarn(mscale=0.707, mscale_all_dim=0.707),
+        ),
+    ),
+    "deepseek_v2": Case(
+        "DeepseekV2ForCausalLM",
+        lambda: transformers.DeepseekV2Config(
+            **LATENT,
+            topk_method="group_limited_greedy",
+            n_group=4,
+            topk_group=2,
+            routed_scaling_factor=1.5,
+            first_k_dense_replace=1,
+            attention_bias=True,
+            rope_parameters=yarn(),
+        ),
+    ),
+    "deepseek_v3": Case(
+        "DeepseekV3ForCausalLM",
+        lambda: transformers.DeepseekV3Config(
+            **LATENT,
+            n_group=4,
+            topk_group=2,
+            first_k_dense_replace=1,
+            rope_parameters=yarn(mscale=1.0, mscale_all_dim=1.0),
+        ),
+    ),
+    "kimi_k2": Case(
+        "DeepseekV3ForCausalLM",
+        lambda: transformers.DeepseekV3Config(
+            **LATENT | {"num_attention_heads": 4, "num_key_value_heads": 4},
+            n_group=1,
+            topk_group=1,
+            routed_scaling_factor=2.827,
+            first_k_dense_replace=1,
+            rope_parameters=yarn(mscale=1.0, mscale_all_dim=1.0, beta_fast=1.0, rope_theta=50_000.0),
+        ),
+    ),
+    "glm4_moe_lite": Case(
+        "Glm4MoeLiteForCausalLM",
+        lambda: transformers.Glm4MoeLiteConfig(
+            **LATENT | {"qk_nope_head_dim": 48},
+            attention_bias=True,
+            rope_interleave=False,
+            rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+        ),
+    ),
+    "mistral4": Case(
+        "Mistral4ForCausalLM",
+        lambda: transformers.Mistral4Config(
+            **LATENT,
+            n_group=4,
+            topk_group=2,
+            rope_parameters=yarn(mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.3),
         ),
     ),
     "opt": opt(num_attention_heads=3, tie_word_embeddings=False),

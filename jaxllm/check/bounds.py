@@ -10,7 +10,7 @@ from typing import NamedTuple
 from jax.sharding import Mesh
 
 from jaxllm.execution.mesh import param_bytes
-from jaxllm.models.config import ModelConfig, MoESpec
+from jaxllm.models.config import LayerSpec, ModelConfig, MoESpec
 from jaxllm.models.params import ParamSpec
 from jaxllm.models.plan import LayerPlan
 
@@ -162,21 +162,25 @@ def count_work(
         param_bytes=param_bytes(mesh, read),
         token_flops=2 * (weights - head + chosen),
         head_flops=2 * head,
-        layers=tuple(
-            LayerWork(
-                layer.window,
-                kv_bytes=2 * layer.num_kv_heads // mesh.size * layer.head_dim * kv_itemsize,
-                pair_flops=4 * layer.num_heads * layer.head_dim,
-                attention_chunk=layer.attention_chunk,
-                causal=layer.causal,
-            )
-            for layer in model.layers
-        ),
+        layers=tuple(_layer_work(layer, mesh.size, kv_itemsize) for layer in model.layers),
         max_num_batched_tokens=max_num_batched_tokens,
         experts=tuple(
             ExpertWork(moe.num_experts, moe.top_k, param_bytes(mesh, {path: specs[path]}))
             for path, moe in experts.items()
         ),
+    )
+
+
+def _layer_work(layer: LayerSpec, num_devices: int, kv_itemsize: int) -> LayerWork:
+    """Count what a layer's attention costs; every device has all latents, which serve for keys and values."""
+    value_dim = layer.head_dim if layer.latent is None else layer.latent.rank
+    numbers = layer.head_dim if layer.latent else 2 * layer.num_kv_heads // num_devices * layer.head_dim
+    return LayerWork(
+        layer.window,
+        kv_bytes=numbers * kv_itemsize,
+        pair_flops=2 * layer.num_heads * (layer.head_dim + value_dim),
+        attention_chunk=layer.attention_chunk,
+        causal=layer.causal,
     )
 
 

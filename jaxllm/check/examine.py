@@ -22,7 +22,6 @@ from jaxllm.execution.pooled_step import PoolShape
 from jaxllm.execution.step import StepShape
 from jaxllm.loading.open import open_config
 from jaxllm.version import __version__
-from pallas_kernels.paged_attention import pick
 
 from . import compilers
 from .bounds import count_work
@@ -227,6 +226,6 @@ def _notes(config: EngineConfig, hardware: Hardware, changes: list[Change]) -> I
         )
     architecture = detect_architecture(config.mesh.devices.tolist())
     for attention in [group.attention for group in config.kv_groups]:
-        _, reason = pick(attention.shape, config.platform, architecture=architecture)
+        reason = attention.missing_kernels(config.platform, architecture)
         if attention.implementation == "xla" and reason is not None:
             yield f"attention runs in plain XLA, not in the {config.platform}'s own kernels: {reason}."

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from jaxllm.execution.mesh import Device
     from jaxllm.loading.checkpoint import Checkpoint
     from jaxllm.models.config import ModelConfig
+    from jaxllm.models.plan import CacheGroup
     from jaxllm.sampling.processors import LogitsProcessor
-    from pallas_kernels.paged_attention import AttentionShape, PagedAttention
+    from pallas_kernels.latent_attention import LatentShape
+    from pallas_kernels.paged_attention import AttentionShape, PoolAttention
 
 PLATFORMS = ("cpu", "gpu", "tpu")
 KV_DTYPES: Mapping[str, str] = {
@@ -227,14 +229,11 @@ def resolve_groups(
 
     from jaxllm.execution.kv_pool import KVGroup
     from jaxllm.models.plan import LayerPlan
-    from pallas_kernels.paged_attention import AttentionShape
 
     groups, dtypes = [], (jnp.dtype(dtype), jnp.dtype(KV_DTYPES.get(args.kv_cache_dtype, dtype)))
     plan = LayerPlan(model_config.layers)
     for group in plan.groups:
-        heads = group.num_heads // mesh.size, group.num_kv_heads // mesh.size
-        shape = AttentionShape(*heads, group.head_dim, block_size, *dtypes)
-        attention = _resolve_attention(args, shape, mesh, platform)
+        attention = _resolve_attention(args, _shape_of(group, mesh.size, block_size, dtypes), mesh, platform)
         # Where attention is not causal nothing is read after its step, and no blocks are behind a window.
         window = group.window if group.causal else None
         reach = {"window": window, "attention_chunk": group.attention_chunk, "causal": group.causal}
@@ -242,13 +241,32 @@ def resolve_groups(
     return tuple(groups)
 
 
-def _resolve_attention(args: EngineArguments, shape: AttentionShape, mesh: Mesh, platform: str) -> PagedAttention:
+def _shape_of(
+    group: CacheGroup, num_devices: int, block_size: int, dtypes: tuple[Any, Any]
+) -> AttentionShape | LatentShape:
+    """Return the attention of a cache group on one device, which has a share of the heads."""
+    from pallas_kernels.latent_attention import LatentShape
+    from pallas_kernels.paged_attention import AttentionShape
+
+    num_heads, num_kv_heads = group.num_heads // num_devices, group.num_kv_heads // num_devices
+    if group.latent_dim is not None:
+        return LatentShape(num_heads, group.latent_dim, group.head_dim - group.latent_dim, block_size, *dtypes)
+    return AttentionShape(num_heads, num_kv_heads, group.head_dim, block_size, *dtypes)
+
+
+def _resolve_attention(
+    args: EngineArguments, shape: AttentionShape | LatentShape, mesh: Mesh, platform: str
+) -> PoolAttention:
     """Settle how each device computes the attention of a shape."""
-    from pallas_kernels.paged_attention import pick
+    from pallas_kernels import latent_attention, paged_attention
 
     backend = None if args.attention_config is None else args.attention_config.backend
     try:
-        attention, reason = pick(shape, platform, backend, architecture=detect_architecture(mesh.devices.tolist()))
+        architecture = detect_architecture(mesh.devices.tolist())
+        if isinstance(shape, latent_attention.LatentShape):
+            attention, reason = latent_attention.pick(shape, platform, backend, architecture=architecture)
+        else:
+            attention, reason = paged_attention.pick(shape, platform, backend, architecture=architecture)
     except ValueError as error:
         message = f"attention_config: {error}. Leave backend out, or use 'xla'."
         raise VLLMValidationError(message, parameter="attention_config", value=backend) from error

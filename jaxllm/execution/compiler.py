@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.stages import Lowered
 
 from jaxllm.models.model import Model
@@ -165,7 +165,7 @@ class StepCompiler:
         return [each for each in shapes if each != shape]
 
     def pool_specs(self, num_blocks: int) -> tuple[KVPool, ...]:
-        """Return shape, dtype and sharding of each group's KV pool; each device holds those of its own heads.
+        """Return shape, dtype and sharding of each group's KV pool; each device holds what its own heads read.
 
         The largest has `num_blocks` blocks.
         """
@@ -173,7 +173,15 @@ class StepCompiler:
         def whole(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((x.shape[0], x.shape[1] * self.mesh.size, *x.shape[2:]), x.dtype)
 
-        return placed(jax.tree.map(whole, self._local_pools(num_blocks)), pool_sharding(self.mesh))
+        def spread(pool: KVPool, sharding: NamedSharding, *, is_cut: bool) -> KVPool:
+            return placed(jax.tree.map(whole, pool) if is_cut else pool, sharding)
+
+        each = zip(self._local_pools(num_blocks), self._pool_shardings, self.config.groups, strict=True)
+        return tuple(spread(pool, where, is_cut=group.attention.cuts_pool) for pool, where, group in each)
+
+    @property
+    def _pool_shardings(self) -> tuple[NamedSharding, ...]:
+        return tuple(pool_sharding(self.mesh, is_cut=group.attention.cuts_pool) for group in self.config.groups)
 
     def _local_pools(self, num_blocks: int) -> tuple[KVPool, ...]:
         sizes = self.config.kv_layout.num_blocks(num_blocks)
@@ -246,7 +254,7 @@ class StepCompiler:
             lambda: tuple(group.attention.make_pool(x) for group, x in zip(self.config.groups, specs, strict=True)),
             mesh=self.mesh,
             in_specs=(),
-            out_specs=pool_sharding(self.mesh).spec,
+            out_specs=tuple(each.spec for each in self._pool_shardings),
             check_vma=False,
         )
         return make_pools(), jnp.zeros(tokens.shape, tokens.dtype)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.scheduling.config import GroupConfig
-from pallas_kernels.paged_attention import PagedAttention
+from pallas_kernels.paged_attention import PoolAttention
 
 CPU_POOL_BYTES = 2**30  # the host's memory is not ours to fill
 COARSE_BLOCKS = 16  # the count is an argument shape: a few blocks more or less must not miss the compile cache
@@ -22,7 +22,7 @@ SPARE_PART = 0.25
 class KVGroup:
     """A cache group on one device."""
 
-    attention: PagedAttention
+    attention: PoolAttention
     """The attention op of the device's heads."""
     num_layers: int
     window: int | None

@@ -30,6 +30,7 @@ RULES: Mapping[str, str | None] = {
     "experts": None,
     "router": None,
     "embed": None,
+    "latent": None,
     "positions": None,
     "types": None,
     "outputs": None,
@@ -121,7 +122,9 @@ def spread(config: ModelConfig, num_devices: int) -> ModelConfig:
 
 
 def _repeated(layer: LayerSpec, times: int) -> LayerSpec:
-    """Return a layer whose kv heads stand so many times in a row."""
+    """Return a layer whose kv heads stand so many times in a row; latents are the same on all devices."""
+    if layer.latent is not None:
+        return layer
     return replace(layer, num_kv_heads=layer.num_kv_heads * times, kv_repeats=times)
 
 
@@ -144,9 +147,9 @@ def param_format(mesh: Mesh, spec: ParamSpec | ArraySpec) -> NamedSharding | For
     return Format(Layout(major_to_minor=(0, 1)), sharding)
 
 
-def pool_sharding(mesh: Mesh) -> NamedSharding:
-    """Return which part of a KV pool's array each device holds: its kv heads, axis 1 of every layout."""
-    return NamedSharding(mesh, PartitionSpec(None, MODEL_AXIS))
+def pool_sharding(mesh: Mesh, *, is_cut: bool) -> NamedSharding:
+    """Return which part of a KV pool's array each device holds: its kv heads, axis 1, or all of a pool of latents."""
+    return NamedSharding(mesh, PartitionSpec(None, MODEL_AXIS) if is_cut else PartitionSpec())
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

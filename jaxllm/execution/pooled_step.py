@@ -9,10 +9,10 @@ from jax import Array
 from jax.sharding import Mesh
 
 from jaxllm.models.model import Model
-from pallas_kernels.paged_attention import KVPool, PagedAttention
+from pallas_kernels.paged_attention import KVPool, PoolAttention
 
 from .packing import BatchShape, unpack
-from .sharded_attention import ShardedAttention
+from .sharded_attention import shard
 
 
 class PoolShape(NamedTuple):
@@ -31,13 +31,13 @@ def run_pooled_step(
     *,
     model: Model,
     shape: PoolShape,
-    attention: tuple[PagedAttention, ...],
+    attention: tuple[PoolAttention, ...],
     mesh: Mesh,
 ) -> tuple[tuple[KVPool, ...], Array]:
     """Run one step; return the KV pools, and float32 outputs [s, o] or, by token, [t, o]."""
     inputs = unpack(ints, floats, shape.batch)
     batches = inputs.batches(decodes_only=False)
-    attend = [ShardedAttention(each, mesh) for each in attention]
+    attend = [shard(each, mesh) for each in attention]
     hidden_td, kv_pools = model.forward(params, kv_pools, inputs.tokens, batches, attention=attend)
     if shape.by_token:
         return kv_pools, model.pool_tokens(params, hidden_td)

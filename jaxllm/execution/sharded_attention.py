@@ -1,4 +1,4 @@
-"""Paged attention is spread over devices: each runs the op on its own heads and its own part of the pool."""
+"""Attention is spread over devices: each runs the op on its own heads, and its own part of the pool if that is cut."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import jax
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
-from pallas_kernels.paged_attention import AttentionBatch, KVPool, PagedAttention, Rope
+from pallas_kernels.latent_attention import LatentAttention, LatentPool
+from pallas_kernels.paged_attention import AttentionBatch, KVPool, PagedAttention, PoolAttention, Rope
 
 from .mesh import MODEL_AXIS, pool_sharding
 
@@ -48,7 +49,7 @@ class ShardedAttention:
                 *heads, kv_pool, batch, layer=layer, window=window, rope=rope, sinks_n=sinks_n, **settings
             )
 
-        pool = pool_sharding(self.mesh).spec
+        pool = pool_sharding(self.mesh, is_cut=True).spec
         # The kernels' outputs do not say along which axes they differ between devices.
         sharded = jax.shard_map(
             attend,
@@ -58,3 +59,45 @@ class ShardedAttention:
             check_vma=False,
         )
         return sharded((q_tnh, k_tkh, v_tkh), sinks_n, kv_pool, batch, (layer, window, rope))
+
+
+@dataclass(frozen=True)
+class ShardedLatentAttention:
+    """`LatentAttention` for all heads of a model, of which `attention` takes one device's."""
+
+    attention: LatentAttention
+    mesh: Mesh
+
+    def __call__(
+        self,
+        q_tnh: Array,
+        latents_th: Array,
+        kv_pool: LatentPool,
+        batch: AttentionBatch,
+        *,
+        layer: Array | int,
+        **settings: Any,
+    ) -> tuple[Array, LatentPool]:
+        """Attend as `LatentAttention` does; queries are sharded over heads, and all else is everywhere."""
+
+        def attend(q_tnh: Array, *rest: Any) -> Any:
+            *inputs, layer = rest
+            return self.attention(q_tnh, *inputs, layer=layer, **settings)
+
+        # The kernels' outputs do not say along which axes they differ between devices.
+        sharded = jax.shard_map(
+            attend,
+            mesh=self.mesh,
+            in_specs=(_HEADS, *[_EVERYWHERE] * 4),
+            out_specs=(_HEADS, _EVERYWHERE),
+            check_vma=False,
+        )
+        return sharded(q_tnh, latents_th, kv_pool, batch, layer)
+
+
+def shard(attention: PoolAttention, mesh: Mesh) -> ShardedAttention | ShardedLatentAttention:
+    """Return an op for all heads of a model, of which `attention` takes one device's."""
+    if isinstance(attention, LatentAttention):
+        return ShardedLatentAttention(attention, mesh)
+    assert isinstance(attention, PagedAttention)
+    return ShardedAttention(attention, mesh)

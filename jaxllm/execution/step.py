@@ -19,11 +19,11 @@ from jaxllm.sampling.processors import LogitsProcessor
 from jaxllm.sampling.sampler import sample_full, sample_plain, sample_plain_shard
 from jaxllm.sampling.shards import VocabShards
 from jaxllm.sampling.token_counts import add_tokens
-from pallas_kernels.paged_attention import KVPool, PagedAttention
+from pallas_kernels.paged_attention import KVPool, PoolAttention
 
 from .mesh import MODEL_AXIS, replicated
 from .packing import BatchShape, PackedInputs, unpack
-from .sharded_attention import ShardedAttention
+from .sharded_attention import shard
 
 
 class DeviceState(NamedTuple):
@@ -67,7 +67,7 @@ def run_step(
     model: Model,
     shape: StepShape,
     processors: tuple[LogitsProcessor, ...] = (),
-    attention: tuple[PagedAttention, ...],
+    attention: tuple[PoolAttention, ...],
     mesh: Mesh,
     logits_tile: int,
     few_rows: int | None = None,
@@ -80,7 +80,7 @@ def run_step(
     """
     inputs = unpack(ints, floats, shape.batch)
     tokens, batches = _known_tokens(inputs, previous_tokens), inputs.batches(decodes_only=shape.decodes_only)
-    attend = [ShardedAttention(each, mesh) for each in attention]
+    attend = [shard(each, mesh) for each in attention]
     hidden_td, kv_pools = model.forward(params, state.kv_pools, tokens, batches, attention=attend)
     num_rows = inputs.logit_rows.num_rows
     rows = (hidden_td[inputs.logit_rows.logit_tokens_s], inputs.sampling)

@@ -9,8 +9,9 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from ..config import LayerSpec, ModelConfig
-from ..loop import Heads
+from ..loop import Heads, LatentHeads
 from .attention import Attention
+from .latent_attention import LatentAttention
 from .mlp import GatedMLP
 from .moe import MoE
 from .norm import RMSNorm
@@ -21,14 +22,15 @@ class DecoderLayer(nnx.Module):
 
     def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
         norm = partial(RMSNorm, cfg.hidden_size, "embed", cfg, dtype)
-        self.attn, self.mlp = Attention(spec, cfg, dtype), (MoE if spec.moe else GatedMLP)(spec, cfg, dtype)
+        self.attn = (LatentAttention if spec.latent else Attention)(spec, cfg, dtype)
+        self.mlp = (MoE if spec.moe else GatedMLP)(spec, cfg, dtype)
         self.has_pre_norms, self.has_post_norms = spec.pre_norms, spec.post_norms
         if spec.pre_norms:
             self.attn_norm, self.mlp_norm = norm(), norm()
         if spec.post_norms:
             self.post_attn_norm, self.post_mlp_norm = norm(), norm()
 
-    def project(self, x_td: Array) -> Heads:
+    def project(self, x_td: Array) -> Heads | LatentHeads:
         """Return what attention takes, from the stream [t, d]."""
         return self.attn.project(self.attn_norm(x_td) if self.has_pre_norms else x_td)
 

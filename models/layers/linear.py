@@ -62,6 +62,15 @@ def gated_linear(x_td: Array, gate_up: nnx.Param[Array], parts: Sequence[Part], 
     return ACTIVATIONS[act](gate_tf) * up_tf
 
 
+def heads_linear(x_tni: Array, weight: nnx.Param[Array]) -> Array:
+    """Multiply each head's part of tokens by the head's own matrix, [n, o, i]; return [t, n, o] in x's dtype."""
+    precision = jax.lax.Precision.HIGHEST if x_tni.dtype == jnp.float32 else None
+    out_nto = jnp.einsum(
+        "nti,noi->nto", x_tni.swapaxes(0, 1), weight[...], precision=precision, preferred_element_type=jnp.float32
+    )
+    return out_nto.astype(x_tni.dtype).swapaxes(0, 1)
+
+
 def _product(
     x: Array,
     held: LayerOf | Quantized,

@@ -62,12 +62,12 @@ class Router(nnx.Module):
         return Choices(experts_tj, weights_tj * spec.routed_scale)
 
     def _within_groups(self, ranked_te: Array) -> Array:
-        """Mask all experts but those of the best groups, which are ranked by the sum of their two best experts."""
+        """Mask all experts but those of the best groups, which are ranked by the sum of their best experts."""
         spec, t = self.spec, len(ranked_te)
         if spec.top_groups == spec.num_groups:
             return ranked_te
         grouped_tge = ranked_te.reshape(t, spec.num_groups, -1)
-        best_tg = jnp.sum(jax.lax.top_k(grouped_tge, 2)[0], axis=-1)
+        best_tg = jnp.sum(jax.lax.top_k(grouped_tge, spec.group_best)[0], axis=-1)
         chosen_tg = jax.nn.one_hot(jax.lax.top_k(best_tg, spec.top_groups)[1], spec.num_groups).sum(axis=1)
         return jnp.where(chosen_tg[:, :, None] > 0, grouped_tge, -jnp.inf).reshape(t, -1)
 

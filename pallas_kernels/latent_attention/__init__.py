@@ -7,6 +7,7 @@ themselves, and a pool holds nothing else. `reference.py` defines what is correc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jax import Array
@@ -21,6 +22,8 @@ from .layout import LatentPool, LatentShape
 
 __all__ = ["IMPLEMENTATIONS", "LatentAttention", "LatentPool", "LatentShape", "pick"]
 
+NAME = "attention over latents"
+
 
 @dataclass(frozen=True)
 class LatentAttention(PoolAttention):
@@ -29,8 +32,13 @@ class LatentAttention(PoolAttention):
     shape: LatentShape
 
     @property
-    def _entry(self) -> Implementation:
-        return IMPLEMENTATIONS[self.implementation]
+    def name(self) -> str:
+        """Return the op's name for people."""
+        return NAME
+
+    @property
+    def _implementations(self) -> Mapping[str, Implementation]:
+        return IMPLEMENTATIONS
 
     @property
     def cuts_pool(self) -> bool:
@@ -95,9 +103,6 @@ class LatentAttention(PoolAttention):
 def pick(
     shape: LatentShape, platform: str, name: str | None = None, *, architecture: str | None = None
 ) -> tuple[LatentAttention, str | None]:
-    """Return the op for a platform, and why it is not the platform's own kernels; see `paged_attention.pick`.
-
-    There is no reason where a platform has none of its own.
-    """
-    choice = choose(IMPLEMENTATIONS, shape, platform, name, architecture, "latent attention")
+    """Return the op for a platform, and why it is not the platform's own kernels; see `paged_attention.pick`."""
+    choice = choose(IMPLEMENTATIONS, shape, platform, name, architecture, NAME)
     return LatentAttention(shape, *choice[:2], architecture=architecture), choice.reason

@@ -5,6 +5,7 @@ One call serves decodes and prefill chunks of many sequences at once. `reference
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,7 @@ __all__ = [
     "pick",
 ]
 
+NAME = "paged attention"
 NO_WINDOW = 2**30
 """The window of global attention: longer than any sequence."""
 
@@ -44,8 +46,13 @@ class PagedAttention(PoolAttention):
     shape: AttentionShape
 
     @property
-    def _entry(self) -> Implementation:
-        return IMPLEMENTATIONS[self.implementation]
+    def name(self) -> str:
+        """Return the op's name for people."""
+        return NAME
+
+    @property
+    def _implementations(self) -> Mapping[str, Implementation]:
+        return IMPLEMENTATIONS
 
     @property
     def cuts_pool(self) -> bool:
@@ -137,5 +144,5 @@ def pick(
     is a GPU's compute capability, such as "9.0", or None for one that has none, or a TPU's kind, such as "TPU v6 lite",
     or None for any. Raises ValueError for a name that does not exist, or that cannot run this shape on this device.
     """
-    choice = choose(IMPLEMENTATIONS, shape, platform, name, architecture, "paged attention")
+    choice = choose(IMPLEMENTATIONS, shape, platform, name, architecture, NAME)
     return PagedAttention(shape, *choice[:2], architecture=architecture), choice.reason

@@ -32,8 +32,17 @@ class PoolAttention:
     """The device's, as `pick` takes it. A TPU's kernels run on all of them; what differs is what they make use of."""
 
     @property
-    def _entry(self) -> Implementation:
+    def name(self) -> str:
+        """Return the op's name for people."""
         raise NotImplementedError
+
+    @property
+    def _implementations(self) -> Mapping[str, Implementation]:
+        raise NotImplementedError
+
+    @property
+    def _entry(self) -> Implementation:
+        return self._implementations[self.implementation]
 
     @property
     def cuts_pool(self) -> bool:
@@ -67,6 +76,10 @@ class PoolAttention:
         """Do what the memory of a new pool needs before it is used; not traced."""
         self._entry.settle_pool(pool, num_layers)
 
+    def missing_kernels(self, platform: str, architecture: str | None = None) -> str | None:
+        """Say why a platform's own kernels do not run the op, as `pick` does; None if they do."""
+        return choose(self._implementations, self.shape, platform, None, architecture, self.name).reason
+
     def prepare(self, folder: Path | None = None) -> None:
         """Do what must be done in a process before it loads a program with this op that another one compiled.
 
@@ -86,11 +99,14 @@ def choose(
     """Choose for a platform as `paged_attention.pick` does; `op` is the op's name for people."""
     if name not in (None, *implementations):
         raise ValueError(f"{op}: there is no implementation {name!r}, only {', '.join(implementations)}")
-    own = next((each for each, entry in implementations.items() if entry.platform == platform), "xla")
-    entry = implementations[name or own]
+    own = next((each for each, entry in implementations.items() if entry.platform == platform), None)
+    if name is None and own is None:
+        return Choice("xla", False, f"it has none for {op} yet")
+    entry = implementations[name or own or "xla"]
     is_elsewhere = entry.platform not in (None, platform)
     reason = (None if is_elsewhere else entry.device_refusal(architecture)) or entry.refusal(shape)
     if name is None:
+        assert own is not None
         return Choice(own if reason is None else "xla", False, reason)
     if is_elsewhere and platform != "cpu":
         raise ValueError(f"{op}: {name!r} does not run on a {platform}")

@@ -40,7 +40,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def any_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let reports say nothing of a processor that the CPU's kernels are not for."""
-    monkeypatch.setattr(examining, "pick", lambda *_, **__: (None, None))
+    monkeypatch.setattr(PagedAttention, "missing_kernels", lambda *_: None)
 
 
 @pytest.fixture(scope="module")

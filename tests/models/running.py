@@ -14,6 +14,7 @@ from jaxllm.models import LayerLoop, Model, ModelConfig, ParamSpec, TokenBatch, 
 from jaxllm.models.params import ArraySpec, array_specs, unflatten
 from jaxllm.models.plan import CacheGroup, LayerPlan
 from jaxllm.models.quantization import quantize
+from pallas_kernels.latent_attention import LatentAttention, LatentShape
 from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, KVPool, PagedAttention
 from pallas_kernels.paged_attention.tiles import XLA_TILES
 from tests.models.tiny import BLOCK_SIZE, CASES, POOLING_CASES, Golden, read_hf_config, read_tensors
@@ -120,9 +121,12 @@ def empty_pools(config: ModelConfig, dtype: Any = jnp.float32) -> tuple[KVPool, 
     return jax.tree.map(lambda array: jnp.full(array.shape, jnp.nan, array.dtype), specs)
 
 
-def attention_of(group: CacheGroup, dtype: Any = jnp.float32) -> PagedAttention:
+def attention_of(group: CacheGroup, dtype: Any = jnp.float32) -> PagedAttention | LatentAttention:
     """Return the attention of a cache group's layers in plain XLA."""
     dtype = jnp.dtype(dtype)
+    if (latent_dim := group.latent_dim) is not None:
+        sizes = group.num_heads, latent_dim, group.head_dim - latent_dim
+        return LatentAttention(LatentShape(*sizes, BLOCK_SIZE, dtype, dtype))
     return PagedAttention(AttentionShape(group.num_heads, group.num_kv_heads, group.head_dim, BLOCK_SIZE, dtype, dtype))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxllm.models import ModelConfig, QueryScaling, RopeConfig, get_family
-from jaxllm.models.config import MoESpec
+from jaxllm.models.config import LatentSpec, MoESpec
 from jaxllm.models.plan import LayerPlan
 from tests.models.tiny import CASES, read_hf_config
 
@@ -30,6 +30,7 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 2.0}
 LONGROPE = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 MISTRAL = {**SIZES, "model_type": "mistral", "num_key_value_heads": 2}
 GLM = {"num_key_value_heads": 2, "n_routed_experts": 16}
+LATENT = {"num_experts_per_tok": 2, "n_group": 4, "topk_group": 2}
 GEMMA4 = {"hidden_size_per_layer_input": 0}
 GEMMA4_MOE = GEMMA4 | {"enable_moe_block": True, "num_experts": 4, "moe_intermediate_size": 32}
 
@@ -420,6 +421,20 @@ def test_wrapper_follows_the_checkpoint_on_tying() -> None:
         ("Glm4MoeForCausalLM", GLM | {"n_group": 16, "topk_group": 8}, "n_group is 16, of 16 experts"),
         ("Glm4MoeForCausalLM", GLM | {"n_group": 3}, "n_group 3"),
         ("Glm4MoeForCausalLM", GLM | {"n_routed_experts": 0}, "n_routed_experts is 0"),
+        ("DeepseekV2ForCausalLM", LATENT | {"norm_topk_prob": True}, "norm_topk_prob is True"),
+        ("DeepseekV2ForCausalLM", LATENT | {"scoring_func": "sigmoid"}, "scoring_func is 'sigmoid'"),
+        ("DeepseekV2ForCausalLM", LATENT | {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc'"),
+        ("DeepseekV2ForCausalLM", {}, "num_experts_per_tok is missing"),
+        ("DeepseekV3ForCausalLM", LATENT | {"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
+        ("DeepseekV3ForCausalLM", LATENT | {"topk_method": "greedy"}, "topk_method is 'greedy'"),
+        ("DeepseekV3ForCausalLM", LATENT | {"n_group": 256}, "a group needs at least 2"),
+        ("DeepseekV3ForCausalLM", LATENT | {"moe_layer_freq": 2}, "moe_layer_freq is 2"),
+        ("DeepseekV3ForCausalLM", LATENT | {"num_key_value_heads": 2}, "num_key_value_heads is 2"),
+        ("DeepseekV3ForCausalLM", LATENT | {"kv_lora_rank": 0}, "kv_lora_rank is 0"),
+        ("DeepseekV3ForCausalLM", LATENT | {"qk_rope_head_dim": 7}, "head_dim is 519"),
+        ("Glm4MoeLiteForCausalLM", {"mlp_layer_types": ["dense"]}, "mlp_layer_types"),
+        ("Glm4MoeLiteForCausalLM", {"mlp_layer_types": ["mlp"] * 4}, "mlp_layer_types"),
+        ("Mistral4ForCausalLM", {"rope_parameters": {"llama_4_scaling_beta": "x"}}, "llama_4_scaling_beta"),
         ("MiniMaxM2ForCausalLM", {"scoring_func": "softmax"}, "scoring_func is 'softmax'"),
         ("MiniMaxM2ForCausalLM", {"use_qk_norm": False}, "use_qk_norm is False"),
         ("MiniMaxM2ForCausalLM", {"use_routing_bias": 1}, "use_routing_bias is 1"),
@@ -470,6 +485,56 @@ def test_wrapper_follows_the_checkpoint_on_tying() -> None:
 def test_refusals_name_what_is_wrong(architecture: str, hf: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read(architecture, **hf)
+
+
+def test_deepseek_v3_as_it_is() -> None:
+    """The sizes and factors of the published config.json, whose keys are older than HF's class."""
+    hf = {
+        "num_hidden_layers": 61,
+        "hidden_size": 7168,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "first_k_dense_replace": 3,
+        "moe_layer_freq": 1,
+        "n_group": 8,
+        "topk_group": 4,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "ep_size": 1,
+        "max_position_embeddings": 163_840,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 40,
+            "original_max_position_embeddings": 4096,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+    }
+    config = read("DeepseekV3ForCausalLM", **hf)
+    dense, sparse = config.layers[2], config.layers[3]
+    assert (dense.moe, sparse.num_heads, sparse.num_kv_heads, sparse.head_dim) == (None, 128, 1, 576)
+    assert sparse.latent == LatentSpec(rank=512, q_rank=1536, nope_dim=128, rope_dim=64, v_dim=128)
+    assert sparse.moe is not None
+    assert (sparse.moe.num_groups, sparse.moe.top_groups, sparse.moe.group_best) == (8, 4, 2)
+    # What its authors multiply by: (0.1 ln 40 + 1)^2 / sqrt(192).
+    assert sparse.scale == pytest.approx(1.8738542 / 192**0.5)
+    [rope] = config.ropes
+    assert (rope.interleaved, rope.attention_factor, rope.factor) == (True, 1.0, 40.0)
+    [group] = LayerPlan(config.layers).groups
+    assert (group.num_heads, group.num_kv_heads, group.head_dim, group.latent_dim) == (128, 1, 576, 512)
 
 
 JUNK = (None, True, -1, 0, 1, 1.5, 10**30, 1e300, float("nan"), "x", [], [1], {}, {"x": 1})

@@ -134,6 +134,25 @@ FEATURES: dict[tuple[str, str], Change] = {
     ("glm4_moe", "sigmoid"): experts_without(sigmoid=False),
     ("glm4_moe", "rotated part"): lambda cfg: with_rope(cfg, rotated=1.0),
     ("glm4_moe", "shared expert"): experts_without(shared_size=None),
+    ("deepseek_v2_lite", "factor on scores"): layers_without(scale=32**-0.5),
+    ("deepseek_v2_lite", "neighbours are pairs"): lambda cfg: with_rope(cfg, interleaved=False),
+    ("deepseek_v2", "groups"): experts_without(num_groups=1, top_groups=1),
+    ("deepseek_v2", "best of a group"): experts_without(group_best=2),
+    ("deepseek_v2", "scale"): experts_without(routed_scale=1.0),
+    ("deepseek_v2", "attention factor"): without_attention_factor,
+    ("deepseek_v2", "biases"): layers_without(qkv_bias=False, o_bias=False),
+    ("deepseek_v3", "correction"): experts_without(correction_bias=False),
+    ("deepseek_v3", "groups"): experts_without(num_groups=1, top_groups=1),
+    ("deepseek_v3", "normalized"): experts_without(normalizes=False),
+    ("deepseek_v3", "sigmoid"): experts_without(sigmoid=False),
+    ("deepseek_v3", "factor on scores"): layers_without(scale=32**-0.5),
+    ("kimi_k2", "rope"): with_plain_rope,
+    ("kimi_k2", "scale"): experts_without(routed_scale=2.5),
+    ("glm4_moe_lite", "halves are pairs"): lambda cfg: with_rope(cfg, interleaved=True),
+    ("glm4_moe_lite", "scale"): experts_without(routed_scale=1.0),
+    ("mistral4", "softmax"): experts_without(sigmoid=True),
+    ("mistral4", "groups"): experts_without(num_groups=1, top_groups=1),
+    ("mistral4", "query scaling"): layers_without(query_scaling=None),
     ("minimax_m2", "correction"): experts_without(correction_bias=False),
     ("minimax_m2", "norms over all heads"): layers_without(qk_norm=False),
     ("minimax_m2", "rotated part"): lambda cfg: with_rope(cfg, rotated=1.0),
@@ -202,6 +221,7 @@ def test_missing_scale_is_noticed(case: str) -> None:
 def test_missing_feature_is_noticed(case: str, feature: str) -> None:
     golden = read_goldens(case)[-1]
     model = Model(FEATURES[case, feature](build_model(case).config), jnp.float32)
-    logprobs = Runner(model, load(model, read_tensors(case)), dense_attention).whole(golden)
+    stand_in = None if model.config.layers[0].latent else dense_attention
+    logprobs = Runner(model, load(model, read_tensors(case)), stand_in).whole(golden)
     difference = np.abs(logprobs[len(golden.prompt) - 1 :] - golden.logprobs).max()
     assert difference > NOTICED, f"{case} without {feature} moves log-probabilities by {difference:.1e} only"

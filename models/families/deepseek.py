@@ -1,0 +1,165 @@
+"""DeepSeek V2 and V3: attention over latents, a few dense layers, then experts in groups and shared ones.
+
+V3's layers are also those of R1 and Kimi K2, and most of those of GLM-4.7-Flash and Mistral 4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from ..config import LatentSpec, ModelConfig, MoESpec, RopeConfig
+from ..family import Family, Fused, TensorName
+from ..fields import read_bool, read_choice, read_float, read_int, require
+from ..reading import read_decoder, read_num_layers, read_rope, read_rope_settings
+from .glm4_moe import GLM4_MOE_NAMES
+
+ATTENTION = "{body}layers.{l}.self_attn."
+KV_B = Fused(("up_k", "up_v"), by_head=True)
+
+DEEPSEEK_NAMES = MappingProxyType(
+    {
+        **GLM4_MOE_NAMES,
+        "layers.attn.q_a": TensorName(ATTENTION + "q_a_proj.weight", "q d -> q d"),
+        "layers.attn.q_a_bias": TensorName(ATTENTION + "q_a_proj.bias", "q -> q"),
+        "layers.attn.q_a_norm.scale": TensorName(ATTENTION + "q_a_layernorm.weight", "q -> q"),
+        "layers.attn.q_b": TensorName(ATTENTION + "q_b_proj.weight", "(n h) q -> n h q"),
+        "layers.attn.kv_a": TensorName(ATTENTION + "kv_a_proj_with_mqa.weight", "h d -> h d"),
+        "layers.attn.kv_a_bias": TensorName(ATTENTION + "kv_a_proj_with_mqa.bias", "h -> h"),
+        "layers.attn.kv_a_norm.scale": TensorName(ATTENTION + "kv_a_layernorm.weight", "l -> l"),
+        "layers.attn.up_k": TensorName(ATTENTION + "kv_b_proj.weight", "(n h) l -> n l h", KV_B),
+        "layers.attn.up_v": TensorName(ATTENTION + "kv_b_proj.weight", "(n h) l -> n h l", KV_B),
+    }
+)
+
+# HF's values for keys that a config.json leaves out.
+V2_DEFAULTS: dict[str, Any] = {
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 1407,
+    "first_k_dense_replace": 0,
+}
+V3_DEFAULTS: dict[str, Any] = V2_DEFAULTS | {
+    "max_position_embeddings": 4096,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+    "routed_scaling_factor": 2.5,
+    "n_group": 8,
+    "topk_group": 4,
+    "norm_topk_prob": True,
+    "first_k_dense_replace": 3,
+}
+
+
+def deepseek_v2_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read a DeepSeek-V2 config.json, or that of V2-Lite."""
+    hf = V2_DEFAULTS | dict(hf)
+    require(hf, scoring_func="softmax", norm_topk_prob=False)
+    method = read_choice(hf, "topk_method", ("greedy", "group_limited_greedy"), "greedy")
+    fields: dict[str, Any] = {"group_best": 1} | read_groups(hf) if method == "group_limited_greedy" else {}
+    return read_latent_decoder(hf, "DeepseekV2ForCausalLM", read_experts(hf, **fields))
+
+
+def deepseek_v3_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read a DeepSeek-V3 config.json, or one of R1 or Kimi K2."""
+    hf = V3_DEFAULTS | dict(hf)
+    return read_latent_decoder(hf, "DeepseekV3ForCausalLM", read_sigmoid_experts(hf))
+
+
+def read_latent_decoder(
+    hf: Mapping[str, Any], architecture: str, moe: MoESpec, *, dense: tuple[bool, ...] | None = None, **fields: Any
+) -> ModelConfig:
+    """Read a decoder with attention over latents, and experts `moe` in layers that are not dense.
+
+    Unless they are given, the first `first_k_dense_replace` layers are `dense`.
+    """
+    require(hf, mlp_bias=False, moe_layer_freq=1, num_key_value_heads=read_int(hf, "num_attention_heads"))
+    if dense is None:
+        first = read_int(hf, "first_k_dense_replace", minimum=0)
+        dense = tuple(layer < first for layer in range(read_num_layers(hf)))
+    settings = read_rope_settings(hf)
+    # The rotated part is of a size of its own, and rotated whole.
+    is_interleaved = read_bool(hf, "rope_interleave", True)
+    rope = replace(read_rope(hf, settings), rotated=1.0, interleaved=is_interleaved)
+    latent, bias = read_latent(hf), read_bool(hf, "attention_bias")
+    return read_decoder(
+        hf,
+        architecture=architecture,
+        num_kv_heads=1,
+        head_dim=latent.key_dim,
+        latent=latent,
+        scale=_softmax_scale(latent, rope, settings),
+        ropes=(rope,),
+        qkv_bias=bias,
+        o_bias=bias,
+        layers={"moe": [None if is_dense else moe for is_dense in dense]},
+        **fields,
+    )
+
+
+def read_latent(hf: Mapping[str, Any]) -> LatentSpec:
+    """Return the sizes of attention over latents."""
+    return LatentSpec(
+        rank=read_int(hf, "kv_lora_rank"),
+        q_rank=None if hf["q_lora_rank"] is None else read_int(hf, "q_lora_rank"),
+        nope_dim=read_int(hf, "qk_nope_head_dim"),
+        rope_dim=read_int(hf, "qk_rope_head_dim"),
+        v_dim=read_int(hf, "v_head_dim"),
+    )
+
+
+def read_experts(hf: Mapping[str, Any], **fields: Any) -> MoESpec:
+    """Return the experts of a layer, with shared ones, which are one expert of all their width."""
+    width = read_int(hf, "moe_intermediate_size")
+    return MoESpec(
+        num_experts=read_int(hf, "n_routed_experts"),
+        top_k=read_int(hf, "num_experts_per_tok"),
+        intermediate_size=width,
+        routed_scale=read_float(hf, "routed_scaling_factor", 1.0),
+        shared_size=width * read_int(hf, "n_shared_experts"),
+        **fields,
+    )
+
+
+def read_sigmoid_experts(hf: Mapping[str, Any]) -> MoESpec:
+    """Return experts as V3 has them, which are chosen by the sigmoids of their scores and a learned bias."""
+    require(hf, scoring_func="sigmoid", topk_method="noaux_tc")
+    return read_experts(hf, sigmoid=True, correction_bias=True, **read_groups(hf), **read_normalizer(hf))
+
+
+def read_groups(hf: Mapping[str, Any]) -> dict[str, int]:
+    """Return how many groups experts are in, and of how many of them a token may choose."""
+    return {"num_groups": read_int(hf, "n_group", 1), "top_groups": read_int(hf, "topk_group", 1)}
+
+
+def read_normalizer(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how the weights of a token's experts are normalized."""
+    return {"normalizes": read_bool(hf, "norm_topk_prob"), "normalizer_eps": 1e-20}
+
+
+def _softmax_scale(latent: LatentSpec, rope: RopeConfig, settings: Mapping[str, Any]) -> float:
+    """Return the factor on scores, which for a scaled RoPE with `mscale_all_dim` grows with the scaling factor."""
+    scale = (latent.nope_dim + latent.rope_dim) ** -0.5
+    weight = settings.get("mscale_all_dim")
+    if rope.rope_type == "default" or not weight or rope.factor <= 1:
+        return scale
+    return scale * (0.1 * read_float(settings, "mscale_all_dim") * math.log(rope.factor) + 1) ** 2
+
+
+DEEPSEEK_V2 = Family(config_from_hf=deepseek_v2_config, names=DEEPSEEK_NAMES)
+DEEPSEEK_V3 = Family(
+    config_from_hf=deepseek_v3_config,
+    names=DEEPSEEK_NAMES,
+    # The multi-token-prediction layer, which comes last.
+    leaves_out=("model.layers.61.*",),
+)

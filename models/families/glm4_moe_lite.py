@@ -1,0 +1,53 @@
+"""GLM-4.7-Flash: layers of DeepSeek V3, with experts in one group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..config import ModelConfig
+from ..family import Family
+from ..reading import read_num_layers
+from .deepseek import DEEPSEEK_NAMES, V3_DEFAULTS, read_latent_decoder, read_sigmoid_experts
+
+# HF's values for keys that a config.json leaves out.
+DEFAULTS: dict[str, Any] = V3_DEFAULTS | {
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 192,
+    "v_head_dim": 256,
+    "max_position_embeddings": 202_752,
+    "rms_norm_eps": 1e-5,
+    "n_routed_experts": 64,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1536,
+    "routed_scaling_factor": 1.8,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+MLP_TYPES = ("dense", "sparse")
+
+
+def glm4_moe_lite_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read a GLM-4.7-Flash config.json."""
+    hf = DEFAULTS | dict(hf)
+    moe = read_sigmoid_experts(hf)
+    return read_latent_decoder(hf, "Glm4MoeLiteForCausalLM", moe, dense=_read_dense_layers(hf))
+
+
+def _read_dense_layers(hf: Mapping[str, Any]) -> tuple[bool, ...] | None:
+    """Say of each layer whether it has an MLP; None where `mlp_layer_types` leaves that open."""
+    types = hf.get("mlp_layer_types")
+    if types is None:
+        return None
+    if not isinstance(types, list | tuple) or len(types) != read_num_layers(hf) or not set(types) <= set(MLP_TYPES):
+        raise ValueError(f"mlp_layer_types is {types!r}, expected {' or '.join(MLP_TYPES)} for each layer")
+    return tuple(each == "dense" for each in types)
+
+
+GLM4_MOE_LITE = Family(
+    config_from_hf=glm4_moe_lite_config,
+    names=DEEPSEEK_NAMES,
+    # The multi-token-prediction layer, which comes last.
+    leaves_out=("model.layers.47.*",),
+)

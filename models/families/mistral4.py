@@ -1,0 +1,72 @@
+"""Mistral 4's text model: layers of DeepSeek V3 whose experts have softmax scores, and queries that grow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from ..config import ModelConfig, QueryScaling
+from ..family import Family, Fused, TensorName
+from ..fields import read_int, read_optional_float
+from ..reading import read_rope_settings, read_trained_positions
+from .deepseek import (
+    DEEPSEEK_NAMES,
+    V3_DEFAULTS,
+    read_experts,
+    read_groups,
+    read_latent_decoder,
+    read_normalizer,
+)
+
+GATE_UP = Fused(("gate", "up"))
+
+# All experts are one tensor.
+MISTRAL4_NAMES = MappingProxyType(
+    {
+        **DEEPSEEK_NAMES,
+        "layers.mlp.experts.gate": TensorName("{body}layers.{l}.mlp.experts.gate_up_proj", "f d -> f d", GATE_UP),
+        "layers.mlp.experts.up": TensorName("{body}layers.{l}.mlp.experts.gate_up_proj", "f d -> f d", GATE_UP),
+        "layers.mlp.experts.down": TensorName("{body}layers.{l}.mlp.experts.down_proj", "d f -> d f"),
+    }
+)
+
+# HF's values for keys that a config.json leaves out.
+DEFAULTS: dict[str, Any] = V3_DEFAULTS | {
+    "kv_lora_rank": 256,
+    "q_lora_rank": 1024,
+    "qk_nope_head_dim": 64,
+    "max_position_embeddings": 1_048_576,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 4,
+    "routed_scaling_factor": 1.0,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 0,
+}
+ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 128.0,
+    "original_max_position_embeddings": 8192,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+
+
+def mistral4_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read a Mistral 4 config.json."""
+    hf = DEFAULTS | dict(hf)
+    if not hf.get("rope_parameters") and not hf.get("rope_scaling"):
+        hf["rope_parameters"] = ROPE
+    settings = read_rope_settings(hf)
+    scaling = None
+    if (beta := read_optional_float(settings, "llama_4_scaling_beta")) is not None:
+        trained = read_trained_positions(hf, settings, read_int(hf, "max_position_embeddings"))
+        scaling = QueryScaling(beta, trained)
+    moe = read_experts(hf, **read_groups(hf), **read_normalizer(hf))
+    return read_latent_decoder(hf, "Mistral4ForCausalLM", moe, query_scaling=scaling)
+
+
+MISTRAL4 = Family(config_from_hf=mistral4_config, names=MISTRAL4_NAMES)
