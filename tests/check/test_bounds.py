@@ -15,6 +15,7 @@ from jaxllm.execution.mesh import make_mesh
 from jaxllm.models import LayerLoop, Model, get_family
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.params import ParamSpec
+from tests.models.tiny import read_hf_config
 
 WORK = Work(
     num_devices=2, bytes_per_second=1000.0, flops_per_second=5000.0, param_bytes=400, token_flops=900, head_flops=100,
@@ -30,6 +31,16 @@ def test_chunks_bound_keys_and_pairs():
         assert (layer.num_keys(length), layer.num_pairs(length)) == (seen[-1], sum(seen))
     work = replace(WORK, layers=(layer, layer))
     assert work.prefill(21).tokens_per_second == pytest.approx(21 / ((21 * 900 + 100 + 2 * 10 * 87) / (2 * 5000.0)))
+
+
+def test_latents_are_read_once_and_by_every_device():
+    config = get_family("DeepseekV3ForCausalLM").read_config(read_hf_config("deepseek_v3"))
+    mesh = make_mesh(jax.devices()[:1])
+    specs = Model(config, "bfloat16").param_specs()
+    figures = {"max_num_batched_tokens": 16, "bytes_per_second": 1.0, "flops_per_second": 1.0}
+    work = count_work(config, specs, mesh, kv_itemsize=2, **figures)
+    # Two heads; a score is a sum of 32 + 16 products, and 32 numbers of the output are one.
+    assert {(layer.kv_bytes, layer.pair_flops) for layer in work.layers} == {(2 * 48, 2 * 2 * (48 + 32))}
 
 
 @pytest.mark.parametrize("window", [None, 1, 4, 9, 30])

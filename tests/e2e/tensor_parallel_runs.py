@@ -39,6 +39,8 @@ FAMILIES = {
     "qwen3_moe": 2,  # experts
     "gpt_oss": 2,  # experts with biases, sinks
     "gemma4_moe": 2,  # experts beside an MLP, heads of two sizes
+    "deepseek_v2_lite": 2,  # latents, which each device has
+    "deepseek_v3": 2,  # latents of queries too
     "gemma4_e2b": 2,  # layers that borrow keys, layers with inputs of their own
 }
 """Tiny checkpoints, whose vocabulary is one tile, and the devices that they run on."""

@@ -34,6 +34,17 @@ def test_each_device_has_a_kv_head(num_devices: int, kv_heads: int, kv_repeats: 
         assert served_by // kv_repeats == head // 4
 
 
+def test_latents_are_not_repeated() -> None:
+    latents = get_family("DeepseekV3ForCausalLM").read_config(read_hf_config("deepseek_v3"))
+    found = spread(latents, 2)
+    assert found.num_shards == 2
+    assert found.layers == latents.layers
+    specs, mesh = Model(found, "float32").param_specs(), AbstractMesh((2,), ("model",))
+    heads = {name: param_sharding(mesh, specs[f"layers.0.attn.{name}"]).spec for name in ("q_b", "up_k", "up_v")}
+    assert heads == dict.fromkeys(heads, PartitionSpec(None, "model", None, None))
+    assert param_sharding(mesh, specs["layers.0.attn.kv_a"]).is_fully_replicated
+
+
 @pytest.mark.parametrize(
     ("sizes", "num_devices", "reason", "runs_on"),
     [
