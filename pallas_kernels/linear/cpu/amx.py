@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from llvmlite import ir
 
-from pallas_kernels.native import pairs
+from pallas_kernels.native import amx, pairs
+from pallas_kernels.native.amx import MATRIX_BYTES, SIDE, STEP
 from pallas_kernels.native.emitter import (
     CACHE_LINE,
     F32,
@@ -36,17 +37,10 @@ from pallas_kernels.weights.format import CHUNK
 from .operands import NULL, Operands, Range
 from .unpack import Plain, Row, Unpacker
 
-SIDE = 16
-"""How many rows a register holds, of 64 bytes each; and as many columns of sums."""
-STEP = 32
-"""How many numbers of a row are multiplied at a time."""
-MATRIX_BYTES = SIDE * CACHE_LINE
 PIECE = 2048
 """About how many numbers of longer rows are taken at a time, for all rows of a unit."""
 SUMS, WEIGHTS, ROWS = (0, 1, 2, 3), (4, 5), (6, 7)
 """Which registers hold what: two matrices of w by two of x make four of sums."""
-CONFIG_BYTES, WIDTHS_AT, HEIGHTS_AT = 64, 16, 48
-"""How many bytes say what registers are, and from which on they say how many bytes a row has, and how many rows."""
 
 
 class Rows(NamedTuple):
@@ -125,7 +119,7 @@ class MatrixUnit:
                     plus = e.ir.select(e.ir.icmp_unsigned("==", of.plus, NULL), NULL, plus)
                     scales = [of.parts[0]] if self._has_scales else []
                     e.ir.call(finish, [sums, num_rows, *places, lanes, of.n, y, plus, of.bias, is_one, *scales])
-        e.call_named("llvm.x86.tilerelease", result=VOID)
+        amx.release(e)
         e.ir.ret_void()
         return e.function
 
@@ -200,16 +194,9 @@ class MatrixUnit:
 
     def _configure(self, e: Emitter, lanes: Any, is_one: Any) -> None:
         """Tell the processor what registers hold."""
-        config = e.array(I8, CONFIG_BYTES)
-        e.clear(config, CONFIG_BYTES)
-        e.store(I8(1), config, 0)
-        width = e.ir.select(is_one, I16(4), I16(CACHE_LINE))
-        height = e.ir.trunc(lanes, I8)
-        for register in (*SUMS, *WEIGHTS, *ROWS):
-            of_weights = register in WEIGHTS
-            e.ir.store(I16(CACHE_LINE) if of_weights else width, e.at(config, I8, WIDTHS_AT + 2 * register))
-            e.store(I8(SIDE) if register in ROWS else height, config, HEIGHTS_AT + register)
-        e.call_named("llvm.x86.ldtilecfg", config, result=VOID)
+        width, height = e.ir.select(is_one, I16(4), I16(CACHE_LINE)), e.ir.trunc(lanes, I8)
+        of_sums, of_weights, of_rows = (height, width), (height, CACHE_LINE), (SIDE, width)
+        amx.configure(e, [of_sums] * len(SUMS) + [of_weights] * len(WEIGHTS) + [of_rows] * len(ROWS))
 
     def _lay_out(self, e: Emitter, x: Any, k: Any, num_rows: Any, steps: Any, target: Any) -> None:
         """Write rows of x as the instruction takes them: pairs of 16 rows side by side, the next pairs below them.
@@ -223,7 +210,7 @@ class MatrixUnit:
             with e.range(0, steps) as step:
                 number = e.product(step, STEP)
                 rows = [e.load_vector(e.at(x, self.storage, start, number), I32, 0) for start in starts]
-                for place, pairs in enumerate(transpose(e, rows)):
+                for place, pairs in enumerate(amx.transpose(e, rows)):
                     e.store_vector(pairs, e.at(base, I8, e.product(step, MATRIX_BYTES)), place * LANES)
 
     def _add_multiply(self) -> ir.Function:
@@ -245,16 +232,16 @@ class MatrixUnit:
             with e.range(0, steps) as step:
                 for number in range(count):
                     base = e.at(x, I8, e.product(e.sum(e.product(e.sum(matrix, number), steps), step), x_bytes))
-                    self._tile(e, "tileloadd64", ROWS[number], base, x_stride)
+                    amx.load(e, ROWS[number], base, x_stride)
                 for part, base in enumerate((early, late)):
-                    self._tile(e, "tileloadd64", WEIGHTS[part], e.at(base, I8, e.product(step, CACHE_LINE)), stride)
+                    amx.load(e, WEIGHTS[part], e.at(base, I8, e.product(step, CACHE_LINE)), stride)
                     for number in range(count):
-                        self._tile(e, "tdpbf16ps", 2 * number + part, I8(WEIGHTS[part]), I8(ROWS[number]))
+                        amx.multiply(e, 2 * number + part, WEIGHTS[part], ROWS[number])
                 if not self.packed:
                     done = e.sum(e.product(matrix, steps), e.product(step, count))
                     self._fetch(e, following, distance, e.ir.udiv(e.product(done, CACHE_LINE), matrices))
             for register, place in enumerate(places):
-                self._tile(e, "tilestored64", register, place, x_stride)
+                amx.store(e, register, place, x_stride)
 
         with e.range(0, matrices, 2) as matrix:
             has_two = e.ir.icmp_signed("<", e.sum(matrix, 1), matrices)
@@ -300,10 +287,10 @@ class MatrixUnit:
             buffer = e.at(buffers, self.storage, e.product(e.ir.and_(turn, I64(1)), SIDE * step))
             for each in range(step // STEP):
                 base = e.at(x, I8, e.product(e.sum(e.product(turn, step // STEP), each), x_bytes))
-                self._tile(e, "tileloadd64", ROWS[0], base, x_stride)
+                amx.load(e, ROWS[0], base, x_stride)
                 some = e.at(buffer, self.storage, each * STEP)
-                self._tile(e, "tileloadd64", WEIGHTS[0], some, I64(step * self.dtype.itemsize))
-                self._tile(e, "tdpbf16ps", SUMS[0], I8(WEIGHTS[0]), I8(ROWS[0]))
+                amx.load(e, WEIGHTS[0], some, I64(step * self.dtype.itemsize))
+                amx.multiply(e, SUMS[0], WEIGHTS[0], ROWS[0])
 
         first = e.ir.udiv(start, I64(step))
         turns = e.ir.sub(e.ir.udiv(stop, I64(step)), first)
@@ -317,7 +304,7 @@ class MatrixUnit:
             with e.ir.if_then(e.ir.icmp_signed(">", turn, I64(0))):
                 multiply(e.ir.sub(turn, I64(1)))
         multiply(e.ir.sub(turns, I64(1)))
-        self._tile(e, "tilestored64", SUMS[0], sums, x_stride)
+        amx.store(e, SUMS[0], sums, x_stride)
         e.ir.ret_void()
         return e.function
 
@@ -331,10 +318,10 @@ class MatrixUnit:
         with e.ir.if_else(is_first) as (at_first, later):
             with at_first:
                 for register in range(len(places)):
-                    self._tile(e, "tilezero", register)
+                    amx.clear(e, register)
             with later:
                 for register, place in enumerate(places):
-                    self._tile(e, "tileloadd64", register, place, stride)
+                    amx.load(e, register, place, stride)
 
     def _fetch(self, e: Emitter, bases: Sequence[Any], distance: Any, offset: Any) -> None:
         """Begin to read a line of each row of the next two matrices."""
@@ -361,7 +348,7 @@ class MatrixUnit:
                         e.store_vector(e.load_vector(place, F32, 0), target, 0)
                     with by_all:
                         columns = [e.load_vector(place, F32, column * LANES) for column in range(SIDE)]
-                        for row, found in enumerate(transpose(e, columns)):
+                        for row, found in enumerate(amx.transpose(e, columns)):
                             e.store_vector(found, target, row * LANES)
             with e.range(0, e.least(e.ir.sub(num_rows, first), SIDE)) as row:
                 found = [e.load_vector(target, F32, e.product(row, LANES)) for target in rows]
@@ -412,24 +399,6 @@ class MatrixUnit:
             mask,
             result=VOID,
         )
-
-    def _tile(self, e: Emitter, name: str, register: int, *arguments: Any) -> None:
-        e.call_named(f"llvm.x86.{name}", I8(register), *arguments, result=VOID)
-
-
-def transpose(e: Emitter, rows: Sequence[Any]) -> list[Any]:
-    """Return the columns of 16 vectors of 16."""
-    rows = list(rows)
-    size = SIDE // 2
-    while size:
-        low = [lane if lane & size == 0 else LANES + lane - size for lane in range(LANES)]
-        high = [lane + size for lane in low]
-        for first in range(SIDE):
-            if first & size == 0:
-                a, b = rows[first], rows[first + size]
-                rows[first], rows[first + size] = e.shuffle(a, b, low), e.shuffle(a, b, high)
-        size //= 2
-    return rows
 
 
 def _suffix(element: ir.Type) -> str:
