@@ -24,6 +24,7 @@ from .config import LayerSpec, ModelConfig, QueryScaling
 from .family import Prefixes, TensorName
 from .layers.embedding import soft_cap
 from .layers.head import PoolingHead, head_names, pooled_states, taken_rows
+from .layers.latent_attention import head_matmuls
 from .layers.moe import matmul_shapes
 from .loop import Cached, LatentHeads, LayerBody, LayerLoop, Lent, run_layers
 from .ops import Ops, bind
@@ -149,6 +150,11 @@ class Model:
                 formats = gate_up.format, down.format
                 shapes |= dict.fromkeys(matmul_shapes(kind, self.config, self.dtype, formats))
         return list(shapes)
+
+    def head_shapes(self) -> list[MatmulShape]:
+        """Return one device's matmuls by weights that each head has its own of."""
+        found = (head_matmuls(kind, self.config, self.dtype) for kind in self.plan.kinds)
+        return list(dict.fromkeys(shape for shapes in found for shape in shapes))
 
     def with_ops(self, ops: Ops) -> Model:
         """Return the model computing with other ops."""

@@ -21,6 +21,8 @@ class Ops(NamedTuple):
     """The op of one device, for the weights of experts."""
     mesh: Mesh | None = None
     """The devices that the widths of experts and quantized weights are sharded over; None for one device."""
+    by_head: GroupedMatmul = GroupedMatmul()
+    """The op for weights that each head has its own of; plain XLA's is one matmul with a batch of heads."""
 
     @property
     def has_cpu_norms(self) -> bool:

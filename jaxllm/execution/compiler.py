@@ -302,6 +302,7 @@ class StepCompiler:
             group.attention.prepare(folder)
         model = self.model
         model.ops.grouped_matmul.prepare(model.grouped_shapes(), folder)
+        model.ops.by_head.prepare(model.head_shapes(), folder)
         model.ops.linear.prepare(model.linear_shapes(), folder)
         if model.ops.has_cpu_norms:
             for norm in (rms_norm, layer_norm):

@@ -9,6 +9,8 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
+from pallas_kernels.grouped_matmul import MatmulShape
+
 from ..config import LayerSpec, ModelConfig
 from ..loop import LatentHeads
 from .linear import heads_linear, linear
@@ -65,3 +67,14 @@ class LatentAttention(nnx.Module):
         """Return [t, d], added to `plus_td`."""
         values_tnv = heads_linear(attended_tnl, self.up_v)
         return linear(values_tnv, self.o, plus=plus_td, bias=self.o_bias if self.spec.o_bias else None)
+
+
+def head_matmuls(spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> list[MatmulShape]:
+    """Return one device's matmuls of a layer by matrices of heads; none without latents."""
+    if spec.latent is None:
+        return []
+    num_heads, dtype, latent = spec.num_heads // cfg.num_shards, jnp.dtype(dtype), spec.latent
+    return [
+        MatmulShape(num_heads, latent.rank, latent.nope_dim, dtype, None, dtype, None),
+        MatmulShape(num_heads, latent.v_dim, latent.rank, dtype, None, dtype, None),
+    ]

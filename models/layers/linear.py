@@ -13,6 +13,7 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
+from pallas_kernels.grouped_matmul import Groups
 from pallas_kernels.linear.xla import ACTIVATIONS as FUSED_ACTIVATIONS
 from pallas_kernels.weights.held import Quantized
 
@@ -64,11 +65,25 @@ def gated_linear(x_td: Array, gate_up: nnx.Param[Array], parts: Sequence[Part], 
 
 def heads_linear(x_tni: Array, weight: nnx.Param[Array]) -> Array:
     """Multiply each head's part of tokens by the head's own matrix, [n, o, i]; return [t, n, o] in x's dtype."""
+    held: LayerOf = held_by(weight)
+    if held.ops.by_head.implementation != "xla":
+        return _heads_as_groups(x_tni, held)
     precision = jax.lax.Precision.HIGHEST if x_tni.dtype == jnp.float32 else None
     out_nto = jnp.einsum(
         "nti,noi->nto", x_tni.swapaxes(0, 1), weight[...], precision=precision, preferred_element_type=jnp.float32
     )
     return out_nto.astype(x_tni.dtype).swapaxes(0, 1)
+
+
+def _heads_as_groups(x_tni: Array, held: LayerOf) -> Array:
+    """Multiply by the matrices in place in their stack, as by those of experts with equally many tokens each."""
+    t, n, i = x_tni.shape
+    op = held.ops.by_head
+    rows = -(-t // op.row_alignment) * op.row_alignment
+    x_ri = jnp.pad(x_tni.swapaxes(0, 1), ((0, 0), (0, rows - t), (0, 0))).reshape(n * rows, i)
+    groups = Groups(rows * jnp.arange(n, dtype=jnp.int32), jnp.full(n, held.num_rows, jnp.int32))
+    out_ro = op(x_ri, held.stack, held.layer, groups)
+    return out_ro.reshape(n, rows, -1)[:, :t].swapaxes(0, 1)
 
 
 def _product(

@@ -75,7 +75,18 @@ def choose_ops(model: Model, platform: str, mesh: Mesh) -> Ops:
         grouped, reason = pick(shapes, platform, architecture=architecture)
         if reason is not None:
             logger.warning("experts are multiplied in plain XLA, not in the %s's own kernels: %s", platform, reason)
-    return Ops(linear, grouped, mesh)
+    return Ops(linear, grouped, mesh, _choose_by_head(model))
+
+
+def _choose_by_head(model: Model) -> GroupedMatmul:
+    """Return the CPU's own kernel if it can read the matrices of all heads in place; XLA would copy them each time."""
+    shapes = model.head_shapes()
+    if model.loop is not LayerLoop.IN_PLACE or not shapes:
+        return GroupedMatmul()
+    op, reason = pick(shapes, "cpu")
+    if reason is not None:
+        logger.warning("matrices of heads are multiplied in plain XLA, not in the cpu's own kernels: %s", reason)
+    return op
 
 
 def _choose_linear(model: Model, platform: str, architecture: str | None) -> Linear:
