@@ -244,21 +244,32 @@ def _check_defaults(fields: Mapping[str, Any], parameter: str, way_out: str) -> 
 
 
 def resolve_batch_invariant(
-    requested: bool | None, platform: str, dtype: str, jax_version: tuple[int, ...], *, is_free: bool
+    requested: bool | None,
+    platform: str,
+    dtype: str,
+    jax_version: tuple[int, ...],
+    *,
+    is_free: bool,
+    is_assured: bool = True,
 ) -> bool:
     """Return whether steps are compiled so that a row never depends on the others; refuse it where it is unproven.
 
-    Left open, it is so where it costs nothing: `is_free` says whether it does in float32.
+    Left open, it is so where it costs nothing: `is_free` says whether it does in float32. `is_assured` says whether
+    attention keeps it.
     """
     if requested is None:
-        return platform == "cpu" and (
-            dtype == "bfloat16" or (is_free and dtype == "float32" and jax_version >= (0, 12))
+        return (
+            is_assured
+            and platform == "cpu"
+            and (dtype == "bfloat16" or (is_free and dtype == "float32" and jax_version >= (0, 12)))
         )
     reason = None
     if platform != "cpu":
         reason = f"it is only assured on CPU so far, and this is a {platform}"
     elif dtype == "float32" and jax_version < (0, 12):
         reason = "in float32 it needs jax 0.12 or newer; use that, or dtype='bfloat16'"
+    elif not is_assured:
+        reason = "attention over latents does not assure it in plain XLA, only in the CPU's own kernels"
     if requested and reason is not None:
         message = f"batch_invariant=True is not supported here: {reason}. Or leave it out."
         raise VLLMValidationError(message, parameter="batch_invariant", value=requested)

@@ -212,6 +212,7 @@ def _resolve_numerics(
         dtype,
         jax.__version_info__,
         is_free=has_own_matmul or library_is_invariant(dtype),
+        is_assured=all(group.attention.is_invariant for group in groups),
     )
     return {
         "model_config": model_config,

@@ -59,6 +59,11 @@ class PagedAttention(PoolAttention):
         """Say that devices have a part of the pool each: their kv heads, axis 1 of every layout."""
         return True
 
+    @property
+    def is_invariant(self) -> bool:
+        """Say that on a CPU a row has the same bits whatever is beside it: see the tests."""
+        return True
+
     def __call__(
         self,
         q_tnh: Array,

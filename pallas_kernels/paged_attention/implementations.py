@@ -13,7 +13,7 @@ from jax import Array
 
 from pallas_kernels.targets import hopper_refusal
 
-from .layout import FLOAT8, AttentionShape, KVPool, cpu_pool_spec, fused_pool_spec, split_pool_spec
+from .layout import FLOAT8, AttentionShape, cpu_pool_spec, fused_pool_spec, split_pool_spec
 from .tiles import XLA_TILES, Tiles
 
 
@@ -35,7 +35,7 @@ class Implementation(NamedTuple):
     """See `PagedAttention.prepare`."""
     make_pool: Callable[[Any], Any] = lambda spec: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), spec)
     """Make a pool's arrays, traced."""
-    settle_pool: Callable[[KVPool, int], None] = lambda _pool, _num_layers: None
+    settle_pool: Callable[[Any, int], None] = lambda _pool, _num_layers: None
     """See `PagedAttention.settle_pool`."""
     device_refusal: Callable[[str | None], str | None] = lambda _: None
     """A function that says why it cannot run on a device of its platform, by the architecture, or None if it can."""
@@ -81,14 +81,15 @@ def _prepare_cpu(shape: AttentionShape, folder: Path | None) -> None:
     cpu_prepare(shape, folder)
 
 
-def _make_cpu_pool(spec: KVPool) -> KVPool:
-    """The kernel does not use what was not written, so nothing needs to be cleared."""
+def make_cpu_pool(spec: Any) -> Any:
+    """Make a pool for a kernel that does not use what was not written: nothing needs to be cleared."""
     from pallas_kernels.native.uninitialized import uninitialized
 
     return type(spec)(*uninitialized(spec))
 
 
-def _settle_cpu_pool(pool: KVPool, num_layers: int) -> None:
+def settle_cpu_pool(pool: Any, num_layers: int) -> None:
+    """Let a pool lie in huge pages if it is large."""
     from pallas_kernels.native.huge_pages import use_huge_pages
 
     for array in pool:
@@ -158,8 +159,8 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
         1,
         _refuse_on_cpu,
         _prepare_cpu,
-        make_pool=_make_cpu_pool,
-        settle_pool=_settle_cpu_pool,
+        make_pool=make_cpu_pool,
+        settle_pool=settle_cpu_pool,
         fuses_rope=lambda shape: shape.kv_dtype == shape.dtype,
     ),
     "tpu": Implementation(_load_tpu, "tpu", fused_pool_spec, _tpu_tiles, 16, _refuse_on_tpu),

@@ -50,6 +50,11 @@ class PoolAttention:
         raise NotImplementedError
 
     @property
+    def is_invariant(self) -> bool:
+        """Say whether on a CPU, in bfloat16, a row has the same bits whatever is beside it, decoded or in a chunk."""
+        raise NotImplementedError
+
+    @property
     def tiles(self) -> Tiles:
         """How the host cuts chunks for it, and how it cuts its work."""
         return self._entry.tiles(self.shape, self.architecture)

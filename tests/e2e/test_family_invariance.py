@@ -1,4 +1,4 @@
-"""Batch invariance, to the bit, of what test_batch_invariance.py's models lack: experts, sinks, several cache groups.
+"""Batch invariance, to the bit, of what test_batch_invariance.py's models lack: experts, sinks, latents, cache groups.
 
 Few kinds of requests will do: the step around the model is the same. Prompts are longer than windows, so that blocks
 come back.
@@ -51,6 +51,8 @@ SETTINGS = (
     Setting("mistral", "float32", has_windows=True),
     # Experts beside an MLP, heads of two sizes.
     Setting("gemma4_moe", "float32", has_experts=True, has_windows=True),
+    # Latents in place of keys and values, experts in groups.
+    Setting("deepseek_v3", "float32", has_experts=True),
     # Keys and values that layers share, and inputs of a layer's own.
     Setting("gemma4_e2b", "bfloat16", has_windows=True),
 )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import cast
 
 import jax
 import pytest
 from jax.experimental.layout import Format, Layout
-from jax.sharding import AbstractMesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.mesh import RULES, make_mesh, param_format, param_sharding, refusal, resolve_mesh, spread
@@ -39,7 +40,7 @@ def test_latents_are_not_repeated() -> None:
     found = spread(latents, 2)
     assert found.num_shards == 2
     assert found.layers == latents.layers
-    specs, mesh = Model(found, "float32").param_specs(), AbstractMesh((2,), ("model",))
+    specs, mesh = Model(found, "float32").param_specs(), cast(Mesh, AbstractMesh((2,), ("model",)))
     heads = {name: param_sharding(mesh, specs[f"layers.0.attn.{name}"]).spec for name in ("q_b", "up_k", "up_v")}
     assert heads == dict.fromkeys(heads, PartitionSpec(None, "model", None, None))
     assert param_sharding(mesh, specs["layers.0.attn.kv_a"]).is_fully_replicated

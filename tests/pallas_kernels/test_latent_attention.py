@@ -8,12 +8,16 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
 from pallas_kernels.latent_attention import IMPLEMENTATIONS, LatentAttention, LatentPool, LatentShape, pick
 from pallas_kernels.latent_attention.cases import CASES
+from pallas_kernels.latent_attention.cpu.kernel import ROWS_PER_CORE, Kernel
 from pallas_kernels.latent_attention.reference import reference_latent_attention
+from pallas_kernels.native import compiling, processor
+from pallas_kernels.native.compiling import num_cores
 from pallas_kernels.paged_attention import AttentionBatch, copy_blocks
 from pallas_kernels.paged_attention.batches import ragged_batch
 
@@ -22,7 +26,7 @@ NUM_LAYERS, LAYER = 3, 1
 SCALE = 0.25
 DTYPES = (jnp.float32, jnp.bfloat16)
 # Heads, and the numbers of a latent and of its rotated part.
-SIZES = [(1, 16, 16), (2, 16, 16), (5, 32, 16), (16, 64, 32)]
+SIZES = [(1, 16, 16), (2, 16, 16), (5, 32, 16), (16, 64, 32), (20, 32, 32)]
 
 IMPLEMENTATION = "xla"
 
@@ -114,15 +118,23 @@ def assert_same(got: Any, expected: Any, dtype: Any) -> None:
     np.testing.assert_allclose(float32(got), float32(expected), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("block_size", [16, 128])
+@pytest.mark.parametrize("block_size", [16, 48, 128])
 @pytest.mark.parametrize("sizes", SIZES)
-def test_matches_reference(block_size: int, sizes: tuple[int, int, int]) -> None:
-    op = attention(sizes, block_size=block_size)
-    step = make(sum(sizes) + block_size, RAGGED, op, row_alignment=16 if sizes[0] == 2 else 1)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_matches_reference(dtype: Any, sizes: tuple[int, int, int], block_size: int) -> None:
+    op = attention(sizes, dtype, block_size=block_size)
+    assert_matches(op, make(sum(sizes) + block_size, RAGGED, op, row_alignment=16 if sizes[0] == 2 else 1))
+
+
+def assert_matches(op: LatentAttention, step: Step) -> None:
+    """Check a step against the reference, which knows nothing of other instruction sets, groups, or units of work."""
     expected, expected_pool = reference(step, op)
     out, pool = run(op, step)
-    np.testing.assert_allclose(out[step.rows], expected[step.rows], rtol=1e-5, atol=1e-5)
-    assert np.isfinite(out).all(), "padding rows must stay finite, they flow through the layers"
+    tolerance = 1e-5 if op.shape.dtype == jnp.float32 else 2e-2
+    np.testing.assert_allclose(float32(out)[step.rows], expected[step.rows], rtol=tolerance, atol=tolerance)
+    assert np.isfinite(float32(out)).all(), "padding rows must stay finite, they flow through the layers"
+    if op.shape.kv_dtype.itemsize == 1:
+        pool = LatentPool(jax.lax.bitcast_convert_type(pool.latents, op.shape.kv_dtype))
     assert_pools_equal(pool, expected_pool)
 
 
@@ -140,14 +152,10 @@ def test_latents_as_wide_as_they_come(dtype: Any) -> None:
 
 @pytest.mark.parametrize("kv_dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_pool_of_8_bits_holds_rounded_latents(dtype: Any, kv_dtype: Any) -> None:
-    op = attention((4, 32, 16), dtype, kv_dtype)
-    step = make(6, RAGGED, op)
-    expected, expected_pool = reference(step, op)
-    out, pool = run(op, step)
-    tolerance = 1e-5 if dtype == jnp.float32 else 2e-2
-    np.testing.assert_allclose(float32(out)[step.rows], expected[step.rows], rtol=tolerance, atol=tolerance)
-    assert_pools_equal(LatentPool(jax.lax.bitcast_convert_type(pool.latents, kv_dtype)), expected_pool)
+@pytest.mark.parametrize("sizes", [(4, 32, 16), (4, 32, 32)])
+def test_a_pool_of_8_bits_holds_rounded_latents(sizes: tuple[int, int, int], dtype: Any, kv_dtype: Any) -> None:
+    op = attention(sizes, dtype, kv_dtype)
+    assert_matches(op, make(6, RAGGED, op))
 
 
 def test_latents_beyond_8_bits_are_clipped() -> None:
@@ -196,14 +204,69 @@ def test_chunks_equal_the_whole(dtype: Any, sizes: tuple[int, int, int]) -> None
             context_lens_s=jnp.array([end]),
             query_ends_s=jnp.array([chunk]),
             num_decodes=jnp.int32(chunk == 1),
-            tile_seqs_i=jnp.zeros(8, jnp.int32),
-            tile_rows_i=jnp.array(starts + [0] * (8 - len(starts)), jnp.int32),
+            tile_seqs_i=jnp.zeros(16, jnp.int32),
+            tile_rows_i=jnp.array(starts + [0] * (16 - len(starts)), jnp.int32),
             num_tiles=jnp.int32(len(starts)),
         )
         inputs = whole._replace(q=whole.q[start:end], latents=whole.latents[start:end], pool=pool, batch=part)
         got, pool = run(op, inputs)
         parts.append(float32(got))
     assert_same(np.concatenate(parts), out, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kv_dtype", [None, jnp.float8_e4m3fn])
+@pytest.mark.parametrize("sizes", [(5, 64, 32), (2, 32, 16)])
+@pytest.mark.usefixtures("lesser_set")
+def test_with_a_lesser_instruction_set(sizes: tuple[int, int, int], dtype: Any, kv_dtype: Any) -> None:
+    needs_kernel()
+    op = attention(sizes, dtype, kv_dtype)
+    assert_matches(op, make(8, RAGGED, op))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.usefixtures("lesser_set")
+def test_bits_with_a_lesser_instruction_set(dtype: Any) -> None:
+    needs_kernel()
+    test_a_row_does_not_depend_on_its_batch(dtype, (5, 64, 32))
+    test_chunks_equal_the_whole(dtype, (5, 64, 32))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_heads", [8, 40])
+def test_decodes_for_all_cores(num_heads: int, dtype: Any) -> None:
+    """The heads of a row are one unit of work when there are many rows, else several."""
+    op = attention((num_heads, 32, 32), dtype)
+    rng = np.random.default_rng(11)
+    step = make(11, [(int(length), 1) for length in rng.integers(1, 300, ROWS_PER_CORE * num_cores() + 1)], op)
+    assert_matches(op, step)
+    out, filled = run(op, step)
+    few = step.batch._replace(num_decodes=jnp.int32(2))
+    alone, _ = run(op, step._replace(pool=filled), few)
+    assert_same(alone[:2], out[:2], dtype)
+
+
+def test_tiles_hold_about_as_many_heads_for_all_models() -> None:
+    needs_kernel()
+    tiles = {name: attention(case[:3]).tiles.query for name, case in CASES.items()}
+    assert (tiles["deepseek-v2-lite"], tiles["glm-4.7-flash"], tiles["deepseek-v3"]) == (8, 6, 1)
+
+
+def needs_kernel() -> None:
+    if IMPLEMENTATION != "cpu":
+        pytest.skip("plain XLA has no instruction sets and units of work")
+
+
+@pytest.mark.parametrize("kv_dtype", [jnp.bfloat16, jnp.float8_e5m2])
+def test_amx_is_compiled_anywhere_on_x86(kv_dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_kernel()
+    features: dict[str, bool] = dict.fromkeys((*processor.AVX2, *processor.AVX512, *processor.AMX, "avx512bf16"), True)
+    own = processor.x86("x86_64-unknown-linux-gnu", "sapphirerapids", features)
+    monkeypatch.setattr(processor, "current", lambda: own)
+    shape = CASES["deepseek-v2-lite"].shape(kv_dtype=kv_dtype)
+    assembly = compiling.make_machine(own).emit_assembly(llvm.parse_assembly(str(Kernel(shape, 8).build("some"))))
+    assert assembly.count("tdpbf16ps") == 8
+    assert "tilerelease" in assembly
 
 
 def test_blocks_are_copied_in_all_layers() -> None:
@@ -231,6 +294,15 @@ def test_a_pool_holds_one_copy_of_each_latent() -> None:
     assert (spec.shape, spec.dtype) == ((61 * 9, 128, 576), jnp.bfloat16)
     eight_bits = CASES["deepseek-v3"].shape(kv_dtype=jnp.float8_e4m3fn)
     assert LatentAttention(eight_bits).pool_spec(61, 9).latents.dtype == jnp.uint8
+
+
+def test_a_cpu_gets_its_kernel_where_it_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pallas_kernels.native.compiling.refuse", lambda: None)
+    assert pick(CASES["deepseek-v3"].shape(), "cpu")[0].implementation == "cpu"
+    op, reason = pick(LatentShape(4, 24, 16, 16, jnp.dtype("float32"), jnp.dtype("float32")), "cpu")
+    assert op.implementation == "xla"
+    assert reason is not None
+    assert "multiples of 16, not 24, 16 and 16" in reason
 
 
 def test_other_platforms_get_plain_xla() -> None:

@@ -13,9 +13,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from pallas_kernels.latent_attention import LatentAttention, LatentShape
 from pallas_kernels.paged_attention import AttentionShape, PagedAttention
 
 SHAPE = AttentionShape(4, 2, 64, 64, jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.bfloat16))
+LATENT_SHAPE = LatentShape(4, 96, 32, 64, jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.bfloat16))
+"""Whose pool is an array as large as each of the other's two."""
 
 
 def resident_part(array: jax.Array) -> float:
@@ -38,11 +41,13 @@ def resident_parts(implementation: str) -> list[float]:
 
 
 def pools_of_huge_pages(num_blocks: str) -> list[bool]:
-    """Say of each array of a new pool whether the system is to give it huge pages."""
-    op = PagedAttention(SHAPE, "cpu")
-    pool = jax.jit(lambda: op.make_pool(op.pool_spec(4, int(num_blocks))))()
-    op.settle_pool(pool, 4)
-    return [wants_huge_pages(array) for array in pool]
+    """Say of each array of new pools, of keys, of values and of latents, whether the system is to use huge pages."""
+    found = []
+    for op in (PagedAttention(SHAPE, "cpu"), LatentAttention(LATENT_SHAPE, "cpu")):
+        pool = jax.jit(lambda op=op: op.make_pool(op.pool_spec(4, int(num_blocks))))()
+        op.settle_pool(pool, 4)
+        found += [wants_huge_pages(array) for array in pool]
+    return found
 
 
 def wants_huge_pages(array: jax.Array) -> bool:
@@ -76,7 +81,7 @@ def test_a_pool_on_a_cpu_takes_memory_as_it_fills(implementation: str, is_touche
 @pytest.mark.parametrize(("num_blocks", "is_large"), [("2048", True), ("256", False)])
 def test_a_large_pool_gets_huge_pages(num_blocks: str, is_large: bool, repository: Path) -> None:
     """A small one would take more memory than it fills."""
-    assert in_new_process("pools_of_huge_pages", num_blocks, repository) == [is_large, is_large]
+    assert in_new_process("pools_of_huge_pages", num_blocks, repository) == [is_large] * 3
 
 
 def test_xla_gets_zeros() -> None:

@@ -1,0 +1,80 @@
+"""Call the kernel as a function of JAX arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from pallas_kernels.native import uninitialized
+from pallas_kernels.native.compiling import register
+from pallas_kernels.paged_attention import AttentionBatch, Tiles
+
+from ..layout import LatentPool, LatentShape
+from .kernel import Kernel
+
+UNIT_LANES = 128
+"""How many heads of rows of a chunk are a unit of work, if a row has no more: their sums are to stay in a core's cache.
+"""
+
+
+def cpu_tiles(shape: LatentShape) -> Tiles:
+    """Return how the kernel cuts its work."""
+    return Tiles(decode=1, query=max(1, UNIT_LANES // shape.num_heads), kv=shape.block_size)
+
+
+def cpu_prepare(shape: LatentShape, folder: Path | None = None) -> str:
+    """Compile the kernel, kept in a folder, and return its name.
+
+    A program that another process compiled needs it when it is loaded.
+    """
+    uninitialized.prepare(folder)
+    sizes = "_".join(map(str, shape[:4]))
+    name = f"latent_attention_{sizes}_{shape.dtype.name}_{shape.kv_dtype.name}"
+    return register(name, Kernel(shape, cpu_tiles(shape).query), folder)
+
+
+def cpu_latent_attention(
+    q_tnh: Array,
+    latents_th: Array,
+    kv_pool: LatentPool,
+    batch: AttentionBatch,
+    *,
+    layer: Array | int,
+    num_layers: int,
+    scale: float,
+    latent_dim: int,
+    tiles: Tiles,
+    interpret: bool = False,
+) -> tuple[Array, LatentPool]:
+    """See `LatentAttention`; there is nothing to interpret."""
+    del tiles, interpret
+    [pool], (t, n, h) = kv_pool, q_tnh.shape
+    dtypes = jnp.dtype(q_tnh.dtype), jnp.dtype(latents_th.dtype)
+    shape = LatentShape(n, latent_dim, h - latent_dim, pool.shape[1], *dtypes)
+    if latents_th.dtype != pool.dtype:
+        latents_th = jax.lax.bitcast_convert_type(latents_th, pool.dtype)
+    call = jax.ffi.ffi_call(
+        cpu_prepare(shape),
+        (jax.ShapeDtypeStruct(pool.shape, pool.dtype), jax.ShapeDtypeStruct((t, n, latent_dim), q_tnh.dtype)),
+        input_output_aliases={0: 0},
+    )
+    # In the order of `kernel.BUFFERS`.
+    pool, out_tnl = call(
+        pool,
+        q_tnh,
+        latents_th,
+        batch.slots_t,
+        batch.block_tables_sm,
+        batch.context_lens_s,
+        batch.query_ends_s,
+        batch.num_decodes,
+        batch.tile_seqs_i,
+        batch.tile_rows_i,
+        batch.num_tiles,
+        jnp.asarray(layer * (len(pool) // num_layers), jnp.int32),
+        jnp.float32(scale),
+    )
+    return out_tnl, LatentPool(pool)
