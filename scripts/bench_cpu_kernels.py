@@ -32,6 +32,8 @@ from jaxllm.execution.options import compiler_options
 from jaxllm.loading.gguf_parts import FORMATS
 from pallas_kernels.grouped_matmul import GroupedMatmul, Groups, MatmulShape, capacity
 from pallas_kernels.grouped_matmul.cases import CASES as CASES_OF_EXPERTS
+from pallas_kernels.latent_attention import LatentAttention
+from pallas_kernels.latent_attention.cases import CASES as CASES_OF_LATENTS
 from pallas_kernels.linear import Linear
 from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, PagedAttention
 from pallas_kernels.paged_attention.batches import ragged_batch
@@ -53,6 +55,13 @@ STEPS = {
     "prefill of 512": [(512, 512)],
     "prefill of 512 at 8,000": [(8000, 512)],
 }
+LATENT_CASE = "deepseek-v2-lite"
+"""Whose attention over latents is measured."""
+LATENT_STEPS = {
+    **{f"{count} decodes at {length:,}": [(length, 1)] * count for length in (256, 2000) for count in (1, 16, 64)},
+    "prefill of 512": [(512, 512)],
+    "prefill of 512 at 2,000": [(2000, 512)],
+}
 MATRICES = ((960, 576), (576, 576), (3072, 576), (576, 1536))
 """The matrices of each of SmolLM2-135M's layers."""
 NUM_LAYERS = 30
@@ -69,7 +78,9 @@ QUANTIZED = {
 QUANTIZED_MATRIX, QUANTIZED_BYTES = (8192, 2048), 128 << 20
 """The size of packed matrices, and how many bytes of them there are, which no cache holds."""
 QUANTIZED_ROWS = (1, 4, 16, 512)
-PARTS = ("attention", "matmuls", "grouped", "quantized")
+WAYS = ("xla", "cpu")
+"""The implementations of attention that are compared."""
+PARTS = ("attention", "latents", "matmuls", "grouped", "quantized")
 
 
 def main() -> int:
@@ -84,6 +95,8 @@ def main() -> int:
     rows = []
     if "attention" in parts:
         rows += [attention_row(args.case, name, chunks, rounds) for name, chunks in STEPS.items()]
+    for dtype in (jnp.bfloat16, jnp.float32) if "latents" in parts else ():
+        rows += [latents_row(name, chunks, dtype, rounds) for name, chunks in LATENT_STEPS.items()]
     for dtype in (jnp.bfloat16, jnp.float32):
         rows += [matmul_row(count, dtype, rounds) for count in ROWS if "matmuls" in parts]
     for dtype in (jnp.bfloat16, jnp.float32, jnp.int8) if "grouped" in parts else ():
@@ -100,44 +113,70 @@ def main() -> int:
 def attention_row(case: str, name: str, chunks: list[tuple[int, int]], rounds: int) -> dict[str, Any]:
     """Return the milliseconds of one layer, in bfloat16."""
     shape = CASES[case].shape(block_size=BLOCK_SIZE)
+    heads = shape.num_heads, shape.num_kv_heads, shape.num_kv_heads
+    ops = [PagedAttention(shape, implementation) for implementation in WAYS]
+    times = attention_times(
+        ops, [(each, shape.head_dim) for each in heads], chunks, rounds, window=NO_WINDOW, scale=0.125
+    )
+    return {"what": f"attention, {name}", **times}
+
+
+def latents_row(name: str, chunks: list[tuple[int, int]], dtype: Any, rounds: int) -> dict[str, Any]:
+    """Return the milliseconds of one layer, the latents' GB/s, each row's read once, and what is computed."""
+    shape = CASES_OF_LATENTS[LATENT_CASE].shape(block_size=BLOCK_SIZE, dtype=dtype)
+    ops = [LatentAttention(shape, implementation) for implementation in WAYS]
+    sizes = [(shape.num_heads, shape.key_dim), (shape.key_dim,)]
+    times = attention_times(ops, sizes, chunks, rounds, scale=0.125)
+    seen = sum(chunk * length - chunk * (chunk - 1) // 2 for length, chunk in chunks)
+    flops = 2 * shape.num_heads * (shape.key_dim + shape.latent_dim) * seen
+    read = sum(length for length, _ in chunks) * shape.key_dim * shape.dtype.itemsize
+    speeds = {"GB/s": read / times["cpu ms"] / 1e6, "GFLOP/s": flops / times["cpu ms"] / 1e6}
+    speeds = {each: float(f"{speed:.3g}") for each, speed in speeds.items()}
+    return {"what": f"attention over latents, {name}, {shape.dtype.name}", **times, **speeds}
+
+
+def attention_times(
+    ops: Sequence[Any],
+    sizes: Sequence[tuple[int, ...]],
+    chunks: list[tuple[int, int]],
+    rounds: int,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Return the milliseconds of a layer by each op, which takes arrays of these sizes for each token."""
     rng = np.random.default_rng(0)
     counts = [-(-length // BLOCK_SIZE) for length, _ in chunks]
     ids = iter(rng.permutation(np.arange(1, sum(counts) + 1)).tolist())
     blocks = [[next(ids) for _ in range(count)] for count in counts]
     programs, states = {}, {}
-    for implementation in ("xla", "cpu"):
-        op = PagedAttention(shape, implementation)
+    for op in ops:
         made = ragged_batch(chunks, blocks, block_size=BLOCK_SIZE, query_tile=op.tiles.query, row_alignment=1)
         batch = jax.tree.map(jnp.asarray, made)
-        t = len(batch.slots_t)
-        q, k, v = (
-            jnp.asarray(rng.standard_normal((t, heads, shape.head_dim)), jnp.bfloat16)
-            for heads in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
-        )
+        dtype = op.shape.dtype
+        own = [jnp.asarray(rng.standard_normal((len(batch.slots_t), *size)), dtype) for size in sizes]
         spec = op.pool_spec(LAYERS, sum(counts) + 1)
-        states[implementation] = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), spec)
+        states[op.implementation] = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), spec)
         run = jax.jit(
-            partial(attend_layers, op),
-            donate_argnums=3,
-            compiler_options=compiler_options("cpu", jnp.bfloat16, True),
+            partial(attend_layers, op, settings),
+            donate_argnums=1,
+            compiler_options=compiler_options("cpu", dtype, True),
         )
-        programs[implementation] = partial(run, q, k, v, batch=batch)
+        programs[op.implementation] = partial(run, own, batch=batch)
 
     def step(implementation: str) -> None:
         out, states[implementation] = programs[implementation](states[implementation])
         out.block_until_ready()
 
-    return {"what": f"attention, {name}", **in_turns(step, ("xla", "cpu"), rounds, 1 / LAYERS)}
+    return in_turns(step, tuple(programs), rounds, 1 / LAYERS)
 
 
 def attend_layers(
-    op: PagedAttention, q: jax.Array, k: jax.Array, v: jax.Array, pool: Any, batch: AttentionBatch
+    op: Any, settings: Mapping[str, Any], own: Sequence[jax.Array], pool: Any, batch: AttentionBatch
 ) -> tuple[jax.Array, Any]:
-    """Attend in one layer after the other."""
+    """Attend in one layer after the other: what one returns are queries of the next."""
+    q, *others = own
     for layer in range(LAYERS):
-        q, pool = op(
-            q, k, v, pool, batch, layer=jnp.int32(layer), num_layers=LAYERS, window=NO_WINDOW, scale=0.125
-        )  # fmt: skip
+        out, pool = op(q, *others, pool, batch, layer=jnp.int32(layer), num_layers=LAYERS, **settings)
+        q = out if out.shape == q.shape else jnp.concatenate((out, q[..., out.shape[-1] :]), -1)
     return q, pool
 
 
