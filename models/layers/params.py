@@ -17,8 +17,9 @@ def declare(
 ) -> nnx.Param[Array]:
     """Declare a parameter with one logical sharding axis per dimension; matmuls sum over its last `num_inputs`.
 
-    `num_inputs` is 0 for a parameter that is added, or multiplies elementwise; it is never quantized. `rotates` says
-    that RoPE rotates its outputs, so that the dimensions of its heads are read in the order of the RoPE table.
+    `num_inputs` is 0 for a parameter that is added, or multiplies elementwise or by heads, each head's by its own; it
+    is never quantized. `rotates` says that RoPE rotates its outputs, so that the dimensions of its heads are read in
+    the order of the RoPE table.
     """
     return nnx.Param(jnp.zeros(shape, dtype), out_sharding=axes, num_inputs=num_inputs, rotates=rotates)
 
