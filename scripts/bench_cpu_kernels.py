@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compare a CPU's own kernels with plain XLA, in turns: one layer's attention, and the matmuls of all layers.
+"""Compare a CPU's own kernels with plain XLA, in turns: one layer's attention, the matmuls of all layers, and so on.
 
     scripts/bench_cpu_kernels.py [--case smollm2-135m] [--part grouped] [--quick] [--json OUT]
 
@@ -7,6 +7,7 @@ Figures are medians of the rounds, in milliseconds. Attention gets a pool that d
 every layer's own weights, as a step does. Grouped matmuls are compared with the matmuls of the active experts, each
 over its own rows, by the CPU's own kernel and by plain XLA. Matmuls by packed weights are compared with the CPU's own
 by the same weights in bfloat16 or float32; at one row what bounds both is memory, from which they read so many GB/s.
+Ops of recurrent state are compared with plain XLA; GB/s are of states that are read and written.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -30,6 +32,10 @@ from sheet import print_sheet
 
 from jaxllm.execution.options import compiler_options
 from jaxllm.loading.gguf_parts import FORMATS
+from pallas_kernels.causal_conv import CausalConv, ConvShape
+from pallas_kernels.causal_conv.cases import CASES as CASES_OF_CONV
+from pallas_kernels.gated_delta import GatedDelta, GatedDeltaShape
+from pallas_kernels.gated_delta.cases import CASES as CASES_OF_DELTA
 from pallas_kernels.grouped_matmul import GroupedMatmul, Groups, MatmulShape, capacity
 from pallas_kernels.grouped_matmul.cases import CASES as CASES_OF_EXPERTS
 from pallas_kernels.latent_attention import LatentAttention
@@ -38,6 +44,10 @@ from pallas_kernels.linear import Linear
 from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, PagedAttention
 from pallas_kernels.paged_attention.batches import ragged_batch
 from pallas_kernels.paged_attention.cases import CASES
+from pallas_kernels.recurrent_state import StateBatch
+from pallas_kernels.recurrent_state.batches import Chunk, state_batch
+from pallas_kernels.state_space import StateSpace
+from pallas_kernels.state_space.cases import CASES as CASES_OF_SCAN
 from pallas_kernels.weights import INT8, WeightFormat
 from pallas_kernels.weights.held import Quantized
 
@@ -80,7 +90,17 @@ QUANTIZED_MATRIX, QUANTIZED_BYTES = (8192, 2048), 128 << 20
 QUANTIZED_ROWS = (1, 4, 16, 512)
 WAYS = ("xla", "cpu")
 """The implementations of attention that are compared."""
-PARTS = ("attention", "latents", "matmuls", "grouped", "quantized")
+STATE_STEPS = {**{f"{count} decodes": [1] * count for count in (1, 16, 64)}, "prefill of 512": [512]}
+"""How many tokens the sequences have whose recurrent states are brought up to date."""
+MOST_STATE_LAYERS, MOST_STATE_BYTES = 36, 512 << 20
+"""How many layers the pool of states has: as many as a model, unless that takes too much memory or, in prefills,
+time."""
+STATE_OPS: Mapping[str, Any] = {
+    "delta rule of Qwen3-Next": GatedDelta(CASES_OF_DELTA["qwen3-next-80b-a3b"].shape()),
+    "convolution of Qwen3-Next": CausalConv(CASES_OF_CONV["qwen3-next-80b-a3b"].shape()),
+    "scan of Nemotron-H 8B": StateSpace(CASES_OF_SCAN["nemotron-h-8b"].shape()),
+}
+PARTS = ("attention", "latents", "matmuls", "grouped", "quantized", "states")
 
 
 def main() -> int:
@@ -103,6 +123,8 @@ def main() -> int:
         rows += grouped_rows(dtype, rounds)
     for dtype in (jnp.bfloat16, jnp.float32) if "quantized" in parts else ():
         rows += [quantized_row(name, count, dtype, rounds) for name in QUANTIZED for count in QUANTIZED_ROWS]
+    for name in STATE_OPS if "states" in parts else ():
+        rows += [states_row(name, step, rounds) for step in STATE_STEPS]
     print_sheet(rows)
     if args.json:
         report = {"machine": describe_machine(), "date": date.today().isoformat(), "jax": jax.__version__}
@@ -336,6 +358,69 @@ def quantized_row(name: str, num_rows: int, dtype: Any, rounds: int) -> dict[str
         "times": round(found["plain ms"] / found["packed ms"], 2),
         **{f"{each} GB/s": round(size / found[f"{each} ms"] / 1e6, 1) for each, size in sizes.items()},
     }
+
+
+def states_row(name: str, step: str, rounds: int) -> dict[str, Any]:
+    """Return the milliseconds of one layer, in bfloat16, and how fast its states are read and written."""
+    plain, sizes = STATE_OPS[name], STATE_STEPS[step]
+    spec = plain.pool_spec(1, 1)
+    state_bytes = spec.size * spec.dtype.itemsize
+    most = MOST_STATE_LAYERS if max(sizes) == 1 else LAYERS
+    num_layers = max(2, min(most, MOST_STATE_BYTES // (len(sizes) * state_bytes)))
+    made, num_rows = state_batch([Chunk(size, 9, slot, slot) for slot, size in enumerate(sizes, 1)])
+    batch = jax.tree.map(jnp.asarray, made)
+    inputs = state_inputs(plain.shape, num_rows)
+    programs, pools = {}, {}
+    for implementation in ("xla", "cpu"):
+        op = replace(plain, implementation=implementation)
+        spec = op.pool_spec(num_layers, len(sizes) + 1)
+        pools[implementation] = jnp.full(spec.shape, 0.5, spec.dtype)
+        run = jax.jit(
+            partial(pass_layers, op, num_layers),
+            donate_argnums=1,
+            compiler_options=compiler_options("cpu", jnp.bfloat16, True),
+        )
+        programs[implementation] = partial(run, inputs, batch=batch)
+
+    def go(implementation: str) -> None:
+        out, pools[implementation] = programs[implementation](pools[implementation])
+        jax.block_until_ready(out)
+
+    found = in_turns(go, ("xla", "cpu"), rounds, 1 / num_layers)
+    gigabytes = 2 * len(sizes) * state_bytes / 1e9
+    speeds = {f"{each} GB/s": round(gigabytes / found[f"{each} ms"] * 1e3, 1) for each in programs}
+    return {"what": f"{name}, {step}", **{key: round(ms, 3) for key, ms in found.items()}, **speeds}
+
+
+def state_inputs(shape: Any, num_rows: int) -> list[jax.Array]:
+    """Return what an op of recurrent state takes before its pool."""
+    rng = np.random.default_rng(0)
+
+    def some(*size: int, dtype: Any = jnp.bfloat16) -> jax.Array:
+        return jnp.asarray(rng.uniform(0.1, 0.5, size), dtype)
+
+    t, single = num_rows, jnp.float32
+    if isinstance(shape, GatedDeltaShape):
+        keys, values = (t, shape.num_key_heads, shape.key_dim), (t, shape.num_value_heads, shape.value_dim)
+        log_decay = -some(t, shape.num_value_heads, shape.decay_dim, dtype=single)
+        return [some(*keys), some(*keys), some(*values), log_decay, some(t, shape.num_value_heads, dtype=single)]
+    if isinstance(shape, ConvShape):
+        return [some(t, shape.num_channels), some(shape.kernel_size, shape.num_channels)]
+    heads, group = shape.num_heads, (t, shape.num_groups, shape.state_dim)
+    x, dt, a = some(t, heads, shape.head_dim), some(t, heads, dtype=single), -some(heads, dtype=single)
+    return [x, dt, a, some(*group), some(*group), some(heads, dtype=single)]
+
+
+def pass_layers(
+    op: Any, num_layers: int, inputs: Sequence[jax.Array], pool: jax.Array, batch: StateBatch
+) -> tuple[list[jax.Array], jax.Array]:
+    """Take the states of one layer after the other past a step's tokens."""
+    settings = {"activation": "silu"} if isinstance(op.shape, ConvShape) else {}
+    outs = []
+    for layer in range(num_layers):
+        out, pool = op(*inputs, pool, batch, layer=jnp.int32(layer), num_layers=num_layers, **settings)
+        outs.append(out[:1])  # the memory of all of them would be new each time
+    return outs, pool
 
 
 def in_turns(run: Callable[[str], Any], names: Sequence[str], rounds: int, factor: float = 1) -> dict[str, float]:

@@ -1,4 +1,7 @@
-"""What attention over a block pool has in common, whatever the pool holds: the choice of an implementation."""
+"""What attention over a block pool has in common, whatever the pool holds: the choice of an implementation.
+
+Ops of recurrent state choose theirs here too.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +97,7 @@ class PoolAttention:
 
 
 def choose(
-    implementations: Mapping[str, Implementation],
+    implementations: Mapping[str, Any],
     shape: Any,
     platform: str,
     name: str | None,

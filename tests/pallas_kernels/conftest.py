@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import jax
 import pytest
+from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.native import processor
 
@@ -15,6 +16,14 @@ def quick_compilation() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture
+def tpu_interpreter() -> Iterator[None]:
+    """Run a TPU's kernels in Pallas' interpreter, which looks for races."""
+    with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(detect_races=True)):
+        yield
+    pltpu.reset_tpu_interpret_mode_state()
 
 
 @pytest.fixture

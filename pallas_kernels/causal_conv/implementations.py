@@ -1,0 +1,48 @@
+"""There are several ways of running the op; this says what each can do, and which one a platform gets.
+
+TPUs and GPUs have no kernel of their own and get plain XLA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import jax
+from jax import Array
+
+from pallas_kernels.recurrent_state import Implementation, cpu_implementation
+
+from .shape import ConvShape
+
+
+def _load_xla(_: str | None) -> Callable[..., tuple[Array, Array]]:
+    from .xla import xla_causal_conv
+
+    return xla_causal_conv
+
+
+def _load_cpu() -> Callable[..., tuple[Array, Array]]:
+    from .cpu import cpu_causal_conv
+
+    return cpu_causal_conv
+
+
+def _prepare_cpu(shape: ConvShape, folder: Path | None) -> None:
+    from .cpu import cpu_prepare
+
+    cpu_prepare(shape, folder)
+
+
+def _pool_spec(shape: ConvShape, num_layers: int, num_slots: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((num_layers * num_slots, shape.kernel_size - 1, shape.num_channels), shape.dtype)
+
+
+def _refuse_on_cpu(shape: ConvShape) -> str | None:
+    return f"num_channels must be a multiple of 16, not {shape.num_channels}" if shape.num_channels % 16 else None
+
+
+IMPLEMENTATIONS: Mapping[str, Implementation] = {
+    "xla": Implementation(_load_xla, None, _pool_spec),
+    "cpu": cpu_implementation(_load_cpu, _pool_spec, _refuse_on_cpu, _prepare_cpu),
+}

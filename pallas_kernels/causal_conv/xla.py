@@ -1,0 +1,58 @@
+"""The convolution in plain jnp, on all platforms: all rows at once, each with the rows before it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from pallas_kernels.recurrent_state import StateBatch
+
+
+def xla_causal_conv(
+    x_tc: Array,
+    weight_kc: Array,
+    pool: Array,
+    batch: StateBatch,
+    *,
+    layer: Array | int,
+    num_layers: int,
+    bias_c: Array | None = None,
+    activation: Literal["silu"] | None = None,
+    interpret: bool = False,
+) -> tuple[Array, Array]:
+    """See `CausalConv`; there is nothing to interpret."""
+    del interpret
+    (t, _), kept = x_tc.shape, pool.shape[1]
+    first_slot = layer * (len(pool) // num_layers)
+    starts_s, ends_s = batch.query_starts_s, batch.query_ends_s
+    # Else a fusion that reads the pool may come after what writes it, and that would copy it.
+    states_skc = lax.optimization_barrier(pool[first_slot + batch.read_slots_s])
+    states_skc = jnp.where(batch.read_slots_s[:, None, None] > 0, states_skc, 0)
+
+    def inputs(rows_i: Array, seqs_i: Array) -> Array:
+        """Return the inputs at rows of sequences; those before the first row are in the state."""
+        places_i = rows_i - starts_s[seqs_i]
+        new = x_tc.at[rows_i].get(mode="fill", fill_value=0)
+        old = states_skc.at[seqs_i, kept + places_i].get(mode="fill", fill_value=0)
+        return jnp.where((places_i >= 0)[:, None], new, old)
+
+    rows_t = jnp.arange(t, dtype=jnp.int32)
+    is_own_ts = (rows_t[:, None] >= starts_s) & (rows_t[:, None] < ends_s)
+    seqs_t, is_live_t = jnp.argmax(is_own_ts, axis=1), is_own_ts.any(axis=1)
+    sum_tc = jnp.zeros(x_tc.shape, jnp.float32) if bias_c is None else bias_c.astype(jnp.float32)[None]
+    for back, weight_c in zip(range(kept, -1, -1), weight_kc.astype(jnp.float32), strict=True):
+        sum_tc = sum_tc + inputs(rows_t - back, seqs_t).astype(jnp.float32) * weight_c[None]
+    out_tc = jax.nn.silu(sum_tc) if activation == "silu" else sum_tc
+    out_tc = jnp.where(is_live_t[:, None], out_tc, 0).astype(x_tc.dtype)
+
+    seqs_s, beyond = jnp.arange(len(starts_s), dtype=jnp.int32), len(pool)
+    seqs_sk = jnp.repeat(seqs_s, kept)
+    for stops_s, slots_s in ((ends_s, batch.write_slots_s), (batch.save_ends_s, batch.save_slots_s)):
+        rows_sk = stops_s[:, None] - kept + jnp.arange(kept, dtype=jnp.int32)
+        after_skc = inputs(rows_sk.reshape(-1), seqs_sk).reshape(states_skc.shape)
+        targets_s = jnp.where((slots_s > 0) & (ends_s > starts_s), first_slot + slots_s, beyond)
+        pool = pool.at[targets_s].set(after_skc, mode="drop")
+    return out_tc, pool

@@ -1,0 +1,93 @@
+"""The gated delta rule, a recurrent form of linear attention: Qwen3-Next's and Qwen3.5's, and Kimi's delta attention.
+
+A state is a memory of values by keys. Each token lets it fade, looks up what it holds for the token's key, corrects
+that towards the token's value, and reads what it holds for the token's query. `reference.py` defines what is correct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from jax import Array
+
+from pallas_kernels.paged_attention.op import choose
+from pallas_kernels.recurrent_state import Implementation, StateBatch, StateOp
+
+from .implementations import IMPLEMENTATIONS
+from .shape import GatedDeltaShape
+
+__all__ = ["IMPLEMENTATIONS", "GatedDelta", "GatedDeltaShape", "pick"]
+
+NAME = "the gated delta rule"
+
+
+@dataclass(frozen=True)
+class GatedDelta(StateOp):
+    """The op for one shape in one implementation; make it with `pick`."""
+
+    shape: GatedDeltaShape
+
+    @property
+    def name(self) -> str:
+        """Return the op's name for people."""
+        return NAME
+
+    @property
+    def _implementations(self) -> Mapping[str, Implementation]:
+        return IMPLEMENTATIONS
+
+    def __call__(
+        self,
+        q_tkd: Array,
+        k_tkd: Array,
+        v_tvd: Array,
+        log_decay_tvd: Array,
+        beta_tv: Array,
+        pool: Array,
+        batch: StateBatch,
+        *,
+        layer: Array | int,
+        num_layers: int,
+    ) -> tuple[Array, Array]:
+        """Take the states of the batch's sequences past their tokens of this step, in `layer`.
+
+        Args:
+          q_tkd, k_tkd: queries and keys of all tokens of the step; each is brought to length 1 here, and queries are
+            divided by the root of `key_dim` besides.
+          v_tvd: their values.
+          log_decay_tvd: logarithms of decays, at most 0, in float32: [t, v, 1], or [t, v, key_dim] with decays of keys.
+          beta_tv: how far what is held is corrected, in float32.
+          pool: the pool of all layers, of `pool_spec`; donate it, the result takes its place.
+          batch: where every token and state is.
+          layer: index of the layer, may be traced.
+          num_layers: layers in the pool.
+
+        Returns:
+          What is read [t, v, value_dim] in v's dtype (rows of padding are 0), and the pool.
+
+        Raises:
+          ValueError: for arrays that are not of this shape and these dtypes.
+        """
+        shape, t = self.shape, len(q_tkd)
+        heads = shape.num_value_heads
+        self._check(
+            pool,
+            num_layers,
+            q=(q_tkd, (t, shape.num_key_heads, shape.key_dim), shape.dtype),
+            k=(k_tkd, (t, shape.num_key_heads, shape.key_dim), shape.dtype),
+            v=(v_tvd, (t, heads, shape.value_dim), shape.dtype),
+            log_decay=(log_decay_tvd, (t, heads, shape.decay_dim), jnp.float32),
+            beta=(beta_tv, (t, heads), jnp.float32),
+        )
+        arguments = q_tkd, k_tkd, v_tvd, log_decay_tvd, beta_tv, pool, batch
+        return self._run(*arguments, layer=layer, num_layers=num_layers)
+
+
+def pick(
+    shape: GatedDeltaShape, platform: str, name: str | None = None, *, architecture: str | None = None
+) -> tuple[GatedDelta, str | None]:
+    """Return the op for a platform, and why it is not the platform's own kernel; see `paged_attention.pick`."""
+    choice = choose(IMPLEMENTATIONS, shape, platform, name, architecture, NAME)
+    return GatedDelta(shape, *choice[:2], architecture=architecture), choice.reason

@@ -1,0 +1,29 @@
+"""What the op must know about a layer."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class GatedDeltaShape(NamedTuple):
+    """The shape that the op is compiled for, besides the batch. Its dtype is numpy's, so that equal shapes are one."""
+
+    num_key_heads: int
+    num_value_heads: int
+    """A multiple of `num_key_heads`; value head j has key head j // `group`."""
+    key_dim: int
+    value_dim: int
+    has_key_decay: bool
+    """Whether each number of a key has a decay of its own, as in Kimi's delta attention; else a head has one."""
+    dtype: Any
+    """The dtype of queries, keys, values and the output. All else is float32."""
+
+    @property
+    def group(self) -> int:
+        """Return the number of value heads per key head."""
+        return self.num_value_heads // self.num_key_heads
+
+    @property
+    def decay_dim(self) -> int:
+        """Return how many decays a value head has."""
+        return self.key_dim if self.has_key_decay else 1

@@ -1,0 +1,31 @@
+"""What the host tells kernels of recurrent state about one step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jax import Array
+
+
+class StateBatch(NamedTuple):
+    """The places of one step's tokens and states.
+
+    All int32. Decode rows (sequences of one token) come first, then the longer chunks, in the order of their rows; rows
+    of padding may lie between and behind, and padding sequences, which come last, have no rows. Slots are counted
+    within a layer. No slot is written twice in a step, and none that a sequence writes is read by another.
+    """
+
+    query_starts_s: Array
+    """Each sequence's first row in t."""
+    query_ends_s: Array
+    """One past each sequence's last row; of padding sequences the first row too."""
+    num_decodes: Array
+    """How many leading sequences have one token each; sequence i < num_decodes is row i."""
+    read_slots_s: Array
+    """The slot with the state before the step; 0 where the sequence begins, with zeros."""
+    write_slots_s: Array
+    """The slot for the state after the last row, often the one that is read; 0 for padding."""
+    save_ends_s: Array
+    """One past the row after which the state is saved too, in (start, end]; any number where `save_slots_s` is 0."""
+    save_slots_s: Array
+    """The slot that the state is saved to; 0 where it is not."""

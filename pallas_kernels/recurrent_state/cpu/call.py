@@ -1,0 +1,37 @@
+"""Call a kernel of recurrent state as a function of JAX arrays."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from ..batch import StateBatch
+
+
+def call_kernel(
+    name: str,
+    pool: Array,
+    inputs: tuple[Array, ...],
+    batch: StateBatch,
+    out: jax.ShapeDtypeStruct,
+    first_slot: Array | int,
+) -> tuple[Array, Array]:
+    """Return the output and the pool, which takes the place of the one before. The name is XLA's for the kernel."""
+    call = jax.ffi.ffi_call(
+        name, (jax.ShapeDtypeStruct(pool.shape, pool.dtype), out), input_output_aliases={0: 0}
+    )  # fmt: skip
+    # In the order of `units.StateKernel.buffers`.
+    pool, read = call(
+        pool,
+        *inputs,
+        batch.query_starts_s,
+        batch.query_ends_s,
+        batch.num_decodes,
+        batch.read_slots_s,
+        batch.write_slots_s,
+        batch.save_ends_s,
+        batch.save_slots_s,
+        jnp.asarray(first_slot, jnp.int32),
+    )
+    return read, pool

@@ -1,0 +1,37 @@
+"""The loop over tokens that references of recurrent state share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from .batch import StateBatch
+
+
+def walk(
+    pool: np.ndarray,
+    batch: StateBatch,
+    *,
+    layer: int,
+    num_layers: int,
+    step: Callable[[np.ndarray, int], np.ndarray],
+) -> np.ndarray:
+    """Take each sequence's state past its rows, and return the pool after the step.
+
+    `step` returns the state after a row, by the state before it and the row's number.
+    """
+    before, pool = pool, np.array(pool)
+    first_slot = layer * (len(pool) // num_layers)
+    fields = (batch.query_starts_s, batch.query_ends_s, batch.read_slots_s, batch.write_slots_s)
+    sequences = zip(*map(np.asarray, (*fields, batch.save_ends_s, batch.save_slots_s)), strict=True)
+    for start, end, read, write, save_end, save in sequences:
+        if start == end:
+            continue
+        state = np.array(before[first_slot + read]) if read else np.zeros_like(before[0])
+        for row in range(start, end):
+            state = step(state, row)
+            if save and row + 1 == save_end:
+                pool[first_slot + save] = state
+        pool[first_slot + write] = state
+    return pool

@@ -1,0 +1,92 @@
+"""The loops over tokens that ops of recurrent state share in plain jnp: decodes side by side, chunks token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from .batch import StateBatch
+
+MAX_DECODES = 32
+"""How many decodes are computed at a time: their states are copied out of the pool and back."""
+
+type Step = Callable[[Array, tuple[Array, ...]], tuple[Array, Array]]
+"""Takes states of sequences and what their tokens bring, and returns the states and what the tokens read."""
+
+
+def scan_tokens(
+    pool: Array, batch: StateBatch, first_slot: Array | int, inputs: tuple[Array, ...], out: Array, step: Step
+) -> tuple[Array, Array]:
+    """Return the pool after the step, and `out` with what live rows read in it."""
+    pool, out = _decode(pool, batch, first_slot, inputs, out, step)
+    return scan_chunks(pool, batch, first_slot, inputs, out, step)
+
+
+def _decode(
+    pool: Array, batch: StateBatch, first_slot: Array | int, inputs: tuple[Array, ...], out: Array, step: Step
+) -> tuple[Array, Array]:
+    num_sequences = len(batch.query_starts_s)
+    group = min(MAX_DECODES, num_sequences)
+
+    def body(i: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        pool, out = carry
+        seqs = i * group + jnp.arange(group, dtype=jnp.int32)
+        is_live = seqs < batch.num_decodes
+        rows = jnp.where(is_live, seqs, len(out))
+        reads, writes, saves = (
+            x.at[seqs].get(mode="fill", fill_value=0)
+            for x in (batch.read_slots_s, batch.write_slots_s, batch.save_slots_s)
+        )
+        states = pool[first_slot + jnp.where(is_live, reads, 0)]
+        states = jnp.where((reads > 0).reshape(-1, *[1] * (pool.ndim - 1)), states, 0)
+        taken = tuple(x.at[rows].get(mode="fill", fill_value=0) for x in inputs)
+        # Else a fusion that reads the pool may come after what writes it, and that would copy it.
+        states = lax.optimization_barrier(states)
+        states, read = step(states, taken)
+        states, read = lax.optimization_barrier((states, read))
+        beyond = len(pool)
+        for slots in (writes, saves):
+            pool = pool.at[jnp.where(is_live & (slots > 0), first_slot + slots, beyond)].set(states, mode="drop")
+        return pool, out.at[rows].set(read, mode="drop")
+
+    return lax.fori_loop(0, (batch.num_decodes + group - 1) // group, body, (pool, out))
+
+
+def scan_chunks(
+    pool: Array, batch: StateBatch, first_slot: Array | int, inputs: tuple[Array, ...], out: Array, step: Step
+) -> tuple[Array, Array]:
+    """Do as `scan_tokens`, for longer chunks alone."""
+
+    def advance(row: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        state, out = carry
+        taken = tuple(lax.dynamic_slice_in_dim(x, row, 1) for x in inputs)
+        state, read = step(state, taken)
+        return state, lax.dynamic_update_slice_in_dim(out, read, row, 0)
+
+    def body(seq: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        pool, out = carry
+        start, end, read, write, save_end, save = (
+            x[seq]
+            for x in (
+                batch.query_starts_s,
+                batch.query_ends_s,
+                batch.read_slots_s,
+                batch.write_slots_s,
+                batch.save_ends_s,
+                batch.save_slots_s,
+            )
+        )
+        state = jnp.where(read > 0, lax.dynamic_slice_in_dim(pool, first_slot + read, 1), 0)
+        middle = jnp.where(save > 0, save_end, end)
+        state, out = lax.fori_loop(start, middle, advance, (lax.optimization_barrier(state), out))
+        # What is not to be saved goes to the null slot.
+        pool = lax.dynamic_update_slice_in_dim(pool, state, first_slot + save, 0)
+        state, out = lax.fori_loop(middle, end, advance, (state, out))
+        return lax.dynamic_update_slice_in_dim(pool, state, first_slot + write, 0), out
+
+    num_sequences = len(batch.query_starts_s)
+    is_live = batch.query_ends_s > batch.query_starts_s
+    count = jnp.max(jnp.where(is_live, jnp.arange(1, num_sequences + 1, dtype=jnp.int32), 0))
+    return lax.fori_loop(batch.num_decodes, count, body, (pool, out))

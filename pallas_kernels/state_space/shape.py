@@ -1,0 +1,22 @@
+"""What the op must know about a layer."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class StateSpaceShape(NamedTuple):
+    """The shape that the op is compiled for, besides the batch. Its dtype is numpy's, so that equal shapes are one."""
+
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    """A divisor of `num_heads`; head h has the b and c of group h // `group`."""
+    state_dim: int
+    dtype: Any
+    """The dtype of x, b, c and the output. All else is float32."""
+
+    @property
+    def group(self) -> int:
+        """Return the number of heads that share b and c."""
+        return self.num_heads // self.num_groups

@@ -1,0 +1,147 @@
+"""The gated delta rule, in plain XLA and as a CPU's kernel, equals the float32 reference over poisoned states."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.gated_delta import GatedDelta, GatedDeltaShape, pick
+from pallas_kernels.gated_delta.cases import CASES
+from pallas_kernels.gated_delta.reference import reference_gated_delta
+from pallas_kernels.native import processor
+from pallas_kernels.recurrent_state.batches import Chunk
+from tests.pallas_kernels.states import (
+    LAYER,
+    MIXED,
+    NUM_LAYERS,
+    Step,
+    assert_pools_equal,
+    assert_rows_are_independent,
+    assert_saves_change_nothing,
+    make_step,
+    matrix_run,
+    scratch_bytes,
+)
+
+IMPLEMENTATIONS = ["xla", "cpu"]
+
+
+def make_inputs(shape: GatedDeltaShape, rng: np.random.Generator, num_rows: int) -> tuple[np.ndarray, ...]:
+    q, k = (rng.standard_normal((num_rows, shape.num_key_heads, shape.key_dim)) for _ in range(2))
+    v = rng.standard_normal((num_rows, shape.num_value_heads, shape.value_dim))
+    log_decay = -rng.exponential(0.3, (num_rows, shape.num_value_heads, shape.decay_dim)).astype(np.float32)
+    beta = rng.uniform(0, 1, (num_rows, shape.num_value_heads)).astype(np.float32)
+    return *(x.astype(shape.dtype) for x in (q, k, v)), log_decay, beta
+
+
+def make(seed: int, shape: GatedDeltaShape, chunks: list[Chunk] = MIXED) -> Step:
+    state = (shape.num_value_heads, shape.key_dim, shape.value_dim)
+    return make_step(seed, chunks, lambda rng, num_rows: make_inputs(shape, rng, num_rows), state)
+
+
+def run(op: GatedDelta, step: Step) -> tuple[np.ndarray, np.ndarray]:
+    return matrix_run(op, step, is_transposed=False)
+
+
+def assert_matches_reference(shape: GatedDeltaShape, implementation: str, step: Step, tolerance: float) -> None:
+    expected, expected_pool = reference_gated_delta(
+        *step.inputs, pool=step.pool, batch=step.batch, layer=LAYER, num_layers=NUM_LAYERS
+    )
+    out, pool = run(GatedDelta(shape, implementation), step)
+    np.testing.assert_allclose(out.astype(np.float32), expected, rtol=tolerance, atol=tolerance)
+    assert_pools_equal(pool, expected_pool, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    ("case", "dtype", "tolerance"),
+    [("tiny", jnp.float32, 1e-5), ("tiny", jnp.bfloat16, 1e-2), ("tiny-key-decay", jnp.float32, 1e-5)],
+)
+def test_matches_reference(implementation: str, case: str, dtype: Any, tolerance: float) -> None:
+    shape = CASES[case].shape(dtype)
+    assert_matches_reference(shape, implementation, make(0, shape), tolerance)
+
+
+@pytest.mark.parametrize("has_key_decay", [False, True])
+def test_heads_as_wide_as_those_of_real_models(has_key_decay: bool) -> None:
+    shape = GatedDeltaShape(2, 4, 128, 128, has_key_decay, jnp.dtype(jnp.float32))
+    assert_matches_reference(shape, "cpu", make(1, shape), 1e-5)
+
+
+@pytest.mark.usefixtures("lesser_set")
+@pytest.mark.parametrize("case", ["tiny", "tiny-key-decay"])
+def test_with_lesser_sets(case: str) -> None:
+    shape = CASES[case].shape(jnp.bfloat16)
+    assert_matches_reference(shape, "cpu", make(2, shape), 1e-2)
+
+
+def test_more_decodes_than_units() -> None:
+    """Units of many decodes have several parts each, and fetch what follows."""
+    shape = CASES["tiny"].shape(jnp.float32)
+    chunks = [Chunk(1, 5, slot, slot) for slot in range(1, 24)]
+    for implementation in IMPLEMENTATIONS:
+        assert_matches_reference(shape, implementation, make(3, shape, chunks), 1e-5)
+
+
+def test_begins_in_a_step_of_padding_alone() -> None:
+    shape = CASES["tiny"].shape(jnp.float32)
+    step = make(4, shape, [Chunk(2, 0, 0, 1)])
+    empty = step.batch._replace(
+        query_ends_s=step.batch.query_starts_s, write_slots_s=np.zeros_like(step.batch.write_slots_s)
+    )
+    for implementation in IMPLEMENTATIONS:
+        out, _ = run(GatedDelta(shape, implementation), step._replace(batch=empty))
+        np.testing.assert_array_equal(out, 0)
+
+
+@pytest.mark.parametrize("case", ["tiny", "tiny-key-decay"])
+def test_a_rows_bits_are_its_own(case: str) -> None:
+    shape = CASES[case].shape(jnp.bfloat16)
+    op = GatedDelta(shape, "cpu")
+    assert_rows_are_independent(lambda step: run(op, step), lambda chunks: make(5, shape, chunks))
+    assert_saves_change_nothing(lambda step: run(op, step), make(6, shape))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_the_pool_is_not_copied(implementation: str) -> None:
+    op = GatedDelta(CASES["tiny"].shape(jnp.float32), implementation)
+    inputs = make(7, op.shape).inputs
+    pool, aliased, scratch = scratch_bytes(op, inputs, 4000)
+    assert aliased >= pool
+    assert scratch < pool / 4
+
+
+def test_which_implementation_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = CASES["qwen3-next-80b-a3b"].shape()
+    op, reason = pick(shape, "cpu")
+    assert (op.implementation, reason, op.missing_kernels("cpu")) == ("cpu", None, None)
+    assert op.pool_spec(2, 5).shape == (10, 32, 4, 128, 32)
+    op, reason = pick(shape._replace(value_dim=72), "cpu")
+    assert (op.implementation, reason) == ("xla", "key_dim and value_dim must be multiples of 16, not 128 and 72")
+    assert op.pool_spec(2, 5).shape == (10, 32, 128, 72)
+    assert pick(shape, "tpu", architecture="TPU v6 lite")[0].implementation == "tpu"
+    assert (
+        pick(shape._replace(key_dim=64), "tpu")[1] == "key_dim and value_dim must be multiples of 128, not 64 and 128"
+    )
+    assert pick(shape._replace(num_value_heads=256), "tpu")[1] == "a state of 16 MiB does not fit in VMEM several times"
+    op, reason = pick(shape, "gpu", architecture="9.0")
+    assert (op.implementation, reason) == ("xla", "it has none for the gated delta rule yet")
+    with pytest.raises(ValueError, match="dtype must be bfloat16 or float32, not float16"):
+        pick(shape._replace(dtype=jnp.dtype(jnp.float16)), "cpu", "cpu")
+    plain = processor.restricted(processor.host(), "plain")
+    monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: plain)
+    assert "neither AVX2 and FMA nor NEON" in str(pick(shape, "cpu")[1])
+
+
+def test_refuses_arrays_of_another_shape() -> None:
+    shape = CASES["tiny"].shape(jnp.float32)
+    step = make(8, shape)
+    op = GatedDelta(shape)
+    q, *rest = step.inputs
+    with pytest.raises(ValueError, match=r"q is .* not"):
+        run(op, step._replace(inputs=(q[:, :1], *rest)))
+    with pytest.raises(ValueError, match=r"q is .* bfloat16, not .* float32"):
+        run(op, step._replace(inputs=(q.astype(jnp.bfloat16), *rest)))
+    with pytest.raises(ValueError, match="does not hold 2 layers"):
+        run(op, step._replace(pool=step.pool[:, :, :16]))

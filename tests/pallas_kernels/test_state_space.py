@@ -1,0 +1,111 @@
+"""The scan of states, in plain XLA and as a CPU's kernel, equals the float32 reference over poisoned states."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.recurrent_state.batches import Chunk
+from pallas_kernels.state_space import StateSpace, StateSpaceShape, pick
+from pallas_kernels.state_space.cases import CASES
+from pallas_kernels.state_space.reference import reference_state_space
+from tests.pallas_kernels.states import (
+    LAYER,
+    MIXED,
+    NUM_LAYERS,
+    Step,
+    assert_pools_equal,
+    assert_rows_are_independent,
+    assert_saves_change_nothing,
+    make_step,
+    matrix_run,
+    scratch_bytes,
+)
+
+IMPLEMENTATIONS = ["xla", "cpu"]
+OF_LAYER = (2, 5)
+"""Which inputs have no rows: a and d."""
+
+
+def make_inputs(shape: StateSpaceShape, rng: np.random.Generator, num_rows: int) -> tuple[np.ndarray, ...]:
+    heads = shape.num_heads
+    x = rng.standard_normal((num_rows, heads, shape.head_dim))
+    b, c = (rng.standard_normal((num_rows, shape.num_groups, shape.state_dim)) for _ in range(2))
+    dt = rng.uniform(0, 1, (num_rows, heads)).astype(np.float32)
+    a, d = -rng.uniform(0.1, 2, heads).astype(np.float32), rng.standard_normal(heads).astype(np.float32)
+    x, b, c = (each.astype(shape.dtype) for each in (x, b, c))
+    return x, dt, a, b, c, d
+
+
+def make(seed: int, shape: StateSpaceShape, chunks: list[Chunk] = MIXED) -> Step:
+    state = (shape.num_heads, shape.head_dim, shape.state_dim)
+    return make_step(
+        seed, chunks, lambda rng, num_rows: make_inputs(shape, rng, num_rows), state, of_layer=OF_LAYER
+    )  # fmt: skip
+
+
+def run(op: StateSpace, step: Step) -> tuple[np.ndarray, np.ndarray]:
+    return matrix_run(op, step, is_transposed=True)
+
+
+def assert_matches_reference(shape: StateSpaceShape, implementation: str, step: Step, tolerance: float) -> None:
+    expected, expected_pool = reference_state_space(
+        *step.inputs, pool=step.pool, batch=step.batch, layer=LAYER, num_layers=NUM_LAYERS
+    )
+    out, pool = run(StateSpace(shape, implementation), step)
+    np.testing.assert_allclose(out.astype(np.float32), expected, rtol=tolerance, atol=tolerance * 3)
+    assert_pools_equal(pool, expected_pool, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 1e-5), (jnp.bfloat16, 1e-2)])
+def test_matches_reference(implementation: str, dtype: Any, tolerance: float) -> None:
+    shape = CASES["tiny"].shape(dtype)
+    assert_matches_reference(shape, implementation, make(0, shape), tolerance)
+
+
+@pytest.mark.parametrize("sizes", [(4, 64, 1, 128), (2, 128, 1, 256)])
+def test_heads_as_wide_as_those_of_real_models(sizes: tuple[int, int, int, int]) -> None:
+    shape = StateSpaceShape(*sizes, jnp.dtype(jnp.float32))
+    assert_matches_reference(shape, "cpu", make(1, shape), 1e-5)
+
+
+@pytest.mark.usefixtures("lesser_set")
+def test_with_lesser_sets() -> None:
+    shape = CASES["tiny"].shape(jnp.bfloat16)
+    assert_matches_reference(shape, "cpu", make(2, shape), 1e-2)
+
+
+def test_a_rows_bits_are_its_own() -> None:
+    shape = CASES["tiny"].shape(jnp.bfloat16)
+    op = StateSpace(shape, "cpu")
+    assert_rows_are_independent(lambda step: run(op, step), lambda chunks: make(5, shape, chunks), of_layer=OF_LAYER)
+    assert_saves_change_nothing(lambda step: run(op, step), make(6, shape))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_the_pool_is_not_copied(implementation: str) -> None:
+    op = StateSpace(CASES["tiny"].shape(jnp.float32), implementation)
+    pool, aliased, scratch = scratch_bytes(op, make(7, op.shape).inputs, 4000, of_layer=OF_LAYER)
+    assert aliased >= pool
+    assert scratch < pool / 4
+
+
+def test_which_implementation_runs() -> None:
+    shape = CASES["nemotron-h-8b"].shape()
+    op, reason = pick(shape, "cpu")
+    assert (op.implementation, reason, op.missing_kernels("cpu")) == ("cpu", None, None)
+    assert op.pool_spec(2, 5).shape == (10, 128, 2, 128, 32)
+    op, reason = pick(shape._replace(head_dim=40), "cpu")
+    assert (op.implementation, reason) == ("xla", "head_dim and state_dim must be multiples of 16, not 40 and 128")
+    assert op.pool_spec(2, 5).shape == (10, 128, 40, 128)
+    assert pick(shape, "gpu", architecture="9.0")[1] == "it has none for the scan of states yet"
+
+
+def test_refuses_arrays_of_another_shape() -> None:
+    shape = CASES["tiny"].shape(jnp.float32)
+    step = make(8, shape)
+    x, *rest = step.inputs
+    with pytest.raises(ValueError, match=r"x is .* not"):
+        run(StateSpace(shape), step._replace(inputs=(x[:, :1], *rest)))

@@ -1,0 +1,34 @@
+"""The TPU's kernel of the scan of states equals the float32 reference in the TPU interpreter, without a race."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+from pallas_kernels.recurrent_state.batches import Chunk
+from pallas_kernels.state_space import StateSpace, StateSpaceShape
+from tests.pallas_kernels.states import MIXED, scratch_bytes
+from tests.pallas_kernels.test_state_space import OF_LAYER, assert_matches_reference, make
+
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation", "tpu_interpreter")]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 1e-5), (jnp.bfloat16, 1e-2)])
+def test_matches_reference(dtype: Any, tolerance: float) -> None:
+    shape = StateSpaceShape(4, 64, 2, 128, jnp.dtype(dtype))
+    assert_matches_reference(shape, "tpu", make(0, shape), tolerance)
+
+
+def test_steps_of_decodes_alone_and_of_none() -> None:
+    shape = StateSpaceShape(3, 16, 1, 256, jnp.dtype(jnp.float32))
+    for chunks in (MIXED[:5], MIXED[6:8], [Chunk(1, 3, 4, 4)]):
+        assert_matches_reference(shape, "tpu", make(1, shape, chunks), 1e-5)
+
+
+def test_the_pool_is_not_copied() -> None:
+    shape = StateSpaceShape(2, 64, 1, 128, jnp.dtype(jnp.float32))
+    inputs = make(2, shape).inputs
+    pool, aliased, _ = scratch_bytes(StateSpace(shape, "tpu"), inputs, 40, of_layer=OF_LAYER)
+    assert aliased >= pool
