@@ -62,6 +62,8 @@ class SchedulerConfig:
     """Tokens per block."""
     groups: tuple[GroupConfig, ...]
     """The groups of layers, each with blocks of its own."""
+    num_state_slots: int = 0
+    """The slots of recurrent state, slot 0 counted, which nobody owns; 0 for a model without it."""
     enable_prefix_caching: bool = True
     keys_depend_on_prompt: bool = False
     """True if the same tokens have other keys in a longer prompt, as with dynamic RoPE: then only prompts of one length
@@ -92,6 +94,11 @@ class SchedulerConfig:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size", "row_alignment"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.num_state_slots and self.num_state_slots < 3:
+            raise ValueError(
+                f"num_state_slots must be at least 3, or 0 for none, got {self.num_state_slots}: one is nobody's, and "
+                f"a request writes to one while it reads another."
+            )
         if self.keys_depend_on_prompt and self.enable_prefix_caching:
             raise ValueError("keys_depend_on_prompt needs enable_prefix_caching=False.")
         if self.policy not in ("fcfs", "priority"):

@@ -8,7 +8,7 @@ second request gets a copy.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,6 +17,7 @@ from jaxllm.scheduling.block_residency import BlockResidency
 from jaxllm.scheduling.cache_group import CacheGroup
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.request import Request
+from jaxllm.scheduling.state_slots import NO_SLOT, NO_SLOTS, ChunkSlots, RequestState, StateSlots
 
 type GroupBlocks = tuple[array[int], ...]
 """The blocks of a request in each cache group, in the order of its tokens; null blocks where no token to come reads."""
@@ -33,6 +34,10 @@ class BlockTable:
     """Leading full blocks that were offered to the prefix cache."""
     num_trimmed: list[int]
     """Leading blocks of each group that were given back: no token to come reads them."""
+    num_shared_tokens: int
+    """Leading tokens whose blocks were there already, though the state after them may not have been."""
+    state: RequestState | None = None
+    """The recurrent state, if the model has any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,10 @@ class PrefixHit:
     num_tokens: int
     copied_blocks: tuple[int, ...] | None = None
     """In each group the block with the tokens after those in `block_ids`, if a copy of it is to follow them."""
+    state_slot: int = NO_SLOT
+    """The slot with the state after these tokens, if the model has any and they are not none."""
+    num_shared_tokens: int = 0
+    """Leading tokens whose blocks can be found: more than `num_tokens` where the state after them cannot."""
 
 
 class KVCacheManager:
@@ -58,7 +67,9 @@ class KVCacheManager:
             for number, group in enumerate(config.groups)
         )
         """The first one measures how long its blocks stay, if any does."""
-        self._most_new = config.max_num_batched_tokens
+        self.slots = StateSlots(config.num_state_slots) if config.num_state_slots else None
+        """The slots of recurrent state; None where the model has none."""
+        self._most_new, self._max_num_seqs = config.max_num_batched_tokens, config.max_num_seqs
         self._keys_depend_on_prompt = config.keys_depend_on_prompt
         self._nothing = PrefixHit(tuple(array("i") for _ in self.groups), 0)
         self.tables: dict[str, BlockTable] = {}
@@ -81,27 +92,37 @@ class KVCacheManager:
         if donated.num_tokens == num_wanted or not self.looks_up(request):
             return donated
         cached = self._find_cached(request, num_wanted // self.block_size)
-        return cached if cached.num_tokens > donated.num_tokens else donated
+        return cached if cached.num_tokens >= donated.num_tokens else donated
 
     def looks_up(self, request: Request) -> bool:
         """Say whether the request's tokens are looked up in the prefix cache."""
         return self.enable_prefix_caching and request.reads_cache and not request.is_scored
 
     def _find_cached(self, request: Request, max_blocks: int) -> PrefixHit:
-        def find(group: CacheGroup, place: int) -> int | None:
-            return group.pool.find(self._hash(request, place), self._token_bytes(request, place))
-
-        num_blocks, before = max_blocks, -1
-        while num_blocks != before:  # a group may have to shorten what the one before it has found
-            before = num_blocks
-            for group in self.groups:
-                num_blocks = group.longest(num_blocks, partial(find, group))
+        num_shared = num_blocks = self._longest(request, max_blocks, self.groups)
+        if self.slots is not None:
+            num_blocks = self._longest(request, num_shared, (*self.groups, self.slots))
         num_tokens, found = num_blocks * self.block_size, []
         for group in self.groups:
             first = min(group.first_wanted(num_tokens), num_blocks)
-            wanted = (find(group, place) or NULL_BLOCK for place in range(first, num_blocks))
+            wanted = (self._find(group.pool, request, place) or NULL_BLOCK for place in range(first, num_blocks))
             found.append(array("i", [*[NULL_BLOCK] * first, *wanted]))
-        return PrefixHit(tuple(found), num_tokens)
+        has_state = self.slots is not None and num_blocks > 0
+        slot = self._find(self.slots.pool, request, num_blocks - 1) if self.slots is not None and has_state else None
+        return PrefixHit(tuple(found), num_tokens, None, slot or NO_SLOT, num_shared * self.block_size)
+
+    def _longest(self, request: Request, num_blocks: int, holders: Sequence[CacheGroup | StateSlots]) -> int:
+        """Return the most leading blocks, up to num_blocks, after which the request can go on with what all hold."""
+        before = -1
+        while num_blocks != before:  # one may have to shorten what the one before it has found
+            before = num_blocks
+            for holder in holders:
+                num_blocks = holder.longest(num_blocks, partial(self._find, holder.pool, request))
+        return num_blocks
+
+    def _find(self, pool: BlockPool, request: Request, place: int) -> int | None:
+        """Return what a pool has for the request's block at a place, and for all before it."""
+        return pool.find(self._hash(request, place), self._token_bytes(request, place))
 
     def _find_donated(self, request: Request, max_tokens: int, takes_over: bool) -> PrefixHit:
         donor = request.donor
@@ -109,6 +130,9 @@ class KVCacheManager:
         if donor is None or table is None or not self._may_share(request, donor):
             return self._nothing
         num_tokens = common_length(request.token_ids, donor.token_ids, max_tokens)
+        slot = NO_SLOT
+        if table.state is not None:
+            num_tokens, slot = self._donated_state(table.state, num_tokens, has_ended=donor.finish_reason is not None)
         num_full, rest = divmod(num_tokens, self.block_size)
         firsts = [group.first_wanted(num_tokens) for group in self.groups]
         if any(trimmed > first for trimmed, first in zip(table.num_trimmed, firsts, strict=True)):
@@ -116,13 +140,20 @@ class KVCacheManager:
         each = zip(table.block_ids, firsts, strict=True)
         shared = tuple(array("i", [NULL_BLOCK]) * min(first, num_full) + ids[first:num_full] for ids, first in each)
         if not rest:
-            return PrefixHit(shared, num_tokens)
+            return PrefixHit(shared, num_tokens, None, slot)
         last = tuple(block_ids[num_full] for block_ids in table.block_ids)
         if takes_over and all(group.pool.is_private(block) for group, block in zip(self.groups, last, strict=True)):
             for block_ids, block_id in zip(shared, last, strict=True):
                 block_ids.append(block_id)
-            return PrefixHit(shared, num_tokens)
-        return PrefixHit(shared, num_tokens, last)
+            return PrefixHit(shared, num_tokens, None, slot)
+        return PrefixHit(shared, num_tokens, last, slot)
+
+    def _donated_state(self, state: RequestState, max_tokens: int, *, has_ended: bool) -> tuple[int, int]:
+        """Return after how many tokens, up to a limit, a donor's state is there, and its slot."""
+        # While the donor runs, the step that reads its own slot may write there too.
+        kept = [(state.saved_at, state.saved)] if state.saved != NO_SLOT else []
+        kept += [(state.num_tokens, state.own)] if has_ended else []
+        return max((each for each in kept if each[0] <= max_tokens), default=(0, NO_SLOT))
 
     def _may_share(self, request: Request, donor: Request) -> bool:
         if self._keys_depend_on_prompt and donor.num_prompt_tokens != request.num_prompt_tokens:
@@ -140,6 +171,8 @@ class KVCacheManager:
 
     def fits(self, num_tokens: int, hit: PrefixHit) -> bool:
         """Say whether num_tokens positions fit in the blocks now available, beside those of this hit."""
+        if self.slots is not None and not self.slots.fits(hit.state_slot):
+            return False
         return all(
             group.num_missing(shared, num_tokens, self._most_new) <= group.pool.num_available
             for group, shared in zip(self.groups, hit.block_ids, strict=True)
@@ -151,7 +184,9 @@ class KVCacheManager:
             group.pool.share(block_id for block_id in shared if block_id != NULL_BLOCK)
         firsts = [group.first_wanted(hit.num_tokens) for group in self.groups]
         block_ids = tuple(ids[:] for ids in hit.block_ids)
-        table = BlockTable(block_ids, hit.num_tokens, hit.num_tokens // self.block_size, firsts)
+        table = BlockTable(block_ids, hit.num_tokens, hit.num_tokens // self.block_size, firsts, hit.num_shared_tokens)
+        if self.slots is not None:
+            table.state = self.slots.open(hit.state_slot, hit.num_tokens)
         self.tables[request.request_id] = table
         self.grow(table, num_tokens)
         return table
@@ -184,6 +219,39 @@ class KVCacheManager:
                     group.pool.register(block_ids[index], block_hash, token_bytes)
         table.num_registered = num_full
 
+    # -- recurrent state -----------------------------------------------------------------------------------------------
+
+    def begin_plan(self) -> None:
+        """Let go of what the plan before this one held."""
+        if self.slots is not None:
+            self.slots.begin_plan()
+
+    def plan_state(
+        self, request: Request, table: BlockTable, start: int, num_tokens: int, has_forks: bool
+    ) -> ChunkSlots:
+        """Plan which slots of recurrent state a chunk reads, writes and saves to."""
+        state, end = table.state, start + num_tokens
+        if self.slots is None or state is None:
+            return NO_SLOTS
+        # Every seat that may yet be taken needs a slot.
+        reserve = self._max_num_seqs - len(self.tables)
+        if not has_forks:
+            self.slots.give_up_saved(state)
+        elif start < request.num_prompt_tokens - 1 <= end:
+            return self.slots.plan_chunk(state, end, request.num_prompt_tokens - 1, for_forks=True, reserve=reserve)
+        last = (request.num_tokens - 1) // self.block_size * self.block_size
+        save_at = next((each for each in (table.num_shared_tokens, last) if start < each <= end), None)
+        if not self.enable_prefix_caching:
+            save_at = None
+        return self.slots.plan_chunk(state, end, save_at, for_forks=False, reserve=reserve)
+
+    def register_state(self, request: Request, slot: int, num_tokens: int) -> None:
+        """Let the state after `num_tokens` tokens be found, if they are whole blocks."""
+        num_blocks, rest = divmod(num_tokens, self.block_size)
+        if self.slots is not None and slot != NO_SLOT and not rest and self.enable_prefix_caching:
+            place = num_blocks - 1
+            self.slots.pool.register(slot, self._hash(request, place), self._token_bytes(request, place))
+
     def close_table(self, request: Request) -> None:
         """Release the request's blocks; those that were registered can still be found."""
         self._release(self.tables.pop(request.request_id))
@@ -191,6 +259,8 @@ class KVCacheManager:
     def _release(self, table: BlockTable) -> None:
         for group, block_ids in zip(self.groups, table.block_ids, strict=True):
             group.release(block_ids)
+        if self.slots is not None and table.state is not None:
+            self.slots.close(table.state)
 
     def fullest(self) -> BlockPool:
         """Return the pool of which the largest part is in use: what is admitted depends on that one."""
@@ -198,10 +268,12 @@ class KVCacheManager:
 
     def forget_all(self) -> bool:
         """Drop all cached content; return False, and drop nothing, while any block is in use."""
-        if any(group.pool.num_in_use for group in self.groups):
+        self.begin_plan()
+        pools = [group.pool for group in self.groups] + ([] if self.slots is None else [self.slots.pool])
+        if any(pool.num_in_use for pool in pools):
             return False
-        for group in self.groups:
-            group.pool.forget_all()
+        for pool in pools:
+            pool.forget_all()
         return True
 
     # -- parked tables -------------------------------------------------------------------------------------------------
@@ -237,6 +309,9 @@ class KVCacheManager:
             was_pooled = request.pooling is not None and request.finish_reason is not None
             assert table.num_computed_tokens < request.num_tokens + was_pooled, "a request has nothing to compute"
             assert not self.enable_prefix_caching or table.num_registered >= num_full, "a full block is not registered"
+        if self.slots is not None:
+            self.slots.check([table.state for _, table in owned if table.state is not None])
+            assert all(table.state is not None for _, table in owned), "a request has no state"
         for number, group in enumerate(self.groups):
             group.check([(table.block_ids[number], table.num_trimmed[number]) for _, table in owned])
             for request, num_in_flight in running.items():

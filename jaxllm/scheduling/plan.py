@@ -12,6 +12,7 @@ import msgspec
 from jaxllm.messages import Pooled, RequestError, TokenLogprobs
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.scheduling.state_slots import NO_SLOTS, ChunkSlots
 
 
 class StepKind(enum.Enum):
@@ -39,6 +40,8 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     block_ids: tuple[array[int], ...]
     """int32, in each cache group a copy of the request's blocks; they cover start + num_tokens positions. Those that no
     token from `start` on reads are the null block."""
+    state_slots: ChunkSlots = NO_SLOTS
+    """The slots of recurrent state, if the model has any."""
     samples: bool
     """True if the chunk ends at the request's last token, so that the step samples the next one."""
     num_prompt_tokens: int

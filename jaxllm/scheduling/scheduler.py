@@ -150,6 +150,7 @@ class Scheduler:
     def plan(self, late: Collection[str] = ()) -> StepPlan | None:
         """Return the next step, or None if nothing can run now. Requests in `late` sit it out."""
         in_flight = tally(self._in_flight.values())
+        self.cache.begin_plan()
         for kind in self._kinds.in_turn():
             draft = StepDraft(self.config, kind, in_flight, self._count_rows.by_request)
             if self._plan_running(draft, late):
@@ -169,11 +170,9 @@ class Scheduler:
     def waits_for_commit(self) -> bool:
         """Say whether more running requests wait for a token in flight than could go on: then commit before `plan`."""
         waiting = [request for request in self._running if request.waits_for_last_token]
-        if not waiting:
-            return False
-        in_flight = tally(self._in_flight.values())
+        in_flight = tally(self._in_flight.values()) if waiting else {}
         num_held = sum(in_flight.get(request, NOTHING_IN_FLIGHT).num_sampled > 0 for request in waiting)
-        return 2 * num_held > len(self._running)
+        return bool(waiting) and 2 * num_held > len(self._running)
 
     def _plan_running(self, draft: StepDraft, late: Collection[str]) -> bool:
         """Give running requests their tokens, in order; say whether there is room for others."""
@@ -197,14 +196,14 @@ class Scheduler:
                 continue  # its last chunk is in flight, and gives its output
             if num_new > 1:
                 # Something is kept back for each request behind: a long prompt never stops the others' decoding.
-                num_new = draft.limit(request, start, num_new, num_behind=len(running) - index)
+                num_new = draft.limit(request, start, num_new, table.num_shared_tokens, len(running) - index)
                 if not num_new:
                     continue
-            if not self._waiting.num_forks(request):
+            if not (has_forks := self._waiting.num_forks(request) > 0):
                 self.cache.trim(table, start)
             if not self.cache.grow(table, start + num_new) and not self._make_room(draft, request, start, num_new):
                 return False
-            draft.add(request, table, start, num_new)
+            draft.add(request, table, start, num_new, self.cache.plan_state(request, table, start, num_new, has_forks))
             if draft.is_spent:
                 return False
         return not draft.num_preempted
@@ -262,7 +261,7 @@ class Scheduler:
                 if self._give_up_parked(request, draft):
                     continue
                 break
-            num_new = draft.limit(request, start, num_missing)
+            num_new = draft.limit(request, start, num_missing, hit.num_shared_tokens)
             if not num_new:
                 break
             self._admit(request, hit, num_new, draft)
@@ -317,7 +316,8 @@ class Scheduler:
             draft.copy(group, source, table.block_ids[group][len(hit.block_ids[group])])
         if request.donor is not None:
             draft.donors[request.donor] = None
-        draft.add(request, table, start, num_new, is_admitted=True)
+        slots = self.cache.plan_state(request, table, start, num_new, self._waiting.num_forks(request) > 0)
+        draft.add(request, table, start, num_new, slots, is_admitted=True)
 
     def _counts_tokens(self, request: Request) -> bool:
         """Say whether a running request has a row of the device's token counts."""
@@ -330,6 +330,7 @@ class Scheduler:
                 continue  # its token is not known
             end = chunk.start + len(chunk.token_ids)
             self.cache.register(request, self.cache.tables[request.request_id], end)
+            self.cache.register_state(request, chunk.state_slots.save, chunk.state_slots.save_at)
 
     # -- commit --------------------------------------------------------------------------------------------------------
 
@@ -394,5 +395,5 @@ class Scheduler:
         self._kinds.check(Counter(request.kind for request in self._requests.values()))
         self._count_rows.check([request for request in running if self._counts_tokens(request)])
         assert all(self._is_wanted(request) for request, _ in self.cache.parked.values()), "parked to no purpose"
-        in_flight = tally(self._in_flight.values())
-        self.cache.check({r: in_flight.get(r, NOTHING_IN_FLIGHT).num_tokens for r in running})
+        ahead = tally(self._in_flight.values())
+        self.cache.check({request: ahead.get(request, NOTHING_IN_FLIGHT).num_tokens for request in running})

@@ -11,6 +11,7 @@ from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.kv_cache_manager import BlockTable
 from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan
 from jaxllm.scheduling.request import Request
+from jaxllm.scheduling.state_slots import ChunkSlots
 
 
 class InFlight(msgspec.Struct, frozen=True, gc=False):
@@ -71,6 +72,7 @@ class StepDraft:
         copied must not become the target of another copy."""
         self._threshold = config.long_prefill_token_threshold or config.max_num_batched_tokens
         self._attention_chunks = config.attention_chunks
+        self._cuts_prompts = config.enable_chunked_prefill
         self._count_rows = count_rows
         self._nothing = array("i")
         """The scored ids of all chunks that have none: making one for each takes time."""
@@ -94,24 +96,36 @@ class StepDraft:
         rows = self._row_room - self._aligned(len(self._decodes) + num_behind)
         return max(1, min(self.num_tokens - num_behind, rows))
 
-    def limit(self, request: Request, start: int, num_missing: int, num_behind: int = 0) -> int:
+    def limit(self, request: Request, start: int, num_missing: int, num_shared: int, num_behind: int = 0) -> int:
         """Cut a request's missing tokens to what it may have of a step that is not full; 0 if its rows do not fit.
 
         A token and a row are kept back for each request behind, as long as this one gets at least a token. Where layers
-        attend within chunks of positions, the tokens are of one such chunk.
+        attend within chunks of positions, the tokens are of one such chunk. Other requests begin with the
+        `num_shared` leading tokens: a chunk ends behind them, for the state there to be saved.
         """
         if request.runs_whole:
             return num_missing if num_missing <= self.room(num_behind) else 0
         num_tokens = min(num_missing, self._threshold, self.room(num_behind))
         for size in self._attention_chunks:
             num_tokens = min(num_tokens, size - start % size)
+        if self._cuts_prompts and start < num_shared < start + num_tokens:
+            num_tokens = num_shared - start
         scored = request.scored_positions(start, num_tokens)
         num_free = self.num_rows - 1
         num_scored = max(min(1, num_free), num_free - num_behind)
         # The token before a position predicts it: stop short of the one that predicts the first position too many.
         return num_tokens if len(scored) <= num_scored else scored[num_scored] - 1 - start
 
-    def add(self, request: Request, table: BlockTable, start: int, num_tokens: int, is_admitted: bool = False) -> None:
+    def add(
+        self,
+        request: Request,
+        table: BlockTable,
+        start: int,
+        num_tokens: int,
+        state_slots: ChunkSlots,
+        *,
+        is_admitted: bool = False,
+    ) -> None:
         """Plan num_tokens tokens of the request, which may be just admitted, from position `start`."""
         ahead = self.in_flight.get(request, NOTHING_IN_FLIGHT)
         num_known = len(request.token_ids)
@@ -128,6 +142,7 @@ class StepDraft:
             token_ids=request.token_ids[start : start + num_tokens] if is_known else array("i", (0,)),
             previous_row=None if is_known else ahead.row,
             block_ids=tuple([block_ids[:] for block_ids in table.block_ids]),
+            state_slots=state_slots,
             samples=self.kind is StepKind.SAMPLE and start + num_tokens == num_known + ahead.num_sampled,
             num_prompt_tokens=request.num_prompt_tokens,
             pooling=request.pooling,

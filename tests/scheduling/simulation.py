@@ -24,6 +24,7 @@ from jaxllm.scheduling.config import GroupConfig, SchedulerConfig
 from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan, StepResult
 from jaxllm.scheduling.request import kind_of, needs_token_counts, waits_for_last_token
 from jaxllm.scheduling.scheduler import Scheduler
+from jaxllm.scheduling.state_slots import NO_SLOTS
 
 VOCAB_SIZE = 50
 EOS = 0
@@ -188,6 +189,8 @@ class FakeDevice:
         self.counts: list[list[int]] = [[] for _ in range(config.max_num_seqs + 1)]
         """The tokens in each row of the token counts."""
         self._previous: list[int] = []
+        self.states: list[int | None] = [None] * config.num_state_slots
+        """What each slot of recurrent state has seen."""
 
     def run(self, plan: StepPlan, truths: dict[str, Truth]) -> StepResult:
         self._check_shape(plan)
@@ -198,6 +201,7 @@ class FakeDevice:
         for chunk, token_ids in zip(plan.chunks, inputs, strict=True):
             self._write(chunk, token_ids, truths[chunk.request_id].request.cache_salt, written)
         contexts = [self._attend(chunk, truths[chunk.request_id]) for chunk in plan.chunks]
+        self._recur(plan, contexts)
         if plan.kind is not StepKind.SAMPLE:
             pooled = [self._pool(plan.kind, *each) for each in zip(plan.chunks, contexts, strict=True)]
             self._previous = []
@@ -283,6 +287,29 @@ class FakeDevice:
         assert chunk.params is request.sampling_params
         assert (chunk.seed, chunk.num_prompt_tokens) == (request.seed, len(request.prompt_token_ids))
         return context[:end]
+
+    def _recur(self, plan: StepPlan, contexts: list[array[int]]) -> None:
+        """Take each chunk's state from the slot that it reads to those that it writes, all chunks at once."""
+        if not self.states:
+            assert all(chunk.state_slots == NO_SLOTS for chunk in plan.chunks)
+            return
+        written: dict[int, int] = {}
+        used: list[int] = []
+        for chunk, context in zip(plan.chunks, contexts, strict=True):
+            slots, end = chunk.state_slots, chunk.start + len(chunk.token_ids)
+            before = self.states[slots.read] if slots.read else None
+            assert (slots.read > 0) == (chunk.start > 0), f"{chunk.request_id} begins in the middle"
+            assert before == (context[chunk.start - 1] if chunk.start else None), f"{chunk.request_id}: wrong state"
+            assert slots.write > 0
+            assert not slots.save or chunk.start < slots.save_at <= end
+            saved = {slots.save: context[slots.save_at - 1]} if slots.save else {}
+            mine = {slots.write: context[end - 1], **saved}
+            assert not mine.keys() & written.keys(), "two chunks write to one slot"
+            written |= mine
+            used.append(slots.read if slots.read != slots.write else 0)
+        assert not written.keys() & set(used), "a slot is read by one chunk and written to by another"
+        for slot, digest in written.items():
+            self.states[slot] = digest
 
     def _pool(self, kind: StepKind, chunk: Chunk, context: array[int]) -> Pooled | None:
         assert chunk.count_row is None, "what is pooled counts no tokens"

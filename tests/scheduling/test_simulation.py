@@ -78,6 +78,10 @@ def workload(seed: int, num_requests: int = 14) -> list[EngineCoreRequest]:
             "row_alignment": 8,
             "others": [GroupConfig(num_blocks=5, attention_chunk=16), GroupConfig(num_blocks=17, window=9)],
         },
+        {"num_state_slots": 33},
+        {**TINY, "num_state_slots": 8},
+        {**TINY, "num_state_slots": 3, "max_num_batched_tokens": 64, "enable_chunked_prefill": False},
+        {**TINY, "num_state_slots": 12, "others": [GroupConfig(num_blocks=17, window=9)]},
     ],
     ids=[
         "roomy",
@@ -92,6 +96,10 @@ def workload(seed: int, num_requests: int = 14) -> list[EngineCoreRequest]:
         "aligned-whole",
         "chunks",
         "chunks-and-windows",
+        "states",
+        "states-tiny",
+        "states-alone",
+        "states-and-windows",
     ],
 )
 def test_tokens_equal_the_sequential_result(changes: dict, caching: bool, policy: str, overlap: int):

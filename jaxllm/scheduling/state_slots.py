@@ -1,0 +1,125 @@
+"""The slots of recurrent state: which one a running request keeps its own in, and which hold snapshots of prefixes.
+
+A state is what layers without keys and values know of all tokens so far, in one slot for all such layers. A snapshot is
+a state that was saved after the last token of a block, to be read by whoever begins with the same tokens; nobody writes
+to it again. Like a block's content, it lasts until its slot is taken by another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from jaxllm.scheduling.block_pool import NULL_BLOCK, BlockPool
+
+NO_SLOT = NULL_BLOCK
+"""It stands for no slot: a request that begins reads none."""
+
+
+@dataclass(slots=True)
+class RequestState:
+    """The state of one request."""
+
+    own: int
+    """The slot that its steps write to; nobody else writes there."""
+    read: int
+    """The slot that its next step reads: in the first step a snapshot's, or none; after that, its own."""
+    num_tokens: int
+    """How many tokens its state has seen once all planned steps are run."""
+    saved: int = NO_SLOT
+    """A slot that it holds for forks, with its state after `saved_at` tokens."""
+    saved_at: int = 0
+
+
+class ChunkSlots(msgspec.Struct, frozen=True, gc=False):
+    """The slots of one chunk: the state is read before its first token and written after its last."""
+
+    read: int
+    write: int
+    save: int = NO_SLOT
+    """The slot that the state is also saved to, after the token before position `save_at`."""
+    save_at: int = 0
+
+
+NO_SLOTS = ChunkSlots(NO_SLOT, NO_SLOT)
+
+
+class StateSlots:
+    """Hand out slots, and find snapshots.
+
+    In one plan no chunk writes to a slot that another reads or writes: all slots that a plan reads or saves to are held
+    until the next plan.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        """Have `num_slots` slots, slot 0 counted, which nobody owns."""
+        self.pool = BlockPool(num_slots)
+        self._used: list[int] = []
+        """The slots that are held for the latest plan, once for each use."""
+
+    def begin_plan(self) -> None:
+        """Let go of what the plan before used: steps run in order, so that a later one may write there."""
+        for slot in self._used:
+            self.pool.release([slot])
+        self._used.clear()
+
+    def fits(self, read: int) -> bool:
+        """Say whether a request can have a slot of its own, beside the one that it reads first."""
+        revived = read != NO_SLOT and not self.pool.is_held(read)
+        return self.pool.num_available > revived
+
+    def open(self, read: int, num_tokens: int) -> RequestState:
+        """Give a request a slot of its own, which must fit; its first step reads `read`, `num_tokens` tokens' state."""
+        if read != NO_SLOT:
+            self._hold(read)
+        [own] = self.pool.take(1)
+        return RequestState(own, read, num_tokens)
+
+    def plan_chunk(
+        self, state: RequestState, end: int, save_at: int | None, *, for_forks: bool, reserve: int
+    ) -> ChunkSlots:
+        """Plan a chunk up to position `end`, and save its state at a position if more than `reserve` slots are left.
+
+        What is saved for forks is kept while the request has forks; else it is for others to find.
+        """
+        read, state.read, state.num_tokens = state.read, state.own, end
+        if save_at is None or self.pool.num_available <= reserve:
+            return ChunkSlots(read, state.own)
+        [save] = self.pool.take(1)
+        self._used.append(save)
+        if for_forks:
+            self.pool.share([save])
+            self.give_up_saved(state)
+            state.saved, state.saved_at = save, save_at
+        return ChunkSlots(read, state.own, save, save_at)
+
+    def close(self, state: RequestState) -> None:
+        """Release the request's slots."""
+        self.give_up_saved(state)
+        self.pool.release([state.own])
+
+    def give_up_saved(self, state: RequestState) -> None:
+        """Release what was saved for forks, if anything was."""
+        if state.saved != NO_SLOT:
+            self.pool.release([state.saved])
+            state.saved = NO_SLOT
+
+    def longest(self, num_blocks: int, find: Callable[[int], int | None]) -> int:
+        """Return the most leading blocks, up to num_blocks, after which there is a snapshot.
+
+        `find` returns the slot of the state after the block at a place, if it can be found.
+        """
+        return next((place + 1 for place in range(num_blocks - 1, -1, -1) if find(place) is not None), 0)
+
+    def _hold(self, slot: int) -> None:
+        self.pool.share([slot])
+        self._used.append(slot)
+
+    def check(self, states: Iterable[RequestState]) -> None:
+        """Assert that the pool agrees with the live requests' states and the latest plan."""
+        held = [[slot for slot in (state.own, state.saved) if slot != NO_SLOT] for state in states]
+        owned = [slots[0] for slots in held]
+        assert len(owned) == len(set(owned)), "two requests write to one slot"
+        self.pool.check([*held, self._used])
