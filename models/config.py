@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-HIDDEN_ACTS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu")
+from .state_specs import StateSpec
+
+HIDDEN_ACTS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu", "relu2")
 HEAD_ACTS = (*HIDDEN_ACTS, "tanh")
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 
@@ -105,7 +107,7 @@ class LatentSpec:
 
     @property
     def key_dim(self) -> int:
-        """Return the numbers that the cache holds of a token, and of an absorbed query."""
+        """Return the size of a token's entry in the cache, and of an absorbed query."""
         return self.rank + self.rope_dim
 
 
@@ -139,6 +141,8 @@ class MoESpec:
     shared_size: int | None = None
     """The width of the shared expert, which all tokens go through; None if there is none."""
     shared_gate: bool = False
+    latent_size: int | None = None
+    """The width of what experts take and give, to which the stream is projected, and back; None for the stream's."""
 
     def __post_init__(self) -> None:
         """Refuse sizes that do not fit together with ValueError."""
@@ -236,6 +240,11 @@ class LayerSpec:
     latent: LatentSpec | None = None
     """Attention over latents; None for keys and values of heads. There is one kv head, and `head_dim` is that of the
     latents with their rotated part."""
+    state: StateSpec | None = None
+    """What takes the place of attention, with a state of fixed size; None for attention. Then the sizes of attention
+    are without meaning."""
+    output_gate: bool = False
+    """The output of attention is multiplied by the sigmoids of a gate, which is projected as queries are."""
     query_scaling: QueryScaling | None = None
     """A factor on queries, besides `scale`, that depends on the position; None for no such factor."""
     soft_cap: float | None = None
@@ -261,8 +270,16 @@ class LayerSpec:
     """The inputs of attention and MLP are normed."""
     post_norms: bool = False
     """The outputs of attention and MLP are normed before they are added to the residual stream."""
+    residual_scale: float = 1.0
+    """The factor on the outputs of attention and MLP, as they are added to the residual stream."""
     sinks: bool = False
     """Each query head has an attention sink: a learned score in its softmax that has no value."""
+    has_mixer: bool = True
+    """There is attention, or a recurrent state; a layer without them is its MLP or experts alone."""
+    has_mlp: bool = True
+    """There is an MLP, or there are experts; a layer without them is attention or a recurrent state alone."""
+    gated: bool = True
+    """The MLP, or each expert, multiplies by a gate."""
     moe: MoESpec | None = None
     """The experts in place of the MLP, or in Gemma 4 beside it; None for a dense layer."""
     input_size: int | None = None
@@ -317,6 +334,8 @@ class ModelConfig:
     norm_offset: float = 0.0
     norm_bias: bool = True
     """LayerNorms add a bias."""
+    logits_divisor: float = 1.0
+    """What logits are divided by."""
     num_token_types: int = 0
     """The rows of the embedding of token types; 0 if there is none."""
     pooling: Pooling | None = None

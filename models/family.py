@@ -76,6 +76,9 @@ class Family:
 
     config_from_hf: Callable[[Mapping[str, Any]], ModelConfig]
     names: Mapping[str, TensorName]
+    other_names: tuple[Mapping[str, TensorName], ...] = ()
+    """Names that checkpoints may have in place of those, for some parameters; the first ones whose tensors are there
+    are taken."""
     layer: Callable[..., nnx.Module] = DecoderLayer
     frame: Callable[..., nnx.Module] = Frame
     is_wrapper: bool = False
@@ -104,6 +107,14 @@ class Family:
                 config, tie_word_embeddings=not any(name.endswith("lm_head.weight") for name in tensor_names)
             )
         return config
+
+    def find_names(self, tensor_names: Collection[str]) -> Mapping[str, TensorName]:
+        """Return the names that a checkpoint has."""
+        for others in self.other_names:
+            ends = {tensor.name.rpartition("}")[2] for tensor in others.values()}
+            if all(any(name.endswith(end) for name in tensor_names) for end in ends):
+                return {**self.names, **others}
+        return self.names
 
     def find_prefixes(self, tensor_names: Collection[str]) -> Prefixes:
         """Return the prefixes under which the checkpoint has its embedding; the first ones if it has none."""

@@ -26,6 +26,8 @@ class Heads(NamedTuple):
     """Keys and values; None in a layer that borrows them."""
     sinks_n: Array | None = None
     """The attention sink of each query head, if the layer has them."""
+    gate_tnh: Array | None = None
+    """What the output is multiplied by the sigmoids of, if the layer has a gate."""
 
 
 class LatentHeads(NamedTuple):
@@ -84,11 +86,13 @@ class LayerLoop(enum.Enum):
 class LayerBody(NamedTuple):
     """The computation of a layer, the same for all layers of one kind."""
 
-    project: Callable[[Any, Array], Heads | LatentHeads]
-    """It takes the layer's weights, arrays or `Stacked`, and the hidden states [t, d]."""
-    attend: Callable[[Any, Cached, Array | int], tuple[Array, Cached]]
-    """It takes the layer's place among those of its kind, and returns [t, n, h] and what it passes on."""
-    finish: Callable[[Any, Array, Array, Array | int], Array]
+    project: Callable[[Any, Array], Any]
+    """It takes the layer's weights, arrays or `Stacked`, and the hidden states [t, d]; it returns what `attend` takes:
+    `Heads`, `LatentHeads`, or the inputs of a layer with recurrent state."""
+    attend: Callable[[Any, Cached, Array | int], tuple[Array | None, Cached]]
+    """It takes the layer's place among those of its kind, and returns [t, n, h] and what it passes on; None and that
+    for a layer of an MLP alone, whose `project` returns None."""
+    finish: Callable[[Any, Array, Any, Array | int], Array]
     """It takes the layer's weights, the hidden states before it, attention's output, and the layer's place."""
 
     def run(self, weights: Any, stream: Stream, place: Array | int) -> Stream:

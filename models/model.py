@@ -48,7 +48,7 @@ class _Step(NamedTuple):
     query_scales: Mapping[QueryScaling | None, Array | None]
     inputs_ltp: Array | None
     """Each layer's own input, if layers have one."""
-    batches: Sequence[AttentionBatch]
+    batches: Sequence[Any]
     attention: Sequence[Callable[..., tuple[Array, Any]]]
 
 
@@ -88,7 +88,7 @@ class Model:
         """
         if not self.formats:
             return ()
-        prefixes, names = self.family.find_prefixes(self.formats), self.family.names
+        prefixes, names = self.family.find_prefixes(self.formats), self.family.find_names(self.formats)
         paths = {kind: tuple(declared(state)) for kind, state in states.items()}
         return tuple(
             tuple(
@@ -189,8 +189,9 @@ class Model:
             is_packed=self.loop is LayerLoop.IN_PLACE,
             num_shards=self.config.num_shards,
         )
-        prefixes, names = self.family.find_prefixes(tensor_names or self.formats), self.family.names
-        names = {**names, **head_names(self.config.pooling)}
+        tensor_names = tensor_names or self.formats
+        prefixes = self.family.find_prefixes(tensor_names)
+        names = {**self.family.find_names(tensor_names), **head_names(self.config.pooling)}
         in_frame = declared(self._frame_state) | {f"head.{path}": p for path, p in declared(self._head_state).items()}
         specs = {
             path: make_spec(path, in_frame, names, self._source(path, names, prefixes, None), reading)
@@ -217,14 +218,15 @@ class Model:
         params: Params,
         kv_pools: tuple[Any, ...],
         tokens: TokenBatch,
-        batches: Sequence[AttentionBatch],
+        batches: Sequence[Any],
         *,
         attention: Sequence[Callable[..., tuple[Array, Any]]],
     ) -> tuple[Array, tuple[Any, ...]]:
         """Run the step's tokens through all layers; return normed hidden states [t, d] and the pools.
 
         Pools, batches and `attention`, called as `PagedAttention` or `LatentAttention`, are those of the plan's cache
-        groups.
+        groups. For groups with recurrent state they are `StatePools`, a `StateBatch`, and functions called as
+        `StateOps.run`.
         """
         cfg, plan = self.config, self.plan
         num_tokens = jnp.max(batches[0].query_ends_s)
@@ -254,7 +256,8 @@ class Model:
     def _body(self, kind: int, step: _Step) -> LayerBody:
         """Return the computation of a kind's layers in a step."""
         plan = self.plan
-        spec, (group, places) = plan.kinds[kind], plan.cache_layers(kind)
+        spec = plan.kinds[kind]
+        group, places = plan.cache_layers(kind) if spec.has_mixer else (0, ())
         num_layers = plan.depth(list(plan.groups)[group])
 
         def layer(weights: Params) -> Any:
@@ -262,8 +265,15 @@ class Model:
 
         # Profiles tell the parts of a step by these names.
         @jax.named_scope("attend")
-        def attend(heads: Any, cached: Cached, place: Array | int) -> tuple[Array, Cached]:
+        def attend(heads: Any, cached: Cached, place: Array | int) -> tuple[Array | None, Cached]:
+            if not spec.has_mixer:
+                return None, cached
             pools, lent = cached
+            where = {"layer": _pick(places, place), "num_layers": num_layers}
+            if spec.state is not None:
+                layer_of = {"spec": spec, "cfg": self.config, **where}
+                out, pool = step.attention[group](heads, pools[group], step.batches[group], **layer_of)
+                return out, Cached((*pools[:group], pool, *pools[group + 1 :]), lent)
             # Borrowed keys and values are in the cache already; writing them again changes nothing.
             keys_values: Any = lent[group] if spec.borrows_kv else None if spec.latent else (heads.k_tkh, heads.v_tkh)
             own, settings = _attention_inputs(heads, keys_values, spec, step)
@@ -271,11 +281,12 @@ class Model:
                 *own,
                 pools[group],
                 step.batches[group],
-                layer=_pick(places, place),
-                num_layers=num_layers,
                 scale=spec.scale,
+                **where,
                 **settings,
             )
+            if spec.output_gate:
+                attended_tnh = attended_tnh * jax.nn.sigmoid(heads.gate_tnh.astype(jnp.float32)).astype(self.dtype)
             lent = {each: keys_values if each == group else held for each, held in lent.items()}
             return attended_tnh, Cached((*pools[:group], pool, *pools[group + 1 :]), lent)
 
@@ -292,7 +303,8 @@ class Model:
 
         Rows from `num_rows` on are padding.
         """
-        return soft_cap(self._frame_of(params, num_rows).logits(hidden_sd), self.config.final_soft_cap)
+        logits_sv, divisor = self._frame_of(params, num_rows).logits(hidden_sd), self.config.logits_divisor
+        return soft_cap(logits_sv if divisor == 1.0 else logits_sv / divisor, self.config.final_soft_cap)
 
     @jax.named_scope("pool")
     def pool(self, params: Params, hidden_td: Array, batch: AttentionBatch) -> Array:

@@ -21,7 +21,7 @@ KV_HEADS = "kv_heads"
 """The logical axis along which heads may be repeated."""
 HEAD_DIM = "head_dim"
 """The logical axis of a head's dimensions, which RoPE may need in another order."""
-SHARDED = ("vocab", "heads", KV_HEADS, "mlp", "shards")
+SHARDED = ("vocab", "heads", KV_HEADS, "mlp", "channels", "shards")
 """The logical axes that are cut where a model is spread over devices, if their size divides."""
 APART = "#"
 """It comes before the number of an array, in the name of one that is held apart."""

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from .config import LayerSpec
+from .state_specs import StateSpec
 
 
 class Run(NamedTuple):
@@ -31,7 +32,9 @@ class Segment(NamedTuple):
 
 
 class CacheGroup(NamedTuple):
-    """The layers whose keys and values have one shape and reach as far back: they share an array, and its blocks."""
+    """A cache group is layers that share an array: those whose keys and values have one shape and reach as far back, or
+    those whose recurrent states have one shape.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -42,6 +45,8 @@ class CacheGroup(NamedTuple):
     latent_dim: int | None = None
     """The first numbers of a key, which are its value too, where layers attend over latents; None where each head has
     keys and values."""
+    state: StateSpec | None = None
+    """The recurrent state of layers that do not attend, and have no keys and values; None where they do."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +82,26 @@ class LayerPlan:
 
     @cached_property
     def groups(self) -> dict[CacheGroup, tuple[int, ...]]:
-        """Return the numbers of the layers in each cache group, of those that compute keys and values."""
+        """Return the numbers of the layers in each cache group, of those that compute keys and values.
+
+        Groups with recurrent state come last. Layers of an MLP alone are in none.
+        """
         groups: dict[CacheGroup, tuple[int, ...]] = {}
         for number, layer in enumerate(self.layers):
-            if not layer.borrows_kv:
+            if layer.has_mixer and not layer.borrows_kv:
                 group = group_of(layer)
                 groups[group] = (*groups.get(group, ()), number)
-        return groups
+        return dict(sorted(groups.items(), key=lambda each: each[0].state is not None))
+
+    @cached_property
+    def attention_groups(self) -> tuple[CacheGroup, ...]:
+        """Return the groups of layers that attend."""
+        return tuple(group for group in self.groups if group.state is None)
+
+    @cached_property
+    def state_groups(self) -> tuple[CacheGroup, ...]:
+        """Return the groups of layers with recurrent state, which come after the others."""
+        return tuple(group for group in self.groups if group.state is not None)
 
     @cached_property
     def lending_groups(self) -> frozenset[CacheGroup]:
@@ -119,6 +137,8 @@ class LayerPlan:
 
 def group_of(layer: LayerSpec) -> CacheGroup:
     """Return the cache group of a layer."""
+    if layer.state is not None:
+        return CacheGroup(0, 0, 0, None, None, True, state=layer.state)
     return CacheGroup(
         layer.num_heads,
         layer.num_kv_heads,

@@ -25,6 +25,8 @@ class Declared(NamedTuple):
     segment: Segment | None
     num_inputs: int
     rotates: bool
+    num_heads: int | None = None
+    """How many heads its first axis has; None where they are that axis."""
 
     @property
     def has_experts(self) -> bool:
@@ -58,7 +60,7 @@ def declared(state: nnx.State) -> dict[str, Declared]:
             own_axes = (*axes[:lead], part.axis, *axes[lead + 2 :])
             owner = path.rpartition(".")[0]
             found[f"{owner}.{part.name}"] = Declared(
-                own_shape, variable.dtype, own_axes, segment, num_inputs, part.rotates
+                own_shape, variable.dtype, own_axes, segment, num_inputs, part.rotates, part.num_heads
             )
             start += part.size // num_shards
     return found
@@ -148,7 +150,7 @@ def _taken_of_fused(
     if fused.alternates:
         part = slice(place, None, len(fused.members))
     elif fused.by_head:
-        num_heads = params[path].shape[0]
+        num_heads = params[path].num_heads or params[path].shape[0]
         part = np.arange(whole).reshape(num_heads, -1)[:, start // num_heads :][:, : size // num_heads]
         part = tuple(part.ravel().tolist())
     else:

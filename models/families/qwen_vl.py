@@ -46,7 +46,7 @@ def qwen2_5_vl_config(hf: Mapping[str, Any]) -> ModelConfig:
 
 def qwen3_vl_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the text part of a Qwen3-VL config.json."""
-    text = _with_plain_rope(QWEN3_VL_DEFAULTS | dict(read_text_config(hf, "qwen3_vl_text")))
+    text = with_plain_rope(QWEN3_VL_DEFAULTS | dict(read_text_config(hf, "qwen3_vl_text")))
     bias = read_bool(text, "attention_bias")
     tied = is_tied_wrapper({"tie_word_embeddings": False} | dict(hf), text)
     architecture = "Qwen3VLForConditionalGeneration"
@@ -58,13 +58,13 @@ def qwen3_vl_config(hf: Mapping[str, Any]) -> ModelConfig:
 def _read_qwen2(architecture: str, hf: Mapping[str, Any], model_type: str) -> ModelConfig:
     # The first checkpoints have the text part's keys beside the wrapper's.
     text = read_text_config(hf, model_type) if read_mapping(hf, "text_config") else hf
-    text = _with_plain_rope(QWEN2_VL_DEFAULTS | dict(text))
+    text = with_plain_rope(QWEN2_VL_DEFAULTS | dict(text))
     tied = is_tied_wrapper(hf, text)
     windows = {"window": qwen_windows(text)}
     return read_decoder(text, architecture=architecture, qkv_bias=True, layers=windows, tie_word_embeddings=tied)
 
 
-def _with_plain_rope(text: Mapping[str, Any]) -> dict[str, Any]:
+def with_plain_rope(text: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config without what its RoPE does for pictures."""
     settings = read_rope_settings(text)
     settings = {name: value for name, value in settings.items() if name not in ("mrope_section", "mrope_interleaved")}

@@ -26,6 +26,8 @@ class Attention(nnx.Module):
             Part("v", "kv_heads", k),
         )
         self.heads = heads[: 1 if spec.borrows_kv else 2 if spec.k_is_v else 3]
+        if spec.output_gate:
+            self.heads = (*self.heads, Part("gate", "heads", n))
         self.qkv = declare_merged(self.heads, (h, d), ("head_dim", "embed"), cfg.num_shards, dtype, 1)
         self.o = declare((d, n, h), ("embed", "heads", "head_dim"), dtype, 2)
         if spec.qkv_bias:
@@ -47,13 +49,14 @@ class Attention(nnx.Module):
         """Return queries, keys and values, not yet rotated; queries alone if the layer borrows the others."""
         qkv = linear(x_td, self.qkv, bias=self.qkv_bias if self.spec.qkv_bias else None)
         q_tnh, *keys_values = split(qkv, self.heads)
+        gate_tnh = keys_values.pop() if self.spec.output_gate else None
         if self.spec.qk_norm:
             q_tnh = self.q_norm(q_tnh)
         if self.spec.qk_unit_norm:
             q_tnh = unit_norm(q_tnh, self.eps)
         sinks_n = self.sinks[...] if self.spec.sinks else None
         if self.spec.borrows_kv:
-            return Heads(q_tnh, None, None, sinks_n)
+            return Heads(q_tnh, None, None, sinks_n, gate_tnh)
         k_tkh, v_tkh = keys_values[0], keys_values[-1]
         if self.spec.qk_norm:
             k_tkh = self.k_norm(k_tkh)
@@ -61,7 +64,7 @@ class Attention(nnx.Module):
             k_tkh = unit_norm(k_tkh, self.eps)
         if self.spec.v_norm:
             v_tkh = unit_norm(v_tkh, self.eps)
-        return Heads(q_tnh, k_tkh, v_tkh, sinks_n)
+        return Heads(q_tnh, k_tkh, v_tkh, sinks_n, gate_tnh)
 
     def output(self, attended_tnh: Array, plus_td: Array | None = None) -> Array:
         """Return [t, d], added to `plus_td`."""

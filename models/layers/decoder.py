@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from flax import nnx
 from jax import Array
@@ -15,32 +16,57 @@ from .latent_attention import LatentAttention
 from .mlp import GatedMLP
 from .moe import MoE
 from .norm import RMSNorm
+from .plain_mlp import PlainMLP
+from .recurrent import StateInputs, make_recurrent
 
 
 class DecoderLayer(nnx.Module):
-    """Attention, then MLP or experts, each added to the residual stream, with a norm before it, after it, or both."""
+    """Attention, then MLP or experts, each added to the residual stream, with a norm before it, after it, or both.
+
+    Layers with recurrent state have it in place of attention. A layer may have one of the two parts alone.
+    """
 
     def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
         norm = partial(RMSNorm, cfg.hidden_size, "embed", cfg, dtype)
-        self.attn = (LatentAttention if spec.latent else Attention)(spec, cfg, dtype)
-        self.mlp = (MoE if spec.moe else GatedMLP)(spec, cfg, dtype)
+        self.has_mixer, self.has_mlp, self.has_state = spec.has_mixer, spec.has_mlp, spec.state is not None
         self.has_pre_norms, self.has_post_norms = spec.pre_norms, spec.post_norms
-        if spec.pre_norms:
-            self.attn_norm, self.mlp_norm = norm(), norm()
-        if spec.post_norms:
-            self.post_attn_norm, self.post_mlp_norm = norm(), norm()
+        self.residual_scale = spec.residual_scale
+        if spec.has_mixer:
+            if self.has_state:
+                self.recurrent = make_recurrent(spec, cfg, dtype)
+            else:
+                self.attn = (LatentAttention if spec.latent else Attention)(spec, cfg, dtype)
+            self.attn_norm = norm() if spec.pre_norms else None
+            self.post_attn_norm = norm() if spec.post_norms else None
+        if spec.has_mlp:
+            self.mlp = (MoE if spec.moe else GatedMLP if spec.gated else PlainMLP)(spec, cfg, dtype)
+            self.mlp_norm = norm() if spec.pre_norms else None
+            self.post_mlp_norm = norm() if spec.post_norms else None
 
-    def project(self, x_td: Array) -> Heads | LatentHeads:
-        """Return what attention takes, from the stream [t, d]."""
-        return self.attn.project(self.attn_norm(x_td) if self.has_pre_norms else x_td)
+    @property
+    def _mixer(self) -> Any:
+        return self.recurrent if self.has_state else self.attn
 
-    def finish(self, x_td: Array, attended_tnh: Array) -> Array:
-        """Return the stream after this layer, from what it was before and from what attention gives."""
-        if self.has_post_norms:
-            x_td = x_td + self.post_attn_norm(self.attn.output(attended_tnh))
-            return x_td + self.post_mlp_norm(self.mlp(self._mlp_input(x_td)))
-        x_td = self.attn.output(attended_tnh, x_td)
-        return self.mlp(self._mlp_input(x_td), x_td)
+    def project(self, x_td: Array) -> Heads | LatentHeads | StateInputs | None:
+        """Return what attention takes, or the recurrent state, from the stream [t, d]; None in a layer of neither."""
+        if not self.has_mixer:
+            return None
+        return self._mixer.project(x_td if self.attn_norm is None else self.attn_norm(x_td))
 
-    def _mlp_input(self, x_td: Array) -> Array:
-        return self.mlp_norm(x_td) if self.has_pre_norms else x_td
+    def finish(self, x_td: Array, attended_tnh: Any) -> Array:
+        """Return the stream after this layer, from what it was before and from what attention gives.
+
+        That is None in a layer without attention and recurrent state.
+        """
+        if self.has_mixer:
+            x_td = self._add(x_td, partial(self._mixer.output, attended_tnh), self.post_attn_norm)
+        if not self.has_mlp:
+            return x_td
+        mlp_input_td = x_td if self.mlp_norm is None else self.mlp_norm(x_td)
+        return self._add(x_td, partial(self.mlp, mlp_input_td), self.post_mlp_norm)
+
+    def _add(self, x_td: Array, part: partial[Array], post_norm: RMSNorm | None) -> Array:
+        """Return the stream with what a part gives, which adds that itself unless it is normed or scaled first."""
+        if post_norm is not None:
+            return x_td + post_norm(part())
+        return part(x_td) if self.residual_scale == 1.0 else x_td + self.residual_scale * part()

@@ -27,6 +27,7 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     **FUSED_ACTIVATIONS,
     "gelu_new": partial(jax.nn.gelu, approximate=True),
     "relu": jax.nn.relu,
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
     "tanh": jnp.tanh,
 }
 

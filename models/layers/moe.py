@@ -24,6 +24,7 @@ from ..ops import LayerOf, Ops
 from .linear import ACTIVATIONS, linear
 from .mlp import GatedMLP
 from .params import Part, declare, declare_merged
+from .plain_mlp import PlainMLP
 
 SWIGLU_GAIN = 1.702
 """The factor on a gate inside the sigmoid of the clamped SwiGLU."""
@@ -73,13 +74,14 @@ class Router(nnx.Module):
 
 
 class Experts(nnx.Module):
-    """The weights of all experts, each a gated MLP."""
+    """The weights of all experts, each an MLP, with a gate or without."""
 
     def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
         assert spec.moe is not None
         self.spec, self.act, self.fused_act = spec.moe, spec.hidden_act, fused_activation(spec)
-        d, f, num_experts = cfg.hidden_size, spec.moe.intermediate_size, spec.moe.num_experts
-        self.parts = (Part("gate", "mlp", f), Part("up", "mlp", f))
+        d, f, num_experts = _stream_size(spec.moe, cfg), spec.moe.intermediate_size, spec.moe.num_experts
+        self.is_gated = spec.gated
+        self.parts = (*(Part("gate", "mlp", f),) * spec.gated, Part("up", "mlp", f))
         self.gate_up = declare_merged(self.parts, (d,), ("embed",), cfg.num_shards, dtype, 1, num_experts=num_experts)
         self.down = declare((num_experts, d, f), ("experts", "embed", "mlp"), dtype, 1)
         if spec.moe.expert_bias:
@@ -149,7 +151,7 @@ class Experts(nnx.Module):
             if self.spec.expert_bias:
                 bias_ef = stacks["gate_up_bias"][layer].reshape(self.spec.num_experts, -1)
                 h_rf = h_rf + bias_ef[grouping.experts_r]
-            h_rf = self._gated(*jnp.split(h_rf, 2, axis=1))
+            h_rf = self._gated(*jnp.split(h_rf, 2, axis=1)) if self.is_gated else ACTIVATIONS[self.act](h_rf)
         return multiply(h_rf, stacks["down"], out_dtype=jnp.float32)
 
     def _gated(self, gate_rf: Array, up_rf: Array) -> Array:
@@ -179,13 +181,19 @@ class MoE(nnx.Module):
         self.router, self.experts = Router(spec.moe, cfg), Experts(spec, cfg, dtype)
         self.has_shared, self.has_gate = spec.moe.shared_size is not None, spec.moe.shared_gate
         if spec.moe.shared_size is not None:
-            self.shared = GatedMLP(replace(spec, intermediate_size=spec.moe.shared_size), cfg, dtype)
+            own = replace(spec, intermediate_size=spec.moe.shared_size)
+            self.shared = (GatedMLP if spec.gated else PlainMLP)(own, cfg, dtype)
+        self.has_latents = spec.moe.latent_size is not None
+        if spec.moe.latent_size is not None:
+            d, latent = cfg.hidden_size, spec.moe.latent_size
+            self.into_latents = declare((latent, d), ("latent", "embed"), dtype, 1)
+            self.out_of_latents = declare((d, latent), ("embed", "latent"), dtype, 1)
         if self.has_gate:
             self.shared_gate = declare((1, cfg.hidden_size), ("router", "embed"), dtype)
 
     def __call__(self, x_td: Array, plus_td: Array | None = None) -> Array:
         """Return [t, d], added to `plus_td`."""
-        total_td = self.experts(x_td, self.router(x_td))
+        total_td = self._routed(x_td)
         if self.has_shared:
             shared_td = self.shared(x_td).astype(jnp.float32)
             if self.has_gate:
@@ -194,6 +202,19 @@ class MoE(nnx.Module):
             total_td = total_td + shared_td
         out_td = total_td.astype(x_td.dtype)
         return out_td if plus_td is None else plus_td + out_td
+
+    def _routed(self, x_td: Array) -> Array:
+        """Return float32 [t, d]: what the routed experts give."""
+        choices = self.router(x_td)
+        if not self.has_latents:
+            return self.experts(x_td, choices)
+        total_tl = self.experts(linear(x_td, self.into_latents), choices)
+        return linear(total_tl.astype(x_td.dtype), self.out_of_latents, jnp.float32)
+
+
+def _stream_size(moe: MoESpec, cfg: ModelConfig) -> int:
+    """Return the width of what experts take and give."""
+    return moe.latent_size or cfg.hidden_size
 
 
 def _weighted_sum(weights_tj: Array, y_tjd: Array) -> Array:
@@ -206,8 +227,8 @@ def _weighted_sum(weights_tj: Array, y_tjd: Array) -> Array:
 
 def fused_activation(spec: LayerSpec) -> str | None:
     """Return the activation that the gate-and-up matmul applies; None if the experts apply theirs after it."""
-    is_fused = spec.moe is not None and spec.moe.is_plain and spec.hidden_act in KERNEL_ACTIVATIONS
-    return spec.hidden_act if is_fused else None
+    is_plain = spec.moe is not None and spec.moe.is_plain and spec.gated
+    return spec.hidden_act if is_plain and spec.hidden_act in KERNEL_ACTIVATIONS else None
 
 
 def matmul_shapes(
@@ -216,8 +237,9 @@ def matmul_shapes(
     """Return one device's grouped matmuls of a layer, whose weights have these formats; none without experts."""
     if spec.moe is None:
         return []
-    d, f, num_experts = cfg.hidden_size, spec.moe.intermediate_size // cfg.num_shards, spec.moe.num_experts
+    d, num_experts = _stream_size(spec.moe, cfg), spec.moe.num_experts
+    f = spec.moe.intermediate_size // cfg.num_shards
     return [
-        MatmulShape(num_experts, 2 * f, d, dtype, formats[0], dtype, fused_activation(spec)),
+        MatmulShape(num_experts, (1 + spec.gated) * f, d, dtype, formats[0], dtype, fused_activation(spec)),
         MatmulShape(num_experts, d, f, dtype, formats[1], jnp.dtype(jnp.float32)),
     ]

@@ -25,13 +25,14 @@ def declare(
 
 
 class Part(NamedTuple):
-    """One parameter of a merged array: its name, the name and size of its first axis, and whether RoPE rotates its
-    outputs."""
+    """One parameter of a merged array: its name, the name and size of its first axis, whether RoPE rotates its outputs,
+    and how many heads it has, if that is not the axis's size."""
 
     name: str
     axis: str
     size: int
     rotates: bool = False
+    num_heads: int | None = None
 
 
 def declare_merged(

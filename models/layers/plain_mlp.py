@@ -22,7 +22,7 @@ class PlainMLP(nnx.Module):
         self.up_bias = declare((f,), ("mlp",), dtype) if spec.mlp_bias else None
         self.down_bias = declare((d,), ("embed",), dtype) if spec.mlp_bias else None
 
-    def __call__(self, x_td: Array, plus_td: Array) -> Array:
+    def __call__(self, x_td: Array, plus_td: Array | None = None) -> Array:
         """Return [t, d], added to `plus_td`."""
         up_tf = linear(x_td, self.up, bias=self.up_bias, act=self.act)
         return linear(up_tf, self.down, plus=plus_td, bias=self.down_bias)

@@ -14,9 +14,11 @@ from jaxllm.models import LayerLoop, Model, ModelConfig, ParamSpec, TokenBatch, 
 from jaxllm.models.params import ArraySpec, array_specs, unflatten
 from jaxllm.models.plan import CacheGroup, LayerPlan
 from jaxllm.models.quantization import quantize
+from jaxllm.models.recurrence import StateOps, pick_state_ops
 from pallas_kernels.latent_attention import LatentAttention, LatentShape
 from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, KVPool, PagedAttention
 from pallas_kernels.paged_attention.tiles import XLA_TILES
+from pallas_kernels.recurrent_state import StateBatch
 from tests.models.tiny import BLOCK_SIZE, CASES, POOLING_CASES, Golden, read_hf_config, read_tensors
 from tests.quick import QUICK_COMPILE
 
@@ -63,7 +65,9 @@ class Runner:
         self, model: Model, params: Mapping[str, Any], attention: Callable[..., tuple[Array, KVPool]] | None = None
     ) -> None:
         self.model, self.params = model, params
-        self.attentions: list[Any] = [attention or attention_of(group) for group in model.plan.groups]
+        plan = model.plan
+        self.attentions: list[Any] = [attention or attention_of(group) for group in plan.attention_groups]
+        self.attentions += [recurrence_of(group) for group in plan.state_groups]
         step = jax.jit(self._step).lower(params, empty_pools(model.config), *self.inputs(np.zeros(1, np.int32), 0, 1))
         self.step = step.compile(compiler_options=dict(QUICK_COMPILE))
 
@@ -102,10 +106,12 @@ class Runner:
         starts = sorted({start for size in sizes for start in range(0, len(token_ids), size)})
         return list(zip(starts, np.split(token_ids, starts[1:]), strict=True))
 
-    def inputs(self, token_ids: np.ndarray, start: int, prompt_len: int) -> tuple[TokenBatch, list[AttentionBatch]]:
+    def inputs(self, token_ids: np.ndarray, start: int, prompt_len: int) -> tuple[TokenBatch, list[Any]]:
         """Return a chunk's tokens, and the batch of each cache group."""
         tokens, attention = chunk_inputs(token_ids, start, prompt_len)
-        return tokens, [within_chunk(attention, group.attention_chunk, start) for group in self.model.plan.groups]
+        plan = self.model.plan
+        batches = [within_chunk(attention, group.attention_chunk, start) for group in plan.attention_groups]
+        return tokens, [*batches, *(state_inputs(start, len(token_ids)) for _ in plan.state_groups)]
 
     def _step(
         self, params: Mapping[str, Any], pools: tuple[KVPool, ...], tokens: TokenBatch, batches: list[AttentionBatch]
@@ -117,7 +123,9 @@ class Runner:
 def empty_pools(config: ModelConfig, dtype: Any = jnp.float32) -> tuple[KVPool, ...]:
     """Return pools of NaN, one for each cache group."""
     plan, num_blocks = LayerPlan(config.layers), 1 + len(BLOCK_IDS)
-    specs = tuple(attention_of(group, dtype).pool_spec(plan.depth(group), num_blocks) for group in plan.groups)
+    ops = [attention_of(group, dtype) for group in plan.attention_groups]
+    specs = tuple(op.pool_spec(plan.depth(group), num_blocks) for op, group in zip(ops, plan.groups, strict=False))
+    specs += tuple(state_ops_of(group, dtype).pool_spec(plan.depth(group), 2) for group in plan.state_groups)
     return jax.tree.map(lambda array: jnp.full(array.shape, jnp.nan, array.dtype), specs)
 
 
@@ -128,6 +136,31 @@ def attention_of(group: CacheGroup, dtype: Any = jnp.float32) -> PagedAttention 
         sizes = group.num_heads, latent_dim, group.head_dim - latent_dim
         return LatentAttention(LatentShape(*sizes, BLOCK_SIZE, dtype, dtype))
     return PagedAttention(AttentionShape(group.num_heads, group.num_kv_heads, group.head_dim, BLOCK_SIZE, dtype, dtype))
+
+
+def state_ops_of(group: CacheGroup, dtype: Any = jnp.float32) -> StateOps:
+    """Return the ops of layers with recurrent state, in plain XLA."""
+    assert group.state is not None
+    return pick_state_ops(group.state, 1, dtype, "cpu", name="xla")
+
+
+def recurrence_of(group: CacheGroup) -> Callable[..., Any]:
+    """Return what `Model.forward` takes for a group of layers with recurrent state."""
+    return state_ops_of(group).run
+
+
+def state_inputs(start: int, count: int) -> StateBatch:
+    """Return where the state of one sequence is for a chunk: in slot 1, if it has begun."""
+    none, one, ends = int32([0]), int32([1]), int32([count])
+    return StateBatch(
+        query_starts_s=none,
+        query_ends_s=ends,
+        num_decodes=int32(count == 1),
+        read_slots_s=int32([start > 0]),
+        write_slots_s=one,
+        save_ends_s=ends,
+        save_slots_s=none,
+    )
 
 
 def int32(values: Any) -> Array:

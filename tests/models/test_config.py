@@ -10,6 +10,7 @@ import pytest
 from jaxllm.models import ModelConfig, QueryScaling, RopeConfig, get_family
 from jaxllm.models.config import LatentSpec, MoESpec
 from jaxllm.models.plan import LayerPlan
+from jaxllm.models.state_specs import ScanSpec
 from tests.models.tiny import CASES, read_hf_config
 
 SIZES = {
@@ -31,6 +32,7 @@ LONGROPE = {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] 
 MISTRAL = {**SIZES, "model_type": "mistral", "num_key_value_heads": 2}
 GLM = {"num_key_value_heads": 2, "n_routed_experts": 16}
 LATENT = {"num_experts_per_tok": 2, "n_group": 4, "topk_group": 2}
+GRANITE = {"layer_types": ["mamba", "attention"] * 2, "mamba_n_heads": 4}
 GEMMA4 = {"hidden_size_per_layer_input": 0}
 GEMMA4_MOE = GEMMA4 | {"enable_moe_block": True, "num_experts": 4, "moe_intermediate_size": 32}
 
@@ -395,7 +397,7 @@ def test_wrapper_follows_the_checkpoint_on_tying() -> None:
         ("LlamaForCausalLM", {"rope_scaling": DYNAMIC, "head_dim": 2}, "leave 2 of 4 dimensions"),
         ("LlamaForCausalLM", {"rope_scaling": DYNAMIC, "partial_rotary_factor": 0.125}, "leave 2 of 4 dimensions"),
         ("LlamaForCausalLM", {"rope_theta": -1.0}, "rope_theta"),
-        ("LlamaForCausalLM", {"hidden_act": "relu2"}, "hidden_act is 'relu2'"),
+        ("LlamaForCausalLM", {"hidden_act": "mish"}, "hidden_act is 'mish'"),
         ("LlamaForCausalLM", {"vocab_size": None}, "vocab_size is missing"),
         ("LlamaForCausalLM", {"vocab_size": "many"}, "vocab_size is 'many'"),
         ("LlamaForCausalLM", {"num_hidden_layers": -1}, "num_hidden_layers is -1"),
@@ -480,6 +482,21 @@ def test_wrapper_follows_the_checkpoint_on_tying() -> None:
             GEMMA4 | {"rope_parameters": {"full_attention": {"rope_type": "linear", "partial_rotary_factor": 0.5}}},
             "partial_rotary_factor is not supported",
         ),
+        ("GraniteMoeHybridForCausalLM", {"layer_types": ["mamba"] * 4}, "no layer of attention"),
+        ("GraniteMoeHybridForCausalLM", GRANITE | {"mamba_d_head": 64}, "mamba_n_heads is 4, of 64 numbers each"),
+        ("GraniteMoeHybridForCausalLM", GRANITE | {"mamba_n_groups": 3}, "3 groups of a state space do not divide"),
+        ("GraniteMoeHybridForCausalLM", GRANITE | {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ("GraniteMoeHybridForCausalLM", GRANITE | {"position_embedding_type": "alibi"}, "position_embedding_type is"),
+        ("GraniteMoeHybridForCausalLM", GRANITE | {"time_step_limit": [0.0]}, "expected two numbers"),
+        ("GraniteMoeHybridForCausalLM", GRANITE | {"time_step_limit": [0.0, "x"]}, "time_step_limit has 'x'"),
+        ("GraniteMoeHybridForCausalLM", GRANITE | {"time_step_limit": [2.0, 1.0]}, "the lesser first"),
+        ("NemotronHForCausalLM", {}, "hybrid_override_pattern has 0 layers"),
+        ("NemotronHForCausalLM", {"hybrid_override_pattern": "M-"}, "no layer of attention"),
+        ("NemotronHForCausalLM", {"hybrid_override_pattern": "M*X"}, "expected letters of M\\*-E"),
+        ("NemotronHForCausalLM", {"layers_block_type": ["conv"]}, "layer_types conv are not supported"),
+        ("NemotronHForCausalLM", {"hybrid_override_pattern": "M*", "mamba_hidden_act": "gelu"}, "mamba_hidden_act"),
+        ("NemotronHForCausalLM", {"hybrid_override_pattern": "M*", "sliding_window": 8}, "sliding_window is not"),
+        ("NemotronHForCausalLM", {"hybrid_override_pattern": "M*E", "mlp_bias": True}, "mlp_bias is not supported"),
     ],
 )
 def test_refusals_name_what_is_wrong(architecture: str, hf: dict[str, Any], message: str) -> None:
@@ -535,6 +552,33 @@ def test_deepseek_v3_as_it_is() -> None:
     assert (rope.interleaved, rope.attention_factor, rope.factor) == (True, 1.0, 40.0)
     [group] = LayerPlan(config.layers).groups
     assert (group.num_heads, group.num_kv_heads, group.head_dim, group.latent_dim) == (128, 1, 576, 512)
+
+
+def test_granite4_reads_what_it_leaves_out_and_older_names() -> None:
+    config = read("GraniteMoeHybridForCausalLM", **GRANITE, num_local_experts=0, position_embedding_type="nope")
+    state, attention = config.layers[:2]
+    scan = ScanSpec(num_heads=4, head_dim=32, num_groups=1, state_dim=256, conv_size=4)
+    assert (state.state, attention.state) == (scan, None)
+    assert (attention.rope, attention.moe, attention.intermediate_size, attention.scale) == (None, None, 1024, 1.0)
+    infinite = {"time_step_limit": [0.0, {"__float__": "Infinity"}], "layers_block_type": GRANITE["layer_types"]}
+    same = {"mamba_n_heads": 4, "mamba_d_head": "auto", "num_local_experts": 0} | infinite
+    assert read("GraniteMoeHybridForCausalLM", **same) == config
+    rotated = read("GraniteMoeHybridForCausalLM", **GRANITE, position_embedding_type="rope")
+    assert [layer.rope for layer in rotated.layers] == [None, 0, None, 0]
+
+
+def test_nemotron_h_has_a_part_in_each_layer() -> None:
+    sizes = {"num_key_value_heads": 2}
+    config = read("NemotronHForCausalLM", **sizes, hybrid_override_pattern="M-*EM", mamba_n_groups=4)
+    types = ["mamba", "mlp", "attention", "moe", "linear_attention"]
+    assert read("NemotronHForCausalLM", **sizes, layers_block_type=types, n_groups=4) == config
+    assert [(layer.has_mixer, layer.has_mlp) for layer in config.layers] == [
+        *((True, False), (False, True), (True, False), (False, True), (True, False)),
+    ]
+    assert [layer.moe is not None for layer in config.layers] == [False] * 3 + [True, False]
+    attention, state = LayerPlan(config.layers).groups.items()
+    assert (attention[0].state, attention[1]) == (None, (2,))
+    assert (state[0].state, state[1]) == (config.layers[0].state, (0, 4))
 
 
 JUNK = (None, True, -1, 0, 1, 1.5, 10**30, 1e300, float("nan"), "x", [], [1], {}, {"x": 1})

@@ -16,6 +16,18 @@ TOLERANCE = 1e-4
 NOTICED = 1e-2
 FEW = ["gemma3", "llama3_tied", "llama_rope_dynamic", "llama4"]
 OF_LATENTS = ["deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm4_moe_lite", "kimi_k2", "mistral4"]
+OF_STATES = [
+    "granite4",
+    "granite4_dense",
+    "lfm2",
+    "lfm2_moe",
+    "nemotron3",
+    "nemotron_h",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_next",
+]
+"""Those with recurrent state, which is carried from chunk to chunk."""
 
 
 @cache
@@ -24,7 +36,7 @@ def runner(case: str) -> Runner:
     return Runner(model, load(model, read_tensors(case)))
 
 
-@pytest.mark.parametrize("case", FEW + OF_LATENTS)
+@pytest.mark.parametrize("case", FEW + OF_LATENTS + OF_STATES)
 def test_whole_sequences_match_hf(case: str) -> None:
     for golden in read_goldens(case):
         logprobs = runner(case).whole(golden)
@@ -35,7 +47,8 @@ def test_whole_sequences_match_hf(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "chunk"), [(case, 1) for case in OF_LATENTS] + [(case, n) for case in FEW + OF_LATENTS for n in (64, 7)]
+    ("case", "chunk"),
+    [(case, n) for case in FEW for n in (64, 7)] + [(case, n) for case in OF_LATENTS + OF_STATES for n in (64, 7, 1)],
 )
 def test_greedy_decoding_matches_hf(case: str, chunk: int) -> None:
     for golden in read_goldens(case):
@@ -63,12 +76,14 @@ def test_dynamic_rope_depends_on_the_prompt_length() -> None:
 
 
 @pytest.mark.parametrize("loop", [LayerLoop.UNROLL, LayerLoop.SWITCH, LayerLoop.IN_PLACE])
-@pytest.mark.parametrize("case", ["llama3_tied", "gemma3", "gemma4_e2b", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "case", ["llama3_tied", "gemma3", "gemma4_e2b", "deepseek_v3", "qwen3_next", "lfm2", "granite4", "nemotron3"]
+)
 def test_other_loops_equal_the_scan(case: str, loop: LayerLoop) -> None:
     golden = read_goldens(case)[-1]
     model = build_model(case, loop=loop)
     params = load(model, read_tensors(case))
     assert len(params["layers"]) == len(model.plan.kinds if loop.stacked else model.plan.layers)
-    stand_in = None if model.config.layers[0].latent else dense_attention
+    stand_in = None if case in OF_LATENTS else dense_attention
     logprobs = Runner(model, params, stand_in).whole(golden)
     np.testing.assert_allclose(logprobs, runner(case).whole(golden), rtol=0, atol=TOLERANCE)

@@ -82,6 +82,16 @@ def experts_without(**fields: object) -> Change:
     return change
 
 
+def states_without(**fields: object) -> Change:
+    def change(cfg: ModelConfig) -> ModelConfig:
+        layers = (replace(each, state=each.state and replace(each.state, **fields)) for each in cfg.layers)
+        changed = replace(cfg, layers=tuple(layers))
+        assert changed != cfg, f"{', '.join(fields)} is off already"
+        return changed
+
+    return change
+
+
 def counted_from_0(layer: LayerSpec) -> LayerSpec:
     return replace(layer, query_scaling=layer.query_scaling and replace(layer.query_scaling, first=0))
 
@@ -156,6 +166,24 @@ FEATURES: dict[tuple[str, str], Change] = {
     ("minimax_m2", "correction"): experts_without(correction_bias=False),
     ("minimax_m2", "norms over all heads"): layers_without(qk_norm=False),
     ("minimax_m2", "rotated part"): lambda cfg: with_rope(cfg, rotated=1.0),
+    ("granite4", "scale of scores"): layers_without(scale=16**-0.5),
+    ("granite4", "scale of what is added"): layers_without(residual_scale=1.0),
+    ("granite4", "scale of embeddings"): without(embed_scale=1.0),
+    ("granite4", "scale of logits"): without(logits_divisor=1.0),
+    ("granite4", "shared expert"): experts_without(shared_size=None),
+    ("granite4", "layers without positions"): layers_without(rope=0),
+    ("granite4", "bias of the convolution"): states_without(conv_bias=False),
+    ("granite4", "no limit of time steps"): states_without(dt_limits=(0.0, 0.5)),
+    ("granite4_dense", "rope"): layers_without(rope=None),
+    ("granite4_dense", "biases of projections"): states_without(bias=False),
+    ("granite4_dense", "bias"): layers_without(qkv_bias=False, o_bias=False),
+    ("nemotron_h", "biases of projections"): states_without(bias=False),
+    ("nemotron_h", "mlp bias"): layers_without(mlp_bias=False),
+    ("nemotron_h", "squares"): layers_without(hidden_act="relu"),
+    ("nemotron3", "scale"): experts_without(routed_scale=1.0),
+    ("nemotron3", "correction"): experts_without(correction_bias=False),
+    ("nemotron3", "squares"): layers_without(hidden_act="relu"),
+    ("nemotron3", "layers without positions"): layers_without(rope=0),
     ("opt", "untied"): without(tie_word_embeddings=True),
     ("opt", "final norm"): without(final_norm=False),
     ("opt", "qkv bias"): layers_without(qkv_bias=False),

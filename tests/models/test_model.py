@@ -151,9 +151,11 @@ def test_every_optional_parameter_has_a_name(architecture: str) -> None:
     names = get_family(architecture).names
     post_norms, pre_norms = "layers.post_mlp_norm.scale" in names, "layers.mlp_norm.scale" in names
     all_heads = names["layers.attn.q_norm.scale"].layout == "(n h) -> n h"
+    has_gate = "layers.attn.gate" in names
+    options |= {"output_gate": has_gate, "qkv_bias": not has_gate}
     options |= {"pre_norms": pre_norms, "post_norms": post_norms, "qk_norm_all_heads": all_heads}
     specs = Model(read_decoder(hf, architecture=architecture, head_dim=2, **options), jnp.float32).param_specs()
-    assert len(specs) == 19 + 2 * pre_norms + 2 * post_norms
+    assert len(specs) == 19 + 2 * pre_norms + 2 * post_norms - 2 * has_gate
 
 
 @pytest.mark.parametrize("case", ["llama3_tied", "gemma2", "gemma3"])

@@ -14,7 +14,7 @@ from jaxllm.models.families.llama import LLAMA
 @pytest.mark.parametrize(
     ("architecture", "nearest"),
     [
-        ("Qwen3NextForCausalLM", "Qwen3ForCausalLM"),
+        ("Qwen3_6NextForCausalLM", "Qwen3NextForCausalLM"),
         ("Qwen2_5_OmniForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
         ("Gemma3nForConditionalGeneration", "Gemma3ForConditionalGeneration"),
         ("Gemma3nForCausalLM", "Gemma3ForCausalLM"),

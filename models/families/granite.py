@@ -1,0 +1,129 @@
+"""Granite 4: layers of Mamba-2 and a few of attention, or attention alone, with multipliers of what layers add."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from ..config import ModelConfig, MoESpec
+from ..family import Family, Fused, TensorName
+from ..fields import read_bool, read_choice, read_float, read_int, require
+from ..reading import read_decoder, read_layer_types, read_num_layers
+from ..state_specs import ScanSpec
+from .llama import LLAMA_NAMES
+from .mamba import read_time_limits, scan_names
+
+LAYER_TYPES = ("linear_attention", "full_attention")
+OLD_LAYER_TYPES = {"mamba": "linear_attention", "attention": "full_attention"}
+SHARED = "{body}layers.{l}.shared_mlp."
+EXPERTS = "{body}layers.{l}.block_sparse_moe."
+GATE_UP = Fused(("gate", "up"))
+
+
+def shared_names(mlp: str) -> dict[str, TensorName]:
+    """Return the names of the MLP that all tokens go through, which is `mlp` here."""
+    return {
+        f"{mlp}.gate": TensorName(SHARED + "input_linear.weight", "f d -> f d", GATE_UP),
+        f"{mlp}.up": TensorName(SHARED + "input_linear.weight", "f d -> f d", GATE_UP),
+        f"{mlp}.down": TensorName(SHARED + "output_linear.weight", "d f -> d f"),
+    }
+
+
+# All experts are one tensor.
+GRANITE_HYBRID_NAMES = MappingProxyType(
+    {
+        **LLAMA_NAMES,
+        **scan_names("{body}layers.{l}.mamba."),
+        **shared_names("layers.mlp"),
+        **shared_names("layers.mlp.shared"),
+        "layers.mlp.router.weight": TensorName(EXPERTS + "router.layer.weight", "e d -> e d"),
+        "layers.mlp.experts.gate": TensorName(EXPERTS + "input_linear.weight", "f d -> f d", GATE_UP),
+        "layers.mlp.experts.up": TensorName(EXPERTS + "input_linear.weight", "f d -> f d", GATE_UP),
+        "layers.mlp.experts.down": TensorName(EXPERTS + "output_linear.weight", "d f -> d f"),
+    }
+)
+
+# HF's values for keys that a config.json leaves out.
+DEFAULTS: dict[str, Any] = {
+    "mamba_n_heads": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "shared_intermediate_size": 1024,
+}
+
+
+def granite_hybrid_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read a Granite 4 config.json; without local experts, layers have the shared MLP alone."""
+    hf = DEFAULTS | dict(hf)
+    require(hf, hidden_act="silu", normalization_function="rmsnorm")
+    is_rotated = hf.get("position_embedding_type") is not None and (
+        read_choice(hf, "position_embedding_type", ("rope", "nope"), "nope") == "rope"
+    )
+    scan, bias = _read_scan(hf), read_bool(hf, "attention_bias")
+    has_state = [kind == "linear_attention" for kind in _read_layer_types(hf)]
+    if all(has_state):
+        raise ValueError("layer_types has no layer of attention, which is not supported")
+    return read_decoder(
+        hf,
+        architecture="GraniteMoeHybridForCausalLM",
+        intermediate_size=read_int(hf, "shared_intermediate_size"),
+        embed_scale=read_float(hf, "embedding_multiplier", 1.0),
+        logits_divisor=read_float(hf, "logits_scaling", 1.0),
+        residual_scale=read_float(hf, "residual_multiplier", 1.0),
+        scale=read_float(hf, "attention_multiplier", 1.0),
+        qkv_bias=bias,
+        o_bias=bias,
+        moe=_read_experts(hf),
+        layers={
+            "state": [scan if each else None for each in has_state],
+            "rope": [0 if is_rotated and not each else None for each in has_state],
+        },
+    )
+
+
+def _read_layer_types(hf: Mapping[str, Any]) -> tuple[str, ...]:
+    given = hf.get("layer_types", hf.get("layers_block_type"))
+    if isinstance(given, list | tuple):
+        given = [OLD_LAYER_TYPES.get(kind, kind) if isinstance(kind, str) else kind for kind in given]
+    return read_layer_types({"layer_types": given}, LAYER_TYPES[:1] * read_num_layers(hf), LAYER_TYPES)
+
+
+def _read_scan(hf: Mapping[str, Any]) -> ScanSpec:
+    num_heads, inner = read_int(hf, "mamba_n_heads"), read_int(hf, "mamba_expand") * read_int(hf, "hidden_size")
+    given = hf.get("mamba_d_head")
+    head_dim = inner // num_heads if given in (None, "auto") else read_int(hf, "mamba_d_head")
+    if num_heads * head_dim != inner:
+        raise ValueError(f"mamba_n_heads is {num_heads}, of {head_dim} numbers each (mamba_d_head), expected {inner}")
+    return ScanSpec(
+        num_heads=num_heads,
+        head_dim=head_dim,
+        num_groups=read_int(hf, "mamba_n_groups"),
+        state_dim=read_int(hf, "mamba_d_state"),
+        conv_size=read_int(hf, "mamba_d_conv"),
+        conv_bias=read_bool(hf, "mamba_conv_bias"),
+        bias=read_bool(hf, "mamba_proj_bias"),
+        dt_limits=read_time_limits(hf),
+    )
+
+
+def _read_experts(hf: Mapping[str, Any]) -> MoESpec | None:
+    num_experts = read_int(hf, "num_local_experts", minimum=0)
+    if num_experts == 0:
+        return None
+    return MoESpec(
+        num_experts=num_experts,
+        top_k=read_int(hf, "num_experts_per_tok"),
+        intermediate_size=read_int(hf, "intermediate_size", 11_008),
+        # The softmax over the chosen ones' logits.
+        normalizes=True,
+        shared_size=read_int(hf, "shared_intermediate_size"),
+    )
+
+
+GRANITE_HYBRID = Family(config_from_hf=granite_hybrid_config, names=GRANITE_HYBRID_NAMES)

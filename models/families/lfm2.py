@@ -1,0 +1,144 @@
+"""LFM2 and LFM2-MoE: layers with short convolutions between gates, and a few of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from ..config import ModelConfig, MoESpec
+from ..family import Family, Fused, TensorName
+from ..fields import read_bool, read_float, read_int, read_ints
+from ..reading import read_decoder, read_layer_types, read_num_layers
+from ..state_specs import ConvSpec
+from .llama import LLAMA_NAMES
+
+CONV = "{body}layers.{l}.conv."
+ATTENTION = "{body}layers.{l}.self_attn."
+FEED_FORWARD = "{body}layers.{l}.feed_forward."
+LAYER_TYPES = ("conv", "full_attention")
+GATES = Fused(("gate_in", "gate_out", "x"))
+GATE_BIASES = Fused(("gate_in_bias", "gate_out_bias", "x_bias"))
+
+LFM2_NAMES = MappingProxyType(
+    {
+        **LLAMA_NAMES,
+        "final_norm.scale": TensorName("{body}embedding_norm.weight", "d -> d"),
+        "layers.attn_norm.scale": TensorName("{body}layers.{l}.operator_norm.weight", "d -> d"),
+        "layers.mlp_norm.scale": TensorName("{body}layers.{l}.ffn_norm.weight", "d -> d"),
+        "layers.attn.o": TensorName(ATTENTION + "out_proj.weight", "d (n h) -> d n h"),
+        "layers.attn.q_norm.scale": TensorName(ATTENTION + "q_layernorm.weight", "h -> h"),
+        "layers.attn.k_norm.scale": TensorName(ATTENTION + "k_layernorm.weight", "h -> h"),
+        "layers.mlp.gate": TensorName(FEED_FORWARD + "w1.weight", "f d -> f d"),
+        "layers.mlp.up": TensorName(FEED_FORWARD + "w3.weight", "f d -> f d"),
+        "layers.mlp.down": TensorName(FEED_FORWARD + "w2.weight", "d f -> d f"),
+        **{
+            f"layers.recurrent.{name}": TensorName(CONV + "in_proj.weight", "c d -> c d", GATES)
+            for name in GATES.members
+        },
+        **{
+            f"layers.recurrent.{name}": TensorName(CONV + "in_proj.bias", "c -> c", GATE_BIASES)
+            for name in GATE_BIASES.members
+        },
+        "layers.recurrent.conv": TensorName(CONV + "conv.weight", "c u k -> c u k"),
+        "layers.recurrent.conv_bias": TensorName(CONV + "conv.bias", "c -> c"),
+        "layers.recurrent.o": TensorName(CONV + "out_proj.weight", "d c -> d c"),
+        "layers.recurrent.o_bias": TensorName(CONV + "out_proj.bias", "d -> d"),
+    }
+)
+EXPERT = FEED_FORWARD + "experts.{e}."
+LFM2_MOE_NAMES = MappingProxyType(
+    {
+        **LFM2_NAMES,
+        "layers.mlp.router.weight": TensorName(FEED_FORWARD + "gate.weight", "e d -> e d"),
+        "layers.mlp.router.correction": TensorName(FEED_FORWARD + "expert_bias", "e -> e"),
+        "layers.mlp.experts.gate": TensorName(EXPERT + "w1.weight", "f d -> f d"),
+        "layers.mlp.experts.up": TensorName(EXPERT + "w3.weight", "f d -> f d"),
+        "layers.mlp.experts.down": TensorName(EXPERT + "w2.weight", "d f -> d f"),
+    }
+)
+
+# HF's values for keys that a config.json leaves out.
+DEFAULTS: dict[str, Any] = {
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 128_000,
+    "norm_eps": 1e-5,
+    "rope_theta": 1_000_000.0,
+    "tie_word_embeddings": True,
+    "conv_L_cache": 3,
+    "block_multiple_of": 256,
+    "block_ffn_dim_multiplier": 1.0,
+    "block_auto_adjust_ff_dim": True,
+}
+MOE_DEFAULTS: dict[str, Any] = DEFAULTS | {
+    "moe_intermediate_size": 1792,
+    "num_dense_layers": 2,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "use_expert_bias": True,
+    "norm_topk_prob": True,
+}
+
+
+def lfm2_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read an LFM2 config.json."""
+    hf = DEFAULTS | dict(hf)
+    return _read(hf, "Lfm2ForCausalLM", _mlp_width(hf), {})
+
+
+def lfm2_moe_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read an LFM2-MoE config.json: the first `num_dense_layers` layers have MLPs."""
+    hf = MOE_DEFAULTS | dict(hf)
+    moe = MoESpec(
+        num_experts=read_int(hf, "num_experts"),
+        top_k=read_int(hf, "num_experts_per_tok"),
+        intermediate_size=read_int(hf, "moe_intermediate_size"),
+        sigmoid=True,
+        correction_bias=read_bool(hf, "use_expert_bias"),
+        normalizes=read_bool(hf, "norm_topk_prob"),
+        normalizer_eps=1e-6,
+        routed_scale=read_float(hf, "routed_scaling_factor", 1.0),
+    )
+    num_dense = read_int(hf, "num_dense_layers", minimum=0)
+    experts = [None if layer < num_dense else moe for layer in range(read_num_layers(hf))]
+    return _read(hf, "Lfm2MoeForCausalLM", read_int(hf, "intermediate_size"), {"moe": experts})
+
+
+def _read(hf: Mapping[str, Any], architecture: str, width: int, layers: Mapping[str, Any]) -> ModelConfig:
+    num_layers = read_num_layers(hf)
+    attends = range(num_layers) if hf.get("full_attn_idxs") is None else read_ints(hf, "full_attn_idxs")
+    default = tuple(LAYER_TYPES[layer in attends] for layer in range(num_layers))
+    has_state = [kind == "conv" for kind in read_layer_types(hf, default, LAYER_TYPES)]
+    conv = ConvSpec(
+        num_channels=read_int(hf, "hidden_size"),
+        conv_size=read_int(hf, "conv_L_cache"),
+        bias=read_bool(hf, "conv_bias"),
+    )
+    return read_decoder(
+        hf,
+        architecture=architecture,
+        intermediate_size=width,
+        norm_eps=read_float(hf, "norm_eps"),
+        # Older configs call it so.
+        tie_word_embeddings=read_bool(hf, "tie_embedding", read_bool(hf, "tie_word_embeddings")),
+        qk_norm=True,
+        layers={
+            "state": [conv if each else None for each in has_state],
+            "rope": [None if each else 0 for each in has_state],
+            **layers,
+        },
+    )
+
+
+def _mlp_width(hf: Mapping[str, Any]) -> int:
+    """Return the width of the MLPs: two thirds of what most configs give, times a factor, rounded up."""
+    width = read_int(hf, "block_ff_dim", read_int(hf, "intermediate_size", 12_288))
+    if not read_bool(hf, "block_auto_adjust_ff_dim"):
+        return width
+    multiple = read_int(hf, "block_multiple_of")
+    width = int(read_float(hf, "block_ffn_dim_multiplier") * int(2 * width / 3))
+    return -(-width // multiple) * multiple
+
+
+LFM2 = Family(config_from_hf=lfm2_config, names=LFM2_NAMES)
+LFM2_MOE = Family(config_from_hf=lfm2_moe_config, names=LFM2_MOE_NAMES)

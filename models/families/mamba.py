@@ -1,0 +1,55 @@
+"""What the families with layers of Mamba-2 share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..family import Fused, TensorName
+
+PARTS = ("gate", "x", "b", "c", "dt")
+CONVOLVED = ("x", "b", "c")
+
+
+def scan_names(mixer: str) -> dict[str, TensorName]:
+    """Return the names of a layer's tensors, which begin with `mixer`."""
+    fused = {
+        "in_proj.weight": ("c d -> c d", PARTS, ""),
+        "in_proj.bias": ("c -> c", PARTS, "_bias"),
+        "conv1d.weight": ("c u k -> c u k", CONVOLVED, "_conv"),
+        "conv1d.bias": ("c -> c", CONVOLVED, "_conv_bias"),
+    }
+    names = {}
+    for tensor, (layout, parts, end) in fused.items():
+        members = tuple(f"{part}{end}" for part in parts)
+        names |= {member: TensorName(mixer + tensor, layout, Fused(members)) for member in members}
+    names |= {
+        "log_rate": TensorName(mixer + "A_log", "n -> n"),
+        "step_bias": TensorName(mixer + "dt_bias", "n -> n"),
+        "skip": TensorName(mixer + "D", "n -> n"),
+        "norm": TensorName(mixer + "norm.weight", "(n h) -> n h"),
+        "o": TensorName(mixer + "out_proj.weight", "d (n h) -> d n h"),
+        "o_bias": TensorName(mixer + "out_proj.bias", "d -> d"),
+    }
+    return {f"layers.recurrent.{name}": tensor for name, tensor in names.items()}
+
+
+def read_time_limits(hf: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the least time step and the greatest; by default they are from 0 on."""
+    given = hf.get("time_step_limit")
+    if given is None:
+        return 0.0, math.inf
+    if not isinstance(given, list | tuple) or len(given) != 2:
+        raise ValueError(f"time_step_limit is {given!r}, expected two numbers")
+    least, greatest = map(_read_limit, given)
+    return least, greatest
+
+
+def _read_limit(given: Any) -> float:
+    """Return a number, which HF writes as an object if it is infinite."""
+    if given in ({"__float__": "Infinity"}, "Infinity"):
+        return math.inf
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        raise ValueError(f"time_step_limit has {given!r}, expected a number")
+    return float(given)

@@ -1,0 +1,86 @@
+"""Qwen3.5 and Qwen3.6: the layers of Qwen3-Next, with MLPs or experts, also as the text part of a wrapper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from ..config import ModelConfig
+from ..family import Family, Fused, TensorName
+from ..reading import is_tied_wrapper, read_text_config
+from .llama import LLAMA_NAMES
+from .qwen3_next import DEFAULTS, DELTA, DELTA_DEFAULTS, DELTA_NAMES, read_delta_decoder, read_gated_moe
+from .qwen_moe import QWEN2_MOE_NAMES
+from .qwen_vl import with_plain_rope
+
+QKV = Fused(("q", "k", "v"))
+GATE_UP = Fused(("gate", "up"))
+EXPERTS = "{body}layers.{l}.mlp.experts."
+
+PROJECTION_NAMES = {
+    **{f"layers.recurrent.{name}": TensorName(DELTA + "in_proj_qkv.weight", "c d -> c d", QKV) for name in QKV.members},
+    "layers.recurrent.gate": TensorName(DELTA + "in_proj_z.weight", "c d -> c d"),
+    "layers.recurrent.beta": TensorName(DELTA + "in_proj_b.weight", "c d -> c d"),
+    "layers.recurrent.decay": TensorName(DELTA + "in_proj_a.weight", "c d -> c d"),
+}
+QWEN3_5_NAMES = MappingProxyType({**LLAMA_NAMES, **DELTA_NAMES, **PROJECTION_NAMES})
+QWEN3_5_MOE_NAMES = MappingProxyType({**QWEN2_MOE_NAMES, **DELTA_NAMES, **PROJECTION_NAMES})
+FUSED_EXPERTS = MappingProxyType(
+    {
+        "layers.mlp.experts.gate": TensorName(EXPERTS + "gate_up_proj", "f d -> f d", GATE_UP),
+        "layers.mlp.experts.up": TensorName(EXPERTS + "gate_up_proj", "f d -> f d", GATE_UP),
+        "layers.mlp.experts.down": TensorName(EXPERTS + "down_proj", "d f -> d f"),
+    }
+)
+MOE_DEFAULTS: dict[str, Any] = DEFAULTS | {"num_experts": 256, "num_experts_per_tok": 8}
+
+
+def qwen3_5_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read a Qwen3.5 config.json of a text model."""
+    return _read(hf, "Qwen3_5ForCausalLM")
+
+
+def qwen3_5_moe_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read a Qwen3.5 config.json of a text model with experts."""
+    return _read_moe(hf, "Qwen3_5MoeForCausalLM")
+
+
+def qwen3_5_multimodal_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read the text part of a Qwen3.5 config.json."""
+    text = read_text_config(hf, "qwen3_5_text")
+    return _read(text, "Qwen3_5ForConditionalGeneration", tie_word_embeddings=_is_tied(hf, text))
+
+
+def qwen3_5_moe_multimodal_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read the text part of a Qwen3.5 config.json with experts."""
+    text = read_text_config(hf, "qwen3_5_moe_text")
+    return _read_moe(text, "Qwen3_5MoeForConditionalGeneration", tie_word_embeddings=_is_tied(hf, text))
+
+
+def _is_tied(hf: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
+    return is_tied_wrapper({"tie_word_embeddings": False} | dict(hf), text)
+
+
+def _read(hf: Mapping[str, Any], architecture: str, **fields: Any) -> ModelConfig:
+    text = DELTA_DEFAULTS | {"intermediate_size": 12_288} | with_plain_rope(hf)
+    return read_delta_decoder(text, architecture, **fields)
+
+
+def _read_moe(hf: Mapping[str, Any], architecture: str, **fields: Any) -> ModelConfig:
+    text = MOE_DEFAULTS | with_plain_rope(hf)
+    return read_delta_decoder(text, architecture, {"moe": read_gated_moe(text)}, **fields)
+
+
+# The multi-token-prediction layers are left out.
+OTHERS = ("mtp.*", "model.mtp.*")
+QWEN3_5 = Family(config_from_hf=qwen3_5_config, names=QWEN3_5_NAMES, leaves_out=OTHERS)
+# All experts are one tensor as Qwen publishes them; what others make of them has a tensor for each.
+MOE_NAMES: dict[str, Any] = {"names": QWEN3_5_MOE_NAMES, "other_names": (FUSED_EXPERTS,)}
+QWEN3_5_MOE = Family(config_from_hf=qwen3_5_moe_config, leaves_out=OTHERS, **MOE_NAMES)
+QWEN3_5_MULTIMODAL = Family(
+    config_from_hf=qwen3_5_multimodal_config, names=QWEN3_5_NAMES, is_wrapper=True, leaves_out=OTHERS
+)
+QWEN3_5_MOE_MULTIMODAL = Family(
+    config_from_hf=qwen3_5_moe_multimodal_config, is_wrapper=True, leaves_out=OTHERS, **MOE_NAMES
+)

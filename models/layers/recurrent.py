@@ -1,0 +1,26 @@
+"""The layers that have recurrent state in place of attention, by what their specs say."""
+
+from __future__ import annotations
+
+from jax.typing import DTypeLike
+
+from ..config import LayerSpec, ModelConfig
+from ..state_specs import ConvSpec, DeltaSpec, ScanSpec
+from .gated_delta import DeltaInputs, GatedDeltaNet
+from .mamba import Mamba2, ScanInputs
+from .short_conv import ConvInputs, ShortConv
+
+type StateInputs = DeltaInputs | ConvInputs | ScanInputs
+
+
+def make_recurrent(spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> GatedDeltaNet | ShortConv | Mamba2:
+    """Return the projections around a layer's recurrent state."""
+    match spec.state:
+        case DeltaSpec():
+            return GatedDeltaNet(spec, cfg, dtype)
+        case ConvSpec():
+            return ShortConv(spec, cfg, dtype)
+        case ScanSpec():
+            return Mamba2(spec, cfg, dtype)
+        case None:
+            raise ValueError("a layer of attention has no recurrent state")

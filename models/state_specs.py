@@ -1,0 +1,107 @@
+"""The frozen values that describe layers with recurrent state: what a sequence leaves behind is of fixed size."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaSpec:
+    """A gated delta net: a short convolution of queries, keys and values, then the gated delta rule."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_size: int
+    """How many tokens the convolution is over, the token itself counted."""
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that do not fit together with ValueError."""
+        if self.num_value_heads % self.num_key_heads:
+            heads = f"{self.num_value_heads} value heads"
+            raise ValueError(f"linear_num_key_heads is {self.num_key_heads}, which does not divide {heads}")
+
+    @property
+    def num_channels(self) -> int:
+        """Return the channels of the convolution."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+
+    def num_bytes(self, itemsize: int) -> int:
+        """Return the bytes of a sequence's state; `itemsize` is that of the model's numbers."""
+        matrix = 4 * self.key_dim * self.value_dim
+        return (self.conv_size - 1) * self.num_channels * itemsize + self.num_value_heads * matrix
+
+    def shard_refusal(self, num_devices: int) -> str | None:
+        """Say why its heads cannot be shared out to so many devices, None if they can."""
+        if self.num_key_heads % num_devices:
+            return f"its {self.num_key_heads} key heads of linear attention do not divide"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvSpec:
+    """A short convolution between two gates."""
+
+    num_channels: int
+    conv_size: int
+    bias: bool
+
+    def num_bytes(self, itemsize: int) -> int:
+        """Return the bytes of a sequence's state; `itemsize` is that of the model's numbers."""
+        return (self.conv_size - 1) * self.num_channels * itemsize
+
+    def shard_refusal(self, num_devices: int) -> str | None:
+        """Say why its channels cannot be shared out to so many devices, None if they can."""
+        if self.num_channels % num_devices:
+            return f"its {self.num_channels} channels of convolutions do not divide"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanSpec:
+    """A layer of Mamba-2: a short convolution of x, b and c, then the scan of a state space, and a gated norm."""
+
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    """The heads of a group share b and c, and are normed together."""
+    state_dim: int
+    conv_size: int
+    """How many tokens the convolution is over, the token itself counted."""
+    conv_bias: bool = True
+    bias: bool = False
+    """The projections into the layer and out of it add biases."""
+    dt_limits: tuple[float, float] = (0.0, math.inf)
+    """The least time step, and the greatest."""
+
+    def __post_init__(self) -> None:
+        """Refuse sizes and limits that do not fit together with ValueError."""
+        if self.num_heads % self.num_groups:
+            raise ValueError(f"{self.num_groups} groups of a state space do not divide its {self.num_heads} heads")
+        if not 0 <= self.dt_limits[0] <= self.dt_limits[1]:
+            raise ValueError(f"time_step_limit is {self.dt_limits}, expected two numbers from 0 on, the lesser first")
+
+    @property
+    def num_inner(self) -> int:
+        """Return the numbers of all heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def num_channels(self) -> int:
+        """Return the channels of the convolution."""
+        return self.num_inner + 2 * self.num_groups * self.state_dim
+
+    def num_bytes(self, itemsize: int) -> int:
+        """Return the bytes of a sequence's state; `itemsize` is that of the model's numbers."""
+        return (self.conv_size - 1) * self.num_channels * itemsize + 4 * self.num_inner * self.state_dim
+
+    def shard_refusal(self, num_devices: int) -> str | None:
+        """Say why its groups cannot be shared out to so many devices, None if they can."""
+        if self.num_groups % num_devices:
+            return f"its {self.num_groups} groups of heads of state spaces do not divide"
+        return None
+
+
+type StateSpec = DeltaSpec | ConvSpec | ScanSpec
