@@ -201,7 +201,7 @@ class StepCase:
         state, output = self._program(
             runner._params, state, runner._previous_tokens, inputs.ints, inputs.floats, runner._rare(inputs)
         )
-        runner._pools = state.kv_pools
+        runner._pools = state.pools
         if inputs.is_full:
             runner._counts = state.counts_cv
         return output.tokens_s

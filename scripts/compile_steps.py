@@ -172,7 +172,7 @@ def check_program(compiler: StepCompiler, shape: StepShape | PoolShape) -> dict[
         blocks = (layout.most_wanted, *ENCODER_BLOCKS)
     for num_blocks in blocks:
         memory, hlo, listing, seconds = compile_program(compiler, shape, num_blocks)
-        pool_bytes = sum(device_bytes(x) for x in jax.tree.leaves(compiler.pool_specs(num_blocks)))
+        pool_bytes = sum(device_bytes(x) for x in jax.tree.leaves(compiler.caches.specs(num_blocks)))
         if memory.alias_size_in_bytes < pool_bytes:
             missed.append(f"pool of {pool_bytes} bytes, aliased {memory.alias_size_in_bytes}")
         if copies := find_copies(hlo, compiler, num_blocks):
@@ -217,7 +217,10 @@ def expected_collectives(compiler: StepCompiler, shape: StepShape | PoolShape) -
         return {}
     is_spread = vocab.vocab_size % vocab.num_devices == 0
     # Attention and MLP, or experts, and what is beside those; and the embedding.
-    in_layers = sum(3 if layer.moe and layer.moe.shared_size else 2 for layer in compiler.model.config.layers)
+    in_layers = sum(
+        layer.has_mixer + layer.has_mlp * (2 if layer.moe and layer.moe.shared_size else 1)
+        for layer in compiler.model.config.layers
+    )
     expected = {"all-reduce": in_layers + is_spread}
     if isinstance(shape, PoolShape):
         return expected
@@ -263,7 +266,7 @@ def find_copies(hlo: str, compiler: StepCompiler, num_blocks: int) -> list[str]:
     """Return the copies in a program that are as large as a parameter of 1 MiB or more, or as the pool."""
     specs = array_specs(compiler.model.param_specs()).values()
     shapes = [param_sharding(compiler.mesh, spec).shard_shape(spec.shape) for spec in specs]
-    shapes += [x.sharding.shard_shape(x.shape) for x in jax.tree.leaves(compiler.pool_specs(num_blocks))]
+    shapes += [x.sharding.shard_shape(x.shape) for x in jax.tree.leaves(compiler.caches.specs(num_blocks))]
     sizes = {math.prod(shape) for shape in shapes}
     # A copy-start gives target and source; S(1) is a TPU's VMEM, where operands are brought ahead of their use.
     found = re.findall(r" = (\S+|\(.*?\)) copy(?:-start)?\(", hlo)

@@ -23,7 +23,7 @@ POOLING_HEAD = "head."
 
 
 class LayerWork(NamedTuple):
-    """What attention costs in one layer."""
+    """What attention costs in one layer, or the recurrent state in place of it."""
 
     window: int | None
     kv_bytes: float
@@ -32,6 +32,8 @@ class LayerWork(NamedTuple):
     """Operations of one query token and one key, on all devices together."""
     attention_chunk: int | None = None
     causal: bool = True
+    state_bytes: float = 0
+    """Bytes of one sequence's recurrent state, on one device: a step reads and writes them."""
 
     def num_keys(self, length: int) -> int:
         """Return how many keys the last of so many tokens sees."""
@@ -90,7 +92,8 @@ class Work:
         """Return the bound on decoding `batch` requests that have `length` tokens in the KV cache each."""
         keys = [layer.num_keys(length) for layer in self.layers]
         each = list(zip(keys, self.layers, strict=True))
-        moved = self._read_bytes(batch) + batch * sum(num * layer.kv_bytes for num, layer in each)
+        cached = sum(num * layer.kv_bytes + 2 * layer.state_bytes for num, layer in each)
+        moved = self._read_bytes(batch) + batch * cached
         flops = batch * (self.token_flops + self.head_flops + sum(num * layer.pair_flops for num, layer in each))
         return self._bound("decode", batch, length, batch, moved, flops)
 
@@ -155,6 +158,7 @@ def count_work(
         for path, moe in experts.items()
         if specs[path].num_inputs  # not their biases
     )
+    itemsize = specs[EMBEDDING].dtype.itemsize
     return Work(
         num_devices=mesh.size,
         bytes_per_second=bytes_per_second,
@@ -162,7 +166,7 @@ def count_work(
         param_bytes=param_bytes(mesh, read),
         token_flops=2 * (weights - head + chosen),
         head_flops=2 * head,
-        layers=tuple(_layer_work(layer, mesh.size, kv_itemsize) for layer in model.layers),
+        layers=tuple(_layer_work(layer, mesh.size, kv_itemsize, itemsize) for layer in model.layers),
         max_num_batched_tokens=max_num_batched_tokens,
         experts=tuple(
             ExpertWork(moe.num_experts, moe.top_k, param_bytes(mesh, {path: specs[path]}))
@@ -171,8 +175,15 @@ def count_work(
     )
 
 
-def _layer_work(layer: LayerSpec, num_devices: int, kv_itemsize: int) -> LayerWork:
-    """Count what a layer's attention costs; every device has all latents, which serve for keys and values."""
+def _layer_work(layer: LayerSpec, num_devices: int, kv_itemsize: int, itemsize: int) -> LayerWork:
+    """Count what a layer's attention costs, or its recurrent state.
+
+    Every device has all latents, which serve for keys and values.
+    """
+    if not layer.has_mixer:
+        return LayerWork(None, kv_bytes=0, pair_flops=0)
+    if layer.state is not None:
+        return LayerWork(None, kv_bytes=0, pair_flops=0, state_bytes=layer.state.num_bytes(itemsize) / num_devices)
     value_dim = layer.head_dim if layer.latent is None else layer.latent.rank
     numbers = layer.head_dim if layer.latent else 2 * layer.num_kv_heads // num_devices * layer.head_dim
     return LayerWork(

@@ -187,6 +187,8 @@ def _memory(sized: Fit, hardware: Hardware) -> MemoryReport:
             )
             for group, size in zip(layout.groups, sizes, strict=False)
         ],
+        state_slots=layout.num_slots,
+        state_slot=sum(group.slot_bytes for group in layout.states),
         replicated_params=replicated,
     )
 
@@ -229,3 +231,6 @@ def _notes(config: EngineConfig, hardware: Hardware, changes: list[Change]) -> I
         reason = attention.missing_kernels(config.platform, architecture)
         if attention.implementation == "xla" and reason is not None:
             yield f"attention runs in plain XLA, not in the {config.platform}'s own kernels: {reason}."
+    for ops in [group.ops for group in config.state_groups]:
+        for op, reason in ops.missing_kernels(config.platform, architecture).items():
+            yield f"{op} runs in plain XLA, not in the {config.platform}'s own kernels: {reason}."

@@ -46,6 +46,10 @@ class MemoryReport:
     """KV blocks of the largest group, the null block counted; 0 where there is not room for one request."""
     kv_cache: int
     groups: list[GroupReport]
+    state_slots: int
+    """Slots of recurrent state, the null slot counted; 0 for a model without."""
+    state_slot: int
+    """The bytes of a slot, over all layers."""
     replicated_params: list[str]
     """Parameters that every device holds whole, though there are several devices."""
 

@@ -49,6 +49,9 @@ def _memory(report: Report) -> Iterator[str]:
         left = memory.limit - memory.params - (memory.scratch or 0) - memory.kv_cache
         size = report.engine["block_size"]
         rows += [_bytes_row(_blocks(group, size), group.num_blocks * group.block) for group in memory.groups]
+        if memory.state_slots:
+            name = f"{memory.state_slots:,} slots of recurrent state, {memory.state_slot:,} bytes each"
+            rows.append(_bytes_row(name, memory.state_slots * memory.state_slot))
         rows.append(_bytes_row("left over", left))
     yield from _table(rows)
     if memory.replicated_params:

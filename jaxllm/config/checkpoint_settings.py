@@ -255,7 +255,7 @@ def resolve_batch_invariant(
     """Return whether steps are compiled so that a row never depends on the others; refuse it where it is unproven.
 
     Left open, it is so where it costs nothing: `is_free` says whether it does in float32. `is_assured` says whether
-    attention keeps it.
+    attention and recurrent states keep it.
     """
     if requested is None:
         return (
@@ -269,7 +269,7 @@ def resolve_batch_invariant(
     elif dtype == "float32" and jax_version < (0, 12):
         reason = "in float32 it needs jax 0.12 or newer; use that, or dtype='bfloat16'"
     elif not is_assured:
-        reason = "attention over latents does not assure it in plain XLA, only in the CPU's own kernels"
+        reason = "attention over latents and recurrent states assure it only in the CPU's own kernels, not in plain XLA"
     if requested and reason is not None:
         message = f"batch_invariant=True is not supported here: {reason}. Or leave it out."
         raise VLLMValidationError(message, parameter="batch_invariant", value=requested)

@@ -14,7 +14,7 @@ from jaxllm.config.profiler import ProfilerConfig
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-    from jaxllm.execution.kv_pool import KVGroup
+    from jaxllm.execution.kv_pool import KVGroup, StateGroup
     from jaxllm.loading.checkpoint import Checkpoint
     from jaxllm.models.config import ModelConfig
     from jaxllm.sampling.processors import LogitsProcessor
@@ -56,6 +56,8 @@ class EngineConfig:
     """The devices that the model is spread over."""
     kv_groups: tuple[KVGroup, ...]
     """The cache groups: the attention op of one device's heads for each, and the form of the KV cache."""
+    state_groups: tuple[StateGroup, ...]
+    """The groups of layers with recurrent state."""
     max_model_len: int
     max_model_len_can_shrink: bool
     """True if the user did not ask for it: the engine may then lower it to what the KV cache holds."""

@@ -20,7 +20,7 @@ from jaxllm.exceptions import VLLMValidationError
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-    from jaxllm.execution.kv_pool import KVGroup
+    from jaxllm.execution.kv_pool import KVGroup, StateGroup
     from jaxllm.execution.mesh import Device
     from jaxllm.loading.checkpoint import Checkpoint
     from jaxllm.models.config import ModelConfig
@@ -205,6 +205,7 @@ def _resolve_numerics(
     from jaxllm.models import LayerLoop
 
     groups = resolve_groups(args, model_config, mesh, platform, dtype, block_size)
+    states = resolve_states(args, model_config, mesh, platform, dtype)
     has_own_matmul = layer_loop(platform, groups, mesh.size) is LayerLoop.IN_PLACE
     invariant = settings.resolve_batch_invariant(
         args.batch_invariant,
@@ -212,12 +213,13 @@ def _resolve_numerics(
         dtype,
         jax.__version_info__,
         is_free=has_own_matmul or library_is_invariant(dtype),
-        is_assured=all(group.attention.is_invariant for group in groups),
+        is_assured=all(op.is_invariant for op in [*(x.attention for x in groups), *(x.ops for x in states)]),
     )
     return {
         "model_config": model_config,
         "dtype": dtype,
         "kv_groups": groups,
+        "state_groups": states,
         "batch_invariant": invariant,
     }
 
@@ -233,12 +235,34 @@ def resolve_groups(
 
     groups, dtypes = [], (jnp.dtype(dtype), jnp.dtype(KV_DTYPES.get(args.kv_cache_dtype, dtype)))
     plan = LayerPlan(model_config.layers)
-    for group in plan.groups:
+    for group in plan.attention_groups:
         attention = _resolve_attention(args, _shape_of(group, mesh.size, block_size, dtypes), mesh, platform)
         # Where attention is not causal nothing is read after its step, and no blocks are behind a window.
         window = group.window if group.causal else None
         reach = {"window": window, "attention_chunk": group.attention_chunk, "causal": group.causal}
         groups.append(KVGroup(attention=attention, num_layers=plan.depth(group), **reach))
+    return tuple(groups)
+
+
+def resolve_states(
+    args: EngineArguments, model_config: ModelConfig, mesh: Mesh, platform: str, dtype: str
+) -> tuple[StateGroup, ...]:
+    """Settle how each device computes the recurrent states of layers that have them."""
+    from jaxllm.execution.kv_pool import StateGroup
+    from jaxllm.models.plan import LayerPlan
+    from jaxllm.models.recurrence import pick_state_ops
+
+    groups, plan = [], LayerPlan(model_config.layers)
+    architecture = detect_architecture(mesh.devices.tolist())
+    # What is said of attention holds here too: plain XLA where that was asked for.
+    backend = None if args.attention_config is None else args.attention_config.backend
+    for group in plan.state_groups:
+        assert group.state is not None
+        name = "xla" if backend == "xla" else None
+        ops = pick_state_ops(group.state, mesh.size, dtype, platform, name=name, architecture=architecture)
+        for op, reason in ops.missing_kernels(platform, architecture).items() if name is None else ():
+            logger.warning("%s runs in plain XLA, not in the %s's own kernels: %s", op, platform, reason)
+        groups.append(StateGroup(ops=ops, num_layers=plan.depth(group)))
     return tuple(groups)
 
 

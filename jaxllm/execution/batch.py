@@ -13,7 +13,7 @@ from jaxllm.models.tokens import TokenBatch
 from jaxllm.sampling.inputs import RareRules
 from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan
 
-from .packing import BatchShape, PackedInputs, Placement, Sequences, allocate, rare_specs
+from .packing import BatchShape, PackedInputs, Placement, Sequences, StatePlaces, allocate, rare_specs
 from .rows import fill_rare, fill_rows
 
 
@@ -58,6 +58,8 @@ def build(
         placement.context_lens_s[: len(ends)] = own_ends
         placement.slots_t[rows] = placement.block_tables_sm[seqs, own_places] * block_size + offsets
         _fill_tiles(placement, inputs.sequences, lengths, query_tile)
+    for states in inputs.states:
+        _fill_states(states, inputs.sequences, plan.chunks, ends)
     fill_rows(inputs, plan.chunks, ends)
     rare = fill_rare(inputs.uses, plan.chunks, masks, rare_specs(shape.bucket.num_seqs, vocab_size))
     is_full = any(inputs.uses) or any(array is not None for array in rare) or inputs.rules.count_rows_s.any()
@@ -128,6 +130,15 @@ def _fill_tiles(placement: Placement, sequences: Sequences, lengths: np.ndarray,
     placement.tile_seqs_i[: len(seqs)] = seqs
     placement.tile_rows_i[: len(seqs)] = sequences.query_starts_s[seqs] + places * query_tile
     placement.num_tiles[...] = len(seqs)
+
+
+def _fill_states(states: StatePlaces, sequences: Sequences, chunks: Sequence[Chunk], ends: np.ndarray) -> None:
+    num_seqs, of_chunks = len(chunks), [chunk.state_slots for chunk in chunks]
+    states.read_slots_s[:num_seqs] = [slots.read for slots in of_chunks]
+    states.write_slots_s[:num_seqs] = [slots.write for slots in of_chunks]
+    states.save_slots_s[:num_seqs] = [slots.save for slots in of_chunks]
+    saved = np.array([slots.save_at for slots in of_chunks]) - ends  # from the chunk's end on
+    states.save_ends_s[:num_seqs] = np.asarray(sequences.query_ends_s)[:num_seqs] + saved
 
 
 def _join(arrays: Sequence[array[int]]) -> np.ndarray:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.stages import Lowered
 
 from jaxllm.models.model import Model
@@ -24,12 +24,12 @@ from jaxllm.sampling.token_counts import set_row
 from jaxllm.scheduling.plan import StepPlan
 from jaxllm.utils.log import log_phase
 from pallas_kernels import layer_norm, rms_norm
-from pallas_kernels.paged_attention import KVPool, copy_blocks
 
 from .batch import num_token_rows
 from .buckets import Bucket, make_buckets, pick_bucket
+from .caches import Caches, Pools
 from .jax_settings import tracing
-from .mesh import param_format, placed, pool_sharding, replicated
+from .mesh import param_format, replicated
 from .options import compiler_options, min_rows
 from .packing import BatchShape, buffer_sizes, rare_specs
 from .pooled_step import PoolShape, run_pooled_step
@@ -80,6 +80,7 @@ class StepCompiler:
 
     def __init__(self, config: StepConfig, model: Model, mesh: Mesh) -> None:
         self.config, self.model, self.mesh = config, model, mesh
+        self.caches = Caches(config.kv_layout, mesh)
         self._least = max(min_rows(config.platform, model.dtype), config.row_alignment)
         quantized = model.quantization is not None
         self.options = compiler_options(config.platform, model.dtype, config.batch_invariant, quantized=quantized)
@@ -164,30 +165,6 @@ class StepCompiler:
             shapes = [self.step_shape(bucket, is_full=shape.is_full) for bucket in buckets]
         return [each for each in shapes if each != shape]
 
-    def pool_specs(self, num_blocks: int) -> tuple[KVPool, ...]:
-        """Return shape, dtype and sharding of each group's KV pool; each device holds what its own heads read.
-
-        The largest has `num_blocks` blocks.
-        """
-
-        def whole(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((x.shape[0], x.shape[1] * self.mesh.size, *x.shape[2:]), x.dtype)
-
-        def spread(pool: KVPool, sharding: NamedSharding, *, is_cut: bool) -> KVPool:
-            return placed(jax.tree.map(whole, pool) if is_cut else pool, sharding)
-
-        each = zip(self._local_pools(num_blocks), self._pool_shardings, self.config.groups, strict=True)
-        return tuple(spread(pool, where, is_cut=group.attention.cuts_pool) for pool, where, group in each)
-
-    @property
-    def _pool_shardings(self) -> tuple[NamedSharding, ...]:
-        return tuple(pool_sharding(self.mesh, is_cut=group.attention.cuts_pool) for group in self.config.groups)
-
-    def _local_pools(self, num_blocks: int) -> tuple[KVPool, ...]:
-        sizes = self.config.kv_layout.num_blocks(num_blocks)
-        each = zip(self.config.groups, sizes, strict=True)
-        return tuple(group.attention.pool_spec(group.num_layers, size) for group, size in each)
-
     def counts_spec(self) -> jax.ShapeDtypeStruct:
         """Return shape and dtype of the token counts: a row for those that count nothing, and one per sequence."""
         return self._replicated((self.config.max_num_seqs + 1, self.model.config.vocab_size), jnp.uint16)
@@ -214,13 +191,13 @@ class StepCompiler:
         return jax.tree.structure((inputs, {})), jax.tree.structure(outputs)
 
     def _signature(self, key: ProgramKey, num_blocks: int) -> _Signature:
-        pools, counts = self.pool_specs(num_blocks), self.counts_spec()
+        pools, counts = self.caches.specs(num_blocks), self.counts_spec()
         everywhere: Any = replicated(self.mesh)
         pool_shardings = jax.tree.map(lambda x: x.sharding, pools)
         if key is Upkeep.COPY_BLOCKS:
             ids = self._replicated((COPIES,), jnp.int32)
-            pairs = ((ids, ids),) * len(pools)
-            return _Signature(self._copy_blocks, (0,), (pools, pairs), pool_shardings)
+            pairs = ((ids, ids),) * len(self.config.groups)
+            return _Signature(self.caches.copy, (0,), (pools, pairs), pool_shardings)
         if key is Upkeep.MAKE_STATE:
             make_state = partial(self._make_state, num_blocks)
             return _Signature(make_state, (), (), (pool_shardings, everywhere))
@@ -248,22 +225,9 @@ class StepCompiler:
         )
         return _Signature(self._step(key), (1,), inputs, outputs)
 
-    def _make_state(self, num_blocks: int) -> tuple[tuple[KVPool, ...], jax.Array]:
-        specs, tokens = self._local_pools(num_blocks), self.tokens_spec()
-        make_pools = jax.shard_map(
-            lambda: tuple(group.attention.make_pool(x) for group, x in zip(self.config.groups, specs, strict=True)),
-            mesh=self.mesh,
-            in_specs=(),
-            out_specs=tuple(each.spec for each in self._pool_shardings),
-            check_vma=False,
-        )
-        return make_pools(), jnp.zeros(tokens.shape, tokens.dtype)
-
-    def _copy_blocks(
-        self, pools: tuple[KVPool, ...], pairs: tuple[tuple[jax.Array, jax.Array], ...]
-    ) -> tuple[KVPool, ...]:
-        each = zip(self.config.groups, pools, pairs, strict=True)
-        return tuple(copy_blocks(pool, *pair, num_layers=group.num_layers) for group, pool, pair in each)
+    def _make_state(self, num_blocks: int) -> tuple[Pools, jax.Array]:
+        tokens = self.tokens_spec()
+        return self.caches.make(num_blocks), jnp.zeros(tokens.shape, tokens.dtype)
 
     def _step(self, shape: StepShape) -> Callable[..., tuple[DeviceState, StepOutput]]:
         return partial(
@@ -271,7 +235,7 @@ class StepCompiler:
             model=self.model,
             shape=shape,
             processors=self.config.processors,
-            attention=tuple(group.attention for group in self.config.groups),
+            caches=self.caches,
             mesh=self.mesh,
             # On a GPU a loop would be driven from the host, and the step no longer be one CUDA graph. Logits processors
             # on the host take all rows at once.
@@ -281,13 +245,12 @@ class StepCompiler:
             skips_unused=self.config.platform != "gpu",
         )
 
-    def _pooled_step(self, shape: PoolShape) -> Callable[..., tuple[tuple[KVPool, ...], jax.Array]]:
+    def _pooled_step(self, shape: PoolShape) -> Callable[..., tuple[Pools, jax.Array]]:
         return partial(
             run_pooled_step,
             model=self.model,
             shape=shape,
-            attention=tuple(group.attention for group in self.config.groups),
-            mesh=self.mesh,
+            caches=self.caches,
         )
 
     def _replicated(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
@@ -298,8 +261,7 @@ class StepCompiler:
 
         The machine code of the CPU's kernels is kept in a folder.
         """
-        for group in self.config.groups:
-            group.attention.prepare(folder)
+        self.caches.prepare(folder)
         model = self.model
         model.ops.grouped_matmul.prepare(model.grouped_shapes(), folder)
         model.ops.by_head.prepare(model.head_shapes(), folder)
@@ -338,7 +300,15 @@ class StepCompiler:
         tiles = tuple(group.attention.tiles.query for group in self.config.groups)
         arguments = tuple(extra_args(self.config.processors).items())
         attention_chunks = tuple(group.attention_chunk for group in self.config.groups)
-        return BatchShape(bucket, max_blocks, tiles, attention_chunks, self.config.row_alignment, arguments)
+        return BatchShape(
+            bucket,
+            max_blocks,
+            tiles,
+            attention_chunks,
+            self.config.row_alignment,
+            arguments,
+            has_states=bool(self.config.states),
+        )
 
     @cached_property
     def _params_spec(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How many blocks the KV pool has."""
+"""How many blocks the KV pool has, and how many slots those of recurrent states."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import os
 from dataclasses import dataclass
 
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.models.recurrence import StateOps
 from jaxllm.scheduling.config import GroupConfig
 from pallas_kernels.paged_attention import PoolAttention
 
-CPU_POOL_BYTES = 2**30  # the host's memory is not ours to fill
+CPU_POOL_BYTES = 2**30  # the host's memory is not ours to fill; recurrent states, which must be there, come on top
 COARSE_BLOCKS = 16  # the count is an argument shape: a few blocks more or less must not miss the compile cache
 
 
 SPARE_PART = 0.25
-"""The share of blocks, above what the windows or chunks of all sequences take, that is left to cached prefixes."""
+"""The share of blocks, above what the windows or chunks of all sequences take, that is left to cached prefixes, and of
+slots of recurrent states, above one for each sequence, that is left to snapshots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +58,27 @@ class KVGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateGroup:
+    """A group of layers with recurrent state on one device."""
+
+    ops: StateOps
+    """The ops of the device's channels and heads."""
+    num_layers: int
+
+    @property
+    def slot_bytes(self) -> int:
+        """Return the bytes of a slot, over all layers."""
+        spec = self.ops.pool_spec(self.num_layers, 1)
+        return sum(math.prod(x.shape) * x.dtype.itemsize for x in spec if x is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KVLayout:
     """The KV cache of one device: its groups, and what decides how many blocks each has."""
 
     groups: tuple[KVGroup, ...]
+    states: tuple[StateGroup, ...] = ()
+    """The groups of layers with recurrent state, all of which have as many slots."""
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
@@ -77,6 +96,20 @@ class KVLayout:
         # Two steps, of which one is in flight, with a part-filled block for each sequence.
         in_steps = 2 * -(-self.max_num_batched_tokens // self.block_size) + self.max_num_seqs
         return 1 + max(per_request, min(self.max_num_seqs * per_request, in_steps))
+
+    @property
+    def num_slots(self) -> int:
+        """Return the slots of recurrent states, the null slot counted: one for each sequence, and some for snapshots.
+
+        Besides its own, a sequence that starts reads a snapshot's slot, so that one alone needs two.
+        """
+        snapshots = math.ceil(SPARE_PART * self.max_num_seqs) + 1
+        return 1 + self.max_num_seqs + snapshots if self.states else 0
+
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes of all recurrent states."""
+        return self.num_slots * sum(group.slot_bytes for group in self.states)
 
     def num_blocks(self, most: int) -> tuple[int, ...]:
         """Return how many blocks each group has, its null block included, if the largest has `most`.
@@ -102,9 +135,9 @@ class KVLayout:
         return 1 + max(one, min(everyone, share))
 
     def bytes(self, most: int) -> int:
-        """Return the bytes of all groups, of which the largest has `most` blocks."""
+        """Return the bytes of all groups, of which the largest has `most` blocks, and of recurrent states."""
         sizes = self.num_blocks(most)
-        return sum(size * group.block_bytes for size, group in zip(sizes, self.groups, strict=True))
+        return self.state_bytes + sum(size * group.block_bytes for size, group in zip(sizes, self.groups, strict=True))
 
     def most_blocks(self, num_bytes: int) -> int:
         """Return the most blocks that the largest group can have if all groups take at most `num_bytes`."""
@@ -142,26 +175,49 @@ def count_blocks(request: PoolRequest, *, used_bytes: int) -> int:
 
     Raises VLLMValidationError when the pool would not hold one request of `max_model_len` tokens.
     """
+    _check_states(request)
     blocks, parameter = _available(request, used_bytes)
     _check_room(request, blocks, used_bytes)
     needed = blocks_per_request(request) + 1
     if blocks >= needed:
         return blocks
-    fits = most_tokens(request, used_bytes=used_bytes)
+    fits, layout = most_tokens(request, used_bytes=used_bytes), request.layout
+    ways = [f"raise {parameter} (one request needs {needed} blocks, {layout.bytes(needed) / 2**20:.0f} MiB)"]
+    if fits:
+        ways.append(f"set max_model_len to {fits} or less")
+    if layout.states:
+        states = f"{layout.state_bytes / 2**20:.0f} MiB"
+        ways.append(f"lower max_num_seqs={layout.max_num_seqs}, whose recurrent states take {states}")
     raise VLLMValidationError(
         f"The KV cache has room for {fits} tokens, less than max_model_len={request.max_model_len}: "
-        f"raise {parameter} (one request needs {needed} blocks, {request.layout.bytes(needed) / 2**20:.0f} MiB) "
-        f"or set max_model_len to {fits} or less.",
+        f"{' or '.join(ways)}.",
         parameter=parameter,
         value=getattr(request, parameter, None),
     )
+
+
+def _check_states(request: PoolRequest) -> None:
+    """Refuse more sequences than a CPU's memory holds the recurrent states of; on others they come out of the pool."""
+    layout, room = request.layout, _host_bytes() // 2
+    asked = layout.state_bytes * request.num_devices
+    if request.memory_limit is None and asked > room:
+        raise VLLMValidationError(
+            f"max_num_seqs={layout.max_num_seqs}: the recurrent states of so many sequences and their snapshots take "
+            f"{asked / 2**30:.1f} GiB, more than half of the memory: lower it.",
+            parameter="max_num_seqs",
+            value=layout.max_num_seqs,
+        )
+
+
+def _host_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _check_room(request: PoolRequest, blocks: int, used_bytes: int) -> None:
     """Refuse a user's number of blocks that memory cannot hold; other settings never give one."""
     asked = request.layout.bytes(blocks)
     room = request.memory_limit
-    room = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if room is None else room - used_bytes
+    room = _host_bytes() if room is None else room - used_bytes
     if request.num_gpu_blocks_override is None or asked <= room:
         return
     raise VLLMValidationError(
@@ -192,7 +248,8 @@ def _available(request: PoolRequest, used_bytes: int) -> tuple[int, str]:
         return min(request.layout.most_blocks(request.kv_cache_memory_bytes), most), "kv_cache_memory_bytes"
     if request.memory_limit is None:
         # Virtual devices share the host's memory.
-        blocks = request.layout.most_blocks(CPU_POOL_BYTES // request.num_devices)
+        room = CPU_POOL_BYTES // request.num_devices + request.layout.state_bytes
+        blocks = request.layout.most_blocks(room)
         return min(_coarse(blocks), most), "kv_cache_memory_bytes"
     free = max(0, request.memory_limit - used_bytes)
     return min(_coarse(request.layout.most_blocks(free)), most), "gpu_memory_utilization"

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.models.config import LayerSpec, ModelConfig
 from jaxllm.models.params import SHARDED, ArraySpec, ParamSpec, stored
+from jaxllm.models.recurrence import StatePools
 from pallas_kernels.weights import num_bytes
 
 type Device = Any
@@ -36,6 +37,7 @@ RULES: Mapping[str, str | None] = {
     "outputs": None,
     "layer_input": None,
     "head_dim": None,
+    "tap": None,
     "layers": None,
 }
 """The mesh axis, if any, over which each logical axis of a parameter is spread."""
@@ -89,6 +91,9 @@ def _own_mesh(mesh: Mesh, tensor_parallel_size: int) -> Mesh:
 def refusal(config: ModelConfig, num_devices: int) -> str | None:
     """Return why a model cannot be spread over so many devices, or None if it can."""
     for layer in dict.fromkeys(config.layers):
+        reason = None if layer.state is None else layer.state.shard_refusal(num_devices)
+        if reason is not None:
+            return reason
         if layer.num_heads % num_devices:
             return f"its {layer.num_heads} query heads do not divide"
         if layer.num_kv_heads % num_devices and num_devices % layer.num_kv_heads:
@@ -123,7 +128,7 @@ def spread(config: ModelConfig, num_devices: int) -> ModelConfig:
 
 def _repeated(layer: LayerSpec, times: int) -> LayerSpec:
     """Return a layer whose kv heads stand so many times in a row; latents are the same on all devices."""
-    if layer.latent is not None:
+    if layer.latent is not None or layer.state is not None:
         return layer
     return replace(layer, num_kv_heads=layer.num_kv_heads * times, kv_repeats=times)
 
@@ -147,9 +152,15 @@ def param_format(mesh: Mesh, spec: ParamSpec | ArraySpec) -> NamedSharding | For
     return Format(Layout(major_to_minor=(0, 1)), sharding)
 
 
-def pool_sharding(mesh: Mesh, *, is_cut: bool) -> NamedSharding:
-    """Return which part of a KV pool's array each device holds: its kv heads, axis 1, or all of a pool of latents."""
-    return NamedSharding(mesh, PartitionSpec(None, MODEL_AXIS) if is_cut else PartitionSpec())
+def pool_spec(*, is_cut: bool) -> PartitionSpec:
+    """Return the spec of a KV pool's sharding: by its kv heads, axis 1, or none of a pool of latents."""
+    return PartitionSpec(None, MODEL_AXIS) if is_cut else PartitionSpec()
+
+
+def state_pool_specs(pools: StatePools) -> StatePools:
+    """Return the specs of the shardings of recurrent states: convolutions' by channels, others' by heads."""
+    heads = PartitionSpec(None, MODEL_AXIS)
+    return StatePools(PartitionSpec(None, None, MODEL_AXIS), None if pools.scan is None else heads)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -169,8 +180,3 @@ def param_bytes(mesh: Mesh, specs: Mapping[str, ParamSpec]) -> int:
 def replicated_params(mesh: Mesh, specs: Mapping[str, ParamSpec]) -> list[str]:
     """Return the paths of the parameters that every device holds whole."""
     return [path for path, spec in specs.items() if param_sharding(mesh, spec).is_fully_replicated]
-
-
-def placed[Tree](specs: Tree, sharding: NamedSharding) -> Tree:
-    """Return a pytree of shapes and dtypes with a sharding."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), specs)

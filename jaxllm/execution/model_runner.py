@@ -14,9 +14,9 @@ from jaxllm.constraints.bits import RowMask
 from jaxllm.sampling.inputs import RareRules
 from jaxllm.sampling.token_counts import count_tokens
 from jaxllm.scheduling.plan import StepKind, StepPlan, StepResult
-from pallas_kernels.paged_attention import KVPool
 
 from .batch import StepInputs, build
+from .caches import Pools
 from .compiler import COPIES, ProgramKey, StepCompiler, Upkeep
 from .host_logprobs import read_logprobs
 from .host_processors import HostProcessors
@@ -143,7 +143,7 @@ class ModelRunner:
         state, output = program(
             self._params, state, self._previous_tokens, inputs.ints, inputs.floats, self._rare(inputs)
         )
-        self._pools = state.kv_pools
+        self._pools = state.pools
         if inputs.is_full:
             self._counts = state.counts_cv
         self._previous_tokens = output.tokens_s
@@ -158,11 +158,10 @@ class ModelRunner:
         self._pools, outputs = program(self._params, self._pools, inputs.ints, inputs.floats)
         return RunningPool(plan, outputs, self._activation, self.compiler.config.row_alignment)
 
-    def _make_state(self) -> tuple[tuple[KVPool, ...], Array]:
+    def _make_state(self) -> tuple[Pools, Array]:
         """Return new pools, and tokens in place of the previous step's."""
         pools, tokens = self.programs.get(Upkeep.MAKE_STATE)()
-        for group, pool in zip(self.compiler.config.groups, pools, strict=True):
-            group.attention.settle_pool(pool, group.num_layers)
+        self.compiler.caches.settle(pools)
         return pools, tokens
 
     @running()

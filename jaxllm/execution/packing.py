@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import numpy as np
 from jax import Array
@@ -18,6 +18,7 @@ from jaxllm.models.tokens import TokenBatch
 from jaxllm.params.limits import MAX_LOGIT_BIASES, MAX_LOGPROB_TOKEN_IDS
 from jaxllm.sampling.inputs import Packed, RareRules, Rules, SamplingBatch, Uses
 from pallas_kernels.paged_attention import AttentionBatch
+from pallas_kernels.recurrent_state import StateBatch
 
 from .buckets import Bucket
 
@@ -43,6 +44,8 @@ class BatchShape(NamedTuple):
     """Chunks of two tokens or more start at a multiple of this row."""
     extra_args: ExtraArgs = ()
     """The arguments that the logits processors take."""
+    has_states: bool = False
+    """Whether the model has recurrent state."""
 
     def max_tiles(self, query_tile: int) -> int:
         """Return the most tiles a step can have: every chunk may leave one part-filled, and takes 2 rows or more."""
@@ -77,6 +80,19 @@ class Placement(NamedTuple):
         return AttentionBatch(**sequences._asdict(), **self._asdict())
 
 
+class StatePlaces(NamedTuple):
+    """This record says in which slots the recurrent states of the step's sequences are: a part of `StateBatch`."""
+
+    read_slots_s: Array
+    write_slots_s: Array
+    save_ends_s: Array
+    save_slots_s: Array
+
+    def batch(self, sequences: Sequences) -> StateBatch:
+        """Return what ops of recurrent state take."""
+        return StateBatch(**sequences._asdict(), **self._asdict())
+
+
 class LogitRows(NamedTuple):
     """This record says where the rows of logits come from, and which tokens only the device knows."""
 
@@ -95,6 +111,8 @@ class PackedInputs(NamedTuple):
     sequences: Sequences
     placements: tuple[Placement, ...]
     """One for each cache group."""
+    states: tuple[StatePlaces, ...]
+    """One if the model has recurrent state, else none."""
     logit_rows: LogitRows
     sampling: SamplingBatch
     rules: Rules
@@ -104,6 +122,11 @@ class PackedInputs(NamedTuple):
         """Return what the attention of each cache group takes; a step of decodes alone has no tiles."""
         batches = [placement.batch(self.sequences) for placement in self.placements]
         return [batch.without_tiles() for batch in batches] if decodes_only else batches
+
+    @property
+    def state_batch(self) -> StateBatch | None:
+        """Return what ops of recurrent state take, None if the model has none."""
+        return self.states[0].batch(self.sequences) if self.states else None
 
 
 class ArrayField(NamedTuple):
@@ -136,10 +159,12 @@ def array_fields(record: type) -> tuple[ArrayField | None, ...]:
 
 
 # Read once: to look at annotations takes longer than to pack a step.
+_HINTS = get_type_hints(PackedInputs)
+_REPEATED = frozenset(name for name, hint in _HINTS.items() if get_origin(hint) is tuple)
 _RECORDS = {
     name: (record, array_fields(record))
-    for name, hint in get_type_hints(PackedInputs).items()
-    for record in [Placement if hint == tuple[Placement, ...] else hint]
+    for name, hint in _HINTS.items()
+    for record in [get_args(hint)[0] if name in _REPEATED else hint]
 }
 _RARE = tuple(field for field in array_fields(RareRules) if field is not None)
 
@@ -184,7 +209,7 @@ def _lay_out(shape: BatchShape) -> tuple[tuple[_Slice, ...], int, int]:
     extra = [Packed(np.int32 if isinstance(default, int) else np.float32, default) for _, default in shape.extra_args]
     fields = [
         (field, sizes if query_tile is None else sizes | {"i": shape.max_tiles(query_tile)})
-        for _, record_fields, query_tile in _records(shape)
+        for _, _, record_fields, query_tile in _records(shape)
         for field in record_fields
         if field is not None
     ] + [(ArrayField("s", packed), sizes) for packed in extra]
@@ -203,21 +228,26 @@ def _cut(ints: Any, floats: Any, slices: tuple[_Slice, ...]) -> list[Any]:
     return [buffers[packed.dtype][start:end].reshape(dims) for packed, start, end, dims in slices]
 
 
-def _records(shape: BatchShape) -> Iterator[tuple[type, tuple[ArrayField | None, ...], int | None]]:
-    """Yield each record with its fields, and the query tile if it is a cache group's."""
-    for record, fields in _RECORDS.values():
-        for query_tile in shape.query_tiles if record is Placement else (None,):
-            yield record, fields, query_tile
+def _records(shape: BatchShape) -> Iterator[tuple[str, type, tuple[ArrayField | None, ...], int | None]]:
+    """Yield the name of each record with its fields, and the query tile if it is a cache group's."""
+    for name, (record, fields) in _RECORDS.items():
+        match name:
+            case "placements":
+                tiles: tuple[int | None, ...] = shape.query_tiles
+            case "states":
+                tiles = (None,) * shape.has_states
+            case _:
+                tiles = (None,)
+        for query_tile in tiles:
+            yield name, record, fields, query_tile
 
 
 def _assemble(arrays: list[Any], shape: BatchShape) -> PackedInputs:
     """Make the records of the arrays, in the order in which they are laid out."""
     each, first_extra = iter(arrays), len(arrays) - len(shape.extra_args)
     extra_args = {name: array for (name, _), array in zip(shape.extra_args, arrays[first_extra:], strict=True)}
-    made = [
-        record(*(extra_args if field is None else next(each) for field in fields))
-        for record, fields, _ in _records(shape)
-    ]
-    first, num_groups = list(_RECORDS).index("placements"), len(shape.query_tiles)
-    fields: list[Any] = [*made[:first], tuple(made[first : first + num_groups]), *made[first + num_groups :]]
-    return PackedInputs(*fields)
+    made: dict[str, list[Any]] = {name: [] for name in _RECORDS}
+    for name, record, fields, _ in _records(shape):
+        made[name].append(record(*(extra_args if field is None else next(each) for field in fields)))
+    whole: dict[str, Any] = {name: tuple(of) if name in _REPEATED else of[0] for name, of in made.items()}
+    return PackedInputs(**whole)

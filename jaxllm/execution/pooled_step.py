@@ -6,13 +6,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from jax import Array
-from jax.sharding import Mesh
 
 from jaxllm.models.model import Model
-from pallas_kernels.paged_attention import KVPool, PoolAttention
 
+from .caches import Caches, Pools
 from .packing import BatchShape, unpack
-from .sharded_attention import shard
 
 
 class PoolShape(NamedTuple):
@@ -25,20 +23,18 @@ class PoolShape(NamedTuple):
 
 def run_pooled_step(
     params: Any,
-    kv_pools: tuple[KVPool, ...],
+    pools: Pools,
     ints: Array,
     floats: Array,
     *,
     model: Model,
     shape: PoolShape,
-    attention: tuple[PoolAttention, ...],
-    mesh: Mesh,
-) -> tuple[tuple[KVPool, ...], Array]:
+    caches: Caches,
+) -> tuple[Pools, Array]:
     """Run one step; return the KV pools, and float32 outputs [s, o] or, by token, [t, o]."""
     inputs = unpack(ints, floats, shape.batch)
-    batches = inputs.batches(decodes_only=False)
-    attend = [shard(each, mesh) for each in attention]
-    hidden_td, kv_pools = model.forward(params, kv_pools, inputs.tokens, batches, attention=attend)
+    arguments = caches.arguments(inputs, decodes_only=False)
+    hidden_td, pools = model.forward(params, pools, inputs.tokens, **arguments)
     if shape.by_token:
-        return kv_pools, model.pool_tokens(params, hidden_td)
-    return kv_pools, model.pool(params, hidden_td, batches[0])
+        return pools, model.pool_tokens(params, hidden_td)
+    return pools, model.pool(params, hidden_td, inputs.placements[0].batch(inputs.sequences))

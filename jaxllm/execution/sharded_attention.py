@@ -12,7 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 from pallas_kernels.latent_attention import LatentAttention, LatentPool
 from pallas_kernels.paged_attention import AttentionBatch, KVPool, PagedAttention, PoolAttention, Rope
 
-from .mesh import MODEL_AXIS, pool_sharding
+from .mesh import MODEL_AXIS, pool_spec
 
 _HEADS = PartitionSpec(None, MODEL_AXIS)
 _EVERYWHERE = PartitionSpec()
@@ -49,7 +49,7 @@ class ShardedAttention:
                 *heads, kv_pool, batch, layer=layer, window=window, rope=rope, sinks_n=sinks_n, **settings
             )
 
-        pool = pool_sharding(self.mesh, is_cut=True).spec
+        pool = pool_spec(is_cut=True)
         # The kernels' outputs do not say along which axes they differ between devices.
         sharded = jax.shard_map(
             attend,

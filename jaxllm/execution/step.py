@@ -19,17 +19,16 @@ from jaxllm.sampling.processors import LogitsProcessor
 from jaxllm.sampling.sampler import sample_full, sample_plain, sample_plain_shard
 from jaxllm.sampling.shards import VocabShards
 from jaxllm.sampling.token_counts import add_tokens
-from pallas_kernels.paged_attention import KVPool, PoolAttention
 
+from .caches import Caches, Pools
 from .mesh import MODEL_AXIS, replicated
 from .packing import BatchShape, PackedInputs, unpack
-from .sharded_attention import shard
 
 
 class DeviceState(NamedTuple):
     """The arrays that stay on the device from step to step; a step takes their memory for those that it returns."""
 
-    kv_pools: tuple[KVPool, ...]
+    pools: Pools
     counts_cv: Any
     """The token counts (`sampling.token_counts`): row 0 for those that count nothing, then one per sequence.
     None in plain steps."""
@@ -67,7 +66,7 @@ def run_step(
     model: Model,
     shape: StepShape,
     processors: tuple[LogitsProcessor, ...] = (),
-    attention: tuple[PoolAttention, ...],
+    caches: Caches,
     mesh: Mesh,
     logits_tile: int,
     few_rows: int | None = None,
@@ -79,9 +78,9 @@ def run_step(
     `skips_unused` see `sampling.branches`.
     """
     inputs = unpack(ints, floats, shape.batch)
-    tokens, batches = _known_tokens(inputs, previous_tokens), inputs.batches(decodes_only=shape.decodes_only)
-    attend = [shard(each, mesh) for each in attention]
-    hidden_td, kv_pools = model.forward(params, state.kv_pools, tokens, batches, attention=attend)
+    tokens = _known_tokens(inputs, previous_tokens)
+    arguments = caches.arguments(inputs, decodes_only=shape.decodes_only)
+    hidden_td, pools = model.forward(params, state.pools, tokens, **arguments)
     num_rows = inputs.logit_rows.num_rows
     rows = (hidden_td[inputs.logit_rows.logit_tokens_s], inputs.sampling)
     logits = partial(model.logits, params)
@@ -92,7 +91,7 @@ def run_step(
             return sampler(logits(hidden_rd, num_rows), batch)
 
         tokens_s = map_rows(draw, rows, num_rows=num_rows, tile=logits_tile, few_rows=few_rows)
-        return DeviceState(kv_pools, None), StepOutput(_pad(tokens_s, shape.max_rows), None)
+        return DeviceState(pools, None), StepOutput(_pad(tokens_s, shape.max_rows), None)
 
     def sample(num_rows: Array, hidden_rd: Array, *settings: Any) -> tuple[Array, Logprobs]:
         return sample_full(
@@ -108,7 +107,7 @@ def run_step(
 
     tokens_s, logprobs = map_row_tiles(sample, (*rows, inputs.rules, rare), num_rows=num_rows, tile=logits_tile)
     counts_cv = add_tokens(state.counts_cv, inputs.rules.count_rows_s, tokens_s)
-    return DeviceState(kv_pools, counts_cv), StepOutput(_pad(tokens_s, shape.max_rows), logprobs)
+    return DeviceState(pools, counts_cv), StepOutput(_pad(tokens_s, shape.max_rows), logprobs)
 
 
 def plain_sampler(mesh: Mesh, vocab_size: int, skips_unused: bool) -> Callable[[Array, SamplingBatch], Array]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from jaxllm.sampling.processors import LogitsProcessor
 
 from .host_processors import HostProcessors
-from .kv_pool import KVGroup, KVLayout
+from .kv_pool import KVGroup, KVLayout, StateGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,8 @@ class StepConfig:
     max_model_len: int
     groups: tuple[KVGroup, ...]
     """The cache groups of one device."""
+    states: tuple[StateGroup, ...] = ()
+    """The groups of layers with recurrent state, which come after those."""
     max_logprobs: int
     """The most log-probabilities that a row can ask for, no more than the vocabulary has tokens."""
     platform: str
@@ -50,6 +52,7 @@ class StepConfig:
         """Return what decides how many blocks each group has."""
         return KVLayout(
             groups=self.groups,
+            states=self.states,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_model_len=self.max_model_len,

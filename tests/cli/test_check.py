@@ -22,7 +22,7 @@ REPORT: dict[str, Any] = {
     ),
     "engine": {"block_size": 64},
     "memory": MemoryReport(
-        limit=9, params=3, scratch=1, num_blocks=2, kv_cache=4, replicated_params=[],
+        limit=9, params=3, scratch=1, num_blocks=2, kv_cache=4, replicated_params=[], state_slots=3, state_slot=1,
         groups=[GroupReport(num_layers=2, window=None, attention_chunk=None, num_blocks=2, block=2)],
     ),
 }  # fmt: skip

@@ -41,6 +41,10 @@ FAMILIES = {
     "gemma4_moe": 2,  # experts beside an MLP, heads of two sizes
     "deepseek_v2_lite": 2,  # latents, which each device has
     "deepseek_v3": 2,  # latents of queries too
+    "qwen3_next": 2,  # recurrent states of heads, a gate on attention
+    "lfm2": 2,  # recurrent states of channels
+    "granite4": 2,  # state spaces, whose heads share groups; a shared expert
+    "nemotron3": 2,  # layers of one part, experts of latents
     "gemma4_e2b": 2,  # layers that borrow keys, layers with inputs of their own
 }
 """Tiny checkpoints, whose vocabulary is one tile, and the devices that they run on."""

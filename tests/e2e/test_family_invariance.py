@@ -1,4 +1,4 @@
-"""Batch invariance, to the bit, of what test_batch_invariance.py's models lack: experts, sinks, latents, cache groups.
+"""Batch invariance, to the bit, of what test_batch_invariance.py's models lack: experts, latents, states, groups.
 
 Few kinds of requests will do: the step around the model is the same. Prompts are longer than windows, so that blocks
 come back.
@@ -53,6 +53,11 @@ SETTINGS = (
     Setting("gemma4_moe", "float32", has_experts=True, has_windows=True),
     # Latents in place of keys and values, experts in groups.
     Setting("deepseek_v3", "float32", has_experts=True),
+    # Recurrent states beside attention, which are saved where blocks end; experts and a shared one.
+    Setting("qwen3_next", "float32", has_experts=True),
+    Setting("lfm2", "float32"),
+    # State spaces; layers of one part each.
+    Setting("nemotron_h", "float32"),
     # Keys and values that layers share, and inputs of a layer's own.
     Setting("gemma4_e2b", "bfloat16", has_windows=True),
 )

@@ -22,7 +22,7 @@ def with_layout(request: PoolRequest, **changes: int) -> PoolRequest:
 def test_bytes_of_a_block() -> None:
     assert make_group().block_bytes == BLOCK_BYTES
     assert make_group(dtype=jnp.bfloat16).block_bytes == BLOCK_BYTES // 2
-    [pool] = make_compiler().pool_specs(9)
+    [pool] = make_compiler().caches.specs(9)
     assert sum(math.prod(array.shape) * array.dtype.itemsize for array in pool) == 9 * BLOCK_BYTES == LAYOUT.bytes(9)
 
 

@@ -326,7 +326,7 @@ def test_a_loaded_program_computes_what_the_compiled_one_does(disk: Path) -> Non
         ids = tuple(jax.device_put(np.arange(start, start + 8, dtype=np.int32)) for start in (1, 17))
         return jax.tree.leaves(jax.tree.map(np.asarray, cache.get(Upkeep.COPY_BLOCKS)(pools, (ids,))))
 
-    specs = compiler.pool_specs(NUM_BLOCKS)
+    specs = compiler.caches.specs(NUM_BLOCKS)
     pool = jax.tree.map(lambda spec: rng.standard_normal(spec.shape).astype(spec.dtype), specs)
     made, loaded = run(lookup(compiler, disk), pool), run(lookup(idle(compiler), disk), pool)
     jax.tree.map(np.testing.assert_array_equal, made, loaded)

@@ -40,7 +40,7 @@ class CutOff:
 
 def random_pool(num_layers: int, num_blocks: int) -> KVPool:
     rng = np.random.default_rng(0)
-    [spec] = make_compiler(num_layers).pool_specs(num_blocks)
+    [spec] = make_compiler(num_layers).caches.specs(num_blocks)
     return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape).astype(x.dtype)), spec)
 
 

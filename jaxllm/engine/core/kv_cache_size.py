@@ -63,6 +63,7 @@ def step_config(config: EngineConfig, host: HostProcessors | None = None) -> Ste
         sizes=config.cudagraph_capture_sizes,
         max_model_len=config.max_model_len,
         groups=config.kv_groups,
+        states=config.state_groups,
         max_logprobs=config.max_logprobs,
         platform=config.platform,
         logprobs_mode=config.logprobs_mode,

@@ -226,7 +226,8 @@ def _load(config: EngineConfig, specs: Mapping[str, ParamSpec]) -> Any:
 
 
 def _scheduler_config(config: EngineConfig, num_blocks: int, max_rows: int) -> SchedulerConfig:
-    sizes = step_config(config).kv_layout.num_blocks(num_blocks)
+    layout = step_config(config).kv_layout
+    sizes = layout.num_blocks(num_blocks)
     return SchedulerConfig(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -234,6 +235,7 @@ def _scheduler_config(config: EngineConfig, num_blocks: int, max_rows: int) -> S
         block_size=config.block_size,
         row_alignment=max(group.attention.row_alignment for group in config.kv_groups),
         groups=tuple(group.config(size) for group, size in zip(config.kv_groups, sizes, strict=True)),
+        num_state_slots=layout.num_slots,
         enable_prefix_caching=config.enable_prefix_caching and not _keys_depend_on_the_prompt(config),
         policy=config.scheduling_policy,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
