@@ -12,10 +12,9 @@ from ..fields import read_bool, read_choice, read_float, read_int, require
 from ..reading import read_decoder, read_layer_types, read_num_layers
 from ..state_specs import ScanSpec
 from .llama import LLAMA_NAMES
-from .mamba import read_time_limits, scan_names
+from .mamba import read_time_limits, renamed_layer_types, scan_names
 
 LAYER_TYPES = ("linear_attention", "full_attention")
-OLD_LAYER_TYPES = {"mamba": "linear_attention", "attention": "full_attention"}
 SHARED = "{body}layers.{l}.shared_mlp."
 EXPERTS = "{body}layers.{l}.block_sparse_moe."
 GATE_UP = Fused(("gate", "up"))
@@ -89,9 +88,9 @@ def granite_hybrid_config(hf: Mapping[str, Any]) -> ModelConfig:
 
 def _read_layer_types(hf: Mapping[str, Any]) -> tuple[str, ...]:
     given = hf.get("layer_types", hf.get("layers_block_type"))
-    if isinstance(given, list | tuple):
-        given = [OLD_LAYER_TYPES.get(kind, kind) if isinstance(kind, str) else kind for kind in given]
-    return read_layer_types({"layer_types": given}, LAYER_TYPES[:1] * read_num_layers(hf), LAYER_TYPES)
+    return read_layer_types(
+        {"layer_types": renamed_layer_types(given)}, LAYER_TYPES[:1] * read_num_layers(hf), LAYER_TYPES
+    )
 
 
 def _read_scan(hf: Mapping[str, Any]) -> ScanSpec:

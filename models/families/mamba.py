@@ -10,6 +10,7 @@ from ..family import Fused, TensorName
 
 PARTS = ("gate", "x", "b", "c", "dt")
 CONVOLVED = ("x", "b", "c")
+OLD_LAYER_TYPES = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
 def scan_names(mixer: str) -> dict[str, TensorName]:
@@ -33,6 +34,13 @@ def scan_names(mixer: str) -> dict[str, TensorName]:
         "o_bias": TensorName(mixer + "out_proj.bias", "d -> d"),
     }
     return {f"layers.recurrent.{name}": tensor for name, tensor in names.items()}
+
+
+def renamed_layer_types(given: Any) -> Any:
+    """Return layer types by their newer names, and what is no list as it is."""
+    if not isinstance(given, list | tuple):
+        return given
+    return [OLD_LAYER_TYPES.get(kind, kind) if isinstance(kind, str) else kind for kind in given]
 
 
 def read_time_limits(hf: Mapping[str, Any]) -> tuple[float, float]:

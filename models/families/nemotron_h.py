@@ -12,11 +12,10 @@ from ..fields import read_bool, read_float, read_int, read_optional_int, require
 from ..reading import MAX_LAYERS, read_decoder, read_layer_types
 from ..state_specs import ScanSpec
 from .llama import LLAMA_NAMES
-from .mamba import read_time_limits, scan_names
+from .mamba import read_time_limits, renamed_layer_types, scan_names
 
 LETTERS = MappingProxyType({"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"})
 LAYER_TYPES = tuple(LETTERS.values())
-OLD_LAYER_TYPES = {"mamba": "linear_attention", "attention": "full_attention"}
 MIXER = "{body}layers.{l}.mixer."
 NORM = TensorName("{body}layers.{l}.norm.weight", "d -> d")
 
@@ -114,9 +113,7 @@ def _read_layer_types(hf: Mapping[str, Any]) -> tuple[str, ...]:
         if not isinstance(pattern, str) or set(pattern) - set(LETTERS):
             raise ValueError(f"hybrid_override_pattern is {pattern!r}, expected letters of {''.join(LETTERS)}")
         given = [LETTERS[letter] for letter in pattern]
-    if isinstance(given, list | tuple):
-        given = [OLD_LAYER_TYPES.get(kind, kind) if isinstance(kind, str) else kind for kind in given]
-    types = read_layer_types({"layer_types": given}, (), LAYER_TYPES)
+    types = read_layer_types({"layer_types": renamed_layer_types(given)}, (), LAYER_TYPES)
     if not 0 < len(types) <= MAX_LAYERS:
         raise ValueError(f"hybrid_override_pattern has {len(types)} layers, expected 1 to {MAX_LAYERS}")
     return types

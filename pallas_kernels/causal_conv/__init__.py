@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from jax import Array
 
-from pallas_kernels.paged_attention.op import choose
+from pallas_kernels.pool_op import choose
 from pallas_kernels.recurrent_state import Implementation, StateBatch, StateOp
 
 from .implementations import IMPLEMENTATIONS

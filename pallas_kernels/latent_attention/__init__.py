@@ -15,7 +15,7 @@ from jax import Array
 from pallas_kernels.paged_attention import AttentionBatch, PoolAttention
 from pallas_kernels.paged_attention.implementations import Implementation
 from pallas_kernels.paged_attention.layout import to_pool_dtype
-from pallas_kernels.paged_attention.op import choose
+from pallas_kernels.pool_op import choose
 
 from .implementations import IMPLEMENTATIONS
 from .layout import LatentPool, LatentShape

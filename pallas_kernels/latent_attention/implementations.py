@@ -12,8 +12,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from pallas_kernels.paged_attention.implementations import Implementation, make_cpu_pool, settle_cpu_pool
+from pallas_kernels.paged_attention.implementations import Implementation
 from pallas_kernels.paged_attention.tiles import XLA_TILES, Tiles
+from pallas_kernels.pool_op import make_cpu_pool, settle_cpu_pool
 
 from .layout import LatentShape, latent_pool_spec
 

@@ -11,9 +11,11 @@ from typing import Any
 
 from jax import Array
 
+from pallas_kernels.pool_op import choose
+
 from .implementations import IMPLEMENTATIONS, Implementation
 from .layout import AttentionBatch, AttentionShape, FusedPool, KVPool, PairedPool, SplitPool, copy_blocks, to_pool_dtype
-from .op import PoolAttention, choose
+from .op import PoolAttention
 from .rope import Rope, rotate
 from .tiles import Tiles
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from pallas_kernels.pool_op import make_cpu_pool, settle_cpu_pool
 from pallas_kernels.targets import hopper_refusal
 
 from .layout import FLOAT8, AttentionShape, cpu_pool_spec, fused_pool_spec, split_pool_spec
@@ -79,21 +80,6 @@ def _prepare_cpu(shape: AttentionShape, folder: Path | None) -> None:
     from .cpu import cpu_prepare
 
     cpu_prepare(shape, folder)
-
-
-def make_cpu_pool(spec: Any) -> Any:
-    """Make a pool for a kernel that does not use what was not written: nothing needs to be cleared."""
-    from pallas_kernels.native.uninitialized import uninitialized
-
-    return type(spec)(*uninitialized(spec))
-
-
-def settle_cpu_pool(pool: Any, num_layers: int) -> None:
-    """Let a pool lie in huge pages if it is large."""
-    from pallas_kernels.native.huge_pages import use_huge_pages
-
-    for array in pool:
-        use_huge_pages(array, num_layers)
 
 
 def _tpu_tiles(shape: AttentionShape, architecture: str | None) -> Tiles:

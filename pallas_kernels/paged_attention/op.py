@@ -1,51 +1,17 @@
-"""What attention over a block pool has in common, whatever the pool holds: the choice of an implementation.
-
-Ops of recurrent state choose theirs here too.
-"""
+"""What attention over a block pool has in common, whatever the pool holds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
 
-from .implementations import Implementation
+from pallas_kernels.pool_op import PoolOp
+
 from .tiles import Tiles
 
 
-class Choice(NamedTuple):
-    """The implementation that runs a shape on a device."""
-
-    implementation: str
-    interpret: bool
-    reason: str | None
-    """Why it is not the platform's own kernels, if it is not, and nobody named it."""
-
-
 @dataclass(frozen=True)
-class PoolAttention:
+class PoolAttention(PoolOp):
     """An attention op for one shape in one implementation."""
-
-    shape: Any
-    implementation: str = "xla"
-    interpret: bool = False
-    """Run a TPU's or GPU's kernels in their interpreter, on a CPU. Slow; for tests."""
-    architecture: str | None = None
-    """The device's, as `pick` takes it. A TPU's kernels run on all of them; what differs is what they make use of."""
-
-    @property
-    def name(self) -> str:
-        """Return the op's name for people."""
-        raise NotImplementedError
-
-    @property
-    def _implementations(self) -> Mapping[str, Implementation]:
-        raise NotImplementedError
-
-    @property
-    def _entry(self) -> Implementation:
-        return self._implementations[self.implementation]
 
     @property
     def cuts_pool(self) -> bool:
@@ -71,53 +37,3 @@ class PoolAttention:
     def takes_decodes_alone(self) -> bool:
         """Say whether steps of decodes alone should come without room for tiles: they take less so."""
         return self._entry.takes_decodes_alone
-
-    def pool_spec(self, num_layers: int, num_blocks: int) -> Any:
-        """Return shape and dtype of a pool of `num_blocks` blocks per layer, the null block counted."""
-        return self._entry.pool_spec(self.shape, num_layers, num_blocks)
-
-    def make_pool(self, spec: Any) -> Any:
-        """Make a pool of `pool_spec`; traced. On a CPU its memory is not touched."""
-        return self._entry.make_pool(spec)
-
-    def settle_pool(self, pool: Any, num_layers: int) -> None:
-        """Do what the memory of a new pool needs before it is used; not traced."""
-        self._entry.settle_pool(pool, num_layers)
-
-    def missing_kernels(self, platform: str, architecture: str | None = None) -> str | None:
-        """Say why a platform's own kernels do not run the op, as `pick` does; None if they do."""
-        return choose(self._implementations, self.shape, platform, None, architecture, self.name).reason
-
-    def prepare(self, folder: Path | None = None) -> None:
-        """Do what must be done in a process before it loads a program with this op that another one compiled.
-
-        Machine code is kept in a folder, if one is given, for the next time.
-        """
-        self._entry.prepare(self.shape, folder)
-
-
-def choose(
-    implementations: Mapping[str, Any],
-    shape: Any,
-    platform: str,
-    name: str | None,
-    architecture: str | None,
-    op: str,
-) -> Choice:
-    """Choose for a platform as `paged_attention.pick` does; `op` is the op's name for people."""
-    if name not in (None, *implementations):
-        raise ValueError(f"{op}: there is no implementation {name!r}, only {', '.join(implementations)}")
-    own = next((each for each, entry in implementations.items() if entry.platform == platform), None)
-    if name is None and own is None:
-        return Choice("xla", False, f"it has none for {op} yet")
-    entry = implementations[name or own or "xla"]
-    is_elsewhere = entry.platform not in (None, platform)
-    reason = (None if is_elsewhere else entry.device_refusal(architecture)) or entry.refusal(shape)
-    if name is None:
-        assert own is not None
-        return Choice(own if reason is None else "xla", False, reason)
-    if is_elsewhere and platform != "cpu":
-        raise ValueError(f"{op}: {name!r} does not run on a {platform}")
-    if reason is not None:
-        raise ValueError(f"{op}: {name!r} cannot run this model here: {reason}")
-    return Choice(name, is_elsewhere, None)

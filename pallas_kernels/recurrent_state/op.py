@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from pallas_kernels.paged_attention.op import choose
+from pallas_kernels.pool_op import PoolOp, make_cpu_pool, settle_cpu_pool
 
 
 class Implementation(NamedTuple):
@@ -35,51 +35,8 @@ class Implementation(NamedTuple):
 
 
 @dataclass(frozen=True)
-class StateOp:
+class StateOp(PoolOp):
     """An op of recurrent state for one shape in one implementation."""
-
-    shape: Any
-    implementation: str = "xla"
-    interpret: bool = False
-    """Run a TPU's or GPU's kernels in their interpreter, on a CPU. Slow; for tests."""
-    architecture: str | None = None
-    """The device's, as `pick` takes it."""
-
-    @property
-    def name(self) -> str:
-        """Return the op's name for people."""
-        raise NotImplementedError
-
-    @property
-    def _implementations(self) -> Mapping[str, Implementation]:
-        raise NotImplementedError
-
-    @property
-    def _entry(self) -> Implementation:
-        return self._implementations[self.implementation]
-
-    def pool_spec(self, num_layers: int, num_slots: int) -> jax.ShapeDtypeStruct:
-        """Return shape and dtype of a pool of `num_slots` slots per layer, the null slot counted."""
-        return self._entry.pool_spec(self.shape, num_layers, num_slots)
-
-    def make_pool(self, spec: jax.ShapeDtypeStruct) -> Array:
-        """Make a pool of `pool_spec`; traced. On a CPU its memory is not touched."""
-        return self._entry.make_pool(spec)
-
-    def settle_pool(self, pool: Array, num_layers: int) -> None:
-        """Do what the memory of a new pool needs before it is used; not traced."""
-        self._entry.settle_pool(pool, num_layers)
-
-    def missing_kernels(self, platform: str, architecture: str | None = None) -> str | None:
-        """Say why a platform's own kernel does not run the op, as `pick` does; None if it does."""
-        return choose(self._implementations, self.shape, platform, None, architecture, self.name).reason
-
-    def prepare(self, folder: Path | None = None) -> None:
-        """Do what must be done in a process before it loads a program with this op that another one compiled.
-
-        Machine code is kept in a folder, if one is given, for the next time.
-        """
-        self._entry.prepare(self.shape, folder)
 
     def _run(self, *arguments: Any, **settings: Any) -> tuple[Array, Array]:
         return self._entry.load(self.architecture)(*arguments, interpret=self.interpret, **settings)
@@ -113,8 +70,8 @@ def cpu_implementation(
         pool_spec,
         lambda shape: refusal(shape) or _refuse_on_cpu(shape),
         lambda shape, folder: _prepare_cpu(shape, folder, prepare),
-        _make_cpu_pool,
-        _settle_cpu_pool,
+        make_cpu_pool,
+        settle_cpu_pool,
     )
 
 
@@ -131,16 +88,3 @@ def _prepare_cpu(shape: Any, folder: Path | None, prepare: Callable[[Any, Path |
 
     uninitialized.prepare(folder)
     prepare(shape, folder)
-
-
-def _make_cpu_pool(spec: jax.ShapeDtypeStruct) -> Array:
-    from pallas_kernels.native.uninitialized import uninitialized
-
-    (pool,) = uninitialized([spec])
-    return pool
-
-
-def _settle_cpu_pool(pool: Array, num_layers: int) -> None:
-    from pallas_kernels.native.huge_pages import use_huge_pages
-
-    use_huge_pages(pool, num_layers)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jax import Array
 
-from pallas_kernels.paged_attention.op import choose
+from pallas_kernels.pool_op import choose
 from pallas_kernels.recurrent_state import Implementation, StateBatch, StateOp
 
 from .implementations import IMPLEMENTATIONS
