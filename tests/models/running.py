@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -68,8 +69,13 @@ class Runner:
         plan = model.plan
         self.attentions: list[Any] = [attention or attention_of(group) for group in plan.attention_groups]
         self.attentions += [recurrence_of(group) for group in plan.state_groups]
-        step = jax.jit(self._step).lower(params, empty_pools(model.config), *self.inputs(np.zeros(1, np.int32), 0, 1))
-        self.step = step.compile(compiler_options=dict(QUICK_COMPILE))
+        inputs = empty_pools(model.config), *self.inputs(np.zeros(1, np.int32), 0, 1)
+        self.lowered = jax.jit(self._step).lower(params, *inputs)
+
+    @cached_property
+    def step(self) -> Any:
+        """Return the compiled step."""
+        return self.lowered.compile(compiler_options=dict(QUICK_COMPILE))
 
     def whole(self, golden: Golden) -> np.ndarray:
         """Return log-probabilities [tokens, v] of prompt and decodes run as one chunk, or as the model's own chunks."""
