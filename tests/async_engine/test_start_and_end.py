@@ -126,6 +126,7 @@ def test_sleep_ends_the_core_and_wake_up_starts_another(tokenizer: str) -> None:
         return here.num_fds(), here.num_threads()
 
     async def run() -> None:
+        gc.collect()  # what earlier tests have left open in cycles is not to be closed, and missed, between two counts
         # The loop's pool of threads grows while none of them is idle: here, and not later.
         await asyncio.gather(*(asyncio.to_thread(time.sleep, 0.1) for _ in range(64)))
         expected = tokens_of(await read(llm, "before", greedy()))
@@ -144,7 +145,8 @@ def test_sleep_ends_the_core_and_wake_up_starts_another(tokenizer: str) -> None:
             assert not await llm.is_sleeping()
             assert tokens_of(await read(llm, "after", greedy())) == expected
             before.append(resources())
-        assert before[1][0] == before[-1][0]
+        # No more than before: what else this process has, which other tests share, may be closed meanwhile.
+        assert before[-1][0] <= before[1][0]
         assert before[-1][1] <= before[1][1]
 
     with nothing_left(), mock_llm(tiny_args(tokenizer), tokens_per_second=200) as llm:
