@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import jax
-from device_time import busy_seconds, measure_peaks, profile
+from device_time import busy_seconds, measure_peaks, microseconds_by_name, profile
 from evidence import Evidence, make_parser
 from machine import describe_device
 from shapes import MODELS, TOY
@@ -117,6 +117,7 @@ def measure(llm: LLM, batch: Batch, steps: tuple[int, int, int]) -> dict[str, An
         "median_ms": round(median(seconds) * 1e3, 3),
         "device_ms": round(busy_seconds(operations) / traced * 1e3, 3),
         "tokens_per_s": round(batch.size / step, 1),
+        "operations": microseconds_by_name(operations, traced),
     }
 
 

@@ -11,7 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 plan() {
   stop_on_failure=1
-  stage device 240
+  stage device 180
   run sanity 90 scripts/check_device.py sanity
   run write 90 scripts/check_device.py write
   run decode-1 90 scripts/check_device.py decode-1
@@ -21,18 +21,21 @@ plan() {
   run step 90 scripts/check_device.py step
   stop_on_failure=
   plan_answers
-  stage decode 240 device numerics
+  stage decode 140 device numerics
   run bfloat16 110 scripts/bench_kernels.py --only decode
   run fp8 110 scripts/bench_kernels.py --only decode --kv fp8
   run torch 60 scripts/bench_sdpa.py decode
-  stage prefill 240 device numerics
+  stage prefill 200 device numerics
   run bfloat16 110 scripts/bench_kernels.py --only prefill
   run write 60 scripts/bench_kernels.py --only write
   run torch 60 scripts/bench_sdpa.py prefill
-  stage engine 360 device numerics
-  run llama-3-8b 355 scripts/bench_engine.py llama-3-8b
-  stage hf 180 device
-  run llama-3-8b 175 scripts/bench_hf.py llama-3-8b
+  stage engine 150 device numerics
+  run llama-3-8b 145 scripts/bench_engine.py llama-3-8b
+  stage matmuls 240 device
+  run linear 120 scripts/bench_matmuls.py --only linear --formats awq q4_k fp8 fp8-block mxfp4
+  run experts 120 scripts/bench_matmuls.py --only grouped
+  stage hf 120 device
+  run llama-3-8b 115 scripts/bench_hf.py llama-3-8b
 }
 
 unpack() { # pack/ into .cache/pack: wheels, ptxas first in PATH, the model once all its parts are here

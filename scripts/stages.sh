@@ -117,6 +117,8 @@ plan_answers() { # are the kernels right, and is a real model: the same question
   stage numerics 300 device
   run xla 150 scripts/check_kernels.py --against xla
   run reference 200 scripts/check_kernels.py --against reference
+  stage families 150 device
+  run float32 145 scripts/check_families.py
   stage smollm2 240 device numerics
   run kernels 100 scripts/check_goldens.py --enforce-eager
   run xla 100 scripts/check_goldens.py --enforce-eager --backend xla

@@ -23,9 +23,9 @@ plan() {
   stage prefill 180 device numerics
   run bfloat16 115 scripts/bench_kernels.py --only prefill
   run fp8 115 scripts/bench_kernels.py --only prefill --kv fp8
-  stage engine 540 device numerics
-  run llama-3.2-1b 240 scripts/bench_engine.py llama-3.2-1b
-  run llama-3-8b 355 scripts/bench_engine.py llama-3-8b
+  stage engine 450 device numerics
+  run llama-3.2-1b 190 scripts/bench_engine.py llama-3.2-1b
+  run llama-3-8b 255 scripts/bench_engine.py llama-3-8b
 }
 
 follow_plan tpu "$@"
