@@ -113,6 +113,12 @@ class BlockPool:
             self._block_by_hash[block_hash] = block_id
             self._content[block_id] = (block_hash, token_bytes)
 
+    def forget(self, block_id: int) -> None:
+        """Let a block that nobody holds be found no more: it is the next to be taken."""
+        self._evict(block_id)
+        self._unheld.remove(block_id)
+        self._unheld.prepend(block_id)
+
     def take(self, num_blocks: int) -> array[int]:
         """Take the blocks that were released longest ago, forgetting what they held; raise IndexError if too few."""
         if num_blocks > len(self._unheld):

@@ -230,20 +230,42 @@ class KVCacheManager:
         self, request: Request, table: BlockTable, start: int, num_tokens: int, has_forks: bool
     ) -> ChunkSlots:
         """Plan which slots of recurrent state a chunk reads, writes and saves to."""
-        state, end = table.state, start + num_tokens
+        state, end, num_prompt_tokens = table.state, start + num_tokens, request.num_prompt_tokens
         if self.slots is None or state is None:
             return NO_SLOTS
+        plan = partial(self.slots.plan_chunk, state, end)
         # Every seat that may yet be taken needs a slot.
         reserve = self._max_num_seqs - len(self.tables)
-        if not has_forks:
+        if has_forks and start < num_prompt_tokens - 1 <= end:
+            return plan(num_prompt_tokens - 1, is_held=True, reserve=reserve)
+        if not has_forks and state.saved_at < num_prompt_tokens:
             self.slots.give_up_saved(state)
-        elif start < request.num_prompt_tokens - 1 <= end:
-            return self.slots.plan_chunk(state, end, request.num_prompt_tokens - 1, for_forks=True, reserve=reserve)
+        if not self.enable_prefix_caching:
+            return plan(None, is_held=False, reserve=reserve)
+        if start >= num_prompt_tokens:
+            is_saved = not has_forks and end % self.block_size == 0
+            if is_saved:
+                self._forget_saved(request, self.slots, state)
+            # Beyond so many running requests their unfinished answers would crowd out what can be of use.
+            return plan(end if is_saved else None, is_held=True, reserve=max(reserve, len(self.tables)))
         last = (request.num_tokens - 1) // self.block_size * self.block_size
         save_at = next((each for each in (table.num_shared_tokens, last) if start < each <= end), None)
-        if not self.enable_prefix_caching:
-            save_at = None
-        return self.slots.plan_chunk(state, end, save_at, for_forks=False, reserve=reserve)
+        return plan(save_at, is_held=False, reserve=reserve)
+
+    def _forget_saved(self, request: Request, slots: StateSlots, state: RequestState) -> None:
+        """Give up what was last saved of the answer: the next one, further on, takes its slot."""
+        slots.give_up_saved(state)
+        if request.num_prompt_tokens < state.saved_at <= request.num_tokens:
+            slot = self._find(slots.pool, request, state.saved_at // self.block_size - 1)
+            if slot is not None and not slots.pool.is_held(slot):
+                slots.pool.forget(slot)
+
+    def register_saved(self, request: Request, table: BlockTable) -> None:
+        """Let the state after the request's computed tokens be found, if it has just been saved; all are known now."""
+        state = table.state
+        if self.slots is not None and state is not None and state.saved_at == table.num_computed_tokens:
+            self.register_state(request, state.saved, state.saved_at)
+            self.slots.give_up_saved(state)
 
     def register_state(self, request: Request, slot: int, num_tokens: int) -> None:
         """Let the state after `num_tokens` tokens be found, if they are whole blocks."""

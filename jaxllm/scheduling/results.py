@@ -33,6 +33,7 @@ def take_samples(
             continue
         request.token_ids.append(token_id)
         cache.register(request, table, table.num_computed_tokens)
+        cache.register_saved(request, table)
         finish_reason, stop_reason = find_end(request, max_model_len) or (None, None)
         taken.append((request, make_output(request, [token_id], logprobs, scores, finish_reason, stop_reason)))
     return taken

@@ -29,7 +29,8 @@ class RequestState:
     num_tokens: int
     """How many tokens its state has seen once all planned steps are run."""
     saved: int = NO_SLOT
-    """A slot that it holds for forks, with its state after `saved_at` tokens."""
+    """A slot that it holds with its state after `saved_at` tokens: of the prompt for forks, until they have begun; of
+    the answer until the host knows these tokens."""
     saved_at: int = 0
 
 
@@ -78,18 +79,18 @@ class StateSlots:
         return RequestState(own, read, num_tokens)
 
     def plan_chunk(
-        self, state: RequestState, end: int, save_at: int | None, *, for_forks: bool, reserve: int
+        self, state: RequestState, end: int, save_at: int | None, *, is_held: bool, reserve: int
     ) -> ChunkSlots:
         """Plan a chunk up to position `end`, and save its state at a position if more than `reserve` slots are left.
 
-        What is saved for forks is kept while the request has forks; else it is for others to find.
+        The request may hold what is saved, until it gives it up; else it is for others to find at once.
         """
         read, state.read, state.num_tokens = state.read, state.own, end
         if save_at is None or self.pool.num_available <= reserve:
             return ChunkSlots(read, state.own)
         [save] = self.pool.take(1)
         self._used.append(save)
-        if for_forks:
+        if is_held:
             self.pool.share([save])
             self.give_up_saved(state)
             state.saved, state.saved_at = save, save_at
@@ -101,7 +102,7 @@ class StateSlots:
         self.pool.release([state.own])
 
     def give_up_saved(self, state: RequestState) -> None:
-        """Release what was saved for forks, if anything was."""
+        """Release what the request holds besides its own slot, if anything; others may find it if it is registered."""
         if state.saved != NO_SLOT:
             self.pool.release([state.saved])
             state.saved = NO_SLOT

@@ -47,14 +47,16 @@ def test_the_end_of_what_prompts_share_is_computed_twice_and_then_found(engine: 
     assert [bits(output) for output in outputs] == [bits(output) for output in alone]
 
 
-def test_a_conversation_goes_on_from_its_last_prompt(engine: Engine) -> None:
+def test_a_conversation_goes_on_from_its_last_answer(engine: Engine) -> None:
     llm, _ = engine
     assert llm.reset_prefix_cache()
-    prompt = ids(2, 50)
+    prompt, outputs, jobs = ids(2, 50), [], []
     for turn in range(3):
-        [output] = run_together(llm, [Job(prompt, greedy(20))])
-        assert output.num_cached_tokens == (0 if turn == 0 else (len(prompt) - 36) // 16 * 16)
-        prompt = [*prompt, *output.outputs[0].token_ids, *ids(20 + turn, 15)]
+        jobs.append(Job(prompt, greedy(20)))
+        outputs += run_together(llm, jobs[-1:])
+        assert outputs[-1].num_cached_tokens == (0 if turn == 0 else (len(prompt) - 16) // 16 * 16)
+        prompt = [*prompt, *outputs[-1].outputs[0].token_ids, *ids(20 + turn, 15)]
+    assert [bits(output) for output in outputs] == [bits(output) for output in run_alone(llm, jobs)]
 
 
 def test_several_outputs_of_a_prompt_share_its_state(engine: Engine) -> None:

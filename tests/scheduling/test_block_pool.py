@@ -37,6 +37,18 @@ def test_the_null_block_is_never_handed_out():
         pool.take(1)
 
 
+def test_a_forgotten_block_is_the_next_to_be_taken():
+    pool = BlockPool(4)
+    first, _ = fill(pool, b"first")
+    second, second_hash = fill(pool, b"second")
+    pool.release([first])
+    pool.release([second])
+    pool.forget(second)
+    assert pool.find(second_hash, b"second") is None
+    assert list(pool.take(1)) == [second]
+    pool.check([[second]])
+
+
 def test_a_released_block_is_found_until_it_is_taken():
     pool = BlockPool(4)
     block_id, block_hash = fill(pool, b"abcd")

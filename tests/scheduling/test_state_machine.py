@@ -55,6 +55,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         windows=st.lists(st.tuples(st.integers(1, 8) | st.integers(1, 30), st.sampled_from([1, 1, 2, 4])), max_size=2),
         chunk_blocks=st.lists(st.integers(1, 6), max_size=2),
         pools_whole=st.booleans(),
+        num_state_slots=st.sampled_from([0, 0, 3, 4, 7, 12]),
     )
     def start(
         self,
@@ -70,6 +71,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         windows: list[tuple[int, int]],
         chunk_blocks: list[int],
         pools_whole: bool,
+        num_state_slots: int,
     ) -> None:
         is_whole = mode == "whole"
         pools_whole = pools_whole and (is_whole or not chunk_blocks)
@@ -94,6 +96,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_rows=max(2, max_num_seqs + num_spare_rows),
             tracks_all_tokens=tracks_all,
             whole_tasks=frozenset(["embed"] if pools_whole else []),
+            num_state_slots=num_state_slots,
         )
         self.simulation = Simulation(config)
         self.num_added = 0

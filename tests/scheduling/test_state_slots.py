@@ -82,6 +82,32 @@ def test_a_fork_of_a_request_that_has_ended_reads_its_last_state():
     assert simulation.scheduler.stats().num_scheduled_tokens == before + 1
 
 
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize(("num_prompt", "num_output"), [(9, 30), (8, 6), (3, 2), (7, 13)])
+def test_the_next_turn_of_a_chat_goes_on_from_the_answer(overlap: int, num_prompt: int, num_output: int):
+    simulation = Simulation(make_config(**SLOTS))
+    simulation.add(make_request("turn 0", ids(5, num_prompt), max_tokens=num_output))
+    simulation.run(overlap)
+    before = hits(simulation)
+    history = [*ids(5, num_prompt), *simulation.seen["turn 0"].token_ids]
+    simulation.add(make_request("turn 1", [*history, *ids(6, 7)], max_tokens=2))
+    simulation.run(overlap)
+    assert hits(simulation) - before == (len(history) - 1) // 4 * 4
+
+
+def test_an_answer_has_one_snapshot_and_many_answers_none():
+    simulation = Simulation(make_config(max_num_seqs=8, num_state_slots=11, num_blocks=1025))
+    slots = simulation.scheduler.cache.slots
+    assert slots is not None
+    simulation.add(make_request("alone", ids(7, 3), max_tokens=40))
+    simulation.run(overlap=1)
+    assert slots.pool.num_cached == 1
+    for number in range(8):
+        simulation.add(make_request(str(number), ids(10 + number, 3), max_tokens=40))
+    simulation.run(overlap=1)
+    assert slots.pool.num_cached == 1
+
+
 def test_without_a_free_slot_nothing_is_saved_and_all_goes_on():
     simulation = Simulation(make_config(max_num_seqs=4, num_state_slots=5))
     for number in range(9):
@@ -94,7 +120,7 @@ class TestSlots:
     def test_what_a_plan_uses_is_not_taken_before_the_next(self):
         slots = StateSlots(4)
         state = slots.open(NO_SLOT, 0)
-        turn = slots.plan_chunk(state, 8, 8, for_forks=False, reserve=0)
+        turn = slots.plan_chunk(state, 8, 8, is_held=False, reserve=0)
         slots.pool.register(turn.save, b"hash", b"tokens")
         assert slots.pool.num_available == 1
         slots.begin_plan()
@@ -110,7 +136,7 @@ class TestSlots:
     def test_a_snapshot_that_nobody_holds_goes_first_to_whoever_wants_a_slot(self):
         slots = StateSlots(3)
         state = slots.open(NO_SLOT, 0)
-        save = slots.plan_chunk(state, 4, 4, for_forks=False, reserve=0).save
+        save = slots.plan_chunk(state, 4, 4, is_held=False, reserve=0).save
         slots.pool.register(save, b"hash", b"tokens")
         slots.begin_plan()
         assert slots.fits(NO_SLOT)
