@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from jaxllm.check.compilers import compiler_environment, describe_devices
 from jaxllm.execution.hardware import HARDWARE, find_topology
@@ -33,24 +34,23 @@ for compiled_for in (HARDWARE["v6e"], HARDWARE["h100"]):
     os.environ |= compiler_environment(compiled_for, dict(os.environ))
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.stages import Compiled
 from shapes import MODELS, with_layers
 
 from jaxllm.check.hlo import count_collectives
-from jaxllm.config.arguments import EngineArguments
-from jaxllm.config.resolve import resolve_groups
+from jaxllm.config import EngineArgs
 from jaxllm.config.resolve_pooling import is_causal
-from jaxllm.engine.core.model import choose_ops
+from jaxllm.engine.core.kv_cache_size import step_config
+from jaxllm.engine.core.model import make_model
+from jaxllm.execution import kv_pool
 from jaxllm.execution.buckets import pick_bucket
 from jaxllm.execution.compiler import ProgramKey, StepCompiler, describe
-from jaxllm.execution.mesh import MODEL_AXIS, make_mesh, param_sharding, spread
-from jaxllm.execution.options import layer_loop
+from jaxllm.execution.mesh import MODEL_AXIS, make_mesh, param_sharding
 from jaxllm.execution.pooled_step import PoolShape
 from jaxllm.execution.step import StepShape
-from jaxllm.execution.step_config import StepConfig
-from jaxllm.models import Model, get_family
+from jaxllm.loading.open import open_config
+from jaxllm.models import get_family
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.params import array_specs
 from jaxllm.sampling.shards import VocabShards
@@ -64,6 +64,8 @@ SEQS, TOKENS, CONTEXT, BLOCK_SIZE = 64, 2000, 8192, 64
 BLOCKS = (1025, 2049)
 ENCODER_BLOCKS = (2049, 4097)
 """The same for an encoder, whose pool is of one layer."""
+SPARE_SLOTS = 1.25
+"""The slots for snapshots in the second program of a model with recurrent states, as a part of its sequences."""
 SLACK = 2**19  # bytes of scratch; a thousandth of what so many more blocks take
 GRAPHS_JAX = (0, 12)
 """Older versions of jax put no Mosaic GPU kernel into a CUDA graph."""
@@ -80,14 +82,15 @@ def main() -> int:
     parser.add_argument("models", nargs="+", choices=MODELS, metavar="MODEL", help=f"of {', '.join(MODELS)}")
     parser.add_argument("--json", type=Path, metavar="OUT")
     parser.add_argument("--layers", type=int, help="compile fewer layers")
+    parser.add_argument("--quantized", action="store_true", help="weights in the checkpoint's format, not bfloat16")
     parser.add_argument("--steps", nargs="+", choices=(*STEPS, POOLED), help="check only these")
     parser.add_argument("--start", action="store_true", help="compile an engine's programs in its order, check nothing")
     parser.add_argument("--tensor-parallel-size", type=int, default=1, metavar="N")
     args = parser.parse_args()
-    platform, mesh = find_target(args.target, args.tensor_parallel_size)
+    mesh = find_target(args.target, args.tensor_parallel_size)
     check = compile_all if args.start else partial(check_model, steps=args.steps)
-    rows = []
-    for row in (row for model in args.models for row in check(model, platform, mesh, args.layers)):
+    make, rows = partial(make_compiler, mesh=mesh, num_layers=args.layers, is_quantized=args.quantized), []
+    for row in ({"model": model} | row for model in args.models for row in check(make(model))):
         rows.append(row | {"target": args.target, "devices": mesh.size, "jax": jax.__version__})
         print("  ".join(f"{key}={value}" for key, value in rows[-1].items()), flush=True)
     if args.json:
@@ -95,31 +98,29 @@ def main() -> int:
     return int(any(row["missed"] for row in rows))
 
 
-def find_target(name: str, num_devices: int) -> tuple[str, Mesh]:
-    """Return the platform, and the mesh of the target's first devices."""
+def find_target(name: str, num_devices: int) -> Mesh:
+    """Return the mesh of the target's first devices."""
     hardware, count = find_topology(name)
     devices = describe_devices(hardware, name, num_devices if hardware.platform == "gpu" else count)
     if num_devices > len(devices):
         raise SystemExit(f"{name} has {len(devices)} devices, not {num_devices}")
-    return hardware.platform, make_mesh(devices[:num_devices])
+    return make_mesh(devices[:num_devices])
 
 
-def compile_all(name: str, platform: str, mesh: Mesh, num_layers: int | None) -> Iterator[dict[str, Any]]:
+def compile_all(compiler: StepCompiler) -> Iterator[dict[str, Any]]:
     """Yield what each program of an engine takes to lower and to compile, in the order in which it compiles them."""
-    compiler = make_compiler(name, platform, mesh, num_layers)
     for key in compiler.programs():
         _, seconds = timed_compile(compiler, key, BLOCKS[-1], compiler.options)
-        yield {"model": name, "program": describe(key), **seconds, "missed": []}
+        yield {"program": describe(key), **seconds, "missed": []}
 
 
-def check_model(
-    name: str, platform: str, mesh: Mesh, num_layers: int | None, *, steps: Sequence[str] | None
-) -> Iterator[dict[str, Any]]:
+def check_model(compiler: StepCompiler, *, steps: Sequence[str] | None) -> Iterator[dict[str, Any]]:
     """Yield a row per program: what the compiler says, and what it misses of what is wanted."""
-    compiler = make_compiler(name, platform, mesh, num_layers)
     programs = find_programs(compiler)
     for title in steps or programs:
-        described = {"model": name, "step": title, "attention": attention_of(compiler)}
+        described = {"step": title, "attention": "+".join(attention_of(compiler))}
+        if states := states_of(compiler):
+            described["states"] = "+".join(states)
         yield described | check_program(compiler, programs[title])
 
 
@@ -135,47 +136,56 @@ def find_programs(compiler: StepCompiler) -> dict[str, StepShape | PoolShape]:
     }
 
 
-def attention_of(compiler: StepCompiler) -> str:
+def attention_of(compiler: StepCompiler) -> list[str]:
     """Return the implementations of attention, of which cache groups may have different ones."""
-    return "+".join(dict.fromkeys(group.attention.implementation for group in compiler.config.groups))
+    return list(dict.fromkeys(group.attention.implementation for group in compiler.config.groups))
 
 
-def make_compiler(name: str, platform: str, mesh: Mesh, num_layers: int | None) -> StepCompiler:
-    """Return the compiler of a model's steps with the platform's own attention, or plain XLA where that cannot run."""
+def states_of(compiler: StepCompiler) -> list[str]:
+    """Return the implementations of each group's ops of recurrent state: the convolution's, then the scan's."""
+    return [name for group in compiler.config.states for name in group.ops.implementations]
+
+
+def make_compiler(name: str, *, mesh: Mesh, num_layers: int | None, is_quantized: bool) -> StepCompiler:
+    """Return the compiler of a model's steps as an engine has it; its weights are bfloat16 or the checkpoint's own."""
     hf = with_layers(MODELS[name], num_layers)
-    config = spread(get_family(hf["architectures"][0]).read_config(hf), mesh.size)
+    if not is_quantized:
+        hf = {key: value for key, value in hf.items() if key != "quantization_config"}
+    config = get_family(hf["architectures"][0]).read_config(hf)
     context = min(CONTEXT, config.max_position_embeddings)
-    config = config.within(context)
-    groups = resolve_groups(EngineArguments(model=name), config, mesh, platform, "bfloat16", BLOCK_SIZE)
-    settings = StepConfig(
+    arguments = EngineArgs(
+        model=name,
+        dtype="bfloat16",
+        tensor_parallel_size=mesh.size,
         max_num_seqs=SEQS,
         # Texts go through an encoder in one step.
         max_num_batched_tokens=TOKENS if is_causal(config) else max(TOKENS, context + 8),
         max_model_len=context,
-        groups=groups,
-        max_logprobs=20,
-        platform=platform,
-        generates=config.pooling is None,
-        pools_sequences=config.pooling is not None,
+        block_size=BLOCK_SIZE,
     )
-    model = Model(config, jnp.dtype("bfloat16"), layer_loop(platform, groups, mesh.size))
-    return StepCompiler(settings, model.with_ops(choose_ops(model, platform, mesh)), mesh)
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(hf))
+        engine = arguments.create_engine_config(devices=mesh.devices.tolist(), checkpoint=open_config(folder))
+    return StepCompiler(step_config(engine), make_model(engine), mesh)
 
 
 def check_program(compiler: StepCompiler, shape: StepShape | PoolShape) -> dict[str, Any]:
     """Compile with few blocks and with many, and for an encoder with as many as it has."""
     temps, missed, row = [], [], {}
-    # The loops of plain XLA's attention stay outside of command buffers.
-    has_kernels = attention_of(compiler) == "gpu"
+    # The loops of plain XLA stay outside of command buffers.
+    has_kernels = {*attention_of(compiler), *states_of(compiler)} == {"gpu"}
     layout, blocks = compiler.config.kv_layout, BLOCKS
     if not any(group.causal for group in layout.groups):
         blocks = (layout.most_wanted, *ENCODER_BLOCKS)
     for num_blocks in blocks:
-        memory, hlo, listing, seconds = compile_program(compiler, shape, num_blocks)
-        pool_bytes = sum(device_bytes(x) for x in jax.tree.leaves(compiler.caches.specs(num_blocks)))
+        # Recurrent states have more slots at last, too, where there are any.
+        with patch.object(kv_pool, "SPARE_PART", SPARE_SLOTS if layout.states and temps else kv_pool.SPARE_PART):
+            memory, hlo, listing, seconds = compile_program(compiler, shape, num_blocks)
+            pool_bytes = sum(device_bytes(x) for x in jax.tree.leaves(compiler.caches.specs(num_blocks)))
+            copies = find_copies(hlo, compiler, num_blocks)
         if memory.alias_size_in_bytes < pool_bytes:
             missed.append(f"pool of {pool_bytes} bytes, aliased {memory.alias_size_in_bytes}")
-        if copies := find_copies(hlo, compiler, num_blocks):
+        if copies:
             missed.append(f"copies of weights or pool: {copies[:3]}")
         if cuts := find_expert_copies(hlo, compiler):
             missed.append(f"copies of a layer's experts: {cuts[:3]}")

@@ -21,6 +21,23 @@ BERT: dict[str, Any] = {
     "architectures": ["BertModel"], "model_type": "bert", "vocab_size": 30_522, "hidden_act": "gelu",
     "num_attention_heads": 12, "max_position_embeddings": 512, "type_vocab_size": 2, "layer_norm_eps": 1e-12,
 }  # fmt: skip
+DELTA: dict[str, Any] = {
+    "dtype": "bfloat16", "vocab_size": 248_320, "head_dim": 256, "hidden_act": "silu", "attention_bias": False,
+    "max_position_embeddings": 262_144, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "attn_output_gate": True,
+    "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128, "linear_num_key_heads": 16, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 10_000_000, "partial_rotary_factor": 0.25, "mrope_interleaved": True,
+        "mrope_section": [11, 11, 10],
+    },
+}  # fmt: skip
+"""What Qwen3.6's text parts have in common."""
+LATENT: dict[str, Any] = {
+    "torch_dtype": "bfloat16", "hidden_act": "silu", "max_position_embeddings": 163_840, "rms_norm_eps": 1e-6,
+    "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "attention_bias": False,
+    "tie_word_embeddings": False, "moe_layer_freq": 1, "rope_theta": 10_000,
+}  # fmt: skip
+YARN: dict[str, Any] = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32}
+YARN |= {"beta_slow": 1}
 MODELS: dict[str, dict[str, Any]] = {
     "llama-3.2-1b": LLAMA | {
         "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
@@ -103,6 +120,40 @@ MODELS: dict[str, dict[str, Any]] = {
             "use_bidirectional_attention": "vision", "tie_word_embeddings": True,
         },
     },
+    "qwen3.6-27b": {
+        "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "tie_word_embeddings": False,
+        "text_config": DELTA | {
+            "model_type": "qwen3_5_text", "hidden_size": 5120, "intermediate_size": 17_408, "num_hidden_layers": 64,
+            "num_attention_heads": 24, "num_key_value_heads": 4, "linear_num_value_heads": 48,
+        },
+    },
+    "qwen3.6-35b-a3b": {
+        "architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe",
+        "tie_word_embeddings": False, "text_config": DELTA | {
+            "model_type": "qwen3_5_moe_text", "hidden_size": 2048, "num_hidden_layers": 40, "num_attention_heads": 16,
+            "num_key_value_heads": 2, "linear_num_value_heads": 32, "num_experts": 256, "num_experts_per_tok": 8,
+            "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+        },
+    },
+    "deepseek-v2-lite": LATENT | {
+        "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "vocab_size": 102_400,
+        "hidden_size": 2048, "intermediate_size": 10_944, "num_hidden_layers": 27, "num_attention_heads": 16,
+        "num_key_value_heads": 16, "q_lora_rank": None, "moe_intermediate_size": 1408, "n_routed_experts": 64,
+        "num_experts_per_tok": 6, "n_shared_experts": 2, "first_k_dense_replace": 1, "topk_method": "greedy",
+        "norm_topk_prob": False, "routed_scaling_factor": 1.0, "scoring_func": "softmax",
+        "rope_scaling": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
+    },
+    "deepseek-v3": LATENT | {
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 129_280,
+        "hidden_size": 7168, "intermediate_size": 18_432, "num_hidden_layers": 61, "num_attention_heads": 128,
+        "num_key_value_heads": 128, "q_lora_rank": 1536, "moe_intermediate_size": 2048, "n_routed_experts": 256,
+        "num_experts_per_tok": 8, "n_shared_experts": 1, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3,
+        "topk_method": "noaux_tc", "norm_topk_prob": True, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid",
+        "rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+        "quantization_config": {
+            "quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128],
+        },
+    },
     "minilm-l6": BERT | {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6},
     "bert-base": BERT | {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12},
     "modernbert-base": {
@@ -143,6 +194,10 @@ HUB_IDS = {
     "mixtral-8x7b": "mistralai/Mixtral-8x7B-Instruct-v0.1",
     "gpt-oss-20b": "openai/gpt-oss-20b",
     "gemma-4-26b": "google/gemma-4-26B-A4B-it",
+    "qwen3.6-27b": "Qwen/Qwen3.6-27B",
+    "qwen3.6-35b-a3b": "Qwen/Qwen3.6-35B-A3B",
+    "deepseek-v2-lite": "deepseek-ai/DeepSeek-V2-Lite",
+    "deepseek-v3": "deepseek-ai/DeepSeek-V3",
     "minilm-l6": "sentence-transformers/all-MiniLM-L6-v2",
     "qwen3-embedding-0.6b": "Qwen/Qwen3-Embedding-0.6B",
 }

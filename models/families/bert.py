@@ -29,7 +29,7 @@ BERT_NAMES = MappingProxyType(
         "layers.attn.q_bias": TensorName(f"{_ATTENTION}.self.query.bias", "(n h) -> n h"),
         "layers.attn.k_bias": TensorName(f"{_ATTENTION}.self.key.bias", "(k h) -> k h"),
         "layers.attn.v_bias": TensorName(f"{_ATTENTION}.self.value.bias", "(k h) -> k h"),
-        "layers.attn.o": TensorName(f"{_ATTENTION}.output.dense.weight", "d (n h) -> d n h"),
+        "layers.attn.o": TensorName(f"{_ATTENTION}.output.dense.weight", "d c -> d c"),
         "layers.attn.o_bias": TensorName(f"{_ATTENTION}.output.dense.bias", "d -> d"),
         "layers.attn_norm.scale": TensorName(f"{_ATTENTION}.output.LayerNorm.{{scale}}", "d -> d"),
         "layers.attn_norm.bias": TensorName(f"{_ATTENTION}.output.LayerNorm.{{shift}}", "d -> d"),

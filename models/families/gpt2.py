@@ -31,7 +31,7 @@ GPT2_NAMES = MappingProxyType(
         "layers.attn.q_bias": TensorName("{body}h.{l}.attn.c_attn.bias", "(n h) -> n h", _QKV_BIAS),
         "layers.attn.k_bias": TensorName("{body}h.{l}.attn.c_attn.bias", "(k h) -> k h", _QKV_BIAS),
         "layers.attn.v_bias": TensorName("{body}h.{l}.attn.c_attn.bias", "(k h) -> k h", _QKV_BIAS),
-        "layers.attn.o": TensorName("{body}h.{l}.attn.c_proj.weight", "(n h) d -> d n h"),
+        "layers.attn.o": TensorName("{body}h.{l}.attn.c_proj.weight", "c d -> d c"),
         "layers.attn.o_bias": TensorName("{body}h.{l}.attn.c_proj.bias", "d -> d"),
         "layers.mlp_norm.scale": TensorName("{body}h.{l}.ln_2.weight", "d -> d"),
         "layers.mlp_norm.bias": TensorName("{body}h.{l}.ln_2.bias", "d -> d"),

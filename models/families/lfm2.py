@@ -26,7 +26,7 @@ LFM2_NAMES = MappingProxyType(
         "final_norm.scale": TensorName("{body}embedding_norm.weight", "d -> d"),
         "layers.attn_norm.scale": TensorName("{body}layers.{l}.operator_norm.weight", "d -> d"),
         "layers.mlp_norm.scale": TensorName("{body}layers.{l}.ffn_norm.weight", "d -> d"),
-        "layers.attn.o": TensorName(ATTENTION + "out_proj.weight", "d (n h) -> d n h"),
+        "layers.attn.o": TensorName(ATTENTION + "out_proj.weight", "d c -> d c"),
         "layers.attn.q_norm.scale": TensorName(ATTENTION + "q_layernorm.weight", "h -> h"),
         "layers.attn.k_norm.scale": TensorName(ATTENTION + "k_layernorm.weight", "h -> h"),
         "layers.mlp.gate": TensorName(FEED_FORWARD + "w1.weight", "f d -> f d"),

@@ -20,7 +20,7 @@ LLAMA_NAMES = MappingProxyType(
         "layers.attn.q": TensorName("{body}layers.{l}.self_attn.q_proj.weight", "(n h) d -> n h d"),
         "layers.attn.k": TensorName("{body}layers.{l}.self_attn.k_proj.weight", "(k h) d -> k h d"),
         "layers.attn.v": TensorName("{body}layers.{l}.self_attn.v_proj.weight", "(k h) d -> k h d"),
-        "layers.attn.o": TensorName("{body}layers.{l}.self_attn.o_proj.weight", "d (n h) -> d n h"),
+        "layers.attn.o": TensorName("{body}layers.{l}.self_attn.o_proj.weight", "d c -> d c"),
         "layers.attn.q_bias": TensorName("{body}layers.{l}.self_attn.q_proj.bias", "(n h) -> n h"),
         "layers.attn.k_bias": TensorName("{body}layers.{l}.self_attn.k_proj.bias", "(k h) -> k h"),
         "layers.attn.v_bias": TensorName("{body}layers.{l}.self_attn.v_proj.bias", "(k h) -> k h"),

@@ -30,7 +30,7 @@ def scan_names(mixer: str) -> dict[str, TensorName]:
         "step_bias": TensorName(mixer + "dt_bias", "n -> n"),
         "skip": TensorName(mixer + "D", "n -> n"),
         "norm": TensorName(mixer + "norm.weight", "(n h) -> n h"),
-        "o": TensorName(mixer + "out_proj.weight", "d (n h) -> d n h"),
+        "o": TensorName(mixer + "out_proj.weight", "d c -> d c"),
         "o_bias": TensorName(mixer + "out_proj.bias", "d -> d"),
     }
     return {f"layers.recurrent.{name}": tensor for name, tensor in names.items()}

@@ -37,7 +37,7 @@ MODERNBERT_NAMES = MappingProxyType(
         "layers.attn.q_bias": TensorName("{body}layers.{l}.attn.Wqkv.bias", "(n h) -> n h", _QKV_BIAS),
         "layers.attn.k_bias": TensorName("{body}layers.{l}.attn.Wqkv.bias", "(k h) -> k h", _QKV_BIAS),
         "layers.attn.v_bias": TensorName("{body}layers.{l}.attn.Wqkv.bias", "(k h) -> k h", _QKV_BIAS),
-        "layers.attn.o": TensorName("{body}layers.{l}.attn.Wo.weight", "d (n h) -> d n h"),
+        "layers.attn.o": TensorName("{body}layers.{l}.attn.Wo.weight", "d c -> d c"),
         "layers.attn.o_bias": TensorName("{body}layers.{l}.attn.Wo.bias", "d -> d"),
         "layers.mlp_norm.scale": TensorName("{body}layers.{l}.mlp_norm.weight", "d -> d"),
         "layers.mlp_norm.bias": TensorName("{body}layers.{l}.mlp_norm.bias", "d -> d"),

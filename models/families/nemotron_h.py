@@ -30,7 +30,7 @@ NEMOTRON_H_NAMES = MappingProxyType(
         "layers.attn.q": TensorName(MIXER + "q_proj.weight", "(n h) d -> n h d"),
         "layers.attn.k": TensorName(MIXER + "k_proj.weight", "(k h) d -> k h d"),
         "layers.attn.v": TensorName(MIXER + "v_proj.weight", "(k h) d -> k h d"),
-        "layers.attn.o": TensorName(MIXER + "o_proj.weight", "d (n h) -> d n h"),
+        "layers.attn.o": TensorName(MIXER + "o_proj.weight", "d c -> d c"),
         "layers.mlp.up": TensorName(MIXER + "up_proj.weight", "f d -> f d"),
         "layers.mlp.down": TensorName(MIXER + "down_proj.weight", "d f -> d f"),
         "layers.mlp.up_bias": TensorName(MIXER + "up_proj.bias", "f -> f"),

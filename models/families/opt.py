@@ -26,7 +26,7 @@ OPT_NAMES = MappingProxyType(
         "lm_head.table": TensorName("{head}lm_head.weight", "v w -> v w"),
         "layers.attn_norm.scale": TensorName("{body}layers.{l}.self_attn_layer_norm.weight", "d -> d"),
         "layers.attn_norm.bias": TensorName("{body}layers.{l}.self_attn_layer_norm.bias", "d -> d"),
-        "layers.attn.o": TensorName("{body}layers.{l}.self_attn.out_proj.weight", "d (n h) -> d n h"),
+        "layers.attn.o": TensorName("{body}layers.{l}.self_attn.out_proj.weight", "d c -> d c"),
         "layers.attn.o_bias": TensorName("{body}layers.{l}.self_attn.out_proj.bias", "d -> d"),
         "layers.mlp_norm.scale": TensorName("{body}layers.{l}.final_layer_norm.weight", "d -> d"),
         "layers.mlp_norm.bias": TensorName("{body}layers.{l}.final_layer_norm.bias", "d -> d"),

@@ -33,7 +33,7 @@ DELTA_NAMES = MappingProxyType(
         "layers.recurrent.log_decay": TensorName(DELTA + "A_log", "v -> v"),
         "layers.recurrent.decay_bias": TensorName(DELTA + "dt_bias", "v -> v"),
         "layers.recurrent.norm": TensorName(DELTA + "norm.weight", "h -> h"),
-        "layers.recurrent.o": TensorName(DELTA + "out_proj.weight", "d (n h) -> d n h"),
+        "layers.recurrent.o": TensorName(DELTA + "out_proj.weight", "d c -> d c"),
         "layers.attn.q": TensorName("{body}layers.{l}.self_attn.q_proj.weight", "(n h) d -> n h d", QUERY_GATE),
         "layers.attn.gate": TensorName("{body}layers.{l}.self_attn.q_proj.weight", "(n h) d -> n h d", QUERY_GATE),
     }

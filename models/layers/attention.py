@@ -29,7 +29,7 @@ class Attention(nnx.Module):
         if spec.output_gate:
             self.heads = (*self.heads, Part("gate", "heads", n))
         self.qkv = declare_merged(self.heads, (h, d), ("head_dim", "embed"), cfg.num_shards, dtype, 1)
-        self.o = declare((d, n, h), ("embed", "heads", "head_dim"), dtype, 2)
+        self.o = declare((d, n * h), ("embed", "heads"), dtype, 1)
         if spec.qkv_bias:
             biases = [part._replace(name=f"{part.name}_bias") for part in self.heads]
             self.qkv_bias = declare_merged(biases, (h,), ("head_dim",), cfg.num_shards, dtype)

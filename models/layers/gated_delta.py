@@ -80,7 +80,7 @@ class GatedDeltaNet(nnx.Module):
         self.log_decay = declare((n,), ("heads",), jnp.float32)
         self.decay_bias = declare((n,), ("heads",), jnp.float32)
         self.norm = declare((state.value_dim,), ("head_dim",), dtype)
-        self.o = declare((d, n, state.value_dim), ("embed", "heads", "head_dim"), dtype, 2)
+        self.o = declare((d, n * state.value_dim), ("embed", "heads"), dtype, 1)
 
     def project(self, x_td: Array) -> DeltaInputs:
         """Return what the state takes of a step's tokens."""

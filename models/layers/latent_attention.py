@@ -42,7 +42,7 @@ class LatentAttention(nnx.Module):
         self.kv_a_norm = RMSNorm(latent.rank, "latent", inner, dtype)
         self.up_k = declare((n, latent.rank, latent.nope_dim), ("heads", "latent", "head_dim"), dtype)
         self.up_v = declare((n, latent.v_dim, latent.rank), ("heads", "head_dim", "latent"), dtype)
-        self.o = declare((d, n, latent.v_dim), ("embed", "heads", "head_dim"), dtype, 2)
+        self.o = declare((d, n * latent.v_dim), ("embed", "heads"), dtype, 1)
         if spec.qkv_bias:
             self.kv_a_bias = declare((latent.key_dim,), ("head_dim",), dtype, rotates=True)
             if latent.q_rank is not None:

@@ -43,8 +43,9 @@ def linear(
 ) -> Array:
     """Return act(weight x + plus + bias), [t, *out], of x [t, *in], in x's dtype; float32 is never rounded on the way.
 
-    `plus`, of the result's shape and dtype, and `bias`, [*out], are added if given. Both operands of the product are
-    flattened to matrices: with more dimensions XLA:CPU would copy the weight into another order in each step.
+    A weight is [*out, in]: with several axes of inputs XLA would copy it into another order in each step, on a CPU and,
+    where its heads do not fill tiles, on a TPU. `plus`, of the result's shape and dtype, and `bias`, [*out], are added
+    if given.
     """
     held, axes = held_by(weight), _axes(weight)
     if isinstance(held, Joined):
@@ -95,9 +96,9 @@ def _product(
     bias: nnx.Param[Array] | None = None,
     **options: Any,
 ) -> Array:
-    """Return the product with a weight [*out, *in], a quantized one's inputs are one axis, as [t, *out]."""
-    out_shape = held.shape[:-1] if isinstance(held, Quantized) else held.shape[: held.ndim - x.ndim + 1]
-    t, n = x.shape[0], math.prod(out_shape)
+    """Return the product with a weight [*out, in], as [t, *out]."""
+    t, out_shape = x.shape[0], held.shape[:-1]
+    n = math.prod(out_shape)
     plus_to = None if plus is None else plus.reshape(t, n)
     bias_o = None if bias is None else bias[...].reshape(n)
     out = _multiply(x.reshape(t, -1), held, n, axes, plus_to=plus_to, bias_o=bias_o, **options)

@@ -76,7 +76,7 @@ class Mamba2(nnx.Module):
         self.conv = declare_merged(taps, (1, state.conv_size), ("tap", "tap"), num_shards, dtype)
         self.log_rate, self.step_bias, self.skip = (declare((n,), ("heads",), jnp.float32) for _ in range(3))
         self.norm = declare((n, h), ("heads", "head_dim"), dtype)
-        self.o = declare((d, n, h), ("embed", "heads", "head_dim"), dtype, 2)
+        self.o = declare((d, n * h), ("embed", "heads"), dtype, 1)
         self.has_bias, self.has_conv_bias = state.bias, state.conv_bias
         if state.conv_bias:
             biases = [part._replace(name=f"{part.name}_conv_bias") for part in convolved]

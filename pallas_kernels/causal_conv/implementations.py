@@ -1,6 +1,6 @@
 """There are several ways of running the op; this says what each can do, and which one a platform gets.
 
-TPUs and GPUs have no kernel of their own and get plain XLA.
+GPUs have no kernel of their own and get plain XLA.
 """
 
 from __future__ import annotations
@@ -28,6 +28,24 @@ def _load_cpu() -> Callable[..., tuple[Array, Array]]:
     return cpu_causal_conv
 
 
+def _load_tpu(_: str | None) -> Callable[..., tuple[Array, Array]]:
+    from .tpu import tpu_causal_conv
+
+    return tpu_causal_conv
+
+
+def _tpu_pool_spec(shape: ConvShape, num_layers: int, num_slots: int) -> jax.ShapeDtypeStruct:
+    from .tpu import tpu_pool_spec
+
+    return tpu_pool_spec(shape, num_layers, num_slots)
+
+
+def _refuse_on_tpu(shape: ConvShape) -> str | None:
+    from .tpu import tpu_refuse
+
+    return tpu_refuse(shape)
+
+
 def _prepare_cpu(shape: ConvShape, folder: Path | None) -> None:
     from .cpu import cpu_prepare
 
@@ -44,5 +62,6 @@ def _refuse_on_cpu(shape: ConvShape) -> str | None:
 
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "xla": Implementation(_load_xla, None, _pool_spec),
+    "tpu": Implementation(_load_tpu, "tpu", _tpu_pool_spec, _refuse_on_tpu),
     "cpu": cpu_implementation(_load_cpu, _pool_spec, _refuse_on_cpu, _prepare_cpu),
 }

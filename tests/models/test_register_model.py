@@ -38,7 +38,7 @@ PARTS: Mapping[str, tuple[str, str, str]] = {
     "layers.attn.q": ("self_attn.q_proj", "q", "d (n h) -> n h d"),
     "layers.attn.k": ("self_attn.k_proj", "k", "d (k h) -> k h d"),
     "layers.attn.v": ("self_attn.v_proj", "v", "d (k h) -> k h d"),
-    "layers.attn.o": ("self_attn.o_proj", "o", "(n h) d -> d n h"),
+    "layers.attn.o": ("self_attn.o_proj", "o", "c d -> d c"),
     "layers.mlp_norm.scale": ("post_attention_layernorm", "norm_2", "d -> d"),
     "layers.mlp.gate": ("mlp.gate_proj", "gate", "d f -> f d"),
     "layers.mlp.up": ("mlp.up_proj", "up", "d f -> f d"),

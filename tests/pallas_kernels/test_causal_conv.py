@@ -1,5 +1,6 @@
 """The causal convolution, in plain XLA and as a CPU's kernel, equals the float32 reference over poisoned states."""
 
+import math
 from functools import partial
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from tests.pallas_kernels.states import (
     LAYER,
     MIXED,
     NUM_LAYERS,
+    NUM_SLOTS,
     Step,
     assert_pools_equal,
     assert_rows_are_independent,
@@ -45,7 +47,17 @@ def settings_of(case: Case, dtype: Any) -> dict[str, Any]:
 
 
 def run(op: CausalConv, step: Step, **settings: Any) -> tuple[np.ndarray, np.ndarray]:
-    return run_op(op, step, lambda x: x, lambda x: x, **settings)
+    held = op.pool_spec(NUM_LAYERS, NUM_SLOTS).shape[1:]
+    size = math.prod(step.pool.shape[1:])
+
+    def to_pool(states: np.ndarray) -> np.ndarray:
+        flat = states.reshape(len(states), -1)
+        return np.pad(flat, ((0, 0), (0, math.prod(held) - size))).reshape(-1, *held)
+
+    def from_pool(pool: np.ndarray) -> np.ndarray:
+        return pool.reshape(len(pool), -1)[:, :size].reshape(step.pool.shape)
+
+    return run_op(op, step, to_pool, from_pool, **settings)
 
 
 def assert_matches_reference(case: Case, dtype: Any, implementation: str, seed: int, tolerance: float) -> None:
