@@ -120,6 +120,11 @@ MODELS: dict[str, dict[str, Any]] = {
             "use_bidirectional_attention": "vision", "tie_word_embeddings": True,
         },
     },
+    "qwen3.5-0.8b": DELTA | {
+        "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "hidden_size": 1024,
+        "intermediate_size": 3584, "num_hidden_layers": 24, "num_attention_heads": 8, "num_key_value_heads": 2,
+        "linear_num_value_heads": 16, "tie_word_embeddings": True,
+    },
     "qwen3.6-27b": {
         "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "tie_word_embeddings": False,
         "text_config": DELTA | {
@@ -179,6 +184,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }  # fmt: skip
+SMALL_HYBRID: dict[str, Any] = MODELS["qwen3.5-0.8b"] | {
+    "vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 12, "head_dim": 64,
+    "linear_key_head_dim": 64, "linear_value_head_dim": 64, "linear_num_key_heads": 4, "linear_num_value_heads": 8,
+}  # fmt: skip
+"""Qwen3.5's layers in a model that answers at once on two cores."""
 TOY: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 128,

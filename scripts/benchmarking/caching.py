@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarking.contestants import jaxllm
+from benchmarking.contestants import Contestant, jaxllm
 from benchmarking.prompts import Source
 from benchmarking.worker import BenchmarkError, Worker
 
@@ -62,13 +62,19 @@ WORKLOADS: dict[str, Callable[..., Outputs]] = {
 }
 
 
-def caching(model: Path, dtype: str, *, rounds: int, quick: bool, scratch: Path) -> dict[str, dict[str, Any]]:
-    """Return each workload's median seconds with caching and without. Raises BenchmarkError if outputs differ."""
+def caching(
+    model: Path, dtype: str, *, rounds: int, quick: bool, scratch: Path, **engine: Any
+) -> dict[str, dict[str, Any]]:
+    """Return each workload's median seconds with caching and without, by an engine with more arguments.
+
+    Raises BenchmarkError if outputs differ.
+    """
     figures: dict[str, dict[str, Any]] = {}
     outputs: dict[str, Outputs] = {}
     for number in range(rounds):
         for cached in (True, False):
-            for name, (said, session) in _run_all(model, dtype, cached=cached, quick=quick, scratch=scratch).items():
+            contestant = jaxllm(model, dtype, enable_prefix_caching=cached, batch_invariant=True, **engine)
+            for name, (said, session) in _run_all(contestant, quick=quick, scratch=scratch).items():
                 if outputs.setdefault(name, said) != said:
                     raise BenchmarkError(f"{name}: the outputs depend on what is in the prefix cache")
                 row = figures.setdefault(name, {"prompt_tokens": session.prompt_tokens, "on_s": [], "off_s": []})
@@ -83,11 +89,8 @@ def caching(model: Path, dtype: str, *, rounds: int, quick: bool, scratch: Path)
     return figures
 
 
-def _run_all(
-    model: Path, dtype: str, *, cached: bool, quick: bool, scratch: Path
-) -> dict[str, tuple[Outputs, Session]]:
+def _run_all(contestant: Contestant, *, quick: bool, scratch: Path) -> dict[str, tuple[Outputs, Session]]:
     """Run each workload once in a new process; equal outputs are asked for, to the bit."""
-    contestant = jaxllm(model, dtype, enable_prefix_caching=cached, batch_invariant=True)
     results = {}
     with contestant.start(scratch) as worker:
         source = Source(worker.call("shapes").value["vocab_size"])

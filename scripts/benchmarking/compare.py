@@ -69,7 +69,7 @@ def compare(
 
     Raises BenchmarkError if outputs disagree.
     """
-    shapes, tasks, reference = _prepare(model, quick, scratch)
+    shapes, tasks, reference = prepare(model, quick=quick, scratch=scratch)
     runs = [Run(each, tasks, reference, dtype, scratch / each.name) for each in contestants]
     hardware_rounds = []
 
@@ -138,10 +138,10 @@ def bytes_each(dtype: str) -> int:
     return {"float32": 4, "bfloat16": 2}[dtype]
 
 
-def _prepare(model: Path, quick: bool, scratch: Path) -> tuple[dict[str, int], Tasks, list[Any]]:
+def prepare(model: Path, *, quick: bool, scratch: Path, **engine: Any) -> tuple[dict[str, int], Tasks, list[Any]]:
     """Return the model's sizes, the tasks, and the reference: jaxllm's greedy tokens in float32 and what came near."""
     say("jaxllm in float32: the reference")
-    with jaxllm(model, "float32", enforce_eager=True).start(scratch / "reference") as worker:
+    with jaxllm(model, "float32", enforce_eager=True, **engine).start(scratch / "reference") as worker:
         shapes = worker.call("shapes").value
         tasks = Tasks.make(shapes["vocab_size"], quick=quick)
         checked = tasks.checked
