@@ -109,7 +109,7 @@ def selection(
             if step == WITH_ROW_ENDS and case != ROW_ENDS_CASE:
                 continue
             # Every step holds all kernels: the rarer pools are compiled once.
-            rare = ["float8_e4m3fn", *["float32"] * (case in ("llama-3.2-1b", "deepseek-v3"))] * (step == "mixed")
+            rare = ["float8_e4m3fn", *["float32"] * (case == "llama-3.2-1b")] * (step == "mixed")
             for kv_dtype in kv_dtypes or ("bfloat16", *rare):
                 yield case, step, "float32" if kv_dtype == "float32" else "bfloat16", kv_dtype
 

@@ -20,8 +20,8 @@ from pallas_kernels.pool_op import make_cpu_pool, settle_cpu_pool
 
 from .layout import LANES, LatentShape, latent_pool_spec, tpu_pool_spec
 
-MOST_TPU_HEADS = 128
-"""A query tile of more, with its output and its sums in float32, leaves too little of a TPU's fast memory."""
+MOST_TPU_HEAD_BYTES = 256
+"""The heads of a device times the bytes of a number: a query tile of more leaves too little of a TPU's fast memory."""
 
 
 def _load_xla(_: str | None) -> Callable[..., tuple[Array, Any]]:
@@ -74,10 +74,11 @@ def _refuse_on_cpu(shape: LatentShape) -> str | None:
 def _refuse_on_tpu(shape: LatentShape) -> str | None:
     if shape.latent_dim % LANES:
         return f"latents must have a multiple of {LANES} numbers, not {shape.latent_dim}"
-    if shape.num_heads > MOST_TPU_HEADS:
-        return f"a device can have at most {MOST_TPU_HEADS} heads, not {shape.num_heads}"
     if shape.dtype not in (jnp.bfloat16, jnp.float32):
         return f"dtype must be bfloat16 or float32, not {jnp.dtype(shape.dtype).name}"
+    most = MOST_TPU_HEAD_BYTES // jnp.dtype(shape.dtype).itemsize
+    if shape.num_heads > most:
+        return f"a device can have at most {most} heads in {jnp.dtype(shape.dtype).name}, not {shape.num_heads}"
     if shape.kv_dtype != shape.dtype and shape.kv_dtype not in FLOAT8:
         return f"the pool must be of the same dtype or float8, not {jnp.dtype(shape.kv_dtype).name}"
     # A float8 tile has 32 rows.
