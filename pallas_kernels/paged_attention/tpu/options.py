@@ -32,7 +32,7 @@ class Options(NamedTuple):
     keys: slice
     """The columns of a token's row in the pool that queries, as wide, are multiplied with."""
     values: slice
-    """Those that are summed up; they may be among the keys."""
+    """The columns that are summed up, which may be among those of the keys."""
     block_size: int
     scale: float
     soft_cap: float | None
