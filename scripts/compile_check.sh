@@ -42,6 +42,11 @@ part kernels-v6e $JAX scripts/compile_tpu_kernels.py --topology v6e:1x1
 for target in v5e:1x1 tpu7x:1x1x1; do # a step runs all kernels; what differs are the numbers of tokens and sequences
   part "kernels-${target%%:*}" $JAX scripts/compile_tpu_kernels.py --topology $target --steps mixed
 done
+part latents-v6e $JAX scripts/compile_tpu_kernels.py --topology v6e:1x1 --over latents --steps mixed
+for target in v5e:1x1 tpu7x:1x1x1; do
+  part "latents-${target%%:*}" $JAX scripts/compile_tpu_kernels.py --topology $target --over latents --steps mixed \
+    --cases deepseek-v2-lite deepseek-v3 mistral-small-4
+done
 part grouped-matmul-v6e $JAX scripts/compile_tpu_grouped_matmul.py --topology v6e:1x1
 for target in v5e:1x1 tpu7x:1x1x1; do
   part "grouped-matmul-${target%%:*}" $JAX scripts/compile_tpu_grouped_matmul.py --topology $target --steps decode

@@ -37,6 +37,7 @@ CHECKS = {
             "pallas_kernels/grouped_matmul/*.py",
             "pallas_kernels/grouped_matmul/gpu/**/*.py",
             "pallas_kernels/grouped_matmul/tpu/**/*.py",
+            "pallas_kernels/latent_attention/*.py",
             "pallas_kernels/paged_attention/*.py",
             "pallas_kernels/paged_attention/gpu/**/*.py",
             "pallas_kernels/paged_attention/tpu/**/*.py",
@@ -120,6 +121,7 @@ CHECKS = {
         files=(
             "pallas_kernels/grouped_matmul/*.py",
             "pallas_kernels/grouped_matmul/tpu/**/*.py",
+            "pallas_kernels/latent_attention/*.py",
             "pallas_kernels/paged_attention/*.py",
             "pallas_kernels/paged_attention/tpu/**/*.py",
             "scripts/compile_tpu_grouped_matmul.py",

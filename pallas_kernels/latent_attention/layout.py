@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+LANES = 128
+"""A row of a TPU's memory has so many numbers."""
+
 
 class LatentShape(NamedTuple):
     """The shape that the op is compiled for, besides the batch. Dtypes are numpy's, so that equal shapes are one."""
@@ -33,6 +36,8 @@ class LatentPool(NamedTuple):
 
     8-bit floats are held as uint8. Layer i owns blocks [i * b, (i + 1) * b), and block 0 of every layer is the null
     block, where padding writes. A token's numbers serve for its key, and the first of them for its value.
+    A TPU's kernels have rows of whole lanes, with zeros behind the rotated part, which a TPU's memory holds in any
+    case, and 8-bit floats as they are.
     """
 
     # An array of JAX, of numpy in the reference, or its spec.
@@ -44,3 +49,14 @@ def latent_pool_spec(shape: LatentShape, num_layers: int, num_blocks: int) -> La
     # A compiler without 8-bit floats would widen the whole pool to scatter into it.
     dtype = jnp.uint8 if jnp.dtype(shape.kv_dtype).itemsize == 1 else shape.kv_dtype
     return LatentPool(jax.ShapeDtypeStruct((num_layers * num_blocks, shape.block_size, shape.key_dim), dtype))
+
+
+def row_columns(shape: LatentShape) -> int:
+    """Return the numbers of a token's row in a pool of whole lanes."""
+    return -(-shape.key_dim // LANES) * LANES
+
+
+def tpu_pool_spec(shape: LatentShape, num_layers: int, num_blocks: int) -> LatentPool:
+    """Return shape and dtype of a pool as a TPU's kernels have it."""
+    dims = (num_layers * num_blocks, shape.block_size, row_columns(shape))
+    return LatentPool(jax.ShapeDtypeStruct(dims, shape.kv_dtype))

@@ -30,12 +30,20 @@ GEMMA = LLAMA | {
     "rope_theta": 1e6, "rope_local_base_freq": 1e4, "layer_types": ["sliding_attention", "full_attention"],
     "tie_word_embeddings": True,
 }  # fmt: skip
+DEEPSEEK = {name: size for name, size in LLAMA.items() if name != "head_dim"} | {
+    "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "num_key_value_heads": 2,
+    "kv_lora_rank": 128, "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
+    "first_k_dense_replace": NUM_LAYERS, "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
+}  # fmt: skip
+MODELS = {"llama": LLAMA, "gemma": GEMMA, "deepseek": DEEPSEEK}
 
 
-@pytest.mark.parametrize("backend", ["tpu", "gpu"])
-@pytest.mark.parametrize("config", [LLAMA, GEMMA], ids=["llama", "gemma"])
-def test_generates_what_xla_does(config: dict[str, Any], backend: str, tmp_path: Path) -> None:
-    save_model(tmp_path, config)
+@pytest.mark.parametrize(
+    ("config", "backend"),
+    [("llama", "tpu"), ("gemma", "tpu"), ("deepseek", "tpu"), ("llama", "gpu"), ("gemma", "gpu")],
+)
+def test_generates_what_xla_does(config: str, backend: str, tmp_path: Path) -> None:
+    save_model(tmp_path, MODELS[config])
     command = [sys.executable, "-m", "tests.e2e.kernel_runs", str(tmp_path), backend]
     # Interpreted kernels are large programs that run a few times.
     environment = os.environ | {"NPROC": str(INTERPRETER_THREADS), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}

@@ -42,18 +42,19 @@ class _Scratch(NamedTuple):
     q: Any
     """[num_buffers, k, r, c]: r is the group, padded."""
     new_kv: Any
-    """[num_buffers, k, 2 * h]."""
+    """[num_buffers, k, columns of the pool]."""
     input_semaphores: Any
     slabs: Any
-    """[2, k, slab, 2 * h], on the way to the pool."""
+    """[2, k, slab, columns of the pool], on the way to the pool."""
     slab_semaphores: Any
     out: Any
-    """[2, k, r, c]."""
+    """[2, k, r, v]."""
     out_semaphores: Any
     maxima: Any
     """[k / unroll, unroll * r, 128], as the sums."""
     sums: Any
     values: Any
+    """[k / unroll, unroll * r, v]."""
 
 
 def decode_attention(
@@ -66,8 +67,8 @@ def decode_attention(
     place: Array,
     options: Options,
 ) -> tuple[Array, Array]:
-    """Write and attend the leading `num_decodes` sequences; return their rows [s, k, g, c] and the pool."""
-    s, k, g, c = q_skgc.shape
+    """Write and attend the leading `num_decodes` sequences; return their rows [s, k, g, v] and the pool."""
+    (s, k, g, c), v = q_skgc.shape, options.num_values
     dtype = matmul_dtype(q_skgc.dtype, pool.dtype)
     rows, unroll = pl.cdiv(g, SUBLANES) * SUBLANES, heads_together(k)
     q_skrc = jnp.pad(q_skgc.astype(dtype), ((0, 0), (0, 0), (0, rows - g), (0, 0)))
@@ -88,13 +89,13 @@ def decode_attention(
         pltpu.SemaphoreType.DMA((num_buffers,)),
         pltpu.VMEM((OUTPUTS, k, slab, pool.shape[4]), pool.dtype),
         pltpu.SemaphoreType.DMA((OUTPUTS,)),
-        pltpu.VMEM((OUTPUTS, k, rows, c), q_skgc.dtype),
+        pltpu.VMEM((OUTPUTS, k, rows, v), q_skgc.dtype),
         pltpu.SemaphoreType.DMA((OUTPUTS,)),
         float32((k // unroll, unroll * rows, LANES)),
         float32((k // unroll, unroll * rows, LANES)),
-        float32((k // unroll, unroll * rows, c)),
+        float32((k // unroll, unroll * rows, v)),
     )
-    out_skrc, pool = pl.pallas_call(
+    out_skrv, pool = pl.pallas_call(
         partial(_kernel, options=options),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
@@ -104,14 +105,14 @@ def decode_attention(
             scratch_shapes=[*ring, *scratch],
         ),
         out_shape=[
-            jax.ShapeDtypeStruct((s, k, rows, c), q_skgc.dtype),
+            jax.ShapeDtypeStruct((s, k, rows, v), q_skgc.dtype),
             jax.ShapeDtypeStruct(pool.shape, pool.dtype),
         ],
         input_output_aliases={len(scalars) + 3: 1},
-        name="paged_decode",
+        name=f"{options.name}_decode",
         **options.pallas_options(),
     )(*scalars, *inputs)
-    return out_skrc[:, :, :g], pool
+    return out_skrv[:, :, :g], pool
 
 
 def _kernel(*refs: Any, options: Options) -> None:

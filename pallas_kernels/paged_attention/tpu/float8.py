@@ -14,6 +14,11 @@ UNPACKED_KINDS = ("TPU v5 lite", "TPU v6 lite")
 FACTOR = 16
 
 
+def is_unpacked(dtype: DTypeLike, architecture: str | None) -> bool:
+    """Say whether a pool of this dtype is read so by this kind of TPU."""
+    return dtype == jnp.float8_e4m3fn and architecture in UNPACKED_KINDS
+
+
 def to_be_unpacked(x: Array) -> Array:
     """Return float8_e4m3fn in which minus zero is zero, and NaN is minus zero, as `unpack` takes it."""
     bits = lax.bitcast_convert_type(x, jnp.uint8)

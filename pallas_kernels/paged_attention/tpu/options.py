@@ -26,22 +26,27 @@ MOST_BUFFERS = 16
 class Options(NamedTuple):
     """The static side of a call."""
 
+    name: str
+    """What the programs of the kernels are called."""
     group: int
-    head_dim: int
+    keys: slice
+    """The columns of a token's row in the pool that queries, as wide, are multiplied with."""
+    values: slice
+    """The columns that are summed up, which may be among those of the keys."""
     block_size: int
     scale: float
     soft_cap: float | None
     has_sinks: bool
     has_row_ends: bool
     unpacks_float8: bool
-    """K and V are read as `float8.unpack` does."""
+    """The pool is read as `float8.unpack` does."""
     tiles: Tiles
     interpret: bool
 
     @property
-    def columns(self) -> int:
-        """Return the columns of q and output: head_dim, or K and V together where both fit in one row of lanes."""
-        return self.head_dim if self.head_dim % LANES == 0 else 2 * self.head_dim
+    def num_values(self) -> int:
+        """Return the columns of the output."""
+        return self.values.stop - self.values.start
 
     @property
     def kv_tile(self) -> int:
@@ -89,10 +94,15 @@ def tpu_tiles(shape: AttentionShape, architecture: str | None) -> Tiles:
     """
     token_bytes = shape.num_kv_heads * 2 * shape.head_dim * jnp.dtype(shape.kv_dtype).itemsize
     kv = 512 if 512 * token_bytes <= 4 * 2**20 else 256
-    decode = max(3, min(MOST_BUFFERS, RING_BYTES.get(architecture, 8 * 2**20) // (kv * token_bytes)))
+    decode = ring_length(kv * token_bytes, architecture)
     row_bytes = shape.num_heads * max(shape.head_dim, LANES) * 4
     query = max(tokens for tokens in (64, 128, 256) if tokens == 64 or tokens * row_bytes <= 4 * 2**20)
     return Tiles(decode=decode, query=query, kv=kv)
+
+
+def ring_length(tile_bytes: int, architecture: str | None) -> int:
+    """Return how many KV tiles the ring of decodes has."""
+    return max(3, min(MOST_BUFFERS, RING_BYTES.get(architecture, 8 * 2**20) // tile_bytes))
 
 
 def take(kind: Any, refs: tuple[Any, ...], absent: Container[str] = ()) -> tuple[Any, tuple[Any, ...]]:

@@ -62,13 +62,13 @@ class _Operands(NamedTuple):
     q: Any
     """[k, t / 16, 16 * g, c]."""
     new_kv: Any
-    """[k, t / 16, 16, 2 * h]."""
+    """[k, t / 16, 16, columns of the pool]."""
     pool: Any
     sinks_krx: Any
     ahead: Any
     """[t / 16, 16 * g, 128], in all lanes how many positions after its own a row sees; with row ends only."""
     out: Any
-    """Its shape is that of q."""
+    """[k, t / 16, 16 * g, v]."""
     written: Any
     """The pool again, to write and to read what was written."""
 
@@ -82,12 +82,13 @@ class _Scratch(NamedTuple):
     """[2, query / 16, 16 * g, 128], with row ends only."""
     q_semaphores: Any
     out: Any
-    """Its shape is that of q."""
+    """[2, k, query / 16, 16 * g, v]."""
     out_semaphores: Any
     maxima: Any
     """[k, query * g, 128], as the sums."""
     sums: Any
     values: Any
+    """[k, query * g, v]."""
 
 
 def prefill_attention(
@@ -100,8 +101,8 @@ def prefill_attention(
     place: Array,
     options: Options,
 ) -> tuple[Array, Array]:
-    """Write and attend the longer chunks; return their rows of [t, k, g, c] and the pool. Other rows are not set."""
-    t, k, g, c = q_tkgc.shape
+    """Write and attend the longer chunks; return their rows of [t, k, g, v] and the pool. Other rows are not set."""
+    (t, k, g, c), v = q_tkgc.shape, options.num_values
     steps, query = t // ROW_ALIGNMENT, options.tiles.query
     dtype = matmul_dtype(q_tkgc.dtype, pool.dtype)
     q = q_tkgc.transpose(1, 0, 2, 3).reshape(k, steps, ROW_ALIGNMENT * g, c).astype(dtype)
@@ -136,11 +137,11 @@ def prefill_attention(
         pltpu.VMEM((BUFFERS, k, query // ROW_ALIGNMENT, ROW_ALIGNMENT * g, c), dtype),
         None if ends is None else pltpu.VMEM((BUFFERS, query // ROW_ALIGNMENT, ROW_ALIGNMENT * g, LANES), jnp.int32),
         pltpu.SemaphoreType.DMA((BUFFERS,)),
-        pltpu.VMEM((BUFFERS, k, query // ROW_ALIGNMENT, ROW_ALIGNMENT * g, c), q_tkgc.dtype),
+        pltpu.VMEM((BUFFERS, k, query // ROW_ALIGNMENT, ROW_ALIGNMENT * g, v), q_tkgc.dtype),
         pltpu.SemaphoreType.DMA((BUFFERS,)),
         float32((k, query * g, LANES)),
         float32((k, query * g, LANES)),
-        float32((k, query * g, c)),
+        float32((k, query * g, v)),
     )
     out, pool = pl.pallas_call(
         partial(_kernel, options=options),
@@ -151,12 +152,15 @@ def prefill_attention(
             out_specs=[hbm(), hbm()],
             scratch_shapes=[*write_scratch(new_kv, pool, options), *ring, *present(scratch)],
         ),
-        out_shape=[jax.ShapeDtypeStruct(q.shape, q_tkgc.dtype), jax.ShapeDtypeStruct(pool.shape, pool.dtype)],
+        out_shape=[
+            jax.ShapeDtypeStruct((*q.shape[:-1], v), q_tkgc.dtype),
+            jax.ShapeDtypeStruct(pool.shape, pool.dtype),
+        ],
         input_output_aliases={len(present(scalars)) + 3: 1},
-        name="paged_prefill",
+        name=f"{options.name}_prefill",
         **options.pallas_options(),
     )(*present(scalars), *inputs)
-    return out.reshape(k, t, g, c).transpose(1, 0, 2, 3), pool
+    return out.reshape(k, t, g, v).transpose(1, 0, 2, 3), pool
 
 
 class _Ends(NamedTuple):

@@ -21,7 +21,7 @@ NOTHING_SEEN = -1e30
 
 
 class State(NamedTuple):
-    """The state of r query rows: float32 refs [.., 128], [.., 128] and [.., c]; all but the last axis make r."""
+    """The state of r query rows: float32 refs [.., 128], [.., 128] and [.., v]; all but the last axis make r."""
 
     maxima: Any
     sums: Any
@@ -37,7 +37,7 @@ class Operands(NamedTuple):
 
     q_rc: Array
     kv_tc: Array
-    """K and V side by side."""
+    """Rows of the pool, with the columns of keys and those of values."""
 
 
 def start(state: State, sinks: Array | None) -> None:
@@ -59,32 +59,31 @@ def attend(state: State, heads: Sequence[Operands], keep_rt: Array | None, optio
     it does not.
     The heads' matmuls are independent, so the more of them, the better they hide each other's latency.
     """
-    h, shares_lanes = options.head_dim, options.columns != options.head_dim
     dtype = heads[0].q_rc.dtype
     unpack = float8.unpack if options.unpacks_float8 else lax.convert_element_type
     all_kv = [unpack(kv_tc, dtype) for _, kv_tc in heads]
-    keys = [kv_tc if shares_lanes else kv_tc[:, :h] for kv_tc in all_kv]
-    values = [kv_tc if shares_lanes else kv_tc[:, h:] for kv_tc in all_kv]
+    keys = [kv_tc[:, options.keys] for kv_tc in all_kv]
+    values = [kv_tc[:, options.values] for kv_tc in all_kv]
     scores = [_scale(_dot(q_rc, k_tc, 1), options) for (q_rc, _), k_tc in zip(heads, keys, strict=True)]
     scores_rt = _stack(scores if keep_rt is None else [jnp.where(keep_rt, x_rt, -jnp.inf) for x_rt in scores])
-    maxima_rx, sums_rx, values_rc = (ref[...].reshape(-1, ref.shape[-1]) for ref in state)
+    maxima_rx, sums_rx, values_rv = (ref[...].reshape(-1, ref.shape[-1]) for ref in state)
     new_maxima_rx = jnp.maximum(maxima_rx, scores_rt.max(axis=1, keepdims=True))
     decay_rx = jnp.exp2(maxima_rx - new_maxima_rx)
     weights_rt = jnp.exp2(scores_rt - _widen(new_maxima_rx, scores_rt.shape[1]))
     sums_rx = sums_rx * decay_rx + _fold(weights_rt)
     rows = scores_rt.shape[0] // len(heads)
     parts = [weights_rt[i * rows : (i + 1) * rows].astype(dtype) for i in range(len(heads))]
-    new_values_rc = _stack([_dot(part, v_tc, 0) for part, v_tc in zip(parts, values, strict=True)])
-    values_rc = values_rc * _widen(decay_rx, values_rc.shape[1]) + new_values_rc
-    for ref, value in zip(state, (new_maxima_rx, sums_rx, values_rc), strict=True):
+    new_values_rv = _stack([_dot(part, v_tc, 0) for part, v_tc in zip(parts, values, strict=True)])
+    values_rv = values_rv * _widen(decay_rx, values_rv.shape[1]) + new_values_rv
+    for ref, value in zip(state, (new_maxima_rx, sums_rx, values_rv), strict=True):
         ref[...] = value.reshape(ref.shape)
 
 
 def result(state: State, options: Options) -> Array:
-    """Return the attention's output [.., c]; zeros for rows that have seen nothing."""
+    """Return the attention's output [.., v]; zeros for rows that have seen nothing."""
     total_r1 = state.sums[...].sum(axis=-1, keepdims=True)
-    values_rc = state.values[...] / jnp.maximum(total_r1, 1e-30)
-    return values_rc * float8.FACTOR if options.unpacks_float8 else values_rc
+    values_rv = state.values[...] / jnp.maximum(total_r1, 1e-30)
+    return values_rv * float8.FACTOR if options.unpacks_float8 else values_rv
 
 
 def _scale(scores_rt: Array, options: Options) -> Array:

@@ -67,7 +67,7 @@ class Ring(NamedTuple):
     """Scratch of a stream: refs in a kernel, their shapes outside."""
 
     buffers: Any
-    """[num_buffers, k, tile / slab, slab, 2 * h] in VMEM."""
+    """[num_buffers, k, tile / slab, slab, c] in VMEM."""
     semaphores: Any
     tables: Any
     """[num_tables, m / 128, 128] in SMEM: block tables are fetched further ahead than tiles."""
@@ -93,7 +93,7 @@ class KVStream[T: Item]:
     """The pool that streams through a ring, and the items it streams for."""
 
     pool: Any
-    """[l * b, k, o / slab, slab, 2 * h] in HBM."""
+    """[l * b, k, o / slab, slab, c] in HBM."""
     tables: Any
     """[s, m / 128, 128] in HBM."""
     ring: Ring

@@ -44,19 +44,19 @@ class WriteScratch(NamedTuple):
     """Scratch of the writing, in VMEM."""
 
     new: Any
-    """[2, k, (lead + query) / 16, 16, 2 * h]: rows of the step, a tile's own after those before it."""
+    """[2, k, (lead + query) / 16, 16, c]: rows of the step, a tile's own after those before it."""
     old: Any
-    """[2, 2, k, slab, 2 * h]: what the pool holds in the chunk's first and last slab."""
+    """[2, 2, k, slab, c]: what the pool holds in the chunk's first and last slab."""
     read_semaphores: Any
     shifted: Any
-    """[2 * h / 128, lead + query + slab, 128] float32: one row of lanes, 32 bits wide, can be read from any row."""
+    """[c / 128, lead + query + slab, 128] float32: one row of lanes, 32 bits wide, can be read from any row."""
     slabs: Any
-    """[2, k, query / slab + 1, slab, 2 * h], on the way to the pool."""
+    """[2, k, query / slab + 1, slab, c], on the way to the pool."""
     write_semaphores: Any
 
 
 def write_scratch(new: Array, pool: Array, options: Options) -> WriteScratch:
-    """Return the scratch shapes; `new` is [k, t / 16, 16, 2 * h]."""
+    """Return the scratch shapes; `new` is [k, t / 16, 16, c]."""
     _, k, _, slab, columns = pool.shape
     query, rows = options.tiles.query, _lead(slab) + options.tiles.query
     return WriteScratch(
@@ -79,7 +79,7 @@ class ChunkWriter:
     """Writes all tiles of the step; tile i + 1 is read while tile i is shifted."""
 
     new: Any
-    """[k, t / 16, 16, 2 * h] in HBM."""
+    """[k, t / 16, 16, c] in HBM."""
     pool: Any
     written: Any
     """The pool again, to write."""

@@ -1,0 +1,79 @@
+"""Attention over latents on TPUs: the kernels of paged attention with one kv head, whose values are part of its keys.
+
+So a tile of latents is brought into VMEM once for the scores and the values of all heads. The rows of queries are all
+heads of a token, or of a tile of tokens.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax.numpy as jnp
+from jax import Array
+
+from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, Tiles
+from pallas_kernels.paged_attention.tpu import float8
+from pallas_kernels.paged_attention.tpu.options import Options, ring_length
+from pallas_kernels.paged_attention.tpu.step import attend_step
+
+from .layout import LatentPool, LatentShape, row_columns
+
+KV_TILE = 512
+QUERY_ROWS = 2048
+"""So many rows, tokens times heads, are a query tile, if that is not fewer tokens than the next."""
+LEAST_TOKENS = 32
+"""A query tile has the rows of at least one 8-bit tile of the pool, as writing wants it."""
+
+
+def tpu_latent_attention(
+    q_tnh: Array,
+    latents_th: Array,
+    kv_pool: LatentPool,
+    batch: AttentionBatch,
+    *,
+    layer: Array | int,
+    num_layers: int,
+    scale: float,
+    latent_dim: int,
+    tiles: Tiles,
+    architecture: str | None = None,
+    interpret: bool = False,
+) -> tuple[Array, LatentPool]:
+    """See `LatentAttention`. `interpret` runs the kernels on a CPU, in Pallas' simulation of a TPU."""
+    _, n, h = q_tnh.shape
+    pool = kv_pool.latents
+    _, block_size, columns = pool.shape
+    options = Options(
+        name="latent",
+        group=n,
+        keys=slice(0, columns),
+        values=slice(0, latent_dim),
+        block_size=block_size,
+        scale=scale,
+        soft_cap=None,
+        has_sinks=False,
+        has_row_ends=False,
+        unpacks_float8=float8.is_unpacked(pool.dtype, architecture),
+        tiles=tiles,
+        interpret=interpret,
+    )
+    fill = partial(jnp.pad, pad_width=((0, 0), (0, 0), (0, columns - h)))
+    out_tknv, pool = attend_step(
+        fill(q_tnh)[:, None],
+        fill(latents_th[:, None]),
+        pool[:, None],
+        batch,
+        layer=layer,
+        num_layers=num_layers,
+        window=NO_WINDOW,
+        options=options,
+    )
+    return out_tknv[:, 0].astype(q_tnh.dtype), LatentPool(pool[:, 0])
+
+
+def tpu_tiles(shape: LatentShape, architecture: str | None) -> Tiles:
+    """Return tile sizes that fit the fast memory of every generation; see those of paged attention."""
+    tile_bytes = KV_TILE * row_columns(shape) * jnp.dtype(shape.kv_dtype).itemsize
+    sizes = (LEAST_TOKENS, 64, 128, 256)
+    query = max(tokens for tokens in sizes if tokens == LEAST_TOKENS or tokens * shape.num_heads <= QUERY_ROWS)
+    return Tiles(decode=ring_length(tile_bytes, architecture), query=query, kv=KV_TILE)
