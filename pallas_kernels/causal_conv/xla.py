@@ -50,7 +50,7 @@ def xla_causal_conv(
 
     seqs_s, beyond = jnp.arange(len(starts_s), dtype=jnp.int32), len(pool)
     seqs_sk = jnp.repeat(seqs_s, kept)
-    for stops_s, slots_s in ((ends_s, batch.write_slots_s), (batch.save_ends_s, batch.save_slots_s)):
+    for stops_s, slots_s in ((ends_s, batch.write_slots_s), (batch.all_save_ends_s, batch.save_slots_s)):
         rows_sk = stops_s[:, None] - kept + jnp.arange(kept, dtype=jnp.int32)
         after_skc = inputs(rows_sk.reshape(-1), seqs_sk).reshape(states_skc.shape)
         targets_s = jnp.where((slots_s > 0) & (ends_s > starts_s), first_slot + slots_s, beyond)
