@@ -40,7 +40,7 @@ from shapes import MODELS, with_layers
 
 from jaxllm.check.hlo import count_collectives
 from jaxllm.config.arguments import EngineArguments
-from jaxllm.config.resolve import resolve_groups
+from jaxllm.config.resolve import resolve_groups, resolve_states
 from jaxllm.config.resolve_pooling import is_causal
 from jaxllm.engine.core.model import choose_ops
 from jaxllm.execution.buckets import pick_bucket
@@ -146,13 +146,15 @@ def make_compiler(name: str, platform: str, mesh: Mesh, num_layers: int | None) 
     config = spread(get_family(hf["architectures"][0]).read_config(hf), mesh.size)
     context = min(CONTEXT, config.max_position_embeddings)
     config = config.within(context)
-    groups = resolve_groups(EngineArguments(model=name), config, mesh, platform, "bfloat16", BLOCK_SIZE)
+    args = EngineArguments(model=name)
+    groups = resolve_groups(args, config, mesh, platform, "bfloat16", BLOCK_SIZE)
     settings = StepConfig(
         max_num_seqs=SEQS,
         # Texts go through an encoder in one step.
         max_num_batched_tokens=TOKENS if is_causal(config) else max(TOKENS, context + 8),
         max_model_len=context,
         groups=groups,
+        states=resolve_states(args, config, mesh, platform, "bfloat16"),
         max_logprobs=20,
         platform=platform,
         generates=config.pooling is None,

@@ -103,6 +103,22 @@ MODELS: dict[str, dict[str, Any]] = {
             "use_bidirectional_attention": "vision", "tie_word_embeddings": True,
         },
     },
+    "qwen3.6-27b": {
+        "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "tie_word_embeddings": False,
+        "text_config": {
+            "model_type": "qwen3_5_text", "dtype": "bfloat16", "vocab_size": 248_320, "hidden_size": 5120,
+            "intermediate_size": 17_408, "num_hidden_layers": 64, "num_attention_heads": 24, "num_key_value_heads": 4,
+            "head_dim": 256, "hidden_act": "silu", "max_position_embeddings": 262_144, "rms_norm_eps": 1e-6,
+            "attention_bias": False, "attn_output_gate": True,
+            "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 16, "full_attention_interval": 4,
+            "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+            "linear_value_head_dim": 128, "linear_num_value_heads": 48, "tie_word_embeddings": False,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 10_000_000, "partial_rotary_factor": 0.25,
+                "mrope_section": [11, 11, 10], "mrope_interleaved": True,
+            },
+        },
+    },
     "minilm-l6": BERT | {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6},
     "bert-base": BERT | {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12},
     "modernbert-base": {

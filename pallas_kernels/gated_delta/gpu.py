@@ -12,11 +12,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_attention.gpu.common import LOG2_E
 from pallas_kernels.recurrent_state import StateBatch
-from pallas_kernels.recurrent_state.gpu import MATRIX, OF_COLUMNS, OF_ROWS, Place, load_vector, spread, take_decodes
+from pallas_kernels.recurrent_state.gpu import (
+    MATRIX,
+    OF_COLUMNS,
+    OF_ROWS,
+    Place,
+    load_vector,
+    side_by_side,
+    spread,
+    take_decodes,
+)
 from pallas_kernels.recurrent_state.xla import scan_chunks
 
 from .reference import NORM_EPS
@@ -40,9 +50,9 @@ def gpu_gated_delta(
     first_slot = jnp.asarray(layer, jnp.int32) * (len(pool) // num_layers)
     inputs = q_tkd, k_tkd, v_tvd, log_decay_tvd, beta_tv
     out_tvd, pool = take_decodes(
-        partial(_decode, group=v_tvd.shape[1] // k_tkd.shape[1]),
+        partial(_decode, key_heads=k_tkd.shape[1]),
         "gated_delta_decode",
-        inputs,
+        (side_by_side(q_tkd, k_tkd, v_tvd), log_decay_tvd, beta_tv),
         pool,
         batch,
         first_slot,
@@ -58,18 +68,21 @@ def _decode(
     place: Place,
     wait: Callable[[], None],
     state: Any,
-    q: Any,
-    k: Any,
-    v: Any,
+    qkv: Any,
     log_decay: Any,
     beta: Any,
     *,
-    group: int,
+    key_heads: int,
 ) -> Array:
     seq, head, part = place
-    query, key = (_normed(load_vector(x.at[seq, lax.div(head, group)], OF_ROWS)) for x in (q, k))
-    value, correction = load_vector(v.at[seq, head, part], OF_COLUMNS), beta[seq, head]
-    shape = state.shape
+    shape, heads, num_keys = state.shape, beta.shape[1], key_heads * state.shape[0]
+    value_dim = (qkv.shape[1] - 2 * num_keys) // heads
+    own_key = lax.div(head, heads // key_heads) * shape[0]
+    query, key = (
+        _normed(load_vector(qkv.at[seq, pl.ds(first + own_key, shape[0])], OF_ROWS)) for first in (0, num_keys)
+    )
+    own_values = pl.ds(2 * num_keys + head * value_dim + part.start, part.size)
+    value, correction = load_vector(qkv.at[seq, own_values], OF_COLUMNS), beta[seq, head]
     if log_decay.shape[2] > 1:
         decay = spread(jnp.exp2(load_vector(log_decay.at[seq, head], OF_ROWS) * LOG2_E), shape, 0)
     else:

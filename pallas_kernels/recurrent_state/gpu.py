@@ -135,6 +135,15 @@ def _kernel(body, axis: int, reads_s, writes_s, saves_s, num_decodes, first_slot
         plgpu.wait_smem_to_gmem(0)
 
 
+def side_by_side(*arrays: Array) -> Array:
+    """Return arrays [t, ...] as one [t, c]. Where they were cut out of one, XLA sees that this is the whole.
+
+    Taken as operands they would first be cut out, by kernels of their own.
+    """
+    t = len(arrays[0])
+    return jnp.concatenate([x.reshape(t, 1, -1) for x in arrays], axis=2).reshape(t, -1)
+
+
 def load_vector(ref: Any, layout: Any) -> Array:
     """Load a vector of global memory in a matrix' layout of rows or columns, in float32."""
     return plgpu.load(ref, layout=layout, optimized=False).astype(jnp.float32)

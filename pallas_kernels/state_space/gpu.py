@@ -24,6 +24,7 @@ from pallas_kernels.recurrent_state.gpu import (
     PART,
     Place,
     load_vector,
+    side_by_side,
     spread,
     take_decodes,
 )
@@ -49,9 +50,9 @@ def gpu_state_space(
     """See `StateSpace`. `interpret` runs the kernel on a CPU, in an interpreter that looks for races."""
     first_slot = jnp.asarray(layer, jnp.int32) * (len(pool) // num_layers)
     out_thp, pool = take_decodes(
-        partial(_decode, group=x_thp.shape[1] // b_tgn.shape[1]),
+        partial(_decode, groups=b_tgn.shape[1]),
         "state_space_decode",
-        (x_thp, dt_th, b_tgn, c_tgn, a_h, d_h),
+        (side_by_side(x_thp, b_tgn, c_tgn), dt_th, a_h, d_h),
         pool,
         batch,
         first_slot,
@@ -68,24 +69,28 @@ def _decode(
     place: Place,
     wait: Callable[[], None],
     state: Any,
-    x: Any,
+    xbc: Any,
     dt: Any,
-    b: Any,
-    c: Any,
     a: Any,
     d: Any,
     *,
-    group: int,
+    groups: int,
 ) -> Array:
     seq, head, part = place
-    shared = lax.div(head, group)
+    heads, state_dim = dt.shape[1], state.shape[1]
+    written = groups * state_dim
+    inner = xbc.shape[1] - 2 * written
+    own_group = lax.div(head, heads // groups) * state_dim
     step, rate, skip = dt[seq, head], a[head], d[head]
-    x_p = load_vector(x.at[seq, head, part], OF_ROWS)
+    x_p = load_vector(xbc.at[seq, pl.ds(head * (inner // heads) + part.start, part.size)], OF_ROWS)
     decay, added, read = jnp.exp2(step * rate * LOG2_E), x_p * step, x_p * skip
     wait()
-    for start in range(0, state.shape[1], PART):  # few registers at a time
+    for start in range(0, state_dim, PART):  # few registers at a time
         columns = pl.ds(start, PART)
-        b_n, c_n = (load_vector(each.at[seq, shared, columns], OF_COLUMNS) for each in (b, c))
+        b_n, c_n = (
+            load_vector(xbc.at[seq, pl.ds(first + own_group + start, PART)], OF_COLUMNS)
+            for first in (inner, inner + written)
+        )
         state_pn = plgpu.load(state.at[:, columns], layout=MATRIX) * decay
         shape = state_pn.shape
         state_pn = state_pn + spread(added, shape, 0) * spread(b_n, shape, 1)
