@@ -59,6 +59,7 @@ part linear-rare-v6e $JAX scripts/compile_linear.py --target v6e:1x1 --rare --ro
 part linear-rare-h100 $JAX scripts/compile_linear.py --target h100 --rare --rows 1 512 --matrices 4096x4096
 part kernels-v6e-old-jax $OLD_JAX scripts/compile_tpu_kernels.py --topology v6e:1x1 --steps mixed
 part kernels-h100-old-jax $OLD_JAX scripts/compile_gpu_kernels.py
+part states-decode-h100-old-jax $OLD_JAX scripts/compile_gpu_states.py
 part steps-v5e $JAX scripts/compile_steps.py v5e:1x1 llama-3.2-1b # 8 B parameters do not fit one v5e
 for model in llama-3.2-1b llama-3-8b qwen3-8b; do
   part "steps-v6e-$model" $JAX scripts/compile_steps.py v6e:1x1 $model

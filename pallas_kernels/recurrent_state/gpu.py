@@ -82,7 +82,11 @@ def take_decodes(
         grid=(num_parts, pool.shape[1], count),
         grid_names=("part", "head", "seq"),
         kernel_name=name,
-        scratch_types={"state": tiled_smem(tuple(matrix), pool.dtype, columns=32), "barrier": plgpu.Barrier()},
+        scratch_types={
+            "state": tiled_smem(tuple(matrix), pool.dtype, columns=32),
+            "read": plgpu.SMEM((PART,), out.dtype),
+            "barrier": plgpu.Barrier(),
+        },
         compiler_params=compiler_params(),
         interpret=interpret_params(interpret),
     )
@@ -92,11 +96,10 @@ def take_decodes(
     return jnp.pad(read, [(0, out.shape[0] - count), (0, 0), (0, 0)]), jax.freeze(pool_ref)
 
 
-def _kernel(body, axis: int, reads_s, writes_s, saves_s, num_decodes, first_slot, pool, *refs, state, barrier):
+def _kernel(body, axis: int, reads_s, writes_s, saves_s, num_decodes, first_slot, pool, *refs, state, read, barrier):
     part, head, seq = (lax.axis_index(name) for name in ("part", "head", "seq"))
     place = Place(seq, head, pl.ds(pl.multiple_of(part * PART, PART), PART))
     *operands, out = refs
-    result = out.at[seq, head, place.part]
     layout = OF_COLUMNS if axis else OF_ROWS
 
     def in_pool(slot: Array) -> Any:
@@ -105,8 +108,8 @@ def _kernel(body, axis: int, reads_s, writes_s, saves_s, num_decodes, first_slot
 
     @pl.when(seq >= num_decodes[0])
     def _():
-        zeros = plgpu.layout_cast(jnp.zeros((PART,), out.dtype), layout)
-        plgpu.store(result, zeros, optimized=False)
+        read[...] = plgpu.layout_cast(jnp.zeros(read.shape, read.dtype), layout)
+        plgpu.commit_smem()
 
     @pl.when(seq < num_decodes[0])
     def _():
@@ -123,7 +126,7 @@ def _kernel(body, axis: int, reads_s, writes_s, saves_s, num_decodes, first_slot
             def _():
                 state[...] = plgpu.layout_cast(jnp.zeros(state.shape, state.dtype), MATRIX)
 
-        read = body(place, wait, state, *operands)
+        read[...] = body(place, wait, state, *operands).astype(read.dtype)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(state, in_pool(writes_s[seq]))
 
@@ -131,8 +134,8 @@ def _kernel(body, axis: int, reads_s, writes_s, saves_s, num_decodes, first_slot
         def _():
             plgpu.copy_smem_to_gmem(state, in_pool(saves_s[seq]))
 
-        plgpu.store(result, read.astype(out.dtype), optimized=False)
-        plgpu.wait_smem_to_gmem(0)
+    plgpu.copy_smem_to_gmem(read, out.at[seq, head, place.part])
+    plgpu.wait_smem_to_gmem(0)
 
 
 def side_by_side(*arrays: Array) -> Array:
