@@ -53,6 +53,7 @@ for target in v5e:1x1 tpu7x:1x1x1; do
 done
 part kernels-h100 $JAX scripts/compile_gpu_kernels.py
 part grouped-matmul-h100 $JAX scripts/compile_gpu_grouped_matmul.py
+part states-decode-h100 $JAX scripts/compile_gpu_states.py
 part linear-v6e $JAX scripts/compile_linear.py --target v6e:1x1 --matrices 4096x4096
 for target in v5e:1x1 tpu7x:1x1x1; do
   part "linear-${target%%:*}" $JAX scripts/compile_linear.py --target $target --matrices 4096x4096 --rows 1 2000
@@ -63,6 +64,7 @@ part linear-rare-v6e $JAX scripts/compile_linear.py --target v6e:1x1 --rare --ro
 part linear-rare-h100 $JAX scripts/compile_linear.py --target h100 --rare --rows 1 512 --matrices 4096x4096
 part kernels-v6e-old-jax $OLD_JAX scripts/compile_tpu_kernels.py --topology v6e:1x1 --steps mixed
 part kernels-h100-old-jax $OLD_JAX scripts/compile_gpu_kernels.py
+part states-decode-h100-old-jax $OLD_JAX scripts/compile_gpu_states.py
 part steps-v5e $JAX scripts/compile_steps.py v5e:1x1 llama-3.2-1b # 8 B parameters do not fit one v5e
 for model in llama-3.2-1b llama-3-8b qwen3-8b; do
   part "steps-v6e-$model" $JAX scripts/compile_steps.py v6e:1x1 $model
@@ -85,6 +87,7 @@ experts() { # NAME TARGET MODEL ARGUMENTS...: the full step's sampling is that o
 for model in qwen3-30b-a3b gpt-oss-20b mixtral-8x7b; do
   experts "steps-h100-$model" h100 $model --layers 8
 done
+experts steps-h100-qwen3.6-27b h100 qwen3.6-27b # a hybrid: states and attention
 experts steps-h100-gemma-4-26b h100 gemma-4-26b --layers 12
 experts steps-v6e-qwen3-30b-a3b v6e:1x1 qwen3-30b-a3b --layers 16 # as many as one v6e holds
 experts steps-v6e-gpt-oss-20b v6e:1x1 gpt-oss-20b --layers 12

@@ -43,7 +43,10 @@ class Caches:
         """Return what `Model.forward` takes in a step besides weights, pools and tokens."""
         attend = [shard(op, self._mesh) for op in self._attention]
         recur = [ShardedRecurrence(ops, self._mesh) for ops in self._states]
-        batches = [*inputs.batches(decodes_only=decodes_only), *[inputs.state_batch] * len(recur)]
+        batches = [
+            *inputs.batches(decodes_only=decodes_only),
+            *[inputs.state_batch(decodes_only=decodes_only)] * len(recur),
+        ]
         return {"batches": batches, "attention": [*attend, *recur]}
 
     def specs(self, num_blocks: int) -> Pools:

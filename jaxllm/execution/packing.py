@@ -123,10 +123,12 @@ class PackedInputs(NamedTuple):
         batches = [placement.batch(self.sequences) for placement in self.placements]
         return [batch.without_tiles() for batch in batches] if decodes_only else batches
 
-    @property
-    def state_batch(self) -> StateBatch | None:
-        """Return what ops of recurrent state take, None if the model has none."""
-        return self.states[0].batch(self.sequences) if self.states else None
+    def state_batch(self, *, decodes_only: bool) -> StateBatch | None:
+        """Return what ops of recurrent state take, None if there is none; a step of decodes alone has no chunks."""
+        if not self.states:
+            return None
+        batch = self.states[0].batch(self.sequences)
+        return batch.without_chunks() if decodes_only else batch
 
 
 class ArrayField(NamedTuple):

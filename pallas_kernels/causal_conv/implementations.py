@@ -1,7 +1,4 @@
-"""There are several ways of running the op; this says what each can do, and which one a platform gets.
-
-GPUs have no kernel of their own and get plain XLA.
-"""
+"""There are several ways of running the op; this says what each can do, and which one a platform gets."""
 
 from __future__ import annotations
 
@@ -9,9 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels.recurrent_state import Implementation, cpu_implementation
+from pallas_kernels.targets import hopper_refusal
 
 from .shape import ConvShape
 
@@ -46,6 +45,12 @@ def _refuse_on_tpu(shape: ConvShape) -> str | None:
     return tpu_refuse(shape)
 
 
+def _load_gpu(_: str | None) -> Callable[..., tuple[Array, Array]]:
+    from .gpu import gpu_causal_conv
+
+    return gpu_causal_conv
+
+
 def _prepare_cpu(shape: ConvShape, folder: Path | None) -> None:
     from .cpu import cpu_prepare
 
@@ -60,8 +65,17 @@ def _refuse_on_cpu(shape: ConvShape) -> str | None:
     return f"num_channels must be a multiple of 16, not {shape.num_channels}" if shape.num_channels % 16 else None
 
 
+def _refuse_on_gpu(shape: ConvShape) -> str | None:
+    if shape.num_channels % 128:
+        return f"num_channels must be a multiple of 128, not {shape.num_channels}"
+    if shape.dtype not in (jnp.bfloat16, jnp.float32):
+        return f"dtype must be bfloat16 or float32, not {jnp.dtype(shape.dtype).name}"
+    return None
+
+
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "xla": Implementation(_load_xla, None, _pool_spec),
     "tpu": Implementation(_load_tpu, "tpu", _tpu_pool_spec, _refuse_on_tpu),
+    "gpu": Implementation(_load_gpu, "gpu", _pool_spec, _refuse_on_gpu, device_refusal=hopper_refusal),
     "cpu": cpu_implementation(_load_cpu, _pool_spec, _refuse_on_cpu, _prepare_cpu),
 }

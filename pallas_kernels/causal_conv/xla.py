@@ -72,4 +72,4 @@ def convolve(
         sum_tc = sum_tc + inputs(rows_t - back, seqs_t).astype(jnp.float32) * weight_c[None]
     out_tc = jax.nn.silu(sum_tc) if activation == "silu" else sum_tc
     out_tc = jnp.where(is_live_t[:, None], out_tc, 0).astype(x_tc.dtype)
-    return out_tc, state_before(ends_s), state_before(batch.save_ends_s)
+    return out_tc, state_before(ends_s), state_before(batch.all_save_ends_s)

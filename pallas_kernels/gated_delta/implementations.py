@@ -1,7 +1,4 @@
-"""There are several ways of running the op; this says what each can do, and which one a platform gets.
-
-GPUs have no kernel of their own yet and get plain XLA.
-"""
+"""There are several ways of running the op; this says what each can do, and which one a platform gets."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels.recurrent_state import Implementation, cpu_implementation
+from pallas_kernels.targets import hopper_refusal
 
 from .shape import GatedDeltaShape
 
@@ -33,6 +31,12 @@ def _load_tpu(_: str | None) -> Callable[..., tuple[Array, Array]]:
     from .tpu import tpu_gated_delta
 
     return tpu_gated_delta
+
+
+def _load_gpu(_: str | None) -> Callable[..., tuple[Array, Array]]:
+    from .gpu import gpu_gated_delta
+
+    return gpu_gated_delta
 
 
 def _prepare_cpu(shape: GatedDeltaShape, folder: Path | None) -> None:
@@ -66,8 +70,15 @@ def _refuse_on_tpu(shape: GatedDeltaShape) -> str | None:
     return refuse_state(shape.num_value_heads * shape.key_dim * shape.value_dim * 4, shape.dtype)
 
 
+def _refuse_on_gpu(shape: GatedDeltaShape) -> str | None:
+    from pallas_kernels.recurrent_state.gpu import refuse_state
+
+    return refuse_state(shape.value_dim, shape.key_dim, ("value_dim", "key_dim"), shape.dtype)
+
+
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "xla": Implementation(_load_xla, None, _pool_spec),
     "tpu": Implementation(_load_tpu, "tpu", _pool_spec, _refuse_on_tpu),
+    "gpu": Implementation(_load_gpu, "gpu", _pool_spec, _refuse_on_gpu, device_refusal=hopper_refusal),
     "cpu": cpu_implementation(_load_cpu, _cpu_pool_spec, _refuse_on_cpu, _prepare_cpu),
 }

@@ -25,7 +25,22 @@ class StateBatch(NamedTuple):
     """The slot with the state before the step; 0 where the sequence begins, with zeros."""
     write_slots_s: Array
     """The slot for the state after the last row, often the one that is read; 0 for padding."""
-    save_ends_s: Array
-    """One past the row after which the state is saved too, in (start, end]; any number where `save_slots_s` is 0."""
+    save_ends_s: Array | None
+    """One past the row after which the state is saved too, in (start, end]; any number where `save_slots_s` is 0. None
+    says that the step has decodes alone, whose states are saved after their only row."""
     save_slots_s: Array
     """The slot that the state is saved to; 0 where it is not."""
+
+    @property
+    def has_chunks(self) -> bool:
+        """Say whether the step may have chunks of more than one token, which is known when it is traced."""
+        return self.save_ends_s is not None
+
+    def without_chunks(self) -> StateBatch:
+        """Return the batch of a step that has decodes alone, for which less is compiled."""
+        return self._replace(save_ends_s=None)
+
+    @property
+    def all_save_ends_s(self) -> Array:
+        """Return one past the row after which the state is saved, whether or not there are chunks."""
+        return self.query_ends_s if self.save_ends_s is None else self.save_ends_s

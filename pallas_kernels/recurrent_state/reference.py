@@ -24,7 +24,7 @@ def walk(
     before, pool = pool, np.array(pool)
     first_slot = layer * (len(pool) // num_layers)
     fields = (batch.query_starts_s, batch.query_ends_s, batch.read_slots_s, batch.write_slots_s)
-    sequences = zip(*map(np.asarray, (*fields, batch.save_ends_s, batch.save_slots_s)), strict=True)
+    sequences = zip(*map(np.asarray, (*fields, batch.all_save_ends_s, batch.save_slots_s)), strict=True)
     for start, end, read, write, save_end, save in sequences:
         if start == end:
             continue

@@ -58,6 +58,8 @@ def scan_chunks(
     pool: Array, batch: StateBatch, first_slot: Array | int, inputs: tuple[Array, ...], out: Array, step: Step
 ) -> tuple[Array, Array]:
     """Do as `scan_tokens`, for longer chunks alone."""
+    if not batch.has_chunks:
+        return pool, out
 
     def advance(row: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         state, out = carry
@@ -74,7 +76,7 @@ def scan_chunks(
                 batch.query_ends_s,
                 batch.read_slots_s,
                 batch.write_slots_s,
-                batch.save_ends_s,
+                batch.all_save_ends_s,
                 batch.save_slots_s,
             )
         )

@@ -112,3 +112,12 @@ def test_the_step_reads_what_the_host_wrote() -> None:
     for got, expected in zip(jax.tree.leaves(traced), jax.tree.leaves(arrays), strict=True):
         assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
         np.testing.assert_array_equal(got, expected)
+
+
+def test_a_step_of_decodes_alone_has_neither_tiles_nor_chunks() -> None:
+    _, _, arrays = allocate(BatchShape(Bucket(8, 8), 6, (4,), (None,), 1, has_states=True))
+    for decodes_only in (False, True):
+        (attention,) = arrays.batches(decodes_only=decodes_only)
+        states = arrays.state_batch(decodes_only=decodes_only)
+        assert states is not None
+        assert bool(attention.tile_seqs_i.size) == states.has_chunks == (not decodes_only)

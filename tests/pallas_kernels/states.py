@@ -72,6 +72,11 @@ def make_step(
     return Step(inputs, pool.astype(dtype), batch, rows)
 
 
+def alone(step: Step) -> Step:
+    """Return a step of decodes alone as the engine makes it where it knows that there are no chunks."""
+    return step._replace(batch=step.batch.without_chunks())
+
+
 def run_op(
     op: Any, step: Step, to_pool: Callable[[Any], Any], from_pool: Callable[[Any], Any], **settings: Any
 ) -> tuple[np.ndarray, np.ndarray]:

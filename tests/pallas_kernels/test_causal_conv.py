@@ -18,6 +18,7 @@ from tests.pallas_kernels.states import (
     NUM_LAYERS,
     NUM_SLOTS,
     Step,
+    alone,
     assert_pools_equal,
     assert_rows_are_independent,
     assert_saves_change_nothing,
@@ -60,13 +61,17 @@ def run(op: CausalConv, step: Step, **settings: Any) -> tuple[np.ndarray, np.nda
     return run_op(op, step, to_pool, from_pool, **settings)
 
 
-def assert_matches_reference(case: Case, dtype: Any, implementation: str, seed: int, tolerance: float) -> None:
+def assert_matches_reference(
+    case: Case, dtype: Any, implementation: str, seed: int, tolerance: float, chunks: list[Chunk] = MIXED
+) -> None:
     shape, settings = case.shape(dtype), settings_of(case, dtype)
-    step = make(seed, shape)
+    step = make(seed, shape, chunks)
+    if all(chunk.size == 1 for chunk in chunks):
+        step = alone(step)
     expected, expected_pool = reference_causal_conv(
         *step.inputs, pool=step.pool, batch=step.batch, layer=LAYER, num_layers=NUM_LAYERS, **settings
     )
-    out, pool = run(CausalConv(shape, implementation), step, **settings)
+    out, pool = run(CausalConv(shape, implementation, interpret=implementation == "gpu"), step, **settings)
     np.testing.assert_allclose(out.astype(np.float32), expected, rtol=tolerance, atol=tolerance)
     assert_pools_equal(pool, expected_pool, rtol=0)
 
@@ -83,6 +88,11 @@ def test_matches_reference(implementation: str, name: str, dtype: Any, tolerance
 def test_kernels_of_other_sizes(implementation: str, kernel_size: int) -> None:
     """A state may be longer than a chunk, and be a single input."""
     assert_matches_reference(Case(1040, kernel_size), jnp.float32, implementation, 1, 1e-5)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_steps_of_decodes_alone(implementation: str) -> None:
+    assert_matches_reference(CASES["tiny"], jnp.float32, implementation, 4, 1e-5, MIXED[:5])
 
 
 @pytest.mark.usefixtures("lesser_set")
@@ -125,6 +135,9 @@ def test_which_implementation_runs() -> None:
     assert (op.implementation, reason, op.missing_kernels("cpu")) == ("cpu", None, None)
     spec = op.pool_spec(2, 5)
     assert (spec.shape, spec.dtype) == ((10, 2, 2048), jnp.bfloat16)
+    assert pick(shape, "gpu", architecture="9.0")[0].implementation == "gpu"
+    op, reason = pick(shape._replace(num_channels=40), "gpu", architecture="9.0")
+    assert (op.implementation, reason) == ("xla", "num_channels must be a multiple of 128, not 40")
     op, reason = pick(shape._replace(num_channels=40), "cpu")
     assert (op.implementation, reason) == ("xla", "num_channels must be a multiple of 16, not 40")
 

@@ -16,6 +16,7 @@ from tests.pallas_kernels.states import (
     MIXED,
     NUM_LAYERS,
     Step,
+    alone,
     assert_pools_equal,
     assert_rows_are_independent,
     assert_saves_change_nothing,
@@ -48,7 +49,7 @@ def assert_matches_reference(shape: GatedDeltaShape, implementation: str, step: 
     expected, expected_pool = reference_gated_delta(
         *step.inputs, pool=step.pool, batch=step.batch, layer=LAYER, num_layers=NUM_LAYERS
     )
-    out, pool = run(GatedDelta(shape, implementation), step)
+    out, pool = run(GatedDelta(shape, implementation, interpret=implementation == "gpu"), step)
     np.testing.assert_allclose(out.astype(np.float32), expected, rtol=tolerance, atol=tolerance)
     assert_pools_equal(pool, expected_pool, rtol=1e-5, atol=1e-5)
 
@@ -74,6 +75,12 @@ def test_heads_as_wide_as_those_of_real_models(has_key_decay: bool) -> None:
 def test_with_lesser_sets(case: str) -> None:
     shape = CASES[case].shape(jnp.bfloat16)
     assert_matches_reference(shape, "cpu", make(2, shape), 1e-2)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_steps_of_decodes_alone(implementation: str) -> None:
+    shape = CASES["tiny"].shape(jnp.float32)
+    assert_matches_reference(shape, implementation, alone(make(9, shape, MIXED[:5])), 1e-5)
 
 
 def test_more_decodes_than_units() -> None:
@@ -125,8 +132,11 @@ def test_which_implementation_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         pick(shape._replace(key_dim=64), "tpu")[1] == "key_dim and value_dim must be multiples of 128, not 64 and 128"
     )
     assert pick(shape._replace(num_value_heads=256), "tpu")[1] == "a state of 16 MiB does not fit in VMEM several times"
-    op, reason = pick(shape, "gpu", architecture="9.0")
-    assert (op.implementation, reason) == ("xla", "it has none for the gated delta rule yet")
+    assert pick(shape, "gpu", architecture="9.0")[0].implementation == "gpu"
+    assert "Hopper" in str(pick(shape, "gpu", architecture="8.0")[1])
+    assert pick(shape._replace(key_dim=512), "gpu", architecture="9.0")[1] == (
+        "value_dim and key_dim must be multiples of 64, and key_dim at most 256, not 128 and 512"
+    )
     with pytest.raises(ValueError, match="dtype must be bfloat16 or float32, not float16"):
         pick(shape._replace(dtype=jnp.dtype(jnp.float16)), "cpu", "cpu")
     plain = processor.restricted(processor.host(), "plain")

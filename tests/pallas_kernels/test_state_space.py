@@ -15,6 +15,7 @@ from tests.pallas_kernels.states import (
     MIXED,
     NUM_LAYERS,
     Step,
+    alone,
     assert_pools_equal,
     assert_rows_are_independent,
     assert_saves_change_nothing,
@@ -53,7 +54,7 @@ def assert_matches_reference(shape: StateSpaceShape, implementation: str, step: 
     expected, expected_pool = reference_state_space(
         *step.inputs, pool=step.pool, batch=step.batch, layer=LAYER, num_layers=NUM_LAYERS
     )
-    out, pool = run(StateSpace(shape, implementation), step)
+    out, pool = run(StateSpace(shape, implementation, interpret=implementation == "gpu"), step)
     np.testing.assert_allclose(out.astype(np.float32), expected, rtol=tolerance, atol=tolerance * 3)
     assert_pools_equal(pool, expected_pool, rtol=1e-5, atol=1e-5)
 
@@ -69,6 +70,12 @@ def test_matches_reference(implementation: str, dtype: Any, tolerance: float) ->
 def test_heads_as_wide_as_those_of_real_models(sizes: tuple[int, int, int, int]) -> None:
     shape = StateSpaceShape(*sizes, jnp.dtype(jnp.float32))
     assert_matches_reference(shape, "cpu", make(1, shape), 1e-5)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_steps_of_decodes_alone(implementation: str) -> None:
+    shape = CASES["tiny"].shape(jnp.float32)
+    assert_matches_reference(shape, implementation, alone(make(9, shape, MIXED[:5])), 1e-5)
 
 
 @pytest.mark.usefixtures("lesser_set")
@@ -100,7 +107,10 @@ def test_which_implementation_runs() -> None:
     op, reason = pick(shape._replace(head_dim=40), "cpu")
     assert (op.implementation, reason) == ("xla", "head_dim and state_dim must be multiples of 16, not 40 and 128")
     assert op.pool_spec(2, 5).shape == (10, 128, 40, 128)
-    assert pick(shape, "gpu", architecture="9.0")[1] == "it has none for the scan of states yet"
+    assert pick(shape, "gpu", architecture="9.0")[0].implementation == "gpu"
+    assert pick(shape._replace(head_dim=48), "gpu", architecture="9.0")[1] == (
+        "head_dim and state_dim must be multiples of 64, and state_dim at most 256, not 48 and 128"
+    )
 
 
 def test_refuses_arrays_of_another_shape() -> None:

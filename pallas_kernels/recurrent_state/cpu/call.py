@@ -30,7 +30,7 @@ def call_kernel(
         batch.num_decodes,
         batch.read_slots_s,
         batch.write_slots_s,
-        batch.save_ends_s,
+        batch.all_save_ends_s,
         batch.save_slots_s,
         jnp.asarray(first_slot, jnp.int32),
     )

@@ -1,0 +1,100 @@
+"""The gated delta rule on Hopper GPUs: one Mosaic kernel for decodes; longer chunks go in plain XLA after it.
+
+A thread block takes 64 values of a head, with all keys: a value's memory depends on no other's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.paged_attention.gpu.common import LOG2_E
+from pallas_kernels.recurrent_state import StateBatch
+from pallas_kernels.recurrent_state.gpu import (
+    MATRIX,
+    OF_COLUMNS,
+    OF_ROWS,
+    Place,
+    load_vector,
+    side_by_side,
+    spread,
+    take_decodes,
+)
+from pallas_kernels.recurrent_state.xla import scan_chunks
+
+from .reference import NORM_EPS
+from .xla import step_of
+
+
+def gpu_gated_delta(
+    q_tkd: Array,
+    k_tkd: Array,
+    v_tvd: Array,
+    log_decay_tvd: Array,
+    beta_tv: Array,
+    pool: Array,
+    batch: StateBatch,
+    *,
+    layer: Array | int,
+    num_layers: int,
+    interpret: bool = False,
+) -> tuple[Array, Array]:
+    """See `GatedDelta`. `interpret` runs the kernel on a CPU, in an interpreter that looks for races."""
+    first_slot = jnp.asarray(layer, jnp.int32) * (len(pool) // num_layers)
+    inputs = q_tkd, k_tkd, v_tvd, log_decay_tvd, beta_tv
+    out_tvd, pool = take_decodes(
+        partial(_decode, key_heads=k_tkd.shape[1]),
+        "gated_delta_decode",
+        (side_by_side(q_tkd, k_tkd, v_tvd), log_decay_tvd, beta_tv),
+        pool,
+        batch,
+        first_slot,
+        jax.ShapeDtypeStruct(v_tvd.shape, v_tvd.dtype),
+        axis=1,
+        interpret=interpret,
+    )
+    pool, out_tvd = scan_chunks(pool, batch, first_slot, inputs, out_tvd, step_of(q_tkd, v_tvd))
+    return out_tvd, pool
+
+
+def _decode(
+    place: Place,
+    wait: Callable[[], None],
+    state: Any,
+    qkv: Any,
+    log_decay: Any,
+    beta: Any,
+    *,
+    key_heads: int,
+) -> Array:
+    seq, head, part = place
+    shape, heads, num_keys = state.shape, beta.shape[1], key_heads * state.shape[0]
+    value_dim = (qkv.shape[1] - 2 * num_keys) // heads
+    own_key = lax.div(head, heads // key_heads) * shape[0]
+    query, key = (
+        _normed(load_vector(qkv.at[seq, pl.ds(first + own_key, shape[0])], OF_ROWS)) for first in (0, num_keys)
+    )
+    own_values = pl.ds(2 * num_keys + head * value_dim + part.start, part.size)
+    value, correction = load_vector(qkv.at[seq, own_values], OF_COLUMNS), beta[seq, head]
+    if log_decay.shape[2] > 1:
+        decay = spread(jnp.exp2(load_vector(log_decay.at[seq, head], OF_ROWS) * LOG2_E), shape, 0)
+    else:
+        decay = jnp.exp2(log_decay[seq, head, 0] * LOG2_E)
+    key_kd = spread(key, shape, 0)
+    wait()
+    state_kd = plgpu.load(state, layout=MATRIX) * decay
+    delta = (value - jnp.sum(state_kd * key_kd, axis=0)) * correction
+    state_kd = state_kd + key_kd * spread(delta, shape, 1)
+    state[...] = state_kd
+    return jnp.sum(state_kd * spread(query, shape, 0), axis=0) * shape[0] ** -0.5
+
+
+def _normed(x: Array) -> Array:
+    return x * lax.rsqrt(jnp.sum(x * x) + NORM_EPS)

@@ -1,0 +1,99 @@
+"""The scan of states on Hopper GPUs: one Mosaic kernel for decodes; longer chunks go in plain XLA after it.
+
+A thread block takes 64 rows of a head's state: what a row reads depends on no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.paged_attention.gpu.common import LOG2_E
+from pallas_kernels.recurrent_state import StateBatch
+from pallas_kernels.recurrent_state.gpu import (
+    MATRIX,
+    OF_COLUMNS,
+    OF_ROWS,
+    PART,
+    Place,
+    load_vector,
+    side_by_side,
+    spread,
+    take_decodes,
+)
+from pallas_kernels.recurrent_state.xla import scan_chunks
+
+from .xla import step_of
+
+
+def gpu_state_space(
+    x_thp: Array,
+    dt_th: Array,
+    a_h: Array,
+    b_tgn: Array,
+    c_tgn: Array,
+    d_h: Array,
+    pool: Array,
+    batch: StateBatch,
+    *,
+    layer: Array | int,
+    num_layers: int,
+    interpret: bool = False,
+) -> tuple[Array, Array]:
+    """See `StateSpace`. `interpret` runs the kernel on a CPU, in an interpreter that looks for races."""
+    first_slot = jnp.asarray(layer, jnp.int32) * (len(pool) // num_layers)
+    out_thp, pool = take_decodes(
+        partial(_decode, groups=b_tgn.shape[1]),
+        "state_space_decode",
+        (side_by_side(x_thp, b_tgn, c_tgn), dt_th, a_h, d_h),
+        pool,
+        batch,
+        first_slot,
+        jax.ShapeDtypeStruct(x_thp.shape, x_thp.dtype),
+        axis=0,
+        interpret=interpret,
+    )
+    step = step_of(x_thp, a_h, b_tgn, d_h)
+    pool, out_thp = scan_chunks(pool, batch, first_slot, (x_thp, dt_th, b_tgn, c_tgn), out_thp, step)
+    return out_thp, pool
+
+
+def _decode(
+    place: Place,
+    wait: Callable[[], None],
+    state: Any,
+    xbc: Any,
+    dt: Any,
+    a: Any,
+    d: Any,
+    *,
+    groups: int,
+) -> Array:
+    seq, head, part = place
+    heads, state_dim = dt.shape[1], state.shape[1]
+    written = groups * state_dim
+    inner = xbc.shape[1] - 2 * written
+    own_group = lax.div(head, heads // groups) * state_dim
+    step, rate, skip = dt[seq, head], a[head], d[head]
+    x_p = load_vector(xbc.at[seq, pl.ds(head * (inner // heads) + part.start, part.size)], OF_ROWS)
+    decay, added, read = jnp.exp2(step * rate * LOG2_E), x_p * step, x_p * skip
+    wait()
+    for start in range(0, state_dim, PART):  # few registers at a time
+        columns = pl.ds(start, PART)
+        b_n, c_n = (
+            load_vector(xbc.at[seq, pl.ds(first + own_group + start, PART)], OF_COLUMNS)
+            for first in (inner, inner + written)
+        )
+        state_pn = plgpu.load(state.at[:, columns], layout=MATRIX) * decay
+        shape = state_pn.shape
+        state_pn = state_pn + spread(added, shape, 0) * spread(b_n, shape, 1)
+        state[:, columns] = state_pn
+        read = read + jnp.sum(state_pn * spread(c_n, shape, 1), axis=1)
+    return read
