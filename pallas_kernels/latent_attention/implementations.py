@@ -1,6 +1,6 @@
 """There are several ways of running the op; this says what each can do, and which one a platform gets.
 
-TPUs and GPUs have no kernel of their own yet and get plain XLA.
+TPUs have no kernel of their own yet and get plain XLA.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from jax import Array
 from pallas_kernels.paged_attention.implementations import Implementation
 from pallas_kernels.paged_attention.tiles import XLA_TILES, Tiles
 from pallas_kernels.pool_op import make_cpu_pool, settle_cpu_pool
+from pallas_kernels.targets import hopper_refusal
 
 from .layout import LatentShape, latent_pool_spec
 
@@ -31,10 +32,22 @@ def _load_cpu(_: str | None) -> Callable[..., tuple[Array, Any]]:
     return cpu_latent_attention
 
 
+def _load_gpu(_: str | None) -> Callable[..., tuple[Array, Any]]:
+    from .gpu import gpu_latent_attention
+
+    return gpu_latent_attention
+
+
 def _cpu_tiles(shape: LatentShape, _: str | None) -> Tiles:
     from .cpu import cpu_tiles
 
     return cpu_tiles(shape)
+
+
+def _gpu_tiles(shape: LatentShape, _: str | None) -> Tiles:
+    from .gpu import gpu_tiles
+
+    return gpu_tiles(shape)
 
 
 def _prepare_cpu(shape: LatentShape, folder: Path | None) -> None:
@@ -54,6 +67,12 @@ def _refuse_on_cpu(shape: LatentShape) -> str | None:
     return refuse()
 
 
+def _refuse_on_gpu(shape: LatentShape) -> str | None:
+    from .gpu import refuse
+
+    return refuse(shape)
+
+
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "xla": Implementation(
         _load_xla, None, latent_pool_spec, lambda _shape, _architecture: XLA_TILES, 1, lambda _: None
@@ -68,5 +87,15 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
         _prepare_cpu,
         make_pool=make_cpu_pool,
         settle_pool=settle_cpu_pool,
+    ),
+    "gpu": Implementation(
+        _load_gpu,
+        "gpu",
+        latent_pool_spec,
+        _gpu_tiles,
+        16,
+        _refuse_on_gpu,
+        device_refusal=hopper_refusal,
+        takes_decodes_alone=True,
     ),
 }

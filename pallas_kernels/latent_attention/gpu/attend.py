@@ -1,0 +1,417 @@
+"""Attention over latents on Hopper: 64 query vectors at a time, decodes' or a chunk's, with a range of a context.
+
+A work item's vectors are the heads of one row, or of several rows of a chunk. As many thread blocks as there are SMs
+walk their share of the items. In each, a producer warpgroup brings queries, and tiles of 64 tokens' latents into a ring
+of shared memory, ahead from item to item. A tile is there once, and serves as keys and, without its rotated columns, as
+values. Two consumer warpgroups both compute all of its scores; each sums up half of the latents' columns, as one's
+registers would not hold all of them.
+
+Results take the place of queries in shared memory, which has room for nothing more beside two tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.paged_attention.gpu.common import (
+    LOG2_E,
+    LOWEST,
+    MMA_ROWS,
+    SMEM_BYTES,
+    SMEM_RESERVED,
+    TINY,
+    accumulator,
+    add_product,
+    along_rows,
+    compiler_params,
+    interpret_params,
+    live_rows,
+    product,
+    row_vector,
+    smem_bytes,
+    tiled_smem,
+)
+
+from .sizes import CONSUMERS, STORE_COLUMNS, SWIZZLED_COLUMNS, TILE, WORKERS
+
+# 2 x 224 + 56 = 504 registers: what a thread of each warpgroup may have together.
+CONSUMER_REGISTERS, PRODUCER_REGISTERS = 224, 56
+MAX_STAGES = 8
+
+
+class Work(NamedTuple):
+    """The work items, of which each is done for every group of heads; int32."""
+
+    seqs_i: Array
+    """The sequence of each item."""
+    rows_i: Array
+    """Its first row of queries."""
+    starts_i: Array
+    """The first position that it attends, a multiple of 64."""
+    ends_i: Array
+    """One past the last position."""
+    sees_i: Array
+    """One past the last position that its first row sees; each row sees one more than the row before."""
+    total_1: Array
+    """How many items there are."""
+
+
+class Config(NamedTuple):
+    """The settings that the kernel is compiled for, besides the shapes of its operands."""
+
+    latent_dim: int
+    head_groups: int
+    heads: int
+    """The heads of a group, with those that pad them."""
+    rows: int
+    """The rows of an item."""
+    scale: float
+    is_split: bool
+    """True if an item's result is a part of its row's, in float32; else it is the rows' own, in bfloat16."""
+    interpret: bool
+    stages: int = 1
+    """How many tiles the ring holds."""
+    workers: int = WORKERS
+    """How many thread blocks there are."""
+
+    @property
+    def vectors(self) -> int:
+        """Return the query vectors of an item."""
+        return self.rows * self.heads
+
+    @property
+    def columns(self) -> int:
+        """Return the columns that a consumer sums up."""
+        return self.latent_dim // CONSUMERS
+
+    def share(self, consumer: Array) -> Any:
+        """Return the slice of the columns that a consumer sums up."""
+        return pl.ds(pl.multiple_of(consumer * self.columns, self.columns), self.columns)
+
+
+def fill_smem(config: Config, key_dim: int) -> Config:
+    """Return the configuration with as many tiles as fit in the shared memory."""
+    one = _buffer_types(config._replace(interpret=False), key_dim)
+    room = SMEM_BYTES - SMEM_RESERVED - smem_bytes(one.queries)
+    return config._replace(stages=min(MAX_STAGES, room // smem_bytes(one.latents)))
+
+
+class _Buffers(NamedTuple):
+    """Shared memory, of 64 rows each."""
+
+    latents: Any
+    """Ring of tiles [stage, 64, key_dim], as they lie in the pool."""
+    queries: Any
+    """Queries [1, 64, key_dim]."""
+    sums: Any
+    """Columns of a decode's sums [w, 64, 128] on their way to memory, in the place of the queries."""
+    weights: Any
+    """Probabilities [w, 64, 64], in the interpreter."""
+
+
+def _buffer_types(config: Config, key_dim: int) -> _Buffers:
+    return _Buffers(
+        latents=tiled_smem((config.stages, TILE, key_dim), jnp.bfloat16),
+        queries=tiled_smem((1, MMA_ROWS, key_dim), jnp.bfloat16),
+        sums=tiled_smem((CONSUMERS, MMA_ROWS, STORE_COLUMNS), jnp.float32) if config.is_split else None,
+        weights=tiled_smem((CONSUMERS, MMA_ROWS, TILE), jnp.bfloat16) if config.interpret else None,
+    )
+
+
+class _Barriers(NamedTuple):
+    """Barriers: filled and free, and what is left when all scores of an item are computed."""
+
+    q_full: Any
+    q_free: Any
+    tile_full: Any
+    tile_free: Any
+    raw: Any
+    scored: Any
+
+
+class _Item(NamedTuple):
+    """A work item, read from memory; int32 scalars."""
+
+    entry: Array
+    group: Array
+    seq: Array
+    row: Array
+    start: Array
+    end: Array
+    sees: Array
+
+    @property
+    def num_tiles(self) -> Array:
+        """Return how many tiles it attends."""
+        return lax.div(self.end - self.start + (TILE - 1), TILE)
+
+
+class _Refs(NamedTuple):
+    """Operands, results and scratch of the kernel."""
+
+    config: Config
+    q_vh: Any
+    """Queries, by rows, groups of heads, and heads."""
+    pool: Any
+    tables_sm: Any
+    first_row: Any
+    work: Work
+    out_vl: Any
+    """The rows' results like queries, or parts [i, 1, head group, heads, latent_dim]."""
+    logs: Any
+    buffers: _Buffers
+    barriers: _Barriers
+
+    def vectors(self, item: _Item) -> Any:
+        """Return the slice of all vectors that are an item's."""
+        first = (item.row * self.config.head_groups + item.group) * self.config.heads
+        return pl.ds(pl.multiple_of(first, 8), self.config.vectors)
+
+
+def attend(
+    q_vh: Array, pool: Array, tables_sm: Array, first_row: Array, work: Work, out_vl: Any, config: Config
+) -> tuple[Array, ...]:
+    """Attend the items of `work`.
+
+    Args:
+      q_vh: queries by rows, groups of heads, and heads.
+      pool: the pool of all layers; `first_row` [1] is the layer's first block in it.
+      tables_sm: the block ids of each sequence.
+      work: what there is to do.
+      out_vl: a Ref that gets the items' rows, other rows stay as they are; None if the work is split.
+      config: the settings; of `fill_smem`.
+
+    Returns:
+      If the work is split, each item's normalised results [i, 1, group, heads, latent_dim] and base-2 logarithms
+      [i, 1, group, 64] of their weights; else nothing.
+    """
+    chunks, items = TILE // min(pool.shape[1], TILE), len(work.seqs_i)
+    parts = items, 1, config.head_groups
+    out_type = (
+        jax.ShapeDtypeStruct((*parts, config.heads, config.latent_dim), jnp.float32),
+        jax.ShapeDtypeStruct((*parts, MMA_ROWS), jnp.float32),
+    )
+    buffers = _buffer_types(config, pool.shape[2])
+    shared = plgpu.RefUnion(buffers.queries, buffers.sums) if config.is_split else buffers.queries
+    barriers = _Barriers(
+        q_full=plgpu.Barrier(),
+        q_free=plgpu.Barrier(num_arrivals=CONSUMERS),
+        tile_full=plgpu.Barrier(num_arrivals=chunks, num_barriers=config.stages),
+        tile_free=plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=config.stages),
+        raw=plgpu.Barrier(num_arrivals=chunks),
+        scored=plgpu.Barrier(num_arrivals=CONSUMERS),
+    )
+    kernel = plgpu.kernel(
+        partial(_attend_kernel, config=config),
+        out_type=out_type if config.is_split else (),
+        grid=(config.workers,),
+        grid_names=("worker",),
+        num_threads=CONSUMERS + 1,
+        thread_name="warpgroup",
+        kernel_name="latent_decode" if config.is_split else "latent_prefill",
+        scratch_types={
+            "latents": buffers.latents,
+            "shared": shared,
+            "weights": buffers.weights,
+            "barriers": barriers,
+        },
+        compiler_params=compiler_params(),
+        interpret=interpret_params(config.interpret),
+    )
+    return kernel(q_vh, pool, tables_sm, first_row, *work, *[out_vl] * (not config.is_split))
+
+
+def _attend_kernel(*refs, config: Config, latents, shared, weights, barriers):
+    q_vh, pool, tables_sm, first_row, *rest = refs
+    work, (out_vl, *logs) = Work(*rest[: len(Work._fields)]), rest[len(Work._fields) :]
+    queries, sums = shared if config.is_split else (shared, None)
+    buffers = _Buffers(latents, queries, sums, weights)
+    logs = logs[0] if logs else None
+    given = _Refs(config, q_vh, pool, tables_sm, first_row, work, out_vl, logs, buffers, barriers)
+    warpgroup = lax.axis_index("warpgroup")
+
+    @pl.when(warpgroup < CONSUMERS)
+    def _():
+        plgpu.set_max_registers(CONSUMER_REGISTERS, action="increase")
+        plgpu.barrier_arrive(barriers.q_free)
+        _for_each_item(given, partial(_consume, given, warpgroup))
+        plgpu.wait_smem_to_gmem(0)
+
+    @pl.when(warpgroup == CONSUMERS)
+    def _():
+        plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
+        num_tiles = _for_each_item(given, partial(_produce, given))
+        _drain(given, num_tiles)
+
+
+def _for_each_item(refs: _Refs, body: Callable[[_Item, Array], None]) -> Array:
+    """Run `body(item, tile)` for the worker's items, `tile` counting tiles before each. Return their number."""
+    worker, work, config = lax.axis_index("worker"), refs.work, refs.config
+    total = work.total_1[0] * config.head_groups
+    num_items = lax.div(total - worker + (config.workers - 1), config.workers)
+
+    def step(i, tile):
+        index = worker + i * config.workers
+        entry = lax.div(index, config.head_groups)
+        scalars = [of[entry] for of in (work.seqs_i, work.rows_i, work.starts_i, work.ends_i, work.sees_i)]
+        item = _Item(entry, lax.rem(index, config.head_groups), *scalars)
+        body(item, tile)
+        return tile + item.num_tiles
+
+    return lax.fori_loop(0, num_items, step, jnp.int32(0))
+
+
+def _drain(refs: _Refs, num_tiles: Array) -> None:
+    """Wait until everything is free: no barrier may end with a phase that was not waited for."""
+    config, barriers = refs.config, refs.barriers
+
+    def wait(tile, _):
+        plgpu.barrier_wait(barriers.tile_free.at[lax.rem(tile, config.stages)])
+
+    lax.fori_loop(lax.max(num_tiles - config.stages, 0), num_tiles, wait, None)
+    plgpu.barrier_wait(barriers.q_free)
+
+
+def _produce(refs: _Refs, item: _Item, first_tile: Array) -> None:
+    """Bring an item's tiles, and its queries once the last item's are used: as many tiles as fit come before."""
+    config, barriers = refs.config, refs.barriers
+    lead = lax.min(item.num_tiles, config.stages)
+
+    def bring(j, _):
+        _bring(refs, item, j, first_tile + j)
+
+        @pl.when(j == lead - 1)
+        def _():
+            plgpu.barrier_wait(barriers.q_free)
+            queries = refs.buffers.queries.at[0, pl.ds(0, config.vectors)]
+            plgpu.copy_gmem_to_smem(refs.q_vh.at[refs.vectors(item)], queries, barriers.q_full)
+
+    lax.fori_loop(0, item.num_tiles, bring, None)
+
+
+def _bring(refs: _Refs, item: _Item, j: Array, tile: Array) -> None:
+    """Bring an item's j-th tile, of the worker's the `tile`-th."""
+    config, barriers = refs.config, refs.barriers
+    o, max_blocks = refs.pool.shape[1], refs.tables_sm.shape[1]
+    chunk = min(o, TILE)
+    stage = lax.rem(tile, config.stages)
+    position = item.start + j * TILE
+    # Before the wait, so that these loads pass while the stage drains.
+    sources = []
+    for at in range(0, TILE, chunk):
+        block = refs.tables_sm[item.seq, lax.min(lax.div(position + at, o), max_blocks - 1)]
+        source = refs.pool.at[refs.first_row[0] + block]
+        if chunk < o:
+            source = source.at[pl.ds(pl.multiple_of(lax.rem(position + at, o), chunk), chunk)]
+        sources.append(source)
+    latents = refs.buffers.latents.at[stage]
+
+    @pl.when(tile >= config.stages)
+    def _():
+        plgpu.barrier_wait(barriers.tile_free.at[stage])
+
+    def copy(barrier: Any) -> None:
+        for i, source in enumerate(sources):
+            plgpu.copy_gmem_to_smem(source, latents.at[pl.ds(i * chunk, chunk)], barrier)
+
+    live = item.end - position
+    pl.when(live >= TILE)(partial(copy, barriers.tile_full.at[stage]))
+
+    @pl.when(live < TILE)
+    def _():
+        # Slots beyond the context hold anything, and 0 x NaN is NaN.
+        copy(barriers.raw)
+        plgpu.barrier_wait(barriers.raw)
+        for column in range(0, config.latent_dim, SWIZZLED_COLUMNS):
+            part = latents.at[:, pl.ds(column, SWIZZLED_COLUMNS)]
+            part[...] = live_rows(part[...], pl.ds(0, TILE), live, plgpu.Layout.WGMMA)
+        plgpu.commit_smem()
+        for _ in sources:
+            plgpu.barrier_arrive(barriers.tile_full.at[stage])
+
+
+def _consume(refs: _Refs, me: Array, item: _Item, first_tile: Array) -> None:
+    """Attend an item, and store this consumer's columns of the result."""
+    config, buffers, barriers = refs.config, refs.buffers, refs.barriers
+    unit = config.scale * LOG2_E
+    columns = config.share(me)
+    weights = None if buffers.weights is None else buffers.weights.at[me]
+    plgpu.barrier_wait(barriers.q_full)
+
+    def step(j, state):
+        max_r, sum_r, acc = state
+        # Unless these are opaque to LLVM, it computes all matrix descriptors first and holds them in registers.
+        stage, only = lax.optimization_barrier((lax.rem(first_tile + j, config.stages), jnp.int32(0)))
+        position = item.start + j * TILE
+        latents = buffers.latents.at[stage]
+        plgpu.barrier_wait(barriers.tile_full.at[stage])
+        scores = product(buffers.queries.at[only], latents.transpose((1, 0)))
+        mask = partial(_mask, config, item, position)
+        scores = lax.cond(position + TILE > lax.min(item.sees, item.end), mask, lambda x: x, scores)
+        new_max_r = jnp.maximum(max_r, scores.max(axis=1) * unit)
+        decay_r = jnp.exp2(max_r - new_max_r)
+        probs = jnp.exp2(scores * unit - along_rows(new_max_r, scores))
+        sum_r = sum_r * decay_r + probs.sum(axis=1)
+        acc, sum_r, new_max_r, probs = lax.optimization_barrier(
+            (acc * along_rows(decay_r, acc), sum_r, new_max_r, probs.astype(jnp.bfloat16))
+        )
+        acc = add_product(acc, probs, latents.at[:, columns], weights)
+        plgpu.barrier_arrive(barriers.tile_free.at[stage])
+        return new_max_r, sum_r, acc
+
+    # Masked scores are -inf and weigh nothing, even against the LOWEST of a row that has seen no other.
+    nothing = row_vector(MMA_ROWS, LOWEST), row_vector(MMA_ROWS, 0.0), accumulator(MMA_ROWS, config.columns)
+    max_r, sum_r, acc = lax.fori_loop(0, item.num_tiles, step, nothing)
+    sum_r = jnp.maximum(sum_r, TINY)
+    # Both are done with the queries, whose place results take.
+    plgpu.barrier_arrive(barriers.scored)
+    plgpu.barrier_wait(barriers.scored)
+    acc *= along_rows(1.0 / sum_r, acc)
+    # Else addresses of what is stored are computed before the loop, and held in registers all the while.
+    me, item = lax.optimization_barrier((me, item))
+    if config.is_split:
+        pl.when(me == 0)(partial(_store_logs, refs, item, max_r + jnp.log2(sum_r)))
+        _store_part(refs, me, item, acc)
+    else:
+        columns = config.share(me)
+        source, target = buffers.queries.at[0, :, columns], refs.out_vl.at[refs.vectors(item)]
+        source[...] = acc.astype(jnp.bfloat16)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(source.at[pl.ds(0, config.vectors)], target.at[:, columns])
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+    plgpu.barrier_arrive(barriers.q_free)
+
+
+def _mask(config: Config, item: _Item, first_position: Array, scores: Array) -> Array:
+    """Hide from each row of an item what is beyond it, and from all what is beyond the item's end."""
+    layout = plgpu.Layout.WGMMA
+    keys = plgpu.broadcasted_iota(jnp.int32, scores.shape, 1, layout=layout) + first_position
+    is_seen = keys < item.end
+    if config.rows > 1:
+        vectors_r = plgpu.broadcasted_iota(jnp.int32, (MMA_ROWS,), 0, layout=layout.reduce(1))
+        is_seen &= keys < along_rows(lax.div(vectors_r, config.heads) + item.sees, scores)
+    return jnp.where(is_seen, scores, -jnp.inf)
+
+
+def _store_logs(refs: _Refs, item: _Item, logs_r: Array) -> None:
+    refs.logs[item.entry, 0, item.group] = logs_r
+
+
+def _store_part(refs: _Refs, me: Array, item: _Item, acc: Array) -> None:
+    """Store a consumer's columns of an item of a decode."""
+    config = refs.config
+    part, sums = refs.out_vl.at[item.entry, 0, item.group], refs.buffers.sums.at[me]
+    for first in range(0, config.columns, STORE_COLUMNS):
+        sums[...] = acc[:, first : first + STORE_COLUMNS]
+        plgpu.commit_smem()
+        columns = pl.ds(pl.multiple_of(me * config.columns + first, STORE_COLUMNS), STORE_COLUMNS)
+        plgpu.copy_smem_to_gmem(sums.at[pl.ds(0, config.heads)], part.at[:, columns])
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
