@@ -47,6 +47,7 @@ for target in v5e:1x1 tpu7x:1x1x1; do
   part "grouped-matmul-${target%%:*}" $JAX scripts/compile_tpu_grouped_matmul.py --topology $target --steps decode
 done
 part kernels-h100 $JAX scripts/compile_gpu_kernels.py
+part latents-h100 $JAX scripts/compile_gpu_latents.py
 part grouped-matmul-h100 $JAX scripts/compile_gpu_grouped_matmul.py
 part linear-v6e $JAX scripts/compile_linear.py --target v6e:1x1 --matrices 4096x4096
 for target in v5e:1x1 tpu7x:1x1x1; do

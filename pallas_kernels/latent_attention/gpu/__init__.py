@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, Tiles
 from pallas_kernels.paged_attention.gpu.combine import combine_splits
@@ -43,11 +43,10 @@ def gpu_latent_attention(
 ) -> tuple[Array, LatentPool]:
     """See `LatentAttention`. `interpret` runs the kernels on a CPU, in an interpreter that looks for races."""
     del tiles
-    place = {"layer": layer, "num_layers": num_layers, "interpret": interpret}
-    kv_pool = write_latents(latents_th, kv_pool, batch.slots_t, **place)
-    settings = place | {"scale": scale}
-    # Rows that are nobody's stay 0.
-    out_tnl = jnp.zeros((*q_tnh.shape[:2], latent_dim), q_tnh.dtype)
+    place: dict[str, Any] = {"layer": layer, "num_layers": num_layers, "interpret": interpret}
+    rows = jax.ShapeDtypeStruct((*q_tnh.shape[:2], latent_dim), q_tnh.dtype)
+    out_tnl, kv_pool = write_latents(latents_th, kv_pool, batch.slots_t, rows, **place)
+    settings: dict[str, Any] = place | {"scale": scale}
     if batch.tile_seqs_i.shape[0]:
         out_tnl = prefill_attention(q_tnh, kv_pool, batch, out_tnl, **settings)
     return decode_attention(q_tnh, kv_pool, batch, out_tnl, **settings), kv_pool
@@ -97,26 +96,24 @@ def decode_attention(
     """
     (t, n, h), latent_dim = q_tnh.shape, out_tnl.shape[2]
     heads, (s, max_blocks) = divide_heads(n), batch.block_tables_sm.shape
-    rule = split_rule(s, heads.groups) if rule is None else rule
+    rule = split_rule(s, heads, latent_dim) if rule is None else rule
     splits = decode_work(batch, rule, TILE, NO_WINDOW, max_blocks * kv_pool.latents.shape[1])
-    work = Work(
-        splits.seqs_i, splits.seqs_i, splits.starts_i, splits.ends_i, splits.ends_i, splits.lasts_s[-1].reshape(1)
-    )
+    work = Work(splits.seqs_i, splits.seqs_i, splits.starts_i, splits.ends_i, splits.ends_i, splits.lasts_s)
     q_vh = q_tnh.reshape(t * n, h)
     if heads.padded > heads.size:
         # At most the first s rows are decodes.
         q_rkgh = q_tnh[:s].reshape(-1, heads.groups, heads.size, h)
         q_vh = jnp.pad(q_rkgh, ((0, 0), (0, 0), (0, heads.padded - heads.size), (0, 0))).reshape(-1, h)
     config = Config(latent_dim, heads.groups, heads.padded, 1, scale, is_split=True, interpret=interpret)
-    parts = _attend(q_vh, kv_pool, batch, work, None, config, layer, num_layers)
+    parts, logs = _attend(q_vh, kv_pool, batch, work, None, config, layer, num_layers)
     out_tc = jax.new_ref(out_tnl.reshape(t, n * latent_dim))
-    combine_splits(*parts, splits, None, out_tc, interpret)
+    combine_splits(parts, logs, splits, None, out_tc, interpret)
     return jax.freeze(out_tc).reshape(out_tnl.shape)
 
 
 def _tile_work(batch: AttentionBatch, rows: int) -> Work:
     """Return the tiles as work items, the last ones first: they see the most, and should not start last."""
-    tiles_i = lax.max(batch.num_tiles - 1 - jnp.arange(batch.tile_seqs_i.shape[0], dtype=jnp.int32), 0)
+    tiles_i = jnp.maximum(batch.num_tiles - 1 - jnp.arange(batch.tile_seqs_i.shape[0], dtype=jnp.int32), 0)
     seqs_i, rows_i = batch.tile_seqs_i[tiles_i], batch.tile_rows_i[tiles_i]
     row_ends_i = batch.query_ends_s[seqs_i]
     # A row's position in its sequence, less the row.

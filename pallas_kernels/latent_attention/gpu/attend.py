@@ -1,17 +1,17 @@
 """Attention over latents on Hopper: 64 query vectors at a time, decodes' or a chunk's, with a range of a context.
 
 A work item's vectors are the heads of one row, or of several rows of a chunk. As many thread blocks as there are SMs
-walk their share of the items. In each, a producer warpgroup brings queries, and tiles of 64 tokens' latents into a ring
-of shared memory, ahead from item to item. A tile is there once, and serves as keys and, without its rotated columns, as
-values. Two consumer warpgroups both compute all of its scores; each sums up half of the latents' columns, as one's
-registers would not hold all of them.
+walk their share of the items. In each, a producer warpgroup brings tiles of 64 tokens' latents into a ring of shared
+memory, ahead from item to item. A tile is there once, and serves as keys and, without its rotated columns, as values.
+Two consumer warpgroups both compute all of its scores; each sums up half of the latents' columns, as one's registers
+would not hold all of them.
 
 Results take the place of queries in shared memory, which has room for nothing more beside two tiles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -40,7 +40,7 @@ from pallas_kernels.paged_attention.gpu.common import (
     tiled_smem,
 )
 
-from .sizes import CONSUMERS, STORE_COLUMNS, SWIZZLED_COLUMNS, TILE, WORKERS
+from .sizes import CONSUMERS, STORE_BYTES, SWIZZLED_COLUMNS, TILE, WORKERS
 
 # 2 x 224 + 56 = 504 registers: what a thread of each warpgroup may have together.
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 224, 56
@@ -60,8 +60,8 @@ class Work(NamedTuple):
     """One past the last position."""
     sees_i: Array
     """One past the last position that its first row sees; each row sees one more than the row before."""
-    total_1: Array
-    """How many items there are."""
+    totals: Array
+    """An array whose last number is how many items there are."""
 
 
 class Config(NamedTuple):
@@ -92,15 +92,21 @@ class Config(NamedTuple):
         """Return the columns that a consumer sums up."""
         return self.latent_dim // CONSUMERS
 
-    def share(self, consumer: Array) -> Any:
-        """Return the slice of the columns that a consumer sums up."""
-        return pl.ds(pl.multiple_of(consumer * self.columns, self.columns), self.columns)
+    @property
+    def out_dtype(self) -> Any:
+        """Return the dtype of results."""
+        return jnp.float32 if self.is_split else jnp.bfloat16
+
+    @property
+    def stored(self) -> int:
+        """Return the columns of a result that a consumer stores at a time."""
+        return min(self.columns, STORE_BYTES // jnp.dtype(self.out_dtype).itemsize)
 
 
 def fill_smem(config: Config, key_dim: int) -> Config:
     """Return the configuration with as many tiles as fit in the shared memory."""
     one = _buffer_types(config._replace(interpret=False), key_dim)
-    room = SMEM_BYTES - SMEM_RESERVED - smem_bytes(one.queries)
+    room = SMEM_BYTES - SMEM_RESERVED - max(smem_bytes(one.queries), smem_bytes(one.results))
     return config._replace(stages=min(MAX_STAGES, room // smem_bytes(one.latents)))
 
 
@@ -111,8 +117,8 @@ class _Buffers(NamedTuple):
     """Ring of tiles [stage, 64, key_dim], as they lie in the pool."""
     queries: Any
     """Queries [1, 64, key_dim]."""
-    sums: Any
-    """Columns of a decode's sums [w, 64, 128] on their way to memory, in the place of the queries."""
+    results: Any
+    """Columns of results [w, 64, c] on their way to memory, in the place of the queries."""
     weights: Any
     """Probabilities [w, 64, 64], in the interpreter."""
 
@@ -121,7 +127,7 @@ def _buffer_types(config: Config, key_dim: int) -> _Buffers:
     return _Buffers(
         latents=tiled_smem((config.stages, TILE, key_dim), jnp.bfloat16),
         queries=tiled_smem((1, MMA_ROWS, key_dim), jnp.bfloat16),
-        sums=tiled_smem((CONSUMERS, MMA_ROWS, STORE_COLUMNS), jnp.float32) if config.is_split else None,
+        results=tiled_smem((CONSUMERS, MMA_ROWS, config.stored), config.out_dtype),
         weights=tiled_smem((CONSUMERS, MMA_ROWS, TILE), jnp.bfloat16) if config.interpret else None,
     )
 
@@ -166,7 +172,8 @@ class _Refs(NamedTuple):
     work: Work
     out_vl: Any
     """The rows' results like queries, or parts [i, 1, head group, heads, latent_dim]."""
-    logs: Any
+    logs: Sequence[Any]
+    """The logarithms of parts' weights [i, 1, head group, 64], or nothing."""
     buffers: _Buffers
     barriers: _Barriers
 
@@ -200,7 +207,6 @@ def attend(
         jax.ShapeDtypeStruct((*parts, MMA_ROWS), jnp.float32),
     )
     buffers = _buffer_types(config, pool.shape[2])
-    shared = plgpu.RefUnion(buffers.queries, buffers.sums) if config.is_split else buffers.queries
     barriers = _Barriers(
         q_full=plgpu.Barrier(),
         q_free=plgpu.Barrier(num_arrivals=CONSUMERS),
@@ -219,7 +225,7 @@ def attend(
         kernel_name="latent_decode" if config.is_split else "latent_prefill",
         scratch_types={
             "latents": buffers.latents,
-            "shared": shared,
+            "queries_or_results": plgpu.RefUnion(buffers.queries, buffers.results),
             "weights": buffers.weights,
             "barriers": barriers,
         },
@@ -229,12 +235,11 @@ def attend(
     return kernel(q_vh, pool, tables_sm, first_row, *work, *[out_vl] * (not config.is_split))
 
 
-def _attend_kernel(*refs, config: Config, latents, shared, weights, barriers):
+def _attend_kernel(*refs, config: Config, latents, queries_or_results, weights, barriers):
     q_vh, pool, tables_sm, first_row, *rest = refs
     work, (out_vl, *logs) = Work(*rest[: len(Work._fields)]), rest[len(Work._fields) :]
-    queries, sums = shared if config.is_split else (shared, None)
-    buffers = _Buffers(latents, queries, sums, weights)
-    logs = logs[0] if logs else None
+    queries, results = queries_or_results
+    buffers = _Buffers(latents, queries, results, weights)
     given = _Refs(config, q_vh, pool, tables_sm, first_row, work, out_vl, logs, buffers, barriers)
     warpgroup = lax.axis_index("warpgroup")
 
@@ -243,6 +248,7 @@ def _attend_kernel(*refs, config: Config, latents, shared, weights, barriers):
         plgpu.set_max_registers(CONSUMER_REGISTERS, action="increase")
         plgpu.barrier_arrive(barriers.q_free)
         _for_each_item(given, partial(_consume, given, warpgroup))
+        pl.when(warpgroup == 0)(partial(plgpu.barrier_wait, barriers.q_free))
         plgpu.wait_smem_to_gmem(0)
 
     @pl.when(warpgroup == CONSUMERS)
@@ -255,7 +261,7 @@ def _attend_kernel(*refs, config: Config, latents, shared, weights, barriers):
 def _for_each_item(refs: _Refs, body: Callable[[_Item, Array], None]) -> Array:
     """Run `body(item, tile)` for the worker's items, `tile` counting tiles before each. Return their number."""
     worker, work, config = lax.axis_index("worker"), refs.work, refs.config
-    total = work.total_1[0] * config.head_groups
+    total = work.totals[work.totals.shape[0] - 1] * config.head_groups
     num_items = lax.div(total - worker + (config.workers - 1), config.workers)
 
     def step(i, tile):
@@ -269,32 +275,19 @@ def _for_each_item(refs: _Refs, body: Callable[[_Item, Array], None]) -> Array:
     return lax.fori_loop(0, num_items, step, jnp.int32(0))
 
 
+def _produce(refs: _Refs, item: _Item, first_tile: Array) -> None:
+    """Bring an item's tiles."""
+    lax.fori_loop(0, item.num_tiles, lambda j, _: _bring(refs, item, j, first_tile + j), None)
+
+
 def _drain(refs: _Refs, num_tiles: Array) -> None:
-    """Wait until everything is free: no barrier may end with a phase that was not waited for."""
-    config, barriers = refs.config, refs.barriers
+    """Wait until all tiles are free: no barrier may end with a phase that was not waited for."""
+    stages = refs.config.stages
 
     def wait(tile, _):
-        plgpu.barrier_wait(barriers.tile_free.at[lax.rem(tile, config.stages)])
+        plgpu.barrier_wait(refs.barriers.tile_free.at[lax.rem(tile, stages)])
 
-    lax.fori_loop(lax.max(num_tiles - config.stages, 0), num_tiles, wait, None)
-    plgpu.barrier_wait(barriers.q_free)
-
-
-def _produce(refs: _Refs, item: _Item, first_tile: Array) -> None:
-    """Bring an item's tiles, and its queries once the last item's are used: as many tiles as fit come before."""
-    config, barriers = refs.config, refs.barriers
-    lead = lax.min(item.num_tiles, config.stages)
-
-    def bring(j, _):
-        _bring(refs, item, j, first_tile + j)
-
-        @pl.when(j == lead - 1)
-        def _():
-            plgpu.barrier_wait(barriers.q_free)
-            queries = refs.buffers.queries.at[0, pl.ds(0, config.vectors)]
-            plgpu.copy_gmem_to_smem(refs.q_vh.at[refs.vectors(item)], queries, barriers.q_full)
-
-    lax.fori_loop(0, item.num_tiles, bring, None)
+    lax.fori_loop(lax.max(num_tiles - stages, 0), num_tiles, wait, None)
 
 
 def _bring(refs: _Refs, item: _Item, j: Array, tile: Array) -> None:
@@ -342,8 +335,9 @@ def _consume(refs: _Refs, me: Array, item: _Item, first_tile: Array) -> None:
     """Attend an item, and store this consumer's columns of the result."""
     config, buffers, barriers = refs.config, refs.buffers, refs.barriers
     unit = config.scale * LOG2_E
-    columns = config.share(me)
+    columns = pl.ds(pl.multiple_of(me * config.columns, config.columns), config.columns)
     weights = None if buffers.weights is None else buffers.weights.at[me]
+    pl.when(me == 0)(partial(_bring_queries, refs, item))
     plgpu.barrier_wait(barriers.q_full)
 
     def step(j, state):
@@ -374,20 +368,19 @@ def _consume(refs: _Refs, me: Array, item: _Item, first_tile: Array) -> None:
     # Both are done with the queries, whose place results take.
     plgpu.barrier_arrive(barriers.scored)
     plgpu.barrier_wait(barriers.scored)
-    acc *= along_rows(1.0 / sum_r, acc)
     # Else addresses of what is stored are computed before the loop, and held in registers all the while.
     me, item = lax.optimization_barrier((me, item))
-    if config.is_split:
-        pl.when(me == 0)(partial(_store_logs, refs, item, max_r + jnp.log2(sum_r)))
-        _store_part(refs, me, item, acc)
-    else:
-        columns = config.share(me)
-        source, target = buffers.queries.at[0, :, columns], refs.out_vl.at[refs.vectors(item)]
-        source[...] = acc.astype(jnp.bfloat16)
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(source.at[pl.ds(0, config.vectors)], target.at[:, columns])
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+    for logs in refs.logs:
+        pl.when(me == 0)(partial(_store_logs, logs, item, max_r + jnp.log2(sum_r)))
+    _store(refs, me, item, acc * along_rows(1.0 / sum_r, acc))
     plgpu.barrier_arrive(barriers.q_free)
+
+
+def _bring_queries(refs: _Refs, item: _Item) -> None:
+    """Bring an item's queries once the last item's results are on their way."""
+    plgpu.barrier_wait(refs.barriers.q_free)
+    queries = refs.buffers.queries.at[0, pl.ds(0, refs.config.vectors)]
+    plgpu.copy_gmem_to_smem(refs.q_vh.at[refs.vectors(item)], queries, refs.barriers.q_full)
 
 
 def _mask(config: Config, item: _Item, first_position: Array, scores: Array) -> Array:
@@ -401,17 +394,17 @@ def _mask(config: Config, item: _Item, first_position: Array, scores: Array) -> 
     return jnp.where(is_seen, scores, -jnp.inf)
 
 
-def _store_logs(refs: _Refs, item: _Item, logs_r: Array) -> None:
-    refs.logs[item.entry, 0, item.group] = logs_r
+def _store_logs(logs: Any, item: _Item, logs_r: Array) -> None:
+    logs[item.entry, 0, item.group] = logs_r
 
 
-def _store_part(refs: _Refs, me: Array, item: _Item, acc: Array) -> None:
-    """Store a consumer's columns of an item of a decode."""
-    config = refs.config
-    part, sums = refs.out_vl.at[item.entry, 0, item.group], refs.buffers.sums.at[me]
-    for first in range(0, config.columns, STORE_COLUMNS):
-        sums[...] = acc[:, first : first + STORE_COLUMNS]
+def _store(refs: _Refs, me: Array, item: _Item, result: Array) -> None:
+    """Store a consumer's columns of an item's result."""
+    config, buffer = refs.config, refs.buffers.results.at[me]
+    target = refs.out_vl.at[item.entry, 0, item.group] if config.is_split else refs.out_vl.at[refs.vectors(item)]
+    for first in range(0, config.columns, config.stored):
+        buffer[...] = result[:, first : first + config.stored].astype(config.out_dtype)
         plgpu.commit_smem()
-        columns = pl.ds(pl.multiple_of(me * config.columns + first, STORE_COLUMNS), STORE_COLUMNS)
-        plgpu.copy_smem_to_gmem(sums.at[pl.ds(0, config.heads)], part.at[:, columns])
+        columns = pl.ds(pl.multiple_of(me * config.columns + first, config.stored), config.stored)
+        plgpu.copy_smem_to_gmem(buffer.at[pl.ds(0, config.vectors)], target.at[:, columns])
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)

@@ -16,10 +16,8 @@ from ..layout import LatentShape
 TILE = 64
 # Warpgroups that attend. Each computes all scores of a tile, and sums up its share of the latents' columns.
 CONSUMERS = 2
-# The columns of sums that a consumer's registers hold for 64 rows.
-MOST_COLUMNS = 256
-# The columns of decodes' sums that a consumer stores at a time: both take no more shared memory than the queries did.
-STORE_COLUMNS = 128
+# Of each row of a result that a consumer stores at a time: both take no more shared memory than the queries did.
+STORE_BYTES = 512
 # A swizzled tile of shared memory has 64 columns.
 SWIZZLED_COLUMNS = 64
 # Chunks of a prompt begin at multiples of so many rows.
@@ -29,6 +27,8 @@ WORKERS = 132
 # The least tiles of a split, in steps of up to so many rows and in larger ones. For each split the sums of a row are
 # written and read, which is 256 KiB for 64 heads of 512 columns, where a tile has 72.
 LEAST_TILES, MANY_ROWS_TILES = {8: 2, 32: 4}, 8
+# What splits are for may take so much memory, used or not.
+PARTS_BYTES = 128 * 2**20
 
 
 class Heads(NamedTuple):
@@ -64,16 +64,19 @@ def gpu_tiles(shape: LatentShape) -> Tiles:
     return Tiles(decode=1, query=divide_heads(shape.num_heads).rows, kv=TILE)
 
 
-def split_rule(num_rows: int, head_groups: int) -> SplitRule:
+def split_rule(num_rows: int, heads: Heads, latent_dim: int) -> SplitRule:
     """Return how decodes' contexts are cut in steps of up to so many rows; see `splits.split_rule`."""
+    split_bytes = num_rows * heads.groups * heads.padded * latent_dim * 4
     fits = (tiles for most_rows, tiles in LEAST_TILES.items() if num_rows <= most_rows)
-    return SplitRule(max(1, WORKERS // head_groups), next(fits, MANY_ROWS_TILES))
+    return SplitRule(
+        most=max(1, min(WORKERS // heads.groups, PARTS_BYTES // split_bytes)),
+        least_tiles=next(fits, MANY_ROWS_TILES),
+    )
 
 
 def refuse(shape: LatentShape) -> str | None:
     """Say why the kernels cannot run a shape, or None if they can."""
-    step = CONSUMERS * STORE_COLUMNS
-    if shape.latent_dim not in range(step, CONSUMERS * MOST_COLUMNS + 1, step) or shape.rope_dim != SWIZZLED_COLUMNS:
+    if shape.latent_dim not in (256, 512) or shape.rope_dim != SWIZZLED_COLUMNS:
         return f"latents must be of 256 or 512 numbers and 64 rotated ones, not {shape.latent_dim} and {shape.rope_dim}"
     heads = divide_heads(shape.num_heads)
     if heads.rows * heads.size % TILED_ROWS:
