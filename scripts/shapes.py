@@ -103,6 +103,20 @@ MODELS: dict[str, dict[str, Any]] = {
             "use_bidirectional_attention": "vision", "tie_word_embeddings": True,
         },
     },
+    "deepseek-v2-lite": {
+        "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "torch_dtype": "bfloat16",
+        "vocab_size": 102_400, "hidden_size": 2048, "intermediate_size": 10_944, "num_hidden_layers": 27,
+        "num_attention_heads": 16, "num_key_value_heads": 16, "q_lora_rank": None, "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "hidden_act": "silu",
+        "max_position_embeddings": 163_840, "rms_norm_eps": 1e-6, "rope_theta": 10_000, "attention_bias": False,
+        "rope_scaling": {
+            "type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 0.707, "mscale_all_dim": 0.707,
+            "original_max_position_embeddings": 4096,
+        },
+        "first_k_dense_replace": 1, "moe_layer_freq": 1, "moe_intermediate_size": 1408, "n_routed_experts": 64,
+        "n_shared_experts": 2, "num_experts_per_tok": 6, "n_group": 1, "topk_group": 1, "topk_method": "greedy",
+        "scoring_func": "softmax", "norm_topk_prob": False, "routed_scaling_factor": 1.0, "tie_word_embeddings": False,
+    },
     "minilm-l6": BERT | {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6},
     "bert-base": BERT | {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12},
     "modernbert-base": {
@@ -143,6 +157,7 @@ HUB_IDS = {
     "mixtral-8x7b": "mistralai/Mixtral-8x7B-Instruct-v0.1",
     "gpt-oss-20b": "openai/gpt-oss-20b",
     "gemma-4-26b": "google/gemma-4-26B-A4B-it",
+    "deepseek-v2-lite": "deepseek-ai/DeepSeek-V2-Lite",
     "minilm-l6": "sentence-transformers/all-MiniLM-L6-v2",
     "qwen3-embedding-0.6b": "Qwen/Qwen3-Embedding-0.6B",
 }

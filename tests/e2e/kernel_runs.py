@@ -15,8 +15,7 @@ from typing import Any
 import jax
 
 from jaxllm import SamplingParams
-from pallas_kernels import paged_attention
-from pallas_kernels.paged_attention import IMPLEMENTATIONS
+from pallas_kernels import latent_attention, paged_attention
 from tests.e2e.tiny_engine import Job, run_together, tiny_llm
 
 SETTINGS: dict[str, Any] = {
@@ -64,19 +63,25 @@ def make_job(num_prompt_tokens: int, num_output_tokens: int, logprobs: int | Non
 def count_calls(backend: str) -> Callable[[], int]:
     """Make the implementation count how often it runs on the device; return what reads the count."""
     calls: list[int] = []
-    entry = IMPLEMENTATIONS[backend]
 
-    def load(architecture: str | None) -> Callable[..., Any]:
-        run = entry.load(architecture)
+    def counting(entry: Any) -> Any:
+        def load(architecture: str | None) -> Callable[..., Any]:
+            run = entry.load(architecture)
 
-        def counted(*arguments: Any, **settings: Any) -> Any:
-            out_tnh, pool = run(*arguments, **settings)
-            jax.debug.callback(lambda _: calls.append(1), out_tnh[0, 0, 0])
-            return out_tnh, pool
+            def counted(*arguments: Any, **settings: Any) -> Any:
+                out_tnh, pool = run(*arguments, **settings)
+                jax.debug.callback(lambda _: calls.append(1), out_tnh[0, 0, 0])
+                return out_tnh, pool
 
-        return counted
+            return counted
 
-    paged_attention.IMPLEMENTATIONS = dict(IMPLEMENTATIONS) | {backend: entry._replace(load=load)}
+        return entry._replace(load=load)
+
+    for op in (paged_attention, latent_attention):
+        implementations = dict(op.IMPLEMENTATIONS)
+        if backend in implementations:
+            implementations[backend] = counting(implementations[backend])
+        vars(op)["IMPLEMENTATIONS"] = implementations
 
     def read() -> int:
         jax.effects_barrier()

@@ -32,8 +32,20 @@ GEMMA = LLAMA | {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("backend", ["tpu", "gpu"])
-@pytest.mark.parametrize("config", [LLAMA, GEMMA], ids=["llama", "gemma"])
+DEEPSEEK = LLAMA | {
+    "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "num_key_value_heads": 2,
+    "q_lora_rank": None, "kv_lora_rank": 256, "qk_nope_head_dim": 16, "qk_rope_head_dim": 64, "v_head_dim": 16,
+    "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "first_k_dense_replace": NUM_LAYERS, "n_group": 1, "topk_group": 1, "topk_method": "greedy",
+    "norm_topk_prob": False, "routed_scaling_factor": 1.0, "rope_theta": 1e4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "backend"),
+    [(LLAMA, "tpu"), (LLAMA, "gpu"), (GEMMA, "tpu"), (GEMMA, "gpu"), (DEEPSEEK, "gpu")],
+    ids=["llama-tpu", "llama-gpu", "gemma-tpu", "gemma-gpu", "deepseek-gpu"],
+)
 def test_generates_what_xla_does(config: dict[str, Any], backend: str, tmp_path: Path) -> None:
     save_model(tmp_path, config)
     command = [sys.executable, "-m", "tests.e2e.kernel_runs", str(tmp_path), backend]

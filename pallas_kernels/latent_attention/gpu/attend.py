@@ -4,7 +4,7 @@ A work item's vectors are the heads of one row, or of several rows of a chunk. A
 walk their share of the items. In each, a producer warpgroup brings tiles of 64 tokens' latents into a ring of shared
 memory, ahead from item to item. A tile is there once, and serves as keys and, without its rotated columns, as values.
 Two consumer warpgroups both compute all of its scores; each sums up half of the latents' columns, as one's registers
-would not hold all of them.
+would not hold all of them. They take turns, as those of prefill in paged attention do.
 
 Results take the place of queries in shared memory, which has room for nothing more beside two tiles.
 """
@@ -34,7 +34,6 @@ from pallas_kernels.paged_attention.gpu.common import (
     compiler_params,
     interpret_params,
     live_rows,
-    product,
     row_vector,
     smem_bytes,
     tiled_smem,
@@ -133,13 +132,14 @@ def _buffer_types(config: Config, key_dim: int) -> _Buffers:
 
 
 class _Barriers(NamedTuple):
-    """Barriers: filled and free, and what is left when all scores of an item are computed."""
+    """Barriers: filled and free, whose turn it is, and that all scores of an item are computed."""
 
     q_full: Any
     q_free: Any
     tile_full: Any
     tile_free: Any
     raw: Any
+    turn: Any
     scored: Any
 
 
@@ -213,6 +213,7 @@ def attend(
         tile_full=plgpu.Barrier(num_arrivals=chunks, num_barriers=config.stages),
         tile_free=plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=config.stages),
         raw=plgpu.Barrier(num_arrivals=chunks),
+        turn=plgpu.Barrier(num_arrivals=CONSUMERS),
         scored=plgpu.Barrier(num_arrivals=CONSUMERS),
     )
     kernel = plgpu.kernel(
@@ -340,6 +341,10 @@ def _consume(refs: _Refs, me: Array, item: _Item, first_tile: Array) -> None:
     pl.when(me == 0)(partial(_bring_queries, refs, item))
     plgpu.barrier_wait(barriers.q_full)
 
+    def take_turns() -> None:
+        plgpu.barrier_arrive(barriers.turn)
+        plgpu.barrier_wait(barriers.turn)
+
     def step(j, state):
         max_r, sum_r, acc = state
         # Unless these are opaque to LLVM, it computes all matrix descriptors first and holds them in registers.
@@ -347,7 +352,7 @@ def _consume(refs: _Refs, me: Array, item: _Item, first_tile: Array) -> None:
         position = item.start + j * TILE
         latents = buffers.latents.at[stage]
         plgpu.barrier_wait(barriers.tile_full.at[stage])
-        scores = product(buffers.queries.at[only], latents.transpose((1, 0)))
+        scores = _scores(buffers.queries.at[only], latents, take_turns)
         mask = partial(_mask, config, item, position)
         scores = lax.cond(position + TILE > lax.min(item.sees, item.end), mask, lambda x: x, scores)
         new_max_r = jnp.maximum(max_r, scores.max(axis=1) * unit)
@@ -357,13 +362,18 @@ def _consume(refs: _Refs, me: Array, item: _Item, first_tile: Array) -> None:
         acc, sum_r, new_max_r, probs = lax.optimization_barrier(
             (acc * along_rows(decay_r, acc), sum_r, new_max_r, probs.astype(jnp.bfloat16))
         )
+        # All of the softmax happens before the tensor cores' next turn.
+        take_turns()
         acc = add_product(acc, probs, latents.at[:, columns], weights)
         plgpu.barrier_arrive(barriers.tile_free.at[stage])
         return new_max_r, sum_r, acc
 
+    # One is in its softmax while the other has the tensor cores.
+    pl.when(me == 1)(take_turns)
     # Masked scores are -inf and weigh nothing, even against the LOWEST of a row that has seen no other.
     nothing = row_vector(MMA_ROWS, LOWEST), row_vector(MMA_ROWS, 0.0), accumulator(MMA_ROWS, config.columns)
     max_r, sum_r, acc = lax.fori_loop(0, item.num_tiles, step, nothing)
+    pl.when(me == 0)(take_turns)
     sum_r = jnp.maximum(sum_r, TINY)
     # Both are done with the queries, whose place results take.
     plgpu.barrier_arrive(barriers.scored)
@@ -374,6 +384,17 @@ def _consume(refs: _Refs, me: Array, item: _Item, first_tile: Array) -> None:
         pl.when(me == 0)(partial(_store_logs, logs, item, max_r + jnp.log2(sum_r)))
     _store(refs, me, item, acc * along_rows(1.0 / sum_r, acc))
     plgpu.barrier_arrive(barriers.q_free)
+
+
+def _scores(queries: Any, latents: Any, take_turns: Callable[[], None]) -> Array:
+    """Return the products of queries and latents; the other consumer has the tensor cores once they are under way."""
+
+    def multiply(accumulator_ref: Any) -> Array:
+        plgpu.wgmma(accumulator_ref, queries, latents.transpose((1, 0)))
+        take_turns()
+        return accumulator_ref[...]
+
+    return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((MMA_ROWS, TILE), jnp.float32))
 
 
 def _bring_queries(refs: _Refs, item: _Item) -> None:
