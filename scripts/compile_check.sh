@@ -81,6 +81,7 @@ experts() { # NAME TARGET MODEL ARGUMENTS...: the full step's sampling is that o
 for model in qwen3-30b-a3b gpt-oss-20b mixtral-8x7b; do
   experts "steps-h100-$model" h100 $model --layers 8
 done
+experts steps-h100-deepseek-v2-lite h100 deepseek-v2-lite --layers 3
 experts steps-h100-gemma-4-26b h100 gemma-4-26b --layers 12
 experts steps-v6e-qwen3-30b-a3b v6e:1x1 qwen3-30b-a3b --layers 16 # as many as one v6e holds
 experts steps-v6e-gpt-oss-20b v6e:1x1 gpt-oss-20b --layers 12
