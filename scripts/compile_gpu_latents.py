@@ -2,8 +2,9 @@
 """Compile the GPU's attention over latents for an H100 that is not there, with the real ptxas, and check what it takes.
 
 Needs jax-cuda13-plugin, jax-cuda13-pjrt and nvidia-cuda-nvcc (ptxas 13.3 or later) in the environment, and no GPU.
-Checked, for each model's shape and block size: no register is spilled, shared memory suffices, the pool is updated in
-place through two layers, without a copy, and those are one command buffer, with longer chunks and of decodes alone.
+Checked, for each model's shape, dtype of the pool and block size: no register is spilled, shared memory suffices, the
+pool is updated in place through two layers, without a copy, and those are one command buffer, with longer chunks and of
+decodes alone.
 
 At the end the cost sheet, as that of `compile_gpu_kernels.py`. These are static figures; nothing runs.
 """
@@ -11,6 +12,7 @@ At the end the cost sheet, as that of `compile_gpu_kernels.py`. These are static
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -43,26 +45,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES, metavar="CASE")
     parser.add_argument("--shares", nargs="+", type=int, default=[1, 8], help="devices that share out the heads")
+    parser.add_argument("--kv", nargs="+", default=["bfloat16", "float8_e4m3fn"], metavar="DTYPE", help="of the pool")
     parser.add_argument("--block-sizes", nargs="+", type=int, default=[16, 64])
     parser.add_argument("--json", type=Path, metavar="OUT")
     args = parser.parse_args()
     sharding, rows = find_device(), []
-    for name in args.cases:
-        for share in args.shares:
-            num_heads, rest = divmod(CASES[name].num_heads, share)
-            case = CASES[name]._replace(num_heads=num_heads)
-            reason = (
-                f"{share} devices cannot share out its heads" if rest else IMPLEMENTATIONS["gpu"].refusal(case.shape())
-            )
-            if reason:
-                print(f"{name} on {share} devices: {reason}", flush=True)
-                continue
-            for block_size in args.block_sizes:
-                for step in STEPS:
-                    row = {"case": f"{name}/{share}", "kernel": step, "kv": "bfloat16", "block": block_size}
-                    row |= compile_step(LatentAttention(case.shape(block_size), "gpu"), step, sharding)
-                    rows.append(row)
-                    print("  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
+    for name, share in itertools.product(args.cases, args.shares):
+        num_heads, rest = divmod(CASES[name].num_heads, share)
+        case = CASES[name]._replace(num_heads=num_heads)
+        reason = f"{share} devices cannot share out its heads" if rest else IMPLEMENTATIONS["gpu"].refusal(case.shape())
+        if reason:
+            print(f"{name} on {share} devices: {reason}", flush=True)
+            continue
+        # How many heads there are changes nothing of how a pool is read.
+        kv_dtypes = args.kv if share == args.shares[0] else args.kv[:1]
+        for kv, block_size, step in itertools.product(kv_dtypes, args.block_sizes, STEPS):
+            op = LatentAttention(case.shape(block_size, kv_dtype=getattr(jnp, kv)), "gpu")
+            row = {"case": f"{name}/{share}", "kernel": step, "kv": kv, "block": block_size}
+            row |= compile_step(op, step, sharding)
+            rows.append(row)
+            print("  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
     return report(rows, NAMES, args.json)
 
 

@@ -17,7 +17,7 @@ from pallas_kernels.paged_attention.tiles import XLA_TILES, Tiles
 from pallas_kernels.pool_op import make_cpu_pool, settle_cpu_pool
 from pallas_kernels.targets import hopper_refusal
 
-from .layout import LatentShape, latent_pool_spec
+from .layout import LatentShape, gpu_pool_spec, latent_pool_spec
 
 
 def _load_xla(_: str | None) -> Callable[..., tuple[Array, Any]]:
@@ -91,7 +91,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "gpu": Implementation(
         _load_gpu,
         "gpu",
-        latent_pool_spec,
+        gpu_pool_spec,
         _gpu_tiles,
         16,
         _refuse_on_gpu,

@@ -31,8 +31,9 @@ class LatentShape(NamedTuple):
 class LatentPool(NamedTuple):
     """The pool is [l * b, o, latent_dim + rope_dim], of all layers: a token's latent, and its rotated part behind it.
 
-    8-bit floats are held as uint8. Layer i owns blocks [i * b, (i + 1) * b), and block 0 of every layer is the null
-    block, where padding writes. A token's numbers serve for its key, and the first of them for its value.
+    8-bit floats are held as uint8, but by a GPU's kernels. Layer i owns blocks [i * b, (i + 1) * b), and block 0 of
+    every layer is the null block, where padding writes. A token's numbers serve for its key, and the first of them for
+    its value.
     """
 
     # An array of JAX, of numpy in the reference, or its spec.
@@ -44,3 +45,9 @@ def latent_pool_spec(shape: LatentShape, num_layers: int, num_blocks: int) -> La
     # A compiler without 8-bit floats would widen the whole pool to scatter into it.
     dtype = jnp.uint8 if jnp.dtype(shape.kv_dtype).itemsize == 1 else shape.kv_dtype
     return LatentPool(jax.ShapeDtypeStruct((num_layers * num_blocks, shape.block_size, shape.key_dim), dtype))
+
+
+def gpu_pool_spec(shape: LatentShape, num_layers: int, num_blocks: int) -> LatentPool:
+    """Return shape and dtype of a pool as the GPU's kernels have it: 8-bit floats are held as what they are."""
+    [spec] = latent_pool_spec(shape, num_layers, num_blocks)
+    return LatentPool(jax.ShapeDtypeStruct(spec.shape, shape.kv_dtype))

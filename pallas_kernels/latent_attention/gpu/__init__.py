@@ -139,7 +139,7 @@ def _attend(
     num_layers: int,
 ) -> tuple[Array, ...]:
     pool = kv_pool.latents
-    config = fill_smem(config, pool.shape[2])
+    config = fill_smem(config._replace(kv_dtype=pool.dtype), pool.shape[2])
     if config.interpret:
         config = config._replace(workers=INTERPRETED_WORKERS)
     first_row = jnp.asarray(layer * (len(pool) // num_layers), jnp.int32).reshape(1)

@@ -39,11 +39,11 @@ from pallas_kernels.paged_attention.gpu.common import (
     tiled_smem,
 )
 
-from .sizes import CONSUMERS, STORE_BYTES, SWIZZLED_COLUMNS, TILE, WORKERS
+from .sizes import CONSUMERS, PART_COLUMNS, STORE_BYTES, TILE, WORKERS
 
 # 2 x 224 + 56 = 504 registers: what a thread of each warpgroup may have together.
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 224, 56
-MAX_STAGES = 8
+MAX_STAGES, RAW_STAGES = 8, 2
 
 
 class Work(NamedTuple):
@@ -76,10 +76,17 @@ class Config(NamedTuple):
     is_split: bool
     """True if an item's result is a part of its row's, in float32; else it is the rows' own, in bfloat16."""
     interpret: bool
+    kv_dtype: Any = jnp.dtype(jnp.bfloat16)
+    """The dtype of the pool."""
     stages: int = 1
     """How many tiles the ring holds."""
     workers: int = WORKERS
     """How many thread blocks there are."""
+
+    @property
+    def converts(self) -> bool:
+        """Say whether the pool is of another type than the matmuls."""
+        return self.kv_dtype != jnp.bfloat16
 
     @property
     def vectors(self) -> int:
@@ -106,6 +113,7 @@ def fill_smem(config: Config, key_dim: int) -> Config:
     """Return the configuration with as many tiles as fit in the shared memory."""
     one = _buffer_types(config._replace(interpret=False), key_dim)
     room = SMEM_BYTES - SMEM_RESERVED - max(smem_bytes(one.queries), smem_bytes(one.results))
+    room -= smem_bytes(one.raw) if config.converts else 0
     return config._replace(stages=min(MAX_STAGES, room // smem_bytes(one.latents)))
 
 
@@ -113,7 +121,9 @@ class _Buffers(NamedTuple):
     """Shared memory, of 64 rows each."""
 
     latents: Any
-    """Ring of tiles [stage, 64, key_dim], as they lie in the pool."""
+    """Ring of tiles [stage, 64, key_dim] in bfloat16."""
+    raw: Any
+    """Ring of tiles [2, 64, key_dim] of a float8 pool, as they lie there."""
     queries: Any
     """Queries [1, 64, key_dim]."""
     results: Any
@@ -125,6 +135,7 @@ class _Buffers(NamedTuple):
 def _buffer_types(config: Config, key_dim: int) -> _Buffers:
     return _Buffers(
         latents=tiled_smem((config.stages, TILE, key_dim), jnp.bfloat16),
+        raw=tiled_smem((RAW_STAGES, TILE, key_dim), config.kv_dtype, columns=PART_COLUMNS) if config.converts else None,
         queries=tiled_smem((1, MMA_ROWS, key_dim), jnp.bfloat16),
         results=tiled_smem((CONSUMERS, MMA_ROWS, config.stored), config.out_dtype),
         weights=tiled_smem((CONSUMERS, MMA_ROWS, TILE), jnp.bfloat16) if config.interpret else None,
@@ -158,6 +169,10 @@ class _Item(NamedTuple):
     def num_tiles(self) -> Array:
         """Return how many tiles it attends."""
         return lax.div(self.end - self.start + (TILE - 1), TILE)
+
+    def live(self, j: Array) -> Array:
+        """Return how many tokens of its j-th tile, if not all, are before its end."""
+        return self.end - (self.start + j * TILE)
 
 
 class _Refs(NamedTuple):
@@ -210,9 +225,9 @@ def attend(
     barriers = _Barriers(
         q_full=plgpu.Barrier(),
         q_free=plgpu.Barrier(num_arrivals=CONSUMERS),
-        tile_full=plgpu.Barrier(num_arrivals=chunks, num_barriers=config.stages),
+        tile_full=plgpu.Barrier(num_arrivals=1 if config.converts else chunks, num_barriers=config.stages),
         tile_free=plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=config.stages),
-        raw=plgpu.Barrier(num_arrivals=chunks),
+        raw=plgpu.Barrier(num_arrivals=chunks, num_barriers=RAW_STAGES if config.converts else 1),
         turn=plgpu.Barrier(num_arrivals=CONSUMERS),
         scored=plgpu.Barrier(num_arrivals=CONSUMERS),
     )
@@ -226,6 +241,7 @@ def attend(
         kernel_name="latent_decode" if config.is_split else "latent_prefill",
         scratch_types={
             "latents": buffers.latents,
+            "raw": buffers.raw,
             "queries_or_results": plgpu.RefUnion(buffers.queries, buffers.results),
             "weights": buffers.weights,
             "barriers": barriers,
@@ -236,11 +252,11 @@ def attend(
     return kernel(q_vh, pool, tables_sm, first_row, *work, *[out_vl] * (not config.is_split))
 
 
-def _attend_kernel(*refs, config: Config, latents, queries_or_results, weights, barriers):
+def _attend_kernel(*refs, config: Config, latents, raw, queries_or_results, weights, barriers):
     q_vh, pool, tables_sm, first_row, *rest = refs
     work, (out_vl, *logs) = Work(*rest[: len(Work._fields)]), rest[len(Work._fields) :]
     queries, results = queries_or_results
-    buffers = _Buffers(latents, queries, results, weights)
+    buffers = _Buffers(latents, raw, queries, results, weights)
     given = _Refs(config, q_vh, pool, tables_sm, first_row, work, out_vl, logs, buffers, barriers)
     warpgroup = lax.axis_index("warpgroup")
 
@@ -278,7 +294,10 @@ def _for_each_item(refs: _Refs, body: Callable[[_Item, Array], None]) -> Array:
 
 def _produce(refs: _Refs, item: _Item, first_tile: Array) -> None:
     """Bring an item's tiles."""
-    lax.fori_loop(0, item.num_tiles, lambda j, _: _bring(refs, item, j, first_tile + j), None)
+    bring = _bring_converted if refs.config.converts else _bring
+    if refs.config.converts:
+        _bring_raw(refs, item, jnp.int32(0), first_tile)
+    lax.fori_loop(0, item.num_tiles, lambda j, _: bring(refs, item, j, first_tile + j), None)
 
 
 def _drain(refs: _Refs, num_tiles: Array) -> None:
@@ -293,12 +312,54 @@ def _drain(refs: _Refs, num_tiles: Array) -> None:
 
 def _bring(refs: _Refs, item: _Item, j: Array, tile: Array) -> None:
     """Bring an item's j-th tile, of the worker's the `tile`-th."""
-    config, barriers = refs.config, refs.barriers
-    o, max_blocks = refs.pool.shape[1], refs.tables_sm.shape[1]
-    chunk = min(o, TILE)
-    stage = lax.rem(tile, config.stages)
-    position = item.start + j * TILE
+    barriers, stage = refs.barriers, lax.rem(tile, refs.config.stages)
+    latents, live = refs.buffers.latents.at[stage], item.live(j)
     # Before the wait, so that these loads pass while the stage drains.
+    sources = _sources(refs, item, j)
+    _wait_until_free(refs, tile)
+    pl.when(live >= TILE)(partial(_copy, sources, latents, barriers.tile_full.at[stage]))
+
+    @pl.when(live < TILE)
+    def _():
+        # Slots beyond the context hold anything, and 0 x NaN is NaN.
+        _copy(sources, latents, barriers.raw.at[0])
+        plgpu.barrier_wait(barriers.raw.at[0])
+        for column in range(0, refs.config.latent_dim, PART_COLUMNS):
+            part = latents.at[:, pl.ds(column, PART_COLUMNS)]
+            part[...] = live_rows(part[...], pl.ds(0, TILE), live, plgpu.Layout.WGMMA)
+        plgpu.commit_smem()
+        for _ in sources:
+            plgpu.barrier_arrive(barriers.tile_full.at[stage])
+
+
+def _bring_converted(refs: _Refs, item: _Item, j: Array, tile: Array) -> None:
+    """Turn a tile of a float8 pool into bfloat16, while the next one comes."""
+    raw, stage, live = lax.rem(tile, RAW_STAGES), lax.rem(tile, refs.config.stages), item.live(j)
+    pl.when(j + 1 < item.num_tiles)(partial(_bring_raw, refs, item, j + 1, tile + 1))
+    plgpu.barrier_wait(refs.barriers.raw.at[raw])
+    _wait_until_free(refs, tile)
+    layout = plgpu.Layout.WGMMA_UPCAST_2X
+    clear = partial(live_rows, rows=pl.ds(0, TILE), live=live, layout=layout)
+    for column in range(0, refs.pool.shape[2], PART_COLUMNS):
+        columns = pl.ds(column, PART_COLUMNS)
+        part = plgpu.load(refs.buffers.raw.at[raw, :, columns], layout=layout)
+        # The hardware takes float8 to float16 only.
+        part = part.astype(jnp.float32).astype(jnp.bfloat16)
+        refs.buffers.latents[stage, :, columns] = lax.cond(live < TILE, clear, lambda x: x, part)
+    plgpu.commit_smem()
+    plgpu.barrier_arrive(refs.barriers.tile_full.at[stage])
+
+
+def _bring_raw(refs: _Refs, item: _Item, j: Array, tile: Array) -> None:
+    """Bring a tile of a float8 pool."""
+    raw = lax.rem(tile, RAW_STAGES)
+    _copy(_sources(refs, item, j), refs.buffers.raw.at[raw], refs.barriers.raw.at[raw])
+
+
+def _sources(refs: _Refs, item: _Item, j: Array) -> list[Any]:
+    """Return the pool's slices with an item's j-th tile. Blocks beyond the table's end repeat its last one."""
+    o, max_blocks = refs.pool.shape[1], refs.tables_sm.shape[1]
+    chunk, position = min(o, TILE), item.start + j * TILE
     sources = []
     for at in range(0, TILE, chunk):
         block = refs.tables_sm[item.seq, lax.min(lax.div(position + at, o), max_blocks - 1)]
@@ -306,30 +367,20 @@ def _bring(refs: _Refs, item: _Item, j: Array, tile: Array) -> None:
         if chunk < o:
             source = source.at[pl.ds(pl.multiple_of(lax.rem(position + at, o), chunk), chunk)]
         sources.append(source)
-    latents = refs.buffers.latents.at[stage]
+    return sources
 
-    @pl.when(tile >= config.stages)
-    def _():
-        plgpu.barrier_wait(barriers.tile_free.at[stage])
 
-    def copy(barrier: Any) -> None:
-        for i, source in enumerate(sources):
-            plgpu.copy_gmem_to_smem(source, latents.at[pl.ds(i * chunk, chunk)], barrier)
+def _copy(sources: list[Any], target: Any, barrier: Any) -> None:
+    """Start copying slices of the pool to a tile."""
+    chunk = TILE // len(sources)
+    for i, source in enumerate(sources):
+        plgpu.copy_gmem_to_smem(source, target.at[pl.ds(i * chunk, chunk)], barrier)
 
-    live = item.end - position
-    pl.when(live >= TILE)(partial(copy, barriers.tile_full.at[stage]))
 
-    @pl.when(live < TILE)
-    def _():
-        # Slots beyond the context hold anything, and 0 x NaN is NaN.
-        copy(barriers.raw)
-        plgpu.barrier_wait(barriers.raw)
-        for column in range(0, config.latent_dim, SWIZZLED_COLUMNS):
-            part = latents.at[:, pl.ds(column, SWIZZLED_COLUMNS)]
-            part[...] = live_rows(part[...], pl.ds(0, TILE), live, plgpu.Layout.WGMMA)
-        plgpu.commit_smem()
-        for _ in sources:
-            plgpu.barrier_arrive(barriers.tile_full.at[stage])
+def _wait_until_free(refs: _Refs, tile: Array) -> None:
+    """Wait until the consumers are done with the tile whose place a new one takes."""
+    free = refs.barriers.tile_free.at[lax.rem(tile, refs.config.stages)]
+    pl.when(tile >= refs.config.stages)(partial(plgpu.barrier_wait, free))
 
 
 def _consume(refs: _Refs, me: Array, item: _Item, first_tile: Array) -> None:
@@ -342,8 +393,10 @@ def _consume(refs: _Refs, me: Array, item: _Item, first_tile: Array) -> None:
     plgpu.barrier_wait(barriers.q_full)
 
     def take_turns() -> None:
-        plgpu.barrier_arrive(barriers.turn)
-        plgpu.barrier_wait(barriers.turn)
+        # With one tile each would wait for the other: for its turn, or for the next tile in this one's place.
+        if config.stages > 1:
+            plgpu.barrier_arrive(barriers.turn)
+            plgpu.barrier_wait(barriers.turn)
 
     def step(j, state):
         max_r, sum_r, acc = state

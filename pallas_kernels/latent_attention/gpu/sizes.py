@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.paged_attention.gpu.common import MMA_ROWS, TILED_ROWS
 from pallas_kernels.paged_attention.gpu.splits import SplitRule
+from pallas_kernels.paged_attention.layout import FLOAT8
 from pallas_kernels.paged_attention.tiles import Tiles
 
 from ..layout import LatentShape
@@ -18,8 +19,8 @@ TILE = 64
 CONSUMERS = 2
 # Of each row of a result that a consumer stores at a time: both take no more shared memory than the queries did.
 STORE_BYTES = 512
-# A swizzled tile of shared memory has 64 columns.
-SWIZZLED_COLUMNS = 64
+# Columns that the producer, which has few registers, handles at a time.
+PART_COLUMNS = 64
 # Chunks of a prompt begin at multiples of so many rows.
 ROW_ALIGNMENT = 16
 # Thread blocks: one for each SM of an H100 or H200.
@@ -76,18 +77,15 @@ def split_rule(num_rows: int, heads: Heads, latent_dim: int) -> SplitRule:
 
 def refuse(shape: LatentShape) -> str | None:
     """Say why the kernels cannot run a shape, or None if they can."""
-    if shape.latent_dim not in (256, 512) or shape.rope_dim != SWIZZLED_COLUMNS:
+    if shape.latent_dim not in (256, 512) or shape.rope_dim != PART_COLUMNS:
         return f"latents must be of 256 or 512 numbers and 64 rotated ones, not {shape.latent_dim} and {shape.rope_dim}"
     heads = divide_heads(shape.num_heads)
     if heads.rows * heads.size % TILED_ROWS:
         return f"{shape.num_heads} heads fill no whole groups of 8 rows, which is what a TMA writes"
     if shape.dtype != jnp.bfloat16:
         return f"dtype must be bfloat16, not {jnp.dtype(shape.dtype).name}"
-    if shape.kv_dtype != jnp.bfloat16:
-        return (
-            f"the pool must be bfloat16, not {jnp.dtype(shape.kv_dtype).name}: beside the queries and two tiles there "
-            "is no shared memory to widen latents in"
-        )
+    if shape.kv_dtype not in (jnp.bfloat16, *FLOAT8):
+        return f"the pool must be bfloat16 or float8, not {jnp.dtype(shape.kv_dtype).name}"
     if shape.block_size not in (16, 32, 64, 128):
         return f"block_size must be 16, 32, 64, 128, not {shape.block_size}"
     return None
