@@ -52,6 +52,7 @@ for target in v5e:1x1 tpu7x:1x1x1; do
   part "grouped-matmul-${target%%:*}" $JAX scripts/compile_tpu_grouped_matmul.py --topology $target --steps decode
 done
 part kernels-h100 $JAX scripts/compile_gpu_kernels.py
+part latents-h100 $JAX scripts/compile_gpu_latents.py
 part grouped-matmul-h100 $JAX scripts/compile_gpu_grouped_matmul.py
 part states-decode-h100 $JAX scripts/compile_gpu_states.py
 part linear-v6e $JAX scripts/compile_linear.py --target v6e:1x1 --matrices 4096x4096
@@ -88,6 +89,7 @@ for model in qwen3-30b-a3b gpt-oss-20b mixtral-8x7b; do
   experts "steps-h100-$model" h100 $model --layers 8
 done
 experts steps-h100-qwen3.6-27b h100 qwen3.6-27b # a hybrid: states and attention
+experts steps-h100-deepseek-v2-lite h100 deepseek-v2-lite --layers 3
 experts steps-h100-gemma-4-26b h100 gemma-4-26b --layers 12
 experts steps-v6e-qwen3-30b-a3b v6e:1x1 qwen3-30b-a3b --layers 16 # as many as one v6e holds
 experts steps-v6e-gpt-oss-20b v6e:1x1 gpt-oss-20b --layers 12

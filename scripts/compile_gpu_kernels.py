@@ -13,10 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
-import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,21 +26,10 @@ os.environ |= {"MOSAIC_GPU_DUMP_PTXAS": "1", "MOSAIC_GPU_DUMP_PTX": "1"}
 
 import jax
 import jax.numpy as jnp
-import ptx
-from gpu_compiler import (
-    FIRST_PTXAS,
-    SMEM_LIMIT,
-    captured_output,
-    find_device,
-    noted_smem,
-    ptxas_version,
-    read_ptxas,
-)
-from gpu_cost import LEGEND, cost, cost_sheet, occupancy
+from gpu_compiler import find_device
+from gpu_row import compile_row, report
 from jax.sharding import NamedSharding
-from sheet import print_sheet, write_rows
 
-from jaxllm.execution.options import compiler_options
 from pallas_kernels.paged_attention import IMPLEMENTATIONS, AttentionBatch, PagedAttention, Rope
 from pallas_kernels.paged_attention.cases import CASES, Case
 from pallas_kernels.paged_attention.gpu.decode import decode_attention
@@ -51,8 +37,6 @@ from pallas_kernels.paged_attention.gpu.prefill import prefill_attention
 from pallas_kernels.paged_attention.gpu.write import rotate_and_write
 
 NUM_LAYERS, NUM_BLOCKS, MAX_CONTEXT = 2, 4096, 8192
-GRAPHS_JAX = (0, 12)
-"""Older versions of jax put no Mosaic GPU kernel into a CUDA graph."""
 
 
 class Arguments(NamedTuple):
@@ -132,7 +116,6 @@ def main() -> int:
     parser.add_argument("--block-sizes", nargs="+", type=int, default=[16, 64])
     parser.add_argument("--json", type=Path, metavar="OUT")
     args = parser.parse_args()
-    version = ptxas_version()
     sharding = find_device()
     rows = []
     for name in args.cases:
@@ -146,18 +129,7 @@ def main() -> int:
                     row |= compile_kernel(CASES[name], KERNELS[kernel], kv_dtype, block_size, sharding)
                     rows.append(row)
                     print("  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
-    if args.json:
-        write_rows(args.json, {"jax": jax.__version__, "ptxas": ".".join(map(str, version)), "target": "h100"}, rows)
-    print("\nCost sheet")
-    print_sheet(cost_sheet(rows))
-    print(LEGEND)
-    missed = [row for row in rows if row["missed"]]
-    print(f"{len(rows)} compiled by ptxas {version[0]}.{version[1]}, {len(missed)} missed")
-    seen = {name for row in rows for name in row.get("kernels", ())}
-    unseen = {name for kernel in args.kernels for name in KERNELS[kernel].names} - seen
-    if unseen:
-        print(f"ptxas said nothing of {', '.join(sorted(unseen))}")
-    return int(bool(missed or unseen) or version < FIRST_PTXAS)
+    return report(rows, {name for kernel in args.kernels for name in KERNELS[kernel].names}, args.json)
 
 
 def compile_kernel(
@@ -180,47 +152,8 @@ def compile_kernel(
 
     updates_pool = kernel.call in (write, whole)
     jitted = jax.jit(function, donate_argnums=0 if updates_pool else (), in_shardings=sharding, out_shardings=sharding)
-    started = time.monotonic()
-    with noted_smem() as smem, captured_output() as output, tempfile.TemporaryDirectory() as dump:
-        try:
-            with jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh):
-                lowered = jitted.trace(*arguments).lower(lowering_platforms=("cuda",))
-            options = compiler_options("gpu", jnp.bfloat16, batch_invariant=False) or {}
-            compiled = lowered.compile(options | {"xla_dump_to": dump})
-            # A program of a single launch has no such file.
-            listings = [x.read_text() for x in Path(dump).glob("*.thunk_sequence_after_thunk_passes.txt")]
-            thunks = "".join(listings).splitlines()
-        except (ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as error:
-            return {"missed": [f"{type(error).__name__}: {str(error)[:300]}"]}
-    figures = read_ptxas(output[0])
-    missed = [f"{name} spills {spilled} bytes" for name, (_, spilled) in figures.items() if spilled]
-    most_smem = max(smem.values())
-    if most_smem > SMEM_LIMIT:
-        missed.append("shared memory")
-    top = [line for line in thunks if not line.startswith(" ")]
-    is_graph = len(top) == 1 and "kCommandBuffer" in top[0]
-    if kernel.call is whole and not is_graph and jax.__version_info__ >= GRAPHS_JAX:
-        missed.append(f"not one command buffer but {len(top)} thunks")
-    memory: Any = compiled.memory_analysis()
-    if updates_pool:
-        (pool,) = arguments.pool
-        if memory.alias_size_in_bytes < pool.size * pool.dtype.itemsize:
-            missed.append("the pool is copied")
-        dims = ",".join(map(str, pool.shape))
-        if re.search(rf"= \w+\[{dims}\]\S* (copy|fusion|dynamic-)", compiled.as_text() or ""):
-            missed.append("an operation makes a pool")
-    return {
-        # Not the kernels that an earlier row had: each is compiled once.
-        "kernels": {
-            name: occupancy(figures[name][0], code.threads, smem[name]) | cost(name, code)
-            for name, code in ptx.read_kernels(output[0]).items()
-        },
-        "smem_KiB": round(most_smem / 1024, 1),
-        "launches": max(1, sum("kCommandBuffer" not in line for line in thunks)),
-        "temp_MiB": round(memory.temp_size_in_bytes / 2**20, 2),
-        "seconds": round(time.monotonic() - started, 1),
-        "missed": missed,
-    }
+    pool = arguments.pool.kv if updates_pool else None
+    return compile_row(jitted, arguments, sharding, pool=pool, is_graph=kernel.call is whole)
 
 
 def abstract_arguments(op: PagedAttention, case: Case, kernel: Kernel) -> Arguments:

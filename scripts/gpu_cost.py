@@ -16,9 +16,11 @@ MMA_FLOPS, SPECIAL_FUNCTIONS = 4096, 16
 CLOCK = H100.flops_per_second / NUM_SMS / MMA_FLOPS
 """The frequency, in Hz, at which NVIDIA's peak is reached."""
 SM_REGISTERS, SM_THREADS, SM_BLOCKS, SM_SMEM = 65536, 2048, 32, 228 * 1024
-SHARED_TILES = ("paged_prefill",)
+SHARED_TILES = ("paged_prefill", "latent_prefill")
 """In these kernels several thread blocks read the same KV tile at about the same time: the query heads of a kv head,
 and neighbouring query tiles."""
+WITHOUT_TILES = ("latent_write",)
+"""The loops of these kernels bring nothing."""
 LIMITS = (
     f"{H100.bytes_per_second / 1e12:.2f} TB/s (HBM), {H100.flops_per_second / 1e12:.1f} TFLOP/s (MMA), "
     f"{NUM_SMS} x {SPECIAL_FUNCTIONS} special functions a cycle of {CLOCK / 1e9:.2f} GHz (exp)"
@@ -41,6 +43,8 @@ def occupancy(registers: int, threads: int, smem: int) -> dict[str, Any]:
 
 def cost(name: str, kernel: ptx.Kernel) -> dict[str, Any]:
     """Return what a tile takes at the limits of an SM, and which of them is the bound."""
+    if name in WITHOUT_TILES:
+        return {}
     brings = max(kernel.loops, key=lambda loop: loop.num_bytes)
     if not brings.num_bytes:
         raise ValueError(f"in {name}'s PTX nothing brings bytes")

@@ -1,7 +1,4 @@
-"""There are several ways of running the op; this says what each can do, and which one a platform gets.
-
-GPUs have no kernel of their own yet and get plain XLA.
-"""
+"""There are several ways of running the op; this says what each can do, and which one a platform gets."""
 
 from __future__ import annotations
 
@@ -17,8 +14,9 @@ from pallas_kernels.paged_attention.implementations import Implementation
 from pallas_kernels.paged_attention.layout import FLOAT8
 from pallas_kernels.paged_attention.tiles import XLA_TILES, Tiles
 from pallas_kernels.pool_op import make_cpu_pool, settle_cpu_pool
+from pallas_kernels.targets import hopper_refusal
 
-from .layout import LANES, LatentShape, latent_pool_spec, tpu_pool_spec
+from .layout import LANES, LatentShape, gpu_pool_spec, latent_pool_spec, tpu_pool_spec
 
 MOST_TPU_HEAD_BYTES = 256
 """The heads of a device times the bytes of a number: a query tile of more leaves too little of a TPU's fast memory."""
@@ -42,6 +40,12 @@ def _load_tpu(architecture: str | None) -> Callable[..., tuple[Array, Any]]:
     return partial(tpu_latent_attention, architecture=architecture)
 
 
+def _load_gpu(_: str | None) -> Callable[..., tuple[Array, Any]]:
+    from .gpu import gpu_latent_attention
+
+    return gpu_latent_attention
+
+
 def _cpu_tiles(shape: LatentShape, _: str | None) -> Tiles:
     from .cpu import cpu_tiles
 
@@ -52,6 +56,12 @@ def _tpu_tiles(shape: LatentShape, architecture: str | None) -> Tiles:
     from .tpu import tpu_tiles
 
     return tpu_tiles(shape, architecture)
+
+
+def _gpu_tiles(shape: LatentShape, _: str | None) -> Tiles:
+    from .gpu import gpu_tiles
+
+    return gpu_tiles(shape)
 
 
 def _prepare_cpu(shape: LatentShape, folder: Path | None) -> None:
@@ -88,6 +98,12 @@ def _refuse_on_tpu(shape: LatentShape) -> str | None:
     return None
 
 
+def _refuse_on_gpu(shape: LatentShape) -> str | None:
+    from .gpu import refuse
+
+    return refuse(shape)
+
+
 IMPLEMENTATIONS: Mapping[str, Implementation] = {
     "xla": Implementation(
         _load_xla, None, latent_pool_spec, lambda _shape, _architecture: XLA_TILES, 1, lambda _: None
@@ -104,4 +120,14 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = {
         settle_pool=settle_cpu_pool,
     ),
     "tpu": Implementation(_load_tpu, "tpu", tpu_pool_spec, _tpu_tiles, 16, _refuse_on_tpu),
+    "gpu": Implementation(
+        _load_gpu,
+        "gpu",
+        gpu_pool_spec,
+        _gpu_tiles,
+        16,
+        _refuse_on_gpu,
+        device_refusal=hopper_refusal,
+        takes_decodes_alone=True,
+    ),
 }

@@ -34,10 +34,10 @@ class LatentShape(NamedTuple):
 class LatentPool(NamedTuple):
     """The pool is [l * b, o, latent_dim + rope_dim], of all layers: a token's latent, and its rotated part behind it.
 
-    8-bit floats are held as uint8. Layer i owns blocks [i * b, (i + 1) * b), and block 0 of every layer is the null
-    block, where padding writes. A token's numbers serve for its key, and the first of them for its value.
-    A TPU's kernels have rows of whole lanes, with zeros behind the rotated part, which a TPU's memory holds in any
-    case, and 8-bit floats as they are.
+    8-bit floats are held as uint8, but by the kernels of TPUs and GPUs as they are. Layer i owns blocks
+    [i * b, (i + 1) * b), and block 0 of every layer is the null block, where padding writes. A token's numbers serve
+    for its key, and the first of them for its value. A TPU's kernels have rows of whole lanes, with zeros behind the
+    rotated part, which a TPU's memory holds in any case.
     """
 
     # An array of JAX, of numpy in the reference, or its spec.
@@ -60,3 +60,9 @@ def tpu_pool_spec(shape: LatentShape, num_layers: int, num_blocks: int) -> Laten
     """Return shape and dtype of a pool as a TPU's kernels have it."""
     dims = (num_layers * num_blocks, shape.block_size, row_columns(shape))
     return LatentPool(jax.ShapeDtypeStruct(dims, shape.kv_dtype))
+
+
+def gpu_pool_spec(shape: LatentShape, num_layers: int, num_blocks: int) -> LatentPool:
+    """Return shape and dtype of a pool as the GPU's kernels have it: 8-bit floats are held as what they are."""
+    [spec] = latent_pool_spec(shape, num_layers, num_blocks)
+    return LatentPool(jax.ShapeDtypeStruct(spec.shape, shape.kv_dtype))

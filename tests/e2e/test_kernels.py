@@ -40,7 +40,7 @@ MODELS = {"llama": LLAMA, "gemma": GEMMA, "deepseek": DEEPSEEK}
 
 @pytest.mark.parametrize(
     ("config", "backend"),
-    [("llama", "tpu"), ("gemma", "tpu"), ("deepseek", "tpu"), ("llama", "gpu"), ("gemma", "gpu")],
+    [("llama", "tpu"), ("gemma", "tpu"), ("deepseek", "tpu"), ("llama", "gpu"), ("gemma", "gpu"), ("deepseek", "gpu")],
 )
 def test_generates_what_xla_does(config: str, backend: str, tmp_path: Path) -> None:
     save_model(tmp_path, MODELS[config])

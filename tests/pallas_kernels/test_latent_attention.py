@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +14,21 @@ import pytest
 from pallas_kernels.latent_attention import LatentAttention, LatentPool, LatentShape, pick
 from pallas_kernels.latent_attention.cases import CASES
 from pallas_kernels.latent_attention.cpu.kernel import ROWS_PER_CORE, Kernel
-from pallas_kernels.latent_attention.reference import reference_latent_attention
 from pallas_kernels.native import compiling, processor
 from pallas_kernels.native.compiling import num_cores
 from pallas_kernels.paged_attention import AttentionBatch, copy_blocks
-from pallas_kernels.paged_attention.batches import ragged_batch
+from tests.pallas_kernels.latent_steps import (
+    LAYER,
+    NUM_LAYERS,
+    SCALE,
+    Step,
+    assert_pools_equal,
+    float32,
+    make,
+    reference,
+)
 
 RAGGED = [(1, 1), (16, 1), (17, 1), (49, 1), (130, 1), (300, 1), (2, 2), (33, 33), (64, 20), (150, 47), (290, 3)]
-NUM_LAYERS, LAYER = 3, 1
-SCALE = 0.25
 DTYPES = (jnp.float32, jnp.bfloat16)
 # Heads, and the numbers of a latent and of its rotated part.
 SIZES = [(1, 16, 16), (2, 16, 16), (5, 32, 16), (16, 64, 32), (20, 32, 32)]
@@ -36,63 +41,11 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(f"{__name__}.IMPLEMENTATION", request.param)
 
 
-class Step(NamedTuple):
-    """The arguments of one call, and the rows that count."""
-
-    q: Any
-    latents: Any
-    pool: LatentPool
-    batch: AttentionBatch
-    rows: np.ndarray
-    """Rows of t that are no padding."""
-
-
 def attention(
     sizes: tuple[int, int, int], dtype: Any = jnp.float32, kv_dtype: Any = None, block_size: int = 16
 ) -> LatentAttention:
     dtypes = jnp.dtype(dtype), jnp.dtype(kv_dtype or dtype)
     return LatentAttention(LatentShape(*sizes, block_size, *dtypes), IMPLEMENTATION)
-
-
-def make(
-    seed: int,
-    chunks: list[tuple[int, int]],
-    op: LatentAttention,
-    *,
-    padding: int = 3,
-    row_alignment: int = 1,
-    query_tile: int | None = None,
-) -> Step:
-    """Return a step of (context length, chunk length) sequences, decodes first; unused slots of the pool are NaN."""
-    rng, shape = np.random.default_rng(seed), op.shape
-    o = shape.block_size
-    blocks_each = [-(-length // o) for length, _ in chunks]
-    num_blocks = sum(blocks_each) + 2
-    ids = rng.permutation(np.arange(1, num_blocks)).tolist()
-    blocks = [[ids.pop() for _ in range(count)] for count in blocks_each]
-    query_tile = op.tiles.query if query_tile is None else query_tile
-    batch = ragged_batch(
-        chunks, blocks, block_size=o, query_tile=query_tile, row_alignment=row_alignment, padding=padding
-    )
-    pool = np.full((NUM_LAYERS * num_blocks, o, shape.key_dim), np.nan, np.float32)
-    for (length, chunk), owned in zip(chunks, blocks, strict=True):
-        for position in range(length - chunk):
-            block = LAYER * num_blocks + owned[position // o]
-            pool[block, position % o] = rng.standard_normal(shape.key_dim)
-    t = len(batch.slots_t)
-    q = rng.standard_normal((t, shape.num_heads, shape.key_dim)).astype(np.float32)
-    latents = rng.standard_normal((t, shape.key_dim)).astype(np.float32)
-    to = partial(jnp.asarray, dtype=shape.dtype)
-    filled = LatentPool(jnp.asarray(pool, shape.kv_dtype))
-    return Step(to(q), to(latents), filled, jax.tree.map(jnp.asarray, batch), np.flatnonzero(batch.slots_t))
-
-
-def reference(step: Step, op: LatentAttention) -> tuple[np.ndarray, LatentPool]:
-    """Run the reference; return the pool in float32."""
-    q, latents, pool = (np.asarray(x) for x in (step.q, step.latents, step.pool.latents))
-    fixed = {"layer": LAYER, "num_layers": NUM_LAYERS, "scale": SCALE, "latent_dim": op.shape.latent_dim}
-    out, pool = reference_latent_attention(q, latents, LatentPool(pool), step.batch, **fixed)
-    return out, LatentPool(pool.latents.astype(np.float32))
 
 
 def run(op: LatentAttention, step: Step, batch: AttentionBatch | None = None) -> tuple[Any, LatentPool]:
@@ -106,17 +59,6 @@ def run(op: LatentAttention, step: Step, batch: AttentionBatch | None = None) ->
         pool = LatentPool(jax.lax.bitcast_convert_type(pool.latents, jnp.uint8))
     jitted = jax.jit(function, compiler_options={"xla_allow_excess_precision": False})
     return jitted(step.q, step.latents, pool, step.batch if batch is None else batch, LAYER)
-
-
-def float32(x: Any) -> np.ndarray:
-    return np.asarray(x, np.float32)
-
-
-def assert_pools_equal(pool: LatentPool, expected: LatentPool) -> None:
-    """Check that pools are equal but for the null block, where padding goes."""
-    first = LAYER * (len(expected.latents) // NUM_LAYERS)
-    got, want = (np.delete(float32(x.latents), first, axis=0) for x in (pool, expected))
-    np.testing.assert_array_equal(got, want)
 
 
 def assert_same(got: Any, expected: Any, dtype: Any) -> None:
@@ -310,12 +252,3 @@ def test_a_cpu_gets_its_kernel_where_it_can_run(monkeypatch: pytest.MonkeyPatch)
     assert op.implementation == "xla"
     assert reason is not None
     assert "multiples of 16, not 24, 16 and 16" in reason
-
-
-def test_a_gpu_gets_plain_xla() -> None:
-    shape = CASES["deepseek-v3"].shape()
-    op, reason = pick(shape, "gpu")
-    assert (op.implementation, op.interpret) == ("xla", False)
-    assert reason == op.missing_kernels("gpu") == "it has none for attention over latents yet"
-    with pytest.raises(ValueError, match="attention over latents: there is no implementation 'gpu'"):
-        pick(shape, "gpu", "gpu")

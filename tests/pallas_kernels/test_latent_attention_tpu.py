@@ -16,7 +16,7 @@ from pallas_kernels.latent_attention.layout import row_columns
 from pallas_kernels.latent_attention.tpu import tpu_latent_attention, tpu_tiles
 from pallas_kernels.paged_attention import Tiles
 from pallas_kernels.paged_attention.tpu.prefill import Cut
-from tests.pallas_kernels.test_latent_attention import LAYER, NUM_LAYERS, SCALE, Step, float32, make, reference
+from tests.pallas_kernels.latent_steps import LAYER, NUM_LAYERS, SCALE, Step, float32, make, reference
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation", "tpu_interpreter")]
 # A ring shorter than the list of tiles, and tiles shorter than the contexts.

@@ -95,6 +95,25 @@ def product(a: Any, b: Any) -> Array:
     return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((a.shape[0], b.shape[1]), jnp.float32))
 
 
+def add_product(accumulator: Array, weights: Array, values: Any, smem: Any | None) -> Array:
+    """Return `accumulator + weights @ values`: weights [r, c] in registers, values [c, h] in shared memory.
+
+    The interpreter knows neither operands in registers nor accumulators that start from a value. It gets a buffer
+    `smem` [r, c] for the weights, for which the compiler gets None.
+    """
+    if smem is None:
+
+        def accumulate(accumulator_ref: Any) -> None:
+            plgpu.wgmma(accumulator_ref, weights, values)
+
+        start: Any = plgpu.WGMMAAccumulatorRef.init(accumulator)
+        return pl.run_state(accumulate)(start)
+
+    smem[...] = weights
+    plgpu.commit_smem()
+    return accumulator + product(smem, values)
+
+
 def row_vector(rows: int, value: float) -> Array:
     """Return a float32 vector with one entry per row of a wgmma accumulator."""
     return plgpu.layout_cast(jnp.full((rows,), value, jnp.float32), plgpu.Layout.WGMMA.reduce(1))
@@ -108,3 +127,9 @@ def accumulator(rows: int, columns: int) -> Array:
 def along_rows(vector: Array, matrix: Array) -> Array:
     """Return `vector`, one entry per row, in the shape of `matrix`."""
     return jax.lax.broadcast_in_dim(vector, matrix.shape, (0,))
+
+
+def live_rows(values: Array, rows: Any, live: Array, layout: Any) -> Array:
+    """Return the slice `rows` of a matrix of values with 0 in the matrix' rows from `live` on."""
+    index = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=layout) + rows.start
+    return jnp.where(index < live, values, jnp.zeros_like(values))

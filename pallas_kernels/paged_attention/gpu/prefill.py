@@ -25,9 +25,11 @@ from .common import (
     MMA_ROWS,
     SMEM_BYTES,
     accumulator,
+    add_product,
     along_rows,
     compiler_params,
     interpret_params,
+    live_rows,
     row_vector,
     tiled_smem,
 )
@@ -382,7 +384,8 @@ def _compute(program: _Program, warpgroup: Array) -> None:
         plgpu.barrier_arrive(barriers.turn)
         plgpu.barrier_wait(barriers.v_a.at[stage])
         plgpu.barrier_wait(barriers.turn)
-        acc_rh = _add_values(program, acc_rh, weights_rc, warpgroup, stage)
+        probs_rc = None if smem.probs_wrc is None else smem.probs_wrc.at[warpgroup]
+        acc_rh = add_product(acc_rh, weights_rc, smem.v_ach.at[stage], probs_rc)
         plgpu.barrier_arrive(barriers.v_free_a.at[stage])
         return acc_rh, new_max_r, sum_r
 
@@ -448,29 +451,6 @@ def _mask_by_row_ends(
     keys_rc = plgpu.broadcasted_iota(jnp.int32, scores_rc.shape, 1, layout=layout) + first_position
     is_seen_rc = (keys_rc < along_rows(ends_r, scores_rc)) & (keys_rc >= along_rows(begins_r, scores_rc))
     return jnp.where(is_seen_rc, scores_rc, -jnp.inf)
-
-
-def _add_values(program: _Program, acc_rh: Array, weights_rc: Array, warpgroup: Array, stage: Array) -> Array:
-    """Return acc + weights @ V."""
-    v_ch = program.smem.v_ach.at[stage]
-    if not program.config.interpret:
-
-        def accumulate(acc_ref: Any) -> None:
-            plgpu.wgmma(acc_ref, weights_rc, v_ch)
-
-        start: Any = plgpu.WGMMAAccumulatorRef.init(acc_rh)
-        return pl.run_state(accumulate)(start)
-
-    # The interpreter knows neither operands in registers nor accumulators that start from a value.
-    probs_rc = program.smem.probs_wrc.at[warpgroup]
-    probs_rc[...] = weights_rc
-    plgpu.commit_smem()
-
-    def multiply(acc_ref: Any) -> Array:
-        plgpu.wgmma(acc_ref, probs_rc, v_ch)
-        return acc_ref[...]
-
-    return acc_rh + pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((MMA_ROWS, program.config.head_dim), jnp.float32))
 
 
 def _produce(program: _Program) -> None:
@@ -548,7 +528,7 @@ def _fill(program: _Program, tile: Array, stage: Array, wait_until_free: Callabl
         plgpu.barrier_wait(barriers.raw_a.at[0])
         for rows, columns in _parts(config):
             part = v_ch.at[rows, columns]
-            part[...] = _live_rows(part[...], rows, live, plgpu.Layout.WGMMA)
+            part[...] = live_rows(part[...], rows, live, plgpu.Layout.WGMMA)
         plgpu.commit_smem()
         for _ in range(config.num_pieces):
             plgpu.barrier_arrive(barriers.v_a.at[stage])
@@ -578,7 +558,7 @@ def _fill_by_conversion(program: _Program, tile: Array, stage: Array, wait_until
             # The hardware takes float8 to float16 only.
             part = part.astype(jnp.float32).astype(jnp.bfloat16)
             if first_column:
-                clear = partial(_live_rows, rows=rows, live=live, layout=layout)
+                clear = partial(live_rows, rows=rows, live=live, layout=layout)
                 part = lax.cond(live < config.kv_tile, clear, lambda x: x, part)
             target_ch[rows, columns] = part
         plgpu.commit_smem()
@@ -603,9 +583,3 @@ def _parts(config: _Config) -> list[tuple[Any, Any]]:
         for row in range(0, config.kv_tile, MMA_ROWS)
         for column in range(0, config.head_dim, PART_COLUMNS)
     ]
-
-
-def _live_rows(part: Array, rows: Any, live: Array, layout: Any) -> Array:
-    """Zero the rows of V from the tile's row `live` on."""
-    index = plgpu.broadcasted_iota(jnp.int32, part.shape, 0, layout=layout) + rows.start
-    return jnp.where(index < live, part, jnp.zeros_like(part))

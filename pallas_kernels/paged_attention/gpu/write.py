@@ -119,7 +119,7 @@ def _write_kernel(new_tc, slots_t, first_row, pool, *rotation, kv_smem, heads: i
             kv_smem[:, pl.ds(i * (h // 2), h // 2)] = _in_pool_dtype(half, pool.dtype)
         plgpu.commit_smem()
         for i, slot in enumerate(slots):
-            _write_token(kv_smem.at[i], pool, slot, row, kv_head)
+            write_token(kv_smem.at[i], pool, slot, row, kv_head)
 
     for i, query in enumerate(queries):
         rotated = rotate_halves(*query, *cos_and_sin)
@@ -130,7 +130,7 @@ def _write_kernel(new_tc, slots_t, first_row, pool, *rotation, kv_smem, heads: i
     plgpu.wait_smem_to_gmem(0)
 
 
-def _write_token(kv_smem: Any, pool: Any, slot: Array, first_row: Array, kv_head: Array) -> None:
+def write_token(kv_smem: Any, pool: Any, slot: Array, first_row: Array, kv_head: Array | int) -> None:
     """Start the copy of a head's key and value to a slot, unless it is the null block's."""
     o = pool.shape[2]
 

@@ -1,0 +1,146 @@
+"""Attention over latents on Hopper GPUs, in Mosaic GPU.
+
+Latents are written into the pool in place (`write.py`). Then one kernel (`attend.py`) attends longer chunks, and again
+decodes, whose contexts are split over thread blocks and put together as in paged attention. Nothing stands between the
+kernels, and an unrolled model stays one command buffer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, Tiles
+from pallas_kernels.paged_attention.gpu.combine import combine_splits
+from pallas_kernels.paged_attention.gpu.splits import SplitRule, decode_work
+
+from ..layout import LatentPool
+from .attend import Config, Work, attend, fill_smem
+from .sizes import TILE, divide_heads, gpu_tiles, refuse, split_rule
+from .write import write_latents
+
+__all__ = ["decode_attention", "gpu_latent_attention", "gpu_tiles", "prefill_attention", "refuse"]
+
+# Of thread blocks in the interpreter: idle ones take their time too.
+INTERPRETED_WORKERS = 2
+
+
+def gpu_latent_attention(
+    q_tnh: Array,
+    latents_th: Array,
+    kv_pool: LatentPool,
+    batch: AttentionBatch,
+    *,
+    layer: Array | int,
+    num_layers: int,
+    scale: float,
+    latent_dim: int,
+    tiles: Tiles,
+    interpret: bool = False,
+) -> tuple[Array, LatentPool]:
+    """See `LatentAttention`. `interpret` runs the kernels on a CPU, in an interpreter that looks for races."""
+    del tiles
+    place: dict[str, Any] = {"layer": layer, "num_layers": num_layers, "interpret": interpret}
+    rows = jax.ShapeDtypeStruct((*q_tnh.shape[:2], latent_dim), q_tnh.dtype)
+    out_tnl, kv_pool = write_latents(latents_th, kv_pool, batch.slots_t, rows, **place)
+    settings: dict[str, Any] = place | {"scale": scale}
+    if batch.tile_seqs_i.shape[0]:
+        out_tnl = prefill_attention(q_tnh, kv_pool, batch, out_tnl, **settings)
+    return decode_attention(q_tnh, kv_pool, batch, out_tnl, **settings), kv_pool
+
+
+def prefill_attention(
+    q_tnh: Array,
+    kv_pool: LatentPool,
+    batch: AttentionBatch,
+    out_tnl: Array,
+    *,
+    layer: Array | int,
+    num_layers: int,
+    scale: float,
+    interpret: bool = False,
+) -> Array:
+    """Return `out_tnl` with the results of the rows of the batch's tiles; the step's latents are in the pool.
+
+    Tiles are of `gpu_tiles`. A row's result depends on its sequence and position only, to the bit: tiles of latents are
+    cut from position 0, and each row of a wgmma is summed for itself. Rows behind a sequence's end, to the end of its
+    last tile, become finite.
+    """
+    t, n, h = q_tnh.shape
+    heads, latent_dim = divide_heads(n), out_tnl.shape[2]
+    config = Config(latent_dim, heads.groups, heads.size, heads.rows, scale, is_split=False, interpret=interpret)
+    out_vl = jax.new_ref(out_tnl.reshape(t * n, latent_dim))
+    _attend(q_tnh.reshape(t * n, h), kv_pool, batch, _tile_work(batch, heads.rows), out_vl, config, layer, num_layers)
+    return jax.freeze(out_vl).reshape(out_tnl.shape)
+
+
+def decode_attention(
+    q_tnh: Array,
+    kv_pool: LatentPool,
+    batch: AttentionBatch,
+    out_tnl: Array,
+    *,
+    layer: Array | int,
+    num_layers: int,
+    scale: float,
+    rule: SplitRule | None = None,
+    interpret: bool = False,
+) -> Array:
+    """Return `out_tnl` with the results of the leading decode rows; the step's latents are in the pool.
+
+    `rule` says how contexts are split, if not as their number of rows has it. A row's result is bitwise the same in
+    every batch of arrays of these shapes. It is not bitwise that of a chunk, whose rows are summed in one pass.
+    """
+    (t, n, h), latent_dim = q_tnh.shape, out_tnl.shape[2]
+    heads, (s, max_blocks) = divide_heads(n), batch.block_tables_sm.shape
+    rule = split_rule(s, heads, latent_dim) if rule is None else rule
+    splits = decode_work(batch, rule, TILE, NO_WINDOW, max_blocks * kv_pool.latents.shape[1])
+    work = Work(splits.seqs_i, splits.seqs_i, splits.starts_i, splits.ends_i, splits.ends_i, splits.lasts_s)
+    q_vh = q_tnh.reshape(t * n, h)
+    if heads.padded > heads.size:
+        # At most the first s rows are decodes.
+        q_rkgh = q_tnh[:s].reshape(-1, heads.groups, heads.size, h)
+        q_vh = jnp.pad(q_rkgh, ((0, 0), (0, 0), (0, heads.padded - heads.size), (0, 0))).reshape(-1, h)
+    config = Config(latent_dim, heads.groups, heads.padded, 1, scale, is_split=True, interpret=interpret)
+    parts, logs = _attend(q_vh, kv_pool, batch, work, None, config, layer, num_layers)
+    out_tc = jax.new_ref(out_tnl.reshape(t, n * latent_dim))
+    combine_splits(parts, logs, splits, None, out_tc, interpret)
+    return jax.freeze(out_tc).reshape(out_tnl.shape)
+
+
+def _tile_work(batch: AttentionBatch, rows: int) -> Work:
+    """Return the tiles as work items, the last ones first: they see the most, and should not start last."""
+    tiles_i = jnp.maximum(batch.num_tiles - 1 - jnp.arange(batch.tile_seqs_i.shape[0], dtype=jnp.int32), 0)
+    seqs_i, rows_i = batch.tile_seqs_i[tiles_i], batch.tile_rows_i[tiles_i]
+    row_ends_i = batch.query_ends_s[seqs_i]
+    # A row's position in its sequence, less the row.
+    shifts_i = batch.context_lens_s[seqs_i] - row_ends_i
+    return Work(
+        seqs_i,
+        rows_i,
+        jnp.zeros_like(rows_i),
+        jnp.minimum(rows_i + rows, row_ends_i) + shifts_i,
+        rows_i + shifts_i + 1,
+        batch.num_tiles.reshape(1),
+    )
+
+
+def _attend(
+    q_vh: Array,
+    kv_pool: LatentPool,
+    batch: AttentionBatch,
+    work: Work,
+    out_vl: Any,
+    config: Config,
+    layer: Array | int,
+    num_layers: int,
+) -> tuple[Array, ...]:
+    pool = kv_pool.latents
+    config = fill_smem(config._replace(kv_dtype=pool.dtype), pool.shape[2])
+    if config.interpret:
+        config = config._replace(workers=INTERPRETED_WORKERS)
+    first_row = jnp.asarray(layer * (len(pool) // num_layers), jnp.int32).reshape(1)
+    return attend(q_vh, pool, batch.block_tables_sm, first_row, work, out_vl, config)
