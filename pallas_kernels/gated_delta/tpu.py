@@ -14,9 +14,9 @@ from jax import Array
 
 from pallas_kernels.recurrent_state import StateBatch
 from pallas_kernels.recurrent_state.tpu import take_decodes
-from pallas_kernels.recurrent_state.xla import scan_chunks
 
-from .xla import normed, step_of
+from .chunks import take_chunks
+from .norm import normed
 
 
 def tpu_gated_delta(
@@ -48,7 +48,7 @@ def tpu_gated_delta(
         interpret=interpret,
     )
     inputs = q_tkd, k_tkd, v_tvd, log_decay_tvd, beta_tv
-    pool, out_tvd = scan_chunks(pool, batch, first_slot, inputs, out_tvd, step_of(q_tkd, v_tvd))
+    pool, out_tvd = take_chunks(pool, batch, first_slot, inputs, out_tvd)
     return out_tvd, pool
 
 

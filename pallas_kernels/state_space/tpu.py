@@ -14,9 +14,8 @@ from jax import Array, lax
 
 from pallas_kernels.recurrent_state import StateBatch
 from pallas_kernels.recurrent_state.tpu import take_decodes
-from pallas_kernels.recurrent_state.xla import scan_chunks
 
-from .xla import step_of
+from .chunks import take_chunks
 
 
 def tpu_state_space(
@@ -46,8 +45,8 @@ def tpu_state_space(
         jnp.zeros_like(x_thp),
         interpret=interpret,
     )
-    step = step_of(x_thp, a_h, b_tgn, d_h)
-    pool, out_thp = scan_chunks(pool, batch, first_slot, (x_thp, dt_th, b_tgn, c_tgn), out_thp, step)
+    inputs = x_thp, dt_th, b_tgn, c_tgn
+    pool, out_thp = take_chunks(a_h, d_h, pool, batch, first_slot, inputs, out_thp)
     return out_thp, pool
 
 

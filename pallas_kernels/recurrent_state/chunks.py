@@ -1,0 +1,195 @@
+"""What ops of recurrent state share that take longer chunks many tokens at a time, as matrix products.
+
+A chunk is cut into tiles of up to 64 rows. Products of a tile's own tokens need no state and are made for several tiles
+at once; states then pass from tile to tile. A tile also ends where a state is saved, so that every state that is kept
+is one at a tile's end. Logarithms of decays are only summed up, never subtracted, and no decay is divided by another:
+however strong they are, every factor is at most 1 and as exact as float32 allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from .batch import StateBatch
+
+TILE_ROWS = 64
+"""The most rows of a tile, a power of two: what it costs to solve for them grows with it, the passes shrink."""
+MOST_TILES = 8
+GROUP_BYTES = 12 << 20
+"""How much memory the inputs of tiles that are prepared at once may take in float32; several such are alive."""
+
+
+class Tiles(NamedTuple):
+    """The tiles of a step's longer chunks, in the order of their rows; int32, those behind the last one are empty.
+
+    Slots are those of the pool of all layers.
+    """
+
+    starts_n: Array
+    """Each tile's first row."""
+    ends_n: Array
+    """One past each tile's last row."""
+    begins_n: Array
+    """1 where a tile begins a sequence, with zeros; else there is a state before it."""
+    is_first_n: Array
+    """1 where a tile is its chunk's first."""
+    is_kept_n: Array
+    """1 where the state after a tile is kept: it is its chunk's last, or the state is to be saved."""
+    reads_n: Array
+    """The slot of the state before a tile: the sequence's, then what the tile before wrote."""
+    writes_n: Array
+    """The slot of the next state that is kept: the state after a tile may lie there meanwhile."""
+
+
+def cut_into_tiles(batch: StateBatch, first_slot: Array | int, num_rows: int, multiple: int = 1) -> tuple[Tiles, Array]:
+    """Return the tiles of a step of so many rows, room for a multiple of a number of them, and how many there are.
+
+    Where a state is to be saved after a chunk's last row too, `copy_saved` does it.
+    """
+    num_sequences = len(batch.query_starts_s)
+    is_long_s = lax.iota(jnp.int32, num_sequences) >= batch.num_decodes
+    starts_s, ends_s = batch.query_starts_s, jnp.where(is_long_s, batch.query_ends_s, batch.query_starts_s)
+    is_saved_s = (batch.save_slots_s > 0) & (batch.save_ends_s < ends_s)
+    middles_s = jnp.where(is_saved_s, batch.save_ends_s, starts_s)
+    # Parts, two of a sequence: up to where it is saved, and all or the rest.
+    part_starts_p, part_ends_p, slots_p, before_p = (
+        jnp.stack(pair, axis=1).reshape(-1)
+        for pair in (
+            (starts_s, middles_s),
+            (middles_s, ends_s),
+            (batch.save_slots_s, batch.write_slots_s),
+            (batch.read_slots_s, jnp.where(is_saved_s, batch.save_slots_s, batch.read_slots_s)),
+        )
+    )
+    sizes_p = (part_ends_p - part_starts_p + TILE_ROWS - 1) // TILE_ROWS
+    totals_p = jnp.cumsum(sizes_p, dtype=jnp.int32)
+    room = min(num_rows, num_rows // TILE_ROWS + 2 * num_sequences)
+    tiles_n = lax.iota(jnp.int32, -(-room // multiple) * multiple)
+    is_live_n = tiles_n < totals_p[-1]
+    parts_n = jnp.sum(totals_p[None] <= tiles_n[:, None], axis=1, dtype=jnp.int32)
+    parts_n = jnp.minimum(parts_n, 2 * num_sequences - 1)
+    starts_n = part_starts_p[parts_n] + (tiles_n - totals_p[parts_n] + sizes_p[parts_n]) * TILE_ROWS
+    ends_n = jnp.minimum(starts_n + TILE_ROWS, part_ends_p[parts_n])
+    is_first_n = is_live_n & (starts_n == starts_s[parts_n // 2])
+    reads_n = jnp.where(starts_n == part_starts_p[parts_n], before_p[parts_n], slots_p[parts_n])
+    tiles = Tiles(
+        jnp.where(is_live_n, starts_n, num_rows),
+        jnp.where(is_live_n, ends_n, num_rows),
+        (is_first_n & (reads_n == 0)).astype(jnp.int32),
+        is_first_n.astype(jnp.int32),
+        (is_live_n & (ends_n == part_ends_p[parts_n])).astype(jnp.int32),
+        first_slot + jnp.where(is_live_n, reads_n, 0),
+        first_slot + jnp.where(is_live_n, slots_p[parts_n], 0),
+    )
+    return tiles, totals_p[-1]
+
+
+def copy_saved(pool: Array, batch: StateBatch, first_slot: Array | int) -> Array:
+    """Copy the states that are to be saved after longer chunks' last rows, one after the other."""
+    is_long_s = lax.iota(jnp.int32, len(batch.query_starts_s)) >= batch.num_decodes
+    is_copied_s = is_long_s & (batch.save_slots_s > 0) & (batch.save_ends_s == batch.query_ends_s)
+    return copy_states(pool, first_slot + batch.write_slots_s, first_slot + batch.save_slots_s, is_copied_s)
+
+
+def copy_states(pool: Array, sources_s: Array, targets_s: Array, is_copied_s: Array) -> Array:
+    """Copy the states of some sequences from slot to slot, one after the other."""
+    order_s = jnp.argsort(is_copied_s, descending=True)
+
+    def copy(i: Array, pool: Array) -> Array:
+        state = lax.dynamic_slice_in_dim(pool, sources_s[order_s[i]], 1)
+        return lax.dynamic_update_slice_in_dim(pool, state, targets_s[order_s[i]], 0)
+
+    return lax.fori_loop(0, jnp.sum(is_copied_s, dtype=jnp.int32), copy, pool)
+
+
+def tile_rows(starts_n: Array, ends_n: Array, num_rows: int) -> Array:
+    """Return the rows [n, TILE_ROWS] of tiles; those that a tile lacks are `num_rows`."""
+    rows_nc = starts_n[:, None] + lax.iota(jnp.int32, TILE_ROWS)
+    return jnp.where(rows_nc < ends_n[:, None], rows_nc, num_rows)
+
+
+def take_tiles(
+    pool: Array,
+    batch: StateBatch,
+    first_slot: Array | int,
+    inputs: Sequence[Array],
+    out: Array,
+    prepare: Callable[..., Any],
+    advance: Callable[[Any, Array], tuple[Array, Array]],
+) -> tuple[Array, Array]:
+    """Return the pool after the longer chunks of a step, and `out` with what their rows read.
+
+    `prepare` gets the inputs of several tiles, [n, c, ...], zeros where a tile lacks rows, and returns a tree of arrays
+    [n, ...]; `advance` gets one tile's part of it and the state before, and returns the state after and what is read.
+    """
+    row_bytes = 4 * sum(x[0].size for x in inputs)
+    size = max(1, min(MOST_TILES, GROUP_BYTES // (TILE_ROWS * row_bytes)))
+    tiles, num_tiles = cut_into_tiles(batch, first_slot, len(out), multiple=size)
+
+    def step(pool: Array, taken: tuple[Tiles, Any]) -> tuple[Array, Array]:
+        tile, prepared = taken
+        state = lax.dynamic_index_in_dim(pool, tile.reads_n, keepdims=False)
+        # Else a fusion that reads the pool may come after what writes it, and that would copy it.
+        state = lax.optimization_barrier(jnp.where(tile.begins_n > 0, 0, state))
+        state, read = lax.optimization_barrier(advance(prepared, state))
+        return lax.dynamic_update_index_in_dim(pool, state, tile.writes_n, 0), read.astype(out.dtype)
+
+    def body(i: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        pool, out = carry
+        own = Tiles(*(lax.dynamic_slice_in_dim(x, i * size, size) for x in tiles))
+        rows_nc = tile_rows(own.starts_n, own.ends_n, len(out))
+        prepared = prepare(*(x.at[rows_nc].get(mode="fill", fill_value=0) for x in inputs))
+        pool, read_nc = lax.scan(step, pool, (own, prepared))
+        return pool, out.at[rows_nc].set(read_nc, mode="drop")
+
+    pool, out = lax.fori_loop(0, (num_tiles + size - 1) // size, body, (pool, out))
+    return copy_saved(pool, batch, first_slot), out
+
+
+def dot(x: Array, y: Array, *, contract: tuple[int, int] = (1, 0)) -> Array:
+    """Return the product of two matrices in float32, over these axes of theirs, as exact as float32 allows."""
+    return lax.dot_general(
+        x.astype(jnp.float32),
+        y.astype(jnp.float32),
+        (((contract[0],), (contract[1],)), ((), ())),
+        precision=lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+    )
+
+
+def tile_indices(size: int) -> tuple[Array, Array]:
+    """Return the numbers of rows and of columns [c, c] of a tile's square matrices."""
+    return lax.broadcasted_iota(jnp.int32, (size, size), 0), lax.broadcasted_iota(jnp.int32, (size, size), 1)
+
+
+class Decays(NamedTuple):
+    """By what the state shrinks over parts of a tile, for one decay a token or one for each number of a key."""
+
+    until_ck: Array
+    """From the tile's start past each token."""
+    after_ck: Array
+    """Behind each token, to the tile's end."""
+    whole_k1: Array
+    """Over the whole tile, one a row."""
+
+
+def decays_of(log_decay_ck: Array) -> Decays:
+    """Return the decays of a tile by the logarithms of its tokens' decays."""
+    row_cc, column_cc = tile_indices(len(log_decay_ck))
+    ones_c1 = jnp.ones((len(log_decay_ck), 1), jnp.float32)
+    return Decays(
+        jnp.exp(dot(row_cc >= column_cc, log_decay_ck)),
+        jnp.exp(dot(row_cc < column_cc, log_decay_ck)),
+        jnp.exp(dot(log_decay_ck, ones_c1, contract=(0, 0))),
+    )
+
+
+def decays_between(log_decay_c1: Array) -> Array:
+    """Return by what the state shrinks behind a column's token past a row's [c, c]; 0 for columns behind the row."""
+    row_cc, column_cc = tile_indices(len(log_decay_c1))
+    summed_cc = dot(row_cc >= column_cc, jnp.where(row_cc > column_cc, log_decay_c1, 0.0))
+    return jnp.where(row_cc >= column_cc, jnp.exp(summed_cc), 0.0)
