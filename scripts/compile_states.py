@@ -55,7 +55,7 @@ NUM_LAYERS, NUM_SLOTS = 4, 129
 TEMP_LIMIT = 256 * 2**20
 """Outputs of a layer and the next one, of 2,048 tokens and 64 heads of 128 numbers 32 MiB each, inputs in the order of
 tiles, and what a few tiles come to."""
-KERNELS = {"gated_delta": ("gated_delta_decode", "gated_delta_tiles"), "state_space": ("state_space_decode",)}
+KERNELS = ("decode", "tiles")
 LEGEND = """
 bundles: of a TPU's kernel for one decode, all heads, or for one tile of tokens, all heads; one bundle a cycle.
 state_ns: what it takes to read and to write a sequence's state at the memory's nominal bandwidth."""
@@ -200,10 +200,10 @@ def gpu_figures(smem: dict[str, int], output: str) -> tuple[dict[str, Any], list
 def tpu_figures(name: str, pool: jax.ShapeDtypeStruct, target: str) -> dict[str, Any]:
     """Return the bundles of a program of the grid of a step's kernels, and the time that a state's bytes take."""
     figures: dict[str, Any] = {}
-    for kernel in KERNELS[name]:
-        if any(DUMP.glob(f"*{kernel}*final_bundles.txt")):
-            loops = read_loops(DUMP, kernel).inside
-            figures[f"{kernel.rpartition('_')[2]}_bundles"] = max(loop.bundles_of_one_trip for loop in loops)
+    for kernel in KERNELS:
+        if any(DUMP.glob(f"*{name}_{kernel}*final_bundles.txt")):
+            loops = read_loops(DUMP, f"{name}_{kernel}").inside
+            figures[f"{kernel}_bundles"] = max(loop.bundles_of_one_trip for loop in loops)
     state_bytes = pool.size // pool.shape[0] * pool.dtype.itemsize
     return figures | {"state_ns": round(2e9 * state_bytes / BANDWIDTH[target.partition(":")[0]])}
 

@@ -15,7 +15,15 @@ import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels.recurrent_state import StateBatch
-from pallas_kernels.recurrent_state.chunks import decays_between, decays_of, dot, take_tiles, tile_indices
+from pallas_kernels.recurrent_state.chunks import (
+    decays_between,
+    decays_of,
+    decays_of_keys,
+    dot,
+    ones,
+    take_tiles,
+    tile_indices,
+)
 
 from .norm import normed
 
@@ -52,7 +60,12 @@ def take_chunks(
     t, num_key_heads = q_tkd.shape[:2]
     # [t, key heads, value heads of each, ...]
     v, log_decay, beta = (x.reshape(t, num_key_heads, -1, *x.shape[2:]) for x in (v_tvd, log_decay_tvd, beta_tv))
-    of_group = jax.vmap(prepare, in_axes=(None, None, 1, 1, 1))
+    has_key_decay = log_decay.shape[3] > 1
+
+    def of_head(q_ck: Array, k_ck: Array, v_cd: Array, log_decay_ck: Array, beta_c1: Array) -> Prepared:
+        return prepare(q_ck, k_ck, v_cd, log_decay_ck if has_key_decay else log_decay_ck.T, beta_c1)
+
+    of_group = jax.vmap(of_head, in_axes=(None, None, 1, 1, 1))
     of_tile = jax.vmap(of_group, in_axes=1)
 
     def prepare_tiles(*inputs: Array) -> Prepared:
@@ -66,15 +79,16 @@ def take_chunks(
     return take_tiles(pool, batch, first_slot, taken, out_tvd, prepare_tiles, advance_heads)
 
 
-def prepare(q_ck: Array, k_ck: Array, v_cd: Array, log_decay_ck: Array, beta_c1: Array) -> Prepared:
-    """Return what a tile comes to without a state. Rows of zeros change nothing.
+def prepare(q_ck: Array, k_ck: Array, v_cd: Array, log_decay: Array, beta_c1: Array) -> Prepared:
+    """Return what a tile comes to without a state. Rows without beta and decay change nothing.
 
-    The logarithms of decays are [c, 1], or [c, key_dim] with decays of keys.
+    The logarithms of decays are [1, c], or [c, key_dim] with decays of keys.
     """
     q_ck, k_ck = normed(q_ck) * q_ck.shape[1] ** -0.5, normed(k_ck)
-    decays = decays_of(log_decay_ck)
-    products = products_with_key_decay if log_decay_ck.shape[1] > 1 else products_with_decay
-    scores_cc, overlaps_cc = products(q_ck, k_ck, log_decay_ck)
+    has_key_decay = len(log_decay) > 1
+    decays = (decays_of_keys if has_key_decay else decays_of)(log_decay)
+    products = products_with_key_decay if has_key_decay else products_with_decay
+    scores_cc, overlaps_cc = products(q_ck, k_ck, log_decay)
     inverse_cc = inverted(overlaps_cc * beta_c1)
     # One product for both.
     right_cx = jnp.concatenate([v_cd.astype(jnp.float32), k_ck * decays.until_ck], axis=1) * beta_c1
@@ -92,10 +106,10 @@ def advance(prepared: Prepared, state_kd: Array) -> tuple[Array, Array]:
     return state_kd * prepared.decay_k1 + dot(prepared.k_ck, delta_cd, contract=(0, 0)), read_cd
 
 
-def products_with_decay(q_ck: Array, k_ck: Array, log_decay_c1: Array) -> tuple[Array, Array]:
+def products_with_decay(q_ck: Array, k_ck: Array, log_decay_1c: Array) -> tuple[Array, Array]:
     """Return the products of queries [c, c] and of keys with each key before, shrunk by the decays between."""
     row_cc, column_cc = tile_indices(len(q_ck))
-    decay_cc = decays_between(log_decay_c1)
+    decay_cc = decays_between(log_decay_1c)
     both = dot(jnp.concatenate([q_ck, k_ck]), k_ck, contract=(1, 1))
     scores_cc, overlaps_cc = both[: len(q_ck)], both[len(q_ck) :]
     return scores_cc * decay_cc, jnp.where(row_cc > column_cc, overlaps_cc * decay_cc, 0.0)
@@ -116,7 +130,7 @@ def products_with_key_decay(q_ck: Array, k_ck: Array, log_decay_ck: Array) -> tu
         is_in_block = row_cc >> level == column_cc >> level
         is_second = (row_cc >> level) % 2 == 1
         is_between = is_in_block & (is_second & (column_cc <= row_cc) | ~is_second & (column_cc > row_cc))
-        decay_ck = jnp.exp(dot(is_between, log_decay_ck))
+        decay_ck = jnp.exp(dot(ones(is_between), log_decay_ck))
         both = dot(jnp.concatenate([q_ck * decay_ck, k_ck * decay_ck]), k_ck * decay_ck, contract=(1, 1))
         are_neighbours = _are_neighbours(row_cc, column_cc, level)
         scores_cc += jnp.where(are_neighbours, both[:size], 0.0)
@@ -131,7 +145,7 @@ def inverted(a_cc: Array) -> Array:
     def border(level: int) -> Array:
         return jnp.where(_are_neighbours(row_cc, column_cc, level), a_cc, 0.0)
 
-    inverse_cc = jnp.where(row_cc == column_cc, 1.0, 0.0) - border(0)
+    inverse_cc = ones(row_cc == column_cc) - border(0)
     for level in range(1, _num_levels(len(a_cc))):
         inverse_cc -= dot(dot(inverse_cc, border(level)), inverse_cc)
     return inverse_cc

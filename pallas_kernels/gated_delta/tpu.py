@@ -1,4 +1,4 @@
-"""The gated delta rule on TPUs: one Pallas call for decodes; longer chunks go in plain XLA after it.
+"""The gated delta rule on TPUs: a Pallas call for decodes, and one for the tiles of longer chunks.
 
 Keys lie along sublanes: what is multiplied by a key is turned once for all heads of a sequence, and sums over keys stay
 in their lanes.
@@ -10,13 +10,18 @@ from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
+from jax.experimental import pallas as pl
 
 from pallas_kernels.recurrent_state import StateBatch
-from pallas_kernels.recurrent_state.tpu import take_decodes
+from pallas_kernels.recurrent_state.chunks import as_column
+from pallas_kernels.recurrent_state.tpu import take_decodes, take_tiles
 
-from .chunks import take_chunks
+from .chunks import advance, prepare
 from .norm import normed
+
+AT_ONCE = 4
+"""How many value heads go side by side, so that one's products fill the other's waits."""
 
 
 def tpu_gated_delta(
@@ -47,9 +52,22 @@ def tpu_gated_delta(
         jnp.zeros_like(v_tvd),
         interpret=interpret,
     )
-    inputs = q_tkd, k_tkd, v_tvd, log_decay_tvd, beta_tv
-    pool, out_tvd = take_chunks(pool, batch, first_slot, inputs, out_tvd)
-    return out_tvd, pool
+    t = len(q_tkd)
+    rows = [x.reshape(t, -1) for x in (q_tkd, k_tkd, v_tvd)]
+    decays = log_decay_tvd.reshape(t, -1)
+    pool, out_tc = take_tiles(
+        partial(_tile, group=v_tvd.shape[1] // q_tkd.shape[1], has_key_decay=has_key_decay),
+        "gated_delta_tiles",
+        [*rows, *[decays] * has_key_decay],
+        [*[decays] * (not has_key_decay), beta_tv],
+        (),
+        pool,
+        batch,
+        first_slot,
+        out_tvd.reshape(t, -1),
+        interpret=interpret,
+    )
+    return out_tc.reshape(out_tvd.shape), pool
 
 
 def _decode(
@@ -83,3 +101,42 @@ def _decode(
         rows.append(jnp.sum(state * queries[:, key_head : key_head + 1], axis=0, keepdims=True))
     read = jnp.concatenate(rows, axis=0) * k.shape[1] ** -0.5
     out[...] = read.astype(out.dtype)
+
+
+def _tile(
+    count: Array,
+    q: Any,
+    k: Any,
+    v: Any,
+    log_decay: Any,
+    beta: Any,
+    read: Any,
+    state: Any,
+    *,
+    group: int,
+    has_key_decay: bool,
+) -> None:
+    key_dim, value_dim = state.shape[1:]
+    num_key_heads = state.shape[0] // group
+    at_once = max(1, AT_ONCE // group)
+    at_once = at_once if num_key_heads % at_once == 0 else 1
+
+    def lanes(head: Array, size: int) -> Any:
+        return pl.ds(pl.multiple_of(head * size, size), size)
+
+    def step(i: Array, _: None) -> None:
+        for key_head in (i * at_once + own for own in range(at_once)):
+            q_ck, k_ck = (x[:, lanes(key_head, key_dim)] for x in (q, k))
+            for head in (key_head * group + own for own in range(group)):
+                if has_key_decay:
+                    decays_ck = log_decay[:, lanes(head, key_dim)]
+                    is_row_ck = lax.broadcasted_iota(jnp.int32, decays_ck.shape, 0) < count
+                    decays = jnp.where(is_row_ck, decays_ck, 0.0)
+                else:
+                    decays = log_decay[pl.ds(head, 1)]
+                own = lanes(head, value_dim)
+                prepared = prepare(q_ck, k_ck, v[:, own], decays, as_column(beta[pl.ds(head, 1)]))
+                state[head], read_cd = advance(prepared, state[head])
+                read[:, own] = read_cd.astype(read.dtype)
+
+    lax.fori_loop(0, num_key_heads // at_once, step, None)

@@ -167,29 +167,48 @@ def tile_indices(size: int) -> tuple[Array, Array]:
 
 
 class Decays(NamedTuple):
-    """By what the state shrinks over parts of a tile, for one decay a token or one for each number of a key."""
+    """By what a state shrinks over parts of a tile: by one factor, or by one for each number of a key."""
 
     until_ck: Array
-    """From the tile's start past each token."""
+    """From the tile's start past each token; [c, 1] for one factor, as below."""
     after_ck: Array
     """Behind each token, to the tile's end."""
     whole_k1: Array
     """Over the whole tile, one a row."""
 
 
-def decays_of(log_decay_ck: Array) -> Decays:
+def decays_of(log_decay_1c: Array) -> Decays:
     """Return the decays of a tile by the logarithms of its tokens' decays."""
+    row_cc, column_cc = tile_indices(log_decay_1c.shape[1])
+
+    def sums(is_summed_cc: Array) -> Array:
+        return jnp.exp(jnp.sum(jnp.where(is_summed_cc, log_decay_1c, 0.0), axis=1, keepdims=True))
+
+    whole_11 = jnp.exp(jnp.sum(log_decay_1c, axis=1, keepdims=True))
+    return Decays(sums(column_cc <= row_cc), sums(column_cc > row_cc), whole_11)
+
+
+def decays_of_keys(log_decay_ck: Array) -> Decays:
+    """Return the decays of a tile whose keys' numbers each have a decay of their own."""
     row_cc, column_cc = tile_indices(len(log_decay_ck))
-    ones_c1 = jnp.ones((len(log_decay_ck), 1), jnp.float32)
-    return Decays(
-        jnp.exp(dot(row_cc >= column_cc, log_decay_ck)),
-        jnp.exp(dot(row_cc < column_cc, log_decay_ck)),
-        jnp.exp(dot(log_decay_ck, ones_c1, contract=(0, 0))),
-    )
+    whole_k1 = jnp.exp(jnp.sum(log_decay_ck.T, axis=1, keepdims=True))
+    until_ck, after_ck = (jnp.exp(dot(ones(x), log_decay_ck)) for x in (column_cc <= row_cc, column_cc > row_cc))
+    return Decays(until_ck, after_ck, whole_k1)
 
 
-def decays_between(log_decay_c1: Array) -> Array:
+def decays_between(log_decay_1c: Array) -> Array:
     """Return by what the state shrinks behind a column's token past a row's [c, c]; 0 for columns behind the row."""
-    row_cc, column_cc = tile_indices(len(log_decay_c1))
-    summed_cc = dot(row_cc >= column_cc, jnp.where(row_cc > column_cc, log_decay_c1, 0.0))
-    return jnp.where(row_cc >= column_cc, jnp.exp(summed_cc), 0.0)
+    row_cc, column_cc = tile_indices(log_decay_1c.shape[1])
+    summed_cc = dot(jnp.where(column_cc <= row_cc, log_decay_1c, 0.0), ones(row_cc > column_cc))
+    return jnp.where(column_cc <= row_cc, jnp.exp(summed_cc), 0.0)
+
+
+def ones(mask: Array) -> Array:
+    """Return 1 where a mask is true and else 0."""
+    return jnp.where(mask, 1.0, 0.0)
+
+
+def as_column(row_1c: Array) -> Array:
+    """Return a row's numbers [c, 1]."""
+    row_cc, column_cc = tile_indices(row_1c.shape[1])
+    return jnp.sum(jnp.where(row_cc == column_cc, row_1c, 0.0), axis=1, keepdims=True)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels.recurrent_state import StateBatch
-from pallas_kernels.recurrent_state.chunks import decays_between, decays_of, dot, take_tiles
+from pallas_kernels.recurrent_state.chunks import as_column, decays_between, decays_of, dot, take_tiles
 
 
 class Prepared(NamedTuple):
@@ -43,7 +43,11 @@ def take_chunks(
     # [t, groups, heads of each, ...]
     x, dt = (each.reshape(t, num_groups, -1, *each.shape[2:]) for each in (x_thp, dt_th))
     a, d = (each.reshape(num_groups, -1) for each in (a_h, d_h))
-    of_group = jax.vmap(prepare, in_axes=(1, 1, 0, None, None, 0))
+
+    def of_head(x_cp: Array, dt_c: Array, *others: Array) -> Prepared:
+        return prepare(x_cp, dt_c[None], *others)
+
+    of_group = jax.vmap(of_head, in_axes=(1, 1, 0, None, None, 0))
     of_tile = jax.vmap(of_group, in_axes=(1, 1, 0, 1, 1, 0))
     of_heads = jax.vmap(jax.vmap(advance, in_axes=(0, None, None, 0)), in_axes=(0, 1, 1, 0))
 
@@ -55,15 +59,15 @@ def take_chunks(
         state, read = of_heads(*prepared, grouped)
         return state.reshape(state_hpn.shape), jnp.moveaxis(read.reshape(-1, *read.shape[2:]), 0, 1)
 
-    return take_tiles(pool, batch, first_slot, (x, dt[..., None], b_tgn, c_tgn), out_thp, prepare_tiles, advance_heads)
+    return take_tiles(pool, batch, first_slot, (x, dt, b_tgn, c_tgn), out_thp, prepare_tiles, advance_heads)
 
 
-def prepare(x_cp: Array, dt_c1: Array, a: Array, b_cn: Array, c_cn: Array, d: Array) -> Prepared:
+def prepare(x_cp: Array, dt_1c: Array, a: Array, b_cn: Array, c_cn: Array, d: Array) -> Prepared:
     """Return what a tile comes to without a state. Rows of zeros change nothing."""
     x_cp = x_cp.astype(jnp.float32)
-    log_decay_c1, added_cp = dt_c1 * a, dt_c1 * x_cp
-    decays = decays_of(log_decay_c1)
-    scores_cc = dot(c_cn, b_cn, contract=(1, 1)) * decays_between(log_decay_c1)
+    log_decay_1c, added_cp = dt_1c * a, as_column(dt_1c) * x_cp
+    decays = decays_of(log_decay_1c)
+    scores_cc = dot(c_cn, b_cn, contract=(1, 1)) * decays_between(log_decay_1c)
     return Prepared(dot(scores_cc, added_cp) + d * x_cp, decays.until_ck, added_cp * decays.after_ck, decays.whole_k1)
 
 

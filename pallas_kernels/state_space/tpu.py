@@ -1,4 +1,4 @@
-"""The scan of states on TPUs: one Pallas call for decodes; longer chunks go in plain XLA after it.
+"""The scan of states on TPUs: a Pallas call for decodes, and one for the tiles of longer chunks.
 
 A head's state has `state_dim` along lanes: x is turned once for all heads of a sequence, b and c are rows, and so is
 what is read turned, after all heads.
@@ -11,11 +11,14 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.experimental import pallas as pl
 
 from pallas_kernels.recurrent_state import StateBatch
-from pallas_kernels.recurrent_state.tpu import take_decodes
+from pallas_kernels.recurrent_state.tpu import take_decodes, take_tiles
 
-from .chunks import take_chunks
+from .chunks import advance, prepare, take_chunks
+
+LANES = 128
 
 
 def tpu_state_space(
@@ -45,9 +48,24 @@ def tpu_state_space(
         jnp.zeros_like(x_thp),
         interpret=interpret,
     )
-    inputs = x_thp, dt_th, b_tgn, c_tgn
-    pool, out_thp = take_chunks(a_h, d_h, pool, batch, first_slot, inputs, out_thp)
-    return out_thp, pool
+    t, num_heads, head_dim = x_thp.shape
+    if not _fills_lanes(head_dim, num_heads // b_tgn.shape[1]):
+        inputs = x_thp, dt_th, b_tgn, c_tgn
+        pool, out_thp = take_chunks(a_h, d_h, pool, batch, first_slot, inputs, out_thp)
+        return out_thp, pool
+    pool, out_tc = take_tiles(
+        partial(_tile, num_groups=b_tgn.shape[1]),
+        "state_space_tiles",
+        [x.reshape(t, -1) for x in (x_thp, b_tgn, c_tgn)],
+        [dt_th],
+        (a_h[:, None], d_h[:, None]),
+        pool,
+        batch,
+        first_slot,
+        out_thp.reshape(t, -1),
+        interpret=interpret,
+    )
+    return out_tc.reshape(out_thp.shape), pool
 
 
 def _decode(
@@ -78,3 +96,36 @@ def _decode(
         found = jnp.sum(state * c_gn[shared], axis=1, keepdims=True)
         read = jnp.where(column == head, read + found, read)
     out[...] = read.T.astype(out.dtype)
+
+
+def _fills_lanes(head_dim: int, group: int) -> bool:
+    """Return whether heads take whole vector registers' lanes each, or those of a group share them."""
+    return head_dim % LANES == 0 or (LANES % head_dim == 0 and group % (LANES // head_dim) == 0)
+
+
+def _tile(_: Array, x: Any, b: Any, c: Any, dt: Any, a: Any, d: Any, read: Any, state: Any, *, num_groups: int) -> None:
+    num_heads, head_dim, state_dim = state.shape
+    group, width = num_heads // num_groups, max(head_dim, LANES)
+
+    def lanes(index: Array, size: int) -> Any:
+        return pl.ds(pl.multiple_of(index * size, size), size)
+
+    def take_group(number: Array, _: None) -> None:
+        b_cn, c_cn = (each[:, lanes(number, state_dim)] for each in (b, c))
+
+        def take_heads(i: Array, _: None) -> None:
+            columns = lanes(i, width)
+            x_cx, parts = x[:, columns], []
+            for own in range(width // head_dim):
+                head = i * (width // head_dim) + own
+                x_cp = x_cx[:, own * head_dim : (own + 1) * head_dim]
+                row = pl.ds(head, 1)
+                prepared = prepare(x_cp, dt[row], a[row], b_cn, c_cn, d[row])
+                state[head], read_cp = advance(prepared, b_cn, c_cn, state[head])
+                parts.append(read_cp)
+            read[:, columns] = jnp.concatenate(parts, axis=1).astype(read.dtype)
+
+        blocks = group * head_dim // width
+        lax.fori_loop(number * blocks, (number + 1) * blocks, take_heads, None)
+
+    lax.fori_loop(0, num_groups, take_group, None)
