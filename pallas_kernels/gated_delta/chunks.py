@@ -16,11 +16,13 @@ from jax import Array
 
 from pallas_kernels.recurrent_state import StateBatch
 from pallas_kernels.recurrent_state.chunks import (
+    count_at_once,
     decays_between,
     decays_of,
     decays_of_keys,
     dot,
     ones,
+    prepare_and_advance,
     take_tiles,
     tile_indices,
 )
@@ -76,7 +78,9 @@ def take_chunks(
         return state_vkd, read_vcd.swapaxes(0, 1)
 
     taken = q_tkd, k_tkd, v, log_decay, beta[..., None]
-    return take_tiles(pool, batch, first_slot, taken, out_tvd, prepare_tiles, advance_heads)
+    run = prepare_and_advance(prepare_tiles, advance_heads, out_tvd.dtype)
+    at_once = count_at_once(taken, jnp.float32)
+    return take_tiles(pool, batch, first_slot, taken, out_tvd, run, at_once=at_once)
 
 
 def prepare(q_ck: Array, k_ck: Array, v_cd: Array, log_decay: Array, beta_c1: Array) -> Prepared:

@@ -104,7 +104,6 @@ def _decode(
 
 
 def _tile(
-    count: Array,
     q: Any,
     k: Any,
     v: Any,
@@ -128,12 +127,7 @@ def _tile(
         for key_head in (i * at_once + own for own in range(at_once)):
             q_ck, k_ck = (x[:, lanes(key_head, key_dim)] for x in (q, k))
             for head in (key_head * group + own for own in range(group)):
-                if has_key_decay:
-                    decays_ck = log_decay[:, lanes(head, key_dim)]
-                    is_row_ck = lax.broadcasted_iota(jnp.int32, decays_ck.shape, 0) < count
-                    decays = jnp.where(is_row_ck, decays_ck, 0.0)
-                else:
-                    decays = log_decay[pl.ds(head, 1)]
+                decays = log_decay[:, lanes(head, key_dim)] if has_key_decay else log_decay[pl.ds(head, 1)]
                 own = lanes(head, value_dim)
                 prepared = prepare(q_ck, k_ck, v[:, own], decays, as_column(beta[pl.ds(head, 1)]))
                 state[head], read_cd = advance(prepared, state[head])

@@ -18,9 +18,14 @@ from .batch import StateBatch
 
 TILE_ROWS = 64
 """The most rows of a tile, a power of two: what it costs to solve for them grows with it, the passes shrink."""
-MOST_TILES = 8
-GROUP_BYTES = 12 << 20
-"""How much memory the inputs of tiles that are prepared at once may take in float32; several such are alive."""
+MOST_TILES = 16
+"""The most tiles that are taken at once."""
+TILES_BYTES = 16 << 20
+"""The most bytes of their inputs, of which there are several copies in other forms, and outputs beside them."""
+
+type Run = Callable[[Array, Tiles, tuple[Array, ...]], tuple[Array, Array]]
+"""Takes states in the pool past several tiles, one after the other, whose inputs [n, c, ...] are zeros where tiles lack
+rows, and returns the pool and what is read [n, c, ...]. The states after the last of them are kept too."""
 
 
 class Tiles(NamedTuple):
@@ -106,29 +111,48 @@ def copy_states(pool: Array, sources_s: Array, targets_s: Array, is_copied_s: Ar
     return lax.fori_loop(0, jnp.sum(is_copied_s, dtype=jnp.int32), copy, pool)
 
 
-def tile_rows(starts_n: Array, ends_n: Array, num_rows: int) -> Array:
-    """Return the rows [n, TILE_ROWS] of tiles; those that a tile lacks are `num_rows`."""
-    rows_nc = starts_n[:, None] + lax.iota(jnp.int32, TILE_ROWS)
-    return jnp.where(rows_nc < ends_n[:, None], rows_nc, num_rows)
-
-
 def take_tiles(
     pool: Array,
     batch: StateBatch,
     first_slot: Array | int,
     inputs: Sequence[Array],
     out: Array,
-    prepare: Callable[..., Any],
-    advance: Callable[[Any, Array], tuple[Array, Array]],
+    run: Run,
+    *,
+    at_once: int,
 ) -> tuple[Array, Array]:
-    """Return the pool after the longer chunks of a step, and `out` with what their rows read.
+    """Return the pool after the longer chunks of a step, and `out` with what their rows read, so many tiles at once."""
+    tiles, num_tiles = cut_into_tiles(batch, first_slot, len(out), multiple=at_once)
 
-    `prepare` gets the inputs of several tiles, [n, c, ...], zeros where a tile lacks rows, and returns a tree of arrays
-    [n, ...]; `advance` gets one tile's part of it and the state before, and returns the state after and what is read.
+    def body(i: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        pool, out = carry
+        own = Tiles(*(lax.dynamic_slice_in_dim(x, i * at_once, at_once) for x in tiles))
+        rows_nc = own.starts_n[:, None] + lax.iota(jnp.int32, TILE_ROWS)
+        is_row_nc = rows_nc < own.ends_n[:, None]
+        # Rows that are lacking are beyond the last one, each another.
+        beyond_nc = len(out) + lax.iota(jnp.int32, rows_nc.size).reshape(rows_nc.shape)
+        rows_nc = jnp.where(is_row_nc, rows_nc, beyond_nc)
+        pool, read = run(pool, own, tuple(x.at[rows_nc].get(mode="fill", fill_value=0) for x in inputs))
+        return pool, out.at[rows_nc].set(read, mode="drop", unique_indices=True)
+
+    pool, out = lax.fori_loop(0, (num_tiles + at_once - 1) // at_once, body, (pool, out))
+    return copy_saved(pool, batch, first_slot), out
+
+
+def count_at_once(inputs: Sequence[Array], dtype: Any = None) -> int:
+    """Return how many tiles to take at once, by what their inputs take in memory, all in one dtype if it is given."""
+    row_bytes = sum(x[0].size * jnp.dtype(dtype or x.dtype).itemsize for x in inputs)
+    return max(1, min(MOST_TILES, TILES_BYTES // (TILE_ROWS * row_bytes)))
+
+
+def prepare_and_advance(
+    prepare: Callable[..., Any], advance: Callable[[Any, Array], tuple[Array, Array]], dtype: Any
+) -> Run:
+    """Return the way of plain XLA past tiles.
+
+    `prepare` gets the inputs of several tiles, and returns a tree of arrays [n, ...]; `advance` gets one tile's part of
+    it and the state before, and returns the state after and what is read.
     """
-    row_bytes = 4 * sum(x[0].size for x in inputs)
-    size = max(1, min(MOST_TILES, GROUP_BYTES // (TILE_ROWS * row_bytes)))
-    tiles, num_tiles = cut_into_tiles(batch, first_slot, len(out), multiple=size)
 
     def step(pool: Array, taken: tuple[Tiles, Any]) -> tuple[Array, Array]:
         tile, prepared = taken
@@ -136,18 +160,9 @@ def take_tiles(
         # Else a fusion that reads the pool may come after what writes it, and that would copy it.
         state = lax.optimization_barrier(jnp.where(tile.begins_n > 0, 0, state))
         state, read = lax.optimization_barrier(advance(prepared, state))
-        return lax.dynamic_update_index_in_dim(pool, state, tile.writes_n, 0), read.astype(out.dtype)
+        return lax.dynamic_update_index_in_dim(pool, state, tile.writes_n, 0), read.astype(dtype)
 
-    def body(i: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        pool, out = carry
-        own = Tiles(*(lax.dynamic_slice_in_dim(x, i * size, size) for x in tiles))
-        rows_nc = tile_rows(own.starts_n, own.ends_n, len(out))
-        prepared = prepare(*(x.at[rows_nc].get(mode="fill", fill_value=0) for x in inputs))
-        pool, read_nc = lax.scan(step, pool, (own, prepared))
-        return pool, out.at[rows_nc].set(read_nc, mode="drop")
-
-    pool, out = lax.fori_loop(0, (num_tiles + size - 1) // size, body, (pool, out))
-    return copy_saved(pool, batch, first_slot), out
+    return lambda pool, tiles, inputs: lax.scan(step, pool, (tiles, prepare(*inputs)))
 
 
 def dot(x: Array, y: Array, *, contract: tuple[int, int] = (1, 0)) -> Array:

@@ -9,7 +9,15 @@ import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels.recurrent_state import StateBatch
-from pallas_kernels.recurrent_state.chunks import as_column, decays_between, decays_of, dot, take_tiles
+from pallas_kernels.recurrent_state.chunks import (
+    as_column,
+    count_at_once,
+    decays_between,
+    decays_of,
+    dot,
+    prepare_and_advance,
+    take_tiles,
+)
 
 
 class Prepared(NamedTuple):
@@ -59,7 +67,9 @@ def take_chunks(
         state, read = of_heads(*prepared, grouped)
         return state.reshape(state_hpn.shape), jnp.moveaxis(read.reshape(-1, *read.shape[2:]), 0, 1)
 
-    return take_tiles(pool, batch, first_slot, (x, dt, b_tgn, c_tgn), out_thp, prepare_tiles, advance_heads)
+    taken, run = (x, dt, b_tgn, c_tgn), prepare_and_advance(prepare_tiles, advance_heads, out_thp.dtype)
+    at_once = count_at_once(taken, jnp.float32)
+    return take_tiles(pool, batch, first_slot, taken, out_thp, run, at_once=at_once)
 
 
 def prepare(x_cp: Array, dt_1c: Array, a: Array, b_cn: Array, c_cn: Array, d: Array) -> Prepared:

@@ -100,12 +100,13 @@ def _decode(
 
 def _fills_lanes(head_dim: int, group: int) -> bool:
     """Return whether heads take whole vector registers' lanes each, or those of a group share them."""
-    return head_dim % LANES == 0 or (LANES % head_dim == 0 and group % (LANES // head_dim) == 0)
+    return head_dim == LANES or (LANES % head_dim == 0 and group % (LANES // head_dim) == 0)
 
 
-def _tile(_: Array, x: Any, b: Any, c: Any, dt: Any, a: Any, d: Any, read: Any, state: Any, *, num_groups: int) -> None:
+def _tile(x: Any, b: Any, c: Any, dt: Any, a: Any, d: Any, read: Any, state: Any, *, num_groups: int) -> None:
     num_heads, head_dim, state_dim = state.shape
     group, width = num_heads // num_groups, max(head_dim, LANES)
+    at_once = width // head_dim
 
     def lanes(index: Array, size: int) -> Any:
         return pl.ds(pl.multiple_of(index * size, size), size)
@@ -114,18 +115,17 @@ def _tile(_: Array, x: Any, b: Any, c: Any, dt: Any, a: Any, d: Any, read: Any, 
         b_cn, c_cn = (each[:, lanes(number, state_dim)] for each in (b, c))
 
         def take_heads(i: Array, _: None) -> None:
-            columns = lanes(i, width)
-            x_cx, parts = x[:, columns], []
-            for own in range(width // head_dim):
-                head = i * (width // head_dim) + own
+            first = number * group + i * at_once
+            columns, parts = lanes(lax.div(first, at_once), width), []
+            x_cx = x[:, columns]
+            for own in range(at_once):
+                row = pl.ds(first + own, 1)
                 x_cp = x_cx[:, own * head_dim : (own + 1) * head_dim]
-                row = pl.ds(head, 1)
                 prepared = prepare(x_cp, dt[row], a[row], b_cn, c_cn, d[row])
-                state[head], read_cp = advance(prepared, b_cn, c_cn, state[head])
+                state[first + own], read_cp = advance(prepared, b_cn, c_cn, state[first + own])
                 parts.append(read_cp)
             read[:, columns] = jnp.concatenate(parts, axis=1).astype(read.dtype)
 
-        blocks = group * head_dim // width
-        lax.fori_loop(number * blocks, (number + 1) * blocks, take_heads, None)
+        lax.fori_loop(0, group // at_once, take_heads, None)
 
     lax.fori_loop(0, num_groups, take_group, None)
