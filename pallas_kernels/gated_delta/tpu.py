@@ -14,7 +14,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.recurrent_state import StateBatch
-from pallas_kernels.recurrent_state.chunks import as_column
+from pallas_kernels.recurrent_state.chunks import dot_in_halves, exact_dot
 from pallas_kernels.recurrent_state.tpu import take_decodes, take_tiles
 
 from .chunks import advance, prepare
@@ -120,6 +120,8 @@ def _tile(
     at_once = max(1, AT_ONCE // group)
     at_once = at_once if num_key_heads % at_once == 0 else 1
 
+    dot = dot_in_halves if q.dtype == jnp.bfloat16 else exact_dot
+
     def lanes(head: Array, size: int) -> Any:
         return pl.ds(pl.multiple_of(head * size, size), size)
 
@@ -129,8 +131,8 @@ def _tile(
             for head in (key_head * group + own for own in range(group)):
                 decays = log_decay[:, lanes(head, key_dim)] if has_key_decay else log_decay[pl.ds(head, 1)]
                 own = lanes(head, value_dim)
-                prepared = prepare(q_ck, k_ck, v[:, own], decays, as_column(beta[pl.ds(head, 1)]))
-                state[head], read_cd = advance(prepared, state[head])
+                prepared = prepare(q_ck, k_ck, v[:, own], decays, beta[pl.ds(head, 1)], dot=dot)
+                state[head], read_cd = advance(prepared, state[head], dot=dot)
                 read[:, own] = read_cd.astype(read.dtype)
 
     lax.fori_loop(0, num_key_heads // at_once, step, None)

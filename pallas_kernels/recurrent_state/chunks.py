@@ -23,6 +23,9 @@ MOST_TILES = 16
 TILES_BYTES = 16 << 20
 """The most bytes of their inputs, of which there are several copies in other forms, and outputs beside them."""
 
+type Dot = Callable[..., Array]
+"""Returns the float32 product of two matrices, over the axes of theirs that a third argument may name."""
+
 type Run = Callable[[Array, Tiles, tuple[Array, ...]], tuple[Array, Array]]
 """Takes states in the pool past several tiles, one after the other, whose inputs [n, c, ...] are zeros where tiles lack
 rows, and returns the pool and what is read [n, c, ...]. The states after the last of them are kept too."""
@@ -165,15 +168,35 @@ def prepare_and_advance(
     return lambda pool, tiles, inputs: lax.scan(step, pool, (tiles, prepare(*inputs)))
 
 
-def dot(x: Array, y: Array, *, contract: tuple[int, int] = (1, 0)) -> Array:
+def exact_dot(x: Array, y: Array, contract: tuple[int, int] = (1, 0)) -> Array:
     """Return the product of two matrices in float32, over these axes of theirs, as exact as float32 allows."""
-    return lax.dot_general(
-        x.astype(jnp.float32),
-        y.astype(jnp.float32),
-        (((contract[0],), (contract[1],)), ((), ())),
-        precision=lax.Precision.HIGHEST,
-        preferred_element_type=jnp.float32,
-    )
+    x, y = (each.astype(jnp.float32) for each in (x, y))
+    return _dot(x, y, contract, lax.Precision.HIGHEST)
+
+
+def dot_in_halves(x: Array, y: Array, contract: tuple[int, int] = (1, 0)) -> Array:
+    """Return the product of two matrices in float32, with 16 bits of float32 numbers and all of bfloat16 ones.
+
+    A float32 number is taken as two of bfloat16, and the product of their lesser parts is left out. All is one product
+    of matrices that are two or three times as deep.
+    """
+    xs, ys = _halves(x), _halves(y)
+    pairs = [(a, b) for i, a in enumerate(xs) for j, b in enumerate(ys) if i + j < max(len(xs), len(ys))]
+    lefts, rights = zip(*pairs, strict=True)
+    deep_x, deep_y = jnp.concatenate(lefts, axis=contract[0]), jnp.concatenate(rights, axis=contract[1])
+    return _dot(deep_x, deep_y, contract, lax.Precision.DEFAULT)
+
+
+def _halves(x: Array) -> list[Array]:
+    if x.dtype == jnp.bfloat16:
+        return [x]
+    upper = x.astype(jnp.bfloat16)
+    return [upper, (x - upper.astype(jnp.float32)).astype(jnp.bfloat16)]
+
+
+def _dot(x: Array, y: Array, contract: tuple[int, int], precision: lax.Precision) -> Array:
+    numbers = (((contract[0],), (contract[1],)), ((), ()))
+    return lax.dot_general(x, y, numbers, precision=precision, preferred_element_type=jnp.float32)
 
 
 def tile_indices(size: int) -> tuple[Array, Array]:
@@ -203,7 +226,7 @@ def decays_of(log_decay_1c: Array) -> Decays:
     return Decays(sums(column_cc <= row_cc), sums(column_cc > row_cc), whole_11)
 
 
-def decays_of_keys(log_decay_ck: Array) -> Decays:
+def decays_of_keys(log_decay_ck: Array, *, dot: Dot) -> Decays:
     """Return the decays of a tile whose keys' numbers each have a decay of their own."""
     row_cc, column_cc = tile_indices(len(log_decay_ck))
     whole_k1 = jnp.exp(jnp.sum(log_decay_ck.T, axis=1, keepdims=True))
@@ -211,7 +234,7 @@ def decays_of_keys(log_decay_ck: Array) -> Decays:
     return Decays(until_ck, after_ck, whole_k1)
 
 
-def decays_between(log_decay_1c: Array) -> Array:
+def decays_between(log_decay_1c: Array, *, dot: Dot) -> Array:
     """Return by what the state shrinks behind a column's token past a row's [c, c]; 0 for columns behind the row."""
     row_cc, column_cc = tile_indices(log_decay_1c.shape[1])
     summed_cc = dot(jnp.where(column_cc <= row_cc, log_decay_1c, 0.0), ones(row_cc > column_cc))
@@ -220,10 +243,16 @@ def decays_between(log_decay_1c: Array) -> Array:
 
 def ones(mask: Array) -> Array:
     """Return 1 where a mask is true and else 0."""
-    return jnp.where(mask, 1.0, 0.0)
+    return jnp.where(mask, 1.0, 0.0).astype(jnp.bfloat16)
 
 
 def as_column(row_1c: Array) -> Array:
     """Return a row's numbers [c, 1]."""
     row_cc, column_cc = tile_indices(row_1c.shape[1])
     return jnp.sum(jnp.where(row_cc == column_cc, row_1c, 0.0), axis=1, keepdims=True)
+
+
+def as_row(column_c1: Array) -> Array:
+    """Return a column's numbers [1, c]."""
+    row_cc, column_cc = tile_indices(len(column_c1))
+    return jnp.sum(jnp.where(row_cc == column_cc, column_c1, 0.0), axis=0, keepdims=True)

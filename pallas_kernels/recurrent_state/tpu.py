@@ -90,7 +90,7 @@ def take_decodes(
     return out.at[:count].set(jnp.where(is_decode, read, out[:count])), pool
 
 
-def _own(x: Array) -> pl.BlockSpec:
+def _own(x: Any) -> pl.BlockSpec:
     return pl.BlockSpec((None, *x.shape[1:]), lambda i, *_: (i, *[0] * (x.ndim - 1)))
 
 

@@ -10,11 +10,12 @@ from jax import Array
 
 from pallas_kernels.recurrent_state import StateBatch
 from pallas_kernels.recurrent_state.chunks import (
+    Dot,
     as_column,
     count_at_once,
     decays_between,
     decays_of,
-    dot,
+    exact_dot,
     prepare_and_advance,
     take_tiles,
 )
@@ -72,16 +73,20 @@ def take_chunks(
     return take_tiles(pool, batch, first_slot, taken, out_thp, run, at_once=at_once)
 
 
-def prepare(x_cp: Array, dt_1c: Array, a: Array, b_cn: Array, c_cn: Array, d: Array) -> Prepared:
+def prepare(
+    x_cp: Array, dt_1c: Array, a: Array, b_cn: Array, c_cn: Array, d: Array, *, dot: Dot = exact_dot
+) -> Prepared:
     """Return what a tile comes to without a state. Rows of zeros change nothing."""
-    x_cp = x_cp.astype(jnp.float32)
-    log_decay_1c, added_cp = dt_1c * a, as_column(dt_1c) * x_cp
+    log_decay_1c = dt_1c * a
     decays = decays_of(log_decay_1c)
-    scores_cc = dot(c_cn, b_cn, contract=(1, 1)) * decays_between(log_decay_1c)
-    return Prepared(dot(scores_cc, added_cp) + d * x_cp, decays.until_ck, added_cp * decays.after_ck, decays.whole_k1)
+    scores_cc = dot(c_cn, b_cn, (1, 1)) * decays_between(log_decay_1c, dot=dot) * dt_1c
+    added_cp = x_cp * (as_column(dt_1c) * decays.after_ck)
+    return Prepared(dot(scores_cc, x_cp) + d * x_cp, decays.until_ck, added_cp, decays.whole_k1)
 
 
-def advance(prepared: Prepared, b_cn: Array, c_cn: Array, state_pn: Array) -> tuple[Array, Array]:
+def advance(
+    prepared: Prepared, b_cn: Array, c_cn: Array, state_pn: Array, *, dot: Dot = exact_dot
+) -> tuple[Array, Array]:
     """Return the state after a tile by the one before it, and what its rows read [c, head_dim]."""
-    read_cp = prepared.read_cp + dot(c_cn, state_pn, contract=(1, 1)) * prepared.decay_c1
-    return state_pn * prepared.whole_decay_11 + dot(prepared.added_cp, b_cn, contract=(0, 0)), read_cp
+    read_cp = prepared.read_cp + dot(c_cn, state_pn, (1, 1)) * prepared.decay_c1
+    return state_pn * prepared.whole_decay_11 + dot(prepared.added_cp, b_cn, (0, 0)), read_cp

@@ -14,6 +14,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.recurrent_state import StateBatch
+from pallas_kernels.recurrent_state.chunks import dot_in_halves, exact_dot
 from pallas_kernels.recurrent_state.tpu import take_decodes, take_tiles
 
 from .chunks import advance, prepare, take_chunks
@@ -108,24 +109,20 @@ def _tile(x: Any, b: Any, c: Any, dt: Any, a: Any, d: Any, read: Any, state: Any
     group, width = num_heads // num_groups, max(head_dim, LANES)
     at_once = width // head_dim
 
+    dot = dot_in_halves if x.dtype == jnp.bfloat16 else exact_dot
+
     def lanes(index: Array, size: int) -> Any:
         return pl.ds(pl.multiple_of(index * size, size), size)
 
-    def take_group(number: Array, _: None) -> None:
-        b_cn, c_cn = (each[:, lanes(number, state_dim)] for each in (b, c))
+    def take_heads(i: Array, _: None) -> None:
+        columns, shared, parts = lanes(i, width), lanes(lax.div(i * at_once, group), state_dim), []
+        x_cx, b_cn, c_cn = x[:, columns], b[:, shared], c[:, shared]
+        for own in range(at_once):
+            head = i * at_once + own
+            row, x_cp = pl.ds(head, 1), x_cx[:, own * head_dim : (own + 1) * head_dim]
+            prepared = prepare(x_cp, dt[row], a[row], b_cn, c_cn, d[row], dot=dot)
+            state[head], read_cp = advance(prepared, b_cn, c_cn, state[head], dot=dot)
+            parts.append(read_cp)
+        read[:, columns] = jnp.concatenate(parts, axis=1).astype(read.dtype)
 
-        def take_heads(i: Array, _: None) -> None:
-            first = number * group + i * at_once
-            columns, parts = lanes(lax.div(first, at_once), width), []
-            x_cx = x[:, columns]
-            for own in range(at_once):
-                row = pl.ds(first + own, 1)
-                x_cp = x_cx[:, own * head_dim : (own + 1) * head_dim]
-                prepared = prepare(x_cp, dt[row], a[row], b_cn, c_cn, d[row])
-                state[first + own], read_cp = advance(prepared, b_cn, c_cn, state[first + own])
-                parts.append(read_cp)
-            read[:, columns] = jnp.concatenate(parts, axis=1).astype(read.dtype)
-
-        lax.fori_loop(0, group // at_once, take_heads, None)
-
-    lax.fori_loop(0, num_groups, take_group, None)
+    lax.fori_loop(0, num_heads // at_once, take_heads, None)

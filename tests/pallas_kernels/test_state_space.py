@@ -58,7 +58,7 @@ def assert_matches_reference(shape: StateSpaceShape, implementation: str, step: 
     )
     out, pool = run(StateSpace(shape, implementation), step)
     np.testing.assert_allclose(out.astype(np.float32), expected, rtol=tolerance, atol=tolerance * 3)
-    assert_pools_equal(pool, expected_pool, rtol=1e-5, atol=1e-5)
+    assert_pools_equal(pool, expected_pool, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -94,7 +94,7 @@ def test_tiles_match_reference(chunks: list[Chunk], strong: bool) -> None:
     out, pool = run(ElsewhereStateSpace(shape), step)
     # What cancels out was as large as the largest.
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=5e-5)
-    assert_pools_equal(pool, expected_pool, rtol=1e-5, atol=1e-5)
+    assert_pools_equal(pool, expected_pool, rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.parametrize("sizes", [(4, 64, 1, 128), (2, 128, 1, 256)])
