@@ -9,19 +9,20 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.recurrent_state import StateBatch
 from pallas_kernels.recurrent_state.chunks import dot_in_halves, exact_dot
-from pallas_kernels.recurrent_state.tpu import take_decodes, take_tiles
+from pallas_kernels.recurrent_state.tpu import largest_divisor, take_decodes, take_tiles
 
 from .chunks import advance, prepare
 from .norm import normed
 
-AT_ONCE = 4
-"""How many value heads go side by side, so that one's products fill the other's waits."""
+AT_ONCE = 6
+"""How many value heads go side by side, so that the products of some fill the waits of others."""
 
 
 def tpu_gated_delta(
@@ -117,8 +118,7 @@ def _tile(
 ) -> None:
     key_dim, value_dim = state.shape[1:]
     num_key_heads = state.shape[0] // group
-    at_once = max(1, AT_ONCE // group)
-    at_once = at_once if num_key_heads % at_once == 0 else 1
+    at_once = largest_divisor(num_key_heads, AT_ONCE // group)
 
     dot = dot_in_halves if q.dtype == jnp.bfloat16 else exact_dot
 
@@ -126,13 +126,20 @@ def _tile(
         return pl.ds(pl.multiple_of(head * size, size), size)
 
     def step(i: Array, _: None) -> None:
-        for key_head in (i * at_once + own for own in range(at_once)):
-            q_ck, k_ck = (x[:, lanes(key_head, key_dim)] for x in (q, k))
-            for head in (key_head * group + own for own in range(group)):
-                decays = log_decay[:, lanes(head, key_dim)] if has_key_decay else log_decay[pl.ds(head, 1)]
-                own = lanes(head, value_dim)
-                prepared = prepare(q_ck, k_ck, v[:, own], decays, beta[pl.ds(head, 1)], dot=dot)
-                state[head], read_cd = advance(prepared, state[head], dot=dot)
-                read[:, own] = read_cd.astype(read.dtype)
+        key_heads = [i * at_once + own for own in range(at_once)]
+        heads = [head * group + own for head in key_heads for own in range(group)]
+        taken = [
+            (
+                *(x[:, lanes(lax.div(head, group), key_dim)] for x in (q, k)),
+                v[:, lanes(head, value_dim)],
+                log_decay[:, lanes(head, key_dim)] if has_key_decay else log_decay[pl.ds(head, 1)],
+                beta[pl.ds(head, 1)],
+            )
+            for head in heads
+        ]
+        prepared = jax.vmap(partial(prepare, dot=dot))(*(jnp.stack(x) for x in zip(*taken, strict=True)))
+        states, reads = jax.vmap(partial(advance, dot=dot))(prepared, jnp.stack([state[head] for head in heads]))
+        for own, head in enumerate(heads):
+            state[head], read[:, lanes(head, value_dim)] = states[own], reads[own].astype(read.dtype)
 
     lax.fori_loop(0, num_key_heads // at_once, step, None)

@@ -36,6 +36,11 @@ def refuse_state(num_bytes: int, dtype: Any) -> str | None:
     return None
 
 
+def largest_divisor(number: int, limit: int) -> int:
+    """Return the largest divisor of a number that is not above a limit, or 1."""
+    return next((x for x in range(limit, 1, -1) if number % x == 0), 1)
+
+
 def take_decodes(
     body: Callable[..., None],
     name: str,

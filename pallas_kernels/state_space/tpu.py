@@ -9,17 +9,20 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.recurrent_state import StateBatch
 from pallas_kernels.recurrent_state.chunks import dot_in_halves, exact_dot
-from pallas_kernels.recurrent_state.tpu import take_decodes, take_tiles
+from pallas_kernels.recurrent_state.tpu import largest_divisor, take_decodes, take_tiles
 
 from .chunks import advance, prepare, take_chunks
 
 LANES = 128
+AT_ONCE = 8
+"""How many heads go side by side, so that the products of some fill the waits of others."""
 
 
 def tpu_state_space(
@@ -107,7 +110,8 @@ def _fills_lanes(head_dim: int, group: int) -> bool:
 def _tile(x: Any, b: Any, c: Any, dt: Any, a: Any, d: Any, read: Any, state: Any, *, num_groups: int) -> None:
     num_heads, head_dim, state_dim = state.shape
     group, width = num_heads // num_groups, max(head_dim, LANES)
-    at_once = width // head_dim
+    # Of one group, and as many as fill registers' lanes.
+    at_once = largest_divisor(group * head_dim // width, AT_ONCE * head_dim // width) * width // head_dim
 
     dot = dot_in_halves if x.dtype == jnp.bfloat16 else exact_dot
 
@@ -115,14 +119,20 @@ def _tile(x: Any, b: Any, c: Any, dt: Any, a: Any, d: Any, read: Any, state: Any
         return pl.ds(pl.multiple_of(index * size, size), size)
 
     def take_heads(i: Array, _: None) -> None:
-        columns, shared, parts = lanes(i, width), lanes(lax.div(i * at_once, group), state_dim), []
-        x_cx, b_cn, c_cn = x[:, columns], b[:, shared], c[:, shared]
-        for own in range(at_once):
-            head = i * at_once + own
-            row, x_cp = pl.ds(head, 1), x_cx[:, own * head_dim : (own + 1) * head_dim]
-            prepared = prepare(x_cp, dt[row], a[row], b_cn, c_cn, d[row], dot=dot)
-            state[head], read_cp = advance(prepared, b_cn, c_cn, state[head], dot=dot)
-            parts.append(read_cp)
-        read[:, columns] = jnp.concatenate(parts, axis=1).astype(read.dtype)
+        heads = [i * at_once + own for own in range(at_once)]
+        shared = lanes(lax.div(heads[0], group), state_dim)
+        taken = []
+        for own, head in enumerate(heads):
+            row, first = pl.ds(head, 1), own * head_dim % width
+            x_cp = x[:, lanes(lax.div(head * head_dim, width), width)][:, first : first + head_dim]
+            taken.append((x_cp, dt[row], a[row], b[:, shared], c[:, shared], d[row]))
+        arrays = [jnp.stack(each) for each in zip(*taken, strict=True)]
+        prepared = jax.vmap(partial(prepare, dot=dot))(*arrays)
+        states = jnp.stack([state[head] for head in heads])
+        states, reads = jax.vmap(partial(advance, dot=dot))(prepared, *arrays[3:5], states)
+        for own, head in enumerate(heads):
+            state[head] = states[own]
+        read_cx = jnp.concatenate(list(reads), axis=1).astype(read.dtype)
+        read[:, lanes(i, at_once * head_dim)] = read_cx
 
     lax.fori_loop(0, num_heads // at_once, take_heads, None)
