@@ -127,9 +127,9 @@ def _tile(x: Any, b: Any, c: Any, dt: Any, a: Any, d: Any, read: Any, state: Any
             x_cp = x[:, lanes(lax.div(head * head_dim, width), width)][:, first : first + head_dim]
             taken.append((x_cp, dt[row], a[row], b[:, shared], c[:, shared], d[row]))
         arrays = [jnp.stack(each) for each in zip(*taken, strict=True)]
-        prepared = jax.vmap(partial(prepare, dot=dot))(*arrays)
+        prepared, (b_hcn, c_hcn) = jax.vmap(partial(prepare, dot=dot))(*arrays), arrays[3:5]
         states = jnp.stack([state[head] for head in heads])
-        states, reads = jax.vmap(partial(advance, dot=dot))(prepared, *arrays[3:5], states)
+        states, reads = jax.vmap(partial(advance, dot=dot))(prepared, b_hcn, c_hcn, states)
         for own, head in enumerate(heads):
             state[head] = states[own]
         read_cx = jnp.concatenate(list(reads), axis=1).astype(read.dtype)

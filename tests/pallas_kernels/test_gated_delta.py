@@ -106,6 +106,7 @@ def with_alike_keys(step: Step) -> Step:
 CHANGES = [ordinary, with_strong_decays, with_alike_keys]
 
 
+@pytest.mark.usefixtures("few_tiles_at_once")
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("chunks", [MIXED, LONG])
 @pytest.mark.parametrize("case", ["tiny", "tiny-key-decay"])

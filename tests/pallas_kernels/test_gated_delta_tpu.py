@@ -24,6 +24,7 @@ def test_matches_reference(has_key_decay: bool, dtype: Any, tolerance: float) ->
     assert_matches_reference(shape, "tpu", make(0, shape), tolerance)
 
 
+@pytest.mark.usefixtures("few_tiles_at_once")
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("has_key_decay", [False, True])
 def test_chunks_of_several_tiles(has_key_decay: bool, change: Any) -> None:

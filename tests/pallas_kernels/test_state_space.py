@@ -82,6 +82,7 @@ def with_strong_decays(step: Step) -> Step:
     return step._replace(inputs=(np.where(is_strong[..., None], x * 1e-3, x), dt, a, b, c, d))
 
 
+@pytest.mark.usefixtures("few_tiles_at_once")
 @pytest.mark.parametrize("strong", [False, True])
 @pytest.mark.parametrize("chunks", [MIXED, LONG])
 def test_tiles_match_reference(chunks: list[Chunk], strong: bool) -> None:

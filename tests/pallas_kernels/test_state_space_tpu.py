@@ -21,6 +21,7 @@ def test_matches_reference(dtype: Any, tolerance: float) -> None:
     assert_matches_reference(shape, "tpu", make(0, shape), tolerance)
 
 
+@pytest.mark.usefixtures("few_tiles_at_once")
 @pytest.mark.parametrize("strong", [False, True])
 @pytest.mark.parametrize("sizes", [(2, 64, 1, 128), (2, 128, 2, 128), (3, 16, 1, 128)])
 def test_chunks_of_several_tiles(sizes: tuple[int, int, int, int], strong: bool) -> None:
