@@ -63,6 +63,12 @@ part linear-v6e-large $JAX scripts/compile_linear.py --target v6e:1x1 --matrices
 part linear-h100 $JAX scripts/compile_linear.py --target h100 --rows 1 16 64 512 2000
 part linear-rare-v6e $JAX scripts/compile_linear.py --target v6e:1x1 --rare --rows 1 512 --matrices 4096x4096
 part linear-rare-h100 $JAX scripts/compile_linear.py --target h100 --rare --rows 1 512 --matrices 4096x4096
+part states-v6e $JAX scripts/compile_states.py --target v6e:1x1 --steps prefill # a step runs both kernels
+for target in v5e:1x1 tpu7x:1x1x1; do
+  part "states-${target%%:*}" $JAX scripts/compile_states.py --target $target --steps prefill \
+    --cases qwen3.5-27b kimi-linear-48b-a3b nemotron-h-8b
+done
+part states-h100 $JAX scripts/compile_states.py --target h100
 part kernels-v6e-old-jax $OLD_JAX scripts/compile_tpu_kernels.py --topology v6e:1x1 --steps mixed
 part kernels-h100-old-jax $OLD_JAX scripts/compile_gpu_kernels.py
 part states-decode-h100-old-jax $OLD_JAX scripts/compile_gpu_states.py

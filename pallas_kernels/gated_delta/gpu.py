@@ -1,4 +1,4 @@
-"""The gated delta rule on Hopper GPUs: one Mosaic kernel for decodes; longer chunks go in plain XLA after it.
+"""The gated delta rule on Hopper GPUs: one Mosaic kernel for decodes; longer chunks go by tiles in plain XLA after it.
 
 A thread block takes 64 values of a head, with all keys: a value's memory depends on no other's.
 """
@@ -27,10 +27,9 @@ from pallas_kernels.recurrent_state.gpu import (
     spread,
     take_decodes,
 )
-from pallas_kernels.recurrent_state.xla import scan_chunks
 
+from .chunks import take_chunks
 from .reference import NORM_EPS
-from .xla import step_of
 
 
 def gpu_gated_delta(
@@ -60,7 +59,7 @@ def gpu_gated_delta(
         axis=1,
         interpret=interpret,
     )
-    pool, out_tvd = scan_chunks(pool, batch, first_slot, inputs, out_tvd, step_of(q_tkd, v_tvd))
+    pool, out_tvd = take_chunks(pool, batch, first_slot, inputs, out_tvd)
     return out_tvd, pool
 
 

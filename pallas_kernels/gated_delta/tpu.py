@@ -1,4 +1,4 @@
-"""The gated delta rule on TPUs: one Pallas call for decodes; longer chunks go in plain XLA after it.
+"""The gated delta rule on TPUs: a Pallas call for decodes, and one for the tiles of longer chunks.
 
 Keys lie along sublanes: what is multiplied by a key is turned once for all heads of a sequence, and sums over keys stay
 in their lanes.
@@ -9,14 +9,20 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
+from jax.experimental import pallas as pl
 
 from pallas_kernels.recurrent_state import StateBatch
-from pallas_kernels.recurrent_state.tpu import take_decodes
-from pallas_kernels.recurrent_state.xla import scan_chunks
+from pallas_kernels.recurrent_state.chunks import dot_in_halves, exact_dot
+from pallas_kernels.recurrent_state.tpu import largest_divisor, take_decodes, take_tiles
 
-from .xla import normed, step_of
+from .chunks import advance, prepare
+from .norm import normed
+
+AT_ONCE = 6
+"""How many value heads go side by side, so that the products of some fill the waits of others."""
 
 
 def tpu_gated_delta(
@@ -47,9 +53,22 @@ def tpu_gated_delta(
         jnp.zeros_like(v_tvd),
         interpret=interpret,
     )
-    inputs = q_tkd, k_tkd, v_tvd, log_decay_tvd, beta_tv
-    pool, out_tvd = scan_chunks(pool, batch, first_slot, inputs, out_tvd, step_of(q_tkd, v_tvd))
-    return out_tvd, pool
+    t = len(q_tkd)
+    rows = [x.reshape(t, -1) for x in (q_tkd, k_tkd, v_tvd)]
+    decays = log_decay_tvd.reshape(t, -1)
+    pool, out_tc = take_tiles(
+        partial(_tile, group=v_tvd.shape[1] // q_tkd.shape[1], has_key_decay=has_key_decay),
+        "gated_delta_tiles",
+        [*rows, *[decays] * has_key_decay],
+        [*[decays] * (not has_key_decay), beta_tv],
+        (),
+        pool,
+        batch,
+        first_slot,
+        out_tvd.reshape(t, -1),
+        interpret=interpret,
+    )
+    return out_tc.reshape(out_tvd.shape), pool
 
 
 def _decode(
@@ -83,3 +102,44 @@ def _decode(
         rows.append(jnp.sum(state * queries[:, key_head : key_head + 1], axis=0, keepdims=True))
     read = jnp.concatenate(rows, axis=0) * k.shape[1] ** -0.5
     out[...] = read.astype(out.dtype)
+
+
+def _tile(
+    q: Any,
+    k: Any,
+    v: Any,
+    log_decay: Any,
+    beta: Any,
+    read: Any,
+    state: Any,
+    *,
+    group: int,
+    has_key_decay: bool,
+) -> None:
+    key_dim, value_dim = state.shape[1:]
+    num_key_heads = state.shape[0] // group
+    at_once = largest_divisor(num_key_heads, AT_ONCE // group)
+
+    dot = dot_in_halves if q.dtype == jnp.bfloat16 else exact_dot
+
+    def lanes(head: Array, size: int) -> Any:
+        return pl.ds(pl.multiple_of(head * size, size), size)
+
+    def step(i: Array, _: None) -> None:
+        key_heads = [i * at_once + own for own in range(at_once)]
+        heads = [head * group + own for head in key_heads for own in range(group)]
+        taken = [
+            (
+                *(x[:, lanes(lax.div(head, group), key_dim)] for x in (q, k)),
+                v[:, lanes(head, value_dim)],
+                log_decay[:, lanes(head, key_dim)] if has_key_decay else log_decay[pl.ds(head, 1)],
+                beta[pl.ds(head, 1)],
+            )
+            for head in heads
+        ]
+        prepared = jax.vmap(partial(prepare, dot=dot))(*(jnp.stack(x) for x in zip(*taken, strict=True)))
+        states, reads = jax.vmap(partial(advance, dot=dot))(prepared, jnp.stack([state[head] for head in heads]))
+        for own, head in enumerate(heads):
+            state[head], read[:, lanes(head, value_dim)] = states[own], reads[own].astype(read.dtype)
+
+    lax.fori_loop(0, num_key_heads // at_once, step, None)

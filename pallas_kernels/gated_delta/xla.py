@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from pallas_kernels.recurrent_state import StateBatch
-from pallas_kernels.recurrent_state.xla import Step, scan_tokens
+from pallas_kernels.recurrent_state.xla import scan_tokens
 
-from .reference import NORM_EPS
+from .chunks import take_chunks
+from .norm import normed
 
 
 def xla_gated_delta(
@@ -34,14 +35,10 @@ def xla_gated_delta(
         layer * (len(pool) // num_layers),
         (q_tkd, k_tkd, v_tvd, log_decay_tvd, beta_tv),
         jnp.zeros_like(v_tvd),
-        step_of(q_tkd, v_tvd),
+        partial(_step, group=v_tvd.shape[1] // q_tkd.shape[1]),
+        take_chunks,
     )
     return out_tvd, pool
-
-
-def step_of(q_tkd: Array, v_tvd: Array) -> Step:
-    """Return the step of a loop over tokens."""
-    return partial(_step, group=v_tvd.shape[1] // q_tkd.shape[1])
 
 
 def _step(states_svkd: Array, inputs: tuple[Array, ...], group: int) -> tuple[Array, Array]:
@@ -54,9 +51,3 @@ def _step(states_svkd: Array, inputs: tuple[Array, ...], group: int) -> tuple[Ar
     states_svkd = states_svkd + k_svk[..., None] * delta_svd[:, :, None]
     out_svd = jnp.sum(q_svk[..., None] * states_svkd, axis=2) * q_svk.shape[-1] ** -0.5
     return states_svkd, out_svd.astype(v_svd.dtype)
-
-
-def normed(x_skd: Array) -> Array:
-    """Return float32 vectors at length 1."""
-    x_skd = x_skd.astype(jnp.float32)
-    return x_skd * lax.rsqrt(jnp.sum(x_skd * x_skd, axis=-1, keepdims=True) + NORM_EPS)

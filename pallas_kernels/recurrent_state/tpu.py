@@ -1,7 +1,9 @@
-"""Take the states of decodes past one token each on a TPU: they are read once and written once, in place.
+"""Take states past their tokens on a TPU: they are read once and written once, in place.
 
-A program of the grid is one sequence, whose state comes whole: Pallas' pipeline brings the next one meanwhile, and
-sends the last one back. Rows of padding stay at the null slot, which moves nothing.
+Of decodes a program of the grid is one sequence, whose state comes whole: Pallas' pipeline brings the next one
+meanwhile, and sends the last one back. Rows of padding stay at the null slot, which moves nothing.
+
+Of longer chunks a program is one tile, all heads, one tile after the other; the state stays in VMEM until it is kept.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from . import chunks
 from .batch import StateBatch
+from .chunks import TILE_ROWS, Tiles, copy_states
 
 VMEM_LIMIT = 56 * 2**20
 MOST_STATE_BYTES = 8 << 20
-"""The largest state that a kernel takes: VMEM has two that come and two that go."""
+"""The largest state that a kernel takes: VMEM has two that come and two that go, and one that stays."""
 
 
 def refuse_state(num_bytes: int, dtype: Any) -> str | None:
@@ -30,6 +34,11 @@ def refuse_state(num_bytes: int, dtype: Any) -> str | None:
     if dtype not in (jnp.bfloat16, jnp.float32):
         return f"dtype must be bfloat16 or float32, not {jnp.dtype(dtype).name}"
     return None
+
+
+def largest_divisor(number: int, limit: int) -> int:
+    """Return the largest divisor of a number that is not above a limit, or 1."""
+    return next((x for x in range(limit, 1, -1) if number % x == 0), 1)
 
 
 def take_decodes(
@@ -80,13 +89,13 @@ def take_decodes(
         name=name,
         **options,
     )(*scalars, *rows, *fixed, pool)
-    pool = _save(pool, first_slot + writes_s, first_slot + saves_s, saves_s > 0)
+    pool = copy_states(pool, first_slot + writes_s, first_slot + saves_s, saves_s > 0)
     # Rows that the kernel did not compute hold whatever the memory held.
     is_decode = is_decode_s.reshape(-1, *[1] * (out.ndim - 1))
     return out.at[:count].set(jnp.where(is_decode, read, out[:count])), pool
 
 
-def _own(x: Array) -> pl.BlockSpec:
+def _own(x: Any) -> pl.BlockSpec:
     return pl.BlockSpec((None, *x.shape[1:]), lambda i, *_: (i, *[0] * (x.ndim - 1)))
 
 
@@ -100,12 +109,89 @@ def _kernel(body: Callable[..., None], *refs: Any) -> None:
     pl.when(sequence < num_decodes[0])(lambda: body(goes_on[sequence] > 0, *others))
 
 
-def _save(pool: Array, sources_s: Array, targets_s: Array, is_saved_s: Array) -> Array:
-    """Copy the states that are to be saved, one after the other."""
-    order_s = jnp.argsort(is_saved_s, descending=True)
+def take_tiles(
+    body: Callable[..., None],
+    name: str,
+    rows: Sequence[Array],
+    numbers: Sequence[Array],
+    fixed: Sequence[Array],
+    pool: Array,
+    batch: StateBatch,
+    first_slot: Array,
+    out: Array,
+    *,
+    interpret: bool,
+) -> tuple[Array, Array]:
+    """Return the pool after the longer chunks of a step, and `out` [t, columns] with what their rows read.
 
-    def copy(i: Array, pool: Array) -> Array:
-        state = lax.dynamic_slice_in_dim(pool, sources_s[order_s[i]], 1)
-        return lax.dynamic_update_slice_in_dim(pool, state, targets_s[order_s[i]], 0)
+    `rows` are [t, columns], `numbers` [t, heads]. `body` gets refs: of `rows` [TILE_ROWS, columns], of `numbers`
+    [heads, TILE_ROWS], both zeros where a tile lacks rows; of `fixed`; of what is read; and of the state, which it
+    brings up to date.
+    """
+    inputs = (*rows, *numbers)
+    run = partial(_run_tiles, body, name, interpret, len(rows), tuple(fixed), jax.typeof(out))
+    return chunks.take_tiles(
+        pool, batch, first_slot, inputs, out, run, at_once=chunks.count_at_once((*inputs, out))
+    )  # fmt: skip
 
-    return lax.fori_loop(0, jnp.sum(is_saved_s, dtype=jnp.int32), copy, pool)
+
+def _run_tiles(
+    body: Callable[..., None],
+    name: str,
+    interpret: bool,
+    num_rows: int,
+    fixed: tuple[Array, ...],
+    out: Any,
+    pool: Array,
+    tiles: Tiles,
+    inputs: tuple[Array, ...],
+) -> tuple[Array, Array]:
+    inputs = (*inputs[:num_rows], *(x.swapaxes(1, 2) for x in inputs[num_rows:]))
+    count, state = len(tiles.starts_n), pool.shape[1:]
+    tiles_n = lax.iota(jnp.int32, count)
+    # The state before a chunk stays until the next chunk: what comes early must not be what is yet to be written.
+    is_first_n = (tiles_n == 0) | (tiles.is_first_n > 0)
+    reads_n = tiles.reads_n[lax.cummax(jnp.where(is_first_n, tiles_n, 0))]
+    flags = (tiles.begins_n, is_first_n.astype(jnp.int32), tiles.is_kept_n | (tiles_n == count - 1))
+    scalars = (reads_n, tiles.writes_n, tiles.ends_n - tiles.starts_n, *flags)
+    read = jax.ShapeDtypeStruct((count, TILE_ROWS, out.shape[1]), out.dtype)
+    options: dict[str, Any] = {"compiler_params": pltpu.CompilerParams(vmem_limit_bytes=VMEM_LIMIT)}
+    if interpret:
+        options = {"interpret": pltpu.InterpretParams()}
+    read, pool = pl.pallas_call(
+        partial(_tile_kernel, body),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(scalars),
+            grid=(count,),
+            in_specs=[
+                *map(_own, inputs),
+                *map(_whole, fixed),
+                pl.BlockSpec((None, *state), lambda i, reads, *_: (reads[i], 0, 0, 0)),
+            ],
+            out_specs=[_own(read), pl.BlockSpec((None, *state), lambda i, _, writes, *__: (writes[i], 0, 0, 0))],
+            scratch_shapes=[pltpu.VMEM(state, pool.dtype)],
+        ),
+        out_shape=[read, jax.ShapeDtypeStruct(pool.shape, pool.dtype)],
+        input_output_aliases={len(scalars) + len(inputs) + len(fixed): 1},
+        name=name,
+        **options,
+    )(*scalars, *inputs, *fixed, pool)
+    return pool, read
+
+
+def _tile_kernel(body: Callable[..., None], *refs: Any) -> None:
+    _, _, counts, begins, is_first, is_kept, *inputs, before, read, after, state = refs
+    tile = pl.program_id(0)
+
+    def take_over(head: Array, _: None) -> None:
+        # What the null slot holds may be NaN.
+        state[head] = jnp.where(begins[tile] > 0, 0.0, before[head])
+
+    def keep(head: Array, _: None) -> None:
+        after[head] = state[head]
+
+    @pl.when(counts[tile] > 0)
+    def _() -> None:
+        pl.when(is_first[tile] > 0)(lambda: lax.fori_loop(0, state.shape[0], take_over, None))
+        body(*inputs, read, state)
+        pl.when(is_kept[tile] > 0)(lambda: lax.fori_loop(0, state.shape[0], keep, None))

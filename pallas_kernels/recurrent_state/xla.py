@@ -1,8 +1,12 @@
-"""The loops over tokens that ops of recurrent state share in plain jnp: decodes side by side, chunks token by token."""
+"""The loops over tokens that ops of recurrent state share in plain jnp: decodes side by side, chunks token by token.
+
+On platforms that are no CPU longer chunks go by tiles instead, see `chunks.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -12,16 +16,30 @@ from .batch import StateBatch
 MAX_DECODES = 32
 """How many decodes are computed at a time: their states are copied out of the pool and back."""
 
+type TakeChunks = Callable[..., tuple[Array, Array]]
+"""Takes the pool, the batch, the layer's first slot, inputs and `out`, and returns the pool and `out`."""
+
 type Step = Callable[[Array, tuple[Array, ...]], tuple[Array, Array]]
 """Takes states of sequences and what their tokens bring, and returns the states and what the tokens read."""
 
 
 def scan_tokens(
-    pool: Array, batch: StateBatch, first_slot: Array | int, inputs: tuple[Array, ...], out: Array, step: Step
+    pool: Array,
+    batch: StateBatch,
+    first_slot: Array | int,
+    inputs: tuple[Array, ...],
+    out: Array,
+    step: Step,
+    take_chunks: TakeChunks,
 ) -> tuple[Array, Array]:
     """Return the pool after the step, and `out` with what live rows read in it."""
+    first_slot = jnp.asarray(first_slot, jnp.int32)
     pool, out = _decode(pool, batch, first_slot, inputs, out, step)
-    return scan_chunks(pool, batch, first_slot, inputs, out, step)
+    if not batch.has_chunks:
+        return pool, out
+    # On a CPU tokens one by one are faster, and a row's bits do not depend on how a prompt is cut.
+    by_tokens, by_tiles = partial(_scan_chunks, step), take_chunks
+    return lax.platform_dependent(pool, batch, first_slot, inputs, out, cpu=by_tokens, default=by_tiles)
 
 
 def _decode(
@@ -54,12 +72,9 @@ def _decode(
     return lax.fori_loop(0, (batch.num_decodes + group - 1) // group, body, (pool, out))
 
 
-def scan_chunks(
-    pool: Array, batch: StateBatch, first_slot: Array | int, inputs: tuple[Array, ...], out: Array, step: Step
+def _scan_chunks(
+    step: Step, pool: Array, batch: StateBatch, first_slot: Array, inputs: tuple[Array, ...], out: Array
 ) -> tuple[Array, Array]:
-    """Do as `scan_tokens`, for longer chunks alone."""
-    if not batch.has_chunks:
-        return pool, out
 
     def advance(row: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         state, out = carry

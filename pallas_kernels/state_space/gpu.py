@@ -28,9 +28,8 @@ from pallas_kernels.recurrent_state.gpu import (
     spread,
     take_decodes,
 )
-from pallas_kernels.recurrent_state.xla import scan_chunks
 
-from .xla import step_of
+from .chunks import take_chunks
 
 
 def gpu_state_space(
@@ -60,8 +59,7 @@ def gpu_state_space(
         axis=0,
         interpret=interpret,
     )
-    step = step_of(x_thp, a_h, b_tgn, d_h)
-    pool, out_thp = scan_chunks(pool, batch, first_slot, (x_thp, dt_th, b_tgn, c_tgn), out_thp, step)
+    pool, out_thp = take_chunks(a_h, d_h, pool, batch, first_slot, (x_thp, dt_th, b_tgn, c_tgn), out_thp)
     return out_thp, pool
 
 

@@ -1,4 +1,4 @@
-"""The scan of states on TPUs: one Pallas call for decodes; longer chunks go in plain XLA after it.
+"""The scan of states on TPUs: a Pallas call for decodes, and one for the tiles of longer chunks.
 
 A head's state has `state_dim` along lanes: x is turned once for all heads of a sequence, b and c are rows, and so is
 what is read turned, after all heads.
@@ -9,14 +9,20 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.experimental import pallas as pl
 
 from pallas_kernels.recurrent_state import StateBatch
-from pallas_kernels.recurrent_state.tpu import take_decodes
-from pallas_kernels.recurrent_state.xla import scan_chunks
+from pallas_kernels.recurrent_state.chunks import dot_in_halves, exact_dot
+from pallas_kernels.recurrent_state.tpu import largest_divisor, take_decodes, take_tiles
 
-from .xla import step_of
+from .chunks import advance, prepare, take_chunks
+
+LANES = 128
+AT_ONCE = 8
+"""How many heads go side by side, so that the products of some fill the waits of others."""
 
 
 def tpu_state_space(
@@ -46,9 +52,24 @@ def tpu_state_space(
         jnp.zeros_like(x_thp),
         interpret=interpret,
     )
-    step = step_of(x_thp, a_h, b_tgn, d_h)
-    pool, out_thp = scan_chunks(pool, batch, first_slot, (x_thp, dt_th, b_tgn, c_tgn), out_thp, step)
-    return out_thp, pool
+    t, num_heads, head_dim = x_thp.shape
+    if not _fills_lanes(head_dim, num_heads // b_tgn.shape[1]):
+        inputs = x_thp, dt_th, b_tgn, c_tgn
+        pool, out_thp = take_chunks(a_h, d_h, pool, batch, first_slot, inputs, out_thp)
+        return out_thp, pool
+    pool, out_tc = take_tiles(
+        partial(_tile, num_groups=b_tgn.shape[1]),
+        "state_space_tiles",
+        [x.reshape(t, -1) for x in (x_thp, b_tgn, c_tgn)],
+        [dt_th],
+        (a_h[:, None], d_h[:, None]),
+        pool,
+        batch,
+        first_slot,
+        out_thp.reshape(t, -1),
+        interpret=interpret,
+    )
+    return out_tc.reshape(out_thp.shape), pool
 
 
 def _decode(
@@ -79,3 +100,39 @@ def _decode(
         found = jnp.sum(state * c_gn[shared], axis=1, keepdims=True)
         read = jnp.where(column == head, read + found, read)
     out[...] = read.T.astype(out.dtype)
+
+
+def _fills_lanes(head_dim: int, group: int) -> bool:
+    """Return whether heads take whole vector registers' lanes each, or those of a group share them."""
+    return head_dim == LANES or (LANES % head_dim == 0 and group % (LANES // head_dim) == 0)
+
+
+def _tile(x: Any, b: Any, c: Any, dt: Any, a: Any, d: Any, read: Any, state: Any, *, num_groups: int) -> None:
+    num_heads, head_dim, state_dim = state.shape
+    group, width = num_heads // num_groups, max(head_dim, LANES)
+    # Of one group, and as many as fill registers' lanes.
+    at_once = largest_divisor(group * head_dim // width, AT_ONCE * head_dim // width) * width // head_dim
+
+    dot = dot_in_halves if x.dtype == jnp.bfloat16 else exact_dot
+
+    def lanes(index: Array, size: int) -> Any:
+        return pl.ds(pl.multiple_of(index * size, size), size)
+
+    def take_heads(i: Array, _: None) -> None:
+        heads = [i * at_once + own for own in range(at_once)]
+        shared = lanes(lax.div(heads[0], group), state_dim)
+        taken = []
+        for own, head in enumerate(heads):
+            row, first = pl.ds(head, 1), own * head_dim % width
+            x_cp = x[:, lanes(lax.div(head * head_dim, width), width)][:, first : first + head_dim]
+            taken.append((x_cp, dt[row], a[row], b[:, shared], c[:, shared], d[row]))
+        arrays = [jnp.stack(each) for each in zip(*taken, strict=True)]
+        prepared, (b_hcn, c_hcn) = jax.vmap(partial(prepare, dot=dot))(*arrays), arrays[3:5]
+        states = jnp.stack([state[head] for head in heads])
+        states, reads = jax.vmap(partial(advance, dot=dot))(prepared, b_hcn, c_hcn, states)
+        for own, head in enumerate(heads):
+            state[head] = states[own]
+        read_cx = jnp.concatenate(list(reads), axis=1).astype(read.dtype)
+        read[:, lanes(i, at_once * head_dim)] = read_cx
+
+    lax.fori_loop(0, num_heads // at_once, take_heads, None)

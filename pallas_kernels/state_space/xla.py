@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels.recurrent_state import StateBatch
-from pallas_kernels.recurrent_state.xla import Step, scan_tokens
+from pallas_kernels.recurrent_state.xla import scan_tokens
+
+from .chunks import take_chunks
 
 
 def xla_state_space(
@@ -26,22 +30,19 @@ def xla_state_space(
     """See `StateSpace`; there is nothing to interpret."""
     del interpret
     inputs = x_thp, dt_th, b_tgn, c_tgn
-    step = step_of(x_thp, a_h, b_tgn, d_h)
+    step = partial(_step, a_h, d_h)
+    by_tiles = partial(take_chunks, a_h, d_h)
     first_slot = layer * (len(pool) // num_layers)
-    pool, out_thp = scan_tokens(pool, batch, first_slot, inputs, jnp.zeros_like(x_thp), step)
+    pool, out_thp = scan_tokens(pool, batch, first_slot, inputs, jnp.zeros_like(x_thp), step, by_tiles)
     return out_thp, pool
 
 
-def step_of(x_thp: Array, a_h: Array, b_tgn: Array, d_h: Array) -> Step:
-    """Return the step of a loop over tokens."""
-    group = x_thp.shape[1] // b_tgn.shape[1]
-
-    def step(states_shpn: Array, inputs: tuple[Array, ...]) -> tuple[Array, Array]:
-        x_shp, dt_sh, b_sgn, c_sgn = (each.astype(jnp.float32) for each in inputs)
-        b_shn, c_shn = (jnp.repeat(each, group, axis=1) for each in (b_sgn, c_sgn))
-        added = (dt_sh[..., None] * x_shp)[..., None] * b_shn[:, :, None]
-        states_shpn = states_shpn * jnp.exp(dt_sh * a_h)[..., None, None] + added
-        y_shp = jnp.sum(states_shpn * c_shn[:, :, None], axis=-1) + d_h[:, None] * x_shp
-        return states_shpn, y_shp.astype(x_thp.dtype)
-
-    return step
+def _step(a_h: Array, d_h: Array, states_shpn: Array, inputs: tuple[Array, ...]) -> tuple[Array, Array]:
+    """Take each sequence's state past one token."""
+    x_shp, dt_sh, b_sgn, c_sgn = (each.astype(jnp.float32) for each in inputs)
+    group = x_shp.shape[1] // b_sgn.shape[1]
+    b_shn, c_shn = (jnp.repeat(each, group, axis=1) for each in (b_sgn, c_sgn))
+    added = (dt_sh[..., None] * x_shp)[..., None] * b_shn[:, :, None]
+    states_shpn = states_shpn * jnp.exp(dt_sh * a_h)[..., None, None] + added
+    y_shp = jnp.sum(states_shpn * c_shn[:, :, None], axis=-1) + d_h[:, None] * x_shp
+    return states_shpn, y_shp.astype(inputs[0].dtype)

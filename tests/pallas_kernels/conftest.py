@@ -27,6 +27,12 @@ def tpu_interpreter() -> Iterator[None]:
 
 
 @pytest.fixture
+def few_tiles_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the tiles of short steps be more than are taken at once, so that states pass through the pool between."""
+    monkeypatch.setattr("pallas_kernels.recurrent_state.chunks.MOST_TILES", 3)
+
+
+@pytest.fixture
 def avx2(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile the CPU's kernels for AVX2, on a processor that has more."""
     restrict("avx2", monkeypatch)

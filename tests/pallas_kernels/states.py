@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from pallas_kernels.recurrent_state import StateBatch
+from pallas_kernels.recurrent_state import StateBatch, StateOp
 from pallas_kernels.recurrent_state.batches import Chunk, live_rows, state_batch
 
 NUM_LAYERS, LAYER, NUM_SLOTS = 2, 1, 24
@@ -39,6 +40,27 @@ class Step(NamedTuple):
     batch: StateBatch
     rows: np.ndarray
     """The rows that are no padding; what others bring is NaN."""
+
+
+LONG = [
+    Chunk(1, 5, 7, 7),
+    Chunk(200, 0, 0, 1, 133, 5),  # is saved within a tile
+    Chunk(64, 0, 0, 2),
+    Chunk(65, 64, 11, 11, 65, 14),  # goes on, and is saved at its end
+    Chunk(63, 100, 12, 16, 1, 17),
+    Chunk(128, 3, 15, 15, 64, 18),  # is saved between tiles
+    Chunk(2, 0, 0, 3),
+]
+"""Chunks of several tiles, for kernels that take many tokens at a time."""
+
+
+class Elsewhere(StateOp):
+    """Plain XLA's way on platforms that are no CPU, run here."""
+
+    def _run(self, *arguments: Any, **settings: Any) -> tuple[jax.Array, jax.Array]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(jax.lax, "platform_dependent", lambda *arguments, cpu, default: default(*arguments))
+            return super()._run(*arguments, **settings)
 
 
 type Run = Callable[[Step], tuple[np.ndarray, np.ndarray]]

@@ -9,8 +9,8 @@ import pytest
 
 from pallas_kernels.gated_delta import GatedDelta, GatedDeltaShape
 from pallas_kernels.recurrent_state.batches import Chunk
-from tests.pallas_kernels.states import MIXED, scratch_bytes
-from tests.pallas_kernels.test_gated_delta import assert_matches_reference, make
+from tests.pallas_kernels.states import LONG, MIXED, scratch_bytes
+from tests.pallas_kernels.test_gated_delta import CHANGES, assert_matches_reference, make
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation", "tpu_interpreter")]
 
@@ -22,6 +22,14 @@ pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation", 
 def test_matches_reference(has_key_decay: bool, dtype: Any, tolerance: float) -> None:
     shape = GatedDeltaShape(1, 2, 128, 128, has_key_decay, jnp.dtype(dtype))
     assert_matches_reference(shape, "tpu", make(0, shape), tolerance)
+
+
+@pytest.mark.usefixtures("few_tiles_at_once")
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("has_key_decay", [False, True])
+def test_chunks_of_several_tiles(has_key_decay: bool, change: Any) -> None:
+    shape = GatedDeltaShape(1, 1, 128, 128, has_key_decay, jnp.dtype(jnp.float32))
+    assert_matches_reference(shape, "tpu", change(make(3, shape, LONG)), 2e-5)
 
 
 def test_steps_of_decodes_alone_and_of_none() -> None:

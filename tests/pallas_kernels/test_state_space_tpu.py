@@ -9,8 +9,8 @@ import pytest
 
 from pallas_kernels.recurrent_state.batches import Chunk
 from pallas_kernels.state_space import StateSpace, StateSpaceShape
-from tests.pallas_kernels.states import MIXED, scratch_bytes
-from tests.pallas_kernels.test_state_space import OF_LAYER, assert_matches_reference, make
+from tests.pallas_kernels.states import LONG, MIXED, scratch_bytes
+from tests.pallas_kernels.test_state_space import OF_LAYER, assert_matches_reference, make, with_strong_decays
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation", "tpu_interpreter")]
 
@@ -19,6 +19,16 @@ pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation", 
 def test_matches_reference(dtype: Any, tolerance: float) -> None:
     shape = StateSpaceShape(4, 64, 2, 128, jnp.dtype(dtype))
     assert_matches_reference(shape, "tpu", make(0, shape), tolerance)
+
+
+@pytest.mark.usefixtures("few_tiles_at_once")
+@pytest.mark.parametrize("strong", [False, True])
+@pytest.mark.parametrize("sizes", [(2, 64, 1, 128), (2, 128, 2, 128), (3, 16, 1, 128)])
+def test_chunks_of_several_tiles(sizes: tuple[int, int, int, int], strong: bool) -> None:
+    """The last one's heads do not fill a register, and plain XLA takes its chunks."""
+    shape = StateSpaceShape(*sizes, jnp.dtype(jnp.float32))
+    step = make(3, shape, LONG)
+    assert_matches_reference(shape, "tpu", with_strong_decays(step) if strong else step, 2e-5)
 
 
 def test_steps_of_decodes_alone_and_of_none() -> None:

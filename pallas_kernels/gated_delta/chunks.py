@@ -1,0 +1,182 @@
+"""The gated delta rule for tiles of tokens: the corrections of a tile's values solve a triangular system.
+
+With the tile's keys in rows and each product shrunk by the decays between its tokens, A = beta * K K^T below the
+diagonal. The corrections are (I + A)^-1 beta (V - K S) for the state S before the tile, of which U = (I + A)^-1 beta V
+and W = (I + A)^-1 beta K need no state. The inverse grows out of those of its diagonal blocks, from one row to all: all
+of its numbers stay small, where powers of A would not, for tokens with alike keys.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from pallas_kernels.recurrent_state import StateBatch
+from pallas_kernels.recurrent_state.chunks import (
+    Dot,
+    as_column,
+    as_row,
+    count_at_once,
+    decays_between,
+    decays_of,
+    decays_of_keys,
+    exact_dot,
+    ones,
+    prepare_and_advance,
+    take_tiles,
+    tile_indices,
+)
+
+from .norm import norm
+
+
+class Prepared(NamedTuple):
+    """What the tokens of a tile come to before a state is known, for one value head, in float32."""
+
+    u_cd: Array
+    """The corrections of values, had the state been zeros."""
+    w_ck: Array
+    """What the state is multiplied by, to be subtracted from them."""
+    q_ck: Array
+    """Queries of the state before the tile, in any dtype."""
+    q_factor_c1: Array
+    """What they are to be multiplied by."""
+    scores_cc: Array
+    """How much of each correction a token reads."""
+    k_ck: Array
+    """Keys that corrections are added at in the state after the tile, in any dtype."""
+    k_factor_c1: Array
+    """What they are to be multiplied by."""
+    decay_k1: Array
+    """By what the state shrinks."""
+
+
+def take_chunks(
+    pool: Array,
+    batch: StateBatch,
+    first_slot: Array | int,
+    inputs: tuple[Array, ...],
+    out_tvd: Array,
+) -> tuple[Array, Array]:
+    """Return the pool after the longer chunks of a step, and `out_tvd` with what their rows read.
+
+    The inputs are those of `GatedDelta`, from queries to beta.
+    """
+    q_tkd, k_tkd, v_tvd, log_decay_tvd, beta_tv = inputs
+    t, num_key_heads = q_tkd.shape[:2]
+    # [t, key heads, value heads of each, ...]
+    v, log_decay, beta = (x.reshape(t, num_key_heads, -1, *x.shape[2:]) for x in (v_tvd, log_decay_tvd, beta_tv))
+    has_key_decay = log_decay.shape[3] > 1
+
+    def of_head(q_ck: Array, k_ck: Array, v_cd: Array, log_decay_ck: Array, beta_c: Array) -> Prepared:
+        return prepare(q_ck, k_ck, v_cd, log_decay_ck if has_key_decay else log_decay_ck.T, beta_c[None])
+
+    of_group = jax.vmap(of_head, in_axes=(None, None, 1, 1, 1))
+    of_tile = jax.vmap(of_group, in_axes=1)
+
+    def prepare_tiles(*inputs: Array) -> Prepared:
+        return jax.tree.map(lambda x: x.reshape(len(x), -1, *x.shape[3:]), jax.vmap(of_tile)(*inputs))
+
+    def advance_heads(prepared: Prepared, state_vkd: Array) -> tuple[Array, Array]:
+        state_vkd, read_vcd = jax.vmap(advance)(prepared, state_vkd)
+        return state_vkd, read_vcd.swapaxes(0, 1)
+
+    taken = q_tkd, k_tkd, v, log_decay, beta
+    run = prepare_and_advance(prepare_tiles, advance_heads, out_tvd.dtype)
+    at_once = count_at_once(taken, jnp.float32)
+    return take_tiles(pool, batch, first_slot, taken, out_tvd, run, at_once=at_once)
+
+
+def prepare(
+    q_ck: Array, k_ck: Array, v_cd: Array, log_decay: Array, beta_1c: Array, *, dot: Dot = exact_dot
+) -> Prepared:
+    """Return what a tile comes to without a state. Rows without beta and decay change nothing.
+
+    The logarithms of decays are [1, c], or [c, key_dim] with decays of keys.
+    """
+    q_norm_c1, k_norm_c1 = (norm(x) for x in (q_ck, k_ck))
+    q_norm_c1 *= q_ck.shape[1] ** -0.5
+    if len(log_decay) > 1:
+        decays = decays_of_keys(log_decay, dot=dot)
+        q_ck, k_ck = q_ck * q_norm_c1, k_ck * k_norm_c1
+        scores_cc, overlaps_cc = products_with_key_decay(q_ck, k_ck, log_decay, dot=dot)
+        # Each number has a decay, so that rows have no factor that is left for after a product.
+        k_until_ck, k_factor_1c = k_ck * decays.until_ck, beta_1c
+        queries = q_ck * decays.until_ck, jnp.ones_like(q_norm_c1)
+        keys = k_ck * decays.after_ck, jnp.ones_like(k_norm_c1)
+    else:
+        decays = decays_of(log_decay)
+        scores_cc, overlaps_cc = products_with_decay(q_ck, k_ck, log_decay, dot=dot)
+        scores_cc *= q_norm_c1 * as_row(k_norm_c1)
+        overlaps_cc *= k_norm_c1 * as_row(k_norm_c1)
+        k_until_ck, k_factor_1c = k_ck, beta_1c * as_row(decays.until_ck * k_norm_c1)
+        queries, keys = (q_ck, decays.until_ck * q_norm_c1), (k_ck, decays.after_ck * k_norm_c1)
+    inverse_cc = inverted(overlaps_cc * as_column(beta_1c), dot=dot)
+    u_cd, w_ck = dot(inverse_cc * beta_1c, v_cd), dot(inverse_cc * k_factor_1c, k_until_ck)
+    return Prepared(u_cd, w_ck, *queries, scores_cc, *keys, decays.whole_k1)
+
+
+def advance(prepared: Prepared, state_kd: Array, *, dot: Dot = exact_dot) -> tuple[Array, Array]:
+    """Return the state after a tile by the one before it, and what its rows read [c, value_dim]."""
+    delta_cd = prepared.u_cd - dot(prepared.w_ck, state_kd)
+    read_cd = dot(prepared.q_ck, state_kd) * prepared.q_factor_c1 + dot(prepared.scores_cc, delta_cd)
+    added_kd = dot(prepared.k_ck, delta_cd * prepared.k_factor_c1, (0, 0))
+    return state_kd * prepared.decay_k1 + added_kd, read_cd
+
+
+def products_with_decay(q_ck: Array, k_ck: Array, log_decay_1c: Array, *, dot: Dot) -> tuple[Array, Array]:
+    """Return the products of queries [c, c] and of keys with each key before, shrunk by the decays between."""
+    row_cc, column_cc = tile_indices(len(q_ck))
+    decay_cc = decays_between(log_decay_1c, dot=dot)
+    both = dot(jnp.concatenate([q_ck, k_ck]), k_ck, (1, 1))
+    scores_cc, overlaps_cc = both[: len(q_ck)], both[len(q_ck) :]
+    return scores_cc * decay_cc, jnp.where(row_cc > column_cc, overlaps_cc * decay_cc, 0.0)
+
+
+def products_with_key_decay(q_ck: Array, k_ck: Array, log_decay_ck: Array, *, dot: Dot) -> tuple[Array, Array]:
+    """Return the products of queries [c, c] and of keys with each key before, where each of its numbers decays.
+
+    A token and an earlier one lie in neighbouring blocks of one of six sizes, of the same block twice as large. There
+    the decays between them are those up to the border between the blocks, times those from there on: both factors are
+    at most 1, and rows are multiplied by theirs once for each size of blocks.
+    """
+    size = len(q_ck)
+    row_cc, column_cc = tile_indices(size)
+    scores_cc = jnp.where(row_cc == column_cc, jnp.sum(q_ck * k_ck, axis=1, keepdims=True), 0.0)
+    overlaps_cc = jnp.zeros((size, size), jnp.float32)
+    for level in range(_num_levels(size)):
+        is_in_block = row_cc >> level == column_cc >> level
+        is_second = (row_cc >> level) % 2 == 1
+        is_between = is_in_block & (is_second & (column_cc <= row_cc) | ~is_second & (column_cc > row_cc))
+        decay_ck = jnp.exp(dot(ones(is_between), log_decay_ck))
+        both = dot(jnp.concatenate([q_ck * decay_ck, k_ck * decay_ck]), k_ck * decay_ck, (1, 1))
+        are_neighbours = _are_neighbours(row_cc, column_cc, level)
+        scores_cc += jnp.where(are_neighbours, both[:size], 0.0)
+        overlaps_cc += jnp.where(are_neighbours, both[size:], 0.0)
+    return scores_cc, overlaps_cc
+
+
+def inverted(a_cc: Array, *, dot: Dot) -> Array:
+    """Return (I + a)^-1 for a matrix that is zero on its diagonal and above."""
+    row_cc, column_cc = tile_indices(len(a_cc))
+
+    def border(level: int) -> Array:
+        return jnp.where(_are_neighbours(row_cc, column_cc, level), a_cc, 0.0)
+
+    inverse_cc = ones(row_cc == column_cc) - border(0)
+    for level in range(1, _num_levels(len(a_cc))):
+        inverse_cc -= dot(dot(inverse_cc, border(level)), inverse_cc)
+    return inverse_cc
+
+
+def _num_levels(size: int) -> int:
+    return (size - 1).bit_length()
+
+
+def _are_neighbours(row_cc: Array, column_cc: Array, level: int) -> Array:
+    """Say of which elements the row is in the second and the column in the first block of 2 ** level of a pair."""
+    row_cc, column_cc = row_cc >> level, column_cc >> level
+    return (row_cc % 2 == 1) & (column_cc == row_cc - 1)

@@ -1,0 +1,260 @@
+"""What ops of recurrent state share that take longer chunks many tokens at a time, as matrix products.
+
+A chunk is cut into tiles of up to 64 rows. Products of a tile's own tokens need no state and are made for several tiles
+at once; states then pass from tile to tile. A tile also ends where a state is saved, so that every state that is kept
+is one at a tile's end. Logarithms of decays are only summed up, never subtracted, and no decay is divided by another:
+however strong they are, every factor is at most 1 and as exact as float32 allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from .batch import StateBatch
+
+TILE_ROWS = 64
+"""The most rows of a tile, a power of two: what it costs to solve for them grows with it, the passes shrink."""
+MOST_TILES = 16
+"""The most tiles that are taken at once."""
+TILES_BYTES = 16 << 20
+"""The most bytes of their inputs, of which there are several copies in other forms, and outputs beside them."""
+
+type Dot = Callable[..., Array]
+"""Returns the float32 product of two matrices, over the axes of theirs that a third argument may name."""
+
+type Run = Callable[[Array, Tiles, tuple[Array, ...]], tuple[Array, Array]]
+"""Takes states in the pool past several tiles, one after the other, whose inputs [n, c, ...] are zeros where tiles lack
+rows, and returns the pool and what is read [n, c, ...]. The states after the last of them are kept too."""
+
+
+class Tiles(NamedTuple):
+    """The tiles of a step's longer chunks, in the order of their rows; int32, those behind the last one are empty.
+
+    Slots are those of the pool of all layers.
+    """
+
+    starts_n: Array
+    """Each tile's first row."""
+    ends_n: Array
+    """One past each tile's last row."""
+    begins_n: Array
+    """1 where a tile begins a sequence, with zeros; else there is a state before it."""
+    is_first_n: Array
+    """1 where a tile is its chunk's first."""
+    is_kept_n: Array
+    """1 where the state after a tile is kept: it is its chunk's last, or the state is to be saved."""
+    reads_n: Array
+    """The slot of the state before a tile: the sequence's, then what the tile before wrote."""
+    writes_n: Array
+    """The slot of the next state that is kept: the state after a tile may lie there meanwhile."""
+
+
+def cut_into_tiles(batch: StateBatch, first_slot: Array | int, num_rows: int, multiple: int = 1) -> tuple[Tiles, Array]:
+    """Return the tiles of a step of so many rows, room for a multiple of a number of them, and how many there are.
+
+    Where a state is to be saved after a chunk's last row too, `copy_saved` does it.
+    """
+    num_sequences = len(batch.query_starts_s)
+    is_long_s = lax.iota(jnp.int32, num_sequences) >= batch.num_decodes
+    starts_s, ends_s = batch.query_starts_s, jnp.where(is_long_s, batch.query_ends_s, batch.query_starts_s)
+    is_saved_s = (batch.save_slots_s > 0) & (batch.all_save_ends_s < ends_s)
+    middles_s = jnp.where(is_saved_s, batch.all_save_ends_s, starts_s)
+    # Parts, two of a sequence: up to where it is saved, and all or the rest.
+    part_starts_p, part_ends_p, slots_p, before_p = (
+        jnp.stack(pair, axis=1).reshape(-1)
+        for pair in (
+            (starts_s, middles_s),
+            (middles_s, ends_s),
+            (batch.save_slots_s, batch.write_slots_s),
+            (batch.read_slots_s, jnp.where(is_saved_s, batch.save_slots_s, batch.read_slots_s)),
+        )
+    )
+    sizes_p = (part_ends_p - part_starts_p + TILE_ROWS - 1) // TILE_ROWS
+    totals_p = jnp.cumsum(sizes_p, dtype=jnp.int32)
+    room = min(num_rows, num_rows // TILE_ROWS + 2 * num_sequences)
+    tiles_n = lax.iota(jnp.int32, -(-room // multiple) * multiple)
+    is_live_n = tiles_n < totals_p[-1]
+    parts_n = jnp.sum(totals_p[None] <= tiles_n[:, None], axis=1, dtype=jnp.int32)
+    parts_n = jnp.minimum(parts_n, 2 * num_sequences - 1)
+    starts_n = part_starts_p[parts_n] + (tiles_n - totals_p[parts_n] + sizes_p[parts_n]) * TILE_ROWS
+    ends_n = jnp.minimum(starts_n + TILE_ROWS, part_ends_p[parts_n])
+    is_first_n = is_live_n & (starts_n == starts_s[parts_n // 2])
+    reads_n = jnp.where(starts_n == part_starts_p[parts_n], before_p[parts_n], slots_p[parts_n])
+    tiles = Tiles(
+        jnp.where(is_live_n, starts_n, num_rows),
+        jnp.where(is_live_n, ends_n, num_rows),
+        (is_first_n & (reads_n == 0)).astype(jnp.int32),
+        is_first_n.astype(jnp.int32),
+        (is_live_n & (ends_n == part_ends_p[parts_n])).astype(jnp.int32),
+        first_slot + jnp.where(is_live_n, reads_n, 0),
+        first_slot + jnp.where(is_live_n, slots_p[parts_n], 0),
+    )
+    return tiles, totals_p[-1]
+
+
+def copy_saved(pool: Array, batch: StateBatch, first_slot: Array | int) -> Array:
+    """Copy the states that are to be saved after longer chunks' last rows, one after the other."""
+    is_long_s = lax.iota(jnp.int32, len(batch.query_starts_s)) >= batch.num_decodes
+    is_copied_s = is_long_s & (batch.save_slots_s > 0) & (batch.all_save_ends_s == batch.query_ends_s)
+    return copy_states(pool, first_slot + batch.write_slots_s, first_slot + batch.save_slots_s, is_copied_s)
+
+
+def copy_states(pool: Array, sources_s: Array, targets_s: Array, is_copied_s: Array) -> Array:
+    """Copy the states of some sequences from slot to slot, one after the other."""
+    order_s = jnp.argsort(is_copied_s, descending=True)
+
+    def copy(i: Array, pool: Array) -> Array:
+        state = lax.dynamic_slice_in_dim(pool, sources_s[order_s[i]], 1)
+        return lax.dynamic_update_slice_in_dim(pool, state, targets_s[order_s[i]], 0)
+
+    return lax.fori_loop(0, jnp.sum(is_copied_s, dtype=jnp.int32), copy, pool)
+
+
+def take_tiles(
+    pool: Array,
+    batch: StateBatch,
+    first_slot: Array | int,
+    inputs: Sequence[Array],
+    out: Array,
+    run: Run,
+    *,
+    at_once: int,
+) -> tuple[Array, Array]:
+    """Return the pool after the longer chunks of a step, and `out` with what their rows read, so many tiles at once."""
+    if not batch.has_chunks:
+        return pool, out
+    tiles, num_tiles = cut_into_tiles(batch, first_slot, len(out), multiple=at_once)
+
+    def body(i: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        pool, out = carry
+        own = Tiles(*(lax.dynamic_slice_in_dim(x, i * at_once, at_once) for x in tiles))
+        rows_nc = own.starts_n[:, None] + lax.iota(jnp.int32, TILE_ROWS)
+        is_row_nc = rows_nc < own.ends_n[:, None]
+        # Rows that are lacking are beyond the last one, each another.
+        beyond_nc = len(out) + lax.iota(jnp.int32, rows_nc.size).reshape(rows_nc.shape)
+        rows_nc = jnp.where(is_row_nc, rows_nc, beyond_nc)
+        pool, read = run(pool, own, tuple(x.at[rows_nc].get(mode="fill", fill_value=0) for x in inputs))
+        return pool, out.at[rows_nc].set(read, mode="drop", unique_indices=True)
+
+    pool, out = lax.fori_loop(0, (num_tiles + at_once - 1) // at_once, body, (pool, out))
+    return copy_saved(pool, batch, first_slot), out
+
+
+def count_at_once(inputs: Sequence[Array], dtype: Any = None) -> int:
+    """Return how many tiles to take at once, by what their inputs take in memory, all in one dtype if it is given."""
+    row_bytes = sum(x[0].size * jnp.dtype(dtype or x.dtype).itemsize for x in inputs)
+    return max(1, min(MOST_TILES, TILES_BYTES // (TILE_ROWS * row_bytes)))
+
+
+def prepare_and_advance(
+    prepare: Callable[..., Any], advance: Callable[[Any, Array], tuple[Array, Array]], dtype: Any
+) -> Run:
+    """Return the way of plain XLA past tiles.
+
+    `prepare` gets the inputs of several tiles, and returns a tree of arrays [n, ...]; `advance` gets one tile's part of
+    it and the state before, and returns the state after and what is read.
+    """
+
+    def step(pool: Array, taken: tuple[Tiles, Any]) -> tuple[Array, Array]:
+        tile, prepared = taken
+        state = lax.dynamic_index_in_dim(pool, tile.reads_n, keepdims=False)
+        # Else a fusion that reads the pool may come after what writes it, and that would copy it.
+        state = lax.optimization_barrier(jnp.where(tile.begins_n > 0, 0, state))
+        state, read = lax.optimization_barrier(advance(prepared, state))
+        return lax.dynamic_update_index_in_dim(pool, state, tile.writes_n, 0), read.astype(dtype)
+
+    return lambda pool, tiles, inputs: lax.scan(step, pool, (tiles, prepare(*inputs)))
+
+
+def exact_dot(x: Array, y: Array, contract: tuple[int, int] = (1, 0)) -> Array:
+    """Return the product of two matrices in float32, over these axes of theirs, as exact as float32 allows."""
+    x, y = (each.astype(jnp.float32) for each in (x, y))
+    return _dot(x, y, contract, lax.Precision.HIGHEST)
+
+
+def dot_in_halves(x: Array, y: Array, contract: tuple[int, int] = (1, 0)) -> Array:
+    """Return the product of two matrices in float32, with 16 bits of float32 numbers and all of bfloat16 ones.
+
+    A float32 number is taken as two of bfloat16, and the product of their lesser parts is left out. All is one product
+    of matrices that are two or three times as deep.
+    """
+    xs, ys = _halves(x), _halves(y)
+    pairs = [(a, b) for i, a in enumerate(xs) for j, b in enumerate(ys) if i + j < max(len(xs), len(ys))]
+    lefts, rights = zip(*pairs, strict=True)
+    deep_x, deep_y = jnp.concatenate(lefts, axis=contract[0]), jnp.concatenate(rights, axis=contract[1])
+    return _dot(deep_x, deep_y, contract, lax.Precision.DEFAULT)
+
+
+def _halves(x: Array) -> list[Array]:
+    if x.dtype == jnp.bfloat16:
+        return [x]
+    upper = x.astype(jnp.bfloat16)
+    return [upper, (x - upper.astype(jnp.float32)).astype(jnp.bfloat16)]
+
+
+def _dot(x: Array, y: Array, contract: tuple[int, int], precision: lax.Precision) -> Array:
+    numbers = (((contract[0],), (contract[1],)), ((), ()))
+    return lax.dot_general(x, y, numbers, precision=precision, preferred_element_type=jnp.float32)
+
+
+def tile_indices(size: int) -> tuple[Array, Array]:
+    """Return the numbers of rows and of columns [c, c] of a tile's square matrices."""
+    return lax.broadcasted_iota(jnp.int32, (size, size), 0), lax.broadcasted_iota(jnp.int32, (size, size), 1)
+
+
+class Decays(NamedTuple):
+    """By what a state shrinks over parts of a tile: by one factor, or by one for each number of a key."""
+
+    until_ck: Array
+    """From the tile's start past each token; [c, 1] for one factor, as below."""
+    after_ck: Array
+    """Behind each token, to the tile's end."""
+    whole_k1: Array
+    """Over the whole tile, one a row."""
+
+
+def decays_of(log_decay_1c: Array) -> Decays:
+    """Return the decays of a tile by the logarithms of its tokens' decays."""
+    row_cc, column_cc = tile_indices(log_decay_1c.shape[1])
+
+    def sums(is_summed_cc: Array) -> Array:
+        return jnp.exp(jnp.sum(jnp.where(is_summed_cc, log_decay_1c, 0.0), axis=1, keepdims=True))
+
+    whole_11 = jnp.exp(jnp.sum(log_decay_1c, axis=1, keepdims=True))
+    return Decays(sums(column_cc <= row_cc), sums(column_cc > row_cc), whole_11)
+
+
+def decays_of_keys(log_decay_ck: Array, *, dot: Dot) -> Decays:
+    """Return the decays of a tile whose keys' numbers each have a decay of their own."""
+    row_cc, column_cc = tile_indices(len(log_decay_ck))
+    whole_k1 = jnp.exp(jnp.sum(log_decay_ck.T, axis=1, keepdims=True))
+    until_ck, after_ck = (jnp.exp(dot(ones(x), log_decay_ck)) for x in (column_cc <= row_cc, column_cc > row_cc))
+    return Decays(until_ck, after_ck, whole_k1)
+
+
+def decays_between(log_decay_1c: Array, *, dot: Dot) -> Array:
+    """Return by what the state shrinks behind a column's token past a row's [c, c]; 0 for columns behind the row."""
+    row_cc, column_cc = tile_indices(log_decay_1c.shape[1])
+    summed_cc = dot(jnp.where(column_cc <= row_cc, log_decay_1c, 0.0), ones(row_cc > column_cc))
+    return jnp.where(column_cc <= row_cc, jnp.exp(summed_cc), 0.0)
+
+
+def ones(mask: Array) -> Array:
+    """Return 1 where a mask is true and else 0."""
+    return jnp.where(mask, 1.0, 0.0).astype(jnp.bfloat16)
+
+
+def as_column(row_1c: Array) -> Array:
+    """Return a row's numbers [c, 1]."""
+    row_cc, column_cc = tile_indices(row_1c.shape[1])
+    return jnp.sum(jnp.where(row_cc == column_cc, row_1c, 0.0), axis=1, keepdims=True)
+
+
+def as_row(column_c1: Array) -> Array:
+    """Return a column's numbers [1, c]."""
+    row_cc, column_cc = tile_indices(len(column_c1))
+    return jnp.sum(jnp.where(row_cc == column_cc, column_c1, 0.0), axis=0, keepdims=True)

@@ -1,0 +1,92 @@
+"""The scan of Mamba-2 for tiles of tokens: what they read of each other is a product of matrices, as in attention."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from pallas_kernels.recurrent_state import StateBatch
+from pallas_kernels.recurrent_state.chunks import (
+    Dot,
+    as_column,
+    count_at_once,
+    decays_between,
+    decays_of,
+    exact_dot,
+    prepare_and_advance,
+    take_tiles,
+)
+
+
+class Prepared(NamedTuple):
+    """What the tokens of a tile come to before a state is known, for one head, in float32."""
+
+    read_cp: Array
+    """What is read of the tile's own tokens."""
+    decay_c1: Array
+    """By what the state before the tile has shrunk past each token."""
+    added_cp: Array
+    """What each token adds to the state after the tile, to be multiplied by b."""
+    whole_decay_11: Array
+    """By what the state shrinks."""
+
+
+def take_chunks(
+    a_h: Array,
+    d_h: Array,
+    pool: Array,
+    batch: StateBatch,
+    first_slot: Array | int,
+    inputs: tuple[Array, ...],
+    out_thp: Array,
+) -> tuple[Array, Array]:
+    """Return the pool after the longer chunks of a step, and `out_thp` with what their rows read.
+
+    The inputs are those of `StateSpace` that have rows: x, dt, b and c.
+    """
+    x_thp, dt_th, b_tgn, c_tgn = inputs
+    t, num_groups = b_tgn.shape[:2]
+    # [t, groups, heads of each, ...]
+    x, dt = (each.reshape(t, num_groups, -1, *each.shape[2:]) for each in (x_thp, dt_th))
+    a, d = (each.reshape(num_groups, -1) for each in (a_h, d_h))
+
+    def of_head(x_cp: Array, dt_c: Array, *others: Array) -> Prepared:
+        return prepare(x_cp, dt_c[None], *others)
+
+    of_group = jax.vmap(of_head, in_axes=(1, 1, 0, None, None, 0))
+    of_tile = jax.vmap(of_group, in_axes=(1, 1, 0, 1, 1, 0))
+    of_heads = jax.vmap(jax.vmap(advance, in_axes=(0, None, None, 0)), in_axes=(0, 1, 1, 0))
+
+    def prepare_tiles(x: Array, dt: Array, b: Array, c: Array) -> tuple[Prepared, Array, Array]:
+        return jax.vmap(lambda x, dt, b, c: of_tile(x, dt, a, b, c, d))(x, dt, b, c), b, c
+
+    def advance_heads(prepared: tuple[Prepared, Array, Array], state_hpn: Array) -> tuple[Array, Array]:
+        grouped = state_hpn.reshape(num_groups, -1, *state_hpn.shape[1:])
+        state, read = of_heads(*prepared, grouped)
+        return state.reshape(state_hpn.shape), jnp.moveaxis(read.reshape(-1, *read.shape[2:]), 0, 1)
+
+    taken, run = (x, dt, b_tgn, c_tgn), prepare_and_advance(prepare_tiles, advance_heads, out_thp.dtype)
+    at_once = count_at_once(taken, jnp.float32)
+    return take_tiles(pool, batch, first_slot, taken, out_thp, run, at_once=at_once)
+
+
+def prepare(
+    x_cp: Array, dt_1c: Array, a: Array, b_cn: Array, c_cn: Array, d: Array, *, dot: Dot = exact_dot
+) -> Prepared:
+    """Return what a tile comes to without a state. Rows of zeros change nothing."""
+    log_decay_1c = dt_1c * a
+    decays = decays_of(log_decay_1c)
+    scores_cc = dot(c_cn, b_cn, (1, 1)) * decays_between(log_decay_1c, dot=dot) * dt_1c
+    added_cp = x_cp * (as_column(dt_1c) * decays.after_ck)
+    return Prepared(dot(scores_cc, x_cp) + d * x_cp, decays.until_ck, added_cp, decays.whole_k1)
+
+
+def advance(
+    prepared: Prepared, b_cn: Array, c_cn: Array, state_pn: Array, *, dot: Dot = exact_dot
+) -> tuple[Array, Array]:
+    """Return the state after a tile by the one before it, and what its rows read [c, head_dim]."""
+    read_cp = prepared.read_cp + dot(c_cn, state_pn, (1, 1)) * prepared.decay_c1
+    return state_pn * prepared.whole_decay_11 + dot(prepared.added_cp, b_cn, (0, 0)), read_cp
