@@ -32,7 +32,7 @@ GEMMA = LLAMA | {
 }  # fmt: skip
 DEEPSEEK = {name: size for name, size in LLAMA.items() if name != "head_dim"} | {
     "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "num_key_value_heads": 2,
-    "kv_lora_rank": 128, "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16,
+    "kv_lora_rank": 256, "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 64, "v_head_dim": 16,
     "first_k_dense_replace": NUM_LAYERS, "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
 }  # fmt: skip
 MODELS = {"llama": LLAMA, "gemma": GEMMA, "deepseek": DEEPSEEK}
