@@ -83,7 +83,7 @@ def test_parts_of_parameters() -> None:
     specs = Model(spread(replace(config(), vocab_size=302), 4), "float32").param_specs()
     parts = {path: param_sharding(mesh, spec).spec for path, spec in specs.items()}  # type: ignore[arg-type]
     assert parts["layers.0.attn.k"] == PartitionSpec(None, "model", None, None)
-    assert parts["layers.0.attn.o"] == PartitionSpec(None, None, "model", None)
+    assert parts["layers.0.attn.o"] == PartitionSpec(None, None, "model")
     assert parts["layers.0.mlp.down"] == PartitionSpec(None, None, "model")
     assert parts["embed.table"] == PartitionSpec(None, None), "302 ids do not divide"
 

@@ -31,6 +31,7 @@ OWN_LIBRARY = {
     "llamacpp_api": {"llama_cpp", "numpy"},
     "protocol": set(),
     "save_checkpoint": {"torch", "transformers"},
+    "save_random": {"torch", "transformers"},
     "sentence_transformers_api": {"sentence_transformers", "torch", "transformers"},
     "transformers_api": {"torch", "transformers"},
     "vllm_api": set(),
@@ -173,7 +174,7 @@ class TestRun:
 
 def test_rounds_take_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     order: list[str] = []
-    monkeypatch.setattr(compare, "_prepare", lambda *_: (SHAPES, compare.Tasks.make(1000, quick=True), []))
+    monkeypatch.setattr(compare, "prepare", lambda *_, **__: (SHAPES, compare.Tasks.make(1000, quick=True), []))
     monkeypatch.setattr(compare, "_hardware_speeds", lambda *_: order.append("!") or HARDWARE)
     monkeypatch.setattr(compare.Run, "cold", lambda self: {"rounds": []})
     monkeypatch.setattr(compare.Run, "warm", lambda self: order.append(self.contestant.name) or {})
