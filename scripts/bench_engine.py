@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Measure whole engines with dummy weights of real models' shapes: decode steps at several batch sizes and contexts.
 
-Beside each figure stands the floor that memory sets: the parameters that a step reads and the KV cache once, at the
-bandwidth of a plain copy measured in the same process. --dry-run interprets the kernels of a GPU or TPU on a CPU, with
-a toy of a model.
+Beside each figure stands the floor that memory sets, at the bandwidth of a plain copy measured in the same process: the
+parameters that a step reads, experts that random tokens come to, the KV cache once, and recurrent states twice,
+as they are written too. --dry-run interprets the kernels of a GPU or TPU on a CPU, with a toy of a model.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
 
-import jax
+import jax.numpy as jnp
 from device_time import busy_seconds, measure_peaks, microseconds_by_name, profile
 from evidence import Evidence, make_parser
 from machine import describe_device
@@ -25,6 +26,8 @@ from shapes import MODELS, TOY
 
 from jaxllm import LLM, SamplingParams, TokensPrompt
 from jaxllm.execution import options
+from jaxllm.execution.compiler import StepCompiler
+from jaxllm.models.params import array_specs
 
 WARM, TIMED, TRACED = 4, 48, 8
 """Numbers of decode steps."""
@@ -47,11 +50,19 @@ def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--autotuned", action="store_true", help="on a GPU XLA's own matmuls are tried too, and timed")
+    parser.add_argument(
+        "--batches",
+        nargs="+",
+        type=parse_batch,
+        default=BATCHES,
+        metavar="SIZE[:CONTEXT[:TOP_P]]",
+        help="other batches",
+    )
     args = parser.parse_args()
     if args.autotuned:
         options.CUBLAS_OPTIONS = {}
     hf = MODELS[args.model] | (TOY if args.dry_run else {})
-    batches = DRY_BATCHES if args.dry_run else BATCHES
+    batches = DRY_BATCHES if args.dry_run else args.batches
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(hf))
         fixed: dict[str, Any] = {"load_format": "dummy", "dtype": "bfloat16", "skip_tokenizer_init": True}
@@ -60,13 +71,20 @@ def main() -> int:
     evidence = Evidence(args.json, describe_device() | {"model": args.model, "autotuned": args.autotuned})
     peaks = measure_peaks(is_dry=bool(args.dry_run))
     evidence.note(peaks=peaks)
-    weights = read_bytes(llm, hf)
+    compiler = llm.llm_engine._core._core._runner.compiler  # type: ignore[attr-defined]
     for batch in batches:
         row = measure(llm, batch, (1, 2, 1) if args.dry_run else (WARM, TIMED, TRACED))
-        kv = batch.size * (batch.context + TIMED / 2) * kv_bytes_per_token(hf)
-        floor_ms = (weights + kv) / peaks["copy_gb_per_s"] / 1e6
+        num_bytes = weight_bytes(compiler, batch.size) + cache_bytes(compiler, batch)
+        floor_ms = num_bytes / peaks["copy_gb_per_s"] / 1e6
         evidence.add(row | {"floor_ms": round(floor_ms, 3), "of_floor": round(floor_ms / row["step_ms"], 3)})
     return evidence.finish()
+
+
+def parse_batch(text: str) -> Batch:
+    """Read SIZE, SIZE:CONTEXT or SIZE:CONTEXT:TOP_P."""
+    size, *more = text.split(":")
+    context, top_p = (*more, *("128", "1")[len(more) :])
+    return Batch(int(size), int(context), float(top_p))
 
 
 def engine_settings(batches: Sequence[Batch], dry_run: str | None) -> dict[str, Any]:
@@ -133,16 +151,24 @@ def timed_step(llm: LLM) -> float:
     return perf_counter() - start
 
 
-def read_bytes(llm: LLM, hf: dict[str, Any]) -> int:
+def weight_bytes(compiler: StepCompiler, num_rows: int) -> float:
     """Return the bytes of the parameters that a step reads: of an embedding that is no output head only some rows."""
-    params = llm.llm_engine._core._core._runner._params  # type: ignore[attr-defined]
-    unread = 0 if hf["tie_word_embeddings"] else hf["vocab_size"] * hf["hidden_size"] * 2
-    return sum(x.nbytes for x in jax.tree.leaves(params)) - unread
+    config = compiler.model.config
+    moe = next((layer.moe for layer in config.layers if layer.moe), None)
+    chosen = 1 - (1 - moe.top_k / moe.num_experts) ** num_rows if moe else 1.0
+    total = 0.0
+    for path, spec in array_specs(compiler.model.param_specs()).items():
+        size = math.prod(spec.shape) * jnp.dtype(spec.dtype).itemsize
+        total += size * (chosen if spec.num_experts else 1.0) * (path != "embed.table" or config.tie_word_embeddings)
+    return total
 
 
-def kv_bytes_per_token(hf: dict[str, Any]) -> int:
-    """Return the bytes of one token's keys and values in bfloat16."""
-    return hf["num_hidden_layers"] * hf["num_key_value_heads"] * hf["head_dim"] * 2 * 2
+def cache_bytes(compiler: StepCompiler, batch: Batch) -> float:
+    """Return the bytes that a step moves of attention's cache and of recurrent states."""
+    layout = compiler.config.kv_layout
+    tokens = batch.size * (batch.context + TIMED / 2)
+    kv = sum(group.block_bytes for group in layout.groups) / layout.block_size
+    return tokens * kv + 2 * batch.size * sum(group.slot_bytes for group in layout.states)
 
 
 if __name__ == "__main__":

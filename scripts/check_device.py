@@ -36,6 +36,10 @@ from pallas_kernels.paged_attention.cases import CASES
 from tests.e2e.random_checkpoint import save_model
 
 MODEL, DRY_MODEL = "llama-3-8b", "smollm2-135m"
+DENSE = {"first_k_dense_replace": TOY["num_hidden_layers"]}
+LATENTS = MODELS["deepseek-v2-lite"] | TOY | DENSE | {"num_key_value_heads": TOY["num_attention_heads"]}
+STATES = MODELS["qwen3.5-0.8b"] | TOY | {"num_hidden_layers": 4, "linear_num_key_heads": 1, "linear_num_value_heads": 2}
+"""Toys that attend over latents, and of which three layers in four have recurrent states."""
 NEAR = 0.1
 """How far log-probabilities of a toy may be apart in bfloat16."""
 type Row = dict[str, Any]
@@ -66,7 +70,7 @@ def attend(chunks: Chunks, dry_chunks: Chunks, dry_run: str | None) -> Row:
     return cross_check(op, case, dry_chunks if dry_run else chunks)
 
 
-def step(dry_run: str | None) -> Row:
+def step(hf: dict[str, Any], dry_run: str | None) -> Row:
     """Generate with a toy of a model: with the kernels, and with plain XLA."""
     lengths, max_tokens = ((20,), 2) if dry_run else ((130, 40, 7), 8)
     prompts = [TokensPrompt(prompt_token_ids=[7 * i % 100 + 3 for i in range(length)]) for length in lengths]
@@ -77,7 +81,7 @@ def step(dry_run: str | None) -> Row:
         settings |= {"max_num_seqs": 8, "max_model_len": 256, "num_gpu_blocks_override": 64, "enforce_eager": True}
         settings |= {"max_num_batched_tokens": 32} if dry_run else {}
         with tempfile.TemporaryDirectory() as folder:
-            save_model(Path(folder), MODELS[MODEL] | TOY)
+            save_model(Path(folder), hf)
             with LLM(folder, block_size=16, dtype="bfloat16", skip_tokenizer_init=True, **settings) as llm:
                 outputs = llm.generate(prompts, sampling, use_tqdm=False)
         found.append([output.outputs[0].cumulative_logprob or 0.0 for output in outputs])
@@ -93,7 +97,9 @@ CASES_OF_A_DEVICE: Mapping[str, Callable[[str | None], Row]] = {
     "decode-4": partial(attend, [(400 + i, 1) for i in range(64)], [(40, 1), (17, 1)]),
     "decode-30": partial(attend, [(4000 + i, 1) for i in range(64)], [(140, 1), (1, 1)]),
     "prefill": partial(attend, [(33, 33), (150, 47), (1000, 900)], [(50, 33)]),
-    "step": step,
+    "step": partial(step, MODELS[MODEL] | TOY),
+    "step-latents": partial(step, LATENTS),
+    "step-states": partial(step, STATES),
 }
 
 
@@ -102,8 +108,8 @@ def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("case", choices=CASES_OF_A_DEVICE)
     args = parser.parse_args()
-    if args.case == "step":  # an engine says how much of a GPU's memory JAX is to take, before JAX looks at it
-        row = step(args.dry_run)
+    if args.case.startswith("step"):  # an engine says how much of a GPU's memory JAX is to take, before JAX looks at it
+        row = CASES_OF_A_DEVICE[args.case](args.dry_run)
         evidence = Evidence(args.json, describe_device())
     else:
         evidence = Evidence(args.json, describe_device())

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# gpu_check.sh [--stage NAME...] [--resume] [--plan] [--dry-run]: everything that only a GPU can show, in half an hour, what
+# gpu_check.sh [--stage NAME...] [--resume] [--plan] [--dry-run]: everything that only a GPU can show, in 45 minutes, what
 # fails first first: is the device sane, are the kernels right, is a real model, how fast are kernels and engines, and how
 # fast is what people would use instead. --plan shows the stages and their limits; README.md beside this says how to use it
 # on a rented machine. Evidence goes to $OUT (default: benchmarks/results/gpu), JSON and a log for each process.
@@ -11,7 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 plan() {
   stop_on_failure=1
-  stage device 180
+  stage device 240
   run sanity 90 scripts/check_device.py sanity
   run write 90 scripts/check_device.py write
   run decode-1 90 scripts/check_device.py decode-1
@@ -19,6 +19,8 @@ plan() {
   run decode-30 90 scripts/check_device.py decode-30
   run prefill 90 scripts/check_device.py prefill
   run step 90 scripts/check_device.py step
+  run step-latents 90 scripts/check_device.py step-latents
+  run step-states 90 scripts/check_device.py step-states
   stop_on_failure=
   plan_answers
   stage decode 140 device numerics
@@ -29,8 +31,16 @@ plan() {
   run bfloat16 110 scripts/bench_kernels.py --only prefill
   run write 60 scripts/bench_kernels.py --only write
   run torch 60 scripts/bench_sdpa.py prefill
+  stage recurrent 280 device
+  run check 120 scripts/bench_states.py --only check
+  run times 150 scripts/bench_states.py --only decode prefill
+  stage latents 180 device
+  run bfloat16 170 scripts/bench_latents.py
   stage engine 150 device numerics
   run llama-3-8b 145 scripts/bench_engine.py llama-3-8b
+  stage engines 300 device recurrent latents
+  run qwen3.6-27b 150 scripts/bench_engine.py qwen3.6-27b --batches 64 1 64:2048
+  run deepseek-v2-lite 150 scripts/bench_engine.py deepseek-v2-lite --batches 64 1 64:2048
   stage matmuls 240 device
   run linear 120 scripts/bench_matmuls.py --only linear --formats awq q4_k fp8 fp8-block mxfp4
   run experts 120 scripts/bench_matmuls.py --only grouped

@@ -9,12 +9,14 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 plan() {
   stop_on_failure=1
-  stage device 240
+  stage device 300
   run sanity 90 scripts/check_device.py sanity
   run decode-1 90 scripts/check_device.py decode-1
   run decode-30 90 scripts/check_device.py decode-30
   run prefill 90 scripts/check_device.py prefill
   run step 90 scripts/check_device.py step
+  run step-latents 90 scripts/check_device.py step-latents
+  run step-states 90 scripts/check_device.py step-states
   stop_on_failure=
   plan_answers
   stage decode 240 device numerics
@@ -23,6 +25,11 @@ plan() {
   stage prefill 180 device numerics
   run bfloat16 115 scripts/bench_kernels.py --only prefill
   run fp8 115 scripts/bench_kernels.py --only prefill --kv fp8
+  stage recurrent 280 device
+  run check 120 scripts/bench_states.py --only check
+  run times 150 scripts/bench_states.py --only decode prefill
+  stage latents 180 device
+  run bfloat16 170 scripts/bench_latents.py
   stage engine 450 device numerics
   run llama-3.2-1b 190 scripts/bench_engine.py llama-3.2-1b
   run llama-3-8b 255 scripts/bench_engine.py llama-3-8b

@@ -124,7 +124,7 @@ def test_wrong_arguments_run_nothing(folder: Path, repository: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpu", "tpu"])
-def test_the_plan_takes_half_an_hour_in_calls_of_ten_minutes(name: str, repository: Path) -> None:
+def test_the_plan_takes_45_minutes_in_calls_of_ten(name: str, repository: Path) -> None:
     said = subprocess.run(
         [f"scripts/{name}_check.sh", "--plan"], cwd=repository, capture_output=True, text=True, check=True
     ).stdout
@@ -132,7 +132,7 @@ def test_the_plan_takes_half_an_hour_in_calls_of_ten_minutes(name: str, reposito
     calls = [line.partition("--stage")[2].split() for line in said.splitlines() if "--stage" in line]
     assert [stage for call in calls for stage in call] == list(stages)
     assert all(sum(stages[stage] for stage in call) <= 600 for call in calls)
-    assert sum(stages.values()) <= 1800
+    assert sum(stages.values()) <= 2700
     scripts = re.findall(r"^    [\w.-]+ +(\d+) s +(\S+)", said, re.MULTILINE)
     assert len(scripts) > 10
     assert all((repository / script).is_file() for _, script in scripts)
