@@ -51,7 +51,7 @@ class Router(nnx.Module):
     def __call__(self, x_td: Array) -> Choices:
         """Choose experts for each token of [t, d]."""
         spec = self.spec
-        logits_te = linear(x_td.astype(jnp.float32), self.weight)
+        logits_te = linear(x_td, self.weight, jnp.float32)
         if spec.router_bias:
             logits_te = logits_te + self.bias[...][None]
         scores_te = jax.nn.sigmoid(logits_te) if spec.sigmoid else jax.nn.softmax(logits_te, axis=-1)

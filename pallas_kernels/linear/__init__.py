@@ -63,7 +63,8 @@ class Linear:
 
         Args:
           x_ti: rows, bfloat16 or float32.
-          weight: the weights of all layers [l, o, i], of x's dtype or quantized. Quantized ones are multiplied as if
+          weight: the weights of all layers [l, o, i], of x's dtype, of float32, or quantized. Rows of bfloat16 are
+            multiplied by float32 weights as exactly as if they were float32 too. Quantized weights are multiplied as if
             they had been widened to x's dtype; those with one scale for each output scale the sums instead.
           layer: index of the layer, may be traced.
           out_dtype: the result's dtype, x's if None.
@@ -81,8 +82,11 @@ class Linear:
             raise ValueError(f"linear: x {x_ti.shape} and w {weight.shape} are not [t, in] and [layers, out, in]")
         if activation not in (None, *ACTIVATIONS):
             raise ValueError(f"linear: activation must be one of {', '.join(ACTIVATIONS)}, not {activation!r}")
+        is_wider = not isinstance(weight, Quantized) and weight.dtype != x_ti.dtype
+        if is_wider and self.implementation == "cpu":
+            x_ti, is_wider = x_ti.astype(weight.dtype), False
         shape = LinearShape(weight.shape[1], weight.shape[2], x_ti.dtype, out_dtype, form, activation, is_gated)
-        name = "xla" if self.refusal(shape) else self.implementation
+        name = "xla" if is_wider or self.refusal(shape) else self.implementation
         return IMPLEMENTATIONS[name].load()(
             x_ti,
             weight,

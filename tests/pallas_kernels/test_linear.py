@@ -367,3 +367,10 @@ def test_the_op_is_the_reference(implementation: str, activation: str | None, is
         options |= {"plus_to": rng.standard_normal((5, 24), np.float32), "bias_o": rng.standard_normal(24, np.float32)}
     got = jax.jit(lambda x, w: Linear(implementation)(x, w[None], 0, **options))(x, w)
     np.testing.assert_allclose(got, reference_linear(np.asarray(x), np.asarray(w), **options), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("implementation", ["cpu", "xla", "gpu", "tpu"])
+def test_float32_weights_of_bfloat16_rows_are_not_rounded(implementation: str) -> None:
+    x, w = make(37, 1, 200, jnp.bfloat16)[0], make(1, 24, 200, jnp.float32)[1]
+    got = jax.jit(lambda x, w: Linear(implementation)(x, w[None], 0, out_dtype=jnp.float32))(x, w)
+    assert (abs(np.asarray(got, np.float64) - exact(x, w)) <= 200 * 2.0**-24 * exact(abs(x), abs(w))).all()
