@@ -33,17 +33,20 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from sheet import print_sheet, write_rows
 from tpu_compiler import BANDWIDTH, find_device
-from tpu_listing import clear, read_loops
+from tpu_listing import Loop, clear, read_loops
 
 from pallas_kernels.grouped_matmul import Groups, MatmulShape, capacity, pick
 from pallas_kernels.grouped_matmul.cases import CASES
-from pallas_kernels.grouped_matmul.tpu.sizes import MATMUL_ROWS, Sizes, choose_sizes
-from pallas_kernels.weights import INT8
+from pallas_kernels.grouped_matmul.tpu.kernel import CHUNKS_AT_ONCE, column_block
+from pallas_kernels.grouped_matmul.tpu.sizes import LANES, MATMUL_ROWS, Sizes, choose_sizes
+from pallas_kernels.linear.cases import FORMATS
 from pallas_kernels.weights.held import Quantized
 
 STEPS = {"decode": 64, "prefill": 2048}
 """How many tokens a step has."""
 MODELS = ("qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-20b", "gemma-4-26b-a4b")
+FLOAT8_MODELS = ("deepseek-v3", "deepseek-v3-of-8")
+"""Their own checkpoints are float8 in blocks; the second is the share of one of eight devices."""
 MATMULS = ("up", "down")
 NUM_LAYERS = 2
 TEMP_LIMIT = 128 * 2**20
@@ -62,10 +65,14 @@ def main() -> int:
     """Compile, check, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--topology", default="v6e:1x1", help="v5e:1x1, v6e:1x1 or tpu7x:1x1x1 (default: %(default)s)")
-    parser.add_argument("--cases", nargs="+", default=list(MODELS), choices=CASES, metavar="CASE")
+    parser.add_argument("--cases", nargs="+", default=[*MODELS, *FLOAT8_MODELS], choices=CASES, metavar="CASE")
     parser.add_argument("--steps", nargs="+", default=list(STEPS), choices=STEPS, metavar="STEP")
     parser.add_argument(
-        "--weights", nargs="+", metavar="DTYPE", help="of the weights (default: bfloat16; in decode int8 too)"
+        "--weights",
+        nargs="+",
+        choices=["bfloat16", *FORMATS],
+        metavar="FORMAT",
+        help="(default: bfloat16, in decode int8 too; of models in float8 that)",
     )
     parser.add_argument("--json", type=Path, metavar="OUT")
     args = parser.parse_args()
@@ -91,21 +98,24 @@ def main() -> int:
 def selection(
     cases: Sequence[str], steps: Sequence[str], weights: Sequence[str] | None
 ) -> Iterator[tuple[str, str, str, str]]:
-    """Yield case, step, matmul and dtype of the weights."""
+    """Yield case, step, matmul and format of the weights."""
     for case in cases:
         for step in steps:
-            for dtype in weights or ["bfloat16", *["int8"] * (step == "decode")]:
+            usual = ["fp8-block"] if case in FLOAT8_MODELS else ["bfloat16", *["int8"] * (step == "decode")]
+            for form in weights or usual:
                 for matmul in MATMULS:
-                    yield case, step, matmul, dtype
+                    yield case, step, matmul, form
 
 
 def compile_matmul(
-    name: str, num_tokens: int, matmul: str, weight_dtype: str, sharding: NamedSharding, bandwidth: float
+    name: str, num_tokens: int, matmul: str, weights: str, sharding: NamedSharding, bandwidth: float
 ) -> dict[str, Any]:
     """Return what the compiler says, and what it misses of what is wanted."""
     case = CASES[name]
-    shapes = case.shapes(form=INT8 if weight_dtype == "int8" else None)
-    op, _ = pick(shapes, "tpu")
+    shapes = case.shapes(form=FORMATS.get(weights))
+    op, reason = pick(shapes, "tpu")
+    if reason is not None:
+        return {"missed": [reason]}
     shape = shapes[MATMULS.index(matmul)]
     num_choices = num_tokens * case.num_choices
     num_rows = capacity(num_choices, case.num_experts, op.row_alignment)
@@ -124,7 +134,8 @@ def compile_matmul(
     seconds = time.monotonic() - started
     memory: Any = compiled.memory_analysis()
     parts = shape.num_outputs // shape.num_columns
-    sizes = choose_sizes(num_rows, shape.num_inputs, shape.num_columns, parts, shape.dtype, shape.weight_dtype)
+    counts = (num_rows, shape.num_inputs, shape.num_columns, parts)
+    sizes = choose_sizes(*counts, shape.dtype, shape.weight_dtype, has_groups=has_groups(shape))
     return {
         "tile": f"{sizes.columns}x{shape.num_inputs}",
         "buffers": sizes.num_buffers,
@@ -142,7 +153,8 @@ def abstract_arguments(shape: MatmulShape, num_rows: int) -> tuple[Any, ...]:
     e, o, i = shape.num_experts, shape.num_outputs, shape.num_inputs
     per_expert: Any = jax.ShapeDtypeStruct((e,), jnp.int32)
     weight = jax.ShapeDtypeStruct((NUM_LAYERS, e, o, i), shape.weight_dtype)
-    scales = jax.ShapeDtypeStruct((NUM_LAYERS, e, o, 1), jnp.float32)
+    num_scales = 1 if shape.format is None else shape.format.width("scales", i)
+    scales = jax.ShapeDtypeStruct((NUM_LAYERS, e, o, num_scales), jnp.float32)
     return (
         jax.ShapeDtypeStruct((num_rows, i), shape.dtype),
         weight if shape.format is None else Quantized({"codes": weight, "scales": scales}, shape.format),
@@ -154,12 +166,11 @@ def abstract_arguments(shape: MatmulShape, num_rows: int) -> tuple[Any, ...]:
 def cost(shape: MatmulShape, sizes: Sizes, bandwidth: float) -> dict[str, Any]:
     """Return bundles and bytes of a tile of weights with the fewest rows, and with the most that a matmul takes."""
     items = max(read_loops(DUMP, "grouped_matmul").inside, key=len)
-    whole, *rests = (
-        items.stretches
-    )  # in the order of the source: the loop over matmuls of the most rows, and the others
-    bundles = len(items) - len(whole) - sum(map(len, rests[1:]))
+    bundles, rows_bundles = count_groups(items, shape, sizes) if has_groups(shape) else count_straight(items)
     weights = sizes.parts * sizes.columns * shape.num_inputs
     tile_bytes = weights * jnp.dtype(shape.weight_dtype).itemsize
+    if shape.format is not None and shape.format.group is not None:
+        tile_bytes += weights // shape.format.group * 4
     nanoseconds = 1e9 * tile_bytes / bandwidth
     rows = min(MATMUL_ROWS[-1], sizes.span)
     return {
@@ -168,9 +179,38 @@ def cost(shape: MatmulShape, sizes: Sizes, bandwidth: float) -> dict[str, Any]:
         "tile_bundles": bundles,
         "GHz": round(bundles / nanoseconds, 2),
         "rows": rows,
-        "rows_bundles": len(whole),
-        "flops_per_bundle": round(2 * rows * weights / len(whole)),
+        "rows_bundles": rows_bundles,
+        "flops_per_bundle": round(2 * rows * weights / rows_bundles),
     }
+
+
+def has_groups(shape: MatmulShape) -> bool:
+    """Say whether the weights have scales of groups, whose sums are scaled one by one."""
+    return shape.format is not None and shape.format.group is not None
+
+
+def count_straight(items: Loop) -> tuple[int, int]:
+    """Return a tile's bundles with the fewest rows, and those of a matmul of the most.
+
+    Matmuls of all inputs are straight code. In the order of the source: a loop over those of the most rows, and the
+    others.
+    """
+    whole, *rests = items.stretches
+    return len(items) - len(whole) - sum(map(len, rests[1:])), len(whole)
+
+
+def count_groups(items: Loop, shape: MatmulShape, sizes: Sizes) -> tuple[int, int]:
+    """Return the same where each matmul is a loop over columns and, if not unrolled, one over inputs, in that order."""
+    whole, fewest, *others = sorted(items.inside, key=lambda loop: loop.first)
+    blocks = sizes.columns // column_block(sizes.columns)
+    iterations = shape.num_inputs // LANES // CHUNKS_AT_ONCE
+
+    def spent(loop: Loop) -> int:
+        trips = blocks if loop.inside or iterations == 1 else iterations
+        return trips * (loop.own_bundles + sum(map(spent, loop.inside)))
+
+    outside = len(items) - len(whole) - len(fewest) - (others[-1].last - others[0].first + 1)
+    return outside + spent(fewest), whole.own_bundles + sum(map(spent, whole.inside))
 
 
 if __name__ == "__main__":

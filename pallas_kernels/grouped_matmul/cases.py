@@ -35,6 +35,8 @@ CASES: dict[str, Case] = {
     "mixtral-8x7b": Case(8, 2, 4096, 14336),
     "gpt-oss-20b": Case(32, 4, 2880, 2880, None),
     "gemma-4-26b-a4b": Case(128, 8, 2816, 704, "gelu_pytorch_tanh"),
+    "deepseek-v3": Case(256, 8, 7168, 2048),
+    "deepseek-v3-of-8": Case(256, 8, 7168, 256),
     "qwen1.5-moe-a2.7b": Case(60, 4, 2048, 1408),
     "small": Case(8, 2, 128, 64),
     "tiny": Case(4, 2, 64, 32),

@@ -8,17 +8,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.grouped_matmul import GroupedMatmul, MatmulShape, capacity, pick
+from pallas_kernels.grouped_matmul import GroupedMatmul, Groups, MatmulShape, capacity, pick
 from pallas_kernels.grouped_matmul.cases import CASES
 from pallas_kernels.grouped_matmul.tpu import tpu_grouped_matmul
 from pallas_kernels.grouped_matmul.tpu.sizes import VMEM_LIMIT, Sizes, choose_sizes, round_up
+from pallas_kernels.linear.cases import FORMATS
 from pallas_kernels.weights import INT8, WeightFormat
+from pallas_kernels.weights.held import Quantized
 from tests.pallas_kernels.grouped_calls import COUNTS, LAYER, Call, make, reference
+from tests.pallas_kernels.quantized_linear import random_weights
 
+FP8_BLOCKS = FORMATS["fp8-block"]
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation")]
 # A ring shorter than the list of tiles, spans shorter than the largest group.
 SMALL = Sizes(parts=1, columns=128, num_tiles=2, num_buffers=3, span=32, is_transposed=False)
@@ -32,9 +37,9 @@ def interpreter() -> Iterator[None]:
 
 
 @cache
-def compiled(sizes: Sizes | None, activation: str | None) -> Any:
+def compiled(sizes: Sizes | None, activation: str | None, out_dtype: Any = None) -> Any:
     def function(call: Call, layer: jax.Array) -> jax.Array:
-        options: dict[str, Any] = {"activation": activation, "out_dtype": call.x.dtype, "sizes": sizes}
+        options: dict[str, Any] = {"activation": activation, "out_dtype": out_dtype or call.x.dtype, "sizes": sizes}
         return tpu_grouped_matmul(call.x, call.w, layer, call.groups, **options)
 
     # Most of the time goes into compiling the interpreter's program.
@@ -77,6 +82,41 @@ def test_bfloat16_is_rounded_once(
     call = make(COUNTS, num_in, num_out, jnp.bfloat16, form)
     expected, got = reference(call, activation), run(call, sizes, activation)
     np.testing.assert_allclose(got[call.rows], expected[call.rows], rtol=2**-8, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("form", "num_in", "num_out", "activation", "sizes"),
+    [
+        (FP8_BLOCKS, 384, 2 * 256, "silu", SMALL._replace(parts=2)),
+        (FP8_BLOCKS, 256, 3 * 128, None, SMALL._replace(num_tiles=3, num_buffers=2)),
+        (WeightFormat(8, 256, scale_dtype="float32"), 512, 512, "gelu_pytorch_tanh", None),
+        (FORMATS["fp8"], 256, 256, None, SMALL),
+    ],
+)
+def test_quantized_weights_are_not_rounded(
+    form: WeightFormat, num_in: int, num_out: int, activation: str | None, sizes: Sizes | None
+) -> None:
+    """Sums of exact products are scaled; scales of layers and experts that are not wanted are NaN."""
+    call = make(COUNTS, num_in, num_out, jnp.bfloat16)
+    weight, numbers = random_weights(form, call.w.shape)
+    is_wanted = np.zeros((*call.w.shape[:2], 1, 1), bool)
+    is_wanted[LAYER] = np.array(COUNTS)[:, None, None] > 0
+    scales = jnp.where(is_wanted, weight.scales, jnp.nan)
+    expected = reference(call._replace(w=jnp.asarray(numbers * is_wanted)), activation)
+    call = call._replace(w=Quantized({"codes": weight.codes, "scales": scales}, form))
+    got = np.asarray(compiled(sizes, activation, jnp.float32)(call, jnp.int32(LAYER)), np.float64)
+    np.testing.assert_allclose(got[call.rows], expected[call.rows], rtol=1e-5, atol=1e-5 * np.nanmax(abs(expected)))
+
+
+def test_every_number_of_float8() -> None:
+    """Each code, -0 and the smallest among them, times 1."""
+    codes = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn)
+    codes = np.where(np.isfinite(codes.astype(np.float32)), codes, 0).astype(codes.dtype)
+    parts = {"codes": np.tile(codes, (1, 1, 128, 1)), "scales": np.ones((1, 1, 128, 2), np.float32)}
+    eye = jnp.eye(256, dtype=jnp.bfloat16)
+    groups = Groups(jnp.zeros(1, jnp.int32), jnp.full(1, 256, jnp.int32))
+    got = tpu_grouped_matmul(eye, Quantized(parts, FP8_BLOCKS), 0, groups, out_dtype=jnp.float32)
+    np.testing.assert_array_equal(got, np.tile(codes.astype(np.float32)[:, None], (1, 128)))
 
 
 def test_rows_of_several_matmuls() -> None:
@@ -128,6 +168,38 @@ def test_a_share_of_narrow_experts_is_a_tile(num_devices: int, form: WeightForma
 def test_dtypes_may_be_names() -> None:
     shape = MatmulShape(8, 256, 256, "bfloat16", INT8, "bfloat16")
     assert pick([shape], "tpu") == (GroupedMatmul("tpu"), None)
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("tokens", [1, 64, 2048])
+def test_sizes_of_float8_blocks_fit(num_devices: int, tokens: int) -> None:
+    """Tiles are whole, and VMEM holds them with their scales, the rows of two spans and what becomes of them."""
+    case = CASES["deepseek-v3"]
+    shapes = case._replace(intermediate_size=case.intermediate_size // num_devices).shapes(form=FP8_BLOCKS)
+    assert pick(shapes, "tpu") == (GroupedMatmul("tpu"), None)
+    rows = capacity(tokens * case.num_choices, case.num_experts, 16)
+    for shape in shapes:
+        parts, depth = shape.num_outputs // shape.num_columns, shape.num_inputs
+        counts = (rows, depth, shape.num_columns, parts)
+        sizes = choose_sizes(*counts, shape.dtype, shape.weight_dtype, has_groups=True)
+        assert sizes.padded_columns == shape.num_columns
+        tile = parts * sizes.columns * (depth + 4 * round_up(depth // 128, 8))
+        assert sizes.num_buffers * tile + 2 * sizes.span * (2 * depth + 4 * sizes.columns) < VMEM_LIMIT
+
+
+def test_which_groups_are_refused() -> None:
+    shape = MatmulShape(8, 512, 256, jnp.bfloat16, FP8_BLOCKS, jnp.bfloat16, "silu")
+    assert pick([shape], "tpu") == (GroupedMatmul("tpu"), None)
+    for refused, said in [
+        (shape._replace(format=FORMATS["awq"]), "without mins or zeros"),
+        (shape._replace(format=FORMATS["q8_0"]), "scales of groups must be float32, not float16"),
+        (shape._replace(format=WeightFormat(8, 64, "e4m3", scale_dtype="float32")), "a multiple of 128 inputs"),
+        (shape._replace(num_outputs=2 * 192), "a multiple of 128 columns, not 192"),
+        (shape._replace(num_inputs=2**14), "scales of 128 groups"),
+    ]:
+        reason = pick([refused], "tpu")[1]
+        assert reason is not None
+        assert said in reason
 
 
 @pytest.mark.parametrize("case", sorted(CASES.keys() - {"tiny"}))

@@ -42,16 +42,20 @@ def tpu_grouped_matmul(
 
     `sizes` is for tests; by default they follow from the shapes.
     """
-    w_leoi, scales_leo = (weight.codes, weight.scales[..., 0]) if isinstance(weight, Quantized) else (weight, None)
+    form = weight.format if isinstance(weight, Quantized) else None
+    has_groups = form is not None and form.group is not None
+    w_leoi = weight.codes if isinstance(weight, Quantized) else weight
     (r, i), (layers, experts, o, _) = x_ri.shape, w_leoi.shape
     parts = 1 if activation is None else 2
     columns, slab = o // parts, weight_slab(w_leoi.dtype)
-    sizes = sizes or choose_sizes(r, i, columns, parts, x_ri.dtype, w_leoi.dtype)
+    sizes = sizes or choose_sizes(r, i, columns, parts, x_ri.dtype, w_leoi.dtype, has_groups=has_groups)
     # Slabs of rows that fill whole tiles of the dtype: a DMA takes any number of them. The reshapes move nothing, nor
-    # does the transposition of weights that lie so.
+    # do the transpositions of weights and scales that lie so.
     x = x_ri.reshape(r // ROW_SLAB, ROW_SLAB, i)
     w = w_leoi.swapaxes(2, 3) if sizes.is_transposed else w_leoi.reshape(layers, experts, o // slab, slab, i)
-    scales = None if scales_leo is None else _spread(scales_leo, layer, sizes)
+    scales = None
+    if isinstance(weight, Quantized):
+        scales = weight.scales.swapaxes(2, 3) if has_groups else _spread(weight.scales[..., 0], layer, sizes)
     spans = _spans(groups, layer, r, sizes.span)
     operands = [operand for operand in (x, w, scales) if operand is not None]
 
@@ -59,7 +63,7 @@ def tpu_grouped_matmul(
         *given, y, scratch = refs
         own_spans, own_operands = SpanRefs(*given[: len(spans)]), Operands(*given[len(spans) :])
         activate = None if activation is None else ACTIVATIONS[activation]
-        Kernel(own_spans, own_operands, y, scratch, sizes, activate).run()
+        Kernel(own_spans, own_operands, y, scratch, sizes, form, activate).run()
 
     y = pl.pallas_call(
         kernel,
@@ -68,7 +72,7 @@ def tpu_grouped_matmul(
             grid=(1,),
             in_specs=[pl.BlockSpec(memory_space=pl.ANY)] * len(operands),
             out_specs=pl.BlockSpec(memory_space=pl.ANY),
-            scratch_shapes=[scratch_shapes(sizes, i, x.dtype, w.dtype, out_dtype)],
+            scratch_shapes=[scratch_shapes(sizes, i, x.dtype, w.dtype, out_dtype, form)],
         ),
         out_shape=jax.ShapeDtypeStruct((r // ROW_SLAB, ROW_SLAB, sizes.padded_columns), out_dtype),
         name="grouped_matmul",
@@ -90,7 +94,7 @@ def _spans(groups: Groups, layer: Array | int, num_rows: int, most: int) -> Span
 
 def _spread(scales_leo: Array, layer: Array | int, sizes: Sizes) -> Array:
     """Return a layer's scales [e, parts, 8, padded columns]: as many rows as a copy takes."""
-    scales_eo = lax.dynamic_index_in_dim(scales_leo, layer, keepdims=False)
+    scales_eo = lax.dynamic_index_in_dim(scales_leo, layer, keepdims=False).astype(jnp.float32)
     scales_epc = scales_eo.reshape(len(scales_eo), sizes.parts, -1)
     scales_epc = jnp.pad(scales_epc, ((0, 0), (0, 0), (0, sizes.padded_columns - scales_epc.shape[-1])))
     return jnp.broadcast_to(scales_epc[:, :, None], (*scales_epc.shape[:2], SUBLANES, sizes.padded_columns))

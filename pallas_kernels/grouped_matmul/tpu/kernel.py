@@ -7,7 +7,7 @@ stay in VMEM for all tiles, and the next span's come meanwhile. What belongs to 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,7 +16,13 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from .sizes import MATMUL_ROWS, ROW_SLAB, SUBLANES, Sizes, weight_slab
+from pallas_kernels.linear.tpu.values import unit, values
+from pallas_kernels.weights import WeightFormat
+
+from .sizes import LANES, MATMUL_ROWS, ROW_SLAB, SUBLANES, Sizes, weight_slab
+
+CHUNKS_AT_ONCE = 2
+"""How many chunks of 128 inputs an iteration over them takes."""
 
 
 class SpanRefs(NamedTuple):
@@ -38,7 +44,7 @@ class Operands(NamedTuple):
     w: Any
     """[l, e, out / slab, slab, in], or [l, e, in, out] where it lies so."""
     scales: Any = None
-    """[e, parts, 8, padded columns] of the layer, each scale eight times, or None."""
+    """[e, parts, 8, padded columns] of the layer, each scale eight times; [l, e, groups, out] of groups; or None."""
 
 
 class Scratch(NamedTuple):
@@ -54,15 +60,18 @@ class Scratch(NamedTuple):
     """[2, span / 16, 16, columns]."""
     out_semaphores: Any
     scales: Any
-    """[num_buffers, parts, 8, columns], or None."""
+    """[num_buffers, parts, 8, columns], [num_buffers, parts, groups, columns], or None."""
     scale_semaphores: Any
 
 
-def scratch_shapes(sizes: Sizes, depth: int, row_dtype: Any, weight_dtype: Any, out_dtype: Any) -> Scratch:
+def scratch_shapes(
+    sizes: Sizes, depth: int, row_dtype: Any, weight_dtype: Any, out_dtype: Any, form: WeightFormat | None
+) -> Scratch:
     """Return the shapes of the scratch."""
     slabs, slab = sizes.span // ROW_SLAB, weight_slab(weight_dtype)
-    is_scaled = jnp.dtype(weight_dtype) == jnp.int8
-    scales = (sizes.num_buffers, sizes.parts, SUBLANES, sizes.columns)
+    is_scaled = form is not None
+    scale_rows = SUBLANES if form is None or form.group is None else depth // form.group
+    scales = (sizes.num_buffers, sizes.parts, scale_rows, sizes.columns)
     tile = (depth, sizes.columns) if sizes.is_transposed else (sizes.columns // slab, slab, depth)
     return Scratch(
         rows=pltpu.VMEM((2, slabs, ROW_SLAB, depth), row_dtype),
@@ -76,6 +85,11 @@ def scratch_shapes(sizes: Sizes, depth: int, row_dtype: Any, weight_dtype: Any, 
     )
 
 
+def column_block(columns: int) -> int:
+    """Return how many columns of a tile are multiplied at a time, where the sums of groups are scaled."""
+    return next(x for x in (4 * LANES, 2 * LANES, LANES) if columns % x == 0)
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One call's refs and static settings."""
@@ -86,6 +100,8 @@ class Kernel:
     """[r / 16, 16, padded columns] in HBM."""
     scratch: Scratch
     sizes: Sizes
+    form: WeightFormat | None
+    """How the weights are held; None for weights of x's dtype."""
     activate: Callable[[Array], Array] | None
 
     def run(self) -> None:
@@ -143,12 +159,21 @@ class Kernel:
             for part in range(self.sizes.parts)
             for source, target in [self._tile_of(weights, part, tile)]
         ]
-        if self.operands.scales is not None:
-            columns = pl.ds(pl.multiple_of(tile * self.sizes.columns, self.sizes.columns), self.sizes.columns)
-            source = self.operands.scales.at[expert, :, :, columns]
-            semaphore = self.scratch.scale_semaphores.at[buffer]
-            copies.append(pltpu.make_async_copy(source, self.scratch.scales.at[buffer], semaphore))
-        return copies
+        return copies + self._scale_copies(expert, tile, buffer)
+
+    def _scale_copies(self, expert: Array, tile: Array, buffer: Array) -> list[Any]:
+        """Return the copies of a tile's scales."""
+        scales, columns = self.operands.scales, self.sizes.columns
+        if self.form is None:
+            return []
+        target, semaphore = self.scratch.scales.at[buffer], self.scratch.scale_semaphores.at[buffer]
+        if self.form.group is None:
+            source = scales.at[expert, :, :, pl.ds(pl.multiple_of(tile * columns, columns), columns)]
+            return [pltpu.make_async_copy(source, target, semaphore)]
+        firsts = [part * (scales.shape[3] // self.sizes.parts) + tile * columns for part in range(self.sizes.parts)]
+        lanes = [pl.ds(pl.multiple_of(first, LANES), columns) for first in firsts]
+        sources = [scales.at[self.spans.place[0], expert, :, each] for each in lanes]
+        return [pltpu.make_async_copy(source, target.at[i], semaphore) for i, source in enumerate(sources)]
 
     def _tile_of(self, weights: Any, part: int, tile: Array) -> tuple[Any, tuple[Any, ...]]:
         """Return a tile of an expert's weights, and the place in a buffer that it takes."""
@@ -191,22 +216,64 @@ class Kernel:
 
     def _matmul(self, item: Array, first: Array, count: int) -> None:
         """Multiply `count` slabs of rows by a tile."""
+        if self.form is not None and self.form.group is not None:
+            self._multiply_groups(item, first, count, self.form)
+            return
         buffer, scratch, columns = lax.rem(item, self.sizes.num_buffers), self.scratch, self.sizes.columns
         slabs = pl.ds(first, count)
         x = scratch.rows[lax.rem(self._span(item), 2), slabs].reshape(count * ROW_SLAB, -1)
         parts = [self._product(x, scratch.weights[buffer, part]) for part in range(self.sizes.parts)]
-        if scratch.scales is not None:
-            parts = [part * scratch.scales[buffer, i, :1] for i, part in enumerate(parts)]
+        if self.form is not None:
+            parts = [part * (unit(self.form) * scratch.scales[buffer, i, :1]) for i, part in enumerate(parts)]
+        scratch.out[lax.rem(item, 2), slabs] = self._finish(parts).reshape(count, ROW_SLAB, columns)
+
+    def _finish(self, parts: Sequence[Array]) -> Array:
+        """Return what the sums of the parts become."""
         y = parts[0] if self.activate is None else self.activate(parts[0]) * parts[1]
-        scratch.out[lax.rem(item, 2), slabs] = y.astype(scratch.out.dtype).reshape(count, ROW_SLAB, columns)
+        return y.astype(self.scratch.out.dtype)
+
+    def _multiply_groups(self, item: Array, first: Array, count: int, form: WeightFormat) -> None:
+        """Multiply `count` slabs of rows by a tile, 128 inputs at a time, and scale the sums of each.
+
+        Those are fewer than the weights, whose numbers are exact.
+        """
+        buffer, scratch, slabs = lax.rem(item, self.sizes.num_buffers), self.scratch, pl.ds(first, count)
+        depth, group = scratch.rows.shape[-1], form.group or LANES
+        block = column_block(self.sizes.columns)
+        weight_slabs = block // scratch.weights.shape[3]
+
+        def multiply(number: Array, _: None) -> None:
+            columns = pl.ds(pl.multiple_of(number * block, block), block)
+
+            def add(chunk: Array, sums: list[Array]) -> list[Array]:
+                lanes = pl.ds(pl.multiple_of(chunk * LANES, LANES), LANES)
+                x = scratch.rows[lax.rem(self._span(item), 2), slabs, :, lanes].reshape(count * ROW_SLAB, LANES)
+                scales = pl.ds(lax.div(chunk, group // LANES), 1)
+                found = []
+                for part, total in enumerate(sums):
+                    w = scratch.weights[buffer, part, pl.ds(number * weight_slabs, weight_slabs), :, lanes]
+                    product = self._dot(x, values(w.reshape(block, LANES), form, x.dtype))
+                    found.append(total + product * scratch.scales[buffer, part, scales, columns])
+                return found
+
+            zeros = [jnp.zeros((count * ROW_SLAB, block), jnp.float32)] * self.sizes.parts
+            sums = lax.fori_loop(0, depth // LANES, add, zeros, unroll=min(CHUNKS_AT_ONCE, depth // LANES))
+            sums = [unit(form) * total for total in sums]
+            scratch.out[lax.rem(item, 2), slabs, :, columns] = self._finish(sums).reshape(count, ROW_SLAB, block)
+
+        lax.fori_loop(0, self.sizes.columns // block, multiply, None)
 
     def _product(self, x: Array, w: Array) -> Array:
         """Return the product of rows with a part of a tile, in float32."""
         if not self.sizes.is_transposed:
             w = w.reshape(self.sizes.columns, -1)
+        return self._dot(x, w if self.form is None else values(w, self.form, x.dtype))
+
+    def _dot(self, x: Array, w: Array) -> Array:
+        """Return the product of rows with weights of their dtype, in float32."""
         return lax.dot_general(
             x,
-            w.astype(x.dtype),
+            w,
             (((1,), (0 if self.sizes.is_transposed else 1,)), ((), ())),
             precision=lax.Precision.HIGHEST if x.dtype == jnp.float32 else None,
             preferred_element_type=jnp.float32,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from pallas_kernels.weights import INT8
+from pallas_kernels.weights import WeightFormat
 
 from ..shape import MatmulShape
 
@@ -57,16 +57,26 @@ def weight_slab(dtype: DTypeLike) -> int:
 
 
 def choose_sizes(
-    num_rows: int, depth: int, columns: int, parts: int, dtype: DTypeLike, weight_dtype: DTypeLike
+    num_rows: int,
+    depth: int,
+    columns: int,
+    parts: int,
+    dtype: DTypeLike,
+    weight_dtype: DTypeLike,
+    *,
+    has_groups: bool = False,
 ) -> Sizes:
-    """Return sizes for x [num_rows, depth] and parts of weights [columns, depth], which fit any generation's VMEM."""
+    """Return sizes for x [num_rows, depth] and parts of weights [columns, depth], which fit any generation's VMEM.
+
+    `has_groups` says that the weights' scales are those of groups.
+    """
     # Else XLA copies them, which `refusal` is for.
     is_whole = goes_whole(depth, columns, parts, weight_dtype)
     is_transposed = lies_transposed(parts * columns, depth) and (columns % LANES == 0 or is_whole)
     padded_depth = round_up(depth, LANES)
     column_bytes = parts * padded_depth * jnp.dtype(weight_dtype).itemsize
     most = max(MXU_COLUMNS, min(TILE_BYTES // column_bytes // LANES * LANES, round_up(columns, LANES)))
-    if is_transposed:  # whole tiles only: a copy takes a fixed number of lanes, or all
+    if is_transposed or has_groups:  # whole tiles only: a copy takes a fixed number of lanes, or all
         candidates = [x for x in range(LANES, most + 1, LANES) if columns % x == 0] or [columns]
     else:
         candidates = range(max(MXU_COLUMNS, most // (2 * LANES) * LANES), most + 1, LANES)
@@ -74,7 +84,8 @@ def choose_sizes(
     tile = min(candidates, key=lambda x: (round_up(columns, x), -x))
     num_buffers = max(2, min(MOST_BUFFERS, RING_BYTES // (tile * column_bytes)))
     span = MOST_SPAN_ROWS
-    while 2 * span * padded_depth * jnp.dtype(dtype).itemsize > ROWS_BYTES or span // 2 >= max(num_rows, ROW_SLAB):
+    widest = max(padded_depth * jnp.dtype(dtype).itemsize, tile * 4)  # of a row, or of what it becomes
+    while 2 * span * widest > ROWS_BYTES or span // 2 >= max(num_rows, ROW_SLAB):
         span //= 2
     return Sizes(parts, tile, -(-columns // tile), num_buffers, span, is_transposed)
 
@@ -94,8 +105,8 @@ def refusal(shape: MatmulShape) -> str | None:
     dtype = jnp.dtype(shape.dtype)
     if dtype not in (jnp.bfloat16, jnp.float32):
         return f"dtype must be bfloat16 or float32, not {dtype.name}"
-    if shape.format not in (None, INT8):
-        return "weights must be of x's dtype, or integers of 8 bits with a scale for each output"
+    if shape.format is not None and shape.format.group is not None:
+        return _refuse_groups(shape, shape.format)
     parts = shape.num_outputs // shape.num_columns
     if lies_transposed(shape.num_outputs, shape.num_inputs):
         if goes_whole(shape.num_inputs, shape.num_columns, parts, shape.weight_dtype):
@@ -105,6 +116,22 @@ def refusal(shape: MatmulShape) -> str | None:
         slab, what = weight_slab(shape.weight_dtype), "columns"
     if shape.num_columns % slab:
         return f"the result must have a multiple of {slab} {what}, not {shape.num_columns}"
+    return None
+
+
+def _refuse_groups(shape: MatmulShape, form: WeightFormat) -> str | None:
+    """Return why the kernel cannot run a matmul by weights whose scales are those of groups, or None if it can."""
+    group, num_groups = form.group, shape.num_inputs // (form.group or 1)
+    if form.bits != 8 or form.values == "e5m2" or form.parts != ("codes", "scales"):
+        return "weights with scales of groups must be e4m3 or integers of 8 bits, without mins or zeros"
+    if form.scale_dtype != "float32":
+        return f"scales of groups must be float32, not {form.scale_dtype}"
+    if group is None or group % LANES or shape.num_inputs % group:
+        return f"groups must be a multiple of {LANES} inputs, and a part of {shape.num_inputs}, not {group}"
+    if shape.num_columns % LANES:
+        return f"the result must have a multiple of {LANES} columns, not {shape.num_columns}, since scales come so"
+    if not lies_transposed(shape.num_outputs, num_groups):
+        return f"scales of {num_groups} groups do not lie with their outputs in the lanes"
     return None
 
 

@@ -19,7 +19,7 @@ from pallas_kernels.weights.held import Quantized
 
 from .options import pallas_options
 from .sizes import CHUNKS_AT_ONCE, LANES, few_outputs
-from .values import values
+from .values import unit, values
 
 ROW_SLAB = 16
 """Rows are padded to a multiple of so many: a tile of bfloat16."""
@@ -71,7 +71,7 @@ def multiply_few(x_ti: Array, weight: Quantized, layer: Array | int, *, interpre
         out_shape=jax.ShapeDtypeStruct((len(padded), o), jnp.float32),
         name="quantized_linear_few",
         **pallas_options(interpret),
-    )(jnp.asarray(layer, jnp.int32).reshape(1), x_cjtv, weight.codes, scales_og.T)[:t]
+    )(jnp.asarray(layer, jnp.int32).reshape(1), x_cjtv, weight.codes, unit(form) * scales_og.T)[:t]
     if mins_og is None:
         return product_to
     sums_tg = x_ti.astype(jnp.float32).reshape(t, mins_og.shape[1], -1).sum(2)

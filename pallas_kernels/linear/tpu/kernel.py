@@ -17,7 +17,7 @@ from pallas_kernels.weights.held import Quantized
 
 from .options import pallas_options
 from .sizes import LANES, WIDEN_ROWS, Sizes
-from .values import values
+from .values import unit, values
 
 
 def multiply_many(
@@ -25,8 +25,11 @@ def multiply_many(
 ) -> Array:
     """Return the product [t, o] of rows and a layer's weights, each rounded to x's dtype."""
     form, (t, i), o = weight.format, x_ti.shape, weight.shape[1]
-    held = weight.map(lambda part: lax.dynamic_index_in_dim(part, layer, keepdims=False)).scales_and_mins()
-    grouped = [jnp.pad(x, ((0, 0), (0, -x.shape[1] % LANES))) for x in held if x is not None]
+    held = weight.map(lambda part: lax.dynamic_index_in_dim(part, layer, keepdims=False))
+    scales_og, mins_og = held.scales_and_mins()
+    grouped = [
+        jnp.pad(x, ((0, 0), (0, -x.shape[1] % LANES))) for x in (unit(form) * scales_og, mins_og) if x is not None
+    ]
 
     def body(_: Any, x: Any, codes: Any, *refs: Any) -> None:
         *spread, y, weights = refs
