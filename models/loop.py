@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels.paged_attention.rope import Rope, rotate
+from pallas_kernels.weights.held import Quantized
 
 from .ops import Stacked
 from .plan import LayerPlan, Segment
@@ -125,9 +126,7 @@ def run_layers(loop: LayerLoop, plan: LayerPlan, weights: Any, bodies: Sequence[
         body, of_kind = bodies[kind], weights[kind]
         match loop:
             case LayerLoop.SCAN:
-                cut = partial(jax.lax.dynamic_index_in_dim, index=place, keepdims=False)
-                one = map_experts(lambda x: Stacked(x, place), of_kind, otherwise=cut)
-                return body.run(one, stream, place)
+                return body.run(cut_layer(of_kind, place), stream, place)
             case LayerLoop.IN_PLACE:
                 return body.run(jax.tree.map(lambda x: Stacked(x, place), of_kind), stream, place)
             case LayerLoop.SWITCH:
@@ -138,13 +137,18 @@ def run_layers(loop: LayerLoop, plan: LayerPlan, weights: Any, bodies: Sequence[
     return walk(plan, stream, run, loops=loop is not LayerLoop.UNROLL)
 
 
-def map_experts(function: Callable[[Any], Any], weights: Any, *, otherwise: Callable[[Any], Any] = lambda x: x) -> Any:
-    """Return weights with `function` applied to the arrays of experts, and `otherwise` to all other arrays."""
+def cut_layer(weights: Any, place: Array | int) -> Any:
+    """Return one layer's weights of a stack, but `Stacked` what kernels read in place: experts, quantized matrices.
 
-    def replaced(path: Any, array: Any) -> Any:
-        return (function if any(key.key == "experts" for key in path if hasattr(key, "key")) else otherwise)(array)
+    Plain XLA fuses the cut into a matmul; out of a stack that is cut before, a kernel would get a copy.
+    """
 
-    return jax.tree_util.tree_map_with_path(replaced, weights)
+    def one(path: Any, held: Any) -> Any:
+        if isinstance(held, Quantized) or any(getattr(key, "key", None) == "experts" for key in path):
+            return jax.tree.map(lambda x: Stacked(x, place), held)
+        return jax.lax.dynamic_index_in_dim(held, place, keepdims=False)
+
+    return jax.tree_util.tree_map_with_path(one, weights, is_leaf=lambda held: isinstance(held, Quantized))
 
 
 def walk(plan: LayerPlan, stream: Any, run: Callable[[Any, int, Any], Any], *, loops: bool) -> Any:
