@@ -110,6 +110,7 @@ for model in qwen3-30b-a3b gemma-4-26b; do
 done
 experts steps-v5e-2x2-gpt-oss-20b v5e:2x2 gpt-oss-20b --tensor-parallel-size 4
 experts steps-v6e-2x4-mixtral-8x7b v6e:2x4 mixtral-8x7b --tensor-parallel-size 8
+experts steps-v6e-2x4-deepseek-v3 v6e:2x4 deepseek-v3 --layers 5 --tensor-parallel-size 8 --quantized # float8 in blocks
 part capacity $JAX scripts/check_capacity.py # sharded steps among them
 
 for name in "${wanted[@]}"; do
