@@ -66,7 +66,7 @@ ENCODER_BLOCKS = (2049, 4097)
 """The same for an encoder, whose pool is of one layer."""
 SPARE_SLOTS = 1.25
 """The slots for snapshots in the second program of a model with recurrent states, as a part of its sequences."""
-SLACK = 2**19  # bytes of scratch; a thousandth of what so many more blocks take
+SLACK = 2**20  # bytes of scratch; a thousandth of what so many more blocks take
 GRAPHS_JAX = (0, 12)
 """Older versions of jax put no Mosaic GPU kernel into a CUDA graph."""
 LAYER_NODES, NORM_NODES, LATENT_NODES, MOE_NODES, OTHER_NODES = 12, 2, 2, 23, 36
@@ -203,7 +203,7 @@ def check_program(compiler: StepCompiler, shape: StepShape | PoolShape) -> dict[
         }
         if has_kernels and not loops and (asking := find_host_predicates(listing, hlo)):
             missed.append(f"the host is asked: {asking}")
-    if abs(temps[-1] - temps[-2]) > max(0.01 * temps[-2], SLACK):
+    if temps[-1] - temps[-2] > max(0.01 * temps[-2], SLACK):
         missed.append(f"scratch {temps[-2]} with {blocks[-2]} blocks, {temps[-1]} with {blocks[-1]}")
     if (expected := expected_collectives(compiler, shape)) != row["collectives"]:
         missed.append(f"collectives should be {expected}")
@@ -287,7 +287,9 @@ def find_copies(hlo: str, compiler: StepCompiler, num_blocks: int) -> list[str]:
     found = re.findall(r" = (\S+|\(.*?\)) copy(?:-start)?\(", hlo)
     arrays = [array for array in found if not (array.startswith("(") and "S(1)" in array)]
     copies = [tuple(map(int, dims.split(","))) for array in arrays for dims in re.findall(r"\[([\d,]+)\]", array)[:1]]
-    return [str(shape) for shape in copies if math.prod(shape) in sizes and math.prod(shape) >= 2**20]
+    # Weights of the same rows that are put side by side in each step, to be one matmul.
+    joined = re.findall(r"= (\w+\[\S+\])\S* fusion\(%params\w+\S*, %params[^)]*\),.* calls=%fused_concatenate", hlo)
+    return [str(shape) for shape in copies if math.prod(shape) in sizes and math.prod(shape) >= 2**20] + joined
 
 
 def find_expert_copies(hlo: str, compiler: StepCompiler) -> list[str]:

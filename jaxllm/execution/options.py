@@ -21,6 +21,8 @@ INVARIANT_DTYPES = ("bfloat16", "float32")
 GPU_OPTIONS: dict[str, Any] = {
     # Else a kernel that reads a part of the packed inputs is fused with that slice, and is no node of a CUDA graph.
     "xla_gpu_enable_dynamic_slice_fusion": False,
+    # Else small matmuls of the same rows become one, of weights that are put side by side in memory in each step.
+    "xla_gpu_dot_merger_threshold_mb": 0,
 }
 # cuBLAS adds to a matmul's result what is to be added, and its own word is taken for the algorithm. XLA's own matmuls
 # take a kernel more for that, and would be tried out at each first start: bits would depend on which won. Neither has
