@@ -8,6 +8,8 @@ of its numbers stay small, where powers of A would not, for tokens with alike ke
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -17,6 +19,7 @@ from jax import Array
 from pallas_kernels.recurrent_state import StateBatch
 from pallas_kernels.recurrent_state.chunks import (
     Dot,
+    Tiles,
     as_column,
     as_row,
     count_at_once,
@@ -31,6 +34,11 @@ from pallas_kernels.recurrent_state.chunks import (
 )
 
 from .norm import norm
+
+
+type PassStates = Callable[[Array, Tiles, Prepared, Array, Array], tuple[Array, Array]]
+"""Takes states in the pool past tiles [n], as `Run` does, by what they come to [n, v, ...]; and by queries and keys as
+they were given [n, key heads, c, key_dim], which without decays of keys are those of `Prepared`."""
 
 
 class Prepared(NamedTuple):
@@ -60,10 +68,15 @@ def take_chunks(
     first_slot: Array | int,
     inputs: tuple[Array, ...],
     out_tvd: Array,
+    *,
+    dot: Dot = exact_dot,
+    pass_states: PassStates | None = None,
+    most_bytes: int | None = None,
 ) -> tuple[Array, Array]:
     """Return the pool after the longer chunks of a step, and `out_tvd` with what their rows read.
 
-    The inputs are those of `GatedDelta`, from queries to beta.
+    The inputs are those of `GatedDelta`, from queries to beta. `pass_states` takes states past tiles, by plain XLA if
+    it is None; `most_bytes` is what inputs of tiles at once may take.
     """
     q_tkd, k_tkd, v_tvd, log_decay_tvd, beta_tv = inputs
     t, num_key_heads = q_tkd.shape[:2]
@@ -72,7 +85,7 @@ def take_chunks(
     has_key_decay = log_decay.shape[3] > 1
 
     def of_head(q_ck: Array, k_ck: Array, v_cd: Array, log_decay_ck: Array, beta_c: Array) -> Prepared:
-        return prepare(q_ck, k_ck, v_cd, log_decay_ck if has_key_decay else log_decay_ck.T, beta_c[None])
+        return prepare(q_ck, k_ck, v_cd, log_decay_ck if has_key_decay else log_decay_ck.T, beta_c[None], dot=dot)
 
     of_group = jax.vmap(of_head, in_axes=(None, None, 1, 1, 1))
     of_tile = jax.vmap(of_group, in_axes=1)
@@ -86,8 +99,21 @@ def take_chunks(
 
     taken = q_tkd, k_tkd, v, log_decay, beta
     run = prepare_and_advance(prepare_tiles, advance_heads, out_tvd.dtype)
-    at_once = count_at_once(taken, jnp.float32)
+    if pass_states is not None:
+        run = partial(_pass, prepare_tiles, pass_states)
+    at_once = count_at_once(taken, jnp.float32, most_bytes)
     return take_tiles(pool, batch, first_slot, taken, out_tvd, run, at_once=at_once)
+
+
+def _pass(
+    prepare_tiles: Callable[..., Prepared],
+    pass_states: PassStates,
+    pool: Array,
+    tiles: Tiles,
+    inputs: tuple[Array, ...],
+) -> tuple[Array, Array]:
+    q_nhck, k_nhck = (x.swapaxes(1, 2) for x in inputs[:2])
+    return pass_states(pool, tiles, prepare_tiles(*inputs), q_nhck, k_nhck)
 
 
 def prepare(

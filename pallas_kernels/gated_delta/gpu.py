@@ -1,6 +1,7 @@
-"""The gated delta rule on Hopper GPUs: one Mosaic kernel for decodes; longer chunks go by tiles in plain XLA after it.
+"""The gated delta rule on Hopper GPUs: one Mosaic kernel for decodes, and one that passes states along longer chunks.
 
-A thread block takes 64 values of a head, with all keys: a value's memory depends on no other's.
+A thread block takes 64 values of a head, with all keys: a value's memory depends on no other's. What tiles of chunks
+come to without a state is computed in plain XLA. Float32 inputs' chunks are all in plain XLA, which is more exact.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_attention.gpu.common import LOG2_E
 from pallas_kernels.recurrent_state import StateBatch
+from pallas_kernels.recurrent_state.chunks import Tiles, rounded_dot_in_halves
 from pallas_kernels.recurrent_state.gpu import (
     MATRIX,
     OF_COLUMNS,
@@ -27,8 +29,9 @@ from pallas_kernels.recurrent_state.gpu import (
     spread,
     take_decodes,
 )
+from pallas_kernels.recurrent_state.gpu_tiles import TILES_BYTES, Products, pass_states, stacked_halves
 
-from .chunks import take_chunks
+from .chunks import Prepared, take_chunks
 from .reference import NORM_EPS
 
 
@@ -59,8 +62,39 @@ def gpu_gated_delta(
         axis=1,
         interpret=interpret,
     )
-    pool, out_tvd = take_chunks(pool, batch, first_slot, inputs, out_tvd)
+    ways: dict[str, Any] = {}
+    if q_tkd.dtype == jnp.bfloat16:
+        has_key_decay = log_decay_tvd.shape[2] > 1
+        pass_on = partial(_pass_states, has_key_decay=has_key_decay, dtype=out_tvd.dtype, interpret=interpret)
+        ways = {"dot": rounded_dot_in_halves, "pass_states": pass_on, "most_bytes": TILES_BYTES}
+    pool, out_tvd = take_chunks(pool, batch, first_slot, inputs, out_tvd, **ways)
     return out_tvd, pool
+
+
+def _pass_states(
+    pool: Array,
+    tiles: Tiles,
+    prepared: Prepared,
+    q_nhck: Array,
+    k_nhck: Array,
+    *,
+    has_key_decay: bool,
+    dtype: Any,
+    interpret: bool,
+) -> tuple[Array, Array]:
+    if has_key_decay:
+        q_nhck, k_nhck = prepared.q_ck, prepared.k_ck
+    products = Products(
+        q=stacked_halves(q_nhck),
+        w=stacked_halves(prepared.w_ck),
+        u=prepared.u_cd,
+        scores=stacked_halves(prepared.scores_cc),
+        k=stacked_halves(k_nhck),
+        q_factor=prepared.q_factor_c1[..., 0],
+        k_factor=prepared.k_factor_c1[..., 0],
+        decay=prepared.decay_k1[..., 0],
+    )
+    return pass_states(pool, tiles, products, "gated_delta_tiles", dtype, axis=1, interpret=interpret)
 
 
 def _decode(
