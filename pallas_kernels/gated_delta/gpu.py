@@ -1,7 +1,7 @@
 """The gated delta rule on Hopper GPUs: one Mosaic kernel for decodes, and one that passes states along longer chunks.
 
 A thread block takes 64 values of a head, with all keys: a value's memory depends on no other's. What tiles of chunks
-come to without a state is computed in plain XLA. Float32 inputs' chunks are all in plain XLA, which is more exact.
+are to each other is computed in plain XLA, the corrections are solved for in a kernel. Float32 inputs' chunks are all in plain XLA, which is more exact.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from pallas_kernels.recurrent_state.gpu import (
 )
 from pallas_kernels.recurrent_state.gpu_tiles import TILES_BYTES, Products, pass_states, stacked_halves
 
-from .chunks import Prepared, take_chunks
+from .chunks import Related, by_heads, relate, take_chunks
+from .gpu_solve import solve
 from .reference import NORM_EPS
 
 
@@ -62,37 +63,50 @@ def gpu_gated_delta(
         axis=1,
         interpret=interpret,
     )
-    ways: dict[str, Any] = {}
+    taken = pool, batch, first_slot, inputs, out_tvd
     if q_tkd.dtype == jnp.bfloat16:
-        has_key_decay = log_decay_tvd.shape[2] > 1
-        pass_on = partial(_pass_states, has_key_decay=has_key_decay, dtype=out_tvd.dtype, interpret=interpret)
-        ways = {"dot": rounded_dot_in_halves, "pass_states": pass_on, "most_bytes": TILES_BYTES}
-    pool, out_tvd = take_chunks(pool, batch, first_slot, inputs, out_tvd, **ways)
+        run = partial(_pass_tiles, dtype=out_tvd.dtype, interpret=interpret)
+        pool, out_tvd = take_chunks(*taken, run, TILES_BYTES)
+    else:
+        pool, out_tvd = take_chunks(*taken)
     return out_tvd, pool
 
 
-def _pass_states(
-    pool: Array,
-    tiles: Tiles,
-    prepared: Prepared,
-    q_nhck: Array,
-    k_nhck: Array,
-    *,
-    has_key_decay: bool,
-    dtype: Any,
-    interpret: bool,
+def _pass_tiles(
+    pool: Array, tiles: Tiles, inputs: tuple[Array, ...], *, dtype: Any, interpret: bool
 ) -> tuple[Array, Array]:
-    if has_key_decay:
-        q_nhck, k_nhck = prepared.q_ck, prepared.k_ck
+    """See `Run`."""
+    q_ncgk, k_ncgk, v_ncghd, log_decay_ncghd, beta_ncgh = inputs
+    n, c, d = *v_ncghd.shape[:2], v_ncghd.shape[-1]
+
+    def of_head(q_ck: Array, k_ck: Array, _: Array, *others: Array) -> Related:
+        return relate(q_ck, k_ck, *others, dot=rounded_dot_in_halves)
+
+    related = by_heads(of_head)(*inputs)
+    if log_decay_ncghd.shape[-1] > 1:
+        queries, keys, keys_until = related.q_ck, related.k_ck, related.k_until_ck
+    else:
+        # As they were given, for several value heads each.
+        queries, keys = (x.swapaxes(1, 2) for x in (q_ncgk, k_ncgk))
+        keys_until = keys
+    u, w = solve(
+        tiles,
+        related.a_cc,
+        beta_ncgh.reshape(n, c, -1).swapaxes(1, 2),
+        related.k_until_factor_1c[:, :, 0],
+        v_ncghd.reshape(n, c, -1, d).swapaxes(1, 2),
+        stacked_halves(keys_until),
+        interpret=interpret,
+    )
     products = Products(
-        q=stacked_halves(q_nhck),
-        w=stacked_halves(prepared.w_ck),
-        u=prepared.u_cd,
-        scores=stacked_halves(prepared.scores_cc),
-        k=stacked_halves(k_nhck),
-        q_factor=prepared.q_factor_c1[..., 0],
-        k_factor=prepared.k_factor_c1[..., 0],
-        decay=prepared.decay_k1[..., 0],
+        q=stacked_halves(queries),
+        w=w,
+        u=u,
+        scores=stacked_halves(related.scores_cc),
+        k=stacked_halves(keys),
+        q_factor=related.q_factor_c1[..., 0],
+        k_factor=related.k_factor_c1[..., 0],
+        decay=related.decay_k1[..., 0],
     )
     return pass_states(pool, tiles, products, "gated_delta_tiles", dtype, axis=1, interpret=interpret)
 

@@ -144,14 +144,14 @@ def take_tiles(
     return copy_saved(pool, batch, first_slot), out
 
 
-def count_at_once(inputs: Sequence[Array], dtype: Any = None, most_bytes: int | None = None) -> int:
+def count_at_once(inputs: Sequence[Array], dtype: Any = None, most_bytes: int = TILES_BYTES) -> int:
     """Return how many tiles to take at once, by what their inputs take in memory, all in one dtype if it is given.
 
     They are no more than a step of as many rows has, unless it has several chunks.
     """
     row_bytes = sum(x[0].size * jnp.dtype(dtype or x.dtype).itemsize for x in inputs)
     in_step = -(-len(inputs[0]) // TILE_ROWS)
-    return max(1, min(MOST_TILES, in_step, (most_bytes or TILES_BYTES) // (TILE_ROWS * row_bytes)))
+    return max(1, min(MOST_TILES, in_step, most_bytes // (TILE_ROWS * row_bytes)))
 
 
 def prepare_and_advance(

@@ -110,10 +110,10 @@ def _smem_types(products: Products, matrix: Sequence[int], out_dtype: Any, stage
         u=ring(products.u, second, PART),
         scores=ring(products.scores, second),
         k=ring(products.k, second),
-        deltas=tiled_smem((2 * TILE_ROWS, PART), jnp.bfloat16),
+        deltas=tiled_smem((1, 2 * TILE_ROWS, PART), jnp.bfloat16),
         read=tiled_smem((TILE_ROWS, PART), out_dtype),
         state=plgpu.RefUnion(
-            tiled_smem((rows, columns), jnp.float32, columns=32), tiled_smem((2 * rows, columns), jnp.bfloat16)
+            tiled_smem((rows, columns), jnp.float32, columns=32), tiled_smem((1, 2 * rows, columns), jnp.bfloat16)
         ),
     )
 
@@ -168,7 +168,7 @@ def _kernel(config, has_w, count, begins_n, loaded_n, kept_n, reads_n, writes_n,
     *operands, out = refs
     given = Products(*(operands if has_w else [operands[0], None, *operands[1:]]))
     own = pl.ds(pl.multiple_of(part * PART, PART), PART)
-    matrix, halves = smem.state
+    matrix, _ = smem.state
     first_full, second_full, state_full = (barriers[name] for name in ("first_full", "second_full", "state_full"))
     key_head = lax.div(head, config.group)
 
@@ -211,35 +211,38 @@ def _kernel(config, has_w, count, begins_n, loaded_n, kept_n, reads_n, writes_n,
 
     def step(tile, state):
         first, second = lax.rem(tile, smem.q.shape[0]), lax.rem(tile, smem.k.shape[0])
+        # Unless these are opaque to LLVM, it computes all matrix descriptors first and holds them in registers.
+        tile, first, second, only = lax.optimization_barrier((tile, first, second, jnp.int32(0)))
+        halves, deltas = smem.state[1].at[only], smem.deltas.at[only]
         q_factor, k_factor = (load_vector(x.at[tile, head], OF_ROWS) for x in (given.q_factor, given.k_factor))
         is_vector = given.decay.shape[2] > 1
         decay = load_vector(given.decay.at[tile, head], OF_ROWS) if is_vector else given.decay[tile, head, 0]
         state = lax.cond(loaded_n[tile] > 0, partial(load_state, tile), lambda state: state, state)
-        _store_halves(halves, state)
+        store_halves(halves, state)
         plgpu.commit_smem()
-        states = [x if config.axis else x.T for x in _halves_of(halves)]
+        states = [x if config.axis else x.T for x in halves_of(halves)]
 
         plgpu.barrier_wait(first_full.at[first])
-        queried = _product(_parts_of(smem.q.at[first]), states)
-        taken = None if given.w is None else _product(_parts_of(smem.w.at[first]), states)
+        queried = product(parts_of(smem.q.at[first]), states)
+        taken = None if given.w is None else product(parts_of(smem.w.at[first]), states)
         plgpu.barrier_wait(second_full.at[second])
         delta = plgpu.load(smem.u.at[second], layout=MATRIX).astype(jnp.float32)
         delta = delta if taken is None else delta - taken
-        _store_halves(smem.deltas, delta)
+        store_halves(deltas, delta)
         plgpu.commit_smem()
         bring_next(bring_first, tile + smem.q.shape[0])
-        read = _product(_parts_of(smem.scores.at[second]), _halves_of(smem.deltas))
-        read = read + queried * spread(q_factor, read.shape, 0)
+        queried = queried * spread(q_factor, queried.shape, 0)
+        read = _add_product(queried, parts_of(smem.scores.at[second]), halves_of(deltas), config.interpret)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         smem.read[...] = read.astype(smem.read.dtype)
-        _store_halves(smem.deltas, delta * spread(k_factor, delta.shape, 0))
+        store_halves(deltas, delta * spread(k_factor, delta.shape, 0))
         plgpu.commit_smem()
         rows = pl.ds(pl.multiple_of(tile * TILE_ROWS, TILE_ROWS), TILE_ROWS)
         value_dim = out.shape[1] // pool.shape[1]
         columns = pl.ds(pl.multiple_of(head * value_dim + part * PART, PART), PART)
         plgpu.copy_smem_to_gmem(smem.read, out.at[rows, columns])
 
-        keys, added = _parts_of(smem.k.at[second]), _halves_of(smem.deltas)
+        keys, added = parts_of(smem.k.at[second]), halves_of(deltas)
         lefts, rights = (keys, added) if config.axis else (added, keys)
         state = state * (spread(decay, state.shape, 0) if is_vector else decay)
         state = _add_product(state, [x.T for x in lefts], rights, config.interpret)
@@ -264,20 +267,21 @@ def _kernel(config, has_w, count, begins_n, loaded_n, kept_n, reads_n, writes_n,
     plgpu.wait_smem_to_gmem(0)
 
 
-def _store_halves(target: Any, value: Array) -> None:
-    """Store the halves of a float32 matrix one below the other."""
-    upper, lower = _halves_of(target)
+def store_halves(target: Any, value: Array) -> None:
+    """Store the halves of a float32 matrix one below the other, in a Ref of twice as many rows."""
+    upper, lower = halves_of(target)
     rounded = value.astype(jnp.bfloat16)
     upper[...] = rounded
     lower[...] = (value - rounded.astype(jnp.float32)).astype(jnp.bfloat16)
 
 
-def _halves_of(ref: Any) -> list[Any]:
+def halves_of(ref: Any) -> list[Any]:
+    """Return the halves that `store_halves` stored."""
     rows = ref.shape[0] // 2
     return [ref.at[pl.ds(0, rows)], ref.at[pl.ds(rows, rows)]]
 
 
-def _parts_of(ref: Any) -> list[Any]:
+def parts_of(ref: Any) -> list[Any]:
     """Return the one or two parts of a tile's matrix, of 64 rows each."""
     return [ref.at[pl.ds(first, TILE_ROWS)] for first in range(0, ref.shape[0], TILE_ROWS)]
 
@@ -288,7 +292,7 @@ def _multiply(accumulator: Any, lefts: Sequence[Any], rights: Sequence[Any]) -> 
             plgpu.wgmma(accumulator, left, right)
 
 
-def _product(lefts: Sequence[Any], rights: Sequence[Any]) -> Array:
+def product(lefts: Sequence[Any], rights: Sequence[Any]) -> Array:
     """Return the product of two matrices in parts, without that of lesser parts."""
 
     def multiply(accumulator: Any) -> Array:
@@ -302,6 +306,6 @@ def _product(lefts: Sequence[Any], rights: Sequence[Any]) -> Array:
 def _add_product(value: Array, lefts: Sequence[Any], rights: Sequence[Any], interpret: bool) -> Array:
     """Return the sum of a matrix and a product. The interpreter's accumulators cannot start from a value."""
     if interpret:
-        return value + _product(lefts, rights)
+        return value + product(lefts, rights)
     start: Any = plgpu.WGMMAAccumulatorRef.init(value)
     return pl.run_state(partial(_multiply, lefts=lefts, rights=rights))(start)

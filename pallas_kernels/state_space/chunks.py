@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -12,9 +10,10 @@ from jax import Array
 
 from pallas_kernels.recurrent_state import StateBatch
 from pallas_kernels.recurrent_state.chunks import (
+    TILES_BYTES,
     Decays,
     Dot,
-    Tiles,
+    Run,
     as_column,
     count_at_once,
     decays_between,
@@ -23,10 +22,6 @@ from pallas_kernels.recurrent_state.chunks import (
     prepare_and_advance,
     take_tiles,
 )
-
-
-type PassStates = Callable[[Array, Array, Array, Tiles, tuple[Array, ...]], tuple[Array, Array]]
-"""Takes a and d [groups, heads of each] of a layer, and then what `Run` does."""
 
 
 class Prepared(NamedTuple):
@@ -50,14 +45,14 @@ def take_chunks(
     first_slot: Array | int,
     inputs: tuple[Array, ...],
     out_thp: Array,
-    *,
-    pass_states: PassStates | None = None,
-    most_bytes: int | None = None,
+    run: Run | None = None,
+    most_bytes: int = TILES_BYTES,
 ) -> tuple[Array, Array]:
     """Return the pool after the longer chunks of a step, and `out_thp` with what their rows read.
 
-    The inputs are those of `StateSpace` that have rows: x, dt, b and c. `pass_states` takes states past tiles, by plain
-    XLA if it is None; `most_bytes` is what inputs of tiles at once may take.
+    The inputs are those of `StateSpace` that have rows: x, dt, b and c. `run` takes them past tiles, with heads by
+    groups, [n, c, groups, heads of each, ...]; None is the way of plain XLA. `most_bytes` is what they may take in
+    memory for all tiles that are taken at once.
     """
     x_thp, dt_th, b_tgn, c_tgn = inputs
     t, num_groups = b_tgn.shape[:2]
@@ -80,9 +75,8 @@ def take_chunks(
         state, read = of_heads(*prepared, grouped)
         return state.reshape(state_hpn.shape), jnp.moveaxis(read.reshape(-1, *read.shape[2:]), 0, 1)
 
-    taken, run = (x, dt, b_tgn, c_tgn), prepare_and_advance(prepare_tiles, advance_heads, out_thp.dtype)
-    if pass_states is not None:
-        run = partial(pass_states, a, d)
+    taken = x, dt, b_tgn, c_tgn
+    run = run or prepare_and_advance(prepare_tiles, advance_heads, out_thp.dtype)
     at_once = count_at_once(taken, jnp.float32, most_bytes)
     return take_tiles(pool, batch, first_slot, taken, out_thp, run, at_once=at_once)
 

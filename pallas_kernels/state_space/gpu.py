@@ -62,17 +62,18 @@ def gpu_state_space(
         axis=0,
         interpret=interpret,
     )
-    ways: dict[str, Any] = {}
+    taken = a_h, d_h, pool, batch, first_slot, (x_thp, dt_th, b_tgn, c_tgn), out_thp
     if x_thp.dtype == jnp.bfloat16:
-        pass_on = partial(_pass_states, dtype=out_thp.dtype, interpret=interpret)
-        ways = {"pass_states": pass_on, "most_bytes": TILES_BYTES}
-    pool, out_thp = take_chunks(a_h, d_h, pool, batch, first_slot, (x_thp, dt_th, b_tgn, c_tgn), out_thp, **ways)
+        run = partial(_pass_tiles, a_h, d_h, dtype=out_thp.dtype, interpret=interpret)
+        pool, out_thp = take_chunks(*taken, run, TILES_BYTES)
+    else:
+        pool, out_thp = take_chunks(*taken)
     return out_thp, pool
 
 
-def _pass_states(
-    a: Array,
-    d: Array,
+def _pass_tiles(
+    a_h: Array,
+    d_h: Array,
     pool: Array,
     tiles: Tiles,
     inputs: tuple[Array, ...],
@@ -80,7 +81,7 @@ def _pass_states(
     dtype: Any,
     interpret: bool,
 ) -> tuple[Array, Array]:
-    """See `PassStates`. What tokens add to a state are x themselves, where the gated delta rule has corrections."""
+    """See `Run`. What tokens add to a state are x themselves, where the gated delta rule has corrections."""
 
     def of_head(dt_c: Array, a: Array, d: Array, b_cn: Array, c_cn: Array) -> tuple[Array, ...]:
         scores_cc, decays = scores_and_decays(dt_c[None], a, b_cn, c_cn, dot=rounded_dot_in_halves)
@@ -88,6 +89,7 @@ def _pass_states(
         return scores_cc, decays.until_ck[:, 0], dt_c * decays.after_ck[:, 0], decays.whole_k1[:, 0]
 
     x_ncghp, dt_ncgh, b_ncgn, c_ncgn = inputs
+    a, d = (x.reshape(dt_ncgh.shape[2:]) for x in (a_h, d_h))
     of_group = jax.vmap(of_head, in_axes=(1, 0, 0, None, None))
     of_tile = jax.vmap(of_group, in_axes=(1, 0, 0, 1, 1))
     prepared = jax.vmap(of_tile, in_axes=(0, None, None, 0, 0))(dt_ncgh, a, d, b_ncgn, c_ncgn)
