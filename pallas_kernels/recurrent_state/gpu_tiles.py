@@ -31,6 +31,8 @@ from .gpu import MATRIX, OF_ROWS, PART, load_vector, spread
 
 TILES_BYTES = 48 << 20
 """The most bytes of the inputs in float32 of tiles that are prepared at once: few launches, and much to do in each."""
+STATE_COLUMNS = 128
+"""How many columns of a state are one array in registers."""
 
 
 class Products(NamedTuple):
@@ -171,6 +173,9 @@ def _kernel(config, has_w, count, begins_n, loaded_n, kept_n, reads_n, writes_n,
     matrix, _ = smem.state
     first_full, second_full, state_full = (barriers[name] for name in ("first_full", "second_full", "state_full"))
     key_head = lax.div(head, config.group)
+    # Few registers at a time, besides a state's own.
+    width = min(matrix.shape[1], STATE_COLUMNS)
+    parts = [pl.ds(first, width) for first in range(0, matrix.shape[1], width)]
 
     def in_pool(slot):
         of_head = pool.at[slot, head]
@@ -203,9 +208,10 @@ def _kernel(config, has_w, count, begins_n, loaded_n, kept_n, reads_n, writes_n,
 
         @pl.when(jnp.logical_not(goes_on))
         def _():
-            matrix[...] = plgpu.layout_cast(jnp.zeros(matrix.shape, matrix.dtype), MATRIX)
+            for part in parts:
+                matrix[:, part] = _zeros(matrix.shape[0], part.size)
 
-        state = plgpu.load(matrix, layout=MATRIX)
+        state = [plgpu.load(matrix.at[:, part], layout=MATRIX) for part in parts]
         plgpu.commit_smem()  # its halves take its place
         return state
 
@@ -218,40 +224,54 @@ def _kernel(config, has_w, count, begins_n, loaded_n, kept_n, reads_n, writes_n,
         is_vector = given.decay.shape[2] > 1
         decay = load_vector(given.decay.at[tile, head], OF_ROWS) if is_vector else given.decay[tile, head, 0]
         state = lax.cond(loaded_n[tile] > 0, partial(load_state, tile), lambda state: state, state)
-        store_halves(halves, state)
+        for part, own_state in zip(parts, state, strict=True):
+            store_halves(halves.at[:, part], own_state)
         plgpu.commit_smem()
         states = [x if config.axis else x.T for x in halves_of(halves)]
+
+        def load_added():
+            return plgpu.load(smem.u.at[second], layout=MATRIX).astype(jnp.float32)
 
         plgpu.barrier_wait(first_full.at[first])
         queried = product(parts_of(smem.q.at[first]), states)
         taken = None if given.w is None else product(parts_of(smem.w.at[first]), states)
         plgpu.barrier_wait(second_full.at[second])
-        delta = plgpu.load(smem.u.at[second], layout=MATRIX).astype(jnp.float32)
-        delta = delta if taken is None else delta - taken
-        store_halves(deltas, delta)
-        plgpu.commit_smem()
-        bring_next(bring_first, tile + smem.q.shape[0])
+        added = [smem.u.at[second]]
+        if taken is not None:
+            delta = load_added() - taken
+            added = halves_of(deltas)
+            store_halves(deltas, delta)
+            plgpu.commit_smem()
+            bring_next(bring_first, tile + smem.q.shape[0])
         queried = queried * spread(q_factor, queried.shape, 0)
-        read = _add_product(queried, parts_of(smem.scores.at[second]), halves_of(deltas), config.interpret)
+        read = _add_product(queried, parts_of(smem.scores.at[second]), added, config.interpret)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         smem.read[...] = read.astype(smem.read.dtype)
+        # Without corrections it is loaded only now: a wide state leaves few registers.
+        delta = load_added() if taken is None else delta
         store_halves(deltas, delta * spread(k_factor, delta.shape, 0))
         plgpu.commit_smem()
+        if taken is None:
+            bring_next(bring_first, tile + smem.q.shape[0])
         rows = pl.ds(pl.multiple_of(tile * TILE_ROWS, TILE_ROWS), TILE_ROWS)
         value_dim = out.shape[1] // pool.shape[1]
-        columns = pl.ds(pl.multiple_of(head * value_dim + part * PART, PART), PART)
+        columns = pl.ds(pl.multiple_of(head * value_dim + own.start, PART), PART)
         plgpu.copy_smem_to_gmem(smem.read, out.at[rows, columns])
 
         keys, added = parts_of(smem.k.at[second]), halves_of(deltas)
         lefts, rights = (keys, added) if config.axis else (added, keys)
-        state = state * (spread(decay, state.shape, 0) if is_vector else decay)
-        state = _add_product(state, [x.T for x in lefts], rights, config.interpret)
+        lefts, before, state = [x.T for x in lefts], state, []
+        for part, own_state in zip(parts, before, strict=True):
+            own_state = own_state * (spread(decay, own_state.shape, 0) if is_vector else decay)
+            own_rights = [x.at[:, part] for x in rights]
+            state.append(_add_product(own_state, lefts, own_rights, config.interpret))
         plgpu.commit_smem()  # all threads are done with the tile
         bring_next(bring_second, tile + smem.k.shape[0])
 
         @pl.when(kept_n[tile] > 0)
         def _():
-            matrix[...] = state
+            for part, own_state in zip(parts, state, strict=True):
+                matrix[:, part] = own_state
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(matrix, in_pool(writes_n[tile]))
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
@@ -262,9 +282,12 @@ def _kernel(config, has_w, count, begins_n, loaded_n, kept_n, reads_n, writes_n,
         bring_next(bring_first, jnp.int32(stage))
     for stage in range(smem.k.shape[0]):
         bring_next(bring_second, jnp.int32(stage))
-    zeros = plgpu.layout_cast(jnp.zeros(matrix.shape, jnp.float32), MATRIX)
-    lax.fori_loop(0, count[0], step, zeros)
+    lax.fori_loop(0, count[0], step, [_zeros(matrix.shape[0], part.size) for part in parts])
     plgpu.wait_smem_to_gmem(0)
+
+
+def _zeros(rows: int, columns: int) -> Array:
+    return plgpu.layout_cast(jnp.zeros((rows, columns), jnp.float32), MATRIX)
 
 
 def store_halves(target: Any, value: Array) -> None:
