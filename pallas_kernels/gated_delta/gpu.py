@@ -1,7 +1,8 @@
-"""The gated delta rule on Hopper GPUs: one Mosaic kernel for decodes, and one that passes states along longer chunks.
+"""The gated delta rule on Hopper GPUs: a Mosaic kernel for decodes, and two for the tiles of longer chunks.
 
-A thread block takes 64 values of a head, with all keys: a value's memory depends on no other's. What tiles of chunks
-are to each other is computed in plain XLA, the corrections are solved for in a kernel. Float32 inputs' chunks are all in plain XLA, which is more exact.
+A thread block takes 64 values of a head, with all keys: a value's memory depends on no other's. What tokens of a tile
+are to each other is computed in plain XLA; one kernel solves for the corrections, another passes states from tile to
+tile. Chunks of float32 inputs are all in plain XLA, which is more exact.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ from .chunks import Related, by_heads, relate, take_chunks
 from .gpu_solve import solve
 from .reference import NORM_EPS
 
+MOST_KEYS = 128
+"""The most numbers of a key that tiles may have in the kernels: wider ones do not fit in shared memory."""
+
 
 def gpu_gated_delta(
     q_tkd: Array,
@@ -64,7 +68,7 @@ def gpu_gated_delta(
         interpret=interpret,
     )
     taken = pool, batch, first_slot, inputs, out_tvd
-    if q_tkd.dtype == jnp.bfloat16:
+    if q_tkd.dtype == jnp.bfloat16 and q_tkd.shape[2] <= MOST_KEYS:
         run = partial(_pass_tiles, dtype=out_tvd.dtype, interpret=interpret)
         pool, out_tvd = take_chunks(*taken, run, TILES_BYTES)
     else:

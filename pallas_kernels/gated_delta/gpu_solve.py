@@ -29,7 +29,7 @@ class _Smem(NamedTuple):
     inverse: Any
     """Halves of the inverse [1, 2 c, c]."""
     other: Any
-    """A [c, c]; or halves of a matrix [1, 2 c, c]; or columns of u [c, part] or of w's halves on their way to memory."""
+    """A [c, c], or halves [1, 2 c, c]; then columns of u [c, part], or halves of those of w, on their way to memory."""
 
 
 def solve(
@@ -135,5 +135,5 @@ def _inverted(a_cc: Array, smem: _Smem) -> Array:
 
 
 def _opaque_zero() -> Array:
-    """Return 0, of which LLVM does not know: else it computes all matrix descriptors first and holds them in registers."""
+    """Return a 0 that LLVM does not know: else it computes all matrix descriptors first and holds them in registers."""
     return lax.optimization_barrier(jnp.int32(0))

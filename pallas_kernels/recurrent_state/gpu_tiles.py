@@ -168,7 +168,7 @@ def pass_states(
 def _kernel(config, has_w, count, begins_n, loaded_n, kept_n, reads_n, writes_n, pool, *refs, smem, **barriers):
     part, head = lax.axis_index("part"), lax.axis_index("head")
     *operands, out = refs
-    given = Products(*(operands if has_w else [operands[0], None, *operands[1:]]))
+    given: Any = Products(*(operands if has_w else [operands[0], None, *operands[1:]]))
     own = pl.ds(pl.multiple_of(part * PART, PART), PART)
     matrix, _ = smem.state
     first_full, second_full, state_full = (barriers[name] for name in ("first_full", "second_full", "state_full"))
@@ -176,6 +176,7 @@ def _kernel(config, has_w, count, begins_n, loaded_n, kept_n, reads_n, writes_n,
     # Few registers at a time, besides a state's own.
     width = min(matrix.shape[1], STATE_COLUMNS)
     parts = [pl.ds(first, width) for first in range(0, matrix.shape[1], width)]
+    zeros = plgpu.layout_cast(jnp.zeros((matrix.shape[0], width), jnp.float32), MATRIX)
 
     def in_pool(slot):
         of_head = pool.at[slot, head]
@@ -209,7 +210,7 @@ def _kernel(config, has_w, count, begins_n, loaded_n, kept_n, reads_n, writes_n,
         @pl.when(jnp.logical_not(goes_on))
         def _():
             for part in parts:
-                matrix[:, part] = _zeros(matrix.shape[0], part.size)
+                matrix[:, part] = zeros
 
         state = [plgpu.load(matrix.at[:, part], layout=MATRIX) for part in parts]
         plgpu.commit_smem()  # its halves take its place
@@ -236,7 +237,7 @@ def _kernel(config, has_w, count, begins_n, loaded_n, kept_n, reads_n, writes_n,
         queried = product(parts_of(smem.q.at[first]), states)
         taken = None if given.w is None else product(parts_of(smem.w.at[first]), states)
         plgpu.barrier_wait(second_full.at[second])
-        added = [smem.u.at[second]]
+        added, delta = [smem.u.at[second]], None
         if taken is not None:
             delta = load_added() - taken
             added = halves_of(deltas)
@@ -248,7 +249,7 @@ def _kernel(config, has_w, count, begins_n, loaded_n, kept_n, reads_n, writes_n,
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         smem.read[...] = read.astype(smem.read.dtype)
         # Without corrections it is loaded only now: a wide state leaves few registers.
-        delta = load_added() if taken is None else delta
+        delta = load_added() if delta is None else delta
         store_halves(deltas, delta * spread(k_factor, delta.shape, 0))
         plgpu.commit_smem()
         if taken is None:
@@ -282,12 +283,8 @@ def _kernel(config, has_w, count, begins_n, loaded_n, kept_n, reads_n, writes_n,
         bring_next(bring_first, jnp.int32(stage))
     for stage in range(smem.k.shape[0]):
         bring_next(bring_second, jnp.int32(stage))
-    lax.fori_loop(0, count[0], step, [_zeros(matrix.shape[0], part.size) for part in parts])
+    lax.fori_loop(0, count[0], step, [zeros] * len(parts))
     plgpu.wait_smem_to_gmem(0)
-
-
-def _zeros(rows: int, columns: int) -> Array:
-    return plgpu.layout_cast(jnp.zeros((rows, columns), jnp.float32), MATRIX)
 
 
 def store_halves(target: Any, value: Array) -> None:

@@ -1,7 +1,7 @@
-"""The scan of states on Hopper GPUs: one Mosaic kernel for decodes, and one that passes states along longer chunks.
+"""The scan of states on Hopper GPUs: a Mosaic kernel for decodes, and one that passes states along longer chunks.
 
-A thread block takes 64 rows of a head's state: what a row reads depends on no other. What tiles of chunks come to
-without a state is computed in plain XLA. Float32 inputs' chunks are all in plain XLA, which is more exact.
+A thread block takes 64 rows of a head's state: what a row reads depends on no other. What tokens of a tile are to each
+other is computed in plain XLA. Chunks of float32 inputs are all in plain XLA, which is more exact.
 """
 
 from __future__ import annotations
