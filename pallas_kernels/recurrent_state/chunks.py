@@ -18,7 +18,7 @@ from .batch import StateBatch
 
 TILE_ROWS = 64
 """The most rows of a tile, a power of two: what it costs to solve for them grows with it, the passes shrink."""
-MOST_TILES = 16
+MOST_TILES = 32
 """The most tiles that are taken at once."""
 TILES_BYTES = 16 << 20
 """The most bytes of their inputs, of which there are several copies in other forms, and outputs beside them."""

@@ -29,7 +29,7 @@ from pallas_kernels.paged_attention.gpu.common import (
 from .chunks import TILE_ROWS, Tiles, rounded_halves
 from .gpu import MATRIX, OF_ROWS, PART, load_vector, spread
 
-TILES_BYTES = 48 << 20
+TILES_BYTES = 96 << 20
 """The most bytes of the inputs in float32 of tiles that are prepared at once: few launches, and much to do in each."""
 STATE_COLUMNS = 128
 """How many columns of a state are one array in registers."""
