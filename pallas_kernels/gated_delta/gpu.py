@@ -93,11 +93,12 @@ def _pass_tiles(
         scores, queries, keys = (stacked_halves(x) for x in (related.scores_cc, related.q_ck, related.k_ck))
         factors = related.q_factor_c1[..., 0], related.k_factor_c1[..., 0], related.decay_k1[..., 0]
     else:
-        *norms, key_factor, q_factor, k_factor, decay = by_heads(_factors)(*inputs)
+        q_norm, k_norm, a_factor, key_factor, q_factor, k_factor, decay = by_heads(_factors)(*inputs)
         factors = q_factor, k_factor, decay
         # As they were given, for several value heads each.
         queries, keys = (x.swapaxes(1, 2) for x in inputs[:2])
-        relations = Relations(queries, *norms, log_decay_ncghd.reshape(n, c, -1).swapaxes(1, 2))
+        log_decay_nhc = log_decay_ncghd.reshape(n, c, -1).swapaxes(1, 2)
+        relations = Relations(queries, q_norm, k_norm, a_factor, log_decay_nhc)
         u, w, scores = solve(tiles, relations, beta_nhc, key_factor, v_nhcd, keys, interpret=interpret)
     products = Products(queries, w, u, scores, keys, *factors)
     return pass_states(pool, tiles, products, "gated_delta_tiles", dtype, axis=1, interpret=interpret)

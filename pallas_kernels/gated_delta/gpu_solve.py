@@ -105,21 +105,21 @@ def _solve(tile, beta, key_factor, v, k, *refs, has_a: bool, group: int, smem, f
     head = lax.axis_index("head")
     key_head = lax.div(head, group)
     square, halves = smem.other
-    plgpu.copy_gmem_to_smem(k.at[tile, key_head], smem.keys, second if has_a else first)
+    num_given = 1 if has_a else len(Relations._fields)
+    (given, *vectors), (u, w, *scores) = refs[:num_given], refs[num_given:]
     if has_a:
-        a, u, w = refs
-        plgpu.copy_gmem_to_smem(a.at[tile, head], square, first)
+        plgpu.copy_gmem_to_smem(given.at[tile, head], square, first)
+        plgpu.copy_gmem_to_smem(k.at[tile, key_head], smem.keys, second)
     else:
-        q, q_norm, k_norm, a_factor, log_decay, u, w, scores = refs
-        plgpu.copy_gmem_to_smem(q.at[tile, key_head], smem.queries, first)
+        plgpu.copy_gmem_to_smem(given.at[tile, key_head], smem.queries, first)
+        plgpu.copy_gmem_to_smem(k.at[tile, key_head], smem.keys, first)
     plgpu.copy_gmem_to_smem(v.at[tile, head], smem.values, second)
     columns = [load_vector(x.at[tile, head], OF_COLUMNS) for x in (beta, key_factor)]
     if has_a:
         plgpu.barrier_wait(first)
         a_cc = plgpu.load(square, layout=MATRIX)
     else:
-        vectors = [x.at[tile, head] for x in (q_norm, a_factor, k_norm, log_decay)]
-        a_cc = _relate(*vectors, scores.at[tile, head], smem, first)
+        a_cc = _relate([x.at[tile, head] for x in vectors], scores[0].at[tile, head], smem, first)
     inverse_cc = _inverted(a_cc, smem)
     plgpu.barrier_wait(second)
 
@@ -145,11 +145,12 @@ def _solve(tile, beta, key_factor, v, k, *refs, has_a: bool, group: int, smem, f
     plgpu.wait_smem_to_gmem(0)
 
 
-def _relate(q_norm, a_factor, k_norm, log_decay, scores, smem: _Smem, full: Any) -> Array:
+def _relate(vectors: list[Any], scores: Any, smem: _Smem, full: Any) -> Array:
     """Return A, and store the halves of scores; see `relate` of `chunks.py`."""
     only = _opaque_zero()
     inverse, other = smem.inverse.at[only], smem.other[1].at[only]
     row_cc, column_cc = _indices()
+    q_norm, k_norm, a_factor, log_decay = vectors
     of_rows = [load_vector(x, OF_ROWS) for x in (q_norm, a_factor)]
     of_columns = [load_vector(x, OF_COLUMNS) for x in (k_norm, log_decay)]
     shape = row_cc.shape

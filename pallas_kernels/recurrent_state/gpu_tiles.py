@@ -75,7 +75,7 @@ class _Config(NamedTuple):
 
 
 class _Smem(NamedTuple):
-    """Shared memory. What is first needed of a tile has a ring of its own."""
+    """Shared memory: rings [stage, ...] of what a tile brings, and what is computed."""
 
     q: Any
     w: Any
@@ -90,14 +90,9 @@ class _Smem(NamedTuple):
     """A state on its way from or to the pool; or its halves, one below the other."""
 
     @property
-    def first(self) -> list[Any]:
-        """Return what products with the state before a tile take."""
-        return [self.q] if self.w is None else [self.q, self.w]
-
-    @property
-    def second(self) -> list[Any]:
-        """Return what else is brought."""
-        return [self.u, self.scores, self.k]
+    def rings(self) -> list[list[Any]]:
+        """Return the rings of what is brought together, in the order in which it is needed."""
+        return [[self.q] if self.w is None else [self.q, self.w], [self.u, self.scores], [self.k]]
 
 
 def _smem_types(products: Products, matrix: Sequence[int], out_dtype: Any, stages: tuple[int, int]) -> _Smem:
@@ -135,9 +130,9 @@ def pass_states(
     matrix = list(pool.shape[2:])
     matrix[axis] = PART
     most = SMEM_BYTES - SMEM_RESERVED
-    sizes = ((2, 2), (2, 1), (1, 1))
-    stages = next(x for x in sizes if _total_bytes(_smem_types(products, matrix, out_dtype, x)) <= most or x == (1, 1))
-    smem = _smem_types(products, matrix, out_dtype, stages)
+    # What is first needed of a tile had better be there before the tile before is done.
+    candidates = [_smem_types(products, matrix, out_dtype, stages) for stages in ((2, 2), (2, 1), (1, 1))]
+    smem = next((x for x in candidates if _total_bytes(x) <= most), candidates[-1])
     kernel = plgpu.kernel(
         partial(_kernel, _Config(axis, num_heads // products.q.shape[1], interpret), products.w is not None),
         out_type=jax.ShapeDtypeStruct((num_tiles * TILE_ROWS, num_heads * value_dim), out_dtype),
@@ -146,8 +141,7 @@ def pass_states(
         kernel_name=name,
         scratch_types={
             "smem": smem,
-            "first_full": plgpu.Barrier(num_arrivals=len(smem.first), num_barriers=stages[0]),
-            "second_full": plgpu.Barrier(num_arrivals=len(smem.second), num_barriers=stages[1]),
+            "full": [plgpu.Barrier(num_arrivals=len(x), num_barriers=x[0].shape[0]) for x in smem.rings],
             "state_full": plgpu.Barrier(),
         },
         compiler_params=compiler_params(),
@@ -165,13 +159,12 @@ def pass_states(
     return jax.freeze(pool_ref), read.reshape(num_tiles, TILE_ROWS, num_heads, value_dim)
 
 
-def _kernel(config, has_w, count, begins_n, loaded_n, kept_n, reads_n, writes_n, pool, *refs, smem, **barriers):
+def _kernel(config, has_w, count, begins_n, loaded_n, kept_n, reads_n, writes_n, pool, *refs, smem, full, state_full):
     part, head = lax.axis_index("part"), lax.axis_index("head")
     *operands, out = refs
     given: Any = Products(*(operands if has_w else [operands[0], None, *operands[1:]]))
     own = pl.ds(pl.multiple_of(part * PART, PART), PART)
     matrix, _ = smem.state
-    first_full, second_full, state_full = (barriers[name] for name in ("first_full", "second_full", "state_full"))
     key_head = lax.div(head, config.group)
     # Few registers at a time, besides a state's own.
     width = min(matrix.shape[1], STATE_COLUMNS)
@@ -182,21 +175,20 @@ def _kernel(config, has_w, count, begins_n, loaded_n, kept_n, reads_n, writes_n,
         of_head = pool.at[slot, head]
         return of_head.at[:, own] if config.axis else of_head.at[own]
 
-    def bring_first(tile):
-        stage = lax.rem(tile, smem.q.shape[0])
-        plgpu.copy_gmem_to_smem(given.q.at[tile, key_head], smem.q.at[stage], first_full.at[stage])
-        if given.w is not None:
-            plgpu.copy_gmem_to_smem(given.w.at[tile, head], smem.w.at[stage], first_full.at[stage])
+    sources = [
+        [(given.q, key_head, ()), *[(given.w, head, ())] * has_w],
+        [(given.u, head, (slice(None), own)), (given.scores, head, ())],
+        [(given.k, key_head, ())],
+    ]
 
-    def bring_second(tile):
-        stage = lax.rem(tile, smem.k.shape[0])
-        barrier = second_full.at[stage]
-        plgpu.copy_gmem_to_smem(given.u.at[tile, head, :, own], smem.u.at[stage], barrier)
-        plgpu.copy_gmem_to_smem(given.scores.at[tile, head], smem.scores.at[stage], barrier)
-        plgpu.copy_gmem_to_smem(given.k.at[tile, key_head], smem.k.at[stage], barrier)
+    def bring(i, tile):
+        """Start bringing the i-th part of what a tile takes, if there is such a tile."""
 
-    def bring_next(bring, tile):
-        pl.when(tile < count[0])(partial(bring, tile))
+        @pl.when(tile < count[0])
+        def _():
+            stage = lax.rem(tile, smem.rings[i][0].shape[0])
+            for (source, of_head, columns), ring in zip(sources[i], smem.rings[i], strict=True):
+                plgpu.copy_gmem_to_smem(source.at[tile, of_head, *columns], ring.at[stage], full[i].at[stage])
 
     def load_state(tile, state):
         del state
@@ -217,9 +209,9 @@ def _kernel(config, has_w, count, begins_n, loaded_n, kept_n, reads_n, writes_n,
         return state
 
     def step(tile, state):
-        first, second = lax.rem(tile, smem.q.shape[0]), lax.rem(tile, smem.k.shape[0])
+        first, second, third = (lax.rem(tile, ring[0].shape[0]) for ring in smem.rings)
         # Unless these are opaque to LLVM, it computes all matrix descriptors first and holds them in registers.
-        tile, first, second, only = lax.optimization_barrier((tile, first, second, jnp.int32(0)))
+        tile, first, second, third, only = lax.optimization_barrier((tile, first, second, third, jnp.int32(0)))
         halves, deltas = smem.state[1].at[only], smem.deltas.at[only]
         q_factor, k_factor = (load_vector(x.at[tile, head], OF_ROWS) for x in (given.q_factor, given.k_factor))
         is_vector = given.decay.shape[2] > 1
@@ -233,17 +225,17 @@ def _kernel(config, has_w, count, begins_n, loaded_n, kept_n, reads_n, writes_n,
         def load_added():
             return plgpu.load(smem.u.at[second], layout=MATRIX).astype(jnp.float32)
 
-        plgpu.barrier_wait(first_full.at[first])
+        plgpu.barrier_wait(full[0].at[first])
         queried = product(parts_of(smem.q.at[first]), states)
         taken = None if given.w is None else product(parts_of(smem.w.at[first]), states)
-        plgpu.barrier_wait(second_full.at[second])
+        plgpu.barrier_wait(full[1].at[second])
         added, delta = [smem.u.at[second]], None
         if taken is not None:
             delta = load_added() - taken
             added = halves_of(deltas)
             store_halves(deltas, delta)
             plgpu.commit_smem()
-            bring_next(bring_first, tile + smem.q.shape[0])
+            bring(0, tile + smem.q.shape[0])
         queried = queried * spread(q_factor, queried.shape, 0)
         read = _add_product(queried, parts_of(smem.scores.at[second]), added, config.interpret)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
@@ -253,13 +245,15 @@ def _kernel(config, has_w, count, begins_n, loaded_n, kept_n, reads_n, writes_n,
         store_halves(deltas, delta * spread(k_factor, delta.shape, 0))
         plgpu.commit_smem()
         if taken is None:
-            bring_next(bring_first, tile + smem.q.shape[0])
+            bring(0, tile + smem.q.shape[0])
+        bring(1, tile + smem.u.shape[0])
         rows = pl.ds(pl.multiple_of(tile * TILE_ROWS, TILE_ROWS), TILE_ROWS)
         value_dim = out.shape[1] // pool.shape[1]
         columns = pl.ds(pl.multiple_of(head * value_dim + own.start, PART), PART)
         plgpu.copy_smem_to_gmem(smem.read, out.at[rows, columns])
 
-        keys, added = parts_of(smem.k.at[second]), halves_of(deltas)
+        plgpu.barrier_wait(full[2].at[third])
+        keys, added = parts_of(smem.k.at[third]), halves_of(deltas)
         lefts, rights = (keys, added) if config.axis else (added, keys)
         lefts, before, state = [x.T for x in lefts], state, []
         for part, own_state in zip(parts, before, strict=True):
@@ -267,7 +261,7 @@ def _kernel(config, has_w, count, begins_n, loaded_n, kept_n, reads_n, writes_n,
             own_rights = [x.at[:, part] for x in rights]
             state.append(_add_product(own_state, lefts, own_rights, config.interpret))
         plgpu.commit_smem()  # all threads are done with the tile
-        bring_next(bring_second, tile + smem.k.shape[0])
+        bring(2, tile + smem.k.shape[0])
 
         @pl.when(kept_n[tile] > 0)
         def _():
@@ -279,10 +273,9 @@ def _kernel(config, has_w, count, begins_n, loaded_n, kept_n, reads_n, writes_n,
 
         return state
 
-    for stage in range(smem.q.shape[0]):
-        bring_next(bring_first, jnp.int32(stage))
-    for stage in range(smem.k.shape[0]):
-        bring_next(bring_second, jnp.int32(stage))
+    for i, ring in enumerate(smem.rings):
+        for stage in range(ring[0].shape[0]):
+            bring(i, jnp.int32(stage))
     lax.fori_loop(0, count[0], step, [zeros] * len(parts))
     plgpu.wait_smem_to_gmem(0)
 
