@@ -18,7 +18,7 @@ from .batch import StateBatch
 
 TILE_ROWS = 64
 """The most rows of a tile, a power of two: what it costs to solve for them grows with it, the passes shrink."""
-MOST_TILES = 16
+MOST_TILES = 32
 """The most tiles that are taken at once."""
 TILES_BYTES = 16 << 20
 """The most bytes of their inputs, of which there are several copies in other forms, and outputs beside them."""
@@ -144,10 +144,14 @@ def take_tiles(
     return copy_saved(pool, batch, first_slot), out
 
 
-def count_at_once(inputs: Sequence[Array], dtype: Any = None) -> int:
-    """Return how many tiles to take at once, by what their inputs take in memory, all in one dtype if it is given."""
+def count_at_once(inputs: Sequence[Array], dtype: Any = None, most_bytes: int = TILES_BYTES) -> int:
+    """Return how many tiles to take at once, by what their inputs take in memory, all in one dtype if it is given.
+
+    They are no more than a step of as many rows has, unless it has several chunks.
+    """
     row_bytes = sum(x[0].size * jnp.dtype(dtype or x.dtype).itemsize for x in inputs)
-    return max(1, min(MOST_TILES, TILES_BYTES // (TILE_ROWS * row_bytes)))
+    in_step = -(-len(inputs[0]) // TILE_ROWS)
+    return max(1, min(MOST_TILES, in_step, most_bytes // (TILE_ROWS * row_bytes)))
 
 
 def prepare_and_advance(
@@ -182,7 +186,26 @@ def dot_in_halves(x: Array, y: Array, contract: tuple[int, int] = (1, 0)) -> Arr
     A float32 number is taken as two of bfloat16, and the product of their lesser parts is left out. All is one product
     of matrices that are two or three times as deep.
     """
-    xs, ys = _halves(x), _halves(y)
+    return _dot_of(_halves(x), _halves(y), contract)
+
+
+def rounded_dot_in_halves(x: Array, y: Array, contract: tuple[int, int] = (1, 0)) -> Array:
+    """Return what `dot_in_halves` does outside of kernels, where XLA may take a number's rounding for none."""
+    return _dot_of(rounded_halves(x), rounded_halves(y), contract)
+
+
+def rounded_halves(x: Array) -> list[Array]:
+    """Return a float32 array as two of bfloat16, which sum up to it but for its last bits, and one of those as it is.
+
+    This is for XLA: it may leave out a conversion back and forth, but not an explicit loss of precision.
+    """
+    if x.dtype == jnp.bfloat16:
+        return [x]
+    upper = lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+    return [upper.astype(jnp.bfloat16), (x - upper).astype(jnp.bfloat16)]
+
+
+def _dot_of(xs: list[Array], ys: list[Array], contract: tuple[int, int]) -> Array:
     pairs = [(a, b) for i, a in enumerate(xs) for j, b in enumerate(ys) if i + j < max(len(xs), len(ys))]
     lefts, rights = zip(*pairs, strict=True)
     deep_x, deep_y = jnp.concatenate(lefts, axis=contract[0]), jnp.concatenate(rights, axis=contract[1])
