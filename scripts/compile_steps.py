@@ -69,10 +69,11 @@ SPARE_SLOTS = 1.25
 SLACK = 2**20  # bytes of scratch; a thousandth of what so many more blocks take
 GRAPHS_JAX = (0, 12)
 """Older versions of jax put no Mosaic GPU kernel into a CUDA graph."""
-LAYER_NODES, NORM_NODES, LATENT_NODES, MOE_NODES, OTHER_NODES = 12, 2, 2, 23, 36
-"""The most launches of a layer, more if it norms queries and keys, attends over latents or has experts, and of all the
-rest, in a plain decode step. A matmul, a softmax and a sort choose the experts, 12 launches with two more sorts group
-the rows, and with many such layers XLA computes in each anew what attention's kernels need of a step, in 5 launches."""
+LAYER_NODES, NORM_NODES, LATENT_NODES, MOE_NODES, SHARED_NODES, OTHER_NODES = 12, 2, 3, 25, 4, 36
+"""The most launches of a layer, more if it norms queries and keys, attends over latents, has experts or one that all
+share, and of all the rest, in a plain decode step. Parts of weights, a matmul, a softmax and a sort choose the experts,
+12 launches with two more sorts group the rows, and with many such layers XLA computes in each anew what attention's
+kernels need of a step, in 5 launches."""
 
 
 def main() -> int:
@@ -219,7 +220,9 @@ def check_program(compiler: StepCompiler, shape: StepShape | PoolShape) -> dict[
 def most_nodes(config: ModelConfig) -> int:
     """Return how many launches a plain decode step should need at most."""
     more = (
-        layer.qk_norm * NORM_NODES + bool(layer.latent) * LATENT_NODES + bool(layer.moe) * MOE_NODES
+        layer.qk_norm * NORM_NODES
+        + bool(layer.latent) * LATENT_NODES
+        + (MOE_NODES + bool(layer.moe.shared_size) * SHARED_NODES if layer.moe else 0)
         for layer in config.layers
     )
     return len(config.layers) * LAYER_NODES + sum(more) + OTHER_NODES
