@@ -124,7 +124,7 @@ def _total_bytes(smem: _Smem) -> int:
 def pass_states(
     pool: Array, tiles: Tiles, products: Products, name: str, out_dtype: Any, *, axis: int, interpret: bool
 ) -> tuple[Array, Array]:
-    """Return the pool after n tiles, one after the other, and what they read [n, c, h, d].
+    """Return the pool after n tiles, and what they read [n, c, h, d]. Those of a chunk go one after the other.
 
     Matrices of heads in the pool are [k, d], or [d, k] for an `axis` of 0. What empty tiles read is undefined.
     """
@@ -162,16 +162,14 @@ def pass_states(
     starts_r = jnp.min(jnp.where(begins_rn, numbers_n, count), axis=1)
     pool_ref = jax.new_ref(pool)
     operands = [x for x in products if x is not None]
-    read = kernel(starts_r, *flags, tiles.reads_n, tiles.writes_n, pool_ref, *operands)
+    read = kernel(starts_r, *flags, tiles.reads_n, tiles.writes_n, tiles.copies_n, pool_ref, *operands)
     return jax.freeze(pool_ref), read.reshape(num_tiles, TILE_ROWS, num_heads, value_dim)
 
 
-def _kernel(
-    config, has_w, starts_r, begins_n, loaded_n, kept_n, reads_n, writes_n, pool, *refs, smem, full, state_full
-):
+def _kernel(config, has_w, starts_r, *refs, smem, full, state_full):
+    begins_n, loaded_n, kept_n, reads_n, writes_n, copies_n, pool, *operands, out = refs
     part, head, run = (lax.axis_index(name) for name in ("part", "head", "run"))
     start, end = starts_r[run], starts_r[run + 1]
-    *operands, out = refs
     given: Any = Products(*(operands if has_w else [operands[0], None, *operands[1:]]))
     own = pl.ds(pl.multiple_of(part * PART, PART), PART)
     matrix, _ = smem.state
@@ -279,6 +277,11 @@ def _kernel(
                 matrix[:, part] = own_state
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(matrix, in_pool(writes_n[tile]))
+
+            @pl.when(copies_n[tile] > 0)
+            def _():
+                plgpu.copy_smem_to_gmem(matrix, in_pool(copies_n[tile]))
+
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
         return state
