@@ -85,8 +85,8 @@ def take_chunks(
     """Return the pool after the longer chunks of a step, and `out_tvd` with what their rows read.
 
     The inputs are those of `GatedDelta`, from queries to beta. `run` takes them past tiles, with value heads by key
-    heads, [n, c, key heads, value heads of each, ...]; None is the way of plain XLA. `most_bytes` is what they may take
-    in memory for all tiles that are taken at once.
+    heads, [n, c, key heads, value heads of each, ...], and heeds `copies_n`; None is the way of plain XLA. `most_bytes`
+    is what they may take in memory for all tiles that are taken at once.
     """
     q_tkd, k_tkd, v_tvd, log_decay_tvd, beta_tv = inputs
     t, num_key_heads = q_tkd.shape[:2]
@@ -97,9 +97,9 @@ def take_chunks(
         return state_vkd, read_vcd.swapaxes(0, 1)
 
     taken = q_tkd, k_tkd, v, log_decay, beta
-    run = run or prepare_and_advance(by_heads(prepare), advance_heads, out_tvd.dtype)
+    own_run = run or prepare_and_advance(by_heads(prepare), advance_heads, out_tvd.dtype)
     at_once = count_at_once(taken, jnp.float32, most_bytes)
-    return take_tiles(pool, batch, first_slot, taken, out_tvd, run, at_once=at_once)
+    return take_tiles(pool, batch, first_slot, taken, out_tvd, own_run, at_once=at_once, saves_copies=run is not None)
 
 
 def by_heads(function: Callable[..., Any]) -> Callable[..., Any]:

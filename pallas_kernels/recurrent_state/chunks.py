@@ -51,12 +51,14 @@ class Tiles(NamedTuple):
     """The slot of the state before a tile: the sequence's, then what the tile before wrote."""
     writes_n: Array
     """The slot of the next state that is kept: the state after a tile may lie there meanwhile."""
+    copies_n: Array
+    """The slot where the state after a chunk's last tile is saved too; 0 where it is not."""
 
 
 def cut_into_tiles(batch: StateBatch, first_slot: Array | int, num_rows: int, multiple: int = 1) -> tuple[Tiles, Array]:
     """Return the tiles of a step of so many rows, room for a multiple of a number of them, and how many there are.
 
-    Where a state is to be saved after a chunk's last row too, `copy_saved` does it.
+    Where a state is to be saved after a chunk's last row too, `copies_n` says so, or `copy_saved` does it.
     """
     num_sequences = len(batch.query_starts_s)
     is_long_s = lax.iota(jnp.int32, num_sequences) >= batch.num_decodes
@@ -82,7 +84,10 @@ def cut_into_tiles(batch: StateBatch, first_slot: Array | int, num_rows: int, mu
     parts_n = jnp.minimum(parts_n, 2 * num_sequences - 1)
     starts_n = part_starts_p[parts_n] + (tiles_n - totals_p[parts_n] + sizes_p[parts_n]) * TILE_ROWS
     ends_n = jnp.minimum(starts_n + TILE_ROWS, part_ends_p[parts_n])
-    is_first_n = is_live_n & (starts_n == starts_s[parts_n // 2])
+    seqs_n = parts_n // 2
+    is_first_n = is_live_n & (starts_n == starts_s[seqs_n])
+    is_last_n = is_live_n & (ends_n == ends_s[seqs_n])
+    is_copied_n = is_last_n & (batch.save_slots_s > 0)[seqs_n] & (batch.all_save_ends_s == ends_s)[seqs_n]
     reads_n = jnp.where(starts_n == part_starts_p[parts_n], before_p[parts_n], slots_p[parts_n])
     tiles = Tiles(
         jnp.where(is_live_n, starts_n, num_rows),
@@ -92,6 +97,7 @@ def cut_into_tiles(batch: StateBatch, first_slot: Array | int, num_rows: int, mu
         (is_live_n & (ends_n == part_ends_p[parts_n])).astype(jnp.int32),
         first_slot + jnp.where(is_live_n, reads_n, 0),
         first_slot + jnp.where(is_live_n, slots_p[parts_n], 0),
+        jnp.where(is_copied_n, first_slot + batch.save_slots_s[seqs_n], 0),
     )
     return tiles, totals_p[-1]
 
@@ -123,8 +129,12 @@ def take_tiles(
     run: Run,
     *,
     at_once: int,
+    saves_copies: bool = False,
 ) -> tuple[Array, Array]:
-    """Return the pool after the longer chunks of a step, and `out` with what their rows read, so many tiles at once."""
+    """Return the pool after the longer chunks of a step, and `out` with what their rows read, so many tiles at once.
+
+    `saves_copies` says that `run` heeds `copies_n`; else those states are copied after it.
+    """
     if not batch.has_chunks:
         return pool, out
     tiles, num_tiles = cut_into_tiles(batch, first_slot, len(out), multiple=at_once)
@@ -141,7 +151,7 @@ def take_tiles(
         return pool, out.at[rows_nc].set(read, mode="drop", unique_indices=True)
 
     pool, out = lax.fori_loop(0, (num_tiles + at_once - 1) // at_once, body, (pool, out))
-    return copy_saved(pool, batch, first_slot), out
+    return pool if saves_copies else copy_saved(pool, batch, first_slot), out
 
 
 def count_at_once(inputs: Sequence[Array], dtype: Any = None, most_bytes: int = TILES_BYTES) -> int:

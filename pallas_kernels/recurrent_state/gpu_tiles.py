@@ -31,6 +31,8 @@ from .gpu import MATRIX, OF_ROWS, PART, load_vector, spread
 
 TILES_BYTES = 96 << 20
 """The most bytes of the inputs in float32 of tiles that are prepared at once: few launches, and much to do in each."""
+NUM_SMS, MOST_RUNS = 132, 4
+"""Chunks of several sequences go side by side, as far as multiprocessors would be idle else."""
 STATE_COLUMNS = 128
 """How many columns of a state are one array in registers."""
 
@@ -122,7 +124,7 @@ def _total_bytes(smem: _Smem) -> int:
 def pass_states(
     pool: Array, tiles: Tiles, products: Products, name: str, out_dtype: Any, *, axis: int, interpret: bool
 ) -> tuple[Array, Array]:
-    """Return the pool after n tiles, one after the other, and what they read [n, c, h, d].
+    """Return the pool after n tiles, and what they read [n, c, h, d]. Those of a chunk go one after the other.
 
     Matrices of heads in the pool are [k, d], or [d, k] for an `axis` of 0. What empty tiles read is undefined.
     """
@@ -130,14 +132,15 @@ def pass_states(
     matrix = list(pool.shape[2:])
     matrix[axis] = PART
     most = SMEM_BYTES - SMEM_RESERVED
+    num_runs = min(MOST_RUNS, num_tiles, -(-NUM_SMS // (num_heads * value_dim // PART)))
     # What is first needed of a tile had better be there before the tile before is done.
     candidates = [_smem_types(products, matrix, out_dtype, stages) for stages in ((2, 2), (2, 1), (1, 1))]
     smem = next((x for x in candidates if _total_bytes(x) <= most), candidates[-1])
     kernel = plgpu.kernel(
         partial(_kernel, _Config(axis, num_heads // products.q.shape[1], interpret), products.w is not None),
         out_type=jax.ShapeDtypeStruct((num_tiles * TILE_ROWS, num_heads * value_dim), out_dtype),
-        grid=(value_dim // PART, num_heads),
-        grid_names=("part", "head"),
+        grid=(value_dim // PART, num_heads, num_runs),
+        grid_names=("part", "head", "run"),
         kernel_name=name,
         scratch_types={
             "smem": smem,
@@ -153,15 +156,20 @@ def pass_states(
     is_loaded_n = (tiles.is_first_n > 0) | (numbers_n == 0)
     is_kept_n = (tiles.is_kept_n > 0) | (numbers_n == count - 1)
     flags = tiles.begins_n, is_loaded_n.astype(jnp.int32), is_kept_n.astype(jnp.int32)
+    # Each run of tiles begins with a chunk: the first one from its share of all tiles on.
+    shares_r = lax.iota(jnp.int32, num_runs + 1) * count // num_runs
+    begins_rn = is_loaded_n & (numbers_n >= shares_r[:, None]) & (numbers_n < count)
+    starts_r = jnp.min(jnp.where(begins_rn, numbers_n, count), axis=1)
     pool_ref = jax.new_ref(pool)
     operands = [x for x in products if x is not None]
-    read = kernel(count.reshape(1), *flags, tiles.reads_n, tiles.writes_n, pool_ref, *operands)
+    read = kernel(starts_r, *flags, tiles.reads_n, tiles.writes_n, tiles.copies_n, pool_ref, *operands)
     return jax.freeze(pool_ref), read.reshape(num_tiles, TILE_ROWS, num_heads, value_dim)
 
 
-def _kernel(config, has_w, count, begins_n, loaded_n, kept_n, reads_n, writes_n, pool, *refs, smem, full, state_full):
-    part, head = lax.axis_index("part"), lax.axis_index("head")
-    *operands, out = refs
+def _kernel(config, has_w, starts_r, *refs, smem, full, state_full):
+    begins_n, loaded_n, kept_n, reads_n, writes_n, copies_n, pool, *operands, out = refs
+    part, head, run = (lax.axis_index(name) for name in ("part", "head", "run"))
+    start, end = starts_r[run], starts_r[run + 1]
     given: Any = Products(*(operands if has_w else [operands[0], None, *operands[1:]]))
     own = pl.ds(pl.multiple_of(part * PART, PART), PART)
     matrix, _ = smem.state
@@ -184,7 +192,7 @@ def _kernel(config, has_w, count, begins_n, loaded_n, kept_n, reads_n, writes_n,
     def bring(i, tile):
         """Start bringing the i-th part of what a tile takes, if there is such a tile."""
 
-        @pl.when(tile < count[0])
+        @pl.when(tile < end)
         def _():
             stage = lax.rem(tile, smem.rings[i][0].shape[0])
             for (source, of_head, columns), ring in zip(sources[i], smem.rings[i], strict=True):
@@ -269,14 +277,19 @@ def _kernel(config, has_w, count, begins_n, loaded_n, kept_n, reads_n, writes_n,
                 matrix[:, part] = own_state
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(matrix, in_pool(writes_n[tile]))
+
+            @pl.when(copies_n[tile] > 0)
+            def _():
+                plgpu.copy_smem_to_gmem(matrix, in_pool(copies_n[tile]))
+
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
         return state
 
     for i, ring in enumerate(smem.rings):
         for stage in range(ring[0].shape[0]):
-            bring(i, jnp.int32(stage))
-    lax.fori_loop(0, count[0], step, [zeros] * len(parts))
+            bring(i, start + stage)
+    lax.fori_loop(start, end, step, [zeros] * len(parts))
     plgpu.wait_smem_to_gmem(0)
 
 

@@ -51,8 +51,8 @@ def take_chunks(
     """Return the pool after the longer chunks of a step, and `out_thp` with what their rows read.
 
     The inputs are those of `StateSpace` that have rows: x, dt, b and c. `run` takes them past tiles, with heads by
-    groups, [n, c, groups, heads of each, ...]; None is the way of plain XLA. `most_bytes` is what they may take in
-    memory for all tiles that are taken at once.
+    groups, [n, c, groups, heads of each, ...], and heeds `copies_n`; None is the way of plain XLA. `most_bytes` is what
+    they may take in memory for all tiles that are taken at once.
     """
     x_thp, dt_th, b_tgn, c_tgn = inputs
     t, num_groups = b_tgn.shape[:2]
@@ -76,9 +76,9 @@ def take_chunks(
         return state.reshape(state_hpn.shape), jnp.moveaxis(read.reshape(-1, *read.shape[2:]), 0, 1)
 
     taken = x, dt, b_tgn, c_tgn
-    run = run or prepare_and_advance(prepare_tiles, advance_heads, out_thp.dtype)
+    own_run = run or prepare_and_advance(prepare_tiles, advance_heads, out_thp.dtype)
     at_once = count_at_once(taken, jnp.float32, most_bytes)
-    return take_tiles(pool, batch, first_slot, taken, out_thp, run, at_once=at_once)
+    return take_tiles(pool, batch, first_slot, taken, out_thp, own_run, at_once=at_once, saves_copies=run is not None)
 
 
 def prepare(
