@@ -260,7 +260,7 @@ def compile_program(
 ) -> tuple[Any, str, str, dict[str, float]]:
     """Return the compiler's memory analysis, the final HLO, on a GPU the thunks, and the seconds of either stage."""
     platform = compiler.config.platform
-    options = compiler.options or {}
+    options = compiler.options
     with tempfile.TemporaryDirectory() as folder:
         if platform == "gpu":
             options |= {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
@@ -270,13 +270,13 @@ def compile_program(
 
 
 def timed_compile(
-    compiler: StepCompiler, key: ProgramKey, num_blocks: int, options: dict[str, Any] | None
+    compiler: StepCompiler, key: ProgramKey, num_blocks: int, options: dict[str, Any]
 ) -> tuple[Compiled, dict[str, float]]:
     """Return a program, and the seconds that lowering and compiling it took."""
     start = time.monotonic()
     lowered = compiler.lower(key, num_blocks)
     lowered_at = time.monotonic()
-    compiled = lowered.compile(compiler_options=options or None)
+    compiled = lowered.compile(compiler_options=options)
     return compiled, {"lower_s": round(lowered_at - start, 1), "compile_s": round(time.monotonic() - lowered_at, 1)}
 
 
