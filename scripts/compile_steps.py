@@ -206,13 +206,14 @@ def check_program(compiler: StepCompiler, shape: StepShape | PoolShape) -> dict[
             missed.append(f"the host is asked: {asking}")
     if temps[-1] - temps[-2] > max(0.01 * temps[-2], SLACK):
         missed.append(f"scratch {temps[-2]} with {blocks[-2]} blocks, {temps[-1]} with {blocks[-1]}")
-    if (expected := expected_collectives(compiler, shape)) != row["collectives"]:
+    expected = expected_collectives(compiler, shape)  # XLA may make one of several
+    if any(count > expected.get(kind, 0) for kind, count in row["collectives"].items()):
         missed.append(f"collectives should be {expected}")
     is_plain_decode = isinstance(shape, StepShape) and not shape.is_full and shape.batch.bucket.num_tokens <= SEQS
     is_graph = row["thunks"] == {"kCommandBuffer": 1} or jax.__version_info__ < GRAPHS_JAX
     if has_kernels and compiler.mesh.size == 1 and (is_plain_decode or isinstance(shape, PoolShape)) and not is_graph:
         missed.append("not one command buffer")
-    if has_kernels and is_plain_decode and row["nodes"] > most_nodes(compiler.model.config):
+    if has_kernels and compiler.mesh.size == 1 and is_plain_decode and row["nodes"] > most_nodes(compiler.model.config):
         missed.append(f"more launches than {most_nodes(compiler.model.config)}")
     return row | {"missed": missed}
 
@@ -229,7 +230,7 @@ def most_nodes(config: ModelConfig) -> int:
 
 
 def expected_collectives(compiler: StepCompiler, shape: StepShape | PoolShape) -> dict[str, int]:
-    """Return how many collectives of each kind a step should need."""
+    """Return how many collectives of each kind a step should need at most."""
     vocab = VocabShards(compiler.model.config.vocab_size, compiler.mesh.size, MODEL_AXIS)
     if vocab.num_devices == 1:
         return {}
