@@ -98,7 +98,7 @@ done
 experts steps-h100-qwen3.6-27b h100 qwen3.6-27b
 experts steps-h100-qwen3.6-35b-a3b h100 qwen3.6-35b-a3b --layers 8
 experts steps-h100-deepseek-v2-lite h100 deepseek-v2-lite --layers 3
-experts steps-h100x8-deepseek-v3 h100 deepseek-v3 --layers 5 --tensor-parallel-size 8 --quantized
+experts steps-h200x8-deepseek-v3 h200 deepseek-v3 --layers 5 --tensor-parallel-size 8 --quantized
 experts steps-v6e-2x2-qwen3.6-27b v6e:2x2 qwen3.6-27b --layers 16 --tensor-parallel-size 4
 experts steps-tpu7x-qwen3.6-27b tpu7x:1x1x1 qwen3.6-27b --layers 8
 experts steps-v6e-2x2-qwen3.6-35b-a3b v6e:2x2 qwen3.6-35b-a3b --layers 8 --tensor-parallel-size 4
