@@ -27,6 +27,7 @@ from machine import describe_device, jax_platform
 from workloads import ALLOWED, LAYER, NUM_LAYERS
 
 from jaxllm.config.resolve import detect_architecture
+from jaxllm.execution.options import compiler_options
 from pallas_kernels import causal_conv, gated_delta, state_space
 from pallas_kernels.causal_conv.cases import CASES as CONV_CASES
 from pallas_kernels.causal_conv.cases import Case as ConvCase
@@ -176,7 +177,8 @@ class Bench:
         """Return what the step takes, and what the first one reads."""
         spec, place = op.pool_spec(NUM_LAYERS, num_slots), {"layer": LAYER, "num_layers": NUM_LAYERS}
         pool = jax.jit(partial(jax.random.normal, shape=spec.shape, dtype=spec.dtype))(jax.random.key(1))
-        run = jax.jit(partial(op, **place, **self._settings), donate_argnums=len(inputs))
+        options = None if self._is_dry else compiler_options(jax_platform(), jnp.bfloat16, batch_invariant=False)
+        run = jax.jit(partial(op, **place, **self._settings), donate_argnums=len(inputs), compiler_options=options)
         first, *state = run(*inputs, pool, batch)
 
         def once() -> Array:

@@ -94,8 +94,18 @@ experts() { # NAME TARGET MODEL ARGUMENTS...: the full step's sampling is that o
 for model in qwen3-30b-a3b gpt-oss-20b mixtral-8x7b; do
   experts "steps-h100-$model" h100 $model --layers 8
 done
-experts steps-h100-qwen3.6-27b h100 qwen3.6-27b # a hybrid: states and attention
+# Hybrids, with states and attention, and models with latents, on meshes that `jaxllm check` says hold them.
+experts steps-h100-qwen3.6-27b h100 qwen3.6-27b
+experts steps-h100-qwen3.6-35b-a3b h100 qwen3.6-35b-a3b --layers 8
 experts steps-h100-deepseek-v2-lite h100 deepseek-v2-lite --layers 3
+experts steps-h200x8-deepseek-v3 h200 deepseek-v3 --layers 5 --tensor-parallel-size 8 --quantized
+experts steps-v6e-2x2-qwen3.6-27b v6e:2x2 qwen3.6-27b --layers 16 --tensor-parallel-size 4
+experts steps-tpu7x-qwen3.6-27b tpu7x:1x1x1 qwen3.6-27b --layers 8
+experts steps-v6e-2x2-qwen3.6-35b-a3b v6e:2x2 qwen3.6-35b-a3b --layers 8 --tensor-parallel-size 4
+experts steps-tpu7x-qwen3.6-35b-a3b tpu7x:1x1x1 qwen3.6-35b-a3b --layers 8
+experts steps-v5e-2x2-deepseek-v2-lite v5e:2x2 deepseek-v2-lite --layers 6 --tensor-parallel-size 4
+experts steps-v6e-deepseek-v2-lite v6e:1x1 deepseek-v2-lite --layers 6
+experts steps-tpu7x-2x2x2-deepseek-v3 tpu7x:2x2x2 deepseek-v3 --layers 5 --tensor-parallel-size 16 --quantized
 experts steps-h100-gemma-4-26b h100 gemma-4-26b --layers 12
 experts steps-v6e-qwen3-30b-a3b v6e:1x1 qwen3-30b-a3b --layers 16 # as many as one v6e holds
 experts steps-v6e-gpt-oss-20b v6e:1x1 gpt-oss-20b --layers 12

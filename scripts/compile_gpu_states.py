@@ -162,7 +162,7 @@ def compile_layer(layer: Layer, sharding: NamedSharding) -> dict[str, Any]:
         try:
             with jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh):
                 lowered = jitted.trace(pool, layer.inputs, batch).lower(lowering_platforms=("cuda",))
-            options = compiler_options("gpu", jnp.bfloat16, batch_invariant=False) or {}
+            options = compiler_options("gpu", jnp.bfloat16, batch_invariant=False)
             compiled = lowered.compile(options | {"xla_dump_to": dump})
             thunks = "".join(x.read_text() for x in Path(dump).glob("*.thunk_sequence_after_thunk_passes.txt"))
         except (ValueError, NotImplementedError, jax.errors.JaxRuntimeError) as error:

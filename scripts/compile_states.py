@@ -28,13 +28,15 @@ from jaxllm.execution.hardware import HARDWARE, find_topology
 DUMP = Path(tempfile.mkdtemp(prefix="states-"))
 IS_GPU = "h100" in sys.argv
 os.environ |= compiler_environment(HARDWARE["h100" if IS_GPU else "v6e"], dict(os.environ))
-os.environ |= {"MOSAIC_GPU_DUMP_PTXAS": "1"}
+os.environ |= {"MOSAIC_GPU_DUMP_PTXAS": "1", "MOSAIC_GPU_DUMP_PTX": "1"}
 os.environ["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={DUMP} --xla_jf_dump_llo_text=true"
 
 import jax
 import jax.numpy as jnp
+import ptx
 from gpu_compiler import FIRST_PTXAS, SMEM_LIMIT, captured_output, noted_smem, ptxas_version, read_ptxas
 from gpu_compiler import find_device as find_gpu
+from gpu_cost import LIMITS, cost, occupancy
 from jax.sharding import NamedSharding
 from sheet import print_sheet, write_rows
 from tpu_compiler import BANDWIDTH
@@ -52,11 +54,15 @@ STEPS = {"decode": (64, 64), "prefill": (2048, 64), "long-prefill": (8192, 256)}
 LONG_CASE = "qwen3.5-27b"
 """The only case that the last step is compiled for."""
 NUM_LAYERS, NUM_SLOTS = 4, 129
-TEMP_LIMIT, PLAIN_TEMP_LIMIT = 160 * 2**20, 320 * 2**20
+TEMP_LIMIT, GPU_TEMP_LIMIT, PLAIN_TEMP_LIMIT = 160 * 2**20, 288 * 2**20, 320 * 2**20
 """Values of a layer and of the next, of 2,048 tokens and 64 heads of 128 numbers 32 MiB each, and inputs and outputs of
-some tiles. Plain XLA copies the states of 32 decodes too, twice."""
+some tiles; on a GPU of all of them, with what one kernel leaves to the next. Plain XLA copies the states of 32 decodes
+too, twice."""
 KERNELS = ("decode", "tiles")
-LEGEND = """
+LEGEND = f"""
+KiB is what a thread block of a GPU's kernel brings for a tile, with the state that few tiles need, and ns what each
+takes at one SM's share of {LIMITS}.
+The L2 cache serves a part of it. Neither latencies nor other instructions count. Kernels stand where first needed.
 bundles: of a TPU's kernel for one decode, all heads, or for one tile of tokens, all heads; one bundle a cycle.
 state_ns: what it takes to read and to write a sequence's state at the memory's nominal bandwidth."""
 
@@ -100,7 +106,7 @@ def main() -> int:
     if args.json:
         write_rows(args.json, head, rows)
     print("\nCost sheet")
-    print_sheet([{key: value for key, value in row.items() if key not in ("seconds", "missed")} for row in rows])
+    print_sheet(sheet_rows(rows))
     print(LEGEND)
     missed = [row for row in rows if row["missed"]]
     print(f"{len(rows)} compiled, {len(missed)} missed")
@@ -147,7 +153,8 @@ def compile_step(
     if made := re.findall(rf"= \w+\[{dims}\]\S* copy(?:-start)?\(", compiled.as_text() or ""):
         missed.append(f"an operation makes a pool: {made[:2]}")
     # A long step has as much more of inputs and outputs.
-    limit = (PLAIN_TEMP_LIMIT if op.implementation == "xla" else TEMP_LIMIT) * max(1, STEPS[step][0] // 2048)
+    own_limit = GPU_TEMP_LIMIT if IS_GPU else TEMP_LIMIT
+    limit = (PLAIN_TEMP_LIMIT if op.implementation == "xla" else own_limit) * max(1, STEPS[step][0] // 2048)
     if memory.temp_size_in_bytes > limit:
         missed.append("scratch")
     figures, wrong = gpu_figures(smem, output[0]) if IS_GPU else (tpu_figures(name, pool, target), [])
@@ -197,8 +204,22 @@ def gpu_figures(smem: dict[str, int], output: str) -> tuple[dict[str, Any], list
     wrong = [f"{name} spills {spilled} bytes" for name, (_, spilled) in kernels.items() if spilled]
     if smem and max(smem.values()) > SMEM_LIMIT:
         wrong.append("shared memory")
-    found = {name: {"registers": registers, "smem": smem.get(name)} for name, (registers, _) in kernels.items()}
+    found: dict[str, Any] = {}
+    for name, kernel in ptx.read_kernels(output).items():
+        found[name] = occupancy(kernels[name][0], kernel.threads, smem.get(name, 0))
+        if not name.endswith("_decode"):
+            found[name] |= cost(name, kernel)
     return ({"kernels": found} if found else {}), wrong
+
+
+def sheet_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the cost sheet's rows, of a GPU one for each kernel, without what is no cost."""
+    sheet = []
+    for row in rows:
+        shown = {key: value for key, value in row.items() if key not in ("seconds", "missed", "kernels")}
+        kernels = row.get("kernels", {})
+        sheet += [shown | {"kernel": name} | figures for name, figures in kernels.items()] or [shown]
+    return sheet
 
 
 def tpu_figures(name: str, pool: jax.ShapeDtypeStruct, target: str) -> dict[str, Any]:

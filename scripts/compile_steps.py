@@ -66,13 +66,14 @@ ENCODER_BLOCKS = (2049, 4097)
 """The same for an encoder, whose pool is of one layer."""
 SPARE_SLOTS = 1.25
 """The slots for snapshots in the second program of a model with recurrent states, as a part of its sequences."""
-SLACK = 2**19  # bytes of scratch; a thousandth of what so many more blocks take
+SLACK = 2**20  # bytes of scratch; a thousandth of what so many more blocks take
 GRAPHS_JAX = (0, 12)
 """Older versions of jax put no Mosaic GPU kernel into a CUDA graph."""
-LAYER_NODES, NORM_NODES, LATENT_NODES, MOE_NODES, OTHER_NODES = 12, 2, 2, 23, 36
-"""The most launches of a layer, more if it norms queries and keys, attends over latents or has experts, and of all the
-rest, in a plain decode step. A matmul, a softmax and a sort choose the experts, 12 launches with two more sorts group
-the rows, and with many such layers XLA computes in each anew what attention's kernels need of a step, in 5 launches."""
+LAYER_NODES, NORM_NODES, LATENT_NODES, MOE_NODES, SHARED_NODES, OTHER_NODES = 12, 2, 3, 25, 4, 36
+"""The most launches of a layer, more if it norms queries and keys, attends over latents, has experts or one that all
+share, and of all the rest, in a plain decode step. Parts of weights, a matmul, a softmax and a sort choose the experts,
+12 launches with two more sorts group the rows, and with many such layers XLA computes in each anew what attention's
+kernels need of a step, in 5 launches."""
 
 
 def main() -> int:
@@ -203,15 +204,16 @@ def check_program(compiler: StepCompiler, shape: StepShape | PoolShape) -> dict[
         }
         if has_kernels and not loops and (asking := find_host_predicates(listing, hlo)):
             missed.append(f"the host is asked: {asking}")
-    if abs(temps[-1] - temps[-2]) > max(0.01 * temps[-2], SLACK):
+    if temps[-1] - temps[-2] > max(0.01 * temps[-2], SLACK):
         missed.append(f"scratch {temps[-2]} with {blocks[-2]} blocks, {temps[-1]} with {blocks[-1]}")
-    if (expected := expected_collectives(compiler, shape)) != row["collectives"]:
+    expected = expected_collectives(compiler, shape)  # XLA may make one of several
+    if any(count > expected.get(kind, 0) for kind, count in row["collectives"].items()):
         missed.append(f"collectives should be {expected}")
     is_plain_decode = isinstance(shape, StepShape) and not shape.is_full and shape.batch.bucket.num_tokens <= SEQS
     is_graph = row["thunks"] == {"kCommandBuffer": 1} or jax.__version_info__ < GRAPHS_JAX
     if has_kernels and compiler.mesh.size == 1 and (is_plain_decode or isinstance(shape, PoolShape)) and not is_graph:
         missed.append("not one command buffer")
-    if has_kernels and is_plain_decode and row["nodes"] > most_nodes(compiler.model.config):
+    if has_kernels and compiler.mesh.size == 1 and is_plain_decode and row["nodes"] > most_nodes(compiler.model.config):
         missed.append(f"more launches than {most_nodes(compiler.model.config)}")
     return row | {"missed": missed}
 
@@ -219,14 +221,16 @@ def check_program(compiler: StepCompiler, shape: StepShape | PoolShape) -> dict[
 def most_nodes(config: ModelConfig) -> int:
     """Return how many launches a plain decode step should need at most."""
     more = (
-        layer.qk_norm * NORM_NODES + bool(layer.latent) * LATENT_NODES + bool(layer.moe) * MOE_NODES
+        layer.qk_norm * NORM_NODES
+        + bool(layer.latent) * LATENT_NODES
+        + (MOE_NODES + bool(layer.moe.shared_size) * SHARED_NODES if layer.moe else 0)
         for layer in config.layers
     )
     return len(config.layers) * LAYER_NODES + sum(more) + OTHER_NODES
 
 
 def expected_collectives(compiler: StepCompiler, shape: StepShape | PoolShape) -> dict[str, int]:
-    """Return how many collectives of each kind a step should need."""
+    """Return how many collectives of each kind a step should need at most."""
     vocab = VocabShards(compiler.model.config.vocab_size, compiler.mesh.size, MODEL_AXIS)
     if vocab.num_devices == 1:
         return {}
@@ -257,7 +261,7 @@ def compile_program(
 ) -> tuple[Any, str, str, dict[str, float]]:
     """Return the compiler's memory analysis, the final HLO, on a GPU the thunks, and the seconds of either stage."""
     platform = compiler.config.platform
-    options = compiler.options or {}
+    options = compiler.options
     with tempfile.TemporaryDirectory() as folder:
         if platform == "gpu":
             options |= {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
@@ -267,13 +271,13 @@ def compile_program(
 
 
 def timed_compile(
-    compiler: StepCompiler, key: ProgramKey, num_blocks: int, options: dict[str, Any] | None
+    compiler: StepCompiler, key: ProgramKey, num_blocks: int, options: dict[str, Any]
 ) -> tuple[Compiled, dict[str, float]]:
     """Return a program, and the seconds that lowering and compiling it took."""
     start = time.monotonic()
     lowered = compiler.lower(key, num_blocks)
     lowered_at = time.monotonic()
-    compiled = lowered.compile(compiler_options=options or None)
+    compiled = lowered.compile(compiler_options=options)
     return compiled, {"lower_s": round(lowered_at - start, 1), "compile_s": round(time.monotonic() - lowered_at, 1)}
 
 
@@ -287,7 +291,9 @@ def find_copies(hlo: str, compiler: StepCompiler, num_blocks: int) -> list[str]:
     found = re.findall(r" = (\S+|\(.*?\)) copy(?:-start)?\(", hlo)
     arrays = [array for array in found if not (array.startswith("(") and "S(1)" in array)]
     copies = [tuple(map(int, dims.split(","))) for array in arrays for dims in re.findall(r"\[([\d,]+)\]", array)[:1]]
-    return [str(shape) for shape in copies if math.prod(shape) in sizes and math.prod(shape) >= 2**20]
+    # Weights of the same rows that are put side by side in each step, to be one matmul.
+    joined = re.findall(r"= (\w+\[\S+\])\S* fusion\(%params\w+\S*, %params[^)]*\),.* calls=%fused_concatenate", hlo)
+    return [str(shape) for shape in copies if math.prod(shape) in sizes and math.prod(shape) >= 2**20] + joined
 
 
 def find_expert_copies(hlo: str, compiler: StepCompiler) -> list[str]:

@@ -38,7 +38,7 @@ def compile_row(
         try:
             with jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh):
                 lowered = jitted.trace(*arguments).lower(lowering_platforms=("cuda",))
-            options = compiler_options("gpu", jnp.bfloat16, batch_invariant=False) or {}
+            options = compiler_options("gpu", jnp.bfloat16, batch_invariant=False)
             compiled = lowered.compile(options | {"xla_dump_to": dump})
             # A program of a single launch has no such file.
             listings = [x.read_text() for x in Path(dump).glob("*.thunk_sequence_after_thunk_passes.txt")]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jax.errors import JaxRuntimeError
 
-from jaxllm.engine.core.kv_cache_size import DeviceMemory, longest_context, measure_memory, size_pool
+from jaxllm.engine.core.kv_cache_size import DeviceMemory, fit_num_seqs, longest_context, measure_memory, size_pool
 from jaxllm.engine.core.model import make_model
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.mesh import refusal
@@ -61,7 +61,9 @@ def fit(args: EngineArgs, checkpoint: Checkpoint, hardware: Hardware, devices: S
     specs = model.param_specs(checkpoint.tensors)
     memory, num_blocks, max_model_len, reason = None, 0, config.max_model_len, None
     try:
-        memory = measure_memory(config, model, specs, hardware.memory_limit(config.gpu_memory_utilization))
+        limit = hardware.memory_limit(config.gpu_memory_utilization)
+        config = fit_num_seqs(config, specs, limit)
+        memory = measure_memory(config, model, specs, limit)
         num_blocks, max_model_len = size_pool(config, memory)
     except VLLMValidationError as error:
         reason = str(error)

@@ -84,6 +84,8 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None
     num_gpu_blocks_override: int | None
     max_num_seqs: int
+    max_num_seqs_can_shrink: bool
+    """Whether the engine may lower it, where recurrent states of so many sequences would take most of the memory."""
     max_num_batched_tokens: int
     cudagraph_capture_sizes: tuple[int, ...] | None
     """The tokens of steps that get a program, besides the largest; None: the smallest, each time twice as many."""

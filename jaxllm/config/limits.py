@@ -42,6 +42,7 @@ def resolve_limits(args: EngineArguments, platform: str, max_model_len: int, res
         "max_num_batched_tokens": tokens,
         "cudagraph_capture_sizes": None if sizes is None else tuple(sizes),
         "max_num_seqs": args.max_num_seqs or min(DEFAULT_NUM_SEQS, tokens),
+        "max_num_seqs_can_shrink": args.max_num_seqs is None,
         "enable_prefix_caching": args.enable_prefix_caching is not False and not runs_whole,
         "enable_chunked_prefill": chunked,
         "async_scheduling": args.async_scheduling is not False,

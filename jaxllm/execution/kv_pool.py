@@ -198,7 +198,7 @@ def count_blocks(request: PoolRequest, *, used_bytes: int) -> int:
 
 def _check_states(request: PoolRequest) -> None:
     """Refuse more sequences than a CPU's memory holds the recurrent states of; on others they come out of the pool."""
-    layout, room = request.layout, _host_bytes() // 2
+    layout, room = request.layout, host_bytes() // 2
     asked = layout.state_bytes * request.num_devices
     if request.memory_limit is None and asked > room:
         raise VLLMValidationError(
@@ -209,7 +209,8 @@ def _check_states(request: PoolRequest) -> None:
         )
 
 
-def _host_bytes() -> int:
+def host_bytes() -> int:
+    """Return the bytes of the machine's memory."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -217,7 +218,7 @@ def _check_room(request: PoolRequest, blocks: int, used_bytes: int) -> None:
     """Refuse a user's number of blocks that memory cannot hold; other settings never give one."""
     asked = request.layout.bytes(blocks)
     room = request.memory_limit
-    room = _host_bytes() if room is None else room - used_bytes
+    room = host_bytes() if room is None else room - used_bytes
     if request.num_gpu_blocks_override is None or asked <= room:
         return
     raise VLLMValidationError(

@@ -18,9 +18,15 @@ INVARIANT_MATMULS = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
 INVARIANT_DTYPES = ("bfloat16", "float32")
 
 
+TPU_OPTIONS: dict[str, Any] = {
+    # A TPU7x would else bring all 16-bit weights into tiles of twice as many rows, in memory and in each step.
+    "xla_tpu_control_large_2nd_minor_layout_for_x16": False,
+}
 GPU_OPTIONS: dict[str, Any] = {
     # Else a kernel that reads a part of the packed inputs is fused with that slice, and is no node of a CUDA graph.
     "xla_gpu_enable_dynamic_slice_fusion": False,
+    # Else small matmuls of the same rows become one, of weights that are put side by side in memory in each step.
+    "xla_gpu_dot_merger_threshold_mb": 0,
 }
 # cuBLAS adds to a matmul's result what is to be added, and its own word is taken for the algorithm. XLA's own matmuls
 # take a kernel more for that, and would be tried out at each first start: bits would depend on which won. Neither has
@@ -30,8 +36,8 @@ CUBLAS_OPTIONS: dict[str, Any] = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_
 
 def compiler_options(
     platform: str, dtype: DTypeLike, batch_invariant: bool, *, quantized: bool = False
-) -> dict[str, Any] | None:
-    """Return the options of a step's compilation; None if there are none. `quantized`: matmuls read weights of 8 bits.
+) -> dict[str, Any]:
+    """Return the options of a step's compilation. `quantized`: matmuls read weights of 8 bits.
 
     Raises ValueError where it is not known how a row is kept from depending on the others; configurations are checked
     before they get here.
@@ -42,8 +48,8 @@ def compiler_options(
     if platform == "gpu":
         # cuBLAS would want such weights in another dtype first, in memory.
         return GPU_OPTIONS if quantized else GPU_OPTIONS | CUBLAS_OPTIONS
-    if platform != "cpu":
-        return None
+    if platform == "tpu":
+        return TPU_OPTIONS
     # Else XLA keeps bfloat16 intermediates in float32 where it likes, and a row's value depends on its bucket.
     options: dict[str, Any] = {"xla_allow_excess_precision": False}
     if batch_invariant:

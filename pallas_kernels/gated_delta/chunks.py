@@ -8,7 +8,8 @@ of its numbers stay small, where powers of A would not, for tokens with alike ke
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,9 @@ from jax import Array
 
 from pallas_kernels.recurrent_state import StateBatch
 from pallas_kernels.recurrent_state.chunks import (
+    TILES_BYTES,
     Dot,
+    Run,
     as_column,
     as_row,
     count_at_once,
@@ -54,40 +57,61 @@ class Prepared(NamedTuple):
     """By what the state shrinks."""
 
 
+class Related(NamedTuple):
+    """What tokens of a tile are to each other; corrections are solved for with the first three, the others stay."""
+
+    a_cc: Array
+    """The A of this module."""
+    k_until_factor_1c: Array
+    """What columns of (I + A)^-1 are to be multiplied by, before their product with these keys:"""
+    k_until_ck: Array
+    q_ck: Array
+    q_factor_c1: Array
+    scores_cc: Array
+    k_ck: Array
+    k_factor_c1: Array
+    decay_k1: Array
+
+
 def take_chunks(
     pool: Array,
     batch: StateBatch,
     first_slot: Array | int,
     inputs: tuple[Array, ...],
     out_tvd: Array,
+    run: Run | None = None,
+    most_bytes: int = TILES_BYTES,
 ) -> tuple[Array, Array]:
     """Return the pool after the longer chunks of a step, and `out_tvd` with what their rows read.
 
-    The inputs are those of `GatedDelta`, from queries to beta.
+    The inputs are those of `GatedDelta`, from queries to beta. `run` takes them past tiles, with value heads by key
+    heads, [n, c, key heads, value heads of each, ...], and heeds `copies_n`; None is the way of plain XLA. `most_bytes`
+    is what they may take in memory for all tiles that are taken at once.
     """
     q_tkd, k_tkd, v_tvd, log_decay_tvd, beta_tv = inputs
     t, num_key_heads = q_tkd.shape[:2]
-    # [t, key heads, value heads of each, ...]
     v, log_decay, beta = (x.reshape(t, num_key_heads, -1, *x.shape[2:]) for x in (v_tvd, log_decay_tvd, beta_tv))
-    has_key_decay = log_decay.shape[3] > 1
-
-    def of_head(q_ck: Array, k_ck: Array, v_cd: Array, log_decay_ck: Array, beta_c: Array) -> Prepared:
-        return prepare(q_ck, k_ck, v_cd, log_decay_ck if has_key_decay else log_decay_ck.T, beta_c[None])
-
-    of_group = jax.vmap(of_head, in_axes=(None, None, 1, 1, 1))
-    of_tile = jax.vmap(of_group, in_axes=1)
-
-    def prepare_tiles(*inputs: Array) -> Prepared:
-        return jax.tree.map(lambda x: x.reshape(len(x), -1, *x.shape[3:]), jax.vmap(of_tile)(*inputs))
 
     def advance_heads(prepared: Prepared, state_vkd: Array) -> tuple[Array, Array]:
         state_vkd, read_vcd = jax.vmap(advance)(prepared, state_vkd)
         return state_vkd, read_vcd.swapaxes(0, 1)
 
     taken = q_tkd, k_tkd, v, log_decay, beta
-    run = prepare_and_advance(prepare_tiles, advance_heads, out_tvd.dtype)
-    at_once = count_at_once(taken, jnp.float32)
-    return take_tiles(pool, batch, first_slot, taken, out_tvd, run, at_once=at_once)
+    own_run = run or prepare_and_advance(by_heads(prepare), advance_heads, out_tvd.dtype)
+    at_once = count_at_once(taken, jnp.float32, most_bytes)
+    return take_tiles(pool, batch, first_slot, taken, out_tvd, own_run, at_once=at_once, saves_copies=run is not None)
+
+
+def by_heads(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of the inputs of `prepare` for the inputs of several tiles; it returns arrays [n, v, ...]."""
+
+    def of_head(q_ck: Array, k_ck: Array, v_cd: Array, log_decay_ck: Array, beta_c: Array) -> Any:
+        log_decay = log_decay_ck if log_decay_ck.shape[1] > 1 else log_decay_ck.T
+        return function(q_ck, k_ck, v_cd, log_decay, beta_c[None])
+
+    of_group = jax.vmap(of_head, in_axes=(None, None, 1, 1, 1))
+    of_tiles = jax.vmap(jax.vmap(of_group, in_axes=1))
+    return lambda *inputs: jax.tree.map(lambda x: x.reshape(len(x), -1, *x.shape[3:]), of_tiles(*inputs))
 
 
 def prepare(
@@ -97,6 +121,15 @@ def prepare(
 
     The logarithms of decays are [1, c], or [c, key_dim] with decays of keys.
     """
+    related = relate(q_ck, k_ck, log_decay, beta_1c, dot=dot)
+    inverse_cc = inverted(related.a_cc, dot=dot)
+    u_cd = dot(inverse_cc * beta_1c, v_cd)
+    w_ck = dot(inverse_cc * related.k_until_factor_1c, related.k_until_ck)
+    return Prepared(u_cd, w_ck, *related[3:])
+
+
+def relate(q_ck: Array, k_ck: Array, log_decay: Array, beta_1c: Array, *, dot: Dot) -> Related:
+    """Return what `prepare` does before the corrections are solved for."""
     q_norm_c1, k_norm_c1 = (norm(x) for x in (q_ck, k_ck))
     q_norm_c1 *= q_ck.shape[1] ** -0.5
     if len(log_decay) > 1:
@@ -104,7 +137,7 @@ def prepare(
         q_ck, k_ck = q_ck * q_norm_c1, k_ck * k_norm_c1
         scores_cc, overlaps_cc = products_with_key_decay(q_ck, k_ck, log_decay, dot=dot)
         # Each number has a decay, so that rows have no factor that is left for after a product.
-        k_until_ck, k_factor_1c = k_ck * decays.until_ck, beta_1c
+        k_until = beta_1c, k_ck * decays.until_ck
         queries = q_ck * decays.until_ck, jnp.ones_like(q_norm_c1)
         keys = k_ck * decays.after_ck, jnp.ones_like(k_norm_c1)
     else:
@@ -112,11 +145,10 @@ def prepare(
         scores_cc, overlaps_cc = products_with_decay(q_ck, k_ck, log_decay, dot=dot)
         scores_cc *= q_norm_c1 * as_row(k_norm_c1)
         overlaps_cc *= k_norm_c1 * as_row(k_norm_c1)
-        k_until_ck, k_factor_1c = k_ck, beta_1c * as_row(decays.until_ck * k_norm_c1)
+        k_until = beta_1c * as_row(decays.until_ck * k_norm_c1), k_ck
         queries, keys = (q_ck, decays.until_ck * q_norm_c1), (k_ck, decays.after_ck * k_norm_c1)
-    inverse_cc = inverted(overlaps_cc * as_column(beta_1c), dot=dot)
-    u_cd, w_ck = dot(inverse_cc * beta_1c, v_cd), dot(inverse_cc * k_factor_1c, k_until_ck)
-    return Prepared(u_cd, w_ck, *queries, scores_cc, *keys, decays.whole_k1)
+    a_cc = overlaps_cc * as_column(beta_1c)
+    return Related(a_cc, *k_until, *queries, scores_cc, *keys, decays.whole_k1)
 
 
 def advance(prepared: Prepared, state_kd: Array, *, dot: Dot = exact_dot) -> tuple[Array, Array]:

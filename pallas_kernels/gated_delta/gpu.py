@@ -1,6 +1,8 @@
-"""The gated delta rule on Hopper GPUs: one Mosaic kernel for decodes; longer chunks go by tiles in plain XLA after it.
+"""The gated delta rule on Hopper GPUs: a Mosaic kernel for decodes, and two for the tiles of longer chunks.
 
-A thread block takes 64 values of a head, with all keys: a value's memory depends on no other's.
+A thread block takes 64 values of a head, with all keys: a value's memory depends on no other's. What tokens of a tile
+are to each other is computed in plain XLA; one kernel solves for the corrections, another passes states from tile to
+tile. Chunks of float32 inputs are all in plain XLA, which is more exact.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_attention.gpu.common import LOG2_E
 from pallas_kernels.recurrent_state import StateBatch
+from pallas_kernels.recurrent_state.chunks import Tiles, decays_of, rounded_dot_in_halves
 from pallas_kernels.recurrent_state.gpu import (
     MATRIX,
     OF_COLUMNS,
@@ -27,9 +30,15 @@ from pallas_kernels.recurrent_state.gpu import (
     spread,
     take_decodes,
 )
+from pallas_kernels.recurrent_state.gpu_tiles import TILES_BYTES, Products, pass_states, stacked_halves
 
-from .chunks import take_chunks
+from .chunks import Related, by_heads, relate, take_chunks
+from .gpu_solve import Relations, solve
+from .norm import norm
 from .reference import NORM_EPS
+
+MOST_KEYS = 128
+"""The most numbers of a key that tiles may have in the kernels: wider ones do not fit in shared memory."""
 
 
 def gpu_gated_delta(
@@ -59,8 +68,54 @@ def gpu_gated_delta(
         axis=1,
         interpret=interpret,
     )
-    pool, out_tvd = take_chunks(pool, batch, first_slot, inputs, out_tvd)
+    taken = pool, batch, first_slot, inputs, out_tvd
+    if q_tkd.dtype == jnp.bfloat16 and q_tkd.shape[2] <= MOST_KEYS:
+        run = partial(_pass_tiles, dtype=out_tvd.dtype, interpret=interpret)
+        # With decays of keys plain XLA has more to compute, and keeps more of it.
+        pool, out_tvd = take_chunks(*taken, run, TILES_BYTES // min(2, log_decay_tvd.shape[2]))
+    else:
+        pool, out_tvd = take_chunks(*taken)
     return out_tvd, pool
+
+
+def _pass_tiles(
+    pool: Array, tiles: Tiles, inputs: tuple[Array, ...], *, dtype: Any, interpret: bool
+) -> tuple[Array, Array]:
+    """See `Run`."""
+    v_ncghd, log_decay_ncghd, beta_ncgh = inputs[2:]
+    n, c, d = *v_ncghd.shape[:2], v_ncghd.shape[-1]
+    v_nhcd = v_ncghd.reshape(n, c, -1, d).swapaxes(1, 2)
+    beta_nhc = beta_ncgh.reshape(n, c, -1).swapaxes(1, 2)
+    if log_decay_ncghd.shape[-1] > 1:
+        related: Related = by_heads(_relate)(*inputs)
+        key_factor, k_until = related.k_until_factor_1c[:, :, 0], stacked_halves(related.k_until_ck)
+        u, w = solve(tiles, related.a_cc, beta_nhc, key_factor, v_nhcd, k_until, interpret=interpret)
+        scores, queries, keys = (stacked_halves(x) for x in (related.scores_cc, related.q_ck, related.k_ck))
+        factors = related.q_factor_c1[..., 0], related.k_factor_c1[..., 0], related.decay_k1[..., 0]
+    else:
+        q_norm, k_norm, a_factor, key_factor, q_factor, k_factor, decay = by_heads(_factors)(*inputs)
+        factors = q_factor, k_factor, decay
+        # As they were given, for several value heads each.
+        queries, keys = (x.swapaxes(1, 2) for x in inputs[:2])
+        log_decay_nhc = log_decay_ncghd.reshape(n, c, -1).swapaxes(1, 2)
+        relations = Relations(queries, q_norm, k_norm, a_factor, log_decay_nhc)
+        u, w, scores = solve(tiles, relations, beta_nhc, key_factor, v_nhcd, keys, interpret=interpret)
+    products = Products(queries, w, u, scores, keys, *factors)
+    return pass_states(pool, tiles, products, "gated_delta_tiles", dtype, axis=1, interpret=interpret)
+
+
+def _relate(q_ck: Array, k_ck: Array, _: Array, log_decay_ck: Array, beta_1c: Array) -> Related:
+    return relate(q_ck, k_ck, log_decay_ck, beta_1c, dot=rounded_dot_in_halves)
+
+
+def _factors(q_ck: Array, k_ck: Array, _: Array, log_decay_1c: Array, beta_1c: Array) -> tuple[Array, ...]:
+    """Return the factors of `Relations`, of keys until a tile's tokens, and of `Products`."""
+    q_norm, k_norm = (norm(x)[:, 0] for x in (q_ck, k_ck))
+    q_norm *= q_ck.shape[1] ** -0.5
+    decays = decays_of(log_decay_1c)
+    until, after = decays.until_ck[:, 0], decays.after_ck[:, 0]
+    k_beta = k_norm * beta_1c[0]
+    return q_norm, k_norm, k_beta, k_beta * until, until * q_norm, after * k_norm, decays.whole_k1[:, 0]
 
 
 def _decode(

@@ -61,4 +61,6 @@ def group_rows(experts_tj: Array, num_experts: int, alignment: int, num_tokens: 
     tokens_r = order_n[jnp.clip(places_r, 0, n - 1)] // j
     rows_tj = jnp.clip(rows_n, 0, num_rows - 1).reshape(t, j)
     rows = (each.astype(jnp.int32) for each in (tokens_r, experts_r, rows_tj))
+    # Else a GPU works a row's token out anew for each number that it gathers of the row.
+    rows = lax.optimization_barrier(tuple(rows))
     return Grouping(Groups(starts_e, counts_e), *rows)

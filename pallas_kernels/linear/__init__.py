@@ -82,11 +82,11 @@ class Linear:
             raise ValueError(f"linear: x {x_ti.shape} and w {weight.shape} are not [t, in] and [layers, out, in]")
         if activation not in (None, *ACTIVATIONS):
             raise ValueError(f"linear: activation must be one of {', '.join(ACTIVATIONS)}, not {activation!r}")
-        is_wider = not isinstance(weight, Quantized) and weight.dtype != x_ti.dtype
-        if is_wider and self.implementation == "cpu":
-            x_ti, is_wider = x_ti.astype(weight.dtype), False
+        dtype = x_ti.dtype if isinstance(weight, Quantized) else weight.dtype
+        if self.implementation == "cpu":
+            x_ti = x_ti.astype(dtype)
         shape = LinearShape(weight.shape[1], weight.shape[2], x_ti.dtype, out_dtype, form, activation, is_gated)
-        name = "xla" if is_wider or self.refusal(shape) else self.implementation
+        name = "xla" if dtype != x_ti.dtype or self.refusal(shape) else self.implementation
         return IMPLEMENTATIONS[name].load()(
             x_ti,
             weight,

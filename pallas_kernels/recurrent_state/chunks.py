@@ -18,7 +18,7 @@ from .batch import StateBatch
 
 TILE_ROWS = 64
 """The most rows of a tile, a power of two: what it costs to solve for them grows with it, the passes shrink."""
-MOST_TILES = 16
+MOST_TILES = 32
 """The most tiles that are taken at once."""
 TILES_BYTES = 16 << 20
 """The most bytes of their inputs, of which there are several copies in other forms, and outputs beside them."""
@@ -51,12 +51,14 @@ class Tiles(NamedTuple):
     """The slot of the state before a tile: the sequence's, then what the tile before wrote."""
     writes_n: Array
     """The slot of the next state that is kept: the state after a tile may lie there meanwhile."""
+    copies_n: Array
+    """The slot where the state after a chunk's last tile is saved too; 0 where it is not."""
 
 
 def cut_into_tiles(batch: StateBatch, first_slot: Array | int, num_rows: int, multiple: int = 1) -> tuple[Tiles, Array]:
     """Return the tiles of a step of so many rows, room for a multiple of a number of them, and how many there are.
 
-    Where a state is to be saved after a chunk's last row too, `copy_saved` does it.
+    Where a state is to be saved after a chunk's last row too, `copies_n` says so, or `copy_saved` does it.
     """
     num_sequences = len(batch.query_starts_s)
     is_long_s = lax.iota(jnp.int32, num_sequences) >= batch.num_decodes
@@ -82,7 +84,10 @@ def cut_into_tiles(batch: StateBatch, first_slot: Array | int, num_rows: int, mu
     parts_n = jnp.minimum(parts_n, 2 * num_sequences - 1)
     starts_n = part_starts_p[parts_n] + (tiles_n - totals_p[parts_n] + sizes_p[parts_n]) * TILE_ROWS
     ends_n = jnp.minimum(starts_n + TILE_ROWS, part_ends_p[parts_n])
-    is_first_n = is_live_n & (starts_n == starts_s[parts_n // 2])
+    seqs_n = parts_n // 2
+    is_first_n = is_live_n & (starts_n == starts_s[seqs_n])
+    is_last_n = is_live_n & (ends_n == ends_s[seqs_n])
+    is_copied_n = is_last_n & (batch.save_slots_s > 0)[seqs_n] & (batch.all_save_ends_s == ends_s)[seqs_n]
     reads_n = jnp.where(starts_n == part_starts_p[parts_n], before_p[parts_n], slots_p[parts_n])
     tiles = Tiles(
         jnp.where(is_live_n, starts_n, num_rows),
@@ -92,6 +97,7 @@ def cut_into_tiles(batch: StateBatch, first_slot: Array | int, num_rows: int, mu
         (is_live_n & (ends_n == part_ends_p[parts_n])).astype(jnp.int32),
         first_slot + jnp.where(is_live_n, reads_n, 0),
         first_slot + jnp.where(is_live_n, slots_p[parts_n], 0),
+        jnp.where(is_copied_n, first_slot + batch.save_slots_s[seqs_n], 0),
     )
     return tiles, totals_p[-1]
 
@@ -123,8 +129,12 @@ def take_tiles(
     run: Run,
     *,
     at_once: int,
+    saves_copies: bool = False,
 ) -> tuple[Array, Array]:
-    """Return the pool after the longer chunks of a step, and `out` with what their rows read, so many tiles at once."""
+    """Return the pool after the longer chunks of a step, and `out` with what their rows read, so many tiles at once.
+
+    `saves_copies` says that `run` heeds `copies_n`; else those states are copied after it.
+    """
     if not batch.has_chunks:
         return pool, out
     tiles, num_tiles = cut_into_tiles(batch, first_slot, len(out), multiple=at_once)
@@ -141,13 +151,17 @@ def take_tiles(
         return pool, out.at[rows_nc].set(read, mode="drop", unique_indices=True)
 
     pool, out = lax.fori_loop(0, (num_tiles + at_once - 1) // at_once, body, (pool, out))
-    return copy_saved(pool, batch, first_slot), out
+    return pool if saves_copies else copy_saved(pool, batch, first_slot), out
 
 
-def count_at_once(inputs: Sequence[Array], dtype: Any = None) -> int:
-    """Return how many tiles to take at once, by what their inputs take in memory, all in one dtype if it is given."""
+def count_at_once(inputs: Sequence[Array], dtype: Any = None, most_bytes: int = TILES_BYTES) -> int:
+    """Return how many tiles to take at once, by what their inputs take in memory, all in one dtype if it is given.
+
+    They are no more than a step of as many rows has, unless it has several chunks.
+    """
     row_bytes = sum(x[0].size * jnp.dtype(dtype or x.dtype).itemsize for x in inputs)
-    return max(1, min(MOST_TILES, TILES_BYTES // (TILE_ROWS * row_bytes)))
+    in_step = -(-len(inputs[0]) // TILE_ROWS)
+    return max(1, min(MOST_TILES, in_step, most_bytes // (TILE_ROWS * row_bytes)))
 
 
 def prepare_and_advance(
@@ -182,7 +196,26 @@ def dot_in_halves(x: Array, y: Array, contract: tuple[int, int] = (1, 0)) -> Arr
     A float32 number is taken as two of bfloat16, and the product of their lesser parts is left out. All is one product
     of matrices that are two or three times as deep.
     """
-    xs, ys = _halves(x), _halves(y)
+    return _dot_of(_halves(x), _halves(y), contract)
+
+
+def rounded_dot_in_halves(x: Array, y: Array, contract: tuple[int, int] = (1, 0)) -> Array:
+    """Return what `dot_in_halves` does outside of kernels, where XLA may take a number's rounding for none."""
+    return _dot_of(rounded_halves(x), rounded_halves(y), contract)
+
+
+def rounded_halves(x: Array) -> list[Array]:
+    """Return a float32 array as two of bfloat16, which sum up to it but for its last bits, and one of those as it is.
+
+    This is for XLA: it may leave out a conversion back and forth, but not an explicit loss of precision.
+    """
+    if x.dtype == jnp.bfloat16:
+        return [x]
+    upper = lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+    return [upper.astype(jnp.bfloat16), (x - upper).astype(jnp.bfloat16)]
+
+
+def _dot_of(xs: list[Array], ys: list[Array], contract: tuple[int, int]) -> Array:
     pairs = [(a, b) for i, a in enumerate(xs) for j, b in enumerate(ys) if i + j < max(len(xs), len(ys))]
     lefts, rights = zip(*pairs, strict=True)
     deep_x, deep_y = jnp.concatenate(lefts, axis=contract[0]), jnp.concatenate(rights, axis=contract[1])

@@ -10,7 +10,10 @@ from jax import Array
 
 from pallas_kernels.recurrent_state import StateBatch
 from pallas_kernels.recurrent_state.chunks import (
+    TILES_BYTES,
+    Decays,
     Dot,
+    Run,
     as_column,
     count_at_once,
     decays_between,
@@ -42,10 +45,14 @@ def take_chunks(
     first_slot: Array | int,
     inputs: tuple[Array, ...],
     out_thp: Array,
+    run: Run | None = None,
+    most_bytes: int = TILES_BYTES,
 ) -> tuple[Array, Array]:
     """Return the pool after the longer chunks of a step, and `out_thp` with what their rows read.
 
-    The inputs are those of `StateSpace` that have rows: x, dt, b and c.
+    The inputs are those of `StateSpace` that have rows: x, dt, b and c. `run` takes them past tiles, with heads by
+    groups, [n, c, groups, heads of each, ...], and heeds `copies_n`; None is the way of plain XLA. `most_bytes` is what
+    they may take in memory for all tiles that are taken at once.
     """
     x_thp, dt_th, b_tgn, c_tgn = inputs
     t, num_groups = b_tgn.shape[:2]
@@ -68,20 +75,26 @@ def take_chunks(
         state, read = of_heads(*prepared, grouped)
         return state.reshape(state_hpn.shape), jnp.moveaxis(read.reshape(-1, *read.shape[2:]), 0, 1)
 
-    taken, run = (x, dt, b_tgn, c_tgn), prepare_and_advance(prepare_tiles, advance_heads, out_thp.dtype)
-    at_once = count_at_once(taken, jnp.float32)
-    return take_tiles(pool, batch, first_slot, taken, out_thp, run, at_once=at_once)
+    taken = x, dt, b_tgn, c_tgn
+    own_run = run or prepare_and_advance(prepare_tiles, advance_heads, out_thp.dtype)
+    at_once = count_at_once(taken, jnp.float32, most_bytes)
+    return take_tiles(pool, batch, first_slot, taken, out_thp, own_run, at_once=at_once, saves_copies=run is not None)
 
 
 def prepare(
     x_cp: Array, dt_1c: Array, a: Array, b_cn: Array, c_cn: Array, d: Array, *, dot: Dot = exact_dot
 ) -> Prepared:
     """Return what a tile comes to without a state. Rows of zeros change nothing."""
-    log_decay_1c = dt_1c * a
-    decays = decays_of(log_decay_1c)
-    scores_cc = dot(c_cn, b_cn, (1, 1)) * decays_between(log_decay_1c, dot=dot) * dt_1c
+    scores_cc, decays = scores_and_decays(dt_1c, a, b_cn, c_cn, dot=dot)
     added_cp = x_cp * (as_column(dt_1c) * decays.after_ck)
     return Prepared(dot(scores_cc, x_cp) + d * x_cp, decays.until_ck, added_cp, decays.whole_k1)
+
+
+def scores_and_decays(dt_1c: Array, a: Array, b_cn: Array, c_cn: Array, *, dot: Dot) -> tuple[Array, Decays]:
+    """Return how much each token reads of each one's x [c, c], and the decays of a tile."""
+    log_decay_1c = dt_1c * a
+    scores_cc = dot(c_cn, b_cn, (1, 1)) * decays_between(log_decay_1c, dot=dot) * dt_1c
+    return scores_cc, decays_of(log_decay_1c)
 
 
 def advance(

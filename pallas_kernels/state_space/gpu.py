@@ -1,6 +1,7 @@
-"""The scan of states on Hopper GPUs: one Mosaic kernel for decodes; longer chunks go in plain XLA after it.
+"""The scan of states on Hopper GPUs: a Mosaic kernel for decodes, and one that passes states along longer chunks.
 
-A thread block takes 64 rows of a head's state: what a row reads depends on no other.
+A thread block takes 64 rows of a head's state: what a row reads depends on no other. What tokens of a tile are to each
+other is computed in plain XLA. Chunks of float32 inputs are all in plain XLA, which is more exact.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.paged_attention.gpu.common import LOG2_E
 from pallas_kernels.recurrent_state import StateBatch
+from pallas_kernels.recurrent_state.chunks import Tiles, rounded_dot_in_halves
 from pallas_kernels.recurrent_state.gpu import (
     MATRIX,
     OF_COLUMNS,
@@ -28,8 +30,9 @@ from pallas_kernels.recurrent_state.gpu import (
     spread,
     take_decodes,
 )
+from pallas_kernels.recurrent_state.gpu_tiles import TILES_BYTES, Products, pass_states, stacked_halves
 
-from .chunks import take_chunks
+from .chunks import scores_and_decays, take_chunks
 
 
 def gpu_state_space(
@@ -59,8 +62,50 @@ def gpu_state_space(
         axis=0,
         interpret=interpret,
     )
-    pool, out_thp = take_chunks(a_h, d_h, pool, batch, first_slot, (x_thp, dt_th, b_tgn, c_tgn), out_thp)
+    taken = a_h, d_h, pool, batch, first_slot, (x_thp, dt_th, b_tgn, c_tgn), out_thp
+    if x_thp.dtype == jnp.bfloat16:
+        run = partial(_pass_tiles, a_h, d_h, dtype=out_thp.dtype, interpret=interpret)
+        pool, out_thp = take_chunks(*taken, run, TILES_BYTES)
+    else:
+        pool, out_thp = take_chunks(*taken)
     return out_thp, pool
+
+
+def _pass_tiles(
+    a_h: Array,
+    d_h: Array,
+    pool: Array,
+    tiles: Tiles,
+    inputs: tuple[Array, ...],
+    *,
+    dtype: Any,
+    interpret: bool,
+) -> tuple[Array, Array]:
+    """See `Run`. What tokens add to a state are x themselves, where the gated delta rule has corrections."""
+
+    def of_head(dt_c: Array, a: Array, d: Array, b_cn: Array, c_cn: Array) -> tuple[Array, ...]:
+        scores_cc, decays = scores_and_decays(dt_c[None], a, b_cn, c_cn, dot=rounded_dot_in_halves)
+        scores_cc += d * jnp.eye(len(dt_c))
+        return scores_cc, decays.until_ck[:, 0], dt_c * decays.after_ck[:, 0], decays.whole_k1[:, 0]
+
+    x_ncghp, dt_ncgh, b_ncgn, c_ncgn = inputs
+    a, d = (x.reshape(dt_ncgh.shape[2:]) for x in (a_h, d_h))
+    of_group = jax.vmap(of_head, in_axes=(1, 0, 0, None, None))
+    of_tile = jax.vmap(of_group, in_axes=(1, 0, 0, 1, 1))
+    prepared = jax.vmap(of_tile, in_axes=(0, None, None, 0, 0))(dt_ncgh, a, d, b_ncgn, c_ncgn)
+    scores, q_factor, k_factor, decay = (x.reshape(len(x), -1, *x.shape[3:]) for x in prepared)
+    n, c, p = *x_ncghp.shape[:2], x_ncghp.shape[-1]
+    products = Products(
+        q=c_ncgn.swapaxes(1, 2),
+        w=None,
+        u=x_ncghp.reshape(n, c, -1, p).swapaxes(1, 2),
+        scores=stacked_halves(scores),
+        k=b_ncgn.swapaxes(1, 2),
+        q_factor=q_factor,
+        k_factor=k_factor,
+        decay=decay,
+    )
+    return pass_states(pool, tiles, products, "state_space_tiles", dtype, axis=0, interpret=interpret)
 
 
 def _decode(

@@ -11,7 +11,7 @@ from pallas_kernels.native.processor import AVX2, AVX512, x86
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_cpu_rounds_to_the_dtype_in_any_case(dtype: str) -> None:
     for batch_invariant in (False, True):
-        options = compiler_options("cpu", dtype, batch_invariant) or {}
+        options = compiler_options("cpu", dtype, batch_invariant)
         assert options["xla_allow_excess_precision"] is False
         assert (YNN_OPERATIONS in options) is batch_invariant
 
@@ -23,17 +23,21 @@ def test_the_librarys_matmuls_are_used_where_rows_do_not_depend_on_each_other(
     own = x86("x86_64", "", dict.fromkeys(features, True))
     monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: own)
     found = {
-        dtype: (compiler_options("cpu", dtype, batch_invariant=True) or {})[YNN_OPERATIONS]
-        for dtype in ("bfloat16", "float32")
+        dtype: compiler_options("cpu", dtype, batch_invariant=True)[YNN_OPERATIONS] for dtype in ("bfloat16", "float32")
     }
     assert found == {"bfloat16": INVARIANT_MATMULS, "float32": "" if own.name == "avx512" else INVARIANT_MATMULS}
 
 
-def test_a_gpu_fuses_no_slice_with_a_kernel_and_a_tpu_has_no_options() -> None:
+def test_weights_of_a_gpu_and_of_a_tpu_stay_as_they_are() -> None:
     for quantized, matmuls in ((False, {"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0}), (True, {})):
         options = compiler_options("gpu", "bfloat16", batch_invariant=False, quantized=quantized)
-        assert options == {"xla_gpu_enable_dynamic_slice_fusion": False} | matmuls
-    assert compiler_options("tpu", "bfloat16", batch_invariant=False) is None
+        assert options == {
+            "xla_gpu_enable_dynamic_slice_fusion": False,
+            "xla_gpu_dot_merger_threshold_mb": 0,
+        } | matmuls  # fmt: skip
+    assert compiler_options("tpu", "bfloat16", batch_invariant=False) == {
+        "xla_tpu_control_large_2nd_minor_layout_for_x16": False
+    }
 
 
 @pytest.mark.parametrize(("platform", "dtype"), [("gpu", "bfloat16"), ("tpu", "float32"), ("cpu", "float16")])

@@ -12,8 +12,8 @@ import pytest
 from pallas_kernels.gated_delta import GatedDelta, GatedDeltaShape
 from pallas_kernels.recurrent_state.batches import Chunk
 from tests.pallas_kernels.gpu import H100, interpreted, traced
-from tests.pallas_kernels.states import MIXED, NUM_LAYERS, NUM_SLOTS, alone, scratch_bytes
-from tests.pallas_kernels.test_gated_delta import assert_matches_reference, make
+from tests.pallas_kernels.states import LONG, MIXED, NUM_LAYERS, NUM_SLOTS, alone, scratch_bytes
+from tests.pallas_kernels.test_gated_delta import CHANGES, assert_matches_reference, make
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation")]
 
@@ -32,6 +32,23 @@ def test_steps_of_decodes_alone_and_of_none() -> None:
     for chunks in (MIXED[:5], [Chunk(1, 3, 4, 4)]):
         interpreted(assert_matches_reference, shape, "gpu", alone(make(1, shape, chunks)), 1e-5)
     interpreted(assert_matches_reference, shape, "gpu", make(1, shape, MIXED[6:8]), 1e-5)
+
+
+@pytest.mark.usefixtures("few_tiles_at_once")
+@pytest.mark.parametrize("change", CHANGES)
+def test_tiles_match_reference(change: Any) -> None:
+    shape = GatedDeltaShape(1, 2, 64, 64, False, jnp.dtype(jnp.bfloat16))
+    step = make(4, shape, LONG)
+    pairs = zip(change(step).inputs, step.inputs, strict=True)
+    step = step._replace(inputs=tuple(changed.astype(x.dtype) for changed, x in pairs))
+    interpreted(assert_matches_reference, shape, "gpu", step, 1e-2, 1e-4)
+
+
+@pytest.mark.parametrize("has_key_decay", [False, True])
+def test_tiles_of_heads_as_wide_as_those_of_real_models(has_key_decay: bool) -> None:
+    shape = GatedDeltaShape(1, 1, 128, 128, has_key_decay, jnp.dtype(jnp.bfloat16))
+    chunks = [Chunk(1, 5, 7, 7), Chunk(100, 3, 8, 8, 70, 9), Chunk(65, 0, 0, 10)]
+    interpreted(assert_matches_reference, shape, "gpu", make(5, shape, chunks), 1e-2)
 
 
 def test_only_chunks_take_loops() -> None:

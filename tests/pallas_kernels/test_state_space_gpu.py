@@ -11,7 +11,7 @@ import pytest
 from pallas_kernels.recurrent_state.batches import Chunk
 from pallas_kernels.state_space import StateSpace, StateSpaceShape
 from tests.pallas_kernels.gpu import H100, interpreted
-from tests.pallas_kernels.states import MIXED, alone, scratch_bytes
+from tests.pallas_kernels.states import LONG, MIXED, alone, scratch_bytes
 from tests.pallas_kernels.test_state_space import OF_LAYER, assert_matches_reference, make
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation")]
@@ -28,6 +28,19 @@ def test_steps_of_decodes_alone_and_of_none() -> None:
     for chunks in (MIXED[:5], [Chunk(1, 3, 4, 4)]):
         interpreted(assert_matches_reference, shape, "gpu", alone(make(1, shape, chunks)), 1e-5)
     interpreted(assert_matches_reference, shape, "gpu", make(1, shape, MIXED[6:8]), 1e-5)
+
+
+@pytest.mark.usefixtures("few_tiles_at_once")
+def test_tiles_match_reference() -> None:
+    shape = StateSpaceShape(2, 64, 1, 64, jnp.dtype(jnp.bfloat16))
+    interpreted(assert_matches_reference, shape, "gpu", make(4, shape, LONG), 1e-2)
+
+
+@pytest.mark.parametrize("state_dim", [128, 256])
+def test_tiles_of_states_as_wide_as_those_of_real_models(state_dim: int) -> None:
+    shape = StateSpaceShape(1, 128, 1, state_dim, jnp.dtype(jnp.bfloat16))
+    chunks = [Chunk(1, 5, 7, 7), Chunk(100, 3, 8, 8, 70, 9), Chunk(65, 0, 0, 10)]
+    interpreted(assert_matches_reference, shape, "gpu", make(5, shape, chunks), 1e-2)
 
 
 def test_the_pool_is_not_copied() -> None:

@@ -14,7 +14,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.compiler import StepCompiler
 from jaxllm.execution.hardware import real_memory_limit
 from jaxllm.execution.host_processors import HostProcessors
-from jaxllm.execution.kv_pool import KVLayout, PoolRequest, count_blocks, most_tokens
+from jaxllm.execution.kv_pool import KVLayout, PoolRequest, count_blocks, host_bytes, most_tokens
 from jaxllm.execution.mesh import param_bytes
 from jaxllm.execution.step_config import StepConfig
 from jaxllm.models.model import Model
@@ -24,6 +24,9 @@ from jaxllm.sampling.processors import traced
 
 if TYPE_CHECKING:
     from jaxllm.config.engine_config import EngineConfig
+
+LEAST_SEQS = 8
+"""The fewest sequences that `max_num_seqs` is lowered to unasked."""
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +77,29 @@ def step_config(config: EngineConfig, host: HostProcessors | None = None) -> Ste
         pools_sequences=any(task not in TOKEN_TASKS for task in tasks),
         pools_tokens=any(task in TOKEN_TASKS for task in tasks),
     )
+
+
+def fit_num_seqs(config: EngineConfig, specs: Mapping[str, ParamSpec], limit: int | None) -> EngineConfig:
+    """Lower `max_num_seqs`, if the user left it open, until recurrent states leave half of the cache's memory or more.
+
+    `limit` is what the engine may use of a device's memory, None on a CPU, of whose memory a quarter may hold states.
+    """
+    if not config.max_num_seqs_can_shrink or not config.state_groups:
+        return config
+    room = host_bytes() // 4 // config.mesh.size if limit is None else (limit - param_bytes(config.mesh, specs)) // 2
+    if config.kv_cache_memory_bytes is not None:
+        room = config.kv_cache_memory_bytes // 2
+    fitted = config
+    while fitted.max_num_seqs > LEAST_SEQS and step_config(fitted).kv_layout.state_bytes > room:
+        fitted = replace(fitted, max_num_seqs=max(LEAST_SEQS, fitted.max_num_seqs // 2))
+    if fitted.max_num_seqs < config.max_num_seqs:
+        logger.warning(
+            "max_num_seqs lowered from %d to %d, whose recurrent states take %d MiB of each device; set it for more.",
+            config.max_num_seqs,
+            fitted.max_num_seqs,
+            step_config(fitted).kv_layout.state_bytes >> 20,
+        )
+    return fitted
 
 
 def measure_memory(

@@ -21,7 +21,7 @@ from jaxllm.constraints.compiler import GrammarCompiler, make_grammar_compiler
 from jaxllm.constraints.token_masks import TokenMasks
 from jaxllm.engine.core.engine_core import EngineCore
 from jaxllm.engine.core.engine_tokenizer import load_engine_tokenizer
-from jaxllm.engine.core.kv_cache_size import measure_memory, memory_limit, size_pool, step_config
+from jaxllm.engine.core.kv_cache_size import fit_num_seqs, measure_memory, memory_limit, size_pool, step_config
 from jaxllm.engine.core.model import make_model
 from jaxllm.engine.core.profiler import StepProfiler
 from jaxllm.execution.compiler import ProgramKey, StepCompiler
@@ -131,7 +131,9 @@ def prepare(config: EngineConfig) -> Prepared:
     if config.load_format != "dummy":
         check_names(specs, config.checkpoint, ignored=model.ignored_tensors)
     host = _make_host_processors(config)
-    memory = measure_memory(config, model, specs, memory_limit(config), host)
+    limit = memory_limit(config)
+    config = fit_num_seqs(config, specs, limit)
+    memory = measure_memory(config, model, specs, limit, host)
     num_blocks, max_model_len = size_pool(config, memory)
     config = dataclasses.replace(config, max_model_len=max_model_len, max_model_len_can_shrink=False)
     compiler = StepCompiler(step_config(config, host), model, config.mesh)
