@@ -121,8 +121,8 @@ def limit_cpu() -> None:
 def reserve_gpu_memory(utilization: float) -> None:
     """Let JAX's allocator have what the engine is to use of a GPU; by itself it takes 75 % of what is free.
 
-    The user's own setting stands, and so does what a JAX that already runs was started with.
+    The user's own fraction stands, and so does what a JAX that already runs was started with.
     """
-    if not environment(("XLA_CLIENT_MEM", "XLA_PYTHON_CLIENT_")):
+    if not environment(("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")):
         # Of free memory, which is a little less than all, of which the engine takes its part; and some is lost in gaps.
         os.environ["XLA_CLIENT_MEM_FRACTION"] = f"{min(0.97, utilization + 0.05):.2f}"

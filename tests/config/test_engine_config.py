@@ -191,7 +191,10 @@ def test_jax_is_told_how_much_of_a_gpu_to_take(
     resolve(make_model(), **fields)
     assert os.environ["XLA_CLIENT_MEM_FRACTION"] == fraction
     os.environ.pop("XLA_CLIENT_MEM_FRACTION")
-    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # that says when memory is taken, not how much
+    resolve(make_model(), **fields)
+    assert os.environ.pop("XLA_CLIENT_MEM_FRACTION") == fraction
+    os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = "0.3"
     resolve(make_model(), **fields)
     assert "XLA_CLIENT_MEM_FRACTION" not in os.environ
 
