@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Compare a CPU's own kernels with plain XLA, in turns: one layer's attention, the matmuls of all layers, and so on.
 
-    scripts/bench_cpu_kernels.py [--case smollm2-135m] [--part grouped] [--quick] [--json OUT]
+    scripts/bench_cpu_kernels.py [--case smollm2-135m] [--part grouped] [--hf-python PATH] [--quick] [--json OUT]
 
 Figures are medians of the rounds, in milliseconds. Attention gets a pool that does not fit the caches; matmuls get
 every layer's own weights, as a step does. Grouped matmuls are compared with the matmuls of the active experts, each
 over its own rows, by the CPU's own kernel and by plain XLA. Matmuls by packed weights are compared with the CPU's own
 by the same weights in bfloat16 or float32; at one row what bounds both is memory, from which they read so many GB/s.
-Ops of recurrent state are compared with plain XLA; GB/s are of states that are read and written.
+Ops of recurrent state are compared with plain XLA; GB/s are of states that are read and written. With --hf-python the
+delta rule and attention over latents are compared with HF's in torch as well.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date
 from functools import partial
@@ -27,6 +29,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from benchmarking.torch_layers import torch_layers
 from machine import describe_machine
 from sheet import print_sheet
 
@@ -67,6 +70,8 @@ STEPS = {
 }
 LATENT_CASE = "deepseek-v2-lite"
 """Whose attention over latents is measured."""
+HF_DIMS = (192, 128)
+"""The dimensions of its keys and values, which HF caches for each head."""
 LATENT_STEPS = {
     **{f"{count} decodes at {length:,}": [(length, 1)] * count for length in (256, 2000) for count in (1, 16, 64)},
     "prefill of 512": [(512, 512)],
@@ -108,6 +113,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=CASES, default="smollm2-135m", help="whose attention (default: %(default)s)")
     parser.add_argument("--part", choices=PARTS, action="append", help="only this part, may be given several times")
+    parser.add_argument("--hf-python", metavar="PATH", help="Python of scripts/peers.sh DIR hf")
     parser.add_argument("--quick", action="store_true", help="few rounds: shows that it runs, no figures to keep")
     parser.add_argument("--json", type=Path, metavar="OUT")
     args = parser.parse_args()
@@ -116,7 +122,7 @@ def main() -> int:
     if "attention" in parts:
         rows += [attention_row(args.case, name, chunks, rounds) for name, chunks in STEPS.items()]
     for dtype in (jnp.bfloat16, jnp.float32) if "latents" in parts else ():
-        rows += [latents_row(name, chunks, dtype, rounds) for name, chunks in LATENT_STEPS.items()]
+        rows += [latents_row(name, chunks, dtype, rounds, args.hf_python) for name, chunks in LATENT_STEPS.items()]
     for dtype in (jnp.bfloat16, jnp.float32):
         rows += [matmul_row(count, dtype, rounds) for count in ROWS if "matmuls" in parts]
     for dtype in (jnp.bfloat16, jnp.float32, jnp.int8) if "grouped" in parts else ():
@@ -124,7 +130,7 @@ def main() -> int:
     for dtype in (jnp.bfloat16, jnp.float32) if "quantized" in parts else ():
         rows += [quantized_row(name, count, dtype, rounds) for name in QUANTIZED for count in QUANTIZED_ROWS]
     for name in STATE_OPS if "states" in parts else ():
-        rows += [states_row(name, step, rounds) for step in STATE_STEPS]
+        rows += [states_row(name, step, rounds, args.hf_python) for step in STATE_STEPS]
     print_sheet(rows)
     if args.json:
         report = {"machine": describe_machine(), "date": date.today().isoformat(), "jax": jax.__version__}
@@ -143,12 +149,17 @@ def attention_row(case: str, name: str, chunks: list[tuple[int, int]], rounds: i
     return {"what": f"attention, {name}", **times}
 
 
-def latents_row(name: str, chunks: list[tuple[int, int]], dtype: Any, rounds: int) -> dict[str, Any]:
+def latents_row(
+    name: str, chunks: list[tuple[int, int]], dtype: Any, rounds: int, hf_python: str | None
+) -> dict[str, Any]:
     """Return the milliseconds of one layer, the latents' GB/s, each row's read once, and what is computed."""
     shape = CASES_OF_LATENTS[LATENT_CASE].shape(block_size=BLOCK_SIZE, dtype=dtype)
     ops = [LatentAttention(shape, implementation) for implementation in WAYS]
     sizes = [(shape.num_heads, shape.key_dim), (shape.key_dim,)]
-    times = attention_times(ops, sizes, chunks, rounds, scale=0.125)
+    (length, tokens), *_ = chunks
+    of_hf = {"sequences": len(chunks), "tokens": tokens, "length": length, "heads": shape.num_heads, "dims": HF_DIMS}
+    with hf_layers(hf_python if dtype == jnp.bfloat16 else None, "latents", layers=LAYERS, **of_hf) as others:
+        times = attention_times(ops, sizes, chunks, rounds, others, scale=0.125)
     seen = sum(chunk * length - chunk * (chunk - 1) // 2 for length, chunk in chunks)
     flops = 2 * shape.num_heads * (shape.key_dim + shape.latent_dim) * seen
     read = sum(length for length, _ in chunks) * shape.key_dim * shape.dtype.itemsize
@@ -162,9 +173,13 @@ def attention_times(
     sizes: Sequence[tuple[int, ...]],
     chunks: list[tuple[int, int]],
     rounds: int,
+    others: Mapping[str, Callable[[], None]] | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Return the milliseconds of a layer by each op, which takes arrays of these sizes for each token."""
+    """Return the milliseconds of a layer by each op, which takes arrays of these sizes for each token.
+
+    `others` run as many layers of something else, by name.
+    """
     rng = np.random.default_rng(0)
     counts = [-(-length // BLOCK_SIZE) for length, _ in chunks]
     ids = iter(rng.permutation(np.arange(1, sum(counts) + 1)).tolist())
@@ -185,10 +200,23 @@ def attention_times(
         programs[op.implementation] = partial(run, own, batch=batch)
 
     def step(implementation: str) -> None:
-        out, states[implementation] = programs[implementation](states[implementation])
-        out.block_until_ready()
+        if others and implementation in others:
+            others[implementation]()
+        else:
+            out, states[implementation] = programs[implementation](states[implementation])
+            out.block_until_ready()
 
-    return in_turns(step, tuple(programs), rounds, 1 / LAYERS)
+    return in_turns(step, (*programs, *(others or ())), rounds, 1 / LAYERS)
+
+
+@contextmanager
+def hf_layers(python: str | None, op: str, **sizes: Any) -> Iterator[dict[str, Callable[[], None]]]:
+    """Give what runs HF's layers, if there is a Python with torch."""
+    if python is None:
+        yield {}
+        return
+    with torch_layers(python, op, **sizes) as layers:
+        yield {"torch": layers.run}
 
 
 def attend_layers(
@@ -360,7 +388,7 @@ def quantized_row(name: str, num_rows: int, dtype: Any, rounds: int) -> dict[str
     }
 
 
-def states_row(name: str, step: str, rounds: int) -> dict[str, Any]:
+def states_row(name: str, step: str, rounds: int, hf_python: str | None) -> dict[str, Any]:
     """Return the milliseconds of one layer, in bfloat16, and how fast its states are read and written."""
     plain, sizes = STATE_OPS[name], STATE_STEPS[step]
     spec = plain.pool_spec(1, 1)
@@ -383,13 +411,28 @@ def states_row(name: str, step: str, rounds: int) -> dict[str, Any]:
         programs[implementation] = partial(run, inputs, batch=batch)
 
     def go(implementation: str) -> None:
-        out, pools[implementation] = programs[implementation](pools[implementation])
-        jax.block_until_ready(out)
+        if implementation in others:
+            others[implementation]()
+        else:
+            out, pools[implementation] = programs[implementation](pools[implementation])
+            jax.block_until_ready(out)
 
-    found = in_turns(go, ("xla", "cpu"), rounds, 1 / num_layers)
+    of_hf = {"layers": num_layers, "sequences": len(sizes), "tokens": max(sizes)}
+    with hf_layers(
+        hf_python if isinstance(plain, GatedDelta) else None, "delta", **of_hf, **delta_sizes(plain)
+    ) as others:
+        found = in_turns(go, ("xla", "cpu", *others), rounds, 1 / num_layers)
     gigabytes = 2 * len(sizes) * state_bytes / 1e9
     speeds = {f"{each} GB/s": round(gigabytes / found[f"{each} ms"] * 1e3, 1) for each in programs}
     return {"what": f"{name}, {step}", **{key: round(ms, 3) for key, ms in found.items()}, **speeds}
+
+
+def delta_sizes(op: Any) -> dict[str, Any]:
+    """Return the sizes of a delta rule as the worker with HF's takes them."""
+    if not isinstance(op, GatedDelta):
+        return {}
+    shape = op.shape
+    return {"heads": (shape.num_key_heads, shape.num_value_heads), "dims": (shape.key_dim, shape.value_dim)}
 
 
 def state_inputs(shape: Any, num_rows: int) -> list[jax.Array]:

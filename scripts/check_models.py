@@ -48,6 +48,13 @@ CASES = (
     ("qwen3-32b-awq", "h100:2", 2, "awq"),
     ("minilm-l6", "v5e:1x1", 1),
     ("qwen3-embedding-0.6b", "h100", 1),
+    ("qwen3.6-27b", "h100", 1),
+    ("qwen3.6-27b", "v6e:2x2", 4),
+    ("qwen3.6-35b-a3b", "v6e:2x2", 4),
+    ("deepseek-v2-lite", "v5e:2x2", 4),
+    ("deepseek-v2-lite", "h100", 1),
+    ("deepseek-v3", "tpu7x:2x2x2", 16),
+    ("deepseek-v3", "h200:8", 8),
 )
 
 

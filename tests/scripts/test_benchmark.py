@@ -33,6 +33,7 @@ OWN_LIBRARY = {
     "save_checkpoint": {"torch", "transformers"},
     "save_random": {"torch", "transformers"},
     "sentence_transformers_api": {"sentence_transformers", "torch", "transformers"},
+    "torch_layers": {"torch", "transformers"},
     "transformers_api": {"torch", "transformers"},
     "vllm_api": set(),
 }
