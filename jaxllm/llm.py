@@ -11,7 +11,7 @@ from jaxllm.engine.front_end.front_end import refuse_given
 from jaxllm.engine.front_end.metrics import Metric
 from jaxllm.engine.front_end.refused_methods import LLM_REFUSES, RefusesMethods
 from jaxllm.engine.llm_engine import LLMEngine
-from jaxllm.engine.offline import OfflineRunner, Params, Priority, check_output_type
+from jaxllm.engine.offline import Adapters, OfflineRunner, Params, Priority, check_output_type
 from jaxllm.engine.progress import UseTqdm, check_use_tqdm
 from jaxllm.inputs import PromptType
 from jaxllm.outputs import (
@@ -108,7 +108,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         sampling_params: Params = None,
         *,
         use_tqdm: UseTqdm = True,
-        lora_request: Any = None,
+        lora_request: Adapters = None,
         priority: Priority = None,
         tokenization_kwargs: dict[str, Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
@@ -118,8 +118,8 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         Nothing runs if a prompt or its params are invalid: the error names the first one by its index. With
         sampling_params=None the model's defaults hold. Ctrl-C ends this call's requests only.
         """
-        self._check(use_tqdm, lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
-        request_ids = self._runner.add_prompts(prompts, sampling_params, priority, tokenization_kwargs)
+        self._check(use_tqdm, mm_processor_kwargs=mm_processor_kwargs)
+        request_ids = self._runner.add_prompts(prompts, sampling_params, priority, tokenization_kwargs, lora_request)
         return self._runner.run(request_ids, use_tqdm)
 
     @in_turn
@@ -128,7 +128,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         messages: Sequence[Any],
         sampling_params: Params = None,
         use_tqdm: UseTqdm = True,
-        lora_request: Any = None,
+        lora_request: Adapters = None,
         priority: Priority = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
@@ -140,7 +140,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Generate the next message of one conversation or of many; messages have OpenAI's form."""
-        self._check(use_tqdm, lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
+        self._check(use_tqdm, mm_processor_kwargs=mm_processor_kwargs)
         template_options = {
             "chat_template": chat_template,
             "content_format": chat_template_content_format,
@@ -149,7 +149,9 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
             "tools": tools,
             "chat_template_kwargs": chat_template_kwargs,
         }
-        request_ids = self._runner.add_chats(messages, sampling_params, priority, tokenization_kwargs, template_options)
+        request_ids = self._runner.add_chats(
+            messages, sampling_params, priority, tokenization_kwargs, template_options, lora_request
+        )
         return self._runner.run(request_ids, use_tqdm)
 
     @in_turn
@@ -157,7 +159,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         self,
         prompts: PromptType | Sequence[PromptType],
         params: BeamSearchParams,
-        lora_request: Any = None,
+        lora_request: Adapters = None,
         use_tqdm: UseTqdm = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
@@ -165,8 +167,8 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
 
         Beams share their KV blocks. At most concurrency_limit prompts are searched at once; with None, all.
         """
-        self._check(use_tqdm, lora_request=lora_request)
-        return self._runner.beam_search(prompts, params, use_tqdm, concurrency_limit)
+        self._check(use_tqdm)
+        return self._runner.beam_search(prompts, params, use_tqdm, concurrency_limit, lora_request)
 
     @in_turn
     def encode(
@@ -175,7 +177,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         use_tqdm: UseTqdm = True,
-        lora_request: Any = None,
+        lora_request: Adapters = None,
         pooling_task: str | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
@@ -184,8 +186,8 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         An output's data is a float32 array [o] or, of the token tasks, [tokens, o]. Raises RuntimeError, once all have
         ended, if some ended without an output.
         """
-        self._check(use_tqdm, lora_request=lora_request)
-        request_ids = self._runner.add_pooled(prompts, pooling_params, pooling_task, tokenization_kwargs)
+        self._check(use_tqdm)
+        request_ids = self._runner.add_pooled(prompts, pooling_params, pooling_task, tokenization_kwargs, lora_request)
         return self._runner.run_pooled(request_ids, use_tqdm)
 
     @in_turn
@@ -195,7 +197,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         *,
         use_tqdm: UseTqdm = True,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        lora_request: Any = None,
+        lora_request: Adapters = None,
         tokenization_kwargs: dict[str, Any] | None = None,
         prompt_name: str | None = None,
     ) -> list[EmbeddingRequestOutput]:
@@ -204,9 +206,9 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         As in sentence-transformers, `prompt_name` names a prompt of the checkpoint that is put before each text; by
         default it is the one that the checkpoint names, if any. Token ids stay as they are.
         """
-        self._check(use_tqdm, lora_request=lora_request)
+        self._check(use_tqdm)
         request_ids = self._runner.add_pooled(
-            prompts, pooling_params, "embed", tokenization_kwargs, prompt_name=prompt_name
+            prompts, pooling_params, "embed", tokenization_kwargs, lora_request, prompt_name=prompt_name
         )
         return [EmbeddingRequestOutput.from_base(each) for each in self._runner.run_pooled(request_ids, use_tqdm)]
 
@@ -217,12 +219,12 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         *,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         use_tqdm: UseTqdm = True,
-        lora_request: Any = None,
+        lora_request: Adapters = None,
         tokenization_kwargs: dict[str, Any] | None = None,
     ) -> list[ClassificationRequestOutput]:
         """Return the probability of each class, or its score, for each prompt, in order."""
-        self._check(use_tqdm, lora_request=lora_request)
-        request_ids = self._runner.add_pooled(prompts, pooling_params, "classify", tokenization_kwargs)
+        self._check(use_tqdm)
+        request_ids = self._runner.add_pooled(prompts, pooling_params, "classify", tokenization_kwargs, lora_request)
         return [ClassificationRequestOutput.from_base(each) for each in self._runner.run_pooled(request_ids, use_tqdm)]
 
     @in_turn
@@ -234,7 +236,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         *,
         use_tqdm: UseTqdm = True,
         pooling_params: PoolingParams | None = None,
-        lora_request: Any = None,
+        lora_request: Adapters = None,
         tokenization_kwargs: dict[str, Any] | None = None,
         chat_template: str | None = None,
     ) -> list[ScoringRequestOutput]:
@@ -242,12 +244,14 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
 
         A cross-encoder reads both texts of a pair; other models compare the texts' embeddings, as the checkpoint says.
         """
-        self._check(use_tqdm, lora_request=lora_request)
+        self._check(use_tqdm)
         from jaxllm.engine.front_end.scoring import Scorer  # which loads numpy
 
         front = self.llm_engine.front
         plan = Scorer(front).plan(data_1, data_2, chat_template=chat_template)
-        request_ids = self._runner.add_pooled(plan.prompts, pooling_params, plan.task, tokenization_kwargs)
+        request_ids = self._runner.add_pooled(
+            plan.prompts, pooling_params, plan.task, tokenization_kwargs, lora_request
+        )
         return plan.scores(self._runner.run_pooled(request_ids, use_tqdm))
 
     @in_turn
@@ -255,15 +259,17 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         self,
         prompts: PromptType | Sequence[PromptType],
         sampling_params: Params = None,
-        lora_request: Any = None,
+        lora_request: Adapters = None,
         priority: Priority = None,
         use_tqdm: UseTqdm = True,
         tokenization_kwargs: dict[str, Any] | None = None,
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[str]:
         """Queue prompts for `wait_for_completion` and return their request ids; it is too quick to show a bar."""
-        self._check(use_tqdm, lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
-        return self._runner.enqueue(self._runner.add_prompts(prompts, sampling_params, priority, tokenization_kwargs))
+        self._check(use_tqdm, mm_processor_kwargs=mm_processor_kwargs)
+        return self._runner.enqueue(
+            self._runner.add_prompts(prompts, sampling_params, priority, tokenization_kwargs, lora_request)
+        )
 
     @in_turn
     def enqueue_chat(
@@ -271,7 +277,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         messages: Sequence[Any],
         sampling_params: Params = None,
         use_tqdm: UseTqdm = True,
-        lora_request: Any = None,
+        lora_request: Adapters = None,
         priority: Priority = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
@@ -283,7 +289,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         mm_processor_kwargs: dict[str, Any] | None = None,
     ) -> list[str]:
         """Queue conversations for `wait_for_completion` and return their request ids; no bar is shown."""
-        self._check(use_tqdm, lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
+        self._check(use_tqdm, mm_processor_kwargs=mm_processor_kwargs)
         template_options = {
             "chat_template": chat_template,
             "content_format": chat_template_content_format,
@@ -293,7 +299,9 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
             "chat_template_kwargs": chat_template_kwargs,
         }
         return self._runner.enqueue(
-            self._runner.add_chats(messages, sampling_params, priority, tokenization_kwargs, template_options)
+            self._runner.add_chats(
+                messages, sampling_params, priority, tokenization_kwargs, template_options, lora_request
+            )
         )
 
     @in_turn

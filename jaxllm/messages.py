@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.lora.request import LoRARequest
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
 
@@ -35,6 +36,8 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The time of arrival in seconds, as of time.time()."""
     priority: int = 0
     cache_salt: str | None = None
+    lora: LoRARequest | None = None
+    """The adapter that it is computed with; None for the model alone."""
     pooling_params: PoolingParams | None = None
     """They say how the prompt's hidden states become the output; None for a request that generates."""
     pair_start: int | None = None

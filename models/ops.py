@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +12,8 @@ from jax.sharding import Mesh
 
 from pallas_kernels.grouped_matmul import GroupedMatmul
 from pallas_kernels.linear import Linear
+
+from .adapters import Adapted
 
 
 class Ops(NamedTuple):
@@ -57,11 +60,15 @@ class Stacked(NamedTuple):
     layer: Array | int
 
 
-def bind(weights: Any, num_rows: Array | int, ops: Ops) -> Any:
-    """Return weights, each an array or `Stacked`, as layers take them."""
+def bind(weights: Any, num_rows: Array | int, ops: Ops, adapter_slots_t: Array | None = None) -> Any:
+    """Return weights, each an array or `Stacked`, as layers take them; those with adapters also get tokens' slots."""
 
     def one(held: Any) -> LayerOf:
         stack, layer = held if isinstance(held, Stacked) else (held[None], 0)
         return LayerOf(stack, layer, num_rows, ops)
 
-    return jax.tree.map(one, weights, is_leaf=lambda held: isinstance(held, Stacked))
+    def with_slots(held: Any) -> Any:
+        return replace(held, slots_t=adapter_slots_t) if isinstance(held, Adapted) else held
+
+    bound = jax.tree.map(one, weights, is_leaf=lambda held: isinstance(held, Stacked))
+    return jax.tree.map(with_slots, bound, is_leaf=lambda held: isinstance(held, Adapted))

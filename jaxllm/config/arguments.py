@@ -63,6 +63,9 @@ CHECKPOINT_QUANTIZATIONS = (
 """What a checkpoint may be quantized with, by vLLM's names."""
 MAX_NUM_SEQS = 65_536
 MAX_NUM_BATCHED_TOKENS = 2**20
+MAX_LORAS = 1024
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The values of max_lora_rank that vLLM takes."""
 
 GONE: Mapping[str, str] = {
     "task": "see runner and convert",
@@ -88,6 +91,7 @@ GONE: Mapping[str, str] = {
 
 
 _MODEL, _LOAD, _CACHE, _SCHEDULER = "ModelConfig", "LoadConfig", "CacheConfig", "SchedulerConfig"
+_LORA = "LoRAConfig"
 
 
 @dataclasses.dataclass
@@ -227,6 +231,13 @@ class EngineArguments(UnsupportedArguments):
         None, Switch(optional=True), _SCHEDULER, "plan a step while the one before runs; default: yes"
     )
     stream_interval: int = argument(1, Integer(1, INT32_MAX), _SCHEDULER, "fewest new tokens per streamed output")
+    enable_lora: bool = argument(False, Switch(), _LORA, "let requests name LoRA adapters")
+    max_loras: int = argument(1, Integer(1, MAX_LORAS), _LORA, "adapters in use at the same time")
+    max_lora_rank: int = argument(16, Choice(LORA_RANKS), _LORA, "the largest rank of an adapter")
+    max_cpu_loras: int | None = argument(
+        None, Integer(1, INT32_MAX, optional=True), _LORA, "adapters kept on the host; default: max_loras"
+    )
+    lora_dtype: str = argument("auto", Choice(("auto",)), _LORA, "adapters have the weights' dtype")
     structured_outputs_config: StructuredOutputsConfig | None = argument(
         None, Group(StructuredOutputsConfig), "StructuredOutputsConfig", "settings of structured outputs, as JSON"
     )
@@ -298,6 +309,14 @@ class EngineArguments(UnsupportedArguments):
                 "one token a step.",
                 parameter="max_num_batched_tokens",
                 value=tokens,
+            )
+
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise VLLMValidationError(
+                f"max_cpu_loras={self.max_cpu_loras} must be at least max_loras={self.max_loras}: an adapter in use is "
+                "kept on the host too.",
+                parameter="max_cpu_loras",
+                value=self.max_cpu_loras,
             )
 
     @classmethod

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from jaxllm.execution.kv_pool import KVGroup, StateGroup
     from jaxllm.loading.checkpoint import Checkpoint
+    from jaxllm.models.adapters import AdapterSlots
     from jaxllm.models.config import ModelConfig
     from jaxllm.sampling.processors import LogitsProcessor
 
@@ -94,6 +95,11 @@ class EngineConfig:
     scheduling_policy: Literal["fcfs", "priority"]
     scheduler_cls: type | None
     async_scheduling: bool
+    enable_lora: bool
+    max_loras: int
+    max_lora_rank: int
+    max_cpu_loras: int
+    lora_dtype: str
     generation_config: Mapping[str, Any]
     """The HF generation config in force; its eos_token_id ends outputs."""
     default_sampling_params: Mapping[str, Any]
@@ -112,6 +118,13 @@ class EngineConfig:
     platform: str
     """The kind of the devices: "cpu", "gpu" or "tpu"."""
     cache_dir: str
+
+    @property
+    def adapter_slots(self) -> AdapterSlots | None:
+        """Return the room for adapters; None if requests have none."""
+        from jaxllm.models.adapters import AdapterSlots
+
+        return AdapterSlots(self.max_loras, self.max_lora_rank) if self.enable_lora else None
 
     @property
     def generates(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxllm.config.kinds import unsupported
 
-_ADAPTERS = "there are no adapters (LoRA) yet; merge them into the weights"
+_ADAPTERS = "an adapter is added to every linear layer that it is for, and shared out over devices as the weights are"
 _CHECKPOINT_CODE = "code from a checkpoint is never run; add architectures with jaxllm.register_model(...)"
 _DRAFTS = "there is no speculative decoding yet"
 _EXPERTS = "each device holds a share of the width of every expert; see tensor_parallel_size"
@@ -219,12 +219,7 @@ class UnsupportedArguments:
     scheduler_reserve_full_isl: bool | None = unsupported(True, "see watermark", also=(None, False))
 
     # Adapters and drafts
-    enable_lora: bool = unsupported(False, _ADAPTERS)
-    max_loras: int = unsupported(1, _ADAPTERS)
-    max_lora_rank: int = unsupported(16, _ADAPTERS)
-    max_cpu_loras: int | None = unsupported(None, _ADAPTERS)
     max_lora_cls_labels: int | None = unsupported(None, _ADAPTERS)
-    lora_dtype: Any = unsupported("auto", _ADAPTERS)
     lora_target_modules: list[str] | None = unsupported(None, _ADAPTERS, also=([],))
     default_mm_loras: dict[str, str] | None = unsupported(None, _ADAPTERS, also=({},))
     fully_sharded_loras: bool = unsupported(False, _ADAPTERS)

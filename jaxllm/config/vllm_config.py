@@ -152,6 +152,16 @@ class DeviceConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class LoRAConfig:
+    """The adapters that requests may name."""
+
+    max_loras: int
+    max_lora_rank: int
+    max_cpu_loras: int
+    lora_dtype: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ObservabilityConfig:
     """The settings of what an engine tells about itself."""
 
@@ -177,6 +187,8 @@ class VllmConfig:
     structured_outputs_config: StructuredOutputsConfig
     reasoning_config: ReasoningConfig | None
     profiler_config: ProfilerConfig | None
+    lora_config: LoRAConfig | None
+    """None if requests can name no adapters."""
 
 
 def vllm_config(config: EngineConfig, *, num_blocks: int, max_model_len: int) -> VllmConfig:
@@ -212,4 +224,5 @@ def vllm_config(config: EngineConfig, *, num_blocks: int, max_model_len: int) ->
         device_config=DeviceConfig(device_type=config.platform),
         attention_config=AttentionConfig(backend=config.kv_groups[0].attention.implementation),
         observability_config=pick(ObservabilityConfig),
+        lora_config=pick(LoRAConfig) if config.enable_lora else None,
     )

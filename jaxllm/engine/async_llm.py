@@ -172,7 +172,6 @@ class AsyncLLM(
         Who does not read the collector to its end calls `abort`.
         """
         refuse_given(
-            lora_request=lora_request,
             prompt_adapter_request=prompt_adapter_request,
             data_parallel_rank=data_parallel_rank or None,  # there is one rank, 0
             reasoning_ended=reasoning_ended,
@@ -182,7 +181,7 @@ class AsyncLLM(
         check_str("request_id", request_id, INT32_MAX)
         self._check_open()  # before the prompt is tokenized; what waits at the gate afterwards asks again
         request, stream = await self._requests.take(
-            request_id, prompt, params, tokenization_kwargs, arrival_time, priority, trace_headers
+            request_id, prompt, params, tokenization_kwargs, arrival_time, priority, trace_headers, lora_request
         )
         try:
             self._core.remote.add_request(request.core)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.config.environment import uses_core_process
 from jaxllm.config.vllm_config import ModelConfig, VllmConfig
-from jaxllm.engine.front_end.front_end import FrontEnd, checked_ids, refuse_given
+from jaxllm.engine.front_end.front_end import FrontEnd, checked_ids
 from jaxllm.engine.front_end.input_processor import GRAMMAR_SECONDS, ProcessedRequest
 from jaxllm.engine.front_end.metrics import Metric
 from jaxllm.engine.front_end.refused_methods import ENGINE_REFUSES, RefusesMethods
@@ -91,7 +91,6 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         finish_reason "error"; with 0 every grammar that fails does that.
         """
         check_str("request_id", request_id, INT32_MAX)
-        refuse_given(lora_request=lora_request)
         request = self.front.inputs.process(
             request_id,
             prompt,
@@ -100,6 +99,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
             priority=priority,
             tokenization_kwargs=tokenization_kwargs,
             trace_headers=trace_headers,
+            lora_request=lora_request,
             grammar_seconds=grammar_seconds,
         )
         self.enqueue(request)
@@ -113,6 +113,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         params: Sequence[Any],
         *,
         priorities: Sequence[int] | None = None,
+        lora_requests: Sequence[Any] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         output_kind: RequestOutputKind | None = None,
         label: str = "prompts",
@@ -123,6 +124,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
             prompts,
             params,
             priorities=priorities,
+            lora_requests=lora_requests,
             tokenization_kwargs=tokenization_kwargs,
             output_kind=output_kind,
             label=label,
@@ -138,10 +140,15 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
 
     @locked
     def process_requests(
-        self, request_ids: Sequence[str], prompts: Sequence[Any], params: Sequence[SamplingParams]
+        self,
+        request_ids: Sequence[str],
+        prompts: Sequence[Any],
+        params: Sequence[SamplingParams],
+        lora_requests: Sequence[Any] | None = None,
     ) -> list[ProcessedRequest]:
         """Check and complete many requests without queueing any, for final outputs; errors name the index."""
-        return self.front.inputs.process_batch(request_ids, prompts, params, output_kind=RequestOutputKind.FINAL_ONLY)
+        process, final = self.front.inputs.process_batch, RequestOutputKind.FINAL_ONLY
+        return process(request_ids, prompts, params, lora_requests=lora_requests, output_kind=final)
 
     @locked
     def enqueue(self, request: ProcessedRequest) -> None:

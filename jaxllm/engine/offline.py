@@ -13,6 +13,7 @@ from jaxllm.engine.front_end.pooling_resolver import resolve_pooling_params, ver
 from jaxllm.engine.llm_engine import LLMEngine
 from jaxllm.engine.progress import Progress, UseTqdm
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.lora.request import LoRARequest
 from jaxllm.outputs import AnyOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
 from jaxllm.params.checks import has_length, shown
 from jaxllm.pooling_params import PoolingParams
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 type Params = SamplingParams | Sequence[SamplingParams] | None
 type Pooled = PoolingParams | Sequence[PoolingParams] | None
 type Priority = int | Sequence[int] | None
+type Adapters = LoRARequest | Sequence[LoRARequest | None] | None
 
 
 class OfflineRunner:
@@ -46,11 +48,11 @@ class OfflineRunner:
         return SamplingParams.from_optional(**self._engine.front.ready.default_sampling_params)
 
     def add_prompts(
-        self, prompts: Any, params: Params, priority: Priority, options: dict[str, Any] | None
+        self, prompts: Any, params: Params, priority: Priority, options: dict[str, Any] | None, adapters: Adapters
     ) -> list[str]:
         """Queue one prompt or many for their final outputs, and return their request ids."""
         batch = [prompts] if is_single_prompt(prompts) else list(prompts)
-        return self._add(batch, params, priority, options, "prompts")
+        return self._add(batch, params, priority, options, adapters, "prompts")
 
     def add_chats(
         self,
@@ -59,6 +61,7 @@ class OfflineRunner:
         priority: Priority,
         options: dict[str, Any] | None,
         template_options: dict[str, Any],
+        adapters: Adapters,
     ) -> list[str]:
         """Queue one conversation or many for their final outputs, and return their request ids."""
         single = is_single_conversation(messages)
@@ -68,7 +71,7 @@ class OfflineRunner:
                 renderer.render(conversation, "messages" if single else f"messages[{i}]", **template_options)
                 for i, conversation in enumerate([messages] if single else messages)
             ]
-        return self._add(rendered, params, priority, options, "messages")
+        return self._add(rendered, params, priority, options, adapters, "messages")
 
     def enqueue(self, request_ids: list[str]) -> list[str]:
         """Keep the outputs of these requests for `wait`, whichever call's steps finish them."""
@@ -106,6 +109,7 @@ class OfflineRunner:
         params: Pooled,
         task: str | None,
         options: dict[str, Any] | None,
+        adapters: Adapters,
         *,
         prompt_name: str | None = None,
     ) -> list[str]:
@@ -118,7 +122,7 @@ class OfflineRunner:
         pooling = self._engine.front.ready.pooling
         if task == "embed" and pooling is not None and (before := pooling.prompt(prompt_name)):
             batch = [begin_with(before, prompt) for prompt in batch]
-        return self._add_all(batch, spread, None, options, "prompts")
+        return self._add_all(batch, spread, None, options, _spread_adapters(adapters, len(batch), "prompts"), "prompts")
 
     def run_pooled(
         self, request_ids: Sequence[str], use_tqdm: UseTqdm, label: str = "prompts"
@@ -133,7 +137,7 @@ class OfflineRunner:
         return outputs
 
     def beam_search(
-        self, prompts: Any, params: BeamSearchParams, use_tqdm: UseTqdm, limit: int | None
+        self, prompts: Any, params: BeamSearchParams, use_tqdm: UseTqdm, limit: int | None, adapters: Adapters
     ) -> list[BeamSearchOutput]:
         """Search for the likeliest continuations of one prompt or many, at most `limit` prompts at once."""
         from jaxllm.engine.front_end.beam_search import BeamSearcher  # which loads numpy
@@ -142,7 +146,8 @@ class OfflineRunner:
         searcher = BeamSearcher(self._engine, self._engine.front, params, limit)
         with deferred_interrupts():
             ids, sampling_params = self._new_ids(len(batch)), [searcher.sampling_params] * len(batch)
-            requests = self._engine.process_requests(ids, batch, sampling_params) if batch else []
+            named = _spread_adapters(adapters, len(batch), "prompts")
+            requests = self._engine.process_requests(ids, batch, sampling_params, named) if batch else []
         self._step_until_found(searcher, requests, use_tqdm)
         return searcher.outputs()
 
@@ -160,6 +165,7 @@ class OfflineRunner:
         params: Params,
         priority: Priority,
         options: dict[str, Any] | None,
+        adapters: Adapters,
         label: str,
     ) -> list[str]:
         return self._add_all(
@@ -167,6 +173,7 @@ class OfflineRunner:
             self._spread_params(params, len(prompts), label),
             _spread_priority(priority, len(prompts), label),
             options,
+            _spread_adapters(adapters, len(prompts), label),
             label,
         )
 
@@ -176,6 +183,7 @@ class OfflineRunner:
         params: Sequence[SamplingParams | PoolingParams],
         priorities: list[Any] | None,
         options: dict[str, Any] | None,
+        adapters: list[Any] | None,
         label: str,
     ) -> list[str]:
         if not prompts:
@@ -189,6 +197,7 @@ class OfflineRunner:
                     prompts,
                     params,
                     priorities=priorities,
+                    lora_requests=adapters,
                     tokenization_kwargs=options,
                     output_kind=RequestOutputKind.FINAL_ONLY,
                     label=label,
@@ -289,6 +298,16 @@ def check_output_type(output_type: Any) -> None:
     if output_type is not None and not any(kind is RequestOutput for kind in kinds):
         message = f"output_type must be RequestOutput, which every output is; got {shown(output_type)}."
         raise VLLMValidationError(message, parameter="output_type", value=output_type)
+
+
+def _spread_adapters(adapters: Any, num_prompts: int, label: str) -> list[Any] | None:
+    """Return what names an adapter for each prompt: a single one is for all of them."""
+    if adapters is None:
+        return None
+    if isinstance(adapters, Sequence) and not isinstance(adapters, str):
+        _check_same_length(label, num_prompts, "lora_request", adapters)
+        return list(adapters)
+    return [adapters] * num_prompts
 
 
 def _spread_priority(priority: Any, num_prompts: int, label: str) -> list[Any] | None:

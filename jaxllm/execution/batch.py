@@ -107,6 +107,7 @@ def _fill_tokens(
     tokens.positions_t[rows] = positions
     prompt_lens = np.array([chunk.num_prompt_tokens for chunk in chunks])
     tokens.rope_lengths_t[rows] = np.maximum(prompt_lens[seqs], positions + 1)
+    tokens.adapter_slots_t[rows] = np.array([chunk.adapter_slot for chunk in chunks])[seqs]
     return rows, seqs, positions
 
 

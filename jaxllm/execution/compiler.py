@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.stages import Lowered
 
+from jaxllm.models.adapters import AdapterSlots, set_adapter
 from jaxllm.models.model import Model
 from jaxllm.models.params import ArraySpec, array_specs, stored, unflatten
 from jaxllm.sampling.inputs import RareRules
@@ -29,7 +30,7 @@ from .batch import num_token_rows
 from .buckets import Bucket, make_buckets, pick_bucket
 from .caches import Caches, Pools
 from .jax_settings import tracing
-from .mesh import param_format, replicated
+from .mesh import param_format, param_sharding, replicated
 from .options import compiler_options, min_rows
 from .packing import BatchShape, buffer_sizes, rare_specs
 from .pooled_step import PoolShape, run_pooled_step
@@ -59,6 +60,10 @@ class Upkeep(enum.Enum):
     """It takes nothing and returns the token counts, all zeros."""
     SET_COUNTS = "set counts"
     """It takes (token counts, row index, row [v]) and returns the token counts."""
+    MAKE_ADAPTERS = "make adapters"
+    """It takes nothing and returns the adapters of all slots, all zeros."""
+    SET_ADAPTER = "set adapter"
+    """It takes (adapters, slot, the arrays of one adapter) and returns the adapters."""
 
 
 type ProgramKey = StepShape | PoolShape | Upkeep
@@ -93,7 +98,9 @@ class StepCompiler:
 
     def programs(self) -> list[ProgramKey]:
         """Return all programs, in the order in which a fresh engine will want them."""
-        upkeep = list(Upkeep) if self.config.generates else [Upkeep.MAKE_STATE, Upkeep.COPY_BLOCKS]
+        upkeep = [Upkeep.MAKE_STATE, Upkeep.COPY_BLOCKS]
+        upkeep += [Upkeep.MAKE_COUNTS, Upkeep.SET_COUNTS] if self.config.generates else []
+        upkeep += [Upkeep.MAKE_ADAPTERS, Upkeep.SET_ADAPTER] if self.model.adapter_slots else []
         return [
             *self._shapes(is_full=False),
             *self._pool_shapes(by_token=False),
@@ -206,7 +213,8 @@ class StepCompiler:
         if key is Upkeep.SET_COUNTS:
             row, index = self._replicated(counts.shape[1:], counts.dtype), self._replicated((), jnp.int32)
             return _Signature(set_row, (0,), (counts, index, row), everywhere)
-        assert isinstance(key, StepShape | PoolShape)
+        if isinstance(key, Upkeep):
+            return self._adapters_signature(key)
         num_ints, num_floats = buffer_sizes(key.batch)
         buffers = self._replicated((num_ints,), jnp.int32), self._replicated((num_floats,), jnp.float32)
         if isinstance(key, PoolShape):
@@ -224,6 +232,15 @@ class StepCompiler:
             StepOutput(everywhere, fill_logprobs(everywhere, key.num_logprobs) if key.is_full else None),
         )
         return _Signature(self._step(key), (1,), inputs, outputs)
+
+    def _adapters_signature(self, key: Upkeep) -> _Signature:
+        adapters = self.adapters_spec()
+        shardings = jax.tree.map(lambda x: x.sharding, adapters)
+        if key is Upkeep.MAKE_ADAPTERS:
+            return _Signature(partial(jax.tree.map, lambda x: jnp.zeros(x.shape, x.dtype), adapters), (), (), shardings)
+        assert self.model.adapter_slots is not None
+        one = self.adapters_spec(self.model.adapter_slots._replace(count=1))
+        return _Signature(set_adapter, (0,), (adapters, self._replicated((), jnp.int32), one), shardings)
 
     def _make_state(self, num_blocks: int) -> tuple[Pools, jax.Array]:
         tokens = self.tokens_spec()
@@ -316,7 +333,17 @@ class StepCompiler:
             return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=param_format(self.mesh, spec))
 
         arrays = array_specs(self.model.param_specs())
-        return unflatten({path: jax.tree.map(placed_spec, stored(spec)) for path, spec in arrays.items()})
+        placed = {path: jax.tree.map(placed_spec, stored(spec)) for path, spec in arrays.items()}
+        adapters = {} if self.model.adapter_slots is None else {"adapters": self.adapters_spec()}
+        return unflatten(placed) | adapters
+
+    def adapters_spec(self, slots: AdapterSlots | None = None) -> Any:
+        """Return shape, dtype and sharding of the adapters' arrays, for the model's slots or others."""
+
+        def placed_spec(spec: ArraySpec) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=param_sharding(self.mesh, spec))
+
+        return unflatten(jax.tree.map(placed_spec, self.model.adapter_specs(slots)))
 
 
 def describe(key: ProgramKey) -> str:

@@ -100,6 +100,8 @@ class ModelRunner:
             state = executor.submit(running()(self._make_state))
             with tracing():
                 self._params = load_params()
+        if compiler.model.adapter_slots is not None:
+            self._params |= {"adapters": self.programs.get(Upkeep.MAKE_ADAPTERS)()}
         self._pools, self._previous_tokens = state.result()
         self._counts: Array | None = None
         """The token counts are made by the first step that needs them."""
@@ -120,6 +122,13 @@ class ModelRunner:
     def num_compiled(self) -> int:
         """Return how many programs were compiled since the start, those found on disk not counted."""
         return self.programs.num_compiled
+
+    @running()
+    def set_adapter(self, slot: int, arrays: Any) -> None:
+        """Write an adapter's arrays, those of one slot, into a slot; steps that were sent before read the old ones."""
+        program = self.programs.get(Upkeep.SET_ADAPTER)
+        adapters = program(self._params["adapters"], np.int32(slot), arrays)
+        self._params = {**self._params, "adapters": adapters}
 
     @running()
     def run(self, plan: StepPlan, masks: Sequence[RowMask | None]) -> Running:

@@ -41,11 +41,11 @@ ALIGNMENT = 64
 
 FormatFor = Callable[[str], jax.sharding.Sharding | Format | None]
 Bounds = tuple[tuple[int, int], ...]
-Fill = Callable[[int, "Sequence[_Piece]"], None]
+Fill = Callable[[int, "Sequence[Piece]"], None]
 """A function that writes layer `int` of an array's parameters into pieces of it; or expert `int` of all layers."""
 
 
-class _Piece(NamedTuple):
+class Piece(NamedTuple):
     """The part of an array, or of a layer of it, that some devices hold: the elements within `bounds`."""
 
     array: np.ndarray
@@ -134,15 +134,15 @@ def _progress_bar(total: int, *, shown: bool) -> Iterator[Callable[[int], object
 def _reader(array: ArraySpec, checkpoint: Checkpoint, advance: Callable[[int], object]) -> Fill:
     """Return the function that fills one layer from the checkpoint, or one expert of it."""
 
-    def fill(place: int, pieces: Sequence[_Piece]) -> None:
+    def fill(place: int, pieces: Sequence[Piece]) -> None:
         for (source, index), specs in itertools.groupby(array.params.values(), lambda spec: _source(spec, place)):
             tensor, taken = _read(array, checkpoint, source, index), 0
             for spec in specs:
                 part = tensor[spec.hf_index]
                 taken += part.size
-                for piece in _own(spec, pieces):
-                    within = _stored_index(spec, piece.bounds)
-                    write_tensor(part, parse_layout(spec.layout), _stored_shape(spec), piece.array, within)
+                for piece in own_pieces(spec, pieces):
+                    within = stored_index(spec, piece.bounds)
+                    write_tensor(part, parse_layout(spec.layout), stored_shape(spec), piece.array, within)
             checkpoint.release(source)
             if array.part in (None, "codes"):  # the codes stand for all parts
                 info = checkpoint.tensors[source]
@@ -175,7 +175,7 @@ def _source(spec: ParamSpec, place: int) -> tuple[str, int | None]:
 def _by_expert(fill: Fill, num_experts: int) -> Fill:
     """Return the function that fills one layer, of one that fills one expert."""
 
-    def fill_layer(layer: int, pieces: Sequence[_Piece]) -> None:
+    def fill_layer(layer: int, pieces: Sequence[Piece]) -> None:
         for expert in range(num_experts):
             own = [_part_of(piece, expert) for piece in pieces if expert in range(*piece.bounds[0])]
             fill(layer * num_experts + expert, own)
@@ -183,10 +183,10 @@ def _by_expert(fill: Fill, num_experts: int) -> Fill:
     return fill_layer
 
 
-def _fill_random(table: np.ndarray, array: ArraySpec, place: int, pieces: Sequence[_Piece]) -> None:
+def _fill_random(table: np.ndarray, array: ArraySpec, place: int, pieces: Sequence[Piece]) -> None:
     """Fill each parameter of a layer, or expert, with consecutive numbers of the table, from a place of its own on."""
     for path, spec in array.params.items():
-        shape, own = _stored_shape(spec), list(_own(spec, pieces))
+        shape, own = stored_shape(spec), list(own_pieces(spec, pieces))
         size = math.prod(shape)
         start = (zlib.crc32(path.encode()) + place * size) % len(table)
         if all(piece.array.shape == shape for piece in own):
@@ -196,10 +196,10 @@ def _fill_random(table: np.ndarray, array: ArraySpec, place: int, pieces: Sequen
         whole = np.empty(size, table.dtype)
         _tile(table, start, whole)
         for piece in own:
-            piece.array[...] = whole.reshape(shape)[_stored_index(spec, piece.bounds)]
+            piece.array[...] = whole.reshape(shape)[stored_index(spec, piece.bounds)]
 
 
-def _own(spec: ParamSpec, pieces: Sequence[_Piece]) -> Iterator[_Piece]:
+def own_pieces(spec: ParamSpec, pieces: Sequence[Piece]) -> Iterator[Piece]:
     """Return what pieces of an array's layer have of one of its parameters, as pieces of that."""
     if spec.segment is None:
         yield from pieces
@@ -207,7 +207,7 @@ def _own(spec: ParamSpec, pieces: Sequence[_Piece]) -> Iterator[_Piece]:
     start, rows = spec.segment.start, spec.rows
     for piece in pieces:
         for view, shard in zip(piece.array, range(*piece.bounds[0]), strict=True):
-            yield _Piece(view[start : start + rows], ((shard * rows, (shard + 1) * rows), *piece.bounds[2:]))
+            yield Piece(view[start : start + rows], ((shard * rows, (shard + 1) * rows), *piece.bounds[2:]))
 
 
 def _tile(table: np.ndarray, start: int, out: np.ndarray) -> None:
@@ -218,13 +218,13 @@ def _tile(table: np.ndarray, start: int, out: np.ndarray) -> None:
         position, start = position + len(piece), 0
 
 
-def _stored_shape(spec: ParamSpec) -> tuple[int, ...]:
+def stored_shape(spec: ParamSpec) -> tuple[int, ...]:
     """Return the shape of one layer's or expert's part as the checkpoint has it, in our order: no head is repeated."""
     shape, axes = spec.shape[spec.num_lead :], spec.axes[spec.num_lead :]
     return tuple(size // spec.repeats if axis == KV_HEADS else size for axis, size in zip(axes, shape, strict=True))
 
 
-def _stored_index(spec: ParamSpec, bounds: Bounds) -> Index:
+def stored_index(spec: ParamSpec, bounds: Bounds) -> Index:
     """Return where the checkpoint has what lies within `bounds` of one layer's or expert's part of ours."""
 
     def index(axis: str | None, bound: tuple[int, int]) -> slice | np.ndarray:
@@ -321,12 +321,12 @@ def _of_axes(sharding: jax.sharding.Sharding, start: int, stop: int | None) -> j
     return jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(*sharding.spec[start:stop]))
 
 
-def _part_of(piece: _Piece, place: int) -> _Piece:
+def _part_of(piece: Piece, place: int) -> Piece:
     """Return what a piece has at one place of its first axis."""
-    return _Piece(piece.array[place - piece.bounds[0][0]], piece.bounds[1:])
+    return Piece(piece.array[place - piece.bounds[0][0]], piece.bounds[1:])
 
 
-def _make_pieces(shape: tuple[int, ...], dtype: np.dtype, sharding: jax.sharding.Sharding) -> list[_Piece]:
+def _make_pieces(shape: tuple[int, ...], dtype: np.dtype, sharding: jax.sharding.Sharding) -> list[Piece]:
     """Allocate what this process's devices hold; devices that hold the same share it."""
     owners: dict[Bounds, list[Any]] = {}
     for device, index in sharding.addressable_devices_indices_map(shape).items():
@@ -334,13 +334,13 @@ def _make_pieces(shape: tuple[int, ...], dtype: np.dtype, sharding: jax.sharding
         bounds = tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
         owners.setdefault(bounds, []).append(device)
     return [
-        _Piece(aligned_empty(tuple(stop - start for start, stop in bounds), dtype), bounds, tuple(devices))
+        Piece(aligned_empty(tuple(stop - start for start, stop in bounds), dtype), bounds, tuple(devices))
         for bounds, devices in owners.items()
     ]
 
 
 def _assemble(
-    shape: tuple[int, ...], sharding: jax.sharding.Sharding, pieces: Sequence[_Piece], layout: Layout | None = None
+    shape: tuple[int, ...], sharding: jax.sharding.Sharding, pieces: Sequence[Piece], layout: Layout | None = None
 ) -> jax.Array:
     """Put the pieces on their devices; aligned, so that a CPU device takes them as they are and keeps them alive."""
     arrays = []

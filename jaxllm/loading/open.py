@@ -87,7 +87,7 @@ def _local_path(model: str) -> Path | None:
             return path
     except (OSError, RuntimeError):  # too long for a name, or the home folder of an unknown user
         pass
-    if _looks_like_path(model):
+    if looks_like_path(model):
         raise VLLMValidationError(
             f"model={shown(model)} is neither a folder nor a file here, nor the form of a hub id (org/name).",
             parameter="model",
@@ -111,7 +111,7 @@ def _open_file(path: Path, load_format: str) -> Checkpoint:
     return local.DummyCheckpoint(checkpoint) if load_format == "dummy" else checkpoint
 
 
-def _looks_like_path(model: str) -> bool:
+def looks_like_path(model: str) -> bool:
     """Say whether `model` can only be a path: a hub id is "name" or "org/name", with no dots alone or suffix."""
     parts = model.split("/")
     return (

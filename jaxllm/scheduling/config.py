@@ -64,6 +64,8 @@ class SchedulerConfig:
     """The groups of layers, each with blocks of its own."""
     num_state_slots: int = 0
     """The slots of recurrent state, slot 0 counted, which nobody owns; 0 for a model without it."""
+    num_adapter_slots: int = 0
+    """The adapters that may be in use at the same time."""
     enable_prefix_caching: bool = True
     keys_depend_on_prompt: bool = False
     """True if the same tokens have other keys in a longer prompt, as with dynamic RoPE: then only prompts of one length

@@ -158,7 +158,7 @@ class KVCacheManager:
     def _may_share(self, request: Request, donor: Request) -> bool:
         if self._keys_depend_on_prompt and donor.num_prompt_tokens != request.num_prompt_tokens:
             return False
-        return donor.source.cache_salt == request.source.cache_salt
+        return donor.salt == request.salt
 
     def table_of(self, request: Request) -> BlockTable | None:
         """Return a request's table, running or parked."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -42,6 +42,8 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     token from `start` on reads are the null block."""
     state_slots: ChunkSlots = NO_SLOTS
     """The slots of recurrent state, if the model has any."""
+    adapter_slot: int = 0
+    """The slot of the request's adapter, 0 for none."""
     samples: bool
     """True if the chunk ends at the request's last token, so that the step samples the next one."""
     num_prompt_tokens: int
@@ -76,6 +78,8 @@ class StepPlan:
     kind: StepKind = StepKind.SAMPLE
     copies: tuple[tuple[tuple[int, int], ...], ...] = ()
     """In each cache group the (source, target) blocks to copy before the step runs; no target is another's source."""
+    adapter_loads: Mapping[int, int] = field(default_factory=dict)
+    """The adapters to be written into slots before the step runs, by slot."""
 
     @property
     def num_tokens(self) -> int:

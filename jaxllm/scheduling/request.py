@@ -16,12 +16,15 @@ class Request:
     """One sequence being generated, or pooled. Its tokens change in commit only."""
 
     __slots__ = (
+        "adapter",
+        "adapter_slot",
         "block_hashes",
         "donor",
         "finish_reason",
         "keeps_blocks",
         "kind",
         "num_cached_tokens",
+        "num_passed_by",
         "num_preemptions",
         "num_prompt_tokens",
         "order",
@@ -46,6 +49,7 @@ class Request:
         queued_ts: float,
         donor: Request | None = None,
         whole_tasks: frozenset[str] = frozenset(),
+        adapter: int | None = None,
     ) -> None:
         self.source = source
         self.request_id = source.request_id
@@ -62,8 +66,12 @@ class Request:
         self.token_ids = array("i", source.prompt_token_ids)
         """int32, prompt and outputs."""
         self.num_prompt_tokens = len(source.prompt_token_ids)
+        self.adapter, self.adapter_slot = adapter, 0
+        """The number of the adapter that it is computed with, and while it runs that adapter's slot."""
+        self.num_passed_by = 0
+        """How many requests with adapters were admitted while this one, before them in line, found no slot for its."""
         # Encoded here, where a salt that cannot be is this request's error: hashes are made in the middle of a step.
-        self.salt = _encode_salt(source.cache_salt or "")
+        self.salt = _encode_salt(source.cache_salt or "", adapter)
         self.block_hashes: list[bytes] = []
         """The hash chain of the leading full blocks, as far as anyone has asked for it."""
         self.donor = donor
@@ -155,9 +163,11 @@ def needs_token_counts(params: SamplingParams) -> bool:
     return bool(params.presence_penalty or params.frequency_penalty) or params.repetition_penalty != 1.0
 
 
-def _encode_salt(salt: str) -> bytes:
+def _encode_salt(salt: str, adapter: int | None) -> bytes:
+    """Return what enters the hashes of a request's blocks, whose keys and values depend on its adapter too."""
     try:
-        return salt.encode()
+        # No text in UTF-8 has this byte.
+        return salt.encode() + (b"" if adapter is None else b"\xff%d" % adapter)
     except UnicodeEncodeError as error:
         message = f"cache_salt must be Unicode text, got {salt!r}."
         raise VLLMValidationError(message, parameter="cache_salt", value=salt) from error

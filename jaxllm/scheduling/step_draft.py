@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from jaxllm.scheduling.adapter_slots import AdapterSlots
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.kv_cache_manager import BlockTable
 from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan
@@ -143,6 +144,7 @@ class StepDraft:
             previous_row=None if is_known else ahead.row,
             block_ids=tuple([block_ids[:] for block_ids in table.block_ids]),
             state_slots=state_slots,
+            adapter_slot=request.adapter_slot,
             samples=self.kind is StepKind.SAMPLE and start + num_tokens == num_known + ahead.num_sampled,
             num_prompt_tokens=request.num_prompt_tokens,
             pooling=request.pooling,
@@ -169,11 +171,12 @@ class StepDraft:
         copies = self._copies[group]
         copies[target] = copies.get(source, source)
 
-    def finish(self, step_id: int) -> tuple[StepPlan, list[Request]] | None:
+    def finish(self, step_id: int, adapters: AdapterSlots) -> tuple[StepPlan, list[Request]] | None:
         """Return the plan and the requests of its rows, or None if it is empty."""
         rows = self._decodes + self._longer
         if not rows:
             return None
         chunks = tuple([chunk for _, chunk in rows])
         copies = tuple([tuple([(source, target) for target, source in each.items()]) for each in self._copies])
-        return StepPlan(step_id, chunks, self.num_preempted, self.kind, copies), [request for request, _ in rows]
+        plan = StepPlan(step_id, chunks, self.num_preempted, self.kind, copies, adapters.take_loads())
+        return plan, [request for request, _ in rows]

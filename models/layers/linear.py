@@ -17,6 +17,7 @@ from pallas_kernels.grouped_matmul import Groups
 from pallas_kernels.linear.xla import ACTIVATIONS as FUSED_ACTIVATIONS
 from pallas_kernels.weights.held import Quantized
 
+from ..adapters import Adapted
 from ..joined import Joined
 from ..ops import LayerOf, held_by
 from ..params import cut_of
@@ -59,7 +60,8 @@ def linear(
 def gated_linear(x_td: Array, gate_up: nnx.Param[Array], parts: Sequence[Part], act: str) -> Array:
     """Return act(gate(x)) * up(x), [t, f], of a weight [num_shards, rows, d] that holds both `parts`."""
     held = held_by(gate_up)
-    if not isinstance(held, Joined) and held.shape[0] == 1 and act in FUSED_ACTIVATIONS:
+    # A kernel that applies the activation adds nothing before it.
+    if not isinstance(held, Joined | Adapted) and held.shape[0] == 1 and act in FUSED_ACTIVATIONS:
         return _multiply(x_td, held, held.shape[1], _axes(gate_up), activation=act)
     gate_tf, up_tf = split(linear(x_td, gate_up), parts)
     return ACTIVATIONS[act](gate_tf) * up_tf
@@ -90,7 +92,7 @@ def _heads_as_groups(x_tni: Array, held: LayerOf) -> Array:
 
 def _product(
     x: Array,
-    held: LayerOf | Quantized,
+    held: LayerOf | Quantized | Adapted,
     axes: Axes,
     plus: Array | None = None,
     bias: nnx.Param[Array] | None = None,
@@ -105,8 +107,12 @@ def _product(
     return out.reshape(t, *out_shape)
 
 
-def _multiply(x_ti: Array, held: LayerOf | Quantized, n: int, axes: Axes, **options: Any) -> Array:
+def _multiply(x_ti: Array, held: LayerOf | Quantized | Adapted, n: int, axes: Axes, **options: Any) -> Array:
     """Multiply by a weight taken as [n, in]."""
+    if isinstance(held, Adapted):
+        out_dtype = options.get("out_dtype") or x_ti.dtype
+        options["plus_to"] = held.added(x_ti, options.get("plus_to"), out_dtype)
+        held = held.weight
     if not isinstance(held, Quantized):
         stack = held.stack.reshape(held.stack.shape[0], n, -1)
         return held.ops.linear(x_ti, stack, held.layer, num_rows=held.num_rows, **options)

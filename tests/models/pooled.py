@@ -78,8 +78,8 @@ def step_inputs(texts: Sequence[PooledGolden]) -> tuple[TokenBatch, AttentionBat
         next_block += count
     chunks = [(length, length) for length in lengths]
     batch = ragged_batch(chunks, blocks, block_size=BLOCK_SIZE, query_tile=XLA_TILES.query, row_alignment=4, padding=2)
-    arrays = np.zeros((4, len(batch.slots_t)), np.int32)
+    arrays = np.zeros((5, len(batch.slots_t)), np.int32)
     for text, start, length in zip(texts, np.asarray(batch.query_starts_s).tolist(), lengths, strict=False):
         end = start + length
-        arrays[:, start:end] = text.tokens, np.arange(length), np.full(length, length), text.types
+        arrays[:4, start:end] = text.tokens, np.arange(length), np.full(length, length), text.types
     return TokenBatch(*map(int32, arrays)), jax.tree.map(jnp.asarray, batch)

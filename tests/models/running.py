@@ -184,7 +184,10 @@ def chunk_inputs(token_ids: np.ndarray, start: int, prompt_len: int) -> tuple[To
         return int32(np.pad(values, (0, ROWS - count)))
 
     tokens = TokenBatch(
-        padded(token_ids), padded(positions), padded(np.maximum(prompt_len, positions + 1)), padded(0 * positions)
+        padded(token_ids),
+        padded(positions),
+        padded(np.maximum(prompt_len, positions + 1)),
+        *[padded(0 * positions)] * 2,
     )
     tile_rows = np.arange(0, 0 if count == 1 else count, XLA_TILES.query)
     max_tiles = -(-ROWS // XLA_TILES.query)

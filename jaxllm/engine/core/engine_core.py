@@ -22,12 +22,13 @@ from jaxllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from jaxllm.constraints.token_masks import TokenMasks
+    from jaxllm.engine.core.adapters import AdapterStore
     from jaxllm.execution.model_runner import ModelRunner, Running
     from jaxllm.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-COMPILE_WAIT = 0.01  # seconds; how long an idle step waits for a grammar to compile, or for a late mask
+COMPILE_WAIT = 0.01  # seconds; how long an idle step waits for a grammar, an adapter, or a late mask
 MASK_WAIT = 0.05  # seconds; the longest that a step waits for late masks, however long the step before it took
 MASK_POLL = 0.0005  # seconds; how often it looks whether the step in flight has ended meanwhile
 
@@ -48,12 +49,15 @@ class EngineCore:
         overlap: bool = True,
         validators: Sequence[Callable[[SamplingParams], None]] = (),
         profiler: StepProfiler | None = None,
+        adapters: AdapterStore | None = None,
     ) -> None:
-        """Let `validators`, which raise for params that they refuse, look at each request."""
+        """Let `validators`, which raise for params that they refuse, look at each request. Without `adapters` no
+        request has one.
+        """
         self._scheduler = scheduler
         self._runner: ModelRunner | None = runner
         """It is None once the core is shut down."""
-        self._masks = masks
+        self._masks, self._adapters = masks, adapters
         self._overlap = overlap
         self._validators = tuple(validators)
         self._profiler = profiler or StepProfiler(None)
@@ -63,8 +67,8 @@ class EngineCore:
         self._last_result = 0.0
         self._live: set[str] = set()
         """The sequences whose end has not been reported."""
-        self._compiling: dict[str, EngineCoreRequest] = {}
-        """The sequences whose grammar is being compiled, in order of arrival."""
+        self._preparing: dict[str, EngineCoreRequest] = {}
+        """The sequences whose grammar is being compiled or whose adapter is being loaded, in order of arrival."""
         self._late: set[str] = set()
         """The sequences that sat out the last plan because their masks were late."""
         self._reports: list[EngineCoreOutput] = []
@@ -95,14 +99,14 @@ class EngineCore:
 
     def fail(self, sequence_id: str, error: RequestError) -> None:
         """End a sequence with an error, whether or not the core has it; the next `step` reports it."""
-        self._compiling.pop(sequence_id, None)
+        self._preparing.pop(sequence_id, None)
         self._reports += self._scheduler.end(sequence_id, "error", error) or [_ending(sequence_id, "error", error)]
         self._masks.remove([sequence_id])
 
     def abort_requests(self, sequence_ids: Iterable[str]) -> None:
         """End sequences and free their blocks; the next `step` reports them."""
         ids = list(sequence_ids)
-        self._reports += [_ending(each, "abort") for each in ids if self._compiling.pop(each, None) is not None]
+        self._reports += [_ending(each, "abort") for each in ids if self._preparing.pop(each, None) is not None]
         self._reports += self._scheduler.abort_requests(ids)
         self._masks.remove(ids)
 
@@ -127,7 +131,7 @@ class EngineCore:
             raise
 
     def _step(self) -> EngineCoreOutputs:
-        self._admit_compiled()
+        self._admit_prepared()
         before, self._in_flight = self._in_flight, None
         if before is not None and self._scheduler.waits_for_commit():
             self._reports += self._commit(before)
@@ -144,13 +148,16 @@ class EngineCore:
         if launched is None and not did_commit and not self._reports:
             self._rest()
         outputs, self._reports = self._reports, []
-        self._live.difference_update(output.request_id for output in outputs if output.finish_reason is not None)
+        ended = [output.request_id for output in outputs if output.finish_reason is not None]
+        self._live.difference_update(ended)
+        if self._adapters is not None:
+            self._adapters.release(ended)
         return EngineCoreOutputs(
             outputs=outputs,
             stats=self.stats(),
             timestamp=time.monotonic(),
             evictions=self._take_evictions(),
-            num_deferred_reqs=len(self._compiling),
+            num_deferred_reqs=len(self._preparing),
         )
 
     def stats(self) -> SchedulerStats:
@@ -223,6 +230,8 @@ class EngineCore:
             self._profiler.close()
         finally:
             self._runner.begin_shutdown()
+            if self._adapters is not None:
+                self._adapters.close()
             self._runner = self._in_flight = None
             self._abandon(RequestError("internal", "The engine was shut down."))
 
@@ -246,6 +255,9 @@ class EngineCore:
         masks = [row(chunk.request_id, chunk.num_output_tokens) if chunk.samples else None for chunk in plan.chunks]
         if before is None:
             self._last_result = time.monotonic()
+        for slot, number in plan.adapter_loads.items():
+            assert self._adapters is not None
+            self._runner.set_adapter(slot, self._adapters.arrays(number))
         return self._runner.run(plan, masks)
 
     def _late_masks(self, before: Running | None) -> set[str]:
@@ -283,16 +295,20 @@ class EngineCore:
             outputs += self._scheduler.end(sequence_id, "stop")
         return outputs
 
-    def _admit_compiled(self) -> None:
-        """Hand over the sequences whose grammars are ready; those whose did not compile end."""
-        if not self._compiling:
+    def _admit_prepared(self) -> None:
+        """Hand over the sequences whose grammars and adapters are ready; those whose are no good end."""
+        if not self._preparing:
             return
         failed = self._masks.dead_ends()
-        for sequence_id in list(self._compiling):
-            if sequence_id in failed:
-                self._refuse([self._compiling.pop(sequence_id)], failed[sequence_id])
-            elif self._masks.is_ready(sequence_id):
-                self._attempt(self._schedule, self._compiling.pop(sequence_id))
+        for sequence_id in list(self._preparing):
+            has_adapter = self._adapters is None or self._adapters.is_ready(sequence_id)
+            error = failed.get(sequence_id)
+            if error is None and has_adapter and self._adapters is not None:
+                error = self._adapters.error(sequence_id)
+            if error is not None:
+                self._refuse([self._preparing.pop(sequence_id)], error)
+            elif has_adapter and self._masks.is_ready(sequence_id):
+                self._attempt(self._schedule, self._preparing.pop(sequence_id))
 
     def _attempt(self, action: Callable[[EngineCoreRequest], None], sequence: EngineCoreRequest) -> None:
         """Do something with a sequence; what fails in that ends it alone."""
@@ -305,15 +321,19 @@ class EngineCore:
             self._refuse([sequence], RequestError.of(error))
 
     def _admit(self, sequence: EngineCoreRequest) -> None:
-        """Schedule a sequence, once its grammar has compiled if it has one."""
+        """Schedule a sequence, once its grammar has compiled and its adapter is loaded, if it has them."""
         self._masks.add(sequence)
-        if self._masks.is_ready(sequence.request_id):
+        if sequence.lora is not None:
+            assert self._adapters is not None, "a front end lets no adapters through without enable_lora"
+            self._adapters.ask(sequence.request_id, sequence.lora)
+        if sequence.lora is None and self._masks.is_ready(sequence.request_id):
             self._schedule(sequence)
         else:
-            self._compiling[sequence.request_id] = sequence
+            self._preparing[sequence.request_id] = sequence
 
     def _schedule(self, sequence: EngineCoreRequest) -> None:
-        self._scheduler.add_request(sequence)
+        adapter = None if self._adapters is None else self._adapters.number_of(sequence.request_id)
+        self._scheduler.add_request(sequence, adapter)
         if self._validators or sequence.sampling_params.structured_outputs is not None:  # else nobody waits for it
             self._reports.append(EngineCoreOutput(request_id=sequence.request_id, is_admitted=True))
 
@@ -324,7 +344,9 @@ class EngineCore:
 
     def _rest(self) -> None:
         """Wait for a grammar or a mask where nothing could be planned; raise if that cannot be why."""
-        if self._compiling or self._late:
+        if self._adapters is not None and any(each.lora is not None for each in self._preparing.values()):
+            self._adapters.wait(COMPILE_WAIT)
+        elif self._preparing or self._late:
             self._masks.wait(COMPILE_WAIT)
         elif self._scheduler.has_unfinished_requests():
             raise RuntimeError("the scheduler has requests and plans nothing: this is a bug in jaxllm")
@@ -344,7 +366,7 @@ class EngineCore:
         reported = {output.request_id for output in self._reports if output.finish_reason is not None}
         # Those whose grammars compile, and those that the scheduler has lost.
         self._reports += [_ending(each, "error", error) for each in sorted(self._live - reported)]
-        self._compiling.clear()
+        self._preparing.clear()
         self._masks.remove(self._live)
 
 

@@ -32,7 +32,14 @@ def make_model(config: EngineConfig) -> Model:
     """Return the model of an engine."""
     loop = layer_loop(config.platform, config.kv_groups, config.mesh.size)
     formats = {} if config.quantization else find_formats(config)
-    model = Model(config.model_config, config.dtype, loop, quantization=config.quantization, formats=formats)
+    model = Model(
+        config.model_config,
+        config.dtype,
+        loop,
+        quantization=config.quantization,
+        formats=formats,
+        adapter_slots=config.adapter_slots,
+    )
     _say_what_is_widened(model)
     return model.with_ops(choose_ops(model, config.platform, config.mesh))
 

@@ -19,6 +19,7 @@ from jaxllm.config.resolve import resolve
 from jaxllm.config.vllm_config import vllm_config
 from jaxllm.constraints.compiler import GrammarCompiler, make_grammar_compiler
 from jaxllm.constraints.token_masks import TokenMasks
+from jaxllm.engine.core.adapters import AdapterStore
 from jaxllm.engine.core.engine_core import EngineCore
 from jaxllm.engine.core.engine_tokenizer import load_engine_tokenizer
 from jaxllm.engine.core.kv_cache_size import fit_num_seqs, measure_memory, memory_limit, size_pool, step_config
@@ -31,7 +32,11 @@ from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.execution.pooled import NO_ACTIVATION, Activation
 from jaxllm.execution.program_cache import ProgramCache, use_cache
 from jaxllm.execution.programs import Programs
+from jaxllm.loading.adapter import load_adapter
 from jaxllm.loading.load import check_names, init_dummy, load_params
+from jaxllm.loading.peft import PeftAdapter, find_adapter
+from jaxllm.lora.request import LoRARequest
+from jaxllm.models.adapters import AdapterSlots
 from jaxllm.models.params import ParamSpec, array_specs
 from jaxllm.models.registry import is_built_in
 from jaxllm.sampling.processors import extra_args, on_host, traced, validators
@@ -199,7 +204,20 @@ def make_core(
         overlap=overlap,
         validators=validators(config.logits_processors),
         profiler=StepProfiler(config.profiler_config),
+        adapters=_make_store(prepared) if config.enable_lora else None,
     )
+
+
+def _make_store(prepared: Prepared) -> AdapterStore:
+    """Return what reads adapters for a model, in the order of its weights."""
+    config, model = prepared.config, prepared.compiler.model
+    arrays, slot = array_specs(prepared.specs), model.adapter_specs(AdapterSlots(1, config.max_lora_rank))
+
+    def load(request: LoRARequest) -> Any:
+        folder = find_adapter(request.lora_path, token=config.hf_token, download_dir=config.download_dir)
+        return load_adapter(PeftAdapter(folder, config.max_lora_rank), arrays, slot)
+
+    return AdapterStore(load, config.max_cpu_loras)
 
 
 def _activation(pooling: PoolingSettings | None) -> Activation:
@@ -238,6 +256,7 @@ def _scheduler_config(config: EngineConfig, num_blocks: int, max_rows: int) -> S
         row_alignment=max(group.attention.row_alignment for group in config.kv_groups),
         groups=tuple(group.config(size) for group, size in zip(config.kv_groups, sizes, strict=True)),
         num_state_slots=layout.num_slots,
+        num_adapter_slots=config.max_loras if config.enable_lora else 0,
         enable_prefix_caching=config.enable_prefix_caching and not _keys_depend_on_the_prompt(config),
         policy=config.scheduling_policy,
         long_prefill_token_threshold=config.long_prefill_token_threshold,

@@ -155,6 +155,7 @@ class GrowingRequest:
             [sequence.completion(delta) for sequence in shown],
             finished,
             merge_stats([sequence.stats for sequence in sequences]),
+            request.core.lora,
             num_cached_tokens=sequences[0].num_cached_tokens,
         )
 

@@ -13,6 +13,7 @@ from jaxllm.engine.front_end.params_resolver import CheckInCore, InputLimits, Pa
 from jaxllm.engine.front_end.pooling_resolver import resolve_pooling_params, verify_pooling_task
 from jaxllm.engine.front_end.prompt_encoder import EncodedPrompt, PromptEncoder, too_long
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.lora.request import LoRARequest
 from jaxllm.messages import SEED_MASK, EngineCoreRequest
 from jaxllm.params.checks import check_float, check_int
 from jaxllm.pooling_params import PoolingParams
@@ -85,13 +86,21 @@ class InputProcessor:
         priority: int = 0,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         trace_headers: Mapping[str, str] | None = None,
+        lora_request: Any = None,
         grammar_seconds: float = GRAMMAR_SECONDS,
     ) -> ProcessedRequest:
         """Check and complete one request."""
+        self.check_adapter(lora_request)
         resolved = self.resolve(params, grammar_seconds)
         encoded = self.encode(prompt, tokenization_kwargs, pools=isinstance(resolved, PoolingParams))
         return self.complete(
-            request_id, encoded, resolved, arrival_time=arrival_time, priority=priority, trace_headers=trace_headers
+            request_id,
+            encoded,
+            resolved,
+            arrival_time=arrival_time,
+            priority=priority,
+            trace_headers=trace_headers,
+            lora_request=lora_request,
         )
 
     def resolve(self, params: Any, grammar_seconds: float | None = None) -> Resolved:
@@ -116,13 +125,14 @@ class InputProcessor:
         arrival_time: float | None = None,
         priority: int = 0,
         trace_headers: Mapping[str, str] | None = None,
+        lora_request: Any = None,
     ) -> ProcessedRequest:
         """Put an encoded prompt and resolved params together, if they fit each other."""
         trace = self._check_trace(trace_headers)
         when = time.time() if arrival_time is None else check_float("arrival_time", arrival_time, 0, math.inf)
         max_tokens = self._check_lengths(prompt.token_ids, params, "prompt")
-        checked = self.check_priority(priority)
-        return self._complete(request_id, prompt, params, max_tokens, checked, when, trace)
+        checked, adapter = self.check_priority(priority), self.check_adapter(lora_request)
+        return self._complete(request_id, prompt, params, max_tokens, checked, when, trace, adapter)
 
     def process_batch(
         self,
@@ -131,6 +141,7 @@ class InputProcessor:
         params: Sequence[Any],
         *,
         priorities: Sequence[int] | None = None,
+        lora_requests: Sequence[Any] | None = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         output_kind: RequestOutputKind | None = None,
         label: str = "prompts",
@@ -142,6 +153,8 @@ class InputProcessor:
         parsed = [parse_prompt(prompt, name) for prompt, name in zip(prompts, labels, strict=True)]
         given = [0] * len(prompts) if priorities is None else priorities
         checked = [self.check_priority(priority, f"priority[{i}]") for i, priority in enumerate(given)]
+        named = [None] * len(prompts) if lora_requests is None else lora_requests
+        adapters = [self.check_adapter(each, f"lora_request[{i}]") for i, each in enumerate(named)]
         pools = any(isinstance(each, PoolingParams) for each in resolved)
         tokenized = self._prompts.encode(parsed, labels, tokenization_kwargs, pools=pools)
         lengths = [
@@ -149,7 +162,7 @@ class InputProcessor:
             for prompt, each, name in zip(tokenized, resolved, labels, strict=True)
         ]
         return [
-            self._complete(request_ids[i], prompt, resolved[i], lengths[i], checked[i], when, {})
+            self._complete(request_ids[i], prompt, resolved[i], lengths[i], checked[i], when, {}, adapters[i])
             for i, prompt in enumerate(tokenized)
         ]
 
@@ -212,6 +225,20 @@ class InputProcessor:
             raise refusal(label, message, "priority", priority)
         return checked
 
+    def check_adapter(self, adapter: Any, label: str = "lora_request") -> LoRARequest | None:
+        """Return what names an adapter, None for none. Raises VLLMValidationError if this engine takes none."""
+        if adapter is None:
+            return None
+        if not isinstance(adapter, LoRARequest):
+            message = f"must be a jaxllm.lora.request.LoRARequest or None, not {type(adapter).__name__}"
+            raise refusal(label, message, "lora_request", adapter)
+        if not self._limits.adapters:
+            raise refusal(label, "needs an engine with enable_lora=True", "lora_request", adapter)
+        if adapter.tensorizer_config_dict is not None:
+            message = "tensorizer_config_dict is not supported: adapters are read as PEFT saves them"
+            raise refusal(label, message, "tensorizer_config_dict", adapter.tensorizer_config_dict)
+        return adapter
+
     def _check_trace(self, headers: Any) -> Mapping[str, str]:
         if headers is None:
             return {}
@@ -232,6 +259,7 @@ class InputProcessor:
         priority: int,
         arrival_time: float,
         trace: Mapping[str, str],
+        adapter: LoRARequest | None = None,
     ) -> ProcessedRequest:
         """Make the core's request, under an id of its own: the user's may come again while its end is on the way."""
         number, self._num_arrivals = self._num_arrivals, self._num_arrivals + 1
@@ -247,6 +275,7 @@ class InputProcessor:
             arrival_time=arrival_time,
             priority=priority,
             cache_salt=prompt.salt,
+            lora=adapter,
             pooling_params=pooling,
             pair_start=prompt.pair_start,
         )

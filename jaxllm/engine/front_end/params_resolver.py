@@ -47,6 +47,8 @@ class InputLimits:
     structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
     traces: bool = False
     """Requests are traced."""
+    adapters: bool = False
+    """Requests may name LoRA adapters."""
     runner: str = "generate"
     """What the engine is for: "generate" or "pooling"."""
 
@@ -65,6 +67,7 @@ class InputLimits:
             has_validators=ready.has_validators,
             structured_outputs=config.structured_outputs_config,
             runner=config.model_config.runner_type,
+            adapters=config.lora_config is not None,
             traces=config.observability_config.otlp_traces_endpoint is not None,
         )
 

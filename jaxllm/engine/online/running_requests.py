@@ -89,6 +89,7 @@ class RunningRequests:
         arrival_time: float | None,
         priority: int,
         trace_headers: Mapping[str, str] | None,
+        lora_request: Any = None,
     ) -> tuple[ProcessedRequest, RequestOutputCollector]:
         """Check a request, make it complete, and return it with what its reader reads.
 
@@ -96,6 +97,7 @@ class RunningRequests:
         """
         resolved = self._inputs.resolve(params)
         self._inputs.check_priority(priority)
+        self._inputs.check_adapter(lora_request)
         pools = isinstance(resolved, PoolingParams)
         place = self.reserve(1 if pools else resolved.n)
         try:
@@ -103,7 +105,13 @@ class RunningRequests:
             place.hold_prompt(len(encoded.token_ids))
             await self._enter()
             request = self._inputs.complete(
-                request_id, encoded, resolved, arrival_time=arrival_time, priority=priority, trace_headers=trace_headers
+                request_id,
+                encoded,
+                resolved,
+                arrival_time=arrival_time,
+                priority=priority,
+                trace_headers=trace_headers,
+                lora_request=lora_request,
             )
             stream = RequestOutputCollector(resolved.output_kind, request_id)
             self.add(request, stream, place)

@@ -1,0 +1,1 @@
+"""LoRA adapters, as vLLM's users name them in requests."""

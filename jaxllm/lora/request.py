@@ -1,0 +1,49 @@
+"""A request names the LoRA adapter that it is to be computed with."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class LoRARequest(msgspec.Struct, omit_defaults=True, array_like=True):
+    """The name, number and place of an adapter.
+
+    Two are equal if their names are. The number is the adapter's own: requests with the same number share what was
+    loaded for the first of them, unless `load_inplace` asks for it to be read again.
+    """
+
+    lora_name: str
+    lora_int_id: int
+    """1 or more."""
+    lora_path: str = ""
+    """A folder that PEFT saved, or a repository of the hub with the same files."""
+    base_model_name: str | None = None
+    """It is for listings alone, and not compared with the engine's model."""
+    tensorizer_config_dict: dict | None = None
+    load_inplace: bool = False
+    is_3d_lora_weight: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a number below 1 or an empty path."""
+        if self.lora_int_id < 1:
+            raise ValueError(f"lora_int_id must be 1 or more, got {self.lora_int_id}.")
+        if not self.lora_path:
+            raise ValueError("lora_path must name an adapter's folder, and is empty.")
+
+    @property
+    def adapter_id(self) -> int:
+        return self.lora_int_id
+
+    @property
+    def name(self) -> str:
+        return self.lora_name
+
+    @property
+    def path(self) -> str:
+        return self.lora_path
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LoRARequest) and self.lora_name == other.lora_name
+
+    def __hash__(self) -> int:
+        return hash(self.lora_name)
