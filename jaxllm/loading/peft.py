@@ -21,6 +21,9 @@ CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 MATRIX_NAME = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(?:\.\w+)?\.weight")
 REFUSED: Mapping[str, str] = {
     "use_dora": "DoRA, which scales the columns of the sum",
+    "use_qalora": "pooled inputs (QA-LoRA)",
+    "use_bdlora": "blocks along a diagonal (BD-LoRA)",
+    "layer_replication": "repeated layers",
     "lora_bias": "a bias on B",
     "modules_to_save": "whole modules that were trained beside it",
     "target_parameters": "parameters of experts",

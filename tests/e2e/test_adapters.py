@@ -1,0 +1,195 @@
+"""LoRA adapters through `LLM`: each gives what HF gives with PEFT's adapter merged into the weights, whoever else runs."""
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxllm import LLM, RequestOutput, SamplingParams, TokensPrompt
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.lora.request import LoRARequest
+from tests.e2e.inside import core_of
+from tests.models.tiny import BLOCK_SIZE, folder
+
+pytestmark = pytest.mark.usefixtures("quick_compile")
+
+ADAPTERS = Path(__file__).parents[1] / "data" / "adapters"
+CASE = "llama3_tied"
+NAMES = tuple(sorted(path.name for path in (ADAPTERS / CASE).iterdir() if path.is_dir()))
+TOLERANCE = 1e-4
+NUM_SLOTS = 3
+"""Fewer than there are adapters."""
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
+    "skip_tokenizer_init": True,
+    "block_size": BLOCK_SIZE,
+    "max_num_batched_tokens": 16,
+    "max_num_seqs": 16,
+    "num_gpu_blocks_override": 65,
+    "max_logprobs": -1,
+    "enforce_eager": True,
+    "enable_lora": True,
+    "max_lora_rank": 8,
+}
+
+
+def request(name: str, case: str = CASE, **fields: Any) -> LoRARequest:
+    """Return what names an adapter of the tests' data."""
+    names = sorted(path.name for path in (ADAPTERS / case).iterdir() if path.is_dir())
+    return LoRARequest(name, names.index(name) + 1, str(ADAPTERS / case / name), **fields)
+
+
+def prompt_of(case: str) -> list[int]:
+    """Return the prompt that all goldens of a case continue."""
+    with np.load(ADAPTERS / case / "golden.npz") as arrays:
+        return arrays["prompt"].tolist()
+
+
+def generate(llm: LLM, prompts: Sequence[list[int]], adapters: Sequence[LoRARequest | None]) -> list[RequestOutput]:
+    """Continue prompts, greedily, with log-probabilities of the whole vocabulary."""
+    params = SamplingParams(temperature=0, max_tokens=16, logprobs=-1, ignore_eos=True, detokenize=False)
+    asked = [TokensPrompt(prompt_token_ids=ids) for ids in prompts]
+    return llm.generate(asked, params, lora_request=list(adapters), use_tqdm=False)
+
+
+def logprobs_of(output: RequestOutput) -> np.ndarray:
+    """Return the log-probabilities of the whole vocabulary, [tokens, v]."""
+    steps = output.outputs[0].logprobs
+    assert steps is not None
+    return np.array([[step[token].logprob for token in range(len(step))] for step in steps])
+
+
+def check(output: RequestOutput, name: str, case: str = CASE) -> None:
+    """Compare an answer with HF's."""
+    with np.load(ADAPTERS / case / "golden.npz") as arrays:
+        assert output.outputs[0].token_ids == arrays[f"tokens_{name}"].tolist()
+        np.testing.assert_allclose(logprobs_of(output), arrays[f"logprobs_{name}"], rtol=0, atol=TOLERANCE)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(str(folder(CASE)), max_loras=NUM_SLOTS, max_cpu_loras=len(NAMES), **SETTINGS) as llm:
+        yield llm
+
+
+def test_eight_adapters_in_one_batch_give_what_merged_weights_give_and_what_each_gives_alone(llm: LLM):
+    adapters = [None, *map(request, NAMES), request(NAMES[0])]
+    assert len(NAMES) == 8 > NUM_SLOTS
+    prompt = prompt_of(CASE)
+    prompts = [prompt] * 9 + [prompt[:7]]
+    together = generate(llm, prompts, adapters)
+    for name, output in zip(NAMES, together[1:], strict=False):
+        check(output, name)
+        assert output.lora_request == request(name)
+    num_compiled = core_of(llm).num_compiled
+    for ids, adapter, output in zip(prompts, adapters, together, strict=True):
+        llm.reset_prefix_cache()
+        [alone] = generate(llm, [ids], [adapter])
+        assert alone.outputs[0].token_ids == output.outputs[0].token_ids
+        np.testing.assert_array_equal(logprobs_of(alone), logprobs_of(output))
+    assert core_of(llm).num_compiled == num_compiled, "a load has compiled something"
+
+
+def test_without_an_adapter_a_request_gets_what_an_engine_without_adapters_gives(llm: LLM):
+    prompt = prompt_of(CASE)
+    with_others, _ = generate(llm, [prompt] * 2, [None, request("all")])
+    with LLM(str(folder(CASE)), **(SETTINGS | {"enable_lora": False})) as plain:
+        [alone] = generate(plain, [prompt], [None])
+        with pytest.raises(VLLMValidationError, match="enable_lora=True"):
+            generate(plain, [prompt], [request("all")])
+    # The activation of a gate is a kernel's own where nothing is added before it, and rounds elsewhere.
+    np.testing.assert_allclose(logprobs_of(with_others), logprobs_of(alone), rtol=0, atol=2e-5)
+
+
+def test_the_prefix_cache_is_an_adapters_own(llm: LLM):
+    prompt = prompt_of(CASE)
+    llm.reset_prefix_cache()
+    [first] = generate(llm, [prompt], [request("all")])
+    [other] = generate(llm, [prompt], [request("mlp")])
+    [again] = generate(llm, [prompt], [request("all")])
+    assert [first.num_cached_tokens, other.num_cached_tokens, again.num_cached_tokens] == [0, 0, BLOCK_SIZE]
+    np.testing.assert_array_equal(logprobs_of(first), logprobs_of(again))
+    check(other, "mlp")
+
+
+def test_an_adapter_is_read_again_when_asked(llm: LLM, tmp_path: Path):
+    place, number = tmp_path / "adapter", len(NAMES) + 1
+    shutil.copytree(ADAPTERS / CASE / "all", place)
+    named = LoRARequest("mine", number, str(place))
+    check(generate(llm, [prompt_of(CASE)], [named])[0], "all")
+    shutil.rmtree(place)
+    shutil.copytree(ADAPTERS / CASE / "mlp", place)
+    check(generate(llm, [prompt_of(CASE)], [named])[0], "all")
+    check(generate(llm, [prompt_of(CASE)], [LoRARequest("mine", number, str(place), load_inplace=True)])[0], "mlp")
+    check(generate(llm, [prompt_of(CASE)], [named])[0], "mlp")
+
+
+def break_config(place: Path, **changes: Any) -> None:
+    config = json.loads((place / "adapter_config.json").read_text())
+    (place / "adapter_config.json").write_text(json.dumps(config | changes))
+
+
+BROKEN = {
+    "no folder": (shutil.rmtree, "no such folder"),
+    "no weights": (lambda place: (place / "adapter_model.safetensors").unlink(), "there is no adapter_model"),
+    "cut short": (
+        lambda place: (place / "adapter_model.safetensors").write_bytes(
+            (place / "adapter_model.safetensors").read_bytes()[:-4]
+        ),
+        "cut short",
+    ),
+    "no JSON": (lambda place: (place / "adapter_config.json").write_text("{"), "cannot be read"),
+    "another method": (lambda place: break_config(place, peft_type="IA3"), "peft_type='IA3'"),
+    "DoRA": (lambda place: break_config(place, use_dora=True), "use_dora"),
+    "another rank": (lambda place: break_config(place, r=3), "has rank 4, and adapter_config.json says 3"),
+    "whole modules": (lambda place: break_config(place, modules_to_save=["lm_head"]), "modules_to_save"),
+    "another model": (
+        lambda place: shutil.copytree(ADAPTERS / "gpt2" / "all", place, dirs_exist_ok=True),
+        "no linear layer of that name",
+    ),
+    "other sizes": (
+        lambda place: shutil.copytree(ADAPTERS / "phi3" / "all", place, dirs_exist_ok=True),
+        "in this model it has",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_bad_adapter_ends_its_own_request_with_an_error(llm: LLM, tmp_path: Path, how: str):
+    place = tmp_path / "adapter"
+    shutil.copytree(ADAPTERS / CASE / "all", place)
+    spoil, message = BROKEN[how]
+    spoil(place)
+    bad = LoRARequest("bad", 100 + list(BROKEN).index(how), str(place))
+    good, failed = generate(llm, [prompt_of(CASE)] * 2, [request("all"), bad])
+    check(good, "all")
+    assert failed.outputs[0].finish_reason == "error"
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(failed.outputs[0].stop_reason)
+
+
+def test_requests_name_adapters_one_for_all_or_one_each(llm: LLM):
+    params = SamplingParams(max_tokens=1, detokenize=False)
+    prompts = [TokensPrompt(prompt_token_ids=[5, 6])] * 2
+    outputs = llm.generate(prompts, params, lora_request=request("all"), use_tqdm=False)
+    assert [output.lora_request for output in outputs] == [request("all")] * 2
+    with pytest.raises(VLLMValidationError, match="lora_request"):
+        llm.generate(prompts, params, lora_request=[request("all")], use_tqdm=False)
+    wrong: Any = "all"
+    with pytest.raises(VLLMValidationError, match="LoRARequest"):
+        llm.generate(prompts, params, lora_request=wrong, use_tqdm=False)
+    with pytest.raises(ValueError, match="lora_int_id"):
+        LoRARequest("none", 0, "somewhere")
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("case", [path.name for path in sorted(ADAPTERS.iterdir()) if path.name != CASE])
+def test_other_families_give_what_merged_weights_give(case: str):
+    with LLM(str(folder(case)), **SETTINGS) as llm:
+        outputs = generate(llm, [prompt_of(case)] * 2, [request("all", case), None])
+    check(outputs[0], "all", case)
+    assert np.abs(logprobs_of(outputs[0]) - logprobs_of(outputs[1])).max() > 0.1
