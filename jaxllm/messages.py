@@ -38,6 +38,8 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
     lora: LoRARequest | None = None
     """The adapter that it is computed with; None for the model alone."""
+    adapter: int | None = None
+    """The core's own number of that adapter, which it gives once the adapter is loaded."""
     pooling_params: PoolingParams | None = None
     """They say how the prompt's hidden states become the output; None for a request that generates."""
     pair_start: int | None = None

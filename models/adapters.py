@@ -21,10 +21,10 @@ from .joined import Joined
 from .params import ArraySpec
 
 
-class AdapterSlots(NamedTuple):
+class AdapterShape(NamedTuple):
     """The room that an engine has for adapters: slots from 1 on, as slot 0 stands for none."""
 
-    count: int
+    num_slots: int
     rank: int
     """The largest rank; an adapter of a smaller one is filled up with zeros."""
 
@@ -83,18 +83,18 @@ def refusal(array: ArraySpec) -> str | None:
     return None
 
 
-def adapter_specs(arrays: Mapping[str, ArraySpec], slots: AdapterSlots, dtype: DTypeLike) -> dict[str, Adapters]:
+def adapter_specs(arrays: Mapping[str, ArraySpec], shape: AdapterShape, dtype: DTypeLike) -> dict[str, Adapters]:
     """Return the specs of adapters by the path of the weight that they are beside; those of all layers' matmuls."""
     return {
-        path: _beside(array, slots, jnp.dtype(dtype))
+        path: _beside(array, shape, jnp.dtype(dtype))
         for path, array in arrays.items()
         if path.startswith("layers.") and refusal(array) is None
     }
 
 
-def _beside(array: ArraySpec, slots: AdapterSlots, dtype: Any) -> Adapters:
+def _beside(array: ArraySpec, shape: AdapterShape, dtype: Any) -> Adapters:
     lead, count = sum(axis == "layers" for axis in array.axes), array.num_inputs
-    num_columns = slots.count * len(array.params) * slots.rank
+    num_columns = shape.num_slots * len(array.params) * shape.rank
     axes, sizes = array.axes[:lead], array.shape[:lead]
     inputs = prod(array.shape[-count:])
     down = ArraySpec((*sizes, num_columns, inputs), dtype, (*axes, None, array.axes[-count]), {})
@@ -102,7 +102,15 @@ def _beside(array: ArraySpec, slots: AdapterSlots, dtype: Any) -> Adapters:
     return Adapters(down, up)
 
 
-def adapt(weights: Any, adapters: Mapping[str, Any], num_slots: int) -> Any:
+def adapted_layers(params: Mapping[str, Any], shape: AdapterShape | None) -> Any:
+    """Return the weights of all layers, with the adapters beside them if there are slots for any."""
+    if shape is None:
+        return params["layers"]
+    layers = zip(params["layers"], params["adapters"]["layers"], strict=True)
+    return tuple(_adapt(weights, adapters, shape.num_slots) for weights, adapters in layers)
+
+
+def _adapt(weights: Any, adapters: Mapping[str, Any], num_slots: int) -> Any:
     """Return a layer's nested dict of weights with the adapters, nested alike, beside them."""
     found = dict(weights)
     for name, held in adapters.items():
@@ -113,7 +121,7 @@ def adapt(weights: Any, adapters: Mapping[str, Any], num_slots: int) -> Any:
             members = zip(weight.members, held.members, strict=True)
             found[name] = Joined(tuple(Adapted(*member, num_slots=num_slots) for member in members))
         else:
-            found[name] = adapt(weight, held, num_slots)
+            found[name] = _adapt(weight, held, num_slots)
     return found
 
 

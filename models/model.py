@@ -20,7 +20,7 @@ from pallas_kernels.linear import Linear, LinearShape
 from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, Rope
 from pallas_kernels.weights import WeightFormat
 
-from .adapters import Adapters, AdapterSlots, adapt, adapter_specs
+from .adapters import Adapters, AdapterShape, adapted_layers, adapter_specs
 from .config import LayerSpec, ModelConfig, QueryScaling
 from .family import Prefixes, TensorName
 from .layers.embedding import soft_cap
@@ -44,7 +44,7 @@ class _Step(NamedTuple):
     """What all layers of a step share."""
 
     num_tokens: Array
-    adapter_slots_t: Array | None
+    adapter_slots_t: Array
     ropes: Mapping[tuple[int, int], Rope]
     """By table and the size of what is rotated."""
     query_scales: Mapping[QueryScaling | None, Array | None]
@@ -70,13 +70,13 @@ class Model:
         quantization: str | None = None,
         formats: Mapping[str, WeightFormat] | None = None,
         ops: Ops | None = None,
-        adapter_slots: AdapterSlots | None = None,
+        adapter_shape: AdapterShape | None = None,
     ) -> None:
         if quantization not in (None, *METHODS):
             raise ValueError(f"quantization={quantization!r} is not one of {', '.join(METHODS)}")
         self.config, self.dtype, self.loop, self.quantization = config, jnp.dtype(dtype), loop, quantization
         self.ops = ops or Ops(Linear("cpu" if loop is LayerLoop.IN_PLACE else "xla"))
-        self.adapter_slots = adapter_slots
+        self.adapter_shape = adapter_shape
         self.family = get_family(config.architecture)
         self._frame_def, self._frame_state = _abstract(partial(self.family.frame, config, self.dtype))
         self._head_def, self._head_state = _abstract(partial(PoolingHead, config, self.dtype))
@@ -106,7 +106,7 @@ class Model:
     def facts(self) -> tuple[Any, ...]:
         """Return all that the functions of the model depend on."""
         formats = sorted(self.formats.items())
-        return self.config, self.dtype, self.loop, self.quantization, formats, self.ops, self.adapter_slots
+        return self.config, self.dtype, self.loop, self.quantization, formats, self.ops, self.adapter_shape
 
     @property
     def activations(self) -> tuple[tuple[str, bool], ...]:
@@ -218,12 +218,10 @@ class Model:
                 specs |= {f"layers.{i}.{path}": under(f"layers.{i}", spec) for i, spec in stacks.items()}
         return held_apart(specs)
 
-    def adapter_specs(self, slots: AdapterSlots | None = None) -> dict[str, Adapters]:
-        """Return the specs of adapters by the path of the weight that they are beside, for the model's slots or others;
-        none if there are neither.
-        """
-        slots = slots or self.adapter_slots
-        return {} if slots is None else adapter_specs(array_specs(self.param_specs()), slots, self.dtype)
+    def adapter_specs(self, shape: AdapterShape | None = None) -> dict[str, Adapters]:
+        """Return the specs of adapters by the path of the weight beside, for the model's slots or others, if any."""
+        shape = shape or self.adapter_shape
+        return {} if shape is None else adapter_specs(array_specs(self.param_specs()), shape, self.dtype)
 
     def forward(
         self,
@@ -259,15 +257,10 @@ class Model:
             batch if group.causal else _with_row_ends(batch, group.window, tokens.positions_t)
             for group, batch in zip(plan.groups, batches, strict=True)
         ]
-        layers, slots_t = params["layers"], None
-        if self.adapter_slots is not None:
-            num_slots, slots_t = self.adapter_slots.count, tokens.adapter_slots_t
-            of_layers = zip(layers, params["adapters"]["layers"], strict=True)
-            layers = tuple(adapt(weights, adapters, num_slots) for weights, adapters in of_layers)
-        step = _Step(num_tokens, slots_t, ropes, query_scales, inputs_ltp, batches, attention)
+        step = _Step(num_tokens, tokens.adapter_slots_t, ropes, query_scales, inputs_ltp, batches, attention)
         bodies = [self._body(kind, step) for kind in range(len(plan.kinds))]
         stream = x_td, Cached(kv_pools, self._nothing_lent(len(x_td)))
-        x_td, cached = run_layers(self.loop, plan, layers, bodies, stream)
+        x_td, cached = run_layers(self.loop, plan, adapted_layers(params, self.adapter_shape), bodies, stream)
         return frame.end(x_td), cached.pools
 
     def _body(self, kind: int, step: _Step) -> LayerBody:

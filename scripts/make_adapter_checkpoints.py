@@ -53,7 +53,9 @@ CASES: Mapping[str, Mapping[str, dict[str, Any]]] = {
             "target_modules": [*ATTENTION, "in_proj_qkvz", "in_proj_ba", "out_proj"],
         }
     },
-    "deepseek_v2_lite": {"all": {"r": 2, "lora_alpha": 8, "target_modules": ["q_proj", "kv_a_proj_with_mqa", "o_proj"]}},
+    "deepseek_v2_lite": {
+        "all": {"r": 2, "lora_alpha": 8, "target_modules": ["q_proj", "kv_a_proj_with_mqa", "o_proj"]}
+    },
 }
 TYPES = {"gpt2": "GPT2LMHeadModel", "phi3": "Phi3ForCausalLM", "deepseek_v2_lite": "DeepseekV2ForCausalLM"}
 TYPES |= {"llama3_tied": "LlamaForCausalLM", "qwen3_next": "Qwen3NextForCausalLM"}

@@ -23,6 +23,7 @@ GROUPS: Mapping[str, str] = {
     "LoadConfig": "where the weights come from",
     "ParallelConfig": "several devices",
     "CacheConfig": "the KV cache and device memory",
+    "LoRAConfig": "adapters that requests may name",
     "SchedulerConfig": "which requests run together, and in which steps",
     "CompilationConfig": "which programs are compiled",
     "StructuredOutputsConfig": "structured outputs and reasoning",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from jaxllm.execution.kv_pool import KVGroup, StateGroup
     from jaxllm.loading.checkpoint import Checkpoint
-    from jaxllm.models.adapters import AdapterSlots
+    from jaxllm.models.adapters import AdapterShape
     from jaxllm.models.config import ModelConfig
     from jaxllm.sampling.processors import LogitsProcessor
 
@@ -120,11 +120,11 @@ class EngineConfig:
     cache_dir: str
 
     @property
-    def adapter_slots(self) -> AdapterSlots | None:
+    def adapter_shape(self) -> AdapterShape | None:
         """Return the room for adapters; None if requests have none."""
-        from jaxllm.models.adapters import AdapterSlots
+        from jaxllm.models.adapters import AdapterShape
 
-        return AdapterSlots(self.max_loras, self.max_lora_rank) if self.enable_lora else None
+        return AdapterShape(self.max_loras, self.max_lora_rank) if self.enable_lora else None
 
     @property
     def generates(self) -> bool:

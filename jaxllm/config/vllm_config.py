@@ -187,7 +187,7 @@ class VllmConfig:
     structured_outputs_config: StructuredOutputsConfig
     reasoning_config: ReasoningConfig | None
     profiler_config: ProfilerConfig | None
-    lora_config: LoRAConfig | None
+    lora_config: LoRAConfig | None = None
     """None if requests can name no adapters."""
 
 

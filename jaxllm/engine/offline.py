@@ -48,7 +48,12 @@ class OfflineRunner:
         return SamplingParams.from_optional(**self._engine.front.ready.default_sampling_params)
 
     def add_prompts(
-        self, prompts: Any, params: Params, priority: Priority, options: dict[str, Any] | None, adapters: Adapters
+        self,
+        prompts: Any,
+        params: Params,
+        priority: Priority,
+        options: dict[str, Any] | None,
+        adapters: Adapters = None,
     ) -> list[str]:
         """Queue one prompt or many for their final outputs, and return their request ids."""
         batch = [prompts] if is_single_prompt(prompts) else list(prompts)
@@ -61,7 +66,7 @@ class OfflineRunner:
         priority: Priority,
         options: dict[str, Any] | None,
         template_options: dict[str, Any],
-        adapters: Adapters,
+        adapters: Adapters = None,
     ) -> list[str]:
         """Queue one conversation or many for their final outputs, and return their request ids."""
         single = is_single_conversation(messages)
@@ -109,7 +114,7 @@ class OfflineRunner:
         params: Pooled,
         task: str | None,
         options: dict[str, Any] | None,
-        adapters: Adapters,
+        adapters: Adapters = None,
         *,
         prompt_name: str | None = None,
     ) -> list[str]:
@@ -137,7 +142,7 @@ class OfflineRunner:
         return outputs
 
     def beam_search(
-        self, prompts: Any, params: BeamSearchParams, use_tqdm: UseTqdm, limit: int | None, adapters: Adapters
+        self, prompts: Any, params: BeamSearchParams, use_tqdm: UseTqdm, limit: int | None, adapters: Adapters = None
     ) -> list[BeamSearchOutput]:
         """Search for the likeliest continuations of one prompt or many, at most `limit` prompts at once."""
         from jaxllm.engine.front_end.beam_search import BeamSearcher  # which loads numpy

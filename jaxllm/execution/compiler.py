@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.stages import Lowered
 
-from jaxllm.models.adapters import AdapterSlots, set_adapter
+from jaxllm.models.adapters import AdapterShape, set_adapter
 from jaxllm.models.model import Model
 from jaxllm.models.params import ArraySpec, array_specs, stored, unflatten
 from jaxllm.sampling.inputs import RareRules
@@ -100,7 +100,7 @@ class StepCompiler:
         """Return all programs, in the order in which a fresh engine will want them."""
         upkeep = [Upkeep.MAKE_STATE, Upkeep.COPY_BLOCKS]
         upkeep += [Upkeep.MAKE_COUNTS, Upkeep.SET_COUNTS] if self.config.generates else []
-        upkeep += [Upkeep.MAKE_ADAPTERS, Upkeep.SET_ADAPTER] if self.model.adapter_slots else []
+        upkeep += [Upkeep.MAKE_ADAPTERS, Upkeep.SET_ADAPTER] if self.model.adapter_shape else []
         return [
             *self._shapes(is_full=False),
             *self._pool_shapes(by_token=False),
@@ -238,8 +238,8 @@ class StepCompiler:
         shardings = jax.tree.map(lambda x: x.sharding, adapters)
         if key is Upkeep.MAKE_ADAPTERS:
             return _Signature(partial(jax.tree.map, lambda x: jnp.zeros(x.shape, x.dtype), adapters), (), (), shardings)
-        assert self.model.adapter_slots is not None
-        one = self.adapters_spec(self.model.adapter_slots._replace(count=1))
+        assert self.model.adapter_shape is not None
+        one = self.adapters_spec(self.model.adapter_shape._replace(num_slots=1))
         return _Signature(set_adapter, (0,), (adapters, self._replicated((), jnp.int32), one), shardings)
 
     def _make_state(self, num_blocks: int) -> tuple[Pools, jax.Array]:
@@ -334,16 +334,16 @@ class StepCompiler:
 
         arrays = array_specs(self.model.param_specs())
         placed = {path: jax.tree.map(placed_spec, stored(spec)) for path, spec in arrays.items()}
-        adapters = {} if self.model.adapter_slots is None else {"adapters": self.adapters_spec()}
+        adapters = {} if self.model.adapter_shape is None else {"adapters": self.adapters_spec()}
         return unflatten(placed) | adapters
 
-    def adapters_spec(self, slots: AdapterSlots | None = None) -> Any:
+    def adapters_spec(self, shape: AdapterShape | None = None) -> Any:
         """Return shape, dtype and sharding of the adapters' arrays, for the model's slots or others."""
 
         def placed_spec(spec: ArraySpec) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=param_sharding(self.mesh, spec))
 
-        return unflatten(jax.tree.map(placed_spec, self.model.adapter_specs(slots)))
+        return unflatten(jax.tree.map(placed_spec, self.model.adapter_specs(shape)))
 
 
 def describe(key: ProgramKey) -> str:

@@ -100,7 +100,7 @@ class ModelRunner:
             state = executor.submit(running()(self._make_state))
             with tracing():
                 self._params = load_params()
-        if compiler.model.adapter_slots is not None:
+        if compiler.model.adapter_shape is not None:
             self._params |= {"adapters": self.programs.get(Upkeep.MAKE_ADAPTERS)()}
         self._pools, self._previous_tokens = state.result()
         self._counts: Array | None = None

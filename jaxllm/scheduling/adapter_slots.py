@@ -2,69 +2,91 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+
+from jaxllm.scheduling.request import Request
 
 
 class AdapterSlots:
     """Slots from 1 to `count`. An adapter keeps its slot while a request runs with it, and after that until another one
-    needs it: the one that has gone unused for longest makes room.
+    needs it: the one that has gone unused for longest makes room. Requests without an adapter need no slot.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, most_passing: int) -> None:
+        """Let so many requests pass one that waits for a slot: more of them could keep all slots for ever."""
         self._free = list(range(count, 0, -1))
         self._slots: dict[int, int] = {}
         """The slot of each adapter that has one."""
-        self._num_running: dict[int, int] = {}
+        self._num_running: Counter[int] = Counter()
         self._idle: OrderedDict[int, None] = OrderedDict()
         """The adapters with a slot that no request runs with, the one that went idle first in front."""
         self._loads: dict[int, int] = {}
+        self._most_passing = most_passing
+        self._first_waiting: Request | None = None
+        self._num_passed = 0
+        """How many requests with adapters were admitted while that one, before them in line, waited for a slot."""
 
-    def has_room(self, adapter: int) -> bool:
-        """Say whether a request with this adapter could run beside the others."""
-        return adapter in self._slots or bool(self._free or self._idle)
+    def holds_up(self, request: Request) -> bool:
+        """Say whether a request has to wait for a slot; those before it in line must have been asked for first."""
+        if request.adapter is None:
+            return False
+        first = self._first_waiting
+        has_room = request.adapter in self._slots or bool(self._free or self._idle)
+        is_behind = first is not None and first.order < request.order
+        if has_room and not (is_behind and self._num_passed >= self._most_passing):
+            return False
+        if not is_behind and first is not request:
+            self._first_waiting, self._num_passed = request, 0
+        return True
 
-    def take(self, adapter: int) -> int:
-        """Return the adapter's slot, for one more running request; there must be room."""
-        slot = self._slots.get(adapter)
-        if slot is None:
+    def take(self, request: Request) -> None:
+        """Give a request that is admitted its adapter's slot; there must be room."""
+        adapter, first = request.adapter, self._first_waiting
+        if adapter is None:
+            return
+        if first is not None and first.order < request.order:
+            self._num_passed += 1
+        else:
+            self._first_waiting, self._num_passed = None, 0
+        if adapter not in self._slots:
             if not self._free:
                 oldest, _ = self._idle.popitem(last=False)
                 self._free.append(self._slots.pop(oldest))
             slot = self._slots[adapter] = self._free.pop()
             self._loads[slot] = adapter
         self._idle.pop(adapter, None)
-        self._num_running[adapter] = self._num_running.get(adapter, 0) + 1
-        return slot
+        self._num_running[adapter] += 1
+        request.adapter_slot = self._slots[adapter]
 
-    def give_back(self, adapter: int) -> None:
-        """Count one running request less."""
+    def give_back(self, request: Request) -> None:
+        """Note that a running request has ended, or was preempted."""
+        adapter = request.adapter
+        if adapter is None:
+            return
         self._num_running[adapter] -= 1
         if not self._num_running[adapter]:
             del self._num_running[adapter]
             self._idle[adapter] = None
 
-    def forget(self, adapter: int) -> None:
-        """Free the slot of an adapter that no request runs with, if it has one."""
-        if adapter in self._idle:
-            del self._idle[adapter]
-            slot = self._slots.pop(adapter)
-            self._loads.pop(slot, None)
-            self._free.append(slot)
+    def forget(self, request: Request) -> None:
+        """Let nobody wait behind a request that has left the line."""
+        if request is self._first_waiting:
+            self._first_waiting, self._num_passed = None, 0
 
     def take_loads(self) -> dict[int, int]:
         """Return the adapters that slots have got since the last call, by slot, to be written before the next step."""
         loads, self._loads = self._loads, {}
         return loads
 
-    @property
-    def num_running(self) -> dict[int, int]:
-        """Return how many requests run with each adapter."""
-        return dict(self._num_running)
-
-    def check(self, num_running: Mapping[int, int]) -> None:
-        """Assert that every slot is in one place, and that so many requests run with each adapter."""
-        assert sorted([*self._free, *self._slots.values()]) == sorted({*self._free, *self._slots.values()})
+    def check(self, running: Iterable[Request]) -> None:
+        """Assert that every slot is in one place, and that the running requests' adapters have theirs."""
+        slots = [*self._free, *self._slots.values()]
+        assert len(slots) == len(set(slots)), "a slot is in two places"
         assert self._slots.keys() == self._num_running.keys() | self._idle.keys(), "an adapter with a slot is nowhere"
         assert not self._num_running.keys() & self._idle.keys(), "an adapter in use is idle"
-        assert self._num_running == dict(num_running), "the requests that run with adapters are counted wrong"
+        own = [request for request in running if request.adapter is not None]
+        assert self._num_running == Counter(request.adapter for request in own), "running adapters are counted wrong"
+        assert all(
+            request.adapter_slot == self._slots[request.adapter] for request in own if request.adapter is not None
+        )

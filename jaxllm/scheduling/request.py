@@ -8,6 +8,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.messages import EngineCoreRequest, Pooled
 from jaxllm.pooling_params import TOKEN_TASKS
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.plan import StepKind
 from jaxllm.scheduling.repetition import repeats
 
@@ -24,7 +25,6 @@ class Request:
         "keeps_blocks",
         "kind",
         "num_cached_tokens",
-        "num_passed_by",
         "num_preemptions",
         "num_prompt_tokens",
         "order",
@@ -49,7 +49,6 @@ class Request:
         queued_ts: float,
         donor: Request | None = None,
         whole_tasks: frozenset[str] = frozenset(),
-        adapter: int | None = None,
     ) -> None:
         self.source = source
         self.request_id = source.request_id
@@ -66,12 +65,10 @@ class Request:
         self.token_ids = array("i", source.prompt_token_ids)
         """int32, prompt and outputs."""
         self.num_prompt_tokens = len(source.prompt_token_ids)
-        self.adapter, self.adapter_slot = adapter, 0
+        self.adapter, self.adapter_slot = source.adapter, 0
         """The number of the adapter that it is computed with, and while it runs that adapter's slot."""
-        self.num_passed_by = 0
-        """How many requests with adapters were admitted while this one, before them in line, found no slot for its."""
         # Encoded here, where a salt that cannot be is this request's error: hashes are made in the middle of a step.
-        self.salt = _encode_salt(source.cache_salt or "", adapter)
+        self.salt = _encode_salt(source.cache_salt or "", source.adapter)
         self.block_hashes: list[bytes] = []
         """The hash chain of the leading full blocks, as far as anyone has asked for it."""
         self.donor = donor
@@ -124,6 +121,21 @@ class Request:
     def reaches_length(self, num_tokens: int, max_model_len: int) -> bool:
         """Say whether the request ends, at the latest, once it has num_tokens tokens."""
         return num_tokens >= self.num_prompt_tokens + self.source.max_tokens or num_tokens >= max_model_len
+
+
+def check_limits(request: Request, config: SchedulerConfig) -> None:
+    """Raise VLLMValidationError for a request that no step can run."""
+    if not 1 <= request.num_prompt_tokens <= config.max_model_len:
+        raise VLLMValidationError(
+            f"Request {request.request_id!r} has {request.num_prompt_tokens} prompt tokens; "
+            f"max_model_len={config.max_model_len} allows 1 to that many.",
+            parameter="prompt",
+        )
+    if request.is_scored and config.num_rows < 2:
+        raise VLLMValidationError(
+            f"Request {request.request_id!r} wants prompt_logprobs, which needs max_rows of at least 2.",
+            parameter="prompt_logprobs",
+        )
 
 
 def kind_of(task: str | None) -> StepKind:

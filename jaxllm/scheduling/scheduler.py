@@ -26,7 +26,7 @@ from jaxllm.scheduling.counters import Counters
 from jaxllm.scheduling.kv_cache_manager import KVCacheManager, PrefixHit
 from jaxllm.scheduling.outputs import make_output
 from jaxllm.scheduling.plan import StepKind, StepPlan, StepResult
-from jaxllm.scheduling.request import Request, needs_token_counts
+from jaxllm.scheduling.request import Request, check_limits, needs_token_counts
 from jaxllm.scheduling.request_queue import RequestQueue, order_of
 from jaxllm.scheduling.results import take_pooled, take_samples
 from jaxllm.scheduling.step_draft import NOTHING_IN_FLIGHT, StepDraft, tally
@@ -50,33 +50,21 @@ class Scheduler:
         self._running: list[Request] = []
         """The requests with a block table, in the policy's order: the last one is preempted first."""
         self._count_rows = TokenCountRows(self.config.max_num_seqs)
-        self.adapters = AdapterSlots(self.config.num_adapter_slots)
+        self.adapters = AdapterSlots(self.config.num_adapter_slots, self.config.max_num_seqs)
         self._in_flight: dict[int, tuple[StepPlan, list[Request]]] = {}
         """The plans not committed yet with the requests of their rows, by step id, oldest first."""
 
     # -- requests come and go ------------------------------------------------------------------------------------------
 
-    def add_request(self, request: EngineCoreRequest, adapter: int | None = None) -> None:
-        """Put a request in line, to run with an adapter of this number; raise VLLMValidationError if its id is in use
-        or its prompt cannot run.
-        """
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Put a request in line; raise VLLMValidationError if its id is in use or its prompt cannot run."""
         if request.request_id in self._requests:
             message = f"Request id {request.request_id!r} is in use: wait for it to end or choose another id."
             raise VLLMValidationError(message, parameter="request_id", value=request.request_id)
-        if not 1 <= len(request.prompt_token_ids) <= self.config.max_model_len:
-            raise VLLMValidationError(
-                f"Request {request.request_id!r} has {len(request.prompt_token_ids)} prompt tokens; "
-                f"max_model_len={self.config.max_model_len} allows 1 to that many.",
-                parameter="prompt",
-            )
         order = order_of(request, self._counters.num_arrivals, self.config.policy)
         donor = None if request.fork_of is None else self._find_donor(request.fork_of)
-        entry = Request(request, order, time.monotonic(), donor, self.config.whole_tasks, adapter)
-        if entry.is_scored and self.config.num_rows < 2:
-            raise VLLMValidationError(
-                f"Request {request.request_id!r} wants prompt_logprobs, which needs max_rows of at least 2.",
-                parameter="prompt_logprobs",
-            )
+        entry = Request(request, order, time.monotonic(), donor, self.config.whole_tasks)
+        check_limits(entry, self.config)
         self._counters.num_arrivals += 1
         self._requests[request.request_id] = entry
         self._kinds.add(entry.kind)
@@ -123,10 +111,12 @@ class Scheduler:
         """Take a request out of everything but the running list."""
         if request in self._waiting:
             self._waiting.remove(request)
+            self.adapters.forget(request)
             request.finish_reason = finish_reason
         else:
             request.finish_reason = finish_reason
-            self._release_rows(request)
+            self._count_rows.release(request)
+            self.adapters.give_back(request)
             if finish_reason not in ("abort", "error") and self._is_wanted(request):
                 self.cache.park(request)
             else:
@@ -233,22 +223,16 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         """Take a running request's blocks away and put it back in line; what it computed may still be found."""
         self._running.remove(request)
-        self._release_rows(request)
+        self._count_rows.release(request)
+        self.adapters.give_back(request)
         self.cache.close_table(request)
         self._waiting.push(request)
         request.pooled.clear()
         request.num_preemptions += 1
         self._counters.num_preemptions += 1
 
-    def _release_rows(self, request: Request) -> None:
-        """Give back what a running request has on the device besides blocks: its token counts, its adapter's slot."""
-        self._count_rows.release(request)
-        if request.adapter is not None:
-            self.adapters.give_back(request.adapter)
-
     def _plan_waiting(self, draft: StepDraft, late: Collection[str]) -> None:
         """Admit waiting requests, in order, while the step, its sequences and the blocks have room."""
-        held_up: Request | None = None
         while not draft.is_spent and len(self._running) < self.config.max_num_seqs:
             request = self._waiting.peek()
             if request is None:
@@ -256,13 +240,8 @@ class Scheduler:
             if request.request_id in late or self._waits_for_donor(request, draft):
                 self._waiting.set_aside()
                 continue
-            if self._lacks_slot(request, held_up):
-                held_up = held_up or request
-                if not draft.may_pass():
-                    break
-                self._waiting.set_aside()
-                continue
-            if request.kind is not draft.kind or (request.runs_whole and request.num_tokens > draft.room()):
+            is_other = request.kind is not draft.kind or (request.runs_whole and request.num_tokens > draft.room())
+            if is_other or self.adapters.holds_up(request):
                 # Those behind may do for this step; this one is at the head of another.
                 if not draft.may_pass():
                     break
@@ -282,22 +261,9 @@ class Scheduler:
             if not num_new:
                 break
             self._admit(request, hit, num_new, draft)
-            if held_up is not None and request.adapter is not None:
-                held_up.num_passed_by += 1
         self._waiting.restore()
         for donor in draft.donors:
             self._close_unwanted(donor)
-
-    def _lacks_slot(self, request: Request, held_up: Request | None) -> bool:
-        """Say whether a request must wait for a slot for its adapter, behind one that is held up by the same, if any.
-
-        Those whose adapters have slots may pass that one, but no more of them than would fill the engine once: else
-        they could keep all slots for ever.
-        """
-        if request.adapter is None:
-            return False
-        is_next = held_up is None or held_up.num_passed_by < self.config.max_num_seqs
-        return not (is_next and self.adapters.has_room(request.adapter))
 
     def _waits_for_donor(self, request: Request, draft: StepDraft) -> bool:
         """Say whether a fork should wait until its donor's prompt is planned in steps before this one."""
@@ -341,8 +307,7 @@ class Scheduler:
                 self._counters.num_hit_tokens += start
         if self._counts_tokens(request):
             self._count_rows.take(request)
-        if request.adapter is not None:
-            request.adapter_slot = self.adapters.take(request.adapter)
+        self.adapters.take(request)
         table = self.cache.open_table(request, hit, start + num_new)
         for group, source in enumerate(hit.copied_blocks or ()):
             draft.copy(group, source, table.block_ids[group][len(hit.block_ids[group])])
@@ -426,7 +391,7 @@ class Scheduler:
         self._waiting.check()
         self._kinds.check(Counter(request.kind for request in self._requests.values()))
         self._count_rows.check([request for request in running if self._counts_tokens(request)])
-        self.adapters.check(Counter(request.adapter for request in running if request.adapter is not None))
+        self.adapters.check(running)
         assert all(self._is_wanted(request) for request, _ in self.cache.parked.values()), "parked to no purpose"
         ahead = tally(self._in_flight.values())
         self.cache.check({request: ahead.get(request, NOTHING_IN_FLIGHT).num_tokens for request in running})

@@ -112,7 +112,7 @@ def _multiply(x_ti: Array, held: LayerOf | Quantized | Adapted, n: int, axes: Ax
     if isinstance(held, Adapted):
         out_dtype = options.get("out_dtype") or x_ti.dtype
         options["plus_to"] = held.added(x_ti, options.get("plus_to"), out_dtype)
-        held = held.weight
+        return _multiply(x_ti, held.weight, n, axes, **options)
     if not isinstance(held, Quantized):
         stack = held.stack.reshape(held.stack.shape[0], n, -1)
         return held.ops.linear(x_ti, stack, held.layer, num_rows=held.num_rows, **options)

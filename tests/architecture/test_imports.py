@@ -101,6 +101,7 @@ ROOMS = (
     "jaxllm.usage",
     "jaxllm.utils",
     "jaxllm.params",
+    "jaxllm.lora",
     "jaxllm.sampling_params",
     "jaxllm.logits_processors",
     "jaxllm.pooling_params",

@@ -111,7 +111,7 @@ def test_r5_readers_that_leave_at_any_time_leave_nothing(llm: AsyncLLM) -> None:
         core = core_in_thread(llm)
         if core is not None:
             assert not core._live
-            assert not core._compiling
+            assert not core._preparing
             assert not core._masks._rules
             assert not core._masks._compiling
             core._scheduler.check()

@@ -73,10 +73,11 @@ def test_a_later_vllm_s_keywords(mock: AsyncLLM) -> None:
         ("data_parallel_rank", 1),
         ("reasoning_ended", True),
         ("reasoning_parser_kwargs", {"a": 1}),
-        ("lora_request", object()),
     ]:
         with pytest.raises(VLLMValidationError, match=f"{name} is not supported"):
             asyncio.run(run(**{name: value}))
+    with pytest.raises(VLLMValidationError, match="lora_request: must be a"):
+        asyncio.run(run(lora_request=object()))
 
 
 def test_an_older_vllm_s_positions(mock: AsyncLLM) -> None:

@@ -62,7 +62,6 @@ REFUSED = {
     "--dp-supervisor-probe-failure-threshold": "1",
     "--pipeline-parallel-size": "2",
     "-pp": "2",
-    "--enable-lora": None,
 }
 """Flags of vLLM's server that have none yet, each with a value that is not its default; switches have none."""
 

@@ -30,6 +30,11 @@ VLLM_ARGUMENTS: dict[str, Any] = json.loads(
 """Every argument of vLLM 0.32's EngineArgs and AsyncEngineArgs with its default there; {} is an object of settings."""
 
 BAD_VALUES: dict[str, tuple[Any, ...]] = {
+    "enable_lora": ("yes", 1, None),
+    "max_loras": (0, 1.5, "many", None),
+    "max_lora_rank": (0, 12, "16", None),
+    "max_cpu_loras": (0, "many"),
+    "lora_dtype": ("float16", None),
     "model": (None, "", 3, "x" * 100_000),
     "tokenizer": ("", 3),
     "tokenizer_mode": ("slow", "deepseek_v32", None, 3),
@@ -295,7 +300,7 @@ def test_flags():
         (("-dp", "2"), "data_parallel_size"),
         (("-tp", "0"), "tensor_parallel_size"),
         (("--quantization", "aqlm"), "quantization"),
-        (("--enable-lora",), "enable_lora"),
+        (("--max-lora-rank", "12"), "max_lora_rank"),
         (("--speculative-config", '{"method": "ngram"}'), "speculative_config"),
         (("--block-size", "24"), "block_size"),
         (("--reasoning-parser", "loud"), "reasoning_parser"),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxllm import LLM, RequestOutput, SamplingParams
 from jaxllm.check.hlo import count_collectives
@@ -23,10 +24,12 @@ from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.execution.step import StepShape
 from jaxllm.models import ParamSpec
 from pallas_kernels.weights.held import Quantized
+from tests.e2e.adapter_data import CASES as ADAPTED
+from tests.e2e.adapter_data import SETTINGS, generate, golden_of, logprobs_of, prompt_of, request
 from tests.e2e.inside import core_of
 from tests.e2e.sampling_cases import CASES, others, tilt
 from tests.e2e.tiny_engine import Job, RecordingScheduler, run_together, tiny_llm
-from tests.models.tiny import read_goldens
+from tests.models.tiny import folder, read_goldens
 
 NUM_DEVICES = 8
 QUANTIZED_DATA = Path(__file__).parents[1] / "data" / "quantized"
@@ -123,6 +126,15 @@ def against_golden(case: str, size: int) -> list[dict[str, list[int]]]:
         outputs = run_together(llm, [Job(golden.prompt.tolist(), greedy) for golden in goldens])
     pairs = zip(goldens, outputs, strict=True)
     return [{"expected": golden.tokens.tolist(), "got": list(out.outputs[0].token_ids)} for golden, out in pairs]
+
+
+def with_adapters(case: str, size: int) -> dict[str, Any]:
+    """Return HF's tokens with an adapter and ours, and how far log-probabilities are apart."""
+    golden = golden_of("all", case)
+    with LLM(str(folder(case)), tensor_parallel_size=size, **SETTINGS) as llm:
+        output, _ = generate(llm, [prompt_of(case)] * 2, [request("all", case), None])
+    error = float(np.abs(logprobs_of(output) - golden.logprobs).max())
+    return {"expected": golden.tokens, "got": list(output.outputs[0].token_ids), "error": error}
 
 
 def in_int8(size: int, model: str) -> list[Any]:
@@ -236,6 +248,7 @@ def main(out: str, model: str, tokenizer: str, smollm2: str) -> None:
     assert jax.device_count() == NUM_DEVICES
     found: dict[str, Any] = {"refusals": refusals(smollm2, model)}
     found["families"] = {case: against_golden(case, size) for case, size in FAMILIES.items()}
+    found["adapters"] = {case: with_adapters(case, 2) for case in ADAPTED}
     found["invariance"] = {str(method): alone_and_together(4, model, method) for method in (None, "int8")}
     found["int8"] = {size: in_int8(size, model) for size in (1, 4)}
     found["quantized"] = {case: {size: as_quantized(size, case) for size in (1, 2)} for case in QUANTIZED}

@@ -1,8 +1,8 @@
-"""LoRA adapters through `LLM`: each gives what HF gives with PEFT's adapter merged into the weights, whoever else runs."""
+"""LoRA adapters through `LLM`: each gives what HF gives with it merged into the weights by PEFT, whoever else runs."""
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,62 +12,39 @@ import pytest
 from jaxllm import LLM, RequestOutput, SamplingParams, TokensPrompt
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.lora.request import LoRARequest
+from tests.e2e.adapter_data import (
+    ADAPTERS,
+    CASES,
+    SETTINGS,
+    generate,
+    golden_of,
+    logprobs_of,
+    names_of,
+    prompt_of,
+    request,
+)
 from tests.e2e.inside import core_of
 from tests.models.tiny import BLOCK_SIZE, folder
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
-ADAPTERS = Path(__file__).parents[1] / "data" / "adapters"
 CASE = "llama3_tied"
-NAMES = tuple(sorted(path.name for path in (ADAPTERS / CASE).iterdir() if path.is_dir()))
+NAMES = names_of(CASE)
 TOLERANCE = 1e-4
 NUM_SLOTS = 3
 """Fewer than there are adapters."""
-SETTINGS: dict[str, Any] = {
-    "dtype": "float32",
-    "skip_tokenizer_init": True,
-    "block_size": BLOCK_SIZE,
-    "max_num_batched_tokens": 16,
-    "max_num_seqs": 16,
-    "num_gpu_blocks_override": 65,
-    "max_logprobs": -1,
-    "enforce_eager": True,
-    "enable_lora": True,
-    "max_lora_rank": 8,
-}
 
 
-def request(name: str, case: str = CASE, **fields: Any) -> LoRARequest:
-    """Return what names an adapter of the tests' data."""
-    names = sorted(path.name for path in (ADAPTERS / case).iterdir() if path.is_dir())
-    return LoRARequest(name, names.index(name) + 1, str(ADAPTERS / case / name), **fields)
-
-
-def prompt_of(case: str) -> list[int]:
-    """Return the prompt that all goldens of a case continue."""
-    with np.load(ADAPTERS / case / "golden.npz") as arrays:
-        return arrays["prompt"].tolist()
-
-
-def generate(llm: LLM, prompts: Sequence[list[int]], adapters: Sequence[LoRARequest | None]) -> list[RequestOutput]:
-    """Continue prompts, greedily, with log-probabilities of the whole vocabulary."""
-    params = SamplingParams(temperature=0, max_tokens=16, logprobs=-1, ignore_eos=True, detokenize=False)
-    asked = [TokensPrompt(prompt_token_ids=ids) for ids in prompts]
-    return llm.generate(asked, params, lora_request=list(adapters), use_tqdm=False)
-
-
-def logprobs_of(output: RequestOutput) -> np.ndarray:
-    """Return the log-probabilities of the whole vocabulary, [tokens, v]."""
-    steps = output.outputs[0].logprobs
-    assert steps is not None
-    return np.array([[step[token].logprob for token in range(len(step))] for step in steps])
+def own(name: str, **fields: Any) -> LoRARequest:
+    """Return what names an adapter of the model that most tests have."""
+    return request(name, CASE, **fields)
 
 
 def check(output: RequestOutput, name: str, case: str = CASE) -> None:
     """Compare an answer with HF's."""
-    with np.load(ADAPTERS / case / "golden.npz") as arrays:
-        assert output.outputs[0].token_ids == arrays[f"tokens_{name}"].tolist()
-        np.testing.assert_allclose(logprobs_of(output), arrays[f"logprobs_{name}"], rtol=0, atol=TOLERANCE)
+    golden = golden_of(name, case)
+    assert output.outputs[0].token_ids == golden.tokens
+    np.testing.assert_allclose(logprobs_of(output), golden.logprobs, rtol=0, atol=TOLERANCE)
 
 
 @pytest.fixture(scope="module")
@@ -77,14 +54,14 @@ def llm() -> Iterator[LLM]:
 
 
 def test_eight_adapters_in_one_batch_give_what_merged_weights_give_and_what_each_gives_alone(llm: LLM):
-    adapters = [None, *map(request, NAMES), request(NAMES[0])]
+    adapters = [None, *map(own, NAMES), own(NAMES[0])]
     assert len(NAMES) == 8 > NUM_SLOTS
     prompt = prompt_of(CASE)
     prompts = [prompt] * 9 + [prompt[:7]]
     together = generate(llm, prompts, adapters)
     for name, output in zip(NAMES, together[1:], strict=False):
         check(output, name)
-        assert output.lora_request == request(name)
+        assert output.lora_request == own(name)
     num_compiled = core_of(llm).num_compiled
     for ids, adapter, output in zip(prompts, adapters, together, strict=True):
         llm.reset_prefix_cache()
@@ -96,11 +73,12 @@ def test_eight_adapters_in_one_batch_give_what_merged_weights_give_and_what_each
 
 def test_without_an_adapter_a_request_gets_what_an_engine_without_adapters_gives(llm: LLM):
     prompt = prompt_of(CASE)
-    with_others, _ = generate(llm, [prompt] * 2, [None, request("all")])
-    with LLM(str(folder(CASE)), **(SETTINGS | {"enable_lora": False})) as plain:
+    with_others, _ = generate(llm, [prompt] * 2, [None, own("all")])
+    settings: dict[str, Any] = SETTINGS | {"enable_lora": False}
+    with LLM(str(folder(CASE)), **settings) as plain:
         [alone] = generate(plain, [prompt], [None])
         with pytest.raises(VLLMValidationError, match="enable_lora=True"):
-            generate(plain, [prompt], [request("all")])
+            generate(plain, [prompt], [own("all")])
     # The activation of a gate is a kernel's own where nothing is added before it, and rounds elsewhere.
     np.testing.assert_allclose(logprobs_of(with_others), logprobs_of(alone), rtol=0, atol=2e-5)
 
@@ -108,9 +86,9 @@ def test_without_an_adapter_a_request_gets_what_an_engine_without_adapters_gives
 def test_the_prefix_cache_is_an_adapters_own(llm: LLM):
     prompt = prompt_of(CASE)
     llm.reset_prefix_cache()
-    [first] = generate(llm, [prompt], [request("all")])
-    [other] = generate(llm, [prompt], [request("mlp")])
-    [again] = generate(llm, [prompt], [request("all")])
+    [first] = generate(llm, [prompt], [own("all")])
+    [other] = generate(llm, [prompt], [own("mlp")])
+    [again] = generate(llm, [prompt], [own("all")])
     assert [first.num_cached_tokens, other.num_cached_tokens, again.num_cached_tokens] == [0, 0, BLOCK_SIZE]
     np.testing.assert_array_equal(logprobs_of(first), logprobs_of(again))
     check(other, "mlp")
@@ -165,7 +143,7 @@ def test_a_bad_adapter_ends_its_own_request_with_an_error(llm: LLM, tmp_path: Pa
     spoil, message = BROKEN[how]
     spoil(place)
     bad = LoRARequest("bad", 100 + list(BROKEN).index(how), str(place))
-    good, failed = generate(llm, [prompt_of(CASE)] * 2, [request("all"), bad])
+    good, failed = generate(llm, [prompt_of(CASE)] * 2, [own("all"), bad])
     check(good, "all")
     assert failed.outputs[0].finish_reason == "error"
     with pytest.raises(AssertionError, match=message):
@@ -175,10 +153,10 @@ def test_a_bad_adapter_ends_its_own_request_with_an_error(llm: LLM, tmp_path: Pa
 def test_requests_name_adapters_one_for_all_or_one_each(llm: LLM):
     params = SamplingParams(max_tokens=1, detokenize=False)
     prompts = [TokensPrompt(prompt_token_ids=[5, 6])] * 2
-    outputs = llm.generate(prompts, params, lora_request=request("all"), use_tqdm=False)
-    assert [output.lora_request for output in outputs] == [request("all")] * 2
+    outputs = llm.generate(prompts, params, lora_request=own("all"), use_tqdm=False)
+    assert [output.lora_request for output in outputs] == [own("all")] * 2
     with pytest.raises(VLLMValidationError, match="lora_request"):
-        llm.generate(prompts, params, lora_request=[request("all")], use_tqdm=False)
+        llm.generate(prompts, params, lora_request=[own("all")], use_tqdm=False)
     wrong: Any = "all"
     with pytest.raises(VLLMValidationError, match="LoRARequest"):
         llm.generate(prompts, params, lora_request=wrong, use_tqdm=False)
@@ -187,9 +165,17 @@ def test_requests_name_adapters_one_for_all_or_one_each(llm: LLM):
 
 
 @pytest.mark.families
-@pytest.mark.parametrize("case", [path.name for path in sorted(ADAPTERS.iterdir()) if path.name != CASE])
+@pytest.mark.parametrize("case", [case for case in CASES if case != CASE])
 def test_other_families_give_what_merged_weights_give(case: str):
     with LLM(str(folder(case)), **SETTINGS) as llm:
         outputs = generate(llm, [prompt_of(case)] * 2, [request("all", case), None])
     check(outputs[0], "all", case)
     assert np.abs(logprobs_of(outputs[0]) - logprobs_of(outputs[1])).max() > 0.1
+
+
+def test_adapters_are_added_to_quantized_weights():
+    """What int8 rounds off the weights is little beside what an adapter adds."""
+    with LLM(str(folder(CASE)), quantization="int8", **SETTINGS) as llm:
+        adapted, plain = map(logprobs_of, generate(llm, [prompt_of(CASE)] * 2, [own("all"), None]))
+    assert np.abs(adapted[0] - golden_of("all", CASE).logprobs[0]).max() < 0.5
+    assert np.abs(adapted[0] - plain[0]).max() > 5

@@ -16,6 +16,7 @@ import pytest
 from jaxllm import LLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.models import Model, get_family
+from tests.e2e.adapter_data import CASES as ADAPTED
 from tests.e2e.tensor_parallel_runs import FAMILIES, QUANTIZED
 from tests.e2e.tiny_engine import TOLERANCE
 from tests.e2e.tiny_tokenizer import save_tokenizer
@@ -113,6 +114,13 @@ def test_families_equal_hf(found: dict[str, Any], case: str) -> None:
     assert len(found["families"][case]) == 3
     for pair in found["families"][case]:
         assert pair["got"] == pair["expected"]
+
+
+@pytest.mark.parametrize("case", ADAPTED)
+def test_adapters_equal_hf(found: dict[str, Any], case: str) -> None:
+    adapted = found["adapters"][case]
+    assert adapted["got"] == adapted["expected"]
+    assert adapted["error"] < TOLERANCE
 
 
 def test_tokens_in_int8_equal_those_of_one_device(found: dict[str, Any], runs: dict[str, Any]) -> None:

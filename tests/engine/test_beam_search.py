@@ -343,7 +343,7 @@ def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(VLLMValidationError, match="concurrency_limit"):
         llm.beam_search([[350]], params(), concurrency_limit=0)
     with pytest.raises(VLLMValidationError, match="lora_request"):
-        llm.beam_search([[350]], params(), lora_request=object())
+        llm.beam_search([[350]], params(), lora_request=[None, None])
     with pytest.raises(VLLMValidationError, match=r"prompts\[1\]: Token id 1000 is out of vocabulary"):
         llm.beam_search([[350], [1000]], params())
     assert not core.seen

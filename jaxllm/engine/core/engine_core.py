@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from jaxllm.engine.core.profiler import StepProfiler
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.messages import (
@@ -332,8 +334,10 @@ class EngineCore:
             self._preparing[sequence.request_id] = sequence
 
     def _schedule(self, sequence: EngineCoreRequest) -> None:
-        adapter = None if self._adapters is None else self._adapters.number_of(sequence.request_id)
-        self._scheduler.add_request(sequence, adapter)
+        if self._adapters is not None and sequence.lora is not None:
+            number = self._adapters.number_of(sequence.request_id)
+            sequence = msgspec.structs.replace(sequence, adapter=number)
+        self._scheduler.add_request(sequence)
         if self._validators or sequence.sampling_params.structured_outputs is not None:  # else nobody waits for it
             self._reports.append(EngineCoreOutput(request_id=sequence.request_id, is_admitted=True))
 

@@ -38,7 +38,7 @@ def make_model(config: EngineConfig) -> Model:
         loop,
         quantization=config.quantization,
         formats=formats,
-        adapter_slots=config.adapter_slots,
+        adapter_shape=config.adapter_shape,
     )
     _say_what_is_widened(model)
     return model.with_ops(choose_ops(model, config.platform, config.mesh))

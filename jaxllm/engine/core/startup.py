@@ -36,7 +36,7 @@ from jaxllm.loading.adapter import load_adapter
 from jaxllm.loading.load import check_names, init_dummy, load_params
 from jaxllm.loading.peft import PeftAdapter, find_adapter
 from jaxllm.lora.request import LoRARequest
-from jaxllm.models.adapters import AdapterSlots
+from jaxllm.models.adapters import AdapterShape
 from jaxllm.models.params import ParamSpec, array_specs
 from jaxllm.models.registry import is_built_in
 from jaxllm.sampling.processors import extra_args, on_host, traced, validators
@@ -211,7 +211,7 @@ def make_core(
 def _make_store(prepared: Prepared) -> AdapterStore:
     """Return what reads adapters for a model, in the order of its weights."""
     config, model = prepared.config, prepared.compiler.model
-    arrays, slot = array_specs(prepared.specs), model.adapter_specs(AdapterSlots(1, config.max_lora_rank))
+    arrays, slot = array_specs(prepared.specs), model.adapter_specs(AdapterShape(1, config.max_lora_rank))
 
     def load(request: LoRARequest) -> Any:
         folder = find_adapter(request.lora_path, token=config.hf_token, download_dir=config.download_dir)
