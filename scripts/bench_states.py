@@ -44,7 +44,7 @@ from tests.pallas_kernels import states, test_causal_conv, test_gated_delta, tes
 KINDS = ("check", "decode", "prefill")
 DECODES, PREFILLS = (64, 256, 1), ((4096,), (512,) * 8)
 """The numbers of sequences in a step of decodes, and the lengths of the prompts in a step."""
-STATE_ERROR = 1e-3
+STATE_ERROR = 5e-5
 """The `relative_error` of states that is allowed: tiles multiply float32 numbers in halves."""
 type Row = dict[str, Any]
 

@@ -84,14 +84,15 @@ def fit_num_seqs(config: EngineConfig, specs: Mapping[str, ParamSpec], limit: in
     """Return settings whose recurrent states take no more than half of the KV cache's memory, if that can be had.
 
     `max_num_seqs` is halved for that, down to `LEAST_SEQS`, unless the user has set it; `size_pool` raises if states do
-    not fit even so. The memory is `kv_cache_memory_bytes` where it is set, else what parameters leave of `limit`, the
-    bytes of a device that the engine may use; where that is None, on a CPU, states may take a quarter of the host's.
+    not fit even so. The memory is what parameters leave of `limit`, the bytes of a device that the engine may
+    use, or `kv_cache_memory_bytes` if that is less; where there is no limit, on a CPU, states may take a quarter of the
+    host's memory.
     """
     if not config.max_num_seqs_can_shrink or not config.state_groups:
         return config
     room = host_bytes() // 4 // config.mesh.size if limit is None else (limit - param_bytes(config.mesh, specs)) // 2
     if config.kv_cache_memory_bytes is not None:
-        room = config.kv_cache_memory_bytes // 2
+        room = min(room, config.kv_cache_memory_bytes // 2)
     fitted = config
     while fitted.max_num_seqs > LEAST_SEQS and step_config(fitted).kv_layout.state_bytes > room:
         fitted = replace(fitted, max_num_seqs=max(LEAST_SEQS, fitted.max_num_seqs // 2))
