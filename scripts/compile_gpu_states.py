@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Compile the GPU's kernels of recurrent state for an H100 that is not there, with the real ptxas, and check them.
+"""Compile a GPU's decodes of recurrent state for an H100 that is not there, with the real ptxas, and check them.
 
-Needs what scripts/compile_gpu_kernels.py needs, and no GPU. Checked, for each model's layers in a step of decodes
-alone: no register is spilled, shared memory suffices, the pool is updated in place through some layers, without a
-copy, and those are one command buffer. At the end the cost sheet: what a thread block moves and executes, at the limits
-of one SM. These are static figures; nothing runs.
+Needs what scripts/compile_gpu_kernels.py needs, and no GPU. Checked, for some layers of each model in a step of decodes
+alone: no register is spilled, shared memory suffices, the pool is updated in place, without a copy, and the step is one
+command buffer. The cost sheet at the end says what a thread block moves and executes, at the limits of one SM. These
+are static figures; nothing runs. scripts/compile_states.py compiles steps with longer chunks.
 """
 
 from __future__ import annotations
@@ -53,31 +53,31 @@ from pallas_kernels.state_space.cases import CASES as SPACE_CASES
 
 NUM_LAYERS, NUM_SLOTS, SEQS = 6, 128, 64  # fewer layers would be too few launches for a command buffer
 TEMP_LIMIT = 2**20
-"""What a step takes besides its inputs, side by side for each layer, in bytes."""
+"""The most bytes of scratch of a step, besides room for each layer's inputs: an op may put them side by side."""
 SCHEDULERS = 4
 GRAPHS_JAX = (0, 12)
 """Older versions of jax put no Mosaic GPU kernel into a CUDA graph."""
 LEGEND = f"""
-KiB is what a thread block reads, and writes as much; in_flight_KiB what those on an SM read at a time. HBM_ns is both
-at one SM's share of {H100.bytes_per_second / 1e12:.2f} TB/s, issue_ns the kernel's PTX instructions, all of them, at
-{SCHEDULERS} a cycle of {CLOCK / 1e9:.2f} GHz. Latencies are not counted, nor what the L2 cache serves, such as weights.
-Each kernel is compiled once, and stands where it is first needed.
+KiB is what a thread block reads, and it writes as much; in_flight_KiB is what those on an SM read at a time. HBM_ns is
+what both take at one SM's share of {H100.bytes_per_second / 1e12:.2f} TB/s, issue_ns what all of the kernel's PTX
+instructions take at {SCHEDULERS} a cycle of {CLOCK / 1e9:.2f} GHz. Neither latencies count nor what comes from the L2
+cache, such as weights. Each kernel is compiled once, and stands where it is first needed.
 """
 
 
 class Layer(NamedTuple):
-    """A layer's op and the specs of its inputs."""
+    """A layer's op, the specs of its inputs, and the kernel that it should run in."""
 
     op: Any
     inputs: tuple[jax.ShapeDtypeStruct, ...]
     settings: Mapping[str, Any]
     kernel: str
     block_bytes: int
-    """The bytes of states, and of what is a token's own, that a thread block reads."""
+    """The bytes of states that a thread block reads; of a convolution, with those of the token's inputs."""
 
 
 def main() -> int:
-    """Compile, check, print and write."""
+    """Compile and check all layers, print and write what is found, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"], metavar="DTYPE", help="of the inputs")
     parser.add_argument("--json", type=Path, metavar="OUT")
@@ -105,7 +105,7 @@ def main() -> int:
 
 
 def layers(dtype: Any) -> Iterator[tuple[str, Layer]]:
-    """Yield the layers of real models with their names."""
+    """Yield the layers of real models by name, for inputs of a dtype."""
     f32 = jnp.float32
     for name, case in real(DELTA_CASES):
         shape = case.shape(dtype)
@@ -143,7 +143,7 @@ def spec(dtype: Any, *shape: int) -> Any:
 
 
 def compile_layer(layer: Layer, sharding: NamedSharding) -> dict[str, Any]:
-    """Return what the compilers say of some such layers, and what they miss of what is wanted."""
+    """Return what the compilers say of a step of `NUM_LAYERS` such layers, and under `missed` what is wrong with it."""
     if layer.op.implementation != "gpu":
         return {"missed": [f"it runs in {layer.op.implementation}"]}
     pool, ints = layer.op.pool_spec(NUM_LAYERS, NUM_SLOTS), spec(jnp.int32, SEQS)
@@ -178,7 +178,7 @@ def compile_layer(layer: Layer, sharding: NamedSharding) -> dict[str, Any]:
 
 
 def read_kernel(layer: Layer, text: str, smem: int) -> dict[str, Any]:
-    """Return what a thread block takes and does, nothing for a kernel that was compiled before."""
+    """Return the row of the cost sheet, by the compilers' output; nothing for a kernel that was compiled before."""
     if layer.kernel not in (found := ptx.read_kernels(text)):
         return {}
     registers, _ = read_ptxas(text)[layer.kernel]
@@ -197,7 +197,7 @@ def read_kernel(layer: Layer, text: str, smem: int) -> dict[str, Any]:
 
 
 def misses(layer: Layer, pool: Any, text: str, smem: int, memory: Any, hlo: str, thunks: str) -> list[str]:
-    """Return what is missed of what is wanted."""
+    """Return what is wrong with a compiled step, by what ptxas printed, the final HLO and XLA's list of thunks."""
     pool_bytes = pool.size * pool.dtype.itemsize
     own_bytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in layer.inputs)
     top = [line for line in thunks.splitlines() if line and not line.startswith(" ")]

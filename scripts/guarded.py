@@ -34,6 +34,8 @@ CHECKS = {
     # Kernels in their interpreters, and in plain XLA, by themselves and in the engine.
     "kernels": Guarded(
         files=(
+            "pallas_kernels/causal_conv/*.py",
+            "pallas_kernels/gated_delta/*.py",
             "pallas_kernels/grouped_matmul/*.py",
             "pallas_kernels/grouped_matmul/gpu/**/*.py",
             "pallas_kernels/grouped_matmul/tpu/**/*.py",
@@ -41,6 +43,8 @@ CHECKS = {
             "pallas_kernels/paged_attention/*.py",
             "pallas_kernels/paged_attention/gpu/**/*.py",
             "pallas_kernels/paged_attention/tpu/**/*.py",
+            "pallas_kernels/recurrent_state/*.py",
+            "pallas_kernels/state_space/*.py",
             "jaxllm/execution/options.py",
             "jaxllm/execution/step.py",
             "models/layers/*.py",

@@ -1,7 +1,7 @@
 """The convolution on Hopper GPUs: one Mosaic kernel for steps of decodes alone; other steps go in plain XLA.
 
-XLA computes any step without a loop, and a step's chunks as well as a kernel would. But it gathers states, sums up and
-scatters them to each of two slots in programs of their own, and all that takes longer to launch than to do for decodes.
+XLA takes any step without a loop, and chunks as well as a kernel would. But it gathers states, sums up, and scatters
+states to each of two slots in launches of their own, which take longer than the work of decodes itself.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pallas_kernels.recurrent_state import StateBatch
 
 from .xla import xla_causal_conv
 
-# Of a thread: the most that it loads at a time.
 LOAD_BYTES = 16
+"""The most bytes that a thread loads at a time."""
 
 
 def gpu_causal_conv(

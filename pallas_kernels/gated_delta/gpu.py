@@ -1,8 +1,9 @@
 """The gated delta rule on Hopper GPUs: a Mosaic kernel for decodes, and two for the tiles of longer chunks.
 
-A thread block takes 64 values of a head, with all keys: a value's memory depends on no other's. What tokens of a tile
-are to each other is computed in plain XLA; one kernel solves for the corrections, another passes states from tile to
-tile. Chunks of float32 inputs are all in plain XLA, which is more exact.
+A thread block takes 64 values of a head, with all keys: a value's memory depends on no other's. Of tiles one kernel
+solves for the corrections, with scores and A that it makes itself or, with decays of keys, plain XLA; another passes
+states from tile to tile. Chunks go in plain XLA for float32 inputs, where it is more exact, and for keys that are wider
+than `MOST_KEYS`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from .norm import norm
 from .reference import NORM_EPS
 
 MOST_KEYS = 128
-"""The most numbers of a key that tiles may have in the kernels: wider ones do not fit in shared memory."""
+"""The greatest length of a key in the kernels of tiles: longer ones do not fit in shared memory."""
 
 
 def gpu_gated_delta(
@@ -71,7 +72,7 @@ def gpu_gated_delta(
     taken = pool, batch, first_slot, inputs, out_tvd
     if q_tkd.dtype == jnp.bfloat16 and q_tkd.shape[2] <= MOST_KEYS:
         run = partial(_pass_tiles, dtype=out_tvd.dtype, interpret=interpret)
-        # With decays of keys plain XLA has more to compute, and keeps more of it.
+        # With decays of keys plain XLA keeps more of each tile, so the inputs get half of the bytes.
         pool, out_tvd = take_chunks(*taken, run, TILES_BYTES // min(2, log_decay_tvd.shape[2]))
     else:
         pool, out_tvd = take_chunks(*taken)
@@ -95,7 +96,7 @@ def _pass_tiles(
     else:
         q_norm, k_norm, a_factor, key_factor, q_factor, k_factor, decay = by_heads(_factors)(*inputs)
         factors = q_factor, k_factor, decay
-        # As they were given, for several value heads each.
+        # These go in as they were given: several value heads share each.
         queries, keys = (x.swapaxes(1, 2) for x in inputs[:2])
         log_decay_nhc = log_decay_ncghd.reshape(n, c, -1).swapaxes(1, 2)
         relations = Relations(queries, q_norm, k_norm, a_factor, log_decay_nhc)
@@ -109,7 +110,7 @@ def _relate(q_ck: Array, k_ck: Array, _: Array, log_decay_ck: Array, beta_1c: Ar
 
 
 def _factors(q_ck: Array, k_ck: Array, _: Array, log_decay_1c: Array, beta_1c: Array) -> tuple[Array, ...]:
-    """Return the factors of `Relations`, of keys until a tile's tokens, and of `Products`."""
+    """Return the factors [c] of q, k and A in `Relations`, `key_factor_nhc` of `solve`, and those of `Products`."""
     q_norm, k_norm = (norm(x)[:, 0] for x in (q_ck, k_ck))
     q_norm *= q_ck.shape[1] ** -0.5
     decays = decays_of(log_decay_1c)
@@ -129,14 +130,14 @@ def _decode(
     key_heads: int,
 ) -> Array:
     seq, head, part = place
-    shape, heads, num_keys = state.shape, beta.shape[1], key_heads * state.shape[0]
-    value_dim = (qkv.shape[1] - 2 * num_keys) // heads
+    shape, heads, keys_width = state.shape, beta.shape[1], key_heads * state.shape[0]
+    value_dim = (qkv.shape[1] - 2 * keys_width) // heads
     own_key = lax.div(head, heads // key_heads) * shape[0]
     query, key = (
-        _normed(load_vector(qkv.at[seq, pl.ds(first + own_key, shape[0])], OF_ROWS)) for first in (0, num_keys)
+        _normed(load_vector(qkv.at[seq, pl.ds(first + own_key, shape[0])], OF_ROWS)) for first in (0, keys_width)
     )
-    own_values = pl.ds(2 * num_keys + head * value_dim + part.start, part.size)
-    value, correction = load_vector(qkv.at[seq, own_values], OF_COLUMNS), beta[seq, head]
+    own_values = pl.ds(2 * keys_width + head * value_dim + part.start, part.size)
+    value, strength = load_vector(qkv.at[seq, own_values], OF_COLUMNS), beta[seq, head]
     if log_decay.shape[2] > 1:
         decay = spread(jnp.exp2(load_vector(log_decay.at[seq, head], OF_ROWS) * LOG2_E), shape, 0)
     else:
@@ -144,7 +145,7 @@ def _decode(
     key_kd = spread(key, shape, 0)
     wait()
     state_kd = plgpu.load(state, layout=MATRIX) * decay
-    delta = (value - jnp.sum(state_kd * key_kd, axis=0)) * correction
+    delta = (value - jnp.sum(state_kd * key_kd, axis=0)) * strength
     state_kd = state_kd + key_kd * spread(delta, shape, 1)
     state[...] = state_kd
     return jnp.sum(state_kd * spread(query, shape, 0), axis=0) * shape[0] ** -0.5

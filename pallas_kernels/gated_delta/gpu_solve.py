@@ -1,7 +1,8 @@
-"""Solve for the corrections of tiles on Hopper: each thread block has a tile of a value head.
+"""Solve for the corrections of tiles on Hopper: each thread block takes one tile of one value head.
 
-See `chunks.py`: (I + A)^-1 grows out of those of its diagonal blocks, here in registers, in float32, with its halves in
-shared memory for the tensor cores. Its products with values and keys leave as the next kernel takes them.
+As in `chunks.py`, (I + A)^-1 grows out of the inverses of its diagonal blocks: here in registers, in float32, with its
+halves in shared memory for the tensor cores. Its products with values and keys, u and w, are stored in the form that
+`gpu_tiles.py` loads.
 """
 
 from __future__ import annotations
@@ -22,22 +23,25 @@ from pallas_kernels.recurrent_state.gpu_tiles import halves_of, parts_of, produc
 
 
 class Relations(NamedTuple):
-    """What tokens of n tiles have that A and scores are products of, for h heads without decays of keys; float32."""
+    """What A and scores are made of, besides keys, for n tiles of h heads with one decay a token.
+
+    All but the queries is float32.
+    """
 
     q: Array
-    """Queries [n, key heads, c, key_dim] in bfloat16, beside keys like them."""
+    """Queries [n, key heads, c, key_dim] in bfloat16, which is the form of keys too."""
     q_norm: Array
-    """What queries are to be multiplied by [n, h, c]."""
+    """The factors of queries [n, h, c]."""
     k_norm: Array
-    """What keys are to be multiplied by [n, h, c]."""
+    """The factors of keys [n, h, c]."""
     a_factor: Array
-    """The same, times beta: a factor of A's rows [n, h, c]. No vector is loaded in two layouts."""
+    """The factors of A's rows [n, h, c], those of keys times beta: no vector is loaded in two layouts."""
     log_decay: Array
     """Logarithms of decays [n, h, c]."""
 
 
 class _Smem(NamedTuple):
-    """Shared memory. Halves lie one below the other."""
+    """Shared memory, for tiles of c rows. A matrix' lower half lies below its upper one."""
 
     queries: Any
     values: Any
@@ -45,7 +49,7 @@ class _Smem(NamedTuple):
     inverse: Any
     """Halves of the inverse [1, 2 c, c]."""
     other: Any
-    """A [c, c], or halves [1, 2 c, c]; then columns of u [c, part], or halves of those of w, on their way to memory."""
+    """A float32 matrix [c, PART] or halves [1, 2 c, PART]: of A or an operand, then of u or w on its way to memory."""
 
 
 def solve(
@@ -60,8 +64,9 @@ def solve(
 ) -> tuple[Array, ...]:
     """Return u [n, h, c, value_dim] and the halves of w [n, h, 2 c, key_dim] of tiles, undefined for empty ones.
 
-    `given` is A [n, h, c, c]; or what it is a product of, then the halves of scores [n, h, 2 c, c] are returned too.
-    Keys are of as many heads as h or of fewer, each for several; those in float32 are given as halves [.., 2 c, ..].
+    For the inverse of I + A u is (inverse * beta) v and w is (inverse * key_factor) k, with factors of its columns.
+    `given` is A [n, h, c, c] in float32, or `Relations`, with which the halves of scores [n, h, 2 c, c] are returned
+    too. Keys have h heads, or fewer that several value heads share; float32 keys come in halves, with 2 c rows.
     """
     num_tiles, num_heads, _, value_dim = v_nhcd.shape
     key_dim = k_nhck.shape[-1]
@@ -124,13 +129,14 @@ def _solve(tile, beta, key_factor, v, k, *refs, has_a: bool, group: int, smem, f
     plgpu.barrier_wait(second)
 
     def multiply(factor_c, right):
-        only = _opaque_zero()
+        """Yield the product of the inverse and a matrix by slices of columns."""
+        zero = _opaque_zero()
         plgpu.commit_smem()  # all threads are done with the last products
-        store_halves(smem.inverse.at[only], inverse_cc * spread(factor_c, inverse_cc.shape, 1))
+        store_halves(smem.inverse.at[zero], inverse_cc * spread(factor_c, inverse_cc.shape, 1))
         plgpu.commit_smem()
-        for first in range(0, right.shape[1], PART):
-            part = [x.at[:, pl.ds(first, PART)] for x in parts_of(right)]
-            yield pl.ds(first, PART), product(halves_of(smem.inverse.at[only]), part)
+        for start in range(0, right.shape[1], PART):
+            part = pl.ds(start, PART)
+            yield part, product(halves_of(smem.inverse.at[zero]), [x.at[:, part] for x in parts_of(right)])
 
     for part, u_cd in multiply(columns[0], smem.values):
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
@@ -146,9 +152,9 @@ def _solve(tile, beta, key_factor, v, k, *refs, has_a: bool, group: int, smem, f
 
 
 def _relate(vectors: list[Any], scores: Any, smem: _Smem, full: Any) -> Array:
-    """Return A, and store the halves of scores; see `relate` of `chunks.py`."""
-    only = _opaque_zero()
-    inverse, other = smem.inverse.at[only], smem.other[1].at[only]
+    """Return A [c, c] in float32, and store the halves of scores; see `relate` of `chunks.py`."""
+    zero = _opaque_zero()
+    inverse, other = smem.inverse.at[zero], smem.other[1].at[zero]
     row_cc, column_cc = _indices()
     q_norm, k_norm, a_factor, log_decay = vectors
     of_rows = [load_vector(x, OF_ROWS) for x in (q_norm, a_factor)]
@@ -177,13 +183,13 @@ def _relate(vectors: list[Any], scores: Any, smem: _Smem, full: Any) -> Array:
 
 
 def _indices() -> tuple[Array, Array]:
-    """Return the numbers of rows and of columns of a square of a tile's rows."""
+    """Return the numbers of rows and of columns [c, c] of a tile's square matrices."""
     iota = partial(plgpu.broadcasted_iota, jnp.int32, (TILE_ROWS, TILE_ROWS), layout=MATRIX)
     return iota(0), iota(1)
 
 
 def _inverted(a_cc: Array, smem: _Smem) -> Array:
-    """Return (I + a)^-1, see `inverted` of `chunks.py`."""
+    """Return (I + a)^-1 in float32, see `inverted` of `chunks.py`."""
     row_cc, column_cc = _indices()
 
     def border(level: int) -> Array:
@@ -193,15 +199,15 @@ def _inverted(a_cc: Array, smem: _Smem) -> Array:
 
     inverse_cc = jnp.where(row_cc == column_cc, jnp.ones_like(a_cc), jnp.zeros_like(a_cc)) - border(0)
     for level in range(1, (TILE_ROWS - 1).bit_length()):
-        only = _opaque_zero()
-        inverse, other = smem.inverse.at[only], smem.other[1].at[only]
+        zero = _opaque_zero()
+        inverse, other = smem.inverse.at[zero], smem.other[1].at[zero]
         plgpu.commit_smem()  # all threads are done with what was there
         store_halves(inverse, inverse_cc)
         store_halves(other, border(level))
         plgpu.commit_smem()
-        half_cc = product(halves_of(inverse), halves_of(other))
+        left_cc = product(halves_of(inverse), halves_of(other))
         plgpu.commit_smem()
-        store_halves(other, half_cc)
+        store_halves(other, left_cc)
         plgpu.commit_smem()
         inverse_cc = inverse_cc - product(halves_of(other), halves_of(inverse))
     return inverse_cc

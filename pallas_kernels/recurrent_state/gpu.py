@@ -1,9 +1,9 @@
 """Take the states of decodes past one token each on Hopper: they are read once and written once, in place.
 
-A thread block takes a part of a head's matrix of one sequence: a TMA brings it to shared memory, whence it goes through
-registers and back, and a TMA takes it to each slot where it is wanted. Several thread blocks share a multiprocessor:
-while one computes, others wait for memory. The grid is as large as the batch, so that nobody asks the host how many
-decodes there are; the thread blocks of other sequences write zeros.
+A thread block takes a part of one sequence's matrix of a head: TMA loads it into shared memory, it goes through
+registers and back, and TMA stores it to its slot, and to a second one where it is saved. Several thread blocks share a
+multiprocessor: while one computes, others wait for memory. The grid is as large as the batch, so that the host need not
+know how many decodes there are; the thread blocks of other sequences write zeros.
 """
 
 from __future__ import annotations
@@ -23,27 +23,29 @@ from pallas_kernels.paged_attention.gpu.common import compiler_params, interpret
 from .batch import StateBatch
 
 PART = 64
-"""How many rows, or columns, of a head's matrix a thread block takes: 32 KiB where the other axis has 128."""
+"""How many rows, or columns, of a head's matrix a thread block takes: 32 KiB where the other axis has length 128."""
 MOST_SUMMED = 256
-"""The most numbers of the other axis, along which what is read is summed up: all of them are in a thread block."""
+"""The greatest length of the other axis, over which a query sums: a thread block has all of it."""
 MATRIX = plgpu.Layout.WGMMA
 """The layout of a matrix in registers."""
 OF_ROWS, OF_COLUMNS = MATRIX.reduce(1), MATRIX.reduce(0)
-"""The layouts of vectors with a number for each row, and for each column, of such a matrix."""
+"""The layouts of vectors with a number for each row of such a matrix, and for each column."""
 
 
 class Place(NamedTuple):
-    """What a thread block takes: of which sequence, which head, and which rows or columns of its matrix, a slice."""
+    """What a thread block takes."""
 
     seq: Array
     head: Array
     part: Any
+    """The slice of the rows or columns of the head's matrix."""
 
 
 def refuse_state(parted: int, summed: int, names: tuple[str, str], dtype: Any) -> str | None:
-    """Say why a GPU's kernel cannot have a head's matrix and inputs of a dtype, None if it can.
+    """Say why a GPU's kernels cannot run heads of this size and inputs of a dtype, or None if they can.
 
-    `names` are those of the axis that is cut into parts and of the axis that is summed along.
+    `parted` and `summed` are the lengths of the axis that is cut into parts and of the one that a query sums over;
+    `names` are theirs.
     """
     if parted % PART or summed % PART or summed > MOST_SUMMED:
         return (
@@ -67,11 +69,11 @@ def take_decodes(
     axis: int,
     interpret: bool,
 ) -> tuple[Array, Array]:
-    """Return what decodes read in their rows of `out`, whose others are 0, and the pool after them.
+    """Return an array like `out` with what decodes read in their rows and zeros in others, and the pool after them.
 
-    A head's matrix is cut into parts along `axis`, 0 for rows or 1 for columns, which is that of what is read. `body`
-    gets its place, a function that waits for the state, a Ref to it in shared memory, where it puts the one after the
-    step, and Refs to the operands. It returns what the part reads, in float32.
+    A head's matrix is cut into parts along its axis of values, `axis`: 0 for rows, 1 for columns. `body` gets its
+    place, a function that waits for the state, a Ref to that in shared memory, and Refs to the operands. It leaves the
+    state after the token in the Ref, and returns what the token reads of the part, in float32.
     """
     count = min(len(batch.query_starts_s), out.shape[0])
     matrix = list(pool.shape[2:])
@@ -139,19 +141,19 @@ def _kernel(body, axis: int, reads_s, writes_s, saves_s, num_decodes, first_slot
 
 
 def side_by_side(*arrays: Array) -> Array:
-    """Return arrays [t, ...] as one [t, c]. Where they were cut out of one, XLA sees that this is the whole.
+    """Return arrays [t, ...] side by side in one [t, c]. Where they are slices of one array, XLA passes that on.
 
-    Taken as operands they would first be cut out, by kernels of their own.
+    As operands of their own they would first be copied out of it, each in a launch.
     """
     t = len(arrays[0])
     return jnp.concatenate([x.reshape(t, 1, -1) for x in arrays], axis=2).reshape(t, -1)
 
 
 def load_vector(ref: Any, layout: Any) -> Array:
-    """Load a vector of global memory in a matrix' layout of rows or columns, in float32."""
+    """Load a vector from global memory in `OF_ROWS` or `OF_COLUMNS`, in float32."""
     return plgpu.load(ref, layout=layout, optimized=False).astype(jnp.float32)
 
 
 def spread(vector: Array, shape: tuple[int, ...], axis: int) -> Array:
-    """Return a vector of rows (0) or columns (1) over a whole matrix."""
+    """Return a matrix of a shape with a vector's numbers along its rows (axis 0) or its columns (axis 1)."""
     return lax.broadcast_in_dim(vector, shape, (axis,))

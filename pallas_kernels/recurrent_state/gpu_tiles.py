@@ -1,8 +1,8 @@
 """Pass states from tile to tile of longer chunks on Hopper: a thread block carries its part of a head's state along.
 
-What a tile's tokens come to without a state is given, see `chunks.py`; it comes by TMA while the tile before is
-computed. The state stays in registers in float32. Products are of the tensor cores, whose operands are bfloat16: a
-float32 number goes as two halves, and the product of two lesser halves is left out.
+What of a tile does not depend on a state is made before, see `Products`; TMA loads it while the last tile is computed.
+The state stays in registers in float32. Products run on the tensor cores, whose operands are bfloat16: a float32 number
+goes as an upper half and a lower one that sum up to it, and the product of two lower halves is left out.
 """
 
 from __future__ import annotations
@@ -30,39 +30,41 @@ from .chunks import TILE_ROWS, Tiles, rounded_halves
 from .gpu import MATRIX, OF_ROWS, PART, load_vector, spread
 
 TILES_BYTES = 96 << 20
-"""The most bytes of the inputs in float32 of tiles that are prepared at once: few launches, and much to do in each."""
+"""The most bytes that inputs, in float32, of tiles take that are prepared at once: few launches, with much to do."""
 NUM_SMS, MOST_RUNS = 132, 4
-"""Chunks of several sequences go side by side, as far as multiprocessors would be idle else."""
+"""The multiprocessors of an H100, and the most runs of tiles that go side by side where some of these would be idle."""
 STATE_COLUMNS = 128
-"""How many columns of a state are one array in registers."""
+"""The most columns of a state that are one array in registers."""
 
 
 class Products(NamedTuple):
-    """What tokens of n tiles come to before states are known, for h heads of k numbers of a key and d of a value.
+    """What n tiles of c tokens bring to the pass of states, for h heads of k numbers of a key and d of a value.
 
-    The rows of what is float32 are there twice where bfloat16 is named: the halves of tile after half of tile.
+    With the state S before a tile its tokens add delta = u - w S. They read q_factor * (q S) + scores delta, and the
+    state after the tile is decay * S + k^T (k_factor * delta). Matrices in bfloat16 of 2 c rows are float32 ones in
+    halves: all rows of the upper half, then those of the lower. Factors and decays are float32.
     """
 
     q: Array
     """Queries of the state before the tile [n, key heads, c or 2 c, k] in bfloat16."""
     w: Array | None
-    """What the state is multiplied by, to be subtracted from `u` [n, h, 2 c, k] in bfloat16; None for nothing."""
+    """Keys of what the state takes away from `u` [n, h, 2 c, k] in bfloat16; None where that is nothing."""
     u: Array
-    """What tokens add, had the state been zeros [n, h, c, d]; bfloat16 or float32."""
+    """What tokens add where the state before is zeros [n, h, c, d]; float32, but bfloat16 without `w`."""
     scores: Array
     """How much of what each token adds a token reads [n, h, 2 c, c] in bfloat16."""
     k: Array
-    """The keys that it is added at in the state after the tile [n, key heads, c or 2 c, k] in bfloat16."""
+    """The keys under which it is added to the state [n, key heads, c or 2 c, k] in bfloat16."""
     q_factor: Array
-    """What queries are to be multiplied by [n, h, c]."""
+    """The factors of queries [n, h, c]."""
     k_factor: Array
-    """What keys are to be multiplied by [n, h, c]."""
+    """The factors of keys [n, h, c]."""
     decay: Array
-    """By what the state shrinks [n, h, 1 or k]."""
+    """The factor by which the state shrinks [n, h, 1], or one for each of its rows, which are keys then, [n, h, k]."""
 
 
 def stacked_halves(x: Array) -> Array:
-    """Return a float32 array [..., c, k] as two of bfloat16, one below the other; and one of those as it is."""
+    """Return a float32 array [..., c, k] in bfloat16 halves [..., 2 c, k], and a bfloat16 array as it is."""
     return jnp.concatenate(rounded_halves(x), axis=-2)
 
 
@@ -70,14 +72,14 @@ class _Config(NamedTuple):
     """What the kernel is compiled for, besides shapes."""
 
     axis: int
-    """The axis of a head's matrix that is one of values: 1, or 0 where keys are its columns."""
+    """The axis of values in a head's matrix: 1, or 0 where keys are its columns."""
     group: int
-    """Heads of a key head."""
+    """How many heads share a key head."""
     interpret: bool
 
 
 class _Smem(NamedTuple):
-    """Shared memory: rings [stage, ...] of what a tile brings, and what is computed."""
+    """Shared memory: rings [stage, ...] of what is loaded for a tile, and buffers of what is computed."""
 
     q: Any
     w: Any
@@ -85,15 +87,15 @@ class _Smem(NamedTuple):
     scores: Any
     k: Any
     deltas: Any
-    """Halves of what tokens add [2 c, part]."""
+    """Halves of what tokens add [1, 2 c, PART]."""
     read: Any
-    """What is read [c, part], on its way to memory."""
+    """What tokens read [c, PART], on its way to global memory."""
     state: Any
-    """A state on its way from or to the pool; or its halves, one below the other."""
+    """A float32 state [rows, columns] on its way from or to the pool, or its halves [1, 2 rows, columns]."""
 
     @property
     def rings(self) -> list[list[Any]]:
-        """Return the rings of what is brought together, in the order in which it is needed."""
+        """Return the rings, those that share a barrier together, in the order in which they are needed."""
         return [[self.q] if self.w is None else [self.q, self.w], [self.u, self.scores], [self.k]]
 
 
@@ -124,16 +126,17 @@ def _total_bytes(smem: _Smem) -> int:
 def pass_states(
     pool: Array, tiles: Tiles, products: Products, name: str, out_dtype: Any, *, axis: int, interpret: bool
 ) -> tuple[Array, Array]:
-    """Return the pool after n tiles, and what they read [n, c, h, d]. Those of a chunk go one after the other.
+    """Return the pool after n tiles, and what their tokens read [n, c, h, d] in `out_dtype`.
 
-    Matrices of heads in the pool are [k, d], or [d, k] for an `axis` of 0. What empty tiles read is undefined.
+    A head's matrix in the pool is [k, d], or [d, k] for an `axis` of 0. Tiles of a chunk go one after the other, chunks
+    side by side in up to `MOST_RUNS` runs. What is read for empty tiles is undefined.
     """
     num_tiles, num_heads, _, value_dim = products.u.shape
     matrix = list(pool.shape[2:])
     matrix[axis] = PART
     most = SMEM_BYTES - SMEM_RESERVED
     num_runs = min(MOST_RUNS, num_tiles, -(-NUM_SMS // (num_heads * value_dim // PART)))
-    # What is first needed of a tile had better be there before the tile before is done.
+    # With two stages the next tile comes meanwhile. Where not all inputs have room for it, q and w do: they come first.
     candidates = [_smem_types(products, matrix, out_dtype, stages) for stages in ((2, 2), (2, 1), (1, 1))]
     smem = next((x for x in candidates if _total_bytes(x) <= most), candidates[-1])
     kernel = plgpu.kernel(
@@ -152,11 +155,11 @@ def pass_states(
     )
     count = jnp.sum(tiles.starts_n < tiles.ends_n, dtype=jnp.int32)
     numbers_n = lax.iota(jnp.int32, num_tiles)
-    # Between groups of tiles that are taken at once states are in the pool.
+    # A chunk may go on from the launch before, and into the next one: its state is in the pool in between.
     is_loaded_n = (tiles.is_first_n > 0) | (numbers_n == 0)
     is_kept_n = (tiles.is_kept_n > 0) | (numbers_n == count - 1)
     flags = tiles.begins_n, is_loaded_n.astype(jnp.int32), is_kept_n.astype(jnp.int32)
-    # Each run of tiles begins with a chunk: the first one from its share of all tiles on.
+    # Runs have about equal shares of the tiles, but each begins with a chunk: the first from its share's start on.
     shares_r = lax.iota(jnp.int32, num_runs + 1) * count // num_runs
     begins_rn = is_loaded_n & (numbers_n >= shares_r[:, None]) & (numbers_n < count)
     starts_r = jnp.min(jnp.where(begins_rn, numbers_n, count), axis=1)
@@ -171,26 +174,26 @@ def _kernel(config, has_w, starts_r, *refs, smem, full, state_full):
     part, head, run = (lax.axis_index(name) for name in ("part", "head", "run"))
     start, end = starts_r[run], starts_r[run + 1]
     given: Any = Products(*(operands if has_w else [operands[0], None, *operands[1:]]))
-    own = pl.ds(pl.multiple_of(part * PART, PART), PART)
+    values = pl.ds(pl.multiple_of(part * PART, PART), PART)
     matrix, _ = smem.state
     key_head = lax.div(head, config.group)
-    # Few registers at a time, besides a state's own.
+    # Slices of columns, so that an operation takes few registers besides the state's own.
     width = min(matrix.shape[1], STATE_COLUMNS)
-    parts = [pl.ds(first, width) for first in range(0, matrix.shape[1], width)]
+    slices = [pl.ds(column, width) for column in range(0, matrix.shape[1], width)]
     zeros = plgpu.layout_cast(jnp.zeros((matrix.shape[0], width), jnp.float32), MATRIX)
 
     def in_pool(slot):
         of_head = pool.at[slot, head]
-        return of_head.at[:, own] if config.axis else of_head.at[own]
+        return of_head.at[:, values] if config.axis else of_head.at[values]
 
     sources = [
         [(given.q, key_head, ()), *[(given.w, head, ())] * has_w],
-        [(given.u, head, (slice(None), own)), (given.scores, head, ())],
+        [(given.u, head, (slice(None), values)), (given.scores, head, ())],
         [(given.k, key_head, ())],
     ]
 
-    def bring(i, tile):
-        """Start bringing the i-th part of what a tile takes, if there is such a tile."""
+    def prefetch(i, tile):
+        """Start to load a tile's inputs into the i-th of `rings`, if the run has such a tile."""
 
         @pl.when(tile < end)
         def _():
@@ -209,24 +212,24 @@ def _kernel(config, has_w, starts_r, *refs, smem, full, state_full):
 
         @pl.when(jnp.logical_not(goes_on))
         def _():
-            for part in parts:
-                matrix[:, part] = zeros
+            for columns in slices:
+                matrix[:, columns] = zeros
 
-        state = [plgpu.load(matrix.at[:, part], layout=MATRIX) for part in parts]
+        state = [plgpu.load(matrix.at[:, columns], layout=MATRIX) for columns in slices]
         plgpu.commit_smem()  # its halves take its place
         return state
 
     def step(tile, state):
-        first, second, third = (lax.rem(tile, ring[0].shape[0]) for ring in smem.rings)
+        first, second, third = (lax.rem(tile, ring[0].shape[0]) for ring in smem.rings)  # the stages of rings
         # Unless these are opaque to LLVM, it computes all matrix descriptors first and holds them in registers.
-        tile, first, second, third, only = lax.optimization_barrier((tile, first, second, third, jnp.int32(0)))
-        halves, deltas = smem.state[1].at[only], smem.deltas.at[only]
+        tile, first, second, third, zero = lax.optimization_barrier((tile, first, second, third, jnp.int32(0)))
+        halves, deltas = smem.state[1].at[zero], smem.deltas.at[zero]
         q_factor, k_factor = (load_vector(x.at[tile, head], OF_ROWS) for x in (given.q_factor, given.k_factor))
         is_vector = given.decay.shape[2] > 1
         decay = load_vector(given.decay.at[tile, head], OF_ROWS) if is_vector else given.decay[tile, head, 0]
         state = lax.cond(loaded_n[tile] > 0, partial(load_state, tile), lambda state: state, state)
-        for part, own_state in zip(parts, state, strict=True):
-            store_halves(halves.at[:, part], own_state)
+        for columns, sliced in zip(slices, state, strict=True):
+            store_halves(halves.at[:, columns], sliced)
         plgpu.commit_smem()
         states = [x if config.axis else x.T for x in halves_of(halves)]
 
@@ -243,38 +246,37 @@ def _kernel(config, has_w, starts_r, *refs, smem, full, state_full):
             added = halves_of(deltas)
             store_halves(deltas, delta)
             plgpu.commit_smem()
-            bring(0, tile + smem.q.shape[0])
+            prefetch(0, tile + smem.q.shape[0])
         queried = queried * spread(q_factor, queried.shape, 0)
         read = _add_product(queried, parts_of(smem.scores.at[second]), added, config.interpret)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         smem.read[...] = read.astype(smem.read.dtype)
-        # Without corrections it is loaded only now: a wide state leaves few registers.
+        # Without w it is loaded only now: a wide state leaves few registers.
         delta = load_added() if delta is None else delta
         store_halves(deltas, delta * spread(k_factor, delta.shape, 0))
         plgpu.commit_smem()
         if taken is None:
-            bring(0, tile + smem.q.shape[0])
-        bring(1, tile + smem.u.shape[0])
+            prefetch(0, tile + smem.q.shape[0])
+        prefetch(1, tile + smem.u.shape[0])
         rows = pl.ds(pl.multiple_of(tile * TILE_ROWS, TILE_ROWS), TILE_ROWS)
         value_dim = out.shape[1] // pool.shape[1]
-        columns = pl.ds(pl.multiple_of(head * value_dim + own.start, PART), PART)
-        plgpu.copy_smem_to_gmem(smem.read, out.at[rows, columns])
+        out_columns = pl.ds(pl.multiple_of(head * value_dim + values.start, PART), PART)
+        plgpu.copy_smem_to_gmem(smem.read, out.at[rows, out_columns])
 
         plgpu.barrier_wait(full[2].at[third])
         keys, added = parts_of(smem.k.at[third]), halves_of(deltas)
         lefts, rights = (keys, added) if config.axis else (added, keys)
         lefts, before, state = [x.T for x in lefts], state, []
-        for part, own_state in zip(parts, before, strict=True):
-            own_state = own_state * (spread(decay, own_state.shape, 0) if is_vector else decay)
-            own_rights = [x.at[:, part] for x in rights]
-            state.append(_add_product(own_state, lefts, own_rights, config.interpret))
+        for columns, sliced in zip(slices, before, strict=True):
+            decayed = sliced * (spread(decay, sliced.shape, 0) if is_vector else decay)
+            state.append(_add_product(decayed, lefts, [x.at[:, columns] for x in rights], config.interpret))
         plgpu.commit_smem()  # all threads are done with the tile
-        bring(2, tile + smem.k.shape[0])
+        prefetch(2, tile + smem.k.shape[0])
 
         @pl.when(kept_n[tile] > 0)
         def _():
-            for part, own_state in zip(parts, state, strict=True):
-                matrix[:, part] = own_state
+            for columns, sliced in zip(slices, state, strict=True):
+                matrix[:, columns] = sliced
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(matrix, in_pool(writes_n[tile]))
 
@@ -288,13 +290,13 @@ def _kernel(config, has_w, starts_r, *refs, smem, full, state_full):
 
     for i, ring in enumerate(smem.rings):
         for stage in range(ring[0].shape[0]):
-            bring(i, start + stage)
-    lax.fori_loop(start, end, step, [zeros] * len(parts))
+            prefetch(i, start + stage)
+    lax.fori_loop(start, end, step, [zeros] * len(slices))
     plgpu.wait_smem_to_gmem(0)
 
 
 def store_halves(target: Any, value: Array) -> None:
-    """Store the halves of a float32 matrix one below the other, in a Ref of twice as many rows."""
+    """Store a float32 matrix [r, k] as bfloat16 halves, the upper one above, in a Ref [2 r, k]."""
     upper, lower = halves_of(target)
     rounded = value.astype(jnp.bfloat16)
     upper[...] = rounded
@@ -302,24 +304,25 @@ def store_halves(target: Any, value: Array) -> None:
 
 
 def halves_of(ref: Any) -> list[Any]:
-    """Return the halves that `store_halves` stored."""
+    """Return Refs to the upper and the lower half that `store_halves` stored."""
     rows = ref.shape[0] // 2
     return [ref.at[pl.ds(0, rows)], ref.at[pl.ds(rows, rows)]]
 
 
 def parts_of(ref: Any) -> list[Any]:
-    """Return the one or two parts of a tile's matrix, of 64 rows each."""
-    return [ref.at[pl.ds(first, TILE_ROWS)] for first in range(0, ref.shape[0], TILE_ROWS)]
+    """Return Refs to a tile's matrix: to its two halves if it has 128 rows, else to all of its 64."""
+    return [ref.at[pl.ds(start, TILE_ROWS)] for start in range(0, ref.shape[0], TILE_ROWS)]
 
 
 def _multiply(accumulator: Any, lefts: Sequence[Any], rights: Sequence[Any]) -> None:
+    """Add the product of two matrices, each in one or two halves, to an accumulator, without that of lower halves."""
     for i, left in enumerate(lefts):
         for right in rights[: max(len(lefts), len(rights)) - i]:
             plgpu.wgmma(accumulator, left, right)
 
 
 def product(lefts: Sequence[Any], rights: Sequence[Any]) -> Array:
-    """Return the product of two matrices in parts, without that of lesser parts."""
+    """Return the float32 product of two matrices, each in one or two halves, without that of lower halves."""
 
     def multiply(accumulator: Any) -> Array:
         _multiply(accumulator, lefts, rights)
@@ -330,7 +333,7 @@ def product(lefts: Sequence[Any], rights: Sequence[Any]) -> Array:
 
 
 def _add_product(value: Array, lefts: Sequence[Any], rights: Sequence[Any], interpret: bool) -> Array:
-    """Return the sum of a matrix and a product. The interpreter's accumulators cannot start from a value."""
+    """Return a float32 matrix plus a `product`. The interpreter's accumulators cannot start from a value."""
     if interpret:
         return value + product(lefts, rights)
     start: Any = plgpu.WGMMAAccumulatorRef.init(value)

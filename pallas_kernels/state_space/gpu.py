@@ -1,7 +1,7 @@
 """The scan of states on Hopper GPUs: a Mosaic kernel for decodes, and one that passes states along longer chunks.
 
-A thread block takes 64 rows of a head's state: what a row reads depends on no other. What tokens of a tile are to each
-other is computed in plain XLA. Chunks of float32 inputs are all in plain XLA, which is more exact.
+A thread block takes 64 rows of a head's state: what is read of a row depends on no other. Of tiles plain XLA makes the
+scores, by which tokens read each other. Chunks of float32 inputs go in plain XLA alone, which is more exact.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ def _pass_tiles(
     dtype: Any,
     interpret: bool,
 ) -> tuple[Array, Array]:
-    """See `Run`. What tokens add to a state are x themselves, where the gated delta rule has corrections."""
+    """See `Run`. Tokens add their x to the state, where the gated delta rule has corrections."""
 
     def of_head(dt_c: Array, a: Array, d: Array, b_cn: Array, c_cn: Array) -> tuple[Array, ...]:
         scores_cc, decays = scores_and_decays(dt_c[None], a, b_cn, c_cn, dot=rounded_dot_in_halves)
-        scores_cc += d * jnp.eye(len(dt_c))
+        scores_cc += d * jnp.eye(len(dt_c))  # a token's x is read with the factor d besides
         return scores_cc, decays.until_ck[:, 0], dt_c * decays.after_ck[:, 0], decays.whole_k1[:, 0]
 
     x_ncghp, dt_ncgh, b_ncgn, c_ncgn = inputs
@@ -121,18 +121,18 @@ def _decode(
 ) -> Array:
     seq, head, part = place
     heads, state_dim = dt.shape[1], state.shape[1]
-    written = groups * state_dim
-    inner = xbc.shape[1] - 2 * written
+    b_width = groups * state_dim
+    x_width = xbc.shape[1] - 2 * b_width
     own_group = lax.div(head, heads // groups) * state_dim
     step, rate, skip = dt[seq, head], a[head], d[head]
-    x_p = load_vector(xbc.at[seq, pl.ds(head * (inner // heads) + part.start, part.size)], OF_ROWS)
+    x_p = load_vector(xbc.at[seq, pl.ds(head * (x_width // heads) + part.start, part.size)], OF_ROWS)
     decay, added, read = jnp.exp2(step * rate * LOG2_E), x_p * step, x_p * skip
     wait()
     for start in range(0, state_dim, PART):  # few registers at a time
         columns = pl.ds(start, PART)
         b_n, c_n = (
             load_vector(xbc.at[seq, pl.ds(first + own_group + start, PART)], OF_COLUMNS)
-            for first in (inner, inner + written)
+            for first in (x_width, x_width + b_width)
         )
         state_pn = plgpu.load(state.at[:, columns], layout=MATRIX) * decay
         shape = state_pn.shape

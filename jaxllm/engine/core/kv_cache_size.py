@@ -1,6 +1,7 @@
-"""Each device's memory is divided into parameters, the largest step's scratch, and KV blocks from what is left.
+"""Each device's memory is divided into parameters, the largest step's scratch, and a KV cache in what is left.
 
-For real devices and for those of a topology alike, so that `jaxllm check` names what an engine will have.
+The KV cache is KV blocks and recurrent states. Real devices and those of a topology are treated alike, so that
+`jaxllm check` names what an engine will have.
 """
 
 from __future__ import annotations
@@ -80,15 +81,18 @@ def step_config(config: EngineConfig, host: HostProcessors | None = None) -> Ste
 
 
 def fit_num_seqs(config: EngineConfig, specs: Mapping[str, ParamSpec], limit: int | None) -> EngineConfig:
-    """Lower `max_num_seqs`, if the user left it open, until recurrent states leave half of the cache's memory or more.
+    """Return settings whose recurrent states take no more than half of the KV cache's memory, if that can be had.
 
-    `limit` is what the engine may use of a device's memory, None on a CPU, of whose memory a quarter may hold states.
+    `max_num_seqs` is halved for that, down to `LEAST_SEQS`, unless the user has set it; `size_pool` raises if states do
+    not fit even so. The memory is what parameters leave of `limit`, the bytes of a device that the engine may
+    use, or `kv_cache_memory_bytes` if that is less; where there is no limit, on a CPU, states may take a quarter of the
+    host's memory.
     """
     if not config.max_num_seqs_can_shrink or not config.state_groups:
         return config
     room = host_bytes() // 4 // config.mesh.size if limit is None else (limit - param_bytes(config.mesh, specs)) // 2
     if config.kv_cache_memory_bytes is not None:
-        room = config.kv_cache_memory_bytes // 2
+        room = min(room, config.kv_cache_memory_bytes // 2)
     fitted = config
     while fitted.max_num_seqs > LEAST_SEQS and step_config(fitted).kv_layout.state_bytes > room:
         fitted = replace(fitted, max_num_seqs=max(LEAST_SEQS, fitted.max_num_seqs // 2))

@@ -135,9 +135,9 @@ def prepare(config: EngineConfig) -> Prepared:
     specs = model.param_specs(config.checkpoint.tensors)
     if config.load_format != "dummy":
         check_names(specs, config.checkpoint, ignored=model.ignored_tensors)
-    host = _make_host_processors(config)
     limit = memory_limit(config)
     config = fit_num_seqs(config, specs, limit)
+    host = _make_host_processors(config)
     memory = measure_memory(config, model, specs, limit, host)
     num_blocks, max_model_len = size_pool(config, memory)
     config = dataclasses.replace(config, max_model_len=max_model_len, max_model_len_can_shrink=False)
