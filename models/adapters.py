@@ -63,10 +63,18 @@ class Adapted:
         """Return what the rows' adapters add to the weight's product, [t, o], itself added to `plus_to`."""
         down, up = self.adapters.down, self.adapters.up
         linear, num_columns = down.ops.linear, up.shape[-1]
-        found_tc = linear(x_ti, _matrices(down), down.layer, num_rows=down.num_rows)
-        slots_c = 1 + jnp.arange(num_columns) // (num_columns // self.num_slots)
-        own_tc = jnp.where(slots_c == self.slots_t[:, None], found_tc, 0)
-        return linear(own_tc, _matrices(up), up.layer, out_dtype=out_dtype, num_rows=up.num_rows, plus_to=plus_to)
+        if plus_to is None:
+            plus_to = jnp.zeros((x_ti.shape[0], prod(up.shape[:-1])), out_dtype)
+
+        def add(plus_to: Array) -> Array:
+            found_tc = linear(x_ti, _matrices(down), down.layer, num_rows=down.num_rows)
+            slots_c = 1 + jnp.arange(num_columns) // (num_columns // self.num_slots)
+            own_tc = jnp.where(slots_c == self.slots_t[:, None], found_tc, 0)
+            return linear(own_tc, _matrices(up), up.layer, out_dtype=out_dtype, num_rows=up.num_rows, plus_to=plus_to)
+
+        if linear.implementation != "cpu":  # a GPU's branches ask the host, and no step is one CUDA graph with them
+            return add(plus_to)
+        return jax.lax.cond(jnp.any(self.slots_t > 0), add, lambda plus_to: plus_to, plus_to)
 
 
 def _matrices(held: Any) -> Array:
@@ -74,21 +82,14 @@ def _matrices(held: Any) -> Array:
     return held.stack.reshape(held.stack.shape[0], -1, held.shape[-1])
 
 
-def refusal(array: ArraySpec) -> str | None:
-    """Say why nothing can be added to a weight; None if an adapter can."""
-    if not array.num_inputs:
-        return "it is no matrix that rows are multiplied by"
-    if array.num_experts is not None:
-        return "it has experts"
-    return None
-
-
 def adapter_specs(arrays: Mapping[str, ArraySpec], shape: AdapterShape, dtype: DTypeLike) -> dict[str, Adapters]:
-    """Return the specs of adapters by the path of the weight that they are beside; those of all layers' matmuls."""
+    """Return the specs of adapters by the path of the weight that they are beside: those of all layers' matmuls but by
+    the weights of experts.
+    """
     return {
         path: _beside(array, shape, jnp.dtype(dtype))
         for path, array in arrays.items()
-        if path.startswith("layers.") and refusal(array) is None
+        if path.startswith("layers.") and array.num_inputs and array.num_experts is None
     }
 
 

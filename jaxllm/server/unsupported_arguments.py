@@ -9,7 +9,7 @@ import dataclasses
 
 from jaxllm.config.kinds import unsupported
 
-_ADAPTERS = "there are no adapters (LoRA) yet; merge them into the weights"
+_ADAPTERS = "requests to the server name no adapters (LoRA) yet, those of LLM and AsyncLLM do"
 _COHERE = "Cohere's API is not served; use OpenAI's"
 _FINGERPRINT = "answers have no system_fingerprint; /version says which server it is"
 _GRPC = "gRPC is served beside HTTP, not in place of it; use grpc_port"

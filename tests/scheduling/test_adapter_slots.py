@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import msgspec
 
@@ -13,9 +14,9 @@ from tests.scheduling.simulation import Simulation, make_config, make_request
 NUM_SLOTS = 2
 
 
-def with_adapter(name: str, adapter: int | None, **fields: object) -> EngineCoreRequest:
+def with_adapter(name: str, adapter: int | None, **fields: Any) -> EngineCoreRequest:
     """Return a request whose adapter is loaded."""
-    request = make_request(name, 6, salt=None if adapter is None else f"adapter {adapter}", **fields)  # type: ignore[arg-type]
+    request = make_request(name, 6, salt=None if adapter is None else f"adapter {adapter}", **fields)
     return msgspec.structs.replace(request, adapter=adapter)
 
 
@@ -36,7 +37,8 @@ class Slots:
 
 def run(requests: list[EngineCoreRequest], **changes: int) -> list[list[str]]:
     """Run requests to their end; return the ids of each step."""
-    simulation, slots = Simulation(make_config(num_adapter_slots=NUM_SLOTS, **changes)), Slots()
+    config: dict[str, Any] = {"num_adapter_slots": NUM_SLOTS, **changes}
+    simulation, slots = Simulation(make_config(**config)), Slots()
     adapters = {request.request_id: request.adapter for request in requests}
     for request in requests:
         simulation.add(request)

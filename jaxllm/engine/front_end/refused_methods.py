@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from jaxllm.exceptions import VLLMValidationError
 
 _NEW_WEIGHTS = "is not supported yet; to run other weights, save a checkpoint and make a new LLM from it"
-_LORA = "is not supported yet; merge the adapter into a checkpoint and make a new LLM from it"
+_LORA = "is not supported yet; an adapter is loaded by the first request that names it"
 _BOTH = {
     "apply_model": "is not supported yet; a model is a pure function here, not a torch module",
     "collective_rpc": "is not supported yet; there are no workers, the engine runs in this process",
@@ -44,14 +44,13 @@ ENGINE_REFUSES: Mapping[str, str] = _BOTH | {
 
 
 _ASYNC_NEW_WEIGHTS = "is not supported yet; to run other weights, save a checkpoint and start a new engine from it"
-_ASYNC_LORA = "is not supported yet; merge the adapter into a checkpoint and start an engine from it"
 _REPLICAS = "is not supported yet; there are no replicas, check_health() says how the one engine is"
 _CHECKPOINT = "is not supported yet; sleep() ends the core and frees the device, wake_up() starts it again"
 ASYNC_REFUSES: Mapping[str, str] = {
-    "add_lora": _ASYNC_LORA,
-    "list_loras": _ASYNC_LORA,
-    "pin_lora": _ASYNC_LORA,
-    "remove_lora": _ASYNC_LORA,
+    "add_lora": _LORA,
+    "list_loras": _LORA,
+    "pin_lora": _LORA,
+    "remove_lora": _LORA,
     "collective_rpc": "is not supported yet; there are no workers, the engine's core runs all devices",
     "finish_weight_update": _ASYNC_NEW_WEIGHTS,
     "get_weight_version": _ASYNC_NEW_WEIGHTS,
