@@ -43,6 +43,8 @@ def build(
     starts = np.array([chunk.start for chunk in plan.chunks])
     _fill_sequences(inputs, plan.chunks, lengths, first_rows(lengths, shape.row_alignment))
     rows, seqs, positions = _fill_tokens(inputs, plan.chunks, lengths, starts)
+    if plan.has_adapters:
+        inputs.tokens.adapter_slots_t[rows] = np.array([chunk.adapter_slot for chunk in plan.chunks])[seqs]
     if plan.kind is not StepKind.SAMPLE:
         _fill_types(inputs.tokens, plan.chunks, rows, seqs, positions)
     ends, places, offsets = starts + lengths, positions // block_size, positions % block_size
@@ -107,7 +109,6 @@ def _fill_tokens(
     tokens.positions_t[rows] = positions
     prompt_lens = np.array([chunk.num_prompt_tokens for chunk in chunks])
     tokens.rope_lengths_t[rows] = np.maximum(prompt_lens[seqs], positions + 1)
-    tokens.adapter_slots_t[rows] = np.array([chunk.adapter_slot for chunk in chunks])[seqs]
     return rows, seqs, positions
 
 

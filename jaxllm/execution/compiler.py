@@ -65,6 +65,11 @@ class Upkeep(enum.Enum):
     SET_ADAPTER = "set adapter"
     """It takes (adapters, slot, the arrays of one adapter) and returns the adapters."""
 
+    @property
+    def is_of_adapters(self) -> bool:
+        """Say whether only an engine with adapters has it."""
+        return self in (Upkeep.MAKE_ADAPTERS, Upkeep.SET_ADAPTER)
+
 
 type ProgramKey = StepShape | PoolShape | Upkeep
 
@@ -100,7 +105,7 @@ class StepCompiler:
         """Return all programs, in the order in which a fresh engine will want them."""
         upkeep = [Upkeep.MAKE_STATE, Upkeep.COPY_BLOCKS]
         upkeep += [Upkeep.MAKE_COUNTS, Upkeep.SET_COUNTS] if self.config.generates else []
-        upkeep += [Upkeep.MAKE_ADAPTERS, Upkeep.SET_ADAPTER] if self.model.adapter_shape else []
+        upkeep += [each for each in Upkeep if each.is_of_adapters and self.model.adapter_shape]
         return [
             *self._shapes(is_full=False),
             *self._pool_shapes(by_token=False),

@@ -79,6 +79,11 @@ class AdapterSlots:
         loads, self._loads = self._loads, {}
         return loads
 
+    @property
+    def is_used(self) -> bool:
+        """Say whether any request runs with an adapter."""
+        return bool(self._num_running)
+
     def check(self, running: Iterable[Request]) -> None:
         """Assert that every slot is in one place, and that the running requests' adapters have theirs."""
         slots = [*self._free, *self._slots.values()]

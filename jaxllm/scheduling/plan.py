@@ -80,6 +80,8 @@ class StepPlan:
     """In each cache group the (source, target) blocks to copy before the step runs; no target is another's source."""
     adapter_loads: Mapping[int, int] = field(default_factory=dict)
     """The adapters to be written into slots before the step runs, by slot."""
+    has_adapters: bool = False
+    """False if no chunk has an adapter."""
 
     @property
     def num_tokens(self) -> int:

@@ -178,5 +178,6 @@ class StepDraft:
             return None
         chunks = tuple([chunk for _, chunk in rows])
         copies = tuple([tuple([(source, target) for target, source in each.items()]) for each in self._copies])
-        plan = StepPlan(step_id, chunks, self.num_preempted, self.kind, copies, adapters.take_loads())
+        own = adapters.take_loads(), adapters.is_used
+        plan = StepPlan(step_id, chunks, self.num_preempted, self.kind, copies, *own)
         return plan, [request for request, _ in rows]
