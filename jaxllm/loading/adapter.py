@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from fnmatch import fnmatch
 from math import prod
 from typing import Any
 
@@ -14,6 +15,7 @@ from jaxllm.loading.layout import parse_layout, write_tensor
 from jaxllm.loading.load import Piece, own_pieces, stored_index, stored_shape
 from jaxllm.loading.peft import PeftAdapter
 from jaxllm.models.adapters import Adapters
+from jaxllm.models.family import OTHER_MODALITIES
 from jaxllm.models.params import PART_AXIS, ArraySpec, ParamSpec, outputs_of, unflatten
 
 IN_LAYER = re.compile(r"(?:.*\.)?(\w+\.\d+\.\D+)")
@@ -29,7 +31,9 @@ def load_adapter(adapter: PeftAdapter, arrays: Mapping[str, ArraySpec], slot: Ma
     `arrays` are the specs of the model's weights by path, and `slot` those of a single slot's adapters. Raises
     VLLMValidationError for an adapter of other sizes, or for modules that the model has no linear layer for.
     """
-    modules = {_in_layer(module): module for module in adapter.modules}
+    # The layers of another modality's encoder may be called as the model's own are.
+    own_modules = [each for each in adapter.modules if not any(fnmatch(each, other) for other in OTHER_MODALITIES)]
+    modules = {_in_layer(module): module for module in own_modules}
     taken: set[str] = set()
     found = {}
     for path, specs in slot.items():
@@ -47,7 +51,7 @@ def load_adapter(adapter: PeftAdapter, arrays: Mapping[str, ArraySpec], slot: Ma
         names = ", ".join(left[:MOST_NAMED]) + (f" and {len(left) - MOST_NAMED} more" if left[MOST_NAMED:] else "")
         raise adapter.error(
             f"it is for {names}, and this model has no linear layer of that name: embeddings, heads, routers and "
-            "experts take no adapters"
+            "experts take no adapters, nor do encoders of other modalities"
         )
     return unflatten(found)
 

@@ -25,7 +25,6 @@ class AdapterStore:
         self._thread = ThreadPoolExecutor(1, "adapters")
         self._numbers: dict[int, int] = {}
         """The number of each user's id, as long as it stands for the same adapter."""
-        self._requests: dict[int, LoRARequest] = {}
         self._loads: OrderedDict[int, Future[Any]] = OrderedDict()
         """The arrays by number, the one used last at the end."""
         self._pinned: set[int] = set()
@@ -70,10 +69,6 @@ class AdapterStore:
     def ids(self) -> set[int]:
         """Return the ids of the adapters that are held."""
         return {each for each, number in self._numbers.items() if number in self._loads}
-
-    def name(self, number: int) -> str:
-        """Return what users call an adapter."""
-        return self._requests[number].lora_name
 
     def is_ready(self, sequence_id: str) -> bool:
         """Say whether a sequence's adapter is there, or known to be bad; True for one that needs none."""
@@ -125,7 +120,6 @@ class AdapterStore:
             self._num_made += 1
             self._numbers[request.lora_int_id] = number
         if number not in self._loads:
-            self._requests[number] = request
             load = self._loads[number] = self._thread.submit(self._load, request)
             load.add_done_callback(lambda _: self._done.set())
         self._loads.move_to_end(number)
