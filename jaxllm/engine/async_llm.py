@@ -22,9 +22,10 @@ from jaxllm.engine.online.request_stream import RequestOutputCollector
 from jaxllm.engine.online.running_requests import RunningRequests, log_request
 from jaxllm.engine.protocol import PauseMode, TextClient
 from jaxllm.exceptions import EngineDeadError
+from jaxllm.lora.request import LoRARequest
 from jaxllm.messages import EngineCoreOutputs
 from jaxllm.outputs import RequestOutput
-from jaxllm.params.checks import INT32_MAX, check_bool, check_str
+from jaxllm.params.checks import INT32_MAX, check_bool, check_int, check_str
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.utils.awaitable import awaitable
@@ -51,9 +52,6 @@ class AsyncLLM(
     A request that cannot be run raises VLLMValidationError, too many raise EngineBusyError, and once the core has
     ended everything raises EngineDeadError.
     """
-
-    if TYPE_CHECKING:  # RefusesMethods makes it
-        add_lora: Any
 
     def __init__(self, start: Start, *, admission: Admission, logs_requests: bool = False) -> None:
         """Start an engine; use `from_engine_args`."""
@@ -247,6 +245,24 @@ class AsyncLLM(
         if is_reset:
             self.front.stats_logger.forget_hits()
         return is_reset
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter for later requests and return True; streams go on meanwhile. Raises VLLMValidationError for
+        a bad one.
+        """
+        return await self._call("add_lora", self.front.inputs.check_named(lora_request))
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter, with which running requests go on; return False for an unknown id."""
+        return await self._call("remove_lora", check_int("lora_id", lora_id, 1, INT32_MAX))
+
+    async def list_loras(self) -> set[int]:
+        """Return the ids of the adapters that are kept on the host."""
+        return set(await self._call("list_loras"))
+
+    async def pin_lora(self, lora_id: int) -> bool:
+        """Keep an adapter on the host until it is removed; return False for an unknown id."""
+        return await self._call("pin_lora", check_int("lora_id", lora_id, 1, INT32_MAX))
 
     async def warm_up(self) -> None:
         """Wait until every program is compiled, so that no step has to."""

@@ -17,8 +17,9 @@ from jaxllm.engine.start import start_in_place, start_in_process
 from jaxllm.engine.transport.core_client import CoreClient
 from jaxllm.engine.transport.wire import FrameError
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
+from jaxllm.lora.request import LoRARequest
 from jaxllm.outputs import AnyOutput
-from jaxllm.params.checks import INT32_MAX, check_bool, check_str
+from jaxllm.params.checks import INT32_MAX, check_bool, check_int, check_str
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.utils.forks import Home, check_home, engines_home
@@ -228,6 +229,26 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         if is_reset:
             self.front.stats_logger.forget_hits()
         return is_reset
+
+    @locked
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter for later requests and return True. Raises VLLMValidationError for a bad one."""
+        return self._core.add_lora(self.front.inputs.check_named(lora_request))
+
+    @locked
+    def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter, with which running requests go on; return False for an unknown id."""
+        return self._core.remove_lora(check_int("lora_id", lora_id, 1, INT32_MAX))
+
+    @locked
+    def list_loras(self) -> set[int]:
+        """Return the ids of the adapters that are kept on the host."""
+        return set(self._core.list_loras())
+
+    @locked
+    def pin_lora(self, lora_id: int) -> bool:
+        """Keep an adapter on the host until it is removed; return False for an unknown id."""
+        return self._core.pin_lora(check_int("lora_id", lora_id, 1, INT32_MAX))
 
     def reset_mm_cache(self) -> None:
         """Do nothing: there is no cache of multimodal inputs."""

@@ -179,3 +179,21 @@ def test_adapters_are_added_to_quantized_weights():
         adapted, plain = map(logprobs_of, generate(llm, [prompt_of(CASE)] * 2, [own("all"), None]))
     assert np.abs(adapted[0] - golden_of("all", CASE).logprobs[0]).max() < 0.5
     assert np.abs(adapted[0] - plain[0]).max() > 5
+
+
+def test_adapters_are_added_listed_pinned_and_removed(llm: LLM, tmp_path: Path):
+    engine, number = llm.llm_engine, 77
+    assert engine.add_lora(LoRARequest("mine", number, str(ADAPTERS / CASE / "all")))
+    assert number in engine.list_loras()
+    assert engine.pin_lora(number)
+    assert engine.remove_lora(number)
+    assert number not in engine.list_loras()
+    assert not engine.remove_lora(number)
+    assert not engine.pin_lora(number)
+    with pytest.raises(VLLMValidationError, match="no such folder"):
+        engine.add_lora(LoRARequest("none", number, str(tmp_path / "none")))
+    with pytest.raises(VLLMValidationError, match="lora_id"):
+        engine.pin_lora(0)
+    none: Any = None
+    with pytest.raises(VLLMValidationError, match="LoRARequest"):
+        engine.add_lora(none)

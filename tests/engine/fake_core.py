@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from jaxllm.engine.core.adapters import AdapterStore
 from jaxllm.engine.core.core_loop import CoreLoop
 from jaxllm.engine.core.profiler import StepProfiler
 from jaxllm.engine.remote.remote_core import result
@@ -30,6 +31,7 @@ from jaxllm.engine.transport.wire import (
     encode_from_core,
     encode_to_core,
 )
+from jaxllm.lora.request import LoRARequest
 from jaxllm.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -61,6 +63,7 @@ class FakeCore:
         profiler: StepProfiler | None = None,
     ) -> None:
         """Check structured outputs with `grammars`; without, nothing is refused."""
+        self._adapters = AdapterStore(lambda request: request.lora_name, 64)
         self.max_model_len = max_model_len
         self.requests: dict[str, EngineCoreRequest] = {}
         """The sequences that have not ended."""
@@ -142,6 +145,23 @@ class FakeCore:
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         self.num_resets += 1
         return reset_running_requests or not self.requests
+
+    def add_lora(self, request: LoRARequest) -> bool:
+        """Take a name for that of an adapter."""
+        self._adapters.add(request)
+        return True
+
+    def remove_lora(self, adapter_id: int) -> bool:
+        """Forget a name."""
+        return self._adapters.remove(adapter_id)
+
+    def list_loras(self) -> list[int]:
+        """Return the ids of all names."""
+        return sorted(self._adapters.ids())
+
+    def pin_lora(self, adapter_id: int) -> bool:
+        """Keep a name."""
+        return self._adapters.pin(adapter_id)
 
     def warm_up(self) -> None:
         """Do nothing: there is nothing to compile."""
@@ -282,6 +302,18 @@ class BytesClient:
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         return self._call("reset_prefix_cache", reset_running_requests)
+
+    def add_lora(self, request: LoRARequest) -> bool:
+        return self._call("add_lora", request)
+
+    def remove_lora(self, adapter_id: int) -> bool:
+        return self._call("remove_lora", adapter_id)
+
+    def list_loras(self) -> list[int]:
+        return self._call("list_loras")
+
+    def pin_lora(self, adapter_id: int) -> bool:
+        return self._call("pin_lora", adapter_id)
 
     def warm_up(self) -> None:
         self._call("warm_up")

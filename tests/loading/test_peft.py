@@ -32,13 +32,14 @@ def save(folder: Path, tensors: Mapping[str, np.ndarray] | None = None, **config
 
 
 def test_b_is_scaled(tmp_path: Path):
-    for config, scale in (
+    cases: tuple[tuple[dict[str, Any], float], ...] = (
         ({}, 2),
         ({"use_rslora": True}, 4),
         ({"alpha_pattern": {"q_proj": 1}}, 1 / 4),
         ({"alpha_pattern": {"k_proj": 1}}, 2),
         ({"r": 2, "rank_pattern": {r"layers\.\d+\.self_attn\.q_proj": 4}}, 2),
-    ):
+    )
+    for config, scale in cases:
         adapter = PeftAdapter(save(tmp_path, **config), 8)
         (module,) = adapter.modules
         assert module == "model.layers.0.self_attn.q_proj"
@@ -49,8 +50,9 @@ def test_b_is_scaled(tmp_path: Path):
 
 @pytest.mark.parametrize("key", REFUSED)
 def test_what_is_not_applied_is_refused_by_name(tmp_path: Path, key: str):
+    config: dict[str, Any] = {key: ["something"]}
     with pytest.raises(VLLMValidationError, match=key):
-        PeftAdapter(save(tmp_path, **{key: ["something"]}), 8)
+        PeftAdapter(save(tmp_path, **config), 8)
 
 
 @pytest.mark.parametrize(

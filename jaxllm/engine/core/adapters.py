@@ -1,11 +1,9 @@
-"""The adapters that a core holds on the host: read in the background, kept for as long as requests need them and room
-is left after that.
-"""
+"""The adapters that a core holds on the host: read in the background, and kept for as long as requests need them."""
 
 from __future__ import annotations
 
 import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -15,60 +13,33 @@ from jaxllm.messages import RequestError
 
 
 class AdapterStore:
-    """Adapters by a number that is never given to another one, so that what was cached with it stays right."""
+    """Adapters by a number that is never given to another one, so that what was cached with it stays right. For any
+    thread.
+
+    Those that no sequence needs stay, the ones used last, as far as there is room.
+    """
 
     def __init__(self, load: Callable[[LoRARequest], Any], max_held: int) -> None:
-        """Load with `load`, which raises VLLMValidationError for a bad adapter; hold `max_held` that nobody needs or
-        fewer.
+        """Load with `load`, which raises VLLMValidationError for a bad adapter. More than `max_held` are there only
+        while sequences need them.
         """
         self._load, self._max_held = load, max_held
         self._thread = ThreadPoolExecutor(1, "adapters")
+        self._lock = threading.RLock()
         self._numbers: dict[int, int] = {}
-        """The number of each user's id, as long as it stands for the same adapter."""
+        """The number of each of the users' ids, for as long as it stands for the same adapter."""
+        self._num_made = 0
         self._loads: OrderedDict[int, Future[Any]] = OrderedDict()
-        """The arrays by number, the one used last at the end."""
+        """The arrays by number, those used last at the end."""
         self._pinned: set[int] = set()
         self._needed: dict[str, int] = {}
         """The number of the adapter that each sequence needs."""
-        self._num_made = 0
         self._done = threading.Event()
 
-    def ask(self, sequence_id: str, request: LoRARequest) -> int:
-        """Begin to load an adapter unless it is there, and keep it until the sequence is released; return its
-        number.
-        """
-        number = self._needed[sequence_id] = self._find(request)
-        return number
-
-    def add(self, request: LoRARequest) -> None:
-        """Load an adapter, if it is not there, and wait for it; raise what is wrong with it."""
-        number = self._find(request)
-        try:
-            self._loads[number].result()
-        except BaseException:
-            self._drop(number)
-            raise
-        self._make_room()
-
-    def remove(self, adapter_id: int) -> int | None:
-        """Forget an id, and return the number of its adapter; requests that have it go on. None if it is unknown."""
-        number = self._numbers.pop(adapter_id, None)
-        if number is not None:
-            self._pinned.discard(number)
-            self._drop(number)
-        return number
-
-    def pin(self, adapter_id: int) -> bool:
-        """Keep an adapter until it is removed; return False if the id is unknown."""
-        number = self._numbers.get(adapter_id)
-        if number is None or number not in self._loads:
-            return False
-        self._pinned.add(number)
-        return True
-
-    def ids(self) -> set[int]:
-        """Return the ids of the adapters that are held."""
-        return {each for each, number in self._numbers.items() if number in self._loads}
+    def ask(self, sequence_id: str, request: LoRARequest) -> None:
+        """Begin to load an adapter unless it is there, and keep it until the sequence is released."""
+        with self._lock:
+            self._needed[sequence_id] = self._find(request)
 
     def is_ready(self, sequence_id: str) -> bool:
         """Say whether a sequence's adapter is there, or known to be bad; True for one that needs none."""
@@ -81,9 +52,9 @@ class AdapterStore:
         error = None if number is None else self._loads[number].exception()
         return None if error is None else RequestError.of(error)
 
-    def number_of(self, sequence_id: str) -> int | None:
+    def number_of(self, sequence_id: str) -> int:
         """Return the number of a sequence's adapter."""
-        return self._needed.get(sequence_id)
+        return self._needed[sequence_id]
 
     def arrays(self, number: int) -> Any:
         """Return an adapter's arrays, which are there while a sequence needs it."""
@@ -98,14 +69,41 @@ class AdapterStore:
         """Note that sequences have ended; ids without adapters are ignored."""
         if not self._needed:
             return
-        numbers = {number for each in sequence_ids if (number := self._needed.pop(each, None)) is not None}
-        for number in numbers:
-            load = self._loads.get(number)
-            if load is not None and load.done() and load.exception() is not None:
-                self._drop(number)  # a later request may find it mended
-            elif number not in self._numbers.values():
-                self._drop(number)
-        self._make_room()
+        with self._lock:
+            for sequence_id in sequence_ids:
+                self._needed.pop(sequence_id, None)
+            self._make_room()
+
+    def add(self, request: LoRARequest) -> None:
+        """Load an adapter, if it is not there, and wait for it; raise what is wrong with it."""
+        with self._lock:
+            load = self._loads[self._find(request)]
+        try:
+            load.result()
+        finally:
+            with self._lock:
+                self._make_room()
+
+    def remove(self, adapter_id: int) -> bool:
+        """Forget an id, with whose adapter sequences go on; return False for an unknown one."""
+        with self._lock:
+            number = self._numbers.pop(adapter_id, None)
+            self._make_room()
+            return number is not None
+
+    def pin(self, adapter_id: int) -> bool:
+        """Keep an adapter until it is removed; return False for an unknown id."""
+        with self._lock:
+            number = self._numbers.get(adapter_id)
+            if number is None or number not in self._loads:
+                return False
+            self._pinned.add(number)
+            return True
+
+    def ids(self) -> set[int]:
+        """Return the ids of the adapters that are held."""
+        with self._lock:
+            return {each for each, number in self._numbers.items() if number in self._loads}
 
     def close(self) -> None:
         """Load nothing further."""
@@ -114,10 +112,7 @@ class AdapterStore:
     def _find(self, request: LoRARequest) -> int:
         number = self._numbers.get(request.lora_int_id)
         if number is None or request.load_inplace:
-            if number is not None:
-                self.remove(request.lora_int_id)
-            number = self._num_made
-            self._num_made += 1
+            number, self._num_made = self._num_made, self._num_made + 1
             self._numbers[request.lora_int_id] = number
         if number not in self._loads:
             load = self._loads[number] = self._thread.submit(self._load, request)
@@ -125,13 +120,13 @@ class AdapterStore:
         self._loads.move_to_end(number)
         return number
 
-    def _drop(self, number: int) -> None:
-        """Let go of an adapter, unless a sequence needs it."""
-        if number not in self._needed.values():
-            self._loads.pop(number, None)
-
     def _make_room(self) -> None:
-        needed = Counter(self._needed.values())
-        spare = [number for number in self._loads if number not in needed and number not in self._pinned]
-        for number in spare[: max(0, len(self._loads) - self._max_held)]:
-            del self._loads[number]
+        """Let go of what nobody needs: bad adapters, those that have no id any more, and those beyond the limit."""
+        named, needed = set(self._numbers.values()), set(self._needed.values())
+        self._pinned &= named
+        for number in [each for each in self._loads if each not in needed]:
+            load = self._loads[number]
+            is_bad = load.done() and load.exception() is not None  # a later request may find it mended
+            is_spare = len(self._loads) > self._max_held and load.done() and number not in self._pinned
+            if is_bad or is_spare or number not in named:
+                del self._loads[number]

@@ -25,6 +25,7 @@ from jaxllm.engine.transport.wire import (
     ToCore,
 )
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
+from jaxllm.lora.request import LoRARequest
 from jaxllm.messages import EngineCoreOutput, EngineCoreOutputs, RequestError
 from jaxllm.sampling_params import SamplingParams
 
@@ -64,6 +65,10 @@ class CoreLoop:
             "check": self._check,
             "num_computed_tokens": core.num_computed_tokens,
             "reset_prefix_cache": core.reset_prefix_cache,
+            "add_lora": lambda request: core.add_lora(msgspec.convert(request, LoRARequest)),
+            "remove_lora": core.remove_lora,
+            "list_loras": core.list_loras,
+            "pin_lora": core.pin_lora,
             "warm_up": core.warm_up,
             "start_profile": core.start_profile,
             "stop_profile": core.stop_profile,
@@ -100,9 +105,11 @@ class CoreLoop:
             match message:
                 case Shutdown():
                     return False
-                case Call(method="warm_up"):
+                case Call(method="warm_up" | "add_lora" as method):
                     # In a thread, for it takes minutes in which streams go on, and requests come and are aborted.
-                    thread = threading.Thread(target=self._answer, args=(message,), name="jaxllm-warm-up", daemon=True)
+                    thread = threading.Thread(
+                        target=self._answer, args=(message,), name=f"jaxllm-{method}", daemon=True
+                    )
                     thread.start()
                 case Call():
                     with self._work():

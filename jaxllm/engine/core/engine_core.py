@@ -11,6 +11,7 @@ import msgspec
 
 from jaxllm.engine.core.profiler import StepProfiler
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.lora.request import LoRARequest
 from jaxllm.messages import (
     BlockEviction,
     EngineCoreOutput,
@@ -203,6 +204,30 @@ class EngineCore:
         except BaseException as error:
             self._begin_anew(error)
             raise
+
+    def add_lora(self, request: LoRARequest) -> bool:
+        """Load an adapter, for any thread, and wait for it: steps go on meanwhile. Returns True; raises
+        VLLMValidationError for a bad one.
+        """
+        self._get_adapters().add(request)
+        return True
+
+    def remove_lora(self, adapter_id: int) -> bool:
+        """Forget an adapter, with which running requests go on; return False for an unknown id."""
+        return self._get_adapters().remove(adapter_id)
+
+    def list_loras(self) -> list[int]:
+        """Return the ids of the adapters that are held."""
+        return sorted(self._get_adapters().ids())
+
+    def pin_lora(self, adapter_id: int) -> bool:
+        """Keep an adapter until it is removed; return False for an unknown id."""
+        return self._get_adapters().pin(adapter_id)
+
+    def _get_adapters(self) -> AdapterStore:
+        if self._adapters is None:
+            raise VLLMValidationError("adapters need an engine with enable_lora=True.", parameter="enable_lora")
+        return self._adapters
 
     def start_profile(self, prefix: str | None, delay_iterations: int | None, max_iterations: int | None) -> None:
         """Record what host and devices do until `stop_profile`; what is None is as profiler_config says."""

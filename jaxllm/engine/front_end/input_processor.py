@@ -227,10 +227,12 @@ class InputProcessor:
 
     def check_adapter(self, adapter: Any, label: str = "lora_request") -> LoRARequest | None:
         """Return what names an adapter, None for none. Raises VLLMValidationError if this engine takes none."""
-        if adapter is None:
-            return None
+        return None if adapter is None else self.check_named(adapter, label)
+
+    def check_named(self, adapter: Any, label: str = "lora_request") -> LoRARequest:
+        """Return what names an adapter. Raises VLLMValidationError for anything else, and if this engine takes none."""
         if not isinstance(adapter, LoRARequest):
-            message = f"must be a jaxllm.lora.request.LoRARequest or None, not {type(adapter).__name__}"
+            message = f"must be a jaxllm.lora.request.LoRARequest, not {type(adapter).__name__}"
             raise refusal(label, message, "lora_request", adapter)
         if not self._limits.adapters:
             raise refusal(label, "needs an engine with enable_lora=True", "lora_request", adapter)

@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 from jaxllm.exceptions import VLLMValidationError
 
 _NEW_WEIGHTS = "is not supported yet; to run other weights, save a checkpoint and make a new LLM from it"
-_LORA = "is not supported yet; an adapter is loaded by the first request that names it"
 _BOTH = {
     "apply_model": "is not supported yet; a model is a pure function here, not a torch module",
     "collective_rpc": "is not supported yet; there are no workers, the engine runs in this process",
@@ -31,10 +30,6 @@ LLM_REFUSES: Mapping[str, str] = _BOTH | {
 }
 """The methods that `LLM` refuses; each reason completes the sentence "LLM.method() ..."."""
 ENGINE_REFUSES: Mapping[str, str] = _BOTH | {
-    "add_lora": _LORA,
-    "list_loras": _LORA,
-    "pin_lora": _LORA,
-    "remove_lora": _LORA,
     "do_log_stats_with_interval": "is not needed: a line is logged every ten seconds; do_log_stats() logs one at once",
     "from_vllm_config": "is not supported; call from_engine_args(EngineArgs(...)), which makes the configuration",
     "has_unfinished_requests_dp": "is not supported yet; there are no replicas, has_unfinished_requests() says it all",
@@ -47,10 +42,6 @@ _ASYNC_NEW_WEIGHTS = "is not supported yet; to run other weights, save a checkpo
 _REPLICAS = "is not supported yet; there are no replicas, check_health() says how the one engine is"
 _CHECKPOINT = "is not supported yet; sleep() ends the core and frees the device, wake_up() starts it again"
 ASYNC_REFUSES: Mapping[str, str] = {
-    "add_lora": _LORA,
-    "list_loras": _LORA,
-    "pin_lora": _LORA,
-    "remove_lora": _LORA,
     "collective_rpc": "is not supported yet; there are no workers, the engine's core runs all devices",
     "finish_weight_update": _ASYNC_NEW_WEIGHTS,
     "get_weight_version": _ASYNC_NEW_WEIGHTS,

@@ -36,6 +36,7 @@ from jaxllm.engine.transport.wire import (
     ToCore,
 )
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
+from jaxllm.lora.request import LoRARequest
 from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest, RequestError
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.text.tokenizer_parts import TokenizerParts
@@ -181,6 +182,22 @@ class RemoteCore:
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached prefixes; False when blocks are in use, unless running requests are to give theirs up."""
         return self._call("reset_prefix_cache", reset_running_requests)
+
+    def add_lora(self, request: LoRARequest) -> bool:
+        """Load an adapter and wait for it."""
+        return self._call("add_lora", request)
+
+    def remove_lora(self, adapter_id: int) -> bool:
+        """Forget an adapter; return False for an unknown id."""
+        return self._call("remove_lora", adapter_id)
+
+    def list_loras(self) -> list[int]:
+        """Return the ids of the adapters that are there."""
+        return self._call("list_loras")
+
+    def pin_lora(self, adapter_id: int) -> bool:
+        """Keep an adapter until it is removed; return False for an unknown id."""
+        return self._call("pin_lora", adapter_id)
 
     def warm_up(self) -> None:
         """Wait until every program is compiled."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
+from jaxllm.lora.request import LoRARequest
 from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest, RequestError
 from jaxllm.sampling_params import SamplingParams
 
@@ -43,6 +44,24 @@ class Core(Protocol):
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached prefixes; False when blocks are in use, unless running requests are to give theirs up."""
+        ...
+
+    def add_lora(self, request: LoRARequest) -> bool:
+        """Load an adapter, if it is not there, and wait for it; return True. Raises VLLMValidationError for a bad one,
+        or if there are none here.
+        """
+        ...
+
+    def remove_lora(self, adapter_id: int) -> bool:
+        """Forget an adapter, with which running requests go on; return False for an unknown id."""
+        ...
+
+    def list_loras(self) -> list[int]:
+        """Return the ids of the adapters that are there."""
+        ...
+
+    def pin_lora(self, adapter_id: int) -> bool:
+        """Keep an adapter until it is removed; return False for an unknown id."""
         ...
 
     def warm_up(self) -> None:
@@ -141,6 +160,22 @@ class InprocClient:
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached prefixes; False when blocks are in use, unless running requests are to give theirs up."""
         return self._core.reset_prefix_cache(reset_running_requests)
+
+    def add_lora(self, request: LoRARequest) -> bool:
+        """Load an adapter and wait for it."""
+        return self._core.add_lora(request)
+
+    def remove_lora(self, adapter_id: int) -> bool:
+        """Forget an adapter; return False for an unknown id."""
+        return self._core.remove_lora(adapter_id)
+
+    def list_loras(self) -> list[int]:
+        """Return the ids of the adapters that are there."""
+        return self._core.list_loras()
+
+    def pin_lora(self, adapter_id: int) -> bool:
+        """Keep an adapter until it is removed; return False for an unknown id."""
+        return self._core.pin_lora(adapter_id)
 
     def warm_up(self) -> None:
         """Wait until every program is compiled."""
