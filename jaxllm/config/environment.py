@@ -71,6 +71,14 @@ def is_server_in_dev_mode() -> bool:
     return "1" in (os.environ.get("JAXLLM_SERVER_DEV_MODE"), os.environ.get("VLLM_SERVER_DEV_MODE"))
 
 
+def allows_lora_updates() -> bool:
+    """Say whether a server has routes that load adapters: JAXLLM_ALLOW_RUNTIME_LORA_UPDATING, or
+    VLLM_ALLOW_RUNTIME_LORA_UPDATING, is 1 or true.
+    """
+    name = "ALLOW_RUNTIME_LORA_UPDATING"
+    return not {"1", "true"}.isdisjoint(os.environ.get(f"{who}_{name}", "").lower() for who in ("JAXLLM", "VLLM"))
+
+
 def uses_core_process() -> bool:
     """Say whether the engine core of an `LLM` gets a process of its own: JAXLLM_ENABLE_V1_MULTIPROCESSING is "1".
 

@@ -11,6 +11,7 @@ from jaxllm.config.vllm_config import ModelConfig, VllmConfig
 from jaxllm.engine.front_end.front_end import FrontEnd, checked_ids, refuse_given
 from jaxllm.engine.front_end.metrics import Metric
 from jaxllm.engine.front_end.refused_methods import ASYNC_LACKS, ASYNC_REFUSES, RefusesMethods
+from jaxllm.engine.online.adapters import Adapters
 from jaxllm.engine.online.admission import Admission
 from jaxllm.engine.online.async_core import AsyncCore
 from jaxllm.engine.online.beam_searches import BeamSearches
@@ -22,10 +23,9 @@ from jaxllm.engine.online.request_stream import RequestOutputCollector
 from jaxllm.engine.online.running_requests import RunningRequests, log_request
 from jaxllm.engine.protocol import PauseMode, TextClient
 from jaxllm.exceptions import EngineDeadError
-from jaxllm.lora.request import LoRARequest
 from jaxllm.messages import EngineCoreOutputs
 from jaxllm.outputs import RequestOutput
-from jaxllm.params.checks import INT32_MAX, check_bool, check_int, check_str
+from jaxllm.params.checks import INT32_MAX, check_bool, check_str
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.utils.awaitable import awaitable
@@ -43,6 +43,7 @@ class AsyncLLM(
     BeamSearches,
     Encoding,
     PrefillProgress,
+    Adapters,
     TextClient,
     refused=ASYNC_REFUSES,
     lacks=ASYNC_LACKS,
@@ -245,24 +246,6 @@ class AsyncLLM(
         if is_reset:
             self.front.stats_logger.forget_hits()
         return is_reset
-
-    async def add_lora(self, lora_request: LoRARequest) -> bool:
-        """Load an adapter for later requests and return True; streams go on meanwhile. Raises VLLMValidationError for
-        a bad one.
-        """
-        return await self._call("add_lora", self.front.inputs.check_named(lora_request))
-
-    async def remove_lora(self, lora_id: int) -> bool:
-        """Forget an adapter, with which running requests go on; return False for an unknown id."""
-        return await self._call("remove_lora", check_int("lora_id", lora_id, 1, INT32_MAX))
-
-    async def list_loras(self) -> set[int]:
-        """Return the ids of the adapters that are kept on the host."""
-        return set(await self._call("list_loras"))
-
-    async def pin_lora(self, lora_id: int) -> bool:
-        """Keep an adapter on the host until it is removed; return False for an unknown id."""
-        return await self._call("pin_lora", check_int("lora_id", lora_id, 1, INT32_MAX))
 
     async def warm_up(self) -> None:
         """Wait until every program is compiled, so that no step has to."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from jaxllm.exceptions import VLLMValidationError
+
 
 class LoRARequest(msgspec.Struct, omit_defaults=True, array_like=True):
     """The name, number and place of an adapter.
@@ -24,11 +26,12 @@ class LoRARequest(msgspec.Struct, omit_defaults=True, array_like=True):
     is_3d_lora_weight: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a number below 1 or an empty path."""
+        """Raise VLLMValidationError for a number below 1 or an empty path."""
         if self.lora_int_id < 1:
-            raise ValueError(f"lora_int_id must be 1 or more, got {self.lora_int_id}.")
+            message = f"lora_int_id must be 1 or more, got {self.lora_int_id}."
+            raise VLLMValidationError(message, parameter="lora_int_id", value=self.lora_int_id)
         if not self.lora_path:
-            raise ValueError("lora_path must name an adapter's folder, and is empty.")
+            raise VLLMValidationError("lora_path must name an adapter's folder, and is empty.", parameter="lora_path")
 
     @property
     def adapter_id(self) -> int:

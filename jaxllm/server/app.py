@@ -12,11 +12,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxllm.config.environment import is_server_in_dev_mode
+from jaxllm.config.environment import allows_lora_updates, is_server_in_dev_mode
 from jaxllm.config.vllm_config import VllmConfig
 from jaxllm.engine.async_llm import AsyncLLM
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
 from jaxllm.server import (
+    routes_adapters,
     routes_dev,
     routes_messages,
     routes_ollama,
@@ -38,7 +39,7 @@ from jaxllm.server.pooled_serving import PooledServing
 from jaxllm.server.serving_chat import OpenAIServingChat
 from jaxllm.server.serving_completion import OpenAIServingCompletion
 from jaxllm.server.serving_messages import AnthropicServingMessages
-from jaxllm.server.serving_models import OpenAIServingModels
+from jaxllm.server.serving_models import LoRAModule, OpenAIServingModels
 from jaxllm.server.serving_ollama import OllamaServing
 from jaxllm.server.serving_responses import OpenAIServingResponses
 from jaxllm.server.serving_tokenization import OpenAIServingTokenization
@@ -65,6 +66,8 @@ def build_app(args: argparse.Namespace) -> FastAPI:
     ]
     if not server_args.disable_page:
         app.router.routes += routes_page.routes()
+    if allows_lora_updates():
+        app.router.routes += routes_adapters.routes()
     if is_server_in_dev_mode():
         app.router.routes += routes_dev.router.routes  # an included router would hide them from what looks at routes
     app.add_exception_handler(HTTPException, _answer_http_error)
@@ -127,6 +130,8 @@ async def init_app_state(
     state.openai_serving_models = OpenAIServingModels(
         vllm_config.model_config, getattr(args, "served_model_name", None)
     )
+    modules = map(LoRAModule.read, state.server_args.lora_modules or [])
+    await state.openai_serving_models.add_all(engine_client, modules)
     state.openai_serving_chat = OpenAIServingChat(
         engine_client, state.openai_serving_models, state.server_args, getattr(args, "reasoning_parser", "")
     )

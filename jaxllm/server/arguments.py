@@ -54,6 +54,12 @@ class ServerArgs(UnsupportedServerArguments):
     disable_fastapi_docs: bool = argument(False, Switch(), _FRONTEND, "have neither /docs nor /redoc nor /openapi.json")
     disable_page: bool = argument(False, Switch(), _FRONTEND, "have no page of status and chat at /")
     uds: str | None = argument(None, Text(), _FRONTEND, "path of a Unix socket to listen on instead of host and port")
+    lora_modules: list[str] | None = argument(
+        None,
+        Names("NAME=PATH", single=True),
+        _FRONTEND,
+        "LoRA adapters that requests name as models; or as JSON",
+    )
     api_key: list[str] | None = argument(None, Names("KEY"), _FRONTEND, "keys, one of which each request must bring")
     api_key_file: str | None = argument(None, Text(), _FRONTEND, "file with keys, one per line")
     root_path: str | None = argument(None, Text(), _FRONTEND, "path that a proxy in front of the server takes off")

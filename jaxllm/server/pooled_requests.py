@@ -82,6 +82,7 @@ class PooledRequests:
                         _salted(begin_with(before, prompt), request.cache_salt),
                         params,
                         f"{caller.request_id}-{i}",
+                        self.models.adapter(request.model),
                         trace_headers=caller.trace_headers,
                         priority=request.priority,
                         tokenization_kwargs=options,

@@ -78,7 +78,7 @@ class OpenAIServingChat:
         Raises what `errors.error_response` has answers for.
         """
         shown_id = shown_request_id(client_request_id, request.request_id, request_id)
-        start = _Start(f"chatcmpl-{shown_id}", int(time.time()), self.models.name, self._role(request))
+        start = _Start(f"chatcmpl-{shown_id}", int(time.time()), self.models.shown(request.model), self._role(request))
         with request.fields_named("messages"):
             if request.use_beam_search:
                 self.check(request)
@@ -125,6 +125,7 @@ class OpenAIServingChat:
             tokenization_kwargs=request.tokenization_kwargs(),
             trace_headers=trace_headers,
             priority=request.priority,
+            lora_request=self.models.adapter(request.model),
         )
         reader = AnswerReader(
             self.parsers.maker(parser, use.tools, text),
@@ -146,7 +147,9 @@ class OpenAIServingChat:
         encoded = await asyncio.to_thread(inputs.encode, prompt, request.tokenization_kwargs())
         params = request.beam_search_params(max(1, longest - len(encoded.token_ids)) if most is None else most)
         ids = ParsedPrompt(encoded.text, encoded.token_ids, encoded.salt)
-        search = self.engine_client.beam_search(ids, request_id, params, trace_headers=trace_headers)
+        search = self.engine_client.beam_search(
+            ids, request_id, params, self.models.adapter(request.model), trace_headers=trace_headers
+        )
         async with contextlib.aclosing(search) as outputs:
             output = await anext(outputs)
         raise_if_failed(output)

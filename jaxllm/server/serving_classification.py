@@ -23,7 +23,7 @@ class ServingClassification:
         outputs = await self._pooled.run_inputs(request, params, caller)
         return ClassificationResponse(
             id=caller.shown_id("classify", request.request_id),
-            model=self._pooled.models.name,
+            model=self._pooled.models.shown(request.model),
             data=[self._item(i, each) for i, each in enumerate(outputs)],
             usage=usage_of(outputs, tells_cached=self._tells_cached),
         )

@@ -60,7 +60,7 @@ class OpenAIServingCompletion:
         """
         outputs = await self.admit(request, request_id, trace_headers)
         shown_id = shown_request_id(client_request_id, request.request_id, request_id)
-        answer = _Answer(request, self._args, f"cmpl-{shown_id}", self.models.name)
+        answer = _Answer(request, self._args, f"cmpl-{shown_id}", self.models.shown(request.model))
         choices = [self._choices(request, i) for i in range(len(outputs))]
         if request.stream:
             return EventStream(answer.frames(outputs, choices), *outputs)
@@ -112,6 +112,7 @@ class OpenAIServingCompletion:
                     tokenization_kwargs=request.tokenization_kwargs(),
                     trace_headers=trace_headers,
                     priority=request.priority,
+                    lora_request=self.models.adapter(request.model),
                 )
                 begun.append(EngineOutputs(self.engine_client, stream))
         except BaseException:

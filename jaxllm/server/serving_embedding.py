@@ -37,7 +37,7 @@ class ServingEmbedding:
         vectors = [each.outputs.data for each in outputs]
         return EmbeddingResponse(
             id=caller.shown_id("embd", request.request_id),
-            model=self._pooled.models.name,
+            model=self._pooled.models.shown(request.model),
             data=await aside(
                 sum(each.size for each in vectors),
                 lambda: [EmbeddingResponseData(index=i, embedding=encode(each)) for i, each in enumerate(vectors)],

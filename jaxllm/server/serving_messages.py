@@ -46,7 +46,7 @@ class AnthropicServingMessages:
             raise VLLMValidationError("max_tokens: a number is needed.", parameter="max_tokens")
         args = self._chat.args
         builder = MessageBuilder(
-            f"msg_{request_id}", self._chat.models.name, tells_cached=args.enable_prompt_tokens_details
+            f"msg_{request_id}", self._chat.models.shown(request.model), tells_cached=args.enable_prompt_tokens_details
         )
         chat = self._as_chat(request)
         with self._fields_named(chat):

@@ -26,7 +26,7 @@ class ServingPooling:
         arrays = [each.outputs.data for each in outputs]
         return PoolingResponse(
             id=caller.shown_id("pooling", request.request_id),
-            model=self._pooled.models.name,
+            model=self._pooled.models.shown(request.model),
             data=await aside(
                 sum(each.size for each in arrays),
                 lambda: [PoolingResponseData(index=i, data=encode(each)) for i, each in enumerate(arrays)],

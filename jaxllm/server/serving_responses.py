@@ -151,7 +151,7 @@ class OpenAIServingResponses:
             created_at=int(time.time()),
             status="queued",
             background=bool(request.background),
-            model=self._chat.models.name,
+            model=self._chat.models.shown(request.model),
             parallel_tool_calls=request.parallel_tool_calls is not False,
             reasoning=request.reasoning or ReasoningOptions(),
             service_tier=request.service_tier or "default",

@@ -42,7 +42,7 @@ class ServingScores:
         scores, usage = await self._scores(request, request.sides(), caller)
         return ScoreResponse(
             id=caller.shown_id("score", request.request_id),
-            model=self._pooled.models.name,
+            model=self._pooled.models.shown(request.model),
             data=[ScoreResponseData(index=i, score=each.outputs.score) for i, each in enumerate(scores)],
             usage=usage,
         )
@@ -64,7 +64,7 @@ class ServingScores:
         results.sort(key=lambda result: result.relevance_score, reverse=True)
         return RerankResponse(
             id=caller.shown_id("score", request.request_id),
-            model=self._pooled.models.name,
+            model=self._pooled.models.shown(request.model),
             usage=usage,
             results=results[: request.top_n or None],
         )

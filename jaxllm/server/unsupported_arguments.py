@@ -1,7 +1,6 @@
 """Some of vLLM's flags of a server do nothing here yet: each takes its default in vLLM, else it is refused."""
 
 # Fields are declared by calls that make dataclass fields, which ruff takes for shared default values.
-# ruff: noqa: RUF009
 
 from __future__ import annotations
 
@@ -9,7 +8,6 @@ import dataclasses
 
 from jaxllm.config.kinds import unsupported
 
-_ADAPTERS = "requests to the server name no adapters (LoRA) yet, those of LLM and AsyncLLM do"
 _COHERE = "Cohere's API is not served; use OpenAI's"
 _FINGERPRINT = "answers have no system_fingerprint; /version says which server it is"
 _GRPC = "gRPC is served beside HTTP, not in place of it; use grpc_port"
@@ -25,7 +23,6 @@ class UnsupportedServerArguments:
     A row moves to `ServerArgs` on the day that its argument works.
     """
 
-    lora_modules: list[str] | None = unsupported(None, _ADAPTERS, also=([],))
     tool_server: str | None = unsupported(None, _TOOLS)
     fingerprint_mode: str = unsupported("none", _FINGERPRINT)
     fingerprint_value: str | None = unsupported(None, _FINGERPRINT)

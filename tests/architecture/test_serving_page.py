@@ -40,6 +40,7 @@ def rows(heading: str) -> str:
 
 def test_every_route_is_there(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("JAXLLM_SERVER_DEV_MODE", "1")
+    monkeypatch.setenv("JAXLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
     app = build_app(argparse.Namespace())
     for_browsers = {"/", "/docs", "/redoc", "/openapi.json"}
     paths = {route.path for route in app.routes if isinstance(route, Route)}

@@ -41,7 +41,6 @@ WORKS = re.findall(
 )
 """Flags of vLLM's server that have an effect here."""
 REFUSED = {
-    "--lora-modules": "a=b",
     "--tool-server": "demo",
     "--enable-log-outputs": None,
     "--enable-per-request-metrics": None,
@@ -162,7 +161,6 @@ def test_the_command_line_beats_the_file(parser: FlexibleArgumentParser, tmp_pat
         ("help: max", "no flag is called 'help'"),
         ("tool-server: demo", "tool_server='demo' is not supported"),
         ("enable-log-outputs: true", "enable_log_outputs=True is not supported"),
-        ("lora-modules: [a=b]", "lora_modules=.*is not supported"),
         ("port: [1, 2]", "port"),
     ],
 )

@@ -54,9 +54,7 @@ class EngineCore:
         profiler: StepProfiler | None = None,
         adapters: AdapterStore | None = None,
     ) -> None:
-        """Let `validators`, which raise for params that they refuse, look at each request. Without `adapters` no
-        request has one.
-        """
+        """Let `validators`, which raise for params that they refuse, look at each request."""
         self._scheduler = scheduler
         self._runner: ModelRunner | None = runner
         """It is None once the core is shut down."""
@@ -206,9 +204,7 @@ class EngineCore:
             raise
 
     def add_lora(self, request: LoRARequest) -> bool:
-        """Load an adapter, for any thread, and wait for it: steps go on meanwhile. Returns True; raises
-        VLLMValidationError for a bad one.
-        """
+        """Load an adapter, for any thread, and wait for it. Raises VLLMValidationError for a bad one."""
         self._get_adapters().add(request)
         return True
 

@@ -20,6 +20,7 @@ from jaxllm.config.environment import core_timeouts
 from jaxllm.engine.core.core_process import StartCore
 from jaxllm.engine.remote.core_handle import CoreHandle, CoreProcess, CoreThread
 from jaxllm.engine.remote.core_watch import CoreWatch
+from jaxllm.engine.remote.remote_adapters import RemoteAdapters
 from jaxllm.engine.transport.sockets import FrontSockets
 from jaxllm.engine.transport.wire import (
     Abort,
@@ -36,7 +37,6 @@ from jaxllm.engine.transport.wire import (
     ToCore,
 )
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
-from jaxllm.lora.request import LoRARequest
 from jaxllm.messages import EngineCoreOutputs, EngineCoreRequest, RequestError
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.text.tokenizer_parts import TokenizerParts
@@ -53,7 +53,7 @@ GONE_SECONDS = 1.0
 """A core whose socket is not there gets so long until its process is seen to have ended."""
 
 
-class RemoteCore:
+class RemoteCore(RemoteAdapters):
     """A core that runs by itself, and what has come from it. For one thread.
 
     Once it has ended, every call raises EngineDeadError, but for `shutdown`.
@@ -182,22 +182,6 @@ class RemoteCore:
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached prefixes; False when blocks are in use, unless running requests are to give theirs up."""
         return self._call("reset_prefix_cache", reset_running_requests)
-
-    def add_lora(self, request: LoRARequest) -> bool:
-        """Load an adapter and wait for it."""
-        return self._call("add_lora", request)
-
-    def remove_lora(self, adapter_id: int) -> bool:
-        """Forget an adapter; return False for an unknown id."""
-        return self._call("remove_lora", adapter_id)
-
-    def list_loras(self) -> list[int]:
-        """Return the ids of the adapters that are there."""
-        return self._call("list_loras")
-
-    def pin_lora(self, adapter_id: int) -> bool:
-        """Keep an adapter until it is removed; return False for an unknown id."""
-        return self._call("pin_lora", adapter_id)
 
     def warm_up(self) -> None:
         """Wait until every program is compiled."""

@@ -1,0 +1,59 @@
+"""vLLM's routes that load and unload LoRA adapters: only with JAXLLM_ALLOW_RUNTIME_LORA_UPDATING=1, or vLLM's variable.
+
+Who may use them makes the server read any folder that it can read, and the hub.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.routing import Route
+
+from jaxllm.server.endpoint import Call, Endpoint, Reply
+from jaxllm.server.protocol.decoding import decode
+from jaxllm.server.serving_models import LoRAModule
+
+
+class LoadLoRAAdapterRequest(msgspec.Struct, kw_only=True):
+    """The body of /v1/load_lora_adapter."""
+
+    lora_name: str
+    """What requests call it by, as their model."""
+    lora_path: str
+    """A folder that PEFT saved, or a repository of the hub with the same files."""
+    load_inplace: bool = False
+    """Read an adapter of that name again, if there is one."""
+
+
+class UnloadLoRAAdapterRequest(msgspec.Struct, kw_only=True):
+    """The body of /v1/unload_lora_adapter."""
+
+    lora_name: str
+    lora_int_id: int | None = None
+    """It is not looked at: names are unlike."""
+
+
+def routes() -> list[Route]:
+    """Return the routes."""
+    return [
+        Route("/v1/load_lora_adapter", Endpoint(load_adapter), methods=["POST"]),
+        Route("/v1/unload_lora_adapter", Endpoint(unload_adapter), methods=["POST"]),
+    ]
+
+
+async def load_adapter(call: Call) -> Reply:
+    """Load a LoRA adapter for later requests."""
+    request = decode(call.body, LoadLoRAAdapterRequest, {})
+    module = LoRAModule(name=request.lora_name, path=request.lora_path)
+    await call.state.openai_serving_models.add(call.state.engine_client, module, replaces=request.load_inplace)
+    return _told(f"Success: LoRA adapter '{request.lora_name}' added successfully.")
+
+
+async def unload_adapter(call: Call) -> Reply:
+    """Forget a LoRA adapter; requests that have it go on."""
+    request = decode(call.body, UnloadLoRAAdapterRequest, {})
+    await call.state.openai_serving_models.remove(call.state.engine_client, request.lora_name)
+    return _told(f"Success: LoRA adapter '{request.lora_name}' removed successfully.")
+
+
+def _told(text: str) -> Reply:
+    return Reply(text.encode(), content_type=b"text/plain; charset=utf-8")
