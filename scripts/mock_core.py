@@ -21,13 +21,12 @@ from pathlib import Path
 
 from jaxllm.config.engine_args import EngineArgs
 from jaxllm.config.engine_ready import EngineReady
-from jaxllm.engine.core.adapters import AdapterStore
+from jaxllm.engine.core.adapters import AdapterStore, HoldsAdapters
 from jaxllm.engine.core.core_process import serve
 from jaxllm.engine.front_end.front_end import FrontEnd
 from jaxllm.engine.remote.remote_core import RemoteCore
 from jaxllm.engine.start import meet
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.lora.request import LoRARequest
 from jaxllm.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -76,7 +75,7 @@ class Replies:
         return next((reply for part, reply in self._replies if part in prompt), None)
 
 
-class MockCore:
+class MockCore(HoldsAdapters):
     """A core whose every step gives each running sequence one token; the first `max_num_seqs` sequences run."""
 
     is_compiling = False
@@ -181,23 +180,6 @@ class MockCore:
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Return what a core would that has nothing cached."""
         return reset_running_requests or not self._streams
-
-    def add_lora(self, request: LoRARequest) -> bool:
-        """Take a name for that of an adapter."""
-        self._adapters.add(request)
-        return True
-
-    def remove_lora(self, adapter_id: int) -> bool:
-        """Forget a name."""
-        return self._adapters.remove(adapter_id)
-
-    def list_loras(self) -> list[int]:
-        """Return the ids of all names."""
-        return sorted(self._adapters.ids())
-
-    def pin_lora(self, adapter_id: int) -> bool:
-        """Keep a name."""
-        return self._adapters.pin(adapter_id)
 
     def warm_up(self) -> None:
         """Do nothing: there is nothing to compile."""

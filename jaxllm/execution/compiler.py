@@ -30,7 +30,7 @@ from .batch import num_token_rows
 from .buckets import Bucket, make_buckets, pick_bucket
 from .caches import Caches, Pools
 from .jax_settings import tracing
-from .mesh import param_format, param_sharding, replicated
+from .mesh import param_format, replicated
 from .options import compiler_options, min_rows
 from .packing import BatchShape, buffer_sizes, rare_specs
 from .pooled_step import PoolShape, run_pooled_step
@@ -334,21 +334,17 @@ class StepCompiler:
 
     @cached_property
     def _params_spec(self) -> dict[str, Any]:
-        def placed_spec(spec: ArraySpec) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=param_format(self.mesh, spec))
-
         arrays = array_specs(self.model.param_specs())
-        placed = {path: jax.tree.map(placed_spec, stored(spec)) for path, spec in arrays.items()}
+        placed = {path: jax.tree.map(self._placed, stored(spec)) for path, spec in arrays.items()}
         adapters = {} if self.model.adapter_shape is None else {"adapters": self.adapters_spec()}
         return unflatten(placed) | adapters
 
     def adapters_spec(self, shape: AdapterShape | None = None) -> Any:
         """Return shape, dtype and sharding of the adapters' arrays, for the model's slots or others."""
+        return unflatten(jax.tree.map(self._placed, self.model.adapter_specs(shape)))
 
-        def placed_spec(spec: ArraySpec) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=param_sharding(self.mesh, spec))
-
-        return unflatten(jax.tree.map(placed_spec, self.model.adapter_specs(shape)))
+    def _placed(self, spec: ArraySpec) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=param_format(self.mesh, spec))
 
 
 def describe(key: ProgramKey) -> str:

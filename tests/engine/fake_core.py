@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from jaxllm.engine.core.adapters import AdapterStore
+from jaxllm.engine.core.adapters import AdapterStore, HoldsAdapters
 from jaxllm.engine.core.core_loop import CoreLoop
 from jaxllm.engine.core.profiler import StepProfiler
+from jaxllm.engine.remote.remote_adapters import RemoteAdapters
 from jaxllm.engine.remote.remote_core import result
 from jaxllm.engine.transport.core_client import RunnableCore
 from jaxllm.engine.transport.wire import (
@@ -31,7 +32,6 @@ from jaxllm.engine.transport.wire import (
     encode_from_core,
     encode_to_core,
 )
-from jaxllm.lora.request import LoRARequest
 from jaxllm.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 type Script = Callable[[EngineCoreRequest], list[int]]
 
 
-class FakeCore:
+class FakeCore(HoldsAdapters):
     """Gives one token per sequence and step; treats EOS, stop ids and max_tokens as the scheduler does."""
 
     def __init__(
@@ -146,23 +146,6 @@ class FakeCore:
         self.num_resets += 1
         return reset_running_requests or not self.requests
 
-    def add_lora(self, request: LoRARequest) -> bool:
-        """Take a name for that of an adapter."""
-        self._adapters.add(request)
-        return True
-
-    def remove_lora(self, adapter_id: int) -> bool:
-        """Forget a name."""
-        return self._adapters.remove(adapter_id)
-
-    def list_loras(self) -> list[int]:
-        """Return the ids of all names."""
-        return sorted(self._adapters.ids())
-
-    def pin_lora(self, adapter_id: int) -> bool:
-        """Keep a name."""
-        return self._adapters.pin(adapter_id)
-
     def warm_up(self) -> None:
         """Do nothing: there is nothing to compile."""
 
@@ -257,7 +240,7 @@ class FrameOutbox:
         return decode_from_core(self.frames.popleft())
 
 
-class BytesClient:
+class BytesClient(RemoteAdapters):
     """Runs a core's loop by hand: every message crosses it as frames, typed both ways, as between two processes."""
 
     def __init__(self, core: RunnableCore) -> None:
@@ -302,18 +285,6 @@ class BytesClient:
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         return self._call("reset_prefix_cache", reset_running_requests)
-
-    def add_lora(self, request: LoRARequest) -> bool:
-        return self._call("add_lora", request)
-
-    def remove_lora(self, adapter_id: int) -> bool:
-        return self._call("remove_lora", adapter_id)
-
-    def list_loras(self) -> list[int]:
-        return self._call("list_loras")
-
-    def pin_lora(self, adapter_id: int) -> bool:
-        return self._call("pin_lora", adapter_id)
 
     def warm_up(self) -> None:
         self._call("warm_up")

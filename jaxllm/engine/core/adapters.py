@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from jaxllm.exceptions import VLLMValidationError
 from jaxllm.lora.request import LoRARequest
 from jaxllm.messages import RequestError
 
@@ -130,3 +131,32 @@ class AdapterStore:
             is_spare = len(self._loads) > self._max_held and load.done() and number not in self._pinned
             if is_bad or is_spare or number not in named:
                 del self._loads[number]
+
+
+class HoldsAdapters:
+    """A base of cores, which answers what front ends ask of their adapters."""
+
+    _adapters: AdapterStore | None
+    """None if there are none."""
+
+    def add_lora(self, request: LoRARequest) -> bool:
+        """Load an adapter, for any thread, and wait for it. Raises VLLMValidationError for a bad one."""
+        self._get_adapters().add(request)
+        return True
+
+    def remove_lora(self, adapter_id: int) -> bool:
+        """Forget an adapter, with which running requests go on; return False for an unknown id."""
+        return self._get_adapters().remove(adapter_id)
+
+    def list_loras(self) -> list[int]:
+        """Return the ids of the adapters that are held."""
+        return sorted(self._get_adapters().ids())
+
+    def pin_lora(self, adapter_id: int) -> bool:
+        """Keep an adapter until it is removed; return False for an unknown id."""
+        return self._get_adapters().pin(adapter_id)
+
+    def _get_adapters(self) -> AdapterStore:
+        if self._adapters is None:
+            raise VLLMValidationError("adapters need an engine with enable_lora=True.", parameter="enable_lora")
+        return self._adapters

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from jaxllm.engine.core.adapters import AdapterStore, HoldsAdapters
 from jaxllm.engine.core.profiler import StepProfiler
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.lora.request import LoRARequest
 from jaxllm.messages import (
     BlockEviction,
     EngineCoreOutput,
@@ -25,7 +25,6 @@ from jaxllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from jaxllm.constraints.token_masks import TokenMasks
-    from jaxllm.engine.core.adapters import AdapterStore
     from jaxllm.execution.model_runner import ModelRunner, Running
     from jaxllm.scheduling.scheduler import Scheduler
 
@@ -36,7 +35,7 @@ MASK_WAIT = 0.05  # seconds; the longest that a step waits for late masks, howev
 MASK_POLL = 0.0005  # seconds; how often it looks whether the step in flight has ended meanwhile
 
 
-class EngineCore:
+class EngineCore(HoldsAdapters):
     """The core runs steps with one in flight: step N + 1 is planned and sent while the device computes step N.
 
     A request that it cannot take ends with an output that says why; no method raises for what a request asks, but
@@ -202,28 +201,6 @@ class EngineCore:
         except BaseException as error:
             self._begin_anew(error)
             raise
-
-    def add_lora(self, request: LoRARequest) -> bool:
-        """Load an adapter, for any thread, and wait for it. Raises VLLMValidationError for a bad one."""
-        self._get_adapters().add(request)
-        return True
-
-    def remove_lora(self, adapter_id: int) -> bool:
-        """Forget an adapter, with which running requests go on; return False for an unknown id."""
-        return self._get_adapters().remove(adapter_id)
-
-    def list_loras(self) -> list[int]:
-        """Return the ids of the adapters that are held."""
-        return sorted(self._get_adapters().ids())
-
-    def pin_lora(self, adapter_id: int) -> bool:
-        """Keep an adapter until it is removed; return False for an unknown id."""
-        return self._get_adapters().pin(adapter_id)
-
-    def _get_adapters(self) -> AdapterStore:
-        if self._adapters is None:
-            raise VLLMValidationError("adapters need an engine with enable_lora=True.", parameter="enable_lora")
-        return self._adapters
 
     def start_profile(self, prefix: str | None, delay_iterations: int | None, max_iterations: int | None) -> None:
         """Record what host and devices do until `stop_profile`; what is None is as profiler_config says."""
