@@ -23,6 +23,7 @@ from jaxllm.messages import EngineCoreOutput, EngineCoreRequest, RequestError, S
 from jaxllm.scheduling.adapter_slots import AdapterSlots
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.counters import Counters
+from jaxllm.scheduling.forks import Forks
 from jaxllm.scheduling.kv_cache_manager import KVCacheManager, PrefixHit
 from jaxllm.scheduling.outputs import make_output
 from jaxllm.scheduling.plan import StepKind, StepPlan, StepResult
@@ -47,6 +48,7 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._kinds = StepKinds()
         self._waiting = RequestQueue()
+        self._forks = Forks(self.cache, self._waiting)
         self._running: list[Request] = []
         """The requests with a block table, in the policy's order: the last one is preempted first."""
         self._count_rows = TokenCountRows(self.config.max_num_seqs)
@@ -95,7 +97,7 @@ class Scheduler:
             for request in (self._requests.get(request_id), parked):
                 if request is not None:
                     request.keeps_blocks = False
-                    self._close_unwanted(request)
+                    self._forks.close_unwanted(request)
 
     def abandon(self, error: RequestError) -> list[EngineCoreOutput]:
         """End all requests with an error and begin anew: what a failed step wrote is unknown, and it may have been cut
@@ -117,7 +119,7 @@ class Scheduler:
             request.finish_reason = finish_reason
             self._count_rows.release(request)
             self.adapters.give_back(request)
-            if finish_reason not in ("abort", "error") and self._is_wanted(request):
+            if finish_reason not in ("abort", "error") and self._forks.wants(request):
                 self.cache.park(request)
             else:
                 self.cache.close_table(request)
@@ -125,16 +127,7 @@ class Scheduler:
         self._kinds.remove(request.kind)
         donor, request.donor = request.donor, None
         if donor is not None:
-            self._close_unwanted(donor)
-
-    def _is_wanted(self, donor: Request) -> bool:
-        """Say whether anyone may still want an ended request's blocks."""
-        return donor.keeps_blocks or self._waiting.num_forks(donor) > 0
-
-    def _close_unwanted(self, donor: Request) -> None:
-        """Close the donor's table if it is parked to no purpose."""
-        if donor.finish_reason is not None and not self._is_wanted(donor) and self.cache.table_of(donor) is not None:
-            self.cache.close_parked(donor.request_id)
+            self._forks.close_unwanted(donor)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests)
@@ -237,7 +230,7 @@ class Scheduler:
             request = self._waiting.peek()
             if request is None:
                 break
-            if request.request_id in late or self._waits_for_donor(request, draft):
+            if request.request_id in late or self._forks.must_wait(request, draft):
                 self._waiting.set_aside()
                 continue
             is_other = request.kind is not draft.kind or (request.runs_whole and request.num_tokens > draft.room())
@@ -247,14 +240,14 @@ class Scheduler:
                     break
                 self._waiting.set_aside()
                 continue
-            hit = self._find_prefix(request, draft)
+            hit = self._forks.find_prefix(request, draft)
             start = hit.num_tokens
             num_missing = request.num_tokens - start
             if num_missing > draft.room() and not self.config.enable_chunked_prefill:
                 break
             # All its tokens must fit, not just the first chunk: half-read prompts would crowd each other out.
             if not self.cache.fits(request.num_tokens, hit):
-                if self._give_up_parked(request, draft):
+                if self._forks.give_up_parked(request, draft.donors):
                     continue
                 break
             num_new = draft.limit(request, start, num_missing, hit.num_shared_tokens)
@@ -263,35 +256,7 @@ class Scheduler:
             self._admit(request, hit, num_new, draft)
         self._waiting.restore()
         for donor in draft.donors:
-            self._close_unwanted(donor)
-
-    def _waits_for_donor(self, request: Request, draft: StepDraft) -> bool:
-        """Say whether a fork should wait until its donor's prompt is planned in steps before this one."""
-        donor = request.donor
-        if donor is None or donor.finish_reason is not None or request.is_scored or donor.order > request.order:
-            return False  # a fork ahead of its donor does not wait for one that may be kept waiting by others
-        return self._num_donated(donor, draft) < donor.num_prompt_tokens
-
-    def _num_donated(self, donor: Request, draft: StepDraft) -> int:
-        """Count the donor's tokens whose keys and values are there before this step runs."""
-        table = self.cache.table_of(donor)
-        if table is None:
-            return 0
-        return table.num_computed_tokens + draft.in_flight.get(donor, NOTHING_IN_FLIGHT).num_tokens
-
-    def _find_prefix(self, request: Request, draft: StepDraft) -> PrefixHit:
-        donor = request.donor
-        if donor is None:
-            return self.cache.find_prefix(request, 0, takes_over=False)
-        is_last = donor.finish_reason is not None and not donor.keeps_blocks and self._waiting.num_forks(donor) == 1
-        return self.cache.find_prefix(request, self._num_donated(donor, draft), takes_over=is_last)
-
-    def _give_up_parked(self, request: Request, draft: StepDraft) -> bool:
-        """Close a parked table for a waiting request, its own donor's last; return False if there is none to close."""
-        give_up, spared = self.cache.give_up_parked, draft.donors
-        if request.donor is None:
-            return give_up(spared)
-        return give_up({**spared, request.donor: None}) or give_up(spared)
+            self._forks.close_unwanted(donor)
 
     def _admit(self, request: Request, hit: PrefixHit, num_new: int, draft: StepDraft) -> None:
         """Move the first waiting request to its place among the running and plan its first chunk."""
@@ -392,6 +357,6 @@ class Scheduler:
         self._kinds.check(Counter(request.kind for request in self._requests.values()))
         self._count_rows.check([request for request in running if self._counts_tokens(request)])
         self.adapters.check(running)
-        assert all(self._is_wanted(request) for request, _ in self.cache.parked.values()), "parked to no purpose"
+        assert all(self._forks.wants(request) for request, _ in self.cache.parked.values()), "parked to no purpose"
         ahead = tally(self._in_flight.values())
         self.cache.check({request: ahead.get(request, NOTHING_IN_FLIGHT).num_tokens for request in running})
