@@ -160,6 +160,18 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=Tru
     """time.monotonic() when the request entered the queue and when it was first scheduled."""
 
 
+class SpeculationStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """Drafts since the engine's start."""
+
+    num_drafts: int
+    """Chunks that had drafts."""
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    """Drafts that were what was sampled."""
+    num_accepted_tokens_per_pos: list[int]
+    """Of those the first ones of their chunks, the second ones, and so on."""
+
+
 class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The scheduler at the end of a step; counters count from the engine's start."""
 
@@ -175,6 +187,8 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     """Prompt tokens that were found."""
     num_steps: int
     num_scheduled_tokens: int
+    speculation: SpeculationStats | None = None
+    """Counts of drafts, in an engine that makes any."""
 
 
 class BlockEviction(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):

@@ -24,6 +24,7 @@ GROUPS: Mapping[str, str] = {
     "ParallelConfig": "several devices",
     "CacheConfig": "the KV cache and device memory",
     "LoRAConfig": "adapters that requests may name",
+    "SpeculativeConfig": "tokens that are guessed ahead",
     "SchedulerConfig": "which requests run together, and in which steps",
     "CompilationConfig": "which programs are compiled",
     "StructuredOutputsConfig": "structured outputs and reasoning",

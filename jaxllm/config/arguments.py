@@ -33,6 +33,7 @@ from jaxllm.config.kinds import (
 from jaxllm.config.pooler import PoolerConfig
 from jaxllm.config.portable import portable
 from jaxllm.config.profiler import ProfilerConfig
+from jaxllm.config.speculative import MAX_DRAFTS, METHODS, SpeculativeConfig
 from jaxllm.config.traces import check_traces_endpoint
 from jaxllm.config.unsupported_arguments import UnsupportedArguments
 from jaxllm.exceptions import VLLMValidationError, unknown_parameter
@@ -91,7 +92,7 @@ GONE: Mapping[str, str] = {
 
 
 _MODEL, _LOAD, _CACHE, _SCHEDULER = "ModelConfig", "LoadConfig", "CacheConfig", "SchedulerConfig"
-_LORA = "LoRAConfig"
+_LORA, _DRAFTS = "LoRAConfig", "SpeculativeConfig"
 
 
 @dataclasses.dataclass
@@ -238,6 +239,18 @@ class EngineArguments(UnsupportedArguments):
         None, Integer(1, INT32_MAX, optional=True), _LORA, "adapters kept on the host; default: max_loras"
     )
     lora_dtype: str = argument("auto", Choice(("auto",)), _LORA, "adapters have the weights' dtype")
+    speculative_config: SpeculativeConfig | None = argument(
+        None,
+        Group(SpeculativeConfig),
+        _DRAFTS,
+        'guess tokens ahead, as JSON: {"method": "ngram"} or "suffix"; outputs stay as they are',
+        "-sc",
+    )
+    spec_method: str | None = argument(None, Choice((None, *METHODS)), _DRAFTS, "method of speculative_config")
+    spec_model: str | None = argument(None, Text(), _DRAFTS, "model of speculative_config")
+    spec_tokens: int | None = argument(
+        None, Integer(1, MAX_DRAFTS, optional=True), _DRAFTS, "num_speculative_tokens of speculative_config"
+    )
     structured_outputs_config: StructuredOutputsConfig | None = argument(
         None, Group(StructuredOutputsConfig), "StructuredOutputsConfig", "settings of structured outputs, as JSON"
     )
@@ -311,6 +324,7 @@ class EngineArguments(UnsupportedArguments):
                 value=tokens,
             )
 
+        self.speculation()
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
             raise VLLMValidationError(
                 f"max_cpu_loras={self.max_cpu_loras} must be at least max_loras={self.max_loras}: an adapter in use is "
@@ -318,6 +332,18 @@ class EngineArguments(UnsupportedArguments):
                 parameter="max_cpu_loras",
                 value=self.max_cpu_loras,
             )
+
+    def speculation(self) -> SpeculativeConfig | None:
+        """Return how tokens are guessed ahead: `speculative_config`, or what the three short arguments say."""
+        short = {"method": self.spec_method, "model": self.spec_model, "num_speculative_tokens": self.spec_tokens}
+        given = [name for name, value in zip(("method", "model", "tokens"), short.values(), strict=True) if value]
+        if not given:
+            return self.speculative_config
+        if self.speculative_config is not None:
+            name = f"spec_{given[0]}"
+            message = f"{name} and speculative_config say the same: give one of them."
+            raise VLLMValidationError(message, parameter=name, value=getattr(self, name))
+        return SpeculativeConfig(**short)
 
     @classmethod
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

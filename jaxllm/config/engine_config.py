@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from jaxllm.models.adapters import AdapterShape
     from jaxllm.models.config import ModelConfig
     from jaxllm.sampling.processors import LogitsProcessor
+    from jaxllm.speculation.drafter import SpeculationSettings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,6 +96,8 @@ class EngineConfig:
     scheduling_policy: Literal["fcfs", "priority"]
     scheduler_cls: type | None
     async_scheduling: bool
+    speculation: SpeculationSettings | None
+    """How tokens are guessed ahead; None if they are not."""
     enable_lora: bool
     max_loras: int
     max_lora_rank: int

@@ -12,7 +12,7 @@ from jaxllm.config.kinds import unsupported
 
 _ADAPTERS = "an adapter is added to every linear layer that it is for, and shared out over devices as the weights are"
 _CHECKPOINT_CODE = "code from a checkpoint is never run; add architectures with jaxllm.register_model(...)"
-_DRAFTS = "there is no speculative decoding yet"
+_DRAFTS = "metrics of drafts are those of the engine"
 _EXPERTS = "each device holds a share of the width of every expert; see tensor_parallel_size"
 _GRAPHS = "XLA compiles; there are no torch or CUDA graph settings"
 _KERNELS = "kernels are chosen by platform and shape; see attention_config"
@@ -227,10 +227,6 @@ class UnsupportedArguments:
     specialize_active_lora: bool = unsupported(False, _ADAPTERS)
     enable_mixed_moe_lora_format: bool = unsupported(False, _ADAPTERS)
     enable_moe_shared_loras: bool = unsupported(False, _ADAPTERS)
-    speculative_config: Any = unsupported(None, _DRAFTS, aliases=("-sc",))
-    spec_method: str | None = unsupported(None, _DRAFTS)
-    spec_model: str | None = unsupported(None, _DRAFTS)
-    spec_tokens: int | None = unsupported(None, _DRAFTS)
     per_request_spec_decode_metrics: str = unsupported("none", _DRAFTS)
 
     # Metrics and logs

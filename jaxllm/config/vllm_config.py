@@ -161,6 +161,14 @@ class LoRAConfig:
     lora_dtype: str
 
 
+@dataclasses.dataclass(frozen=True)
+class SpeculativeConfig:
+    """How tokens are guessed ahead."""
+
+    method: str
+    num_speculative_tokens: int
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ObservabilityConfig:
     """The settings of what an engine tells about itself."""
@@ -187,8 +195,15 @@ class VllmConfig:
     structured_outputs_config: StructuredOutputsConfig
     reasoning_config: ReasoningConfig | None
     profiler_config: ProfilerConfig | None
+    speculative_config: SpeculativeConfig | None = None
+    """None if no tokens are guessed ahead."""
     lora_config: LoRAConfig | None = None
     """None if requests can name no adapters."""
+
+
+def _speculative(config: EngineConfig) -> SpeculativeConfig | None:
+    settings = config.speculation
+    return None if settings is None else SpeculativeConfig(settings.method, settings.num_speculative_tokens)
 
 
 def vllm_config(config: EngineConfig, *, num_blocks: int, max_model_len: int) -> VllmConfig:
@@ -224,5 +239,6 @@ def vllm_config(config: EngineConfig, *, num_blocks: int, max_model_len: int) ->
         device_config=DeviceConfig(device_type=config.platform),
         attention_config=AttentionConfig(backend=config.kv_groups[0].attention.implementation),
         observability_config=pick(ObservabilityConfig),
+        speculative_config=_speculative(config),
         lora_config=pick(LoRAConfig) if config.enable_lora else None,
     )

@@ -4,6 +4,7 @@ engine's thread only asks for the outcome.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -63,6 +64,12 @@ class GrammarMask:
         job = partial(_advance, self.prepare(), tuple(token_ids), self._num_words)
         self._place = _attempt(lambda: self._grammars.submit(job))
 
+    def fork(self) -> GrammarMask:
+        """Return a mask at the same place, for other tokens to follow."""
+        fork, before = copy.copy(self), self.prepare()
+        fork._place = _attempt(lambda: self._grammars.submit(lambda: _fork(before)))
+        return fork
+
     def place(self) -> Place:
         """Wait until all accepted tokens are worked in. Raises DeadEndError where the grammar has no way on."""
         place = self.prepare()
@@ -83,6 +90,11 @@ class GrammarMask:
 
 def _begin(compiled: Future[Grammar], num_words: int) -> Place:
     return _look(compiled.result().matcher(), num_words)
+
+
+def _fork(before: Future[Place]) -> Place:
+    place = before.result()
+    return place._replace(matcher=place.matcher.fork())
 
 
 def _advance(before: Future[Place], token_ids: Sequence[int], num_words: int) -> Place:

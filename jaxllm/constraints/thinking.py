@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Sequence
 
 from jaxllm.text.reasoning import ThinkingTokens
+from jaxllm.utils.token_search import find_last
 
 
 class ThinkingState:
@@ -60,13 +61,4 @@ class ThinkingState:
 
 
 def _last_position(token_ids: Sequence[int], sequence: Sequence[int]) -> int | None:
-    """Return where the last occurrence of a sequence begins, or None."""
-    # Searched as bytes: prompts have up to a million tokens, and this runs in the engine's thread.
-    haystack, needle = array("i", token_ids), array("i", sequence)
-    width, stop = haystack.itemsize, len(haystack) * haystack.itemsize
-    text, wanted = haystack.tobytes(), needle.tobytes()
-    while (found := text.rfind(wanted, 0, stop)) >= 0:
-        if found % width == 0:
-            return found // width
-        stop = found + len(wanted) - 1
-    return None
+    return find_last(array("i", token_ids).tobytes(), array("i", sequence).tobytes())

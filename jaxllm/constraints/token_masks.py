@@ -6,8 +6,11 @@ whatever else is asked.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
@@ -131,6 +134,23 @@ class TokenMasks:
             self._dead_ends[request_id] = _invalid(end)
         return None
 
+    def cut_drafts(self, request_id: str, num_output_tokens: int, drafts: array[int]) -> array[int]:
+        """Return the leading ones of a request's drafts that its rules let follow, and after which output goes on.
+
+        There are num_output_tokens outputs before them. Waits for the background.
+        """
+        rules = self._rules.get(request_id)
+        if rules is None or request_id in self._dead_ends or request_id in self._completed:
+            return drafts
+        return drafts[: len(rules.rows_after(num_output_tokens, drafts))]
+
+    def rows(self, request_id: str, num_output_tokens: int, drafts: array[int]) -> list[RowMask | None]:
+        """Return what may be sampled before each of the drafts that `cut_drafts` has left, and after the last."""
+        first, rules = self.row(request_id, num_output_tokens), self._rules.get(request_id)
+        if rules is None or request_id in self._dead_ends or request_id in self._completed:
+            return [None] * (len(drafts) + 1)
+        return [first, *rules.rows_after(num_output_tokens, drafts)]
+
     def dead_ends(self) -> dict[str, RequestError]:
         """Return {request id: why no token may follow}, until they are removed. Does not wait."""
         for request_id in list(self._compiling):
@@ -174,9 +194,12 @@ class _Rules:
         """The same while there are fewer than min_tokens outputs."""
         self._end_w = None if grammar is None else self._end_row()
         """What may follow a complete grammar."""
+        self._drafted: tuple[array[int], list[RowMask | None]] = array("i"), []
+        """The drafts that were last looked at, and what may follow them."""
 
     def accept(self, token_ids: Sequence[int]) -> None:
         """Append committed output tokens."""
+        self._drafted = array("i"), []
         if self._bad_words.num_recent:
             self._recent += token_ids
             del self._recent[: -self._bad_words.num_recent]
@@ -199,6 +222,36 @@ class _Rules:
         grammar_w = None if place is None else place.bits_w
         allowed_w = self._allowed(grammar_w, num_output_tokens)
         return None if allowed_w is None else RowMask(allowed_w, grammar_w)
+
+    def rows_after(self, num_output_tokens: int, drafts: array[int]) -> list[RowMask | None]:
+        """Return what may follow each draft, up to the first that may not come or that ends the output. Waits."""
+        looked_at, rows = self._drafted
+        if looked_at[: len(drafts)] != drafts or len(rows) < len(drafts):
+            rows = list(self._rows_after(num_output_tokens, drafts))
+            self._drafted = drafts, rows
+        return rows[: len(drafts)]
+
+    def _rows_after(self, num_output_tokens: int, drafts: array[int]) -> Iterator[RowMask | None]:
+        with contextlib.suppress(DeadEndError):  # is told when the output itself gets there
+            if self.are_at_end():
+                return
+            rules, row = self._fork(), self.row(num_output_tokens)
+            for num_tokens, draft in enumerate(drafts, num_output_tokens + 1):
+                if row is not None and not bits.has(row.allowed_w, draft):
+                    return
+                rules.accept([draft])
+                if rules.are_at_end():
+                    return
+                row = rules.row(num_tokens)
+                yield row
+
+    def _fork(self) -> _Rules:
+        """Return the rules at the same place, for other tokens to follow."""
+        fork = copy.copy(self)
+        fork._recent = self._recent[:]
+        fork._thinking = copy.copy(self._thinking)
+        fork._grammar = None if self._grammar is None else self._grammar.fork()
+        return fork
 
     def _allowed(self, grammar_w: np.ndarray | None, num_output_tokens: int) -> np.ndarray | None:
         """Return what all rules leave of what the grammar allows. Raises DeadEndError where that is nothing."""

@@ -34,7 +34,7 @@ class StepInputs(NamedTuple):
 def build(
     plan: StepPlan, shape: BatchShape, block_size: int, vocab_size: int, masks: Sequence[RowMask | None]
 ) -> StepInputs:
-    """Pad and pack one plan; `masks` say what each chunk's row may sample, None for everything.
+    """Pad and pack one plan; `masks` say what each row may sample, None for everything.
 
     Buffers are new each time: the device may still be reading the last step's.
     """
@@ -63,7 +63,8 @@ def build(
     for states in inputs.states:
         _fill_states(states, inputs.sequences, plan.chunks, ends)
     fill_rows(inputs, plan.chunks, ends)
-    rare = fill_rare(inputs.uses, plan.chunks, masks, rare_specs(shape.bucket.num_seqs, vocab_size))
+    specs = rare_specs(shape.bucket.num_seqs, vocab_size, shape.max_drafts)
+    rare = fill_rare(inputs.uses, plan.chunks, masks, specs)
     is_full = any(inputs.uses) or any(array is not None for array in rare) or inputs.rules.count_rows_s.any()
     has_chunks = bool((lengths > 1).any())
     return StepInputs(shape=shape, ints=ints, floats=floats, rare=rare, is_full=bool(is_full), has_chunks=has_chunks)

@@ -187,7 +187,7 @@ class StepCompiler:
 
     def rare_spec(self, bucket: Bucket) -> RareRules:
         """Return shape and dtype of each array that is sent by itself."""
-        specs = rare_specs(bucket.num_seqs, self.model.config.vocab_size)
+        specs = rare_specs(bucket.num_seqs, self.model.config.vocab_size, self.config.max_drafts)
         return RareRules(*(self._replicated(spec.shape, spec.packed.dtype) for spec in specs))
 
     def lower(self, key: ProgramKey, num_blocks: int) -> Lowered:
@@ -330,6 +330,7 @@ class StepCompiler:
             self.config.row_alignment,
             arguments,
             has_states=bool(self.config.states),
+            max_drafts=self.config.max_drafts,
         )
 
     @cached_property

@@ -24,29 +24,41 @@ class _Wish(NamedTuple):
 
 def read_logprobs(
     chunks: Sequence[Chunk], token_ids: Sequence[int], logprobs: Logprobs
-) -> tuple[list[TokenLogprobs | None], list[list[TokenLogprobs]]]:
-    """Return what each chunk's own row asked for, and one entry per prompt token that each chunk scored.
+) -> tuple[list[list[TokenLogprobs] | None], list[list[TokenLogprobs]]]:
+    """Return what the rows that each chunk sampled asked for, and one entry per prompt token that each chunk scored.
 
     `token_ids` are the tokens of all rows.
     """
     rows = _read_rows(list(_wishes(chunks)), token_ids, logprobs)
-    own, rest = rows[: len(chunks)], iter(rows[len(chunks) :])
-    return own, [[entry for _ in chunk.scored_ids if (entry := next(rest)) is not None] for chunk in chunks]
+    rest = iter(rows[len(chunks) :])
+    sampled: list[list[TokenLogprobs] | None] = []
+    scored: list[list[TokenLogprobs]] = []
+    for chunk, own in zip(chunks, rows, strict=False):
+        extra = [entry for _ in range(chunk.num_extra_rows) if (entry := next(rest)) is not None]
+        sampled.append(None if own is None else [*(extra if chunk.num_drafts else ()), own])
+        scored.append([] if chunk.num_drafts else extra)
+    return sampled, scored
 
 
 def _wishes(chunks: Sequence[Chunk]) -> Iterator[_Wish | None]:
     for chunk in chunks:
-        params = chunk.params
-        if not chunk.samples or params.num_logprobs is None:
-            yield None
-        elif params.logprob_token_ids:
-            yield _Wish(0, params.logprob_token_ids)
-        else:
-            yield _Wish(params.num_logprobs, [])
+        yield _wish(chunk)
     for chunk in chunks:
         params = chunk.params
+        for _ in range(chunk.num_drafts):
+            yield _wish(chunk)
         for position in range(chunk.score_start, chunk.score_start + len(chunk.scored_ids)):
             yield _Wish(params.prompt_logprobs or 0, params.prompt_ids_at(position) or [])
+
+
+def _wish(chunk: Chunk) -> _Wish | None:
+    """Return what a row that the chunk samples asks for."""
+    params = chunk.params
+    if not chunk.samples or params.num_logprobs is None:
+        return None
+    if params.logprob_token_ids:
+        return _Wish(0, params.logprob_token_ids)
+    return _Wish(params.num_logprobs, [])
 
 
 def _read_rows(

@@ -13,7 +13,7 @@ from jax import Array
 from jaxllm.constraints.bits import RowMask
 from jaxllm.sampling.inputs import RareRules
 from jaxllm.sampling.token_counts import count_tokens
-from jaxllm.scheduling.plan import StepKind, StepPlan, StepResult
+from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan, StepResult
 
 from .batch import StepInputs, build
 from .caches import Pools
@@ -52,10 +52,21 @@ class RunningStep:
         rows = np.asarray(self._output.tokens_s)[: self.plan.num_rows].tolist()
         if self._host_processors is not None:
             self._host_processors.after_step()
+        token_ids = _by_chunk(chunks, rows)
         if self._output.logprobs is None:
-            return StepResult(rows, [None] * len(chunks), [[]] * len(chunks))
-        logprobs, prompt_logprobs = read_logprobs(chunks, rows, self._output.logprobs)
-        return StepResult(rows[: len(chunks)], logprobs, prompt_logprobs)
+            return StepResult(token_ids, [None] * len(chunks), [[]] * len(chunks))
+        return StepResult(token_ids, *read_logprobs(chunks, rows, self._output.logprobs))
+
+
+def _by_chunk(chunks: Sequence[Chunk], rows: Sequence[int]) -> list[list[int]]:
+    """Return the tokens that each chunk's rows sampled; `rows` has those of all rows."""
+    tokens = [[token_id] for token_id in rows[: len(chunks)]]
+    if len(rows) > len(chunks):
+        row = len(chunks)
+        for own, chunk in zip(tokens, chunks, strict=True):
+            own[:0] = rows[row : row + chunk.num_drafts]
+            row += chunk.num_extra_rows
+    return tokens
 
 
 class RunningPool:
@@ -134,7 +145,7 @@ class ModelRunner:
     def run(self, plan: StepPlan, masks: Sequence[RowMask | None]) -> Running:
         """Start a step and return at once, unless its program has yet to be compiled.
 
-        `masks` say which ids each chunk's row may sample; None stands for all.
+        `masks` say which ids each row may sample; None stands for all.
         """
         if plan.kind is not StepKind.SAMPLE:
             return self._run_pool(plan, masks)
@@ -234,7 +245,8 @@ class ModelRunner:
             return None
         num_rows = inputs.shape.bucket.num_seqs
         if num_rows not in self._neutral:
-            specs = rare_specs(num_rows, self.compiler.model.config.vocab_size)
+            config = self.compiler.config
+            specs = rare_specs(num_rows, self.compiler.model.config.vocab_size, config.max_drafts)
             everywhere = replicated(self.compiler.mesh)
             self._neutral[num_rows] = RareRules(*(jax.device_put(spec.neutral(), everywhere) for spec in specs))
         neutral = self._neutral[num_rows]

@@ -25,9 +25,9 @@ from .buckets import Bucket
 type ExtraArgs = tuple[tuple[str, int | float], ...]
 """The names of the logits processors' arguments, with their defaults, whose types are the arrays' types."""
 
-AXES = frozenset("tsmiwbn2")
+AXES = frozenset("tsmiwbnd2")
 """The letters of the axes, in order: tokens, rows (the first ones are the sequences'), blocks, tiles, words of bits,
-biases, ids asked for, and pairs."""
+biases, ids asked for, drafts, and pairs."""
 
 
 class BatchShape(NamedTuple):
@@ -46,6 +46,8 @@ class BatchShape(NamedTuple):
     """The arguments that the logits processors take."""
     has_states: bool = False
     """Whether the model has recurrent state."""
+    max_drafts: int = 0
+    """The most drafts that a chunk can have."""
 
     def max_tiles(self, query_tile: int) -> int:
         """Return the most tiles a step can have: every chunk may leave one part-filled, and takes 2 rows or more."""
@@ -194,9 +196,10 @@ def unpack(ints: Any, floats: Any, shape: BatchShape) -> PackedInputs:
     return _assemble(_cut(ints, floats, _lay_out(shape)[0]), shape)
 
 
-def rare_specs(num_rows: int, vocab_size: int) -> RareRules:
+def rare_specs(num_rows: int, vocab_size: int, max_drafts: int = 0) -> RareRules:
     """Return a RareSpec in place of each array."""
     sizes = {"s": num_rows, "w": -(-vocab_size // 32), "b": MAX_LOGIT_BIASES, "n": MAX_LOGPROB_TOKEN_IDS}
+    sizes["d"] = max_drafts
     return RareRules(*(RareSpec(tuple([sizes[axis] for axis in axes]), packed) for axes, packed in _RARE))
 
 

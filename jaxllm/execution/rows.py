@@ -1,6 +1,7 @@
 """Fill a step's rows of logits: which token each looks at, and how it samples or scores. numpy only.
 
-Row i belongs to chunk i and to its last token; after them comes one row per scored prompt token, chunk by chunk.
+Row i belongs to chunk i and to its last token. After them come the extra rows, chunk by chunk: one before each draft,
+which samples as the chunk's own row does, or one per scored prompt token.
 """
 
 from __future__ import annotations
@@ -40,19 +41,26 @@ def fill_rows(inputs: PackedInputs, chunks: Sequence[Chunk], ends: np.ndarray) -
     uses.logprobs[...] = any(map(_wants_logprobs, sampled))
     _fill_penalties(rules, uses, chunks)
     _fill_logit_rows(inputs, chunks)
+    for index, first, num_drafts in _drafted(chunks):
+        rows, before = slice(first, first + num_drafts), np.arange(-num_drafts, 0)
+        for values_s in (*sampling, *rules[:-1], *rules.extra_args.values()):
+            values_s[rows] = values_s[index]
+        sampling.positions_s[rows] += before
+        rules.num_outputs_s[rows] += before
 
 
 def fill_rare(uses: Uses, chunks: Sequence[Chunk], masks: Sequence[RowMask | None], specs: RareRules) -> RareRules:
     """Make the arrays that some row needs, None in place of the others; say how many biases are in use."""
     bias_ids_sb = bias_sb = logprob_ids_sn = None
-    masked = [(row, mask) for row, mask in enumerate(masks) if mask is not None and chunks[row].samples]
-    allowed = [(row, mask.allowed_w) for row, mask in masked]
+    sampled = _sampled_rows(chunks)
+    masked = [(row, chunk, masks[row]) for row, chunk in sampled if masks[row] is not None]
+    allowed = [(row, mask.allowed_w) for row, _, mask in masked if mask is not None]
     by_grammar = [
         (row, mask.grammar_w)
-        for row, mask in masked
-        if mask.grammar_w is not None and _wants_logprobs(chunks[row].params)
+        for row, chunk, mask in masked
+        if mask is not None and mask.grammar_w is not None and _wants_logprobs(chunk.params)
     ]
-    biased = [(row, c.params.logit_bias) for row, c in enumerate(chunks) if c.params.logit_bias and c.samples]
+    biased = [(row, chunk.params.logit_bias) for row, chunk in sampled if chunk.params.logit_bias]
     if biased:
         bias_ids_sb, bias_sb = specs.bias_ids_sb.neutral(), specs.bias_sb.neutral()
         for row, bias in biased:
@@ -70,7 +78,40 @@ def fill_rare(uses: Uses, chunks: Sequence[Chunk], masks: Sequence[RowMask | Non
         bias_ids_sb=bias_ids_sb,
         bias_sb=bias_sb,
         logprob_ids_sn=logprob_ids_sn,
+        **_counted_drafts(chunks, specs),
     )
+
+
+def _sampled_rows(chunks: Sequence[Chunk]) -> list[tuple[int, Chunk]]:
+    """Return the rows that sample, with their chunks."""
+    rows = [(row, chunk) for row, chunk in enumerate(chunks) if chunk.samples]
+    for index, first, num_drafts in _drafted(chunks):
+        rows += [(row, chunks[index]) for row in range(first, first + num_drafts)]
+    return rows
+
+
+def _drafted(chunks: Sequence[Chunk]) -> list[tuple[int, int, int]]:
+    """Return each chunk with drafts: its index, the first of the rows before drafts, and how many these are."""
+    found, row = [], len(chunks)
+    for index, chunk in enumerate(chunks):
+        if chunk.num_drafts:
+            found.append((index, row, chunk.num_drafts))
+        row += chunk.num_extra_rows
+    return found
+
+
+def _counted_drafts(chunks: Sequence[Chunk], specs: RareRules) -> dict[str, np.ndarray | None]:
+    """Make the arrays of the drafts that come before rows whose tokens are counted."""
+    drafted = [each for each in _drafted(chunks) if chunks[each[0]].count_row is not None]
+    if not drafted:
+        return {"drafts_sd": None, "draft_rows_sd": None}
+    drafts_sd, draft_rows_sd = specs.drafts_sd.neutral(), specs.draft_rows_sd.neutral()
+    for index, first, num_drafts in drafted:
+        drafts = chunks[index].drafts
+        for place, row in enumerate([*range(first + 1, first + num_drafts), index], start=1):
+            drafts_sd[row, :place] = drafts[:place]
+            draft_rows_sd[row, :place] = range(first, first + place)
+    return {"drafts_sd": drafts_sd, "draft_rows_sd": draft_rows_sd}
 
 
 def _join_bits(rows: Sequence[tuple[int, np.ndarray]], spec: RareSpec) -> np.ndarray | None:
@@ -96,6 +137,8 @@ def _asked_ids(chunks: Sequence[Chunk]) -> Iterator[list[int] | None]:
     for chunk in chunks:
         yield chunk.params.logprob_token_ids if chunk.samples else None
     for chunk in chunks:
+        for _ in range(chunk.num_drafts):
+            yield chunk.params.logprob_token_ids
         for position in range(chunk.score_start, chunk.score_start + len(chunk.scored_ids)):
             yield chunk.params.prompt_ids_at(position)
 
@@ -119,15 +162,16 @@ def _fill_logit_rows(inputs: PackedInputs, chunks: Sequence[Chunk]) -> None:
     row = len(chunks)
     logit_rows.logit_tokens_s[:row] = sequences.query_ends_s[:row] - 1
     for index, chunk in enumerate(chunks):
-        count = len(chunk.scored_ids)
-        if not count:
-            continue
-        first_token = int(sequences.query_starts_s[index])
-        rows = slice(row, row + count)
-        logit_rows.logit_tokens_s[rows] = first_token + chunk.score_start - 1 - chunk.start + np.arange(count)
-        rules.is_scored_s[rows] = 1
-        rules.scored_ids_s[rows] = np.frombuffer(chunk.scored_ids, np.int32)
-        row += count
+        count, num_drafts = len(chunk.scored_ids), chunk.num_drafts
+        if num_drafts:
+            own = int(logit_rows.logit_tokens_s[index])
+            logit_rows.logit_tokens_s[row : row + num_drafts] = np.arange(own - num_drafts, own)
+        if count:
+            first_token = int(sequences.query_starts_s[index])
+            rows = slice(row, row + count)
+            logit_rows.logit_tokens_s[rows] = first_token + chunk.score_start - 1 - chunk.start + np.arange(count)
+            rules.is_scored_s[rows] = 1
+            rules.scored_ids_s[rows] = np.frombuffer(chunk.scored_ids, np.int32)
+            inputs.uses.logprobs[...] = 1
+        row += num_drafts + count
     logit_rows.num_rows[...] = row
-    if row > len(chunks):
-        inputs.uses.logprobs[...] = 1

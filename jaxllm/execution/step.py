@@ -106,7 +106,8 @@ def run_step(
         )
 
     tokens_s, logprobs = map_row_tiles(sample, (*rows, inputs.rules, rare), num_rows=num_rows, tile=logits_tile)
-    counts_cv = add_tokens(state.counts_cv, inputs.rules.count_rows_s, tokens_s)
+    counted = (inputs.rules.count_rows_s, tokens_s, rare.drafts_sd, rare.draft_rows_sd)
+    counts_cv = add_tokens(state.counts_cv, *counted)
     return DeviceState(pools, counts_cv), StepOutput(_pad(tokens_s, shape.max_rows), logprobs)
 
 

@@ -32,6 +32,8 @@ class StepConfig:
     host_processors: HostProcessors | None = None
     """The host's side of the processors that are classes, which the step's calls reach."""
     batch_invariant: bool = False
+    max_drafts: int = 0
+    """The most drafts that a chunk can have."""
     generates: bool = True
     """Requests may generate."""
     pools_sequences: bool = False

@@ -66,6 +66,11 @@ class RareRules(NamedTuple):
     """What is added to the logit of each of `bias_ids_sb`."""
     logprob_ids_sn: Any
     """Ids whose log-probabilities are asked for."""
+    drafts_sd: Annotated[Any, Packed(neutral=-1)]
+    """Of a row whose tokens are counted, the drafts up to the row's own token, which the counts do not have yet; the
+    row's token comes to be only if all of them are what was sampled before them."""
+    draft_rows_sd: Any
+    """The rows that these drafts are sampled in."""
 
 
 class Uses(NamedTuple):

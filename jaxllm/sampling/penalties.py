@@ -7,7 +7,7 @@ from functools import partial
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .token_counts import output_counts
+from .token_counts import in_prompt, with_drafts
 
 
 def mask(logits_sv: Array, allowed_bits_sw: Array) -> Array:
@@ -33,6 +33,7 @@ def penalize(
     logits_sv: Array,
     counts_cv: Array,
     count_rows_s: Array,
+    drafts_sd: Array,
     presence_s: Array,
     frequency_s: Array,
     repetition_s: Array,
@@ -44,11 +45,12 @@ def penalize(
     Nothing is computed unless `is_used`, on a CPU.
     """
     num_rows = logits_sv.shape[0]
-    settings = (presence_s, frequency_s, repetition_s)
+    settings = (drafts_sd, presence_s, frequency_s, repetition_s)
 
     def one_row(row: Array, logits_sv: Array) -> Array:
         at_row = partial(lax.dynamic_slice_in_dim, start_index=row, slice_size=1)
-        penalized_1v = _penalize(at_row(logits_sv), counts_cv[at_row(count_rows_s)], *map(at_row, settings))
+        counts_1v = counts_cv[at_row(count_rows_s)]
+        penalized_1v = _penalize(at_row(logits_sv), counts_1v, *map(at_row, settings))
         return lax.dynamic_update_slice_in_dim(logits_sv, penalized_1v, row, 0)
 
     # Row by row on CPU: in place, the counts are not gathered first, and nothing at all happens if no row uses it.
@@ -58,9 +60,16 @@ def penalize(
     )
 
 
-def _penalize(logits_sv: Array, counts_sv: Array, presence_s: Array, frequency_s: Array, repetition_s: Array) -> Array:
-    times_sv = output_counts(counts_sv)
+def _penalize(
+    logits_sv: Array,
+    counts_sv: Array,
+    drafts_sd: Array,
+    presence_s: Array,
+    frequency_s: Array,
+    repetition_s: Array,
+) -> Array:
+    times_sv = with_drafts(counts_sv, drafts_sd)
     scaled_sv = jnp.where(logits_sv > 0, logits_sv / repetition_s[:, None], logits_sv * repetition_s[:, None])
-    logits_sv = jnp.where(counts_sv > 0, scaled_sv, logits_sv)
+    logits_sv = jnp.where(in_prompt(counts_sv) | (times_sv > 0), scaled_sv, logits_sv)
     logits_sv = logits_sv - frequency_s[:, None] * times_sv.astype(jnp.float32)
     return logits_sv - jnp.where(times_sv > 0, presence_s[:, None], 0.0)

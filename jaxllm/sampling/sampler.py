@@ -21,7 +21,7 @@ from .penalties import add_biases, mask, penalize
 from .processors import LogitsProcessor, LogitsState, process, runs_last
 from .shards import ShardedRows, VocabShards
 from .tiles import Rows, WholeRows, largest, most_likely
-from .token_counts import in_prompt, output_counts
+from .token_counts import in_prompt, with_drafts
 from .truncation import truncate
 
 
@@ -120,26 +120,27 @@ def _edit(
     first = tuple(each for each in processors if not runs_last(each))
     last = tuple(each for each in processors if runs_last(each))
     if first:
-        logits_sv = process(logits_sv, _state(batch, rules, counts_cv), first)
+        logits_sv = process(logits_sv, _state(batch, rules, rare, counts_cv), first)
     logits_sv = penalize(
         logits_sv,
         counts_cv,
         rules.count_rows_s,
+        rare.drafts_sd,
         rules.presence_s,
         rules.frequency_s,
         rules.repetition_s,
         is_used=uses.penalties > 0,
     )
-    return process(logits_sv, _state(batch, rules, counts_cv), last) if last else logits_sv
+    return process(logits_sv, _state(batch, rules, rare, counts_cv), last) if last else logits_sv
 
 
-def _state(batch: SamplingBatch, rules: Rules, counts_cv: Array) -> LogitsState:
+def _state(batch: SamplingBatch, rules: Rules, rare: RareRules, counts_cv: Array) -> LogitsState:
     """Return what processors may look at besides the logits."""
     counts_sv = counts_cv[rules.count_rows_s]
     return LogitsState(
         num_outputs_s=rules.num_outputs_s,
         positions_s=batch.positions_s,
-        output_counts_sv=output_counts(counts_sv),
+        output_counts_sv=with_drafts(counts_sv, rare.drafts_sd),
         in_prompt_sv=in_prompt(counts_sv),
         extra_args=rules.extra_args,
     )

@@ -30,11 +30,29 @@ def set_row(counts_cv: Array, row: Array, row_v: Array) -> Array:
     return counts_cv.at[row].set(row_v)
 
 
-def add_tokens(counts_cv: Array, rows_s: Array, tokens_s: Array) -> Array:
-    """Count one more output token in each of `rows_s`, which differ but for UNCOUNTED_ROW; counts stop at MAX_COUNT."""
-    counts_s = counts_cv[rows_s, tokens_s]
-    grows_s = (rows_s != UNCOUNTED_ROW) & (output_counts(counts_s) < MAX_COUNT)
-    return counts_cv.at[rows_s, tokens_s].set(counts_s + grows_s.astype(jnp.uint16))
+def add_tokens(counts_cv: Array, rows_s: Array, tokens_s: Array, drafts_sd: Array, draft_rows_sd: Array) -> Array:
+    """Count one more output token in each of `rows_s`, but of those after drafts that were not sampled; counts stop at
+    MAX_COUNT. But for UNCOUNTED_ROW, rows with equally many drafts before them differ.
+    """
+    is_draft_sd = drafts_sd >= 0
+    is_sampled_s = jnp.all(~is_draft_sd | (tokens_s[draft_rows_sd] == drafts_sd), axis=1)
+    num_drafts_s = is_draft_sd.sum(axis=1)
+    for num_drafts in range(drafts_sd.shape[1] + 1):
+        counted_s = jnp.where(is_sampled_s & (num_drafts_s == num_drafts), rows_s, UNCOUNTED_ROW)
+        counts_s = counts_cv[counted_s, tokens_s]
+        grows_s = (counted_s != UNCOUNTED_ROW) & (output_counts(counts_s) < MAX_COUNT)
+        counts_cv = counts_cv.at[counted_s, tokens_s].set(counts_s + grows_s.astype(jnp.uint16))
+    return counts_cv
+
+
+def with_drafts(counts_sv: Array, drafts_sd: Array) -> Array:
+    """Return how often each token is in the output of each row, int32, the row's drafts counted."""
+    times_sv = output_counts(counts_sv)
+    if not drafts_sd.shape[1]:
+        return times_sv
+    ids_sd = jnp.where(drafts_sd >= 0, drafts_sd, times_sv.shape[1])  # beyond the vocabulary nothing is added
+    rows_s1 = jnp.arange(drafts_sd.shape[0])[:, None]
+    return jnp.minimum(times_sv.at[rows_s1, ids_sd].add(1, mode="drop"), MAX_COUNT)
 
 
 def output_counts(counts: Array) -> Array:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from jaxllm.speculation.drafter import SpeculationSettings
+
 SchedulingPolicy = Literal["fcfs", "priority"]
 
 
@@ -86,6 +88,8 @@ class SchedulerConfig:
     row_alignment: int = 1
     """The rows of a chunk of two tokens or more start at a multiple of this; those left out count for the step's size,
     which is max_num_batched_tokens rounded up to a multiple."""
+    speculation: SpeculationSettings | None = None
+    """How tokens are guessed ahead; None if they are not."""
     tracks_all_tokens: bool = False
     """True if every request gets a row of the device's token counts, not just those with penalties."""
 

@@ -191,12 +191,14 @@ class KVCacheManager:
         self.grow(table, num_tokens)
         return table
 
-    def grow(self, table: BlockTable, num_tokens: int) -> bool:
-        """Make the table cover num_tokens positions; return False, and change nothing, if blocks are short."""
+    def grow(self, table: BlockTable, num_tokens: int, spare: int = 0) -> bool:
+        """Make the table cover num_tokens positions; return False, and change nothing, if blocks are short, of which
+        `spare` are to be left.
+        """
         num_missing = self._num_blocks(num_tokens) - len(table.block_ids[0])
         if num_missing <= 0:
             return True
-        if any(num_missing > group.pool.num_available for group in self.groups):
+        if any(num_missing + spare > group.pool.num_available for group in self.groups):
             return False
         for group, block_ids in zip(self.groups, table.block_ids, strict=True):
             block_ids.extend(group.pool.take(num_missing))

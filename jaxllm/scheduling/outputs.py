@@ -9,18 +9,18 @@ from jaxllm.scheduling.request import Request
 def make_output(
     request: Request,
     new_token_ids: list[int],
-    logprobs: TokenLogprobs | None = None,
+    logprobs: list[TokenLogprobs] | None = None,
     prompt_logprobs: PromptLogprobs | None = None,
     finish_reason: str | None = None,
     stop_reason: int | str | None = None,
     error: RequestError | None = None,
     pooled: Pooled | None = None,
 ) -> EngineCoreOutput:
-    """Return what one step did to a request; `logprobs` are those of its new token."""
+    """Return what one step did to a request; `logprobs` are those of its new tokens."""
     return EngineCoreOutput(
         request_id=request.request_id,
         new_token_ids=new_token_ids,
-        new_logprobs=None if logprobs is None or request.params.num_logprobs is None else [logprobs],
+        new_logprobs=None if request.params.num_logprobs is None else logprobs,
         new_prompt_logprobs=prompt_logprobs,
         pooled=pooled,
         finish_reason=finish_reason,

@@ -51,7 +51,10 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     seed: int
     """A number in [0, 2**64)."""
     num_output_tokens: int
-    """Outputs before the token that this chunk samples, those in flight counted."""
+    """Outputs before the token that this chunk's last row samples, those in flight and drafts counted."""
+    num_drafts: int = 0
+    """So many of the last token_ids are drafts, guesses of what will be sampled: a row is sampled before each of them
+    too, and a draft that is not what its row samples ends what the chunk gives."""
     pooling: PoolingParams | None = None
     """None in a step that samples."""
     pair_start: int | None = None
@@ -65,6 +68,16 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     scored_ids: array[int] = msgspec.field(default_factory=lambda: array("i"))
     """int32, the prompt tokens from score_start on whose log-probabilities are wanted; this chunk's tokens predict
     them."""
+
+    @property
+    def num_extra_rows(self) -> int:
+        """Count the rows of logits besides that of the last token: one per draft, or per scored prompt token."""
+        return self.num_drafts + len(self.scored_ids)
+
+    @property
+    def drafts(self) -> array[int]:
+        """Return the drafts, the last of token_ids."""
+        return self.token_ids[len(self.token_ids) - self.num_drafts :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +102,18 @@ class StepPlan:
 
     @property
     def num_rows(self) -> int:
-        """Count the rows of logits: one per chunk, then one per scored prompt token, chunk by chunk."""
-        return sum(1 + len(chunk.scored_ids) for chunk in self.chunks)
+        """Count the rows of logits: one per chunk, then the extra rows, chunk by chunk."""
+        return sum(1 + chunk.num_extra_rows for chunk in self.chunks)
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of a step: row i belongs to chunks[i]. Rows of chunks that do not sample hold values to be ignored."""
+    """The result of a step: entry i belongs to chunks[i]. Those of chunks that do not sample are to be ignored."""
 
-    token_ids: Sequence[int]
-    logprobs: Sequence[TokenLogprobs | None]
+    token_ids: Sequence[Sequence[int]]
+    """The tokens that each chunk's rows sampled: before each of its drafts, then after its last token."""
+    logprobs: Sequence[Sequence[TokenLogprobs] | None]
+    """One per token, None where the chunk's request asks for none."""
     prompt_logprobs: Sequence[list[TokenLogprobs]]
     """One per scored prompt token of each chunk; empty lists where none was asked for."""
     pooled: Sequence[Pooled | RequestError | None] = ()

@@ -11,6 +11,7 @@ from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.plan import StepKind
 from jaxllm.scheduling.repetition import repeats
+from jaxllm.speculation.guesses import Guesses
 
 
 class Request:
@@ -22,6 +23,7 @@ class Request:
         "block_hashes",
         "donor",
         "finish_reason",
+        "guesses",
         "keeps_blocks",
         "kind",
         "num_cached_tokens",
@@ -78,6 +80,8 @@ class Request:
         self.score_start = self.params.first_scored_position
         """The first prompt position that is scored, if any is."""
         self.waits_for_last_token = waits_for_last_token(self.params)
+        self.guesses: Guesses | None = None
+        """The guesses of its next tokens, once they are made."""
         self.queued_ts = queued_ts
         self.scheduled_ts: float | None = None
         """time.monotonic() when first scheduled; None before."""

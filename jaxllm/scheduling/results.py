@@ -9,39 +9,62 @@ from jaxllm.scheduling.kv_cache_manager import KVCacheManager
 from jaxllm.scheduling.outputs import make_output
 from jaxllm.scheduling.plan import StepPlan, StepResult
 from jaxllm.scheduling.request import Request, find_end
+from jaxllm.scheduling.speculation import Speculation
 
 type Taken = list[tuple[Request, EngineCoreOutput]]
 """An output for each request that got something of a step; one with a finish_reason ends its request."""
 
 
 def take_samples(
-    cache: KVCacheManager, max_model_len: int, plan: StepPlan, requests: Sequence[Request], result: StepResult
+    cache: KVCacheManager,
+    max_model_len: int,
+    plan: StepPlan,
+    requests: Sequence[Request],
+    result: StepResult,
+    speculation: Speculation | None = None,
 ) -> Taken:
     """Append the tokens that a step sampled to their requests."""
     taken: Taken = []
-    for chunk, request, token_id, logprobs, prompt_logprobs in zip(
+    for chunk, request, sampled_ids, logprobs, prompt_logprobs in zip(
         plan.chunks, requests, result.token_ids, result.logprobs, result.prompt_logprobs, strict=True
     ):
         if request.finish_reason is not None:
             continue  # ended while this step was in flight
         table = cache.tables[request.request_id]
-        table.num_computed_tokens += len(chunk.token_ids)
         scores = PromptLogprobs(chunk.score_start, prompt_logprobs) if prompt_logprobs else None
         if not chunk.samples:
+            table.num_computed_tokens += len(chunk.token_ids)
             if scores is not None:
                 taken.append((request, make_output(request, [], None, scores)))
             continue
-        request.token_ids.append(token_id)
+        num_new, end = _append(request, sampled_ids, chunk.drafts if chunk.num_drafts else (), max_model_len)
+        # Of the drafts, those that were right are computed, but for one that ended the request.
+        table.num_computed_tokens += len(chunk.token_ids) - chunk.num_drafts + num_new - 1
+        if speculation is not None:
+            speculation.record(request, num_new, chunk.num_drafts)
         cache.register(request, table, table.num_computed_tokens)
         cache.register_saved(request, table)
-        finish_reason, stop_reason = find_end(request, max_model_len) or (None, None)
-        taken.append((request, make_output(request, [token_id], logprobs, scores, finish_reason, stop_reason)))
+        new_ids, shown = list(sampled_ids[:num_new]), logprobs and list(logprobs[:num_new])
+        taken.append((request, make_output(request, new_ids, shown, scores, *end)))
     return taken
 
 
-def take_pooled(
-    cache: KVCacheManager, _max_model_len: int, plan: StepPlan, requests: Sequence[Request], result: StepResult
-) -> Taken:
+def _append(
+    request: Request, sampled_ids: Sequence[int], drafts: Sequence[int], max_model_len: int
+) -> tuple[int, tuple[str | None, int | str | None]]:
+    """Append sampled tokens up to the first that ends the request, or that is not the draft it was computed with.
+
+    Return how many they are, and why the request ends, if it does.
+    """
+    for index, token_id in enumerate(sampled_ids):
+        request.token_ids.append(token_id)
+        end = find_end(request, max_model_len)
+        if end is not None or (index < len(drafts) and token_id != drafts[index]):
+            return index + 1, end or (None, None)
+    return len(sampled_ids), (None, None)
+
+
+def take_pooled(cache: KVCacheManager, plan: StepPlan, requests: Sequence[Request], result: StepResult) -> Taken:
     """Collect what chunks gave, until their prompts are done."""
     taken: Taken = []
     for chunk, request, pooled in zip(plan.chunks, requests, result.pooled, strict=True):

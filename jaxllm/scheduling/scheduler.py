@@ -30,6 +30,7 @@ from jaxllm.scheduling.plan import StepKind, StepPlan, StepResult
 from jaxllm.scheduling.request import Request, check_limits, needs_token_counts
 from jaxllm.scheduling.request_queue import RequestQueue, order_of
 from jaxllm.scheduling.results import take_pooled, take_samples
+from jaxllm.scheduling.speculation import CutDrafts, Speculation, keep_drafts
 from jaxllm.scheduling.step_draft import NOTHING_IN_FLIGHT, StepDraft, tally
 from jaxllm.scheduling.step_kinds import StepKinds
 from jaxllm.scheduling.token_count_rows import TokenCountRows
@@ -41,6 +42,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self._counters = Counters()
+        self._speculation = Speculation(config.speculation, config.max_model_len) if config.speculation else None
         self._begin()
 
     def _begin(self) -> None:
@@ -134,7 +136,7 @@ class Scheduler:
 
     # -- plan ----------------------------------------------------------------------------------------------------------
 
-    def plan(self, late: Collection[str] = ()) -> StepPlan | None:
+    def plan(self, late: Collection[str] = (), cut_drafts: CutDrafts = keep_drafts) -> StepPlan | None:
         """Return the next step, or None if nothing can run now. Requests in `late` sit it out."""
         in_flight = tally(self._in_flight.values())
         self.cache.begin_plan()
@@ -142,6 +144,8 @@ class Scheduler:
             draft = StepDraft(self.config, kind, in_flight, self._count_rows.by_request)
             if self._plan_running(draft, late):
                 self._plan_waiting(draft, late)
+            if self._speculation is not None:
+                self._speculation.add_drafts(draft, self.cache, cut_drafts)
             finished = draft.finish(self._counters.num_steps, self.adapters)
             if finished is None:
                 continue
@@ -156,10 +160,16 @@ class Scheduler:
 
     def waits_for_commit(self) -> bool:
         """Say whether more running requests wait for a token in flight than could go on: then commit before `plan`."""
-        waiting = [request for request in self._running if request.waits_for_last_token]
+        waiting = [request for request in self._running if self._waits_for_last_token(request)]
         in_flight = tally(self._in_flight.values()) if waiting else {}
         num_held = sum(in_flight.get(request, NOTHING_IN_FLIGHT).num_sampled > 0 for request in waiting)
         return bool(waiting) and 2 * num_held > len(self._running)
+
+    def _waits_for_last_token(self, request: Request) -> bool:
+        """Say whether a request is to have no step while its last token is in flight."""
+        if request.waits_for_last_token or self._speculation is None:
+            return request.waits_for_last_token
+        return self._speculation.is_promising(request, len(self._running))
 
     def _plan_running(self, draft: StepDraft, late: Collection[str]) -> bool:
         """Give running requests their tokens, in order; say whether there is room for others."""
@@ -173,7 +183,9 @@ class Scheduler:
             ahead = draft.in_flight.get(request, NOTHING_IN_FLIGHT)
             num_tokens = len(request.token_ids) + ahead.num_sampled
             if ahead.num_sampled and (
-                ahead.row is None or request.waits_for_last_token or request.reaches_length(num_tokens, max_model_len)
+                ahead.row is None
+                or self._waits_for_last_token(request)
+                or request.reaches_length(num_tokens, max_model_len)
             ):
                 continue  # its last token cannot be read yet, or ends it
             table = self.cache.tables[request.request_id]
@@ -290,7 +302,7 @@ class Scheduler:
         for chunk, request in zip(plan.chunks, requests, strict=True):
             if chunk.previous_row is not None:
                 continue  # its token is not known
-            end = chunk.start + len(chunk.token_ids)
+            end = chunk.start + len(chunk.token_ids) - chunk.num_drafts
             self.cache.register(request, self.cache.tables[request.request_id], end)
             self.cache.register_state(request, chunk.state_slots.save, chunk.state_slots.save_at)
 
@@ -301,10 +313,15 @@ class Scheduler:
         if plan.step_id != next(iter(self._in_flight), None):
             raise ValueError(f"Step {plan.step_id} is not the oldest uncommitted one of {list(self._in_flight)}.")
         _, requests = self._in_flight.pop(plan.step_id)
-        take = take_samples if plan.kind is StepKind.SAMPLE else take_pooled
-        taken = take(self.cache, self.config.max_model_len, plan, requests, result)
+        if plan.kind is StepKind.SAMPLE:
+            limit, speculation = self.config.max_model_len, self._speculation
+            taken = take_samples(self.cache, limit, plan, requests, result, speculation)
+        else:
+            taken = take_pooled(self.cache, plan, requests, result)
         ended = [(request, output.finish_reason) for request, output in taken if output.finish_reason is not None]
         for request, finish_reason in ended:
+            if self._speculation is not None:
+                self._speculation.end(request)
             self._end(request, finish_reason)
         if ended:
             self._running = [request for request in self._running if request.finish_reason is None]
@@ -343,6 +360,7 @@ class Scheduler:
             prefix_cache_hits=counters.num_hit_tokens,
             num_steps=counters.num_steps,
             num_scheduled_tokens=counters.num_scheduled_tokens,
+            speculation=None if self._speculation is None else self._speculation.stats(),
         )
 
     def check(self) -> None:

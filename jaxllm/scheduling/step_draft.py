@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
 from jaxllm.scheduling.adapter_slots import AdapterSlots
 from jaxllm.scheduling.config import SchedulerConfig
-from jaxllm.scheduling.kv_cache_manager import BlockTable
+from jaxllm.scheduling.kv_cache_manager import BlockTable, GroupBlocks
 from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan
 from jaxllm.scheduling.request import Request
 from jaxllm.scheduling.state_slots import ChunkSlots
@@ -22,7 +22,7 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
     num_sampled: int = 0
     """Tokens being sampled that the host does not know yet."""
     row: int | None = None
-    """The row of the latest step in flight that samples the request's last token, if there is one."""
+    """The row of the latest step in flight that samples the request's last token, if it is known which row that is."""
 
 
 NOTHING_IN_FLIGHT = InFlight()
@@ -41,7 +41,7 @@ def tally(steps: Iterable[tuple[StepPlan, list[Request]]]) -> dict[Request, InFl
             total[request] = InFlight(
                 ahead.num_tokens + len(chunk.token_ids),
                 ahead.num_sampled + chunk.samples,
-                row if chunk.samples else None,
+                row if chunk.samples and not chunk.num_drafts else None,
             )
     return total
 
@@ -58,7 +58,7 @@ class StepDraft:
     ) -> None:
         self.kind, self.in_flight = kind, in_flight
         self._num_passed = 0
-        self.num_tokens = config.max_num_batched_tokens
+        self._most_tokens = self.num_tokens = config.max_num_batched_tokens
         """Tokens that the step may still take, if their rows have room."""
         self._alignment = config.row_alignment
         self._row_room = self._aligned(self.num_tokens)
@@ -83,6 +83,11 @@ class StepDraft:
     @property
     def is_spent(self) -> bool:
         return not (self.num_tokens and self.num_rows and self._aligned(len(self._decodes) + 1) <= self._row_room)
+
+    @property
+    def num_planned(self) -> int:
+        """Count the tokens that the step has."""
+        return self._most_tokens - self.num_tokens
 
     def _aligned(self, num_rows: int) -> int:
         return -(-num_rows // self._alignment) * self._alignment
@@ -164,6 +169,34 @@ class StepDraft:
             self._row_room -= self._aligned(num_tokens)
         self.num_tokens -= num_tokens
         self.num_rows -= 1
+
+    def add_drafts(self, drafts_of: Callable[[Request, Chunk, int], tuple[array[int], GroupBlocks]]) -> None:
+        """Give the chunks of one token the drafts that `drafts_of` returns for them, with the blocks for these.
+
+        It is told how many a chunk may have at most: they take what all others have left of the step.
+        """
+        decodes, self._decodes = self._decodes, []
+        for index, (request, chunk) in enumerate(decodes):
+            num_others = len(self._decodes) + len(decodes) - index - 1
+            rows = (self._row_room - self._aligned(num_others)) // self._alignment * self._alignment
+            at_most = min(self.num_tokens, self.num_rows, rows - 1)
+            at_most = min([at_most, *(size - chunk.start % size - 1 for size in self._attention_chunks)])
+            drafts, block_ids = drafts_of(request, chunk, at_most) if at_most > 0 else (self._nothing, chunk.block_ids)
+            if not drafts:
+                self._decodes.append((request, chunk))
+                continue
+            num_drafts = len(drafts)
+            longer = msgspec.structs.replace(
+                chunk,
+                token_ids=chunk.token_ids + drafts,
+                block_ids=block_ids,
+                num_drafts=num_drafts,
+                num_output_tokens=chunk.num_output_tokens + num_drafts,
+            )
+            self._longer.append((request, longer))
+            self._row_room -= self._aligned(1 + num_drafts)
+            self.num_tokens -= num_drafts
+            self.num_rows -= num_drafts
 
     def copy(self, group: int, source: int, target: int) -> None:
         """Copy a block of a cache group before the step runs."""

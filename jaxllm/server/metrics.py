@@ -50,8 +50,10 @@ class EngineCollector(Collector):
             engine_metrics.Counter: CounterMetricFamily,
             engine_metrics.Gauge: GaugeMetricFamily,
             engine_metrics.Histogram: HistogramMetricFamily,
+            engine_metrics.Vector: CounterMetricFamily,
         }
-        return kinds[type(metric)](self._shown(name), HELP[name], labels=list(metric.labels))
+        labels = [*metric.labels, *(["position"] if isinstance(metric, engine_metrics.Vector) else [])]
+        return kinds[type(metric)](self._shown(name), HELP[name], labels=labels)
 
     def _shown(self, name: str) -> str:
         """Return a metric's name: vLLM's to the letter under vLLM's prefix, under another by Prometheus' rules, which
@@ -67,6 +69,9 @@ def _add(family: Metric, metric: engine_metrics.Metric) -> None:
             family.add_metric(labels, [(bound, float(n)) for bound, n in metric.buckets.items()], metric.sum)
         case engine_metrics.Counter(), CounterMetricFamily():
             family.add_metric(labels, metric.value)
+        case engine_metrics.Vector(), CounterMetricFamily():
+            for position, value in enumerate(metric.values):
+                family.add_metric([*labels, str(position)], value)
         case engine_metrics.Gauge(), GaugeMetricFamily():
             family.add_metric(labels, metric.value)
         case _:

@@ -114,6 +114,7 @@ ROOMS = (
     "jaxllm.loading",
     "jaxllm.text",
     "jaxllm.constraints",
+    "jaxllm.speculation",
     "jaxllm.scheduling",
     "jaxllm.sampling",
     "jaxllm.execution",

@@ -60,7 +60,7 @@ class FakeStep:
         if self.runner.fail_at == self.plan.step_id:
             raise RuntimeError("the device fell over")
         count = len(self.plan.chunks)
-        tokens = [self.plan.step_id + 1] * count
+        tokens = [[self.plan.step_id + 1]] * count
         return StepResult(token_ids=tokens, logprobs=[None] * count, prompt_logprobs=[[] for _ in tokens])
 
 

@@ -98,7 +98,7 @@ def test_counts_follow_a_request_through_its_row() -> None:
     counts = lambda row: {int(i): int(c) for i, c in enumerate(np.asarray(runner._counts)[row]) if c}  # noqa: E731
     history = array("i", [5, 9, 5, 200])
     chunk = make_chunk("a", 0, [5, 9, 5, 200], [3], params=params, count_row=2, history=history, num_prompt_tokens=3)
-    token = runner.run(StepPlan(0, (chunk,), 0), [None]).result().token_ids[0]
+    token = runner.run(StepPlan(0, (chunk,), 0), [None]).result().token_ids[0][0]
     prompt = 0x8000
     assert counts(2) == {5: prompt, 9: prompt, 200: 1} | {token: 1 + (token == 200)}
     assert counts(1) == {}

@@ -211,8 +211,9 @@ class FakeDevice:
             self._sample(chunk, context, truths[chunk.request_id])
             for chunk, context in zip(plan.chunks, contexts, strict=True)
         ]
-        self._previous = sampled
-        return StepResult(sampled, [TokenLogprobs([token_id], [-1.0], 1) for token_id in sampled], scores)
+        self._previous = [tokens[-1] for tokens in sampled]
+        logprobs = [[TokenLogprobs([token_id], [-1.0], 1) for token_id in tokens] for tokens in sampled]
+        return StepResult(sampled, logprobs, scores)
 
     def _check_shape(self, plan: StepPlan) -> None:
         lengths = [len(chunk.token_ids) for chunk in plan.chunks]
@@ -222,7 +223,8 @@ class FakeDevice:
         most_rows = -(-self.config.max_num_batched_tokens // alignment)
         assert sum(-(-num // alignment) for num in rows) <= most_rows
         assert len(lengths) <= self.config.max_num_seqs
-        assert plan.num_rows == sum(1 + len(chunk.scored_ids) for chunk in plan.chunks) <= self.config.num_rows
+        num_rows = sum(1 + len(chunk.scored_ids) + chunk.num_drafts for chunk in plan.chunks)
+        assert plan.num_rows == num_rows <= self.config.num_rows
         rows = [chunk.count_row for chunk in plan.chunks if chunk.count_row is not None]
         assert len(set(rows)) == len(rows), "two requests count in one row"
         assert 0 not in rows, "row 0 is for those that count nothing"
@@ -234,7 +236,7 @@ class FakeDevice:
         for chunk, task, length in zip(plan.chunks, tasks, lengths, strict=True):
             if task in self.config.whole_tasks:
                 assert length == chunk.num_prompt_tokens, f"{chunk.request_id} does not run whole"
-            elif self.config.long_prefill_token_threshold:
+            elif self.config.long_prefill_token_threshold and not chunk.num_drafts:
                 assert length <= self.config.long_prefill_token_threshold
 
     def _copy(self, group: int, copies: tuple[tuple[int, int], ...]) -> None:
@@ -280,7 +282,9 @@ class FakeDevice:
             if group.attention_chunk is not None:
                 first = chunk.start - chunk.start % group.attention_chunk
                 assert end <= first + group.attention_chunk, f"{chunk.request_id} attends within two chunks at once"
-            assert context[first:end] == truth.digests[first:end], f"{chunk.request_id} reads a slot with wrong content"
+            known = end - chunk.num_drafts
+            right = context[first:known] == truth.digests[first:known]
+            assert right, f"{chunk.request_id} reads a slot with wrong content"
             contexts.append(context)
         context = contexts[0]
         request = truth.request
@@ -322,8 +326,9 @@ class FakeDevice:
             assert chunk.start < chunk.score_start <= chunk.start + len(chunk.token_ids) + 1 - len(chunk.scored_ids)
         return [score(token_id, context[p - 1]) for p, token_id in enumerate(chunk.scored_ids, chunk.score_start)]
 
-    def _sample(self, chunk: Chunk, context: array[int], truth: Truth) -> int:
-        request, end = truth.request, len(context)
+    def _sample(self, chunk: Chunk, context: array[int], truth: Truth) -> list[int]:
+        """Return what is sampled before each draft and after the last token."""
+        request, end = truth.request, len(context) - chunk.num_drafts
         counts = None if chunk.count_row is None else self.counts[chunk.count_row]
         needs_counts = self.config.tracks_all_tokens or needs_token_counts(chunk.params)
         assert (counts is not None) == needs_counts
@@ -331,16 +336,24 @@ class FakeDevice:
             assert counts is not None
             counts[:] = chunk.history
         if not chunk.samples:
-            return NOT_SAMPLED
-        assert chunk.num_output_tokens == end - chunk.num_prompt_tokens
-        is_early = chunk.num_output_tokens < chunk.params.min_tokens
-        token_id = sample(context[end - 1], chunk.seed, ending_ids(request) if is_early else [])
+            return [NOT_SAMPLED]
+        assert chunk.num_output_tokens == len(context) - chunk.num_prompt_tokens
+        tokens: list[int] = []
+        for last in range(end, len(context) + 1):
+            is_early = last - chunk.num_prompt_tokens < chunk.params.min_tokens
+            tokens.append(sample(context[last - 1], chunk.seed, ending_ids(request) if is_early else []))
         if counts is not None:
             # Rows in flight go on after the request's end, where there is no truth to compare with.
             assert counts[: len(truth.token_ids)] == truth.token_ids[:end], f"{chunk.request_id} counts wrong tokens"
             assert len(counts) == end
-            counts.append(token_id)
-        return token_id
+            counts += tokens[: 1 + num_right(chunk.drafts, tokens)]
+        return tokens
+
+
+def num_right(drafts: array[int], tokens: list[int]) -> int:
+    """Count the leading drafts that are what was sampled."""
+    pairs = zip(drafts, tokens, strict=False)
+    return next((place for place, (draft, token_id) in enumerate(pairs) if draft != token_id), len(drafts))
 
 
 @dataclass

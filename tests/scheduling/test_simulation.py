@@ -13,6 +13,35 @@ from tests.scheduling.simulation import EOS, Simulation, make_config, make_reque
 
 TINY: dict[str, Any] = {"num_blocks": 17, "max_num_seqs": 6, "max_num_batched_tokens": 12, "max_rows": 8}
 """A pool of 16 blocks of 4 tokens: one request of 64 tokens fits, or six must fight."""
+CHANGES: dict[str, dict[str, Any]] = {
+    "roomy": {},
+    "tiny": TINY,
+    "threshold": {**TINY, "long_prefill_token_threshold": 3},
+    "budget-1": {**TINY, "max_num_batched_tokens": 1},
+    "whole-prompts": {**TINY, "max_num_batched_tokens": 64, "enable_chunked_prefill": False},
+    "block-1": {**TINY, "block_size": 1, "num_blocks": 65},
+    "block-16": {**TINY, "block_size": 16, "num_blocks": 5},
+    "alone": {**TINY, "max_num_seqs": 1},
+    "aligned": {"row_alignment": 8, "max_num_batched_tokens": 28},
+    "aligned-whole": {
+        **TINY,
+        "row_alignment": 8,
+        "max_num_batched_tokens": 59,
+        "enable_chunked_prefill": False,
+        "max_model_len": 59,
+    },
+    "chunks": {**TINY, "others": [GroupConfig(num_blocks=7, attention_chunk=12)]},
+    "chunks-and-windows": {
+        **TINY,
+        "max_num_batched_tokens": 28,
+        "row_alignment": 8,
+        "others": [GroupConfig(num_blocks=5, attention_chunk=16), GroupConfig(num_blocks=17, window=9)],
+    },
+    "states": {"num_state_slots": 33},
+    "states-tiny": {**TINY, "num_state_slots": 8},
+    "states-alone": {**TINY, "num_state_slots": 3, "max_num_batched_tokens": 64, "enable_chunked_prefill": False},
+    "states-and-windows": {**TINY, "num_state_slots": 12, "others": [GroupConfig(num_blocks=17, window=9)]},
+}
 
 
 def workload(seed: int, num_requests: int = 14) -> list[EngineCoreRequest]:
@@ -52,56 +81,7 @@ def workload(seed: int, num_requests: int = 14) -> list[EngineCoreRequest]:
 @pytest.mark.parametrize("overlap", [0, 1, 2])
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        TINY,
-        {**TINY, "long_prefill_token_threshold": 3},
-        {**TINY, "max_num_batched_tokens": 1},
-        {**TINY, "max_num_batched_tokens": 64, "enable_chunked_prefill": False},
-        {**TINY, "block_size": 1, "num_blocks": 65},
-        {**TINY, "block_size": 16, "num_blocks": 5},
-        {**TINY, "max_num_seqs": 1},
-        {"row_alignment": 8, "max_num_batched_tokens": 28},
-        {
-            **TINY,
-            "row_alignment": 8,
-            "max_num_batched_tokens": 59,
-            "enable_chunked_prefill": False,
-            "max_model_len": 59,
-        },
-        {**TINY, "others": [GroupConfig(num_blocks=7, attention_chunk=12)]},
-        {
-            **TINY,
-            "max_num_batched_tokens": 28,
-            "row_alignment": 8,
-            "others": [GroupConfig(num_blocks=5, attention_chunk=16), GroupConfig(num_blocks=17, window=9)],
-        },
-        {"num_state_slots": 33},
-        {**TINY, "num_state_slots": 8},
-        {**TINY, "num_state_slots": 3, "max_num_batched_tokens": 64, "enable_chunked_prefill": False},
-        {**TINY, "num_state_slots": 12, "others": [GroupConfig(num_blocks=17, window=9)]},
-    ],
-    ids=[
-        "roomy",
-        "tiny",
-        "threshold",
-        "budget-1",
-        "whole-prompts",
-        "block-1",
-        "block-16",
-        "alone",
-        "aligned",
-        "aligned-whole",
-        "chunks",
-        "chunks-and-windows",
-        "states",
-        "states-tiny",
-        "states-alone",
-        "states-and-windows",
-    ],
-)
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
 def test_tokens_equal_the_sequential_result(changes: dict, caching: bool, policy: str, overlap: int):
     for seed in range(3):
         simulation = Simulation(make_config(enable_prefix_caching=caching, policy=policy, **changes))

@@ -24,8 +24,10 @@ from jaxllm.messages import (
 from jaxllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from jaxllm.constraints.bits import RowMask
     from jaxllm.constraints.token_masks import TokenMasks
     from jaxllm.execution.model_runner import ModelRunner, Running
+    from jaxllm.scheduling.plan import StepPlan
     from jaxllm.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -248,17 +250,31 @@ class EngineCore(HoldsAdapters):
         if self._runner is None:
             return None
         self._late = self._late_masks(before)
-        plan = self._scheduler.plan(self._late)
+        plan = self._scheduler.plan(self._late, self._masks.cut_drafts)
         if plan is None:
             return None
-        row = self._masks.row
-        masks = [row(chunk.request_id, chunk.num_output_tokens) if chunk.samples else None for chunk in plan.chunks]
+        masks = self._rows_masks(plan)
         if before is None:
             self._last_result = time.monotonic()
         for slot, number in plan.adapter_loads.items():
             assert self._adapters is not None
             self._runner.set_adapter(slot, self._adapters.arrays(number))
         return self._runner.run(plan, masks)
+
+    def _rows_masks(self, plan: StepPlan) -> list[RowMask | None]:
+        """Return what each row of a step may sample, those of the chunks' last tokens first."""
+        own: list[RowMask | None] = []
+        extra: list[RowMask | None] = []
+        for chunk in plan.chunks:
+            if chunk.num_drafts:
+                num_outputs = chunk.num_output_tokens - chunk.num_drafts
+                *before, last = self._masks.rows(chunk.request_id, num_outputs, chunk.drafts)
+                own.append(last)
+                extra += before
+                continue
+            own.append(self._masks.row(chunk.request_id, chunk.num_output_tokens) if chunk.samples else None)
+            extra += [None] * len(chunk.scored_ids)
+        return own + extra
 
     def _late_masks(self, before: Running | None) -> set[str]:
         """Wait for masks and return the sequences whose are late.

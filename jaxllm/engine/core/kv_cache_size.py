@@ -74,6 +74,7 @@ def step_config(config: EngineConfig, host: HostProcessors | None = None) -> Ste
         processors=(*traced(config.logits_processors), *(host.traced() if host else ())),
         host_processors=host,
         batch_invariant=config.batch_invariant,
+        max_drafts=config.speculation.num_speculative_tokens if config.speculation else 0,
         generates=config.generates,
         pools_sequences=any(task not in TOKEN_TASKS for task in tasks),
         pools_tokens=any(task in TOKEN_TASKS for task in tasks),

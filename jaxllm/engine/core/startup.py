@@ -264,6 +264,7 @@ def _scheduler_config(config: EngineConfig, num_blocks: int, max_rows: int) -> S
         whole_tasks=frozenset(config.pooling.runs_whole_tasks if config.pooling else ()),
         max_rows=max_rows,
         keys_depend_on_prompt=_keys_depend_on_the_prompt(config),
+        speculation=config.speculation,
         tracks_all_tokens=bool(config.logits_processors),
         kv_cache_metrics_sample=config.kv_cache_metrics_sample if config.kv_cache_metrics else None,
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from jaxllm.messages import BlockEviction, SchedulerStats
+from jaxllm.messages import BlockEviction, SchedulerStats, SpeculationStats
 from jaxllm.outputs import RequestStateStats
 
 if TYPE_CHECKING:
@@ -158,6 +158,20 @@ class CoreCounts(NamedTuple):
     prefix_queries: int
     prefix_hits: int
     compiled: int
+    speculation: SpeculationStats | None
+
+
+def _added(before: SpeculationStats | None, now: SpeculationStats | None) -> SpeculationStats | None:
+    """Return the sums of two counts of drafts."""
+    if before is None or now is None:
+        return before or now
+    pairs = zip(before.num_accepted_tokens_per_pos, now.num_accepted_tokens_per_pos, strict=True)
+    return SpeculationStats(
+        num_drafts=before.num_drafts + now.num_drafts,
+        num_draft_tokens=before.num_draft_tokens + now.num_draft_tokens,
+        num_accepted_tokens=before.num_accepted_tokens + now.num_accepted_tokens,
+        num_accepted_tokens_per_pos=[then + more for then, more in pairs],
+    )
 
 
 class EngineMetrics:
@@ -181,7 +195,7 @@ class EngineMetrics:
         """The number of requests that wait for a grammar."""
         self.num_compiled = 0
         """How many programs were compiled, those found on disk not counted."""
-        self._of_past_cores = CoreCounts(0, 0, 0, 0, 0)
+        self._of_past_cores = CoreCounts(0, 0, 0, 0, 0, None)
         self.is_warm = self.is_asleep = False
         """Whether every program is compiled, and whether the core was ended by `sleep`."""
         self.rejections: Mapping[str, int] = dict.fromkeys(("max_num_queued_reqs", "max_num_queued_tokens"), 0)
@@ -280,7 +294,7 @@ class EngineMetrics:
         """Return everything as it is now."""
         histograms = [each.snapshot(PREFIX + name, dict(self._labels)) for name, each in self._histograms.items()]
         info = Gauge(PREFIX + "cache_config_info", dict(self._cache_info), 1.0)
-        return [*self._gauges(), *self._counters(), *histograms, info]
+        return [*self._gauges(), *self._counters(), *self._drafts(), *histograms, info]
 
     def _gauges(self) -> list[Metric]:
         stats = self.stats
@@ -305,6 +319,7 @@ class EngineMetrics:
             past.prefix_queries + stats.prefix_cache_queries,
             past.prefix_hits + stats.prefix_cache_hits,
             past.compiled + self.num_compiled,
+            _added(past.speculation, stats.speculation),
         )
 
     def _counters(self) -> list[Metric]:
@@ -339,6 +354,19 @@ class EngineMetrics:
                 )
                 for reason, count in self.rejections.items()
             ),
+        ]
+
+    def _drafts(self) -> list[Metric]:
+        """Return what is counted of drafts, in an engine that makes any."""
+        counts = self.core_counts().speculation
+        if counts is None:
+            return []
+        by_position = counts.num_accepted_tokens_per_pos
+        return [
+            self._counter("spec_decode_num_drafts", counts.num_drafts),
+            self._counter("spec_decode_num_draft_tokens", counts.num_draft_tokens),
+            self._counter("spec_decode_num_accepted_tokens", counts.num_accepted_tokens),
+            Vector(PREFIX + "spec_decode_num_accepted_tokens_per_pos", dict(self._labels), list(by_position)),
         ]
 
     def kv_usage(self) -> float:

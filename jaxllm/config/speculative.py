@@ -1,0 +1,139 @@
+"""`SpeculativeConfig`: how tokens are guessed ahead. vLLM's fields."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.checks import check_float, check_int, check_str, shown
+from jaxllm.speculation.drafter import SpeculationSettings
+
+GROUP = "speculative_config"
+METHODS = ("ngram", "suffix")
+MAX_DRAFTS = 64
+"""More drafts of a request than this never pay."""
+MAX_NGRAM = 64
+MAX_DEPTH = 256
+MAX_CACHED_REQUESTS = 1_000_000
+_NGRAM_MODELS = ("ngram", "[ngram]")
+_DRAFT_MODEL = "no draft model takes part in ngram and suffix"
+_VERIFICATION = "a draft counts if it is the token that is sampled"
+NUM_DRAFTS = {"ngram": 8, "suffix": 24}
+"""The most drafts of a request in a step by default."""
+
+
+def _refused(default: Any, reason: str) -> Any:
+    """Declare a field of vLLM's that takes its default only."""
+    return dataclasses.field(default=default, metadata={"refused": reason})
+
+
+@dataclasses.dataclass(frozen=True)
+class SpeculativeConfig:
+    """Settings of speculation, which changes no token: each draft is compared with what is sampled."""
+
+    method: str | None = None
+    """The drafter: "ngram" finds what followed the last tokens before in the same request, "suffix" what followed most
+    often, in past answers too."""
+    num_speculative_tokens: int | None = None
+    """The most drafts of a request in a step; fewer are made where fewer come true."""
+    model: str | None = None
+    """The name "ngram" here means the method of that name."""
+    prompt_lookup_max: int | None = None
+    prompt_lookup_min: int | None = None
+    """The most and the fewest last tokens that "ngram" looks for; 4 and 2 if neither is given."""
+    suffix_decoding_max_tree_depth: int = 24
+    """The most last tokens that "suffix" looks for."""
+    suffix_decoding_max_cached_requests: int = 10_000
+    """The answers that "suffix" keeps, the latest ones; 0 keeps none."""
+    suffix_decoding_max_spec_factor: float = 1.0
+    """The drafts of "suffix" are at most so many times as many as the tokens that it found."""
+    suffix_decoding_min_token_prob: float = 0.1
+    """Each draft of "suffix" followed in at least this part of the places."""
+    enforce_eager: None = _refused(None, "programs of steps with drafts are those of all steps")
+    draft_tensor_parallel_size: None = _refused(None, _DRAFT_MODEL)
+    tensor_parallel_size: None = _refused(None, _DRAFT_MODEL)
+    quantization: None = _refused(None, _DRAFT_MODEL)
+    moe_backend: None = _refused(None, _DRAFT_MODEL)
+    attention_backend: None = _refused(None, _DRAFT_MODEL)
+    kv_cache_dtype: None = _refused(None, _DRAFT_MODEL)
+    max_model_len: None = _refused(None, _DRAFT_MODEL)
+    revision: None = _refused(None, _DRAFT_MODEL)
+    code_revision: None = _refused(None, _DRAFT_MODEL)
+    draft_load_config: None = _refused(None, _DRAFT_MODEL)
+    index_share_for_mtp_iteration: None = _refused(None, _DRAFT_MODEL)
+    disable_padded_drafter_batch: bool = _refused(False, _DRAFT_MODEL)
+    disable_eagle_block_drop: bool = _refused(False, _DRAFT_MODEL)
+    use_local_argmax_reduction: bool = _refused(False, _DRAFT_MODEL)
+    use_heterogeneous_vocab: bool = _refused(False, _DRAFT_MODEL)
+    parallel_drafting: bool = _refused(False, _DRAFT_MODEL)
+    num_speculative_tokens_per_batch_size: None = _refused(None, "the number follows the batch by itself")
+    rejection_sample_method: str = _refused("standard", _VERIFICATION)
+    synthetic_acceptance_rates: None = _refused(None, _VERIFICATION)
+    synthetic_acceptance_length: None = _refused(None, _VERIFICATION)
+    enable_adaptive_verification: bool = _refused(False, "the number of drafts adapts by itself")
+    draft_sample_method: str = _refused("greedy", _DRAFT_MODEL)
+    dspark_draft_topk: None = _refused(None, _DRAFT_MODEL)
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            reason, value = field.metadata.get("refused"), getattr(self, field.name)
+            if reason is not None and value != field.default:
+                message = f"{GROUP}: {field.name}={shown(value)} is not supported: {reason}."
+                raise VLLMValidationError(message, parameter=GROUP, value=value)
+        self._check_method()
+        self._check_int("num_speculative_tokens", MAX_DRAFTS, optional=True)
+        for name in ("prompt_lookup_max", "prompt_lookup_min"):
+            self._check_int(name, MAX_NGRAM, optional=True)
+        least, most = self.lookup
+        if least > most:
+            message = f"{GROUP}: prompt_lookup_min={least} must be at most prompt_lookup_max={most}."
+            raise VLLMValidationError(message, parameter=GROUP, value=least)
+        self._check_int("suffix_decoding_max_tree_depth", MAX_DEPTH, least=3)
+        self._check_int("suffix_decoding_max_cached_requests", MAX_CACHED_REQUESTS, least=0)
+        self._check_float("suffix_decoding_max_spec_factor", 0.0, 100.0)
+        self._check_float("suffix_decoding_min_token_prob", 0.0, 1.0)
+
+    @property
+    def lookup(self) -> tuple[int, int]:
+        """Return the fewest and the most last tokens that "ngram" looks for; one that is not given is as the other."""
+        least, most = self.prompt_lookup_min, self.prompt_lookup_max
+        if least is None and most is None:
+            return 2, 4
+        return (most if least is None else least) or 1, (least if most is None else most) or 1
+
+    def settings(self, num_free_rows: float) -> SpeculationSettings:
+        """Return the settings for a device on which a step of so many rows takes twice as long as one of one row."""
+        method = self.method or "ngram"
+        least, most = self.lookup
+        return SpeculationSettings(
+            method=method,
+            num_speculative_tokens=self.num_speculative_tokens or NUM_DRAFTS[method],
+            num_free_rows=num_free_rows,
+            prompt_lookup_min=least,
+            prompt_lookup_max=most,
+            max_tree_depth=self.suffix_decoding_max_tree_depth,
+            max_cached_requests=self.suffix_decoding_max_cached_requests,
+            max_spec_factor=self.suffix_decoding_max_spec_factor,
+            min_token_prob=self.suffix_decoding_min_token_prob,
+        )
+
+    def _check_method(self) -> None:
+        if self.method is None and self.model in _NGRAM_MODELS:
+            return
+        if self.method not in METHODS:
+            given = "a draft model" if self.method is None and self.model else f"method={shown(self.method)}"
+            message = f"{GROUP}: {given} is not supported; use method='ngram' or 'suffix'."
+            raise VLLMValidationError(message, parameter=GROUP, value=self.method or self.model)
+        if self.model is not None and not (self.method == "ngram" and self.model in _NGRAM_MODELS):
+            check_str(f"{GROUP}.model", self.model, 4_096, parameter=GROUP)
+            message = f"{GROUP}: model={shown(self.model)} does not go with method={self.method!r}: {_DRAFT_MODEL}."
+            raise VLLMValidationError(message, parameter=GROUP, value=self.model)
+
+    def _check_int(self, name: str, most: int, *, least: int = 1, optional: bool = False) -> None:
+        value = getattr(self, name)
+        if value is not None or not optional:
+            check_int(f"{GROUP}.{name}", value, least, most, parameter=GROUP)
+
+    def _check_float(self, name: str, least: float, most: float) -> None:
+        check_float(f"{GROUP}.{name}", getattr(self, name), least, most, parameter=GROUP)

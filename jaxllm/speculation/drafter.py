@@ -1,0 +1,57 @@
+"""Drafters guess what follows a request's tokens."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import Protocol
+
+from jaxllm.speculation.ngram import NgramDrafter
+from jaxllm.speculation.suffix import SuffixDrafter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationSettings:
+    """Settings of speculation, checked and settled."""
+
+    method: str
+    """The drafter: "ngram" or "suffix"."""
+    num_speculative_tokens: int
+    """The most drafts of one request in a step."""
+    num_free_rows: float
+    """A step of so many rows of tokens takes twice as long as one of a single row, for which all weights are read."""
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 4
+    """The fewest and the most tokens at the end of a request that its drafts must have followed before."""
+    max_tree_depth: int = 24
+    """The most tokens at the end of a request that the suffix drafter looks for."""
+    max_cached_requests: int = 10_000
+    """The answers of so many requests are searched for suffixes, besides the request's own tokens."""
+    max_spec_factor: float = 1.0
+    """The suffix drafter's drafts are at most so many times as many as the tokens that were found."""
+    min_token_prob: float = 0.1
+    """The suffix drafter's drafts followed in at least this part of the places."""
+
+
+class Drafter(Protocol):
+    """Guesses what follows some tokens, on the host."""
+
+    def propose(self, token_ids: array[int], at_most: int) -> array[int]:
+        """Return at most so many guesses of the next tokens; none where there is nothing to go by."""
+        ...
+
+    def learn(self, token_ids: array[int], num_prompt_tokens: int) -> None:
+        """Take in the tokens of a request that has ended."""
+        ...
+
+
+def make_drafter(settings: SpeculationSettings) -> Drafter:
+    """Return the drafter that the settings name."""
+    if settings.method == "ngram":
+        return NgramDrafter(settings.prompt_lookup_min, settings.prompt_lookup_max)
+    return SuffixDrafter(
+        settings.max_tree_depth,
+        settings.max_cached_requests,
+        factor=settings.max_spec_factor,
+        least_share=settings.min_token_prob,
+    )

@@ -1,0 +1,151 @@
+"""Drafts change no token, take no more than what is left, and are counted."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+import pytest
+
+from jaxllm.scheduling.config import SchedulerConfig
+from jaxllm.scheduling.plan import StepPlan
+from jaxllm.speculation.drafter import SpeculationSettings
+from tests.scheduling.simulation import Simulation, make_config, make_request
+from tests.scheduling.test_simulation import CHANGES, TINY, workload
+
+WITHOUT_STATES = {name: changes for name, changes in CHANGES.items() if "num_state_slots" not in changes}
+MOST = 4
+
+
+class Oracle:
+    """Guesses what the fake model says, and is wrong with a probability."""
+
+    def __init__(self, simulation: Simulation, seed: int, wrong: float) -> None:
+        self._simulation, self._random, self._wrong = simulation, random.Random(seed), wrong
+
+    def propose(self, token_ids: array[int], at_most: int) -> array[int]:
+        own = token_ids.tolist()
+        known = next(
+            (each for truth in self._simulation.truths.values() if (each := truth.token_ids)[: len(own)] == own), own
+        )
+        guesses = known[len(own) :][:at_most] or [7]
+        return array("i", [(each + (self._random.random() < self._wrong)) % 50 for each in guesses])
+
+    def learn(self, token_ids: array[int], num_prompt_tokens: int) -> None:
+        pass
+
+
+class Speculating(Simulation):
+    """Drive a scheduler that speculates."""
+
+    def __init__(self, config: SchedulerConfig, seed: int = 0, wrong: float = 0.3) -> None:
+        super().__init__(config)
+        assert self.scheduler._speculation is not None
+        self.scheduler._speculation._drafter = Oracle(self, seed, wrong)
+
+
+def speculating(num_free_rows: float = 1e6, **changes: object) -> SchedulerConfig:
+    settings = SpeculationSettings(method="ngram", num_speculative_tokens=MOST, num_free_rows=num_free_rows)
+    return make_config(speculation=settings, **changes)
+
+
+@pytest.mark.parametrize("overlap", [0, 1, 2])
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("changes", WITHOUT_STATES.values(), ids=WITHOUT_STATES)
+def test_tokens_equal_the_sequential_result(changes: dict, caching: bool, policy: str, overlap: int):
+    for seed in range(2):
+        simulation = Speculating(speculating(enable_prefix_caching=caching, policy=policy, **changes), seed)
+        rng = random.Random(seed)
+        pending = workload(seed)
+        while pending:
+            for _ in range(rng.randrange(1, 5)):
+                if pending:
+                    simulation.add(pending.pop(0))
+            for _ in range(rng.randrange(6)):
+                simulation.step(overlap)
+                simulation.check()
+        simulation.run(overlap)
+
+
+def test_the_workloads_speculate_and_preempt():
+    """The workloads above are only worth something if drafts are right and wrong, beside preemptions."""
+    num_drafts = num_right = num_preemptions = 0
+    for seed in range(3):
+        simulation = Speculating(speculating(**TINY), seed)
+        for request in workload(seed):
+            simulation.add(request)
+        simulation.run(overlap=1)
+        stats = simulation.scheduler.stats()
+        assert stats.speculation is not None
+        num_drafts += stats.speculation.num_draft_tokens
+        num_right += stats.speculation.num_accepted_tokens
+        num_preemptions += stats.num_preemptions
+    assert num_preemptions >= 5
+    assert 30 <= num_right <= num_drafts - 30
+
+
+def test_right_drafts_take_fewer_steps():
+    simulation = Speculating(speculating(max_num_seqs=1, max_rows=8), wrong=0.0)
+    simulation.add(make_request("a", 5, max_tokens=50))
+    num_steps = simulation.run()
+    assert num_steps < 20
+    stats = simulation.scheduler.stats().speculation
+    assert stats is not None
+    # Each step samples one token that was no draft.
+    assert stats.num_accepted_tokens == stats.num_draft_tokens == 50 - num_steps
+    assert sum(stats.num_accepted_tokens_per_pos) == stats.num_accepted_tokens
+    assert stats.num_accepted_tokens_per_pos == sorted(stats.num_accepted_tokens_per_pos, reverse=True)
+
+
+def test_wrong_drafts_end():
+    """A drafter that is always wrong costs a few rows, then none."""
+    simulation = Speculating(speculating(), wrong=1.0)
+    simulation.add(make_request("a", 5, max_tokens=50))
+    simulation.run(overlap=1)
+    stats = simulation.scheduler.stats().speculation
+    assert stats is not None
+    assert stats.num_accepted_tokens == 0
+    assert 0 < stats.num_draft_tokens < 20
+
+
+def test_full_steps_have_no_drafts():
+    """Where rows are dear, drafts that may be wrong do not pay."""
+    simulation = Speculating(speculating(num_free_rows=0.1))
+    for name in "abcdef":
+        simulation.add(make_request(name, 5, max_tokens=30))
+    simulation.run()
+    stats = simulation.scheduler.stats().speculation
+    assert stats is not None
+    assert stats.num_drafts == 0
+
+
+def planned(plan: StepPlan | None) -> dict[str, int]:
+    assert plan is not None
+    return {chunk.request_id: len(chunk.token_ids) for chunk in plan.chunks}
+
+
+def test_drafts_take_what_prompts_leave():
+    """A prompt gets as much of a step as if there were no drafts."""
+    simulation = Speculating(speculating(max_num_batched_tokens=16, max_num_seqs=2, max_rows=8), wrong=0.0)
+    simulation.add(make_request("a", 4, max_tokens=40))
+    simulation.step()
+    simulation.add(make_request("b", 30, max_tokens=4))
+    assert planned(simulation.plan()) == {"a": 1, "b": 15}
+    simulation.commit()
+    assert planned(simulation.plan()) == {"a": 1, "b": 15}
+    simulation.commit()
+    drafts = planned(simulation.plan())
+    assert drafts["a"] > 1
+    simulation.commit()
+    simulation.run()
+
+
+def test_drafts_stop_short_of_the_end():
+    """No row samples a token that the request may not have."""
+    simulation = Speculating(speculating(), wrong=0.0)
+    simulation.add(make_request("a", 4, max_tokens=3))
+    simulation.step()
+    assert planned(simulation.plan()) == {"a": 2}  # one draft: of two tokens to come
+    simulation.commit()
+    assert not simulation.live
