@@ -159,17 +159,17 @@ class Scheduler:
         return None
 
     def waits_for_commit(self) -> bool:
-        """Say whether more running requests wait for a token in flight than could go on: then commit before `plan`."""
-        waiting = [request for request in self._running if self._waits_for_last_token(request)]
-        in_flight = tally(self._in_flight.values()) if waiting else {}
-        num_held = sum(in_flight.get(request, NOTHING_IN_FLIGHT).num_sampled > 0 for request in waiting)
-        return bool(waiting) and 2 * num_held > len(self._running)
-
-    def _waits_for_last_token(self, request: Request) -> bool:
-        """Say whether a request is to have no step while its last token is in flight."""
-        if request.waits_for_last_token or self._speculation is None:
-            return request.waits_for_last_token
-        return self._speculation.is_promising(request, len(self._running))
+        """Say whether to commit before `plan`: more running requests wait for a token in flight than could go on, or
+        there is more to be had by drafts, which follow known tokens, than by planning while a step runs.
+        """
+        speculation, running = self._speculation, self._running
+        if speculation is not None or any(request.waits_for_last_token for request in running):
+            in_flight = tally(self._in_flight.values())
+            each = [(request, in_flight.get(request, NOTHING_IN_FLIGHT)) for request in running]
+            held = [ahead for request, ahead in each if ahead.row is None or request.waits_for_last_token]
+            if 2 * sum(ahead.num_sampled > 0 for ahead in held) > len(running):
+                return True
+        return speculation is not None and speculation.pays(running, self.config.num_rows)
 
     def _plan_running(self, draft: StepDraft, late: Collection[str]) -> bool:
         """Give running requests their tokens, in order; say whether there is room for others."""
@@ -183,9 +183,7 @@ class Scheduler:
             ahead = draft.in_flight.get(request, NOTHING_IN_FLIGHT)
             num_tokens = len(request.token_ids) + ahead.num_sampled
             if ahead.num_sampled and (
-                ahead.row is None
-                or self._waits_for_last_token(request)
-                or request.reaches_length(num_tokens, max_model_len)
+                ahead.row is None or request.waits_for_last_token or request.reaches_length(num_tokens, max_model_len)
             ):
                 continue  # its last token cannot be read yet, or ends it
             table = self.cache.tables[request.request_id]

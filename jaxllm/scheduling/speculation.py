@@ -8,7 +8,7 @@ would have sampled: the outputs are the same, to the bit where rows do not depen
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from jaxllm.messages import SpeculationStats
@@ -22,6 +22,10 @@ from jaxllm.speculation.guesses import Guesses
 type CutDrafts = Callable[[str, int, array[int]], array[int]]
 """Returns the leading ones of a request's drafts that its rules let follow, and after which output goes on, given the
 request's id and how many outputs it has."""
+
+
+WAIT = 0.1
+"""A step that is planned after the one before, not while it runs, takes at most so much longer, as a part."""
 
 
 def keep_drafts(_request_id: str, _num_output_tokens: int, drafts: array[int]) -> array[int]:
@@ -43,11 +47,17 @@ class Speculation:
         """Guess what the request says from now on; it has a first token."""
         request.guesses = Guesses(self._drafter, self._settings.num_speculative_tokens)
 
-    def is_promising(self, request: Request, num_rows: int) -> bool:
-        """Say whether the request's next step should wait for its last token, as drafts may follow it; the step is to
-        have so many rows of tokens.
+    def pays(self, running: Sequence[Request], most_rows: int) -> bool:
+        """Say whether drafts would give more tokens than are lost if a step is planned only after the one before, when
+        the tokens that drafts follow are known. A step has at most `most_rows` rows of logits.
         """
-        return self._num_worth(request, num_rows) > 0
+        gain, num_free = 0.0, most_rows - len(running)
+        for request in running:
+            count = min(self._num_worth(request, len(running)), num_free)
+            if count > 0 and request.guesses is not None:
+                gain += request.guesses.gain(count)
+                num_free -= count
+        return gain > WAIT * len(running)
 
     def add_drafts(self, draft: StepDraft, cache: KVCacheManager, cut: CutDrafts) -> None:
         """Give drafts to the requests of a step, out of what everybody has left of its tokens, rows and blocks."""

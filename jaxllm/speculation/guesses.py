@@ -47,6 +47,11 @@ class Guesses:
             self._guessed_at = num_tokens
         return min(count, len(self.next_ids))
 
+    def gain(self, num_drafts: int) -> float:
+        """Return how many of so many drafts will come true, at a guess."""
+        rate = min(self._rate, LAST_RATE)
+        return rate * (1 - rate**num_drafts) / (1 - rate)
+
     def compare(self, new_ids: Sequence[int], num_tokens: int) -> None:
         """Compare the guesses with the tokens that have come; the request had `num_tokens` tokens before them."""
         if self._guessed_at != num_tokens:

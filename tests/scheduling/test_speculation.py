@@ -43,6 +43,12 @@ class Speculating(Simulation):
         assert self.scheduler._speculation is not None
         self.scheduler._speculation._drafter = Oracle(self, seed, wrong)
 
+    def step(self, overlap: int = 0) -> None:
+        """Do as `Simulation.step`, but commit first where the scheduler wants that, as an engine does."""
+        while self.in_flight and self.scheduler.waits_for_commit():
+            self.commit()
+        super().step(overlap)
+
 
 def speculating(num_free_rows: float = 1e6, **changes: object) -> SchedulerConfig:
     settings = SpeculationSettings(method="ngram", num_speculative_tokens=MOST, num_free_rows=num_free_rows)
