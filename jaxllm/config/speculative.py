@@ -19,7 +19,7 @@ MAX_CACHED_REQUESTS = 1_000_000
 _NGRAM_MODELS = ("ngram", "[ngram]")
 _DRAFT_MODEL = "no draft model takes part in ngram and suffix"
 _VERIFICATION = "a draft counts if it is the token that is sampled"
-NUM_DRAFTS = {"ngram": 8, "suffix": 24}
+NUM_DRAFTS = {"ngram": 16, "suffix": 24}
 """The most drafts of a request in a step by default."""
 
 
