@@ -14,6 +14,7 @@ from jaxllm.messages import EngineCoreOutput, RequestError, sequence_ids
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.plan import StepPlan, StepResult
 from jaxllm.scheduling.scheduler import Scheduler
+from jaxllm.scheduling.speculation import CutDrafts, keep_drafts
 from tests.models.tiny import folder
 
 CASE = "llama3_tied"
@@ -33,9 +34,9 @@ class RecordingScheduler(Scheduler):
         self.sequence_ids: dict[str, list[str]] = {}
         """What the core calls the sequences of the user's requests."""
 
-    def plan(self, late: Collection[str] = ()) -> StepPlan | None:
+    def plan(self, late: Collection[str] = (), cut_drafts: CutDrafts = keep_drafts) -> StepPlan | None:
         self.before_plan()
-        plan = super().plan(late)
+        plan = super().plan(late, cut_drafts)
         if plan is not None:
             self.plans.append(plan)
             self.in_flight += (plan,)
