@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, cast
@@ -33,6 +34,12 @@ class WordMatcher:
         self.words = words
         self.output: tuple[int, ...] = ()
         self.error: str | None = None
+
+    def fork(self) -> WordMatcher:
+        assert threading.current_thread() is not threading.main_thread()
+        fork = WordMatcher(self.words)
+        fork.output = self.output
+        return fork
 
     def allowed(self) -> set[int]:
         size = len(self.output)
@@ -193,6 +200,61 @@ def test_rows_are_what_all_rules_leave(
         assert row == (early or left)
         output.append(choices.choice(sorted(row)))
         masks.accept("r", output[-1:])
+
+
+@settings(max_examples=200)
+@given(
+    words=st.none() | st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple), min_size=1, max_size=4),
+    bad=st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=3), max_size=2),
+    budget=st.none() | st.integers(0, 2),
+    min_tokens=st.integers(0, 3),
+    ignore_eos=st.booleans(),
+    drafts=st.lists(st.sampled_from([0, 1, 2, START, END, EOS]), min_size=1, max_size=6),
+    num_before=st.integers(0, 2),
+)
+def test_rows_of_drafts_are_those_of_outputs(
+    grammars: WordGrammars,
+    words: list[tuple[int, ...]] | None,
+    bad: list[list[int]],
+    budget: int | None,
+    min_tokens: int,
+    ignore_eos: bool,
+    drafts: list[int],
+    num_before: int,
+):
+    """Drafts are cut where a token may not follow or the output ends; to look at them changes nothing."""
+    grammars.held = None
+    fields: dict[str, Any] = {"min_tokens": min_tokens, "ignore_eos": ignore_eos, "thinking_token_budget": budget}
+    fields["structured_outputs"] = None if words is None else choose(*words)
+    guessing, plain = masks_of(grammars, THINKING), masks_of(grammars, THINKING)
+    for masks in (guessing, plain):
+        masks.add(request(bad=bad, **fields))
+        if not masks.is_ready("r"):
+            return
+    output: list[int] = []
+    for _ in range(num_before):
+        row = allowed(plain, len(output))
+        if plain.completed() or plain.dead_ends():
+            return
+        output.append(min(row))
+        for masks in (guessing, plain):
+            masks.accept("r", output[-1:])
+    kept = guessing.cut_drafts("r", len(output), array("i", drafts)).tolist()
+    assert kept == drafts[: len(kept)]
+    got = guessing.rows("r", len(output), array("i", kept)) if kept else [guessing.row("r", len(output))]
+    assert len(got) == len(kept) + 1
+    for place, row in enumerate(got):
+        expected = allowed(plain, len(output) + place)
+        if plain.completed() or plain.dead_ends():
+            assert not kept, "an output that has ended goes on"
+            return
+        assert unpack(None if row is None else row.allowed_w) == expected
+        assert place == len(kept) or kept[place] in expected
+        plain.accept("r", drafts[place : place + 1])
+    if len(kept) < len(drafts):
+        row = allowed(plain, len(output) + len(drafts[: len(kept) + 1]))
+        assert drafts[len(kept)] not in expected or plain.completed() or plain.dead_ends()
+    assert (guessing.completed(), guessing.dead_ends()) == ([], {})
 
 
 def test_no_rules_no_row(masks: TokenMasks):

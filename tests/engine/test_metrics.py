@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
+from typing import Any
 
 import pytest
 
-from jaxllm.engine.front_end.metrics import PREFIX, Counter, EngineMetrics, Histogram, Metric, cache_config_info
+from jaxllm.engine.front_end.metrics import PREFIX, Counter, EngineMetrics, Histogram, Metric, Vector, cache_config_info
 from jaxllm.engine.front_end.stats_log import StatsLogger
-from jaxllm.messages import BlockEviction, SchedulerStats
+from jaxllm.messages import BlockEviction, SchedulerStats, SpeculationStats
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.text.tokenizer import Tokenizer
 from tests.engine.fake_core import FakeCore, hashed_tokens
@@ -17,7 +18,7 @@ from tests.engine.support import make_engine, make_ready
 from tests.engine.vllm_metrics import MODEL_AND_ENGINE, NOT_APPLICABLE, OURS
 
 
-def stats(**changes: int) -> SchedulerStats:
+def stats(**changes: Any) -> SchedulerStats:
     fields = {
         "num_running_reqs": 2,
         "num_waiting_reqs": 1,
@@ -31,6 +32,16 @@ def stats(**changes: int) -> SchedulerStats:
         "num_scheduled_tokens": 4,
     }
     return SchedulerStats(**(fields | changes))
+
+
+def drafts(num_steps: int, accepted: list[int]) -> SpeculationStats:
+    """Return the counts of so many steps of a request with 2 drafts each."""
+    return SpeculationStats(
+        num_drafts=num_steps,
+        num_draft_tokens=2 * num_steps,
+        num_accepted_tokens=sum(accepted),
+        num_accepted_tokens_per_pos=accepted,
+    )
 
 
 class Log:
@@ -119,7 +130,8 @@ def test_log_on_demand(caplog: pytest.LogCaptureFixture) -> None:
 def snapshot(max_model_len: int = 128) -> list[Metric]:
     ready = make_ready(max_model_len=max_model_len, stats=stats())
     info = cache_config_info(ready.vllm_config)
-    return EngineMetrics("some/model", max_model_len, stats(), info, has_residency=True).snapshot()
+    counts = stats(speculation=drafts(3, [2, 1]))
+    return EngineMetrics("some/model", max_model_len, counts, info, has_residency=True).snapshot()
 
 
 def test_every_metric_of_vllm_is_ours_or_not_applicable() -> None:
@@ -160,6 +172,20 @@ def test_the_bounds_of_histograms_are_vllms() -> None:
     assert found["kv_block_idle_before_evict_seconds"].startswith("0.001 0.002 0.005 0.01 0.02 0.05 0.1 0.2 0.5 1.0")
     assert found["kv_block_reuse_gap_seconds"].endswith("20.0 30.0 60.0 120.0 300.0 600.0 1200.0 1800.0 +Inf")
     assert found["request_num_preemptions"] == "1.0 2.0 3.0 4.0 5.0 10.0 20.0 +Inf"
+
+
+def test_drafts_are_counted_over_cores() -> None:
+    metrics = EngineMetrics("m", 128, stats(speculation=drafts(0, [0, 0])))
+    metrics.on_step(stats(speculation=drafts(3, [2, 1])), 0)
+    metrics.on_new_core(stats(speculation=drafts(0, [0, 0])))
+    metrics.on_step(stats(speculation=drafts(4, [4, 2])), 0)
+    found = {each.name.removeprefix("vllm:spec_decode_num_"): each for each in metrics.snapshot()}
+    counters = {name: each.value for name, each in found.items() if isinstance(each, Counter)}
+    assert [counters[name] for name in ("drafts", "draft_tokens", "accepted_tokens")] == [7, 14, 9]
+    by_position = found["accepted_tokens_per_pos"]
+    assert isinstance(by_position, Vector)
+    assert by_position.values == [6, 3]
+    assert not any("spec_decode" in each.name for each in EngineMetrics("m", 128, stats()).snapshot())
 
 
 def test_evictions_are_counted() -> None:

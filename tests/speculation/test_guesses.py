@@ -1,0 +1,77 @@
+"""How many guesses become drafts follows how many have come true, and what a row costs."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from jaxllm.speculation.guesses import FIRST_RATE, LEAST_RATE, SELDOM, Guesses
+
+
+class Counting:
+    """Guesses that the next token is the one after the last."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def propose(self, token_ids: array[int], at_most: int) -> array[int]:
+        self.num_calls += 1
+        return array("i", range(token_ids[-1] + 1, token_ids[-1] + 1 + at_most))
+
+    def learn(self, token_ids: array[int], num_prompt_tokens: int) -> None:
+        pass
+
+
+def say(guesses: Guesses, tokens: array[int], token_id: int, share: float) -> int:
+    """Look, let a token come, and return how many drafts it would have had before it."""
+    count = guesses.look(tokens, share)
+    tokens.append(token_id)
+    guesses.compare([token_id], len(tokens) - 1)
+    return count
+
+
+def test_right_guesses_earn_more_drafts_and_wrong_ones_none():
+    guesses, tokens = Guesses(Counting(), 16), array("i", [0])
+    counts = [say(guesses, tokens, tokens[-1] + 1, 0.1) for _ in range(40)]
+    assert counts == sorted(counts)
+    assert 1 <= counts[0] < 4
+    assert counts[-1] == 16
+    counts = [say(guesses, tokens, 0, 0.1) for _ in range(40)]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[-1] == 0
+
+
+def test_guesses_are_compared_though_no_drafts_are_made():
+    """A request whose text begins to repeat gets its drafts back, and looking costs little meanwhile."""
+    drafter = Counting()
+    guesses, tokens = Guesses(drafter, 8), array("i", [0])
+    for _ in range(40):
+        say(guesses, tokens, 0, 0.1)
+    before = drafter.num_calls
+    for _ in range(8 * SELDOM):
+        assert say(guesses, tokens, 0, 0.1) == 0
+    assert drafter.num_calls == before + 8
+    counts = [say(guesses, tokens, tokens[-1] + 1, 0.1) for _ in range(60)]
+    assert counts[0] == 0
+    assert counts[-1] == 8
+
+
+@pytest.mark.parametrize("share", [0.0, LEAST_RATE, FIRST_RATE, 0.9, 0.99, 1.0])
+def test_no_more_drafts_than_pay(share: float):
+    """The last draft comes true with at least the probability that its row must have, as far as is known."""
+    guesses, tokens = Guesses(Counting(), 64), array("i", [0])
+    for _ in range(200):
+        count = guesses.look(tokens, share)
+        if count > 1:
+            assert guesses._rate**count >= max(share, LEAST_RATE) - 1e-9
+        if share > guesses._rate:
+            assert count == 0
+        say(guesses, tokens, tokens[-1] + 1, share)
+
+
+def test_the_gain_is_what_is_expected():
+    guesses = Guesses(Counting(), 8)
+    expected = sum(FIRST_RATE**count for count in (1, 2, 3))
+    assert guesses.gain(3) == pytest.approx(expected)
+    assert guesses.gain(0) == 0
