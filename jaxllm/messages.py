@@ -169,7 +169,7 @@ class SpeculationStats(msgspec.Struct, frozen=True, kw_only=True, array_like=Tru
     num_accepted_tokens: int
     """Drafts that were what was sampled."""
     num_accepted_tokens_per_pos: list[int]
-    """Of those the first ones of their chunks, the second ones, and so on."""
+    """Such drafts that were the first ones of their chunks, the second ones, and so on."""
 
 
 class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -142,6 +142,16 @@ class OpenAIClient:
             raise RequestError(f"{url} lists no model")
         return models
 
+    async def metrics(self, endpoint: str = "/metrics") -> str | None:
+        """Return the server's metrics in Prometheus' form; None if it shows none."""
+        import aiohttp
+
+        try:
+            async with self._session.get(self.base_url + endpoint) as response:
+                return await response.text() if response.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, OSError, UnicodeDecodeError):
+            return None
+
     async def stream(
         self, endpoint: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
     ) -> AsyncGenerator[Chunk, None]:

@@ -67,8 +67,8 @@ class RareRules(NamedTuple):
     logprob_ids_sn: Any
     """Ids whose log-probabilities are asked for."""
     drafts_sd: Annotated[Any, Packed(neutral=-1)]
-    """Of a row whose tokens are counted, the drafts up to the row's own token, which the counts do not have yet; the
-    row's token comes to be only if all of them are what was sampled before them."""
+    """The drafts up to a row's own token, where the row's tokens are counted: the counts do not have them yet. The
+    row's token comes to be only if all of them are what was sampled before it."""
     draft_rows_sd: Any
     """The rows that these drafts are sampled in."""
 

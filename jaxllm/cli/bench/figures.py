@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from jaxllm.cli.bench.drafts import draft_lines
+
 METRICS: Mapping[str, tuple[str, str]] = {
     "ttft": ("TTFT", "Time to First Token"),
     "tpot": ("TPOT", "Time per Output Token (excl. 1st token)"),
@@ -151,6 +153,10 @@ def report(figures: Mapping[str, Any], conditions: Conditions) -> Iterator[str]:
         yield _line(f"Median {short} (ms)", figures[f"median_{name}_ms"])
         for percent in conditions.percentiles:
             yield _line(f"P{percent:g} {short} (ms)", figures[f"p{percent:g}_{name}_ms"])
+    drafts = [_line(label, value) for label, value in draft_lines(figures)]
+    if drafts:
+        yield f"{'Speculative Decoding':-^{WIDTH}}"
+        yield from drafts
     yield "=" * WIDTH
 
 

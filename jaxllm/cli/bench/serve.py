@@ -8,7 +8,7 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from importlib.util import find_spec
@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from jaxllm.cli.bench.datasets import Sample, add_dataset_flags, make_samples
+from jaxllm.cli.bench.drafts import draft_figures, read_drafts
 from jaxllm.cli.bench.figures import METRICS, Conditions, Result, count_errors, report, summarize
 from jaxllm.cli.bench.load import Target, send_all, wait_ready
 from jaxllm.cli.bench.traffic import STRATEGIES, Ramp, send_times
@@ -142,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
     except RequestError as error:
         say(f"jaxllm: error: {error}")
         return 1
-    figures = summarize(measured.results, measured.seconds, measured.cpu_seconds, conditions)
+    figures = summarize(measured.results, measured.seconds, measured.cpu_seconds, conditions) | measured.drafts
     show("\n".join(report(figures, conditions)))
     errors = count_errors(measured.results)
     for error, num in errors[:MOST_ERRORS]:
@@ -165,6 +166,8 @@ class Measured:
     seconds: float
     cpu_seconds: float
     """CPU time of this process, its client, in that time."""
+    drafts: Mapping[str, Any]
+    """The figures of the server's drafts, if it made any."""
 
 
 def _runner() -> Any:
@@ -198,6 +201,7 @@ async def _measure(args: argparse.Namespace, ramp: Ramp | None) -> Measured:
         for i in range(args.num_warmups):
             await target.ask(samples[i % len(samples)], count)
         times = send_times(len(samples), args.request_rate, args.burstiness, Random(args.seed), ramp)
+        drafts_before = await read_drafts(client)
         with _Progress(len(samples), args.disable_tqdm) as progress:
             start, cpu_start = time.perf_counter(), time.process_time()
             results = await send_all(
@@ -210,7 +214,8 @@ async def _measure(args: argparse.Namespace, ramp: Ramp | None) -> Measured:
                 id_prefix=args.request_id_prefix,
             )
             taken, cpu = time.perf_counter() - start, time.process_time() - cpu_start
-    return Measured(name, loaded, samples, results, taken, cpu)
+        drafts = draft_figures(drafts_before, await read_drafts(client))
+    return Measured(name, loaded, samples, results, taken, cpu, drafts)
 
 
 async def _find_model(args: argparse.Namespace, client: OpenAIClient) -> tuple[str, str]:

@@ -1,0 +1,62 @@
+"""What a server's metrics tell of the drafts of a run, under vLLM's names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jaxllm.cli.openai_client import OpenAIClient
+
+_SAMPLE = re.compile(r"^vllm:spec_decode_num_(\w+?)(?:_total)?(?:\{(.*)\})? (\S+)$", re.MULTILINE)
+_POSITION = re.compile(r'position="(\d+)"')
+
+type DraftCounts = Mapping[str, float]
+"""The counters by their names, those by position with it at the end."""
+
+
+async def read_drafts(client: OpenAIClient) -> DraftCounts:
+    """Return what the server has counted since its start; nothing where it makes no drafts or has no metrics."""
+    return parse_drafts(await client.metrics() or "")
+
+
+def parse_drafts(text: str) -> DraftCounts:
+    """Read the counters of drafts out of metrics in Prometheus' form; engines of one server are added up."""
+    counts: dict[str, float] = {}
+    for name, labels, value in _SAMPLE.findall(text):
+        position = _POSITION.search(labels)
+        key = f"{name} {position[1]}" if position else name
+        if not name.endswith("_created"):
+            counts[key] = counts.get(key, 0.0) + float(value)
+    return counts
+
+
+def draft_figures(before: DraftCounts, after: DraftCounts) -> dict[str, Any]:
+    """Return the figures of a run from what was counted before and after it; none if it had no drafts."""
+    counts = {name: count - before.get(name, 0.0) for name, count in after.items()}
+    num_drafts, num_tokens = counts.get("drafts", 0.0), counts.get("draft_tokens", 0.0)
+    if not num_drafts or not num_tokens:
+        return {}
+    accepted = counts.get("accepted_tokens", 0.0)
+    by_position = {int(name.split()[1]): count for name, count in counts.items() if " " in name}
+    return {
+        "spec_decode_acceptance_rate": 100 * accepted / num_tokens,
+        "spec_decode_acceptance_length": 1 + accepted / num_drafts,
+        "spec_decode_num_drafts": int(num_drafts),
+        "spec_decode_draft_tokens": int(num_tokens),
+        "spec_decode_accepted_tokens": int(accepted),
+        "spec_decode_per_position_acceptance_rates": [by_position[each] / num_drafts for each in sorted(by_position)],
+    }
+
+
+def draft_lines(figures: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield the labels and values of a report on drafts, if there were any."""
+    if "spec_decode_num_drafts" not in figures:
+        return
+    yield "Acceptance rate (%)", figures["spec_decode_acceptance_rate"]
+    yield "Acceptance length", figures["spec_decode_acceptance_length"]
+    yield "Drafts", figures["spec_decode_num_drafts"]
+    yield "Draft tokens", figures["spec_decode_draft_tokens"]
+    yield "Accepted tokens", figures["spec_decode_accepted_tokens"]
+    for position, rate in enumerate(figures["spec_decode_per_position_acceptance_rates"]):
+        yield f"Position {position} acceptance (%)", 100 * rate
