@@ -37,8 +37,9 @@ run. First, cosines: with sentence-transformers in float32, or with jaxllm where
 tokens), a prompt of 512 tokens, 16 streams at once (one batch in llama.cpp too), perplexity on Python's documentation
 in pieces of 512 tokens, start and memory. JAXLLM_CPU=avx2 holds jaxllm to AVX2; llama.cpp is held to it by its build.
 
---sweep measures how jaxllm's cost grows instead, --workloads what prefix caching brings, --render draws and writes
-again from the JSON of the last run.
+--sweep measures how jaxllm's cost grows instead, --workloads what prefix caching brings, --speculation what drafts
+bring (beside HF's prompt lookup, if --hf-python is given), --render draws and writes again from the JSON of the last
+run.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ from benchmarking.embedding import summary as embedding_summary
 from benchmarking.quantized import compare as compare_gguf
 from benchmarking.quantized import summary as gguf_summary
 from benchmarking.report import as_text, summary, write_readme
+from benchmarking.speculation import speculation
 from benchmarking.sweep import sweep
 from benchmarking.worker import BenchmarkError
 from fetch_models import MODELS, FetchError, default_dir, fetch
@@ -75,6 +77,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 PEERS = ("hf", "vllm", "llamacpp")
 OF_TASK: dict[str, tuple[str, ...]] = {"generate": PEERS, "embed": ("hf", "vllm"), "gguf": ("llamacpp",)}
 """The peers that can do each task."""
+INSTEAD = ("sweep", "workloads", "speculation")
+"""What can be measured of jaxllm in place of the comparison."""
 SETTING = "JAXLLM_CPU"
 """The environment variable that holds jaxllm to a lesser instruction set."""
 BESIDE = {"gguf": " and Gemma 3 270M"}
@@ -144,6 +148,7 @@ def make_parser() -> argparse.ArgumentParser:
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--sweep", action="store_true", help="how jaxllm's cost grows")
     instead.add_argument("--workloads", action="store_true", help="with and without prefix caching")
+    instead.add_argument("--speculation", action="store_true", help="with and without drafts")
     parser.add_argument("--render", action="store_true", help="measure nothing: from the saved JSON")
     return parser
 
@@ -152,7 +157,7 @@ def mode_of(args: argparse.Namespace) -> str:
     """Return what is measured."""
     if args.task != "generate":
         return args.task
-    return "sweep" if args.sweep else "workloads" if args.workloads else "comparison"
+    return next((mode for mode in INSTEAD if getattr(args, mode)), "comparison")
 
 
 def check(parser: argparse.ArgumentParser, args: argparse.Namespace, mode: str) -> None:
@@ -160,9 +165,9 @@ def check(parser: argparse.ArgumentParser, args: argparse.Namespace, mode: str) 
     if args.readme and (args.quick or args.out or mode != "comparison"):
         parser.error("--readme is for the whole comparison, kept where the README finds it")
     able = OF_TASK[args.task]
-    if set(given(args)) - set(able) or (args.task != "generate" and (args.sweep or args.workloads)):
+    if set(given(args)) - set(able) or (args.task != "generate" and any(getattr(args, name) for name in INSTEAD)):
         options = " and ".join(f"--{peer}-python" for peer in able)
-        parser.error(f"--task {args.task} goes with {options}, and with neither --sweep nor --workloads")
+        parser.error(f"--task {args.task} goes with {options}, and not with --{', --'.join(INSTEAD)}")
     if mode == "embed" and not args.render and not (args.model and (args.model / "tokenizer.json").is_file()):
         parser.error("--task embed needs --model FOLDER, which has a tokenizer.json")
 
@@ -183,6 +188,7 @@ def measure(args: argparse.Namespace, mode: str, keep: Callable[[dict[str, Any]]
     (dtype,) = dtypes(args)
     gguf = args.model or fetch(MODELS["smollm2"], default_dir())
     model = checkpoint(gguf, args.hf_python) if mode == "comparison" else gguf
+    folder_of_hf = checkpoint(gguf, args.hf_python) if mode == "speculation" and args.hf_python else None
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         scratch = Path(folder)
         if mode == "sweep":
@@ -190,6 +196,9 @@ def measure(args: argparse.Namespace, mode: str, keep: Callable[[dict[str, Any]]
             return {mode: rows}
         if mode == "workloads":
             return {mode: caching(model, dtype, rounds=args.rounds, quick=args.quick, scratch=scratch)}
+        if mode == "speculation":
+            hf = (args.hf_python, folder_of_hf) if folder_of_hf else None
+            return {mode: speculation(model, dtype, rounds=args.rounds, quick=args.quick, scratch=scratch, hf=hf)}
         others = peers(model, gguf, dtype, vllm=args.vllm_python, hf=args.hf_python, llamacpp=args.llamacpp_python)
         ours = jaxllm(model, dtype)
         contestants = [ours, in_int8(ours), *others]
@@ -230,7 +239,7 @@ def describe(args: argparse.Namespace) -> dict[str, Any]:
         ["scripts/benchmark.sh"] if has_all else ["scripts/benchmark.py", *(f"--{peer}-python PATH" for peer in found)]
     )
     words = [f"{SETTING}={os.environ[SETTING]}", *words] if os.environ.get(SETTING) else words
-    words += [f"--{name}" for name in ("quick", "sweep", "workloads", "readme") if getattr(args, name)]
+    words += [f"--{name}" for name in ("quick", *INSTEAD, "readme") if getattr(args, name)]
     if args.task != "generate":
         words += [f"--task {args.task}", *["--model FOLDER"] * (args.task == "embed")]
     if args.dtype or args.task == "generate":
@@ -253,6 +262,8 @@ def in_words(report: Mapping[str, Any], mode: str) -> str:
     """Return what to print."""
     if mode in SUMMARIES:
         return SUMMARIES[mode](report)
+    if mode == "speculation":
+        return "\n".join(f"{name}: {row}" for name, row in report[mode].items())
     tables = report[mode] if mode == "sweep" else {mode: [{"": name} | row for name, row in report[mode].items()]}
     return "\n\n".join(
         as_text([list(rows[0]), *([f"{cell}" for cell in row.values()] for row in rows)]) for rows in tables.values()

@@ -35,6 +35,7 @@ from jaxllm.messages import (
     PromptLogprobs,
     RequestError,
     SchedulerStats,
+    SpeculationStats,
     TokenLogprobs,
 )
 from jaxllm.sampling_params import SamplingParams, StructuredOutputsParams
@@ -78,7 +79,11 @@ def from_core() -> list[list[bytes]]:
         EngineCoreOutput(request_id="8", new_prompt_logprobs=PromptLogprobs(1, [scored])),
         EngineCoreOutput(request_id="9", finish_reason="error", error=RequestError("invalid", "no", "regex")),
     ]
-    stats = SchedulerStats(**dict.fromkeys(SchedulerStats.__struct_fields__, 3))
+    drafts = SpeculationStats(
+        num_drafts=3, num_draft_tokens=9, num_accepted_tokens=4, num_accepted_tokens_per_pos=[3, 1, 0]
+    )
+    counts: dict[str, Any] = dict.fromkeys(SchedulerStats.__struct_fields__, 3)
+    stats = SchedulerStats(**(counts | {"speculation": drafts}))
     messages = [
         EngineCoreOutputs(outputs=outputs, stats=stats, timestamp=2.5),
         Reply(1, {"a": [1]}),

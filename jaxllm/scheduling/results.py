@@ -44,8 +44,8 @@ def take_samples(
             speculation.record(request, num_new, chunk.num_drafts)
         cache.register(request, table, table.num_computed_tokens)
         cache.register_saved(request, table)
-        new_ids, shown = list(sampled_ids[:num_new]), logprobs and list(logprobs[:num_new])
-        taken.append((request, make_output(request, new_ids, shown, scores, *end)))
+        shown = None if logprobs is None else list(logprobs[:num_new])
+        taken.append((request, make_output(request, list(sampled_ids[:num_new]), shown, scores, *end)))
     return taken
 
 

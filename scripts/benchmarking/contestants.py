@@ -9,6 +9,8 @@ from typing import Any
 
 from benchmarking.worker import Worker
 
+LOOKUP = 10
+"""The drafts of HF's prompt lookup, as its documentation has them."""
 KV_BYTES = 1 << 30
 """The size of the KV cache, where it is fixed; it holds all requests of the offline workload at once."""
 
@@ -38,6 +40,13 @@ def jaxllm(model: Path, dtype: str, **engine: Any) -> Contestant:
     engine = {"kv_cache_memory_bytes": KV_BYTES} | engine
     settings = {"library": "jaxllm", "model": str(model), "dtype": dtype, "engine": engine}
     return Contestant("jaxllm", "jaxllm", "vllm_api", sys.executable, settings)
+
+
+def hf_lookup(python: str, model: Path, dtype: str) -> dict[str, Contestant]:
+    """Return HF of an environment as it is, and with prompt lookup."""
+    common = {"model": str(model), "dtype": dtype, "continuous": False}
+    plain = Contestant("hf", "HF", "transformers_api", python, common)
+    return {"plain": plain, "lookup": replace(plain, name="hf_lookup", settings=common | {"lookup_tokens": LOOKUP})}
 
 
 def in_int8(contestant: Contestant) -> Contestant:

@@ -243,6 +243,7 @@ def test_rows_of_drafts_are_those_of_outputs(
     assert kept == drafts[: len(kept)]
     got = guessing.rows("r", len(output), array("i", kept)) if kept else [guessing.row("r", len(output))]
     assert len(got) == len(kept) + 1
+    expected: set[int] = set()
     for place, row in enumerate(got):
         expected = allowed(plain, len(output) + place)
         if plain.completed() or plain.dead_ends():

@@ -19,7 +19,7 @@ from tests.engine.vllm_metrics import MODEL_AND_ENGINE, NOT_APPLICABLE, OURS
 
 
 def stats(**changes: Any) -> SchedulerStats:
-    fields = {
+    fields: dict[str, Any] = {
         "num_running_reqs": 2,
         "num_waiting_reqs": 1,
         "num_blocks": 51,

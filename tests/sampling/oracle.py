@@ -174,9 +174,8 @@ def make_rules(rows: Sequence[Row], v: int) -> tuple[Rules, RareRules, Uses, Arr
         extra_args={"boost": column("boost", np.float32)},
     )
     no_drafts = np.zeros((s, 0), np.int32)
-    rare = RareRules(
-        *map(jnp.asarray, (bits_sw, grammar_bits_sw, bias_ids_sb, bias_sb, asked_sn)), no_drafts, no_drafts
-    )
+    arrays = (bits_sw, grammar_bits_sw, bias_ids_sb, bias_sb, asked_sn, no_drafts, no_drafts)
+    rare = RareRules(*map(jnp.asarray, arrays))
     uses = (
         max(len(row.bias) for row in rows),
         any(row.penalizes for row in rows),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,7 @@ class Speculating(Simulation):
         super().step(overlap)
 
 
-def speculating(num_free_rows: float = 1e6, **changes: object) -> SchedulerConfig:
+def speculating(num_free_rows: float = 1e6, **changes: Any) -> SchedulerConfig:
     settings = SpeculationSettings(method="ngram", num_speculative_tokens=MOST, num_free_rows=num_free_rows)
     return make_config(speculation=settings, **changes)
 

@@ -28,6 +28,9 @@ class Static:
         dtype = getattr(torch, settings["dtype"])
         self.model = AutoModelForCausalLM.from_pretrained(settings["model"], dtype=dtype).to(device).eval()
         self.model.generation_config.eos_token_id = None
+        self.options = {}
+        if settings.get("lookup_tokens"):
+            self.options["prompt_lookup_num_tokens"] = settings["lookup_tokens"]
 
     def versions(self) -> dict[str, str]:
         """Return the versions that run."""
@@ -54,7 +57,7 @@ class Static:
         )
         with torch.inference_mode():
             out = self.model.generate(
-                ids, attention_mask=mask, do_sample=False, max_new_tokens=max(lengths), pad_token_id=0
+                ids, attention_mask=mask, do_sample=False, max_new_tokens=max(lengths), pad_token_id=0, **self.options
             )
         rows = out[:, width:].tolist()
         return [row[:length] for row, length in zip(rows, lengths, strict=True)]
