@@ -83,7 +83,8 @@ def from_core() -> list[list[bytes]]:
         num_drafts=3, num_draft_tokens=9, num_accepted_tokens=4, num_accepted_tokens_per_pos=[3, 1, 0]
     )
     counts: dict[str, Any] = dict.fromkeys(SchedulerStats.__struct_fields__, 3)
-    stats = SchedulerStats(**(counts | {"speculation": drafts}))
+    counts["speculation"] = drafts
+    stats = SchedulerStats(**counts)
     messages = [
         EngineCoreOutputs(outputs=outputs, stats=stats, timestamp=2.5),
         Reply(1, {"a": [1]}),
