@@ -70,6 +70,7 @@ class Adapted:
     def add_to(self, plus_to: Array | None, x_ti: Array, out_dtype: DTypeLike) -> Array:
         """Return what the rows' adapters add to the weight's product, [t, o], itself added to `plus_to`."""
         down, up, rows = self.adapters.down, self.adapters.up, self.rows
+        assert rows is not None
         num_outputs = prod(up.shape[1:])
         # Each shard of a weight has some of all parts' outputs: several shards are taken as one part.
         parts = self.adapters.parts if sum(self.adapters.parts) == num_outputs else (num_outputs,)
@@ -81,6 +82,7 @@ class Adapted:
         """Return what the first function gives if any row has an adapter, else what the second does."""
         if not self.can_be_fused:  # a GPU's branches ask the host, and no step is one CUDA graph with them
             return adapted()
+        assert self.rows is not None
         return jax.lax.cond(self.rows.num_adapted > 0, adapted, plain)
 
 

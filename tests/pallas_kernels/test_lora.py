@@ -50,8 +50,8 @@ def make(
         up[LAYER, column, stops[part] - parts[part] : stops[part]] = rng.standard_normal(parts[part])
     x, plus = rng.standard_normal((t, k)), rng.standard_normal((t, n))
     slots = rng.integers(0, num_slots + 1, t).astype(np.int32)
-    arrays = (jnp.asarray(each, dtype) for each in (x, down, up))
-    return Step(*arrays, slots, jnp.asarray(plus, out_dtype), parts, num_slots)
+    x_ti, down_lci, up_lco = (jnp.asarray(each, dtype) for each in (x, down, up))
+    return Step(x_ti, down_lci, up_lco, slots, jnp.asarray(plus, out_dtype), parts, num_slots)
 
 
 def run(step: Step, out_dtype: Any, implementation: str = "cpu", *, adds: bool = True) -> np.ndarray:

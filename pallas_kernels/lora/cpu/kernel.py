@@ -19,7 +19,19 @@ from pallas_kernels.linear.cpu.tiles import add_up
 from pallas_kernels.linear.cpu.unpack import load
 from pallas_kernels.native import pairs, processor
 from pallas_kernels.native.compiling import num_cores, num_registers
-from pallas_kernels.native.emitter import F32, I16, I32, I64, LANES, POINTER, VOID, Emitter, add_function, vector
+from pallas_kernels.native.emitter import (
+    CACHE_LINE,
+    F32,
+    I16,
+    I32,
+    I64,
+    LANES,
+    POINTER,
+    VOID,
+    Emitter,
+    add_function,
+    vector,
+)
 from pallas_kernels.native.handler import add_handler
 from pallas_kernels.native.number_formats import FORMATS, Format
 
@@ -28,7 +40,7 @@ from .kind import COLUMNS, MAX_COLUMNS, STEP_BYTES, Kind
 ROWS = 4
 """How many rows of one slot are multiplied at a time."""
 UNIT_ROWS = 8
-"""How many rows a unit of work has."""
+"""The most rows that a unit of work has; the second time a core has A and B in its own cache."""
 CHUNK_BYTES = 256 << 10
 """The fewest bytes of B that are worth a unit of their own, which has A x to find again."""
 
@@ -101,27 +113,30 @@ class Kernel:
         count = e.load_int(num_adapted, 0)
         return Call(x, down, up, slots, order, count, stops, y, size(0, 0), n, k, num_columns, size(7, 0))
 
-    def _sizes(self, e: Emitter, of: Call) -> tuple[Any, Any]:
-        """Return how many stretches of rows there are, and how many shares of their columns."""
-        stretches = e.ceil_div(of.num_adapted if self.adds else of.t, UNIT_ROWS)
+    def _sizes(self, e: Emitter, of: Call) -> tuple[Any, Any, Any]:
+        """Return how many rows a unit has, how many stretches of them there are, and how many shares of columns."""
+        num_rows = of.num_adapted if self.adds else of.t
+        unit_rows = e.most(e.least(e.ceil_div(num_rows, num_cores()), UNIT_ROWS), 1)
+        stretches = e.ceil_div(num_rows, unit_rows)
         wanted = e.ceil_div(num_cores(), e.most(stretches, 1))
         rank = e.ir.udiv(of.num_columns, of.num_parts)
         worth = e.ir.udiv(e.product(of.n, rank, self.format.num_bytes), I64(CHUNK_BYTES))
-        return stretches, e.most(e.least(wanted, worth), 1)
+        return unit_rows, stretches, e.most(e.least(wanted, worth), 1)
 
     def _add_prepare(self) -> ir.Function:
         e, (buffers, dims) = add_function(self.module, "prepare", I64, POINTER, POINTER)
-        e.ir.ret(e.product(*self._sizes(e, self._call(e, buffers, dims))))
+        _, stretches, shares = self._sizes(e, self._call(e, buffers, dims))
+        e.ir.ret(e.product(stretches, shares))
         return e.function
 
     def _add_run(self, few: ir.Function, one: ir.Function) -> ir.Function:
         """Do one unit: the rows of each slot, a few at a time."""
         e, (buffers, dims, unit) = add_function(self.module, "run", VOID, POINTER, POINTER, I64)
         of = self._call(e, buffers, dims)
-        _, shares = self._sizes(e, of)
+        unit_rows, _, shares = self._sizes(e, of)
         share = Share(e.ir.srem(unit, shares), shares)
-        first = e.product(e.ir.sdiv(unit, shares), UNIT_ROWS)
-        end = e.sum(first, UNIT_ROWS)
+        first = e.product(e.ir.sdiv(unit, shares), unit_rows)
+        end = e.sum(first, unit_rows)
         stop = e.least(end, of.num_adapted)
         following = e.variable(I64, first)
         with e.range(first, stop) as place, e.ir.if_then(e.ir.icmp_signed("==", place, following.value)):
@@ -183,9 +198,9 @@ class Kernel:
         of_x = [e.at(x, self.format.storage, e.product(number, k)) for number in numbers[:rows]]
         of_y = [e.at(y, self.out_format.storage, e.product(number, n)) for number in numbers[:rows]]
         held = e.array(self.format.storage, rows * MAX_COLUMNS)
+        rank = e.ir.udiv(num_columns, num_parts)
         with e.range(0, num_columns, COLUMNS) as column:
             self._find(e, of_x, down, column, k, held)
-        rank = e.ir.udiv(num_columns, num_parts)
         with self._parts(e, stops, num_parts, Share(index, count)) as (part, start, stop):
             first = e.product(part, rank)
             whole = e.sum(start, self._whole(e, start, stop))
