@@ -38,7 +38,8 @@ def load_adapter(adapter: PeftAdapter, arrays: Mapping[str, ArraySpec], slot: Ma
     found = {}
     for path, specs in slot.items():
         array = arrays[path]
-        made = Adapters(*(np.zeros(spec.shape, spec.dtype) for spec in (specs.down, specs.up)), specs.parts)
+        down, up = (np.zeros(spec.shape, spec.dtype) for spec in (specs.down, specs.up))
+        made = Adapters(down, up, specs.parts)
         for place, param in enumerate(array.params.values()):
             for layer, source in enumerate(param.sources):
                 module = modules.get(_in_layer(source.removesuffix(".weight")))

@@ -20,7 +20,6 @@ from pallas_kernels.linear.cpu.unpack import load
 from pallas_kernels.native import pairs, processor
 from pallas_kernels.native.compiling import num_cores, num_registers
 from pallas_kernels.native.emitter import (
-    CACHE_LINE,
     F32,
     I16,
     I32,
