@@ -1,13 +1,12 @@
 """LoRA adapters: each adds the product of two thin matrices, B A, to a layer's weight.
 
-An engine holds several adapters in slots. Of each weight the matrices of all slots lie side by side, so that two
-ordinary matmuls give what every adapter would add to every row; what lies between them is set to zero but for the row's
-own adapter. Zeros add nothing: what a row gets does not depend on which adapters other rows have.
+An engine holds several adapters in slots. Of each weight the matrices of all slots lie side by side, and `Lora` adds to
+a row what its own adapter does. What a row gets does not depend on which adapters other rows have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
@@ -16,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
+
+from pallas_kernels.lora import LoraShape, Rows
 
 from .joined import Joined
 from .params import ArraySpec
@@ -34,24 +35,26 @@ class AdapterShape(NamedTuple):
 class Adapters:
     """The matrices of all slots beside one weight [*lead, *out, in], or their specs.
 
-    A slot has `rank` rows of `down` for each parameter that the weight is made of, in order, and as many columns of
-    `up`; those of another parameter's outputs are zero.
+    A slot has `rank` rows of `down` for each parameter that the weight is made of, in order, and as many of `up`, where
+    another parameter's outputs are zero.
     """
 
     down: Any
     """A, [*lead, slots x parts x rank, in]."""
     up: Any
-    """B, scaled, [*lead, *out, slots x parts x rank]."""
+    """B, scaled and transposed, [*lead, slots x parts x rank, *out]."""
+    parts: tuple[int, ...] = field(metadata={"static": True})
+    """How many outputs each parameter has, in a shard of the weight."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Adapted:
-    """A weight in a layer, the adapters beside it, and the slot of each token's adapter, [t]."""
+    """A weight in a layer, the adapters beside it, and the tokens' rows by the slots of their adapters."""
 
     weight: Any
     adapters: Adapters
-    slots_t: Any = None
+    rows: Rows | None = None
     num_slots: int = field(default=1, metadata={"static": True})
 
     @property
@@ -59,27 +62,28 @@ class Adapted:
         """Return the weight's shape."""
         return self.weight.shape
 
-    def added(self, x_ti: Array, plus_to: Array | None, out_dtype: DTypeLike) -> Array:
+    @property
+    def can_be_fused(self) -> bool:
+        """Say whether the matmul by the weight can add what adapters do before it gates."""
+        return self.adapters.down.ops.linear.implementation == "cpu"
+
+    def add_to(self, plus_to: Array | None, x_ti: Array, out_dtype: DTypeLike) -> Array:
         """Return what the rows' adapters add to the weight's product, [t, o], itself added to `plus_to`."""
-        down, up = self.adapters.down, self.adapters.up
-        linear, num_columns = down.ops.linear, up.shape[-1]
-        if plus_to is None:
-            plus_to = jnp.zeros((x_ti.shape[0], prod(up.shape[:-1])), out_dtype)
+        down, up, rows = self.adapters.down, self.adapters.up, self.rows
+        assert rows is not None
+        num_outputs = prod(up.shape[1:])
+        # Each shard of a weight has some of all parts' outputs: several shards are taken as one part.
+        parts = self.adapters.parts if sum(self.adapters.parts) == num_outputs else (num_outputs,)
+        up_lco = up.stack.reshape(*down.stack.shape[:2], num_outputs)
+        options: dict[str, Any] = {"plus_to": plus_to, "out_dtype": out_dtype}
+        return down.ops.lora(x_ti, down.stack, up_lco, down.layer, rows, parts, self.num_slots, **options)
 
-        def add(plus_to: Array) -> Array:
-            found_tc = linear(x_ti, _matrices(down), down.layer, num_rows=down.num_rows)
-            slots_c = 1 + jnp.arange(num_columns) // (num_columns // self.num_slots)
-            own_tc = jnp.where(slots_c == self.slots_t[:, None], found_tc, 0)
-            return linear(own_tc, _matrices(up), up.layer, out_dtype=out_dtype, num_rows=up.num_rows, plus_to=plus_to)
-
-        if linear.implementation != "cpu":  # a GPU's branches ask the host, and no step is one CUDA graph with them
-            return add(plus_to)
-        return jax.lax.cond(jnp.any(self.slots_t > 0), add, lambda plus_to: plus_to, plus_to)
-
-
-def _matrices(held: Any) -> Array:
-    """Return a stack of matrices, [layers, out, in]."""
-    return held.stack.reshape(held.stack.shape[0], -1, held.shape[-1])
+    def if_any(self, adapted: Callable[[], Array], plain: Callable[[], Array]) -> Array:
+        """Return what the first function gives if any row has an adapter, else what the second does."""
+        if not self.can_be_fused:  # a GPU's branches ask the host, and no step is one CUDA graph with them
+            return adapted()
+        assert self.rows is not None
+        return jax.lax.cond(self.rows.num_adapted > 0, adapted, plain)
 
 
 def adapter_specs(arrays: Mapping[str, ArraySpec], shape: AdapterShape, dtype: DTypeLike) -> dict[str, Adapters]:
@@ -99,8 +103,26 @@ def _beside(array: ArraySpec, shape: AdapterShape, dtype: Any) -> Adapters:
     axes, sizes = array.axes[:lead], array.shape[:lead]
     inputs = prod(array.shape[-count:])
     down = ArraySpec((*sizes, num_columns, inputs), dtype, (*axes, None, array.axes[-count]), {})
-    up = ArraySpec((*array.shape[:-count], num_columns), dtype, (*array.axes[:-count], None), {})
-    return Adapters(down, up)
+    outputs, names = array.shape[lead:-count], array.axes[lead:-count]
+    up = ArraySpec((*sizes, num_columns, *outputs), dtype, (*axes, None, *names), {})
+    return Adapters(down, up, parts_of(array))
+
+
+def parts_of(array: ArraySpec) -> tuple[int, ...]:
+    """Return how many outputs each of an array's parameters has, in a shard of the array."""
+    return tuple(
+        prod(param.shape[param.num_lead : -param.num_inputs]) // (param.segment.num_shards if param.segment else 1)
+        for param in array.params.values()
+    )
+
+
+def lora_shapes(specs: Mapping[str, Adapters], num_slots: int) -> list[LoraShape]:
+    """Return what kernels must know of adapters on one device; `specs` are those of so many slots."""
+    shapes = []
+    for each in specs.values():
+        rank, dtype = each.down.shape[-2] // num_slots // len(each.parts), each.down.dtype
+        shapes.append(LoraShape(rank, each.down.shape[-1], each.parts, dtype, dtype))
+    return list(dict.fromkeys(shapes))
 
 
 def adapted_layers(params: Mapping[str, Any], shape: AdapterShape | None) -> Any:
@@ -133,6 +155,7 @@ def set_adapter(adapters: Any, slot: Array, one: Any) -> Any:
         return jax.lax.dynamic_update_slice_in_dim(held, own, (slot - 1) * own.shape[axis], axis)
 
     def replaced(held: Adapters, own: Adapters) -> Adapters:
-        return Adapters(put(held.down, own.down, held.down.ndim - 2), put(held.up, own.up, held.up.ndim - 1))
+        axis = held.down.ndim - 2
+        return Adapters(put(held.down, own.down, axis), put(held.up, own.up, axis), held.parts)
 
     return jax.tree.map(replaced, adapters, one, is_leaf=lambda held: isinstance(held, Adapters))

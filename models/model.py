@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 from pallas_kernels.grouped_matmul import MatmulShape
 from pallas_kernels.linear import ACTIVATIONS as FUSED_ACTIVATIONS
 from pallas_kernels.linear import Linear, LinearShape
+from pallas_kernels.lora import Rows, sort_rows
 from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, Rope
 from pallas_kernels.weights import WeightFormat
 
@@ -44,7 +45,7 @@ class _Step(NamedTuple):
     """What all layers of a step share."""
 
     num_tokens: Array
-    adapter_slots_t: Array
+    adapter_rows: Rows
     ropes: Mapping[tuple[int, int], Rope]
     """By table and the size of what is rotated."""
     query_scales: Mapping[QueryScaling | None, Array | None]
@@ -257,7 +258,7 @@ class Model:
             batch if group.causal else _with_row_ends(batch, group.window, tokens.positions_t)
             for group, batch in zip(plan.groups, batches, strict=True)
         ]
-        step = _Step(num_tokens, tokens.adapter_slots_t, ropes, query_scales, inputs_ltp, batches, attention)
+        step = _Step(num_tokens, sort_rows(tokens.adapter_slots_t), ropes, query_scales, inputs_ltp, batches, attention)
         bodies = [self._body(kind, step) for kind in range(len(plan.kinds))]
         stream = x_td, Cached(kv_pools, self._nothing_lent(len(x_td)))
         x_td, cached = run_layers(self.loop, plan, adapted_layers(params, self.adapter_shape), bodies, stream)
@@ -271,7 +272,7 @@ class Model:
         num_layers = plan.depth(list(plan.groups)[group])
 
         def layer(weights: Params) -> Any:
-            return nnx.merge(self._kinds[kind][0], bind(dict(weights), step.num_tokens, self.ops, step.adapter_slots_t))
+            return nnx.merge(self._kinds[kind][0], bind(dict(weights), step.num_tokens, self.ops, step.adapter_rows))
 
         # Profiles tell the parts of a step by these names.
         @jax.named_scope("attend")

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from pallas_kernels.grouped_matmul import GroupedMatmul
 from pallas_kernels.linear import Linear
+from pallas_kernels.lora import Lora, Rows
 
 from .adapters import Adapted
 
@@ -26,6 +27,8 @@ class Ops(NamedTuple):
     """The devices that the widths of experts and quantized weights are sharded over; None for one device."""
     by_head: GroupedMatmul = GroupedMatmul()
     """The op for weights that each head has its own of; plain XLA's is one matmul with a batch of heads."""
+    lora: Lora = Lora()
+    """The op for adapters beside weights."""
 
     @property
     def has_cpu_norms(self) -> bool:
@@ -60,15 +63,15 @@ class Stacked(NamedTuple):
     layer: Array | int
 
 
-def bind(weights: Any, num_rows: Array | int, ops: Ops, adapter_slots_t: Array | None = None) -> Any:
-    """Return weights, each an array or `Stacked`, as layers take them; those with adapters also get tokens' slots."""
+def bind(weights: Any, num_rows: Array | int, ops: Ops, adapter_rows: Rows | None = None) -> Any:
+    """Return weights, each an array or `Stacked`, as layers take them; those with adapters also get rows' slots."""
 
     def one(held: Any) -> LayerOf:
         stack, layer = held if isinstance(held, Stacked) else (held[None], 0)
         return LayerOf(stack, layer, num_rows, ops)
 
-    def with_slots(held: Any) -> Any:
-        return replace(held, slots_t=adapter_slots_t) if isinstance(held, Adapted) else held
+    def with_rows(held: Any) -> Any:
+        return replace(held, rows=adapter_rows) if isinstance(held, Adapted) else held
 
     bound = jax.tree.map(one, weights, is_leaf=lambda held: isinstance(held, Stacked))
-    return jax.tree.map(with_slots, bound, is_leaf=lambda held: isinstance(held, Adapted))
+    return jax.tree.map(with_rows, bound, is_leaf=lambda held: isinstance(held, Adapted))

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.stages import Lowered
 
-from jaxllm.models.adapters import AdapterShape, set_adapter
+from jaxllm.models.adapters import AdapterShape, lora_shapes, set_adapter
 from jaxllm.models.model import Model
 from jaxllm.models.params import ArraySpec, array_specs, stored, unflatten
 from jaxllm.sampling.inputs import RareRules
@@ -288,6 +288,8 @@ class StepCompiler:
         model.ops.grouped_matmul.prepare(model.grouped_shapes(), folder)
         model.ops.by_head.prepare(model.head_shapes(), folder)
         model.ops.linear.prepare(model.linear_shapes(), folder)
+        if model.adapter_shape is not None:
+            model.ops.lora.prepare(lora_shapes(model.adapter_specs(), model.adapter_shape.num_slots), folder)
         if model.ops.has_cpu_norms:
             for norm in (rms_norm, layer_norm):
                 norm.prepare(model.dtype, folder)

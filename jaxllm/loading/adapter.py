@@ -38,13 +38,14 @@ def load_adapter(adapter: PeftAdapter, arrays: Mapping[str, ArraySpec], slot: Ma
     found = {}
     for path, specs in slot.items():
         array = arrays[path]
-        made = Adapters(*(np.zeros(spec.shape, spec.dtype) for spec in (specs.down, specs.up)))
+        down, up = (np.zeros(spec.shape, spec.dtype) for spec in (specs.down, specs.up))
+        made = Adapters(down, up, specs.parts)
         for place, param in enumerate(array.params.values()):
             for layer, source in enumerate(param.sources):
                 module = modules.get(_in_layer(source.removesuffix(".weight")))
                 if module is not None:
                     taken.add(module)
-                    own = Adapters(made.down[layer], made.up[layer]) if array.stacked else made
+                    own = replace(made, down=made.down[layer], up=made.up[layer]) if array.stacked else made
                     _write(own, array, param, place, adapter, module)
         found[path] = made
     if left := sorted(set(adapter.modules) - taken):
@@ -80,7 +81,7 @@ def _write(made: Adapters, array: ArraySpec, param: ParamSpec, place: int, adapt
     made.down[first : first + rank] = matrices.down
     ours = " ".join(param.layout.partition("->")[2].split()[:-count])
     own = replace(param, shape=(*param.shape[:-count], rank), axes=(*param.axes[:-count], None))
-    columns = made.up[..., first : first + rank]
+    columns = np.moveaxis(made.up[first : first + rank], 0, -1)
     bounds = tuple((0, size) for size in columns.shape)
     for piece in own_pieces(own, [Piece(columns, bounds)]):
         write_tensor(

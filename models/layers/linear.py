@@ -60,8 +60,9 @@ def linear(
 def gated_linear(x_td: Array, gate_up: nnx.Param[Array], parts: Sequence[Part], act: str) -> Array:
     """Return act(gate(x)) * up(x), [t, f], of a weight [num_shards, rows, d] that holds both `parts`."""
     held = held_by(gate_up)
-    # A kernel that applies the activation adds nothing before it.
-    if not isinstance(held, Joined | Adapted) and held.shape[0] == 1 and act in FUSED_ACTIVATIONS:
+    # Of the kernels that apply the activation few add anything before it.
+    can_be_fused = held.can_be_fused if isinstance(held, Adapted) else not isinstance(held, Joined)
+    if can_be_fused and held.shape[0] == 1 and act in FUSED_ACTIVATIONS:
         return _multiply(x_td, held, held.shape[1], _axes(gate_up), activation=act)
     gate_tf, up_tf = split(linear(x_td, gate_up), parts)
     return ACTIVATIONS[act](gate_tf) * up_tf
@@ -110,9 +111,7 @@ def _product(
 def _multiply(x_ti: Array, held: LayerOf | Quantized | Adapted, n: int, axes: Axes, **options: Any) -> Array:
     """Multiply by a weight taken as [n, in]."""
     if isinstance(held, Adapted):
-        out_dtype = options.get("out_dtype") or x_ti.dtype
-        options["plus_to"] = held.added(x_ti, options.get("plus_to"), out_dtype)
-        return _multiply(x_ti, held.weight, n, axes, **options)
+        return _multiply_adapted(x_ti, held, n, axes, **options)
     if not isinstance(held, Quantized):
         stack = held.stack.reshape(held.stack.shape[0], n, -1)
         return held.ops.linear(x_ti, stack, held.layer, num_rows=held.num_rows, **options)
@@ -126,6 +125,20 @@ def _multiply(x_ti: Array, held: LayerOf | Quantized | Adapted, n: int, axes: Ax
             raise ValueError("on several devices gates and what they gate are in different columns of an array")
         return multiply_spread(x_ti, stack, place, cut, **options)
     return place.ops.linear(x_ti, stack, place.layer, num_rows=place.num_rows, **options)
+
+
+def _multiply_adapted(
+    x_ti: Array, held: Adapted, n: int, axes: Axes, plus_to: Array | None = None, **options: Any
+) -> Array:
+    """Multiply by a weight and its adapters, which add to the product, or if it is activated before that."""
+    out_dtype = options.get("out_dtype") or x_ti.dtype
+
+    def multiply(plus_to: Array | None) -> Array:
+        return _multiply(x_ti, held.weight, n, axes, plus_to=plus_to, **options)
+
+    if options.get("activation") is None:
+        return held.add_to(multiply(plus_to), x_ti, out_dtype)
+    return held.if_any(lambda: multiply(held.add_to(plus_to, x_ti, out_dtype)), lambda: multiply(plus_to))
 
 
 class Axes(NamedTuple):

@@ -71,7 +71,8 @@ class Linear:
           num_rows: how many rows of x count; what others give may be anything but NaN. All, if None.
           activation: one of `ACTIVATIONS`. If gated, the result is that of the first half of the columns times the
             second half, [t, o / 2]; if not, that of all columns, of what is added too.
-          plus_to, bias_o: what is added, of the result's dtype; not where the result is gated.
+          plus_to, bias_o: what is added, of the result's dtype. Where the result is gated there is no bias, and only
+            plain XLA and the CPU's kernel add: [t, o], to both halves before the activation.
 
         Raises:
           ValueError: for arrays that do not fit each other.

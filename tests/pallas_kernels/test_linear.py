@@ -23,6 +23,7 @@ from pallas_kernels.native import compiling, objects, processor
 from pallas_kernels.native.processor import AMX, AVX2, AVX512
 from pallas_kernels.weights import INT8, WeightFormat
 from pallas_kernels.weights.held import Quantized
+from tests.pallas_kernels.conftest import restrict
 from tests.utils.ownership import give_away
 
 DTYPES = [(jnp.bfloat16, jnp.bfloat16), (jnp.bfloat16, jnp.float32), (jnp.float32, jnp.float32)]
@@ -103,6 +104,34 @@ def test_gates(t: int, n: int, k: int, activation: str, dtype: Any, out_dtype: A
     if out_dtype == jnp.bfloat16:
         bound += 2.0**-8 * abs(expected)
     assert (abs(got - expected) <= bound).all()
+
+
+@pytest.mark.parametrize("lesser", [None, "avx2"])
+@pytest.mark.parametrize(("dtype", "out_dtype"), DTYPES)
+@pytest.mark.parametrize(("t", "n", "k"), [(1, 16, 32), (5, 18, 64), (7, 36, 1600), (100, 36, 64)])
+def test_adds_before_it_gates(
+    t: int, n: int, k: int, dtype: Any, out_dtype: Any, lesser: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is added changes no bit where it is -0, and a row's sum is the same beside any others."""
+    if lesser:
+        restrict(lesser, monkeypatch)
+    x, w = make(t, n, k, dtype)
+    w = w * 0.25
+    plus = jnp.asarray(np.random.default_rng(1).standard_normal((t, n)), out_dtype)
+
+    def gate(rows: slice, plus: jax.Array | None) -> np.ndarray:
+        options: dict[str, Any] = {"activation": "silu", "plus_to": None if plus is None else plus[rows]}
+        return np.asarray(jax.jit(lambda x, w: cpu_linear(x, w[None], 0, out_dtype=out_dtype, **options))(x[rows], w))
+
+    everything = slice(None)
+    got, added = gate(everything, plus).astype(np.float64), np.asarray(plus, np.float64)
+    expected = reference_linear(np.asarray(x), np.asarray(w), activation="silu", plus_to=added)
+    bound = 1e-5 * np.linalg.norm(np.asarray(x, np.float64), axis=1, keepdims=True) * (2 + abs(added).max())
+    if out_dtype == jnp.bfloat16:
+        bound = bound + 2.0**-8 * abs(expected)
+    assert (abs(got - expected) <= bound).all()
+    np.testing.assert_array_equal(gate(everything, jnp.full_like(plus, -0.0)), gate(everything, None))
+    np.testing.assert_array_equal(gate(slice(t // 2, t), plus), got[t // 2 :])
 
 
 @pytest.mark.parametrize(("dtype", "out_dtype"), DTYPES)

@@ -17,6 +17,8 @@ from jaxllm.models.ops import Ops
 from pallas_kernels.grouped_matmul import GroupedMatmul, pick
 from pallas_kernels.linear import Linear
 from pallas_kernels.linear import pick as pick_linear
+from pallas_kernels.lora import Lora
+from pallas_kernels.lora import pick as pick_lora
 from pallas_kernels.weights import WeightFormat
 
 if TYPE_CHECKING:
@@ -82,7 +84,8 @@ def choose_ops(model: Model, platform: str, mesh: Mesh) -> Ops:
         grouped, reason = pick(shapes, platform, architecture=architecture)
         if reason is not None:
             logger.warning("experts are multiplied in plain XLA, not in the %s's own kernels: %s", platform, reason)
-    return Ops(linear, grouped, mesh, _choose_by_head(model))
+    lora = pick_lora("cpu") if model.loop is LayerLoop.IN_PLACE else Lora()
+    return Ops(linear, grouped, mesh, _choose_by_head(model), lora)
 
 
 def _choose_by_head(model: Model) -> GroupedMatmul:

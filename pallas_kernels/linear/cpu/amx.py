@@ -115,7 +115,8 @@ class MatrixUnit:
                     self._multiply_plain(e, multiply, of, rows, places, piece, sums, has_next)
                 with e.ir.if_then(e.ir.icmp_signed("==", piece.stop, of.k)):
                     y = e.at(of.y, self.out_format.storage, e.product(first, of.n))
-                    plus = e.at(of.plus, self.out_format.storage, e.product(first, of.n))
+                    plus_row = e.product(of.n, 2) if self.is_gated else of.n
+                    plus = e.at(of.plus, self.out_format.storage, e.product(first, plus_row))
                     plus = e.ir.select(e.ir.icmp_unsigned("==", of.plus, NULL), NULL, plus)
                     scales = [of.parts[0]] if self._has_scales else []
                     e.ir.call(finish, [sums, num_rows, *places, lanes, of.n, y, plus, of.bias, is_one, *scales])
@@ -356,6 +357,12 @@ class MatrixUnit:
                 index = e.product(e.sum(first, row), n)
                 if self.is_gated:
                     assert self.activate is not None
+                    # What is added lies as w's rows do: both halves of a row, one behind the other.
+                    row_of_plus = e.product(index, 2)
+                    found = [
+                        e.ir.fadd(self._load_added(e, plus, e.sum(row_of_plus, place), mask), x)
+                        for x, place in zip(found, places, strict=True)
+                    ]
                     gated = e.ir.fmul(self.activate(e, found[0]), found[1])
                     self._store(e, gated, y, e.sum(index, early), mask)
                 else:

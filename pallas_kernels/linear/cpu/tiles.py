@@ -62,6 +62,8 @@ PIECE_COLUMNS, PIECE_BYTES = 48, 512 << 10
 """How many columns are taken at a time where rows are in pieces, and of how many bytes of w at most."""
 GATES = MIN_GATES
 """How many gates are taken at a time with what they gate: their activations fill vectors."""
+GATED = 2
+"""The halves of w's rows where the result is gated: the gates, and what they gate."""
 SCRATCH_BYTES = 256 << 10
 """Bytes of the stack for weights that are unpacked; rows that are too long for it are taken in registers."""
 PACKED_FEW_ROWS = 8
@@ -116,7 +118,7 @@ class Multiplier:
         self.scratch_size = SCRATCH_BYTES // self.dtype.itemsize
         self.activate = ACTIVATIONS[kind.activation] if kind.activation else None
         self.is_gated = kind.activation is not None and kind.is_gated
-        self.parts = 2 if self.is_gated else 1
+        self.parts = GATED if self.is_gated else 1
         self.width = COLUMNS // self.parts
         """How many columns of y come of `COLUMNS` rows of w: half of them where the others are gates."""
         own = processor.current()
@@ -275,7 +277,9 @@ class Multiplier:
                 numbers = part(first, e.ir.sdiv(i, I64(self.width)))
                 added = [NULL, NULL, target, I64(LANES)]
                 e.ir.call(block, [x, w, e.sum(start, i), apart, n, k, *added, *numbers, *parts])
-            self._activate(e, sums, rows, e.at(y, self.out_format.storage, start), n)
+            added = e.at(plus, self.out_format.storage, e.product(row, n, GATED), start)
+            added = e.ir.select(e.ir.icmp_unsigned("==", plus, NULL), NULL, added)
+            self._activate(e, sums, rows, e.at(y, self.out_format.storage, start), added, n)
         else:
             with e.range(0, k, piece) as first, e.range(start, stop, COLUMNS) as column:
                 numbers = part(first, e.ir.sdiv(e.ir.sub(column, start), I64(COLUMNS)))
@@ -289,14 +293,24 @@ class Multiplier:
         e.ir.ret_void()
         return e.function
 
-    def _activate(self, e: Emitter, sums: Any, num_rows: int, y: Any, n: Any) -> None:
-        """Store what comes of a vector of sums per row: a few gates and what they gate, in turns."""
+    def _activate(self, e: Emitter, sums: Any, num_rows: int, y: Any, plus: Any, n: Any) -> None:
+        """Store what comes of a vector of sums per row, a few gates and what they gate in turns, and of what is added:
+        a row's gates, and behind all of them what they gate.
+        """
         assert self.activate is not None
         assert self.out_format.narrow is not None
         gates = [lane for lane in range(2 * LANES) if lane % COLUMNS < self.width]
         for first in range(0, num_rows, 2):
             a, b = (e.load_vector(sums, F32, min(row, num_rows - 1) * LANES) for row in (first, first + 1))
-            gate, gated = (e.shuffle(a, b, [lane + offset for lane in gates]) for offset in (0, self.width))
+            parts = [
+                e.variable(vector(F32), e.shuffle(a, b, [lane + offset for lane in gates]))
+                for offset in (0, self.width)
+            ]
+            with e.ir.if_then(e.ir.icmp_unsigned("!=", plus, NULL)):
+                for part, total in enumerate(parts):
+                    places = [e.product(n, GATED * min(row, num_rows - 1) + part) for row in (first, first + 1)]
+                    total.value = e.ir.fadd(self._load_rows(e, plus, places, GATES), total.value)
+            gate, gated = (total.value for total in parts)
             found = self.out_format.narrow(e, e.ir.fmul(self.activate(e, gate), gated))
             for row in range(min(2, num_rows - first)):
                 some = e.shuffle(found, found, range(row * GATES, (row + 1) * GATES))
@@ -493,10 +507,10 @@ class Multiplier:
         ]
         return e.shuffle(parts[0], parts[-1], list(range(COLUMNS)) * (LANES // COLUMNS))
 
-    def _load_rows(self, e: Emitter, base: Any, places: Sequence[Any]) -> Any:
-        """Return a vector of `COLUMNS` numbers from each place."""
-        some = [e.load_vector(base, self.out_format.storage, place, lanes=COLUMNS) for place in places]
-        while len(some) < LANES // COLUMNS:
+    def _load_rows(self, e: Emitter, base: Any, places: Sequence[Any], count: int = COLUMNS) -> Any:
+        """Return a vector of so many numbers from each place."""
+        some = [e.load_vector(base, self.out_format.storage, place, lanes=count) for place in places]
+        while len(some) < LANES // count:
             some.append(some[-1])
         while len(some) > 1:
             count = 2 * some[0].type.count

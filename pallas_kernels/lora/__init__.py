@@ -1,0 +1,95 @@
+"""LoRA: to each row of a matmul's result, what the row's own adapter adds: the product of two thin matrices, B A x.
+
+The matrices of several adapters lie side by side, in slots. `reference.py` defines what is correct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+
+from .implementations import IMPLEMENTATIONS, Implementation
+from .rows import Rows, sort_rows
+from .shape import LoraShape
+
+__all__ = ["IMPLEMENTATIONS", "Lora", "LoraShape", "Rows", "pick", "sort_rows"]
+
+
+@dataclass(frozen=True)
+class Lora:
+    """The op in one implementation. Adapters that the implementation cannot take are left to plain XLA."""
+
+    implementation: str = "xla"
+
+    @property
+    def _entry(self) -> Implementation:
+        return IMPLEMENTATIONS[self.implementation]
+
+    def refusal(self, shape: LoraShape) -> str | None:
+        """Say why adapters are left to plain XLA, None if they are not."""
+        return self._entry.refusal(shape)
+
+    def prepare(self, shapes: Sequence[LoraShape], folder: Path | None = None) -> None:
+        """Compile and register what programs with these adapters call, so that this process can load such programs.
+
+        Machine code is kept in `folder`, if given, for other processes.
+        """
+        for shape in shapes:
+            if self.refusal(shape) is None:
+                self._entry.prepare(shape, folder)
+
+    def __call__(
+        self,
+        x_ti: Array,
+        down_lci: Array,
+        up_lco: Array,
+        layer: Array | int,
+        rows: Rows,
+        parts: Sequence[int],
+        num_slots: int,
+        *,
+        plus_to: Array | None = None,
+        out_dtype: DTypeLike | None = None,
+    ) -> Array:
+        """Return plus + B A x for each row, with the A and B of its own slot; a row of slot 0 stays as it is, [t, o].
+
+        A x is added up in float32 and rounded to x's dtype; B times that is added up in float32. No row depends on the
+        others.
+
+        Args:
+          x_ti: rows, bfloat16 or float32.
+          down_lci: A of all layers, of x's dtype. Of a layer the rows of the first slot come first, and of a slot
+            those of the first part of the outputs: `rank` for each part.
+          up_lco: B of all layers, transposed, in the same order. What is not of a part's own outputs is zero, and may
+            or may not be multiplied.
+          layer: index of the layer, may be traced.
+          rows: the slot of each row, as `sort_rows` makes it.
+          parts: how many outputs each part has. They are the outputs in order.
+          num_slots: how many slots there are.
+          plus_to: what is added to; zeros if None.
+          out_dtype: the result's dtype, that of `plus_to` or of x if None.
+
+        Raises:
+          ValueError: for arrays that do not fit each other.
+        """
+        out_dtype = jnp.dtype(out_dtype or (x_ti if plus_to is None else plus_to).dtype)
+        num_columns, num_outputs = up_lco.shape[1:]
+        if down_lci.shape != (up_lco.shape[0], num_columns, x_ti.shape[1]):
+            raise ValueError(f"lora: x {x_ti.shape}, A {down_lci.shape} and B {up_lco.shape} do not fit each other")
+        rank, rest = divmod(num_columns, num_slots * len(parts))
+        if rest or sum(parts) != num_outputs:
+            raise ValueError(f"lora: B {up_lco.shape} is not of {num_slots} slots and of parts {list(parts)}")
+        shape = LoraShape(rank, x_ti.shape[1], tuple(parts), x_ti.dtype, out_dtype)
+        name = "xla" if self.refusal(shape) or down_lci.dtype != x_ti.dtype else self.implementation
+        run = IMPLEMENTATIONS[name].load()
+        return run(x_ti, down_lci, up_lco, layer, rows, parts, num_slots, plus_to=plus_to, out_dtype=out_dtype)
+
+
+def pick(platform: str) -> Lora:
+    """Return the op for a platform: "cpu", "tpu" or "gpu"."""
+    return Lora(next((name for name, entry in IMPLEMENTATIONS.items() if entry.platform == platform), "xla"))

@@ -1,0 +1,19 @@
+"""What an implementation must know about adapters before they are traced."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jax.typing import DTypeLike
+
+
+class LoraShape(NamedTuple):
+    """The sizes and dtypes of the adapters beside one of a model's weights."""
+
+    rank: int
+    num_inputs: int
+    parts: tuple[int, ...]
+    """How many outputs each part has."""
+    dtype: DTypeLike
+    """The dtype of x, A and B."""
+    out_dtype: DTypeLike
