@@ -104,7 +104,8 @@ def main() -> int:
     mode = mode_of(args)
     check(parser, args, mode)
     out = args.out or (ROOT / ".cache" / "benchmark" if args.quick else RESULTS)
-    saved = out / f"{'_'.join((mode, *dtypes(args)))}.json"
+    of_model = [args.model.stem] if mode == "speculation" and args.model else []
+    saved = out / f"{'_'.join((mode, *of_model, *dtypes(args)))}.json"
     draws = mode in DRAW and not args.quick
     try:
         if draws:
@@ -198,7 +199,8 @@ def measure(args: argparse.Namespace, mode: str, keep: Callable[[dict[str, Any]]
             return {mode: caching(model, dtype, rounds=args.rounds, quick=args.quick, scratch=scratch)}
         if mode == "speculation":
             hf = (args.hf_python, folder_of_hf) if folder_of_hf else None
-            return {mode: speculation(model, dtype, rounds=args.rounds, quick=args.quick, scratch=scratch, hf=hf)}
+            options: dict[str, Any] = {"rounds": args.rounds, "quick": args.quick, "scratch": scratch}
+            return {mode: speculation(model, dtype, **options, keep=lambda rows: keep({mode: rows}), hf=hf)}
         others = peers(model, gguf, dtype, vllm=args.vllm_python, hf=args.hf_python, llamacpp=args.llamacpp_python)
         ours = jaxllm(model, dtype)
         contestants = [ours, in_int8(ours), *others]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,11 +62,18 @@ COUNTS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 
 
 def speculation(
-    model: Path, dtype: str, *, rounds: int, quick: bool, scratch: Path, hf: tuple[str, Path] | None
+    model: Path,
+    dtype: str,
+    *,
+    rounds: int,
+    quick: bool,
+    scratch: Path,
+    keep: Callable[[Mapping[str, Any]], object],
+    hf: tuple[str, Path] | None,
 ) -> dict[str, dict[str, Any]]:
     """Return each text's tokens/s by every method, in turns, and the median of the ratios to none.
 
-    `hf` is the Python of transformers, with a folder of the same weights. Raises BenchmarkError if outputs differ.
+    `keep` is given the rows as they come; `hf` is the Python of transformers, with a folder of the same weights. Raises BenchmarkError if outputs differ.
     """
     from jaxllm import LLM
 
@@ -81,6 +88,7 @@ def speculation(
         for name, text in TEXTS.items():
             jobs = [(prompts[name], text.temperature, length)]
             figures[f"one stream, {name}"] = _compare(engines, jobs, rounds)
+            keep(figures)
         each = [(ids, 0.8, 10 if quick else REQUEST_LENGTH) for ids in prompts.values()]
         jobs = [each[index % len(each)] for index in range(8 if quick else NUM_REQUESTS)]
         figures[f"{len(jobs)} requests at once"] = _compare(engines, jobs, max(2, rounds // 2))
