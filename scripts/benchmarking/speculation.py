@@ -73,7 +73,8 @@ def speculation(
 ) -> dict[str, dict[str, Any]]:
     """Return each text's tokens/s by every method, in turns, and the median of the ratios to none.
 
-    `keep` is given the rows as they come; `hf` is the Python of transformers, with a folder of the same weights. Raises BenchmarkError if outputs differ.
+    `keep` is given the rows as they come; `hf` is the Python of transformers, with a folder of the same weights. Raises
+    BenchmarkError if outputs differ.
     """
     from jaxllm import LLM
 
