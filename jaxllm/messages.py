@@ -171,6 +171,18 @@ class SpeculationStats(msgspec.Struct, frozen=True, kw_only=True, array_like=Tru
     num_accepted_tokens_per_pos: list[int]
     """Such drafts that were the first ones of their chunks, the second ones, and so on."""
 
+    def plus(self, other: SpeculationStats | None) -> SpeculationStats:
+        """Return the sums of these counts and others of as many positions."""
+        if other is None:
+            return self
+        pairs = zip(self.num_accepted_tokens_per_pos, other.num_accepted_tokens_per_pos, strict=True)
+        return SpeculationStats(
+            num_drafts=self.num_drafts + other.num_drafts,
+            num_draft_tokens=self.num_draft_tokens + other.num_draft_tokens,
+            num_accepted_tokens=self.num_accepted_tokens + other.num_accepted_tokens,
+            num_accepted_tokens_per_pos=[one + more for one, more in pairs],
+        )
+
 
 class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The scheduler at the end of a step; counters count from the engine's start."""

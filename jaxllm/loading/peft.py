@@ -133,7 +133,14 @@ class PeftAdapter:
 
     def _pattern(self, key: str, module: str, default: Any) -> Any:
         """Return what a pattern, whose keys are regular expressions for ends of names, says of a module."""
-        for pattern, value in (self._config.get(key) or {}).items():
-            if re.fullmatch(rf"(.*\.)?({pattern})", module):
+        patterns = self._config.get(key) or {}
+        if not isinstance(patterns, dict) or not all(isinstance(value, (int, float)) for value in patterns.values()):
+            raise self.error(f"{key} of {CONFIG_NAME} must have a number for each pattern")
+        for pattern, value in patterns.items():
+            try:
+                found = re.fullmatch(rf"(.*\.)?({pattern})", module)
+            except re.error as error:
+                raise self.error(f"{key} of {CONFIG_NAME} has {pattern!r}, no regular expression: {error}") from error
+            if found:
                 return value
         return default

@@ -29,6 +29,7 @@ HELP: Mapping[str, str] = {
     "spec_decode_num_draft_tokens": "Drafts.",
     "spec_decode_num_accepted_tokens": "Drafts that were what was sampled.",
     "spec_decode_num_accepted_tokens_per_pos": "Drafts that were what was sampled, by their position in the step.",
+    "lora_requests_info": "LoRA adapters of requests that wait for their first token and of others, as labels.",
     "request_success": "Outputs that have ended, by reason.",
     "admission_rejections": "Requests refused because too much waits, by the bound that refused them.",
     "request_prompt_tokens": "Prompt tokens of a request.",

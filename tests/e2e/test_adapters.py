@@ -180,6 +180,23 @@ def test_adapters_are_added_to_quantized_weights():
     assert np.abs(adapted[0] - plain[0]).max() > 5
 
 
+def test_metrics_name_the_adapters_of_requests(llm: LLM):
+    engine, name = llm.llm_engine, own(NAMES[1]).lora_name
+
+    def shown() -> tuple[str, str]:
+        [info] = [metric for metric in llm.get_metrics() if metric.name == "vllm:lora_requests_info"]
+        assert info.labels["max_lora"] == str(NUM_SLOTS)
+        return info.labels["waiting_lora_adapters"], info.labels["running_lora_adapters"]
+
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    engine.add_request("r", TokensPrompt(prompt_token_ids=prompt_of(CASE)), params, lora_request=own(NAMES[1]))
+    seen = [shown()]
+    while engine.has_unfinished_requests():
+        engine.step()
+        seen.append(shown())
+    assert (seen[0], seen[-2], seen[-1]) == ((name, ""), ("", name), ("", ""))
+
+
 def test_adapters_are_added_listed_pinned_and_removed(llm: LLM, tmp_path: Path):
     engine, number = llm.llm_engine, 77
     assert engine.add_lora(LoRARequest("mine", number, str(ADAPTERS / CASE / "all")))

@@ -131,7 +131,9 @@ def snapshot(max_model_len: int = 128) -> list[Metric]:
     ready = make_ready(max_model_len=max_model_len, stats=stats())
     info = cache_config_info(ready.vllm_config)
     counts = stats(speculation=drafts(3, [2, 1]))
-    return EngineMetrics("some/model", max_model_len, counts, info, has_residency=True).snapshot()
+    metrics = EngineMetrics("some/model", max_model_len, counts, info, has_residency=True)
+    metrics.watch_adapters(2, lambda: (["sql"], ["a", "b"]))
+    return metrics.snapshot()
 
 
 def test_every_metric_of_vllm_is_ours_or_not_applicable() -> None:
@@ -186,6 +188,14 @@ def test_drafts_are_counted_over_cores() -> None:
     assert isinstance(by_position, Vector)
     assert by_position.values == [6, 3]
     assert not any("spec_decode" in each.name for each in EngineMetrics("m", 128, stats()).snapshot())
+
+
+def test_adapters_are_shown_by_name() -> None:
+    metrics = EngineMetrics("m", 128, stats())
+    assert not any("lora" in each.name for each in metrics.snapshot())
+    metrics.watch_adapters(2, lambda: (["sql"], ["a", "b"]))
+    [found] = [each for each in metrics.snapshot() if each.name == "vllm:lora_requests_info"]
+    assert found.labels == {"max_lora": "2", "waiting_lora_adapters": "sql", "running_lora_adapters": "a,b"}
 
 
 def test_evictions_are_counted() -> None:

@@ -70,6 +70,8 @@ OURS = {
     "spec_decode_num_draft_tokens": Family("Counter"),
     "spec_decode_num_accepted_tokens": Family("Counter"),
     "spec_decode_num_accepted_tokens_per_pos": Family("Vector"),
+    # with enable_lora
+    "lora_requests_info": Family("Gauge", ("max_lora", "waiting_lora_adapters", "running_lora_adapters")),
     # with kv_cache_metrics
     "kv_block_lifetime_seconds": Family("Histogram"),
     "kv_block_idle_before_evict_seconds": Family("Histogram"),
@@ -79,7 +81,6 @@ OURS = {
 NOT_APPLICABLE = {
     "vLLM has it only with VLLM_COMPUTE_NANS_IN_LOGITS": "corrupted_requests",
     "vLLM has it only with watermark_config; there are no watermarks": "watermark_requests",
-    "vLLM has it only with enable_lora; there are no adapters yet": "lora_requests_info",
     "vLLM has them only for diffusion models": """
         diffusion_num_denoising_steps diffusion_num_canvas_positions diffusion_num_committed_tokens""",
     "vLLM has them only with enable_mfu_metrics; jaxllm check says what bounds a step": """

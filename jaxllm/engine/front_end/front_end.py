@@ -50,6 +50,8 @@ class FrontEnd:
         )
         self.tracer = _make_tracer(config)
         self.outputs = OutputProcessor(tokenizer, self.metrics, self.tracer)
+        if config.lora_config is not None:
+            self.metrics.watch_adapters(config.lora_config.max_loras, self.outputs.adapters)
 
     def close(self) -> None:
         """Send the spans that have not been sent; waits some seconds for a collector that does not take them."""

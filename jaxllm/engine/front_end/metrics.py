@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -161,17 +162,8 @@ class CoreCounts(NamedTuple):
     speculation: SpeculationStats | None
 
 
-def _added(before: SpeculationStats | None, now: SpeculationStats | None) -> SpeculationStats | None:
-    """Return the sums of two counts of drafts."""
-    if before is None or now is None:
-        return before or now
-    pairs = zip(before.num_accepted_tokens_per_pos, now.num_accepted_tokens_per_pos, strict=True)
-    return SpeculationStats(
-        num_drafts=before.num_drafts + now.num_drafts,
-        num_draft_tokens=before.num_draft_tokens + now.num_draft_tokens,
-        num_accepted_tokens=before.num_accepted_tokens + now.num_accepted_tokens,
-        num_accepted_tokens_per_pos=[then + more for then, more in pairs],
-    )
+def _no_adapters() -> tuple[list[str], list[str]]:
+    return [], []
 
 
 class EngineMetrics:
@@ -200,12 +192,17 @@ class EngineMetrics:
         """Whether every program is compiled, and whether the core was ended by `sleep`."""
         self.rejections: Mapping[str, int] = dict.fromkeys(("max_num_queued_reqs", "max_num_queued_tokens"), 0)
         """How many requests each bound on what waits has refused."""
+        self._max_adapters, self._adapters = 0, _no_adapters
         self._labels = {"model_name": model_name, **_ENGINE}
         self._cache_info = {**(cache_info or {}), **_ENGINE}
         self._num_step_tokens = 0
         self._finished: dict[str, int] = dict.fromkeys(("stop", "length", "abort", "error", "repetition"), 0)
         bounds = _histogram_bounds(max_model_len) | (_RESIDENCY_BOUNDS if has_residency else {})
         self._histograms = {name: _Distribution(bounds) for name, bounds in bounds.items()}
+
+    def watch_adapters(self, most: int, names: Callable[[], tuple[list[str], list[str]]]) -> None:
+        """Show the adapters of requests, of which `most` run at a time: `names` returns those that wait, and others."""
+        self._max_adapters, self._adapters = most, names
 
     @property
     def num_waiting(self) -> int:
@@ -294,7 +291,7 @@ class EngineMetrics:
         """Return everything as it is now."""
         histograms = [each.snapshot(PREFIX + name, dict(self._labels)) for name, each in self._histograms.items()]
         info = Gauge(PREFIX + "cache_config_info", dict(self._cache_info), 1.0)
-        return [*self._gauges(), *self._counters(), *self._drafts(), *histograms, info]
+        return [*self._gauges(), *self._counters(), *self._drafts(), *self._adapters_info(), *histograms, info]
 
     def _gauges(self) -> list[Metric]:
         stats = self.stats
@@ -319,7 +316,7 @@ class EngineMetrics:
             past.prefix_queries + stats.prefix_cache_queries,
             past.prefix_hits + stats.prefix_cache_hits,
             past.compiled + self.num_compiled,
-            _added(past.speculation, stats.speculation),
+            stats.speculation if past.speculation is None else past.speculation.plus(stats.speculation),
         )
 
     def _counters(self) -> list[Metric]:
@@ -368,6 +365,15 @@ class EngineMetrics:
             self._counter("spec_decode_num_accepted_tokens", counts.num_accepted_tokens),
             Vector(PREFIX + "spec_decode_num_accepted_tokens_per_pos", dict(self._labels), list(by_position)),
         ]
+
+    def _adapters_info(self) -> list[Metric]:
+        """Return which adapters requests have, as labels, with the time, in an engine that takes any."""
+        if not self._max_adapters:
+            return []
+        waiting, running = self._adapters()
+        labels = {"max_lora": str(self._max_adapters), "waiting_lora_adapters": ",".join(waiting)}
+        labels["running_lora_adapters"] = ",".join(running)
+        return [Gauge(PREFIX + "lora_requests_info", labels, time.time())]
 
     def kv_usage(self) -> float:
         """Return the share of the KV blocks in use, in [0, 1]."""

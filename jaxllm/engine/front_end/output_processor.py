@@ -56,6 +56,16 @@ class OutputProcessor:
         """Return how many requests are not finished; n outputs count once."""
         return len(self._requests)
 
+    def adapters(self) -> tuple[list[str], list[str]]:
+        """Return the names of the adapters of requests that have no token yet, and of those that have some, sorted."""
+        waiting, running = set[str](), set[str]()
+        for state in self._requests.values():
+            adapter = state.request.core.lora
+            if adapter is not None:
+                has_begun = any(sequence.detokenizer.token_ids for sequence in state.sequences)
+                (running if has_begun else waiting).add(adapter.lora_name)
+        return sorted(waiting), sorted(running)
+
     def prompt_of(self, request_id: str) -> tuple[str, int]:
         """Return the first sequence of a request and the length of its prompt; ("", 0) if it has ended."""
         state = self._requests.get(request_id)
